@@ -1,17 +1,17 @@
-//! Memory of a structure with fields of different sizes: a virtqueue's rings.
+//! A structure in guest memory with fields of different sizes, such as the rings of a virtqueue.
 
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::table::Table;
 use crate::{Access, DmaError, DmaMap, racy};
 
-/// A structure in guest memory, resolved once and accessed field by field at byte offsets. It holds
-/// the memory itself, so it never dangles. After a change of the map ([`DmaMap::generation`]) its
-/// owner must resolve it again.
+/// A structure in guest memory, resolved once and accessed field by field at byte offsets. An area
+/// keeps its memory mapped, so it never dangles. After a change of the map ([`DmaMap::generation`])
+/// its owner must resolve it again.
 ///
-/// Fields are little-endian (virtio 1.2, 2.7), passed in native order, and naturally aligned. An
-/// access has no effect (loads return zero) if the field exceeds the structure or is misaligned,
-/// and a store also if the structure was resolved for [`Access::Read`].
+/// Fields are little-endian in memory (virtio 1.2, 2.7), passed in native order, and naturally
+/// aligned. An access outside the structure or to a misaligned field has no effect, and a load
+/// returns zero. The same holds for stores into an area resolved for [`Access::Read`].
 pub struct Area {
     table: Table,
     len: usize,
@@ -31,7 +31,8 @@ impl Area {
     /// An area for [`Access::Write`] can be loaded from too.
     ///
     /// # Errors
-    /// See [`DmaError`]; [`DmaError::Overflow`] for impossible sizes.
+    /// [`DmaError`] when the memory cannot be accessed; [`DmaError::Overflow`] for impossible
+    /// sizes.
     pub fn resolve(
         map: &DmaMap,
         iova: u64,
@@ -128,9 +129,9 @@ impl Area {
         Some(unsafe { racy::cell16(ptr) })
     }
 
-    /// Returns the host address of `size` bytes, if they lie inside and are aligned. A field
-    /// aligned to its size does not cross a page, so it is contiguous even in a scattered
-    /// structure.
+    /// Returns the host address of a field of `size` bytes, if it lies inside the structure and is
+    /// aligned. A field aligned to its size does not cross a page, so it is contiguous even in a
+    /// scattered structure.
     #[inline]
     fn at(&self, offset: usize, size: usize, align: usize) -> Option<*mut u8> {
         let end = offset.checked_add(size)?;

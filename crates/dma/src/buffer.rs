@@ -39,14 +39,15 @@ impl Buffer {
         buffer
     }
 
-    /// The raw memory; not a reference, so that a segment list can write through it.
+    /// Returns the raw memory and its length; not a reference, so that a segment list can write
+    /// through it.
     pub(crate) fn raw(&self) -> (*mut u8, usize) {
         (self.ptr.as_ptr(), self.len)
     }
 }
 
-/// Returns the layout of a buffer of `len` bytes; `None` for an empty one (or an impossible one,
-/// which becomes empty).
+/// Returns the layout of a buffer of `len` bytes; `None` for a length of zero, and for one that is
+/// impossible to allocate.
 fn layout(len: usize) -> Option<Layout> {
     if len == 0 {
         return None;

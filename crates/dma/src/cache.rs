@@ -11,7 +11,7 @@ use crate::memory::{Mapping, system};
 use crate::quota::Account;
 use crate::{MapError, Memory, MemoryLimits};
 
-/// Identity of a file's mapping: device, inode, and whether it is writable.
+/// Identity of a mapping: device and inode of the file, and whether the mapping is writable.
 type Key = ((u32, u32), u64, bool);
 
 /// Memory files of one client. Finds the existing mapping of a file, so that thousands of windows
@@ -20,7 +20,7 @@ type Key = ((u32, u32), u64, bool);
 #[derive(Debug)]
 pub struct MemoryCache {
     known: HashMap<Key, Weak<Mapping>>,
-    /// Size at which the dead entries are swept next.
+    /// Number of entries at which dead ones are removed next.
     sweep_at: usize,
     account: Arc<Account>,
 }

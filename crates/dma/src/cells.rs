@@ -1,12 +1,13 @@
-//! Memory of a shadow doorbell or EventIdx buffer.
+//! Memory of a shadow doorbell or EventIdx buffer, as atomic cells.
 
 use std::sync::atomic::AtomicU32;
 
 use crate::table::Table;
 use crate::{Access, DmaError, DmaMap, racy};
 
-/// A buffer of 32-bit cells in guest memory, by index (NVMe Base 2.1, 5.2.5: Doorbell Buffer
-/// Config). It holds the memory itself; after a change of the map its owner must resolve it again.
+/// A buffer of 32-bit cells in guest memory, accessed by index (NVMe Base 2.1, 5.2.5: Doorbell
+/// Buffer Config). The buffer is kept mapped. After a change of the map ([`DmaMap::generation`])
+/// its owner must resolve it again.
 pub struct Cells {
     table: Table,
     iova: u64,
@@ -26,7 +27,7 @@ impl Cells {
     /// cells are given out as atomics.
     ///
     /// # Errors
-    /// See [`DmaError`].
+    /// [`DmaError`] when the memory cannot be accessed or is misaligned.
     pub fn resolve(
         map: &DmaMap,
         iova: u64,
@@ -58,7 +59,7 @@ impl Cells {
         Some(unsafe { racy::cell32(ptr) })
     }
 
-    /// Number of cells.
+    /// Returns the number of cells.
     pub fn count(&self) -> usize {
         self.count
     }

@@ -1,11 +1,11 @@
-//! Memory of the device itself, visible at some of its addresses (NVMe Base 2.1, 8.2.1: Controller
-//! Memory Buffer). The host can write to it at any time, as to its own memory.
+//! Memory of the device itself, which appears at some of its addresses (NVMe Base 2.1, 8.2.1:
+//! Controller Memory Buffer). The host can write to it at any time, as to its own memory.
 
 use crate::map::{PAGE, Prot, Window};
 use crate::windows::Entry;
 use crate::{DmaError, MapError, Memory, Segment, SegmentList};
 
-/// Position of the device's memory, which hides the windows there.
+/// Address range and memory of the device itself, which hides the windows there.
 pub(crate) struct DeviceMemory {
     /// First address.
     pub(crate) start: u64,
@@ -15,8 +15,8 @@ pub(crate) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Places a whole memory at `start` to `last`; the caller has compared that range with its
-    /// length.
+    /// Places a whole memory at `start` to `last`; the caller has checked that the range has the
+    /// memory's length.
     pub(crate) fn new(start: u64, last: u64, memory: Memory) -> Result<DeviceMemory, MapError> {
         if !(start | memory.len() as u64).is_multiple_of(PAGE) {
             return Err(MapError::Misaligned { iova: start });
@@ -38,7 +38,7 @@ impl DeviceMemory {
         (self.start..=self.last).contains(&iova)
     }
 
-    /// Returns whether a range of addresses lies in the device's memory in part only.
+    /// Returns whether only a part of an address range lies in the device's memory.
     pub(crate) fn is_mixed(&self, iova: u64, len: u64) -> bool {
         let last = iova.saturating_add(len.saturating_sub(1));
         let touches = iova <= self.last && last >= self.start;
@@ -70,7 +70,7 @@ impl DeviceMemory {
         }
     }
 
-    /// Returns whether a piece of host memory is the device's; no piece belongs to two memories.
+    /// Returns whether a segment lies in the device's memory. A segment never spans two memories.
     pub(crate) fn has(&self, segment: &Segment) -> bool {
         let offset = segment
             .as_ptr()
@@ -79,7 +79,7 @@ impl DeviceMemory {
         offset < self.memory.len()
     }
 
-    /// Refuses a transfer that lies in the device's memory in part only.
+    /// Refuses a transfer of which only a part lies in the device's memory.
     #[cold]
     #[inline(never)]
     pub(crate) fn unmixed(&self, list: &SegmentList) -> Result<(), DmaError> {

@@ -12,16 +12,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Memory;
 
-/// Source of map identities.
+/// Next map identity.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 struct Epoch {
-    /// Identity of the epoch's map.
+    /// Identity of the map that the epoch belongs to.
     map: u64,
     /// Memory that was unmapped at the end of this epoch, or during the next one while that had no
     /// pins.
     grave: RefCell<Vec<Memory>>,
-    /// The epoch after this one, which it keeps alive.
+    /// The following epoch, which this one keeps alive.
     next: OnceCell<Rc<Epoch>>,
 }
 
@@ -69,7 +69,7 @@ impl std::fmt::Debug for Pin {
 /// Epochs of a map.
 pub(crate) struct Epochs {
     current: Rc<Epoch>,
-    /// Previous epoch; alive while it or an older one has a pin.
+    /// Previous epoch, which is alive while it or an older one has a pin.
     previous: Weak<Epoch>,
 }
 
@@ -90,7 +90,7 @@ impl Epochs {
         Pin(Rc::clone(&self.current))
     }
 
-    /// Takes memory that was just unmapped, and ends the epoch.
+    /// Keeps memory that was just unmapped for the outstanding pins, and ends the epoch.
     pub(crate) fn retire(&mut self, removed: Vec<Memory>) {
         let older = self.previous.upgrade();
         // The count includes the map's reference, and the previous epoch's.
@@ -108,8 +108,8 @@ impl Epochs {
         }
     }
 
-    /// Returns whether no pin is older than the last [`Epochs::retire`]; no memory is then kept any
-    /// longer.
+    /// Returns whether no pin is older than the last [`Epochs::retire`], so that no unmapped memory
+    /// is kept any longer.
     pub(crate) fn quiesced(&self) -> bool {
         self.previous.strong_count() == 0
     }

@@ -1,5 +1,5 @@
-//! Errors by origin: the VMM that maps ([`MapError`]), the guest that addresses ([`DmaError`]), or
-//! the host that uses a memory directly ([`MemoryError`]).
+//! Errors by origin: the VMM that maps memory ([`MapError`]), the guest that addresses memory
+//! ([`DmaError`]), or the host that accesses a memory directly ([`MemoryError`]).
 
 use rustix::io::Errno;
 
@@ -29,7 +29,7 @@ pub enum MapError {
         /// Size of the backing in bytes.
         size: u64,
     },
-    /// A length of zero.
+    /// The length is zero.
     #[error("zero length")]
     Empty,
     /// Address plus length does not fit in 64 bits.
@@ -86,13 +86,13 @@ pub enum MapError {
 /// inaccessible byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DmaError {
-    /// The address is in no window.
+    /// The address lies in no window.
     #[error("no window at {iova:#x}")]
     Unmapped {
         /// First byte that failed.
         iova: u64,
     },
-    /// The window has no memory (RAM that is not shared, a ROM, another device's BAR).
+    /// The window has no accessible memory (RAM that is not shared, a ROM, another device's BAR).
     #[error("window at {iova:#x} has no shared memory")]
     NotShared {
         /// First byte that failed.
@@ -104,7 +104,7 @@ pub enum DmaError {
         /// First byte that failed.
         iova: u64,
     },
-    /// Address plus length does not fit in 64 bits, or a structure is larger than any queue.
+    /// Address plus length does not fit in 64 bits, or a structure exceeds the maximum size.
     #[error("range overflows")]
     Overflow,
     /// A structure that needs atomic access ([`crate::Ring`], [`crate::Cells`]) lies unaligned in
@@ -117,7 +117,7 @@ pub enum DmaError {
     /// The memory's file has shrunk, and its content is lost.
     #[error("memory file shrank")]
     Poisoned,
-    /// A transfer, or a structure, lies in the device's own memory in part only
+    /// Only a part of the transfer or structure lies in the device's own memory
     /// ([`crate::DmaMap::set_device_memory`]).
     #[error("a part of it lies in the device's own memory")]
     Mixed,
@@ -126,7 +126,7 @@ pub enum DmaError {
     ForeignList,
 }
 
-/// Reason why the host's own access to a [`crate::Memory`] failed.
+/// Reason why direct access of the host to a [`crate::Memory`] failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
     /// Offset plus length exceeds the memory.

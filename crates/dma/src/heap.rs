@@ -1,8 +1,8 @@
-//! Freed memory that the allocator keeps.
+//! Return of freed memory from the allocator to the system.
 
 /// Returns freed memory of all threads from the allocator to the system. Allocations from the same
-/// arena wait meanwhile: some milliseconds, for tens of mebibytes. Returns whether there was any;
-/// always `false` with C libraries other than glibc.
+/// arena wait meanwhile, for some milliseconds per tens of mebibytes. Returns whether any memory
+/// was returned; always `false` with C libraries other than glibc.
 pub fn release() -> bool {
     #[cfg(target_env = "gnu")]
     {

@@ -5,8 +5,8 @@
 //! most of the host's cost of a queue entry. A reader that evicts the lines at once, from all
 //! caches, saves the writer that cost: the next store finds a line that no other processor has.
 
-/// Proof that this processor evicts lines without waiting, and that its kind benefits: AMD's does,
-/// on which it was measured. Required by [`Ring::evict`](crate::Ring::evict).
+/// Proof that this processor evicts cache lines without waiting, and benefits from it. AMD
+/// processors do, as measured. Required by [`Ring::evict`](crate::Ring::evict).
 #[derive(Clone, Copy, Debug)]
 pub struct Evict(());
 

@@ -1,4 +1,4 @@
-//! Host memory of a transfer.
+//! Host memory of a transfer, as a list of segments.
 
 use std::rc::Rc;
 
@@ -10,20 +10,19 @@ use crate::{Access, Buffer, DmaMap, Memory, Pin, Segment, racy};
 enum Hold {
     Nothing,
     Map(Pin),
-    /// Memory that is only held to be dropped.
+    /// A memory that is only kept mapped until the list is cleared.
     Memory(#[allow(dead_code)] Memory),
     /// A buffer shared by the slices of the list.
     Buffer(Rc<Buffer>),
 }
 
-/// Host pieces of a transfer, in order. The list keeps its memory, by a [`Pin`] (guest memory), a
-/// [`Memory`] or a [`Buffer`] of its own. It may therefore be held while the kernel or another
-/// device works on it. There are no segments without an owner. Clearing keeps the capacity: a
-/// recycled list allocates nothing.
+/// Segments of host memory for a transfer, in order. The list keeps its memory mapped by a [`Pin`]
+/// (guest memory), a [`Memory`], or a [`Buffer`] of its own, so it may be held while the kernel or
+/// another device works on it. Clearing keeps the capacity: a recycled list allocates nothing.
 ///
-/// A list has the size of a pointer, since it is passed on with its request.
+/// A list has the size of a pointer, because it is moved along with its request.
 ///
-/// The guest may write to the memory at any time, so it is accessed by copying only.
+/// The guest may write to the memory at any time, so it is accessed only by copying.
 #[derive(Default)]
 pub struct SegmentList(Option<Box<Inner>>);
 
@@ -69,7 +68,7 @@ impl Inner {
         }
     }
 
-    /// Appends memory that the attached map has just translated.
+    /// Appends memory that the attached map has translated.
     #[inline]
     pub(crate) fn push(&mut self, run: Run, bytes: usize, access: Access) {
         let mapping = std::ptr::from_ref(run.slot).addr();
@@ -88,12 +87,12 @@ impl Inner {
 }
 
 impl SegmentList {
-    /// An empty list.
+    /// Creates an empty list.
     pub const fn new() -> SegmentList {
         SegmentList(None)
     }
 
-    /// An empty list with room for `n` segments.
+    /// Creates an empty list with room for `n` segments.
     pub fn with_capacity(n: usize) -> SegmentList {
         SegmentList(Some(Box::new(Inner::with_capacity(n))))
     }
@@ -104,14 +103,14 @@ impl SegmentList {
             .get_or_insert_with(|| Box::new(Inner::with_capacity(1)))
     }
 
-    /// Creates a list with its own host memory, for bouncing data.
+    /// Creates a list with host memory of its own, for bouncing data.
     pub fn owned(buffer: Buffer) -> SegmentList {
         let mut list = SegmentList::new();
         list.own(buffer);
         list
     }
 
-    /// Gives an existing list its own host memory.
+    /// Replaces the list's contents by host memory of its own.
     pub fn own(&mut self, buffer: Buffer) {
         let inner = self.inner();
         inner.clear();
@@ -136,7 +135,8 @@ impl SegmentList {
         Some(SegmentList(Some(Box::new(inner))))
     }
 
-    /// Drops the segments and their owner (a command has completed); keeps the capacity.
+    /// Drops the segments and releases their memory, after a command has completed; keeps the
+    /// capacity.
     #[inline]
     pub fn clear(&mut self) {
         if let Some(inner) = &mut self.0 {
@@ -144,7 +144,7 @@ impl SegmentList {
         }
     }
 
-    /// Starts a new transfer on `map`: clears the list and pins the map.
+    /// Starts a new transfer on `map`: clears the list and pins the map's memory.
     #[inline]
     pub fn begin(&mut self, map: &DmaMap) {
         let inner = self.inner();
@@ -175,8 +175,8 @@ impl SegmentList {
         }
     }
 
-    /// Makes the list keep `map`'s memory, for the caller to append to; `None` when it keeps other
-    /// memory.
+    /// Pins the memory of `map` for the list, so that segments can be appended; `None` when the
+    /// list keeps other memory.
     #[inline]
     pub(crate) fn attach(&mut self, map: &DmaMap) -> Option<&mut Inner> {
         let inner = self.inner();
@@ -194,19 +194,20 @@ impl SegmentList {
         self.0.as_ref().map_or(0, |inner| inner.bytes)
     }
 
-    /// Whether there is no segment.
+    /// Returns whether there are no segments.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.segments().is_empty()
     }
 
-    /// Number of segments.
+    /// Returns the number of segments.
     #[inline]
     pub fn count(&self) -> usize {
         self.segments().len()
     }
 
-    /// The segments. Their pointers are valid while the list is neither cleared nor dropped.
+    /// Returns the segments. Their pointers are valid while the list is neither cleared nor
+    /// dropped.
     #[inline]
     pub fn segments(&self) -> &[Segment] {
         match &self.0 {
@@ -238,9 +239,9 @@ impl SegmentList {
             == 0
     }
 
-    /// Returns the content of a list with its own memory; `None` for guest memory, or while a slice
-    /// shares it. Takes `&mut self` because the list can write its memory through `&self`. Must not
-    /// be called while the kernel works on the memory.
+    /// Returns the content of a list with host memory of its own; `None` for guest memory, or while
+    /// a slice shares the buffer. Takes `&mut self` because the list can write its memory through
+    /// `&self`. Must not be called while the kernel works on the memory.
     pub fn buffer(&mut self) -> Option<&mut [u8]> {
         match &mut self.0.as_mut()?.hold {
             Hold::Buffer(buffer) => Rc::get_mut(buffer).map(|buffer| &mut **buffer),
@@ -248,8 +249,8 @@ impl SegmentList {
         }
     }
 
-    /// Takes the buffer out of a list with its own memory and clears the list; `None` as for
-    /// [`SegmentList::buffer`].
+    /// Removes the buffer from a list with host memory of its own and clears the list; `None` as
+    /// for [`SegmentList::buffer`].
     pub fn take_buffer(&mut self) -> Option<Buffer> {
         let inner = self.0.as_mut()?;
         if !matches!(inner.hold, Hold::Buffer(_)) {
@@ -270,7 +271,7 @@ impl SegmentList {
         }
     }
 
-    /// Returns [`SegmentList::take_buffer`] and drops the list.
+    /// Returns the buffer as [`SegmentList::take_buffer`] does, and drops the list.
     pub fn into_buffer(mut self) -> Option<Buffer> {
         self.take_buffer()
     }

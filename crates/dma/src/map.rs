@@ -54,14 +54,14 @@ pub enum Access {
     Write,
 }
 
-/// A window, as returned by [`DmaMap::windows`].
+/// A window of a [`DmaMap`], as returned by [`DmaMap::windows`].
 #[derive(Clone, Debug)]
 pub struct Window {
-    /// First address.
+    /// First IOVA of the window.
     pub iova: u64,
     /// Length in bytes.
     pub len: u64,
-    /// The memory and the offset into it; `None` for a window without shared memory.
+    /// Memory of the window and the offset into it; `None` for a window without shared memory.
     pub backing: Option<(Memory, u64)>,
     /// Access rights of the device.
     pub prot: Prot,
@@ -71,7 +71,7 @@ pub struct Window {
 #[derive(Clone, Copy)]
 struct Cached {
     start: u64,
-    /// Length in bytes; a window cannot span all addresses, so it fits.
+    /// Length in bytes. A window cannot span all addresses, so its length fits.
     len: u64,
     host: *mut u8,
     prot: Prot,
@@ -79,7 +79,7 @@ struct Cached {
 }
 
 impl Cached {
-    /// Translation that contains no address.
+    /// Cached translation that matches no address.
     const NONE: Cached = Cached {
         start: 0,
         len: 0,
@@ -105,11 +105,11 @@ pub(crate) struct Run {
 
 /// Windows through which a device sees guest memory. Belongs to one worker thread (neither `Send`
 /// nor `Sync`: each worker builds its own from the same [`Memory`] handles). Lookups cost O(log n).
-/// The last few translations are cached, and a hit costs a few compares, no atomics. A change costs
-/// at most a look at each removed window: memory is unmapped elsewhere.
+/// The last few translations are cached, and a hit costs a few compares, no atomics. A change
+/// visits at most each removed window, because memory is unmapped by another thread.
 pub struct DmaMap {
     windows: Windows,
-    /// Memory of the device itself, which hides windows.
+    /// Memory of the device itself, which hides windows at its addresses.
     device: Option<DeviceMemory>,
     memories: Memories,
     generation: u64,
@@ -146,9 +146,10 @@ impl DmaMap {
     /// into it), or without memory. All three numbers are multiples of [`PAGE`].
     ///
     /// # Errors
-    /// [`MapError::Empty`], [`MapError::Overflow`], [`MapError::Misaligned`],
-    /// [`MapError::OutOfBacking`], [`MapError::ReadOnly`] (a writable window on read-only memory),
-    /// [`MapError::Poisoned`], [`MapError::Overlap`]. The map is then as before.
+    /// [`MapError::Empty`], [`MapError::Overflow`], [`MapError::Misaligned`] for invalid numbers;
+    /// [`MapError::OutOfBacking`] when the memory is too short; [`MapError::ReadOnly`] for a
+    /// writable window on read-only memory; [`MapError::Poisoned`] when its file has shrunk;
+    /// [`MapError::Overlap`] with another window. The map is then unchanged.
     pub fn map(
         &mut self,
         iova: u64,
@@ -200,8 +201,8 @@ impl DmaMap {
     /// changes.
     ///
     /// # Errors
-    /// [`MapError::Empty`], [`MapError::Overflow`], [`MapError::Bisects`] when a window lies partly
-    /// inside. The map is then as before.
+    /// [`MapError::Empty`] or [`MapError::Overflow`] for an invalid range, [`MapError::Bisects`]
+    /// when a window lies partly inside. The map is then unchanged.
     pub fn unmap(&mut self, iova: u64, len: u64) -> Result<u64, MapError> {
         let Some(last) = self.unmappable(iova, len)? else {
             return Ok(0);
@@ -217,7 +218,7 @@ impl DmaMap {
         Ok(sum)
     }
 
-    /// Returns the result that [`DmaMap::unmap`] would have, and changes nothing.
+    /// Returns the result that [`DmaMap::unmap`] would have, without changing the map.
     ///
     /// # Errors
     /// The errors of [`DmaMap::unmap`].
@@ -270,8 +271,9 @@ impl DmaMap {
     /// previous memory.
     ///
     /// # Errors
-    /// [`MapError::Overflow`], [`MapError::Misaligned`], [`MapError::ReadOnly`],
-    /// [`MapError::Poisoned`]. The map is then as before.
+    /// [`MapError::Overflow`] or [`MapError::Misaligned`] for an invalid address,
+    /// [`MapError::ReadOnly`] for memory that is mapped read-only, [`MapError::Poisoned`] when its
+    /// file has shrunk. The map is then unchanged.
     pub fn set_device_memory(&mut self, at: Option<(u64, Memory)>) -> Result<(), MapError> {
         let new = match at {
             Some((iova, memory)) => {
@@ -288,26 +290,26 @@ impl DmaMap {
         Ok(())
     }
 
-    /// Returns address and memory of the device itself, if there is any.
+    /// Returns the address and the memory of the device itself, if there is any.
     pub fn device_memory(&self) -> Option<(u64, &Memory)> {
         let device = self.device.as_ref()?;
         Some((device.start, &device.memory))
     }
 
-    /// Returns whether a range of addresses lies in the device's own memory in part only.
+    /// Returns whether only a part of an address range lies in the device's own memory.
     pub fn is_mixed(&self, iova: u64, len: u64) -> bool {
         let device = self.device.as_ref();
         device.is_some_and(|device| device.is_mixed(iova, len))
     }
 
-    /// Returns whether a list has memory of the device itself. The whole list is then such memory,
+    /// Returns whether a list contains memory of the device itself. Then all of its memory is,
     /// unless it was composed of several transfers.
     pub fn is_device_memory(&self, list: &SegmentList) -> bool {
         let device = self.device.as_ref();
         device.is_some_and(|device| list.segments().iter().any(|s| device.has(s)))
     }
 
-    /// Refuses a transfer that lies in the device's own memory in part only.
+    /// Refuses a transfer of which only a part lies in the device's own memory.
     ///
     /// # Errors
     /// [`DmaError::Mixed`] for such a transfer.
@@ -365,7 +367,7 @@ impl DmaMap {
         self.append(iova, len, access, out)
     }
 
-    /// Appends as [`DmaMap::segments`], for a list that is attached to this map.
+    /// Appends like [`DmaMap::segments`], to a list that is attached to this map.
     #[inline]
     pub(crate) fn append(
         &self,
@@ -380,7 +382,7 @@ impl DmaMap {
     /// Copies guest memory into `buf`. After an error the content of `buf` is meaningless.
     ///
     /// # Errors
-    /// See [`DmaError`].
+    /// [`DmaError`] when the range cannot be read.
     pub fn read(&self, iova: u64, buf: &mut [u8]) -> Result<(), DmaError> {
         let mut rest = &mut *buf;
         let mut poisoned = false;
@@ -402,7 +404,7 @@ impl DmaMap {
     /// Copies `buf` into guest memory. After an error a part of it may have been copied.
     ///
     /// # Errors
-    /// See [`DmaError`].
+    /// [`DmaError`] when the range cannot be written.
     pub fn write(&self, iova: u64, buf: &[u8]) -> Result<(), DmaError> {
         let mut rest = buf;
         let mut poisoned = false;
@@ -451,22 +453,22 @@ impl DmaMap {
         }
     }
 
-    /// Number of windows.
+    /// Returns the number of windows.
     pub fn window_count(&self) -> usize {
         self.windows.count()
     }
 
-    /// Whether any window has memory.
+    /// Returns whether any window has memory.
     pub fn has_memory(&self) -> bool {
         self.memories.iter().next().is_some()
     }
 
-    /// Whether the file of any memory in the map shrank.
+    /// Returns whether the file of any memory in the map has shrunk.
     pub fn is_poisoned(&self) -> bool {
         self.memories.iter().any(Memory::is_poisoned)
     }
 
-    /// Returns the memory behind `iova`, for structures that hold it.
+    /// Returns the memory behind `iova`, for structures that keep it mapped.
     pub(crate) fn memory_at(&self, iova: u64) -> Option<&Memory> {
         match &self.device {
             Some(device) if device.contains(iova) => Some(&device.memory),
@@ -571,7 +573,7 @@ impl DmaMap {
 }
 
 impl Drop for DmaMap {
-    /// Commands may outlive the map: the last of them releases their memory.
+    /// Drops the map. Outstanding commands may outlive it: the last of them releases their memory.
     fn drop(&mut self) {
         self.unmap_all();
         // Removal cannot fail.

@@ -1,11 +1,11 @@
-//! Memories of a map's windows, each stored once.
+//! Memories behind the windows of a map, each stored once.
 
 use crate::Memory;
 
-/// Memories by small numbers, with the number of their windows.
+/// Memories of a map, each with a small number and a count of its windows.
 #[derive(Debug, Default)]
 pub(crate) struct Memories {
-    /// Slots, limited by the client's mappings, and often only one.
+    /// Memories by number. Limited by the client's mappings; often there is only one.
     places: Vec<Option<Held>>,
 }
 
@@ -16,7 +16,7 @@ struct Held {
 }
 
 impl Memories {
-    /// Counts a further window on `memory`. Returns the memory's number.
+    /// Adds a window to the count of `memory`. Returns the memory's number.
     pub(crate) fn hold(&mut self, memory: Memory) -> u32 {
         let is_it =
             |place: &Option<Held>| place.as_ref().is_some_and(|h| h.memory.is_same(&memory));
@@ -37,7 +37,7 @@ impl Memories {
         place.as_ref().map(|held| &held.memory)
     }
 
-    /// Counts a removed window. Returns the memory after its last one.
+    /// Removes a window from the count of a memory. Returns the memory after its last window.
     pub(crate) fn release(&mut self, number: u32) -> Option<Memory> {
         let place = self.places.get_mut(number as usize)?;
         let held = place.as_mut()?;

@@ -27,7 +27,7 @@ pub struct Memory(pub(crate) Arc<Mapping>);
 #[derive(Debug)]
 pub(crate) struct Mapping {
     ptr: *mut u8,
-    /// Size of the file when it was mapped.
+    /// Size of the file in bytes when it was mapped.
     len: usize,
     writable: bool,
     slot: &'static MappingSlot,
@@ -54,12 +54,12 @@ struct Pages {
     ptr: *mut u8,
     /// The file's size, rounded up to whole pages.
     len: usize,
-    /// `None` only inside `drop`.
+    /// Registration with the SIGBUS handler; `None` only inside `drop`.
     registration: Option<Registration>,
     /// Flag of [`Memory::empty_at_end`].
     empties: AtomicBool,
     fd: OwnedFd,
-    /// Charge that is only held to be dropped.
+    /// Charge to the limits, released when it is dropped.
     _charge: Charge,
 }
 
@@ -68,7 +68,7 @@ unsafe impl Send for Pages {}
 // SAFETY: shared access exposes its descriptor only.
 unsafe impl Sync for Pages {}
 
-/// Bytes that are unmapped at a time: other mmap calls of the process wait for about a millisecond.
+/// Number of bytes unmapped at once: other mmap calls of the process wait for about a millisecond.
 const UNMAP: usize = 64 << 20;
 
 impl Drop for Pages {
@@ -120,9 +120,10 @@ impl Memory {
     /// total.
     ///
     /// # Errors
-    /// [`MapError::WrongKind`], [`MapError::OutOfBacking`], [`MapError::Empty`],
-    /// [`MapError::TableFull`], [`MapError::AddressSpaceFull`], or [`MapError::System`] (`EACCES`:
-    /// not opened for this access).
+    /// [`MapError::WrongKind`] when the file is not in memory, [`MapError::OutOfBacking`] when it
+    /// is shorter than `len_needed`, [`MapError::Empty`] when it has no bytes,
+    /// [`MapError::TableFull`] or [`MapError::AddressSpaceFull`] at the process's limits,
+    /// [`MapError::System`] when a system call fails (`EACCES`: not opened for this access).
     pub fn from_fd(fd: OwnedFd, len_needed: u64, writable: bool) -> Result<Memory, MapError> {
         let (fd, backing) = backing::check(fd, len_needed)?;
         Memory::map_file(fd, backing, writable, None)
@@ -131,8 +132,9 @@ impl Memory {
     /// Creates a memfd of `len` zero bytes, for tests and for hosts in the same process.
     ///
     /// # Errors
-    /// [`MapError::Empty`], [`MapError::TableFull`], [`MapError::AddressSpaceFull`] or
-    /// [`MapError::System`].
+    /// [`MapError::Empty`] for a length of 0, [`MapError::TableFull`] or
+    /// [`MapError::AddressSpaceFull`] at the process's limits, [`MapError::System`] when a system
+    /// call fails.
     pub fn anonymous(len: usize) -> Result<Memory, MapError> {
         if len == 0 {
             return Err(MapError::Empty);
@@ -146,7 +148,7 @@ impl Memory {
         Memory::of_our_own(fd)
     }
 
-    /// Maps a memfd of this process.
+    /// Maps a memfd that this process has created.
     pub(crate) fn of_our_own(fd: OwnedFd) -> Result<Memory, MapError> {
         let (fd, backing) = backing::check(fd, 0)?;
         Memory::map_file(fd, backing, true, None)
@@ -285,7 +287,7 @@ impl Memory {
         self.0.slot.is_poisoned()
     }
 
-    /// Whether two handles share one mapping.
+    /// Returns whether two handles share one mapping.
     pub fn is_same(&self, other: &Memory) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -293,8 +295,8 @@ impl Memory {
     /// Copies from the memory at `offset`.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfRange`], or [`MemoryError::Poisoned`], when the
-    /// content of `buf` is meaningless.
+    /// [`MemoryError::OutOfRange`] when the range exceeds the memory. [`MemoryError::Poisoned`]
+    /// when the file has shrunk; the content of `buf` is then meaningless.
     pub fn read(&self, offset: usize, buf: &mut [u8]) -> Result<(), MemoryError> {
         let ptr = self.at(offset, buf.len()).ok_or(MemoryError::OutOfRange)?;
         // SAFETY: `at` checked the range against the mapping, which `self` keeps.
@@ -305,7 +307,8 @@ impl Memory {
     /// Copies into the memory at `offset`.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfRange`], [`MemoryError::ReadOnly`] or [`MemoryError::Poisoned`].
+    /// [`MemoryError::OutOfRange`] when the range exceeds the memory, [`MemoryError::ReadOnly`]
+    /// when it is mapped read-only, [`MemoryError::Poisoned`] when the file has shrunk.
     pub fn write(&self, offset: usize, buf: &[u8]) -> Result<(), MemoryError> {
         if !self.0.writable {
             return Err(MemoryError::ReadOnly);
@@ -317,8 +320,9 @@ impl Memory {
         self.intact()
     }
 
-    /// Receives into the memory by recv(2): the kernel has moved the bytes here, or left them in
-    /// the socket, even if this process dies meanwhile. Returns the number of bytes.
+    /// Receives bytes from a socket directly into the memory (recv(2)), and returns their number.
+    /// Even if this process dies meanwhile, each byte is either in the memory or still in the
+    /// socket.
     ///
     /// # Errors
     /// `EFAULT` when the range exceeds the memory, or is not writable; otherwise the error of
@@ -362,13 +366,13 @@ impl Memory {
         Some(unsafe { racy::cell64(ptr) })
     }
 
-    /// Returns a piece of the memory as a bare [`Segment`], which does not keep the memory.
+    /// Returns a range of the memory as a bare [`Segment`], which does not keep the memory mapped.
     pub fn segment(&self, offset: usize, len: usize) -> Option<Segment> {
         self.at(offset, len).map(|ptr| Segment::new(ptr, len))
     }
 
-    /// Returns a piece of the memory as a list of one segment, which keeps the memory. For users in
-    /// the same process that access a volume or a driver without any IOVA.
+    /// Returns a range of the memory as a list of one segment, which keeps the memory mapped. For
+    /// users in the same process that access a volume or a driver without any IOVA.
     pub fn segments(&self, offset: usize, len: usize) -> Option<SegmentList> {
         SegmentList::of_memory(self, offset, len)
     }

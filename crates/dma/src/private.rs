@@ -1,4 +1,4 @@
-//! Memory of this process, or of its successors: the data of a volume in memory.
+//! Memory of this process and its successors, for the data of volumes in memory.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::null_mut;
@@ -26,7 +26,7 @@ const HUGE_PAGE: usize = 2 << 20;
 #[derive(Clone, Debug)]
 pub struct PrivateMemory(Arc<Pages>);
 
-/// Reference that does not keep the memory.
+/// Reference to a [`PrivateMemory`] that does not keep it alive.
 #[derive(Clone, Debug)]
 pub struct WeakMemory(Weak<Pages>);
 
@@ -42,9 +42,9 @@ struct Pages {
     /// Address of the bytes, aligned to [`HUGE_PAGE`].
     ptr: *mut u8,
     len: usize,
-    /// The whole mapping, including the gap of the alignment.
+    /// The whole mapping, including the alignment gap.
     mapped: (*mut u8, usize),
-    /// `None` only inside `drop`.
+    /// Registration with the SIGBUS handler; `None` only inside `drop`.
     registration: Option<Registration>,
     /// File of the bytes, if they are kept.
     file: Option<KeptFile>,
@@ -53,9 +53,9 @@ struct Pages {
 #[derive(Debug)]
 struct KeptFile {
     fd: OwnedFd,
-    /// For each piece of a huge page's size, whether it has become a huge page.
+    /// For each range of a huge page's size, whether it has become a huge page.
     huge: Vec<AtomicBool>,
-    /// The system supports no huge pages here.
+    /// Whether the system has turned out to support no huge pages for this memory.
     no_huge: AtomicBool,
 }
 
@@ -175,14 +175,14 @@ impl PrivateMemory {
         self.0.file.as_ref().map(|file| file.fd.as_fd())
     }
 
-    /// Returns a handle that does not keep the memory.
+    /// Returns a handle that does not keep the memory alive.
     pub fn downgrade(&self) -> WeakMemory {
         WeakMemory(Arc::downgrade(&self.0))
     }
 
-    /// Converts written pieces of kept memory to huge pages, as the system does by itself for
-    /// memory of one process. Converts at most `most` pieces, and returns their number. Each takes
-    /// a fraction of a millisecond, during which accesses to that piece wait. Affects only speed.
+    /// Converts written parts of kept memory to huge pages, as the system does by itself for
+    /// private memory. Converts at most `most` pages, and returns their number. Each takes a
+    /// fraction of a millisecond, during which accesses to it wait. Affects only speed.
     pub fn collapse(&self, most: usize) -> usize {
         let Some(file) = self.0.file.as_ref() else {
             return 0;
@@ -224,7 +224,7 @@ impl PrivateMemory {
         result == 0
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.0.len
     }
@@ -288,7 +288,7 @@ impl PrivateMemory {
         len
     }
 
-    /// Zeroes as [`PrivateMemory::zero`], and returns whole pages to the system.
+    /// Zeroes like [`PrivateMemory::zero`], and returns whole pages to the system.
     pub fn release(&self, offset: u64, len: u64) -> u64 {
         let Some(start) = self.at(offset, len) else {
             return 0;

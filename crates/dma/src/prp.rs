@@ -11,7 +11,7 @@ pub enum PrpError {
     /// PRP Offset Invalid (13h): an entry's offset is not zero where it must be, or not aligned.
     #[error("PRP entry {prp:#x} has an invalid offset")]
     OffsetInvalid {
-        /// The entry.
+        /// Value of the PRP entry.
         prp: u64,
     },
     /// An address of data or of a list cannot be accessed (Data Transfer Error, 04h).
@@ -19,7 +19,7 @@ pub enum PrpError {
     Dma(#[from] DmaError),
 }
 
-/// Number of list entries that are copied at a time: those of a 256 KiB transfer in 4 KiB pages.
+/// Number of list entries copied at once: those of a 256 KiB transfer in 4 KiB pages.
 const CHUNK: usize = 64;
 
 /// Appends the memory of `len` bytes that `prp1` and `prp2` describe to `out`. `page_size` is the
@@ -37,7 +37,7 @@ const CHUNK: usize = 64;
 /// segments in `out` are allocated. After an error `out` may hold a part of them.
 ///
 /// # Errors
-/// See [`PrpError`].
+/// [`PrpError`] when an entry is invalid or an address cannot be accessed.
 #[inline]
 pub fn walk(
     map: &DmaMap,
@@ -52,7 +52,7 @@ pub fn walk(
     Ok(map.unmixed(out)?)
 }
 
-/// Walks as [`walk`], in any memory.
+/// Walks like [`walk`], without the check for mixed memory.
 #[inline]
 fn walk_any(
     map: &DmaMap,
@@ -108,7 +108,7 @@ fn rest(
     list(map, prp2, left, page_size, access, out)
 }
 
-/// Appends one data page that an entry points to.
+/// Appends one data page of an entry.
 #[inline]
 fn page(
     map: &DmaMap,

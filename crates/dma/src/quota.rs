@@ -1,4 +1,4 @@
-//! Limits of the address space for memory files: for each client, and for all of them.
+//! Limits on the address space used by memory files, for each client and for all clients together.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::MapError;
 
-/// Limits of one client's memory files at a time.
+/// Limits on the memory files that one client may have mapped at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryLimits {
     /// Number of mapped memory files; each also needs a descriptor. A file that is mapped both

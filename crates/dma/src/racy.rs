@@ -66,7 +66,7 @@ mod opaque {
         unsafe { std::ptr::read_volatile(&raw const FILL) }
     }
 
-    /// Substitutes for Miri, which does not know the C library's routines.
+    /// Substitutes for Miri, which does not support these C library routines.
     #[cfg(miri)]
     mod interpreted {
         use super::{c_int, c_void};
@@ -158,7 +158,7 @@ pub(crate) unsafe fn cell16<'a>(ptr: *mut u8) -> &'a AtomicU16 {
     unsafe { AtomicU16::from_ptr(ptr.cast()) }
 }
 
-/// Returns the 4-byte cell at `ptr`, as [`cell16`].
+/// Returns the 4-byte cell at `ptr`, like [`cell16`].
 ///
 /// # Safety
 /// The conditions of [`cell16`], for 4 bytes.
@@ -168,7 +168,7 @@ pub(crate) unsafe fn cell32<'a>(ptr: *mut u8) -> &'a AtomicU32 {
     unsafe { AtomicU32::from_ptr(ptr.cast()) }
 }
 
-/// Returns the 8-byte cell at `ptr`, as [`cell16`].
+/// Returns the 8-byte cell at `ptr`, like [`cell16`].
 ///
 /// # Safety
 /// The conditions of [`cell16`], for 8 bytes.

@@ -5,18 +5,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::table::Table;
 use crate::{Access, DmaError, DmaMap, lines::Evict, prefetch, racy};
 
-/// A queue's memory: entries of one size, resolved once, page by page (a vIOMMU may scatter them).
-/// It holds the memory itself, so it never dangles. After a change of the map
-/// ([`DmaMap::generation`]) its owner must resolve it again.
+/// Memory of a submission or completion queue: entries of one size, resolved once, page by page (a
+/// vIOMMU may scatter them). A ring keeps its memory mapped, so it never dangles. After a change of
+/// the map ([`DmaMap::generation`]) its owner must resolve it again.
 ///
-/// An access has no effect (loads return zeroes) if the index exceeds the ring or the entry size
-/// does not fit the call, and a store also if the ring was resolved for [`Access::Read`].
+/// An access with an invalid index, or of another size than an entry, has no effect, and a load
+/// returns zeroes. The same holds for stores into a ring resolved for [`Access::Read`].
 pub struct Ring {
     table: Table,
     iova: u64,
     entries: u32,
     entry_shift: u32,
-    /// First index for which 64-byte, 16-byte loads and stores are refused.
+    /// First index at which 64-byte loads are refused; the fields below limit 64-byte stores, and
+    /// 16-byte loads and stores.
     load64: u32,
     load16: u32,
     prefetch: u32,
@@ -37,8 +38,9 @@ impl Ring {
     /// [`Access::Write`] can be loaded from too.
     ///
     /// # Errors
-    /// See [`DmaError`]; [`DmaError::Overflow`] for impossible sizes, [`DmaError::Misaligned`] for
-    /// entries that are not aligned to 8 bytes in host memory or that lie in two pieces.
+    /// [`DmaError`] when the memory cannot be accessed: [`DmaError::Overflow`] for impossible
+    /// sizes, [`DmaError::Misaligned`] for entries that are not aligned to 8 bytes in host memory
+    /// or that lie in two pieces.
     pub fn resolve(
         map: &DmaMap,
         iova: u64,
@@ -78,12 +80,12 @@ impl Ring {
         self.iova
     }
 
-    /// Number of entries.
+    /// Returns the number of entries.
     pub fn entries(&self) -> u32 {
         self.entries
     }
 
-    /// Size of an entry in bytes.
+    /// Returns the size of an entry in bytes.
     pub fn entry_size(&self) -> usize {
         1 << self.entry_shift
     }
@@ -217,7 +219,7 @@ impl Ring {
         }
     }
 
-    /// Returns the entry's memory, if `index` is below `limit`.
+    /// Returns the memory of the entry at `index`, if `index` is below `limit`.
     #[inline(always)]
     fn words(&self, index: u32, limit: u32, shift: u32) -> Option<Words<'_>> {
         if index >= limit {
@@ -250,7 +252,7 @@ impl CqeRun<'_> {
         self.len == 0
     }
 
-    /// Posts as [`Ring::store_cqe`] at index `i`; an invalid index is ignored.
+    /// Posts a completion at index `i`, like [`Ring::store_cqe`]; an invalid index is ignored.
     #[inline(always)]
     pub fn store(&self, i: u32, cqe: [u8; 16]) {
         let i = i as usize;
@@ -263,7 +265,7 @@ impl CqeRun<'_> {
     }
 }
 
-/// Stores the half with the phase bit last.
+/// Stores a completion, the half with the phase bit last.
 #[inline(always)]
 fn store_cqe(words: &Words<'_>, cqe: [u8; 16]) {
     let (low, high) = cqe.split_at(8);

@@ -1,17 +1,17 @@
-//! Records of one cache line each, in memory of this process.
+//! Records of one cache line each, in shared pages of this process.
 
 use std::sync::atomic::AtomicU64;
 
 use crate::{Memory, SharedPages, racy};
 
-/// Size of a row in bytes: a cache line of most processors.
+/// Size of a row in bytes: one cache line on most processors.
 pub const ROW: usize = 64;
 
 /// A cache line as eight words.
 pub type Row = [AtomicU64; 8];
 
-/// An array of cache lines in a range of [`SharedPages`], which it keeps mapped. It is resolved
-/// once, so that an access to a row costs a comparison and an addition.
+/// An array of cache lines in a range of [`SharedPages`], which are kept mapped. Resolved once, so
+/// that an access to a row costs a comparison and an addition.
 #[derive(Clone, Debug)]
 pub struct Rows {
     first: *mut u8,

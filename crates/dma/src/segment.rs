@@ -1,8 +1,8 @@
 //! Pieces of host memory.
 
-/// A contiguous piece of host memory, with the layout of `struct iovec`, so that an array of them
-/// can be passed to the kernel. It borrows nothing: the [`crate::SegmentList`] (or
-/// [`crate::Memory`]) that it came from keeps the memory.
+/// A contiguous range of host memory with the layout of `struct iovec`, so that an array of
+/// segments can be passed to the kernel. A segment borrows nothing: the [`crate::SegmentList`] or
+/// [`crate::Memory`] that it was taken from keeps the memory mapped.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
@@ -23,26 +23,26 @@ impl Segment {
         Segment { ptr, len }
     }
 
-    /// Returns the first byte's address. The guest may write there at any time: no reference may be
-    /// created.
+    /// Returns the address of the first byte. The guest may write there at any time, so no
+    /// reference may be created.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
         self.ptr
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether the length is zero (never so inside a list).
+    /// Returns whether the length is zero, which is never so inside a list.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The pointer after the last byte.
+    /// Returns the pointer after the last byte.
     #[inline]
     pub(crate) fn end(&self) -> *mut u8 {
         self.ptr.wrapping_add(self.len)

@@ -53,7 +53,7 @@ pub fn max_descriptors(len: u64) -> u32 {
     blocks.saturating_add(MAX_SEGMENTS).min(MAX_DESCRIPTORS)
 }
 
-/// Number of descriptors that are copied at a time.
+/// Number of descriptors copied at once.
 const CHUNK: usize = 32;
 /// Size of a descriptor in bytes.
 const SIZE: u32 = 16;
@@ -92,7 +92,8 @@ impl Descriptor {
 /// error `out` may hold a part of them.
 ///
 /// # Errors
-/// See [`SglError`].
+/// [`SglError`] when a descriptor is invalid, the list describes too little data, or an address
+/// cannot be accessed.
 #[inline]
 pub fn walk(
     map: &DmaMap,
@@ -105,7 +106,7 @@ pub fn walk(
     Ok(map.unmixed(out)?)
 }
 
-/// Walks as [`walk`], in any memory.
+/// Walks like [`walk`], without the check for mixed memory.
 fn walk_any(
     map: &DmaMap,
     descriptor: [u8; 16],
@@ -140,9 +141,9 @@ fn walk_any(
 struct Walk<'a> {
     map: &'a DmaMap,
     access: Access,
-    /// Bytes that are not described yet.
+    /// Number of data bytes that no descriptor has described yet.
     left: u64,
-    /// Number of descriptors that further segments may have.
+    /// Number of descriptors that are still allowed in further segments.
     descriptors: u32,
 }
 

@@ -13,8 +13,8 @@ const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
 
-/// A sealed memfd of this process: the doorbell page, which a client maps too, and a disk's state
-/// memory, which the next process maps. It can neither shrink nor grow.
+/// A sealed memfd of this process, which can neither shrink nor grow. Used for the doorbell page,
+/// which a client maps too, and for a disk's state memory, which the next process maps.
 #[derive(Clone, Debug)]
 pub struct SharedPages(Memory);
 
@@ -22,8 +22,9 @@ impl SharedPages {
     /// Creates `len` zero bytes, rounded up to whole pages.
     ///
     /// # Errors
-    /// [`MapError::Empty`], [`MapError::Overflow`], [`MapError::TableFull`],
-    /// [`MapError::AddressSpaceFull`] or [`MapError::System`].
+    /// [`MapError::Empty`] or [`MapError::Overflow`] for an invalid length, [`MapError::TableFull`]
+    /// or [`MapError::AddressSpaceFull`] at the process's limits, [`MapError::System`] when a
+    /// system call fails.
     pub fn new(len: usize) -> Result<SharedPages, MapError> {
         SharedPages::named("vnvme-doorbells", len)
     }
@@ -95,12 +96,12 @@ impl SharedPages {
         self.0.fd()
     }
 
-    /// Returns the pages as a memory, which does not shrink.
+    /// Returns the pages as a [`Memory`], which does not shrink.
     pub fn memory(&self) -> &Memory {
         &self.0
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.0.len()
     }

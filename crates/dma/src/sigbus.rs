@@ -24,7 +24,7 @@ use crate::MapError;
 /// may have far fewer: [`MemoryLimits`](crate::MemoryLimits).
 pub const MAX_MAPPINGS: usize = 16_384;
 
-/// Slots that are added to the table at a time.
+/// Number of slots by which the table grows.
 const BLOCK: usize = 64;
 
 /// `si_code` of an access to an address without a page behind it (`siginfo.h`).
@@ -37,7 +37,7 @@ const BUS_MCEERR_AR: c_int = 4;
 static TABLE: AtomicPtr<Block> = AtomicPtr::new(null_mut());
 /// Action before this handler; set before the handler is installed, never changed or freed.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(null_mut());
-/// Number of faults taken.
+/// Number of faults handled.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 /// Allocator of slots. The handler does not use it.
 static FREE: Mutex<FreeSlots> = Mutex::new(FreeSlots {

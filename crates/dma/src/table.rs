@@ -2,11 +2,12 @@
 
 use crate::{Access, DmaError, DmaMap, Memory};
 
-/// Unit in which a structure may be scattered: the smallest NVMe page.
+/// Unit in which a structure may be scattered in host memory: the smallest NVMe page.
 const PAGE: usize = 4096;
-/// Maximum size, above that of any queue (65536 entries of 64 bytes is 4 MiB).
+/// Maximum size of a structure in bytes, above that of any queue (65536 entries of 64 bytes are 4
+/// MiB).
 const MAX_BYTES: u64 = 256 << 20;
-/// Page size of a contiguous structure: one page holds it all.
+/// Log2 of the page size for a contiguous structure, chosen so that one page holds all of it.
 const WHOLE: u32 = 48;
 
 /// Host addresses of a structure, by page; a single one if it is contiguous.
@@ -14,7 +15,7 @@ pub(crate) struct Table {
     pages: Box<[*mut u8]>,
     /// Log2 of the page size.
     shift: u32,
-    /// Keeps the pages mapped.
+    /// Memories that contain the structure, kept mapped.
     keep: Vec<Memory>,
 }
 

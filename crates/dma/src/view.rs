@@ -1,9 +1,9 @@
-//! Host memory of a transfer, borrowed for a moment.
+//! Borrowed host memory of a transfer that completes immediately.
 
 use crate::{Access, DmaError, DmaMap, Segment, SegmentList, racy};
 
-/// Memory of a transfer that completes within a call: that of a [`SegmentList`], or a [`Piece`].
-/// The borrow keeps the memory.
+/// Memory of a transfer that completes within a call, borrowed from a [`SegmentList`] or a
+/// [`Piece`], which keeps it mapped.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     segments: &'a [Segment],
@@ -12,7 +12,7 @@ pub struct View<'a> {
 }
 
 impl View<'_> {
-    /// Sum of the segments' lengths.
+    /// Returns the sum of the segments' lengths.
     #[inline]
     pub fn len_bytes(&self) -> u64 {
         self.bytes
@@ -91,7 +91,7 @@ impl DmaMap {
     /// Returns the host memory of `len` bytes at `iova`; `None` when it does not lie in one window.
     ///
     /// # Errors
-    /// See [`DmaError`].
+    /// [`DmaError`] when the range cannot be accessed.
     #[inline(always)]
     pub fn piece(
         &self,

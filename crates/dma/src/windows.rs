@@ -1,4 +1,4 @@
-//! Windows of a map, by address.
+//! Windows of a map, sorted by address.
 //!
 //! A client may have tens of thousands of them (a guest behind a virtual IOMMU maps page by page),
 //! and adds and removes them, one or all, while other clients wait. They are therefore stored in
@@ -10,29 +10,29 @@ use crate::Prot;
 /// Maximum number of windows in a chunk.
 const CHUNK: usize = 256;
 
-/// A window.
+/// A window, as stored in the map.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
-    /// First address.
+    /// First IOVA.
     pub(crate) start: u64,
-    /// Last address, inclusive: a window may end at the end of the address space.
+    /// Last IOVA, inclusive: a window may end at the end of the address space.
     pub(crate) last: u64,
-    /// Host address of its start; null without memory.
+    /// Host address of the window's start; null without memory.
     pub(crate) host: *mut u8,
-    /// The map's number of its memory; `None` for a window without memory.
+    /// Number of the window's memory in the map; `None` for a window without memory.
     pub(crate) memory: Option<u32>,
     pub(crate) prot: Prot,
 }
 
 impl Entry {
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> u64 {
         // The value was passed in as a length, so it fits.
         self.last - self.start + 1
     }
 }
 
-/// Windows that do not overlap.
+/// A set of windows that do not overlap.
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
     /// First address of each chunk.

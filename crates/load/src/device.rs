@@ -1,5 +1,5 @@
-//! An NVMe controller as a target, through our driver: behind VFIO, behind a vfio-user socket, or
-//! in this process.
+//! NVMe controllers as targets, accessed through our driver: behind VFIO, behind a vfio-user
+//! socket, or in this process.
 
 use crate::job::{Doorbells, Job};
 use crate::lane::{Geometry, Lane, Outcome, Target};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use volume::{Io, IoOptions, OpenOptions, Volume, open_url};
 
-/// A namespace of a controller.
+/// A namespace of an NVMe controller, as a target.
 pub struct DeviceTarget {
     place: Place,
     geometry: Geometry,
@@ -22,18 +22,18 @@ pub struct DeviceTarget {
 }
 
 enum Place {
-    /// A controller that any thread can use.
+    /// A controller that any thread may use, and its namespace.
     Open(Device, Namespace),
-    /// A controller in the thread that generates the load, on this volume.
+    /// A controller in the thread that generates the load.
     Local(Local),
 }
 
-/// A controller in this process.
+/// Configuration of a controller in this process.
 #[derive(Clone)]
 struct Local {
     volume: Arc<dyn Volume>,
-    /// The driver writes doorbells into a page that the controller looks at; else into shadow
-    /// doorbells.
+    /// Whether the driver writes doorbells into a page that the controller polls; otherwise into
+    /// shadow doorbells.
     mapped: bool,
 }
 
@@ -67,7 +67,7 @@ impl Local {
 }
 
 impl DeviceTarget {
-    /// Brings the controller of `url` up for this job.
+    /// Initialises the controller of `url` for this job.
     pub fn open(url: &str, job: &Job) -> Result<Self> {
         let mut options = Options {
             io_queues: job.queues,
@@ -193,15 +193,15 @@ impl Target for DeviceTarget {
     }
 }
 
-/// A queue pair.
+/// A queue pair of the controller, as a lane.
 pub struct DeviceLane {
     queue: QueuePair,
     /// Buffers of idle slots.
     buffers: Vec<Option<DmaBuffer>>,
     shift: u8,
-    /// Blocks of one I/O.
+    /// Number of blocks of one I/O.
     blocks: u32,
-    /// Whether one command carries an I/O.
+    /// Whether a single command carries an I/O.
     whole: bool,
 }
 

@@ -13,7 +13,8 @@ pub const PERCENTILES: [f64; 17] = [
     99.99,
 ];
 
-/// The whole document. `bins`: with the histogram of each direction, as in fio's `json+`.
+/// Returns the whole JSON document. `bins`: whether to include the histogram of each direction, as
+/// in fio's `json+`.
 pub fn document(target: &str, job: &Job, measured: &Measured, bins: bool) -> Value {
     let now = SystemTime::now();
     let since = now.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
@@ -113,7 +114,8 @@ fn flow(flow: &Flow, measured: &Measured, bins: bool) -> Value {
     })
 }
 
-/// Submission and completion are one step here: `clat` and `lat` are the same, `slat` is nothing.
+/// Returns the latency figures of a direction. Submission and completion are one step here, so
+/// `clat` and `lat` are equal and `slat` is zero.
 fn latency(flow: &Flow, bins: bool) -> Value {
     let histogram = &flow.latency;
     let value = json!({
@@ -150,7 +152,7 @@ fn batch(measured: &Measured) -> u64 {
     (measured.submitted as f64 / measured.kicks.max(1) as f64).round() as u64
 }
 
-/// fio's distribution over powers of two, of a single value.
+/// Returns fio's distribution over powers of two for a single value.
 fn levels(value: u64) -> Value {
     let mut map = Map::new();
     for (name, range) in [
@@ -168,8 +170,8 @@ fn levels(value: u64) -> Value {
     Value::Object(map)
 }
 
-/// Shares, in percent, of latencies up to each bound and above the one before; those above the last
-/// but one are `>=` it.
+/// Returns the shares, in percent, of latencies up to each bound and above the one before. The last
+/// one covers everything above.
 fn within(flow: &Flow, unit: u64, bounds: &[u64]) -> Value {
     let total = flow.latency.len().max(1) as f64;
     let is_last_unit = unit == 1_000_000;

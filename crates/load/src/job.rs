@@ -32,7 +32,7 @@ pub enum Rw {
 }
 
 impl Rw {
-    /// fio's word for it.
+    /// Returns fio's word for this kind of I/O.
     pub fn word(self) -> &'static str {
         match self {
             Rw::Read => "read",
@@ -46,7 +46,7 @@ impl Rw {
         }
     }
 
-    /// Every block is as likely as any other.
+    /// Returns whether the offsets are random.
     pub fn is_random(self) -> bool {
         !matches!(self, Rw::Read | Rw::Write | Rw::Mixed | Rw::Trim)
     }
@@ -77,7 +77,7 @@ pub enum Extent {
 }
 
 impl Extent {
-    /// Bytes of a target that has `size` of them.
+    /// Returns the number of bytes used of a target with `size` bytes.
     pub fn of(self, size: u64) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes.min(size),
@@ -165,42 +165,42 @@ pub struct JobArgs {
     pub cpus: Vec<usize>,
 }
 
-/// A job with checked values.
+/// A job with checked parameters.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// Direction and order.
+    /// Direction and order of the I/O.
     pub rw: Rw,
-    /// Share of reads in mixed I/O, of 100.
+    /// Percentage of reads in mixed I/O.
     pub mix_read: u8,
-    /// Bytes of one I/O.
+    /// Size of one I/O in bytes.
     pub bs: u64,
-    /// I/Os in flight on each queue.
+    /// Number of I/Os in flight on each queue.
     pub depth: u16,
-    /// Submissions before the doorbell is rung at the latest.
+    /// Maximum number of submissions before the doorbell is rung.
     pub batch: u16,
-    /// Threads, with a queue each.
+    /// Number of threads, with one queue each.
     pub queues: u16,
-    /// Measuring time, unless `ios` ends the job.
+    /// Measuring time, unless `ios` limits the job.
     pub runtime: Duration,
-    /// Running time of the load before measuring.
+    /// Time for which the load runs before measuring begins.
     pub ramp: Duration,
-    /// I/Os on each queue, after which it ends.
+    /// Number of I/Os on each queue after which the job ends; `None`: limited by time.
     pub ios: Option<u64>,
     /// Sampling interval of latencies in I/Os; `None`: derived from the rate.
     pub sample: Option<u32>,
     /// Used part of the target, from its start; `None` for all.
     pub size: Option<Extent>,
-    /// Data is made from offset and seed, and compared.
+    /// Whether data is generated from offset and seed, and verified.
     pub verify: bool,
     /// Seed of offsets and data.
     pub seed: u64,
-    /// Completions are waited for in the kernel; else by polling.
+    /// Whether completions are waited for in the kernel instead of by polling.
     pub interrupt: bool,
-    /// How this side rings.
+    /// Kind of doorbells that this side uses.
     pub doorbells: Doorbells,
-    /// CPUs of the threads, in turn; none: they are not pinned.
+    /// CPUs to pin the threads to, in turn; empty: not pinned.
     pub cpus: Vec<usize>,
-    /// Source of the memory of queues and data.
+    /// Source of the memory for queues and data.
     pub memory: MemorySource,
 }
 
@@ -301,7 +301,7 @@ fn time(text: &str) -> Result<Duration, &'static str> {
     }
 }
 
-/// `10G`, or `10%` of the target.
+/// Parses an extent: a size such as `10G`, or a percentage of the target such as `10%`.
 fn extent(text: &str) -> Result<Extent, &'static str> {
     let Some(number) = text.strip_suffix('%') else {
         return size(text).map(Extent::Bytes);
@@ -315,7 +315,8 @@ fn extent(text: &str) -> Result<Extent, &'static str> {
         .ok_or("a part is a whole number from 1% to 100%")
 }
 
-/// fio writes sizes as `4k`; [`volume::parse_size`] wants the large letter or none.
+/// Parses a size as fio writes it, such as `4k`: [`volume::parse_size`] accepts only the capital
+/// letter.
 pub fn size(text: &str) -> Result<u64, &'static str> {
     volume::parse_size(&text.to_ascii_uppercase())
 }

@@ -1,26 +1,26 @@
-//! Offsets and data of I/Os.
+//! Offsets of I/Os, and the data pattern for verification.
 
 use crate::job::{Job, Rw};
 
-/// SplitMix64: fast, and good enough to scatter I/O (Steele, Lea, Flood: Fast splittable
-/// pseudorandom number generators).
+/// Pseudorandom number generator SplitMix64: fast, and good enough to scatter I/O (Steele, Lea,
+/// Flood: Fast splittable pseudorandom number generators).
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// A sequence; equal seeds give equal sequences.
+    /// Creates a generator; equal seeds give equal sequences.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next number.
+    /// Returns the next number.
     #[inline]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// A number below `n`; 0 for `n` = 0.
+    /// Returns a number below `n`; 0 for `n` = 0.
     #[inline]
     pub fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
@@ -34,8 +34,8 @@ fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Fills `data`, which lies at `offset` of the target: each 8 bytes are made from the seed and
-/// their own offset, so that data that is old, or from elsewhere, is seen.
+/// Fills `data` with the pattern for `offset` of the target. Every 8 bytes depend on the seed and
+/// on their own offset, so that stale or misplaced data is detected.
 pub fn fill(data: &mut [u8], offset: u64, seed: u64) {
     for (i, word) in data.chunks_mut(8).enumerate() {
         let value = mix(seed ^ (offset + 8 * i as u64)).to_le_bytes();
@@ -45,7 +45,7 @@ pub fn fill(data: &mut [u8], offset: u64, seed: u64) {
     }
 }
 
-/// The offset in the target of the first 8 bytes that are not as [`fill`] made them.
+/// Returns the offset in the target of the first 8 bytes that differ from the pattern of [`fill`].
 pub(crate) fn check(data: &[u8], offset: u64, seed: u64) -> Option<u64> {
     data.chunks(8).enumerate().find_map(|(i, word)| {
         let at = offset + 8 * i as u64;
@@ -54,12 +54,12 @@ pub(crate) fn check(data: &[u8], offset: u64, seed: u64) -> Option<u64> {
     })
 }
 
-/// The part of a target that one queue works on.
+/// Part of a target that one queue works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Region {
     /// First byte.
     pub start: u64,
-    /// Blocks of the job's size.
+    /// Number of blocks of the job's size.
     pub blocks: u64,
 }
 
@@ -99,16 +99,16 @@ pub(crate) struct Sequence {
 /// An I/O of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// No read: a write, or a deallocation in a job that trims.
+    /// Whether the I/O is a write, or a deallocation in a job that trims.
     pub write: bool,
-    /// Block of the region.
+    /// Index of the block in the region.
     pub block: u64,
     /// Offset in the target, in bytes.
     pub offset: u64,
 }
 
 impl Sequence {
-    /// Queue `index`'s sequence on its region.
+    /// Creates the sequence of queue `index` on its region.
     pub fn new(job: &Job, region: Region, index: u16) -> Self {
         Self {
             random: Random::new(mix(job.seed ^ u64::from(index))),
@@ -120,7 +120,7 @@ impl Sequence {
         }
     }
 
-    /// The next I/O.
+    /// Returns the next I/O.
     #[inline]
     pub fn step(&mut self) -> Step {
         let write = match self.rw {
@@ -143,7 +143,7 @@ impl Sequence {
         self.at(block, write)
     }
 
-    /// The I/O on a given block.
+    /// Returns the I/O on a given block.
     pub fn at(&self, block: u64, write: bool) -> Step {
         Step {
             write,
@@ -163,7 +163,7 @@ impl Written {
         Self(vec![0; blocks.div_ceil(64) as usize])
     }
 
-    /// The block was written.
+    /// Records that the block was written.
     pub fn set(&mut self, block: u64) {
         if let Some(word) = self.0.get_mut((block / 64) as usize) {
             *word |= 1 << (block % 64);
@@ -176,7 +176,7 @@ impl Written {
         word.is_some_and(|word| word >> (block % 64) & 1 == 1)
     }
 
-    /// The first block from `from` on that was.
+    /// Returns the first written block from `from` on.
     pub fn next(&self, from: u64) -> Option<u64> {
         let mut index = (from / 64) as usize;
         let mut word = self.0.get(index)? & (u64::MAX << (from % 64));

@@ -5,10 +5,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-/// Lines elsewhere than on a terminal come this far apart.
+/// Interval of progress lines when standard error is not a terminal.
 const LINES_APART: Duration = Duration::from_secs(10);
 
-/// The progress of one job, on standard error.
+/// Progress display of one job, on standard error.
 pub struct Progress {
     bar: ProgressBar,
     terminal: bool,
@@ -19,8 +19,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Creates the display of a job that measures for `runtime`, if known. `quiet`: nothing is
-    /// shown.
+    /// Creates the display of a job that measures for `runtime`, if known. `quiet`: show nothing.
     pub fn new(runtime: Option<Duration>, quiet: bool) -> Self {
         let terminal = !quiet && std::io::stderr().is_terminal();
         let target = if terminal {
@@ -48,7 +47,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the progress bar.
     pub fn end(self) {
         self.bar.finish_and_clear();
     }
@@ -81,7 +80,7 @@ impl Watch for Progress {
     }
 }
 
-/// A number with three digits and a letter: `1.23M`.
+/// Formats a number with three digits and a letter: `1.23M`.
 pub fn quantity(value: f64) -> String {
     let (scaled, letter) = match value {
         v if v >= 1e9 => (v / 1e9, "G"),
@@ -98,7 +97,7 @@ pub fn quantity(value: f64) -> String {
     format!("{scaled:.digits$}{letter}")
 }
 
-/// Nanoseconds in the unit that suits them.
+/// Formats nanoseconds in a suitable unit.
 pub fn nanos(value: f64) -> String {
     match value {
         v if v >= 1e9 => format!("{:.2} s", v / 1e9),

@@ -1,10 +1,10 @@
-//! The load generator: a thread for each queue, and the loop that it runs.
+//! The load generator: one thread for each queue, and the loop that the thread runs.
 //!
-//! The loop does nothing for an I/O that the target does not need: no allocation, lock or system
-//! call. It also reads no clock for most of them: at millions of I/Os a second a look at the clock
-//! is a tenth of the I/O. Latency is taken of one I/O in [`INTERVALS`], the more I/Os per second
-//! the fewer; at less than about 100,000 a second of each one. The intervals are odd, so that the
-//! timed I/Os wander through the batches. A job may state the interval instead.
+//! For each I/O, the loop does only what the target needs: no allocation, lock or extra system
+//! call. For most I/Os it does not even read the clock, which at millions of I/Os per second would
+//! take a tenth of their time. Latency is measured for one I/O in [`INTERVALS`]: for fewer at a
+//! higher rate, for every one below about 100,000 per second. The intervals are odd, so that the
+//! timed I/Os have changing positions in the batches. A job may set the interval instead.
 
 use crate::job::Job;
 use crate::lane::{Lane, Outcome, Target};
@@ -18,25 +18,25 @@ use std::time::{Duration, Instant};
 
 /// Sampling intervals: one I/O of this many is timed.
 const INTERVALS: [u32; 5] = [1, 3, 7, 15, 31];
-/// Timed I/Os that come faster than this make the interval longer; slower than ten times this,
-/// shorter.
+/// Time between two timed I/Os below which the sampling interval grows. Above ten times this, the
+/// interval shrinks.
 const TIMED_APART: Duration = Duration::from_micros(8);
 /// Time limit for outstanding I/Os after the load has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum sleep of a thread between two checks whether the job is over.
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 /// Extra time for a queue to end its job. A queue normally ends with the first timed I/O that
-/// completes after the job's time; a waiting queue ends after this extra time. Tests can thereby
-/// distinguish the cause of the end.
+/// completes after the job's time; a queue that waits without a completion ends after this extra
+/// time. The value in tests is so long that they can distinguish the two.
 const GRACE: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 50 });
-/// Interval of the watcher's calls, if it is interested.
+/// Interval of calls to the watcher, if it wants them.
 const TICK: Duration = Duration::from_millis(20);
 
 const RAMP: u8 = 0;
 const MEASURE: u8 = 1;
 const STOP: u8 = 2;
 
-/// A value on cache lines of its own (two: processors fetch pairs).
+/// A value on cache lines of its own: two lines, because processors fetch pairs.
 #[repr(align(128))]
 #[derive(Default)]
 struct Alone<T>(T);
@@ -44,21 +44,22 @@ struct Alone<T>(T);
 /// State shared by the threads.
 struct Shared {
     phase: Alone<AtomicU8>,
-    /// I/Os that each queue has ended so far; written by its thread only.
+    /// Number of I/Os completed so far by each queue; written only by the queue's thread.
     ended: Vec<Alone<AtomicU64>>,
-    /// Queues that are open.
+    /// Number of open queues.
     open: Alone<AtomicU64>,
-    /// Queues that are over.
+    /// Number of queues that have ended.
     over: Alone<AtomicU64>,
 }
 
 /// Observer of a job's progress.
 pub trait Watch {
-    /// `ended` I/Os so far, `elapsed` of measuring (zero while ramping up).
+    /// Called periodically. `ended`: number of completed I/Os; `elapsed`: measuring time so far
+    /// (zero while ramping up).
     fn tick(&mut self, ended: u64, elapsed: Duration);
 
-    /// Returns the interval of the calls; `None` disables them, and nothing wakes up for it while
-    /// queues measure.
+    /// Returns the interval of the calls; `None` for no calls, so that no wake-up disturbs the
+    /// measurement.
     fn interval(&self) -> Option<Duration> {
         Some(TICK)
     }
@@ -148,7 +149,7 @@ pub fn run<T: Target>(target: &T, job: &Job, watch: &mut dyn Watch) -> Result<Me
     })
 }
 
-/// A run without a single I/O that ended in time; holds the measuring time.
+/// Error: no I/O was completed in time. Holds the measuring time.
 #[derive(Debug)]
 pub struct NothingEnded(pub Duration);
 
@@ -160,7 +161,7 @@ impl std::fmt::Display for NothingEnded {
 
 impl std::error::Error for NothingEnded {}
 
-/// Counts up when it is dropped in any way, and wakes the watcher.
+/// Guard of a queue's thread: when dropped, it counts the queue as ended and wakes the watcher.
 struct Over<'a>(&'a AtomicU64, Thread);
 
 impl Drop for Over<'_> {
@@ -170,7 +171,8 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Pins the calling thread to its turn's CPU of `cpus`, if there are any.
+/// Pins the calling thread to one of `cpus`, selected by the queue's `index`; does nothing if the
+/// list is empty.
 pub fn pin(cpus: &[usize], index: u16) -> Result<()> {
     let Some(&cpu) = cpus.get(usize::from(index) % cpus.len().max(1)) else {
         return Ok(());
@@ -181,7 +183,7 @@ pub fn pin(cpus: &[usize], index: u16) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("pinning to CPU {cpu}"))
 }
 
-/// Returns the time that a thread has waited for a CPU since it began: the second field of its
+/// Returns the total time for which a thread has waited for a CPU: the second field of its
 /// `schedstat` (zero if the kernel does not count it).
 pub fn waited(schedstat: &str) -> Duration {
     let text = std::fs::read_to_string(schedstat).unwrap_or_default();
@@ -189,7 +191,8 @@ pub fn waited(schedstat: &str) -> Duration {
     Duration::from_nanos(field.and_then(|text| text.parse().ok()).unwrap_or(0))
 }
 
-/// Leads the queues through the phases; answers the CPU time that was used while measuring.
+/// Leads the queues through the phases of the job. Returns the user and system CPU time that was
+/// used while measuring.
 fn watch_over(shared: &Shared, job: &Job, watch: &mut dyn Watch) -> (Duration, Duration) {
     let count = shared.ended.len() as u64;
     let over = || shared.over.0.load(Ordering::Relaxed);
@@ -240,8 +243,8 @@ fn watch_over(shared: &Shared, job: &Job, watch: &mut dyn Watch) -> (Duration, D
     )
 }
 
-/// User and system time of this process: fields 14 and 15 of /proc/self/stat, in clock ticks
-/// (proc(5)).
+/// Returns user and system time of this process: fields 14 and 15 of /proc/self/stat, in clock
+/// ticks (proc(5)).
 fn cpu_time() -> (Duration, Duration) {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     // The name in parentheses may hold anything.
@@ -273,7 +276,8 @@ struct Slots {
     steps: Vec<Step>,
     /// Submission times of the timed I/Os.
     stamps: Vec<Option<Instant>>,
-    /// The read's block was written before it was submitted, so its data is known.
+    /// Whether the block of each read had been written before the read was submitted, so that its
+    /// data is known.
     known: Vec<bool>,
     written: Written,
     bs: u64,
@@ -287,10 +291,10 @@ struct Slots {
     last_timed: Instant,
     /// End of measuring, if the job is limited by time.
     deadline: Option<Instant>,
-    /// A timed I/O has ended after the deadline.
+    /// Whether a timed I/O has ended after the deadline.
     expired: bool,
     failed: Option<anyhow::Error>,
-    /// Ended reads whose data is still to be compared.
+    /// Slots of completed reads whose data is still to be compared.
     to_check: Vec<u16>,
 }
 
@@ -447,7 +451,7 @@ impl<'a, L: Lane> Loop<'a, L> {
         Ok(measured)
     }
 
-    /// I/Os before the first one that is timed.
+    /// Returns the number of I/Os before the first timed one.
     fn first_timed(&self) -> u32 {
         match self.job.sample {
             // More than a queue's thread does in a life.
@@ -486,7 +490,7 @@ impl<'a, L: Lane> Loop<'a, L> {
         }
     }
 
-    /// Makes a write's data; finds out whether a read's data is known.
+    /// Generates the data of a write, or determines whether the data of a read is known.
     #[cold]
     fn prepare(&mut self, slot: u16, step: Step) {
         if step.write {
@@ -543,7 +547,7 @@ impl<'a, L: Lane> Loop<'a, L> {
         Ok(())
     }
 
-    /// Waits for the I/Os in flight: their buffers go away after this.
+    /// Waits for the outstanding I/Os, because their buffers are freed afterwards.
     fn drain(&mut self) -> Result<()> {
         let start = Instant::now();
         while self.slots.free.len() < self.slots.steps.len() {
@@ -556,7 +560,7 @@ impl<'a, L: Lane> Loop<'a, L> {
         Ok(())
     }
 
-    /// Reads and compares everything that was written.
+    /// Reads and verifies all blocks that were written. Returns their number.
     fn read_back(&mut self) -> Result<u64> {
         let (mut next, mut verified, mut until_timed) = (0, 0, self.first_timed());
         loop {

@@ -1,26 +1,26 @@
-//! Detection of a disk's content from its first and last bytes: signatures of filesystems,
-//! partition tables, volume managers, encrypted and virtual disks. For the message that keeps a
-//! load from overwriting it. Content without a known signature that is not all zeroes still counts
-//! as data.
+//! Detection of a disk's content by its first and last bytes: signatures of filesystems, partition
+//! tables, volume managers, encrypted and virtual disks. Used for the error that keeps a load from
+//! overwriting data. Content without a known signature counts as data, too, unless it is all
+//! zeroes.
 
 use crate::lane::{Lane, Target};
 use anyhow::{Result, bail, ensure};
 use std::time::Duration;
 
-/// Examined bytes at the start: up to ZFS's first label.
+/// Number of bytes examined at the start, which includes ZFS's first label.
 const START: u64 = 256 << 10;
-/// Examined bytes at the end: RAID superblocks are up to 128 KiB before it.
+/// Number of bytes examined at the end. RAID superblocks are within 128 KiB of it.
 const END: u64 = 128 << 10;
 /// Bytes of one read.
 const CHUNK: u64 = 64 << 10;
-/// Between two looks whether a read has ended.
+/// Interval between two checks whether a read has completed.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Name, offset and bytes of a signature. Signatures that other formats contain, too, are last: a
-/// filesystem's boot sector ends as a partition table does.
+/// Name, offset and bytes of a signature. Signatures that other formats also contain come last: a
+/// filesystem's boot sector ends like a partition table.
 type Signature = (&'static str, usize, &'static [u8]);
 
-/// Offsets from the start.
+/// Signatures at offsets from the start.
 const AT_START: &[Signature] = &[
     ("a LUKS encrypted volume", 0, b"LUKS\xba\xbe"),
     ("a qcow2 image", 0, b"QFI\xfb"),
@@ -75,7 +75,7 @@ const AT_START: &[Signature] = &[
     ("a partition table or boot sector", 0x1fe, b"\x55\xaa"),
 ];
 
-/// Offsets back from the end.
+/// Signatures at offsets back from the end.
 const AT_END: &[Signature] = &[
     ("a GUID partition table", 0x200, b"EFI PART"),
     ("a GUID partition table", 0x1000, b"EFI PART"),
@@ -90,8 +90,8 @@ const AT_END: &[Signature] = &[
 
 /// Magic number of every version of Linux's superblocks.
 const MD: &[u8] = b"\xfc\x4e\x2b\xa9";
-/// ZFS's uberblocks: a slot of a KiB each in the upper half of the first label, in the writer's
-/// byte order.
+/// Magic number of ZFS uberblocks, in either byte order. The upper half of the first label has
+/// slots of one KiB for them.
 const ZFS: [&[u8]; 2] = [b"\x0c\xb1\xba\0\0\0\0\0", b"\0\0\0\0\0\xba\xb1\x0c"];
 const ZFS_FROM: usize = 128 << 10;
 
@@ -140,8 +140,8 @@ fn read<L: Lane>(lane: &mut L, offset: u64, data: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// From the first bytes of a disk of `size` bytes, and from those from byte `first` on up to its
-/// end.
+/// Identifies the content of a disk of `size` bytes by its first bytes, and by its last bytes,
+/// which begin at byte `first`.
 fn identify(size: u64, start: &[u8], first: u64, end: &[u8]) -> Option<String> {
     let holds = |bytes: &[u8], at: usize, magic: &[u8]| {
         let found = at.checked_add(magic.len()).and_then(|to| bytes.get(at..to));
@@ -178,7 +178,7 @@ fn identify(size: u64, start: &[u8], first: u64, end: &[u8]) -> Option<String> {
     at.map(|at| format!("data of unknown kind (at offset {at}, for example)"))
 }
 
-/// Refuses a target with data, unless the user has allowed its loss.
+/// Returns an error if the target contains data, unless the user has permitted its destruction.
 pub fn refuse_data<T: Target>(name: &str, target: &T, destroy: bool) -> Result<()> {
     if destroy {
         return Ok(());

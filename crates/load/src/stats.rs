@@ -1,27 +1,27 @@
-//! Figures of a queue, and their sum over queues.
+//! Figures measured by one queue, and their sum over queues.
 
 use hdrhistogram::Histogram;
 use std::time::Duration;
 
-/// Maximum distinguishable latency in nanoseconds: a minute.
+/// Maximum recorded latency in nanoseconds: one minute.
 const LONGEST: u64 = 60_000_000_000;
 
-/// Minimum time without the end of a timed I/O that counts as a gap. With a target that answers
-/// within microseconds, a thread was then without a CPU.
+/// Minimum time without a completed timed I/O that counts as a gap. With a target that answers
+/// within microseconds, the thread then had no CPU.
 pub const GAP: Duration = Duration::from_micros(250);
 
-/// Figures of one direction.
+/// Figures of one direction of I/O.
 #[derive(Clone, Debug)]
 pub struct Flow {
-    /// I/Os that ended while measuring.
+    /// Number of I/Os completed while measuring.
     pub ios: u64,
-    /// Their bytes.
+    /// Number of bytes of these I/Os.
     pub bytes: u64,
-    /// Latencies from submission to its being seen ended, in nanoseconds, of the I/Os that were
-    /// timed.
+    /// Latencies of the timed I/Os in nanoseconds, from submission to the poll that found the
+    /// completion.
     pub latency: Histogram<u64>,
-    /// Sum of the squared deviations is not kept by the histogram: sum and sum of squares of the
-    /// timed I/Os.
+    /// Sum of the latencies. Kept with the sum of squares, because the histogram does not provide
+    /// the standard deviation.
     sum: f64,
     squares: f64,
 }
@@ -43,7 +43,7 @@ impl Default for Flow {
 }
 
 impl Flow {
-    /// A timed I/O.
+    /// Records the latency of a timed I/O.
     #[inline]
     pub fn record(&mut self, nanos: u64) {
         self.latency.saturating_record(nanos.max(1));
@@ -52,7 +52,7 @@ impl Flow {
         self.squares += nanos * nanos;
     }
 
-    /// Adds another queue's.
+    /// Adds the figures of another queue.
     pub fn add(&mut self, other: &Flow) {
         self.ios += other.ios;
         self.bytes += other.bytes;
@@ -62,13 +62,13 @@ impl Flow {
         let _ = self.latency.add(&other.latency);
     }
 
-    /// Mean latency in nanoseconds.
+    /// Returns the mean latency in nanoseconds.
     pub fn mean(&self) -> f64 {
         let n = self.latency.len();
         if n == 0 { 0.0 } else { self.sum / n as f64 }
     }
 
-    /// Standard deviation of the latency in nanoseconds.
+    /// Returns the standard deviation of the latency in nanoseconds.
     pub fn deviation(&self) -> f64 {
         let n = self.latency.len();
         if n < 2 {
@@ -78,7 +78,7 @@ impl Flow {
         (self.squares / n as f64 - mean * mean).max(0.0).sqrt()
     }
 
-    /// The latency that this share of the timed I/Os does not exceed, in nanoseconds.
+    /// Returns the latency in nanoseconds that `percent` percent of the timed I/Os do not exceed.
     pub fn percentile(&self, percent: f64) -> u64 {
         self.latency.value_at_percentile(percent)
     }
@@ -95,13 +95,13 @@ pub struct Measured {
     pub trim: Flow,
     /// Measuring time.
     pub elapsed: Duration,
-    /// CPU time that this process's threads used meanwhile, in user mode.
+    /// User-mode CPU time of this process's threads while measuring.
     pub user: Duration,
-    /// CPU time in the kernel.
+    /// Kernel-mode CPU time of this process's threads while measuring.
     pub system: Duration,
-    /// Blocks read back and compared after the end.
+    /// Number of blocks that were read back and verified after the end.
     pub verified: u64,
-    /// I/Os started.
+    /// Number of I/Os started.
     pub submitted: u64,
     /// Number of notifications to the target, which shows how I/Os were batched.
     pub kicks: u64,
@@ -114,7 +114,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Adds another queue's, that ran at the same time.
+    /// Adds the figures of another queue that ran at the same time.
     pub fn add(&mut self, other: &Measured) {
         self.read.add(&other.read);
         self.write.add(&other.write);
@@ -127,7 +127,7 @@ impl Measured {
         self.gaps = self.gaps.max(other.gaps);
     }
 
-    /// Adds the figures of the same job from another time.
+    /// Adds the figures of the same job from another run.
     pub fn append(&mut self, other: &Measured) {
         let (elapsed, waited, gaps) = (self.elapsed, self.waited, self.gaps);
         self.add(other);
@@ -136,28 +136,28 @@ impl Measured {
         self.gaps = gaps + other.gaps;
     }
 
-    /// I/Os per second.
+    /// Returns the I/Os per second.
     pub fn iops(&self) -> f64 {
         self.rate(self.read.ios + self.write.ios + self.trim.ios)
     }
 
-    /// `count` per second of measuring.
+    /// Returns `count` per second of measuring time.
     pub fn rate(&self, count: u64) -> f64 {
         count as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
 
-    /// Time of one I/O of one queue outside the gaps, in nanoseconds.
+    /// Returns the average time of one I/O on one queue in nanoseconds, without gaps.
     pub fn nanos_outside_gaps(&self) -> f64 {
         let time = self.elapsed.saturating_sub(self.gaps).as_nanos() as f64;
         time / (self.read.ios + self.write.ios).max(1) as f64
     }
 
-    /// The gaps' share of the time.
+    /// Returns the share of the measuring time that was spent in gaps.
     pub fn gap_share(&self) -> f64 {
         self.gaps.as_secs_f64() / self.elapsed.as_secs_f64().max(1e-9)
     }
 
-    /// All directions together.
+    /// Returns the sum of all directions.
     pub fn both(&self) -> Flow {
         let mut both = self.read.clone();
         both.add(&self.write);

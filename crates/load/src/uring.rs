@@ -1,9 +1,9 @@
-//! Load on a file directly through io_uring, for comparison with a controller on that file. The
-//! ring is used as fio's engine uses it at its best (a registered file, registered buffers,
-//! deferred task work). It is polled from user space, which is faster than fio's waiting in the
-//! kernel; [`Lane::wait`] waits as fio does.
+//! Load directly on a file through io_uring, for comparison with a controller on that file. The
+//! ring is used in the way in which fio's engine performs best (a registered file, registered
+//! buffers, deferred task work). Completions are polled in user space, which is faster than fio's
+//! waiting in the kernel; [`Lane::wait`] waits like fio.
 //!
-//! The safety rule: the kernel writes only into the lane's own buffers, and a lane waits for its
+//! Safety invariant: the kernel writes only into the lane's own buffers, and a lane waits for its
 //! I/Os before these are freed.
 #![allow(unsafe_code)]
 
@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use sync::Unpoisoned;
 
-/// A file or block device.
+/// A file or block device as a target.
 pub struct UringTarget {
     file: File,
     path: PathBuf,
@@ -32,11 +32,11 @@ pub struct UringTarget {
     spare: Spare,
 }
 
-/// Buffers of lanes that have ended, for the next ones: to look for memory may take long.
+/// Buffers of lanes that have ended, reused by later lanes because finding memory may take long.
 type Spare = Arc<Mutex<Vec<Memory>>>;
 
 impl UringTarget {
-    /// Opens it, without the page cache where its filesystem can do that.
+    /// Opens the file or block device, with `O_DIRECT` where the filesystem supports it.
     pub fn open(path: &Path, write: bool) -> Result<Self> {
         let open = |flags: i32| {
             OpenOptions::new()
@@ -69,7 +69,7 @@ impl UringTarget {
         })
     }
 
-    /// Buffers of so many bytes.
+    /// Allocates buffers of `len` bytes in total.
     fn buffers(&self, len: usize) -> Result<Memory> {
         let mut spare = self.spare.lock().unpoisoned();
         match spare.iter().position(|memory| memory.len() >= len) {
@@ -78,12 +78,12 @@ impl UringTarget {
         }
     }
 
-    /// Uses buffers in memory from this source.
+    /// Sets the source of memory for the buffers.
     pub fn with_memory(self, memory: MemorySource) -> Self {
         Self { memory, ..self }
     }
 
-    /// Uses unregistered buffers: the kernel looks up the pages of each I/O.
+    /// Disables the registration of buffers, so that the kernel looks up the pages of each I/O.
     pub fn unregistered(self) -> Self {
         Self {
             register: false,
@@ -119,20 +119,20 @@ impl Target for UringTarget {
     }
 }
 
-/// A ring on the file.
+/// A ring on the file, as a lane.
 pub struct UringLane {
     ring: IoUring,
-    /// Held for the ring: it is registered as file 0.
+    /// The file, kept open because it is registered as file 0 of the ring.
     _file: File,
     buffers: Memory,
-    /// Pool that the buffers are returned to at the end.
+    /// Pool to which the buffers are returned at the end.
     spare: Spare,
     bytes: usize,
-    /// The buffers are registered.
+    /// Whether the buffers are registered.
     fixed: bool,
     in_flight: usize,
     unsent: bool,
-    /// Submitted I/Os deallocate.
+    /// Whether submitted I/Os deallocate.
     trims: bool,
 }
 

@@ -1,13 +1,15 @@
-//! Bounce buffers, for data that the device cannot access in the guest's memory.
+//! Bounce buffers for data in guest memory that the device cannot access.
 
 use dma::SegmentList;
 use driver::{Device, DmaBuffer};
 use nvme::Status;
 
-/// Number of buffers kept for later transfers, and the size from which they are not kept.
+/// Number of buffers kept for later transfers. The constant below is the size from which on a
+/// buffer is not kept.
 const KEPT: usize = 64;
 const KEPT_BYTES: usize = 1 << 20;
-/// Maximum bytes in use at one time: otherwise a guest could use as much as its queues are deep.
+/// Limit for the bytes in use at one time. Without it, a guest could use as much as its queue depth
+/// allows.
 const MOST: usize = 64 << 20;
 
 /// Bounce buffers of a physical queue pair.

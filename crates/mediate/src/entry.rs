@@ -5,20 +5,19 @@ use driver::raw::{IovaRange, Method};
 use driver::{CommandError, DmaBuffer};
 use nvme::{Command, Status};
 
-/// Use of an entry.
+/// State of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     /// Unused.
     Free,
-    /// A command that the device executes as one, on the guest's own memory. Its completion
-    /// completes the guest's command.
+    /// A command that the device executes as a single command, directly on the guest's memory. Its
+    /// completion completes the guest's command.
     Simple,
     /// A command that is split, or works on a copy of its data.
     Composite,
 }
 
-/// A guest's outstanding command, or room for one: the values needed on completion, in one cache
-/// line.
+/// Record of a guest's outstanding command: the values needed on its completion, in one cache line.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct InFlight {
@@ -26,24 +25,24 @@ pub(crate) struct InFlight {
     /// Virtual queue pair that submitted the command.
     pub client: usize,
     pub token: u64,
-    /// Pin that keeps the guest's memory.
+    /// Pin that keeps the guest's memory mapped.
     pub pin: Option<Pin>,
-    /// The device works on a copy ([`Copied`]).
+    /// Whether the device works on a copy of the data ([`Copied`]).
     pub copied: bool,
-    /// The data is transferred to the guest.
+    /// Whether data is transferred to the guest.
     pub read: bool,
-    /// Number of the table that its addresses are from.
+    /// Generation of the table of registered memory from which its device addresses are.
     pub table: u64,
-    /// Number of the device's commands that are not complete, including those that have not begun.
+    /// Number of incomplete commands of the device, including those that are not submitted yet.
     pub parts: u32,
-    /// The first error of a part.
+    /// First error of a part.
     pub status: Status,
     pub dw0: u32,
 }
 
 const _: () = assert!(size_of::<InFlight>() == 64);
 
-/// Copy that the device works on, and the guest memory of the original.
+/// Bounce buffer that the device works on, and the guest memory of the original data.
 pub(crate) type Copied = (DmaBuffer, SegmentList);
 
 impl InFlight {
@@ -67,8 +66,9 @@ impl InFlight {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Done {
     pub token: u64,
-    /// Status and dword 0 in one word, because it is read a few instructions after it is written. A
-    /// processor forwards a store to a load at once only if the store covers the whole load.
+    /// Status and dword 0 in one word, because they are read a few instructions after they were
+    /// written. A processor forwards a store to a load at once only if the store covers the whole
+    /// load.
     end: u64,
 }
 
@@ -99,7 +99,7 @@ pub(crate) struct Parked {
     /// Command as last submitted.
     pub command: Command,
     pub method: Method,
-    /// All of its data.
+    /// Device addresses of all of its data.
     pub ranges: Vec<IovaRange>,
     pub skip: u64,
     pub left: u64,

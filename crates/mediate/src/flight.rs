@@ -7,8 +7,8 @@ use nvme::Status;
 use crate::bounce::{Bounces, copy};
 use crate::entry::{Copied, Done, InFlight, Use};
 
-/// Polls of the physical queue pair after which a virtual one that asked for room without success,
-/// and has not asked again, no longer counts as waiting.
+/// Number of polls of the physical queue pair after which a virtual one that asked for room without
+/// success, and has not asked again, no longer counts as waiting.
 const WAITING_ROUNDS: u64 = 1024;
 
 /// The lane's record of a virtual queue pair.
@@ -16,9 +16,9 @@ const WAITING_ROUNDS: u64 = 1024;
 pub(crate) struct Client {
     pub open: bool,
     pub in_flight: usize,
-    /// Round of the lane in which it last asked for room without success.
+    /// Round of the lane in which the virtual queue pair last asked for room without success.
     pub hungry: Option<u64>,
-    /// Results of its commands that completed while another virtual queue pair polled.
+    /// Results of commands that completed while another virtual queue pair polled.
     pub inbox: Vec<Done>,
 }
 
@@ -33,7 +33,7 @@ impl Client {
 #[derive(Debug)]
 pub(crate) struct Flight {
     pub entries: Vec<InFlight>,
-    /// Copies, for entries with the flag `copied`.
+    /// Copies of data, for entries with the flag `copied`.
     copies: Vec<Option<Copied>>,
     /// Numbers of unused entries.
     pub free: Vec<u16>,
@@ -54,8 +54,8 @@ impl Flight {
         }
     }
 
-    /// Handles a successful command of the device, which completes a simple command of the guest.
-    /// Returns its owner and result.
+    /// Processes a command that the device completed successfully. Returns the owner and the result
+    /// if it was a simple command.
     #[inline(always)]
     pub fn worked(&mut self, index: u16, dw0: u32) -> Option<(usize, Done)> {
         let entry = self.entries.get_mut(usize::from(index))?;
@@ -70,8 +70,8 @@ impl Flight {
         Some((owner, done))
     }
 
-    /// Handles the completion of a part. Returns owner and result of the command after its last
-    /// part.
+    /// Processes the completion of a part. Returns the owner and the result after the last part of
+    /// a command.
     #[inline(never)]
     pub fn part_over(
         &mut self,

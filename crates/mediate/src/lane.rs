@@ -1,9 +1,9 @@
-//! A physical queue pair, and the virtual ones that use it.
+//! A physical queue pair, and the virtual queue pairs that use it.
 //!
-//! It serves one virtual queue pair, or several of one worker. Sharing ones may each have as many
-//! outstanding commands as their share of the room: the whole divided by the number of those that
-//! are active or waiting. A single active one may use all of the room, and a later one waits only
-//! for the excess of the first.
+//! A lane serves one virtual queue pair, or several of one worker. When shared, each may have
+//! outstanding commands up to its share of the room: the whole, divided by the number of virtual
+//! queue pairs that are active or waiting. A single active one may use all of the room. A later one
+//! waits only until the first has completed its excess commands.
 
 use dma::{Access, DmaMap, SegmentList};
 use driver::raw::{Ended, IovaRange, RawData};
@@ -28,22 +28,22 @@ pub(crate) struct Lane {
     flight: Flight,
     /// Split commands that are not completely submitted yet.
     parked: VecDeque<Parked>,
-    /// Number of announced commands of a batch that have not arrived yet: parts leave a slot for
-    /// each.
+    /// Number of commands of a batch that were announced and have not been submitted yet. Parts of
+    /// other commands leave a slot for each.
     promised: usize,
     /// Number of polls so far.
     round: u64,
-    /// Reused buffer: a command's data in this process's memory.
+    /// Reused buffer for a command's data in this process's memory.
     walked: SegmentList,
-    /// Reused buffer: device addresses of a command's data.
+    /// Reused buffer for the device addresses of a command's data.
     ranges: Vec<IovaRange>,
-    /// Reused buffers: ranges of commands that were parked.
+    /// Reused buffers for the ranges of parked commands.
     spare_ranges: Vec<Vec<IovaRange>>,
     /// Parts that ended without a completion entry, for the next poll.
     over: Vec<(u16, Status, u32)>,
 }
 
-/// Values needed to submit a command to the device.
+/// Resources needed to submit a command to the device.
 pub(crate) struct Submission<'a> {
     pub client: usize,
     pub token: u64,
@@ -90,7 +90,7 @@ impl Lane {
 
     // ---- virtual queue pairs
 
-    /// Registers a virtual queue pair; returns its number.
+    /// Registers a virtual queue pair. Returns its number.
     pub fn enter(&mut self) -> usize {
         let client = Client {
             open: true,
@@ -114,7 +114,7 @@ impl Lane {
         }
     }
 
-    /// Removes a virtual queue pair. Its outstanding commands end without notice.
+    /// Removes a virtual queue pair. The results of its outstanding commands are discarded.
     pub fn leave(&mut self, client: usize) {
         if let Some(client) = self.flight.clients.get_mut(client) {
             client.open = false;
@@ -132,8 +132,8 @@ impl Lane {
             .count()
     }
 
-    /// Returns the number of a virtual queue pair's commands that are outstanding or not fetched
-    /// from its inbox.
+    /// Returns the number of a virtual queue pair's commands that are outstanding, or completed and
+    /// still in its inbox.
     pub fn in_flight(&self, client: usize) -> usize {
         self.flight
             .clients
@@ -179,8 +179,8 @@ impl Lane {
 
     // ---- commands
 
-    /// Translates a checked command and puts it on the physical queue. On an error nothing has
-    /// happened.
+    /// Translates a checked command and puts it on the physical queue. After an error, nothing was
+    /// submitted.
     #[inline]
     pub fn start(&mut self, plan: &Plan, job: &mut Submission<'_>) -> Result<(), Status> {
         let Some(&index) = self.flight.free.last() else {
@@ -255,8 +255,8 @@ impl Lane {
         Ok(())
     }
 
-    /// Starts a command by the slow path: lists, several pieces, more data than one command of the
-    /// device, or a copy.
+    /// Starts a command on the slow path: lists, several ranges, more data than one command of the
+    /// device can transfer, or a copy.
     #[inline(never)]
     fn start_far(
         &mut self,
@@ -367,7 +367,7 @@ impl Lane {
         }
     }
 
-    /// Submits parts of parked commands, as far as there is room.
+    /// Submits parts of parked commands while there is room.
     fn go_on(&mut self) {
         let most = self.queue.max_bytes();
         while let Some(parked) = self.parked.front_mut() {
@@ -428,7 +428,7 @@ impl Lane {
     }
 
     /// Starts Dataset Management: the ranges are copied, checked one by one, and sent from a page
-    /// of the queue.
+    /// that belongs to the queue.
     #[inline(never)]
     fn start_ranges(
         &mut self,
@@ -476,8 +476,9 @@ impl Lane {
 
     // ---- completions
 
-    /// Delivers completions of one virtual queue pair, and keeps those of the remaining ones.
-    /// Returns the cycle counter at the first entry, if it is to be measured.
+    /// Polls the physical queue pair. Returns the completions of one virtual queue pair in `out`,
+    /// and keeps those of the others in their inboxes. Returns the cycle counter at the first
+    /// entry, if `measure` is set.
     #[inline]
     pub fn reap(&mut self, client: usize, out: &mut Vec<Done>, measure: bool) -> Option<u64> {
         // Unregistered memory is released even if nothing is ever submitted again.
@@ -521,7 +522,7 @@ impl Lane {
         start
     }
 
-    /// Returns whether everything has completed.
+    /// Returns whether no command is outstanding.
     fn is_idle(&self) -> bool {
         self.flight.free.len() == self.flight.entries.len()
     }
@@ -530,12 +531,12 @@ impl Lane {
 /// Distributes the completions of a poll to the virtual queue pairs.
 struct Harvest<'a> {
     flight: &'a mut Flight,
-    /// See [`Lane::over`].
+    /// Parts that ended without a completion entry; see [`Lane::over`].
     over: &'a mut Vec<(u16, Status, u32)>,
-    /// Polling virtual queue pair, and its results.
+    /// Virtual queue pair that polls, and its results.
     client: usize,
     out: &'a mut Vec<Done>,
-    /// The cycle counter is to be measured.
+    /// Whether to measure the cycle counter.
     measure: bool,
     /// Cycle counter at the first entry.
     start: Option<u64>,
@@ -585,8 +586,9 @@ fn parked_shift(queue: &QueuePair) -> u32 {
 }
 
 impl Drop for Lane {
-    /// The guests' memory must not be freed before the device is done with it. The wait ends:
-    /// unanswered commands time out, and then the controller is reset, or given up.
+    /// Waits for outstanding commands, because guest memory must not be freed while the device may
+    /// access it. The wait is bounded: commands without a completion time out, and then the
+    /// controller is reset or given up.
     fn drop(&mut self) {
         let mut out = Vec::new();
         let mut rounds = 0u32;

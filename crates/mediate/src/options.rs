@@ -1,25 +1,25 @@
-//! Options of a virtual queue pair's path to the device.
+//! Options of a virtual queue pair on the device.
 
 use crate::slice::Slice;
 
 /// Options of a virtual queue pair's path to the device.
 #[derive(Clone, Copy, Debug)]
 pub struct DirectOptions {
-    /// The guest's namespace ID: commands for another namespace are refused.
+    /// Namespace ID for the guest. Commands for another namespace are refused.
     pub nsid: u32,
-    /// Accessible blocks.
+    /// Slice of the device that the guest may access.
     pub slice: Slice,
-    /// The guest's memory page in bytes (its CC.MPS).
+    /// Memory page size of the guest in bytes (CC.MPS).
     pub page_size: u64,
-    /// Maximum data of a guest's command in bytes (its MDTS): more is refused. Commands that exceed
-    /// the device's maximum are split.
+    /// Maximum data size of a guest command in bytes (its MDTS); larger commands are refused.
+    /// Commands that exceed the device's own maximum are split.
     pub max_transfer: u64,
     /// Maximum number of outstanding commands on the physical queue pair, if one is created.
     pub depth: u32,
-    /// Let the device interrupt, so that the worker can sleep
+    /// Whether the device sends interrupts, so that the worker can sleep
     /// ([`DirectQueue::waker`](crate::DirectQueue::waker)).
     pub interrupts: bool,
-    /// Measure cycles from the start.
+    /// Whether to measure cycles from the start.
     pub measure: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Physical queue pairs for the virtual ones of one worker: one each, or shared when the device has
-//! too few.
+//! Physical queue pairs for the virtual ones of one worker: one for each, or shared when the device
+//! has too few.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -31,11 +31,11 @@ impl Pool {
         &self.device
     }
 
-    /// Returns a path to the device: by a physical queue pair of its own, or, if none is left, by
+    /// Creates a virtual queue pair: on a physical queue pair of its own, or, if none is left, on
     /// the one of this worker with the fewest users.
     ///
     /// # Errors
-    /// [`Error::NoQueue`] when other workers have all queue pairs; otherwise the error of the
+    /// [`Error::NoQueue`] when other workers use all queue pairs; otherwise the error of the
     /// driver.
     pub fn queue(&mut self, options: DirectOptions) -> Result<DirectQueue, Error> {
         self.lanes.retain(|lane| lane.strong_count() > 0);

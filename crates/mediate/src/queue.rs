@@ -1,4 +1,4 @@
-//! A virtual queue pair's path to the device.
+//! A virtual queue pair on a physical device.
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,8 +18,8 @@ use crate::slice::Slice;
 use crate::stats::QueueStats;
 use crate::translate::Translator;
 
-/// A virtual queue pair's path to its slice of a device: a physical queue pair of its own, or a
-/// share of one. It belongs to one worker thread, together with the guest's map.
+/// A virtual queue pair on a slice of a device, with a physical queue pair of its own, or sharing
+/// one with others. Belongs to one worker thread, together with the guest's memory map.
 ///
 /// ```text
 /// for every fetched command: submit     then: ring     now and then: poll     before sleep: Waker::arm
@@ -35,8 +35,8 @@ pub struct DirectQueue {
     done: Vec<Done>,
 }
 
-/// Wake-up source for a worker that sleeps with outstanding commands: belongs to a physical queue
-/// pair, for all virtual ones that share it.
+/// Wake-up source for a worker that sleeps with outstanding commands. Belongs to a physical queue
+/// pair, on behalf of all virtual ones that share it.
 #[derive(Debug)]
 pub struct Waker {
     lane: Weak<RefCell<Lane>>,
@@ -44,13 +44,13 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// Returns a descriptor that is readable when a command has completed after [`Waker::arm`].
+    /// Returns a descriptor that becomes readable when a command completes after [`Waker::arm`].
     pub fn event_fd(&self) -> BorrowedFd<'_> {
         self.eventfd.as_fd()
     }
 
-    /// Prepares the worker's sleep on [`Waker::event_fd`]. `Some(false)`: poll again, since
-    /// something is pending. `None`: the physical queue pair no longer exists.
+    /// Prepares the worker's sleep on [`Waker::event_fd`]. `Some(false)`: completions are pending,
+    /// so poll again. `None`: the physical queue pair no longer exists.
     pub fn arm(&self) -> Option<bool> {
         let lane = self.lane.upgrade()?;
         // A borrowed lane is in use.
@@ -80,7 +80,7 @@ impl DirectQueue {
     /// Creates a further virtual queue pair on the same physical one, which is then shared fairly.
     ///
     /// # Errors
-    /// [`Error::Unusable`] for a slice of a namespace with another size of blocks.
+    /// [`Error::Unusable`] for a slice of a namespace with another block size.
     pub fn share(&self, options: DirectOptions) -> Result<Self, Error> {
         Self::on(self.lane.clone(), options)
     }
@@ -119,33 +119,33 @@ impl DirectQueue {
         &self.stats
     }
 
-    /// Returns whether the device supports a command. A caller with another path may emulate
-    /// unsupported ones.
+    /// Returns whether the device supports a command. A caller may emulate unsupported commands in
+    /// another way.
     #[inline]
     pub fn supports(&self, opcode: NvmOpcode) -> bool {
         self.rules.supports(opcode)
     }
 
-    /// Sets a new memory page size of the guest.
+    /// Sets the guest's memory page size after it has changed.
     pub fn set_page_size(&mut self, page_size: u64) {
         self.translator.set_page_size(page_size);
     }
 
-    /// Follows a resize of the slice: commands are checked against this one from now on. First
-    /// block and namespace must not change.
+    /// Replaces the slice after it was resized; later commands are checked against it. First block
+    /// and namespace must not change.
     pub fn set_slice(&mut self, slice: Slice) {
         self.rules.slice = slice;
     }
 
-    /// Sets the state of the guest's volatile write cache: when off, every write is durable on
-    /// completion.
+    /// Sets the state of the guest's volatile write cache. When off, every write is made durable
+    /// before its completion.
     pub fn set_write_cache(&mut self, on: bool) {
         self.rules.force_fua = !on;
     }
 
-    /// Returns how many commands may be submitted now; to be called while there are any. On a
-    /// shared physical queue pair the result is the share, and calling it without success makes the
-    /// sharing ones leave room.
+    /// Returns how many commands may be submitted now. To be called while there are any: on a
+    /// shared physical queue pair the result is limited to the share, and a call without success
+    /// makes the others leave room.
     #[inline]
     pub fn room(&mut self) -> usize {
         let client = self.client;
@@ -159,7 +159,7 @@ impl DirectQueue {
     /// The doorbell is not rung.
     ///
     /// # Errors
-    /// The status to report to the guest at once. Nothing has happened then.
+    /// The status to report to the guest at once. Nothing was submitted then.
     #[inline]
     pub fn submit(&mut self, command: &Command, map: &DmaMap, token: u64) -> Result<(), Status> {
         let start = self.stats.start();
@@ -239,8 +239,8 @@ impl DirectQueue {
     }
 
     /// Requests an early end of a command, for the guest's Abort. `true`: it will end with Command
-    /// Abort Requested, unless it failed before. `false`: it is completely at the device, which
-    /// determines its end; the driver handles time-outs.
+    /// Abort Requested, unless it has failed before. `false`: all of it has been submitted to the
+    /// device, so the device ends it; the driver handles time-outs.
     pub fn abort(&mut self, token: u64) -> bool {
         let client = self.client;
         self.lane
@@ -259,7 +259,7 @@ impl DirectQueue {
         })
     }
 
-    /// Returns the time of the latest next poll, because a command may be late.
+    /// Returns the latest time of the next poll, so that a command's time-out is noticed.
     pub fn deadline(&self) -> Option<Instant> {
         let time = self.lane.try_borrow().ok()?.queue.until_tick()?;
         Some(Instant::now() + time)

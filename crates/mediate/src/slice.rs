@@ -1,4 +1,4 @@
-//! A part of a namespace, and its guest-visible geometry.
+//! A slice of a namespace, and its guest-visible geometry.
 
 use driver::{Device, Namespace};
 
@@ -15,13 +15,13 @@ pub enum SliceError {
         first_lba: u64,
         /// Number of blocks of the slice.
         blocks: u64,
-        /// Blocks of the namespace.
+        /// Number of blocks of the namespace.
         size: u64,
     },
 }
 
-/// Consecutive blocks of one namespace of a device. It is created only by a check against the
-/// namespace, so a block of the slice is always a block of the namespace.
+/// Consecutive blocks of one namespace of a device. Checked against the namespace when created, so
+/// that a block of the slice is always a block of the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
     nsid: u32,
@@ -38,23 +38,24 @@ pub struct Geometry {
     pub blocks: u64,
     /// log2 of the block size in bytes (LBADS).
     pub block_shift: u8,
-    /// Maximum data of one command of the device; larger commands of the guest are split.
+    /// Maximum data size of one command of the device in bytes. Larger commands of the guest are
+    /// split.
     pub max_transfer: u64,
-    /// Writes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// There is a volatile write cache.
+    /// Whether there is a volatile write cache.
     pub volatile_cache: bool,
-    /// Deallocated blocks read as zeroes.
+    /// Whether deallocated blocks read as zeroes.
     pub zeroes_after_deallocate: bool,
     /// Preferred granularity of deallocation in blocks; 0 if none is stated.
     pub deallocate_granularity: u32,
-    /// Compare is supported.
+    /// Whether Compare is supported.
     pub compare: bool,
-    /// Dataset Management is supported.
+    /// Whether Dataset Management is supported.
     pub dataset_management: bool,
-    /// Write Zeroes is supported.
+    /// Whether Write Zeroes is supported.
     pub write_zeroes: bool,
-    /// Verify is supported.
+    /// Whether Verify is supported.
     pub verify: bool,
 }
 
@@ -62,7 +63,8 @@ impl Slice {
     /// Creates a slice of `blocks` blocks of a namespace from `first_lba` on.
     ///
     /// # Errors
-    /// [`SliceError::Empty`] without blocks; [`SliceError::OutOfRange`] beyond the namespace.
+    /// [`SliceError::Empty`] for 0 blocks; [`SliceError::OutOfRange`] beyond the end of the
+    /// namespace.
     pub fn new(
         namespace: &Namespace,
         first_lba: u64,
@@ -97,23 +99,23 @@ impl Slice {
         Self::new(namespace, 0, namespace.blocks, read_only)
     }
 
-    /// The device's namespace.
+    /// Returns the ID of the device's namespace.
     #[inline]
     pub fn nsid(&self) -> u32 {
         self.nsid
     }
 
-    /// First block, in the namespace.
+    /// Returns the first block of the slice within the namespace.
     pub fn first_lba(&self) -> u64 {
         self.first_lba
     }
 
-    /// Number of blocks.
+    /// Returns the number of blocks.
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// log2 of the block size in bytes.
+    /// Returns log2 of the block size in bytes.
     #[inline]
     pub fn block_shift(&self) -> u8 {
         self.block_shift
@@ -125,22 +127,22 @@ impl Slice {
         self.read_only
     }
 
-    /// Returns the namespace's number of the slice's block `lba`; `None` when the slice does not
-    /// contain the `blocks` blocks from there on.
+    /// Converts block `lba` of the slice to a block of the namespace; `None` when the slice does
+    /// not contain the `blocks` blocks from there on.
     #[inline]
     pub fn lba(&self, lba: u64, blocks: u64) -> Option<u64> {
         let end = lba.checked_add(blocks)?;
         (end <= self.blocks).then(|| self.first_lba + lba)
     }
 
-    /// Returns whether the two have blocks in common.
+    /// Returns whether two slices have blocks in common.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.nsid == other.nsid
             && self.first_lba < other.first_lba + other.blocks
             && other.first_lba < self.first_lba + self.blocks
     }
 
-    /// Returns the guest-visible geometry, from a new query of the namespace.
+    /// Returns the guest-visible geometry, from the namespace's current properties.
     pub fn geometry(&self, device: &Device) -> Geometry {
         let limits = device.limits();
         let namespace = device.namespace(self.nsid).ok();

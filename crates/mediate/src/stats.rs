@@ -11,10 +11,10 @@ pub struct QueueStats {
     /// Cycles to translate a command, checks included: from the copied submission entry to the
     /// entry in the physical queue. The doorbell, which is rung once for a batch, is excluded.
     pub translate: Histogram,
-    /// Cycles to complete a command: from the moment that its entry is seen in the physical
-    /// completion queue to the return of the caller, which posts it to the guest. A command of a
-    /// batch has its share. Looks at an empty queue are excluded, and so are interruptions of the
-    /// thread during them.
+    /// Cycles to complete a command: from the moment its entry is found in the physical completion
+    /// queue until the caller has posted it to the guest. A command of a batch is charged its
+    /// share. Polls of an empty queue are excluded, and so are interruptions of the thread during
+    /// them.
     pub complete: Histogram,
     /// Cycles to send an interrupt to the guest. Recorded by the sender.
     pub interrupt: Histogram,
@@ -26,7 +26,7 @@ pub struct QueueStats {
     off: AtomicBool,
 }
 
-/// Adds by a plain load and store: there is one writer.
+/// Adds by a plain load and store, because there is only one writer.
 #[inline]
 fn add(to: &AtomicU64, value: u64) {
     let sum = to.load(Ordering::Relaxed).wrapping_add(value);

@@ -1,9 +1,9 @@
 //! Translation of guest addresses to device addresses.
 //!
-//! A guest address is looked up in the guest's map, which yields memory of this process, and that
-//! in the table of memory registered with the device. The combination of both steps is cached by
-//! window. A guest window inside one registration has a constant offset to its device address, so a
-//! page costs one compare and one addition. Other cases, and all lists, take the slow path
+//! A guest address is looked up in the guest's map, which yields memory of this process; that is
+//! then looked up in the table of memory registered with the device. The combined result is cached
+//! by window. A guest window inside one registration has a constant offset to its device address,
+//! so a page costs one compare and one addition. Other cases, and all lists, take the slow path
 //! ([`walk`], [`Translator::resolve`]), with the same copy-once walkers as every other access to
 //! guest memory.
 
@@ -16,7 +16,7 @@ use nvme::{Command, Status};
 /// Number of cached windows: low memory, high memory, and two more.
 const WAYS: usize = 4;
 
-/// A guest window, and its device address.
+/// A guest window and its device address.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     start: u64,
@@ -54,7 +54,7 @@ impl Span {
 /// Result of the fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Near {
-    /// All of the data, contiguous.
+    /// A contiguous range that contains all of the data.
     One(u64),
     /// Two pages that are not adjacent.
     Two([IovaRange; 2]),
@@ -63,11 +63,11 @@ pub(crate) enum Near {
 /// Cached translations of one guest's map.
 #[derive(Debug)]
 pub(crate) struct Translator {
-    /// The guest's memory page size, less one.
+    /// Mask of the offset within a memory page of the guest.
     mask: u64,
     spans: [Span; WAYS],
     recent: usize,
-    /// Map, generation and table of the cached spans.
+    /// Identities of the map, its generation, and the table to which the cached spans belong.
     of: (u64, u64, u64),
 }
 
@@ -83,7 +83,7 @@ impl Translator {
         translator
     }
 
-    /// Sets the guest's memory page. The smallest size is always a safe reading.
+    /// Sets the guest's memory page size. The smallest size is always safe.
     pub fn set_page_size(&mut self, page_size: u64) {
         let usable = page_size.is_power_of_two() && page_size >= 4096;
         self.mask = if usable { page_size - 1 } else { 4095 };

@@ -12,10 +12,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use volume::{IoError, IoErrorKind, Op};
 
-/// Maximum number of bytes copied at a time.
+/// Maximum number of bytes copied at once.
 const PIECE: usize = 1 << 20;
 
-/// The files of a chain, by layers. Every call waits for the system.
+/// Files of a chain, by layer, accessed with blocking system calls.
 #[derive(Debug, Clone)]
 pub(crate) struct Blocking(Arc<Vec<File>>);
 
@@ -66,7 +66,7 @@ fn transfer(
     Ok(())
 }
 
-/// Reads all of `bytes`; zeroes follow behind the file's end.
+/// Reads all of `bytes` at offset `at`. Bytes behind the file's end read as zeroes.
 pub(crate) fn fill(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
     let mut done = 0;
     while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
@@ -99,7 +99,7 @@ impl Store for Blocking {
     fn shield(&self) {}
 }
 
-/// Wakes the thread that waits.
+/// Waker that unparks the waiting thread.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -108,7 +108,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Waits on this thread.
+/// Runs a future to completion on the calling thread.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));

@@ -1,4 +1,4 @@
-//! Comparison of an image's refcounts with the references in its tables, for images that were not
+//! Correction of an image's refcounts by the references in its tables, for images that were not
 //! closed cleanly.
 //!
 //! A process that is killed while it writes an image leaves clusters that are counted and not used,
@@ -11,7 +11,7 @@ use crate::tables::numbers;
 use std::io;
 use std::ops::Range;
 
-/// Maximum number of clusters of an image that can be checked: each count takes two bytes.
+/// Maximum number of clusters of an image that can be checked. Each count takes two bytes.
 const MOST_CLUSTERS: u64 = 1 << 28;
 
 /// Reason why an image's refcounts cannot be corrected.
@@ -32,13 +32,13 @@ pub(crate) enum CheckError {
 /// Refcount errors found by a check.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// Clusters that were counted and not used.
+    /// Number of leaked clusters, which had a refcount without being used.
     pub(crate) leaked: u64,
-    /// Clusters that were used and not counted, or not often enough.
+    /// Number of used clusters whose refcount was too low.
     pub(crate) uncounted: u64,
 }
 
-/// Number of references to each cluster.
+/// Number of references found to each cluster.
 struct Counts {
     counts: Vec<u16>,
 }
@@ -70,19 +70,19 @@ impl Counts {
     }
 }
 
-/// A cluster with one user that shares it with nobody.
+/// Count of a cluster that must not be shared.
 const OWN: u16 = u16::MAX;
 
-/// Metadata of an image apart from its L2 tables and their clusters.
+/// Metadata of an image other than its L2 tables and their clusters.
 pub(crate) struct Skeleton<'a> {
     pub(crate) geometry: Geometry,
     pub(crate) l1: &'a [u64],
-    /// The clusters of the header, the L1 table and the refcount table.
+    /// Clusters of the header, the L1 table and the refcount table.
     pub(crate) parts: Vec<Range<u64>>,
 }
 
-/// Counts all references, and sets the refcounts to the counted numbers. `read` fills a buffer from
-/// a byte offset of the image.
+/// Counts all references, and sets the refcounts accordingly. `read` fills a buffer from a byte
+/// offset of the image.
 pub(crate) fn check(
     skeleton: &Skeleton<'_>,
     refcounts: &mut Refcounts,

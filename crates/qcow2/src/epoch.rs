@@ -1,15 +1,15 @@
 //! Epochs that delay the reuse of freed clusters.
 //!
-//! A worker looks at an entry and starts its request on the cluster that it finds there; another
-//! worker may remove the entry meanwhile. So a cluster is free only when every request has ended
-//! that began before the entry was removed. Time is counted in epochs: removing entries begins a
-//! new epoch, and each queue publishes the oldest epoch of its outstanding requests.
+//! A worker looks up an entry and starts its request on the cluster found there, while another
+//! worker may remove the entry. A freed cluster may therefore be reused only when all requests have
+//! completed that began before the entry was removed. Time is counted in epochs: removing entries
+//! begins a new epoch, and each queue publishes the oldest epoch of its outstanding requests.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, Weak};
 use sync::Unpoisoned;
 
-/// The epochs of an image.
+/// Epochs of an image.
 #[derive(Debug, Default)]
 pub(crate) struct Epochs {
     now: AtomicU64,
@@ -24,13 +24,14 @@ pub(crate) struct Seen(AtomicU64);
 const IDLE: u64 = u64::MAX;
 
 impl Epochs {
-    /// Returns the current epoch. Entries that were removed before it began are not found any more.
+    /// Returns the current epoch. Entries that were removed before it began are no longer found by
+    /// lookups.
     #[inline]
     pub(crate) fn now(&self) -> u64 {
         self.now.load(Ordering::Acquire)
     }
 
-    /// Adds a queue, which has nothing in flight.
+    /// Adds a queue without outstanding requests.
     pub(crate) fn join(&self) -> Arc<Seen> {
         let seen = Arc::new(Seen(AtomicU64::new(IDLE)));
         self.queues.lock().unpoisoned().push(Arc::downgrade(&seen));
@@ -47,7 +48,7 @@ impl Epochs {
         now
     }
 
-    /// Returns the oldest epoch in which a request in flight may have begun.
+    /// Returns the oldest epoch in which an outstanding request may have begun.
     pub(crate) fn oldest(&self) -> u64 {
         let mut queues = self.queues.lock().unpoisoned();
         let mut oldest = self.now.load(Ordering::SeqCst);
@@ -63,8 +64,7 @@ impl Epochs {
 }
 
 impl Seen {
-    /// Publishes that the queue, which had nothing in flight, starts a request. To be called before
-    /// an entry is looked at.
+    /// Publishes that an idle queue starts a request. To be called before an entry is looked up.
     pub(crate) fn begin(&self, epochs: &Epochs) -> u64 {
         let now = epochs.now();
         self.0.store(now, Ordering::SeqCst);
@@ -72,12 +72,12 @@ impl Seen {
         now
     }
 
-    /// Publishes that all outstanding requests of the queue began in that epoch or later.
+    /// Publishes that all outstanding requests of the queue began in `epoch` or later.
     pub(crate) fn advance(&self, epoch: u64) {
         self.0.store(epoch, Ordering::Release);
     }
 
-    /// Publishes that nothing is in flight.
+    /// Publishes that the queue has no outstanding requests.
     pub(crate) fn idle(&self) {
         self.0.store(IDLE, Ordering::Release);
     }

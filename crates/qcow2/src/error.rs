@@ -8,19 +8,19 @@ use volume::VolumeError;
 /// Error of opening or resizing an image.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// The file itself cannot be used.
+    /// The image's file cannot be used.
     #[error(transparent)]
     Volume(#[from] VolumeError),
     /// The file does not exist.
     #[error("{}: no such file; create an image with: qemu-img create -f qcow2 {} 10G", path.display(), path.display())]
     Missing {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
     },
     /// The format of the image is invalid or not supported.
     #[error("{}: {why}", path.display())]
     Format {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
         /// Reason why the format is refused.
         why: FormatError,
@@ -28,7 +28,7 @@ pub enum ImageError {
     /// The image cannot be read.
     #[error("{}: {what}: {error}", path.display())]
     Io {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
         /// Operation that failed.
         what: &'static str,
@@ -38,15 +38,15 @@ pub enum ImageError {
     /// Tables of the image contradict each other.
     #[error("{}: {what}; look at it with qemu-img check, and serve it with read-only=on to save what is there", path.display())]
     Damaged {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
         /// Description of the contradiction.
         what: String,
     },
-    /// Tables of the image need too much memory.
+    /// The tables of the image exceed the memory limit.
     #[error("{}: its {what} would take {mib} MiB of memory, and 1024 MiB are possible; an image with larger clusters has shorter tables", path.display())]
     Large {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
         /// Kind of the tables.
         what: &'static str,
@@ -56,19 +56,19 @@ pub enum ImageError {
     /// The backing file of the image may not be opened.
     #[error("{}: its backing file \"{name}\" {why}", path.display())]
     Backing {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
         /// The backing file, as the image names it.
         name: String,
         /// Reason for the refusal.
         why: String,
     },
-    /// A size that it cannot be given.
+    /// The image cannot be resized to this size.
     #[error("{}: cannot have {bytes} bytes: {why}", path.display())]
     Size {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
-        /// The size.
+        /// The requested size in bytes.
         bytes: u64,
         /// Reason for the refusal.
         why: &'static str,

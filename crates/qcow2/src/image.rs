@@ -18,23 +18,23 @@ use std::task::{Poll, Waker};
 use sync::Unpoisoned;
 use volume::{Direct, Extent, FileVolume, IoError, IoErrorKind, Op, Volume, VolumeError};
 
-/// Clusters that are given to the file system at one time.
+/// Maximum number of clusters whose space is returned to the file system by one operation.
 const MOST_PUNCHED: u64 = 1024;
 
-/// One image of a chain, or a raw file at its lower end.
+/// An image of a chain, or the raw file at its lower end.
 pub(crate) struct Image {
     pub(crate) path: PathBuf,
-    /// Index in the chain; 0 is the image that is served.
+    /// Index of the layer in the chain; 0 is the image that is served.
     pub(crate) layer: usize,
-    /// The file opened for its clusters.
+    /// The file, opened for access to clusters.
     pub(crate) data: FileVolume,
-    /// The opening that holds the lock, where that is another one.
+    /// The opening that holds the file's lock, when it is not one of the other two.
     locked: Option<FileVolume>,
-    /// The file opened through the page cache, for the image's tables; `None` for a raw file.
+    /// The file, opened through the page cache for access to tables; `None` for a raw file.
     pub(crate) tables_file: Option<FileVolume>,
     /// Size of the disk in bytes.
     pub(crate) size: AtomicU64,
-    /// `None`: it is a raw file.
+    /// L1 and L2 tables; `None` for a raw file.
     pub(crate) tables: Option<Tables>,
     pub(crate) geometry: Geometry,
     /// State for writing the image; `None` for an image that is only read.
@@ -53,7 +53,7 @@ impl std::fmt::Debug for Image {
     }
 }
 
-/// The parts of an [`Image`].
+/// Parts from which an [`Image`] is created.
 pub(crate) struct Parts {
     pub(crate) path: PathBuf,
     pub(crate) layer: usize,
@@ -82,8 +82,8 @@ impl Image {
         }
     }
 
-    /// Prepares the first write of the image: corrected refcounts are written, and the refcount
-    /// table gets room for more clusters.
+    /// Prepares the first write to the image: corrected refcounts are written, and the refcount
+    /// table is enlarged if necessary.
     pub(crate) async fn prepare(&self, writer: &Writer, store: &impl Store) -> Result<(), IoError> {
         writer.settle_all(store).await?;
         self.make_room(writer, store, self.size()).await
@@ -95,7 +95,7 @@ impl Image {
         self.size.load(Ordering::Acquire)
     }
 
-    /// Switches access to the clusters to the page cache.
+    /// Switches access to clusters to the page cache.
     pub(crate) fn go_through_cache(&mut self) -> Result<(), VolumeError> {
         let buffered = self.data.reopen(Direct::Off)?;
         let opened = std::mem::replace(&mut self.data, buffered);
@@ -103,14 +103,14 @@ impl Image {
         Ok(())
     }
 
-    /// Returns the extent in which the image's file lies.
+    /// Returns the extent that contains the image's file.
     pub(crate) fn extent(&self) -> Option<Extent> {
         self.locked.as_ref().unwrap_or(&self.data).extent()
     }
 
-    /// Returns the entry in the form in which it may be used. An invalid entry becomes
-    /// [`Entry::INVALID`]. An entry that leads to an uncounted cluster or to a table's cluster is
-    /// made unwritable.
+    /// Returns an entry in the form in which it may be used. An invalid entry becomes
+    /// [`Entry::INVALID`]. An entry that refers to a cluster without refcount or to a table's
+    /// cluster becomes read-only.
     pub(crate) fn check(&self, entry: Entry) -> Entry {
         let checked = checked(entry, &self.geometry);
         let Some(writer) = &self.writer else {
@@ -130,7 +130,7 @@ impl Image {
         }
     }
 
-    /// Logs that a table has an invalid entry.
+    /// Logs an invalid entry of a table.
     pub(crate) fn complain(&self, what: &str) {
         self.log.line(|left_out| {
             let path = self.path.display();
@@ -141,7 +141,7 @@ impl Image {
         });
     }
 
-    /// Looks up the slice with this number in the image's L2 tables.
+    /// Looks up the `slice`th slice of the image's L2 tables.
     pub(crate) async fn look(&self, store: &impl Store, slice: u64) -> Result<Look, IoError> {
         match &self.tables {
             Some(tables) => tables.look(store, slice, |entry| self.check(entry)).await,
@@ -169,36 +169,37 @@ impl Image {
 /// All of that is on the disk, or in the kernel's page cache, before the guest is answered: if this
 /// process is killed and started again, the guest finds the data that it has written.
 pub(crate) struct Writer {
-    /// Locks on guest clusters during changes of their mapping.
+    /// Locks on guest clusters whose mapping is being changed.
     pub(crate) clusters: RangeLocks,
-    /// Tables that are being made: everything that has a place in L1 or the refcount table.
+    /// Locks on the L1 and the refcount table, held while tables are created or replaced.
     pub(crate) structure: RangeLocks,
     pub(crate) epochs: Epochs,
     refcounts: Mutex<Refcounts>,
-    /// Clusters of the image's own tables.
+    /// Clusters that contain the image's own tables.
     own: Mutex<HashSet<u64>>,
     dirty: Mutex<Dirty>,
-    /// An operation has failed and left refcounts wrong until the image is checked.
+    /// Whether an operation has failed in such a way that refcounts are wrong until the image is
+    /// checked.
     pub(crate) unsound: AtomicBool,
-    /// Counts changes of L1 and L2 tables.
+    /// Number of changes made to L1 and L2 tables.
     changes: AtomicU64,
-    /// Number of changes that are durable.
+    /// Number of those changes that are durable.
     durable: AtomicU64,
     limbo: Mutex<Limbo>,
-    /// Length of the limbo's first list.
+    /// Number of clusters in the limbo's first list.
     waiting: AtomicU64,
-    /// A task is processing the limbo.
+    /// Whether a task is processing the limbo.
     pub(crate) reaping: AtomicBool,
-    /// The byte of the refcount table.
+    /// Offset of the refcount table.
     pub(crate) reftable: AtomicU64,
 }
 
-/// Clusters between their removal and their next use.
+/// Freed clusters that cannot be reused yet.
 #[derive(Debug, Default)]
 struct Limbo {
-    /// Removed clusters, with the epoch from which on no request is on its way to them.
+    /// Freed clusters, each with the epoch from which on no request can access them.
     removed: Vec<(u64, Ranges)>,
-    /// Clusters that read as zeroes now, and durably after the next flush.
+    /// Clusters that read as zeroes now, and durably so after the next flush.
     zeroed: Ranges,
 }
 
@@ -221,8 +222,9 @@ enum Phase {
 }
 
 impl Writer {
-    /// Creates the writer of an image with these refcounts. `own`: clusters of the image's tables.
-    /// `unknown`: free clusters with unknown content. `dirty`: the header's dirty bit is set.
+    /// Creates the writing state of an image with these refcounts. `own`: clusters of the image's
+    /// tables. `unknown`: free clusters with unknown content. `dirty`: whether the header's dirty
+    /// bit is set.
     pub(crate) fn new(
         refcounts: Refcounts,
         own: HashSet<u64>,
@@ -262,17 +264,17 @@ impl Writer {
         self.refcounts.lock().unpoisoned()
     }
 
-    /// Returns whether the cluster is counted, and none of the image's tables is in it.
+    /// Returns whether the cluster has a refcount and contains none of the image's tables.
     fn owns(&self, cluster: u64) -> bool {
         self.refcounts().get(cluster) > 0 && !self.own.lock().unpoisoned().contains(&cluster)
     }
 
-    /// Records that a table lies in these clusters.
+    /// Records that these clusters contain tables of the image.
     pub(crate) fn enter_own(&self, clusters: Range<u64>) {
         self.own.lock().unpoisoned().extend(clusters);
     }
 
-    /// Records that no table lies in these clusters any more.
+    /// Records that these clusters no longer contain tables.
     pub(crate) fn leave_own(&self, clusters: Range<u64>) {
         let mut own = self.own.lock().unpoisoned();
         for cluster in clusters {
@@ -296,7 +298,7 @@ impl Writer {
         self.durable.load(Ordering::Acquire) == self.changes.load(Ordering::Acquire)
     }
 
-    /// Makes everything durable that has been written.
+    /// Makes all completed writes durable.
     pub(crate) async fn flush(&self, store: &impl Store) -> Result<(), IoError> {
         let changes = self.changes();
         let zeroed = Zeroed {
@@ -317,7 +319,7 @@ impl Writer {
         self.dirty.lock().unpoisoned()
     }
 
-    /// Sets the header's dirty bit, which stays set at least as long as the result lives.
+    /// Sets the header's dirty bit. The bit stays set at least until the result is dropped.
     pub(crate) async fn begin(&self, store: &impl Store) -> Result<Change<'_>, IoError> {
         let writes = wait(store, |context| {
             let mut dirty = self.dirty();
@@ -350,15 +352,15 @@ impl Writer {
         Ok(Change(self))
     }
 
-    /// Writes the incompatible features. All set features are known to this crate; the compatible
-    /// features behind them stay.
+    /// Writes the header's incompatible features. All of them are known to this crate. The
+    /// compatible features that follow are not changed.
     async fn write_features(&self, store: &impl Store, incompatible: u64) -> Result<(), IoError> {
         store
             .write(OFFSET_FEATURES, &incompatible.to_be_bytes())
             .await
     }
 
-    /// Clears the header's dirty bit, if no change is in progress and the image is sound.
+    /// Clears the header's dirty bit, unless a change is in progress or refcounts are wrong.
     pub(crate) async fn end(&self, store: &impl Store) -> Result<(), IoError> {
         {
             let mut dirty = self.dirty();
@@ -386,13 +388,13 @@ impl Writer {
         dirty.phase == Phase::Dirty && dirty.users == 0
     }
 
-    /// Returns whether removed clusters wait for their next use.
+    /// Returns whether freed clusters wait for their reuse.
     #[inline]
     pub(crate) fn has_limbo(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// Enters clusters that no entry leads to and that are not counted any more into the limbo.
+    /// Adds freed clusters to the limbo: no entry refers to them, and their refcount is zero.
     fn removed(&self, clusters: Ranges) {
         if clusters.len() == 0 {
             return;
@@ -403,7 +405,7 @@ impl Writer {
         self.waiting.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Takes clusters out of the limbo that no request is on its way to any more.
+    /// Removes the clusters from the limbo that no outstanding request can access any more.
     fn take_ripe(&self) -> Ranges {
         let oldest = self.epochs.oldest();
         let mut limbo = self.limbo();
@@ -423,7 +425,7 @@ impl Writer {
 }
 
 impl Image {
-    /// Zeroes removed clusters, so that they can be used again, and returns their space to the file
+    /// Zeroes freed clusters, so that they can be reused, and returns their space to the file
     /// system. Returns whether there were any.
     pub(crate) async fn reap(&self, store: &impl Store) -> Result<bool, IoError> {
         let Some(writer) = &self.writer else {
@@ -451,7 +453,7 @@ impl Image {
         Ok(true)
     }
 
-    /// Allocates clusters that lie beside each other, at most so many. They are counted in memory:
+    /// Allocates up to `most` adjacent clusters. Their refcounts are changed only in memory; see
     /// [`Allocated::settle`].
     pub(crate) async fn allocate<'a>(
         &self,
@@ -475,7 +477,7 @@ impl Image {
         }
     }
 
-    /// Returns the slice of an L2 table, and creates the table if there is none.
+    /// Returns a slice of an L2 table for writing, and creates the table if there is none.
     pub(crate) async fn slice_to_write(
         &self,
         writer: &Writer,
@@ -528,9 +530,9 @@ impl Image {
         Ok(())
     }
 
-    /// Sets adjacent entries of a slice, first on the disk and then in memory. The caller has
-    /// locked their clusters. The clusters that they led to before are freed. The operation runs to
-    /// its end even when its request is cancelled.
+    /// Sets adjacent entries of a slice, first on the disk and then in memory, and frees the
+    /// clusters that they referred to before. The caller has locked the guest clusters. The
+    /// operation runs to its end even when its request is cancelled.
     pub(crate) async fn set_entries(
         &self,
         writer: &Writer,
@@ -567,7 +569,7 @@ impl Image {
         self.release(writer, store, unused).await
     }
 
-    /// Returns the clusters that an entry leads to.
+    /// Returns the clusters that an entry refers to.
     fn clusters_of(&self, entry: Entry) -> Range<u64> {
         let bits = self.geometry.cluster_bits;
         match entry.mapping(&self.geometry) {
@@ -579,7 +581,7 @@ impl Image {
         }
     }
 
-    /// Removes a reference of each of these clusters.
+    /// Decrements the refcount of each of these clusters.
     pub(crate) async fn release(
         &self,
         writer: &Writer,
@@ -640,7 +642,8 @@ impl Writer {
         }
     }
 
-    /// Writes the bytes that [`Refcounts::settle`] returns. `false`: no bytes had to be written.
+    /// Writes the part of a refcount block that [`Refcounts::settle`] returned. Returns `false`
+    /// when nothing had to be written.
     async fn write_block(
         &self,
         store: &impl Store,
@@ -668,7 +671,7 @@ impl Writer {
     }
 }
 
-/// A change in progress; the header's dirty bit stays set until it is dropped.
+/// A change in progress. The header's dirty bit stays set until this is dropped.
 #[must_use = "the header says that the image is in order when this is dropped"]
 pub(crate) struct Change<'a>(&'a Writer);
 
@@ -692,7 +695,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// A part of a refcount block is being written.
+/// Guard of a write to a part of a refcount block.
 struct Writing<'a> {
     writer: &'a Writer,
     index: usize,
@@ -709,9 +712,9 @@ impl Drop for Writing<'_> {
     }
 }
 
-/// Entries that are being written. If the write fails, the content of the disk is unknown. The
-/// entries in memory are then made invalid as well, because a request through them might be lost
-/// with the next start.
+/// Guard of a write to entries. If the write fails, the content of the disk is unknown. The entries
+/// in memory then become invalid, too, because data written through them might be lost at the next
+/// start.
 struct Setting<'a> {
     writer: &'a Writer,
     slice: &'a Slice,
@@ -738,7 +741,7 @@ impl Drop for Setting<'_> {
     }
 }
 
-/// Clusters that read as zeroes, durably when the flush has succeeded that this waits for.
+/// Clusters that read as zeroes. They do so durably after the flush that this guard waits for.
 struct Zeroed<'a> {
     writer: &'a Writer,
     clusters: Ranges,
@@ -759,8 +762,8 @@ impl Drop for Zeroed<'_> {
     }
 }
 
-/// Clusters that were allocated, and that nothing leads to yet: they are freed with this, unless
-/// they are kept.
+/// Allocated clusters that no entry refers to yet. They are freed when this is dropped, unless they
+/// are kept.
 #[must_use = "dropping it frees the clusters"]
 pub(crate) struct Allocated<'a> {
     writer: &'a Writer,
@@ -769,13 +772,14 @@ pub(crate) struct Allocated<'a> {
 }
 
 impl Allocated<'_> {
-    /// Writes the refcounts of the clusters to the disk, before anything leads to them.
+    /// Writes the refcounts of the clusters to the disk, before any entry refers to them.
     pub(crate) async fn settle(&self, store: &impl Store) -> Result<(), IoError> {
         self.writer.settle(store, &self.run.clusters).await
     }
 
-    /// Keeps the clusters allocated, because an entry that leads to them was to be written. After a
-    /// failed write the content of the disk is unknown, and the image counts as unsound.
+    /// Keeps the clusters allocated, because an entry that refers to them was written. `written`:
+    /// result of that write. After a failure the content of the disk is unknown, and the refcounts
+    /// count as wrong.
     pub(crate) fn keep(mut self, written: &Result<(), IoError>) {
         self.kept = true;
         if written.is_err() {

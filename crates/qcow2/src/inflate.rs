@@ -1,5 +1,5 @@
-//! Compressed clusters: a few threads of the process decompress them, as a worker would be away for
-//! its other clients for a hundred microseconds or more.
+//! Decompression of clusters on a few threads of the process. On a worker, it would delay other
+//! clients by a hundred microseconds or more.
 
 use crate::store::Store;
 use crate::wait::wait;
@@ -14,12 +14,12 @@ use volume::{IoError, IoErrorKind};
 
 /// Maximum number of threads.
 const MOST_THREADS: usize = 4;
-/// A thread without work ends after this time.
+/// Idle time after which a thread ends.
 const IDLE_LIMIT: Duration = Duration::from_secs(5);
-/// Bytes of stack of a thread.
+/// Stack size of a thread in bytes.
 const STACK: usize = 256 << 10;
 
-/// Decompresses `from` (raw deflate, with whatever follows it) to `len` bytes.
+/// Decompresses `from` (raw deflate, possibly followed by other data) to `len` bytes.
 pub fn inflate(from: &[u8], len: usize) -> Option<Vec<u8>> {
     let mut to = vec![0; len];
     let mut decompressor = Box::<DecompressorOxide>::default();
@@ -54,7 +54,7 @@ struct Pool {
     due: Condvar,
 }
 
-/// The threads of the process.
+/// The process's pool of threads.
 static POOL: Pool = Pool {
     state: Mutex::new(State {
         due: VecDeque::new(),
@@ -69,7 +69,7 @@ impl Pool {
         self.state.lock().unpoisoned()
     }
 
-    /// Hands work to a thread of the pool. The work is returned if no thread can be started.
+    /// Passes work to a thread of the pool. Returns the work if no thread can be started.
     fn start(&'static self, work: Work) -> Option<Work> {
         let mut state = self.lock();
         state.due.push_back(work);
@@ -93,7 +93,7 @@ impl Pool {
         None
     }
 
-    /// Runs a thread of the pool.
+    /// Main loop of a thread of the pool.
     fn run(&self) {
         sync::leave_cpu();
         let mut state = self.lock();
@@ -127,7 +127,7 @@ impl Work {
     }
 }
 
-/// Decompresses on another thread.
+/// Decompresses a cluster on a thread of the pool.
 pub(crate) async fn inflate_elsewhere(
     store: &impl Store,
     from: Vec<u8>,
@@ -156,13 +156,13 @@ pub(crate) async fn inflate_elsewhere(
     result.ok_or(IoErrorKind::MediaRead.into())
 }
 
-/// Cache of recently decompressed clusters, by their L2 entries.
+/// Cache of recently decompressed clusters, by L2 entry.
 pub(crate) struct Inflated {
     clusters: Mutex<VecDeque<(u64, Arc<Vec<u8>>)>>,
     most: usize,
 }
 
-/// Bytes of them that an image keeps.
+/// Maximum size in bytes of an image's cache.
 const KEPT: u64 = 4 << 20;
 
 impl Inflated {

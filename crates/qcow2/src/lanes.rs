@@ -1,8 +1,8 @@
-//! The files of a chain on a worker's ring, and the tasks that use them.
+//! Files of a chain on a worker's ring, and the tasks that use them.
 //!
-//! A request that is more than one operation on one file is a task: a future that starts operations
-//! and waits for them, for other tasks, or for threads. The worker polls those that something has
-//! happened for, in the rounds of its queue.
+//! A request that takes more than one operation on one file is a task: a future that starts
+//! operations and waits for them, for other tasks, or for threads. The worker polls the tasks that
+//! have been woken in the rounds of their queue.
 
 use crate::store::{Access, Outcome, Part, Store};
 use dma::SegmentList;
@@ -17,7 +17,7 @@ use volume::{
     Completion, Inbox, Io, IoError, IoErrorKind, Lane, Op, OpenQueue, Request, VolumeError,
 };
 
-/// An operation that a task has started.
+/// State of an operation that a task has started.
 enum Slot {
     Free,
     Busy {
@@ -28,13 +28,13 @@ enum Slot {
         at: u64,
         len: u64,
         task: Option<Rc<TaskState>>,
-        /// The future that waited for the operation was dropped.
+        /// Whether the future that waited for the operation was dropped.
         orphan: bool,
     },
     Done(Outcome),
 }
 
-/// State of a task that is visible outside its future.
+/// State of a task that is shared with its operations.
 #[derive(Debug, Default)]
 pub(crate) struct TaskState {
     cancelled: Cell<bool>,
@@ -43,8 +43,8 @@ pub(crate) struct TaskState {
 }
 
 impl TaskState {
-    /// Returns whether the task was cancelled and holds no shield, so that it need not finish a
-    /// change.
+    /// Returns whether the task was cancelled and may end now, because no shield requires it to
+    /// finish a change.
     fn is_cancelled(&self) -> bool {
         self.cancelled.get() && self.shields.get() == 0
     }
@@ -54,10 +54,10 @@ impl TaskState {
     }
 }
 
-/// The chain's files on one worker's ring.
+/// A chain's files on one worker's ring.
 pub(crate) struct Lanes {
     lane: Lane,
-    /// Openings of the files; data and tables of a layer are adjacent.
+    /// Queues of the files. The data and tables queues of a layer are adjacent.
     files: RefCell<Vec<OpenQueue>>,
     slots: RefCell<Vec<Slot>>,
     free: RefCell<Vec<usize>>,
@@ -82,22 +82,22 @@ impl Lanes {
         }))
     }
 
-    /// Returns the ring on which the files are opened.
+    /// Returns the `Io` on which the files are opened.
     pub(crate) fn io(&self) -> &Io {
         self.lane.io()
     }
 
-    /// Adds a layer's files: for data, and for tables.
+    /// Adds the two queues of a layer, for data and for tables.
     pub(crate) fn add(&self, data: OpenQueue, tables: OpenQueue) {
         self.files.borrow_mut().extend([data, tables]);
     }
 
-    /// Operations that are under way.
+    /// Returns the number of outstanding operations.
     pub(crate) fn busy(&self) -> usize {
         self.busy.get()
     }
 
-    /// Returns whether there is work that nothing wakes the worker for.
+    /// Returns whether there is work for which the worker receives no wake-up.
     pub(crate) fn has_news(&self) -> bool {
         self.lane.has_news() || !self.parked.borrow().is_empty() || {
             let files = self.files.borrow();
@@ -106,7 +106,7 @@ impl Lanes {
         }
     }
 
-    /// Collects completions, and submits parked operations. Wakes their tasks.
+    /// Processes completions, which wakes their tasks, and submits parked operations.
     pub(crate) fn poll(&self) {
         if self.busy.get() == 0 {
             return;
@@ -223,7 +223,7 @@ impl Lanes {
     }
 }
 
-/// The files on a worker's ring, for tasks.
+/// Access to the files on a worker's ring, for tasks.
 #[derive(Clone)]
 pub(crate) struct Shared(pub(crate) Rc<Lanes>);
 
@@ -290,7 +290,7 @@ impl Store for Shared {
     }
 }
 
-/// While it lives its task is not cancelled.
+/// Guard that protects its task from cancellation.
 pub(crate) struct Shield(Option<Rc<TaskState>>);
 
 impl Drop for Shield {
@@ -301,7 +301,7 @@ impl Drop for Shield {
     }
 }
 
-/// An operation that was started.
+/// A started operation, as a future of its result.
 struct Operation {
     lanes: Rc<Lanes>,
     number: Option<usize>,
@@ -357,7 +357,7 @@ impl Drop for Operation {
 pub(crate) enum For {
     /// A request, by its tag.
     Guest(u64),
-    /// No recipient.
+    /// No recipient, for a task of the queue's own.
     Nobody,
 }
 
@@ -368,13 +368,13 @@ struct Task {
     whose: For,
     data: Option<Rc<SegmentList>>,
     state: Rc<TaskState>,
-    /// The epoch that it began in, by the lane of its queue.
+    /// Parity of the epoch in which the task began.
     parity: usize,
     waker: Waker,
     generation: u32,
 }
 
-/// Wakes a task, from any thread.
+/// Waker of a task, usable from any thread.
 struct TaskWaker {
     inbox: Arc<Inbox<(u32, u32)>>,
     place: (u32, u32),
@@ -390,17 +390,17 @@ impl Wake for TaskWaker {
     }
 }
 
-/// The tasks of one queue.
+/// Tasks of one queue.
 pub(crate) struct Tasks {
-    /// Tasks; declared first, so that they are dropped before the lanes with their operations.
+    /// The tasks. Declared first, so that they are dropped before the lanes with their operations.
     places: Vec<Option<Task>>,
     free: Vec<usize>,
     generation: u32,
-    /// Tasks that were woken.
+    /// Tasks that were woken, by index and generation.
     inbox: Arc<Inbox<(u32, u32)>>,
     ready: VecDeque<(u32, u32)>,
     count: usize,
-    /// Number of tasks in epochs of each parity.
+    /// Number of tasks that began in epochs of each parity.
     of_parity: [usize; 2],
     pub(crate) lanes: Rc<Lanes>,
 }
@@ -419,7 +419,7 @@ impl Tasks {
         })
     }
 
-    /// Tasks that have not ended.
+    /// Returns the number of unfinished tasks.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.count
@@ -436,7 +436,7 @@ impl Tasks {
         !self.ready.is_empty() || self.inbox.has_news()
     }
 
-    /// Adds a task, and lets it begin. `Some`: it has ended already.
+    /// Adds a task and polls it. Returns its completion if it has ended already.
     pub(crate) fn spawn(
         &mut self,
         whose: For,
@@ -473,7 +473,7 @@ impl Tasks {
         self.run(place as u32, self.generation)
     }
 
-    /// Polls a task.
+    /// Polls a task. Returns its completion if it has ended.
     fn run(&mut self, place: u32, generation: u32) -> Option<Completion> {
         let slot = self.places.get_mut(place as usize)?;
         let task = slot.as_mut().filter(|task| task.generation == generation)?;
@@ -511,7 +511,7 @@ impl Tasks {
         }
     }
 
-    /// Runs tasks that can continue, for at most `most` steps.
+    /// Polls tasks that were woken, at most `most` times.
     pub(crate) fn poll(&mut self, most: usize, done: &mut dyn FnMut(Completion)) {
         self.lanes.poll();
         if self.inbox.has_news() {
@@ -527,8 +527,9 @@ impl Tasks {
         }
     }
 
-    /// Cancels a request, which ends as soon as no operation uses its memory. `Some`: the request
-    /// ended here, and its task continues with the part that has to be finished.
+    /// Cancels a request, which ends as soon as no operation uses its memory. Returns the
+    /// completion when the request ended here; its task continues with the part that has to be
+    /// finished.
     pub(crate) fn cancel(&mut self, tag: u64) -> Option<Completion> {
         let mut tasks = self.places.iter_mut().flatten();
         let task = tasks.find(|task| task.whose == For::Guest(tag))?;

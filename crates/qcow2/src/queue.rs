@@ -1,8 +1,8 @@
 //! Queue of one worker into an image.
 //!
-//! A request with adjacent clusters in one file of the chain is passed to that file's queue
-//! unchanged, under its own tag. It costs two more memory accesses than a raw file, and this module
-//! does not see its completion. Every other request is a task.
+//! A request whose clusters are adjacent in one file of the chain is passed to that file's queue
+//! unchanged, under its own tag. This costs two more memory accesses than a raw file, and the
+//! completion bypasses this module. Every other request becomes a task.
 
 use crate::format::Entry;
 use crate::image::Image;
@@ -21,66 +21,66 @@ use volume::{
     QueueState, Request, Volume, VolumeError, VolumeQueue, Wake,
 };
 
-/// Steps of tasks in one round.
+/// Maximum number of polls of tasks in one round.
 const STEPS: usize = 64;
-/// Bytes of zeroes that are stored within the call.
+/// Number of bytes of zeroes up to which a read completes immediately.
 const AT_ONCE: u64 = 128 << 10;
-/// Interval between checks of the limbo.
+/// Interval between checks of the limbo while the queue is idle.
 const LIMBO: Duration = Duration::from_millis(20);
 /// Interval between checks of the limbo while tasks are active, in rounds.
 const LIMBO_ROUNDS: u32 = 256;
-/// Maximum number of slices that a queue has at hand for a layer.
+/// Maximum number of slices that a queue caches for a layer.
 const MOST_AT_HAND: usize = 4096;
 
-/// Slices that a queue has at hand, by their numbers.
+/// Cache of slices in a queue, by slice number.
 struct AtHand {
     slices: Vec<Option<(u64, Arc<Slice>)>>,
     l1: Arc<L1>,
     l1_count: u32,
 }
 
-/// A layer of the chain.
+/// A layer of the chain, as the queue uses it.
 struct Layer {
     data: OpenQueue,
-    /// `None`: a raw file.
+    /// Cached slices; `None` for a raw file.
     at_hand: Option<AtHand>,
     has_threads: bool,
 }
 
 /// Location of a request's data.
 enum Located {
-    /// A layer's file, from this byte on.
+    /// In a layer's file, from this offset on.
     File(usize, u64),
-    /// Zeroes; nothing has to be read.
+    /// Reads as zeroes.
     Zero,
-    /// A task finds out.
+    /// Unknown; a task has to find out.
     Task,
 }
 
-/// Location of a whole range in a layer.
+/// Location of a whole range within a layer.
 enum Found {
     Data(u64),
     Zero,
     Below,
 }
 
-/// See the module's documentation.
+/// A worker's queue into an image; see the module's documentation.
 pub(crate) struct ImageQueue {
     // Field order: tasks and their operations are dropped before everything else.
     tasks: Tasks,
     layers: Vec<Layer>,
-    /// The image itself a second time, for every other epoch.
+    /// Second queue into the image's file, for requests of every other epoch.
     odd: Option<OpenQueue>,
     images: Arc<Vec<Image>>,
     info: Info,
     ended: Vec<Completion>,
-    /// The epochs of both openings, and which of them is used.
+    /// Epochs of the requests in both queues, and which queue is in use.
     epochs: [u64; 2],
     parity: usize,
-    /// The queue has published that nothing is in flight.
+    /// Whether the queue has published that it has no outstanding requests.
     idle: Cell<bool>,
     rounds: u32,
-    /// Epoch of this queue, removed when nothing is in flight any more.
+    /// Epoch that this queue publishes; removed when nothing is outstanding any more.
     seen: Option<Arc<Seen>>,
 }
 
@@ -135,7 +135,7 @@ impl ImageQueue {
         self.images.first()?.writer.as_ref()
     }
 
-    /// Publishes an outstanding request, before an entry is looked at.
+    /// Publishes an outstanding request, before an entry is looked up.
     #[inline]
     fn begin(&mut self) {
         if self.idle.get() {
@@ -154,7 +154,7 @@ impl ImageQueue {
         }
     }
 
-    /// Locates a range of the disk, if it is in one place that is known.
+    /// Returns the location of a range, if it lies in one piece and the cached tables suffice.
     #[inline]
     fn locate(&mut self, write: bool, offset: u64, len: u64) -> Located {
         let layers = self.layers.iter_mut().zip(self.images.iter()).enumerate();
@@ -178,7 +178,7 @@ impl ImageQueue {
         }
     }
 
-    /// Starts a read or write of a range that has been checked.
+    /// Starts a read or write of a checked range.
     #[inline]
     fn transfer(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
         self.begin();
@@ -240,7 +240,7 @@ impl ImageQueue {
             })
     }
 
-    /// Returns the number of outstanding requests that began in the epoch of one opening.
+    /// Returns the number of outstanding requests that began in epochs of one parity.
     fn in_flight_of(&self, parity: usize) -> usize {
         let file = match (parity, &self.odd) {
             (1, Some(odd)) => odd.state().in_flight,
@@ -253,7 +253,7 @@ impl ImageQueue {
         file + self.tasks.of_parity(parity)
     }
 
-    /// Enters the next epoch, as soon as no request of the epoch before is in flight.
+    /// Enters the next epoch as soon as no request of the one before is outstanding.
     fn advance(&mut self) {
         let (Some(seen), Some(writer)) = (self.seen.clone(), self.writer()) else {
             return;
@@ -283,7 +283,7 @@ impl ImageQueue {
         seen.advance(current);
     }
 
-    /// Starts a task that makes freed clusters usable again.
+    /// Starts a task that makes freed clusters reusable.
     fn reap(&mut self) {
         self.rounds = self.rounds.wrapping_add(1);
         if !self.rounds.is_multiple_of(LIMBO_ROUNDS) && self.tasks.len() > 0 {
@@ -314,7 +314,7 @@ impl ImageQueue {
     }
 }
 
-/// Guard of a task that processes freed clusters.
+/// Guard of the task that processes freed clusters.
 struct Reaping<'a>(&'a Writer);
 
 impl Drop for Reaping<'_> {
@@ -323,7 +323,7 @@ impl Drop for Reaping<'_> {
     }
 }
 
-/// Returns the number of slices of an image that a queue has at hand: a power of two.
+/// Returns the number of slices of an image that a queue caches, a power of two.
 fn slices(image: &Image) -> usize {
     let Some(tables) = &image.tables else {
         return 0;
@@ -335,7 +335,8 @@ fn slices(image: &Image) -> usize {
 }
 
 impl Layer {
-    /// Locates a whole range, if it is in one place that is known.
+    /// Returns the location of a whole range within the layer, if it lies in one piece and the
+    /// cached tables suffice.
     #[inline]
     fn find(&mut self, image: &Image, write: bool, offset: u64, len: u64) -> Option<Found> {
         let size = image.size();
@@ -388,7 +389,8 @@ impl Layer {
     }
 }
 
-/// Returns whether the clusters behind that one are adjacent to it, for `len` more bytes.
+/// Returns whether the clusters after the one at `index` are adjacent to it in the file, for `len`
+/// more bytes.
 #[cold]
 fn goes_on(slice: &Slice, index: usize, host: u64, write: bool, len: u64, bits: u32) -> bool {
     let clusters = len.div_ceil(1 << bits);
@@ -405,8 +407,8 @@ impl AtHand {
         }
     }
 
-    /// Looks for a slice in the cache of all queues. `Some(None)`: there is no table. `None`: the
-    /// slice has to be read.
+    /// Looks up a slice in the cache shared by all queues. `Some(None)`: there is no table. `None`:
+    /// the slice has to be read from the file.
     #[cold]
     fn fetch(&mut self, image: &Image, number: u64) -> Option<Option<&Slice>> {
         let tables = image.tables.as_ref()?;

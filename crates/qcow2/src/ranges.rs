@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A set of numbers that mostly lie beside each other.
+/// A set of numbers, stored efficiently when most are consecutive.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Ranges {
-    /// First number and end of each range; none touches another.
+    /// First number and exclusive end of each range; ranges are never adjacent.
     ranges: BTreeMap<u64, u64>,
     count: u64,
 }
 
 impl Ranges {
-    /// Adds numbers that are not there yet.
+    /// Adds numbers that the set does not contain.
     pub(crate) fn insert(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
@@ -31,7 +31,7 @@ impl Ranges {
         self.ranges.insert(start, end);
     }
 
-    /// Removes the first numbers: at most so many, all beside each other.
+    /// Removes and returns the first consecutive numbers, at most `most`.
     pub(crate) fn take(&mut self, most: u64) -> Option<Range<u64>> {
         let (start, end) = self.ranges.pop_first()?;
         let taken = end.min(start.saturating_add(most.max(1)));
@@ -42,7 +42,7 @@ impl Ranges {
         Some(start..taken)
     }
 
-    /// Returns how many numbers the set has.
+    /// Returns the number of elements.
     pub(crate) fn len(&self) -> u64 {
         self.count
     }

@@ -14,23 +14,23 @@ use volume::{IoError, IoErrorKind, Op};
 
 /// Maximum number of concurrent operations of one request.
 const MOST_STARTED: usize = 64;
-/// Number of parts of a request after which the worker's other tasks get a turn.
+/// Number of parts of a request after which a task yields to the worker's other tasks.
 const PARTS: u32 = 64;
 
-/// Location of a range in a layer.
+/// Location of the beginning of a range within a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// The layer's file, from this byte on.
+    /// In the layer's file, at this offset.
     Data(u64),
-    /// Nowhere.
+    /// Reads as zeroes.
     Zero,
-    /// The layer below.
+    /// Unallocated: in the layers below.
     Below,
-    /// A compressed cluster.
+    /// In a compressed cluster.
     Compressed { entry: Entry, host: u64, len: u64 },
 }
 
-/// A part of the range to be read.
+/// A remaining part of the range to read.
 struct Range {
     layer: usize,
     offset: u64,
@@ -40,8 +40,8 @@ struct Range {
 }
 
 impl Image {
-    /// Finds the location of the beginning of a range, and the length (at most `len` bytes) that is
-    /// there in one piece.
+    /// Finds the location of the beginning of a range, and the number of bytes (at most `len`) that
+    /// are contiguous there.
     pub(crate) async fn find(
         &self,
         store: &impl Store,
@@ -90,7 +90,7 @@ impl Image {
         Ok((begin, found))
     }
 
-    /// Returns the location of a byte of a cluster.
+    /// Returns the location of a byte within a cluster.
     fn whereabouts(&self, entry: Entry, within: u64) -> Result<Place, IoError> {
         Ok(match entry.mapping(&self.geometry) {
             Mapping::Unallocated => Place::Below,
@@ -101,7 +101,7 @@ impl Image {
         })
     }
 
-    /// Decompresses a cluster, unless the cache has it.
+    /// Decompresses a cluster, or takes it from the cache.
     async fn decompress(
         &self,
         store: &impl Store,
@@ -135,7 +135,7 @@ impl<T> IsKind for Result<T, IoError> {
     }
 }
 
-/// Operations of a request that have been started.
+/// Started operations of a request.
 #[derive(Default)]
 pub(crate) struct Started(VecDeque<Pin<Box<dyn Future<Output = Outcome>>>>);
 
@@ -145,7 +145,7 @@ impl Started {
         self.0.push_back(Box::pin(operation));
     }
 
-    /// Waits until there are not too many.
+    /// Waits until fewer operations than the maximum are outstanding.
     pub(crate) async fn below_most(&mut self) -> Result<(), IoError> {
         while self.0.len() >= MOST_STARTED
             && let Some(operation) = self.0.pop_front()
@@ -155,7 +155,7 @@ impl Started {
         Ok(())
     }
 
-    /// Waits for all; the first error counts.
+    /// Waits for all operations, and returns the first error.
     pub(crate) async fn all(mut self) -> Result<(), IoError> {
         let mut result = Ok(());
         while let Some(operation) = self.0.pop_front() {
@@ -165,7 +165,7 @@ impl Started {
     }
 }
 
-/// Reads from a layer and the layers below it into all of `data`.
+/// Reads all of `data` from a layer and the layers below it.
 pub(crate) async fn read<S: Store>(
     images: &[Image],
     store: &S,
@@ -180,8 +180,8 @@ pub(crate) async fn read<S: Store>(
     result.and(rest)
 }
 
-/// Returns whether the tables, from a layer on, show that a whole range reads as zeroes. No data is
-/// read.
+/// Returns whether the tables of a layer and the layers below it show that a whole range reads as
+/// zeroes, without reading data.
 pub(crate) async fn reads_as_zeroes<S: Store>(
     images: &[Image],
     store: &S,

@@ -1,37 +1,37 @@
-//! An image's refcounts (section "Host cluster management"), all of them in memory, and which
-//! clusters are free. No I/O happens here.
+//! Refcounts of an image (section "Host cluster management"), held completely in memory, and the
+//! set of free clusters. No I/O is done here.
 
 use crate::format::Geometry;
 use crate::ranges::Ranges;
 use std::ops::Range;
 use std::task::Waker;
 
-/// Clusters beside each other that have been allocated.
+/// Adjacent clusters that were allocated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Run {
-    /// Their numbers.
+    /// Numbers of the clusters.
     pub(crate) clusters: Range<u64>,
-    /// The clusters read as zeroes, and will after a loss of power.
+    /// Whether the clusters read as zeroes, even after a power cut.
     pub(crate) zeroed: bool,
 }
 
-/// Reason why nothing could be allocated.
+/// Reason why no cluster could be allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoRun {
-    /// The refcount block of this number has to be made first.
+    /// The refcount block with this index has to be created first.
     Block(usize),
-    /// The image cannot become larger: its device or its refcount table ends here.
+    /// The image cannot grow: its device or its refcount table ends here.
     Full,
 }
 
-/// A refcount block: a cluster of refcounts, in big-endian numbers.
+/// A refcount block: one cluster of big-endian refcounts.
 pub(crate) struct Block {
-    /// The byte where it lies.
+    /// Offset of the block in the image.
     pub(crate) at: u64,
     bytes: Box<[u8]>,
-    /// The bytes that have changed since they were written.
+    /// Range of bytes that have changed since they were written.
     dirty: Option<Range<usize>>,
-    /// Counts changes.
+    /// Number of changes to the block.
     version: u64,
     /// Version of the block that is on the disk.
     settled: u64,
@@ -39,15 +39,15 @@ pub(crate) struct Block {
     waiters: Vec<Waker>,
 }
 
-/// Next step to have a block on the disk.
+/// Next step to write a block to the disk.
 pub(crate) enum Settle {
     /// The block is on the disk.
     Done,
     /// Another task is writing the block.
     Wait,
-    /// These bytes have to be written; then [`Refcounts::written`] is called.
+    /// These bytes have to be written; then [`Refcounts::written`] must be called.
     Write {
-        /// The byte of the image.
+        /// Offset of the block in the image.
         at: u64,
         bytes: Vec<u8>,
         /// Range of the bytes in the block, and the version of the block that they belong to.
@@ -58,17 +58,17 @@ pub(crate) enum Settle {
 
 pub(crate) struct Refcounts {
     geometry: Geometry,
-    /// Blocks by their place in the table.
+    /// Refcount blocks, by index in the refcount table.
     blocks: Vec<Option<Block>>,
-    /// Entries that the table has room for.
+    /// Number of entries for which the refcount table has room.
     room: usize,
     /// Free clusters that read as zeroes.
     free: Ranges,
-    /// No cluster from here on was ever used.
+    /// First cluster that was never used, nor any behind it.
     fresh: u64,
-    /// No cluster from here on can be had: the image lies on a device.
+    /// First cluster behind the end of the device, for an image on a device.
     end: u64,
-    /// Clusters behind the file's end read as zeroes.
+    /// Whether clusters behind the file's end read as zeroes.
     fresh_is_zeroed: bool,
 }
 
@@ -87,7 +87,7 @@ impl Refcounts {
         }
     }
 
-    /// Enters a block that lies at that byte.
+    /// Adds a loaded block, whose offset in the image is `at`.
     pub(crate) fn enter(&mut self, index: usize, at: u64, bytes: Box<[u8]>) {
         if self.blocks.len() <= index {
             self.blocks.resize_with(index + 1, || None);
@@ -111,35 +111,35 @@ impl Refcounts {
         blocks.filter_map(|(index, block)| Some((index, block.as_ref()?)))
     }
 
-    /// Returns the clusters that the blocks count.
+    /// Returns the clusters whose refcounts the blocks hold.
     pub(crate) fn covered(&self) -> Vec<Range<u64>> {
         let bits = self.geometry.refcount_bits();
         let range = |index: usize| (index as u64) << bits..(index as u64 + 1) << bits;
         self.blocks().map(|(index, _)| range(index)).collect()
     }
 
-    /// Returns the index of the block that counts the next cluster that was never used.
+    /// Returns the index of the block with the refcount of the next cluster that was never used.
     pub(crate) fn next_block(&self) -> usize {
         self.place(self.fresh).0
     }
 
-    /// Returns whether a block that counts the cluster is loaded.
+    /// Returns whether the block with this cluster's refcount is loaded.
     pub(crate) fn counts(&self, cluster: u64) -> bool {
         matches!(self.blocks.get(self.place(cluster).0), Some(Some(_)))
     }
 
-    /// Returns the number of entries that the table has room for.
+    /// Returns the number of entries for which the refcount table has room.
     pub(crate) fn room(&self) -> usize {
         self.room
     }
 
-    /// Records that the table has been replaced by one with more room.
+    /// Records that the refcount table was replaced by a larger one.
     pub(crate) fn set_room(&mut self, room: usize) {
         self.room = room;
     }
 
-    /// Ends loading: all blocks are entered. `file_bytes` is the size of the image's file (0 on a
-    /// device). Returns the free clusters of unknown content.
+    /// Completes loading after all blocks were added. `file_bytes` is the size of the image's file
+    /// (0 on a device). Returns the free clusters with unknown content.
     pub(crate) fn begin(&mut self, file_bytes: u64) -> Ranges {
         let mut unknown = Ranges::default();
         let per_block = 1u64 << self.geometry.refcount_bits();
@@ -174,7 +174,8 @@ impl Refcounts {
         (index, cluster & ((1 << bits) - 1))
     }
 
-    /// Returns the bytes of a refcount in its block. Only widths of whole bytes are written.
+    /// Returns the byte range of a refcount in its block. Only refcounts of whole bytes are
+    /// written.
     fn bytes_of(&self, number: u64) -> Range<usize> {
         let width = 1usize << self.geometry.refcount_order.saturating_sub(3);
         let start = number as usize * width;
@@ -202,7 +203,7 @@ impl Refcounts {
         block.map_or(0, |block| self.read(block, number))
     }
 
-    /// Returns the maximum refcount.
+    /// Returns the maximum value of a refcount.
     pub(crate) fn most(&self) -> u64 {
         let bits = 1u32 << self.geometry.refcount_order;
         u64::MAX >> (64 - bits)
@@ -224,7 +225,7 @@ impl Refcounts {
         block.touch(range);
     }
 
-    /// Removes one reference of a cluster; `true` when it was the last.
+    /// Decrements the refcount of a cluster. Returns `true` when it became zero.
     pub(crate) fn release(&mut self, cluster: u64) -> bool {
         let count = self.get(cluster);
         if count > 0 {
@@ -233,7 +234,7 @@ impl Refcounts {
         count == 1
     }
 
-    /// Allocates clusters that lie beside each other, at most so many: each has one reference then.
+    /// Allocates up to `most` adjacent clusters and sets their refcounts to one.
     pub(crate) fn take(&mut self, most: u64) -> Result<Run, NoRun> {
         if let Some(clusters) = self.free.take(most) {
             // Free clusters are taken first: they have refcount blocks, are adjacent, and were used
@@ -296,12 +297,12 @@ impl Refcounts {
         Some((start, blocks))
     }
 
-    /// Adds free clusters, which read as zeroes.
+    /// Adds free clusters that read as zeroes.
     pub(crate) fn free(&mut self, clusters: Ranges) {
         self.free.extend(clusters);
     }
 
-    /// Returns the indices and current versions of the blocks that count these clusters.
+    /// Returns the indices and current versions of the blocks with the refcounts of these clusters.
     pub(crate) fn versions(&self, clusters: &Range<u64>) -> Vec<(usize, u64)> {
         if clusters.is_empty() {
             return Vec::new();
@@ -314,8 +315,8 @@ impl Refcounts {
         (first..=last).filter_map(version).collect()
     }
 
-    /// Returns the next step to have a block on the disk as it was at `version`. `waker` is woken
-    /// if another task writes it.
+    /// Returns the next step to bring a block to the disk, at least in the version `version`.
+    /// `waker` is woken when another task has written it.
     pub(crate) fn settle(&mut self, index: usize, version: u64, waker: &Waker) -> Settle {
         let Some(block) = self.blocks.get_mut(index).and_then(Option::as_mut) else {
             return Settle::Done;
@@ -330,8 +331,8 @@ impl Refcounts {
         block.next_write()
     }
 
-    /// Returns the next step, as [`Refcounts::settle`] does, for the first block that is not on the
-    /// disk. `None`: all blocks are on the disk.
+    /// Returns the first block that is not on the disk, and the next step for it, as
+    /// [`Refcounts::settle`] does. `None`: all blocks are on the disk.
     pub(crate) fn settle_any(&mut self) -> Option<(usize, Settle)> {
         let blocks = self.blocks.iter_mut().enumerate();
         let mut unsettled = blocks.filter_map(|(index, block)| {
@@ -376,7 +377,7 @@ impl Block {
         }
     }
 
-    /// Returns the whole block, as it is to be on the disk.
+    /// Returns the whole block in its on-disk form.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }

@@ -1,20 +1,20 @@
-//! Interface to the files of a chain for code that works on images, on a worker's ring or by
+//! Interface to the files of a chain, for code that accesses images on a worker's ring or by
 //! blocking calls.
 
 use dma::{Buffer, SegmentList};
 use std::future::Future;
 use volume::{IoError, Op};
 
-/// Selects one of the two openings of a file.
+/// Opening of a file through which an operation is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// Clusters: past the page cache, where that is possible.
+    /// For clusters, bypassing the page cache where possible.
     Data,
-    /// Tables, and accesses that are not aligned to blocks, through the page cache.
+    /// For tables and unaligned accesses, through the page cache.
     Tables,
 }
 
-/// One operation on a file of the chain. `layer`: 0 is the image itself, which alone is written.
+/// An operation on a file of the chain. Only layer 0, the image itself, is ever written.
 #[derive(Debug)]
 pub(crate) struct Access {
     pub(crate) layer: usize,
@@ -28,23 +28,23 @@ pub(crate) struct Access {
 /// Result of an operation, and the memory that it used.
 pub(crate) type Outcome = (Result<(), IoError>, SegmentList);
 
-/// The files of a chain.
+/// Access to the files of a chain.
 pub(crate) trait Store: Clone + 'static {
-    /// See [`Store::shield`].
+    /// Guard returned by [`Store::shield`].
     type Shield;
 
     /// Starts an operation immediately; the returned future yields its result.
     fn start(&self, access: Access) -> impl Future<Output = Outcome> + 'static;
 
-    /// Returns whether the request of this task was cancelled. A task that waits for anything but
-    /// an operation then ends.
+    /// Returns whether the request of the calling task was cancelled. The task then ends, unless it
+    /// waits for an operation.
     fn is_cancelled(&self) -> bool;
 
-    /// Protects the operations that are started from now on, while the result lives, from the
-    /// cancellation of their request. They use no guest memory.
+    /// Protects operations started while the result lives from the cancellation of their request.
+    /// These operations must not use guest memory.
     fn shield(&self) -> Self::Shield;
 
-    /// Reads so many bytes of the tables' file.
+    /// Reads bytes from a layer's file through its tables opening.
     fn read(
         &self,
         layer: usize,
@@ -98,7 +98,7 @@ pub(crate) trait Store: Clone + 'static {
         async move { change.await.0 }
     }
 
-    /// Makes all writes to the image durable, data and tables: it is one file.
+    /// Makes all writes to the image durable, both data and tables, because they are in one file.
     fn flush(&self) -> impl Future<Output = Result<(), IoError>> + 'static {
         self.change(Op::Flush, 0, 0)
     }

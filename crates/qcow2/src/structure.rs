@@ -1,7 +1,7 @@
-//! Making room: refcount blocks, a longer refcount table, a longer L1 table.
+//! Growth of an image's metadata: new refcount blocks, a larger refcount table, a larger L1 table.
 //!
-//! A task that does so holds [`Writer::structure`]: 0 for the refcount table and its blocks, 1 for
-//! the L1 table and the L2 tables that it leads to.
+//! A task that does so holds a lock of [`Writer::structure`]: number 0 for the refcount table and
+//! its blocks, number 1 for the L1 table and its L2 tables.
 
 use crate::format::{OFFSET_L1, OFFSET_REFCOUNTS, OFFSET_SIZE};
 use crate::image::{Image, Writer};
@@ -13,19 +13,19 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use volume::{IoError, IoErrorKind};
 
-/// Entries of the largest refcount table (`QCOW_MAX_REFTABLE_SIZE`).
+/// Maximum number of entries in a refcount table (`QCOW_MAX_REFTABLE_SIZE`).
 const LONGEST_REFTABLE: usize = (8 << 20) / 8;
 
-/// Destination of the entries for new refcount blocks.
+/// Table that receives the entries of new refcount blocks.
 enum Table {
-    /// Into the refcount table that there is.
+    /// The current refcount table.
     Current,
-    /// Into a new one of so many bytes, for which the clusters are.
+    /// A new refcount table of this many bytes, placed into the allocated clusters.
     New(usize),
 }
 
 impl Image {
-    /// Makes a refcount block, if it is not there yet.
+    /// Creates a refcount block, unless it exists.
     pub(crate) async fn add_block(
         &self,
         writer: &Writer,
@@ -39,8 +39,8 @@ impl Image {
         self.place(writer, store, 0, Table::Current).await.map(drop)
     }
 
-    /// Allocates adjacent clusters that were never used, with a reference each, and with the
-    /// refcount blocks that count them. All of them are durable.
+    /// Allocates adjacent clusters that were never used, with a refcount of one, and creates the
+    /// refcount blocks for them. All of this is durable when it returns.
     async fn place(
         &self,
         writer: &Writer,
@@ -148,8 +148,7 @@ impl Image {
         Ok(clusters)
     }
 
-    /// Gives the refcount table room for a disk of `size` bytes that is fully written, with a
-    /// margin.
+    /// Enlarges the refcount table for a completely written disk of `size` bytes, with a margin.
     pub(crate) async fn make_room(
         &self,
         writer: &Writer,
@@ -190,7 +189,7 @@ impl Image {
         self.release(writer, store, vec![old]).await
     }
 
-    /// Grows the disk to another size.
+    /// Grows the disk to `size` bytes.
     pub(crate) async fn grow(
         &self,
         writer: &Writer,

@@ -1,10 +1,10 @@
-//! The L1 table of an image, and a cache of its L2 tables.
+//! L1 table of an image, and a cache of its L2 tables.
 //!
-//! L2 tables are kept in slices of up to 4 KiB, whose entries are atomic: a slice is looked at
-//! without a lock, on any worker. It is written by the task that holds its guest clusters
-//! ([`crate::image::Writer::clusters`]), first on the disk and then in memory, so that everything a
-//! guest reads through it survives this process. The lock of the list of slices is taken only to
-//! find a slice that the caller does not have at hand, and never while a file is waited for.
+//! L2 tables are cached in slices of up to 4 KiB with atomic entries, so that any worker reads a
+//! slice without a lock. A slice is written only by the task that has locked its guest clusters
+//! ([`crate::image::Writer::clusters`]), first on the disk and then in memory, so that all data
+//! that a guest reads through it survives this process. The lock on the list of slices is taken
+//! only to find a slice that the caller has not cached, and never while waiting for a file.
 
 use crate::format::{Entry, Geometry, Mapping, table_entry};
 use crate::store::Store;
@@ -16,13 +16,13 @@ use std::task::{Poll, Waker};
 use sync::Unpoisoned;
 use volume::{IoError, IoErrorKind};
 
-/// Logarithm of the number of entries of a slice, where a table has so many.
+/// Logarithm of the number of entries in a slice, unless a whole table has fewer.
 const SLICE_BITS: u32 = 9;
 
-/// The L1 table.
+/// L1 table of an image.
 #[derive(Debug)]
 pub(crate) struct L1 {
-    /// The byte where it lies.
+    /// Offset of the table in the image.
     pub(crate) at: u64,
     entries: Box<[AtomicU64]>,
 }
@@ -41,7 +41,7 @@ impl L1 {
         self.entries.len()
     }
 
-    /// Returns an entry, as it is on the disk; 0 behind the end.
+    /// Returns an entry in its on-disk form; 0 for an index behind the end.
     #[inline]
     pub(crate) fn get(&self, index: usize) -> u64 {
         let entry = self.entries.get(index);
@@ -54,7 +54,7 @@ impl L1 {
         }
     }
 
-    /// Returns all entries, as they are on the disk.
+    /// Returns all entries in their on-disk form.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         self.entries
             .iter()
@@ -62,24 +62,24 @@ impl L1 {
     }
 }
 
-/// Decodes big-endian numbers of 64 bits.
+/// Decodes big-endian 64-bit numbers.
 pub(crate) fn numbers(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
     let (chunks, _) = bytes.as_chunks::<8>();
     chunks.iter().map(|chunk| u64::from_be_bytes(*chunk))
 }
 
-/// A part of an L2 table.
+/// A cached part of an L2 table.
 #[derive(Debug)]
 pub(crate) struct Slice {
-    /// The byte where it lies.
+    /// Offset of the slice in the image.
     at: u64,
     entries: Box<[AtomicU64]>,
-    /// The slice was used since the last eviction pass looked at it.
+    /// Whether the slice was used since the last eviction pass.
     used: AtomicBool,
 }
 
 impl Slice {
-    /// Returns an entry; an invalid one behind the end.
+    /// Returns an entry; an invalid one for an index behind the end.
     #[inline(always)]
     pub(crate) fn get(&self, index: usize) -> Entry {
         let entry = self.entries.get(index);
@@ -91,12 +91,12 @@ impl Slice {
         self.entries.len()
     }
 
-    /// Returns the offset of an entry in the file.
+    /// Returns the offset of an entry in the image.
     pub(crate) fn place(&self, index: usize) -> u64 {
         self.at + index as u64 * 8
     }
 
-    /// Sets an entry that is on the disk.
+    /// Sets an entry in memory, after it was written to the disk.
     pub(crate) fn set(&self, index: usize, entry: Entry) {
         if let Some(place) = self.entries.get(index) {
             place.store(entry.0, Ordering::Release);
@@ -108,31 +108,32 @@ impl Slice {
 #[derive(Debug, Clone)]
 pub(crate) enum Look {
     Slice(Arc<Slice>),
-    /// There is no L2 table: none of its clusters is allocated.
+    /// There is no L2 table, so none of the slice's clusters is allocated.
     NoTable,
 }
 
 enum Slot {
-    /// The slice is being read; the wakers belong to waiting tasks.
+    /// A slice that is being read, and the wakers of the tasks that wait for it.
     Loading(Vec<Waker>),
     Ready(Arc<Slice>),
 }
 
-/// The tables of an image.
+/// L1 table and cached L2 slices of an image.
 pub(crate) struct Tables {
     geometry: Geometry,
     layer: usize,
     slice_bits: u32,
     l1: Mutex<Arc<L1>>,
-    /// Counts L1 tables: it is replaced when the disk grows.
+    /// Number of replacements of the L1 table, which is replaced when the disk grows.
     l1_count: AtomicU32,
     slices: Mutex<HashMap<u64, Slot>>,
-    /// Slices that are kept.
+    /// Maximum number of cached slices.
     most: usize,
 }
 
 impl Tables {
-    /// Creates the cache of the image at `layer` of its chain. `bytes`: memory for L2 tables.
+    /// Creates the cache for the image at `layer` of its chain. `bytes`: memory limit for L2
+    /// tables.
     pub(crate) fn new(geometry: Geometry, layer: usize, l1: L1, bytes: u64) -> Self {
         let slice_bits = geometry.table_bits().min(SLICE_BITS);
         let most = usize::try_from(bytes >> (slice_bits + 3)).unwrap_or(usize::MAX);
@@ -147,13 +148,13 @@ impl Tables {
         }
     }
 
-    /// Returns the logarithm of the number of clusters that a slice maps.
+    /// Returns the logarithm of the number of guest clusters that a slice maps.
     #[inline]
     pub(crate) fn slice_bits(&self) -> u32 {
         self.slice_bits
     }
 
-    /// Slices that are kept in memory.
+    /// Returns the maximum number of cached slices.
     pub(crate) fn most(&self) -> usize {
         self.most
     }
@@ -169,20 +170,20 @@ impl Tables {
         self.l1_count.load(Ordering::Acquire)
     }
 
-    /// Puts another L1 table into its place.
+    /// Replaces the L1 table.
     pub(crate) fn replace_l1(&self, l1: L1) {
         *self.l1.lock().unpoisoned() = Arc::new(l1);
         self.l1_count.fetch_add(1, Ordering::Release);
     }
 
-    /// Returns the index of a slice's L1 entry.
+    /// Returns the index of the L1 entry for a slice.
     #[inline]
     pub(crate) fn l1_index(&self, slice: u64) -> usize {
         let index = slice >> (self.geometry.table_bits() - self.slice_bits);
         usize::try_from(index).unwrap_or(usize::MAX)
     }
 
-    /// Returns the slice, if it is in memory.
+    /// Returns the slice, if it is cached.
     pub(crate) fn cached(&self, slice: u64) -> Option<Arc<Slice>> {
         match self.slices.lock().unpoisoned().get(&slice) {
             Some(Slot::Ready(found)) => {
@@ -193,7 +194,7 @@ impl Tables {
         }
     }
 
-    /// Returns the slice, and reads it if it is not in memory. `check` is applied to each of its
+    /// Returns the slice, and reads it if it is not cached. `check` is applied to each of its
     /// entries.
     pub(crate) async fn look(
         &self,
@@ -266,8 +267,8 @@ impl Tables {
         Ok(found)
     }
 
-    /// Forgets slices that nobody has, when there are too many: of those that were not asked for
-    /// since this was last done, and then of all.
+    /// Evicts unused slices when there are too many: first those that were not looked up since the
+    /// last eviction, then others.
     fn trim(&self, slices: &mut HashMap<u64, Slot>) {
         for all in [false, true] {
             if slices.len() <= self.most {
@@ -287,7 +288,7 @@ impl Tables {
     }
 }
 
-/// Returns the entry if its mapping is valid, else its replacement.
+/// Returns the entry if its mapping is valid, otherwise [`Entry::INVALID`].
 pub(crate) fn checked(entry: Entry, geometry: &Geometry) -> Entry {
     match entry.mapping(geometry) {
         Mapping::Invalid => Entry::INVALID,
@@ -295,8 +296,8 @@ pub(crate) fn checked(entry: Entry, geometry: &Geometry) -> Entry {
     }
 }
 
-/// A slice that is being read. Dropping it wakes the waiting tasks, whether or not the read
-/// succeeded.
+/// Guard of a slice that is being read. Dropping it wakes the waiting tasks, whether or not the
+/// read succeeded.
 struct Loading<'a> {
     tables: &'a Tables,
     slice: u64,

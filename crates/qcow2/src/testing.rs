@@ -1,9 +1,10 @@
-//! Images for tests, made without any of the code that reads them.
+//! Images for tests, created independently of the code under test.
 
 use std::fs;
 use std::path::Path;
 
-/// An empty image: header, refcount table, its block, L1 table, each of whole clusters.
+/// Builder of an empty image: header, refcount table, its block, and L1 table, each in clusters of
+/// its own.
 pub struct Make<'a> {
     pub size: u64,
     pub cluster_bits: u32,
@@ -24,7 +25,7 @@ impl Default for Make<'_> {
 }
 
 impl Make<'_> {
-    /// Makes it.
+    /// Writes the image to a file.
     pub fn image(&self, path: &Path) {
         fs::write(path, self.bytes()).unwrap();
     }
@@ -64,8 +65,8 @@ impl Make<'_> {
     }
 }
 
-/// Result of reading an image naively: every cluster's references and refcount, and the disk's
-/// bytes.
+/// Result of a naive read of an image: references and refcount of each cluster, and the contents of
+/// the disk.
 pub struct Seen {
     pub leaked: usize,
     pub wrong: Vec<String>,
@@ -80,7 +81,7 @@ fn be(bytes: &[u8], at: usize, len: usize) -> u64 {
         .fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
 
-/// Reads an image without compressed clusters, over the bytes of its backing file.
+/// Reads an image without compressed clusters, on top of the contents of its backing file.
 pub fn see(image: &[u8], below: &[u8]) -> Seen {
     let bits = be(image, 20, 4) as u32;
     let cluster = 1usize << bits;

@@ -1,5 +1,5 @@
-//! Waiting of tasks on several workers, and their wakers. No lock of this module is held while a
-//! file is waited for, except where a comment states it.
+//! Primitives for tasks on several workers that wait for each other. No lock of this module is held
+//! while waiting for a file, except where a comment says so.
 
 use crate::store::Store;
 use std::future::poll_fn;
@@ -10,8 +10,8 @@ use std::task::{Context, Poll, Waker};
 use sync::Unpoisoned;
 use volume::{IoError, IoErrorKind};
 
-/// Waits until `ready` returns a value; `ready` stores the waker where it will be woken. Ends early
-/// when the request is cancelled.
+/// Waits until `ready` returns a value. `ready` must store the waker where it will be woken. Ends
+/// early when the request is cancelled.
 pub(crate) async fn wait<T>(
     store: &impl Store,
     mut ready: impl FnMut(&mut Context<'_>) -> Poll<T>,
@@ -37,7 +37,7 @@ pub(crate) async fn pause() {
     .await;
 }
 
-/// Waits for both, which go on at the same time.
+/// Waits for two futures, which run concurrently.
 pub(crate) async fn both<A, B>(
     one: impl Future<Output = A>,
     two: impl Future<Output = B>,
@@ -66,7 +66,7 @@ pub(crate) async fn both<A, B>(
     .await
 }
 
-/// Ranges of numbers, each of which one task has at a time.
+/// Locks on ranges of numbers.
 #[derive(Debug, Default)]
 pub(crate) struct RangeLocks(Mutex<Held>);
 
@@ -76,7 +76,7 @@ struct Held {
     waiters: Vec<Waker>,
 }
 
-/// A range that is held until this is dropped.
+/// A locked range, unlocked when this is dropped.
 #[derive(Debug)]
 #[must_use = "dropping it releases the range"]
 pub(crate) struct RangeGuard<'a> {
@@ -85,7 +85,7 @@ pub(crate) struct RangeGuard<'a> {
 }
 
 impl RangeLocks {
-    /// Waits until nobody has any of these numbers.
+    /// Locks a range, after waiting until no other task holds any of its numbers.
     pub(crate) async fn lock(
         &self,
         store: &impl Store,

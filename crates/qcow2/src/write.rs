@@ -1,5 +1,5 @@
-//! Writes to an image that take more than one operation on its file: clusters that are allocated,
-//! zeroed or freed. [`Writer`] defines the order of the operations.
+//! Writes to an image that take more than one operation on its file, because clusters are
+//! allocated, zeroed or freed. [`Writer`] defines the order of the operations.
 
 use crate::format::{Entry, Mapping};
 use crate::image::{Allocated, Image, Writer};
@@ -13,7 +13,7 @@ use volume::{IoError, IoErrorKind, Op};
 
 const WRITE: Op = Op::Write { fua: false };
 
-/// An image that is written, with the chain behind it.
+/// The image that is written, with the chain behind it.
 pub(crate) struct Target<'a, S> {
     pub(crate) images: &'a [Image],
     pub(crate) image: &'a Image,
@@ -21,14 +21,14 @@ pub(crate) struct Target<'a, S> {
     pub(crate) store: &'a S,
 }
 
-/// A write to the image's file from a request's memory.
+/// A write from a request's memory to the image's file.
 struct Move {
     at: u64,
     from: u64,
     len: u64,
 }
 
-/// Moves beside each other, in the file and in memory, are one.
+/// Appends a move, merged with the previous one if they are adjacent in the file and in memory.
 fn join(moves: &mut Vec<Move>, next: Move) {
     match moves.last_mut() {
         Some(last) if last.at + last.len == next.at && last.from + last.len == next.from => {
@@ -38,10 +38,10 @@ fn join(moves: &mut Vec<Move>, next: Move) {
     }
 }
 
-/// A part of a request, within one slice.
+/// Part of a request within one slice.
 #[derive(Clone, Copy)]
 struct Span {
-    /// Offset on the disk.
+    /// Offset of the part on the disk.
     offset: u64,
     len: u64,
     /// Offset in the request's memory.
@@ -49,7 +49,7 @@ struct Span {
 }
 
 impl<'a, S: Store> Target<'a, S> {
-    /// Creates a writer of a chain's image, if it may be written.
+    /// Creates a target for the first image of a chain, if it may be written.
     pub(crate) fn new(images: &'a [Image], store: &'a S) -> Result<Self, IoError> {
         let image = images.first().ok_or(IoErrorKind::Gone)?;
         Ok(Self {
@@ -78,7 +78,7 @@ impl<'a, S: Store> Target<'a, S> {
         1 << (bits + self.bits())
     }
 
-    /// Returns the index, in its slice, of the cluster with this byte.
+    /// Returns the index, within its slice, of the cluster that contains this byte of the disk.
     fn index(&self, offset: u64) -> usize {
         ((offset & (self.slice_bytes() - 1)) >> self.bits()) as usize
     }
@@ -94,7 +94,7 @@ impl<'a, S: Store> Target<'a, S> {
         below.is_some_and(|below| offset < below.size())
     }
 
-    /// Writes all of `data`.
+    /// Writes all of `data` to the disk.
     pub(crate) async fn write(
         &self,
         offset: u64,
@@ -173,7 +173,7 @@ impl<'a, S: Store> Target<'a, S> {
         set
     }
 
-    /// Returns the moves of a span whose clusters may all be written in place; `None` if one of
+    /// Returns the moves for a span whose clusters may all be written in place; `None` if any of
     /// them may not.
     fn in_place(&self, slice: &Slice, span: Span) -> Option<Vec<Move>> {
         let mut moves = Vec::new();
@@ -184,7 +184,7 @@ impl<'a, S: Store> Target<'a, S> {
         Some(moves)
     }
 
-    /// Splits a span by clusters.
+    /// Splits a span at cluster boundaries.
     fn pieces(&self, span: Span) -> impl Iterator<Item = Piece> + use<S> {
         let (size, first) = (self.cluster_size(), self.index(span.offset));
         let start = span.offset & !(size - 1);
@@ -203,7 +203,7 @@ impl<'a, S: Store> Target<'a, S> {
         })
     }
 
-    /// Plans the writes of a span, and allocates clusters for them.
+    /// Plans the writes for a span, and allocates clusters for them.
     async fn plan<'p>(&self, slice: &Slice, span: Span, plan: &mut Plan<'p>) -> Result<(), IoError>
     where
         'a: 'p,
@@ -275,8 +275,8 @@ impl<'a, S: Store> Target<'a, S> {
         Ok(())
     }
 
-    /// Writes the parts of a request to their clusters. `true`: these have to be durable before
-    /// anything leads to them.
+    /// Writes the parts of a request to their clusters. Returns whether these must be durable
+    /// before any entry refers to them.
     async fn carry_out(&self, parts: &[Part], data: &SegmentList) -> Result<bool, IoError> {
         let mut started = Started::default();
         let result = self.start_parts(parts, data, &mut started).await;
@@ -326,7 +326,7 @@ impl<'a, S: Store> Target<'a, S> {
         Ok(barrier)
     }
 
-    /// Reads the content that a cluster has before the request.
+    /// Reads the content of a cluster before the request, to be merged with a piece.
     async fn content(&self, piece: &Piece, reads_zeroes: bool) -> Result<SegmentList, IoError> {
         let size = self.cluster_size();
         let content = SegmentList::owned(Buffer::new(size as usize));
@@ -355,7 +355,7 @@ impl<'a, S: Store> Target<'a, S> {
         }
     }
 
-    /// Zeroes a range, or returns its space to the file system.
+    /// Zeroes a range, or deallocates it, depending on `op`.
     pub(crate) async fn zero(&self, offset: u64, len: u64, op: Op) -> Result<(), IoError> {
         let slice = self.slice_bytes();
         let mut done = 0;
@@ -377,7 +377,8 @@ impl<'a, S: Store> Target<'a, S> {
         }
     }
 
-    /// Zeroes a span, or, where there is no table, more of the `left` bytes; returns how many.
+    /// Zeroes a span. Where there is no L2 table, zeroes more of the `left` bytes at once. Returns
+    /// the number of bytes.
     async fn zero_span(&self, span: Span, left: u64, op: Op) -> Result<u64, IoError> {
         let number = span.offset / self.slice_bytes();
         let looked = self.image.look(self.store, number).await?;
@@ -511,7 +512,7 @@ impl<'a, S: Store> Target<'a, S> {
     }
 }
 
-/// Returns whether all of these bytes are zero.
+/// Returns whether all bytes are zero.
 fn is_zero(bytes: &[u8]) -> bool {
     let mut pages = bytes.chunks(4096);
     // Without a look at each byte's result, so that many are looked at in one step.
@@ -526,10 +527,10 @@ async fn settle(allocated: &[Allocated<'_>], store: &impl Store) -> Result<(), I
     Ok(())
 }
 
-/// A part of a request in one cluster.
+/// Part of a request within one cluster.
 #[derive(Clone, Copy)]
 struct Piece {
-    /// Index in the slice.
+    /// Index of the cluster in the slice.
     index: usize,
     /// Offset of the cluster on the disk.
     cluster: u64,
@@ -541,7 +542,7 @@ struct Piece {
 }
 
 impl Piece {
-    /// Returns the move of this piece into the cluster that begins at byte `host`.
+    /// Returns the move of this piece into the host cluster at offset `host`.
     fn to(&self, host: u64) -> Move {
         Move {
             at: host + self.within,
@@ -554,28 +555,28 @@ impl Piece {
 /// A piece of a request, and its destination cluster.
 struct Part {
     piece: Piece,
-    /// The byte where the cluster begins.
+    /// Offset of the host cluster.
     host: u64,
-    /// The cluster reads as zeroes, durably.
+    /// Whether the cluster reads as zeroes durably.
     zeroed: bool,
-    /// The cluster is written as a whole, with its old content around the piece.
+    /// Old content to be merged around the piece, when the cluster is written as a whole.
     copy: Option<Merge>,
 }
 
-/// Content of a cluster around a piece of a request.
+/// Source of the old content around a piece in its cluster.
 struct Merge {
-    /// The old content is zeroes, and no read is necessary to find out.
+    /// Whether the old content is known to be zeroes, so that no read is necessary.
     reads_zeroes: bool,
 }
 
-/// Steps of a write.
+/// Planned steps of a write.
 #[derive(Default)]
 struct Plan<'a> {
     allocated: Vec<Allocated<'a>>,
-    /// The entries as they will be.
+    /// New values of the slice's entries.
     entries: Vec<Entry>,
     parts: Vec<Part>,
-    /// The clusters are durable before anything leads to them.
+    /// Whether the clusters must be durable before any entry refers to them.
     ///
     /// After a loss of power the guest finds old or new data. Zeroes, where written data has not
     /// reached the disk, count as old data only where there was nothing.

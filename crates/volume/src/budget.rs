@@ -1,12 +1,12 @@
 //! The amount of work that a front-end may do before its worker checks the time again.
 
-/// Budget of one call of a front-end's `poll`, in units of work: as Linux's NAPI gives a network
-/// driver a budget of packets.
+/// Amount of work that one call of a front-end's `poll` may do, similar to the budget of packets
+/// that Linux's NAPI gives a network driver.
 ///
-/// A unit is a command, 16 KiB of data, or 16 pieces of memory: a microsecond or less of most
-/// processors, as long as all is in the caches. It need not be exact. A budget only bounds the work
-/// between two reads of the processor's counter. The worker charges the front-end with the time
-/// that has passed by then.
+/// A unit is a command, 16 KiB of data, or 16 pieces of memory: at most about a microsecond of
+/// processor time while all data is cached. The count need not be exact. A budget only bounds the
+/// work between two reads of the processor's counter, by which the worker measures the time that a
+/// front-end used.
 #[derive(Debug)]
 pub struct Budget {
     granted: u32,
@@ -28,7 +28,7 @@ impl Budget {
         }
     }
 
-    /// More than any call uses: for callers that serve nobody else.
+    /// Creates a budget that no call uses up, for callers that serve only one client.
     pub const fn unlimited() -> Self {
         Self::new(u32::MAX)
     }
@@ -57,7 +57,8 @@ impl Budget {
         self.granted - self.left
     }
 
-    /// The units of a command's data beside the command itself: so many bytes, in so many pieces.
+    /// Returns the units for a command's data of `bytes` bytes in `pieces` pieces, without the unit
+    /// for the command itself.
     #[inline(always)]
     pub fn units_of(bytes: u64, pieces: usize) -> u32 {
         let units =

@@ -1,8 +1,8 @@
-//! Registry of the byte ranges that are served: two exports of one process must not write the same
-//! ones.
+//! Registry of the byte ranges that this process serves. Two exports must not write to the same
+//! bytes.
 //!
 //! Files are also locked against other processes (`file::lock`). This registry covers everything
-//! that can be opened twice in one process, including devices driven by the process itself, and
+//! that can be opened twice in one process, including devices that the process itself drives, and
 //! knows the names of both exports.
 
 use crate::Volume;
@@ -22,7 +22,7 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// All of `root`.
+    /// Creates the extent of all bytes of `root`.
     pub fn whole(root: String) -> Self {
         Self {
             root,
@@ -31,7 +31,8 @@ impl Extent {
         }
     }
 
-    /// The part of `len` bytes (or the rest) from byte `offset` of this extent on.
+    /// Returns the part of this extent that begins at byte `offset`, with `len` bytes (`None`: all
+    /// remaining bytes).
     pub fn part(self, offset: u64, len: Option<u64>) -> Self {
         let rest = self.len.map(|all| all.saturating_sub(offset));
         Self {
@@ -44,7 +45,7 @@ impl Extent {
         }
     }
 
-    /// The byte after the last one.
+    /// Returns the exclusive end of the extent.
     fn end(&self) -> Bound<u64> {
         match self.len.and_then(|len| self.offset.checked_add(len)) {
             Some(end) => Bound::Excluded(end),
@@ -52,7 +53,7 @@ impl Extent {
         }
     }
 
-    /// The bytes that both have.
+    /// Returns the bytes that both extents have in common.
     fn common(&self, other: &Self) -> Option<(u64, Bound<u64>)> {
         if self.root != other.root {
             return None;
@@ -67,18 +68,18 @@ impl Extent {
     }
 }
 
-/// Two exports of one process have bytes in common, and one of them writes.
+/// Error: two exports of one process have bytes in common, and at least one of them writes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{new} overlaps {old}, which is in use by this process, too: both have {range} of {root}; \
      give them ranges apart, or serve both read-only"
 )]
 pub struct Overlap {
-    /// The one that was refused.
+    /// Name of the export that was refused.
     pub new: String,
-    /// The one that was there before.
+    /// Name of the export that was already registered.
     pub old: String,
-    /// The bytes that both have, in words.
+    /// Description of the common bytes.
     pub range: String,
     /// Name of the object that holds the bytes.
     pub root: String,
@@ -91,12 +92,11 @@ struct Entry {
     name: String,
 }
 
-/// The volumes of this process that are open, as far as they lie in something that can be opened
-/// twice.
+/// Open volumes of this process whose bytes lie in an object that can be opened more than once.
 static ENTRIES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
-/// Enters a volume under a name, unless it has bytes in common with one that was entered before,
-/// and either writes. The entry lasts as long as the volume does.
+/// Registers a volume under a name. Fails when the volume shares bytes with a registered one and at
+/// least one of the two writes. The registration ends when the volume is dropped.
 pub fn claim(volume: &Arc<dyn Volume>, name: &str) -> Result<(), Overlap> {
     let Some(extent) = volume.extent() else {
         return Ok(());

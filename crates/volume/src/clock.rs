@@ -1,11 +1,11 @@
-//! The time, as a seam: tests have their own.
+//! Source of the current time, which tests replace.
 
 use std::fmt::Debug;
 use std::time::Instant;
 
 /// A source of time.
 pub trait Clock: Send + Sync + Debug {
-    /// Now.
+    /// Returns the current time.
     fn now(&self) -> Instant;
 }
 

@@ -1,5 +1,5 @@
-//! Errors: of one request ([`IoError`], small and `Copy`) and of opening a volume ([`VolumeError`],
-//! for people).
+//! Errors of volumes: of one request ([`IoError`], small and `Copy`), and of opening a volume
+//! ([`VolumeError`], with messages for users).
 
 use std::fmt;
 use std::io;
@@ -12,19 +12,19 @@ pub enum IoErrorKind {
     MediaRead,
     /// The medium could not be written.
     MediaWrite,
-    /// Written data could not be made durable, and may be lost. To repeat the request would hide
-    /// that: it might succeed, for the system forgets the data that it could not write.
+    /// Written data could not be made durable and may be lost. A retry would hide the loss: it
+    /// might succeed, because the kernel discards data that it failed to write.
     NotDurable,
     /// No space left for the write (also: quota or file size limit reached).
     NoSpace,
-    /// The volume may not be written.
+    /// The volume is read-only.
     ReadOnly,
     /// The range does not lie within the volume.
     OutOfRange,
     /// The range lies within the volume, but the file or device behind it has become shorter since
     /// it was opened.
     Truncated,
-    /// Offset, length and data do not fit together, or are no multiples of the volume's block size.
+    /// Offset, length and data are inconsistent, or not multiples of the volume's block size.
     Invalid,
     /// The request's own memory could not be accessed (for example a guest memory file that was cut
     /// short).
@@ -35,10 +35,10 @@ pub enum IoErrorKind {
     Gone,
     /// The server behind the volume cannot be reached, even after a wait.
     Unreachable,
-    /// The volume cannot do this operation at all.
+    /// The volume does not support this operation.
     Unsupported,
-    /// More requests in flight than [`Io::capacity`](crate::Io::capacity) allows. The request has
-    /// not been started.
+    /// The number of outstanding requests has reached [`Io::capacity`](crate::Io::capacity). The
+    /// request has not been started.
     Busy,
 }
 
@@ -62,7 +62,7 @@ impl IoErrorKind {
         }
     }
 
-    /// A few words for a log line.
+    /// Returns a few words for log messages.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::MediaRead => "medium could not be read",
@@ -83,23 +83,23 @@ impl IoErrorKind {
     }
 }
 
-/// Why one request failed. Carries the system's error number up to where it is logged.
+/// Error of one request. Keeps the system's error number for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct IoError {
-    /// Class of the error, on which a caller can act.
+    /// Class of the error, which decides how a caller reacts.
     pub kind: IoErrorKind,
     /// The system's error number (`errno`), or 0 where the failure did not come from the system.
     pub errno: i32,
 }
 
 impl IoError {
-    /// An error found by the volume itself.
+    /// Creates an error that the volume itself detected, without an error number.
     pub const fn new(kind: IoErrorKind) -> Self {
         Self { kind, errno: 0 }
     }
 
-    /// The error that the system reported as `errno` (positive). `write`: the failed operation
-    /// changes the volume (write, flush, zeroing, deallocation).
+    /// Creates the error for `errno` (positive) as reported by the system. `write`: the failed
+    /// operation changes the volume (write, flush, zeroing, deallocation).
     pub const fn from_errno(errno: i32, write: bool) -> Self {
         let kind = match errno {
             libc::ENOSPC | libc::EDQUOT | libc::EFBIG => IoErrorKind::NoSpace,
@@ -116,7 +116,7 @@ impl IoError {
 }
 
 impl IoError {
-    /// The system reported `errno` when something written was to be made durable.
+    /// Creates the error for `errno` as reported by an operation that makes written data durable.
     pub const fn of_sync(errno: i32) -> Self {
         let Self { kind, errno } = Self::from_errno(errno, true);
         let kind = match kind {
@@ -129,8 +129,9 @@ impl IoError {
 }
 
 impl IoError {
-    /// The error of a write that is durable when it ends, to a file that is accessed in multiples
-    /// of `unit` bytes (1: through the page cache, where other writes may be lost with this one).
+    /// Creates the error of a durable write (`RWF_DSYNC`) to a file that is accessed in multiples
+    /// of `unit` bytes. With unit 1 the page cache is used, and other writes may be lost together
+    /// with this one.
     pub(crate) const fn of_durable(errno: i32, unit: u64) -> Self {
         let error = Self::from_errno(errno, true);
         match error.kind {
@@ -159,19 +160,19 @@ impl fmt::Display for IoError {
 
 impl std::error::Error for IoError {}
 
-/// The reason why a volume could not be opened, with a remedy for the user.
+/// Error of opening a volume, with a remedy for the user.
 ///
-/// A cause that the message contains is no [`source`](std::error::Error::source): it would appear
-/// twice where the chain is printed.
+/// A cause that is part of the message is not a [`source`](std::error::Error::source): it would
+/// appear twice when the chain is printed.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
-    /// There is nothing at this path.
+    /// The path does not exist.
     #[error("{}: no such file; create a raw disk with: truncate -s 1G {}", path.display(), path.display())]
     NotFound {
         /// Path that was to be opened.
         path: PathBuf,
     },
-    /// The process may not open the file.
+    /// The process has no permission to open the file.
     #[error("{}: permission denied{}", path.display(), if *read_only { "" } else { " (opened for writing; --read-only needs only the right to read)" })]
     Permission {
         /// Path that was to be opened.
@@ -179,13 +180,13 @@ pub enum VolumeError {
         /// Whether the path was to be opened for reading only.
         read_only: bool,
     },
-    /// A directory cannot be a disk.
+    /// The path is a directory, which cannot be a disk.
     #[error("{}: is a directory; name a raw disk image or a block device", path.display())]
     IsDirectory {
         /// Path that was to be opened.
         path: PathBuf,
     },
-    /// Neither a regular file nor a block device.
+    /// The path is neither a regular file nor a block device.
     #[error("{}: is a {what}; a volume is a regular file or a block device", path.display())]
     WrongType {
         /// Path that was to be opened.
@@ -193,7 +194,7 @@ pub enum VolumeError {
         /// Actual type of the file.
         what: &'static str,
     },
-    /// An image of another format than raw.
+    /// The file is an image in a format other than raw.
     #[error(
         "{}: is a {format} image, and {}; convert it with: qemu-img convert -O raw {} {}.raw \
          (if these bytes are a raw disk's own, written by its guest: ?format=raw)",
@@ -205,13 +206,13 @@ pub enum VolumeError {
         /// The format's name.
         format: &'static str,
     },
-    /// A volume of no bytes.
+    /// The volume has a size of 0 bytes.
     #[error("{}: is empty; give it a size with: truncate -s 1G {}", path.display(), path.display())]
     Empty {
         /// Path that was to be opened.
         path: PathBuf,
     },
-    /// The storage behind the volume has a fixed size: only files are resized from here.
+    /// The storage behind the volume has a fixed size; only files can be resized.
     #[error("its size cannot be changed: only whole files can be resized")]
     FixedSize,
     /// The size is not a multiple of the block size.
@@ -233,7 +234,7 @@ pub enum VolumeError {
         /// Path that was to be opened.
         path: PathBuf,
     },
-    /// Someone else uses the file in a way that excludes this use.
+    /// The file is locked by another user, in a mode that excludes this use.
     #[error(
         "{}: is in use by {holder}; stop that one{}", path.display(),
         if *read_only { "" } else { ", or share the disk by opening it read-only on both sides" }
@@ -241,12 +242,12 @@ pub enum VolumeError {
     Locked {
         /// Path that was to be opened.
         path: PathBuf,
-        /// Holder of the lock, as far as that can be found out.
+        /// Holder of the lock, as far as it could be found.
         holder: String,
         /// Whether the path was to be opened for reading only.
         read_only: bool,
     },
-    /// Requests of the process that had the file before are not over.
+    /// Requests of the process that had the file open before are still outstanding.
     #[error(
         "{}: requests of a process that has ended are still under way after {waited:.1?}: the disk \
          below does not answer, and what it does late would undo what is written now; try again \
@@ -266,7 +267,7 @@ pub enum VolumeError {
         /// Error of the system call.
         error: io::Error,
     },
-    /// O_DIRECT was asked for and cannot be had.
+    /// `O_DIRECT` was requested and is not supported.
     #[error("{}: direct I/O is not possible: {why}; use ?direct=auto or ?direct=off", path.display())]
     DirectUnsupported {
         /// Path that was to be opened.
@@ -274,7 +275,7 @@ pub enum VolumeError {
         /// The reason.
         why: String,
     },
-    /// The block size asked for is no power of two between 512 and 65536.
+    /// The requested block size is not a power of two between 512 and 65536.
     #[error(
         "a block size of {block_size} bytes is not possible: it must be a power of two from 512 to 65536"
     )]
@@ -285,12 +286,12 @@ pub enum VolumeError {
     /// The journal of a volume's atomic writes cannot be used.
     #[error("{}: cannot be the journal of atomic writes: {why}", path.display())]
     Journal {
-        /// The journal.
+        /// Path of the journal.
         path: PathBuf,
         /// The reason.
         why: &'static str,
     },
-    /// A slice that does not lie within the volume below it.
+    /// The slice does not lie within the volume below.
     #[error("{}", slice_range(*offset, *len, *size))]
     SliceRange {
         /// First byte of the slice.
@@ -300,7 +301,7 @@ pub enum VolumeError {
         /// The size of the volume below in bytes.
         size: u64,
     },
-    /// A slice whose edges are no multiples of the block size of the volume below it.
+    /// The edges of the slice are not multiples of the block size of the volume below.
     #[error(
         "a slice of {len} bytes from byte {offset} does not begin and end on the volume's blocks of {block_size} bytes"
     )]
@@ -312,7 +313,7 @@ pub enum VolumeError {
         /// Block size of the volume below in bytes.
         block_size: u32,
     },
-    /// A size that a volume cannot have.
+    /// The size is not allowed for a volume.
     #[error("a volume of {size} bytes is not possible: {why}")]
     Size {
         /// The size in bytes.
@@ -320,7 +321,7 @@ pub enum VolumeError {
         /// The reason.
         why: &'static str,
     },
-    /// The kernel does not give this process an io_uring.
+    /// The kernel refuses to create an io_uring for this process.
     #[error("io_uring is not available: {why}")]
     NoIoUring {
         /// The missing feature and its remedy.
@@ -328,7 +329,7 @@ pub enum VolumeError {
         /// Error of the system call.
         source: io::Error,
     },
-    /// Memory for the volume or for its requests could not be had.
+    /// Memory for the volume or for its requests could not be allocated.
     #[error("no memory for {what}: {error}")]
     Memory {
         /// Purpose of the memory.
@@ -336,7 +337,7 @@ pub enum VolumeError {
         /// Error of the system call.
         error: io::Error,
     },
-    /// Anything else that the system refused.
+    /// Any other system call failed.
     #[error("{}: {what}: {error}", path.display())]
     System {
         /// Path that was to be opened.
@@ -348,7 +349,7 @@ pub enum VolumeError {
     },
 }
 
-/// Describes the options for serving an image of this format.
+/// Returns the option that serves an image of this format, for the error message.
 fn served_as(format: &str) -> String {
     match format {
         "qcow2" => "is served as one by ?format=qcow2".into(),

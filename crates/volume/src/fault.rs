@@ -1,6 +1,6 @@
-//! Declared faults: another volume that fails, delays or holds chosen requests.
+//! Fault injection: a wrapper that fails, delays or holds chosen requests.
 //!
-//! Tests of the layers above a volume insert this one: they see the behaviour of a failing disk.
+//! Tests insert it below the layer under test, which then sees the behaviour of a failing disk.
 
 use crate::{
     AtomicWrites, Completion, CopyRequest, CopySource, FastPath, Info, Io, IoError, IoErrorKind,
@@ -13,10 +13,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// Operations that a fault affects.
+/// Kinds of requests that a fault affects.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OpKind {
-    /// All.
+    /// All requests.
     #[default]
     Any,
     /// Reads.
@@ -54,27 +54,28 @@ pub enum Effect {
     FailLater(IoError),
     /// The request reaches the volume this much later.
     Delay(Duration),
-    /// The request reaches the volume when [`Faults::release`] is called.
+    /// The request is held until [`Faults::release`] is called, then reaches the volume.
     Hold,
 }
 
-/// A fault: the affected requests, and the effect on them.
+/// An injected fault: the affected requests, and the effect on them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// Operations that it concerns.
+    /// Kind of request that is affected.
     pub op: OpKind,
-    /// Bytes that a request must touch; `None`: any. Flushes touch none.
+    /// Byte range that a request must touch to be affected; `None`: any request. Flushes have no
+    /// range.
     pub range: Option<Range<u64>>,
-    /// Number of matching requests that pass first.
+    /// Number of matching requests that pass before the fault takes effect.
     pub skip: u64,
-    /// Number of requests that are affected then; after that the fault is removed.
+    /// Number of requests that are affected; then the fault is removed.
     pub times: u64,
     /// Effect on the requests.
     pub effect: Effect,
 }
 
 impl Fault {
-    /// All requests of a kind, until further notice.
+    /// Creates a fault that affects all requests of a kind, until it is cleared.
     pub fn always(op: OpKind, effect: Effect) -> Self {
         Self {
             op,
@@ -85,7 +86,7 @@ impl Fault {
         }
     }
 
-    /// The `nth` request of a kind from now on; the first is 1.
+    /// Creates a fault that affects only the `nth` request of a kind from now on, counted from 1.
     pub fn nth(op: OpKind, nth: u64, effect: Effect) -> Self {
         Self {
             op,
@@ -106,37 +107,37 @@ impl Fault {
     }
 }
 
-/// The faults of a [`FaultVolume`], to be declared and released from any thread.
+/// List of the faults of a [`FaultVolume`], which any thread may change.
 #[derive(Debug, Default)]
 pub struct Faults {
     list: Mutex<Vec<Fault>>,
-    /// Counts calls of [`Faults::release`].
+    /// Number of calls of [`Faults::release`].
     releases: AtomicU64,
     held: AtomicUsize,
 }
 
 impl Faults {
-    /// Declares a fault; earlier ones go first.
+    /// Adds a fault. Faults that were added earlier have precedence.
     pub fn add(&self, fault: Fault) {
         self.list.lock().unpoisoned().push(fault);
     }
 
-    /// Forgets all faults. Requests that are held stay held.
+    /// Removes all faults. Requests that are held stay held.
     pub fn clear(&self) {
         self.list.lock().unpoisoned().clear();
     }
 
-    /// Lets the held requests go on.
+    /// Releases the held requests to the volume.
     pub fn release(&self) {
         self.releases.fetch_add(1, Ordering::Release);
     }
 
-    /// Number of requests that are held now.
+    /// Returns the number of requests that are held now.
     pub fn held(&self) -> usize {
         self.held.load(Ordering::Acquire)
     }
 
-    /// Returns the effect on this request, if any.
+    /// Returns the effect of the faults on a request, if any.
     fn strike(&self, request: &Request) -> Option<Effect> {
         let mut list = self.list.lock().unpoisoned();
         let mut struck = None;
@@ -153,7 +154,7 @@ impl Faults {
     }
 }
 
-/// Another volume with declared faults.
+/// A wrapper around a volume that injects faults, for tests.
 #[derive(Debug)]
 pub struct FaultVolume {
     volume: Arc<dyn Volume>,
@@ -161,7 +162,7 @@ pub struct FaultVolume {
 }
 
 impl FaultVolume {
-    /// `volume`, without any faults yet.
+    /// Wraps `volume`, initially without faults.
     pub fn new(volume: Arc<dyn Volume>) -> Self {
         Self {
             volume,
@@ -169,7 +170,7 @@ impl FaultVolume {
         }
     }
 
-    /// Returns the list in which faults are declared.
+    /// Returns the list to which faults are added.
     pub fn faults(&self) -> Arc<Faults> {
         self.faults.clone()
     }
@@ -195,7 +196,7 @@ impl Volume for FaultVolume {
         self.volume.id()
     }
 
-    /// Requests fail or wait, and stay whole.
+    /// Returns the promise of the inner volume. Faults fail or delay requests but never split them.
     fn atomic_writes(&self) -> AtomicWrites {
         self.volume.atomic_writes()
     }
@@ -209,11 +210,11 @@ impl Volume for FaultVolume {
 struct FaultQueue {
     queue: OpenQueue,
     faults: Arc<Faults>,
-    /// [`Faults::releases`] as last seen.
+    /// Value of [`Faults::releases`] when it was last checked.
     releases: u64,
     held: Vec<Request>,
     delayed: Vec<(Instant, Request)>,
-    /// Requests that fail in the next round.
+    /// Requests that fail in the next round, and their errors.
     failed: Vec<(Request, IoError)>,
 }
 
@@ -308,7 +309,7 @@ impl FastPath for FaultQueue {
         self.queue.push();
     }
 
-    /// A fault may delay a request: each is submitted.
+    /// Returns false: a fault may delay a request, so each must be submitted.
     fn is_immediate(&self) -> bool {
         false
     }
@@ -325,7 +326,7 @@ impl FastPath for FaultQueue {
         self.queue.prefetch(op, offset, len);
     }
 
-    /// A fault may concern its reads and writes: there are to be some.
+    /// Returns `None`, so that copies use reads and writes, which faults can affect.
     fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
         None
     }

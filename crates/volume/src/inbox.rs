@@ -8,17 +8,18 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 
-/// Things that other threads have left for a queue of one worker, which they wake if it sleeps.
+/// Queue of items from other threads to a queue of one worker. Adding an item wakes the worker if
+/// it sleeps.
 ///
-/// The queue looks in each round ([`Inbox::has_news`] costs a load), and no system call is made
-/// while its worker polls.
+/// The worker checks it in each round ([`Inbox::has_news`] costs a load). No system call is made
+/// while the worker polls.
 pub struct Inbox<T> {
     left: Mutex<Vec<T>>,
     /// Length of `left`.
     count: AtomicUsize,
-    /// The worker may be asleep: the next one to leave something wakes it.
+    /// Whether the worker may be asleep. Then the next added item wakes it.
     armed: AtomicBool,
-    /// The queue was dropped; threads that hang may keep the inbox for long.
+    /// Whether the queue was dropped. Threads that hang may hold the inbox for long after that.
     closed: AtomicBool,
     event: OwnedFd,
 }
@@ -36,7 +37,7 @@ impl<T: Send + 'static> Inbox<T> {
     /// Creates an inbox that wakes the worker of `io`.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// The system's error when the eventfd cannot be created or watched.
     pub fn new(io: &Io) -> std::io::Result<Arc<Self>> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let inbox = Arc::new(Self {
@@ -56,7 +57,7 @@ impl<T: Send + 'static> Inbox<T> {
         Ok(inbox)
     }
 
-    /// Leaves something.
+    /// Adds an item, and wakes the worker if it sleeps.
     pub fn put(&self, item: T) {
         self.left.lock().unpoisoned().push(item);
         // In one order with `arm`: either this finds it armed, or that finds the count.
@@ -67,7 +68,8 @@ impl<T: Send + 'static> Inbox<T> {
         }
     }
 
-    /// The worker wants to sleep. `false`: there is something.
+    /// Prepares the worker's sleep. Returns `false` when the inbox contains items, so that the
+    /// worker must not sleep.
     fn arm(&self) -> bool {
         // An error means that the counter is 0: another event has ended the last sleep.
         let _ = rustix::io::read(&self.event, &mut [0; 8]);

@@ -1,4 +1,4 @@
-//! A volume that stores nothing: it measures the cost of all other layers.
+//! A volume that stores nothing, for measuring the cost of all other layers.
 
 use crate::request::check_range;
 use crate::{
@@ -17,41 +17,41 @@ use sync::Unpoisoned;
 pub struct NullOptions {
     /// Size in bytes.
     pub size: u64,
-    /// Reads fill their data with zeroes. Otherwise they leave it as it is: the former contents of
-    /// the reader's memory.
+    /// Whether reads fill their data with zeroes. Otherwise the reader's memory keeps its former
+    /// contents.
     pub read_zeroes: bool,
-    /// Writes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// Each request completes this long after it was submitted, by [`VolumeQueue::poll`]; zero: at
-    /// once, by `submit`.
+    /// Time after which each request completes, through [`VolumeQueue::poll`]; zero: immediately,
+    /// in `submit`.
     pub latency: Duration,
-    /// Limit of requests in progress at one time, over all queues. Further requests wait for their
-    /// turn, in the order of submission. 0: no limit. Means nothing without a latency.
+    /// Maximum number of requests in progress at one time, over all queues; 0: no limit. Further
+    /// requests wait in the order of submission. Has no effect without a latency.
     pub units: usize,
 }
 
-/// From this latency on, the worker sleeps until a request has completed instead of polling for it.
+/// Latency from which on the worker sleeps until a request completes, instead of polling.
 const WORTH_SLEEPING: Duration = Duration::from_micros(100);
 
-/// A volume that completes every request and touches nothing.
+/// A volume that completes every request without storing data.
 ///
-/// A read leaves the reader's buffer as it is unless [`NullOptions::read_zeroes`] is set; writes
-/// vanish.
+/// A read leaves the reader's buffer unchanged unless [`NullOptions::read_zeroes`] is set; written
+/// data is discarded.
 #[derive(Debug)]
 pub struct NullVolume {
     options: NullOptions,
-    /// Units that several volumes share, and the name of their device.
+    /// Units shared by several volumes of a named device, and the device's name.
     device: Option<Arc<Units>>,
     root: Option<String>,
 }
 
-/// The units of a device that works on so many requests at a time, each for equally long. The n-th
-/// request begins when the one `units` before it has completed.
+/// Units of a simulated device, which processes that many requests at a time, each for the same
+/// time. The n-th request begins when the one `units` before it has completed.
 #[derive(Debug)]
 struct Units {
     epoch: Instant,
     next: AtomicUsize,
-    /// Until when each is at work, in nanoseconds since the epoch.
+    /// Time until which each unit is busy, in nanoseconds since the epoch.
     busy: Box<[AtomicU64]>,
 }
 
@@ -64,7 +64,8 @@ impl Units {
         }
     }
 
-    /// Returns the time at which a request that begins now completes.
+    /// Returns the completion time of a request that is started now; `None` when there are no
+    /// units.
     fn end(&self, now: Instant, latency: Duration) -> Option<Instant> {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let (now, latency) = (
@@ -82,11 +83,11 @@ impl Units {
     }
 }
 
-/// The named ones of this process.
+/// Named devices of this process.
 static DEVICES: Mutex<Vec<(String, Weak<Units>)>> = Mutex::new(Vec::new());
 
 impl NullVolume {
-    /// Creates a volume of 512 bytes that may not be written, in place of a missing one.
+    /// Creates a read-only volume of 512 bytes that takes the place of a missing one.
     pub fn placeholder() -> Self {
         Self {
             options: NullOptions {
@@ -99,7 +100,7 @@ impl NullVolume {
         }
     }
 
-    /// A null volume of that size and behaviour.
+    /// Creates a null volume with this size and behaviour.
     pub fn new(options: NullOptions) -> Result<Self, VolumeError> {
         if options.size == 0 {
             return Err(VolumeError::Size {
@@ -115,8 +116,8 @@ impl NullVolume {
         })
     }
 
-    /// A part of the device of this name, which every volume of that name in this process is: they
-    /// have its units in common (as many as the first one asked for), and may not overlap.
+    /// Makes this volume a part of a named device. All volumes with the same device name in this
+    /// process share its units (as many as the first volume requested), and must not overlap.
     pub fn named(mut self, name: &str) -> Self {
         self.root = Some(format!("null device {name}"));
         let Some(mine) = &self.device else {
@@ -182,10 +183,10 @@ impl Volume for NullVolume {
 /// A worker's queue into a [`NullVolume`].
 struct NullQueue {
     options: NullOptions,
-    /// There is no latency.
+    /// Whether requests complete immediately, without a latency.
     immediate: bool,
     device: Option<Arc<Units>>,
-    /// Requests with a latency, in the order of their deadlines, which is that of submission.
+    /// Requests with their completion times, in the order of submission.
     waiting: VecDeque<(Instant, Request)>,
 }
 
@@ -249,7 +250,7 @@ impl VolumeQueue for NullQueue {
         }
     }
 
-    /// Does nothing: requests end after their latency.
+    /// Does nothing: requests complete after their latency.
     fn cancel(&mut self, _: u64) {}
 }
 

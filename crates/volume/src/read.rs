@@ -1,4 +1,4 @@
-//! Reading a volume while waiting for it, for control paths that have no worker.
+//! Blocking reads of a volume, for control paths without a worker.
 
 use crate::gpt::GptError;
 use crate::{Io, IoError, IoErrorKind, IoOptions, Op, OpenQueue, Request, Volume, VolumeError};
@@ -8,10 +8,10 @@ use std::time::Duration;
 /// Sleep between two polls of an outstanding read.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// A way into a volume for one read at a time.
+/// Reader of a volume, for one read at a time.
 pub(crate) struct Reader<'a> {
     volume: &'a dyn Volume,
-    /// Queue into a volume that cannot be read without one.
+    /// Queue into the volume, for volumes that cannot be read without one.
     queue: Option<Queue>,
 }
 
@@ -21,16 +21,16 @@ struct Queue {
 }
 
 impl<'a> Reader<'a> {
-    /// For reading `volume`.
+    /// Creates a reader of `volume`.
     pub(crate) fn new(volume: &'a dyn Volume) -> Self {
         let queue = None;
         Self { volume, queue }
     }
 
-    /// `len` bytes from byte `offset` on: both multiples of the volume's block size.
+    /// Reads `len` bytes from byte `offset` on, both multiples of the volume's block size.
     ///
     /// # Errors
-    /// An error when the volume cannot be opened or read.
+    /// [`GptError`] when the volume cannot be opened or read.
     pub(crate) fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>, GptError> {
         let mut buffer = Buffer::new(len);
         if let Some(read) = self.volume.read_at(offset, &mut buffer) {

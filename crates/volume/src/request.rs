@@ -3,32 +3,32 @@
 use crate::{Info, IoError, IoErrorKind};
 use dma::{SegmentList, View};
 
-/// Longest request that a volume carries out within the call that brings it, in bytes: a worker's
-/// other clients wait meanwhile.
+/// Longest request in bytes that a volume executes immediately, within the submitting call. Longer
+/// ones would make the worker's other clients wait.
 pub(crate) const AT_ONCE: u64 = 128 << 10;
 
-/// Operation on a range of bytes.
+/// Operation of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// Fill the request's data from the range.
+    /// Reads the range into the request's data.
     Read,
-    /// Store the request's data into the range.
+    /// Writes the request's data to the range.
     Write {
-        /// The data is durable before the completion is posted (force unit access).
+        /// Whether the data must be durable before the completion is posted (force unit access).
         fua: bool,
     },
-    /// Make every completed write durable. Takes no range and no data.
+    /// Makes every completed write durable. Takes no range and no data.
     Flush,
-    /// Make the range read as zeroes. Takes no data.
+    /// Makes the range read as zeroes. Takes no data.
     WriteZeroes {
-        /// The volume may give the space back.
+        /// Whether the volume may free the space.
         deallocate: bool,
-        /// The zeroes are durable before the completion is posted.
+        /// Whether the zeroes must be durable before the completion is posted.
         fua: bool,
     },
-    /// Release the range's space. When it succeeds, the range reads as zeroes where
-    /// [`Info::zeroes_after_deallocate`] is set. [`IoErrorKind::Unsupported`] where that cannot be
-    /// done: the range is unchanged then. Takes no data.
+    /// Frees the space of the range. On success, the range reads as zeroes where
+    /// [`Info::zeroes_after_deallocate`] is set. Fails with [`IoErrorKind::Unsupported`] where that
+    /// is impossible, and leaves the range unchanged. Takes no data.
     Deallocate,
 }
 
@@ -38,30 +38,30 @@ impl Op {
         !matches!(self, Self::Read)
     }
 
-    /// The operation moves the request's data.
+    /// Returns whether the operation transfers data.
     pub const fn has_data(self) -> bool {
         matches!(self, Self::Read | Self::Write { .. })
     }
 }
 
-/// A request. Owns its data segments until its [`Completion`] returns them.
+/// A request to a volume. Owns its data segments until its [`Completion`] returns them.
 #[derive(Debug)]
 pub struct Request {
-    /// The caller's name for the request, returned in the completion. Unique among the requests in
-    /// flight on one worker, across its volumes.
+    /// Caller's identifier for the request, returned in the completion. Unique among the
+    /// outstanding requests of one worker, across its volumes.
     pub tag: u64,
     /// Operation of the request.
     pub op: Op,
     /// First byte of the range.
     pub offset: u64,
-    /// Length of the range in bytes. For read and write it equals the length of `data`.
+    /// Length of the range in bytes. For reads and writes, equal to the length of `data`.
     pub len: u64,
     /// Memory that the data is copied from or to; empty for operations without data.
     pub data: SegmentList,
 }
 
 impl Request {
-    /// A read or write of all of `data`.
+    /// Creates a read or write of all of `data`.
     #[inline]
     pub fn transfer(tag: u64, op: Op, offset: u64, data: SegmentList) -> Self {
         Self {
@@ -73,7 +73,7 @@ impl Request {
         }
     }
 
-    /// The request ends here, with this result.
+    /// Ends the request with this result.
     pub fn complete(self, result: Result<(), IoError>) -> Completion {
         Completion {
             tag: self.tag,
@@ -82,10 +82,10 @@ impl Request {
         }
     }
 
-    /// Checks a request against the volume that it is for: range, alignment, data length, right to
-    /// write.
+    /// Checks range, alignment, data length and write permission of a request against the
+    /// properties of its volume.
     ///
-    /// Volumes call this on the way in; it looks only at sizes, never at the data.
+    /// Each volume calls this for new requests. Only sizes are checked, never the data.
     pub fn check(&self, size: u64, block_size: u32, read_only: bool) -> Result<(), IoError> {
         if self.op == Op::Flush {
             return Ok(());
@@ -103,7 +103,7 @@ impl Request {
     }
 }
 
-/// The part of [`Request::check`] that is about the range and the right to change it.
+/// Checks the range of a request, and the permission to change it: one part of [`Request::check`].
 #[inline]
 pub(crate) fn check_range(
     op: Op,
@@ -125,7 +125,7 @@ pub(crate) fn check_range(
     Ok(())
 }
 
-/// The part of [`Request::check`] that is about the data of a read or write.
+/// Checks the length of a read's or write's data: one part of [`Request::check`].
 #[inline]
 pub(crate) fn check_data(op: Op, len: u64, data: View<'_>) -> Result<(), IoError> {
     if data.len_bytes() != len || (op == Op::Read && !data.is_writable()) {
@@ -134,14 +134,14 @@ pub(crate) fn check_data(op: Op, len: u64, data: View<'_>) -> Result<(), IoError
     Ok(())
 }
 
-/// The end of a [`Request`].
+/// Completion of a [`Request`].
 #[derive(Debug)]
 #[must_use = "a completion says whether the request worked, and owns its memory"]
 pub struct Completion {
     /// The request's tag.
     pub tag: u64,
-    /// Result of the request. After an error the range of a write holds the old data, the new, or a
-    /// mixture of blocks; the data of a read is undefined, but never another volume's.
+    /// Result of the request. After an error, the range of a write holds old data, new data, or a
+    /// mixture of blocks. The data of a failed read is undefined, but never from another volume.
     pub result: Result<(), IoError>,
     /// The request's data segments.
     pub data: SegmentList,

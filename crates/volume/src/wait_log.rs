@@ -1,4 +1,4 @@
-//! When to write a line about something that is waited for.
+//! Times at which to log that something is still waited for.
 
 use std::time::{Duration, Instant};
 
@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 const FIRST: Duration = Duration::from_millis(200);
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Duration of a wait, and the times of its log lines: soon, and then ever more rarely.
+/// Duration of a wait and the times of its log messages, at growing intervals.
 #[derive(Debug)]
 pub struct WaitLog {
     began: Instant,
-    /// The next line is due, counted from the beginning.
+    /// Time of the next message, counted from the beginning of the wait.
     next: Duration,
     said: bool,
 }
@@ -31,7 +31,7 @@ impl WaitLog {
         self.began.elapsed()
     }
 
-    /// Returns the duration of the wait if a line is due.
+    /// Returns the duration of the wait if a message is due.
     pub fn due(&mut self) -> Option<Duration> {
         let waited = self.elapsed();
         if waited < self.next {
@@ -42,13 +42,13 @@ impl WaitLog {
         Some(waited)
     }
 
-    /// Returns the time until the next line is due.
+    /// Returns the time until the next message is due.
     pub fn next(&self) -> Duration {
         self.next.saturating_sub(self.elapsed())
     }
 
-    /// A line has been written: how long it has been waited by now. The end of it deserves one,
-    /// too.
+    /// Returns the duration of the wait if a message has been logged: then its end should be
+    /// logged, too.
     pub fn said(&self) -> Option<Duration> {
         self.said.then(|| self.elapsed())
     }

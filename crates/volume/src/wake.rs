@@ -2,24 +2,25 @@
 
 use std::time::{Duration, Instant};
 
-/// The way in which the worker learns that it has to call
+/// Requirement of a queue on how its worker wakes up to call
 /// [`VolumeQueue::poll`](crate::VolumeQueue::poll).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wake {
-    /// A descriptor wakes it: the ring's ([`Io::event_fd`](crate::Io::event_fd)) or one that the
-    /// queue has given to [`Io::watch`](crate::Io::watch). Also where nothing is in flight.
+    /// A descriptor wakes the worker: that of the ring ([`Io::event_fd`](crate::Io::event_fd)), or
+    /// one that the queue has passed to [`Io::watch`](crate::Io::watch). Also used when nothing is
+    /// in flight.
     Event,
-    /// No wake-up arrives before this time-out: poll then.
+    /// The worker has to poll after this time; no wake-up may arrive before.
     After(Duration),
-    /// No wake-up arrives before this time: poll then.
+    /// The worker has to poll at this time; no wake-up may arrive before.
     At(Instant),
-    /// No wake-up arrives at all: the worker has to keep polling.
+    /// No wake-up arrives: the worker has to keep polling.
     Poll,
 }
 
 impl Wake {
-    /// The wake-up that two parts of a queue need together. `now` is asked for only where it has to
-    /// be known.
+    /// Combines the requirements of two parts of a queue. `now` is called only when the time is
+    /// needed.
     #[must_use]
     pub fn earlier(self, other: Self, now: impl FnOnce() -> Instant) -> Self {
         match (self, other) {
@@ -33,8 +34,8 @@ impl Wake {
         }
     }
 
-    /// Returns the time of the next poll where no wake-up arrives; `None` where one arrives, or the
-    /// worker may not sleep.
+    /// Returns the time of the next poll when no wake-up arrives; `None` when one arrives, or when
+    /// the worker must not sleep.
     pub fn deadline(self, now: impl FnOnce() -> Instant) -> Option<Instant> {
         match self {
             Self::Event | Self::Poll => None,
@@ -44,7 +45,7 @@ impl Wake {
     }
 }
 
-/// An instant beyond the clock's range is now: early is safe.
+/// Returns `now + time`, or `now` when that is beyond the clock's range: waking early is harmless.
 fn after(now: Instant, time: Duration) -> Instant {
     now.checked_add(time).unwrap_or(now)
 }

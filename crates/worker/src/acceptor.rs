@@ -52,7 +52,7 @@ pub enum AcceptError {
 pub struct ConnectPace {
     /// Time between two clients at the maximum rate.
     interval: Duration,
-    /// Time at which the bucket is, or was, full again.
+    /// Time at which the bucket will be full again, or was last full.
     full: Option<Instant>,
 }
 

@@ -39,7 +39,7 @@ pub(crate) const SHARED_UNITS: u32 = 32;
 /// Units of a budget between two looks at the counter, for a front-end that has the thread for
 /// itself. The limit bounds the round, so that a second busy front-end is noticed soon.
 pub(crate) const ALONE_UNITS: u32 = 512;
-/// A look that takes longer than this fraction of a quantum has found work.
+/// Fraction of a quantum above which a poll has evidently found work.
 const LOOKS_PER_QUANTUM: u64 = 8;
 /// Started units from which the ring is submitted on their owners' account. Fewer units wait for
 /// those of other front-ends, to share one system call and its cost.
@@ -55,7 +55,7 @@ const MOST_LIGHT: usize = 4;
 /// multiple of its command's own time.
 const LIGHT_SHARES: u64 = 2;
 
-/// Index that stands for no front-end.
+/// Index that stands for no front-end at all.
 const NOBODY: usize = usize::MAX;
 
 /// A time counter and its rate.
@@ -85,17 +85,18 @@ impl Counter {
 struct Account {
     /// Ticks used, less the quanta granted since.
     spent: u64,
-    /// This round leaves the front-end out, because its quantum was used up when the round began.
+    /// Whether this round leaves the front-end out, because its quantum was used up when the round
+    /// began.
     left_out: bool,
-    /// The front-end had work in this round.
+    /// Whether the front-end had work in this round.
     active: bool,
     /// End of the last round in which the front-end had work.
     active_at: u64,
     /// Ticks of the last turn with work; the maximum if that turn left work undone.
     turn: u64,
-    /// The front-end was served between the pieces of heavier ones in this round.
+    /// Whether the front-end was served between the pieces of heavier ones in this round.
     interrupted: bool,
-    /// The front-end was notified of a ready descriptor, and has had no turn since.
+    /// Whether the front-end was notified of a ready descriptor, and has had no turn since.
     told: bool,
 }
 

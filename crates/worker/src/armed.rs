@@ -1,8 +1,9 @@
-//! Armed front-ends: long idle, on a thread that busy ones keep awake, and no longer polled.
+//! Armed front-ends, which have been idle for long and are not polled while busy front-ends keep
+//! the thread awake.
 //!
-//! Idle front-ends are polled in turn. Long idle ones are armed in the same way as before the
-//! thread's own sleep, and are woken by the same events: a descriptor, the wake flag, their
-//! deadline.
+//! Idle front-ends are polled in turn. After a long idle time they are armed, in the same way as
+//! before the thread's own sleep. The same events wake them: a ready descriptor, the wake flag,
+//! their deadline.
 
 use crate::Frontend;
 use crate::accounts::{ALONE_UNITS, SHARED_UNITS};
@@ -11,7 +12,7 @@ use crate::worker_loop::{Worker, complete};
 use std::time::{Duration, Instant};
 use volume::Budget;
 
-/// Deadlines closer than this are waited for without arming.
+/// Distance of a deadline below which the thread waits for it without arming.
 const SOON: Duration = Duration::from_millis(1);
 /// Housekeeping calls to awake front-ends for each such call to an armed one.
 const HOUSEKEEPING_TURN: usize = 16;
@@ -19,17 +20,17 @@ const HOUSEKEEPING_TURN: usize = 16;
 /// The worker's bookkeeping of its armed front-ends.
 #[derive(Debug, Default)]
 pub(crate) struct Armed {
-    /// An armed front-end that is looked at once more, because a host without a barrier may have
-    /// rung unseen.
+    /// Armed front-end that is polled once more, because a host without a memory barrier may have
+    /// rung its doorbell unseen.
     unconfirmed: Option<u16>,
     /// Lower bound of the deadlines of armed front-ends.
     pub(crate) deadline: Option<Instant>,
-    /// Other threads have posted messages: housekeeping of all front-ends is due.
+    /// Whether other threads have posted messages, so that housekeeping of all front-ends is due.
     messages: bool,
 }
 
 impl Armed {
-    /// Includes the deadline of an armed front-end.
+    /// Lowers the bound to the deadline of a newly armed front-end.
     fn is_due_at(&mut self, deadline: Option<Instant>) {
         self.deadline = self.deadline.into_iter().chain(deadline).min();
     }
@@ -93,7 +94,8 @@ impl<F: Frontend + 'static> Worker<F> {
         false
     }
 
-    /// Handles a raised wake flag: a round over all armed front-ends finds its reason.
+    /// Handles a raised wake flag: polls all armed front-ends, because the flag does not tell which
+    /// one it concerns.
     pub(crate) fn poll_armed(&mut self) -> bool {
         self.armed.messages = true;
         self.visit_armed()
@@ -110,7 +112,8 @@ impl<F: Frontend + 'static> Worker<F> {
         worked
     }
 
-    /// Wakes the front-end that is armed and not confirmed: it is armed again, or polled.
+    /// Wakes the armed front-end that still has to be confirmed, which is then armed again or
+    /// polled.
     pub(crate) fn wake_unconfirmed(&mut self) {
         if let Some(owner) = self.armed.unconfirmed.take() {
             self.run_queue.wake(owner);
@@ -153,8 +156,7 @@ impl<F: Frontend + 'static> Worker<F> {
         }
     }
 
-    /// Does the housekeeping that is due of armed front-ends, and wakes those whose deadline has
-    /// passed.
+    /// Does the due housekeeping of armed front-ends, and wakes those whose deadline has passed.
     pub(crate) fn armed_housekeeping(&mut self) {
         let armed = self.run_queue.armed_count();
         if armed == 0 {

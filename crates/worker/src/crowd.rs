@@ -1,4 +1,4 @@
-//! Detection of other threads that want the processor on which a loop polls.
+//! Detection of other threads that compete for the processor on which a loop polls.
 //!
 //! A polling loop keeps such threads from the processor, and one of them may run the guest that the
 //! loop polls for. When work arrives, the loop has used up its time slice and waits for its turn.
@@ -9,7 +9,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Shortest time between two looks at the clock of an idle loop that counts as a gap.
+/// Shortest time between two readings of the clock by an idle loop that counts as a gap.
 pub(crate) const GAP: Duration = Duration::from_micros(100);
 /// Time for which the processor is considered contended after a gap.
 const LASTS: Duration = Duration::from_millis(20);
@@ -49,7 +49,7 @@ impl Crowd {
         self.mark = None;
     }
 
-    /// Returns whether other threads want the processor.
+    /// Returns whether other threads compete for the processor.
     #[inline]
     pub fn is_there(&self, now: Instant) -> bool {
         now < self.until

@@ -29,7 +29,7 @@ impl Interest {
         }
     }
 
-    /// Returns whether an event that is not handled at once is lost.
+    /// Returns whether the kernel reports the event only once, so that an unhandled one is lost.
     fn is_told_once(self) -> bool {
         matches!(self, Interest::Edge | Interest::HangUp)
     }
@@ -43,7 +43,7 @@ pub(crate) const OWN: u32 = u32::MAX;
 pub(crate) struct Token {
     pub front: u32,
     pub token: u32,
-    /// The event is reported only once.
+    /// Whether the event is reported only once.
     pub once: bool,
 }
 

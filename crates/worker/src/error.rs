@@ -15,7 +15,7 @@ pub enum Error<E: std::error::Error + 'static> {
         #[source]
         errno: Errno,
     },
-    /// The volumes did not make all data durable within the limit at the end.
+    /// The volumes did not make all data durable within this time limit at the end.
     #[error("the volumes did not become durable within {0:?}")]
     NotDurable(Duration),
     /// Names of volumes that may hang (FUSE, network file systems) and did not answer within the

@@ -26,7 +26,7 @@ pub trait Frontend {
     /// [`Context::owner`](crate::Context::owner).
     fn complete(&mut self, completion: Completion);
 
-    /// Collects completions that do not come through the ring.
+    /// Collects completions that do not arrive through the ring.
     fn poll_volumes(&mut self, out: &mut Vec<Completion>) {
         let _ = out;
     }
@@ -38,7 +38,7 @@ pub trait Frontend {
     }
 
     /// Checks the most urgent sources between two rounds. Returns `true` when [`Frontend::poll`]
-    /// would find something. It may miss events, because a round follows soon.
+    /// would find work. May miss events, because a round follows soon.
     #[inline]
     fn has_news(&self) -> bool {
         false
@@ -70,18 +70,18 @@ pub trait Frontend {
         false
     }
 
-    /// Asks to be woken for the next command (EventIdx, `avail_event`): store, full fence, look
-    /// again. Returns `true` when something arrived meanwhile.
+    /// Asks the guest for a notification of its next command (EventIdx, `avail_event`): store, full
+    /// fence, then another check. Returns `true` when a command arrived meanwhile.
     fn arm(&mut self) -> bool;
 
     /// Returns whether the host may lack the full barrier between publishing a command and reading
-    /// EventIdx. After [`Frontend::arm`] the worker then looks again for a few microseconds.
+    /// EventIdx. After [`Frontend::arm`] the worker then checks again for a few microseconds.
     fn needs_recheck(&self) -> bool {
         false
     }
 
-    /// Looks once more before sleep, see [`Frontend::needs_recheck`]. Returns `true` when something
-    /// arrived.
+    /// Checks once more before sleep, see [`Frontend::needs_recheck`]. Returns `true` when a
+    /// command arrived.
     fn recheck(&mut self) -> bool {
         false
     }

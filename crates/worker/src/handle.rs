@@ -19,9 +19,9 @@ type Job<F> = Box<dyn FnOnce(&mut Worker<F>) + Send>;
 pub struct Load {
     busy_ns: AtomicU64,
     polling_ns: AtomicU64,
-    /// While the worker is awake, nanoseconds for which it has slept so far. While it is asleep,
-    /// with [`ASLEEP`], its age at the start of an assumed single sleep that holds all of its
-    /// sleeping time. One number, so that a reader never sees half of an update.
+    /// Total sleeping time in nanoseconds while the worker is awake. While it sleeps, with flag
+    /// [`ASLEEP`]: the worker's age minus that total at the start of the sleep. A single number, so
+    /// that a reader never sees half of an update.
     asleep: AtomicU64,
     wake_ups: Counter,
     began: OnceLock<Instant>,
@@ -97,7 +97,7 @@ impl Load {
     }
 }
 
-/// A flag can serve as the standard library's waker.
+/// Lets the flag serve as the standard library's waker.
 impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.raise();
@@ -253,7 +253,8 @@ impl<F: Frontend> Handle<F> {
         drop(left);
     }
 
-    /// The list is consistent even if a thread panicked while it held the lock.
+    /// Locks the list of jobs, which is consistent even if a thread panicked while it held the
+    /// lock.
     fn jobs(&self) -> MutexGuard<'_, Option<VecDeque<Job<F>>>> {
         self.0.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }

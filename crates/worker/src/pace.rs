@@ -3,7 +3,7 @@
 use crate::{IdleWindow, Window};
 use std::time::{Duration, Instant};
 
-/// Part of the window that a nap uses up: about the processor time that it costs.
+/// Time by which a nap shortens the polling window: about the processor time that it costs.
 const NAP_COUNTS: Duration = Duration::from_micros(10);
 
 /// A loop's record of its work and its sleep, which adapts the [`Window`].
@@ -35,7 +35,7 @@ impl Pace {
         self.last_work = now;
     }
 
-    /// Leaves a gap out of the window: the thread had no processor, so nothing was polled.
+    /// Excludes a gap from the window: the thread had no processor, so nothing was polled.
     pub fn gap(&mut self, gap: Duration, now: Instant) {
         self.last_work = (self.last_work + gap).min(now);
     }
@@ -52,7 +52,8 @@ impl Pace {
         self.slept = true;
     }
 
-    /// Returns whether the loop continues to poll: the window since the last work has not passed.
+    /// Returns whether the loop continues to poll, because the window since the last work has not
+    /// passed.
     #[inline]
     pub fn polls(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.last_work) < self.window.get()

@@ -22,11 +22,11 @@ const IDLE_AFTER: u16 = 1024;
 const IDLE_TURN: usize = 32;
 /// Units of work (see [`volume::Budget`]) that count as another round.
 const UNITS_PER_ROUND: u32 = 8;
-/// Number of idle front-ends that are always polled: one look in sixteen rounds without work. A
-/// look takes some hundred nanoseconds, which delays a busy front-end with one command at a time.
+/// Number of idle front-ends that are always polled: one in sixteen rounds without work. A poll
+/// takes some hundred nanoseconds, which delays a busy front-end with one command at a time.
 const MOST_IDLE: usize = 2;
-/// Time that a front-end is idle before it may be armed. Commands for an armed front-end are found
-/// by a look at the sockets, within 100 us, and its guest pays for the register write.
+/// Idle time after which a front-end may be armed. Commands for an armed front-end are found by a
+/// check of the sockets, within 100 us, and cost its guest a register write.
 const ARM_AFTER: Duration = Duration::from_millis(10);
 
 /// Entry of a front-end in the queue.
@@ -49,7 +49,7 @@ pub(crate) struct RunQueue {
     awake: usize,
     /// Index of the idle front-end that is polled next.
     next: usize,
-    /// Looks at idle front-ends that are due, in fractions of a look: [`IDLE_TURN`] make one.
+    /// Due polls of idle front-ends, in fractions: [`IDLE_TURN`] make one poll.
     due: usize,
     /// Index of the armed front-end that is next in housekeeping.
     next_armed: usize,
@@ -110,7 +110,7 @@ impl RunQueue {
         self.awake = self.hot;
     }
 
-    /// Makes the front-end at this place hot, which it is not yet.
+    /// Makes the front-end at this place hot; it must not be hot yet.
     fn promote(&mut self, mut at: usize) {
         if at >= self.awake {
             self.entries.swap(at, self.awake);

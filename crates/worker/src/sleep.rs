@@ -5,8 +5,8 @@ use crate::worker_loop::{TOKEN_OTHERS, TOKEN_RING, Worker};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-/// Pause before the last look at the doorbells, for hosts without a barrier between shadow store
-/// and EventIdx load: a store leaves a CPU's store buffer within this time.
+/// Pause before the last check of the doorbells, for hosts without a barrier between shadow store
+/// and EventIdx load. A store leaves a CPU's store buffer within this time.
 const RECHECK_PAUSE: Duration = Duration::from_micros(5);
 
 impl<F: Frontend + 'static> Worker<F> {
@@ -18,7 +18,8 @@ impl<F: Frontend + 'static> Worker<F> {
         awake.chain(pinning).chain(self.armed.deadline).min()
     }
 
-    /// Arms all wake-up sources of this thread. Returns `false` when something arrived meanwhile.
+    /// Arms all wake-up sources of this thread. Returns `false` when work arrived meanwhile, so
+    /// that the thread must not sleep.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
         // The flag is first, so that a message after the looks below wakes this thread.
         let mut raced = self.handle.flag().prepare_sleep();
@@ -70,7 +71,7 @@ impl<F: Frontend + 'static> Worker<F> {
     }
 
     /// Polls the armed sources for as long as a host's store may take to become visible. Returns
-    /// `true` when something arrived.
+    /// `true` when work arrived.
     fn recheck(&mut self) -> bool {
         let armed = Instant::now();
         loop {

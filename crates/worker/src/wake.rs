@@ -2,7 +2,7 @@
 
 use crate::sync::{AtomicBool, Ordering, fence};
 
-/// Wake flag of one thread. A sender leaves something for the thread (a message in a channel, a
+/// Wake flag of one thread. A sender leaves a message for the thread (in a channel, or as a
 /// doorbell value in a cell) and raises the flag. The thread reads this one flag while it polls,
 /// and `signal` ends its sleep.
 ///

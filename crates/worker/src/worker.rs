@@ -1,4 +1,4 @@
-//! The worker's loop.
+//! The worker's event loop.
 
 use crate::accounts::{ALONE_UNITS, Accounts, Counter};
 use crate::armed::Armed;
@@ -20,22 +20,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use volume::{Budget, Completion, Io, PinPace};
 
-/// Time between two looks at the sockets while polling; each look is a system call.
+/// Time between two checks of the sockets while polling; each check is a system call.
 const LOOK_INTERVAL: Duration = Duration::from_micros(100);
-/// Rounds between two looks at the sockets, for recently busy front-ends that may get commands by
+/// Rounds between two checks of the sockets, while recently busy front-ends may receive commands by
 /// message.
 const ROUNDS_PER_LOOK: u32 = 8;
-/// Rounds between two looks at the sockets, for idle front-ends that may get commands by message.
+/// Rounds between two checks of the sockets, while only idle front-ends may receive commands by
+/// message.
 const ROUNDS_PER_IDLE_LOOK: u32 = 128;
-/// Rounds between two looks at the clock while polling. A round without work takes some tens of
-/// nanoseconds, and the pause between two rounds as long again.
+/// Rounds between two readings of the clock while polling. A round without work takes some tens of
+/// nanoseconds, and the pause between two rounds about the same.
 const ROUNDS_PER_CLOCK: u32 = 8;
-/// Spin polls between two rounds without work; fewer where there are several front-ends.
+/// Number of spin polls between two rounds without work; fewer with several front-ends.
 const SPIN_POLLS: u32 = 6;
-/// Rounds without work between two offers to let another thread run, for a worker without its own
-/// CPU.
+/// Rounds without work after which a worker without its own CPU yields to other threads.
 const ROUNDS_PER_YIELD: u32 = 8;
-/// Pause between some rounds without work, for a worker whose processor is wanted by other threads.
+/// Length of a nap between rounds without work, for a worker whose processor other threads want.
 const NAP: Duration = Duration::from_micros(50);
 /// Maximum time without a completion while volumes make all data durable, when the worker is asked
 /// to end.
@@ -51,17 +51,17 @@ pub(crate) const TOKEN_RING: u32 = 1;
 pub(crate) const TOKEN_OTHERS: u32 = 2;
 pub(crate) const TOKEN_WAKE: u32 = 3;
 
-/// How a worker polls and sleeps.
+/// Polling and sleeping behaviour of a worker.
 #[derive(Debug, Default)]
 pub struct Options {
-    /// How long polling goes on after the last work.
+    /// Time for which polling continues after the last work.
     pub idle_window: IdleWindow,
-    /// The worker has no CPU of its own. While it polls without finding work, it periodically lets
-    /// other threads run. The next work may depend on such a thread, for example a VMM's that
-    /// delivers an interrupt.
+    /// Whether the worker shares its CPU with other threads. While it polls without finding work,
+    /// it then yields periodically. The next work may depend on another thread, for example one of
+    /// a VMM that delivers an interrupt.
     pub shares_cpu: bool,
-    /// Descriptor that becomes readable when the worker is to end. [`Worker::stop`] is the other
-    /// way.
+    /// Descriptor that becomes readable when the worker is to end, as an alternative to
+    /// [`Worker::stop`].
     pub stop: Option<OwnedFd>,
 }
 
@@ -385,9 +385,9 @@ impl<F: Frontend + 'static> Worker<F> {
         self.poll_on(true, due)
     }
 
-    /// Runs one turn without sleep, for a thread with a loop of its own: a look at the sockets, and
-    /// a round. When the round found nothing, everything is armed, so that the thread may sleep.
-    /// Returns `true` when the worker is to end, which [`Worker::run`] then does.
+    /// Runs one turn without sleep, for a thread with a loop of its own: a check of the sockets,
+    /// and a round. When the round found no work, everything is armed, so that the thread may
+    /// sleep. Returns `true` when the worker is to end, which [`Worker::run`] then does.
     ///
     /// # Errors
     /// [`Error::System`] when waiting for descriptors fails.
@@ -412,7 +412,7 @@ impl<F: Frontend + 'static> Worker<F> {
         self.round_and_measure()
     }
 
-    /// Reads the clock in one turn of several. Returns `true` when a look at the sockets is due.
+    /// Reads the clock in one turn of several. Returns `true` when a check of the sockets is due.
     #[inline]
     fn tick(&mut self) -> bool {
         self.turns.rounds = self.turns.rounds.wrapping_add(1);
@@ -513,7 +513,7 @@ impl<F: Frontend + 'static> Worker<F> {
         Ok(ended)
     }
 
-    /// Returns whether commands may be announced by message and a look for them is due.
+    /// Returns whether commands may arrive by message and a check of the sockets is due.
     #[inline]
     fn expects_messages(&self) -> bool {
         let rounds = self.turns.rounds;
@@ -526,7 +526,7 @@ impl<F: Frontend + 'static> Worker<F> {
 
     /// Spins between two rounds without work, and polls the most frequent and urgent sources:
     /// doorbells of recently busy queues, and completions of the ring. A round takes several times
-    /// as long as one such look.
+    /// as long.
     #[inline]
     fn spin_poll(&self) {
         let fronts = || self.of(self.run_queue.hot());
@@ -658,7 +658,7 @@ impl<F: Frontend + 'static> Worker<F> {
         worked | (self.leaving > 0 && self.finish_removals())
     }
 
-    /// Makes the next turn read the clock, and look at the sockets if that is due.
+    /// Makes the next turn read the clock, and check the sockets if that is due.
     fn look_soon(&mut self) {
         self.turns.rounds |= ROUNDS_PER_CLOCK - 1;
     }

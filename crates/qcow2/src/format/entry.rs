@@ -2,39 +2,39 @@
 
 use super::Geometry;
 
-/// The entry's cluster has no other user: it may be written in place.
+/// Flag of an entry whose cluster has a refcount of one, so that it may be written in place.
 pub const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
-/// The cluster reads as zeroes, whatever is behind it.
+/// Flag of an entry whose cluster reads as zeroes, whatever it contains.
 pub const ZERO: u64 = 1;
-/// Bits 9 to 55.
+/// Mask of the host offset, bits 9 to 55.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
-/// Location of a guest's cluster.
+/// Location of a guest cluster's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mapping {
-    /// Unallocated: read from the backing file, or zeroes if there is none.
+    /// Unallocated: reads from the backing file, or as zeroes without one.
     Unallocated,
-    /// Nowhere: it reads as zeroes. `host`: the cluster that is kept for it, by its first byte.
+    /// Reads as zeroes.
     Zero {
-        /// The byte in the image where its cluster begins, if it has one.
+        /// Offset of the host cluster that is preallocated for it, if any.
         host: Option<u64>,
     },
-    /// Data in the image.
+    /// Uncompressed data in the image.
     Data {
-        /// The byte in the image where it begins.
+        /// Offset of the host cluster.
         host: u64,
-        /// No other entry has it: it may be written in place.
+        /// Whether no other entry refers to the cluster, so that it may be written in place.
         copied: bool,
     },
     /// Compressed data in the image.
     Compressed {
-        /// The byte in the image where its data begins, at any byte.
+        /// Offset of the compressed data, which need not be aligned.
         host: u64,
-        /// Bytes of which the data is the first part.
+        /// Number of bytes that contain the compressed data, which may end before.
         len: u64,
     },
-    /// Against the rules.
+    /// Invalid according to the format.
     Invalid,
 }
 
@@ -43,21 +43,21 @@ pub enum Mapping {
 pub struct Entry(pub u64);
 
 impl Entry {
-    /// Entry that no valid image has; it replaces entries that were found to be wrong.
+    /// Entry that no valid image contains; it replaces invalid entries in memory.
     pub const INVALID: Self = Self(u64::MAX);
 
-    /// Makes the entry of a cluster of the image that no other entry has.
+    /// Creates the entry for a host cluster that no other entry refers to.
     pub const fn data(host: u64) -> Self {
         Self(host | COPIED)
     }
 
-    /// Makes the entry of zeroes without a cluster.
+    /// Creates the entry for zeroes without a host cluster.
     pub const fn zero() -> Self {
         Self(ZERO)
     }
 
-    /// Returns the host offset of an entry that can be read, or written, directly. For a write no
-    /// other entry may have the cluster.
+    /// Returns the host offset of an entry whose cluster can be read or written directly. A write
+    /// requires that no other entry refers to the cluster.
     #[inline(always)]
     pub const fn plain(self, write: bool) -> Option<u64> {
         let host = self.0 & OFFSET;
@@ -69,7 +69,7 @@ impl Entry {
         }
     }
 
-    /// Decodes the entry for an image of that geometry.
+    /// Decodes the entry for an image with this geometry.
     pub fn mapping(self, geometry: &Geometry) -> Mapping {
         if self == Self::INVALID {
             return Mapping::Invalid;
@@ -96,8 +96,8 @@ impl Entry {
         }
     }
 
-    /// Decodes a "Compressed Clusters Descriptor": the byte where the data begins, and the number
-    /// of sectors of 512 bytes behind the one that it begins in.
+    /// Decodes a "Compressed Clusters Descriptor": the offset of the data, and the number of
+    /// additional 512-byte sectors behind the first one.
     fn compressed(self, geometry: &Geometry) -> Mapping {
         if self.0 & COPIED != 0 {
             return Mapping::Invalid;
@@ -116,9 +116,9 @@ impl Entry {
     }
 }
 
-/// Decodes an L1 entry: the offset of the L2 table, 0 where there is none, and whether it may be
-/// written in place. `None` when the entry is invalid. Entries of the refcount table have the same
-/// form, without the flag.
+/// Decodes an L1 entry: the offset of the L2 table, 0 if there is none, and whether the table may
+/// be written in place. `None` when the entry is invalid. Entries of the refcount table have the
+/// same form, without the flag.
 pub fn table_entry(entry: u64, geometry: &Geometry) -> Option<(u64, bool)> {
     let table = entry & OFFSET;
     let reserved = entry & !(OFFSET | COPIED);

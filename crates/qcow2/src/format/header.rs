@@ -1,24 +1,24 @@
 //! The header and its extensions (sections "Header" and "Header extensions").
 
-/// Bytes from the file's beginning that are enough for every header: it lies in the first cluster,
-/// and the largest cluster has so many.
+/// Number of bytes at the beginning of a file that contain every header. The header lies in the
+/// first cluster, and this is the maximum cluster size.
 pub const HEADER_ROOM: usize = 1 << 21;
-/// Offset of the disk's size.
+/// Header offset of the disk size.
 pub const OFFSET_SIZE: u64 = 24;
-/// Offset of the L1 table's size and offset.
+/// Header offset of the L1 table's size and offset.
 pub const OFFSET_L1: u64 = 36;
-/// Offset of the refcount table's offset and number of clusters.
+/// Header offset of the refcount table's offset and number of clusters.
 pub const OFFSET_REFCOUNTS: u64 = 48;
-/// Offset of the feature fields: incompatible, compatible, autoclear.
+/// Header offset of the feature fields: incompatible, compatible, autoclear.
 pub const OFFSET_FEATURES: u64 = 72;
-/// Incompatible feature: refcounts may be wrong. References are not.
+/// Incompatible feature bit: refcounts may be wrong, but references are right.
 pub const DIRTY: u64 = 1;
 
 const CORRUPT: u64 = 1 << 1;
 const EXTERNAL_DATA: u64 = 1 << 2;
 const COMPRESSION: u64 = 1 << 3;
 const EXTENDED_L2: u64 = 1 << 4;
-/// Feature that a writer clears: persistent bitmaps are right.
+/// Autoclear feature bit: persistent bitmaps are valid.
 const BITMAPS: u64 = 1;
 
 const MAGIC: &[u8; 4] = b"QFI\xfb";
@@ -26,16 +26,16 @@ const EXTENSION_END: u32 = 0;
 const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
 const EXTENSION_BITMAPS: u32 = 0x2385_2875;
 
-/// Longest name of a backing file in bytes.
+/// Maximum length in bytes of a backing file's name.
 const LONGEST_NAME: usize = 1023;
-/// Largest L1 table in bytes, as QEMU has it (`QCOW_MAX_L1_SIZE`).
+/// Maximum size in bytes of an L1 table, as in QEMU (`QCOW_MAX_L1_SIZE`).
 const LARGEST_L1: u64 = 32 << 20;
-/// Largest refcount table in bytes, as QEMU has it (`QCOW_MAX_REFTABLE_SIZE`).
+/// Maximum size in bytes of a refcount table, as in QEMU (`QCOW_MAX_REFTABLE_SIZE`).
 const LARGEST_REFTABLE: u64 = 8 << 20;
-/// No offset in an image has more bits.
+/// Maximum number of bits in an offset within an image.
 const OFFSET_BITS: u32 = 56;
 
-/// Reason why an image cannot be served; messages put it behind the image's name.
+/// Reason why an image cannot be served. Error messages append it to the image's name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // Each variant's message says what it is.
 pub enum FormatError {
@@ -106,10 +106,10 @@ fn compression(kind: u8) -> String {
     }
 }
 
-/// Sizes that everything else in an image follows from.
+/// Parameters that determine the layout of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
-    /// 2 or 3.
+    /// Format version, 2 or 3.
     pub version: u32,
     /// Logarithm of the cluster size, 9 to 21.
     pub cluster_bits: u32,
@@ -124,23 +124,23 @@ impl Geometry {
         1 << self.cluster_bits
     }
 
-    /// Returns the logarithm of the number of entries of an L2 table: it is a cluster.
+    /// Returns the logarithm of the number of entries in an L2 table, which is one cluster.
     #[inline]
     pub const fn table_bits(&self) -> u32 {
         self.cluster_bits - 3
     }
 
-    /// Returns the logarithm of the number of refcounts in a refcount block: it is a cluster.
+    /// Returns the logarithm of the number of refcounts in a refcount block, which is one cluster.
     pub const fn refcount_bits(&self) -> u32 {
         self.cluster_bits + 3 - self.refcount_order
     }
 
-    /// Returns the number of clusters that so many bytes need.
+    /// Returns the number of clusters that `bytes` bytes need.
     pub const fn clusters(&self, bytes: u64) -> u64 {
         bytes.div_ceil(self.cluster_size())
     }
 
-    /// Returns the number of L1 entries that a disk of so many bytes needs.
+    /// Returns the number of L1 entries that a disk of `bytes` bytes needs.
     pub const fn l1_entries(&self, bytes: u64) -> u64 {
         bytes.div_ceil(1 << (self.cluster_bits + self.table_bits()))
     }
@@ -149,32 +149,32 @@ impl Geometry {
 /// An image's header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// Sizes of its parts.
+    /// Parameters of the image's layout.
     pub geometry: Geometry,
     /// Size of the disk in bytes.
     pub size: u64,
-    /// Entries of the L1 table.
+    /// Number of entries in the L1 table.
     pub l1_entries: u32,
-    /// Byte where the L1 table begins.
+    /// Offset of the L1 table.
     pub l1_offset: u64,
-    /// Byte where the refcount table begins.
+    /// Offset of the refcount table.
     pub reftable_offset: u64,
-    /// Clusters of the refcount table.
+    /// Number of clusters in the refcount table.
     pub reftable_clusters: u32,
-    /// Internal snapshots.
+    /// Number of internal snapshots.
     pub snapshots: u32,
-    /// Features that a reader has to know.
+    /// Incompatible features: a reader that does not know one of them must refuse the image.
     pub incompatible: u64,
-    /// Features that a writer clears which does not know them.
+    /// Autoclear features: a writer must clear those that it does not know.
     pub autoclear: u64,
-    /// The backing file, as the image names it.
+    /// Name of the backing file, as stored in the image.
     pub backing: Option<String>,
-    /// The backing file's format, as the image names it.
+    /// Format of the backing file, as stored in the image.
     pub backing_format: Option<String>,
     has_bitmaps: bool,
 }
 
-/// Big-endian numbers of a header.
+/// Accessor for the big-endian fields of a header.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -193,10 +193,11 @@ impl Fields<'_> {
 }
 
 impl Header {
-    /// Reads the header of an image that begins with `bytes`: all of it, or [`HEADER_ROOM`] bytes.
+    /// Parses the header of an image. `bytes`: the beginning of the image, either all of it or
+    /// [`HEADER_ROOM`] bytes.
     ///
     /// # Errors
-    /// The image cannot be read.
+    /// [`FormatError`] when the header is invalid or an unsupported feature is used.
     pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
         let fields = Fields(bytes);
         if fields.bytes(0)? != *MAGIC {
@@ -297,10 +298,10 @@ impl Header {
         Ok(())
     }
 
-    /// Checks that the image may be written here.
+    /// Checks that this crate may write the image.
     ///
     /// # Errors
-    /// [`FormatError`], if the image may only be read.
+    /// [`FormatError`] when the image can only be read.
     pub fn check_writable(&self) -> Result<(), FormatError> {
         if self.incompatible & CORRUPT != 0 {
             return Err(FormatError::Corrupt);
@@ -346,7 +347,7 @@ fn check_features(incompatible: u64) -> Result<(), FormatError> {
     }
 }
 
-/// Reads the backing file's name, and its offset.
+/// Parses the name of the backing file. Also returns its offset.
 fn backing(first: &[u8], offset: u64, len: u32) -> Result<Option<(String, usize)>, FormatError> {
     if offset == 0 || len == 0 {
         return Ok(None);
@@ -372,7 +373,8 @@ struct Extensions {
     bitmaps: bool,
 }
 
-/// Reads the extensions between the header and the backing file's name, or the end of the cluster.
+/// Parses the extensions between the header and the name of the backing file, or the end of the
+/// cluster.
 fn extensions(
     first: &[u8],
     mut at: usize,

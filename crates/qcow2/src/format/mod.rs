@@ -1,6 +1,6 @@
 //! On-disk structures of an image, decoded and checked without I/O.
 //!
-//! Sections of "qcow2.txt" (`docs/interop/qcow2.rst` of QEMU) are named where a rule comes from it.
+//! Comments name the section of "qcow2.txt" (`docs/interop/qcow2.rst` of QEMU) that defines a rule.
 
 mod entry;
 mod header;

@@ -1,4 +1,4 @@
-//! A journal in a file beside the volume's.
+//! Journals of atomic writes that are stored in a file of their own.
 
 use super::AtomicVolume;
 use super::journal::{Entry, Head, SLOTS, journal_len, name, slot_at, slot_len};
@@ -12,13 +12,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 impl AtomicVolume {
-    /// `file`, with a journal in the file `path`, which is made if there is none; or in a block
-    /// device. Nobody else may use it meanwhile.
+    /// Wraps `file` in a volume with atomic writes whose journal is `path`: a file, which is
+    /// created if it does not exist, or a block device. No other volume may use the journal at the
+    /// same time.
     ///
     /// # Errors
-    /// The conditions of [`AtomicVolume::new`]; the journal cannot be opened or created; it holds
-    /// writes of another volume, or other data; the volume or the journal is not on a disk of this
-    /// machine.
+    /// The conditions of [`AtomicVolume::new`]. [`VolumeError`] also when the journal cannot be
+    /// opened or created, holds other data or writes of another volume, or when the volume or the
+    /// journal is not on a local disk.
     pub fn with_file(
         file: Arc<FileVolume>,
         path: &Path,
@@ -78,7 +79,7 @@ impl AtomicVolume {
     }
 }
 
-/// Makes the file, or finds it.
+/// Opens the journal file, or creates it if it does not exist.
 fn make(path: &Path, unit: u32) -> io::Result<()> {
     let mut options = OpenOptions::new();
     let options = options.read(true).write(true).create(true).mode(0o600);
@@ -99,7 +100,7 @@ fn make(path: &Path, unit: u32) -> io::Result<()> {
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// No slot holds an entry.
+/// Returns whether no slot of the journal holds an entry.
 fn is_empty(journal: &File, unit: u32) -> io::Result<bool> {
     if unit > crate::MAX_ATOMIC_UNIT {
         return Ok(false);
@@ -114,8 +115,8 @@ fn is_empty(journal: &File, unit: u32) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Makes the file an empty journal. The head is written last: without a head, the file is no
-/// journal.
+/// Formats the file as an empty journal. The head is written last, because a file without a head
+/// does not count as a journal.
 fn format(journal: &File, head: Head) -> io::Result<()> {
     journal.write_all_at(&vec![0; journal_len(head.unit) as usize], 0)?;
     journal.sync_data()?;

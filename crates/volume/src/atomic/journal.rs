@@ -9,34 +9,34 @@
 
 use crate::AtomicWrites;
 
-/// Slots: writes in the journal at one time.
+/// Number of slots, which is the maximum number of writes in the journal at one time.
 pub(super) const SLOTS: u32 = 64;
-/// Bytes of a head. No disk has larger blocks than that.
+/// Size of a head in bytes, which is at least the block size of every disk.
 pub(super) const HEAD: u64 = 4096;
 const HEAD_MAGIC: [u8; 8] = *b"vnvmeAtJ";
 const ENTRY_MAGIC: [u8; 8] = *b"vnvmeAtE";
 const VERSION: u32 = 1;
 
-/// Bytes of a slot's head with the data of the longest write.
+/// Returns the size of a slot in bytes: its head and the data of the longest write.
 pub(super) const fn slot_len(unit: u32) -> u64 {
     HEAD + unit as u64
 }
 
-/// First byte of a slot in the journal.
+/// Returns the offset of a slot in the journal, in bytes.
 pub(super) const fn slot_at(unit: u32, slot: u32) -> u64 {
     HEAD + slot as u64 * slot_len(unit)
 }
 
-/// Bytes of a journal for writes within units of `unit` bytes.
+/// Returns the size in bytes of a journal for write units of `unit` bytes.
 pub(super) const fn journal_len(unit: u32) -> u64 {
     slot_at(unit, SLOTS)
 }
 
-/// The journal's head, in its first bytes.
+/// Contents of the journal's head, which is stored in its first bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) unit: u32,
-    /// Names the volume.
+    /// Name of the volume that the journal belongs to ([`name`]).
     pub(super) volume: [u8; 16],
 }
 
@@ -54,7 +54,7 @@ impl Head {
         bytes
     }
 
-    /// `None`: that is no head.
+    /// Parses a journal's head. Returns `None` when the bytes are not a valid head.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; 40] = bytes.first_chunk()?;
         let unit = u32::from_le_bytes(*bytes.get(12..)?.first_chunk()?);
@@ -64,7 +64,7 @@ impl Head {
     }
 }
 
-/// Derives a name of 16 bytes from a volume's identifier (FNV-1a).
+/// Derives a 16-byte name from a volume's identifier (FNV-1a).
 pub(super) fn name(id: &[u8]) -> [u8; 16] {
     let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
     for byte in id {
@@ -73,7 +73,7 @@ pub(super) fn name(id: &[u8]) -> [u8; 16] {
     hash.to_le_bytes()
 }
 
-/// The head of a slot that holds an entry.
+/// Head of a journal slot that holds an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
     /// Offset of the write, in bytes.
@@ -114,7 +114,8 @@ impl Entry {
         (entry.to_bytes() == *bytes).then_some(entry)
     }
 
-    /// The entry that a slot holds, if it was written wholly.
+    /// Parses the entry that a slot holds. Returns `None` when the slot is empty or was only partly
+    /// written.
     pub(super) fn of_slot(slot: &[u8], unit: u32) -> Option<Self> {
         let entry = Self::parse(slot)?;
         let within = AtomicWrites::within(unit.into(), 0, 0);
@@ -124,7 +125,7 @@ impl Entry {
     }
 }
 
-/// `parts` one after the other, and their checksum.
+/// Stores `parts` one after the other, followed by their checksum.
 fn seal(bytes: &mut [u8], parts: &[&[u8]]) {
     let all = parts.concat();
     let sum = crc32fast::hash(&all).to_le_bytes();

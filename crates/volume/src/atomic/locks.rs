@@ -11,31 +11,33 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const STRIPES: u64 = if cfg!(test) { 8 } else { 1024 };
-/// Bit of a stripe that one request has for itself.
+/// Bit of a stripe that is set while one request owns it exclusively.
 const OWNED: u32 = 1 << 31;
-/// Bit of a stripe that a request waits to own: no further request may share it.
+/// Bit of a stripe that is set while a request waits to own it. No further request may share it.
 const WANTED: u32 = 1 << 30;
 
-/// The stripes: how many requests share each, or [`OWNED`]; and [`WANTED`].
+/// Locks of all stripes. Each value is the number of requests that share the stripe, or [`OWNED`],
+/// with [`WANTED`] added.
 #[derive(Debug)]
 pub(super) struct Locks {
     stripes: Box<[AtomicU32]>,
     unit_shift: u32,
 }
 
-/// Stripes that a request wants and those that it has. [`Locks::release`] ends it.
+/// Stripes that a request needs, and those of them that it has locked. [`Locks::release`] must be
+/// called with it at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Hold {
-    /// Stripe of the first unit; `count` is the number of consecutive units.
+    /// Stripe of the first unit in the range; `count` is the number of consecutive units.
     first: u64,
     count: u64,
     owned: bool,
-    /// Stripes that it has, in ascending order.
+    /// Number of stripes locked so far, in ascending order.
     have: u64,
 }
 
 impl Hold {
-    /// The hold of a request that has no range.
+    /// Hold of a request without a range, such as a flush: no stripes.
     pub(super) const NOTHING: Self = Self {
         first: 0,
         count: 0,
@@ -43,7 +45,7 @@ impl Hold {
         have: 0,
     };
 
-    /// The stripe that it takes as number `number`.
+    /// Returns the `number`th stripe in the order of locking.
     fn stripe(&self, number: u64) -> u64 {
         if self.count == STRIPES {
             return number;
@@ -58,7 +60,7 @@ impl Hold {
 }
 
 impl Locks {
-    /// For units of so many bytes, a power of two.
+    /// Creates locks for units of `unit` bytes, a power of two.
     pub(super) fn new(unit: u32) -> Self {
         Self {
             stripes: (0..STRIPES).map(|_| AtomicU32::new(0)).collect(),
@@ -66,8 +68,8 @@ impl Locks {
         }
     }
 
-    /// Returns the stripes that a request of this range wants; it has none yet. `owned`: the
-    /// request wants the unit in which it lies for itself.
+    /// Returns an unlocked hold on the stripes of a request's range. `owned`: the request needs
+    /// exclusive access to the unit in which its range lies.
     pub(super) fn hold(&self, offset: u64, len: u64, owned: bool) -> Hold {
         let first = offset >> self.unit_shift;
         let last = offset.saturating_add(len.saturating_sub(1)) >> self.unit_shift;
@@ -103,7 +105,7 @@ impl Locks {
         true
     }
 
-    /// Releases the request's stripes; it wants no more.
+    /// Releases the stripes that a request has locked, and its claim on those that it waits for.
     pub(super) fn release(&self, hold: Hold) {
         for number in 0..hold.have {
             if let Some(stripe) = self.at(&hold, number) {
@@ -123,8 +125,8 @@ impl Locks {
     }
 }
 
-/// Shares a stripe unless a request owns it or waits to. Acquire and release: the previous holder's
-/// accesses are complete before the next holder's begin.
+/// Locks a stripe in shared mode, unless a request owns it or waits to. Acquire and release
+/// ordering: the previous holder's accesses are complete before the next holder's begin.
 fn share(stripe: &AtomicU32) -> bool {
     let free = |state: u32| (state & (OWNED | WANTED) == 0).then_some(state + 1);
     let (taken, failed) = (Ordering::Acquire, Ordering::Relaxed);

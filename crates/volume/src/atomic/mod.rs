@@ -1,5 +1,5 @@
-//! Writes that are atomic: which ones a volume promises ([`AtomicWrites`]), and a volume that makes
-//! them so by a journal ([`AtomicVolume`]).
+//! Atomic writes: the promise of a volume ([`AtomicWrites`]), and a volume that makes small writes
+//! atomic with a journal ([`AtomicVolume`]).
 
 mod file;
 mod journal;

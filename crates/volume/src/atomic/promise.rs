@@ -4,32 +4,33 @@
 /// piece, and a bounce buffer of this size is always available.
 pub const MAX_ATOMIC_UNIT: u32 = 64 << 10;
 
-/// The writes of a volume that are atomic. After a power cut or the death of the process in the
-/// middle of one, the range holds all of the old data or all of the new. A read at the same time
-/// finds one or the other, as does another atomic write.
+/// Promise of a volume about which of its writes are atomic. After a power cut or the death of the
+/// process during such a write, the range holds either all of the old data or all of the new.
+/// Concurrent reads and atomic writes see one or the other, too.
 ///
-/// Sizes are in bytes. They speak of [`Op::Write`](crate::Op::Write) alone: no promise is made of
-/// zeroing and deallocation.
+/// Sizes are in bytes. The promise covers only [`Op::Write`](crate::Op::Write), not zeroing and
+/// deallocation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct AtomicWrites {
-    /// Every write that lies in one unit of so many bytes, counted from the volume's beginning,
-    /// whatever its length. A power of two; 0: none.
+    /// Size in bytes of the units, counted from the beginning of the volume, within which every
+    /// write is atomic, whatever its length. A power of two, or 0 for none.
     unit: u32,
-    /// In addition, writes whose length is a power of two from the first to the second of these, at
-    /// a multiple of their length: Linux's promise for a file (`RWF_ATOMIC`).
+    /// Smallest and largest size of naturally aligned writes that are atomic in addition: a power
+    /// of two in length, at a multiple of that length. Linux promises this for files
+    /// (`RWF_ATOMIC`).
     natural: Option<(u32, u32)>,
 }
 
 impl AtomicWrites {
-    /// No write is atomic: the default of a volume.
+    /// Promise that no write is atomic. Default of a volume.
     pub const NONE: Self = Self {
         unit: 0,
         natural: None,
     };
 
-    /// Every write of at most so many bytes that crosses none of the boundaries, which lie every
-    /// `boundary` bytes (0: there are none) from byte `offset` on: as a unit, the largest power of
-    /// two that these sizes allow, up to [`MAX_ATOMIC_UNIT`].
+    /// Creates the promise of a device whose writes are atomic up to `bytes` bytes, unless they
+    /// cross a boundary. Boundaries lie every `boundary` bytes (0: none) from byte `offset` on. The
+    /// unit is the largest power of two that fits these sizes, up to [`MAX_ATOMIC_UNIT`].
     #[must_use]
     pub fn within(bytes: u64, boundary: u64, offset: u64) -> Self {
         let mut unit = power_below(bytes.min(MAX_ATOMIC_UNIT.into()));
@@ -42,7 +43,8 @@ impl AtomicWrites {
         }
     }
 
-    /// Writes of a power of two from `min` to `max` bytes at a multiple of their length.
+    /// Creates the promise for naturally aligned writes: a power of two from `min` to `max` bytes
+    /// in length, at a multiple of that length.
     #[must_use]
     pub fn naturally_aligned(min: u32, max: u32) -> Self {
         let max = power_below(max.min(MAX_ATOMIC_UNIT).into());
@@ -53,12 +55,13 @@ impl AtomicWrites {
         }
     }
 
-    /// The unit within which every write is atomic, whatever its length, in bytes; 0: none.
+    /// Returns the size in bytes of the unit within which every write is atomic, whatever its
+    /// length; 0: none.
     pub fn unit(self) -> u32 {
         self.unit
     }
 
-    /// No write is promised.
+    /// Returns whether no write is promised to be atomic.
     pub fn is_none(self) -> bool {
         self == Self::NONE
     }
@@ -106,11 +109,11 @@ impl AtomicWrites {
         })
     }
 
-    /// The largest unit of which every write is atomic that consists of blocks of `block` bytes, a
-    /// power of two; 0 when that is no more than a block.
+    /// Returns the largest unit in bytes, a power of two, within which every write of whole blocks
+    /// of `block` bytes is atomic; 0 when that is no more than one block.
     ///
-    /// A unit of two blocks has only writes that are powers of two and aligned, so those that are
-    /// promised to writes of such a form alone are enough for it. A unit of four has some of three.
+    /// All block-aligned writes within a unit of two blocks are naturally aligned, so a promise for
+    /// naturally aligned writes suffices. A unit of four blocks also has writes of three.
     pub fn unit_of_blocks(self, block: u32) -> u32 {
         let pair = block.saturating_mul(2);
         let pair = match self.natural {
@@ -135,13 +138,13 @@ impl std::fmt::Display for AtomicWrites {
     }
 }
 
-/// The largest power of two that is not above `bytes`; 0 of 0. At most 2^31.
+/// Returns the largest power of two that is not above `bytes`, at most 2^31; 0 for 0.
 fn power_below(bytes: u64) -> u32 {
     let log = bytes.checked_ilog2().map(|log| log.min(31));
     log.map_or(0, |log| 1 << log)
 }
 
-/// The largest power of two that divides `offset`, up to 2^31.
+/// Returns the largest power of two that divides `offset`, at most 2^31.
 fn divisor(offset: u64) -> u32 {
     1 << offset.trailing_zeros().min(31)
 }

@@ -17,35 +17,35 @@ use dma::{Buffer, SegmentList};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Until a request that waits asks again for its units.
+/// Interval at which a waiting request retries to lock its units.
 const NAP: Duration = Duration::from_micros(50);
 const DURABLE: Op = Op::Write { fua: true };
 
-/// Operation that is in flight for a request.
+/// Operation that is outstanding for a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
-    /// The request itself, on the volume.
+    /// The request itself, submitted to the volume without the journal.
     Plain,
-    /// The data and its entry are written to the journal.
+    /// Write of the data and its entry to the journal.
     Journal,
-    /// The data is written to the volume.
+    /// Write of the data to its final place in the volume.
     InPlace,
-    /// The entry's end.
+    /// Removal of the entry from the journal.
     Retire,
-    /// A slot is read, to see whether it holds an entry.
+    /// Read of a journal slot during recovery, to find out whether it holds an entry.
     Look,
 }
 
 struct Job {
     step: Step,
-    /// The caller's name for it; `None`: nobody waits for it.
+    /// Caller's tag for the request; `None`: a job of this queue's own, such as recovery.
     tag: Option<u64>,
     offset: u64,
     /// Data segments that the completion returns to the caller.
     data: SegmentList,
-    /// Head and data of the journal slot of a journaled write.
+    /// Memory with the head and the data of a journaled write, as its slot stores them.
     entry: SegmentList,
-    /// Bytes of data behind the head.
+    /// Number of data bytes behind the head.
     len: u64,
     slot: u32,
     hold: Hold,
@@ -59,20 +59,21 @@ struct Waiting {
 
 pub(super) struct AtomicQueue {
     shared: Arc<Shared>,
-    /// The queues are dropped before the lane: their outstanding requests end meanwhile.
+    /// Queue into the volume below. The queues are dropped before the lane, because dropping them
+    /// completes outstanding requests.
     volume: Option<OpenQueue>,
     journal: Option<OpenQueue>,
     lane: Lane,
     jobs: Vec<Option<Job>>,
     free: Vec<usize>,
     waiting: Vec<Waiting>,
-    /// Completions for the caller.
+    /// Completions to be returned to the caller.
     ended: Vec<Completion>,
-    /// Completions that have arrived and have not been processed.
+    /// Completions of the lower queues that have arrived and have not been processed.
     arrived: Vec<Completion>,
-    /// Jobs that must start their step again: the ring had no room.
+    /// Jobs that have to retry their step because the ring had no room.
     again: Vec<usize>,
-    /// This queue reads the journal, and is at this slot.
+    /// Journal slot that this queue reads next, while it does the recovery.
     reading: Option<u32>,
 }
 
@@ -98,13 +99,13 @@ impl AtomicQueue {
         self.jobs.len() - self.free.len()
     }
 
-    /// Returns whether a request is a write that is promised to be atomic.
+    /// Returns whether a request is a write that the volume promises to be atomic.
     fn is_promised(&self, request: &Request) -> bool {
         let promise = AtomicWrites::within(self.shared.unit.into(), 0, 0);
         matches!(request.op, Op::Write { .. }) && promise.covers(request.offset, request.len)
     }
 
-    /// Returns the stripes that a request owns or shares.
+    /// Returns the hold with the stripes that a request needs, exclusively or shared.
     fn hold(&self, request: &Request) -> Hold {
         match request.op {
             Op::Flush => Hold::NOTHING,
@@ -115,7 +116,7 @@ impl AtomicQueue {
         }
     }
 
-    /// Begins a request, when all that it needs is to be had; else it is returned.
+    /// Starts a request when its units and a journal slot are available; otherwise returns it.
     fn begin(&mut self, request: Request, mut hold: Hold) -> Result<(), Waiting> {
         let shared = self.shared.clone();
         if !shared.is_recovered() {
@@ -222,7 +223,7 @@ impl AtomicQueue {
         self.step(index);
     }
 
-    /// Starts the current step of a job.
+    /// Submits the operation of a job's current step.
     fn step(&mut self, index: usize) {
         let unit = self.shared.unit;
         let Some(job) = self.jobs.get(index).and_then(Option::as_ref) else {
@@ -260,7 +261,7 @@ impl AtomicQueue {
         self.arrived.extend(at_once);
     }
 
-    /// An operation of a job has ended.
+    /// Moves a job to its next step after an operation has completed.
     fn advance(&mut self, done: Completion) {
         let index = done.tag as usize;
         let Some(job) = self.jobs.get_mut(index).and_then(Option::as_mut) else {
@@ -313,7 +314,7 @@ impl AtomicQueue {
         }
     }
 
-    /// A job cannot go on: its slot stays as it is.
+    /// Ends a job that failed. Its journal slot is kept, for the recovery by a later opening.
     fn give_up(&mut self, index: usize, what: &str, error: IoError) {
         self.shared.breaks(what, error);
         if self.reading.take().is_some() {
@@ -337,7 +338,7 @@ impl AtomicQueue {
         }
     }
 
-    /// Looks at a slot, or ends the reading of the journal.
+    /// Processes a journal slot that was read, or ends the recovery.
     fn look(&mut self, slot: u32) {
         if slot == SLOTS {
             self.reading = None;
@@ -358,7 +359,7 @@ impl AtomicQueue {
         });
     }
 
-    /// The next slot, after this one.
+    /// Starts to read the journal slot after `slot`.
     fn read_on(&mut self, slot: u32) {
         if self.reading == Some(slot) {
             self.look(slot + 1);
@@ -397,7 +398,7 @@ impl AtomicQueue {
         }
     }
 
-    /// Writes that other queues have left.
+    /// Continues the journaled writes that dropped queues have left unfinished.
     fn adopt(&mut self) {
         while let Some(orphan) = self.shared.adopt() {
             let mut buffer =
@@ -499,7 +500,8 @@ impl VolumeQueue for AtomicQueue {
         }
     }
 
-    /// A journaled write continues: it has to end before another request gets its unit.
+    /// Cancels a request. A journaled write continues, because it has to complete before another
+    /// request may use its unit.
     fn cancel(&mut self, tag: u64) {
         if let Some(at) = self.waiting.iter().position(|w| w.request.tag == tag) {
             let Waiting { request, hold } = self.waiting.remove(at);

@@ -9,39 +9,38 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 
-/// A wrapper that makes all writes within a unit atomic ([`AtomicWrites`]). They are atomic for
-/// other commands, because a write has its unit for itself while it is in flight. They are atomic
-/// at a power cut, because a write is made durable in a journal first and only then done in place.
-/// Writes that the volume below does as a whole by itself need no journal.
+/// A wrapper that makes all writes within a unit atomic ([`AtomicWrites`]). Concurrent commands
+/// never see part of a write, because a write locks its unit while it is outstanding. A power cut
+/// never leaves part of a write, because the write is made durable in a journal before it is done
+/// in place. Writes that the lower volume already promises to be atomic need no journal.
 ///
-/// A write in the journal takes three writes that are durable each: data to the journal, data in
-/// place, and the entry's end. It is durable when it completes.
+/// A journaled write consists of three durable writes: data to the journal, data in place, and the
+/// removal of the entry. It is durable when it completes.
 ///
-/// The first queue reads the journal, and repeats the entries that it finds, before any request
-/// begins.
+/// The first queue reads the journal and repeats the entries found there before any request begins.
 #[derive(Debug)]
 pub struct AtomicVolume {
     shared: Arc<Shared>,
 }
 
-/// State that all queues into the volume share.
+/// State shared by all queues of the volume.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) volume: Arc<dyn Volume>,
     pub(super) journal: Arc<dyn Volume>,
     pub(super) unit: u32,
-    /// Writes that the volume below does as a whole by itself.
+    /// Writes that the lower volume promises to be atomic by itself.
     pub(super) below: AtomicWrites,
     pub(super) locks: Locks,
-    /// Free slots of the journal, a bit each.
+    /// Bitmap of the journal's free slots.
     slots: AtomicU64,
-    /// An entry could not be ended, or done in place: nothing is changed any more, so that the next
-    /// opening may repeat it.
+    /// Set when an entry could not be removed or written in place. No further change is made, so
+    /// that the next opening can repeat the entry.
     broken: AtomicBool,
     pub(super) recovery: Mutex<Recovery>,
-    /// The journal's entries have been repeated.
+    /// Set when all entries found in the journal have been repeated.
     recovered: AtomicBool,
-    /// Writes of a queue that was dropped in the middle: the next queue ends them.
+    /// Unfinished journaled writes of dropped queues, which another queue completes.
     orphans: Mutex<Vec<Orphan>>,
     has_orphans: AtomicBool,
 }
@@ -49,32 +48,32 @@ pub(super) struct Shared {
 /// Progress of the journal's recovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Recovery {
-    /// No queue is at it.
+    /// Not done yet, and no queue is doing it.
     Due,
     Running,
     Done,
-    /// An entry cannot be read or repeated: no request begins.
+    /// An entry cannot be read or repeated, so no request is started.
     Failed,
 }
 
-/// A write that has begun and has no queue.
+/// A journaled write whose queue was dropped before it completed.
 #[derive(Debug)]
 pub(super) struct Orphan {
     pub(super) slot: u32,
     pub(super) hold: Hold,
     pub(super) offset: u64,
     pub(super) data: Vec<u8>,
-    /// The journal holds the whole write.
+    /// Whether the journal already holds the whole write.
     pub(super) in_journal: bool,
 }
 
 impl AtomicVolume {
-    /// `volume`, with a journal in `journal`, which has been zeroes or a journal of this volume
-    /// with this unit. `unit`: a power of two from 4096 to [`MAX_ATOMIC_UNIT`].
+    /// Wraps `volume` with a journal in `journal`, which holds zeroes or a journal of the same
+    /// volume and unit. `unit`: a power of two from 4096 to [`MAX_ATOMIC_UNIT`].
     ///
     /// # Errors
-    /// [`VolumeError::Size`]: the unit, or the journal's size ([`AtomicVolume::journal_len`]), or
-    /// its blocks are larger than 4096 bytes.
+    /// [`VolumeError::Size`] when the unit is invalid, the journal does not have the size
+    /// [`AtomicVolume::journal_len`], or its blocks are larger than 4096 bytes.
     pub fn new(
         volume: Arc<dyn Volume>,
         journal: Arc<dyn Volume>,
@@ -107,7 +106,7 @@ impl AtomicVolume {
         })
     }
 
-    /// Bytes of a journal for writes within units of `unit` bytes.
+    /// Returns the size in bytes of a journal for write units of `unit` bytes.
     pub const fn journal_len(unit: u32) -> u64 {
         journal_len(unit)
     }
@@ -149,7 +148,8 @@ impl Shared {
             .store(now == Recovery::Done, Ordering::Release);
     }
 
-    /// The caller is the one to read the journal.
+    /// Claims the recovery for the calling queue. Returns whether this queue has to read the
+    /// journal.
     pub(super) fn begin_recovery(&self) -> bool {
         let mut recovery = self.recovery.lock().unpoisoned();
         let due = *recovery == Recovery::Due;
@@ -204,7 +204,7 @@ impl Volume for AtomicVolume {
         Some(&*self.shared.volume)
     }
 
-    /// Reads the volume below. The journal's entries may not have been repeated yet.
+    /// Reads from the lower volume. Entries of the journal may not have been repeated yet.
     fn read_at(&self, offset: u64, buffer: &mut Buffer) -> Option<Result<(), IoError>> {
         self.shared.volume.read_at(offset, buffer)
     }

@@ -1,5 +1,5 @@
-//! State shared by all threads that serve slices of a group: atomic counters, and the list of
-//! queues.
+//! State of a group that is shared by all threads serving its slices: atomic counters and the list
+//! of queues.
 
 use super::tuner::Tuner;
 use super::{DEFAULT_WEIGHT, MAX_WEIGHT};
@@ -9,39 +9,40 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// Cheapest request, in bytes: small ones cost the device as much as these.
+/// Minimum cost of a request in bytes. Smaller requests cost the device as much as this one.
 pub(super) const LEAST: u64 = 4096;
-/// Fraction bits of virtual time, so that weights divide it well. In 64 bits there is room for 2^54
-/// bytes at weight 1 before it begins again, and then only differences are looked at.
+/// Fraction bits of virtual time, for precision when dividing by weights. At weight 1, 64 bits hold
+/// 2^54 bytes before the time wraps; only differences are compared.
 const FRACTION: u32 = 10;
-/// No slice's start lies further ahead of the virtual time than the largest request at the smallest
-/// weight.
+/// Maximum distance of a share's start tag ahead of the virtual time: the largest request at the
+/// smallest weight.
 const AHEAD: u64 = 1 << 48;
-/// A thread that has requests waiting, but was not seen for so long, is not waited for.
+/// Time after which a thread with waiting requests that has not polled is no longer waited for.
 const GRACE: Duration = Duration::from_micros(500);
-/// Queues with requests in this time count among those that share the device.
+/// Time for which a queue counts among those that share the device after its last request.
 const LATELY: Duration = Duration::from_millis(10);
 
-/// A number on cache lines of its own.
+/// A value on cache lines of its own, to avoid false sharing.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Alone<T>(T);
 
-/// Virtual time that `cost` bytes take at a weight.
+/// Returns the virtual time that a request costing `cost` bytes takes at a weight.
 pub(super) fn time(cost: u64, weight: u32) -> u64 {
     (cost.min(1 << 40) << FRACTION) / u64::from(weight.max(1))
 }
 
-/// Returns the distance by which `a` is ahead of `b`; negative: behind.
+/// Returns the distance by which virtual time `a` is ahead of `b`; negative when it is behind.
 fn ahead(a: u64, b: u64) -> i64 {
     a.wrapping_sub(b).cast_signed()
 }
 
-/// A volume's share.
+/// Share of one volume in a group: its weight and its start tag.
 #[derive(Debug)]
 pub(super) struct FairShare {
     weight: AtomicU32,
-    /// Virtual time at which its next request starts: its predecessor's end, or later.
+    /// Start tag: virtual time at which the next request of the share starts, which is the end of
+    /// the previous one or later.
     start: AtomicU64,
 }
 
@@ -69,19 +70,19 @@ impl FairShare {
     }
 }
 
-/// The queue of one thread into a volume of the group, as the other threads see it.
+/// Queue of one thread into a volume of the group, as seen by the other threads.
 #[derive(Debug)]
 pub(super) struct FlowEntry {
     pub(super) share: Arc<FairShare>,
-    /// When its thread was last seen with requests of it that wait for a place; 0: none wait.
-    /// Nanoseconds since the group's epoch.
+    /// Last time at which the thread saw requests of the queue waiting for a device slot, in
+    /// nanoseconds since the group's epoch; 0: none wait.
     waiting: AtomicU64,
-    /// When it was last seen with requests at all.
+    /// Last time at which the thread saw any requests of the queue, in nanoseconds since the epoch.
     busy: AtomicU64,
 }
 
 impl FlowEntry {
-    /// Publishes the time at which the thread saw waiting requests of the queue; 0: none wait.
+    /// Publishes the time at which the thread saw requests of the queue waiting; 0: none wait.
     pub(super) fn see_waiting(&self, now: u64) {
         self.waiting.store(now, Ordering::Relaxed);
     }
@@ -91,57 +92,58 @@ impl FlowEntry {
         self.busy.store(now, Ordering::Relaxed);
     }
 
-    /// Returns whether the queue has requests that wait for a place.
+    /// Returns whether the queue has requests waiting for a device slot.
     fn is_waiting(&self, now: u64) -> bool {
         let waiting = self.waiting.load(Ordering::Relaxed);
         waiting != 0 && now.saturating_sub(waiting) <= GRACE.as_nanos() as u64
     }
 
-    /// Returns whether the queue had requests lately.
+    /// Returns whether the queue had requests within the last 10 ms.
     pub(super) fn was_busy(&self, now: u64) -> bool {
         let busy = self.busy.load(Ordering::Relaxed);
         busy != 0 && now.saturating_sub(busy) <= LATELY.as_nanos() as u64
     }
 
-    /// Returns whether the queue is to get a place before a queue with this start.
+    /// Returns whether the queue has precedence over a share with start tag `start` for the next
+    /// slot.
     pub(super) fn goes_before(&self, start: u64, now: u64) -> bool {
         ahead(start, self.share.start()) > 0 && self.is_waiting(now)
     }
 }
 
-/// The state of a group.
+/// State of a group of volumes that share a device, common to all threads.
 #[derive(Debug)]
 pub(super) struct Group {
     clock: Arc<dyn Clock>,
     epoch: Instant,
-    /// Places at most.
+    /// Maximum number of requests in the device.
     most: usize,
-    /// Places while several want them.
+    /// Maximum number of requests in the device while several shares compete for it.
     depth: AtomicUsize,
-    /// Places that are taken.
+    /// Number of requests in the device now.
     taken: Alone<AtomicUsize>,
-    /// Virtual time: the start of the request that was started last.
+    /// Virtual time of the group: the start tag of the request that was started last.
     now: Alone<AtomicU64>,
-    /// Bytes started, and virtual time that slices lost because they could not keep up: the tuner's
-    /// figures.
+    /// Bytes started, a counter for the tuner. `lost` counts bytes of share that slices lost
+    /// because they fell behind.
     work: Alone<AtomicU64>,
     requests: AtomicU64,
     lost: AtomicU64,
-    /// When the tuner has to be called next, in nanoseconds since the epoch.
+    /// Time of the tuner's next call, in nanoseconds since the epoch.
     next_look: AtomicU64,
     tuner: Mutex<Tuner>,
-    /// Changes when a queue enters or leaves.
+    /// Counter that is incremented when a queue is added or removed.
     generation: AtomicUsize,
     entries: Mutex<Vec<Arc<FlowEntry>>>,
 }
 
-/// Counters for the tuner; they wrap.
+/// Counters read by the tuner; they wrap around.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Figures {
     /// Bytes of the requests that were started.
     pub(super) work: u64,
     pub(super) requests: u64,
-    /// Bytes that slices were behind by, and will not be made up for.
+    /// Bytes by which slices fell behind their share without catching up.
     pub(super) lost: u64,
 }
 
@@ -172,18 +174,18 @@ impl Group {
         self.depth.load(Ordering::Relaxed)
     }
 
-    /// Nanoseconds since the epoch, never 0.
+    /// Returns the current time in nanoseconds since the epoch, never 0.
     pub(super) fn clock(&self) -> u64 {
         let elapsed = self.clock.now().saturating_duration_since(self.epoch);
         u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX).max(1)
     }
 
-    /// The clock's time.
+    /// Returns the current time of the group's clock.
     pub(super) fn now(&self) -> Instant {
         self.clock.now()
     }
 
-    /// Enters a thread's queue into a volume.
+    /// Adds a thread's queue into a volume to the group.
     pub(super) fn enter(&self, share: Arc<FairShare>) -> Arc<FlowEntry> {
         let entry = Arc::new(FlowEntry {
             share,
@@ -196,7 +198,7 @@ impl Group {
         entry
     }
 
-    /// A thread's queue leaves. Threads that have seen it forget it at the next look.
+    /// Removes a thread's queue. Threads that know it forget it when they next read the list.
     pub(super) fn leave(&self, entry: &Arc<FlowEntry>) {
         entry.see_waiting(0);
         let mut entries = self.entries.lock().unpoisoned();
@@ -204,7 +206,8 @@ impl Group {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Returns all entries if a queue was added or removed since `generation`.
+    /// Returns all queues of the group if one was added or removed since `generation`, which is
+    /// updated.
     pub(super) fn entries(&self, generation: &mut usize) -> Option<Vec<Arc<FlowEntry>>> {
         let newest = self.generation.load(Ordering::Acquire);
         if *generation == newest {
@@ -215,7 +218,8 @@ impl Group {
         Some(entries.clone())
     }
 
-    /// Takes a place, if there is one.
+    /// Reserves room for one request in the device. Returns whether there was any. `alone`: no
+    /// other queue competes, so the full depth may be used.
     pub(super) fn take(&self, alone: bool) -> bool {
         let depth = if alone { self.most } else { self.depth() };
         let one_more = |taken: usize| (taken < depth).then(|| taken + 1);
@@ -225,23 +229,23 @@ impl Group {
             .is_ok()
     }
 
-    /// Releases places.
+    /// Releases the device slots of completed requests.
     pub(super) fn release(&self, places: usize) {
         if places > 0 {
             self.taken.0.fetch_sub(places, Ordering::Relaxed);
         }
     }
 
-    /// There is a place.
+    /// Returns whether the device has room for another request.
     pub(super) fn has_place(&self, alone: bool) -> bool {
         let depth = if alone { self.most } else { self.depth() };
         self.taken.0.load(Ordering::Relaxed) < depth
     }
 
-    /// Starts a share that had no waiting requests and has one again. It begins at the virtual
-    /// time, or a device full of requests before it. It saves nothing else up. `keeping_up`: the
-    /// share was busy all the time, so that the virtual time that it loses here was taken by the
-    /// other shares.
+    /// Updates the start tag of a share that has waiting requests again after a pause. The share
+    /// starts at the virtual time, minus at most a full device of requests; a longer pause earns no
+    /// credit. `keeping_up`: the share was busy all the time, so the credit it forfeits here counts
+    /// as lost to other shares.
     pub(super) fn begin(&self, share: &FairShare, keeping_up: bool) {
         let weight = share.weight();
         let full = time(LEAST * self.most as u64, weight);
@@ -265,7 +269,8 @@ impl Group {
         }
     }
 
-    /// A share's next request starts, which costs so much.
+    /// Charges a share for its next request, which costs `cost` bytes, and advances the virtual
+    /// time.
     pub(super) fn charge(&self, share: &FairShare, cost: u64) {
         let time = time(cost, share.weight());
         let start = share.start.fetch_add(time, Ordering::Relaxed);
@@ -278,7 +283,7 @@ impl Group {
         self.requests.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Looks at how the device does, when it is time for that and no other thread does so.
+    /// Runs the tuner if it is due and no other thread is running it.
     pub(super) fn tune(&self, now: u64) {
         if now < self.next_look.load(Ordering::Relaxed) {
             return;

@@ -1,5 +1,4 @@
-//! Fair shares of one device: slices of a volume, each with a weight, in one group for the whole
-//! process.
+//! Fair shares of one device: volumes with weights, scheduled as one group for the whole process.
 //!
 //! A device with more outstanding requests than it can process at once decides the order itself,
 //! and the slice with most requests outstanding wins. The group therefore keeps only as many in the
@@ -34,18 +33,19 @@ use sync::Unpoisoned;
 pub const DEFAULT_WEIGHT: u32 = 100;
 /// The largest weight.
 pub const MAX_WEIGHT: u32 = 10_000;
-/// Default limit of a group's requests in the device at one time.
+/// Default limit for requests of a group in the device at one time.
 pub const DEFAULT_DEPTH: usize = 32;
 
-/// Volumes that share a device.
+/// Volumes that share a device by weight.
 #[derive(Debug, Clone)]
 pub struct FairGroup(Arc<Group>);
 
-/// The groups of this process, by the [`Extent::root`](crate::Extent::root) of their volumes.
+/// Groups of this process, by the [`Extent::root`](crate::Extent::root) of their volumes.
 static GROUPS: Mutex<Vec<(String, Weak<Group>)>> = Mutex::new(Vec::new());
 
 impl FairGroup {
-    /// A group that keeps at most `depth` requests (1 at least) in the device, over all threads.
+    /// Creates a group that keeps at most `depth` requests (at least 1) in the device, over all
+    /// threads.
     pub fn new(depth: usize) -> Self {
         Self::with_clock(depth, Arc::new(SystemClock))
     }
@@ -55,9 +55,9 @@ impl FairGroup {
         Self(Arc::new(Group::new(depth.max(1), clock)))
     }
 
-    /// Returns the group of all volumes of this process in `root` (see
-    /// [`Extent::root`](crate::Extent::root)). The first volume decides the depth: its requested
-    /// one, or [`DEFAULT_DEPTH`].
+    /// Returns the group of all volumes of this process with the same
+    /// [`Extent::root`](crate::Extent::root), creating it if needed. The first volume sets the
+    /// depth: the requested one, or [`DEFAULT_DEPTH`].
     pub(crate) fn of(root: &str, depth: Option<usize>) -> Self {
         let mut groups = GROUPS.lock().unpoisoned();
         groups.retain(|(_, group)| group.strong_count() > 0);
@@ -76,7 +76,7 @@ impl FairGroup {
         group
     }
 
-    /// The group's scheduler on the worker that `io` belongs to.
+    /// Returns the group's scheduler on the worker of `io`, creating it if needed.
     fn scheduler(&self, io: &Io) -> Rc<RefCell<Scheduler>> {
         let mut known = io.shared().borrow_mut();
         known.retain(|(_, scheduler)| scheduler.strong_count() > 0);
@@ -93,7 +93,8 @@ impl FairGroup {
     }
 }
 
-/// A volume's share of its group, to be read and changed by anyone while it is in use.
+/// Handle to a volume's share of its group. Any thread may read and change the share while the
+/// volume is in use.
 #[derive(Debug, Clone)]
 pub struct ShareHandle {
     share: Arc<FairShare>,
@@ -111,14 +112,14 @@ impl ShareHandle {
         self.share.set_weight(weight);
     }
 
-    /// Requests of the group that are kept in the device while several of it want it, as it is now,
-    /// and at most.
+    /// Returns the number of requests that the group keeps in the device while several volumes
+    /// compete: the current limit and the maximum.
     pub fn depth(&self) -> (usize, usize) {
         (self.group.0.depth(), self.group.0.most())
     }
 }
 
-/// Another volume with a weight among those of its group.
+/// A volume that shares a device with the other volumes of its group, by weight.
 #[derive(Debug)]
 pub struct FairVolume {
     volume: Arc<dyn Volume>,
@@ -126,8 +127,8 @@ pub struct FairVolume {
 }
 
 impl FairVolume {
-    /// `volume` in a group; its share is its weight (1 to [`MAX_WEIGHT`]) among the weights of
-    /// those that want more than they get.
+    /// Puts `volume` into a group. While volumes compete, each gets device time in proportion to
+    /// its weight (1 to [`MAX_WEIGHT`]).
     pub fn new(volume: Arc<dyn Volume>, group: FairGroup, weight: u32) -> Self {
         let share = Arc::new(FairShare::new(weight));
         Self {
@@ -160,7 +161,7 @@ impl Volume for FairVolume {
         self.volume.id()
     }
 
-    /// Requests wait, and stay whole.
+    /// Returns the promise of the inner volume. Scheduling delays requests but never splits them.
     fn atomic_writes(&self) -> AtomicWrites {
         self.volume.atomic_writes()
     }
@@ -177,7 +178,7 @@ impl Volume for FairVolume {
 /// A worker's queue into a [`FairVolume`].
 struct FairQueue {
     scheduler: Rc<RefCell<Scheduler>>,
-    /// Index of the flow in the scheduler.
+    /// Index of the queue's flow in the scheduler.
     flow: usize,
     _group: FairGroup,
 }
@@ -214,7 +215,7 @@ impl FastPath for FairQueue {
         self.scheduler.borrow_mut().push(self.flow);
     }
 
-    /// A request may have to wait for a place in the device: each is submitted.
+    /// Returns false: a request may have to wait for room in the device, so each must be submitted.
     fn is_immediate(&self) -> bool {
         false
     }
@@ -232,7 +233,8 @@ impl FastPath for FairQueue {
         scheduler.prefetch(self.flow, op, offset, len);
     }
 
-    /// Each volume of the device has its share of its reads and writes: there are to be some.
+    /// Returns `None`, so that copies use reads and writes. A copy by the file system would bypass
+    /// the accounting of shares.
     fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
         None
     }

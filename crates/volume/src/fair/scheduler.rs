@@ -16,20 +16,20 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest sleep of a thread while requests wait for places: other threads release places without a
-/// notification.
+/// Longest sleep of a thread while requests wait for device slots. Other threads release slots
+/// without a notification.
 const NAP: Duration = Duration::from_micros(50);
 
-/// A slice's queue in a scheduler.
+/// Queue of one volume in a scheduler.
 pub(super) struct Flow {
     queue: OpenQueue,
     entry: Arc<FlowEntry>,
     waiting: VecDeque<Request>,
-    /// The flow had requests in the last round.
+    /// Whether the flow had requests in the last round.
     busy: bool,
     /// Completions that arrived during another flow's turn, and cancelled requests.
     done: VecDeque<Completion>,
-    /// Recycled.
+    /// Empty list, kept for reuse.
     spare: VecDeque<Completion>,
 }
 
@@ -46,20 +46,20 @@ impl Flow {
     }
 }
 
-/// All flows of a group on one thread.
+/// Scheduler for all flows of a group on one thread.
 pub(super) struct Scheduler {
     group: Arc<Group>,
     flows: Vec<Option<Flow>>,
-    /// Places that its requests have.
+    /// Number of this thread's requests in the device.
     taken: usize,
-    /// Other threads' queues, as of a generation of the group.
+    /// Queues of other threads, as of the group's generation when they were read.
     others: Vec<Arc<FlowEntry>>,
     generation: usize,
-    /// No other flow, here or on another thread, was at work lately.
+    /// Whether no other flow, on this or another thread, was busy recently.
     alone: bool,
 }
 
-/// Cost of a request in bytes.
+/// Returns the cost of a request in bytes.
 fn cost(request: &Request) -> u64 {
     match request.op {
         Op::Read | Op::Write { .. } => request.len.max(LEAST),
@@ -104,7 +104,7 @@ impl Scheduler {
         self.flows.get_mut(index)?.as_mut()
     }
 
-    /// Takes a request, and starts it at once if no other flow is at work.
+    /// Accepts a request, and starts it at once if no other flow is busy.
     pub(super) fn submit(&mut self, index: usize, request: Request) -> Option<Completion> {
         let tag = request.tag;
         let others = self.flows.iter().enumerate();
@@ -135,14 +135,14 @@ impl Scheduler {
         }
     }
 
-    /// Submits the flow's requests so far as a batch.
+    /// Submits the flow's accumulated requests as a batch.
     pub(super) fn push(&mut self, index: usize) {
         if let Some(flow) = self.flow_mut(index) {
             flow.queue.push();
         }
     }
 
-    /// Releases the places of those that have completed.
+    /// Releases the device slots of completed requests.
     pub(super) fn settle(&mut self) {
         let flows = self.flows.iter().flatten();
         let busy: usize = flows.map(|flow| flow.queue.state().in_flight).sum();
@@ -151,7 +151,7 @@ impl Scheduler {
         self.taken = self.taken.min(busy);
     }
 
-    /// Publishes this thread's waiting requests, so that other threads leave places to them.
+    /// Publishes this thread's waiting requests, so that other threads leave slots to them.
     fn tell(&self) {
         if self.others.is_empty() {
             return;
@@ -163,7 +163,7 @@ impl Scheduler {
         }
     }
 
-    /// Registers this thread with the others, and reads the list of other threads' queues.
+    /// Publishes this thread's state to the others, and updates the list of other threads' queues.
     fn look_around(&mut self) {
         if let Some(all) = self.group.entries(&mut self.generation) {
             let own = |entry: &Arc<FlowEntry>| {
@@ -189,8 +189,8 @@ impl Scheduler {
         }
     }
 
-    /// Starts as many requests as there are places, each of the flow that is behind the most;
-    /// another thread's, which is left to that thread.
+    /// Starts waiting requests while the device has room, always from the flow that is furthest
+    /// behind. If that flow belongs to another thread, the slot is left to it.
     fn start(&mut self) {
         self.settle();
         if self.flows.iter().flatten().all(|f| f.waiting.is_empty()) {
@@ -246,8 +246,8 @@ impl Scheduler {
         }
     }
 
-    /// Assigns free places, then returns a flow's completions. Places that become free by those
-    /// completions wait for the next round.
+    /// Starts waiting requests, then returns a flow's completions. Slots released by these
+    /// completions are assigned in the next round.
     pub(super) fn poll(&mut self, index: usize) -> VecDeque<Completion> {
         self.look_around();
         self.start();
@@ -264,7 +264,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes an emptied list back.
+    /// Accepts an emptied list of completions for reuse.
     pub(super) fn recycle(&mut self, index: usize, list: VecDeque<Completion>) {
         if let Some(flow) = self.flow_mut(index) {
             flow.spare = list;
@@ -286,7 +286,7 @@ impl Scheduler {
         }
     }
 
-    /// When the next one of a flow's requests that wait can have a place.
+    /// Returns when a flow's next waiting request may find room in the device.
     fn next_place(&self, flow: &Flow) -> Wake {
         if flow.waiting.is_empty() {
             return Wake::Event;
@@ -315,7 +315,7 @@ impl Scheduler {
         }
     }
 
-    /// Other threads' queues that it knows.
+    /// Returns the number of known queues of other threads.
     #[cfg(test)]
     pub(super) fn others(&self) -> usize {
         self.others.len()

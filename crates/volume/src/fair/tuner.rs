@@ -1,4 +1,4 @@
-//! Search for the number of requests that the device needs to reach its full speed.
+//! Search for the smallest number of outstanding requests at which the device reaches full speed.
 //!
 //! Two depths are compared by trying them in turns, several times, so that other activity on the
 //! machine affects both. The smaller one is kept if the device did nearly as much with it. A
@@ -12,45 +12,46 @@ const fn nanoseconds(time: Duration) -> u64 {
     time.as_nanos() as u64
 }
 
-/// The order of the trials; `true`: the larger depth.
+/// Order of the trials in a comparison; `true`: the larger depth.
 const TURNS: [bool; 8] = [false, true, true, false, false, true, true, false];
-/// Shortest trial, and before it the shortest time for the device to get used to the depth.
+/// Minimum duration of a trial, and of the settling time before it.
 const TRIAL: u64 = nanoseconds(Duration::from_millis(4));
 const SETTLE: u64 = nanoseconds(Duration::from_millis(1));
-/// Longest of both.
+/// Maximum duration of a trial and of the settling time.
 const LONGEST: u64 = nanoseconds(Duration::from_millis(200));
-/// Requests for each place in a trial; before it, one.
+/// Number of requests per device slot in a trial. The settling time takes one per slot.
 const ROUNDS: u64 = 4;
-/// The smaller depth is kept if the device did this much with it, in percent.
+/// Throughput in percent of the larger depth's at which the smaller depth is kept.
 const ENOUGH: u64 = 97;
 /// Share of all work, in percent, above which losses of slices count as unfair.
 const MUCH: u64 = 3;
 /// Interval between two checks of the losses.
 const REST: u64 = nanoseconds(Duration::from_millis(10));
-/// After a comparison that changed nothing, and the longest pause after several of them.
+/// Initial pause after a comparison that changed nothing, and the longest pause after several of
+/// them.
 const PAUSE: u64 = nanoseconds(Duration::from_millis(250));
 const LONGEST_PAUSE: u64 = nanoseconds(Duration::from_secs(2));
 
-/// Next smaller depth.
+/// Returns the next smaller depth to try.
 fn smaller(depth: usize) -> usize {
     depth - depth.div_ceil(4).min(depth - 1)
 }
 
-/// Next larger depth.
+/// Returns the next larger depth to try.
 fn larger(depth: usize, most: usize) -> usize {
     (depth + depth.div_ceil(3)).min(most)
 }
 
-/// A direction in which the depth may have to change.
+/// Time and pause of attempts to change the depth in one direction.
 #[derive(Debug, Default)]
 struct Direction {
-    /// When it may be tried again.
+    /// Earliest time of the next attempt.
     at: u64,
     pause: u64,
 }
 
 impl Direction {
-    /// Records an attempt. After one that gained nothing, the pause before the next grows.
+    /// Records an attempt. The pause grows after each attempt that changed nothing.
     fn tried(&mut self, now: u64, changed: bool) {
         self.pause = if changed {
             0
@@ -61,23 +62,23 @@ impl Direction {
     }
 }
 
-/// A comparison under way.
+/// A running comparison of two depths.
 #[derive(Debug)]
 struct Comparison {
     small: usize,
     large: usize,
-    /// Direction of the change: to the larger depth.
+    /// Direction of the change: whether the new depth is larger.
     up: bool,
     turn: usize,
-    /// The depth is being measured; before that, the device gets used to it.
+    /// Whether the depth is being measured. Before that, the device settles at the depth.
     measuring: bool,
-    /// Start time of this part, and the counters at that time.
+    /// Start time of the current trial, and the counters at that time.
     since: (u64, Figures),
-    /// Work and time, of the smaller and the larger one.
+    /// Bytes and time measured so far, at the smaller and at the larger depth.
     done: [(u64, u64); 2],
 }
 
-/// Finds the depth.
+/// Finds the depth of a group: how many requests to keep in the device.
 #[derive(Debug)]
 pub(super) struct Tuner {
     most: usize,
@@ -87,7 +88,7 @@ pub(super) struct Tuner {
     down: Direction,
     /// Time of the last check of losses, and the counters at that time.
     since: (u64, Figures),
-    /// The last look.
+    /// Time of the last call of [`Tuner::look`].
     looked: u64,
 }
 
@@ -104,7 +105,7 @@ impl Tuner {
         }
     }
 
-    /// Returns the number of places from now on, and the time of the next call.
+    /// Evaluates the counters. Returns the depth from now on, and the time of the next call.
     pub(super) fn look(&mut self, now: u64, figures: Figures) -> (usize, u64) {
         let mut next = now + SETTLE;
         let before = std::mem::replace(&mut self.looked, now);
@@ -159,7 +160,7 @@ impl Tuner {
         });
     }
 
-    /// The next step of a comparison; none at its end.
+    /// Performs the next step of a comparison. Returns `None` at its end.
     fn compare(
         &mut self,
         mut comparison: Comparison,

@@ -1,4 +1,4 @@
-//! Copies from file to file that the file system does: no data passes through this process.
+//! Copies from file to file by the file system: no data passes through this process.
 //!
 //! Where it can, the file system lets both files share the same blocks (a reflink, FICLONERANGE:
 //! btrfs, XFS). Otherwise the kernel copies (`copy_file_range`), unless the user wants reflinks
@@ -23,33 +23,33 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 use sync::Unpoisoned;
 
-/// Participation of a file in copies that the file system does.
+/// Mode in which a file takes part in copies by the file system.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum FileCopy {
-    /// The file takes no part.
+    /// The file takes no part in such copies.
     #[default]
     Off,
-    /// In those that move no data: both files have the same blocks afterwards, and the one that is
-    /// written next gets new ones.
+    /// Only copies that move no data: both files share the blocks until one of them is written.
     Reflink,
-    /// In all.
+    /// All copies, with and without shared blocks.
     On,
 }
 
-/// Shorter ranges are not worth a thread's wake-up, nor an extent of a file of their own, in bytes.
+/// Minimum length of a copy in bytes. Shorter ranges are not worth a thread's wake-up, nor an
+/// extent of their own in the file.
 const AT_LEAST: u64 = 64 << 10;
-/// The kernel copies so many bytes in a call; whether it is to go on is asked between two.
+/// Bytes that the kernel copies in one call. Cancellation is checked between two calls.
 const STEP: usize = 1 << 20;
-/// Most threads that copy to one file.
+/// Maximum number of threads that copy to one file.
 const MOST_THREADS: usize = 2;
-/// A thread that had nothing to do for so long ends, when it is not the last.
+/// Idle time after which a thread ends, unless it is the last one.
 const IDLE_LIMIT: Duration = Duration::from_secs(10);
-/// Bytes of stack that a thread has: it makes system calls, and little else.
+/// Stack size of a thread in bytes. The thread only makes system calls.
 const STACK: usize = 128 << 10;
-/// Most files that a queue remembers as such that nothing can be copied from.
+/// Maximum number of source files that a queue remembers as impossible to copy from.
 const MOST_REFUSED: usize = 64;
 
-/// A range of a file, to be copied from: see
+/// Source range of a copy by the file system; see
 /// [`FastPath::copy_source`](crate::FastPath::copy_source).
 pub struct CopySource {
     file: Arc<Shared>,
@@ -81,9 +81,9 @@ pub struct CopyRequest {
     pub tag: u64,
     /// Source of the copy.
     pub source: CopySource,
-    /// First byte of the volume that is written.
+    /// First byte of the volume to write.
     pub offset: u64,
-    /// The copy is durable before the completion is posted.
+    /// Whether the copy must be durable before the completion is posted.
     pub fua: bool,
 }
 
@@ -94,16 +94,16 @@ struct Copied {
     copied: AtomicU64,
 }
 
-/// Bytes that the file system has copied to a file since it was opened.
+/// Number of bytes that the file system has copied to a file since the file was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CopiedBytes {
-    /// Bytes that both files share in the same blocks.
+    /// Bytes whose blocks both files share.
     pub reflinked: u64,
     /// Bytes that the kernel has copied.
     pub copied: u64,
 }
 
-/// A file's threads for copies to it. They end after this is dropped.
+/// Threads that copy to one file. They end after this is dropped.
 pub(super) struct Copier(Arc<Threads>);
 
 impl fmt::Debug for Copier {
@@ -115,9 +115,9 @@ impl fmt::Debug for Copier {
 #[derive(Default)]
 struct Threads {
     state: Mutex<State>,
-    /// Work is due, or the end has come.
+    /// Signalled when a copy is queued or the threads have to end.
     due: Condvar,
-    /// A copy has ended.
+    /// Signalled when a copy has ended.
     ended: Condvar,
     copied: Copied,
 }
@@ -125,16 +125,16 @@ struct Threads {
 #[derive(Debug, Default)]
 struct State {
     due: VecDeque<Job>,
-    /// Numbers of the copies that threads are at.
+    /// IDs of the copies that threads are executing.
     running: Vec<u64>,
     threads: usize,
-    /// Threads among these that wait for work.
+    /// Number of threads that wait for work.
     idle: usize,
     last_id: u64,
     ending: bool,
 }
 
-/// A copy that no thread has taken yet.
+/// A queued copy that no thread has started.
 #[derive(Debug)]
 struct Job {
     id: u64,
@@ -144,7 +144,7 @@ struct Job {
     inbox: Arc<Inbox<Done>>,
 }
 
-/// A copy that is over.
+/// Result of a copy that has ended.
 #[derive(Debug)]
 struct Done {
     id: u64,
@@ -178,10 +178,10 @@ impl Threads {
         self.state.lock().unpoisoned()
     }
 
-    /// There is a thread from now on.
+    /// Starts the first thread, if none is running.
     ///
     /// # Errors
-    /// No thread can be had.
+    /// The system's error when a thread cannot be created.
     fn begin(self: &Arc<Self>) -> io::Result<()> {
         let state = self.lock();
         match state.threads {
@@ -190,8 +190,8 @@ impl Threads {
         }
     }
 
-    /// Queues a copy for a thread. Returns the number under which its completion is reported. No
-    /// worker starts threads: that takes a lock of the process's mappings.
+    /// Queues a copy for the threads. Returns the ID under which its completion is reported.
+    /// Workers do not start threads, because that takes a lock on the process's mappings.
     fn start(&self, job: impl FnOnce(u64) -> Job) -> u64 {
         let mut state = self.lock();
         state.last_id += 1;
@@ -215,7 +215,7 @@ impl Threads {
         spawned.map(drop)
     }
 
-    /// A copy that no thread has begun ends here.
+    /// Cancels a copy that no thread has started; the copy ends at once.
     fn cancel(&self, id: u64) {
         let mut state = self.lock();
         let at = state.due.iter().position(|job| job.id == id);
@@ -227,7 +227,7 @@ impl Threads {
         }
     }
 
-    /// Waits until none of these copies is at a thread.
+    /// Waits until no thread is executing any of these copies.
     fn wait_for(&self, ids: &[u64]) {
         let mut state = self.lock();
         while state.running.iter().any(|id| ids.contains(id)) {
@@ -235,7 +235,7 @@ impl Threads {
         }
     }
 
-    /// A thread's life.
+    /// Main loop of a thread.
     fn run(self: Arc<Self>) {
         sync::leave_cpu();
         let mut state = self.lock();
@@ -303,7 +303,7 @@ impl Job {
         Ok(())
     }
 
-    /// Copies through the kernel (`copy_file_range`).
+    /// Copies the data in the kernel (`copy_file_range`).
     fn copy_bytes(&self) -> Result<(), IoError> {
         let Self { copy, to, .. } = self;
         let (mut source, mut offset) = (copy.source.offset, copy.offset);
@@ -326,27 +326,27 @@ impl Job {
     }
 }
 
-/// The copies of one worker's queue into a file.
+/// Outstanding copies of one worker's queue into a file.
 pub(super) struct Copies {
     threads: Arc<Threads>,
     inbox: Arc<Inbox<Done>>,
     under_way: Vec<UnderWay>,
-    /// Files that nothing can be copied from, by their numbers.
+    /// Source files that turned out to be impossible to copy from, by file number.
     refused: Vec<u64>,
 }
 
-/// A copy without a reported completion.
+/// A copy whose completion has not been reported.
 struct UnderWay {
     id: u64,
     tag: u64,
-    /// The source's number.
+    /// File number of the source.
     from: u64,
     cancelled: Arc<AtomicBool>,
 }
 
 impl Copies {
-    /// Creates the set of copies to a file by the worker of `io`. Returns `None` where the file
-    /// takes no part in copies, or there is no descriptor for it.
+    /// Creates the list of copies to a file by the worker of `io`. Returns `None` when the file
+    /// takes no part in copies, or no descriptor is available.
     pub(super) fn new(to: &Shared, io: &Io) -> Option<Box<Self>> {
         let threads = to.copier.as_ref()?.0.clone();
         threads.begin().ok()?;
@@ -398,7 +398,7 @@ impl Copies {
         self.under_way.len()
     }
 
-    /// Gives `done` those that are over.
+    /// Calls `done` with the completions of ended copies, and returns their number.
     pub(super) fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
         if !self.inbox.has_news() {
             return 0;
@@ -425,7 +425,7 @@ impl Copies {
         count
     }
 
-    /// Cancels a copy. Returns whether `tag` belonged to one of these.
+    /// Cancels a copy. Returns whether `tag` belonged to an outstanding copy.
     pub(super) fn cancel(&mut self, tag: u64) -> bool {
         let Some(one) = self.under_way.iter().find(|one| one.tag == tag) else {
             return false;
@@ -436,7 +436,7 @@ impl Copies {
     }
 }
 
-/// Returns whether the error will recur for every other range of the two files.
+/// Returns whether the error will recur for every other range of these two files.
 fn is_for_good(error: IoError) -> bool {
     match error.errno {
         libc::EXDEV | libc::EINVAL | libc::EPERM => true,
@@ -444,7 +444,8 @@ fn is_for_good(error: IoError) -> bool {
     }
 }
 
-/// Waits for those that a thread is at: nothing is written for a queue that is not there any more.
+/// Waits for the copies that threads are executing, so that nothing is written on behalf of a
+/// dropped queue.
 impl Drop for Copies {
     fn drop(&mut self) {
         for one in &self.under_way {
@@ -457,7 +458,8 @@ impl Drop for Copies {
     }
 }
 
-/// A range of a file, to be copied from. None where it takes no part in copies.
+/// Returns the source of a copy for a range of a file; `None` when the file takes no part in
+/// copies.
 pub(super) fn source(file: &Arc<Shared>, offset: u64, len: u64) -> Option<CopySource> {
     let size = file.size.load(Ordering::Acquire);
     let fits = check_range(Op::Read, offset, len, size, file.block_size, true);
@@ -468,7 +470,7 @@ pub(super) fn source(file: &Arc<Shared>, offset: u64, len: u64) -> Option<CopySo
     })
 }
 
-/// A number that no other opening of a file has.
+/// Returns a number that is unique among all openings of files in this process.
 pub(super) fn number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)

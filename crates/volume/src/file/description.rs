@@ -1,15 +1,16 @@
-//! An open file, and when its lock ends.
+//! A volume's open file description, and the release of its locks.
 
 use super::sys;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
-/// A descriptor of a volume's file, with the locks of its open file description.
+/// Descriptor of a volume's file, which releases the locks of its open file description when it is
+/// dropped.
 ///
-/// A queue has this until the last of its requests has been answered: so nothing is on its way to
-/// the file when it is dropped, and the next opening may have the file. The description may last
-/// longer, for the kernel has those of a ring until that has ended. So the locks are given up
-/// here, and do not wait for it. Of a process that is killed nothing is dropped, and the locks
-/// last as long as its requests ([`fence`](super::fence)).
+/// A queue keeps the descriptor until its last request has completed. When it is dropped, no
+/// request is on its way to the file, and the file may be opened again. The open file description
+/// itself may last longer, because the kernel keeps those of a ring until the ring is gone.
+/// Therefore the locks are released explicitly. A killed process drops nothing; its locks last as
+/// long as its requests ([`fence`](super::fence)).
 #[derive(Debug)]
 pub(crate) struct FileDescription(OwnedFd);
 

@@ -1,8 +1,8 @@
-//! The process's own claim on a block device.
+//! Exclusive claim of this process on a block device.
 //!
-//! `O_EXCL` keeps the system's users (mounts, swap, device mapper) off a block device, but also a
-//! second opening by the same process. So each device is claimed once, by a descriptor that all its
-//! volumes share; among them, the locks of their ranges decide.
+//! `O_EXCL` keeps mounts, swap and device mapper off a block device, but also a second opening by
+//! the same process. Each device is therefore claimed once, by a descriptor that all of its volumes
+//! share. Conflicts among these volumes are detected by the locks on their ranges.
 
 use rustix::fs::{self, Mode, OFlags};
 use rustix::io::Errno;
@@ -11,12 +11,13 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, Weak};
 use sync::Unpoisoned;
 
-/// The system did not let the device be claimed.
+/// Error of the system when a device cannot be claimed.
 pub(super) struct Refused(pub(super) Errno);
 
 static CLAIMS: Mutex<Vec<(u64, Weak<OwnedFd>)>> = Mutex::new(Vec::new());
 
-/// Claims the block device `device` at `path`; the claim lasts as long as the descriptor.
+/// Claims the block device `device` at `path` exclusively. The claim lasts as long as the
+/// descriptor.
 pub(super) fn claim(path: &Path, device: u64) -> Result<Arc<OwnedFd>, Refused> {
     let mut claims = CLAIMS.lock().unpoisoned();
     claims.retain(|(_, fd)| fd.strong_count() > 0);

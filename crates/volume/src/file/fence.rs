@@ -15,18 +15,18 @@ use crate::{VolumeError, WaitLog};
 use std::path::Path;
 use std::time::Duration;
 
-/// Between two looks at the lock.
+/// Interval between two attempts to lock the file.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Longest wait for a file that another living process has open: that process may be ending.
+/// Longest wait for a file that another living process holds. That process may be about to end.
 const LIVING: Duration = Duration::from_secs(1);
-/// Limits of an opening's wait for the process that had the volume before: until the last of its
-/// requests is over.
+/// Limits of the wait for the previous process's outstanding requests when a volume is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PreviousProcess {
-    /// At most so long; then the volume is not opened.
+    /// Maximum duration of the wait. When it has passed, opening the volume fails.
     pub limit: Duration,
-    /// The volume is taken over from a process that has ended or is about to: a process that is
-    /// seen to hold it is that one. Else one that lives is waited for a second at most.
+    /// Whether the volume is taken over from a process that has ended or is about to. Then a living
+    /// holder of the file is assumed to be that process, and waited for up to `limit`. Otherwise a
+    /// living holder is waited for at most one second.
     pub taken_over: bool,
 }
 
@@ -39,10 +39,10 @@ impl Default for PreviousProcess {
     }
 }
 
-/// Waits for the previous process to leave a file.
+/// Wait for the previous process to release a file.
 pub(super) struct Fence<'a> {
     path: &'a Path,
-    /// All of it is wanted.
+    /// Whether the whole file is to be locked, not only a part.
     whole: bool,
     previous: PreviousProcess,
     log: WaitLog,
@@ -58,7 +58,7 @@ impl<'a> Fence<'a> {
         }
     }
 
-    /// Another opening holds the file: waits a while, after which it is to be tried again.
+    /// Waits a while after the file was found locked, before the caller tries again.
     ///
     /// # Errors
     /// [`VolumeError::PreviousProcess`] or [`VolumeError::Locked`] when the wait has reached its
@@ -101,7 +101,7 @@ impl<'a> Fence<'a> {
         }
     }
 
-    /// The file is this process's.
+    /// Records that this process has locked the file.
     pub(super) fn passed(&self) {
         if let Some(waited) = self.log.said() {
             tracing::warn!(

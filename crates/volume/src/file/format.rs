@@ -1,5 +1,5 @@
-//! Image formats of other programs, known by their first bytes: served as raw, a guest would read
-//! the format's own tables, and destroy them by its first write.
+//! Image formats of other programs, detected by their first bytes. If such an image were served as
+//! raw, the guest would read the format's tables and destroy them with its first write.
 //!
 //! The check only ever refuses. It never opens an image in the format that it finds, as programs do
 //! that probe: a guest can write any header to its own raw disk, and would choose what its host
@@ -10,8 +10,8 @@
 /// Number of first bytes that identify a format.
 pub(super) const HEAD: usize = 512;
 
-/// Name, place and value of the bytes by which a format is known; of those with several names for
-/// one, the version decides.
+/// Name of each format, and the offset and value of the bytes that identify it. For names that
+/// share a value, the version decides.
 const MAGICS: [(&str, usize, &[u8]); 11] = [
     ("qcow2", 0, b"QFI\xfb\0\0\0\x02"),
     ("qcow2", 0, b"QFI\xfb\0\0\0\x03"),
@@ -27,10 +27,10 @@ const MAGICS: [(&str, usize, &[u8]); 11] = [
     ("VHD", 0, b"conectix"),
     ("Parallels", 0, b"WithoutFreeSpace"),
 ];
-/// The extended variant of the last.
+/// Signature of the extended Parallels format, a variant of the last entry of the table.
 const PARALLELS_EXTENDED: &[u8] = b"WithouFreSpacExt";
 
-/// The format that these first bytes are of, if it is one that cannot be served.
+/// Returns the image format that these first bytes belong to, if it cannot be served as raw.
 pub(super) fn detect(head: &[u8]) -> Option<&'static str> {
     let is = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
     if is(0, PARALLELS_EXTENDED) {

@@ -5,18 +5,18 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Most processes named in a message.
+/// Maximum number of processes named in a message.
 const NAMED: usize = 3;
 
-/// Processes that have a file open, beside this process, as far as that can be found out: processes
-/// of other users may be invisible.
+/// Other processes that have a file open, as far as this process may see them. Processes of other
+/// users may be invisible.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Holders {
-    /// Processes, in words.
+    /// Descriptions of the processes.
     Processes(Vec<String>),
-    /// No living process, nor this one: the holders are requests that the kernel still processes.
+    /// No living process has the file open: requests that the kernel still processes hold it.
     Kernel,
-    /// This process may not see other processes.
+    /// Unknown, because this process may not see other processes.
     Unknown,
 }
 
@@ -30,9 +30,9 @@ impl fmt::Display for Holders {
     }
 }
 
-/// Returns the holders of `path`. `whole`: all of the file is wanted, so that a part that this
-/// process has locked by another opening counts, too; parts are kept apart before they are locked
-/// ([`crate::claim()`]).
+/// Returns the holders of `path`. `whole`: the whole file is wanted, so that a part locked by
+/// another opening of this process counts, too. Parts are checked against each other by
+/// [`crate::claim()`] before they are locked.
 pub(super) fn holders(path: &Path, whole: bool) -> Holders {
     let Ok(file) = fs::metadata(path) else {
         return Holders::Unknown;
@@ -71,8 +71,8 @@ fn named(pid: u32) -> String {
     }
 }
 
-/// Returns whether a process has this file open; `None`: this process may not see that. A process
-/// that has ended has nothing open.
+/// Returns whether a process has this file open; `None` when this process may not see that. An
+/// ended process has no open files.
 fn has_open(pid: u32, dev: u64, ino: u64) -> Option<bool> {
     match fs::read_dir(format!("/proc/{pid}/fd")) {
         Ok(mut fds) => Some(fds.any(|fd| fd.is_ok_and(|fd| is(&fd, dev, ino)))),
@@ -81,7 +81,7 @@ fn has_open(pid: u32, dev: u64, ino: u64) -> Option<bool> {
     }
 }
 
-/// Returns whether this process has a lock on this file, by any opening (proc_pid_fdinfo(5)).
+/// Returns whether any opening of this file by this process holds a lock (proc_pid_fdinfo(5)).
 fn has_lock(dev: u64, ino: u64) -> bool {
     let Ok(fds) = fs::read_dir("/proc/self/fd") else {
         return false;

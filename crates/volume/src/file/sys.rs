@@ -1,16 +1,16 @@
-//! System calls that no library wraps: locks that belong to an open file; reads and writes of
-//! memory that is a guest's; blocks of one file that another one gets.
+//! System calls without a wrapper in the libraries used: open file description locks, reads and
+//! writes of guest memory, and reflinks.
 #![allow(unsafe_code)]
 
 use dma::View;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Most segments in one call (`UIO_MAXIOV`).
+/// Maximum number of segments in one call (`UIO_MAXIOV`).
 const MAX_SEGMENTS: usize = 1024;
 
-/// Reads all of `view` from the file (`preadv2`), or writes all of it (`pwritev2`) with `flags`
-/// (`RWF_*`).
+/// Reads all of `view` from the file (`preadv2`), or writes all of `view` to it (`pwritev2`), with
+/// `flags` (`RWF_*`).
 ///
 /// # Errors
 /// The system's error, or [`io::ErrorKind::UnexpectedEof`] when the file ends before; a part may
@@ -35,7 +35,7 @@ pub(super) fn transfer(
     Ok(())
 }
 
-/// Continues after `done` bytes of `segments` have been moved.
+/// Transfers the remaining segments after `done` bytes have been moved.
 fn rest(
     fd: BorrowedFd<'_>,
     write: bool,
@@ -66,7 +66,7 @@ fn rest(
     Ok(())
 }
 
-/// Moves the rest of a segment after its first `skip` bytes.
+/// Transfers the rest of one segment, without its first `skip` bytes.
 fn one(
     fd: BorrowedFd<'_>,
     write: bool,
@@ -137,11 +137,12 @@ unsafe fn call(
     }
 }
 
-/// Lets a range of `to` have the blocks of a range of `from` (FICLONERANGE): no data is moved.
+/// Makes a range of `to` share the blocks of a range of `from` (`FICLONERANGE`), without moving
+/// data.
 ///
 /// # Errors
-/// The system's; nothing has changed then. There are many, for both files have to be on one file
-/// system that can do it, and the ranges in its blocks.
+/// The system's error; nothing has changed then. Most file systems refuse: both files have to be on
+/// the same one, which must support reflinks, and the ranges must be multiples of its blocks.
 pub(super) fn reflink(
     from: BorrowedFd<'_>,
     source: u64,
@@ -164,22 +165,21 @@ pub(super) fn reflink(
     }
 }
 
-/// First bytes of a file, which no part's lock covers: a process that uses a part locks them
-/// shared.
+/// Length of the first bytes of a file that no part's lock covers. Every process that uses a part
+/// holds a shared lock on them.
 const PRESENCE: u64 = 512;
-/// QEMU's locks on a disk image (`block/file-posix.c`): a shared lock of this byte means "I write"
-/// ...
+/// Byte that QEMU locks shared while it writes to a disk image (`block/file-posix.c`).
 const QEMU_WRITES: u64 = 101;
-/// ... and one of this means "no other process may write".
+/// Byte that QEMU locks shared to keep other processes from writing the image.
 const QEMU_NO_OTHER_WRITER: u64 = 201;
 
-/// ... and of this one "no other process may change its length".
+/// Byte that QEMU locks shared to keep other processes from resizing the image.
 const QEMU_NO_OTHER_LENGTH: u64 = 203;
-/// Behind all that a file can have.
+/// Offset beyond the end of any file.
 const NOWHERE: u64 = 1 << 62;
 
-/// The bytes of a writer's lock that a further opening of the same file has: one that other
-/// processes like this find locked, and one that QEMU does.
+/// Returns the bytes that the `opening`th opening of a file by one writer locks in addition: one
+/// that conflicts with other vnvme processes, and one that conflicts with QEMU.
 pub(super) fn shared_bytes(opening: u64) -> Vec<u64> {
     let of_qemu = match opening {
         0 => Some(QEMU_NO_OTHER_WRITER),
@@ -189,13 +189,12 @@ pub(super) fn shared_bytes(opening: u64) -> Vec<u64> {
     of_qemu.into_iter().chain([NOWHERE + opening]).collect()
 }
 
-/// Locks a range of a file for this open file description (`F_OFD_SETLK`): shared, or exclusively.
-/// Does not wait.
+/// Locks a range of a file for this open file description (`F_OFD_SETLK`), shared or exclusively,
+/// without waiting. Returns `false` when a conflicting lock is held.
 ///
-/// Unlike the older POSIX locks these are kept until the last descriptor of this opening is closed,
-/// and two openings in one process exclude each other. `false`: someone else holds a lock that
-/// excludes this one. Other programs that lock disk images in ranges (QEMU does) are noticed too,
-/// when all of the file is locked.
+/// Unlike POSIX locks, these locks are kept until the last descriptor of the description is closed,
+/// and two openings in one process exclude each other. A lock on the whole file also conflicts with
+/// programs that lock single bytes of disk images, such as QEMU.
 pub(super) fn lock(
     fd: BorrowedFd<'_>,
     exclusive: bool,
@@ -212,12 +211,12 @@ pub(super) fn lock(
     }
 }
 
-/// Gives up this open file description's lock of a range.
+/// Releases this open file description's lock of a range.
 pub(super) fn unlock(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
     set(fd, range(libc::F_UNLCK, offset, Some(len))?)
 }
 
-/// Gives up all of them.
+/// Releases all locks of this open file description.
 pub(super) fn unlock_all(fd: BorrowedFd<'_>) -> io::Result<()> {
     set(fd, range(libc::F_UNLCK, 0, None)?)
 }
@@ -230,8 +229,8 @@ fn set(fd: BorrowedFd<'_>, range: libc::flock) -> io::Result<()> {
     }
 }
 
-/// Locks a part of a file: other openings may lock other parts, but none all of it, nor may QEMU
-/// write to it.
+/// Locks a part of a file exclusively: other openings may lock other parts but not the whole file,
+/// and QEMU cannot write to it.
 ///
 /// The first bytes are left out: every user of a part has a shared lock there.
 pub(super) fn lock_part(
@@ -251,8 +250,8 @@ pub(super) fn lock_part(
     }
 }
 
-/// Returns whether QEMU has the file open for writing. A reader's lock of all of the file covers
-/// that byte too.
+/// Returns whether QEMU has the file open for writing. A reader's lock on the whole file covers
+/// QEMU's byte, too.
 fn qemu_writes(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let mut range = range(libc::F_WRLCK, QEMU_WRITES, Some(1))?;
     // SAFETY: the descriptor is open, and `range` is a `flock` that outlives the call.

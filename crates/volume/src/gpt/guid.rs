@@ -1,12 +1,12 @@
-//! GUIDs as the table stores them and as people write them.
+//! GUIDs in their on-disk and text forms.
 
 /// A GUID, in the order in which it is written.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Guid([u8; 16]);
 
 impl Guid {
-    /// Converts the bytes of a table: the first three fields are little-endian there (UEFI 2.10,
-    /// appendix A).
+    /// Converts a GUID from its on-disk bytes, where the first three fields are little-endian (UEFI
+    /// 2.10, appendix A).
     pub(super) fn from_disk(raw: &[u8]) -> Option<Self> {
         let mut bytes: [u8; 16] = raw.try_into().ok()?;
         for field in [0..4, 4..6, 6..8] {

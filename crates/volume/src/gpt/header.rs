@@ -1,19 +1,19 @@
-//! The header of a copy of the table (UEFI 2.10, 5.3.2).
+//! Header of a GUID partition table (UEFI 2.10, 5.3.2).
 
 use super::{ENTRY, TABLE_MAX};
 
-/// Error for a block that is no header at all.
+/// Error for a block that is not a header.
 pub(super) const NO_SIGNATURE: &str = "there is no header";
 
-/// Bytes of a header that have a meaning.
+/// Size of the defined part of a header in bytes.
 const HEADER: usize = 92;
 
-/// A copy of the table.
+/// Copy of the partition table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// The primary one, from block 1 on.
+    /// Primary table, from block 1 on.
     First,
-    /// The backup, with its header in the last block.
+    /// Backup table, with its header in the last block.
     Last,
 }
 
@@ -22,13 +22,13 @@ pub(super) enum Place {
 pub(super) struct Header {
     /// Size of a block in bytes.
     pub sector: u64,
-    /// First and last block that partitions may have.
+    /// First and last block that partitions may use.
     pub first_usable: u64,
     pub last_usable: u64,
-    /// First block of the entries.
+    /// First block of the partition entries.
     pub table: u64,
     pub entries: u32,
-    /// Bytes of an entry.
+    /// Size of a partition entry in bytes.
     pub entry_size: u32,
     pub table_crc: u32,
 }
@@ -44,7 +44,8 @@ fn u32_at(raw: &[u8], at: usize) -> Option<u32> {
 }
 
 impl Header {
-    /// Reads the header in the block `raw`, which is block `lba` of a device of `blocks` blocks.
+    /// Parses and checks the header in the block `raw`, which is block `lba` of a device of
+    /// `blocks` blocks.
     pub(super) fn parse(
         raw: &[u8],
         lba: u64,
@@ -120,7 +121,7 @@ impl Header {
         Ok(())
     }
 
-    /// Bytes of the table, in whole blocks.
+    /// Returns the size of the partition entries in bytes, rounded up to whole blocks.
     pub(super) fn table_bytes(&self) -> u64 {
         let bytes = u64::from(self.entries) * u64::from(self.entry_size);
         bytes.div_ceil(self.sector) * self.sector

@@ -12,14 +12,14 @@ use crate::{IoError, Volume, VolumeError};
 pub use guid::Guid;
 use header::{Header, Place};
 
-/// Sizes of a table's entries that are read, in bytes.
+/// Accepted sizes of a partition entry, in bytes.
 const ENTRY: std::ops::RangeInclusive<u32> = 128..=4096;
-/// Most bytes of a table that are read; the usual one has 16 KiB.
+/// Maximum size in bytes of the partition entries that are read; usual tables have 16 KiB.
 const TABLE_MAX: u64 = 1 << 20;
-/// Limit of partitions named in the message about a missing one.
+/// Maximum number of partitions listed in the message about a missing one.
 const NAMED: usize = 16;
 
-/// A partition.
+/// A partition of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
     /// Number of the partition: its entry in the table, counted from 1 (the `p1` of
@@ -38,11 +38,11 @@ pub struct Partition {
 /// Selector of a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Which {
-    /// By number, from 1.
+    /// By partition number, from 1.
     Number(u32),
     /// By label.
     Label(String),
-    /// By its own GUID.
+    /// By the partition's unique GUID.
     Guid(Guid),
 }
 
@@ -56,7 +56,7 @@ impl std::fmt::Display for Which {
     }
 }
 
-/// Why a partition cannot be had.
+/// Error while looking up a partition.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GptError {
@@ -66,23 +66,23 @@ pub enum GptError {
     /// The table could not be read.
     #[error("the partition table cannot be read: {0}")]
     Read(IoError),
-    /// There is no GUID partition table.
+    /// The volume has no GUID partition table.
     #[error("there is no GUID partition table: {what}")]
     None {
-        /// Description of block 0's contents instead.
+        /// Description of the contents of block 0.
         what: &'static str,
     },
-    /// Neither copy of the table can be used.
+    /// Both copies of the table are damaged.
     #[error(
         "the partition table is damaged: in the first copy {primary}, in the second copy {backup}"
     )]
     Damaged {
-        /// Error of the copy at the beginning.
+        /// Damage of the primary copy.
         primary: &'static str,
-        /// Error of the copy at the end.
+        /// Damage of the backup copy.
         backup: &'static str,
     },
-    /// No such partition.
+    /// The requested partition does not exist.
     #[error("there is no {wanted}; {there}")]
     Missing {
         /// The requested partition.
@@ -90,23 +90,23 @@ pub enum GptError {
         /// Description of the existing partitions.
         there: String,
     },
-    /// Several partitions have that label or GUID.
+    /// Several partitions have the requested label or GUID.
     #[error("there are two of {wanted}: {first} and {second}; choose by partition=NUMBER")]
     Ambiguous {
         /// The requested partition.
         wanted: Which,
-        /// Number of the one.
+        /// Number of the first match.
         first: u32,
-        /// Number of the other.
+        /// Number of the second match.
         second: u32,
     },
-    /// The partition does not lie within the part of the device that is for partitions.
+    /// The partition exceeds the usable blocks that the header declares.
     #[error(
         "partition {number} claims blocks {first} to {last}, but partitions lie in blocks {usable_first} to \
          {usable_last}: the partition table is damaged"
     )]
     Outside {
-        /// The partition.
+        /// Number of the partition.
         number: u32,
         /// First block of the partition.
         first: u64,
@@ -117,12 +117,12 @@ pub enum GptError {
         /// Last block of the usable part.
         usable_last: u64,
     },
-    /// Two partitions claim the same blocks.
+    /// The requested partition overlaps another one.
     #[error("partitions {number} and {other} overlap: the partition table is damaged")]
     Overlap {
-        /// The one that was asked for.
+        /// Number of the requested partition.
         number: u32,
-        /// The other.
+        /// Number of the other partition.
         other: u32,
     },
 }
@@ -139,7 +139,7 @@ impl From<IoError> for GptError {
     }
 }
 
-/// An entry in use, in blocks as the table has it.
+/// A used partition entry, with block numbers as stored in the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Entry {
     number: u32,
@@ -149,7 +149,7 @@ struct Entry {
     label: String,
 }
 
-/// A checked copy of the table.
+/// A copy of the table that has passed its checks.
 struct Table {
     header: Header,
     entries: Vec<Entry>,
@@ -158,7 +158,8 @@ struct Table {
 /// Finds a partition of a volume.
 ///
 /// # Errors
-/// [`GptError`].
+/// [`GptError`] when the table cannot be read, is missing or damaged, or does not have exactly one
+/// such partition.
 pub fn find(volume: &dyn Volume, which: &Which) -> Result<Partition, GptError> {
     let info = volume.info();
     let mut reader = Reader::new(volume);
@@ -185,7 +186,7 @@ pub fn find(volume: &dyn Volume, which: &Which) -> Result<Partition, GptError> {
 }
 
 impl Table {
-    /// The partition of an entry, when its place is credible.
+    /// Returns the partition of an entry after checking its range.
     fn partition(&self, entry: &Entry) -> Result<Partition, GptError> {
         let Header {
             sector,
@@ -229,7 +230,7 @@ impl Table {
     }
 }
 
-/// Reads the table: the copy at the beginning, or when that is damaged the one at the end.
+/// Reads the primary table, or the backup when the primary is damaged.
 fn read(reader: &mut Reader<'_>, size: u64, block_size: u32) -> Result<Table, GptError> {
     let unit = u64::from(block_size.max(512));
     protective_mbr(&reader.read(0, unit.min(size) as usize)?)?;

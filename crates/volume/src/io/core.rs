@@ -1,4 +1,4 @@
-//! The slots that own requests while the kernel works on them.
+//! Slots that own requests while the kernel works on them.
 //!
 //! The one rule that makes this safe: whatever an entry in the ring points to (the request's
 //! segments, the bounce buffer, the I/O vectors, the zero buffer, the file) belongs to a slot, and
@@ -35,42 +35,42 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stream::{STREAM, Streams};
 
-/// Most files that get a place in the kernel's table of registered files; further files use their
-/// descriptors.
+/// Maximum number of files in the kernel's table of registered files. Further files are used by
+/// descriptor.
 const REGISTERED_FILES: u32 = 64;
-/// Marks completions that no slot waits for.
+/// `user_data` of operations whose completions belong to no slot.
 const NO_SLOT: u64 = u64::MAX;
-/// Marks operations of files that belong to a lane: no slot has so high a number, so the short way
-/// for everybody else's completions does not take them, and does not ask.
+/// Bit in `user_data` that marks operations on files of a lane. No slot has so high a number, so
+/// the fast path for ordinary completions rejects them without a check of its own.
 const LANE: usize = 1 << 29;
-/// Threads that the kernel may have for requests of this ring's thread that block.
+/// Limit for kernel threads (io-wq) that execute blocking requests of this ring.
 const KERNEL_THREADS: u32 = 256;
-/// System calls in a row that may fail before the kernel is given up.
+/// Number of consecutive failed system calls after which the ring counts as broken.
 const MAX_FAILURES: u32 = 1_000_000;
 
 struct OpenFile {
     file: RingFile,
-    /// Index in the kernel's table of registered files.
+    /// Index in the kernel's table of registered files, if the file is there.
     registered: Option<u32>,
-    /// Slots that work on it.
+    /// Number of slots with requests for the file.
     busy: usize,
-    /// Policy for the requests that the kernel may execute while they are submitted.
+    /// Policy for executing requests of the file within the submitting system call.
     inline: Inline,
-    /// Requests that make the file durable, and those that wait for them.
+    /// Requests that make the file durable, and requests that wait for them.
     durable: Durable,
 }
 
 /// Result of [`RingCore::reap`].
 pub(super) enum Arrival {
-    /// A request that ended as it should: made a [`Completion`] of only where it is returned, so
-    /// that it is not copied.
+    /// A request that ended successfully without further steps. The [`Completion`] is built only
+    /// where it is returned, which saves a copy.
     Plain { tag: u64, data: SegmentList },
-    /// Any other end.
+    /// A request that ended in any other way.
     Other(Completion),
 }
 
 impl OpenFile {
-    /// Number of a slot's operation in `user_data`, beside the generation.
+    /// Returns the number that identifies a slot's operation in `user_data`, beside the generation.
     #[inline]
     fn place(&self, index: usize) -> usize {
         match self.file.lane {
@@ -89,57 +89,61 @@ impl OpenFile {
     }
 }
 
-/// A place for one request in flight.
+/// Slot for one outstanding request.
 #[derive(Default)]
 struct RingSlot {
     job: Option<RingJob>,
-    /// I/O vectors of the current operation, where they are not the request's own: the rest after a
-    /// part of the data has moved.
+    /// I/O vectors of the current operation, when they differ from the request's segments: the rest
+    /// after part of the data has moved.
     vectors: Vec<libc::iovec>,
-    /// Distinguishes this use of the slot from earlier ones.
+    /// Counter that distinguishes this use of the slot from earlier ones.
     generation: u32,
 }
 
 pub(super) struct RingCore {
-    /// Declared before the ring, so that it is dropped first.
+    /// Registration of the ring's descriptor. Declared before the ring, so that it is dropped
+    /// first.
     registered: RegisteredRing,
     uring: IoUring,
     mode: Mode,
     slots: Vec<RingSlot>,
     free: Vec<u32>,
-    /// Requests that ended while the worker did not poll; room for all slots.
+    /// Completions of requests that ended outside a poll; has room for all slots.
     ready: VecDeque<Completion>,
-    /// Entries written to the ring and not yet sent.
+    /// Number of entries written to the ring and not yet submitted.
     unsent: usize,
-    /// Entries were written since the last system call.
+    /// Whether entries were written since the last system call.
     fresh: bool,
-    /// Requests that begin while none is in flight.
+    /// Requests of a burst, which begins while none is in flight.
     burst: Burst,
-    /// A file that is not trusted has a request among them: the next system call is measured.
+    /// Whether the unsent entries include a request of an untrusted file, so that the next system
+    /// call is measured.
     trying: bool,
-    /// Limit in cycles for a system call. Files whose requests a slower one may have submitted
-    /// become suspects.
+    /// Duration of a system call, in cycles, above which files that may have caused it become
+    /// suspects.
     slow: u64,
-    /// The counter's rate.
+    /// Rate of the processor's cycle counter.
     cycles_per_second: f64,
-    /// Unsent entries continue requests: they are sent without waiting for the worker's call.
+    /// Whether unsent entries continue requests. They are submitted without waiting for the
+    /// worker's call.
     urgent: bool,
-    /// The last system call failed in an unexpected way, and the error has been logged.
+    /// Whether the last system call failed unexpectedly. The error has been logged.
     troubled: bool,
     files: Vec<Option<OpenFile>>,
     streams: Streams,
-    /// Free places in the kernel's table of files.
+    /// Free indexes in the kernel's table of registered files.
     places: Vec<u32>,
     bounce: BouncePool,
     zeroes: Option<Buffer>,
     fixed: FixedTable,
-    /// The kernel has made its table of fixed buffers; made when the first is entered.
+    /// Whether the kernel's table of fixed buffers exists. It is created when the first buffer is
+    /// entered.
     has_table: bool,
-    /// The log has the error that memory could not be pinned.
+    /// Whether a failure to pin memory has been logged.
     said_not_pinned: bool,
     counters: IoCounters,
     stats: Arc<IoStats>,
-    /// The counters have changed since they were last published.
+    /// Whether the counters have changed since they were last published.
     untold: bool,
 }
 
@@ -197,17 +201,17 @@ impl RingCore {
         }
     }
 
-    /// Most requests in flight.
+    /// Returns the maximum number of requests in flight.
     pub(super) fn capacity(&self) -> usize {
         self.slots.len()
     }
 
-    /// The kernel works on nothing.
+    /// Returns whether the kernel works on no operation.
     pub(super) fn is_idle(&self) -> bool {
         self.busy() == 0 && !self.streams.is_busy()
     }
 
-    /// Requests that the kernel works on.
+    /// Returns the number of requests that the kernel works on.
     pub(super) fn busy(&self) -> usize {
         self.slots.len() - self.free.len()
     }
@@ -222,14 +226,14 @@ impl RingCore {
         self.busy() + self.ready.len()
     }
 
-    /// Requests of a file that the kernel works on.
+    /// Returns the number of requests for one file that the kernel works on.
     pub(super) fn in_flight_of(&self, file: usize) -> usize {
         let open = self.files.get(file).and_then(Option::as_ref);
         open.map_or(0, |open| open.busy)
     }
 
-    /// Requests of all files are executed in the call, however long that takes: for tests that
-    /// count.
+    /// Lets the kernel execute requests of all files within the system call, however long that
+    /// takes, for tests that count calls.
     #[cfg(test)]
     pub(super) fn trust(&mut self) {
         self.slow = u64::MAX;
@@ -238,8 +242,7 @@ impl RingCore {
         }
     }
 
-    /// Threads of the kernel get all requests that move data, as those of a file that has made the
-    /// worker wait.
+    /// Sends all data requests to kernel threads, as for files that have made the worker wait.
     #[cfg(test)]
     pub(super) fn distrust(&mut self) {
         for open in self.files.iter_mut().flatten() {
@@ -247,7 +250,7 @@ impl RingCore {
         }
     }
 
-    /// Makes a file known; the result names it from now on.
+    /// Registers a file. Returns the index that names it from now on.
     pub(super) fn register(&mut self, file: RingFile) -> usize {
         let fd = file.fd.as_raw_fd();
         let registered = self.places.pop().filter(|&place| {
@@ -276,7 +279,7 @@ impl RingCore {
         self.files.len() - 1
     }
 
-    /// Forgets a file, after [`RingCore::finish`].
+    /// Removes a file, after [`RingCore::finish`].
     pub(super) fn unregister(&mut self, file: usize) {
         let Some(open) = self.files.get_mut(file).and_then(Option::take) else {
             return;
@@ -292,7 +295,7 @@ impl RingCore {
         }
     }
 
-    /// Takes a request; `Some` when it could not be started.
+    /// Starts a request. Returns its completion when it cannot be started.
     #[inline(never)]
     pub(super) fn begin(&mut self, file: usize, request: Request) -> Option<Completion> {
         let Some(open) = self.files.get_mut(file).and_then(Option::as_mut) else {
@@ -317,8 +320,8 @@ impl RingCore {
         }
     }
 
-    /// Starts a read or write of all of `data` like [`RingCore::begin`]: the shortest way for one
-    /// piece of memory that the kernel can use as it is. The arguments arrive in registers and are
+    /// Starts a read or write of all of `data` like [`RingCore::begin`]. Fast path for a single
+    /// memory segment that the kernel can use directly. The arguments arrive in registers and are
     /// stored at once.
     #[inline]
     pub(super) fn begin_transfer(
@@ -373,7 +376,7 @@ impl RingCore {
         self.begin(file, Request::transfer(tag, op, offset, data))
     }
 
-    /// Puts the operation that a slot needs next into the ring.
+    /// Writes the entry for a slot's next operation into the ring.
     fn operate(&mut self, index: usize) -> Result<(), IoErrorKind> {
         let RingSlot {
             job,
@@ -432,7 +435,7 @@ impl RingCore {
         Err(IoErrorKind::Busy)
     }
 
-    /// Sends the unsent entries. Returns whether none is left.
+    /// Submits the unsent entries. Returns whether none is left.
     #[inline]
     pub(super) fn send(&mut self) -> bool {
         self.unsent == 0 || self.send_now()
@@ -448,15 +451,15 @@ impl RingCore {
         self.unsent == 0
     }
 
-    /// A request was taken: an idle device gets the first of a burst at once. A thread of the
-    /// kernel takes them anyway.
+    /// Submits the first requests of a burst early if the device is idle. With submission-queue
+    /// polling, the kernel takes entries anyway.
     pub(super) fn start_burst(&mut self) {
         if self.burst.started(self.busy(), self.unsent) && self.mode != Mode::Polled {
             self.send();
         }
     }
 
-    /// Sends the unsent entries to an idle device.
+    /// Submits the unsent entries if the device is idle.
     #[inline]
     pub(super) fn push_idle(&mut self) {
         if self.unsent > 0 && self.unsent == self.busy() && self.mode != Mode::Polled {
@@ -465,8 +468,8 @@ impl RingCore {
         }
     }
 
-    /// Publishes the counters for other threads. This is not done at the system call itself: a
-    /// guest that waits for its completions has priority.
+    /// Publishes the counters for other threads. This happens after the system call's completions
+    /// were processed, because a guest that waits for them has priority.
     #[inline]
     pub(super) fn tell(&mut self) {
         if std::mem::take(&mut self.untold) {
@@ -474,19 +477,19 @@ impl RingCore {
         }
     }
 
-    /// Ends the burst: all available requests have been taken.
+    /// Ends the burst, after all available requests have been started.
     pub(super) fn end_burst(&mut self) {
         self.burst.ended(self.busy());
     }
 
-    /// Makes one system call: it sends entries, and lets the kernel run its deferred work.
+    /// Makes one system call, which submits entries and lets the kernel run its deferred work.
     pub(super) fn enter(&mut self) {
         let events = self.kernel_has_work();
         self.enter_for(events);
     }
 
-    /// Makes the system call of [`RingCore::enter`] when it is known whether the kernel has
-    /// deferred work.
+    /// Makes one system call like [`RingCore::enter`]. `events`: whether the kernel has deferred
+    /// work.
     pub(super) fn enter_for(&mut self, events: bool) {
         self.count_batch();
         let result = if self.mode == Mode::Polled {
@@ -500,7 +503,7 @@ impl RingCore {
         self.sent(result);
     }
 
-    /// Makes one system call and measures its time: see [`inline`].
+    /// Makes one system call and measures its duration; see [`inline`].
     #[inline]
     fn timed_enter(&mut self, events: bool) -> io::Result<()> {
         if self.trying {
@@ -515,8 +518,8 @@ impl RingCore {
         result
     }
 
-    /// Makes one system call with a request of a file that is not trusted, and records whether it
-    /// made this thread wait.
+    /// Makes one system call that submits a request of an untrusted file, and records whether it
+    /// blocked this thread.
     #[cold]
     #[inline(never)]
     fn measured_enter(&mut self, events: bool) -> io::Result<()> {
@@ -537,7 +540,7 @@ impl RingCore {
         Duration::try_from_secs_f64(cycles as f64 / self.cycles_per_second).unwrap_or(Duration::MAX)
     }
 
-    /// A system call took long: any file with requests in flight may be why.
+    /// Marks all files with requests in flight as suspects after a slow system call.
     #[cold]
     #[inline(never)]
     fn suspect(&mut self, took: u64) {
@@ -558,8 +561,8 @@ impl RingCore {
         self.counters.batches += u64::from(std::mem::take(&mut self.fresh));
     }
 
-    /// There is something that a kernel thread, which takes entries by itself, has to be called
-    /// for.
+    /// Returns whether the kernel's submission thread needs a system call: to wake it, or to flush
+    /// overflown completions.
     fn needs_call(&mut self) -> bool {
         // The order in which the thread's sleep is looked for is the ring's own business: this only
         // counts.
@@ -567,7 +570,7 @@ impl RingCore {
         submission.need_wakeup() || submission.cq_overflow()
     }
 
-    /// Updates the unsent entries after a system call.
+    /// Updates the count of unsent entries after a system call.
     fn sent(&mut self, result: io::Result<()>) {
         self.unsent = self.uring.submission().len();
         self.urgent &= self.unsent > 0;
@@ -587,14 +590,14 @@ impl RingCore {
         }
     }
 
-    /// The kernel waits for a system call before it can post completions.
+    /// Returns whether the kernel needs a system call before it can post completions.
     #[inline]
     pub(super) fn kernel_has_work(&mut self) -> bool {
         let submission = self.uring.submission();
         submission.taskrun() || submission.cq_overflow()
     }
 
-    /// Lets the kernel run the completion work that it holds back in [`Mode::Deferred`].
+    /// Lets the kernel run the completion work that it defers in [`Mode::Deferred`].
     pub(super) fn run_deferred(&mut self) {
         if self.mode != Mode::Deferred {
             return;
@@ -604,14 +607,14 @@ impl RingCore {
         self.sent(result);
     }
 
-    /// The event descriptor has been signalled while the worker was polling, too.
+    /// Returns whether the event descriptor is signalled even while the worker polls.
     pub(super) fn always_signals(&self) -> bool {
         self.mode != Mode::Deferred
     }
 
-    /// Switches the event descriptor. In the other modes it always signals: only with deferred work
-    /// is there a system call before sleeping that orders this store before the kernel's look at
-    /// the flag.
+    /// Switches the signalling of the event descriptor on or off in [`Mode::Deferred`]. In other
+    /// modes it always signals: only with deferred work does a system call before sleeping order
+    /// this store before the kernel's look at the flag.
     pub(super) fn signal(&mut self, on: bool) {
         if !self.always_signals() {
             let completion = self.uring.completion();
@@ -623,26 +626,26 @@ impl RingCore {
         }
     }
 
-    /// Completions can be had without a system call.
+    /// Returns whether completions can be read without a system call.
     #[inline]
     pub(super) fn has_arrivals(&mut self) -> bool {
         !self.ready.is_empty() || !self.uring.completion().is_empty()
     }
 
-    /// There is nothing to be done but to wait: for the kernel, or for requests.
+    /// Returns whether the worker can only wait: no completion has arrived and no entry is unsent.
     #[inline]
     pub(super) fn is_quiet(&mut self) -> bool {
         !self.has_arrivals() && !self.urgent && !self.kernel_has_work()
     }
 
-    /// Sends operations that continue requests, without waiting for the worker to ask.
+    /// Submits operations that continue requests, without waiting for the worker's call.
     pub(super) fn send_urgent(&mut self) {
         if self.urgent {
             self.send();
         }
     }
 
-    /// The next completion that has arrived.
+    /// Returns the next completion that has arrived.
     #[inline(always)]
     pub(super) fn reap(&mut self) -> Option<Arrival> {
         if !self.ready.is_empty() {
@@ -659,14 +662,14 @@ impl RingCore {
         }
     }
 
-    /// The next entry that the kernel has posted: user data and result.
+    /// Returns the next entry of the completion queue: user data and result.
     fn posted(&mut self) -> Option<(u64, i32)> {
         let entry = self.uring.completion().next()?;
         Some((entry.user_data(), entry.result()))
     }
 
-    /// The request that this answer of the kernel ends without more ado, its tag and its data;
-    /// none: [`RingCore::answer`] finds out.
+    /// Ends the request of a successful, complete operation, and returns its tag and data. Returns
+    /// `None` for all other results, which [`RingCore::answer`] handles.
     #[inline(always)]
     fn plain_end(&mut self, user_data: u64, answer: i32) -> Option<(u64, SegmentList)> {
         let index = user_data as u32 as usize;
@@ -683,7 +686,8 @@ impl RingCore {
         Some((tag, data))
     }
 
-    /// The kernel's answer to one operation: the request's end, or its next operation.
+    /// Processes the result of an operation. Returns the request's completion, or `None` when it
+    /// continues with another operation.
     #[inline(never)]
     fn answer(&mut self, user_data: u64, answer: i32) -> Option<Completion> {
         let place = user_data as u32 as usize;
@@ -721,8 +725,8 @@ impl RingCore {
         }
     }
 
-    /// A request ends some time after the call that started it. None: its file belongs to a lane,
-    /// which has the completion.
+    /// Ends a request after the call that started it. Returns `None` when its file belongs to a
+    /// lane, which then holds the completion.
     fn end_later(&mut self, index: usize, result: Result<(), IoError>) -> Option<Completion> {
         let file = self.slots.get(index)?.job.as_ref()?.file;
         let completion = self.end(index, result)?;
@@ -736,7 +740,7 @@ impl RingCore {
         }
     }
 
-    /// Empties a slot.
+    /// Frees a slot, and returns the completion of its request.
     #[inline(never)]
     fn end(&mut self, index: usize, result: Result<(), IoError>) -> Option<Completion> {
         let mut job = self.slots.get_mut(index)?.job.take()?;
@@ -750,7 +754,7 @@ impl RingCore {
         Some(job.request.complete(result))
     }
 
-    /// A slot is free again, which worked on that file.
+    /// Marks a slot as free after a request for `file`.
     #[inline]
     fn vacate(&mut self, index: usize, file: usize) {
         self.free.push(index as u32);
@@ -759,7 +763,7 @@ impl RingCore {
         }
     }
 
-    /// Tries to end a request early.
+    /// Tries to cancel a request.
     pub(super) fn cancel_tag(&mut self, file: usize, tag: u64) {
         let found = self.slots.iter().position(|slot| {
             let job = slot.job.as_ref();
@@ -785,7 +789,8 @@ impl RingCore {
         let _ = self.push(&opcode::AsyncCancel::new(target).build().user_data(NO_SLOT));
     }
 
-    /// Ends the requests of a file (or all), and waits until the kernel has completed them.
+    /// Cancels the requests of a file (or of all files), and waits until the kernel has completed
+    /// them.
     pub(super) fn finish(&mut self, file: Option<usize>) {
         let concerns = |slot: &RingSlot| {
             slot.job

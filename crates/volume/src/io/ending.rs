@@ -1,16 +1,16 @@
-//! Time limit for a volume that may hang when its worker ends.
+//! Time limit for volumes that may hang when their worker ends.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Watch of one queue over the time that the worker's end waits for it.
+/// Time limit of one queue, from the moment its worker ends.
 #[derive(Debug)]
 pub struct Ending {
     begun: Rc<Cell<bool>>,
     limit: Duration,
     given_up: Rc<RefCell<Vec<String>>>,
-    /// Since then the end has begun and nothing was answered.
+    /// Time since which the worker has been ending without an answer from the file.
     quiet_since: Option<Instant>,
 }
 
@@ -28,14 +28,14 @@ impl Ending {
         }
     }
 
-    /// The worker ends.
+    /// Returns whether the worker is ending.
     #[inline]
     pub fn has_begun(&self) -> bool {
         self.begun.get()
     }
 
-    /// Returns whether the file's time is over. `answered`: it has answered since the last call,
-    /// and its time starts anew. Called while the end has begun.
+    /// Returns whether the time limit has passed. `answered`: whether the file has answered since
+    /// the last call, which restarts the time. To be called only while the worker is ending.
     pub fn is_over(&mut self, answered: bool) -> bool {
         let now = Instant::now();
         if answered {
@@ -45,7 +45,7 @@ impl Ending {
         now.saturating_duration_since(since) >= self.limit
     }
 
-    /// This volume is given up.
+    /// Records and logs that the volume is given up.
     pub fn give_up(&self, volume: &str) {
         let mut given_up = self.given_up.borrow_mut();
         if !given_up.iter().any(|known| known == volume) {

@@ -1,4 +1,4 @@
-//! Ring entries for a job's next operation.
+//! Ring entries for the next operation of a job.
 
 use super::IoCounters;
 use super::fixed::FixedTable;
@@ -8,29 +8,29 @@ use crate::{IoErrorKind, Op};
 use dma::{Buffer, Segment};
 use io_uring::{opcode, squeue, types};
 
-/// Most segments in one operation (`UIO_MAXIOV`); requests with more take several operations.
+/// Maximum number of segments in one operation (`UIO_MAXIOV`). Requests with more take several
+/// operations.
 const MAX_SEGMENTS: usize = 1024;
-/// Most bytes in one operation: below the kernel's own limit of 2 GiB less a page, and a multiple
-/// of every block.
+/// Maximum number of bytes in one operation: below the kernel's own limit of 2 GiB less a page, and
+/// a multiple of every block size.
 const MAX_BYTES: u64 = 1 << 30;
-/// Size of the buffer from which zeroes are written.
+/// Size of the buffer from which zeroes are written, in bytes.
 const ZEROES: usize = 1 << 20;
 
-/// Sources of an operation's memory besides the request.
+/// Sources of memory for an operation besides the request itself.
 pub(super) struct Sources<'a> {
     /// Bounce buffers.
     pub(super) bounce: &'a mut BouncePool,
-    /// Zeroes to be written, made when they are first needed.
+    /// Buffer of zeroes for writing, created on first use.
     pub(super) zeroes: &'a mut Option<Buffer>,
-    /// Memory that the kernel has pinned; `None` for an operation that a thread of the kernel
-    /// executes. The thread looks for the place when its turn arrives, and the place may have been
-    /// emptied by then.
+    /// Table of pinned memory. `None` for an operation that a kernel thread executes: the thread
+    /// looks the buffer up when it begins, and the entry may be empty by then.
     pub(super) fixed: Option<&'a FixedTable>,
     pub(super) counters: &'a mut IoCounters,
 }
 
-/// The entry for the job's current step. It points to the job's memory, to `vectors` and to the
-/// zeroes: the caller keeps all of them in place until the operation has completed.
+/// Builds the entry for the job's current step. The entry points to the job's memory, to `vectors`
+/// and to the zeroes: the caller keeps all of them in place until the operation has completed.
 pub(super) fn entry(
     job: &mut RingJob,
     vectors: &mut Vec<libc::iovec>,
@@ -117,14 +117,14 @@ pub(super) fn entry(
     })
 }
 
-/// `len` as the length of one operation, if one operation can move that much.
+/// Returns `len` as the length of one operation, or `None` if it is too long for one.
 #[inline(always)]
 pub(super) fn in_one(len: u64) -> Option<u32> {
     // At most MAX_BYTES.
     (len <= MAX_BYTES).then_some(len as u32)
 }
 
-/// A read or write of one piece of memory in one operation.
+/// A read or write of one memory segment in one operation.
 pub(super) struct Transfer {
     pub(super) at: *mut u8,
     /// Length as returned by [`in_one`].
@@ -132,12 +132,12 @@ pub(super) struct Transfer {
     pub(super) offset: u64,
     /// Read or write.
     pub(super) op: Op,
-    /// The fixed buffer that all of it lies in.
+    /// Index of the fixed buffer that contains all of the memory, if there is one.
     pub(super) place: Option<u16>,
 }
 
 impl Transfer {
-    /// The entry for it.
+    /// Builds the ring entry of the transfer.
     #[inline(always)]
     pub(super) fn entry(self, target: Target) -> squeue::Entry {
         let Self {
@@ -155,7 +155,7 @@ impl Transfer {
     }
 }
 
-/// Returns whether the operation writes, and its flags.
+/// Returns whether the operation writes, and its `RWF_*` flags.
 #[inline(always)]
 fn direction(op: Op) -> (bool, i32) {
     match op {
@@ -165,7 +165,7 @@ fn direction(op: Op) -> (bool, i32) {
     }
 }
 
-/// Sets `vectors` to the rest of `segments` after `done` bytes.
+/// Sets `vectors` to the remaining `segments` after `done` bytes.
 fn remaining(vectors: &mut Vec<libc::iovec>, segments: &[Segment], done: u64) {
     vectors.clear();
     let mut skip = done;
@@ -191,16 +191,16 @@ fn remaining(vectors: &mut Vec<libc::iovec>, segments: &[Segment], done: u64) {
     }
 }
 
-/// The kernel's reference to a file.
+/// Reference to a file in a ring entry.
 #[derive(Clone, Copy)]
 pub(super) enum Target {
-    /// Place in the kernel's table of registered files.
+    /// Index in the kernel's table of registered files.
     Place(u32),
     /// Descriptor of the file.
     Descriptor(i32),
 }
 
-/// Builds an entry for either way to name the file.
+/// Builds an entry for a file that is named by index or by descriptor.
 macro_rules! entry {
     ($target:expr, |$file:ident| $build:expr) => {
         match $target {
@@ -217,7 +217,7 @@ macro_rules! entry {
 }
 
 impl Target {
-    /// Read or write of several pieces of memory.
+    /// Builds a read or write of several memory segments.
     fn transfer(
         self,
         write: bool,
@@ -241,7 +241,7 @@ impl Target {
         }
     }
 
-    /// Read or write of one piece of memory; only its first [`MAX_BYTES`], when it is longer.
+    /// Builds a read or write of one memory segment, limited to its first [`MAX_BYTES`].
     fn contiguous(
         self,
         write: bool,
@@ -264,7 +264,7 @@ impl Target {
         }
     }
 
-    /// Read or write of one piece of memory that lies in the fixed buffer at `place`.
+    /// Builds a read or write of one memory segment that lies in the fixed buffer at `place`.
     fn fixed(
         self,
         write: bool,

@@ -1,42 +1,44 @@
-//! Guest memory in the kernel's table of fixed buffers: which bytes are there, and at which place.
+//! Guest memory in the kernel's table of fixed buffers: which addresses are pinned, and at which
+//! index.
 //!
-//! The kernel pins a fixed buffer's pages once, so that an operation on it need not look them up.
-//! The table here knows them by address. It holds the memory of each, mapped, for as long as the
-//! kernel's table names it: no other memory can come to these addresses meanwhile, and be taken for
-//! them.
+//! The kernel pins the pages of a fixed buffer once, so that operations need not look them up. This
+//! table finds a buffer by address. It keeps the memory of each buffer mapped as long as the
+//! kernel's table refers to it, so that no other memory can be mapped at these addresses and
+//! mistaken for it.
 
 use dma::Memory;
 
-/// Places in the kernel's table: as many as it takes (IORING_MAX_REG_BUFFERS). Tests do with less.
+/// Number of entries in the kernel's table, which is the kernel's limit (IORING_MAX_REG_BUFFERS).
+/// Tests use fewer.
 pub(super) const PLACES: u16 = if cfg!(test) { 256 } else { 1 << 14 };
-/// Longest buffer that is registered, in bytes. The kernel would take 1 GiB, but pinning that takes
-/// it 10 ms and more, in which the worker serves no queue; this takes about 1 ms where the pages
-/// are there.
+/// Maximum length in bytes of a registered buffer. The kernel would accept 1 GiB, but pinning that
+/// takes at least 10 ms, during which the worker serves no queue. This length takes about 1 ms when
+/// the pages are already allocated.
 pub(super) const LONGEST: usize = if cfg!(test) { 4 << 20 } else { 64 << 20 };
 
-/// A part of a memory that the kernel has pinned.
+/// A buffer that the kernel has pinned.
 #[derive(Debug)]
 struct Fixed {
     start: usize,
     len: usize,
     place: u16,
-    /// Keeps the addresses from being used again.
+    /// Mapping of the memory, which keeps the addresses from being reused.
     memory: Memory,
 }
 
 /// Contents of the kernel's table of fixed buffers.
 #[derive(Debug)]
 pub(super) struct FixedTable {
-    /// By address.
+    /// Buffers, sorted by address.
     entries: Vec<Fixed>,
-    /// Places that were used before.
+    /// Free entries that were used before.
     free: Vec<u16>,
-    /// First place that was never used.
+    /// First entry that was never used.
     unused: u16,
 }
 
 impl FixedTable {
-    /// An empty one.
+    /// Creates an empty table.
     pub(super) fn new() -> Self {
         Self {
             entries: Vec::new(),
@@ -45,7 +47,7 @@ impl FixedTable {
         }
     }
 
-    /// A free place.
+    /// Reserves a free entry.
     pub(super) fn take(&mut self) -> Option<u16> {
         self.free.pop().or_else(|| {
             let place = self.unused;
@@ -54,12 +56,13 @@ impl FixedTable {
         })
     }
 
-    /// Gives a place back that the kernel's table does not use any more.
+    /// Releases an entry that the kernel's table no longer uses.
     pub(super) fn give(&mut self, place: u16) {
         self.free.push(place);
     }
 
-    /// The kernel has pinned `len` bytes of `memory` from address `start` on, at `place`.
+    /// Records that the kernel has pinned `len` bytes of `memory` from address `start` on, at
+    /// `place`.
     pub(super) fn enter(&mut self, start: usize, len: usize, place: u16, memory: Memory) {
         let at = self.entries.partition_point(|known| known.start < start);
         let fixed = Fixed {
@@ -71,14 +74,14 @@ impl FixedTable {
         self.entries.insert(at, fixed);
     }
 
-    /// Forgets the buffer at `place`. The result keeps its memory until the kernel has forgotten
-    /// it, too.
+    /// Removes the buffer at `place`. The returned memory must be kept until the kernel's entry is
+    /// removed, too.
     pub(super) fn remove(&mut self, place: u16) -> Option<Memory> {
         let at = self.entries.iter().position(|known| known.place == place)?;
         Some(self.entries.remove(at).memory)
     }
 
-    /// The place of the buffer in which all of these bytes lie.
+    /// Returns the index of the buffer that contains all of these bytes.
     #[inline]
     pub(super) fn find(&self, start: usize, len: usize) -> Option<u16> {
         // The table is empty where `--pin-memory` is not given.
@@ -88,7 +91,7 @@ impl FixedTable {
         (offset < known.len && len <= known.len - offset).then_some(known.place)
     }
 
-    /// Buffers in the table.
+    /// Returns the number of buffers in the table.
     pub(super) fn count(&self) -> usize {
         self.entries.len()
     }

@@ -14,50 +14,50 @@
 
 use std::time::{Duration, Instant};
 
-/// A call that takes longer than this, for whatever it submits, is no business of a polling worker.
+/// Duration above which a system call is too slow for a polling worker, whatever it submits.
 pub(super) const SLOW: Duration = Duration::from_micros(500);
-/// Requests that must not wait before a file that was only suspected is trusted again.
+/// Number of requests in a row that must not block before a merely suspected file is trusted again.
 const SUSPECTED: u16 = 16;
-/// The number of requests for a file that has made the worker wait: one of many requests may meet
-/// data that is not in the cache.
+/// Limit like [`SUSPECTED`] for a file that has made the worker wait. Higher, because only one of
+/// many requests may meet uncached data.
 const CONVICTED: u16 = 256;
-/// A single call that takes as long as this is proof enough, whether a disk or a busy processor was
-/// the reason.
+/// Duration of a single call that bans a file at once, whether a disk or a busy processor caused
+/// it.
 const PROOF: Duration = Duration::from_millis(20);
-/// Time for which requests are sent to threads of the kernel after one has made the worker wait:
-/// the minimum, the factor to the time that it waited, and the maximum.
+/// Time for which a file's requests are sent to kernel threads after one has blocked the worker:
+/// the minimum, the factor applied to the time of the wait, and the maximum.
 const PAUSE: Duration = Duration::from_millis(50);
 const FACTOR: u32 = 32;
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// A file's requests, in the calls that submit them.
+/// Which requests of a file the kernel may execute within the submitting system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// All of them.
+    /// All requests.
     Trusted,
-    /// A request in each call, until so many have not waited.
+    /// A single request in each call, until `left` more requests have not blocked.
     Tried { left: u16 },
-    /// None until then.
+    /// No request until this time.
     Banned { until: Instant },
 }
 
-/// State of one file: its requests run in the call or on the kernel's threads.
+/// State of one file: whether its requests are executed in the call or on kernel threads.
 #[derive(Debug)]
 pub(super) struct Inline {
     state: State,
-    /// A request of a suspect is in the next call.
+    /// Whether a request of this suspected file is in the next call.
     trying: bool,
     pause: Duration,
 }
 
 impl Inline {
-    /// The state of a file that was just opened: a suspect, for none of its data is in the cache
-    /// yet.
+    /// Creates the state of a newly opened file. The file starts as a suspect, because none of its
+    /// data is cached yet.
     pub(super) fn new() -> Self {
         Self::at(State::Tried { left: SUSPECTED })
     }
 
-    /// The state of a file that has just made the worker wait for long.
+    /// Creates the state of a file that has just blocked the worker for long.
     #[cfg(test)]
     pub(super) fn banned() -> Self {
         Self::at(State::Banned {
@@ -65,8 +65,8 @@ impl Inline {
         })
     }
 
-    /// The state of a file on a ring that executes nothing in its calls: there is nothing to
-    /// measure.
+    /// Creates the state of a file on a ring that executes nothing within its system calls, so that
+    /// nothing has to be measured.
     pub(super) fn always() -> Self {
         Self::at(State::Trusted)
     }
@@ -85,8 +85,8 @@ impl Inline {
         self.state == State::Trusted
     }
 
-    /// A request is to be submitted of a file that is not trusted. Whether the kernel may execute
-    /// it in the call.
+    /// Returns whether the kernel may execute the next request of an untrusted file within the
+    /// call.
     pub(super) fn admit(&mut self, now: Instant) -> bool {
         if let State::Banned { until } = self.state
             && now >= until
@@ -100,8 +100,8 @@ impl Inline {
         }
     }
 
-    /// A call took long that may have submitted requests of the file; `alone`: and of no other that
-    /// is trusted.
+    /// Records a slow call that may have submitted requests of the file. `alone`: it submitted none
+    /// of another trusted file.
     pub(super) fn suspect(&mut self, took: Duration, alone: bool, now: Instant) {
         if self.is_trusted() {
             self.state = State::Tried { left: SUSPECTED };
@@ -119,7 +119,8 @@ impl Inline {
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
     }
 
-    /// A call was measured; `waited`: so long, if the thread slept in it and it took long.
+    /// Records the result of a measured call. `waited`: time for which the thread slept, if it
+    /// slept in the call and the call was slow.
     pub(super) fn measured(&mut self, waited: Option<Duration>, now: Instant) {
         if !std::mem::take(&mut self.trying) {
             return;
@@ -136,7 +137,7 @@ impl Inline {
     }
 }
 
-/// Returns the number of times that the calling thread has slept so far (`ru_nvcsw`).
+/// Returns how often the calling thread has slept so far (`ru_nvcsw`).
 pub(super) fn sleeps() -> i64 {
     // SAFETY: all-zero is a valid `rusage`: plain integers.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };

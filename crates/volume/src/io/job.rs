@@ -1,28 +1,28 @@
-//! The state machine of one request in the kernel: its next operation, and its end.
+//! State machine of one request: its next kernel operation, and its result.
 //!
-//! No system call happens here, so that every way a kernel can answer is tested without one.
+//! No system call is made here, so that every result of the kernel can be tested without one.
 
 use crate::{AtomicWrites, IoError, IoErrorKind, Op, Request};
 use dma::{Buffer, SegmentList};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Limit of repetitions of an operation that the kernel could not carry out for now.
+/// Maximum number of repetitions of an operation for which the kernel temporarily lacked resources.
 const MAX_RETRIES: u16 = 1000;
 
-/// Features that a file turned out to support; shared by all queues into it, so that they are found
-/// out once.
+/// Operations that a file supports. Shared by all queues into the file, so that a missing one is
+/// detected only once.
 #[derive(Debug)]
 pub(crate) struct Abilities {
     punch: AtomicBool,
     zero_range: AtomicBool,
-    /// Bytes behind the file's end read as zeroes.
+    /// Whether reads behind the file's end return zeroes.
     endless: bool,
-    /// Writes that the kernel does as a whole with `RWF_ATOMIC`.
+    /// Writes that the kernel promises to execute atomically with `RWF_ATOMIC`.
     atomic: AtomicWrites,
 }
 
 impl Abilities {
-    /// Creates the abilities that are known when the file is opened.
+    /// Creates the abilities as known when the file is opened.
     pub(crate) fn new(punch: bool, zero_range: bool) -> Self {
         Self {
             punch: AtomicBool::new(punch),
@@ -32,12 +32,12 @@ impl Abilities {
         }
     }
 
-    /// Sets the writes that are atomic.
+    /// Sets which writes are atomic.
     pub(crate) fn atomic(self, atomic: AtomicWrites) -> Self {
         Self { atomic, ..self }
     }
 
-    /// Returns the writes that are atomic.
+    /// Returns which writes are atomic.
     pub(crate) fn atomic_writes(&self) -> AtomicWrites {
         self.atomic
     }
@@ -47,23 +47,23 @@ impl Abilities {
         Self { endless, ..self }
     }
 
-    /// Zeroes follow behind its end.
+    /// Returns whether reads behind the file's end return zeroes.
     pub(crate) fn is_endless(&self) -> bool {
         self.endless
     }
 
-    /// Holes can be punched.
+    /// Returns whether holes can be punched.
     pub(crate) fn punch(&self) -> bool {
         // Relaxed: a hint that stands for itself; an outdated value costs one refused operation.
         self.punch.load(Ordering::Relaxed)
     }
 
-    /// Ranges can be zeroed in place.
+    /// Returns whether ranges can be zeroed in place.
     pub(crate) fn zero_range(&self) -> bool {
         self.zero_range.load(Ordering::Relaxed)
     }
 
-    /// Records that no holes can be punched.
+    /// Records that holes cannot be punched.
     pub(crate) fn cannot_punch(&self) {
         self.punch.store(false, Ordering::Relaxed);
     }
@@ -79,55 +79,55 @@ impl Abilities {
 pub(crate) enum Step {
     /// Read or write between the file and the request's own memory.
     Data,
-    /// [`Step::Data`] for a write that is to be durable.
+    /// A write that is durable when it completes (`RWF_DSYNC`); otherwise like [`Step::Data`].
     Durable,
-    /// Read or write through a bounce buffer, a piece at a time.
+    /// Read or write through a bounce buffer, in pieces.
     Bounce,
-    /// Write zeroes from the shared zero buffer, a piece at a time.
+    /// Write of zeroes from the shared zero buffer, in pieces.
     Zeroes,
-    /// Punch a hole.
+    /// Hole punching (`FALLOC_FL_PUNCH_HOLE`).
     Punch,
-    /// Zero the range without writing it.
+    /// Zeroing of the range without writing it (`FALLOC_FL_ZERO_RANGE`).
     ZeroRange,
-    /// Make the written data durable.
+    /// Flush that makes the written data durable.
     Sync,
 }
 
-/// Continuation after an operation.
+/// Action after the kernel has completed an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// Another operation: [`RingJob::step`].
+    /// Submit another operation, [`RingJob::step`].
     Again,
-    /// The request ends.
+    /// End the request with this result.
     Done(Result<(), IoError>),
 }
 
-/// A request in flight.
+/// An outstanding request.
 #[derive(Debug)]
 pub(crate) struct RingJob {
     pub(crate) request: Request,
-    /// Index of its file in the ring's table.
+    /// Index of the request's file in the ring's table.
     pub(crate) file: usize,
     pub(crate) step: Step,
-    /// Bytes of the range that are finished.
+    /// Number of bytes of the range that are complete.
     pub(crate) done: u64,
-    /// Memory that the device can reach, while `step` is [`Step::Bounce`].
+    /// Bounce buffer that the device can access, while `step` is [`Step::Bounce`].
     pub(crate) bounce: Option<Buffer>,
-    /// The caller wants it to end.
+    /// Whether the caller has cancelled the request.
     pub(crate) cancelled: bool,
-    /// A durable write that is made so by a later fsync, together with others.
+    /// Whether a later fsync makes this durable write durable, together with others.
     pub(crate) synced_later: bool,
-    /// The kernel works on a write of it that is durable when it ends.
+    /// Whether the kernel works on a durable write of this request.
     pub(crate) is_durable_write: bool,
-    /// A write that the kernel is to do as a whole or not at all: one operation, which is never
-    /// continued where it ended.
+    /// Whether the write must be atomic: a single operation, which is never continued after a short
+    /// result.
     pub(crate) atomic: bool,
     retries: u16,
 }
 
 impl RingJob {
-    /// A request at its first step. `reachable`: the file can be read into its memory without a
-    /// copy.
+    /// Creates the job of a request at its first step. `reachable`: the kernel can access the
+    /// request's memory directly, without a bounce buffer.
     pub(crate) fn new(request: Request, file: usize, reachable: bool, can: &Abilities) -> Self {
         let atomic = matches!(request.op, Op::Write { .. })
             && can.atomic.covers(request.offset, request.len);
@@ -151,7 +151,7 @@ impl RingJob {
         }
     }
 
-    /// A request at that step.
+    /// Creates the job of a request at a given step.
     #[inline(always)]
     pub(crate) fn at(step: Step, request: Request, file: usize) -> Self {
         Self {
@@ -168,8 +168,8 @@ impl RingJob {
         }
     }
 
-    /// Returns whether the kernel's first answer ends the request: all of its data has moved. It
-    /// agrees with [`RingJob::advance`] and covers nearly all answers.
+    /// Returns whether this result of the first operation ends the request because all data has
+    /// moved. Fast path for nearly all results; agrees with [`RingJob::advance`].
     #[inline(always)]
     pub(crate) fn is_done_by(&self, answer: i32) -> bool {
         self.step == Step::Data
@@ -177,12 +177,12 @@ impl RingJob {
             && u64::try_from(answer).is_ok_and(|moved| moved == self.request.len)
     }
 
-    /// Bytes of the range that remain.
+    /// Returns the number of bytes that remain.
     pub(crate) fn left(&self) -> u64 {
         self.request.len.saturating_sub(self.done)
     }
 
-    /// Takes the kernel's answer to the current step (bytes moved, or a negative error number).
+    /// Processes the result of the current step: bytes moved, or a negative error number.
     ///
     /// `unit` is the granularity at which the file is accessed: a transfer that ended between two
     /// units is repeated from the unit that it did not finish.
@@ -249,7 +249,7 @@ impl RingJob {
         self.again()
     }
 
-    /// The range is as it should be; only durability may be missing.
+    /// Continues after the range has its new contents; a flush may still be needed.
     fn changed(&mut self) -> Next {
         let zeroes = matches!(self.request.op, Op::WriteZeroes { fua: true, .. });
         if zeroes || self.synced_later {
@@ -305,13 +305,13 @@ impl RingJob {
         }
     }
 
-    /// Copies the data that was read for the current position into the request's memory.
+    /// Copies the data that was read at the current position into the request's memory.
     fn copy_in(&self, data: &[u8]) -> bool {
         self.request.data.copy_from(self.done, data) == data.len()
     }
 
     /// Fills the bounce buffer with the data to write from the current position on. Returns the
-    /// number of bytes that the next operation moves, or `None` when memory is missing.
+    /// length of the next operation in bytes, or `None` when memory is inaccessible.
     pub(crate) fn load_bounce(&mut self) -> Option<usize> {
         let left = usize::try_from(self.left()).ok()?;
         let bounce = self.bounce.as_mut()?;

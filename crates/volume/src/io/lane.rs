@@ -1,9 +1,9 @@
-//! Requests that a volume makes for itself, on its worker's ring.
+//! Requests that a volume makes for its own purposes on its worker's ring.
 //!
-//! The completions of a ring's requests are returned to the ring's poller, which knows them by
-//! their tags. Some volumes read and write for purposes of their own (an image's tables, one
-//! guest's request in several parts). Such a volume opens the volume below by a [`Lane`]: its
-//! completions wait there, and its tags are its own.
+//! Completions normally go to the ring's poller, which knows the requests by their tags. Some
+//! volumes also read and write by themselves: the tables of an image, or one guest request in
+//! several parts. Such a volume opens the volume below with a [`Lane`], which collects these
+//! completions separately and has its own tags.
 
 use super::Io;
 use crate::{Completion, VolumeError};
@@ -11,7 +11,7 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// Queue of a lane's completions for their owner.
+/// Queue of a lane's completions for its owner.
 #[derive(Debug, Default)]
 pub(crate) struct LaneEnd(RefCell<VecDeque<Completion>>);
 
@@ -21,12 +21,13 @@ impl LaneEnd {
     }
 }
 
-/// A worker's ring, for requests that complete to the lane's owner.
+/// A view of a worker's ring whose completions are returned to the lane's owner.
 ///
-/// Requests of volumes that are opened on [`Lane::io`] count among the requests in flight of the
-/// worker's ring, and are sent with all others. Only their completions are returned by
-/// [`Lane::poll`], after the worker has polled its ring. An owner that waits for some reports so by
-/// its [`QueueState`](crate::QueueState) as long as [`Lane::has_news`].
+/// Requests of volumes that are opened on [`Lane::io`] count among the outstanding requests of the
+/// worker's ring and are submitted with all others. Only their completions are separate:
+/// [`Lane::poll`] returns them after the worker has polled its ring. While [`Lane::has_news`], an
+/// owner that waits for completions reports in its [`QueueState`](crate::QueueState) that it needs
+/// a poll.
 #[derive(Debug)]
 pub struct Lane {
     io: Io,
@@ -34,10 +35,10 @@ pub struct Lane {
 }
 
 impl Io {
-    /// A lane of this worker's ring.
+    /// Creates a lane on this worker's ring.
     ///
     /// # Errors
-    /// [`VolumeError::NoIoUring`].
+    /// [`VolumeError::NoIoUring`] when the kernel refuses to create a ring.
     pub fn lane(&self) -> Result<Lane, VolumeError> {
         let end = Rc::<LaneEnd>::default();
         let io = Io {
@@ -56,14 +57,14 @@ impl Io {
 }
 
 impl Lane {
-    /// Returns the `Io` on which volumes are opened. It has no other use: the worker itself polls
-    /// and flushes.
+    /// Returns the `Io` for opening volumes on the lane. Only for that purpose: the worker itself
+    /// polls and flushes.
     pub fn io(&self) -> &Io {
         &self.io
     }
 
-    /// Calls `done` with each completion that has come, and returns their number. `done` may start
-    /// new requests.
+    /// Calls `done` with each completion that has arrived, and returns their number. `done` may
+    /// start new requests.
     pub fn poll(&self, done: &mut dyn FnMut(Completion)) -> usize {
         let mut count = 0;
         // Completions that arrive meanwhile are left for the next call.
@@ -78,7 +79,7 @@ impl Lane {
         count
     }
 
-    /// Returns whether [`Lane::poll`] would find something.
+    /// Returns whether [`Lane::poll`] would return completions.
     #[inline]
     pub fn has_news(&self) -> bool {
         !self.end.0.borrow().is_empty()

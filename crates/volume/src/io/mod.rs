@@ -37,30 +37,30 @@ use std::time::Duration;
 pub use stream::{Incoming, Outgoing, RingStream, RingStreams};
 pub use windows::{PinPace, PinnedWindows};
 
-/// Most requests in flight that can be asked for.
+/// Maximum value of [`IoOptions::capacity`].
 pub(crate) const MAX_CAPACITY: u32 = 16384;
 
 /// Options of a worker's [`Io`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IoOptions {
-    /// Most requests in flight through the ring at one time. At most 16384.
+    /// Maximum number of requests in flight through the ring, at most 16384.
     pub capacity: u32,
-    /// Most bytes held in bounce buffers before requests are cut into small pieces.
+    /// Limit in bytes for all bounce buffers. Above it, requests are processed in small pieces.
     pub bounce_bytes: usize,
-    /// Memory that [`Pinner::pin`] is called with is pinned by the kernel (fixed buffers), so that
-    /// requests need not look its pages up. All of it is then allocated and stays where it is.
-    /// Pages that are punched out of it (by a balloon) are lost to its users while it is pinned,
-    /// for the kernel still uses the old pages.
+    /// Whether the kernel pins memory passed to [`Pinner::pin`] (fixed buffers), which saves it
+    /// from looking up pages for each request. All of the memory is then allocated and cannot be
+    /// swapped out. Pages punched out of it, as by a balloon, are lost to other users while pinned,
+    /// because the kernel keeps using the old pages.
     pub fixed_buffers: bool,
-    /// A thread of the kernel takes submitted entries (`IORING_SETUP_SQPOLL`): no system call to
-    /// submit, for a processor that is busy while there is work.
+    /// Whether a kernel thread takes submitted entries (`IORING_SETUP_SQPOLL`). This saves the
+    /// system call for submission, but occupies a processor while there is work.
     pub sqpoll: bool,
-    /// After [`Io::end`], a volume that may hang (FUSE, a network file system) and has not answered
-    /// for so long is given up.
+    /// Time after [`Io::end`] after which a volume that may hang (FUSE, network file systems) and
+    /// has not answered is given up.
     pub stop_timeout: Duration,
 }
 
-/// The default of [`IoOptions::stop_timeout`].
+/// Default of [`IoOptions::stop_timeout`].
 const STOP_TIMEOUT: Duration = Duration::from_secs(4);
 
 impl Default for IoOptions {
@@ -75,12 +75,12 @@ impl Default for IoOptions {
     }
 }
 
-/// Smallest part of a memory that is worth a place in the kernel's table, in bytes.
+/// Minimum size in bytes of a memory that is worth pinning.
 const PIN_AT_LEAST: u64 = 1 << 20;
 
-/// A worker's own io_uring. Made by and for one thread; volumes opened on it share it.
+/// A worker's own io_uring. Created and used by one thread; volumes opened on it share it.
 ///
-/// The ring is created when the first volume needs it, so null and memory volumes work where
+/// The ring is created when the first volume needs it, so that null and memory volumes work where
 /// io_uring is forbidden.
 #[derive(Debug)]
 pub struct Io {
@@ -89,20 +89,20 @@ pub struct Io {
     shared: RefCell<Vec<Shared>>,
     others: Rc<Others>,
     ending: Rc<Cell<bool>>,
-    /// Requests for which sleep is better than polling.
+    /// Number of requests for which the worker should sleep rather than poll.
     sleep_hints: Rc<Cell<usize>>,
-    /// Volumes that were given up.
+    /// Descriptions of volumes that were given up.
     given_up: Rc<RefCell<Vec<String>>>,
     stats: Arc<IoStats>,
-    /// Queue of the completions, for a lane.
+    /// Queue for the completions, if this is the `Io` of a lane.
     lane: Option<Rc<LaneEnd>>,
 }
 
-/// Something that volumes on one worker share, by their own key.
+/// Object that volumes on one worker share, with its key.
 type Shared = (usize, Weak<dyn Any>);
 
 impl Io {
-    /// An `Io` for the calling thread.
+    /// Creates an `Io` for the calling thread.
     pub fn new(options: IoOptions) -> Self {
         Self {
             options,
@@ -117,7 +117,7 @@ impl Io {
         }
     }
 
-    /// The ring, made when it is first asked for.
+    /// Returns the ring, which is created on first use.
     pub(crate) fn ring(&self) -> Result<Rc<Ring>, VolumeError> {
         if let Some(ring) = self.ring.get() {
             return Ok(ring.clone());
@@ -126,16 +126,17 @@ impl Io {
         Ok(self.ring.get_or_init(|| ring).clone())
     }
 
-    /// Makes the ring now, although no volume needs it yet: for a process that can make none later.
+    /// Creates the ring now, before any volume needs it, for a process that will not be able to
+    /// create one later.
     ///
     /// # Errors
-    /// [`VolumeError::NoIoUring`].
+    /// [`VolumeError::NoIoUring`] when the kernel refuses to create a ring.
     pub fn make_ring(&self) -> Result<(), VolumeError> {
         self.ring().map(drop)
     }
 
-    /// Returns the queue for completions of files that are opened on this lane; `None`: the ring's
-    /// poller.
+    /// Returns the queue for completions of files opened on this lane; `None` when they go to the
+    /// ring's poller.
     pub(crate) fn lane_end(&self) -> Option<Rc<LaneEnd>> {
         self.lane.clone()
     }
@@ -145,7 +146,7 @@ impl Io {
         &self.shared
     }
 
-    /// Returns the flag that [`Io::end`] was called.
+    /// Returns the flag that is set by [`Io::end`].
     pub(crate) fn ending(&self) -> Rc<Cell<bool>> {
         self.ending.clone()
     }
@@ -153,18 +154,18 @@ impl Io {
     /// Returns the handle that puts connections onto the worker's ring.
     ///
     /// # Errors
-    /// [`VolumeError::NoIoUring`].
+    /// [`VolumeError::NoIoUring`] when the kernel refuses to create a ring.
     pub fn streams(&self) -> Result<RingStreams, VolumeError> {
         Ok(RingStreams(self.ring()?))
     }
 
-    /// For a volume that may hang.
+    /// Creates the time limit for a queue of a volume that may hang when the worker ends.
     pub fn ending_watch(&self) -> Ending {
         let limit = self.options.stop_timeout;
         Ending::new(self.ending.clone(), limit, self.given_up.clone())
     }
 
-    /// Returns the hint for a queue of requests that threads of this host process.
+    /// Returns a sleep hint for a queue whose requests are executed by threads of this machine.
     pub fn sleep_hint(&self) -> SleepHint {
         SleepHint::new(self.sleep_hints.clone())
     }
@@ -176,21 +177,21 @@ impl Io {
         self.sleep_hints.get()
     }
 
-    /// Begins the worker's end. Limits do not apply any more, so that requests that wait for them
-    /// complete soon, and volumes that may hang are given [`IoOptions::stop_timeout`].
+    /// Begins the worker's end. Rate limits no longer apply, so that delayed requests complete
+    /// soon. Volumes that may hang get [`IoOptions::stop_timeout`] to answer.
     pub fn end(&self) {
         self.ending.set(true);
     }
 
-    /// Returns the descriptions of the volumes that did not answer in that time. Their requests
-    /// were ended, and data that was written to them and not flushed may not be durable.
+    /// Returns the descriptions of the volumes that did not answer in time after [`Io::end`]. Their
+    /// requests were ended, and unflushed data may not be durable.
     pub fn given_up(&self) -> Vec<String> {
         self.given_up.borrow().clone()
     }
 
-    /// Most requests that may be in flight through the ring; one more is refused as
-    /// [`IoErrorKind::Busy`](crate::IoErrorKind::Busy). A worker stops taking work when it gets
-    /// there.
+    /// Returns the maximum number of requests in flight through the ring. Further requests are
+    /// refused with [`IoErrorKind::Busy`](crate::IoErrorKind::Busy), so a worker stops fetching
+    /// commands at this number.
     pub fn capacity(&self) -> usize {
         self.options.capacity.clamp(1, MAX_CAPACITY) as usize
     }
@@ -200,48 +201,47 @@ impl Io {
         self.ring.get().map_or(0, |ring| ring.in_flight())
     }
 
-    /// Ends a round: sends everything that was started since the last call to the kernel, in one
-    /// system call; none when there is nothing to send. A device that had nothing to do got the
-    /// first of it when it was started. `false` when the kernel could not take everything for now:
-    /// call again before sleeping.
+    /// Submits all requests started since the last call in one system call, or in none when there
+    /// are none. The first requests for an idle device may have been submitted earlier. Returns
+    /// `false` when the kernel could not accept all of them: call again before sleeping.
     pub fn flush(&self) -> bool {
         self.ring.get().is_none_or(|ring| ring.flush())
     }
 
-    /// Calls `done` with each completion that has arrived, and returns their number. Makes no
-    /// system call unless the kernel reports completions that wait for one. `done` may start new
-    /// requests.
+    /// Calls `done` with each completion that has arrived, and returns their number. Makes a system
+    /// call only when the kernel reports deferred completions. `done` may start new requests.
     pub fn poll(&self, done: &mut dyn FnMut(Completion)) -> usize {
         self.ring.get().map_or(0, |ring| ring.poll(done))
     }
 
-    /// Returns whether [`Io::poll`] would find something: for a short look between two rounds.
+    /// Returns whether [`Io::poll`] would return completions. Cheap enough to call between two
+    /// rounds.
     #[inline]
     pub fn has_news(&self) -> bool {
         self.ring.get().is_some_and(|ring| ring.has_news())
     }
 
-    /// A descriptor for `epoll`, that becomes readable when completions arrive after [`Io::arm`];
-    /// `None` while no volume uses the ring. It stays the same once there is one, and needs no
-    /// reading: [`Io::poll`] resets it.
+    /// Returns a descriptor for `epoll` that becomes readable when completions arrive after
+    /// [`Io::arm`]; `None` while no volume uses the ring. The descriptor never changes and need not
+    /// be read, because [`Io::poll`] resets it.
     pub fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         self.ring.get().map(|ring| ring.event_fd())
     }
 
-    /// Prepares a sleep on [`Io::event_fd`]: sends the unsent entries, and asks the kernel to
-    /// signal the next completion. `false` when completions wait already: poll again instead of
-    /// sleeping. The next [`Io::poll`] ends it, so that no signal is paid for while the worker
-    /// polls.
+    /// Prepares for sleep on [`Io::event_fd`]: submits the unsent entries, and asks the kernel to
+    /// signal the next completion. Returns `false` when completions have arrived already: poll
+    /// again instead of sleeping. The next [`Io::poll`] disables the signal again.
     #[must_use = "going to sleep although completions wait may sleep forever"]
     pub fn arm(&self) -> bool {
         self.others.arm() && self.ring.get().is_none_or(|ring| ring.arm())
     }
 
-    /// Has the worker woken for completions that do not arrive through the ring: `fd` is readable
-    /// when there are some. [`Io::arm`] calls `arm` until it returns [`Armed::Gone`].
+    /// Adds a source of completions that do not arrive through the ring. The worker wakes up when
+    /// `fd` becomes readable. [`Io::arm`] calls `arm` before each sleep until it returns
+    /// [`Armed::Gone`].
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// The system's error when the descriptor cannot be duplicated or added to the epoll set.
     pub fn watch(
         &self,
         fd: BorrowedFd<'_>,
@@ -255,26 +255,26 @@ impl Io {
         Watcher(self.others.clone())
     }
 
-    /// Returns the descriptor for the sources of [`Io::watch`], to be waited for as well as
-    /// [`Io::event_fd`]. `None` while there is no source; it stays the same once there is one.
+    /// Returns the epoll descriptor of all sources of [`Io::watch`], to be waited for together with
+    /// [`Io::event_fd`]; `None` while there is no source. The descriptor never changes.
     pub fn others_fd(&self) -> Option<BorrowedFd<'_>> {
         self.others.fd()
     }
 
-    /// Returns the pinner of guest memory for this worker's requests, where
+    /// Returns the pinner of guest memory for this worker's requests, when
     /// [`IoOptions::fixed_buffers`] is set and a volume uses the ring.
     pub fn pinner(&self) -> Option<Pinner> {
         let ring = self.ring.get().filter(|_| self.options.fixed_buffers)?;
         Some(Pinner { ring: ring.clone() })
     }
 
-    /// Buffers that the kernel has pinned: parts of memories, of up to 64 MiB each.
+    /// Returns the number of buffers that the kernel has pinned, of up to 64 MiB each.
     pub fn pinned(&self) -> usize {
         self.ring.get().map_or(0, |ring| ring.pinned())
     }
 
-    /// The counters for other threads to read; [`Io::flush`] and [`Io::arm`] bring them up to date
-    /// after system calls.
+    /// Returns the counters for other threads. [`Io::flush`] and [`Io::arm`] update them after
+    /// system calls.
     pub fn stats(&self) -> Arc<IoStats> {
         self.stats.clone()
     }
@@ -288,7 +288,7 @@ impl Io {
     }
 }
 
-/// Takes sources of completions for one worker's [`Io`].
+/// Handle that adds sources of completions to one worker's [`Io`].
 #[derive(Clone, Debug)]
 pub struct Watcher(Rc<Others>);
 
@@ -296,7 +296,7 @@ impl Watcher {
     /// Adds a source of completions, as [`Io::watch`] does.
     ///
     /// # Errors
-    /// No descriptor is left.
+    /// The system's error when the descriptor cannot be duplicated or added to the epoll set.
     pub fn watch(
         &self,
         fd: BorrowedFd<'_>,
@@ -306,21 +306,20 @@ impl Watcher {
     }
 }
 
-/// Pins guest memory for one worker's requests.
+/// Handle that pins guest memory for one worker's requests.
 #[derive(Debug)]
 pub struct Pinner {
     ring: Rc<Ring>,
 }
 
 impl Pinner {
-    /// Lets the kernel pin `len` bytes of a memory from `offset` on, for as long as the result
-    /// lives. Requests into it are then spared the look-up of its pages. Memory that cannot be
-    /// pinned is used without; the reason is logged once. Takes time: pages that are not there yet
-    /// are allocated. [`PinnedWindows`] does it piece by piece.
+    /// Pins `len` bytes of a memory from `offset` on, until the result is dropped. The kernel then
+    /// need not look up pages for requests into it. Memory that cannot be pinned still works; the
+    /// reason is logged once. Pinning takes time, because missing pages are allocated:
+    /// [`PinnedWindows`] does it in pieces.
     ///
-    /// Dropping the result takes the memory out of the kernel's table. Requests in flight keep
-    /// their own pages until they have completed: when both have happened, no page is pinned any
-    /// more.
+    /// Dropping the result removes the memory from the kernel's table. Outstanding requests keep
+    /// their own pages pinned until they have completed.
     pub fn pin(&self, memory: &Memory, offset: u64, len: u64) -> Option<PinnedMemory> {
         let mut pinned = self.begin(memory, offset, len)?;
         loop {
@@ -332,7 +331,8 @@ impl Pinner {
         }
     }
 
-    /// Begins to pin, with nothing pinned yet. Returns `None` when it would not be worth it.
+    /// Creates the state for pinning, with nothing pinned yet. Returns `None` when the memory is
+    /// too small to be worth it.
     fn begin(&self, memory: &Memory, offset: u64, len: u64) -> Option<PinnedMemory> {
         if len < PIN_AT_LEAST || !memory.is_writable() {
             return None;
@@ -349,36 +349,37 @@ impl Pinner {
     }
 }
 
-/// Memory that the kernel has pinned for a worker's requests, until this is dropped. See
+/// Memory that the kernel has pinned for a worker's requests, until this is dropped; see
 /// [`Pinner::pin`].
 #[derive(Debug)]
 #[must_use = "dropping it unpins the memory"]
 pub struct PinnedMemory {
     ring: Rc<Ring>,
     memory: Memory,
-    /// Up to here it is pinned.
+    /// End of the part that is pinned.
     pinned_to: usize,
-    /// Up to here its pages are there.
+    /// End of the part whose pages are allocated.
     allocated_to: usize,
     end: usize,
     places: Vec<u16>,
 }
 
-/// Result of a step.
+/// Result of one step of pinning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// A number of pages was allocated.
+    /// Pages were allocated; the step is to be repeated.
     Allocated,
-    /// A piece was pinned; there are more.
+    /// A piece was pinned; more remain.
     Pinned,
-    /// The last one was.
+    /// The last piece was pinned.
     Done,
-    /// The memory cannot be pinned, and none of it is; the reason was logged.
+    /// The memory cannot be pinned, and no part of it is. The reason was logged.
     Failed,
 }
 
 impl PinnedMemory {
-    /// Continues: allocates at most `bytes` bytes of pages, or pins an allocated piece.
+    /// Performs the next step: allocates at most `bytes` bytes of pages, or pins an allocated
+    /// piece.
     fn step(&mut self, bytes: usize) -> Step {
         let end = self.end.min(self.pinned_to.saturating_add(fixed::LONGEST));
         if self.allocated_to < end {

@@ -1,32 +1,35 @@
-//! Completions that do not arrive through the ring (but from a device's queue pair, say), and the
-//! descriptors that wake a sleeping worker for them.
+//! Sources of completions that do not arrive through the ring, for example a device's queue pair,
+//! and the descriptors that wake a sleeping worker for them.
 //!
-//! Each source has a descriptor that becomes readable when it has news. A worker waits for one
-//! only: an epoll set of all of them, which stays the same while sources come and go.
+//! Each source has a descriptor that becomes readable when completions are available. The worker
+//! waits for only one descriptor, an epoll set of all of them, which stays the same while sources
+//! are added and removed.
 
 use rustix::event::epoll;
 use rustix::io;
 use std::cell::{OnceCell, RefCell};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// A source's answer before its worker sleeps.
+/// Result of arming a source of completions before its worker sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Armed {
-    /// No completion waits here, and the next one makes the descriptor readable.
+    /// No completion is available, and the next one makes the descriptor readable.
     Quiet,
-    /// A completion waits, or would not be signalled: poll instead of sleeping.
+    /// A completion is available or would not be signalled: the worker must poll instead of
+    /// sleeping.
     Waiting,
-    /// The source does not exist any more.
+    /// The source has been removed.
     Gone,
 }
 
 struct Source {
-    /// A duplicate of the descriptor: it keeps the set in order after the source is closed.
+    /// Duplicate of the source's descriptor, which stays valid in the epoll set after the source
+    /// closes its own.
     fd: OwnedFd,
     arm: Box<dyn FnMut() -> Armed>,
 }
 
-/// The sources of one worker.
+/// Sources of completions of one worker.
 #[derive(Default)]
 pub(super) struct Others {
     set: OnceCell<OwnedFd>,
@@ -75,7 +78,8 @@ impl Others {
         self.set.get().map(AsFd::as_fd)
     }
 
-    /// `false`: poll instead of sleeping.
+    /// Arms all sources before the worker sleeps. Returns `false` when the worker must poll
+    /// instead.
     pub fn arm(&self) -> bool {
         let mut quiet = true;
         // Sources look at their own queues and at nothing of the worker's: they do not come back

@@ -1,20 +1,20 @@
-//! Bounce buffers: memory that every device can reach, kept for the next request that needs it.
+//! Bounce buffers: memory that every device can access, kept for reuse.
 
 use dma::Buffer;
 
-/// Sizes of bounce buffers: powers of two from the first to the last. A longer request is moved in
-/// pieces.
+/// Size of the smallest bounce buffer. Sizes are powers of two; requests longer than the largest
+/// buffer are processed in pieces.
 const SMALLEST: usize = 4 << 10;
-/// Size of a request's buffer when the pool's limit is reached. Not smaller than any block.
+/// Size of a buffer once the pool's limit is reached; at least the size of any block.
 const FRUGAL: usize = 64 << 10;
 const LARGEST: usize = 1 << 20;
 const CLASSES: usize = (LARGEST / SMALLEST).ilog2() as usize + 1;
 
-/// Free bounce buffers by size, and how much is out.
+/// Free bounce buffers by size, and counters of the bytes in use.
 #[derive(Debug)]
 pub(super) struct BouncePool {
     free: [Vec<Buffer>; CLASSES],
-    /// Bytes in buffers that requests have.
+    /// Bytes in buffers that requests use.
     out: usize,
     /// Bytes in `free`.
     kept: usize,
@@ -22,7 +22,7 @@ pub(super) struct BouncePool {
 }
 
 impl BouncePool {
-    /// A pool that keeps to about `limit` bytes.
+    /// Creates a pool with a limit of about `limit` bytes.
     pub(super) fn new(limit: usize) -> Self {
         Self {
             free: Default::default(),
@@ -32,7 +32,7 @@ impl BouncePool {
         }
     }
 
-    /// A buffer for `len` bytes or for a piece of them.
+    /// Returns a buffer for `len` bytes, or for a part of them.
     pub(super) fn take(&mut self, len: u64) -> Buffer {
         let wanted = usize::try_from(len)
             .unwrap_or(LARGEST)
@@ -53,7 +53,7 @@ impl BouncePool {
         buffer
     }
 
-    /// Takes a buffer back.
+    /// Returns a buffer to the pool.
     pub(super) fn put(&mut self, buffer: Buffer) {
         let size = buffer.len();
         self.out = self.out.saturating_sub(size);

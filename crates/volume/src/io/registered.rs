@@ -1,4 +1,4 @@
-//! The system call of a ring, by a registered descriptor where the kernel has room for it.
+//! System calls on a ring by its registered descriptor, where the kernel supports it.
 //!
 //! A thread may register the descriptors of its rings (`IORING_REGISTER_RING_FDS`, Linux 5.18; 16
 //! per thread): a call then names a place in the thread's own table, and the kernel need not take a
@@ -24,15 +24,15 @@ struct RsrcUpdate {
     data: u64,
 }
 
-/// Registration of a ring with its thread, by which it is entered. Dropped before the ring. Stays
-/// on its thread: in another thread's table the place may be another ring's.
+/// Registration of a ring with its thread, by which the ring is entered. Must be dropped before the
+/// ring. Must stay on its thread: in another thread's table, the index may refer to another ring.
 #[derive(Debug)]
 pub(super) struct RegisteredRing {
     /// The ring's descriptor.
     ring: RawFd,
-    /// Place of the ring in the thread's table.
+    /// Index of the ring in the thread's table, if it is registered.
     place: Option<u32>,
-    /// Makes the type not `Send`.
+    /// Marker that makes the type not `Send`.
     here: PhantomData<*const ()>,
 }
 
@@ -60,14 +60,14 @@ impl RegisteredRing {
         }
     }
 
-    /// The ring is entered by its place in the thread's table.
+    /// Returns whether the ring is entered by its index in the thread's table.
     #[cfg(test)]
     pub(super) fn is_registered(&self) -> bool {
         self.place.is_some()
     }
 
-    /// Submits up to `count` entries; with `events`, lets the kernel also post the completions that
-    /// it holds back. Waits for nothing.
+    /// Submits up to `count` entries; with `events`, the kernel also posts deferred completions.
+    /// Does not wait for completions.
     #[inline]
     pub(super) fn enter(&self, count: u32, events: bool) -> io::Result<()> {
         let (ring, flags) = match self.place {
@@ -107,7 +107,7 @@ impl Drop for RegisteredRing {
     }
 }
 
-/// `io_uring_register(2)` with one update.
+/// Calls `io_uring_register(2)` with one update.
 fn register(ring: RawFd, what: u32, update: &mut RsrcUpdate) -> io::Result<()> {
     // SAFETY: the kernel reads and writes one structure, which both operations expect.
     let result = unsafe {
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
     use io_uring::opcode;
 
-    /// The kernel's `IO_RINGFD_REG_MAX`.
+    /// Kernel limit for registered rings per thread (`IO_RINGFD_REG_MAX`).
     const PLACES: usize = 16;
 
     fn nop(uring: &mut IoUring, registered: &RegisteredRing) {

@@ -1,4 +1,4 @@
-//! A worker's ring as the queues on it see it.
+//! A worker's ring, as the queues on it use it.
 
 use super::core::{Arrival, RingCore};
 use super::job::Abilities;
@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// A file as the ring needs to know it.
+/// A file and its properties, as registered with the ring.
 #[derive(Debug)]
 pub(crate) struct RingFile {
     /// The open file, kept open while the ring uses it.
@@ -26,7 +26,7 @@ pub(crate) struct RingFile {
     pub(crate) direct: Option<Alignment>,
     /// Features that the file supports.
     pub(crate) abilities: Arc<Abilities>,
-    /// Lane that gets its completions, if not the ring's poller.
+    /// Lane that receives the file's completions; `None` for the ring's poller.
     pub(crate) lane: Option<Rc<LaneEnd>>,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Alignment {
 }
 
 impl RingFile {
-    /// Returns whether the kernel can use this piece of memory as it is.
+    /// Returns whether the kernel can use this memory segment directly.
     #[inline(always)]
     pub(super) fn takes(&self, piece: &Segment) -> bool {
         let Some(Alignment { memory, block }) = self.direct else {
@@ -50,25 +50,25 @@ impl RingFile {
         piece.as_ptr().addr() & memory == 0 && piece.len() & block == 0
     }
 
-    /// The request's memory can be handed to the kernel as it is.
+    /// Returns whether the kernel can use the request's memory directly, without a bounce buffer.
     pub(super) fn reaches(&self, request: &Request) -> bool {
         let segments = request.data.segments();
         segments.iter().all(|segment| self.takes(segment))
     }
 
-    /// Granularity of access in bytes.
+    /// Returns the granularity of access in bytes.
     pub(super) fn unit(&self) -> u64 {
         self.direct
             .map_or(1, |alignment| u64::from(alignment.block.max(1)))
     }
 }
 
-/// A worker's ring. Interior mutability, so that every queue on it can hold it; all borrows end
-/// inside this module, never while a caller's code runs.
+/// A worker's ring, shared by all queues on it through interior mutability. Borrows end inside this
+/// module and never last while a caller's code runs.
 pub(crate) struct Ring {
     core: RefCell<RingCore>,
     event: OwnedFd,
-    /// The kernel has been asked to signal `event`.
+    /// Whether the kernel has been asked to signal `event`.
     armed: Cell<bool>,
 }
 
@@ -81,14 +81,14 @@ impl std::fmt::Debug for Ring {
 }
 
 impl Ring {
-    /// A ring for this thread.
+    /// Creates a ring for the calling thread.
     pub(crate) fn new(options: &IoOptions, stats: Arc<IoStats>) -> Result<Self, VolumeError> {
         let entries = options.capacity.clamp(1, super::MAX_CAPACITY);
         let (uring, mode) = setup::ring(entries, options.sqpoll)?;
         Self::with(uring, mode, options, stats)
     }
 
-    /// Creates a ring from a given ring of the kernel's.
+    /// Creates the state around a given kernel ring.
     pub(super) fn with(
         uring: IoUring,
         mode: Mode,
@@ -108,7 +108,7 @@ impl Ring {
         })
     }
 
-    /// Makes a file known; the result names it from now on.
+    /// Registers a file. Returns the index that names it from now on.
     pub(crate) fn open(&self, file: RingFile) -> usize {
         self.core.borrow_mut().register(file)
     }
@@ -119,14 +119,14 @@ impl Ring {
         self.core.borrow_mut().distrust();
     }
 
-    /// Borrows the core, for tests that answer in the kernel's place.
+    /// Borrows the core, for tests that simulate results of the kernel.
     #[cfg(test)]
     pub(super) fn core(&self) -> std::cell::RefMut<'_, RingCore> {
         self.core.borrow_mut()
     }
 
-    /// Forgets a file: cancels its requests, waits until the kernel has finished with all of them,
-    /// and keeps their completions for the next [`Ring::poll`].
+    /// Removes a file: cancels its requests, waits until the kernel has completed them, and keeps
+    /// their completions for the next [`Ring::poll`].
     pub(crate) fn close(&self, file: usize) {
         let core = &mut *self.core.borrow_mut();
         core.finish(Some(file));
@@ -134,7 +134,7 @@ impl Ring {
         core.tell();
     }
 
-    /// Starts a request on a file. `Some`: it could not be started.
+    /// Starts a request for a file. Returns its completion when it cannot be started.
     pub(crate) fn submit(&self, file: usize, request: Request) -> Option<Completion> {
         let core = &mut *self.core.borrow_mut();
         let refused = core.begin(file, request);
@@ -142,7 +142,7 @@ impl Ring {
         refused
     }
 
-    /// Starts a read or write of all of `data`, likewise.
+    /// Starts a read or write of all of `data`. Returns its completion when it cannot be started.
     #[inline]
     pub(crate) fn transfer(
         &self,
@@ -158,18 +158,18 @@ impl Ring {
         refused
     }
 
-    /// Sends the started requests if none else is in flight.
+    /// Submits the started requests if no other request is in flight.
     #[inline]
     pub(crate) fn push(&self) {
         self.core.borrow_mut().push_idle();
     }
 
-    /// Tries to end a request early.
+    /// Tries to cancel a request.
     pub(crate) fn cancel(&self, file: usize, tag: u64) {
         self.core.borrow_mut().cancel_tag(file, tag);
     }
 
-    /// Lets the kernel pin a part of a memory; the place is for [`Ring::unpin`].
+    /// Pins a part of a memory. Returns the index for [`Ring::unpin`].
     pub(crate) fn pin(&self, memory: &Memory, offset: usize, len: usize) -> std::io::Result<u16> {
         self.core.borrow_mut().pin(memory, offset, len)
     }
@@ -179,12 +179,12 @@ impl Ring {
         self.core.borrow_mut().say_not_pinned(len, error);
     }
 
-    /// Lets the kernel unpin.
+    /// Unpins the memory at these indexes of the kernel's table.
     pub(crate) fn unpin(&self, places: &[u16]) {
         self.core.borrow_mut().unpin(places);
     }
 
-    /// Buffers that the kernel has pinned.
+    /// Returns the number of buffers that the kernel has pinned.
     pub(crate) fn pinned(&self) -> usize {
         self.core.borrow().pinned()
     }
@@ -194,12 +194,12 @@ impl Ring {
         self.core.borrow().in_flight()
     }
 
-    /// Requests of one file that the kernel works on.
+    /// Returns the number of requests for one file that the kernel works on.
     pub(crate) fn in_flight_of(&self, file: usize) -> usize {
         self.core.borrow().in_flight_of(file)
     }
 
-    /// Sends the started requests. Returns whether the kernel has taken all of them.
+    /// Submits the started requests. Returns whether the kernel has accepted all of them.
     #[inline]
     pub(crate) fn flush(&self) -> bool {
         let core = &mut *self.core.borrow_mut();
@@ -222,13 +222,13 @@ impl Ring {
         self.return_arrived(done)
     }
 
-    /// Returns whether there is a completion to return, or work to do for outstanding requests.
+    /// Returns whether completions are available, or outstanding requests need work.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
         !self.core.borrow_mut().is_quiet()
     }
 
-    /// Asks the sockets that are to be asked. `true`: and there is nothing to return.
+    /// Tries to receive from the sockets that are polled. Returns whether nothing is available.
     #[inline]
     fn is_quiet(&self) -> bool {
         let core = &mut *self.core.borrow_mut();
@@ -342,24 +342,24 @@ impl Ring {
         self.core.borrow_mut().close_stream(stream);
     }
 
-    /// The descriptor to sleep on.
+    /// Returns the descriptor to wait for while sleeping.
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 
-    /// Every file's requests are executed in the call.
+    /// Lets the kernel execute the requests of all files within the system call, for tests.
     #[cfg(test)]
     pub(super) fn trust(&self) {
         self.core.borrow_mut().trust();
     }
 
-    /// Completions can be had without a system call.
+    /// Returns whether completions can be read without a system call.
     #[cfg(test)]
     pub(super) fn has_arrivals(&self) -> bool {
         self.core.borrow_mut().has_arrivals()
     }
 
-    /// A system call.
+    /// Makes one system call.
     #[cfg(test)]
     pub(super) fn enter(&self) {
         self.core.borrow_mut().enter();
@@ -376,7 +376,7 @@ impl Ring {
     }
 }
 
-/// An event descriptor that the ring signals.
+/// Creates the eventfd that the ring signals.
 fn event(uring: &IoUring) -> io::Result<OwnedFd> {
     use rustix::event::{EventfdFlags, eventfd};
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;

@@ -1,24 +1,25 @@
-//! Getting a ring from the kernel: the best that it offers, step by step down to the plainest.
+//! Creation of a ring in the best mode that the kernel supports.
 
 use crate::VolumeError;
 use io_uring::{Builder, IoUring};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The way in which the kernel delivers completions to the ring.
+/// Mode in which the kernel delivers completions to the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// Completion work waits until the worker asks for it; one task submits. Linux 6.1.
+    /// Completion work is deferred until the worker asks for it, and only one task submits. Needs
+    /// Linux 6.1.
     Deferred,
-    /// Completion work does not interrupt the worker. Linux 5.19.
+    /// Completion work does not interrupt the worker. Needs Linux 5.19.
     Cooperative,
-    /// The kernel's default.
+    /// The kernel's default mode.
     Plain,
-    /// A thread of the kernel takes submitted entries, without a system call.
+    /// A kernel thread takes submitted entries, without a system call.
     Polled,
 }
 
-/// Milliseconds without work after which the kernel's thread sleeps.
+/// Idle time in milliseconds after which the kernel's submission thread sleeps.
 const SQPOLL_IDLE: u32 = 2;
 
 const STEPS: [(Mode, &str); 3] = [
@@ -30,8 +31,8 @@ const STEPS: [(Mode, &str); 3] = [
     (Mode::Plain, "no task work control (needs Linux 5.19)"),
 ];
 
-/// Creates a ring for `entries` requests, and returns its mode. `polled`: a thread of the kernel is
-/// to take the submitted entries.
+/// Creates a ring for `entries` requests, and returns its mode. `polled`: whether a kernel thread
+/// takes the submitted entries.
 pub(super) fn ring(entries: u32, polled: bool) -> Result<(IoUring, Mode), VolumeError> {
     if polled {
         let ring = build(Mode::Polled, entries).map_err(|source| {
@@ -59,8 +60,8 @@ pub(super) fn ring(entries: u32, polled: bool) -> Result<(IoUring, Mode), Volume
     })))
 }
 
-/// A ring of that mode, if the kernel has it; from Linux 6.6 on without the array of indices
-/// between the ring and its entries, which are taken in their order.
+/// Creates a ring in a given mode, if the kernel supports it. From Linux 6.6 on, the ring has no
+/// index array, and entries are taken in order.
 pub(super) fn build(mode: Mode, entries: u32) -> io::Result<IoUring> {
     // Twice as many completions as submissions fit (the kernel's default), so cancellations cannot
     // crowd them out.
@@ -95,7 +96,7 @@ fn builder(mode: Mode) -> Builder {
     builder
 }
 
-/// Logs a missing feature of the kernel once per process: every worker finds the same.
+/// Logs a missing feature of the kernel once per process, because every worker detects it.
 fn note(name: &str) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {

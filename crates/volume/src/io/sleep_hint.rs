@@ -1,11 +1,11 @@
-//! Requests for which a worker had better sleep than poll.
+//! Hint that a worker should sleep rather than poll.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// Number of a queue's requests that threads of this host process for far longer than a wake-up
-/// takes. A worker that polls for them takes its processor from them, where it shares one with
-/// them: it sleeps instead, at once.
+/// Number of a queue's requests that threads of this machine execute, and that take far longer than
+/// a wake-up. If the worker polled for them on a shared processor, it would take the processor from
+/// these threads. The worker sleeps at once instead.
 #[derive(Debug)]
 pub struct SleepHint {
     total: Rc<Cell<usize>>,

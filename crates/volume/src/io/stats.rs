@@ -5,27 +5,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Counters of a worker's [`Io`](crate::Io), from its creation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IoCounters {
-    /// Requests started.
+    /// Number of requests started.
     pub requests: u64,
-    /// Operations handed to the kernel; more than `requests` where requests took several steps.
+    /// Number of operations passed to the kernel; more than `requests` when requests took several
+    /// steps.
     pub operations: u64,
-    /// Times that operations were sent to the kernel: each is one system call for all that were
-    /// started before it, or none where a thread of the kernel takes them.
+    /// Number of submissions of operations to the kernel. Each is one system call for all
+    /// operations started before it, or none when a kernel thread takes them.
     pub batches: u64,
-    /// System calls made: those of the batches, and those that let the kernel post completions
+    /// Number of system calls: those of the batches, and those that let the kernel post completions
     /// while there was nothing to submit.
     pub system_calls: u64,
-    /// Operations on memory that the kernel has pinned.
+    /// Number of operations on memory that the kernel has pinned.
     pub fixed: u64,
-    /// Requests copied through a bounce buffer, as the device could not reach their memory
-    /// directly.
+    /// Number of requests copied through a bounce buffer because the device could not access their
+    /// memory directly.
     pub bounced: u64,
-    /// Operations that moved only a part of their data, and were continued.
+    /// Number of operations that moved only a part of their data and were continued.
     pub continued: u64,
 }
 
-/// The counters for other threads: written by the worker at the end of each round with a system
-/// call, with plain stores.
+/// Counters of a ring for other threads. The worker updates them with plain stores at the end of
+/// each round with a system call.
 #[derive(Debug, Default)]
 pub struct IoStats {
     requests: AtomicU64,
@@ -38,7 +39,8 @@ pub struct IoStats {
 }
 
 impl IoStats {
-    /// Only the owner of the ring calls this. Relaxed: each number stands for itself.
+    /// Publishes the counters; to be called only by the ring's owner. Relaxed ordering, because
+    /// each number stands for itself.
     pub(super) fn publish(&self, counters: &IoCounters) {
         self.requests.store(counters.requests, Ordering::Relaxed);
         self.operations
@@ -51,7 +53,7 @@ impl IoStats {
         self.continued.store(counters.continued, Ordering::Relaxed);
     }
 
-    /// The counters as they were at the end of the last round with a system call.
+    /// Returns the counters as of the end of the last round with a system call.
     pub fn counters(&self) -> IoCounters {
         IoCounters {
             requests: self.requests.load(Ordering::Relaxed),

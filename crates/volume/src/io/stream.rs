@@ -1,11 +1,10 @@
-//! Connections on a worker's ring: bytes and requests' memory, sent and received.
+//! Connections on a worker's ring, over which bytes and requests' memory are sent and received.
 //!
-//! For volumes with data that arrives by a socket. One operation of each direction is in flight at
-//! a time. The memory to which it points (bytes, segments of guest memory) is moved into it and
-//! returned when the kernel has finished with it, so that nothing can be freed meanwhile. The
-//! results are not returned by [`Io::poll`](crate::Io::poll) but are fetched by their owner, which
-//! looks for them in [`VolumeQueue::poll`](crate::VolumeQueue::poll); the ring's event wakes the
-//! worker for them.
+//! For volumes whose data arrives by a socket. At most one operation in each direction is in
+//! flight. The memory that it uses (bytes, segments of guest memory) is moved into the operation
+//! and returned when the kernel has finished with it, so that it cannot be freed meanwhile. Results
+//! are not returned by [`Io::poll`](crate::Io::poll): the owner fetches them in
+//! [`VolumeQueue::poll`](crate::VolumeQueue::poll). The ring's event wakes the worker for them.
 
 use super::ring::Ring;
 use dma::SegmentList;
@@ -14,19 +13,19 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-/// Most pieces of memory in one operation (`UIO_MAXIOV`).
+/// Maximum number of memory segments in one operation (`UIO_MAXIOV`).
 const MOST_PIECES: usize = 1024;
 
-/// A part of a message to send.
+/// Part of a message to send.
 #[derive(Debug, Clone, Copy)]
 enum Part {
-    /// A number of the bytes.
+    /// The next bytes of the message's own buffer.
     Bytes(usize),
-    /// The next list.
+    /// The next request's memory.
     List,
 }
 
-/// A message sent in one piece: bytes, and memory of requests.
+/// A message to send: bytes, and memory of requests.
 #[derive(Debug, Default)]
 pub struct Outgoing {
     bytes: Vec<u8>,
@@ -52,14 +51,14 @@ impl Outgoing {
         }
     }
 
-    /// Appends all of a request's memory; `name` is its owner's.
+    /// Appends all of a request's memory. `name` identifies it when it is returned.
     pub fn data(&mut self, name: u64, list: SegmentList) {
         self.len += list.len_bytes();
         self.parts.push(Part::List);
         self.lists.push((name, list));
     }
 
-    /// Bytes that have not been sent.
+    /// Returns the number of bytes that have not been sent.
     pub fn left(&self) -> u64 {
         self.len - self.sent
     }
@@ -69,12 +68,13 @@ impl Outgoing {
         self.sent = self.sent.saturating_add(sent).min(self.len);
     }
 
-    /// Returns whether the message contains memory of that name.
+    /// Returns whether the message contains the memory named `name`.
     pub fn holds(&self, name: u64) -> bool {
         self.lists.iter().any(|(held, _)| *held == name)
     }
 
-    /// Empties it: gives `back` each list with its name, and keeps the room.
+    /// Empties the message, but keeps its allocations. Calls `back` with each request's memory and
+    /// its name.
     pub fn clear(&mut self, mut back: impl FnMut(u64, SegmentList)) {
         for (name, list) in self.lists.drain(..) {
             back(name, list);
@@ -84,8 +84,8 @@ impl Outgoing {
         (self.len, self.sent) = (0, 0);
     }
 
-    /// Builds vectors for the unsent bytes, without `more` of them, as far as one operation takes
-    /// them. The pointers are valid for as long as this is not changed.
+    /// Builds vectors for the unsent bytes after the first `more` of them, as many as one operation
+    /// can take. The pointers are valid as long as the message is not changed.
     pub(super) fn vectors(&self, more: u64, vectors: &mut Vec<libc::iovec>) {
         vectors.clear();
         let mut skip = self.sent.saturating_add(more);
@@ -127,11 +127,11 @@ fn piece(vectors: &mut Vec<libc::iovec>, skip: &mut u64, at: *mut u8, len: usize
     });
 }
 
-/// Destination of received bytes: a request's memory first, if it is known which bytes are next,
-/// then a buffer.
+/// Destination of received bytes: the memory of a request first, if it is known that its data is
+/// next, then a buffer.
 #[derive(Debug)]
 pub struct Incoming {
-    /// A request's memory, and which of its bytes come next: from where, how many.
+    /// Memory of the request whose data is next, the position in it, and the number of bytes.
     pub direct: Option<(SegmentList, u64, u64)>,
     buffer: Vec<u8>,
     filled: usize,
@@ -139,7 +139,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// With a buffer of so many bytes.
+    /// Creates a destination with a buffer of `buffer` bytes.
     pub fn new(buffer: usize) -> Self {
         Self {
             direct: None,
@@ -149,23 +149,23 @@ impl Incoming {
         }
     }
 
-    /// Bytes that were received into the buffer, and not used.
+    /// Returns the bytes that were received into the buffer and have not been consumed.
     pub fn bytes(&self) -> &[u8] {
         self.buffer.get(self.used..self.filled).unwrap_or_default()
     }
 
-    /// Marks `used` of the received bytes as used.
+    /// Marks the first `used` received bytes as consumed.
     pub fn consume(&mut self, used: usize) {
         self.used = self.used.saturating_add(used).min(self.filled);
     }
 
-    /// Forgets everything.
+    /// Discards all received bytes and the request's memory.
     pub fn clear(&mut self) {
         (self.filled, self.used, self.direct) = (0, 0, None);
     }
 
-    /// Records that `len` bytes were received. Returns the number that went to the request's
-    /// memory.
+    /// Records that `len` bytes were received. Returns the number of those that were stored in the
+    /// request's memory.
     pub fn received(&mut self, len: u64) -> u64 {
         let direct = self.direct.as_ref().map_or(0, |(_, _, left)| *left);
         let direct = direct.min(len);
@@ -174,8 +174,8 @@ impl Incoming {
         direct
     }
 
-    /// Makes room, and builds vectors for the next bytes. Without room there is no vector. The
-    /// pointers are valid for as long as this is not changed.
+    /// Makes room in the buffer, and builds vectors for the next bytes. There is no vector when
+    /// there is no room. The pointers are valid as long as the destination is not changed.
     pub(super) fn vectors(&mut self, vectors: &mut Vec<libc::iovec>) {
         vectors.clear();
         self.buffer.copy_within(self.used..self.filled, 0);
@@ -212,12 +212,13 @@ impl Incoming {
     }
 }
 
-/// Takes connections onto a worker's ring.
+/// Handle that adds connections to a worker's ring.
 #[derive(Clone, Debug)]
 pub struct RingStreams(pub(super) Rc<Ring>);
 
 impl RingStreams {
-    /// Takes one. It is not to be in non-blocking mode: the kernel would not wait for it.
+    /// Adds a connected socket to the ring. It must be in blocking mode: otherwise the kernel would
+    /// not wait for it.
     pub fn open(&self, connected: OwnedFd) -> RingStream {
         RingStream {
             stream: self.0.open_stream(connected),
@@ -226,8 +227,8 @@ impl RingStreams {
     }
 }
 
-/// A connected stream socket on a worker's ring; see [`Io::streams`](crate::Io::streams). When this
-/// is dropped, the connection is shut down. It is closed when the kernel has ended the operations
+/// A connected stream socket on a worker's ring; see [`Io::streams`](crate::Io::streams). Dropping
+/// it shuts the connection down. The socket is closed when the kernel has completed the operations
 /// in flight.
 pub struct RingStream {
     ring: Rc<Ring>,
@@ -244,35 +245,35 @@ impl RingStream {
     /// Starts to send the rest of the message.
     ///
     /// # Errors
-    /// Returns `outgoing` when a message is being sent, or the ring takes no more entries for now.
+    /// `outgoing` when another message is being sent, or the ring is full for now.
     pub fn send(&self, outgoing: Outgoing) -> Result<(), Outgoing> {
         self.ring.stream_send(self.stream, outgoing)
     }
 
-    /// Returns the message and the number of bytes sent: once for each [`RingStream::send`], when
+    /// Returns the message and the number of bytes sent: once for each [`RingStream::send`], after
     /// it has ended.
     pub fn sent(&self) -> Option<(Outgoing, io::Result<u64>)> {
         self.ring.stream_sent(self.stream)
     }
 
-    /// Starts to receive: some bytes, not as many as there is room for.
+    /// Starts to receive whatever bytes arrive; the result may be shorter than the room for it.
     ///
     /// # Errors
-    /// Returns `incoming` when bytes are being received, there is no room, or the ring takes no
-    /// more entries for now.
+    /// `incoming` when another receive is in progress, there is no room, or the ring is full for
+    /// now.
     pub fn receive(&self, incoming: Incoming) -> Result<(), Incoming> {
         self.ring.stream_receive(self.stream, incoming)
     }
 
-    /// Returns the received bytes and their number (0: the other side has closed): once for each
-    /// [`RingStream::receive`], when it has ended. The caller passes the number to
-    /// [`Incoming::received`].
+    /// Returns the destination and the number of received bytes (0: the peer has closed the
+    /// connection): once for each [`RingStream::receive`], after it has ended. The caller passes
+    /// the number to [`Incoming::received`].
     pub fn received(&self) -> Option<(Incoming, io::Result<u64>)> {
         self.ring.stream_received(self.stream)
     }
 
-    /// Ends the operations in flight, and not the connection. The memory is returned in one of the
-    /// next rounds, with the number of bytes moved by then or `ECANCELED`.
+    /// Cancels the operations in flight, but keeps the connection. The memory is returned in one of
+    /// the next rounds, with the number of bytes moved by then or `ECANCELED`.
     pub fn cancel(&self) {
         self.ring.stream_cancel(self.stream);
         self.ring.flush();
@@ -283,19 +284,19 @@ impl RingStream {
         self.ring.stream_has_news(self.stream)
     }
 
-    /// Sends the started operations to the kernel now.
+    /// Submits the started operations to the kernel now.
     pub fn push(&self) {
         self.ring.flush();
     }
 
-    /// Ends the sending direction, which the other side sees; bytes that it still sends are
+    /// Ends the sending direction. The peer sees the end, and its remaining bytes can still be
     /// received.
     pub fn end_sending(&self) {
         self.ring
             .stream_shut_down(self.stream, rustix::net::Shutdown::Write);
     }
 
-    /// Ends the connection: operations in flight end soon.
+    /// Shuts the connection down; operations in flight end soon.
     pub fn shut_down(&self) {
         self.ring
             .stream_shut_down(self.stream, rustix::net::Shutdown::Both);

@@ -1,28 +1,27 @@
-//! Pinned windows of a guest's memory for one worker.
+//! Pinning of a guest's memory windows for one worker.
 //!
-//! A VMM waits for the answer to each window that it maps, with a time-out of some seconds, and
-//! other guests of the worker wait for their commands. A window is therefore pinned after it was
-//! answered, in steps, between the worker's rounds. Requests into memory that is not pinned yet
-//! look its pages up.
+//! A VMM waits some seconds at most for the reply to each mapping of a window, and other guests of
+//! the worker wait for their commands. A window is therefore pinned after the reply, in steps
+//! between the worker's rounds. Until then, the kernel looks up pages for each request.
 
 use super::{PinnedMemory, Pinner, Step};
 use dma::Memory;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Windows of a guest's memory that the kernel has pinned for one worker's requests; none without a
-/// [`Pinner`].
+/// Windows of a guest's memory that the kernel pins for one worker's requests; always empty without
+/// a [`Pinner`].
 #[derive(Debug, Default)]
 pub struct PinnedWindows {
     pinner: Option<Pinner>,
-    /// First address, in the guest's terms, and the memory.
+    /// Pinned windows: the first IOVA and the memory.
     windows: Vec<(u64, PinnedMemory)>,
-    /// Windows that are not pinned yet, with their first addresses; the first one perhaps in part.
+    /// Windows that are not completely pinned yet, with their first IOVA.
     waiting: VecDeque<(u64, PinnedMemory)>,
 }
 
 impl PinnedWindows {
-    /// None yet.
+    /// Creates an empty set of windows.
     pub fn new(pinner: Option<Pinner>) -> Self {
         Self {
             pinner,
@@ -30,8 +29,8 @@ impl PinnedWindows {
         }
     }
 
-    /// A window was mapped: `len` bytes from address `iova` on are those of a memory from `offset`
-    /// on. They are pinned by [`PinPace::step`].
+    /// Adds a mapped window: `len` bytes at `iova`, backed by a memory from `offset` on.
+    /// [`PinPace::step`] pins it.
     pub fn mapped(&mut self, iova: u64, len: u64, memory: &Memory, offset: u64) {
         let pinner = self.pinner.as_ref();
         if let Some(waiting) = pinner.and_then(|pinner| pinner.begin(memory, offset, len)) {
@@ -39,7 +38,7 @@ impl PinnedWindows {
         }
     }
 
-    /// Removes the windows in these addresses, each as a whole. Requests in flight keep their pages
+    /// Removes every window that overlaps these addresses. Requests in flight keep their pages
     /// until they have completed.
     pub fn unmapped(&mut self, iova: u64, len: u64) {
         let stays = |start: u64| start.checked_sub(iova).is_none_or(|at| at >= len);
@@ -47,13 +46,13 @@ impl PinnedWindows {
         self.waiting.retain(|&(start, _)| stays(start));
     }
 
-    /// No window is left.
+    /// Removes all windows.
     pub fn clear(&mut self) {
         self.windows.clear();
         self.waiting.clear();
     }
 
-    /// Returns whether a window is not pinned yet: then [`PinPace::step`] is to be called.
+    /// Returns whether a window is not pinned yet, so that [`PinPace::step`] has to be called.
     pub fn is_pinning(&self) -> bool {
         !self.waiting.is_empty()
     }
@@ -70,11 +69,11 @@ impl PinnedWindows {
     }
 }
 
-/// Pace at which a worker pins memory: in steps short enough for the clients that wait meanwhile,
-/// half of the time at most.
+/// Pace at which a worker pins memory: in short steps, and for at most half of the time, because
+/// other clients wait meanwhile.
 #[derive(Debug)]
 pub struct PinPace {
-    /// Pages to be allocated in a step, in bytes.
+    /// Bytes of pages allocated in one step.
     bytes: usize,
     next: Instant,
 }
@@ -94,12 +93,12 @@ impl PinPace {
     const LEAST: usize = 64 << 10;
     const MOST: usize = 16 << 20;
 
-    /// When the next step may be taken.
+    /// Returns the earliest time of the next step.
     pub fn next(&self) -> Instant {
         self.next
     }
 
-    /// Allocates or pins a piece of the first waiting window.
+    /// Allocates or pins the next piece of the first waiting window.
     pub fn step(&mut self, windows: &mut PinnedWindows) {
         let began = Instant::now();
         let step = windows.step(self.bytes);

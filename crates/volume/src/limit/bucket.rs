@@ -1,32 +1,32 @@
 //! A token bucket as a single number: the time until which its tokens are spent (the "virtual
 //! scheduling" form of the generic cell rate algorithm, ITU-T I.371, annex A).
 //!
-//! A bucket of a rate spends `1 / rate` of time for each token. The spent time may lie ahead of now
-//! by the burst; a request is let through as long as it does not, whatever its own size, so that a
-//! request larger than the burst passes, and the next ones wait for it. One atomic number needs no
-//! lock and gives the time of the next try.
+//! Each token costs `1 / rate` of time. The spent time may be ahead of the current time by at most
+//! the burst; until then requests pass, whatever their size. So a request larger than the burst
+//! passes, and the next ones wait for it. One atomic number needs no lock, and also tells when to
+//! try again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Units of time in a nanosecond: fine enough for a byte at tens of gigabytes a second; 64 bits
-/// hold nine years.
+/// Units of time in a nanosecond: fine enough for one byte at tens of gigabytes per second, while
+/// 64 bits hold nine years.
 pub(super) const PER_NANOSECOND: u64 = 64;
 /// Fraction bits of the cost of a token.
 const FRACTION: u32 = 24;
 
-/// A bucket of one rate.
+/// A token bucket of one rate.
 #[derive(Debug, Default)]
 pub(super) struct Bucket {
-    /// Tokens per second, as it was set; 0: no limit.
+    /// Tokens per second as configured; 0: no limit.
     rate: AtomicU64,
-    /// Time that a token costs, in units shifted left by [`FRACTION`]; 0: nothing.
+    /// Time that a token costs, in units shifted left by [`FRACTION`]; 0: no limit.
     cost: AtomicU64,
-    /// Until when the tokens are spent, in units since the handle was made.
+    /// Time until which the tokens are spent, in units since the epoch.
     spent: AtomicU64,
 }
 
 impl Bucket {
-    /// Sets the rate in tokens per second; tokens spent at the old rate are forgiven.
+    /// Sets the rate in tokens per second. Tokens spent at the old rate are forgiven.
     pub(super) fn set(&self, rate: u64) {
         let second = u128::from(1_000_000_000 * PER_NANOSECOND) << FRACTION;
         let cost = match rate {
@@ -40,7 +40,7 @@ impl Bucket {
         self.cost.store(cost, Ordering::Relaxed);
     }
 
-    /// Tokens per second; 0: no limit.
+    /// Returns the rate in tokens per second; 0: no limit.
     pub(super) fn rate(&self) -> u64 {
         self.rate.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Limits of requests and bytes per second.
+//! Limits on requests and bytes per second.
 //!
 //! A [`LimitVolume`] passes requests on as long as there are tokens for them. The rest wait in its
 //! queue, in order, and [`VolumeQueue::state`] limits the worker's sleep. Limits belong to the
@@ -21,17 +21,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longest sleep while requests wait: after so long, other limits are noticed.
+/// Longest sleep of a worker while requests wait, after which changed limits are noticed.
 pub(crate) const NAP: Duration = Duration::from_millis(100);
 
-/// A limit of reads, of writes, and of both together; per second, 0: none.
+/// Limits per second for reads, for writes, and for both together; 0: no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Rates {
-    /// Both together.
+    /// Limit for reads and writes together.
     pub total: u64,
-    /// Reads.
+    /// Limit for reads.
     pub read: u64,
-    /// Writes, zeroing and deallocation.
+    /// Limit for writes, zeroing and deallocation.
     pub write: u64,
 }
 
@@ -42,7 +42,8 @@ pub struct Limits {
     pub iops: Rates,
     /// Bytes per second.
     pub bps: Rates,
-    /// After a pause, as much may be done at once as the limits allow in this time.
+    /// Burst allowance: after a pause, as much may be done at once as the limits allow in this
+    /// time.
     pub burst: Duration,
 }
 
@@ -56,7 +57,7 @@ impl Default for Limits {
     }
 }
 
-/// Cost of a request.
+/// Cost of a request in tokens.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     write: bool,
@@ -66,21 +67,22 @@ struct Cost {
 #[derive(Debug)]
 struct Shared {
     clock: Arc<dyn Clock>,
-    /// The buckets' times count from here.
+    /// Origin of the buckets' times.
     epoch: Instant,
-    /// Any bucket has a limit.
+    /// Whether any bucket has a limit.
     limited: AtomicBool,
-    /// Units of time.
+    /// Burst in units of time.
     burst: AtomicU64,
-    /// Requests, then bytes; of each: together, reads, writes.
+    /// Buckets for requests and for bytes; each for all requests, reads, and writes.
     buckets: [[Bucket; 3]; 2],
-    /// Requests that had to wait.
+    /// Number of requests that had to wait.
     delayed: AtomicU64,
-    /// For how long those have waited that wait no more, in nanoseconds.
+    /// Total time in nanoseconds for which completed waits have lasted.
     throttled: AtomicU64,
 }
 
-/// The limits of a volume, to be read and changed by anyone while it is in use.
+/// Handle to the limits of a volume. Any thread may read and change them while the volume is in
+/// use.
 #[derive(Debug, Clone)]
 pub struct LimitHandle(Arc<Shared>);
 
@@ -99,8 +101,8 @@ impl LimitHandle {
         handle
     }
 
-    /// Sets other limits: also for waiting requests. A worker that sleeps notices within a tenth of
-    /// a second.
+    /// Changes the limits, for waiting requests, too. A sleeping worker notices within a tenth of a
+    /// second.
     pub fn set(&self, limits: Limits) {
         let shared = &*self.0;
         let mut any = false;
@@ -115,7 +117,7 @@ impl LimitHandle {
         shared.limited.store(any, Ordering::Release);
     }
 
-    /// The limits as they are.
+    /// Returns the current limits.
     pub fn get(&self) -> Limits {
         let rates = |[total, read, write]: &[Bucket; 3]| Rates {
             total: total.rate(),
@@ -131,12 +133,12 @@ impl LimitHandle {
         }
     }
 
-    /// Requests that had to wait so far.
+    /// Returns the number of requests that had to wait so far.
     pub fn delayed(&self) -> u64 {
         self.0.delayed.load(Ordering::Relaxed)
     }
 
-    /// For how long they have waited, all added up; those that still wait do not count yet.
+    /// Returns the total time for which requests have waited, without requests that still wait.
     pub fn throttled(&self) -> Duration {
         Duration::from_nanos(self.0.throttled.load(Ordering::Relaxed))
     }
@@ -156,7 +158,7 @@ impl Shared {
         units(self.clock.now().saturating_duration_since(self.epoch))
     }
 
-    /// The buckets that a request of this kind draws from, and how much.
+    /// Returns the buckets that a request draws from, and the number of tokens for each.
     fn buckets(&self, cost: Cost) -> impl Iterator<Item = (&Bucket, u64)> {
         let tokens = [1, cost.bytes];
         let own = if cost.write { 2 } else { 1 };
@@ -168,14 +170,15 @@ impl Shared {
         })
     }
 
-    /// From when on the request may pass.
+    /// Returns the time from which on the request may pass.
     fn ready(&self, cost: Cost) -> u64 {
         let burst = self.burst.load(Ordering::Relaxed);
         let each = self.buckets(cost).map(|(bucket, _)| bucket.ready(burst));
         each.max().unwrap_or(0)
     }
 
-    /// Lets the request pass and charges for it, if there are tokens for it.
+    /// Takes the tokens of a request, if all of its buckets have them. Returns whether the request
+    /// may pass.
     fn take(&self, now: u64, cost: Cost) -> bool {
         if self.ready(cost) > now {
             return false;
@@ -186,7 +189,7 @@ impl Shared {
         true
     }
 
-    /// A request waits no more that has waited since then.
+    /// Records the end of a wait that began at `since`.
     fn waited(&self, since: u64) {
         let nanoseconds = self.now().saturating_sub(since) / PER_NANOSECOND;
         self.throttled.fetch_add(nanoseconds, Ordering::Relaxed);
@@ -199,7 +202,7 @@ impl Shared {
     }
 }
 
-/// Another volume with limits.
+/// A wrapper that limits the requests and bytes per second of a volume.
 #[derive(Debug)]
 pub struct LimitVolume {
     volume: Arc<dyn Volume>,
@@ -207,7 +210,7 @@ pub struct LimitVolume {
 }
 
 impl LimitVolume {
-    /// `volume` with these limits.
+    /// Wraps `volume` with these limits.
     pub fn new(volume: Arc<dyn Volume>, limits: Limits) -> Self {
         Self::with_clock(volume, limits, Arc::new(SystemClock))
     }
@@ -220,7 +223,7 @@ impl LimitVolume {
         }
     }
 
-    /// The limits, to be changed while the volume is in use.
+    /// Returns the handle for changing the limits while the volume is in use.
     pub fn handle(&self) -> LimitHandle {
         self.handle.clone()
     }
@@ -247,7 +250,7 @@ impl Volume for LimitVolume {
         self.volume.id()
     }
 
-    /// Requests wait, and stay whole.
+    /// Returns the promise of the inner volume. Limits delay requests but never split them.
     fn atomic_writes(&self) -> AtomicWrites {
         self.volume.atomic_writes()
     }
@@ -261,9 +264,9 @@ impl Volume for LimitVolume {
     }
 }
 
-/// A request without tokens.
+/// A request that waits for tokens.
 struct Waiting {
-    /// In units of time.
+    /// Start of the wait, in units of time.
     since: u64,
     request: Request,
 }
@@ -272,14 +275,14 @@ struct Waiting {
 struct LimitQueue {
     queue: OpenQueue,
     shared: Arc<Shared>,
-    /// The process ends: waiting requests are let through.
+    /// Whether the process is ending, so that waiting requests pass without tokens.
     unlimited: Rc<Cell<bool>>,
-    /// Zeroing costs the volume as much as writing.
+    /// Whether zeroing costs the volume as much as writing, so that it is charged by length.
     zeroes_move_data: bool,
-    /// Reads, and all that changes something.
+    /// Waiting reads, and waiting requests of all other kinds.
     waiting: [VecDeque<Waiting>; 2],
     aborted: Vec<Request>,
-    /// Whether writes have the next turn when both wait for the same tokens.
+    /// Whether writes pass first when reads and writes wait for the same tokens.
     writes_first: bool,
 }
 
@@ -300,7 +303,7 @@ impl LimitQueue {
         self.unlimited.get() || !self.shared.limited()
     }
 
-    /// Starts the requests that may be started.
+    /// Starts the waiting requests that have tokens, and passes on their immediate completions.
     fn let_through(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
         let mut count = 0;
         loop {
@@ -331,7 +334,7 @@ impl LimitQueue {
         self.waiting.iter().any(|waiting| !waiting.is_empty())
     }
 
-    /// When the next one of those that wait can pass.
+    /// Returns when the next waiting request may pass.
     fn next_pass(&self) -> Wake {
         if !self.is_waiting() {
             return Wake::Event;
@@ -418,7 +421,7 @@ impl FastPath for LimitQueue {
         self.queue.push();
     }
 
-    /// A request may have to wait for its tokens: each is submitted.
+    /// Returns false: a request may have to wait for tokens, so each must be submitted.
     fn is_immediate(&self) -> bool {
         false
     }
@@ -435,7 +438,8 @@ impl FastPath for LimitQueue {
         self.queue.prefetch(op, offset, len);
     }
 
-    /// A copy without a read would not be charged: while there are limits, the data is read.
+    /// Returns no source while there are limits: a copy by the file system is not charged as a
+    /// read, so the data has to be read.
     fn copy_source(&mut self, offset: u64, len: u64) -> Option<CopySource> {
         let passes = self.free() && !self.is_waiting();
         passes

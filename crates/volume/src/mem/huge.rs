@@ -1,27 +1,28 @@
 //! Huge pages for volumes in memory files.
 //!
-//! Memory of one process gets huge pages when it is written first. A memory file mostly gets none
+//! Private memory gets huge pages when it is first written. A memory file mostly gets none
 //! (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` is `never` on most systems), and a volume
-//! in small ones is slower: each access has to have its address translated anew. A thread therefore
-//! makes huge pages of written memory, while the workers run on.
+//! in small pages is slower because of TLB misses. A background thread therefore collapses written
+//! memory into huge pages, while the workers run on.
 
 use dma::{PrivateMemory, WeakMemory};
 use rustix::process::nice;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Between two looks while something is written, and when nothing is.
+/// Interval between two passes while memory is being written, and while it is not.
 const BUSY: Duration = Duration::from_millis(50);
 const IDLE: Duration = Duration::from_secs(1);
 /// The thread's nice value: the lowest priority.
 const STANDS_BACK: i32 = 19;
-/// Pieces in one look: then the other volumes have their turns.
+/// Maximum number of pieces processed in one pass for a volume, before other volumes get their
+/// turn.
 const PIECES: usize = 64;
 
-/// Memory that is looked at, by one thread for all, as long as there is any.
+/// Memory files that the single background thread processes. The thread runs while there are any.
 static MEMORIES: Mutex<Vec<WeakMemory>> = Mutex::new(Vec::new());
 
-/// Registers memory, in which written parts are made huge pages.
+/// Registers memory whose written parts become huge pages.
 pub(super) fn make(memory: &PrivateMemory) {
     let mut memories = MEMORIES.lock().unwrap_or_else(PoisonError::into_inner);
     memories.push(memory.downgrade());

@@ -1,4 +1,4 @@
-//! A volume in memory: of this process, or of those that come after it.
+//! Volumes in memory, private to this process or kept for later processes.
 
 mod huge;
 mod pieces;
@@ -14,16 +14,16 @@ use std::cell::Cell;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
-/// From this length on, asking the kernel to drop pages is cheaper than writing zeroes (bytes).
+/// Length in bytes from which on returning pages to the kernel is cheaper than writing zeroes.
 const RELEASE_FROM: u64 = 256 << 10;
 
-/// Cache lines that are prefetched for an expected read or write: the processor fetches the rest
-/// itself, once the copy has begun.
+/// Number of cache lines to prefetch for an expected read or write. The processor prefetches the
+/// rest by itself once the copy has begun.
 const AHEAD: usize = 16;
 
-/// A volume in memory: shared by all its queues, and lost with the process unless it is kept
-/// ([`MemVolume::kept`]). Memory is taken from the system when it is first written, in huge pages
-/// where there are any ([`PrivateMemory`]), and returned by deallocation.
+/// A volume in memory, shared by all its queues. The contents are lost with the process unless they
+/// are kept ([`MemVolume::kept`]). Memory is allocated when it is first written, in huge pages
+/// where possible ([`PrivateMemory`]), and freed by deallocation.
 ///
 /// Short requests are done within the call. Zeroing, deallocation and long transfers continue in
 /// pieces, a few in each round ([`VolumeQueue::poll`]), so that only their own client waits for
@@ -36,17 +36,18 @@ pub struct MemVolume {
 }
 
 impl MemVolume {
-    /// A volume of `size` zero bytes.
+    /// Creates a volume of `size` zero bytes.
     pub fn new(size: u64) -> Result<Self, VolumeError> {
         Self::with(size, PrivateMemory::new)
     }
 
-    /// Creates the volume in a memory file ([`Volume::kept_memory`]): a process that has a
-    /// descriptor of it can open the volume again, with its contents, after this process has ended.
-    /// `file`: the file of an earlier process; `None`: a new one.
+    /// Creates a volume in a memory file ([`Volume::kept_memory`]). A later process that has a
+    /// descriptor of the file can open the volume again with its contents. `file`: the file of an
+    /// earlier process; `None`: create a new one.
     ///
     /// # Errors
-    /// The errors of [`MemVolume::new`]; the file is no such file, or has another size.
+    /// The errors of [`MemVolume::new`]. Also when `file` is not a memory file of a volume, or has
+    /// another size.
     pub fn kept(size: u64, file: Option<OwnedFd>) -> Result<Self, VolumeError> {
         let volume = Self::with(size, |len| PrivateMemory::kept(len, file))?;
         huge::make(&volume.memory);
@@ -81,7 +82,7 @@ impl MemVolume {
         })
     }
 
-    /// Returns the volume, refusing writes.
+    /// Returns the volume as read-only.
     pub fn read_only(self) -> Self {
         Self {
             read_only: true,
@@ -136,11 +137,11 @@ impl Volume for MemVolume {
 struct MemQueue {
     bytes: Bytes,
     pieces: Pieces,
-    /// The worker ends, and the bytes go with it.
+    /// Whether the worker is ending, and the contents with it.
     ending: Rc<Cell<bool>>,
 }
 
-/// Bytes on which a queue works.
+/// Bytes of the volume, as a queue works on them.
 struct Bytes {
     memory: PrivateMemory,
     size: u64,
@@ -148,7 +149,7 @@ struct Bytes {
 }
 
 impl Bytes {
-    /// Carries out `len` bytes of a request that was checked, from byte `done` of its range on.
+    /// Executes `len` bytes of a checked request, from byte `done` of its range on.
     fn execute(&self, request: &Request, done: u64, len: u64) -> Result<(), IoError> {
         let offset = request.offset.saturating_add(done);
         match request.op {
@@ -184,7 +185,7 @@ impl Bytes {
         self.complete(op, zeroed, len)
     }
 
-    /// Returns whole pages to the system; the rest of the range is zeroed.
+    /// Returns whole pages to the system, and zeroes the rest of the range.
     fn release(&self, request: &Request, offset: u64, len: u64) -> Result<(), IoError> {
         if request.len < RELEASE_FROM {
             return self.zero(request.op, offset, len);
@@ -193,8 +194,8 @@ impl Bytes {
         self.complete(request.op, released, len)
     }
 
-    /// Checks that all bytes were reached. The ranges were checked before, so that fewer bytes mean
-    /// lost memory.
+    /// Checks that all `len` bytes were accessed. Fewer mean that memory was lost, because the
+    /// range was checked before.
     fn complete(&self, op: Op, bytes: u64, len: u64) -> Result<(), IoError> {
         if bytes != len {
             Err(IoErrorKind::Memory.into())

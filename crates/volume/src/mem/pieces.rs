@@ -1,43 +1,43 @@
-//! Long work on memory, in pieces.
+//! Processing of long requests on memory in pieces.
 //!
-//! Zeroing and releasing memory takes no waiting, only time: a command may name gigabytes. A worker
-//! that did all of it within the call would keep its other clients waiting. Long work therefore
-//! continues in pieces, for [`QUANTUM`] in each round, and the requests take turns. A request
-//! completes when all of it is done. Another read of its range meanwhile sees the old bytes or the
-//! new, as it may of any two commands that are in flight together ("NVM Command Set 1.1", 2.1.4).
+//! Zeroing and releasing memory needs only processor time, but a command may cover gigabytes. If a
+//! worker did all of it within one call, its other clients would wait. Long requests therefore
+//! continue in pieces, for [`QUANTUM`] in each round, and take turns. A request completes when all
+//! of it is done. A concurrent read of its range sees old or new bytes, as with any two commands
+//! that are outstanding together ("NVM Command Set 1.1", 2.1.4).
 
 use crate::request::AT_ONCE;
 use crate::{Completion, IoError, IoErrorKind, Op, Request};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Time for pieces in a round, which does at least one.
+/// Time for pieces in one round. At least one piece is processed.
 const QUANTUM: Duration = Duration::from_micros(50);
-/// A piece that took longer is followed by shorter ones; one that took less than a quarter of it,
-/// by longer ones.
+/// Target duration of a piece. Pieces become shorter after a longer one, and longer after one that
+/// took less than a quarter of this time.
 const PIECE_TIME: Duration = Duration::from_micros(40);
-/// Lengths of pieces in bytes. The longest is a huge page, which the kernel releases as one; of
-/// small pages they are 512.
+/// Minimum length of a piece in bytes. The maximum is a huge page, which the kernel releases as a
+/// whole; in small pages, that is 512 of them.
 const SHORTEST: u64 = 32 << 10;
 const LONGEST: u64 = 2 << 20;
-/// Initial length, before any measurement.
+/// Initial length of a piece, before any measurement.
 const FIRST: u64 = 256 << 10;
 
 /// A request that is not finished.
 #[derive(Debug)]
 struct Unfinished {
     request: Request,
-    /// Bytes of its range that are done.
+    /// Number of bytes of its range that are done.
     done: u64,
     cancelled: bool,
 }
 
-/// The length of pieces of one kind of work, by the time that the last ones took.
+/// Length of pieces for one kind of work, adapted to their duration.
 #[derive(Debug, Clone, Copy)]
 struct Length(u64);
 
 impl Length {
-    /// A piece of `len` bytes took so long.
+    /// Adapts the length after a piece of `len` bytes has taken `time`.
     fn took(&mut self, len: u64, time: Duration) {
         if time > PIECE_TIME {
             self.0 = (self.0 / 2).max(SHORTEST);
@@ -51,7 +51,7 @@ impl Length {
 #[derive(Debug)]
 pub(super) struct Pieces {
     unfinished: VecDeque<Unfinished>,
-    /// Bytes that requests without data have changed at once since the last round.
+    /// Bytes that requests without data have changed immediately since the last round.
     at_once: u64,
     /// Length of pieces that are copied or zeroed.
     moved: Length,
@@ -69,13 +69,14 @@ impl Pieces {
         }
     }
 
-    /// Requests that are not finished.
+    /// Returns the number of unfinished requests.
     pub(super) fn count(&self) -> usize {
         self.unfinished.len()
     }
 
-    /// Whether the request may be done within the call that brings it. Requests without data count
-    /// together, from round to round: many short ones take as long as a long one.
+    /// Returns whether a request may be executed immediately, within the call that submits it.
+    /// Requests without data are counted together until the next round, because many short ones
+    /// take as long as a long one.
     pub(super) fn admits(&mut self, request: &Request) -> bool {
         match request.op {
             Op::Flush => true,
@@ -92,7 +93,7 @@ impl Pieces {
         }
     }
 
-    /// Takes a request, which is processed in the next rounds.
+    /// Queues a request, which is processed in the next rounds.
     pub(super) fn push(&mut self, request: Request) {
         self.unfinished.push_back(Unfinished {
             request,
@@ -101,7 +102,7 @@ impl Pieces {
         });
     }
 
-    /// The request is to end early: in the next round.
+    /// Cancels a request, which then ends in the next round.
     pub(super) fn cancel(&mut self, tag: u64) {
         let mut all = self.unfinished.iter_mut();
         if let Some(one) = all.find(|one| one.request.tag == tag) {
@@ -109,7 +110,7 @@ impl Pieces {
         }
     }
 
-    /// All of them are to end early.
+    /// Cancels all requests.
     pub(super) fn cancel_all(&mut self) {
         for one in &mut self.unfinished {
             one.cancelled = true;
@@ -117,7 +118,7 @@ impl Pieces {
     }
 
     /// Runs a round. `work` is called with a request, the position in its range, and a number of
-    /// bytes; `finished` with the completions. Returns the number of those.
+    /// bytes; `finished` with each completion. Returns the number of completions.
     pub(super) fn round(
         &mut self,
         mut work: impl FnMut(&Request, u64, u64) -> Result<(), IoError>,
@@ -163,8 +164,8 @@ impl Pieces {
     }
 }
 
-/// Length of the next piece of a request: it ends where a huge page does, if it gets there, so that
-/// none is broken up that is released as a whole.
+/// Returns the length of the next piece of a request. A piece that reaches the end of a huge page
+/// stops there, so that huge pages are released as a whole.
 fn piece(one: &Unfinished, most: u64) -> u64 {
     let at = one.request.offset.saturating_add(one.done);
     let to_end = LONGEST - at % LONGEST;

@@ -1,4 +1,5 @@
-//! Requests that failed and wait: a queue in front of a volume's own, from its first failure on.
+//! Requests that failed and wait to be repeated: a queue that is put in front of a volume's own
+//! queue at its first failure.
 
 use super::{Completion, ErrorAction, NAP, RETRY_FOR, Request, Shared};
 use crate::{
@@ -12,27 +13,27 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Pauses before a request is repeated: the first, each twice as long as the one before, and the
-/// longest.
+/// Pause before a request is repeated for the first time. Each further pause is twice as long as
+/// the one before, up to a maximum.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Tags that are remembered of requests that have ended.
+/// Maximum number of remembered tags of requests that have ended with a failure.
 const MOST_OVER: usize = 4096;
 
-/// A request that waits.
+/// A request that waits to be repeated.
 struct Waiting {
     request: Request,
-    /// Error of its last failure; `None`: it arrived while the volume was stopped.
+    /// Error of the last failure; `None` when the request arrived while the volume was stopped.
     error: Option<IoError>,
-    /// Time of its first failure.
+    /// Time of the first failure.
     since: Instant,
-    /// When it is repeated, if the policy has it so.
+    /// Time of the next repetition, if the policy repeats the request.
     again_at: Instant,
-    /// Number of its failures.
+    /// Number of failures.
     failures: u32,
 }
 
-/// A request that was repeated, under which name, and may fail again.
+/// A repeated request, which may fail again, with the tag used for the repetition.
 struct Repeated {
     tag: u64,
     since: Instant,
@@ -44,17 +45,17 @@ struct Repeated {
 struct Lists {
     waiting: VecDeque<Waiting>,
     repeated: Vec<Repeated>,
-    /// Tags of failed requests that were returned as their end: the front-end offers such a request
-    /// once more, and then gets the error as its result.
+    /// Tags of requests whose failure is final. The front-end offers such a request to the policy
+    /// once more, and then reports the error.
     over: Vec<u64>,
 }
 
-/// The policy of one queue.
+/// Error policy of one queue.
 pub(crate) struct QueuePolicy {
     shared: Arc<Shared>,
-    /// The worker ends: nothing waits any more.
+    /// Whether the worker is ending, so that no request waits any more.
     ending: Rc<Cell<bool>>,
-    /// There once the queue stands in front.
+    /// State of the queue in front; `None` until the first failure.
     lists: Option<Rc<RefCell<Lists>>>,
 }
 
@@ -67,13 +68,14 @@ impl QueuePolicy {
         }
     }
 
-    /// A request that fails so is not reported.
+    /// Returns whether the policy handles a failure with this error, instead of reporting it to the
+    /// guest.
     pub(crate) fn takes(&self, op: Op, error: IoError) -> bool {
         !self.ending.get() && self.shared.action(op, error) != ErrorAction::Report
     }
 
-    /// A request has failed: to be reported, or taken. The first that is taken has a queue put in
-    /// front.
+    /// Decides about a failed request. Returns it when the failure is to be reported; otherwise
+    /// keeps it for repetition, and at the first failure puts a queue in front.
     pub(crate) fn failed(
         &mut self,
         queue: &mut Box<dyn FastPath>,
@@ -131,7 +133,7 @@ impl Lists {
         });
     }
 
-    /// The failure of this request is returned as its end.
+    /// Records that a request's failure is final.
     fn ended(&mut self, tag: u64) {
         // A request of a disconnected client is never offered.
         if self.over.len() >= MOST_OVER {
@@ -140,13 +142,13 @@ impl Lists {
         self.over.push(tag);
     }
 
-    /// The failure of this request has been looked at, and is its end.
+    /// Returns whether a request's failure is final, and forgets the request.
     fn is_over(&mut self, tag: u64) -> bool {
         let at = self.over.iter().position(|over| *over == tag);
         at.map(|at| self.over.swap_remove(at)).is_some()
     }
 
-    /// A request waits until the volume is resumed.
+    /// Returns whether a request waits until the volume is resumed.
     fn is_stopped(&self, shared: &Shared) -> bool {
         self.waiting.iter().any(|one| one.is_stopped(shared))
     }
@@ -167,17 +169,17 @@ enum Next {
     Fails(IoError),
 }
 
-/// The queue in front.
+/// Queue in front of a volume's own queue, in which failed requests wait.
 struct HeldQueue {
     queue: Box<dyn FastPath>,
     shared: Arc<Shared>,
     ending: Rc<Cell<bool>>,
     lists: Rc<RefCell<Lists>>,
-    /// [`Shared::resumes`] as last seen.
+    /// Value of [`Shared::resumes`] when it was last checked.
     resumes: u64,
-    /// Requests that were cancelled.
+    /// Completions of requests that were cancelled.
     ended: Vec<Completion>,
-    /// This queue's part of the counters: held, waiting.
+    /// This queue's published contribution to the counters: held and waiting requests.
     told: (usize, usize),
 }
 
@@ -186,7 +188,8 @@ impl HeldQueue {
         !self.ending.get() && self.lists.borrow().is_stopped(&self.shared)
     }
 
-    /// Queues a request that arrives while the volume is stopped, behind the one that stopped it.
+    /// Queues a request that arrives while the volume is stopped, behind the request that stopped
+    /// it.
     fn hold(&mut self, request: Request) {
         let now = self.shared.clock.now();
         self.lists.borrow_mut().waiting.push_back(Waiting {
@@ -220,7 +223,7 @@ impl HeldQueue {
         }
     }
 
-    /// Processes the waiting requests, each once: a request that fails at once waits again.
+    /// Processes each waiting request once. A request that fails immediately waits again.
     fn go_on(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
         let resumes = self.shared.resumes();
         let resumed = std::mem::replace(&mut self.resumes, resumes) != resumes;
@@ -285,7 +288,7 @@ impl HeldQueue {
         }
     }
 
-    /// Brings the counters up to date.
+    /// Updates the published counters.
     fn tell(&mut self) {
         let stopped = self.is_stopped();
         let number = self.lists.borrow().waiting.len();
@@ -392,7 +395,8 @@ impl FastPath for HeldQueue {
         }
     }
 
-    /// A copy that fails is repeated with reads and writes, to which the policy applies.
+    /// Starts a copy by the file system. If it fails, the caller repeats it with reads and writes,
+    /// to which the policy applies.
     fn copy(&mut self, copy: CopyRequest) -> bool {
         !self.is_stopped() && self.queue.copy(copy)
     }
@@ -405,7 +409,7 @@ impl Drop for HeldQueue {
     }
 }
 
-/// Stands in for a queue while another one is put in front of it.
+/// Placeholder for a queue while another queue is put in front of it.
 struct Nothing;
 
 impl VolumeQueue for Nothing {

@@ -1,15 +1,15 @@
 //! Error policy: failed requests are reported, repeated, or held until a user has resumed the
 //! volume.
 //!
-//! A request that succeeds passes none of this. A front-end that gets a failed completion offers
-//! the request to [`OpenQueue::failed`]. Only then does the volume's policy decide, which can be
-//! changed at any time through the [`OnErrorHandle`]. A request that is to wait or to be repeated
-//! enters a queue that is put in front of the volume's own at its first failure ([`held`]).
+//! Successful requests bypass all of this. A front-end that receives a failed completion offers the
+//! request to [`OpenQueue::failed`], where the volume's policy decides. The policy can be changed
+//! at any time through the [`OnErrorHandle`]. A request that has to wait or to be repeated enters a
+//! queue that is put in front of the volume's own queue at the first failure ([`held`]).
 //!
 //! Several errors are always reported. Written data that could not be made durable
 //! ([`IoErrorKind::NotDurable`], and every failed flush) may be lost, and a repeated fsync would
-//! succeed all the same: the system forgets the data that it could not write. A request that is at
-//! fault itself (its range, its memory) fails again.
+//! succeed all the same, because the kernel discards data that it could not write. A request that
+//! is invalid itself (its range, its memory) would fail again.
 
 mod held;
 
@@ -25,28 +25,28 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 use sync::Unpoisoned;
 
-/// A request is repeated for so long, from its first failure on; then it fails. Below the time-out
-/// of a guest's driver (Linux: 30 s), which would take the whole controller for dead.
+/// Time for which a request is repeated, from its first failure on; then it fails. Shorter than the
+/// I/O time-out of a guest's driver (Linux: 30 s), which would reset the whole controller.
 pub const RETRY_FOR: Duration = Duration::from_secs(20);
 
-/// Action for a request that failed.
+/// Action for a failed request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ErrorAction {
     /// The error is reported to the guest.
     #[default]
     Report = 0,
-    /// The request is repeated, with growing pauses, for [`RETRY_FOR`].
+    /// The request is repeated, with growing pauses, for [`RETRY_FOR`]; then the error is reported.
     Retry = 1,
-    /// The request waits, and all later ones do, until the volume is resumed.
+    /// The request and all later ones wait until the volume is resumed.
     Stop = 2,
-    /// Acts like `Stop` where there is no space left; else like `Report`. For requests that change
-    /// the volume.
+    /// Acts like `Stop` when there is no space left, otherwise like `Report`. For requests that
+    /// change the volume.
     EnospcStop = 3,
 }
 
 impl ErrorAction {
-    /// All of them.
+    /// All actions.
     pub const ALL: [Self; 4] = [Self::Report, Self::Retry, Self::Stop, Self::EnospcStop];
 
     /// Returns the name in URLs and configurations.
@@ -65,44 +65,44 @@ impl ErrorAction {
     }
 }
 
-/// Actions for requests that failed.
+/// Error policy of a volume: the actions for failed requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OnError {
-    /// Reads. [`ErrorAction::EnospcStop`] is as [`ErrorAction::Report`].
+    /// Action for reads. [`ErrorAction::EnospcStop`] acts like [`ErrorAction::Report`] here.
     pub read: ErrorAction,
-    /// Everything else.
+    /// Action for all other requests.
     pub write: ErrorAction,
 }
 
-/// Counters of requests that failed.
+/// Counters of failed requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OnErrorStatus {
-    /// Reads that failed, each time that they did.
+    /// Failures of reads, counted each time.
     pub read_errors: u64,
-    /// Other requests.
+    /// Failures of other requests, counted each time.
     pub write_errors: u64,
-    /// Failures of both for want of space.
+    /// Failures of any request because no space was left.
     pub no_space: u64,
-    /// Failed requests that were started once more.
+    /// Repetitions of failed requests.
     pub repeated: u64,
-    /// Times that requests began to be held.
+    /// Number of times that the volume was stopped.
     pub stops: u64,
-    /// Requests that are held now until the volume is resumed, including later ones.
+    /// Requests that wait until the volume is resumed, including those that arrived after the stop.
     pub held: usize,
     /// Requests that wait to be repeated.
     pub waiting: usize,
-    /// The last failure: when, and which.
+    /// Time and error of the last failure.
     pub last: Option<(SystemTime, IoError)>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Shared {
     clock: Arc<dyn Clock>,
-    /// For log lines.
+    /// Name of the volume in log messages.
     name: String,
     read: AtomicU8,
     write: AtomicU8,
-    /// Counts calls of [`OnErrorHandle::resume`].
+    /// Number of calls of [`OnErrorHandle::resume`].
     resumes: AtomicU64,
     read_errors: AtomicU64,
     write_errors: AtomicU64,
@@ -152,7 +152,7 @@ impl Shared {
         }
     }
 
-    /// A request has failed, whatever becomes of it.
+    /// Counts a failure, whatever the policy does with it.
     fn count(&self, op: Op, error: IoError) {
         let counter = match op.changes() {
             true => &self.write_errors,
@@ -165,7 +165,7 @@ impl Shared {
         *self.last.lock().unpoisoned() = Some((SystemTime::now(), error));
     }
 
-    /// Requests begin to be held.
+    /// Records and logs that the volume was stopped by a failure.
     fn stopped(&self, op: Op, error: IoError) {
         self.stops.fetch_add(1, Ordering::Relaxed);
         let what = if op.changes() { "write" } else { "read" };
@@ -183,7 +183,8 @@ impl Shared {
     }
 }
 
-/// A volume's policy, to be read and changed by anyone while the volume is in use.
+/// Handle to a volume's error policy. Any thread may read and change the policy while the volume is
+/// in use.
 #[derive(Debug, Clone)]
 pub struct OnErrorHandle(Arc<Shared>);
 
@@ -209,14 +210,14 @@ impl OnErrorHandle {
         handle
     }
 
-    /// Sets another policy: also for requests that wait already. A worker that sleeps notices
-    /// within a tenth of a second.
+    /// Changes the policy, also for waiting requests. A sleeping worker notices within a tenth of a
+    /// second.
     pub fn set(&self, policy: OnError) {
         self.0.read.store(policy.read as u8, Ordering::Relaxed);
         self.0.write.store(policy.write as u8, Ordering::Relaxed);
     }
 
-    /// The policy as it is.
+    /// Returns the current policy.
     pub fn get(&self) -> OnError {
         let of = |number: &AtomicU8| ErrorAction::of(number.load(Ordering::Relaxed));
         OnError {
@@ -225,7 +226,7 @@ impl OnErrorHandle {
         }
     }
 
-    /// Restarts all waiting requests, those of other workers within a tenth of a second. A request
+    /// Repeats all waiting requests; those of other workers within a tenth of a second. A request
     /// that fails again waits again.
     pub fn resume(&self) {
         self.0.resumes.fetch_add(1, Ordering::AcqRel);
@@ -248,7 +249,8 @@ impl OnErrorHandle {
     }
 }
 
-/// Another volume with a policy for requests that fail. Its queues are the other volume's own.
+/// A wrapper that applies an error policy to a volume. Its queues are those of the inner volume
+/// until a request fails.
 #[derive(Debug)]
 pub struct OnErrorVolume {
     volume: Arc<dyn Volume>,
@@ -256,7 +258,7 @@ pub struct OnErrorVolume {
 }
 
 impl OnErrorVolume {
-    /// `volume` with this policy; `name` is for log lines.
+    /// Wraps `volume` with this policy; `name` appears in log messages.
     pub fn new(volume: Arc<dyn Volume>, policy: OnError, name: &str) -> Self {
         Self::with_clock(volume, policy, name, Arc::new(SystemClock))
     }
@@ -274,7 +276,7 @@ impl OnErrorVolume {
         }
     }
 
-    /// The policy, to be changed while the volume is in use.
+    /// Returns the handle for changing the policy while the volume is in use.
     pub fn handle(&self) -> OnErrorHandle {
         self.handle.clone()
     }
@@ -294,7 +296,7 @@ impl Volume for OnErrorVolume {
         self.volume.id()
     }
 
-    /// Requests are repeated as a whole.
+    /// Returns the promise of the inner volume. Requests are repeated as a whole.
     fn atomic_writes(&self) -> AtomicWrites {
         self.volume.atomic_writes()
     }

@@ -1,4 +1,4 @@
-//! Options that every volume's URL may have, of any kind of volume: a part of it, limits, a share.
+//! URL options that every kind of volume accepts: a part of it, limits, a share of the device.
 
 use super::options::Options;
 use super::{OpenError, UrlOption, parse_count, parse_duration, parse_size};
@@ -8,8 +8,8 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// A URL's options beyond the volume that it names: the part of it, and its share of the device's
-/// time.
+/// Options of a URL that apply to every kind of volume: which part of it is used, its limits, and
+/// its share of the device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Extras {
     partition: Option<Which>,
@@ -19,7 +19,7 @@ pub struct Extras {
     share: Option<Share>,
 }
 
-/// A place in the group of those that share a device.
+/// Share of a device: the options for a [`FairVolume`](crate::FairVolume).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Share {
     weight: u32,
@@ -27,7 +27,7 @@ struct Share {
 }
 
 impl Extras {
-    /// The options that every volume has.
+    /// Options that every kind of volume accepts.
     pub const OPTIONS: &'static [UrlOption] = &[
         UrlOption::new(
             "offset",
@@ -73,11 +73,11 @@ impl Extras {
         ),
     ];
 
-    /// Takes the options that every volume has ([`Extras::OPTIONS`]) out of a URL; returns it
-    /// without them.
+    /// Separates the options that every volume accepts ([`Extras::OPTIONS`]) from a URL. Returns
+    /// the URL without them.
     ///
     /// # Errors
-    /// [`OpenError`]: an option cannot be read.
+    /// [`OpenError`] when the value of an option is invalid.
     pub fn split(url: &str) -> Result<(String, Self), OpenError> {
         let Some((name, query)) = url.rsplit_once('?') else {
             return Ok((url.into(), Self::default()));
@@ -128,12 +128,12 @@ impl Extras {
         Ok((url, extras))
     }
 
-    /// A part of the volume is asked for, not all of it.
+    /// Returns whether the URL selects a part of the volume.
     pub fn is_part(&self) -> bool {
         self.partition.is_some() || self.offset.is_some() || self.length.is_some()
     }
 
-    /// Returns whether its requests are counted: the URL sets limits or a share of the device.
+    /// Returns whether the URL sets limits or a share of the device, so that requests are counted.
     pub fn is_limited(&self) -> bool {
         self.limits.is_some() || self.share.is_some()
     }
@@ -142,8 +142,9 @@ impl Extras {
     /// among the volumes that this process serves.
     ///
     /// # Errors
-    /// [`OpenError::Gpt`], [`OpenError::Volume`] (the part does not lie in the volume),
-    /// [`OpenError::Overlap`].
+    /// [`OpenError::Gpt`] when the partition cannot be found, [`OpenError::Volume`] when the part
+    /// does not lie in the volume, [`OpenError::Overlap`] when another export serves the same
+    /// bytes.
     pub fn apply(&self, whole: Arc<dyn Volume>, name: &str) -> Result<Arc<dyn Volume>, OpenError> {
         let volume = self.cut(whole, name)?;
         let volume = self.limit(volume)?;

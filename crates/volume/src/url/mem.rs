@@ -1,4 +1,4 @@
-//! `mem://SIZE`.
+//! URLs of volumes in memory, `mem://SIZE`.
 
 use super::{
     MemoryPlace, OpenError, OpenOptions, READ_ONLY, Scheme, VolumeKind, VolumeUrl, Whole, size,

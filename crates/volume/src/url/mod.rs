@@ -1,4 +1,4 @@
-//! Opening of a volume by a user's path, or by a URL of a scheme in the [`Registry`], with
+//! Opening of volumes by a path, or by a URL of a scheme in the [`Registry`], with options
 //! `?key=value&...`.
 
 mod extras;
@@ -24,151 +24,153 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The kinds of volumes of this crate, each in one line.
+/// Returns the kinds of volumes of this crate.
 fn kinds<X: 'static>() -> Vec<VolumeKind<X>> {
     vec![VolumeKind::new(FILE, open_file), mem::kind(), null::kind()]
 }
 
-/// Options for a volume from the command line or configuration, next to its URL.
+/// Options for opening a volume that are given beside its URL, on the command line or in the
+/// configuration.
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
-    /// Never write (a URL can only add this, not take it back).
+    /// Whether the volume must not be written. A URL can also set this, but cannot revoke it.
     pub read_only: bool,
-    /// Smallest block in bytes that requests will use, when the user has chosen one (`block-size=`
-    /// overrides it).
+    /// Block size in bytes that the user has chosen, if any (`block-size=` in the URL overrides
+    /// it).
     pub block_size: Option<u32>,
-    /// Limits of the wait for the process that had the file or block device before.
+    /// Limits of the wait for the outstanding requests of a previous process that used the file or
+    /// block device.
     pub previous: PreviousProcess,
-    /// Place of the bytes of volumes in memory.
+    /// Location of the bytes of volumes in memory.
     pub memory: MemoryPlace,
-    /// A file without a format of its own is raw, whatever it begins with: it was served as raw
-    /// before, and a guest has written its first bytes since.
+    /// Whether a file that begins like an image format is served as raw anyway. Set for volumes
+    /// that were served as raw before, whose first bytes a guest may have written.
     pub raw: bool,
 }
 
-/// Place of the bytes of a volume in memory.
+/// Location of the bytes of a volume in memory.
 #[derive(Debug, Clone, Default)]
 pub enum MemoryPlace {
-    /// In this process alone.
+    /// Private memory of this process.
     #[default]
     Process,
-    /// In a new memory file, which can be kept ([`Volume::kept_memory`]).
+    /// A new memory file, which can be kept for a later process ([`Volume::kept_memory`]).
     New,
-    /// In the memory file of an earlier process.
+    /// The memory file of an earlier process.
     Kept(Arc<OwnedFd>),
 }
 
-/// Why a URL gives no volume.
+/// Error while opening the volume of a URL.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The URL is empty.
     #[error("no volume is named; name a path, or one of {known}")]
     Nothing {
-        /// The URLs that there are.
+        /// Forms of valid URLs.
         known: String,
     },
-    /// The part before `://` is not known.
+    /// The scheme, the part before `://`, is unknown.
     #[error("{scheme}:// is no kind of volume; known are a path, {known}")]
     Scheme {
         /// The scheme in the URL.
         scheme: String,
-        /// The URLs that there are.
+        /// Forms of valid URLs.
         known: String,
     },
-    /// A size could not be read.
+    /// The size in the URL is invalid.
     #[error("size \"{text}\" in {scheme}://{text}: {why}")]
     Size {
-        /// The kind of volume.
+        /// Scheme of the URL.
         scheme: &'static str,
-        /// The given size.
+        /// The size as given.
         text: String,
-        /// The error in it.
+        /// Mistake in the size.
         why: &'static str,
     },
-    /// A path with an incomplete `%` escape, or one that stands for a NUL byte.
+    /// The path contains an incomplete `%` escape, or one for a NUL byte.
     #[error(
         "path \"{text}\": a % in a file:// URL is followed by two hexadecimal digits, and never 00"
     )]
     Escape {
-        /// The given path.
+        /// The path as given.
         text: String,
     },
-    /// An option without `=`.
+    /// An option has no `=`.
     #[error("option \"{text}\": options are written key=value, and separated by &")]
     NoValue {
-        /// The given option.
+        /// The option as given.
         text: String,
     },
-    /// An option that this kind of volume does not have.
+    /// The option is unknown for this kind of volume.
     #[error(
         "option \"{key}\" is unknown{}; {scheme} volumes have {known}",
         meant(.similar.as_deref())
     )]
     UnknownOption {
-        /// The given key.
+        /// Key of the option.
         key: String,
-        /// The option that was meant, if one is similar.
+        /// Option with a similar name, which may have been meant.
         similar: Option<&'static str>,
-        /// The kind of volume.
+        /// Scheme of the URL.
         scheme: &'static str,
-        /// The options of this kind of volume.
+        /// Options of this kind of volume.
         known: String,
     },
-    /// An option that the volume's kind has, but did not use.
+    /// The option is valid for this kind of volume but had no effect.
     #[error("option \"{key}\" has no effect on this {scheme} volume")]
     NoEffect {
-        /// The given key.
+        /// Key of the option.
         key: String,
-        /// The kind of volume.
+        /// Scheme of the URL.
         scheme: &'static str,
     },
-    /// An option given twice.
+    /// An option was given twice.
     #[error("option \"{key}\" is given twice")]
     Twice {
-        /// The given key.
+        /// Key of the option.
         key: String,
     },
-    /// An option's value that could not be read.
+    /// The value of an option is invalid.
     #[error("option {key}={value}: {why}")]
     Value {
-        /// The option.
+        /// Key of the option.
         key: String,
-        /// The given value.
+        /// The value as given.
         value: String,
-        /// The error in it.
+        /// Mistake in the value.
         why: &'static str,
     },
-    /// A partition is chosen in two ways.
+    /// The partition is selected by more than one option.
     #[error(
         "option \"{key}\": the partition is chosen already; give one of partition, partlabel and partuuid"
     )]
     TwoPartitions {
-        /// The second one.
+        /// Key of the second option.
         key: String,
     },
-    /// The partition that was named cannot be had.
+    /// The selected partition cannot be found or used.
     #[error("{name}: {error}")]
     Gpt {
-        /// The given path or URL.
+        /// The path or URL as given.
         name: String,
-        /// Why not.
+        /// Error of the partition lookup.
         error: crate::gpt::GptError,
     },
-    /// Another volume of this process already serves these bytes.
+    /// Another volume of this process serves the same bytes.
     #[error(transparent)]
     Overlap(#[from] Overlap),
     /// The volume could not be opened.
     #[error(transparent)]
     Volume(#[from] VolumeError),
-    /// A wrong path or URL; the error below does not name it.
+    /// Error of a path or URL, with its name; the inner error does not name it.
     #[error("{url}: {why}")]
     Named {
-        /// The path or URL.
+        /// The path or URL as given.
         url: String,
-        /// The error in it.
+        /// The inner error.
         why: Box<OpenError>,
     },
-    /// A kind of volume that a program added could not be opened.
+    /// A kind of volume added by a program could not be opened.
     #[error(transparent)]
     Other(#[from] Box<dyn std::error::Error + Send + Sync>),
 }
@@ -196,7 +198,7 @@ impl OpenError {
         }
     }
 
-    /// Returns the error without the name of the volume.
+    /// Returns the inner error without the name of the volume.
     #[must_use]
     pub fn without_name(self) -> Self {
         match self {
@@ -210,7 +212,8 @@ fn meant(similar: Option<&str>) -> String {
     similar.map_or(String::new(), |name| format!(", did you mean \"{name}\"?"))
 }
 
-/// The name that was meant by one that is unknown: the nearest, if it is near.
+/// Returns the known name that is most similar to an unknown one, if any is similar enough to have
+/// been meant.
 pub fn similar<'a>(text: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let text = text.to_ascii_lowercase().replace('_', "-");
     let distance = |name: &str| strsim::damerau_levenshtein(&text, name);
@@ -275,17 +278,17 @@ const FILE: Scheme = Scheme {
     ],
 };
 
-/// Opens the volume of `url`, of the kinds of this crate: see [`Registry::open`].
+/// Opens the volume of `url` with the kinds of this crate; see [`Registry::open`].
 ///
 /// # Errors
-/// [`OpenError`].
+/// [`OpenError`] when the URL is invalid or the volume cannot be opened.
 pub fn open_url(url: &str, open: OpenOptions) -> Result<Arc<dyn Volume>, OpenError> {
     let opened = Registry::<()>::new().open(url, open)?;
     Ok(opened.volume)
 }
 
-/// The file or block device that `url` names, if it names one: a path, or a `file://` URL, or one
-/// of an image.
+/// Returns the file or block device that `url` names, if any: for a path, a `file://` URL, or the
+/// URL of an image.
 pub fn path_of_url(url: &str) -> Option<PathBuf> {
     let (scheme, rest) = scheme(url);
     if scheme.is_empty() && std::path::Path::new(url).exists() {
@@ -299,7 +302,7 @@ pub fn path_of_url(url: &str) -> Option<PathBuf> {
     }
 }
 
-/// The file of the journal of atomic writes, if `url` names a file that has one.
+/// Returns the path of the journal of atomic writes, if `url` names a file with a journal.
 pub fn journal_of_url(url: &str) -> Option<PathBuf> {
     let (name, query) = url.rsplit_once('?')?;
     let options = || query.split('&').filter_map(|option| option.split_once('='));
@@ -320,7 +323,7 @@ pub fn journal_of_url(url: &str) -> Option<PathBuf> {
     }
 }
 
-/// The scheme, empty for a path, and the rest.
+/// Splits a URL into its scheme, which is empty for a path, and the rest.
 fn scheme(url: &str) -> (&str, &str) {
     match url.split_once("://") {
         Some((scheme, rest)) if is_scheme(scheme) => (scheme, rest),
@@ -333,10 +336,10 @@ fn open_file<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<X>, 
     file(path, open, &mut url.options)
 }
 
-/// The path that a URL of a file names: as it is, or with `%` escapes behind `://`.
+/// Returns the path in a file's URL. `%` escapes are decoded only behind `://`.
 ///
 /// # Errors
-/// [`OpenError::Escape`].
+/// [`OpenError::Escape`] when a `%` escape is invalid.
 pub fn path_of_name(url: &VolumeUrl<'_>) -> Result<PathBuf, OpenError> {
     match url.scheme() {
         "" => Ok(PathBuf::from(url.name)),
@@ -344,7 +347,8 @@ pub fn path_of_name(url: &VolumeUrl<'_>) -> Result<PathBuf, OpenError> {
     }
 }
 
-/// RFC 3986, 3.1. Anything else before `://` is part of a path.
+/// Returns whether `text` has the syntax of a scheme (RFC 3986, 3.1). Anything else before `://` is
+/// part of a path.
 fn is_scheme(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphabetic())
         && text
@@ -440,13 +444,13 @@ fn file<X>(path: PathBuf, open: OpenOptions, options: &mut Options) -> Result<Wh
     })
 }
 
-/// The user's choice of atomic writes.
+/// Value of the option `atomic=`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Atomic {
-    /// Writes that the kernel does as a whole.
+    /// Only the writes that the kernel promises to execute atomically.
     Auto,
     Off,
-    /// All within units of so many bytes.
+    /// All writes within units of this many bytes, by a journal.
     Unit(u32),
 }
 
@@ -463,17 +467,17 @@ fn atomic(text: &str) -> Result<Atomic, &'static str> {
         .ok_or("it is auto, off, or a power of two from 4K to 64K")
 }
 
-/// Unit of a journal without `atomic=`, in bytes: a page of MySQL's.
+/// Unit in bytes of a journal without `atomic=`: the page size of MySQL.
 const DEFAULT_UNIT: u32 = 16 << 10;
 const ESCAPE: &str = "a % is followed by two hexadecimal digits";
 
-/// Replaces `%XX` by the byte that it stands for.
+/// Decodes `%XX` escapes into a path.
 fn unescape(text: &str) -> Result<PathBuf, OpenError> {
     let bytes = unescape_bytes(text).ok_or_else(|| OpenError::Escape { text: text.into() })?;
     Ok(OsString::from_vec(bytes).into())
 }
 
-/// Replaces `%XX` in text.
+/// Decodes `%XX` escapes into text.
 fn unescape_text(text: &str) -> Option<String> {
     String::from_utf8(unescape_bytes(text)?).ok()
 }

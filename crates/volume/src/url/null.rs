@@ -1,4 +1,4 @@
-//! `null://SIZE`.
+//! URLs of null volumes, `null://SIZE`.
 
 use super::{OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind, VolumeUrl, Whole};
 use super::{parse_duration, size};

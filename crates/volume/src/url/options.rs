@@ -1,20 +1,20 @@
-//! The `key=value` pairs behind the `?`.
+//! Options of a URL: the `key=value` pairs behind the `?`.
 
 use super::{Extras, OpenError, OpenOptions, UrlOption, similar};
 
-/// The options of one URL; each is taken once.
+/// Options of one URL. Each is removed when it is read, so that unused ones can be refused.
 #[derive(Debug)]
 pub struct Options {
     pairs: Vec<(String, String)>,
 }
 
 impl Options {
-    /// No options.
+    /// Creates an empty set of options.
     pub fn none() -> Self {
         Self { pairs: Vec::new() }
     }
 
-    /// Takes the options with these keys out of a query; also returns the rest of the query
+    /// Separates the options with known keys from a query. Also returns the rest of the query
     /// unchanged.
     pub(super) fn split(query: &str, known: &[UrlOption]) -> Result<(String, Self), OpenError> {
         let (mut rest, mut own) = (Vec::new(), Vec::new());
@@ -30,7 +30,7 @@ impl Options {
         Ok((rest.join("&"), options))
     }
 
-    /// Splits a query; every key must be one of `known`.
+    /// Parses a query; every key must be one of `known`.
     pub(super) fn parse(
         scheme: &'static str,
         query: Option<&str>,
@@ -63,7 +63,7 @@ impl Options {
         Ok(Self { pairs })
     }
 
-    /// Refuses options that were not taken.
+    /// Returns an error if an option was not used.
     pub(super) fn all_taken(&self, scheme: &'static str) -> Result<(), OpenError> {
         match self.pairs.first() {
             None => Ok(()),
@@ -74,10 +74,10 @@ impl Options {
         }
     }
 
-    /// Takes an option's value, read by `read`.
+    /// Removes an option and parses its value with `read`.
     ///
     /// # Errors
-    /// [`OpenError::Value`], with the error of `read`.
+    /// [`OpenError::Value`] with the error of `read`.
     pub fn take<T>(
         &mut self,
         key: &str,
@@ -93,10 +93,10 @@ impl Options {
         }
     }
 
-    /// Takes a switch.
+    /// Removes an option with the values `on` and `off`.
     ///
     /// # Errors
-    /// [`OpenError::Value`]: it is neither on nor off.
+    /// [`OpenError::Value`] when the value is neither on nor off.
     pub fn switch(&mut self, key: &str) -> Result<Option<bool>, OpenError> {
         self.take(key, |text| match text {
             "on" | "true" | "yes" => Ok(true),
@@ -105,10 +105,10 @@ impl Options {
         })
     }
 
-    /// Returns whether the volume may not be written: the URL or `open` can forbid it.
+    /// Returns whether the volume must not be written, as set by the URL or by `open`.
     ///
     /// # Errors
-    /// [`OpenError::Value`]: it is neither on nor off.
+    /// [`OpenError::Value`] when the value is neither on nor off.
     pub fn read_only(&mut self, open: &OpenOptions) -> Result<bool, OpenError> {
         Ok(self.switch("read-only")?.unwrap_or(false) || open.read_only)
     }

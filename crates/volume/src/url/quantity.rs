@@ -1,10 +1,10 @@
-//! Sizes and durations as people write them.
+//! Parsing of sizes, counts and durations.
 
 use std::time::Duration;
 
-/// A size in bytes: a whole number with an optional unit. `K`, `M`, `G`, `T`, `P` (and `KiB`,
-/// `MiB`, ...) are powers of 1024; `KB`, `MB`, ... powers of 1000; no unit or `B`: bytes. The case
-/// of the letters does not matter.
+/// Parses a size in bytes: a whole number with an optional unit. `K`, `M`, `G`, `T`, `P` (and
+/// `KiB`, `MiB`, ...) are powers of 1024; `KB`, `MB`, ... powers of 1000; no unit or `B`: bytes.
+/// Upper and lower case are equivalent.
 ///
 /// The error describes the mistake in the text.
 pub fn parse_size(text: &str) -> Result<u64, &'static str> {
@@ -40,7 +40,7 @@ pub fn parse_size(text: &str) -> Result<u64, &'static str> {
         .ok_or("the number is too large")
 }
 
-/// A number of requests, as [`parse_size`] reads it: `20k` is 20480.
+/// Parses a number of requests, with the units of [`parse_size`]: `20k` is 20480.
 ///
 /// The error describes the mistake in the text.
 pub fn parse_count(text: &str) -> Result<u64, &'static str> {
@@ -52,7 +52,7 @@ pub fn parse_count(text: &str) -> Result<u64, &'static str> {
     }
 }
 
-/// A whole number from `FIRST` to `LAST`, of a type that has all of these.
+/// Parses a whole number from `FIRST` to `LAST`.
 ///
 /// # Errors
 /// A description of the mistake in the text.
@@ -74,7 +74,7 @@ pub fn parse_number<T: TryFrom<u64>, const FIRST: u64, const LAST: u64>(
     })
 }
 
-/// A duration: a number, which may have a decimal point, and one of the units `ns`, `us`, `ms`,
+/// Parses a duration: a number, optionally with decimals, and one of the units `ns`, `us`, `ms`,
 /// `s`.
 ///
 /// The error describes the mistake in the text.

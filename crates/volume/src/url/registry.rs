@@ -1,12 +1,12 @@
-//! Table of the kinds of volumes that a URL can name: the syntax, the texts for help and errors,
-//! and the function that opens one.
+//! Registry of the kinds of volumes that a URL can name: their syntax, texts for help and errors,
+//! and the functions that open them.
 
 use super::{Extras, OpenError, OpenOptions, Options, scheme};
 use crate::{FileVolume, Volume};
 use std::path::Path;
 use std::sync::Arc;
 
-/// An option of a URL, `name=value`.
+/// Option of a URL, `name=value`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UrlOption {
     /// Key of the option, before the `=`.
@@ -25,26 +25,27 @@ impl UrlOption {
     }
 }
 
-/// The option of every kind of volume that may not be written.
+/// Option to refuse writes, which every kind of volume accepts.
 pub const READ_ONLY: UrlOption = UrlOption::new("read-only", "on|off", "refuse writes");
 
 /// Syntax and help texts of one kind of volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scheme {
-    /// Text before `://`; with a `+` at its end, text before the URL of another volume.
+    /// Text before `://`. A name that ends in `+` is a prefix to the URL of another volume.
     pub name: &'static str,
-    /// Form of the text behind it, as in errors: `SIZE`.
+    /// Form of the text behind the name, for error messages, such as `SIZE`.
     pub form: &'static str,
-    /// A URL or two, as help shows them.
+    /// Example URLs for help texts.
     pub example: &'static str,
     /// Description of the volume, for help texts.
     pub help: &'static str,
-    /// The options of this kind, beside those of [`Extras`]; [`READ_ONLY`] is always one.
+    /// Options of this kind, in addition to those of [`Extras`] and [`READ_ONLY`].
     pub options: &'static [UrlOption],
 }
 
 impl Scheme {
-    /// The URL, as errors show it: `mem://SIZE`; of a prefix, `controller+URL`.
+    /// Returns the form of the URL for error messages: `mem://SIZE`, or `controller+URL` for a
+    /// prefix.
     pub fn url(&self) -> String {
         match self.is_prefix() {
             true => format!("{}{}", self.name, self.form),
@@ -53,26 +54,26 @@ impl Scheme {
     }
 
     /// Returns whether the scheme is a prefix to the URL of another volume, which has its own
-    /// options: its name ends in `+`.
+    /// options. The name of such a scheme ends in `+`.
     pub fn is_prefix(&self) -> bool {
         self.name.ends_with('+')
     }
 }
 
-/// Opens a volume of one kind.
+/// Function that opens a volume of one kind.
 pub type OpenKind<X> =
     Box<dyn Fn(&mut VolumeUrl<'_>, OpenOptions) -> Result<Whole<X>, OpenError> + Send + Sync>;
 
-/// A kind of volume.
+/// A kind of volume: its URL syntax and the function that opens it.
 pub struct VolumeKind<X = ()> {
-    /// Syntax of its URLs.
+    /// Syntax of the kind's URLs.
     pub scheme: Scheme,
-    /// Function that opens it. It takes every given option, or the URL is refused.
+    /// Function that opens a volume. It must use every given option, otherwise the URL is refused.
     pub open: OpenKind<X>,
 }
 
 impl<X> VolumeKind<X> {
-    /// A kind that `open` opens.
+    /// Creates a kind whose volumes are opened by `open`.
     pub fn new(
         scheme: Scheme,
         open: impl Fn(&mut VolumeUrl<'_>, OpenOptions) -> Result<Whole<X>, OpenError>
@@ -87,13 +88,13 @@ impl<X> VolumeKind<X> {
     }
 }
 
-/// A URL of a known scheme, as its kind of volume opens it.
+/// A parsed URL of a known scheme, as passed to the function that opens the volume.
 #[derive(Debug)]
 pub struct VolumeUrl<'a> {
     text: &'a str,
-    /// Text between `://` (if there is one) and the options.
+    /// Text between `://` (or the beginning, for a path) and the options.
     pub name: &'a str,
-    /// Options of the volume's kind, without those of every kind.
+    /// Options specific to the kind of volume.
     pub options: Options,
 }
 
@@ -103,25 +104,25 @@ impl VolumeUrl<'_> {
         scheme(self.text).0
     }
 
-    /// The whole URL without the options that every volume has, for kinds that read it themselves,
-    /// options included.
+    /// Returns the whole URL without the options of [`Extras`], for kinds that parse it and its
+    /// options themselves. Marks all options as used.
     pub fn take_text(&mut self) -> &str {
         self.options = Options::none();
         self.text
     }
 }
 
-/// A volume of one kind, before the options that every volume has; and the program's own data
-/// beside the volume.
+/// A newly opened volume before the options of [`Extras`] are applied, with the program's own data
+/// for it.
 pub struct Whole<X = ()> {
     pub(super) volume: Arc<dyn Volume>,
-    /// The file, if it is one, which is not locked yet.
+    /// The file to be locked, if the volume is one.
     pub(super) to_lock: Option<Arc<FileVolume>>,
     pub(super) attached: Option<X>,
 }
 
 impl<X> Whole<X> {
-    /// A volume, and nothing beside it.
+    /// Creates a result without additional data.
     pub fn new(volume: Arc<dyn Volume>) -> Self {
         Self {
             volume,
@@ -130,7 +131,7 @@ impl<X> Whole<X> {
         }
     }
 
-    /// Creates it from a volume and the program's own data beside it.
+    /// Creates a result with the program's own data for the volume.
     pub fn attached(volume: Arc<dyn Volume>, attached: X) -> Self {
         Self {
             attached: Some(attached),
@@ -139,17 +140,17 @@ impl<X> Whole<X> {
     }
 }
 
-/// Result of opening a URL.
+/// An opened volume of a URL.
 pub struct Opened<X = ()> {
-    /// The volume, with all that the URL asked for.
+    /// The volume, with all options of the URL applied.
     pub volume: Arc<dyn Volume>,
-    /// The options that every volume has; they are applied.
+    /// Options of [`Extras`], which have been applied.
     pub extras: Extras,
-    /// Data that the volume's kind keeps beside it.
+    /// The program's own data for the volume, from the function that opened it.
     pub attached: Option<X>,
 }
 
-/// The kinds of volumes that a program knows: those of this crate, and those that it adds.
+/// Kinds of volumes that a program can open: those of this crate, and those that it adds.
 ///
 /// # To add a kind of volume
 ///
@@ -163,7 +164,7 @@ pub struct Opened<X = ()> {
 /// `X` is the program's data of a volume beside the volume itself.
 pub struct Registry<X = ()> {
     kinds: Vec<VolumeKind<X>>,
-    /// Kinds that are also formats of files, by their schemes' names.
+    /// Schemes of the kinds that are also file formats.
     formats: Vec<&'static str>,
 }
 
@@ -174,7 +175,7 @@ impl<X: 'static> Default for Registry<X> {
 }
 
 impl<X: 'static> Registry<X> {
-    /// The kinds of this crate.
+    /// Creates a registry with the kinds of this crate.
     pub fn new() -> Self {
         Self {
             kinds: super::kinds(),
@@ -182,14 +183,14 @@ impl<X: 'static> Registry<X> {
         }
     }
 
-    /// Adds a kind of volumes that are files of a format: `PATH?format=NAME` and
-    /// `file://PATH?format=NAME` name them as `NAME://PATH` does.
+    /// Adds a kind whose volumes are files of a certain format. Its volumes can be named
+    /// `PATH?format=NAME` and `file://PATH?format=NAME` as well as `NAME://PATH`.
     pub fn with_format(mut self, kind: VolumeKind<X>) -> Self {
         self.formats.push(kind.scheme.name);
         self.with(kind)
     }
 
-    /// Adds a kind. It replaces the one of the same scheme, if there is one.
+    /// Adds a kind, or replaces the kind with the same scheme.
     pub fn with(mut self, kind: VolumeKind<X>) -> Self {
         let same = |known: &&mut VolumeKind<X>| known.scheme.name == kind.scheme.name;
         match self.kinds.iter_mut().find(same) {
@@ -210,7 +211,7 @@ impl<X: 'static> Registry<X> {
     /// `file://` URLs bytes can be written as `%` and two hexadecimal digits.
     ///
     /// # Errors
-    /// [`OpenError`].
+    /// [`OpenError`] when the URL is invalid or the volume cannot be opened.
     pub fn open(&self, url: &str, open: OpenOptions) -> Result<Opened<X>, OpenError> {
         self.open_any(url, open).map_err(|error| error.of(url))
     }
@@ -286,7 +287,8 @@ impl<X: 'static> Registry<X> {
         Ok(whole)
     }
 
-    /// The format that a query names, if it is a kind of volume, and the rest of the query.
+    /// Returns the file format that a query names, if it is a registered kind, and the rest of the
+    /// query.
     fn format(&self, query: &str) -> Option<(&'static str, String)> {
         let (named, rest): (Vec<&str>, Vec<&str>) = query
             .split('&')
@@ -299,7 +301,7 @@ impl<X: 'static> Registry<X> {
         Some((known, rest.join("&")))
     }
 
-    /// The schemes, for errors.
+    /// Returns the forms of all known URLs, for error messages.
     fn known(&self) -> String {
         let schemes = self.schemes().map(Scheme::url);
         schemes.collect::<Vec<_>>().join(", ")

@@ -84,7 +84,7 @@ impl Activity {
     }
 }
 
-/// For a log line; the front-end's name follows.
+/// Formats the activity for a log message; the front-end's name follows.
 impl std::fmt::Display for Activity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {

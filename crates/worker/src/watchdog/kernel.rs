@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-/// Maximum length read; these files have one line.
+/// Maximum number of bytes read from a kernel file; these files have one line.
 const LONGEST: usize = 1024;
 
 /// Kernel files that describe one thread. They are opened once, at the start, because the process

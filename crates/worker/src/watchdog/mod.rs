@@ -36,7 +36,7 @@ impl Stalls {
         Duration::from_nanos(self.longest_ns.load(Ordering::Relaxed))
     }
 
-    /// Returns the duration of the present stall as of the last look; zero when there is none.
+    /// Returns the duration of the present stall as of the last check; zero when there is none.
     pub fn now(&self) -> Duration {
         Duration::from_nanos(self.now_ns.load(Ordering::Relaxed))
     }
@@ -49,7 +49,7 @@ impl Stalls {
     }
 }
 
-/// Result of a look. Times are as precise as looks are frequent.
+/// Result of a check by the watchdog. Times are as precise as checks are frequent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finding {
     /// The worker makes no progress: reported once per stall.
@@ -70,14 +70,14 @@ pub enum Finding {
     },
 }
 
-/// State of a worker at the last look.
+/// State of a worker at the last check.
 struct Watched {
     pulse: Arc<Pulse>,
     stalls: Arc<Stalls>,
     beats: u64,
-    /// Time of the first look that saw this beat count.
+    /// Time of the first check that saw this beat count.
     since: Instant,
-    /// The stall has been reported.
+    /// Whether the stall has been reported.
     told: bool,
 }
 
@@ -85,7 +85,7 @@ struct Watched {
 pub struct Watchdog {
     limit: Duration,
     watched: Vec<Watched>,
-    /// Time of the last look.
+    /// Time of the last check.
     looked: Instant,
 }
 
@@ -147,7 +147,7 @@ impl Watchdog {
         findings
     }
 
-    /// Returns the time without progress of a worker, as of the last look.
+    /// Returns the time without progress of a worker, as of the last check.
     pub fn stuck_for(&self, worker: usize, now: Instant) -> Duration {
         self.watched.get(worker).map_or(Duration::ZERO, |watched| {
             now.saturating_duration_since(watched.since)

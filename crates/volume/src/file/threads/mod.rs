@@ -29,16 +29,16 @@ use std::time::Duration;
 use sync::Unpoisoned;
 use work::{Work, WorkFile};
 
-/// Most threads for one file, for all workers together.
+/// Maximum number of threads for one file, shared by all workers.
 const MOST_THREADS: usize = 32;
-/// A thread that had nothing to do for so long ends, when it is not the last that is idle.
+/// Idle time after which a thread ends, unless it is the last idle one.
 const IDLE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Bytes of stack that a thread has: it makes system calls, and little else.
+/// Stack size of a thread in bytes. The thread only makes system calls.
 const STACK: usize = 256 << 10;
 
-/// The threads of one file. When this is dropped they end, each when its last call returns. The
-/// file is closed by a thread that may hang.
+/// Threads of one file. After this is dropped, each thread ends when its last call returns. The
+/// file is closed by a thread, because closing may hang.
 pub(super) struct FileThreads(Arc<Shared>);
 
 impl std::fmt::Debug for FileThreads {
@@ -47,14 +47,14 @@ impl std::fmt::Debug for FileThreads {
     }
 }
 
-/// Does a piece of work, and may hang in it; its drop may, too.
+/// Function that executes a piece of work. Both the call and its drop may hang.
 type CarryOut = Box<dyn Fn(&mut Work) -> Result<(), IoError> + Send + Sync>;
 
 struct Shared {
-    /// There until the end.
+    /// Function of the file's threads, taken out when they end.
     carry_out: Option<CarryOut>,
     state: Mutex<State>,
-    /// Work is due, or the end has come.
+    /// Signalled when work is queued or the threads have to end.
     due: Condvar,
 }
 
@@ -63,13 +63,13 @@ struct State {
     due: VecDeque<Job>,
     running: Vec<Running>,
     threads: usize,
-    /// Threads among these that wait for work.
+    /// Number of threads that wait for work.
     idle: usize,
     last_id: u64,
     ending: bool,
 }
 
-/// Work that has been finished.
+/// Result of work that has ended.
 #[derive(Debug)]
 struct Done {
     id: u64,
@@ -77,7 +77,7 @@ struct Done {
     result: Result<(), IoError>,
 }
 
-/// Work that no thread has taken yet.
+/// Queued work that no thread has started.
 #[derive(Debug)]
 struct Job {
     id: u64,
@@ -85,7 +85,7 @@ struct Job {
     inbox: Arc<Inbox<Done>>,
 }
 
-/// Work that a thread is at.
+/// Work that a thread is executing.
 #[derive(Debug)]
 struct Running {
     id: u64,
@@ -94,7 +94,7 @@ struct Running {
 }
 
 impl State {
-    /// Returns the next job that a thread may begin now.
+    /// Returns the next job that a thread may start now.
     fn next(&mut self) -> Option<Job> {
         let changes = |running: &Running| running.given_up && running.changes;
         if self.running.iter().any(changes) {
@@ -110,8 +110,8 @@ impl State {
 }
 
 impl FileThreads {
-    /// For an open file, which is accessed in multiples of `unit` bytes. No thread yet:
-    /// [`FileThreads::begin`].
+    /// Creates the threads' state for an open file that is accessed in multiples of `unit` bytes.
+    /// [`FileThreads::begin`] starts the first thread.
     pub(super) fn new(fd: Arc<FileDescription>, abilities: Arc<Abilities>, unit: u64) -> Self {
         let file = WorkFile {
             fd,
@@ -129,10 +129,10 @@ impl FileThreads {
         }))
     }
 
-    /// There is a thread from now on; more come when they are needed.
+    /// Starts the first thread, if none is running; more are started on demand.
     ///
     /// # Errors
-    /// No thread can be had.
+    /// The system's error when a thread cannot be created.
     fn begin(&self) -> std::io::Result<()> {
         let state = self.0.lock();
         match state.threads {
@@ -141,7 +141,7 @@ impl FileThreads {
         }
     }
 
-    /// Queues work for a thread. Returns its number, under which `inbox` gets the result.
+    /// Queues work for the threads. Returns its ID, with which the result is put into `inbox`.
     fn start(&self, work: Work, inbox: &Arc<Inbox<Done>>) -> u64 {
         let mut state = self.0.lock();
         state.last_id += 1;
@@ -161,7 +161,7 @@ impl FileThreads {
         id
     }
 
-    /// Gives up the work: its request no longer waits.
+    /// Abandons work whose request no longer waits for it.
     fn give_up(&self, id: u64) {
         let mut state = self.0.lock();
         state.due.retain(|job| job.id != id);
@@ -178,7 +178,8 @@ impl Drop for FileThreads {
     }
 }
 
-/// The last to have it may be a worker.
+/// Drops the threads' function, and the file with it, on another thread: the last owner may be a
+/// worker, and closing the file may hang.
 impl Drop for Shared {
     fn drop(&mut self) {
         sync::discard(self.carry_out.take());
@@ -206,7 +207,7 @@ impl Shared {
         spawned.map(drop)
     }
 
-    /// A thread's life.
+    /// Main loop of a thread.
     fn run(self: Arc<Self>) {
         sync::leave_cpu();
         let mut state = self.lock();

@@ -1,4 +1,4 @@
-//! A worker's queue into a file that has threads of its own.
+//! A worker's queue into a file that is accessed by its own threads.
 
 use super::work::Work;
 use super::{Done, FileThreads};
@@ -13,28 +13,28 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Limit of requests that the threads work on at one time. Further requests wait here, and hold no
-/// copy.
+/// Limit for requests that the threads work on at one time. Further requests wait in the queue,
+/// without a copy of their data.
 const MOST_STARTED: usize = 64;
-/// Longest read or write of a thread, in bytes: this much is copied at one time.
+/// Longest read or write of a thread in bytes, which is also the size of a copy's buffer.
 const PIECE: u64 = 256 << 10;
-/// Bytes that a round copies, but for the last piece: the worker's other clients wait meanwhile.
+/// Bytes after which a round stops copying, because the worker's other clients wait meanwhile.
 const ROUND: u64 = 1 << 20;
-/// Between two looks for requests that have had their time.
+/// Interval between two checks for requests that have timed out.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A request that threads work on.
+/// A request that the threads work on.
 struct Started {
-    /// The number of the work that is under way.
+    /// ID of the work in progress.
     id: u64,
     request: Request,
     /// Bytes that have been moved.
     done: u64,
-    /// When this piece of it was begun.
+    /// Start time of the current piece.
     since: Instant,
 }
 
-/// See the module's documentation.
+/// A worker's queue into a file that may hang; see the module's documentation.
 pub(in crate::file) struct ThreadsQueue {
     shared: Arc<Shared>,
     pub(super) threads: Arc<FileThreads>,
@@ -43,15 +43,15 @@ pub(in crate::file) struct ThreadsQueue {
     started: Vec<Started>,
     /// Work that threads have finished, and no round has processed yet.
     finished: VecDeque<Done>,
-    /// Requests that ended otherwise than by a thread's answer.
+    /// Completions of requests that did not end by a thread's result.
     ended: Vec<Completion>,
-    /// When it was looked for requests that have had their time.
+    /// Time of the last check for timed-out requests.
     looked: Instant,
     ending: Ending,
 }
 
 impl ThreadsQueue {
-    /// A queue for the worker of `io`.
+    /// Creates a queue for the worker of `io`.
     pub(in crate::file) fn new(
         shared: Arc<Shared>,
         threads: Arc<FileThreads>,
@@ -78,7 +78,8 @@ impl ThreadsQueue {
         })
     }
 
-    /// Gives a request, or its next piece, to the threads. `Some`: it ends here.
+    /// Passes a request, or its next piece, to the threads. Returns the completion of a request
+    /// that ends here.
     fn start(&mut self, request: Request, done: u64) -> Option<Completion> {
         match work(&request, done) {
             Ok(work) => {
@@ -95,7 +96,7 @@ impl ThreadsQueue {
         }
     }
 
-    /// Work was finished: the end of its request, or the next piece.
+    /// Processes finished work: completes its request, or starts the request's next piece.
     fn finish(&mut self, done: Done) -> Option<Completion> {
         let Done { id, work, result } = done;
         // An unknown number: the request was given up just then.
@@ -117,7 +118,7 @@ impl ThreadsQueue {
         Some(request.complete(Ok(())))
     }
 
-    /// Ends everything, whatever becomes of it.
+    /// Ends all requests, including those whose calls still hang.
     fn give_up(&mut self) {
         let started = std::mem::take(&mut self.started);
         let started = started.into_iter().map(|started| {
@@ -129,9 +130,8 @@ impl ThreadsQueue {
         self.ended.extend(aborted);
     }
 
-    /// Fails requests that have reached their time-out. The time of a request that waits here
-    /// starts when it begins. A request that has ended does not count, however late its end is
-    /// seen.
+    /// Fails requests that have timed out. For requests waiting in the queue, the time starts when
+    /// they are passed to a thread. A request whose result has arrived is never failed.
     fn fail_overdue(&mut self) {
         let Some(limit) = self.shared.options.timeout else {
             return;
@@ -153,7 +153,7 @@ impl ThreadsQueue {
         }
     }
 
-    /// There is something for a round to do that no thread will wake it for.
+    /// Returns whether a round has work to do that no thread will wake the worker for.
     pub(super) fn goes_on(&self) -> bool {
         let startable = !self.waiting.is_empty() && self.started.len() < MOST_STARTED;
         startable || !self.finished.is_empty() || !self.ended.is_empty()
@@ -163,7 +163,8 @@ impl ThreadsQueue {
         self.waiting.len() + self.started.len() + self.ended.len()
     }
 
-    /// The worker ends, and the file does not answer: its requests are not waited for for ever.
+    /// Gives up the outstanding requests when the worker ends and the file has not answered in
+    /// time.
     fn end(&mut self, answered: bool) {
         if self.in_flight() == 0 {
             return;
@@ -183,7 +184,7 @@ impl ThreadsQueue {
     }
 }
 
-/// The work of a request from byte `done` on.
+/// Creates the work for a request from byte `done` on.
 fn work(request: &Request, done: u64) -> Result<Work, IoError> {
     let (op, len) = match request.op {
         op if op.has_data() => (op, (request.len - done).min(PIECE)),
@@ -277,8 +278,8 @@ impl VolumeQueue for ThreadsQueue {
         }
     }
 
-    /// Ends the request. Its completion is returned in the next round, whether the file answers or
-    /// not.
+    /// Ends the request. Its completion is returned in the next round, even while the system call
+    /// hangs.
     fn cancel(&mut self, tag: u64) {
         let request = if let Some(at) = self.started.iter().position(|s| s.request.tag == tag) {
             let started = self.started.swap_remove(at);

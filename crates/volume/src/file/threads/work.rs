@@ -1,4 +1,4 @@
-//! The work of one thread on a file: plain system calls, any of which may hang.
+//! Work of a thread on a file: plain system calls, each of which may hang.
 
 use crate::file::FileDescription;
 use crate::io::job::Abilities;
@@ -10,10 +10,10 @@ use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-/// Longest write of zeroes in bytes, where the file knows no other way.
+/// Maximum length in bytes of one write of zeroes, for files without another way to zero a range.
 const ZEROES: u64 = 256 << 10;
 
-/// The file as its threads need it.
+/// A file, as the threads that access it need it.
 #[derive(Debug)]
 pub(super) struct WorkFile {
     pub(super) fd: Arc<FileDescription>,
@@ -22,24 +22,24 @@ pub(super) struct WorkFile {
     pub(super) unit: u64,
 }
 
-/// A request, or a piece of one.
+/// A request or a piece of one, as a thread executes it.
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) op: Op,
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// Data to write, or data that was read. It is memory of this process: a thread that cannot be
-    /// stopped must not touch the guest's.
+    /// Data to write, or data that was read. The buffer belongs to this process: a thread that
+    /// hangs must not have access to guest memory.
     pub(super) buffer: Option<Buffer>,
 }
 
 impl Work {
-    /// Bytes that a worker copies for it.
+    /// Returns the number of bytes that a worker has to copy for this work.
     pub(super) fn copied(&self) -> u64 {
         self.buffer.as_ref().map_or(0, |buffer| buffer.len() as u64)
     }
 
-    /// Does it.
+    /// Executes the work; the call may hang.
     pub(super) fn carry_out(&mut self, file: &WorkFile) -> Result<(), IoError> {
         let fd = file.fd.as_fd();
         match self.op {
@@ -86,7 +86,7 @@ impl Work {
         again(|| fallocate(file.fd.as_fd(), mode, self.offset, self.len))
     }
 
-    /// The first way that the file knows.
+    /// Zeroes the range with the first method that the file supports.
     fn zero(&self, file: &WorkFile, deallocate: bool) -> Result<(), IoError> {
         let unknown = |errno| matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS);
         if deallocate && file.abilities.punch() {
@@ -114,8 +114,7 @@ impl Work {
     }
 }
 
-/// Reads all of `buffer`. After a short read, the next one starts at the first unit that was not
-/// finished.
+/// Reads all of `buffer`. After a short read, the next read starts at the first incomplete unit.
 pub fn read(fd: BorrowedFd<'_>, buffer: &mut [u8], offset: u64, unit: u64) -> Result<(), IoError> {
     let mut done = 0;
     while let Some(rest) = buffer.get_mut(done..).filter(|rest| !rest.is_empty()) {
@@ -127,7 +126,7 @@ pub fn read(fd: BorrowedFd<'_>, buffer: &mut [u8], offset: u64, unit: u64) -> Re
     Ok(())
 }
 
-/// Writes all of `data`, likewise.
+/// Writes all of `data`. After a short write, the next write starts at the first incomplete unit.
 fn write(fd: BorrowedFd<'_>, data: &[u8], at: u64, fua: bool, unit: u64) -> Result<(), IoError> {
     let flags = match fua {
         true => ReadWriteFlags::DSYNC,
@@ -145,8 +144,8 @@ fn write(fd: BorrowedFd<'_>, data: &[u8], at: u64, fua: bool, unit: u64) -> Resu
     Ok(())
 }
 
-/// Returns the number of bytes that count of `moved`, where `left` were to be moved; `None`: no
-/// progress.
+/// Returns the number of moved bytes that count, in whole units, where `left` were to be moved;
+/// `None`: no progress.
 fn whole(moved: usize, left: usize, unit: u64) -> Option<usize> {
     let part = match moved == left {
         true => moved,
@@ -159,7 +158,7 @@ fn sync(fd: BorrowedFd<'_>) -> Result<(), IoError> {
     again(|| fdatasync(fd)).map_err(|errno| IoError::of_sync(errno.raw_os_error()))
 }
 
-/// Until no signal interrupts it.
+/// Repeats a system call while it is interrupted by signals.
 fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match call() {

@@ -1,29 +1,28 @@
-//! Many flushes become one, and many durable writes, too.
+//! Merging of concurrent flushes and durable writes of a file into fewer fsyncs.
 //!
-//! The kernel gives each fsync, and each write that is to be durable, to a thread of its own. A
-//! guest that sends hundreds of them would have as many threads runnable, which share the
-//! processors with the worker's, on nobody's account. So of each file one fsync is under way at a
-//! time; those that come meanwhile wait, and are made one when it has ended: it begins after them,
-//! so it covers all that had been written before any of them. Durable writes beyond
-//! [`MOST_WRITES`] are plain writes, and then wait for such an fsync.
+//! The kernel executes each fsync and each durable write on a thread of its own. Hundreds of them
+//! would compete with the worker for processor time that is charged to no client. Therefore each
+//! file has at most one fsync in flight. Flushes that arrive meanwhile wait for the next one, which
+//! covers all writes completed before it began. Durable writes beyond [`MOST_WRITES`] are done as
+//! plain writes, and then wait for such an fsync.
 
 use super::RingCore;
 use crate::io::job::{RingJob, Step};
 use crate::{IoError, IoErrorKind, Op};
 
-/// Durable writes of a file that the kernel works on one by one.
+/// Maximum number of durable writes of a file that the kernel works on at one time.
 const MOST_WRITES: u32 = 8;
 
-/// Slots with requests that make a file durable.
+/// Slots of a file with requests that need durability.
 #[derive(Debug, Default)]
 pub(super) struct Durable {
-    /// Slot with the fsync in flight.
+    /// Slot whose fsync is in flight.
     leader: Option<u32>,
-    /// Slots that end with the leader's fsync.
+    /// Slots that end with the fsync in flight.
     riders: Vec<u32>,
-    /// Slots that arrived later.
+    /// Slots that wait for the next fsync.
     waiting: Vec<u32>,
-    /// Durable writes that the kernel works on.
+    /// Number of durable writes that the kernel works on.
     writes: u32,
 }
 
@@ -53,7 +52,7 @@ impl Durable {
         }
     }
 
-    /// The kernel has answered to an operation of a job.
+    /// Updates the count of durable writes after an operation of a job has completed.
     #[inline]
     pub(super) fn answered(&mut self, job: &mut RingJob) {
         if std::mem::take(&mut job.is_durable_write) {
@@ -118,7 +117,8 @@ mod tests {
     use crate::{Completion, FileOptions, FileVolume, Io, IoOptions, Request, Volume};
     use dma::SegmentList;
 
-    /// The kernel's answer to the fsync that is under way; all that ends by it.
+    /// Completes the fsync in flight with `answer`. Returns the tag of each request that ends with
+    /// it, and whether it succeeded.
     fn answer(core: &mut RingCore, answer: i32) -> Vec<(u64, bool)> {
         let open = core.files.iter().flatten().next().unwrap();
         let leader = open.durable.leader.unwrap() as usize;

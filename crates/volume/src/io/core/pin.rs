@@ -1,7 +1,7 @@
 //! Guest memory pinned by the kernel, in its table of fixed buffers.
 //!
-//! The one rule: a place in the kernel's table names addresses only while
-//! [`FixedTable`](super::FixedTable) holds the memory that is mapped there.
+//! Invariant: an entry of the kernel's table refers to addresses only while
+//! [`FixedTable`](super::FixedTable) keeps the memory mapped there.
 
 use super::{MAX_FAILURES, RingCore};
 use crate::io::fixed;
@@ -9,8 +9,8 @@ use dma::Memory;
 use std::io;
 
 impl RingCore {
-    /// Lets the kernel pin `len` bytes of a memory from `offset` on, at most [`fixed::LONGEST`],
-    /// until [`RingCore::unpin`] is called with the place that this returns.
+    /// Pins `len` bytes of a memory from `offset` on, at most [`fixed::LONGEST`]. Returns the index
+    /// in the kernel's table, for [`RingCore::unpin`].
     pub(in crate::io) fn pin(
         &mut self,
         memory: &Memory,
@@ -37,7 +37,7 @@ impl RingCore {
         Ok(place)
     }
 
-    /// Logs once why memory could not be pinned: requests work without.
+    /// Logs once why memory could not be pinned. Requests still work, only slower.
     pub(in crate::io) fn say_not_pinned(&mut self, len: usize, error: &io::Error) {
         if !std::mem::replace(&mut self.said_not_pinned, true) {
             tracing::warn!(
@@ -48,8 +48,8 @@ impl RingCore {
         }
     }
 
-    /// Undoes [`RingCore::pin`]. Operations in flight keep their pages until they have completed;
-    /// later ones use ordinary memory.
+    /// Removes pinned memory from the kernel's table. Operations in flight keep their pages until
+    /// they have completed; later ones use ordinary memory.
     pub(in crate::io) fn unpin(&mut self, places: &[u16]) {
         if places.is_empty() {
             return;
@@ -75,7 +75,7 @@ impl RingCore {
         }
     }
 
-    /// Changes a place in the kernel's table of fixed buffers; no bytes empty it.
+    /// Changes an entry of the kernel's table of fixed buffers; a length of 0 empties it.
     fn set_fixed(&mut self, place: u16, at: *mut u8, len: usize) -> io::Result<()> {
         let vector = libc::iovec {
             iov_base: at.cast(),
@@ -87,13 +87,13 @@ impl RingCore {
         unsafe { submitter.register_buffers_update(place.into(), &[vector], None) }
     }
 
-    /// Buffers in the kernel's table.
+    /// Returns the number of buffers in the kernel's table.
     pub(in crate::io) fn pinned(&self) -> usize {
         self.fixed.count()
     }
 }
 
-/// Why memory could not be pinned, in words.
+/// Describes why memory could not be pinned.
 pub(in crate::io) fn why_not_pinned(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::ENOMEM) => {

@@ -1,14 +1,14 @@
-//! Connections: an operation of each direction, and the memory to which it points.
+//! Connections on a ring: at most one operation in each direction, and the memory that it uses.
 //!
 //! As with slots, the memory to which an entry points (the message's header, the vectors, and
 //! through them bytes and segments) belongs to the stream's half until the kernel has posted the
 //! completion.
 //!
-//! Bytes for which the socket has room are sent at once by a call of their own. Where bytes usually
-//! arrive soon after they were asked for, a worker that polls asks the socket for them ([`Tries`]):
-//! for each message, the ring would have the kernel put an entry into the socket's wait queue and
-//! remove it. The ring gets the operations that take longer, and everything while the worker
-//! sleeps.
+//! Bytes for which the socket has room are sent at once by a system call of their own. For sockets
+//! whose bytes usually arrive soon after they were asked for, a polling worker tries to receive
+//! directly ([`Tries`]). With an operation in the ring, the kernel would enter the socket's wait
+//! queue and leave it again for each message. The ring gets the operations that take longer, and
+//! all operations while the worker sleeps.
 
 use super::{MAX_FAILURES, Mode, NO_SLOT, RingCore, name};
 use crate::io::stream::{Incoming, Outgoing};
@@ -17,54 +17,54 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
-/// Bit that distinguishes names of streams from those of slots: no slot has so high a number.
+/// Bit that distinguishes the numbers of streams from those of slots. No slot has so high a number.
 pub(super) const STREAM: usize = 1 << 31;
 /// Bit that distinguishes the receiving half from the sending one.
 const RECEIVES: usize = 1 << 30;
 
-/// Time in which a socket is asked for bytes before the ring has to wait for them.
+/// Maximum time for which a socket is tried before the receive is passed to the ring.
 const WINDOW: Duration = Duration::from_micros(50);
-/// The shortest window that is worth it.
+/// Minimum time for which trying a socket is worthwhile.
 const SHORTEST: Duration = Duration::from_micros(2);
-/// Limit of sockets that are asked in one round, each by a system call. The ring waits for the
-/// bytes of further sockets.
+/// Maximum number of sockets tried in one round, each by a system call. Receives of further sockets
+/// are passed to the ring.
 const MOST_TRIED: usize = 8;
 
-/// A direction of a connection.
+/// State of one direction of a connection.
 struct Half<T> {
     state: State<T>,
     vectors: Vec<libc::iovec>,
     header: Box<libc::msghdr>,
-    /// Bytes that were sent before the kernel got the rest.
+    /// Number of bytes that were sent before the rest was passed to the ring.
     moved: i32,
 }
 
 enum State<T> {
     Idle,
-    /// Bytes are wanted, and the socket is asked for them.
+    /// A receive for which the socket is tried directly, before the ring is used.
     Tried(T),
     Busy(T),
     Ended(T, i32),
 }
 
-/// For how long a socket is asked for bytes: as long as they usually come within [`WINDOW`].
+/// Time for which a socket is tried: as long as its bytes usually arrive within [`WINDOW`].
 #[derive(Debug, Clone, Copy)]
 struct Tries {
-    /// In cycles; 0: not at all.
+    /// Time in cycles; 0: the socket is not tried.
     window: u64,
-    /// When they were wanted.
+    /// Time at which the receive was started, in cycles.
     since: u64,
 }
 
 impl Tries {
-    /// Records that bytes arrived; `window` is [`WINDOW`].
+    /// Adapts the time after bytes arrived; `window` is [`WINDOW`] in cycles.
     fn came(&mut self, now: u64, window: u64) {
         if now.wrapping_sub(self.since) <= window {
             self.window = window;
         }
     }
 
-    /// Records that no bytes arrived in time. `shortest` is [`SHORTEST`].
+    /// Shortens the time after no bytes arrived within it. `shortest` is [`SHORTEST`] in cycles.
     fn missed(&mut self, shortest: u64) {
         self.window /= 2;
         if self.window < shortest {
@@ -101,7 +101,7 @@ impl<T> Half<T> {
         matches!(self.state, State::Ended(..))
     }
 
-    /// The message that the kernel is to see.
+    /// Returns the message header to be passed to the kernel.
     fn message(&mut self) -> *mut libc::msghdr {
         self.header.msg_iov = self.vectors.as_mut_ptr();
         self.header.msg_iovlen = self.vectors.len() as _;
@@ -120,7 +120,7 @@ impl<T> Half<T> {
         };
     }
 
-    /// The ring has no room for it.
+    /// Returns the memory of an operation for which the ring has no room.
     fn reclaim(&mut self) -> Option<T> {
         match std::mem::replace(&mut self.state, State::Idle) {
             State::Busy(what) => Some(what),
@@ -154,11 +154,12 @@ struct Stream {
     sends: Half<Outgoing>,
     receives: Half<Incoming>,
     tries: Tries,
-    /// The stream has been closed by its owner.
+    /// Whether the owner has closed the stream.
     closed: bool,
 }
 
-/// The kernel's answer to a call: bytes, or an error as the ring has it.
+/// Converts the result of a system call to the form used by the ring: a number of bytes, or a
+/// negative error number.
 fn answer(result: isize) -> i32 {
     match result {
         // A call moves less than 2 GiB.
@@ -169,13 +170,13 @@ fn answer(result: isize) -> i32 {
     }
 }
 
-/// The socket has nothing, or no room, for now.
+/// Returns whether the result says that the socket has no bytes, or no room, for now.
 const fn is_later(answer: i32) -> bool {
     answer == -libc::EAGAIN || answer == -libc::EINTR
 }
 
 impl Stream {
-    /// Sends as many bytes as the socket has room for.
+    /// Sends as many bytes as the socket accepts without waiting.
     fn send_now(&mut self) -> i32 {
         let message = self.sends.message();
         // SAFETY: the message's vectors point to bytes and segments that the half has, or is given
@@ -187,7 +188,7 @@ impl Stream {
         answer(sent)
     }
 
-    /// Receives the available bytes.
+    /// Receives the bytes that are available without waiting.
     fn receive_now(&mut self) -> i32 {
         let message = self.receives.message();
         // SAFETY: the message's vectors point to the buffer and the segments that the half holds;
@@ -201,12 +202,12 @@ impl Stream {
     }
 }
 
-/// The connections of a ring.
+/// Connections of a ring.
 #[derive(Default)]
 pub(super) struct Streams {
     places: Vec<Option<Stream>>,
     generation: u32,
-    /// Number of sockets that are asked for bytes.
+    /// Number of sockets that are tried directly.
     tried: usize,
     /// [`WINDOW`] and [`SHORTEST`] in cycles.
     window: u64,
@@ -227,12 +228,12 @@ impl Streams {
         self.places.get_mut(stream)?.as_mut()
     }
 
-    /// The kernel works on one of them.
+    /// Returns whether the kernel works on an operation of any stream.
     pub(super) fn is_busy(&self) -> bool {
         self.places.iter().flatten().any(Stream::is_busy)
     }
 
-    /// The kernel's answer to an operation that is no slot's.
+    /// Processes the result of an operation of a stream.
     pub(super) fn answered(&mut self, user_data: u64, answer: i32) {
         let index = user_data as u32 as usize;
         if user_data == NO_SLOT || index & STREAM == 0 {
@@ -269,7 +270,7 @@ impl Streams {
 }
 
 impl RingCore {
-    /// Takes a connection; the result names it from now on.
+    /// Adds a connection. Returns the number that names it from now on.
     pub(in crate::io) fn open_stream(&mut self, fd: OwnedFd) -> usize {
         self.streams.generation = self.streams.generation.wrapping_add(1);
         let stream = Stream {
@@ -292,13 +293,13 @@ impl RingCore {
         self.streams.places.len() - 1
     }
 
-    /// A call of a stream's own.
+    /// Counts a system call made outside the ring.
     fn count_call(&mut self) {
         self.counters.system_calls += 1;
         self.untold = true;
     }
 
-    /// Starts to send; returns `outgoing` when that is not possible now.
+    /// Starts to send; returns `outgoing` as an error when that is not possible now.
     pub(in crate::io) fn stream_send(
         &mut self,
         stream: usize,
@@ -358,7 +359,7 @@ impl RingCore {
         self.streams.get(stream)?.sends.take()
     }
 
-    /// Starts to receive; returns `incoming` when that is not possible now.
+    /// Starts to receive; returns `incoming` as an error when that is not possible now.
     pub(in crate::io) fn stream_receive(
         &mut self,
         stream: usize,
@@ -387,7 +388,7 @@ impl RingCore {
         incoming.map_or(Ok(()), Err)
     }
 
-    /// The ring waits for a stream's bytes. `false`: it has no room.
+    /// Passes a stream's receive to the ring. Returns `false` when the ring is full.
     fn wait_on_ring(&mut self, stream: usize) -> bool {
         let Some(open) = self.streams.get(stream) else {
             return true;
@@ -398,13 +399,13 @@ impl RingCore {
         self.push_stream(&entry)
     }
 
-    /// Sockets are asked for bytes.
+    /// Returns whether any socket is tried directly.
     #[inline]
     pub(in crate::io) fn has_tried_streams(&self) -> bool {
         self.streams.tried > 0
     }
 
-    /// Asks sockets for the bytes that are wanted.
+    /// Tries to receive from each socket that is tried directly.
     pub(in crate::io) fn try_streams(&mut self) {
         let (window, shortest) = (self.streams.window, self.streams.shortest);
         for stream in 0..self.streams.places.len() {
@@ -426,7 +427,8 @@ impl RingCore {
         }
     }
 
-    /// Everything is the ring's to wait for: the worker sleeps. `false`: it has no room.
+    /// Passes all receives to the ring, because the worker is about to sleep. Returns `false` when
+    /// the ring is full.
     pub(in crate::io) fn leave_streams_to_ring(&mut self) -> bool {
         for stream in 0..self.streams.places.len() {
             if self.streams.tried == 0 {
@@ -454,7 +456,7 @@ impl RingCore {
         }
     }
 
-    /// Ends the operations in flight early, and not the connection. The result is the number of
+    /// Cancels the operations in flight, but keeps the connection. Each result is the number of
     /// bytes moved by then, or `ECANCELED`.
     pub(in crate::io) fn stream_cancel(&mut self, stream: usize) {
         let Some(open) = self.streams.get(stream) else {
@@ -485,13 +487,13 @@ impl RingCore {
         self.streams.get(stream)?.receives.take()
     }
 
-    /// Something has ended.
+    /// Returns whether a send or receive of the stream has ended.
     pub(in crate::io) fn stream_has_news(&self, stream: usize) -> bool {
         let open = self.streams.places.get(stream).and_then(Option::as_ref);
         open.is_some_and(|open| open.sends.has_ended() || open.receives.has_ended())
     }
 
-    /// Ends a connection, or one direction of it.
+    /// Shuts down a connection or one of its directions.
     pub(in crate::io) fn stream_shut_down(&mut self, stream: usize, how: rustix::net::Shutdown) {
         if let Some(open) = self.streams.get(stream) {
             // An error means that the socket is not connected any more: its operations have ended,
@@ -500,7 +502,7 @@ impl RingCore {
         }
     }
 
-    /// Closes a stream for its owner: it is removed when no operation of it is in flight.
+    /// Closes a stream. It is removed when none of its operations is in flight.
     pub(in crate::io) fn close_stream(&mut self, stream: usize) {
         self.stream_shut_down(stream, rustix::net::Shutdown::Both);
         let Some(open) = self.streams.get(stream) else {
@@ -518,7 +520,7 @@ impl RingCore {
         pushed
     }
 
-    /// Ends all connections, and waits for the kernel.
+    /// Ends all connections, and waits until the kernel has completed their operations.
     pub(super) fn finish_streams(&mut self) {
         for stream in 0..self.streams.places.len() {
             self.close_stream(stream);
