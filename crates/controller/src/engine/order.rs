@@ -12,7 +12,7 @@ use crate::config::NamespaceConfig;
 use crate::formats::BlockFormat;
 use crate::irq::IrqSink;
 use crate::metadata::MetadataState;
-use dma::{DmaMap, MapError, Memory, Prot};
+use dma::{DmaMap, MapError, Memory, Prot, SharedPages};
 use nvme::Status;
 use std::sync::Arc;
 
@@ -49,6 +49,8 @@ pub(crate) enum Order {
     // ---- to every engine
     /// Guest memory is mapped or unmapped.
     Memory(MemoryChange),
+    /// The page of the doorbell registers is another one. There are no queues.
+    Doorbells(Arc<SharedPages>),
     /// The controller memory buffer is at this address for commands, or is not there.
     DeviceMemory(Option<(u64, Memory)>),
     /// Bus Master Enable, and how often it was set so far. Clearing it takes memory away.
@@ -161,6 +163,7 @@ impl Engine {
             Order::CancelMigration => self.cancel_migration(),
             Order::InstallMigrated(queues) => self.install_migrated(*queues),
             Order::Memory(change) => return self.change_memory(change),
+            Order::Doorbells(page) => self.doorbells.replace(page),
             Order::DeviceMemory(at) => return self.set_device_memory(at).map(|()| 0),
             Order::Master { on, masterings } => self.set_master(on, masterings),
             Order::Shadow { shadow, eventidx } => self.configure_shadow(shadow, eventidx),
