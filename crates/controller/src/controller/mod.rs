@@ -318,6 +318,20 @@ impl Controller {
         self.engine.doorbell_page()
     }
 
+    /// Creates a new doorbell page for the next client: an earlier client may have the present one
+    /// mapped. No client is connected.
+    ///
+    /// # Errors
+    /// [`ConfigError::Memory`] when there is no memory. The earlier client's page stays.
+    pub fn renew_doorbells(&mut self) -> Result<(), ConfigError> {
+        let DoorbellPage(page) = DoorbellPage::new()?;
+        // The earlier client may keep the file open, but none of the pages in it.
+        self.engine.doorbell_page().memory().empty_at_end();
+        self.order_all(|| Order::Doorbells(page.clone()));
+        self.migration.set_doorbells(page);
+        Ok(())
+    }
+
     /// Handles the disconnection of the VMM: resets the controller, and releases guest memory and
     /// interrupt receivers. The next client finds the controller in its power-on state.
     pub fn disconnect(&mut self) {

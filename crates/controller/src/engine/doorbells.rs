@@ -72,6 +72,11 @@ impl Doorbells {
         &self.page
     }
 
+    /// Replaces the page, while there is no queue.
+    pub fn replace(&mut self, page: Arc<SharedPages>) {
+        self.page = page;
+    }
+
     /// Returns the register cell of one doorbell.
     pub fn register(&self, qid: u16, which: Which) -> Option<&AtomicU32> {
         self.page

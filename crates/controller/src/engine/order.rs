@@ -12,7 +12,7 @@ use crate::config::NamespaceConfig;
 use crate::formats::BlockFormat;
 use crate::irq::IrqSink;
 use crate::metadata::MetadataState;
-use dma::{DmaMap, MapError, Memory, Prot};
+use dma::{DmaMap, MapError, Memory, Prot, SharedPages};
 use nvme::Status;
 use std::sync::Arc;
 
@@ -50,6 +50,8 @@ pub(crate) enum Order {
     // ---- to every engine
     /// Maps or unmaps guest memory.
     Memory(MemoryChange),
+    /// Replaces the page of the doorbell registers, while there are no queues.
+    Doorbells(Arc<SharedPages>),
     /// Sets the address at which commands find the controller memory buffer, or removes the buffer.
     DeviceMemory(Option<(u64, Memory)>),
     /// Sets or clears Bus Master Enable; includes the number of times that it was set. Clearing
@@ -166,6 +168,7 @@ impl Engine {
             Order::CancelMigration => self.cancel_migration(),
             Order::InstallMigrated(queues) => self.install_migrated(*queues),
             Order::Memory(change) => return self.change_memory(change),
+            Order::Doorbells(page) => self.doorbells.replace(page),
             Order::DeviceMemory(at) => return self.set_device_memory(at).map(|()| 0),
             Order::Master { on, masterings } => self.set_master(on, masterings),
             Order::Shadow { shadow, eventidx } => self.configure_shadow(shadow, eventidx),

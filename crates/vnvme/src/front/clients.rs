@@ -2,7 +2,9 @@
 
 use super::nvme::{NvmeFront, TOKEN_CLIENT, TOKEN_INTAKE};
 use crate::device::Waiting;
+use crate::keep::ClientPages;
 use control::api::EventKind;
+use controller::ConfigError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::num::NonZeroU32;
@@ -79,17 +81,41 @@ impl NvmeFront {
             self.intake.dismiss(fd);
             return;
         }
+        if let Err(error) = self.renew_doorbells() {
+            self.log.line(|left_out| {
+                let error: &dyn std::error::Error = &error;
+                tracing::error!(socket, error, left_out, "client refused: no doorbell page");
+            });
+            vfio_user::refuse(&fd, Errno::NOMEM);
+            self.intake.dismiss(fd);
+            return;
+        }
         self.admit(fd, None);
+    }
+
+    /// Replaces the doorbell page where an earlier client may still have it mapped: that client
+    /// could ring the next client's queues.
+    fn renew_doorbells(&mut self) -> Result<(), ConfigError> {
+        let controller = &mut self.device.controller;
+        if self.had_client && controller.config().mapped_doorbells {
+            controller.renew_doorbells()?;
+            self.had_client = false;
+        }
+        Ok(())
     }
 
     /// Begins with a client, which may be kept already.
     pub(super) fn admit(&mut self, fd: OwnedFd, kept: Option<NonZeroU32>) {
         let limits = self.device.protocol_limits();
         let socket = self.intake.admit(fd);
-        let buffer = self.device.controller.cmb_pages().map(|pages| pages.fd());
+        let controller = &self.device.controller;
+        let doorbells = controller.bar0_pages().fd();
+        let mut pages = vec![(ClientPages::Doorbells, doorbells)];
+        let buffer = controller.cmb_pages();
+        pages.extend(buffer.map(|buffer| (ClientPages::MemoryBuffer, buffer.fd())));
         let connection = match &self.survival {
             None => Connection::over(socket, limits),
-            Some(survival) => match survival.connect(socket, limits, kept, buffer) {
+            Some(survival) => match survival.connect(socket, limits, kept, &pages) {
                 Ok(connection) => connection,
                 Err(error) => {
                     let (error, log) = (&error as &dyn std::error::Error, &self.log);
@@ -110,6 +136,7 @@ impl NvmeFront {
         let message = pid.map(|pid| format!("pid {pid}"));
         self.happened(EventKind::Attached, message);
         self.connection = Some(connection);
+        self.had_client = true;
         self.device.controller.stats().connected.set(1);
         self.rewatch();
         self.watch_keeper();

@@ -84,6 +84,8 @@ pub struct NvmeFront {
     /// I/O of the worker, for namespaces that are attached later.
     io: Rc<Io>,
     pub(super) connection: Option<Connection>,
+    /// A client has been connected since the doorbell page was made.
+    pub(super) had_client: bool,
     /// State that survives this process, if the controller does.
     pub(super) survival: Option<FrontSurvival>,
     /// Events for which the socket is in the epoll set.
@@ -154,6 +156,7 @@ impl NvmeFront {
             intake,
             descriptors,
             connection: None,
+            had_client: false,
             survival,
             resized,
             watched: Interest::None,

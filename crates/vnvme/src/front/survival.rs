@@ -2,7 +2,7 @@
 
 use super::nvme::{NvmeFront, TOKEN_KEEPER};
 use crate::device::NvmeDevice;
-use crate::keep::{Left, Survival, keep_memory_buffer};
+use crate::keep::{ClientPages, Left, Survival, keep_pages};
 use keeper::Ticket;
 use receive::Socket;
 use rustix::io::Errno;
@@ -61,19 +61,18 @@ impl FrontSurvival {
         })
     }
 
-    /// Makes the connection of a new client, to which `buffer` is the file of the controller memory
-    /// buffer. Buffer and client are kept first; the client only if it is not kept yet, under the
-    /// number `kept`.
+    /// Makes the connection of a new client. Its `pages` and the client are kept first; the client
+    /// only if it is not kept yet, under the number `kept`.
     pub fn connect(
         &self,
         socket: Socket,
         limits: Limits,
         kept: Option<NonZeroU32>,
-        buffer: Option<BorrowedFd<'_>>,
+        pages: &[(ClientPages, BorrowedFd<'_>)],
     ) -> Result<Connection, JournalError> {
-        if let Some(file) = buffer {
+        for (which, file) in pages {
             // After a failure nothing more is kept, which the connection reports.
-            let _ = keep_memory_buffer(&mut self.ledger.borrow_mut(), file);
+            let _ = keep_pages(&mut self.ledger.borrow_mut(), *which, *file);
         }
         let setup = self.setup().map_err(JournalError::Pipe)?;
         let journal = Journal::new(setup)?;

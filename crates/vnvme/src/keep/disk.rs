@@ -25,12 +25,19 @@ use vfio_user::{Journal, Listener, Pipe};
 /// Name of a disk's state memory, after the disk's prefix. The state memory describes the disk's
 /// other descriptors.
 const STATE: &str = "s";
+
 /// Between two looks whether the keeper has answered, where nobody is served meanwhile.
 const LOOK: Duration = Duration::from_micros(200);
 
-/// In the note of pages: which.
-const DOORBELLS: u64 = 0;
-const MEMORY_BUFFER: u64 = 1;
+/// Pages of this process that a disk's client may map. Each client has its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum ClientPages {
+    /// Doorbell page. The numbers are the details of the pages' notes.
+    Doorbells = 0,
+    /// Controller memory buffer.
+    MemoryBuffer = 1,
+}
 
 /// In the note of a pipe's end: of which pipe.
 const REPLIES: u64 = 0;
@@ -170,7 +177,10 @@ impl Left {
 
     /// The file of the controller memory buffer that its client knows.
     pub fn memory_buffer(&self) -> Option<OwnedFd> {
-        self.copy(DescriptorKind::PAGES, Some(MEMORY_BUFFER))
+        self.copy(
+            DescriptorKind::PAGES,
+            Some(ClientPages::MemoryBuffer as u64),
+        )
     }
 
     fn pipe(&mut self, which: u64) -> Option<Pipe> {
@@ -229,19 +239,23 @@ pub fn settled(desk: &mut Desk) -> Result<(), KeepError> {
     Ok(())
 }
 
-/// Keeps the file of a controller memory buffer, in place of the one that was kept before. A later
+/// Keeps a file of pages, in place of the one that was kept for an earlier client. A later
 /// [`Ledger::barrier`] shows whether it is kept.
 ///
 /// # Errors
 /// The ledger keeps nothing more.
-pub fn keep_memory_buffer(ledger: &mut Ledger, file: BorrowedFd<'_>) -> Result<(), LedgerError> {
+pub fn keep_pages(
+    ledger: &mut Ledger,
+    which: ClientPages,
+    file: BorrowedFd<'_>,
+) -> Result<(), LedgerError> {
     for noted in ledger.noted() {
-        if noted.kind == DescriptorKind::PAGES && noted.detail == MEMORY_BUFFER {
+        if noted.kind == DescriptorKind::PAGES && noted.detail == which as u64 {
             ledger.forget(noted.number);
         }
     }
     ledger
-        .keep(DescriptorKind::PAGES, MEMORY_BUFFER, file)
+        .keep(DescriptorKind::PAGES, which as u64, file)
         .map(|_| ())
 }
 
@@ -452,7 +466,7 @@ impl Survival {
                 ledger.keep(DescriptorKind::PIPE_WRITE, which, pipe.writer.as_fd())?;
             }
             if let Some(page) = first.page {
-                ledger.keep(DescriptorKind::PAGES, DOORBELLS, page)?;
+                keep_pages(&mut ledger, ClientPages::Doorbells, page)?;
             }
             // Another's is there for the next process, too.
             if let Some(file) = first.listener.own_file() {
@@ -509,7 +523,7 @@ impl Survival {
             Ok(table) => table,
             Err(error) => return Err(Box::new((left, error.into()))),
         };
-        let page = left.copy(DescriptorKind::PAGES, Some(DOORBELLS));
+        let page = left.copy(DescriptorKind::PAGES, Some(ClientPages::Doorbells as u64));
         let (Some(replies), Some(counter)) = (left.pipe(REPLIES), left.pipe(COUNTER)) else {
             return Err(Box::new((left, anyhow!("its pipes were not kept"))));
         };

@@ -30,8 +30,8 @@ pub use attempts::{Attempt, begin_attempts, deaths_of, pause_after_deaths};
 pub use configuration::{Before, Unavailable, before, is_noted, note, note_first};
 pub use controller::Made;
 pub use disk::{
-    First, Identity, Left, Survival, client_of, discard_rest, give_up, keep_memory_buffer, left_of,
-    listens_at,
+    ClientPages, First, Identity, Left, Survival, client_of, discard_rest, give_up, keep_pages,
+    left_of, listens_at,
 };
 pub use exports::{KeptSocket, LeftSocket, export_listens_at, left_socket};
 pub use life::{die_of_panics, last_pause, say_served, serves, tell_receiver};

@@ -2,10 +2,13 @@
 
 use std::os::unix::fs::FileExt;
 
+use dma::Memory;
 use nvme::{NvmOpcode, Status};
+use rustix::fs::fstat;
 use vfio_user::client::{Client, ClientError};
 
 use crate::common::*;
+use crate::keeper::{kill_serving, start};
 
 #[test]
 fn a_second_client_is_refused_while_the_first_is_served() {
@@ -141,6 +144,58 @@ fn the_next_client_need_not_wait_for_the_last() {
         let mut host = Host::up(&place.socket());
         host.write(2, 0, &pattern(round, 4096));
         assert!(host.read(2, 0, 4096) == pattern(round, 4096));
+    }
+    daemon.end();
+}
+
+/// Maps the doorbell page; returns the number of its file.
+fn map_page(host: &mut Host) -> u64 {
+    host.map_doorbells();
+    let mapping = host.client.region_info(BAR0).unwrap().mmap.unwrap();
+    fstat(&mapping.fd).unwrap().st_ino
+}
+
+/// A client that has disconnected may keep the doorbell page mapped. It cannot ring the queues of
+/// the next client, whose worker and process may change meanwhile.
+#[test]
+fn a_former_client_cannot_ring_the_next_clients_doorbells() {
+    let place = Place::new();
+    let socket = text(&place.socket());
+    let args = [
+        "serve",
+        "--socket",
+        &socket,
+        "--keeper",
+        "process",
+        "--doorbells",
+        "mapped",
+        "mem://4M",
+    ];
+    let daemon = start(&place, &args);
+    let (mut pages, mut files) = (Vec::<Memory>::new(), Vec::new());
+    for round in 0..3 {
+        let mut host = Host::up(&place.socket());
+        let file = map_page(&mut host);
+        assert!(!files.contains(&file), "round {round}");
+        files.push(file);
+        for _ in 0..2 {
+            let read = host.transfer(NvmOpcode::READ, 1, 0, 4096, 4 << 20);
+            let (cid, doorbell, tail) = host.place(1, read);
+            for page in &pages {
+                page.write(doorbell as usize, &tail.to_le_bytes()).unwrap();
+            }
+            // Meanwhile every queue is polled many times.
+            for _ in 0..100 {
+                host.identify_controller();
+            }
+            assert_eq!(host.try_completion(1).map(|c| c.cid.get()), None);
+            host.ring(1, false, tail).unwrap();
+            assert_eq!(host.completion(1).cid.get(), cid);
+            kill_serving(&daemon);
+            host.identify_controller();
+            assert_eq!(map_page(&mut host), file, "round {round}");
+        }
+        pages.extend(host.mapped.take());
     }
     daemon.end();
 }

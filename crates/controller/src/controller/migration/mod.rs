@@ -17,6 +17,7 @@ use crate::config::NamespaceConfig;
 use crate::engine::{EngineConfig, Event, Order};
 use crate::remote::{Connection, OPEN, OPENING, Progress, RemoteEngineSetup, Report};
 use commands::{RemoteCq, RemoteSq};
+use dma::SharedPages;
 pub(super) use link::Link;
 use nvme::{Command, Status};
 pub(super) use queue::Place;
@@ -79,6 +80,13 @@ impl Migration {
                 Some(place) => *place = config,
                 None => namespaces.push(config),
             }
+        }
+    }
+
+    /// Sets the doorbell page of later remote engines.
+    pub(super) fn set_doorbells(&mut self, page: Arc<SharedPages>) {
+        if let Some((config, _)) = &mut self.template {
+            config.page = page;
         }
     }
 
