@@ -4,10 +4,10 @@ use crate::{packet, text};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
@@ -33,11 +33,93 @@ struct Shared {
     /// Process ID of the keeper, which another process may become; 0 for systemd.
     keeper: AtomicU32,
     most: usize,
+    /// Number of disks that have a share of the keeper's room each.
+    disks: AtomicUsize,
     /// Names of the descriptors that the keeper may have by now.
-    names: Mutex<BTreeSet<String>>,
+    names: Mutex<Names>,
     /// Lock for one upgrade request at a time: the keeper process's answers do not name their
     /// requester.
     upgrade: Mutex<()>,
+}
+
+/// Largest share of a disk: its state memory notes no more descriptors.
+const MAX_SHARE: usize = 4096 + 64;
+/// Least share that is reserved. With less, no disk could be kept: the first ones have the room.
+const MIN_SHARE: usize = 16;
+
+/// Names of kept descriptors, and how many each disk has.
+#[derive(Debug, Default)]
+struct Names {
+    all: BTreeSet<String>,
+    by_disk: BTreeMap<String, usize>,
+}
+
+/// Returns the disk whose descriptor has this name ([`Ledger`](crate::Ledger)); `None` for one of
+/// the process.
+fn disk_of(name: &str) -> Option<&str> {
+    let (disk, _) = name.split_once('.')?;
+    let number = disk.strip_prefix('d')?;
+    number.parse::<u32>().is_ok().then_some(disk)
+}
+
+impl Names {
+    fn new(kept: impl IntoIterator<Item = String>) -> Self {
+        let mut names = Self::default();
+        for name in kept {
+            names.insert(&name);
+        }
+        names
+    }
+
+    fn insert(&mut self, name: &str) {
+        if self.all.insert(name.to_owned())
+            && let Some(disk) = disk_of(name)
+        {
+            *self.by_disk.entry(disk.to_owned()).or_default() += 1;
+        }
+    }
+
+    fn leave(&mut self, name: &str) {
+        if self.all.remove(name)
+            && let Some(disk) = disk_of(name)
+            && let Some(count) = self.by_disk.get_mut(disk)
+        {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.by_disk.remove(disk);
+            }
+        }
+    }
+
+    /// Enters a name, if there is room for it beside the shares of other disks.
+    fn enter(&mut self, name: &str, most: usize, disks: usize) -> bool {
+        let is_free = match disk_of(name) {
+            Some(disk) => self.all.len() + self.reserved(disk, most, disks) < most,
+            None => self.all.len() < most,
+        };
+        if is_free {
+            self.insert(name);
+        }
+        is_free
+    }
+
+    /// Places that are left free for other disks, while this one gets one more.
+    fn reserved(&self, disk: &str, most: usize, disks: usize) -> usize {
+        // An eighth is the process's own.
+        let share = (most - most / 8) / disks.max(1);
+        if share < MIN_SHARE {
+            return 0;
+        }
+        let share = share.min(MAX_SHARE);
+        let own = self.by_disk.get(disk).copied();
+        if own.unwrap_or(0) < share {
+            return 0;
+        }
+        let others = self.by_disk.iter().filter(|(other, _)| *other != disk);
+        let left: usize = others.map(|(_, count)| share.saturating_sub(*count)).sum();
+        let known = self.by_disk.len() + usize::from(own.is_none());
+        left + disks.saturating_sub(known) * share
+    }
 }
 
 /// Why there is no upgrade.
@@ -78,7 +160,8 @@ impl Link {
                 Keeping::Systemd => 0,
             }),
             most,
-            names: Mutex::new(kept.into_iter().collect()),
+            disks: AtomicUsize::new(1),
+            names: Mutex::new(Names::new(kept)),
             upgrade: Mutex::new(()),
         }))
     }
@@ -86,24 +169,25 @@ impl Link {
     /// Returns the names of all descriptors that the keeper may have by now, without removed ones.
     pub fn names(&self) -> Vec<String> {
         let names = self.0.names.lock().unpoisoned();
-        names.iter().cloned().collect()
+        names.all.iter().cloned().collect()
+    }
+
+    /// Reserves a share of the keeper's room for each of so many disks: clients of one disk do not
+    /// fill it for another one.
+    pub fn expect_disks(&self, count: usize) {
+        self.0.disks.store(count.max(1), Ordering::Relaxed);
     }
 
     /// Reserves a place for the descriptor of this name, if there is one left, or it has one.
     pub(crate) fn enter(&self, name: &str) -> bool {
         let mut names = self.0.names.lock().unpoisoned();
-        if !names.contains(name) {
-            if names.len() >= self.0.most {
-                return false;
-            }
-            names.insert(name.to_owned());
-        }
-        true
+        let disks = self.0.disks.load(Ordering::Relaxed);
+        names.all.contains(name) || names.enter(name, self.0.most, disks)
     }
 
     /// Releases the place of a descriptor after its removal has been sent.
     pub(crate) fn leave(&self, name: &str) {
-        self.0.names.lock().unpoisoned().remove(name);
+        self.0.names.lock().unpoisoned().leave(name);
     }
 
     /// Returns the kind of keeper.
@@ -139,7 +223,7 @@ impl Link {
 
     /// Descriptors that are kept, of all that have been sent.
     pub fn kept(&self) -> usize {
-        self.0.names.lock().unpoisoned().len()
+        self.0.names.lock().unpoisoned().all.len()
     }
 
     /// Most that may be.
@@ -202,5 +286,40 @@ impl Link {
 
     pub(crate) fn send(&self, text: &str, fd: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
         packet::send(self.0.socket.as_fd(), text, fd.as_slice())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    #[test]
+    fn descriptors_of_one_disk_leave_the_shares_of_others_free() {
+        let flags = SocketFlags::CLOEXEC;
+        let kind = SocketType::SEQPACKET;
+        let (ours, _theirs) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let link = Link::new(ours, Keeping::Systemd, 100, ["d1.1".to_owned()]);
+        link.expect_disks(3);
+        let fill = |disk: &str| {
+            (1..200)
+                .filter(|n| link.enter(&format!("{disk}.{n}")))
+                .count()
+        };
+        // The shares are (100 - 12) / 3 = 29.
+        assert_eq!(fill("d1"), 100 - 2 * 29);
+        assert!(!link.enter("d1.s"));
+        assert!(link.enter("d1.1"), "it has a place");
+        assert_eq!((fill("d2"), fill("d3")), (29, 29));
+        assert_eq!(link.kept(), link.most());
+        assert!(!link.enter("vnvme.c1"));
+        // A disk that is removed leaves its places to all.
+        (1..200).for_each(|n| link.leave(&format!("d2.{n}")));
+        assert!(link.enter("vnvme.c1"));
+        // Too many disks for shares: the first ones have the room.
+        link.expect_disks(50);
+        assert_eq!(fill("d4"), 100 - 42 - 29 - 1);
+        assert_eq!(disk_of("vnvme.m7"), None);
+        assert_eq!(disk_of("disk.1"), None);
     }
 }

@@ -366,6 +366,7 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
         specs.extend(kept);
         specs
     };
+    keep::expect_disks(specs.controllers.len());
     let workers = workers(specs, &options);
     warn_of_few_cpus(workers, &options.cpus);
     let grows = options.daemon.is_some();

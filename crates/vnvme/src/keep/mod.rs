@@ -37,7 +37,9 @@ pub use exports::{KeptSocket, LeftSocket, export_listens_at, left_socket};
 pub use life::{die_of_panics, last_pause, say_served, serves, tell_receiver};
 pub use memory::place as memory_place;
 pub use mode::KeeperMode;
-pub use pool::{arrive, end, is_kept, is_successor, is_systemd, kept, outlive_keeper, pid};
+pub use pool::{
+    arrive, end, expect_disks, is_kept, is_successor, is_systemd, kept, outlive_keeper, pid,
+};
 pub use process::{LAST, begin, last, run, wanted};
 pub use records::RecordsFile;
 pub use served::{is_replacement, tell_failure, was_served};

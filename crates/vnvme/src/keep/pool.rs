@@ -136,6 +136,13 @@ pub fn arrive() -> Result<Vec<(String, OwnedFd)>> {
     Ok(given)
 }
 
+/// Reserves room in the keeper for so many disks with clients.
+pub fn expect_disks(count: usize) {
+    if let Some(kept) = kept() {
+        kept.link.expect_disks(count);
+    }
+}
+
 /// Has this process outlive its keeper: guests go on, and the stand-by is the keeper.
 ///
 /// # Errors

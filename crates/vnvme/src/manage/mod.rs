@@ -32,10 +32,11 @@ pub use table::{Failed, Running, Server, Source, Table};
 use crate::check::check;
 use crate::crew::Crew;
 use crate::descriptors::Room;
+use crate::keep;
 use crate::registry::Registry;
 use crate::spec::ProcessSpec;
 use control::Error;
-use control::api::EventKind;
+use control::api::{DiskKind, EventKind};
 use state::Recorded;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -127,6 +128,9 @@ impl Manager {
         let table = self.crew.table.served();
         let disks = table.iter().map(|(_, entry)| &entry.spec);
         self.crew.registry.described.set(disks);
+        let all = self.crew.table.all().into_iter();
+        let controllers = all.filter(|(_, entry)| entry.spec.kind() == DiskKind::Controller);
+        keep::expect_disks(controllers.count());
         self.crew.registry.events.send(kind, disk, nsid, None);
         self.keep_state();
     }
