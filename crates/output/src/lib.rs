@@ -20,7 +20,7 @@ use signal_hook::consts::SIGPIPE;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// Standard output could not be written.
+/// Error: standard output could not be written.
 #[derive(Debug)]
 pub struct OutputError(io::Error);
 
@@ -33,16 +33,17 @@ impl std::fmt::Display for OutputError {
 impl std::error::Error for OutputError {}
 
 impl OutputError {
-    /// Its reader has gone.
+    /// Returns whether the reader of standard output has gone away.
     pub fn is_closed(&self) -> bool {
         self.0.kind() == io::ErrorKind::BrokenPipe
     }
 }
 
-/// Prints a line: what [`outln!`] calls.
+/// Prints a line to standard output; called by [`outln!`].
 ///
 /// # Errors
-/// Standard output cannot be written, because its reader has gone for example.
+/// [`OutputError`] when standard output cannot be written, for example because its reader has gone
+/// away.
 pub fn line(text: std::fmt::Arguments<'_>) -> Result<(), OutputError> {
     let mut stdout = io::stdout().lock();
     let written = stdout
@@ -52,7 +53,7 @@ pub fn line(text: std::fmt::Arguments<'_>) -> Result<(), OutputError> {
     written.and_then(|()| stdout.flush()).map_err(OutputError)
 }
 
-/// As `println!`, in a function that returns the error.
+/// Prints a line like `println!`, in a function that returns the error.
 #[macro_export]
 macro_rules! outln {
     ($($text:tt)*) => {
@@ -60,8 +61,8 @@ macro_rules! outln {
     };
 }
 
-/// Ends as a process does that writes to a pipe without a reader: by SIGPIPE, status 141 in a
-/// shell.
+/// Ends the process in the way that is usual after writing to a closed pipe: by SIGPIPE, which a
+/// shell reports as status 141.
 pub fn end_quietly() -> ExitCode {
     // The runtime ignores the signal; this restores what it does by default, and raises it.
     let _ = signal_hook::low_level::emulate_default_handler(SIGPIPE);
