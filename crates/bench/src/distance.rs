@@ -19,7 +19,7 @@ const PASSING: f64 = 0.05;
 pub struct Distance {
     /// Median round trip of a cache line in nanoseconds.
     pub round_trip: f64,
-    /// Minimum round trip in nanoseconds; the next field is the maximum.
+    /// Minimum round trip in nanoseconds; `to` is the maximum.
     pub from: f64,
     pub to: f64,
     /// Share of the time, from 0 to 1, during which the CPUs had this distance.

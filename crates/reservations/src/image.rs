@@ -112,7 +112,7 @@ pub struct Image {
 /// Error of decoding an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// There are no bytes, or only zeroes.
+    /// All bytes are zero, because nothing was written.
     #[error("nothing was written there")]
     Empty,
     /// The bytes are not an image of reservations.

@@ -65,7 +65,7 @@ pub enum Operation {
         /// The host's key.
         key: u64,
     },
-    /// Sets only the PTPL state (Set Features, Reservation Persistence).
+    /// Sets only the PTPL state, as Set Features, Reservation Persistence does.
     Persist {
         /// New PTPL state.
         ptpl: bool,

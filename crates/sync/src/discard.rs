@@ -205,7 +205,7 @@ mod tests {
         }
     }
 
-    /// A stuck drop that has begun: it ends with the sender.
+    /// Discards a value with a stuck drop, which ends when the returned sender is dropped.
     fn stuck(pool: &'static Pool) -> Sender<()> {
         let (begun, begins) = channel();
         let (end, ends) = channel();

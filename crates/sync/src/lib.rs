@@ -22,7 +22,7 @@ pub trait Unpoisoned {
     /// Guard, reference or value that the lock returns.
     type Value;
 
-    /// The value, whether the lock is poisoned or not.
+    /// Returns the value, whether the lock is poisoned or not.
     ///
     /// ```
     /// use std::sync::Mutex;

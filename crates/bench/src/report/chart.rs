@@ -15,7 +15,7 @@ const TOP: f64 = 62.0;
 const PLOT: f64 = 220.0;
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 16.0;
-/// Top margin of the rows of [`Shape::Rows`]; their height follows.
+/// Top margin above the rows of [`Shape::Rows`].
 const ROWS_TOP: f64 = 30.0;
 const ROW: f64 = 34.0;
 /// Approximate width of a character.
@@ -409,7 +409,7 @@ mod tests {
         }
     }
 
-    /// Labels, each with where it stands: the middle, or the left end.
+    /// Returns the labels with their positions: the middle or the left end.
     fn places(svg: &str, labels: &[String]) -> Vec<(String, f64, f64)> {
         let number = |text: &str, name: &str| {
             let value = text.split(&format!(" {name}=\"")).nth(1).unwrap();

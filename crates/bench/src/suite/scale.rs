@@ -17,14 +17,13 @@ const CONTROLLERS: [u16; 5] = [1, 2, 4, 8, 16];
 const QUEUES: [u16; 7] = [1, 2, 4, 8, 16, 32, 64];
 /// Numbers of I/Os in flight on each queue.
 const DEPTHS: [u16; 2] = [4, 32];
-/// Number of controllers of which one is busy. The constant below is the busy one's number of I/Os
-/// in flight.
+/// Numbers of controllers of which one is busy, with [`CROWD_DEPTHS`] I/Os in flight.
 const CROWD: [u16; 2] = [1, 200];
 const CROWD_DEPTHS: [u16; 2] = [1, 32];
 /// Time under load after which idle controllers are armed and no longer polled.
 const ARMING: Duration = Duration::from_millis(300);
-/// Numbers of busy controllers beside one with a command at a time. The constant below is the
-/// number of I/Os that each has in flight.
+/// Numbers of busy controllers beside one with a command at a time. Each busy one has
+/// [`BUSY_DEPTH`] I/Os in flight.
 const BUSY: [u16; 2] = [0, 16];
 const BUSY_DEPTH: u16 = 32;
 /// Parts of the suite, for `--only`.

@@ -23,7 +23,7 @@ const NARROW: &str = "null://1T?latency=250us&units=2&name=d";
 const WIDE: &str = "null://1T?latency=250us&units=64&name=d";
 /// Ramp time, in which the tuner finds the device's depth before measuring.
 const RAMP: Duration = Duration::from_millis(1500);
-/// Limit of a slice in requests per second. The constant below is the measuring time.
+/// Limit of a slice in requests per second.
 const LIMIT: u32 = 2000;
 const LIMIT_TIME: Duration = Duration::from_secs(10);
 
