@@ -67,7 +67,7 @@ pub(crate) struct Translator {
     mask: u64,
     spans: [Span; WAYS],
     recent: usize,
-    /// Identities of the map, its generation, and the table to which the cached spans belong.
+    /// Map ID, map generation and table number for which the cached spans are valid.
     of: (u64, u64, u64),
 }
 
