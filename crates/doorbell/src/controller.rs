@@ -326,7 +326,8 @@ impl Watch {
         if best == eventidx { None } else { Some(best) }
     }
 
-    /// Places EventIdx so that the host's next move rings, and looks once more.
+    /// Places EventIdx so that the host's next move rings, and then checks for a new value once
+    /// more.
     ///
     /// For SQ tails before the worker sleeps; for CQ heads when the CQ is full and completions wait
     /// for room. On [`Armed::Raced`] the controller continues as after a poll and parks again, or
@@ -343,15 +344,16 @@ impl Watch {
         self.recheck(cells)
     }
 
-    /// Looks once more after [`Armed::Idle`], for hosts without a barrier between shadow store and
-    /// EventIdx load (Linux before 2018, on any machine whose stores may pass later loads).
+    /// Checks for a new value once more after [`Armed::Idle`], for hosts without a barrier between
+    /// shadow store and EventIdx load (Linux before 2018, on any machine whose stores may pass
+    /// later loads).
     ///
     /// Such a host may have read the parked EventIdx, decided not to ring, and still have its
     /// shadow store in the CPU's store buffer when [`Watch::arm`] looked. The store cannot stay
     /// there: wait some microseconds before this call.
     ///
     /// # Errors
-    /// The error of [`Watch::poll`].
+    /// [`Invalid`], as from [`Watch::poll`], when the host wrote a value outside the ring.
     pub fn recheck<C: Cell>(&mut self, cells: Cells<'_, C>) -> Result<Armed, Invalid> {
         let armed_at = self.s.current;
         let now = self.look(cells, Step::ArmShadow, Step::ArmRegister)?;

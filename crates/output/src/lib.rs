@@ -1,9 +1,9 @@
-//! What commands print: to standard output, whose reader may go away (`vnvme stats ... | head`).
+//! Output of commands to standard output, whose reader may go away (`vnvme stats ... | head`).
 //!
-//! The standard library's `println!` panics then. [`outln!`] is it with an error instead, which
-//! `main` turns into the end that shells expect: by SIGPIPE, without a word ([`end_quietly`]).
+//! The standard library's `println!` panics then. [`outln!`] returns an error instead, which `main`
+//! turns into the end that shells expect: by SIGPIPE, without a message ([`end_quietly`]).
 //!
-//! *What it does not do.* Logs, tables, progress. There is no unsafe code.
+//! *Out of scope.* Logs, tables, progress. There is no unsafe code.
 //!
 //! ```
 //! use output::{OutputError, outln};
