@@ -486,7 +486,7 @@ fn only_what_takes_the_place_of_data_is_waited_for() {
     assert_eq!(flushes(0, 0, 1 << 16), 1);
 }
 
-/// Files behind an image are never written.
+/// Checks that backing files are never written.
 #[test]
 fn files_behind_are_left_alone() {
     let directory = tempfile::tempdir().unwrap();
