@@ -234,7 +234,7 @@ pub enum VolumeError {
         /// Path of the file or block device.
         path: PathBuf,
     },
-    /// The file is locked by another user, in a mode that excludes this use.
+    /// The file is locked by another process or opening, in a mode that excludes this use.
     #[error(
         "{}: is in use by {holder}; stop that one{}", path.display(),
         if *read_only { "" } else { ", or share the disk by opening it read-only on both sides" }

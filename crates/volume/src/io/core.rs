@@ -468,8 +468,8 @@ impl RingCore {
         }
     }
 
-    /// Publishes the counters for other threads. Not called directly after a system call, because a
-    /// guest that waits for its completions has priority.
+    /// Publishes the counters for other threads. Separate from the system call itself,
+    /// because a guest that waits for its completions has priority.
     #[inline]
     pub(super) fn tell(&mut self) {
         if std::mem::take(&mut self.untold) {
