@@ -1,4 +1,4 @@
-//! Comparison of today's figures with saved ones: `--keep DIR` and `--compare FILE`.
+//! Comparison of current figures with saved ones: `--keep DIR` and `--compare FILE`.
 //!
 //! The saved figures are medians, without their runs, in a file of the same form as `results.json`.
 //! A folder has one file for each machine, named after its processors. Figures of two hours are no
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use output::outln;
 use std::path::{Path, PathBuf};
 
-/// Maximum factor between two figures that count as alike.
+/// Maximum factor between two figures that count as equal.
 const ALIKE: f64 = 1.05;
 
 /// Direction in which a figure improves.
@@ -22,8 +22,8 @@ enum Better {
     Less,
 }
 
-/// Returns the better direction of a figure of the program; `None` for figures of the machine or of
-/// the measuring.
+/// Returns whether a figure of the program is better when higher or lower; `None` for figures of
+/// the machine or of the measurement itself.
 fn better(row: &Row) -> Option<Better> {
     match row.metric.as_str() {
         "iops" | "limited_iops" | "of_bare" | "of_limit" => Some(Better::More),
@@ -41,12 +41,12 @@ fn better(row: &Row) -> Option<Better> {
     }
 }
 
-/// A figure, kept and of today.
+/// A saved figure and the current one.
 #[derive(Clone, Debug, PartialEq)]
 struct Pair<'a> {
     kept: &'a Row,
     today: &'a Row,
-    /// Factor by which today's figure is better.
+    /// Factor by which the current figure is better.
     times: f64,
 }
 
@@ -57,7 +57,8 @@ impl Pair<'_> {
     }
 }
 
-/// The figures of both; how many are of one only.
+/// Pairs the figures that both results contain. Also returns the number of figures that only one of
+/// them contains.
 fn pairs<'a>(kept: &'a Results, today: &'a Results) -> (Vec<Pair<'a>>, usize) {
     let mut pairs = Vec::new();
     let mut alone = 0;
@@ -85,8 +86,8 @@ fn pairs<'a>(kept: &'a Results, today: &'a Results) -> (Vec<Pair<'a>>, usize) {
     (pairs, alone)
 }
 
-/// Returns whether two rows are the same figure at the same distance, whatever its round trip was
-/// on the day.
+/// Returns whether two rows are the same figure at the same distance, even if the round trips
+/// differ between the days.
 fn is_same(one: &Row, other: &Row) -> bool {
     let at_one_distance = match (one.distance, other.distance) {
         (Some(one), Some(other)) => agree(one, other),
@@ -99,7 +100,8 @@ fn is_same(one: &Row, other: &Row) -> bool {
         && (one.depth, one.queues) == (other.depth, other.queues)
 }
 
-/// The file of kept figures that a path stands for: in a folder, this machine's.
+/// Returns the file of saved figures for a path: the file itself, or this machine's file in a
+/// directory.
 fn kept_file(path: &Path) -> PathBuf {
     if path.is_dir() {
         path.join(file_name(&Machine::here()))
@@ -108,7 +110,7 @@ fn kept_file(path: &Path) -> PathBuf {
     }
 }
 
-/// A machine's file, after its processors: "amd-epyc-2.json".
+/// Returns the name of a machine's file, derived from its processors: "amd-epyc-2.json".
 fn file_name(machine: &Machine) -> String {
     let words = machine.cpu.split(|c: char| !c.is_ascii_alphanumeric());
     let mut words: Vec<String> = words.map(str::to_ascii_lowercase).collect();
@@ -117,10 +119,10 @@ fn file_name(machine: &Machine) -> String {
     format!("{}.json", words.join("-"))
 }
 
-/// Saves the figures of `output` in a folder, in this machine's file.
+/// Saves the figures in `output` to this machine's file in a directory.
 ///
 /// # Errors
-/// If there are no figures, or they cannot be written.
+/// An error when there are no figures, or they cannot be written.
 pub fn keep(output: &Path, folder: &Path) -> Result<()> {
     let mut results = Results::read(&output.join(FILE))?;
     if results.rows.is_empty() {
@@ -137,11 +139,11 @@ pub fn keep(output: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Shows where the figures of `output` differ from those that were kept; of one suite, if it is
-/// named.
+/// Prints the differences between the figures in `output` and saved ones, optionally of a single
+/// suite.
 ///
 /// # Errors
-/// One of the two has no figures, or cannot be read.
+/// An error when either side has no figures or cannot be read.
 pub fn compare(output: &Path, with: &Path, only: Option<&str>) -> Result<()> {
     let file = kept_file(with);
     if !file.exists() && with.is_dir() {
@@ -226,7 +228,7 @@ fn unit(unit: &str) -> &str {
     if unit == "1" { "" } else { unit }
 }
 
-/// Four digits.
+/// Formats a figure with four digits.
 fn figure(value: f64) -> String {
     if value == 0.0 {
         return "0".to_owned();

@@ -1,7 +1,7 @@
-//! Distance between two CPUs, as measured: the host of a virtual machine moves its CPUs, from cores
-//! that share a cache to distant ones, within seconds.
+//! Measured distance between two CPUs. The host of a virtual machine may move its CPUs within
+//! seconds, from cores that share a cache to distant ones.
 //!
-//! The round trips of a cache line over a suite fall into groups. Each group is a distance, and
+//! The round trips of a cache line during a suite fall into groups. Each group is a distance, and
 //! figures of different distances are not mixed.
 
 use crate::results::median;
@@ -9,35 +9,36 @@ use serde::{Deserialize, Serialize};
 
 /// Maximum factor between two round trips of the same distance.
 const SAME: f64 = 1.15;
-/// A distance that fewer round trips than this share belong to was passed through.
+/// Minimum share of round trips for a distance. Smaller groups were only passed through while a CPU
+/// was moved.
 const PASSING: f64 = 0.05;
 
-/// A distance between the two CPUs of a suite.
+/// A distance between the two CPUs that a suite uses.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Distance {
-    /// Nanoseconds that a cache line takes there and back: the median.
+    /// Median round trip of a cache line in nanoseconds.
     pub round_trip: f64,
-    /// The shortest of them, and the longest.
+    /// Minimum round trip in nanoseconds; `to` is the maximum.
     pub from: f64,
     pub to: f64,
-    /// Share of the time, of 1, for which the CPUs had this distance.
+    /// Share of the time, from 0 to 1, during which the CPUs had this distance.
     pub share: f64,
 }
 
 impl Distance {
-    /// Whether a round trip is one of this distance.
+    /// Returns whether a round trip belongs to this distance.
     pub fn holds(&self, round_trip: f64) -> bool {
         (self.from..=self.to).contains(&round_trip)
     }
 }
 
-/// Whether two round trips, in nanoseconds, are of one distance.
+/// Returns whether two round trips, in nanoseconds, belong to one distance.
 pub fn agree(one: f64, other: f64) -> bool {
     one.max(other) <= one.min(other) * SAME
 }
 
-/// The distances that these round trips show, the nearest first.
+/// Groups round trips into distances, nearest first.
 pub fn found(round_trips: &[f64]) -> Vec<Distance> {
     let mut sorted: Vec<f64> = round_trips.iter().copied().filter(|r| *r > 0.0).collect();
     sorted.sort_by(f64::total_cmp);

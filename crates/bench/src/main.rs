@@ -141,7 +141,7 @@ fn seconds(text: &str) -> Result<Duration> {
 }
 
 impl Options {
-    /// The program that is measured, as a path that is whole.
+    /// Returns the absolute path of the program to measure.
     fn vnvme(&self) -> Result<Program> {
         let path = match &self.vnvme {
             Some(path) => path.clone(),
@@ -160,7 +160,7 @@ impl Options {
         })
     }
 
-    /// The program that is compared with, as a path that is whole.
+    /// Returns the absolute path of the program to compare with, if there is one.
     fn beside(&self) -> Result<Option<Program>> {
         let path = match &self.beside {
             Some(path) => {
@@ -183,7 +183,7 @@ impl Options {
             .or_else(|| Some(usual()).filter(|path| path.exists()))
     }
 
-    /// Measures, and writes the report.
+    /// Runs the selected suites, and writes the report.
     fn run(self) -> Result<()> {
         let mut verdict = Ok(());
         if let Some(name) = self.suite {

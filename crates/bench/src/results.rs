@@ -11,38 +11,38 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-/// A figure.
+/// A measured figure.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     pub suite: String,
-    /// Words separated by single spaces.
+    /// Name of the case: words separated by single spaces.
     pub case: String,
-    /// I/Os in flight on each queue; 0 where that means nothing.
+    /// Number of I/Os in flight on each queue; 0 when not applicable.
     #[serde(default)]
     pub depth: u32,
-    /// Queues, over all controllers; 0 where that means nothing.
+    /// Number of queues over all controllers; 0 when not applicable.
     #[serde(default)]
     pub queues: u32,
     pub metric: String,
-    /// The median of `runs`.
+    /// Median of `runs`.
     pub value: f64,
     pub unit: String,
-    /// Figures of all runs in their order; of slices only those that are divided by each other.
+    /// Figures of all runs, in order. For slices, only those needed for ratios.
     #[serde(default)]
     pub runs: Vec<f64>,
-    /// Nanoseconds of a cache line's round trip at the distance that the figure is of; none: it is
-    /// of no particular one.
+    /// Round trip of a cache line in nanoseconds, which identifies the distance of the figure;
+    /// `None` when distances are not distinguished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub distance: Option<f64>,
-    /// The rounds that `runs` are of, where each is a slice: slices of one round are compared.
+    /// Rounds of the slices in `runs`: only slices of the same round are compared.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rounds: Vec<u32>,
-    /// Number of slices of the median, and the 10th and 90th percentiles.
+    /// Number and spread of the slices that the median is of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slices: Option<Slices>,
 }
 
-/// Spread of the slices of a median.
+/// Number and spread of the slices behind a median.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Slices {
     pub count: usize,
@@ -51,30 +51,31 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// Minimum number of slices of a meaningful figure.
+    /// Minimum number of slices for a reliable figure.
     const FEW: usize = 5;
 
-    /// The figure is not to be trusted: of few slices, or of slices that have little in common.
+    /// Returns whether the figure is unreliable, because there were few slices or they differ
+    /// widely.
     pub fn is_doubtful(&self) -> bool {
         self.count < Self::FEW || self.p90 > 2.0 * self.p10
     }
 }
 
-/// Circumstances of the measurement.
+/// Circumstances of the measurements.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct About {
     pub machine: Machine,
-    /// The commands that measured, oldest first.
+    /// Commands that measured, oldest first, as one text.
     pub command: String,
-    /// Commands, one by one.
+    /// Commands that measured, as a list.
     pub commands: Vec<String>,
     pub left_out: Vec<LeftOut>,
     /// Distances between the CPUs, for each suite that distinguishes them.
     pub distances: Vec<SuiteDistance>,
 }
 
-/// A distance that the CPUs had while a suite measured.
+/// A distance that the CPUs had during a suite.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct SuiteDistance {
     pub suite: String,
@@ -90,7 +91,7 @@ pub struct LeftOut {
     pub why: String,
 }
 
-/// A machine.
+/// Description of the machine that measured.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Machine {
@@ -99,20 +100,20 @@ pub struct Machine {
     pub memory_mib: u64,
     pub kernel: String,
     pub hypervisor: bool,
-    /// Version of this program.
+    /// Version of the benchmark program.
     pub version: String,
-    /// Seconds since 1970.
+    /// Time of the measurement in seconds since 1970.
     pub time: u64,
-    /// Load average of one minute before measuring, caused by further processes of the machine.
+    /// Load average of one minute before the measurement, caused by other processes.
     pub load: f64,
-    /// Nanoseconds of a look at the clock: part of each I/O that is timed.
+    /// Time to read the clock in nanoseconds, which is included in each timed I/O.
     pub clock_ns: f64,
-    /// Share of the last suite's time, of 1, in which the host had given the CPUs to further
-    /// guests.
+    /// Share of the last suite's time, from 0 to 1, during which the host ran other guests on the
+    /// CPUs.
     pub stolen: f64,
 }
 
-/// The whole file.
+/// Contents of the results file.
 #[derive(Clone, Debug, Default)]
 pub struct Results {
     pub about: About,
@@ -133,11 +134,11 @@ struct TaggedAbout {
     about: About,
 }
 
-/// The name of the file in the output directory.
+/// Name of the file in the output directory.
 pub const FILE: &str = "results.json";
 
 impl Results {
-    /// Reads the file; empty results if there is no file.
+    /// Reads the file; returns empty results if it does not exist.
     pub fn read(path: &Path) -> Result<Results> {
         match std::fs::read(path) {
             Ok(bytes) => Results::parse(&bytes).with_context(|| format!("{}", path.display())),
@@ -158,7 +159,7 @@ impl Results {
         Ok(results)
     }
 
-    /// Writes the file, whole or not at all.
+    /// Writes the file atomically.
     pub fn write(&self, path: &Path) -> Result<()> {
         let about = Object::About(TaggedAbout {
             suite: "about".into(),
@@ -178,7 +179,7 @@ impl Results {
         std::fs::rename(&part, path).with_context(|| format!("{}", path.display()))
     }
 
-    /// Replaces a suite's figures.
+    /// Replaces the figures of a suite.
     pub fn replace(&mut self, suite: &str, figures: Figures, left_out: Vec<LeftOut>) {
         self.rows.retain(|row| row.suite != suite);
         self.rows.extend(figures.rows);
@@ -213,7 +214,8 @@ impl Results {
         }
     }
 
-    /// Finds a figure with its runs, at a distance, or of a suite that distinguishes none.
+    /// Returns the figure of a case at a distance, or without one for a suite that does not
+    /// distinguish distances.
     pub fn row(&self, case: Case<'_>, metric: &str, distance: Option<f64>) -> Option<&Row> {
         let mut rows = self.rows.iter();
         rows.find(|r| r.is(case, metric) && r.suite == case.suite && r.distance == distance)
@@ -230,13 +232,13 @@ impl Row {
 }
 
 impl About {
-    /// Returns the distances of a suite, the nearest first.
+    /// Returns the distances of a suite, nearest first.
     pub fn distances(&self, suite: &str) -> impl Iterator<Item = &Distance> {
         let all = self.distances.iter();
         all.filter(move |d| d.suite == suite).map(|d| &d.distance)
     }
 
-    /// A command measured.
+    /// Records a command that measured.
     pub fn ran(&mut self, command: &str) {
         self.commands.retain(|c| c != command);
         self.commands.push(command.to_owned());
@@ -276,7 +278,7 @@ impl Machine {
     }
 }
 
-/// Nanoseconds of a look at the clock: the least of several stretches.
+/// Measures the time to read the clock in nanoseconds: the minimum of several attempts.
 fn clock() -> f64 {
     const LOOKS: u32 = 1000;
     let stretch = |_| {
@@ -289,11 +291,11 @@ fn clock() -> f64 {
     (0..20).map(stretch).fold(f64::INFINITY, f64::min)
 }
 
-/// Returns the quotient of two figures: the median of its runs' quotients. A run is compared with
-/// the other figure's run next to it, not with one of another hour. If the numbers of runs differ,
-/// it is the quotient of the medians.
+/// Returns the ratio of two figures: the median of the ratios of their runs. Each run is compared
+/// with the other figure's run next to it. If the numbers of runs differ, the result is the ratio
+/// of the medians.
 ///
-/// Slices are divided by those of the same rounds.
+/// Slices are compared with those of the same round.
 pub fn quotient(over: &Row, under: &Row) -> f64 {
     if !over.rounds.is_empty() && over.rounds.len() == over.runs.len() {
         let theirs: BTreeMap<u32, f64> = under
@@ -317,7 +319,7 @@ pub fn quotient(over: &Row, under: &Row) -> f64 {
     median(&pairs.map(|(over, under)| over / under).collect::<Vec<_>>())
 }
 
-/// The middle one, or the mean of the two in the middle.
+/// Returns the median: the middle value, or the mean of the two in the middle.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -332,7 +334,7 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// The value that this share of them, of 1, does not exceed.
+/// Returns the value that a given share (0 to 1) of the sorted values does not exceed.
 fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -340,7 +342,7 @@ fn quantile(values: &[f64], share: f64) -> f64 {
     sorted.get(at).copied().unwrap_or(f64::NAN)
 }
 
-/// Rounds a figure to four digits: the rest is noise, and long.
+/// Rounds a figure to four digits, because the rest is noise.
 fn short(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }
@@ -349,23 +351,23 @@ fn short(value: f64) -> f64 {
 #[derive(Clone, Default)]
 pub struct Collector {
     rows: Vec<Row>,
-    /// Figures of slices, in the order of their first occurrence.
+    /// Figures with slices, in the order of their first occurrence.
     sliced: Vec<Sliced>,
 }
 
-/// The slices of a figure.
+/// Slices of one figure.
 #[derive(Clone)]
 struct Sliced {
-    /// Without any figure.
+    /// Row of the figure, without values.
     row: Row,
     slices: Vec<(Taken, f64)>,
 }
 
-/// Round and distance of a slice.
+/// Round and distance of a measured slice.
 #[derive(Clone, Copy, Debug)]
 pub struct Taken {
     pub round: u32,
-    /// Nanoseconds of a cache line's round trip.
+    /// Round trip of a cache line in nanoseconds.
     pub round_trip: f64,
 }
 
@@ -377,7 +379,7 @@ pub struct Figures {
     pub distances: Vec<Distance>,
 }
 
-/// Identification of a figure.
+/// Identity of a figure.
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
     pub suite: &'a str,
@@ -410,7 +412,7 @@ impl Collector {
         }
     }
 
-    /// The rows with their medians, of slices those of each distance.
+    /// Computes the medians of all figures, for slices separately at each distance.
     pub fn figures(mut self) -> Figures {
         for row in &mut self.rows {
             row.value = median(&row.runs);
@@ -444,7 +446,7 @@ impl Row {
 }
 
 impl Sliced {
-    /// The figure at a distance, if there were slices.
+    /// Returns the figure at a distance; `None` when no slice was measured at it.
     fn at(&self, distance: &Distance) -> Option<Row> {
         let here = self
             .slices

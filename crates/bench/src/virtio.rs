@@ -1,9 +1,8 @@
-//! A vhost-user-blk export as a target: a front-end and a guest's driver of one virtqueue, without
-//! a guest.
+//! A vhost-user-blk export as a target: a front-end and a driver of one virtqueue, without a guest.
 //!
-//! Memory of this process stands for the guest's. Each I/O has three descriptors for good (header,
-//! data, status), so that an I/O costs one header, one place in the available ring and, where the
-//! export asks for it, one kick.
+//! Memory of this process replaces the guest's. Each I/O owns three descriptors permanently
+//! (header, data, status), so that it costs one header, one entry in the available ring and, where
+//! the export asks for it, one kick.
 
 mod frontend;
 
@@ -23,14 +22,14 @@ use vhost_blk::kind;
 
 const SECTOR: u64 = 512;
 const PAGE: usize = 4096;
-/// Bytes of a descriptor.
+/// Size of a descriptor in bytes.
 const DESCRIPTOR: usize = 16;
-/// Descriptors of an I/O.
+/// Number of descriptors for an I/O.
 const EACH: u16 = 3;
-/// Bytes of an I/O's header and status, in a place of this size.
+/// Space in bytes for the header and status of an I/O.
 const HEAD: usize = 64;
 const STATUS: usize = 32;
-/// A status that no device writes.
+/// Status value that no device writes.
 const NO_STATUS: u32 = 0xff;
 
 // Virtio 1.2, 2.7.5.
@@ -39,7 +38,7 @@ const DESC_WRITE: u32 = 2;
 
 /// An export behind a vhost-user socket.
 pub struct VirtioTarget {
-    /// An export has one front-end at a time, and this one queue.
+    /// Front-end, taken when the single queue is opened: an export accepts one front-end at a time.
     frontend: Mutex<Option<Frontend>>,
     geometry: Geometry,
 }
@@ -80,13 +79,13 @@ impl Target for VirtioTarget {
 
 /// Layout of the shared memory.
 struct Layout {
-    /// Entries of each ring.
+    /// Number of entries in each ring.
     size: u16,
     available: usize,
     used: usize,
     heads: usize,
     data: usize,
-    /// Distance from one I/O's data to the next.
+    /// Distance in bytes from one I/O's data to the next.
     stride: usize,
     len: usize,
 }
@@ -123,33 +122,33 @@ impl Layout {
         self.data + usize::from(slot) * self.stride
     }
 
-    /// Place of an index in the available ring.
+    /// Returns the offset of an entry in the available ring.
     fn offered(&self, index: u16) -> usize {
         self.available + 4 + usize::from(index % self.size) * 2
     }
 
-    /// Place of an index in the used ring.
+    /// Returns the offset of an entry in the used ring.
     fn ended(&self, index: u16) -> usize {
         self.used + 4 + usize::from(index % self.size) * 8
     }
 
-    /// `used_event` (virtio 1.2, 2.7.7).
+    /// Returns the offset of `used_event` (virtio 1.2, 2.7.7).
     fn used_event(&self) -> usize {
         self.available + 4 + usize::from(self.size) * 2
     }
 
-    /// `avail_event` (virtio 1.2, 2.7.10).
+    /// Returns the offset of `avail_event` (virtio 1.2, 2.7.10).
     fn avail_event(&self) -> usize {
         self.used + 4 + usize::from(self.size) * 8
     }
 }
 
-/// A virtqueue.
+/// A virtqueue, as a lane.
 pub struct VirtioLane {
     _frontend: Frontend,
     layout: Layout,
     memory: Memory,
-    /// Fields of the shared memory.
+    /// Structures of the virtqueue in shared memory.
     area: Area,
     kick: OwnedFd,
     call: OwnedFd,
@@ -197,7 +196,7 @@ impl VirtioLane {
         Ok(lane)
     }
 
-    /// Writes the parts of a slot that are the same for all I/Os.
+    /// Writes the constant parts of a slot's descriptors and header.
     fn prepare(&self, slot: u16, bytes: usize) {
         let first = slot * EACH;
         let head = self.layout.head(slot);
@@ -217,7 +216,8 @@ impl VirtioLane {
             .store32(at + 12, flags | u32::from(index + 1) << 16);
     }
 
-    /// Asks for an interrupt when the next I/O ends. `false`: one has ended already.
+    /// Requests an interrupt for the next completed I/O. Returns `false` when one has completed
+    /// already.
     fn arm(&self) -> bool {
         self.area.store16(self.layout.used_event(), self.seen);
         // Before the last look: else both sides may miss each other (virtio 1.2, 2.7.7.2).

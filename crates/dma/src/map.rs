@@ -18,9 +18,9 @@ pub const PAGE: u64 = 4096;
 /// Access rights of a device in a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prot {
-    /// The device may read guest memory.
+    /// Whether the device may read guest memory.
     pub read: bool,
-    /// The device may write guest memory.
+    /// Whether the device may write guest memory.
     pub write: bool,
 }
 

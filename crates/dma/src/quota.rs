@@ -65,7 +65,8 @@ impl Charge {
     /// Charges the resources of a mapping of this size.
     ///
     /// # Errors
-    /// [`MapError::TooManyMappings`], [`MapError::TooManyBytes`], [`MapError::AddressSpaceFull`].
+    /// [`MapError::TooManyMappings`] or [`MapError::TooManyBytes`] at the client's limits,
+    /// [`MapError::AddressSpaceFull`] at the process's limit.
     pub(crate) fn take(account: Option<&Arc<Account>>, bytes: u64) -> Result<Charge, MapError> {
         if let Some(Account {
             limits,

@@ -16,8 +16,8 @@ pub struct Ring {
     iova: u64,
     entries: u32,
     entry_shift: u32,
-    /// First index at which 64-byte loads are refused; the fields below limit 64-byte stores, and
-    /// 16-byte loads and stores.
+    /// First index at which 64-byte loads are refused. `load16`, `store64` and `store16` are the
+    /// limits of the other accesses.
     load64: u32,
     load16: u32,
     prefetch: u32,

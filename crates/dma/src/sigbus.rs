@@ -267,7 +267,8 @@ fn map_zeroes(start: usize, len: usize) -> bool {
     ptr != libc::MAP_FAILED
 }
 
-/// The page size; initialised when the first memory was mapped, so no more than a load here.
+/// Returns the page size. The value is initialised when the first memory is mapped, so this is only
+/// a load.
 fn page_size() -> usize {
     rustix::param::page_size()
 }

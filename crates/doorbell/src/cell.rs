@@ -25,7 +25,7 @@ use core::sync::atomic::{AtomicU32, Ordering, fence};
 /// differently, in the production code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Host loads the shadow doorbell's previous value, if it keeps none of its own.
+    /// Host loads the previous value of the shadow doorbell, if it keeps no copy of its own.
     HostPrevious,
     /// Host stores the shadow doorbell: the queue entries written before become
     /// visible with it (release).
@@ -45,13 +45,13 @@ pub enum Step {
     Park,
     /// Controller stores EventIdx before it sleeps.
     ArmEventIdx,
-    /// Controller: full fence between its EventIdx store and its last look at the doorbells.
+    /// Controller: full fence between its EventIdx store and its last read of the doorbells.
     ArmFence,
-    /// Controller's last look at the shadow doorbell, after [`Step::ArmFence`] (acquire).
+    /// Controller's last read of the shadow doorbell, after [`Step::ArmFence`] (acquire).
     ArmShadow,
-    /// Controller's last look at the doorbell register's cell (acquire).
+    /// Controller's last read of the doorbell register's cell (acquire).
     ArmRegister,
-    /// Controller gives a cell its first value when a queue or the buffers come into use.
+    /// Controller stores the first value of a cell when a queue or the buffers come into use.
     Initialise,
 }
 
@@ -82,8 +82,8 @@ pub trait Cell {
     fn load(&self, step: Step) -> u32;
     /// Writes the cell.
     fn store(&self, value: u32, step: Step);
-    /// Orders this thread's accesses to memory before and after it. It concerns
-    /// every cell, not only this one.
+    /// Orders this thread's memory accesses before and after the fence, for all cells and not only
+    /// this one.
     fn fence(&self, step: Step);
 }
 

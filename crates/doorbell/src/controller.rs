@@ -1,20 +1,20 @@
-//! Controller side: the newest doorbell value, and the position of EventIdx.
+//! Controller side: detection of new doorbell values, and the position of EventIdx.
 
 use crate::{
     Cell, Step,
     ring::{before, distance},
 };
 
-/// Minimum size of rings that are parked lazily: see [`Watch::park`].
+/// Minimum size of rings for which EventIdx is moved lazily; see [`Watch::park`].
 const LAZY_FROM: u32 = 128;
 
 /// The two shared cells of one doorbell in the buffers of Doorbell Buffer
 /// Config (NVMe Base 2.1, 5.2.5).
 #[derive(Debug)]
 pub struct Shadow<'a, C> {
-    /// The entry of the Shadow Doorbell buffer: written by the host.
+    /// Entry of the Shadow Doorbell buffer, written by the host.
     pub doorbell: &'a C,
-    /// The entry of the EventIdx buffer: written by the controller.
+    /// Entry of the EventIdx buffer, written by the controller.
     pub eventidx: &'a C,
 }
 
@@ -42,7 +42,7 @@ impl<C> Clone for Cells<'_, C> {
 }
 impl<C> Copy for Cells<'_, C> {}
 
-/// Origin of a doorbell value.
+/// Cell that a doorbell value was read from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     /// The doorbell register.
@@ -51,8 +51,8 @@ pub enum Source {
     Shadow,
 }
 
-/// A doorbell value that is no index of the ring. It is never used; the doorbell keeps its last
-/// good value.
+/// A doorbell value that is not an index of the ring. Such a value is never used; the doorbell
+/// keeps its last valid value.
 ///
 /// The standard's response is the asynchronous event Invalid Doorbell Write Value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,33 +79,33 @@ impl core::fmt::Display for Invalid {
 
 impl core::error::Error for Invalid {}
 
-/// Result of a look after EventIdx was armed.
+/// Result of the check for a new value after EventIdx was armed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Armed {
-    /// No new value: a host with the barrier rings the register for its next value. Before an
-    /// unlimited sleep call [`Watch::recheck`] once, a few microseconds later, for hosts without
-    /// it.
+    /// No new value: a host with the memory barrier will ring the register for its next value.
+    /// Before an unlimited sleep, call [`Watch::recheck`] once, a few microseconds later, for hosts
+    /// without the barrier.
     Idle,
-    /// The host moved the doorbell meanwhile, to this index: do not sleep.
+    /// The host has meanwhile moved the doorbell to this index, so the controller must not sleep.
     Raced(u32),
 }
 
-/// State of a [`Watch`], for a controller that is restarted or migrated. The cells themselves stay
-/// with the guest.
+/// State of a [`Watch`], for a controller that is restarted or migrated. The cells themselves are
+/// in guest memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WatchState {
-    /// Entries in the ring.
+    /// Number of entries in the ring.
     pub size: u32,
     /// Newest index seen.
     pub current: u32,
-    /// The shadow entry as it was last read or seeded, valid or not.
+    /// Shadow entry as last read or initialised, valid or not.
     pub last_shadow: u32,
-    /// The register as it was last read, valid or not.
+    /// Register value as last read, valid or not.
     pub last_register: u32,
     /// Whether the host uses the shadow entry.
     pub shadow_live: bool,
-    /// EventIdx as it was last stored.
+    /// EventIdx as last stored.
     pub eventidx: u32,
 }
 
@@ -144,7 +144,8 @@ pub struct WatchState {
 #[derive(Debug, Clone)]
 pub struct Watch {
     s: WatchState,
-    /// Number of entries by which EventIdx may lag behind its best position while polling.
+    /// Number of entries by which EventIdx may lag behind its best position while the controller
+    /// polls.
     slack: u32,
 }
 
@@ -210,21 +211,21 @@ impl Watch {
         }
     }
 
-    /// Returns the index found by the last look.
+    /// Returns the index as last read.
     #[inline]
     #[must_use]
     pub const fn current(&self) -> u32 {
         self.s.current
     }
 
-    /// Entries in the ring.
+    /// Returns the number of entries in the ring.
     #[inline]
     #[must_use]
     pub const fn size(&self) -> u32 {
         self.s.size
     }
 
-    /// Returns whether the shadow entry is authoritative, because the host has been seen to use it.
+    /// Returns whether the shadow entry is authoritative, because the host was seen to use it.
     #[inline]
     #[must_use]
     pub const fn shadow_live(&self) -> bool {
@@ -242,7 +243,7 @@ impl Watch {
         self.look(cells, Step::PollShadow, Step::PollRegister)
     }
 
-    /// Returns whether [`Watch::poll`] would find a new value. Only a hint for when to call it.
+    /// Returns whether [`Watch::poll`] would return a new value. Only a hint for when to call it.
     #[inline]
     #[must_use]
     pub fn has_news<C: Cell>(&self, cells: Cells<'_, C>) -> bool {
@@ -294,15 +295,15 @@ impl Watch {
         }
     }
 
-    /// Returns whether [`Watch::park_until`] would store, if there are shadow cells; a check before
-    /// they are looked up.
+    /// Returns whether [`Watch::park_until`] would store, assuming that there are shadow cells.
+    /// Called before the cells are looked up.
     #[inline]
     #[must_use]
     pub const fn needs_park(&self, horizon: u32) -> bool {
         self.better_park(horizon).is_some()
     }
 
-    /// Returns the new position of EventIdx for that horizon, if it must move.
+    /// Returns the new position of EventIdx for this horizon, if it has to move.
     #[inline]
     const fn better_park(&self, horizon: u32) -> Option<u32> {
         let WatchState {
@@ -325,7 +326,8 @@ impl Watch {
         if best == eventidx { None } else { Some(best) }
     }
 
-    /// Places EventIdx so that the host's next move rings, and looks once more.
+    /// Places EventIdx so that the host's next move rings, and then checks for a new value once
+    /// more.
     ///
     /// For SQ tails before the worker sleeps; for CQ heads when the CQ is full and completions wait
     /// for room. On [`Armed::Raced`] the controller continues as after a poll and parks again, or
@@ -342,15 +344,16 @@ impl Watch {
         self.recheck(cells)
     }
 
-    /// Looks once more after [`Armed::Idle`], for hosts without a barrier between shadow store and
-    /// EventIdx load (Linux before 2018, on any machine whose stores may pass later loads).
+    /// Checks for a new value once more after [`Armed::Idle`], for hosts without a barrier between
+    /// shadow store and EventIdx load (Linux before 2018, on any machine whose stores may pass
+    /// later loads).
     ///
     /// Such a host may have read the parked EventIdx, decided not to ring, and still have its
     /// shadow store in the CPU's store buffer when [`Watch::arm`] looked. The store cannot stay
     /// there: wait some microseconds before this call.
     ///
     /// # Errors
-    /// The error of [`Watch::poll`].
+    /// [`Invalid`], as from [`Watch::poll`], when the host wrote a value outside the ring.
     pub fn recheck<C: Cell>(&mut self, cells: Cells<'_, C>) -> Result<Armed, Invalid> {
         let armed_at = self.s.current;
         let now = self.look(cells, Step::ArmShadow, Step::ArmRegister)?;

@@ -1,4 +1,5 @@
-//! Host side: publishes a doorbell value and decides whether the register must be rung.
+//! Host side: publication of doorbell values, and the decision whether the register must be
+//! written.
 
 use crate::{
     Cell, Shadow, Step,
@@ -17,32 +18,31 @@ pub enum Compare {
 /// A host's use of the shadow entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShadowUse {
-    /// Publishes there and rings when EventIdx asks for it.
+    /// The host publishes in the shadow entry, and rings the register when EventIdx asks for it.
     WhenAsked,
-    /// Publishes there and rings every time.
+    /// The host publishes in the shadow entry, and rings the register every time.
     AndRegister,
-    /// Never accesses it.
+    /// The host never accesses the shadow entry.
     Never,
 }
 
-/// Source of the doorbell's previous value.
+/// Source of the doorbell's previous value, for the comparison with EventIdx.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Previous {
-    /// From its own memory.
+    /// From the host's own memory.
     Own,
     /// From the shadow entry.
     Entry,
 }
 
-/// Behaviour of a host. A driver uses [`HostBehaviour::STANDARD`]; tests emulate the remaining
-/// ones.
+/// Behaviour of a host. A driver uses [`HostBehaviour::STANDARD`]; tests emulate the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostBehaviour {
     /// Use of the shadow entry.
     pub shadow: ShadowUse,
-    /// Whether there is a full barrier between shadow store and EventIdx load.
+    /// Whether the host has a full barrier between shadow store and EventIdx load.
     pub barrier: bool,
-    /// Comparison with EventIdx.
+    /// Kind of comparison with EventIdx.
     pub compare: Compare,
     /// Source of the previous value.
     pub previous: Previous,
@@ -56,12 +56,12 @@ impl HostBehaviour {
         compare: Compare::Linux,
         previous: Previous::Own,
     };
-    /// Linux since 2018.
+    /// Linux since 2018: as the standard requires.
     pub const LINUX: Self = Self {
         previous: Previous::Entry,
         ..Self::STANDARD
     };
-    /// Linux before 2018: no barrier.
+    /// Linux before 2018: without the barrier.
     pub const BARRIERLESS: Self = Self {
         barrier: false,
         ..Self::LINUX
@@ -87,9 +87,9 @@ impl HostBehaviour {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Ring {
-    /// Write the register.
+    /// The register must be written.
     Register,
-    /// The controller sees the shadow entry by itself.
+    /// No register write is needed: the controller polls the shadow entry.
     Silent,
 }
 
@@ -109,7 +109,8 @@ impl Publisher {
         Self::with_behaviour(size, HostBehaviour::STANDARD)
     }
 
-    /// Creates a doorbell of a host with this behaviour.
+    /// Creates a doorbell at index 0 of a new queue of `size` entries, for a host with this
+    /// behaviour.
     #[must_use]
     pub const fn with_behaviour(size: u32, behaviour: HostBehaviour) -> Self {
         Self {

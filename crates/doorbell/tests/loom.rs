@@ -21,13 +21,14 @@ use loom::thread;
 use model::{Controller, Fault, Host, STALE, World, check, check_bounded, fails};
 use std::sync::Arc;
 
-/// How a history of host and controller starts and goes on.
+/// Scenario of a host and a controller.
 #[derive(Clone, Copy)]
 struct History {
     size: u32,
-    /// Entries that both sides pass before the race starts: where in the ring it takes place.
+    /// Number of entries that both sides pass before the race, which determines its position in the
+    /// ring.
     turned: u32,
-    /// What the host then publishes, in entries per move.
+    /// Moves of the host, in entries.
     moves: &'static [u32],
     behaviour: HostBehaviour,
     fault: Fault,
@@ -69,8 +70,8 @@ impl History {
         })
     }
 
-    /// The controller serves until it may sleep. When both sides rest, all entries are there
-    /// or a wake-up is on its way.
+    /// Runs the scenario until the controller may sleep. When both sides rest, the controller has
+    /// all entries or will be woken.
     fn until_idle(self) {
         let (world, host, mut controller) = self.start();
         let host = self.spawn(&world, host);
@@ -84,7 +85,7 @@ impl History {
         assert_eq!(controller.fetched, host.published, "missed entry");
     }
 
-    /// The controller serves, sleeps and is woken until it has everything.
+    /// Runs the scenario until the controller, which sleeps and is woken, has all entries.
     fn until_done(self) {
         let (world, host, mut controller) = self.start();
         let total = host.published + self.moves.iter().sum::<u32>();
@@ -95,7 +96,8 @@ impl History {
 }
 
 impl History {
-    /// As [`History::until_idle`], with a controller that polls only where a spin poll saw news.
+    /// Runs the scenario like [`History::until_idle`], with a controller that polls only after a
+    /// spin poll found news.
     fn spun_until_idle(self) {
         let (world, host, mut controller) = self.start();
         let host = self.spawn(&world, host);
@@ -229,8 +231,8 @@ fn barrierless_hosts_lose_wakeups_and_the_later_look_finds_them() {
 
 // ---- a queue's life
 
-/// A queue is used, deleted and created again; its cells and entries keep what they had. The
-/// controller creates it while the host waits for the command's completion.
+/// Runs a scenario in which a queue is used, deleted and created again, with stale cells and
+/// entries. The controller creates the queue while the host waits for the command's completion.
 fn recreation(first: &'static [u32], behaviour: HostBehaviour, fault: Fault) {
     let history = History {
         turned: 0,
@@ -285,8 +287,8 @@ fn recreation_on_stale_cells() {
     }
 }
 
-/// Doorbell Buffer Config while the host submits by register; it turns to the shadow entry
-/// when it sees the completion.
+/// Runs a scenario in which Doorbell Buffer Config is executed while the host submits by register.
+/// The host uses the shadow entry after it has seen the completion.
 fn config(behaviour: HostBehaviour, fault: Fault) {
     let world = World::new(4, fault);
     let mut controller = Controller::create(&world, false, 0);
@@ -320,8 +322,8 @@ fn config_on_a_live_queue() {
     }
 }
 
-/// The first value of a new queue is on its way, through the entry and by a ring; then the ring
-/// comes round, so that the entry holds again what the creation put there.
+/// Checks that a new queue's values are found, even when the ring has come round so that the entry
+/// holds its initial value again.
 #[test]
 fn entry_that_comes_round_to_its_first_value_is_seen() {
     check(|| {
@@ -342,11 +344,11 @@ fn entry_that_comes_round_to_its_first_value_is_seen() {
     });
 }
 
-/// What the host puts into the buffers' memory once the controller is reset.
+/// Value that the host stores into the buffers' memory after the reset of the controller.
 const REUSED: u32 = 0xdead;
 
-/// The host resets the controller while the worker serves, waits for CSTS.RDY = 0, and uses the
-/// buffers' memory for something else; the worker serves a queue of the next life, by registers.
+/// Runs a scenario in which the host resets the controller while the worker serves, waits for
+/// CSTS.RDY = 0, and reuses the buffers' memory. The worker then serves a new queue by registers.
 fn reset(worker_keeps_cells: bool) {
     let world = World::new(4, Fault::None);
     let reset = Arc::new(AtomicBool::new(false));
@@ -390,8 +392,8 @@ fn reset_ends_the_buffers_life() {
     );
 }
 
-/// A CQ that was parked and is full now, with completions waiting for room: the host's next head
-/// wakes the controller. Afterwards, with room, no head rings.
+/// Runs a scenario with a full CQ that was parked, and completions that wait for room. The host's
+/// next head must wake the controller; later heads must not ring.
 fn full_cq(size: u32, behaviour: HostBehaviour, fault: Fault) {
     let world = World::new(size, fault);
     let mut controller = Controller::create(&world, true, 0);

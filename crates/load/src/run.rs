@@ -54,7 +54,7 @@ struct Shared {
 
 /// Observer of a job's progress.
 pub trait Watch {
-    /// Called periodically. `ended`: number of completed I/Os; `elapsed`: measuring time so far
+    /// Receives the progress. `ended`: number of completed I/Os; `elapsed`: measuring time so far
     /// (zero while ramping up).
     fn tick(&mut self, ended: u64, elapsed: Duration);
 

@@ -4,8 +4,8 @@ use dma::SegmentList;
 use driver::{Device, DmaBuffer};
 use nvme::Status;
 
-/// Number of buffers kept for later transfers. The constant below is the size from which on a
-/// buffer is not kept.
+/// Maximum number of buffers kept for later transfers. Buffers larger than [`KEPT_BYTES`] are not
+/// kept.
 const KEPT: usize = 64;
 const KEPT_BYTES: usize = 1 << 20;
 /// Limit for the bytes in use at one time. Without it, a guest could use as much as its queue depth

@@ -37,7 +37,8 @@ pub(crate) struct Plan {
 pub(crate) struct Rules {
     pub nsid: u32,
     pub slice: Slice,
-    /// Every write must be durable on completion: the guest turned its write cache off.
+    /// Whether every write must be durable on completion, because the guest has disabled its write
+    /// cache.
     pub force_fua: bool,
     pub compare: bool,
     pub dataset_management: bool,

@@ -31,7 +31,7 @@ pub(crate) struct InFlight {
     pub copied: bool,
     /// Whether data is transferred to the guest.
     pub read: bool,
-    /// Generation of the table of registered memory from which its device addresses are.
+    /// Number of the table of registered memory that its device addresses were taken from.
     pub table: u64,
     /// Number of incomplete commands of the device, including those that are not submitted yet.
     pub parts: u32,

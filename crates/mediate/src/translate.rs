@@ -67,7 +67,7 @@ pub(crate) struct Translator {
     mask: u64,
     spans: [Span; WAYS],
     recent: usize,
-    /// Identities of the map, its generation, and the table to which the cached spans belong.
+    /// Map ID, map generation and table number for which the cached spans are valid.
     of: (u64, u64, u64),
 }
 
@@ -197,8 +197,8 @@ impl Translator {
         span.find(at, len, access)
     }
 
-    /// Second step of the slow path: resolves a walked list to ranges of device addresses. Returns
-    /// `false` when a part of it is not registered.
+    /// Resolves a walked list to ranges of device addresses, as the second step of the slow path.
+    /// Returns `false` when a part of it is not registered.
     pub fn resolve(table: &Table, list: &SegmentList, ranges: &mut Vec<IovaRange>) -> bool {
         ranges.clear();
         for segment in list.segments() {
@@ -215,8 +215,8 @@ impl Translator {
     }
 }
 
-/// First step of the slow path: pins and collects the memory of this process behind a command's
-/// data pointer.
+/// Pins and collects the memory of this process behind a command's data pointer, as the first step
+/// of the slow path.
 pub(crate) fn walk(
     map: &DmaMap,
     command: &Command,

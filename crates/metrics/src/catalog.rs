@@ -1,18 +1,18 @@
 //! Table of all metrics: name, type, unit and meaning.
 
-/// Prometheus' types, as far as they are used.
+/// Prometheus metric types in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
-    /// Value that only increases, and begins at 0 again with another process.
+    /// Value that only increases, and restarts at 0 with a new process.
     Counter,
     /// Value that increases and decreases.
     Gauge,
-    /// Number of values up to each of several bounds.
+    /// Numbers of values up to each of several bounds.
     Histogram,
 }
 
 impl Type {
-    /// Returns the name in the text form.
+    /// Returns the name of the type in the text format.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Counter => "counter",
@@ -22,7 +22,7 @@ impl Type {
     }
 }
 
-/// A metric.
+/// Definition of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metric {
     /// Name by Prometheus' conventions: base units, `_total` for counters.
@@ -31,7 +31,7 @@ pub struct Metric {
     pub kind: Type,
     /// Unit of the values.
     pub unit: &'static str,
-    /// The labels that its samples have.
+    /// Names of the labels that its samples carry.
     pub labels: &'static [&'static str],
     /// Meaning of the metric, in one or two sentences.
     pub help: &'static str,

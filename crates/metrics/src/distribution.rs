@@ -1,28 +1,26 @@
-//! A distribution as it was at one moment.
+//! Snapshot of a histogram.
 
 use probes::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// Histogram with adjacent steps, each at most a sixteenth as wide as its values. Two of the same
-/// histogram can be subtracted, and several can be added up.
+/// Distribution of values over contiguous steps, each at most a sixteenth as wide as its values.
+/// Snapshots of the same histogram can be subtracted, and several can be added.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Distribution {
-    /// The largest value of a step, and how many values are in it; steps without a value are left
-    /// out.
+    /// Nonempty steps: the largest value of each, and the number of values in it.
     pub steps: Vec<(u64, u64)>,
-    /// The sum of the values.
+    /// Sum of the values.
     pub sum: u64,
 }
 
-/// Scales a value by a factor; a result that is too large becomes the largest value.
+/// Multiplies a value by a factor, saturating at the largest value.
 fn scaled(value: u64, factor: f64) -> u64 {
     // From float to integer, `as` saturates.
     (value as f64 * factor).round() as u64
 }
 
 impl Distribution {
-    /// Converts a histogram, with each value multiplied by `factor`, for example nanoseconds per
-    /// cycle.
+    /// Converts a histogram, multiplying each value by `factor`, for example nanoseconds per cycle.
     pub fn of(histogram: &Histogram, factor: f64) -> Self {
         let mut all = Self::default();
         for (upper, count) in histogram.counts() {
@@ -48,14 +46,14 @@ impl Distribution {
         self.steps.is_empty()
     }
 
-    /// Returns the average of the values; `None` where there is no value.
+    /// Returns the average of the values; `None` when there are none.
     pub fn average(&self) -> Option<f64> {
         let count = self.count();
         (count > 0).then(|| self.sum as f64 / count as f64)
     }
 
-    /// Returns the percentile at `part`, 0 to 1, at most a sixteenth too large; `None` where there
-    /// is no value.
+    /// Returns the percentile at `part`, from 0 to 1, at most a sixteenth too large; `None` when
+    /// there are no values.
     pub fn percentile(&self, part: f64) -> Option<u64> {
         let rank = (self.count() as f64 * part).ceil().max(1.0);
         let mut seen = 0.0;
@@ -66,7 +64,7 @@ impl Distribution {
         found.or(self.steps.last()).map(|(upper, _)| *upper)
     }
 
-    /// Adds those of another one.
+    /// Adds the values of another distribution.
     pub fn add(&mut self, other: &Self) {
         for (upper, count) in &other.steps {
             match self.steps.binary_search_by_key(upper, |(upper, _)| *upper) {
@@ -81,8 +79,8 @@ impl Distribution {
         self.sum = self.sum.wrapping_add(other.sum);
     }
 
-    /// Returns the values added since an earlier moment. If the earlier distribution has more
-    /// values, it belonged to another process, and all of this one is returned.
+    /// Returns the values added since an earlier snapshot. If the earlier one has more values, it
+    /// belongs to another process, and all values are returned.
     pub fn since(&self, earlier: &Self) -> Self {
         let before = |upper: u64| {
             let found = earlier.steps.binary_search_by_key(&upper, |(u, _)| *u);
@@ -99,7 +97,7 @@ impl Distribution {
         }
     }
 
-    /// Returns the number of values up to each of these bounds, which ascend.
+    /// Returns the number of values up to each of these ascending bounds.
     pub fn cumulative(&self, bounds: &[u64]) -> Vec<u64> {
         let mut steps = self.steps.iter().peekable();
         let mut sum = 0u64;

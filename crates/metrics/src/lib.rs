@@ -23,8 +23,8 @@ mod text;
 pub use catalog::{METRICS, Metric, Type};
 pub use distribution::Distribution;
 
-/// The page that shows a daemon's disks in a browser: one file, which loads no other, and asks for
-/// `v1/stats` beside it every second.
+/// Web page that shows the disks of a daemon. A single file that loads no others, and requests
+/// `v1/stats` every second.
 pub const PAGE: &str = include_str!("page.html");
 
 pub use snapshot::{

@@ -1,4 +1,4 @@
-//! A snapshot as Prometheus' text.
+//! Prometheus text format of a snapshot.
 
 use crate::catalog as m;
 use crate::text::{Exposition, Label};
@@ -6,7 +6,7 @@ use crate::{Disk, Distribution, Metric, Namespace, Queue, Snapshot, Worker};
 use probes::{Failure, IoKind};
 use std::fmt::Display;
 
-/// Upper bounds of times: the label, and nanoseconds.
+/// Upper bounds of latency buckets: the label, and nanoseconds.
 const TIMES: [(&str, u64); 24] = [
     ("2e-07", 200),
     ("5e-07", 500),
@@ -34,7 +34,7 @@ const TIMES: [(&str, u64); 24] = [
     ("10", 10_000_000_000),
 ];
 
-/// Upper bounds of depths.
+/// Upper bounds of queue depth buckets: the label, and the number of commands.
 const DEPTHS: [(&str, u64); 11] = [
     ("1", 1),
     ("2", 2),
@@ -55,12 +55,12 @@ fn seconds(nanoseconds: u64) -> f64 {
     nanoseconds as f64 / NS_PER_SECOND
 }
 
-/// A text and how it grows.
+/// Text of the exposition under construction.
 #[derive(Default)]
 struct Page(Exposition);
 
 impl Page {
-    /// A sample for each item.
+    /// Writes a sample for each item.
     fn each<'a, T: 'a, V: Display>(
         &mut self,
         metric: &Metric,
@@ -89,13 +89,13 @@ fn namespaces<'a>(disks: &'a [Disk], mut each: impl FnMut(&'a str, &str, &'a Nam
     }
 }
 
-/// Returns the sum over a disk's queues.
+/// Returns the sum of a counter over a disk's queues.
 fn sum(disk: &Disk, of: impl Fn(&Queue) -> u64) -> u64 {
     disk.queues.iter().map(of).fold(0, u64::wrapping_add)
 }
 
 impl Snapshot {
-    /// Returns Prometheus' text form, which `/metrics` answers with.
+    /// Returns the Prometheus text format, as served at `/metrics`.
     pub fn prometheus(&self) -> String {
         let mut page = Page::default();
         page.0

@@ -12,19 +12,19 @@ pub struct Snapshot {
     pub at_ns: u64,
     /// Disks, in the order of the configuration.
     pub disks: Vec<Disk>,
-    /// Names of disks that are unavailable.
+    /// Names of the disks that are not served.
     #[serde(default)]
     pub unserved: Vec<String>,
-    /// Volumes with limits or weights.
+    /// Rate limits and weights of the volumes that have any.
     pub limits: Vec<Limits>,
     /// Volumes whose requests have failed, or that have an error policy.
     #[serde(default)]
     pub on_error: Vec<OnError>,
-    /// Devices below.
+    /// Physical devices that volumes are on.
     pub devices: Vec<Device>,
-    /// The workers, by number.
+    /// Workers, by number.
     pub workers: Vec<Worker>,
-    /// The process itself.
+    /// Properties of the process itself.
     pub process: Process,
 }
 
@@ -42,7 +42,7 @@ pub enum DiskKind {
 }
 
 impl DiskKind {
-    /// Returns the name used in configuration and metrics.
+    /// Returns the name used in the configuration and in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Controller => "controller",
@@ -61,23 +61,23 @@ pub struct Disk {
     pub kind: DiskKind,
     /// Socket or block device of the disk.
     pub address: String,
-    /// A client is attached.
+    /// Whether a client is connected.
     pub connected: bool,
-    /// Clients that were accepted.
+    /// Number of accepted client connections.
     pub connections: u64,
-    /// Controller-level resets.
+    /// Number of controller-level resets.
     pub resets: u64,
-    /// Queues that went from one worker to another.
+    /// Number of queue migrations between workers.
     pub migrations: u64,
-    /// Counters of each namespace. Exports and block devices have one, number 1.
+    /// Counters of each namespace. Exports and block devices have a single one, number 1.
     pub namespaces: Vec<Namespace>,
-    /// Queues that were used.
+    /// Queues that have been used.
     pub queues: Vec<Queue>,
 }
 
 impl Disk {
-    /// Returns the number of I/O commands that were fetched and not completed. A controller's admin
-    /// queue always has one, which waits for events.
+    /// Returns the number of fetched I/O commands that are not completed. The admin queue is
+    /// excluded, because it always has an outstanding command that waits for events.
     pub fn in_flight(&self) -> u64 {
         let admin = |queue: &Queue| self.kind == DiskKind::Controller && queue.id == 0;
         let io = self.queues.iter().filter(|queue| !admin(queue));
@@ -85,16 +85,16 @@ impl Disk {
     }
 }
 
-/// Numbers by operation.
+/// Counts by kind of operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operations {
-    /// Reads, and Compare.
+    /// Number of reads, including Compare.
     pub read: u64,
-    /// Writes.
+    /// Number of writes.
     pub write: u64,
-    /// Flushes.
+    /// Number of flushes.
     pub flush: u64,
-    /// Remaining kinds.
+    /// Number of other operations.
     pub other: u64,
 }
 
@@ -130,25 +130,25 @@ impl Operations {
 pub struct Namespace {
     /// Namespace ID; 0: commands without an existing namespace.
     pub nsid: u32,
-    /// Path or URL of its volume; empty where that is not known any more.
+    /// Path or URL of the volume; empty when unknown.
     pub volume: String,
-    /// Commands that ended, well or not.
+    /// Number of completed commands, including failed ones.
     pub operations: Operations,
     /// Number of bytes that the host has read.
     pub bytes_read: u64,
     /// Number of bytes that the host has written.
     pub bytes_written: u64,
-    /// Commands that failed, by kind; kinds that did not happen are left out.
+    /// Number of failed commands, by reason; reasons that did not occur are absent.
     pub errors: BTreeMap<String, u64>,
-    /// Times of commands in nanoseconds from fetch to post, by operation: of reads and writes one
-    /// in 61, of further operations all.
+    /// Latencies in nanoseconds from fetch to posted completion, by operation: of one in 61 reads
+    /// and writes, of all other operations.
     pub latency: BTreeMap<String, Distribution>,
-    /// Commands that a queue had in flight when one was fetched that is timed.
+    /// Number of a queue's outstanding commands, sampled when a timed command was fetched.
     pub depth: Distribution,
-    /// Whether commands take the direct path to a device now; `None` if there is no such path.
+    /// Whether commands currently use the direct path to a device; `None` if there is no such path.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub direct: Option<bool>,
-    /// Commands that took it.
+    /// Number of commands on the direct path.
     #[serde(default)]
     pub direct_commands: u64,
     /// Number of direct commands whose data was copied.
@@ -165,7 +165,7 @@ impl Namespace {
         }
     }
 
-    /// Adds the counters of one worker, or one queue. `ns_per_cycle`: nanoseconds for each cycle of
+    /// Adds the counters of one worker or queue. `ns_per_cycle`: nanoseconds per cycle of
     /// [`probes::cycles`].
     pub fn add(&mut self, record: &IoRecord, ns_per_cycle: f64) {
         let add = |to: &mut u64, n: u64| *to = to.wrapping_add(n);
@@ -192,78 +192,78 @@ impl Namespace {
         }
     }
 
-    /// Returns the number of commands that failed.
+    /// Returns the number of failed commands.
     pub fn failures(&self) -> u64 {
         self.errors.values().copied().fold(0, u64::wrapping_add)
     }
 }
 
-/// One queue pair of a controller, one request queue of an export or block device.
+/// A queue pair of a controller, or a request queue of an export or block device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queue {
     /// Queue identifier; 0 is a controller's admin queue.
     pub id: u64,
-    /// The worker that serves it now, where that is known.
+    /// Worker that currently serves the queue, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<u64>,
-    /// Commands fetched.
+    /// Number of commands fetched.
     pub commands: u64,
-    /// Commands completed.
+    /// Number of commands completed.
     pub completions: u64,
-    /// Doorbells that arrived as register writes, or kicks.
+    /// Number of doorbells received as register writes or kicks.
     pub mmio_doorbells: u64,
-    /// Doorbells that were found in memory.
+    /// Number of doorbell values found in memory.
     pub shadow_doorbells: u64,
-    /// Times that it was armed before sleep.
+    /// Number of times that the queue was armed before a sleep.
     pub arms: u64,
-    /// Interrupts sent.
+    /// Number of interrupts sent.
     pub interrupts: u64,
 }
 
 impl Queue {
-    /// Returns the number of commands fetched and not completed.
+    /// Returns the number of outstanding commands.
     pub const fn in_flight(&self) -> u64 {
         // The two were not read at the same moment.
         self.commands.saturating_sub(self.completions)
     }
 }
 
-/// Limits and weight of a volume.
+/// Rate limits and weight of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Path or URL, as it was given.
+    /// Path or URL as configured.
     pub volume: String,
-    /// Operations per second, together, reads, writes; 0: no limit.
+    /// Limits of operations per second in total, for reads, and for writes; 0: no limit.
     pub iops: [u64; 3],
-    /// Bytes per second, together, read, written; 0: no limit.
+    /// Limits of bytes per second in total, for reads, and for writes; 0: no limit.
     pub bps: [u64; 3],
-    /// Requests that had to wait.
+    /// Number of requests that had to wait.
     pub delayed: u64,
-    /// Sum of the throttled times, in nanoseconds.
+    /// Total waiting time of requests in nanoseconds.
     pub throttled_ns: u64,
-    /// Weight among the slices of its device, if it has one.
+    /// Weight among the volumes that share its device, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
 }
 
-/// Error counters of a volume's requests.
+/// Counters of a volume's failed requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OnError {
-    /// Path or URL, as it was given.
+    /// Path or URL as configured.
     pub volume: String,
-    /// Reads that failed, each time that they did.
+    /// Number of failed reads, counting each repetition.
     pub read_errors: u64,
-    /// Number of further requests that failed.
+    /// Number of other failed requests.
     pub write_errors: u64,
-    /// Number of errors, of both kinds, for want of space.
+    /// Number of failures because no space was left, for all requests.
     pub no_space: u64,
-    /// Failed requests that were begun once more.
+    /// Number of repetitions of failed requests.
     pub repeated: u64,
-    /// Requests that wait until somebody has the disk go on.
+    /// Number of requests that wait until the disk is resumed.
     pub held: u64,
 }
 
-/// A device below.
+/// A physical device that volumes are on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Device {
     /// URL of the device.
@@ -274,27 +274,27 @@ pub struct Device {
     pub resets: u64,
 }
 
-/// A worker.
+/// Counters of a worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Worker {
     /// Number of the worker.
     pub id: u64,
-    /// Nanoseconds in which it had work.
+    /// Time with work, in nanoseconds.
     pub busy_ns: u64,
-    /// Time in which the worker polled without finding work.
+    /// Time spent polling without finding work, in nanoseconds.
     pub polling_ns: u64,
-    /// Time in which the worker slept.
+    /// Time spent sleeping, in nanoseconds.
     pub asleep_ns: u64,
-    /// Processor time of the thread, if known.
+    /// Processor time of the thread in nanoseconds, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_ns: Option<u64>,
-    /// Sleeps that have ended.
+    /// Number of completed sleeps.
     pub wake_ups: u64,
-    /// Times that it made no round for a second or longer.
+    /// Number of times that the worker made no progress for a second or longer.
     pub stalls: u64,
-    /// Requests that went through its io_uring.
+    /// Number of requests through the worker's io_uring.
     pub ring_requests: u64,
-    /// System calls of its io_uring.
+    /// Number of system calls for the worker's io_uring.
     pub ring_calls: u64,
 }
 
@@ -309,16 +309,16 @@ pub struct Process {
     /// Process ID of the keeper process, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keeper: Option<u32>,
-    /// Processes that served before this one, under a keeper.
+    /// Number of previous processes that served under the same keeper.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarts: Option<u32>,
     /// Time without service before this process replaced the previous one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_pause_ns: Option<u64>,
-    /// End of the previous process, in words.
+    /// Description of how the previous process ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_end: Option<String>,
-    /// All configured disks are being served.
+    /// Whether all configured disks are being served.
     #[serde(default)]
     pub ready: bool,
     /// Processor time in nanoseconds.
@@ -326,7 +326,7 @@ pub struct Process {
     /// Resident memory in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resident: Option<u64>,
-    /// Anonymous part of the resident memory, without files and guests.
+    /// Anonymous part of the resident memory in bytes, without files and guest memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub anonymous: Option<u64>,
     /// Virtual memory in bytes.

@@ -1,26 +1,26 @@
-//! Prometheus' text exposition format 0.0.4, as a scraper reads it:
+//! Prometheus text exposition format 0.0.4:
 //! <https://prometheus.io/docs/instrumenting/exposition_formats/>.
 
 use crate::{Metric, Type};
 use std::fmt::{Display, Write};
 
-/// The media type of an [`Exposition`].
+/// Media type of an [`Exposition`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Text that grows by families of samples.
+/// Text in the exposition format, built by metric families.
 #[derive(Debug, Default)]
 pub struct Exposition {
     text: String,
 }
 
-/// The samples of one metric.
+/// Writer for the samples of one metric.
 pub struct Family<'a> {
     text: &'a mut String,
     metric: &'a Metric,
     begun: bool,
 }
 
-/// A label: its name, which is one of ours, and its value, which may be anything.
+/// A label: its name, which is one of ours, and its value, which may be any text.
 pub(crate) type Label<'a> = (&'a str, &'a str);
 
 /// Appends to the text; writing to a string does not fail.
@@ -28,8 +28,8 @@ fn put(text: &mut String, what: impl Display) {
     let _ = write!(text, "{what}");
 }
 
-/// Writes a label's value or a help text: backslash and line feed are escaped, in labels the
-/// quotation mark, too. Anything else stays as it is, UTF-8.
+/// Appends a label value or a help text. Escapes backslashes and line feeds, and in labels also
+/// quotation marks. Other UTF-8 characters need no escape.
 fn escape(text: &mut String, value: &str, quotes: bool) {
     for c in value.chars() {
         match c {
@@ -42,7 +42,8 @@ fn escape(text: &mut String, value: &str, quotes: bool) {
 }
 
 impl Exposition {
-    /// The samples of a metric: they stand together. Nothing is written as long as there is none.
+    /// Starts a family, which contains all samples of a metric. Writes nothing until the first
+    /// sample.
     pub fn family<'a>(&'a mut self, metric: &'a Metric) -> Family<'a> {
         Family {
             text: &mut self.text,
@@ -95,7 +96,8 @@ impl Family<'_> {
         self.line("", labels, None, value);
     }
 
-    /// A histogram: how many values are not above each bound, how many there are, and their sum.
+    /// Writes a histogram: the number of values up to each bound, their total number, and their
+    /// sum.
     pub fn histogram(
         &mut self,
         labels: &[Label<'_>],

@@ -1,10 +1,10 @@
-//! Events ("NVMe Base 2.1", 5.1.12.1.31), and which of them a handle records.
+//! Placement events ("NVMe Base 2.1", 5.1.12.1.31), and the set of them that a handle records.
 
 use nvme::log::FdpEventType as Type;
 
 /// Events that hosts may enable, in ascending order. Only [`Type::UNIT_NOT_FULLY_WRITTEN`] and
-/// [`Type::INVALID_PLACEMENT_IDENTIFIER`] occur here. The remaining ones never do: there is no time
-/// limit, no reset changes a handle, and nothing moves data.
+/// [`Type::INVALID_PLACEMENT_IDENTIFIER`] actually occur: there is no time limit, no reset changes
+/// a handle, and no data is moved.
 pub const SUPPORTED_EVENTS: [Type; 6] = [
     Type::UNIT_NOT_FULLY_WRITTEN,
     Type::UNIT_TIME_LIMIT_EXCEEDED,
@@ -22,7 +22,7 @@ impl EventSet {
     /// The empty set.
     pub const NONE: Self = Self(0);
 
-    /// Returns the set with another type added; `None`: the type is not supported.
+    /// Returns the set with another type added; `None` when the type is not supported.
     pub fn with(self, ty: Type) -> Option<Self> {
         let at = SUPPORTED_EVENTS.iter().position(|known| *known == ty)?;
         Some(Self(self.0 | 1 << at))
@@ -36,17 +36,17 @@ impl EventSet {
     }
 }
 
-/// An event of the placement.
+/// A recorded placement event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Type of the event.
     pub ty: Type,
-    /// The Placement Identifier that the host gave.
+    /// Placement Identifier in the host's command.
     pub identifier: u16,
     /// Reclaim unit handle of the event.
     pub handle: u16,
     /// NSID of the namespace.
     pub nsid: u32,
-    /// Milliseconds of the wall clock.
+    /// Time of the event, in milliseconds of the wall clock.
     pub at: u64,
 }

@@ -1,29 +1,29 @@
-//! Geometry of a namespace's placement: handles, and the size of reclaim units.
+//! Geometry of a namespace's placement: number of handles and size of reclaim units.
 
-/// Placement handles of a namespace at most ("NVM Command Set 1.1", 4.1.6: 128).
+/// Maximum number of placement handles of a namespace ("NVM Command Set 1.1", 4.1.6).
 pub const MAX_HANDLES: u16 = 128;
-/// Blocks of a reclaim unit at most.
+/// Maximum size of a reclaim unit in blocks.
 pub const MAX_UNIT: u64 = 1 << 40;
 
 /// Number of handles, and size of the reclaim units. It does not change while the namespace exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Placement handles, and as many reclaim unit handles: handle 0 is the default one. 1 to
-    /// [`MAX_HANDLES`].
+    /// Number of placement handles, 1 to [`MAX_HANDLES`], which is also the number of reclaim unit
+    /// handles. Handle 0 is the default.
     pub handles: u16,
-    /// Blocks of a reclaim unit, 1 to [`MAX_UNIT`].
+    /// Size of a reclaim unit in blocks, 1 to [`MAX_UNIT`].
     pub unit: u64,
-    /// Bytes of a block.
+    /// Block size in bytes.
     pub block: u32,
 }
 
 /// Error in a geometry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GeometryError {
-    /// No handle, or too many.
+    /// The number of handles is 0 or too large.
     #[error("{0} placement handles: 1 to {MAX_HANDLES} are allowed")]
     Handles(u16),
-    /// No block, or too many.
+    /// The size of reclaim units is 0 or too large.
     #[error("reclaim units of {0} blocks: 1 to 2^40 are allowed")]
     Unit(u64),
 }
@@ -32,7 +32,7 @@ impl Geometry {
     /// Checks the number of handles and the size of the units.
     ///
     /// # Errors
-    /// [`GeometryError`].
+    /// [`GeometryError`] names the invalid value.
     pub fn check(&self) -> Result<(), GeometryError> {
         if !(1..=MAX_HANDLES).contains(&self.handles) {
             return Err(GeometryError::Handles(self.handles));
@@ -48,8 +48,8 @@ impl Geometry {
         self.unit.saturating_mul(self.block.into())
     }
 
-    /// The handle that a Placement Identifier names: with one reclaim group all of its bits are
-    /// that (RGIF 0h).
+    /// Returns the handle that a Placement Identifier selects. With a single reclaim group, all of
+    /// its bits are the handle (RGIF 0h).
     pub fn handle_of(&self, identifier: u16) -> Option<u16> {
         (identifier < self.handles).then_some(identifier)
     }

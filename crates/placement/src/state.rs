@@ -1,49 +1,49 @@
-//! The state of a placement, and every change of it.
+//! State of a namespace's placement, and all changes of it.
 
 use crate::table::{COUNTERS, HANDLES, Row, Words};
 use crate::{Event, EventSet, Geometry, GeometryError};
 use nvme::log::{FDP_EVENTS, FdpEventType};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Words of [`COUNTERS`].
+/// Word indexes in the row [`COUNTERS`].
 const HOST_BYTES: usize = 0;
 const MEDIA_BYTES: usize = 1;
 const FLAGS: usize = 2;
 const EVENTS: usize = 3;
-/// Bit of [`FLAGS`]: the host has disabled the Data Placement directive.
+/// Bit of [`FLAGS`] that is set while the host has disabled the Data Placement directive.
 const DISABLED: u64 = 1;
 
-/// Words of a handle.
+/// Word indexes in the row of a handle.
 const LEFT: usize = 0;
 const BYTES: usize = 1;
 const UNITS: usize = 2;
 const ENABLED: usize = 3;
 
-/// Words of an event.
+/// Word indexes in the row of an event.
 const NUMBER: usize = 0;
 const AT: usize = 1;
 const WHERE: usize = 2;
 const WHAT: usize = 3;
 
-/// Party that writes blocks.
+/// Source of written blocks, for the counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writer {
-    /// The host, which sends them, or has them zeroed.
+    /// Host: the data is sent with the command, or the blocks are zeroed.
     Host,
-    /// The controller, which has them already (Copy).
+    /// Controller: the data is already in the namespace (Copy).
     Controller,
 }
 
-/// Handle chosen for a write.
+/// Handle selected for a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chosen {
     /// Number of the handle.
     pub handle: u16,
-    /// The Placement Identifier that was given, and names no handle.
+    /// Placement Identifier of the command, if it selects no handle.
     pub invalid: Option<u16>,
 }
 
-/// The placement of a namespace.
+/// Placement state of a namespace.
 #[derive(Debug)]
 pub struct Placement<W> {
     geometry: Geometry,
@@ -67,10 +67,10 @@ fn load(word: Option<&AtomicU64>) -> u64 {
 }
 
 impl<W: Words> Placement<W> {
-    /// Creates the placement of a table that [`table::check`](crate::table::check) has accepted.
+    /// Creates the placement on a table that [`table::check`](crate::table::check) has accepted.
     ///
     /// # Errors
-    /// [`GeometryError`], if the geometry is invalid.
+    /// [`GeometryError`] when the geometry is invalid.
     pub fn new(geometry: Geometry, words: W) -> Result<Self, GeometryError> {
         geometry.check()?;
         Ok(Self { geometry, words })
@@ -103,15 +103,15 @@ impl<W: Words> Placement<W> {
         load(self.of_handle(handle, at))
     }
 
-    /// Returns the rest of a unit, in blocks, from a word that is clamped to the valid range.
+    /// Returns the remaining blocks of a unit, clamping the stored word to the valid range.
     fn rest(&self, word: u64) -> u64 {
         word.clamp(1, self.geometry.unit)
     }
 
     // ---- writes
 
-    /// Returns the handle of a write with this Placement Identifier, or without one. It is the
-    /// default handle if the identifier names none ("NVMe Base 2.1", 8.1.10).
+    /// Returns the handle for a write with or without a Placement Identifier. An invalid identifier
+    /// selects the default handle ("NVMe Base 2.1", 8.1.10).
     pub fn choose(&self, identifier: Option<u16>) -> Chosen {
         let handle = identifier.map(|id| self.geometry.handle_of(id));
         match handle {
@@ -130,8 +130,8 @@ impl<W: Words> Placement<W> {
         }
     }
 
-    /// Records that `blocks` blocks are written by a handle, which reduces the rest of its unit. At
-    /// the end of the unit the handle refers to the next one, as often as necessary.
+    /// Records a write of `blocks` blocks by a handle, which reduces the remaining blocks of its
+    /// unit. At the end of a unit the handle continues with the next one, as often as necessary.
     pub fn write(&self, handle: u16, blocks: u64, writer: Writer) {
         let unit = self.geometry.unit;
         let Some(left) = self.of_handle(handle, LEFT) else {
@@ -156,8 +156,8 @@ impl<W: Words> Placement<W> {
         }
     }
 
-    /// Begins a new unit for the host. Returns the blocks left in a unit that was written in part;
-    /// `None`: nothing was written to the unit, and it stays.
+    /// Begins a new unit at the host's request. Returns the remaining blocks of a partly written
+    /// unit; `None` when the unit was not written, and is kept.
     pub fn renew(&self, handle: u16) -> Option<u64> {
         let unit = self.geometry.unit;
         let left = self.of_handle(handle, LEFT)?.swap(unit, Ordering::Relaxed);
@@ -169,8 +169,8 @@ impl<W: Words> Placement<W> {
         Some(left)
     }
 
-    /// Returns the number of blocks that can be written to the handle's unit (RUAMW), 1 to all of
-    /// them.
+    /// Returns the number of blocks that can still be written to the handle's unit (RUAMW), from 1
+    /// to the unit size.
     pub fn left(&self, handle: u16) -> u64 {
         self.rest(self.value(handle, LEFT))
     }
@@ -180,7 +180,7 @@ impl<W: Words> Placement<W> {
         self.value(handle, BYTES)
     }
 
-    /// Units that the handle refers to no more.
+    /// Returns the number of units that the handle has completed or left.
     pub fn units(&self, handle: u16) -> u64 {
         self.value(handle, UNITS)
     }
@@ -197,13 +197,13 @@ impl<W: Words> Placement<W> {
 
     // ---- the directive
 
-    /// Returns whether the Data Placement directive is enabled, so that writes may have Placement
+    /// Returns whether the Data Placement directive is enabled, so that writes may carry Placement
     /// Identifiers.
     pub fn is_enabled(&self) -> bool {
         load(self.counter(FLAGS)) & DISABLED == 0
     }
 
-    /// Enables or disables the directive.
+    /// Enables or disables the Data Placement directive.
     pub fn enable(&self, on: bool) {
         let Some(flags) = self.counter(FLAGS) else {
             return;
@@ -216,7 +216,7 @@ impl<W: Words> Placement<W> {
 
     // ---- events
 
-    /// Returns the events that the handle records.
+    /// Returns the events enabled for the handle.
     pub fn recorded(&self, handle: u16) -> EventSet {
         EventSet(self.value(handle, ENABLED))
     }
@@ -238,7 +238,7 @@ impl<W: Words> Placement<W> {
         self.words.row(first + place)
     }
 
-    /// Records an event, which replaces the oldest one.
+    /// Records an event, which replaces the oldest one when there is no room.
     pub fn record(&self, event: &Event) {
         let Some(count) = self.counter(EVENTS) else {
             return;
@@ -258,7 +258,7 @@ impl<W: Words> Placement<W> {
         word(row, NUMBER).store(number.wrapping_add(1), Ordering::Release);
     }
 
-    /// Returns the latest events that are kept, oldest first.
+    /// Returns the recorded events, oldest first.
     pub fn events(&self) -> Vec<Event> {
         let end = load(self.counter(EVENTS));
         let first = end.saturating_sub(FDP_EVENTS as u64);

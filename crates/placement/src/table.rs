@@ -14,22 +14,22 @@ use crate::Geometry;
 use nvme::log::FDP_EVENTS;
 use std::sync::atomic::AtomicU64;
 
-/// Eight words.
+/// A row of the table: eight words.
 pub type Row = [AtomicU64; 8];
-/// Bytes of a row.
+/// Size of a row in bytes.
 pub const ROW: usize = size_of::<Row>();
-/// The form of the table that this program writes.
+/// Version of the table format that this program writes.
 pub const VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"vnvmefdp";
-/// Row of the counters.
+/// Index of the row with the counters.
 pub(crate) const COUNTERS: usize = 1;
-/// Row of the first handle.
+/// Index of the first handle's row.
 pub(crate) const HANDLES: usize = 2;
 
-/// Storage of the words.
+/// Storage of the table's rows.
 pub trait Words {
-    /// Returns a row; `None`: there is none of this number.
+    /// Returns the row with this index; `None` when it does not exist.
     fn row(&self, number: usize) -> Option<&Row>;
 }
 
@@ -39,7 +39,7 @@ impl Words for Vec<Row> {
     }
 }
 
-/// Error of a table.
+/// Error of checking a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
     /// The table is truncated.
@@ -53,7 +53,7 @@ pub enum TableError {
     /// The magic number does not match.
     #[error("this is no table of placement handles")]
     Magic,
-    /// A newer program has written it.
+    /// A newer program has written the table.
     #[error("its format is version {0}, which this program does not know")]
     Version(u32),
     /// The checksum of the header does not match.
@@ -62,7 +62,7 @@ pub enum TableError {
     /// The table belongs to another namespace.
     #[error("it has the placement handles of another namespace")]
     OtherNamespace,
-    /// The table has other handles or units.
+    /// The table was written for another geometry.
     #[error(
         "it has {handles} handles with units of {unit} blocks of {block} bytes, which is not what \
          the namespace is to have"
@@ -70,9 +70,9 @@ pub enum TableError {
     OtherGeometry {
         /// Number of handles.
         handles: u16,
-        /// Blocks of a unit.
+        /// Size of a reclaim unit in blocks.
         unit: u64,
-        /// Bytes of a block.
+        /// Block size in bytes.
         block: u32,
     },
     /// The words of a handle are damaged.
@@ -87,12 +87,12 @@ pub struct Identity {
     pub namespace: [u8; 16],
 }
 
-/// Rows of a table with so many handles.
+/// Returns the number of rows in a table for `handles` handles.
 pub const fn rows(handles: u16) -> usize {
     HANDLES + handles as usize + FDP_EVENTS
 }
 
-/// Returns the size of a table in bytes.
+/// Returns the size in bytes of a table for `handles` handles.
 pub const fn len(handles: u16) -> usize {
     rows(handles) * ROW
 }
@@ -129,12 +129,12 @@ pub fn encode(geometry: &Geometry, identity: Identity) -> Vec<u8> {
     bytes
 }
 
-/// Returns an empty table as words of this process.
+/// Returns an empty table in memory of this process.
 pub fn empty(geometry: Geometry, identity: Identity) -> Vec<Row> {
     words(&encode(&geometry, identity))
 }
 
-/// Returns the words of whole rows.
+/// Converts the bytes of whole rows to words.
 pub fn words(bytes: &[u8]) -> Vec<Row> {
     let (rows, _) = bytes.as_chunks::<ROW>();
     let word = |row: &[u8; ROW], at: usize| {
@@ -149,7 +149,7 @@ pub fn words(bytes: &[u8]) -> Vec<Row> {
 /// behind its end are ignored.
 ///
 /// # Errors
-/// [`TableError`].
+/// [`TableError`] when the table is damaged, or does not match this namespace.
 pub fn check(bytes: &[u8], geometry: &Geometry, identity: Identity) -> Result<(), TableError> {
     let needed = len(geometry.handles);
     let short = TableError::Short {

@@ -1,26 +1,26 @@
-//! A number that one thread counts up and any thread reads.
+//! A counter that one thread writes and any thread reads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A counter with one writer: a plain load and store, no read-modify-write. After 2^64 it begins
-/// again at 0.
+/// A counter with a single writer, which uses a plain load and store instead of a
+/// read-modify-write. Wraps around after 2^64.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds `n`. Only the owner calls this: no other store can get lost.
+    /// Adds `n`. Only the owning thread may call this, so no update can get lost.
     #[inline]
     pub fn add(&self, n: u64) {
         let now = self.0.load(Ordering::Relaxed).wrapping_add(n);
         self.0.store(now, Ordering::Relaxed);
     }
 
-    /// Sets it, where it is no count but a state. Only the owner calls this.
+    /// Sets the value, for a counter that represents a state. Only the owning thread may call this.
     pub fn set(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// The count so far.
+    /// Returns the current count.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

@@ -3,13 +3,13 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// How long the counter is compared with the clock.
+/// Time for which the counter is compared with the clock.
 const CALIBRATION: Duration = Duration::from_millis(10);
 
-/// The counter now. It counts at a constant rate ([`cycles_per_second`]), the same on every
-/// processor of a machine that is not broken. Reading it waits for nothing, neither instructions
-/// before it nor after it, so one reading is as sharp as the processor's window of reordering: some
-/// dozens of cycles, which averages are free of.
+/// Reads the processor's counter. It counts at a constant rate ([`cycles_per_second`]), equal on
+/// every processor of a working machine. Reading it does not wait for earlier or later
+/// instructions. A single reading is therefore precise only to the processor's reordering window of
+/// some dozens of cycles, which averages out.
 #[inline(always)]
 pub fn cycles() -> u64 {
     counter()
@@ -39,8 +39,8 @@ fn counter() -> u64 {
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
-/// The rate of [`cycles`]. Found out at the first call, which takes ten milliseconds for
-/// it: not for the data path.
+/// Returns the rate of [`cycles`]. The first call measures it for ten milliseconds and must not be
+/// on the data path.
 pub fn cycles_per_second() -> f64 {
     static RATE: OnceLock<f64> = OnceLock::new();
     *RATE.get_or_init(|| {

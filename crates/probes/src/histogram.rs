@@ -1,17 +1,18 @@
-//! A distribution of measured values, of fixed size, written by one thread and read by any.
+//! A histogram of fixed size, written by one thread and read by any.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Linear steps in each power of two: values are known to a sixteenth.
+/// Number of linear steps in each power of two, for a precision of one sixteenth.
 const STEPS: u64 = 16;
 const STEP_BITS: u32 = STEPS.trailing_zeros();
-/// Values of 2^40 and more are counted as one less.
+/// Maximum number of bits in a recorded value. Values of 2^40 and more are recorded as 2^40 - 1.
 const TOP_BITS: u32 = 40;
 const BUCKETS: usize = ((TOP_BITS - STEP_BITS + 1) * STEPS as u32) as usize;
 
-/// A log-linear histogram: sixteen steps in each power of two up to 2^40. Recording is a few plain
-/// loads and stores by the one owner, no read-modify-write and no allocation. Other threads may
-/// read at any time, and may see a value that is being recorded in only some of the figures.
+/// A log-linear histogram with sixteen steps in each power of two up to 2^40. Recording is a few
+/// plain loads and stores by the owning thread, without read-modify-write or allocation. Other
+/// threads may read at any time, and may see a value that is being recorded in only some of the
+/// figures.
 pub struct Histogram {
     buckets: [AtomicU64; BUCKETS],
     count: AtomicU64,
@@ -19,22 +20,22 @@ pub struct Histogram {
     most: AtomicU64,
 }
 
-/// Snapshot of a histogram.
+/// Summary of the values in a histogram.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
-    /// Values recorded.
+    /// Number of recorded values.
     pub count: u64,
-    /// Their sum.
+    /// Sum of the values.
     pub total: u64,
-    /// Their average; 0 when there is none.
+    /// Average of the values; 0 when there are none.
     pub average: f64,
-    /// The 50th, 90th, 99th and 99.9th percentile, each at most a sixteenth too large.
+    /// 50th percentile, at most a sixteenth too large.
     pub p50: u64,
-    /// See `p50`.
+    /// 90th percentile, at most a sixteenth too large.
     pub p90: u64,
-    /// See `p50`.
+    /// 99th percentile, at most a sixteenth too large.
     pub p99: u64,
-    /// See `p50`.
+    /// 99.9th percentile, at most a sixteenth too large.
     pub p999: u64,
     /// The largest value.
     pub max: u64,
@@ -52,7 +53,7 @@ impl std::fmt::Debug for Histogram {
     }
 }
 
-/// The bucket of a value.
+/// Returns the bucket of a value.
 #[inline]
 fn bucket(value: u64) -> usize {
     if value < STEPS {
@@ -64,7 +65,7 @@ fn bucket(value: u64) -> usize {
     (u64::from(shift) * STEPS + (value >> shift)) as usize
 }
 
-/// The largest value of a bucket.
+/// Returns the largest value of a bucket.
 fn upper(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     if bucket < 2 * STEPS {
@@ -74,7 +75,7 @@ fn upper(bucket: usize) -> u64 {
     ((bucket % STEPS + STEPS + 1) << shift) - 1
 }
 
-/// Adds by a plain load and store: there is one writer.
+/// Adds by a plain load and store, because there is only one writer.
 #[inline]
 fn add(to: &AtomicU64, value: u64) {
     let sum = to.load(Ordering::Relaxed).wrapping_add(value);
@@ -82,7 +83,7 @@ fn add(to: &AtomicU64, value: u64) {
 }
 
 impl Histogram {
-    /// An empty one.
+    /// Creates an empty histogram.
     pub const fn new() -> Self {
         Self {
             buckets: [const { AtomicU64::new(0) }; BUCKETS],
@@ -92,14 +93,14 @@ impl Histogram {
         }
     }
 
-    /// Takes one value. Only the owner calls this.
+    /// Records a value. Only the owning thread may call this.
     #[inline]
     pub fn record(&self, value: u64) {
         self.record_many(value, 1);
     }
 
-    /// Records the same value several times, for example a batch's average. Only the owner calls
-    /// this.
+    /// Records the same value several times, for example the average of a batch. Only the owning
+    /// thread may call this.
     #[inline]
     pub fn record_many(&self, value: u64, times: u64) {
         if let Some(bucket) = self.buckets.get(bucket(value)) {
@@ -112,7 +113,7 @@ impl Histogram {
         }
     }
 
-    /// Forgets everything. Only the owner calls this.
+    /// Removes all values. Only the owning thread may call this.
     pub fn clear(&self) {
         let all = [&self.count, &self.total, &self.most].into_iter();
         for cell in all.chain(&self.buckets) {
@@ -120,18 +121,18 @@ impl Histogram {
         }
     }
 
-    /// The sum of all values so far.
+    /// Returns the sum of all values.
     pub fn total(&self) -> u64 {
         self.total.load(Ordering::Relaxed)
     }
 
-    /// The largest value so far.
+    /// Returns the largest value.
     pub fn max(&self) -> u64 {
         self.most.load(Ordering::Relaxed)
     }
 
-    /// How often values were recorded, by steps that hold any: the largest value of the step, at
-    /// most a sixteenth above each of its own, and how many those are.
+    /// Returns the nonempty steps: the largest value of each step, at most a sixteenth above every
+    /// value in it, and the number of values.
     pub fn counts(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let all = self.buckets.iter().map(|b| b.load(Ordering::Relaxed));
         let used = all.enumerate().filter(|(_, count)| *count > 0);

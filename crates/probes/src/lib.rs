@@ -48,14 +48,14 @@ pub enum Doorbell {
     CqHead = 1,
 }
 
-/// Doorbell Buffer Config was accepted.
+/// Reports that Doorbell Buffer Config was accepted.
 #[inline(always)]
 pub fn dbbuf_config(controller: u16, shadow: u64, eventidx: u64) {
     probe::probe!(vnvme, dbbuf_config, u64::from(controller), shadow, eventidx);
     tracing::trace!(target: "vnvme::doorbell", controller, shadow, eventidx, "dbbuf_config");
 }
 
-/// A doorbell register was written by message.
+/// Reports that a doorbell register was written by message.
 #[inline(always)]
 pub fn mmio_doorbell(controller: u16, qid: u16, which: Doorbell, value: u32) {
     probe::probe!(
@@ -69,7 +69,7 @@ pub fn mmio_doorbell(controller: u16, qid: u16, which: Doorbell, value: u32) {
     tracing::trace!(target: "vnvme::doorbell", controller, qid, ?which, value, "mmio_doorbell");
 }
 
-/// A new value was found in a shadow doorbell.
+/// Reports that a new value was found in a shadow doorbell.
 #[inline(always)]
 pub fn shadow_doorbell(controller: u16, qid: u16, which: Doorbell, value: u32) {
     probe::probe!(
@@ -83,7 +83,7 @@ pub fn shadow_doorbell(controller: u16, qid: u16, which: Doorbell, value: u32) {
     tracing::trace!(target: "vnvme::doorbell", controller, qid, ?which, value, "shadow_doorbell");
 }
 
-/// EventIdx was stored.
+/// Reports that EventIdx was stored.
 #[inline(always)]
 pub fn eventidx(controller: u16, qid: u16, which: Doorbell, value: u32) {
     probe::probe!(

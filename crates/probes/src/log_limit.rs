@@ -1,12 +1,13 @@
-//! A limit for log lines that a client or a guest can cause, so that none of them fills the disk.
+//! Rate limit for log messages that a client or a guest can cause, so that they cannot fill the
+//! disk.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Lets some log lines through at once, and then one in an interval.
+/// A limit that allows a burst of log messages, and then one in each interval.
 ///
-/// A limit of lines per second alone would not do: a VMM that reconnects without end causes a few
-/// lines a second, for ever.
+/// A limit of messages per second would not suffice: a VMM that reconnects endlessly causes a few
+/// messages per second, for ever.
 #[derive(Debug)]
 pub struct LogLimit {
     burst: u32,
@@ -16,22 +17,22 @@ pub struct LogLimit {
 
 #[derive(Debug)]
 struct State {
-    /// Lines that may be written at once.
+    /// Number of messages that may still be written at once.
     tokens: u32,
-    /// Since when the next token is on its way.
+    /// Time since which the next token is accumulating.
     since: Option<Instant>,
     left_out: u64,
 }
 
 impl Default for LogLimit {
-    /// Ten lines, then one in ten seconds.
+    /// Allows ten messages, then one every ten seconds.
     fn default() -> Self {
         Self::new(10, Duration::from_secs(10))
     }
 }
 
 impl LogLimit {
-    /// `burst` lines, then one in each `interval`.
+    /// Creates a limit of `burst` messages, then one in each `interval`.
     pub const fn new(burst: u32, interval: Duration) -> Self {
         Self {
             burst,
@@ -44,8 +45,8 @@ impl LogLimit {
         }
     }
 
-    /// Calls `write` unless the limit is reached. The argument is the number of lines left out
-    /// since the last one, if any: a field that `tracing` shows only then.
+    /// Calls `write` unless the limit is reached. The argument is the number of messages suppressed
+    /// since the last one, if any, as a field for `tracing`.
     pub fn line(&self, write: impl FnOnce(Option<u64>)) {
         if let Some(left_out) = self.take(Instant::now()) {
             write((left_out > 0).then_some(left_out));

@@ -22,10 +22,10 @@ pub enum IoKind {
 }
 
 impl IoKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Flush, Self::Other];
 
-    /// In metrics and statistics.
+    /// Returns the name of the kind in metrics and statistics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -41,35 +41,35 @@ impl IoKind {
     }
 }
 
-/// Reason of a command's failure, as far as operators must distinguish them.
+/// Reason of a command's failure, as far as operators need to distinguish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The volume could not read or write its medium.
     Media,
     /// The volume has no room left.
     NoSpace,
-    /// Blocks beyond the end.
+    /// The blocks lie beyond the end of the namespace.
     OutOfRange,
     /// A write to read-only data.
     ReadOnly,
     /// The host's memory was missing, or not at the address in the command.
     Memory,
-    /// The host asked for it, or reset.
+    /// The host aborted the command, or reset the controller.
     Aborted,
-    /// The command did not get its turn; the host should send it again.
+    /// The command was interrupted before its execution; the host should retry it.
     Interrupted,
-    /// Compare found other data.
+    /// Compare found different data.
     Miscompare,
-    /// A malformed or unsupported command.
+    /// The command is malformed or unsupported.
     Invalid,
     /// The volume's server could not be reached.
     Path,
-    /// A lost device below, and all remaining errors.
+    /// The device below was lost, or any other error.
     Internal,
 }
 
 impl Failure {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 11] = [
         Self::Media,
         Self::NoSpace,
@@ -84,7 +84,7 @@ impl Failure {
         Self::Internal,
     ];
 
-    /// In metrics and statistics.
+    /// Returns the name of the reason in metrics and statistics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Media => "media",
@@ -102,22 +102,25 @@ impl Failure {
     }
 }
 
-/// Record of one thread for one namespace, or of one queue of an export.
+/// Record of completed commands, written by one thread for one namespace or for one queue of an
+/// export.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct IoRecord {
-    /// By [`IoKind`]: arrays, because the kind of a command that ends is at hand as a number.
+    /// Numbers of completed commands, by [`IoKind`]. An array, because the kind of a completed
+    /// command is available as a number.
     operations: [Counter; IoKind::ALL.len()],
-    /// By the first two kinds.
+    /// Numbers of bytes read and written.
     bytes: [Counter; 2],
     failures: [Counter; Failure::ALL.len()],
-    /// Made when the first one is recorded: many are never used.
+    /// Latencies by [`IoKind`], each allocated when the first one is recorded, because many are
+    /// never used.
     latencies: [OnceLock<Box<Histogram>>; IoKind::ALL.len()],
     depth: OnceLock<Box<Histogram>>,
 }
 
 impl IoRecord {
-    /// Commands of a kind that ended, well or not.
+    /// Returns the counter of completed commands of a kind, including failed ones.
     #[inline(always)]
     pub const fn operations(&self, kind: IoKind) -> &Counter {
         let [reads, writes, flushes, others] = &self.operations;
@@ -129,22 +132,22 @@ impl IoRecord {
         }
     }
 
-    /// Bytes that the host has read.
+    /// Returns the counter of bytes read by the host.
     #[inline(always)]
     pub const fn bytes_read(&self) -> &Counter {
         let [read, _] = &self.bytes;
         read
     }
 
-    /// Bytes that the host has written.
+    /// Returns the counter of bytes written by the host.
     #[inline(always)]
     pub const fn bytes_written(&self) -> &Counter {
         let [_, written] = &self.bytes;
         written
     }
 
-    /// Records the end of a read or write (number 0 or 1) of this many bytes. Only the owner calls
-    /// this.
+    /// Records a completed read or write (kind 0 or 1) of this many bytes. Only the owning thread
+    /// may call this.
     #[inline(always)]
     pub fn ended(&self, kind: usize, bytes: u64) {
         if let (Some(commands), Some(moved)) = (self.operations.get(kind), self.bytes.get(kind)) {
@@ -153,26 +156,26 @@ impl IoRecord {
         }
     }
 
-    /// Commands of all kinds that ended.
+    /// Returns the number of completed commands of all kinds.
     pub fn all_operations(&self) -> u64 {
         let counts = IoKind::ALL.map(|kind| self.operations(kind).get());
         counts.into_iter().fold(0, u64::wrapping_add)
     }
 
-    /// Commands that failed for this reason.
+    /// Returns the number of commands that failed for this reason.
     pub fn failures(&self, failure: Failure) -> u64 {
         self.failures
             .get(failure as usize)
             .map_or(0, |counter| counter.get())
     }
 
-    /// Commands that failed.
+    /// Returns the number of failed commands.
     pub fn all_failures(&self) -> u64 {
         let counts = self.failures.iter().map(Counter::get);
         counts.fold(0, u64::wrapping_add)
     }
 
-    /// Records a failed command. Only the owner calls this.
+    /// Records a failed command. Only the owning thread may call this.
     #[cold]
     pub fn failed(&self, failure: Failure) {
         if let Some(counter) = self.failures.get(failure as usize) {
@@ -180,8 +183,8 @@ impl IoRecord {
         }
     }
 
-    /// Records the [`cycles`](crate::cycles) of a command of this kind, from fetch to post. Only
-    /// the owner calls this.
+    /// Records the [`cycles`](crate::cycles) that a command of this kind took from its fetch to its
+    /// posted completion. Only the owning thread may call this.
     #[cold]
     pub fn timed(&self, kind: IoKind, cycles: u64) {
         if let Some(histogram) = self.latencies.get(kind as usize) {
@@ -189,21 +192,21 @@ impl IoRecord {
         }
     }
 
-    /// Records the number of outstanding commands of a queue when a command was fetched that is
-    /// timed by [`TIMED_EVERY`]. Only the owner calls this.
+    /// Records the number of a queue's outstanding commands, when a timed command is fetched
+    /// ([`TIMED_EVERY`]). Only the owning thread may call this.
     #[cold]
     pub fn depth_seen(&self, commands: u64) {
         self.depth.get_or_init(Box::default).record(commands);
     }
 
-    /// The times of the commands of a kind that were timed ([`IoKind::is_sampled`]), in
-    /// [`cycles`](crate::cycles); none as long as there is none.
+    /// Returns the latencies of timed commands of a kind ([`IoKind::is_sampled`]), in
+    /// [`cycles`](crate::cycles); `None` when there are none yet.
     pub fn latency(&self, kind: IoKind) -> Option<&Histogram> {
         self.latencies.get(kind as usize)?.get().map(|h| &**h)
     }
 
-    /// Returns the histogram of outstanding commands of its queues, as seen when a timed command
-    /// was fetched.
+    /// Returns the histogram of the queues' outstanding commands, sampled when a timed command was
+    /// fetched.
     pub fn depth(&self) -> Option<&Histogram> {
         self.depth.get().map(|h| &**h)
     }

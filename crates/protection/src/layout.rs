@@ -2,67 +2,68 @@
 
 use crate::{Guard, Protection, StorageTag};
 
-/// Blocks with metadata.
+/// Layout of blocks with metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Bytes of data in a block.
+    /// Data size of a block in bytes.
     pub block: u32,
-    /// Bytes of metadata of a block (MS): 8, 16 or 64.
+    /// Metadata size of a block in bytes (MS): 8, 16 or 64.
     pub metadata: u16,
-    /// Hosts have the metadata behind each block's data (extended LBAs), not in a buffer of its
-    /// own.
+    /// Whether hosts transfer metadata interleaved with the data, after each block (extended LBAs),
+    /// instead of in a separate buffer.
     pub extended: bool,
-    /// The metadata contains protection information.
+    /// Protection information in the metadata, if any.
     pub protection: Option<Protection>,
 }
 
 /// Error in a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// The size of blocks.
+    /// The block size is not supported.
     #[error("blocks of {0} bytes have no metadata: 512 and 4096 are allowed")]
     Block(u32),
-    /// The size of metadata.
+    /// The metadata size is not supported.
     #[error("{0} bytes of metadata: 8, 16 and 64 are allowed")]
     Metadata(u16),
-    /// The tuple is larger than the metadata.
+    /// The protection tuple is larger than the metadata.
     #[error("a guard of {guard} bits is in a tuple of 16 bytes, and the metadata has {metadata}")]
     Room {
-        /// Bits of the guard.
+        /// Size of the guard in bits.
         guard: u8,
-        /// Bytes of the metadata.
+        /// Size of the metadata in bytes.
         metadata: u16,
     },
-    /// The larger guards are of large blocks.
+    /// The guard size requires larger blocks.
     #[error("a guard of {0} bits is for blocks of 4096 bytes")]
     SmallBlock(u8),
-    /// The size of the storage tag.
+    /// The size of the storage tag is not allowed for this guard.
     #[error("a storage tag of {bits} bits: a guard of {guard} bits has one of {least} to {most}")]
     StorageTag {
-        /// Bits of the storage tag.
+        /// Size of the storage tag in bits.
         bits: u8,
-        /// Bits of the guard.
+        /// Size of the guard in bits.
         guard: u8,
-        /// The fewest bits.
+        /// Minimum size in bits.
         least: u8,
-        /// The most bits.
+        /// Maximum size in bits.
         most: u8,
     },
-    /// The mask of the storage tag has bits that the tag has not.
+    /// The mask has bits outside the storage tag.
     #[error("a mask of {mask:#x} for a storage tag of {bits} bits")]
     StorageMask {
-        /// The mask.
+        /// Mask of the storage tag.
         mask: u64,
-        /// Bits of the storage tag.
+        /// Size of the storage tag in bits.
         bits: u8,
     },
 }
 
 impl StorageTag {
-    /// Checks whether tuples with that guard can have it.
+    /// Checks that the storage tag is valid for tuples with this guard.
     ///
     /// # Errors
-    /// [`LayoutError::StorageTag`], [`LayoutError::StorageMask`].
+    /// [`LayoutError::StorageTag`] for an invalid size, [`LayoutError::StorageMask`] for an invalid
+    /// mask.
     pub fn check(self, guard: Guard) -> Result<(), LayoutError> {
         let Self { bits, mask } = self;
         let (least, most) = guard.storage_bits();
@@ -85,8 +86,8 @@ impl Layout {
     /// Checks every field.
     ///
     /// # Errors
-    /// See [`LayoutError`]. Guards of 32 and 64 bits need blocks of 4096 bytes ("NVM Command Set
-    /// 1.1", 5.3.1).
+    /// [`LayoutError`] names the first invalid field. Guards of 32 and 64 bits need blocks of 4096
+    /// bytes ("NVM Command Set 1.1", 5.3.1).
     pub fn check(&self) -> Result<(), LayoutError> {
         if !matches!(self.block, 512 | 4096) {
             return Err(LayoutError::Block(self.block));
@@ -107,15 +108,15 @@ impl Layout {
         protection.storage.check(protection.guard)
     }
 
-    /// Returns whether the metadata is only the tuple, which is not transferred if the host sets
-    /// PRACT.
+    /// Returns whether the metadata consists only of the protection tuple. With PRACT such metadata
+    /// is not transferred.
     pub fn is_tuple_only(&self) -> bool {
         let metadata = usize::from(self.metadata);
         self.protection.is_some_and(|p| p.guard.tuple() == metadata)
     }
 
-    /// Fills in the metadata of a block that was never written: a tuple of ones, which is not
-    /// checked, and zeroes ("NVM Command Set 1.1", 3.3.3.2.1).
+    /// Fills in the metadata of a block that was never written: a tuple of all ones, which disables
+    /// checks, and zeroes ("NVM Command Set 1.1", 3.3.3.2.1).
     pub fn unwritten(&self, metadata: &mut [u8]) {
         metadata.fill(0);
         if let Some(protection) = self.protection

@@ -26,28 +26,28 @@
 use crate::{Guard, Layout, StorageTag, Type};
 use crc32fast::Hasher;
 
-/// Bytes before the first entry.
+/// Size of the header in bytes, before the first entry.
 pub const HEADER: usize = 4096;
-/// Offset of the generation.
+/// Offset of the generation in the header.
 pub const GENERATION: usize = 64;
-/// Bytes of a place before its metadata.
+/// Size of a slot's word in bytes, before its metadata.
 pub const WORD: usize = 8;
-/// Bit of a word: the write has ended well.
+/// Bit of a word that is set after the write has completed successfully.
 const DONE: u64 = 1 << 39;
-/// The newest form of the file that this program writes.
+/// Newest version of the file format that this program writes.
 pub const VERSION: u32 = 2;
-/// Version of files whose storage tags have the fewest bits.
+/// Version of files whose storage tags have the minimum size.
 const LEAST: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"vnvmemet";
-/// Bytes of the header that its checksum is of.
+/// Number of header bytes that the checksum covers.
 const CHECKED: usize = 48;
-/// The numbers of places, which wrap.
+/// Mask of the sequence numbers in words, which wrap around.
 const NUMBERS: u8 = 0x7f;
-/// Bits of a generation.
+/// Number of bits in a generation.
 const GENERATIONS: u32 = 24;
 
-/// Error of a file.
+/// Error of checking a metadata file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
     /// The file is truncated.
@@ -61,7 +61,7 @@ pub enum TableError {
     /// The magic number does not match.
     #[error("this is no file of metadata")]
     Magic,
-    /// A newer program has written it.
+    /// A newer program has written the file.
     #[error("its format is version {0}, which this program does not know")]
     Version(u32),
     /// The checksum of the header does not match.
@@ -70,36 +70,36 @@ pub enum TableError {
     /// The file belongs to another namespace.
     #[error("it has the metadata of another volume")]
     OtherNamespace,
-    /// The file has another layout.
+    /// The file was written for another layout.
     #[error(
         "it is of {blocks} blocks of {block} bytes with {metadata} bytes of metadata (protection \
          {protection}, guard of {guard} bits, storage tag of {storage}{first}), which is not what \
          the namespace is to have"
     )]
     OtherLayout {
-        /// Number of blocks.
+        /// Number of blocks in the namespace.
         blocks: u64,
-        /// Bytes of a block.
+        /// Data size of a block in bytes.
         block: u32,
-        /// Bytes of metadata of a block.
+        /// Metadata size of a block in bytes.
         metadata: u16,
-        /// Type of protection, 0 for none.
+        /// Type of protection; 0 for none.
         protection: u8,
-        /// Bits of the guard.
+        /// Size of the guard in bits.
         guard: u8,
-        /// Bits of the storage tag.
+        /// Size of the storage tag in bits.
         storage: u8,
         /// Position of the tuple in the metadata.
         first: &'static str,
     },
 }
 
-/// Identity of the namespace that metadata belongs to.
+/// Identity of the namespace that a metadata file belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// A number of the volume's.
+    /// Identifier of the namespace, derived from its volume.
     pub namespace: [u8; 16],
-    /// Blocks of the namespace.
+    /// Number of blocks in the namespace.
     pub blocks: u64,
 }
 
@@ -108,8 +108,8 @@ pub const fn entry(metadata: u16) -> usize {
     2 * (WORD + metadata as usize)
 }
 
-/// Bytes of a file for so many blocks; none if that is no number. Of blocks without metadata there
-/// is nothing but the header.
+/// Returns the size in bytes of a file for `blocks` blocks; `None` when that overflows. Without
+/// metadata, the file has only the header.
 pub fn len(blocks: u64, metadata: u16) -> Option<u64> {
     if metadata == 0 {
         return Some(HEADER as u64);
@@ -119,7 +119,7 @@ pub fn len(blocks: u64, metadata: u16) -> Option<u64> {
     all.checked_next_multiple_of(HEADER as u64)
 }
 
-/// Returns the header of a new file, which is followed by zeroes.
+/// Returns the header of a new file. The rest of a new file is zeroes.
 pub fn encode(layout: &Layout, identity: Identity) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     let shape = Shape::of(layout);
@@ -138,7 +138,7 @@ pub fn encode(layout: &Layout, identity: Identity) -> Vec<u8> {
     bytes
 }
 
-/// Protection fields of the header; zeroes for no protection.
+/// Protection fields of the header; all zero without protection.
 #[derive(Default, PartialEq, Eq)]
 struct Shape {
     kind: u8,
@@ -161,12 +161,12 @@ impl Shape {
         }
     }
 
-    /// Returns the number of storage tag bits in version 1.
+    /// Returns the size of storage tags in version 1 for a guard, in bits.
     fn least(guard: u8) -> u8 {
         Guard::of(guard).map_or(0, |guard| StorageTag::least(guard).bits)
     }
 
-    /// Returns the version of the file, and its field for storage tags.
+    /// Returns the version of the file format, and the header field for storage tags.
     fn version(&self) -> (u32, u8) {
         match self.storage == Self::least(self.guard) {
             true => (LEAST, 0),
@@ -175,10 +175,10 @@ impl Shape {
     }
 }
 
-/// Checks the header of a file of `size` bytes: its generation.
+/// Checks the header of a file of `size` bytes, and returns the generation.
 ///
 /// # Errors
-/// See [`TableError`].
+/// [`TableError`] when the header is damaged, or does not match this namespace.
 pub fn decode(
     bytes: &[u8],
     size: u64,
@@ -243,11 +243,12 @@ pub fn decode(
     generation.ok_or(TableError::Checksum)
 }
 
-/// Checks whether the file that begins so is one of metadata, and of this namespace: of whichever
-/// blocks, and whether the rest of its header is whole or not.
+/// Checks that a file that begins with these bytes is a metadata file of this namespace. Its layout
+/// and the rest of its header are not checked.
 ///
 /// # Errors
-/// [`TableError::Magic`], [`TableError::OtherNamespace`].
+/// [`TableError::Magic`] for any other file, [`TableError::OtherNamespace`] for the file of another
+/// namespace.
 pub fn check_owner(bytes: &[u8], namespace: [u8; 16]) -> Result<(), TableError> {
     let mut rest = bytes;
     if take(&mut rest) != MAGIC {
@@ -260,7 +261,7 @@ pub fn check_owner(bytes: &[u8], namespace: [u8; 16]) -> Result<(), TableError> 
     }
 }
 
-/// The first bytes, and `rest` behind them; zeroes where it ends before.
+/// Removes and returns the first `N` bytes of `rest`, padded with zeroes if there are fewer.
 fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
     let (bytes, behind) = rest.split_first_chunk().unwrap_or((&[0; N], &[]));
     *rest = behind;
@@ -284,19 +285,19 @@ pub fn checksum(data: &[u8]) -> u32 {
     crc32fast::hash(data)
 }
 
-/// A block with its data.
+/// A block and its data's checksum, for looking up metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     /// Number of the block.
     pub lba: u64,
-    /// [`checksum`] of its data.
+    /// [`checksum`] of the block's data.
     pub checksum: u32,
-    /// The file's.
+    /// Current generation of the file.
     pub generation: u32,
 }
 
 impl Block {
-    /// Returns the word of a place with that metadata.
+    /// Returns the word for a slot with this metadata.
     fn word(&self, metadata: &[u8], number: u8) -> u64 {
         let head = wrapped(self.generation) << 8 | u32::from(number & NUMBERS);
         let mut hasher = Hasher::new_with_initial(self.checksum);
@@ -307,21 +308,21 @@ impl Block {
     }
 }
 
-/// Result of looking up a block in its entry.
+/// Result of looking up the metadata of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found<'a> {
     /// The block was never written.
     Unwritten,
-    /// The metadata of this data.
+    /// Metadata that belongs to the data.
     Written(&'a [u8]),
-    /// The data matches no metadata; the newest metadata.
+    /// The data matches no stored metadata. Contains the newest metadata.
     Damaged(&'a [u8]),
 }
 
-/// A place that was written: its word and its metadata.
+/// A written slot of an entry: its word and its metadata.
 type Place<'a> = (u64, &'a [u8]);
 
-/// Returns the place in these bytes, if it was written in this generation.
+/// Parses a slot; `None` when it was not written in this generation.
 fn place(bytes: &[u8], generation: u32) -> Option<Place<'_>> {
     let (word, metadata) = bytes.split_first_chunk::<WORD>()?;
     let word = u64::from_le_bytes(*word);
@@ -332,7 +333,7 @@ const fn number(word: u64) -> u8 {
     (word >> 32) as u8 & NUMBERS
 }
 
-/// Returns both places, the newer one first.
+/// Returns both slots with their offsets, the newer one first.
 fn places(entry: &[u8], generation: u32) -> [(usize, Option<Place<'_>>); 2] {
     let half = entry.len() / 2;
     let (first, second) = entry.split_at(half);
@@ -348,7 +349,7 @@ fn places(entry: &[u8], generation: u32) -> [(usize, Option<Place<'_>>); 2] {
     }
 }
 
-/// Looks up the metadata of the block's data.
+/// Looks up the metadata that belongs to the block's data.
 pub fn find(entry: &[u8], block: Block) -> Found<'_> {
     let [(_, newer), (_, older)] = places(entry, block.generation);
     let matches = |(word, metadata): Place<'_>| block.word(metadata, number(word)) == word & !DONE;
@@ -360,16 +361,16 @@ pub fn find(entry: &[u8], block: Block) -> Found<'_> {
     }
 }
 
-/// Returns the place for the metadata of new data: its offset in the entry, and its word, which is
-/// stored after the metadata behind it.
+/// Selects the slot for the metadata of new data. Returns its offset in the entry, and the word to
+/// be stored there. The metadata has to be stored behind the word first.
 pub fn put(entry: &[u8], block: Block, metadata: &[u8]) -> (usize, u64) {
     let [(_, newer), (at, _)] = places(entry, block.generation);
     let next = newer.map_or(0, |(word, _)| number(word).wrapping_add(1));
     (at, block.word(metadata, next))
 }
 
-/// Returns whether the data may belong to either place, because the newer one's write has not ended
-/// well.
+/// Returns whether either slot may belong to the data, because the write of the newer one has not
+/// completed successfully.
 pub fn is_in_doubt(entry: &[u8], generation: u32) -> bool {
     match places(entry, generation) {
         [(_, Some((word, _))), (_, Some(_))] => word & DONE == 0,
@@ -377,9 +378,9 @@ pub fn is_in_doubt(entry: &[u8], generation: u32) -> bool {
     }
 }
 
-/// Resolves the doubt about an entry before a new write; `block` has the data read. Returns the
-/// place (offset in the entry) whose word is to be replaced, and the new word. `None`: no place
-/// matches, or there is no doubt.
+/// Resolves the doubt about an entry before a new write; `block` describes the data as read.
+/// Returns the offset of the slot whose word has to be replaced, and the new word. `None` when no
+/// slot matches, or there is no doubt.
 pub fn settle(entry: &[u8], block: Block) -> Option<(usize, u64)> {
     let [(at, newer), (_, older)] = places(entry, block.generation);
     let ((word, metadata), (old, before)) = (newer?, older?);
@@ -391,7 +392,7 @@ pub fn settle(entry: &[u8], block: Block) -> Option<(usize, u64)> {
     }
 }
 
-/// Returns the offset and the new word of the newer place, after its write has ended well.
+/// Marks the newer slot's write as completed. Returns the offset of the slot and its new word.
 pub fn done(entry: &[u8], generation: u32) -> Option<(usize, u64)> {
     let [(at, newer), _] = places(entry, generation);
     Some((at, newer?.0 | DONE))

@@ -15,19 +15,19 @@ use crc::{Crc, Table};
 static T10_DIF: Crc<u16, Table<16>> = Crc::<u16, Table<16>>::new(&crc::CRC_16_T10_DIF);
 static NVME: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&crc::CRC_64_NVME);
 
-/// The type of protection, of which the reference tag's meaning depends.
+/// Type of protection, which determines the meaning of the reference tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
-    /// The reference tag is of the block's number.
+    /// Type 1: the reference tag is the low part of the block number.
     One = 1,
-    /// The reference tag begins at the value in the command.
+    /// Type 2: the reference tag begins with the value in the command.
     Two = 2,
-    /// The reference tag is the application's, and is not checked.
+    /// Type 3: the reference tag belongs to the application, and is not checked.
     Three = 3,
 }
 
 impl Type {
-    /// Returns the type of a number, 1 to 3.
+    /// Returns the type with this number, 1 to 3.
     pub fn of(number: u8) -> Option<Self> {
         [Self::One, Self::Two, Self::Three]
             .into_iter()
@@ -47,14 +47,14 @@ pub enum Guard {
 }
 
 impl Guard {
-    /// Returns the guard of 16, 32 or 64 bits.
+    /// Returns the guard with this number of bits: 16, 32 or 64.
     pub fn of(bits: u8) -> Option<Self> {
         [Self::Bits16, Self::Bits32, Self::Bits64]
             .into_iter()
             .find(|guard| guard.bits() == bits)
     }
 
-    /// Returns the number of bits.
+    /// Returns the size of the guard in bits.
     pub const fn bits(self) -> u8 {
         match self {
             Self::Bits16 => 16,
@@ -63,7 +63,7 @@ impl Guard {
         }
     }
 
-    /// Returns the size of the whole tuple in bytes.
+    /// Returns the size of the tuple in bytes.
     pub const fn tuple(self) -> usize {
         match self {
             Self::Bits16 => 8,
@@ -71,7 +71,7 @@ impl Guard {
         }
     }
 
-    /// Returns the minimum and maximum number of bits of the storage tag (STS): "NVM Command Set
+    /// Returns the minimum and maximum size of the storage tag in bits (STS): "NVM Command Set
     /// 1.1", 4.1.5.3.
     pub const fn storage_bits(self) -> (u8, u8) {
         match self {
@@ -81,7 +81,7 @@ impl Guard {
         }
     }
 
-    /// Bits of storage tag and reference tag together.
+    /// Returns the total size of storage tag and reference tag in bits.
     const fn tag_bits(self) -> u32 {
         match self {
             Self::Bits16 => 32,
@@ -90,14 +90,15 @@ impl Guard {
         }
     }
 
-    /// Returns the storage tag and reference tag of a command, from its dwords 2, 3 and 14 ("NVM
-    /// Command Set 1.1", 3.3.2: LBTU, LBTL).
+    /// Returns the combined storage and reference tag of a command, from its dwords 2, 3 and 14
+    /// ("NVM Command Set 1.1", 3.3.2: LBTU, LBTL).
     pub const fn command_tags(self, cdw2: u32, cdw3: u32, cdw14: u32) -> u128 {
         let all = (cdw2 as u128) << 64 | (cdw3 as u128) << 32 | cdw14 as u128;
         all & ((1 << self.tag_bits()) - 1)
     }
 
-    /// Bytes of the guard, at the beginning of `field`.
+    /// Computes the guard of `parts` and stores it at the beginning of `field`. Returns its size in
+    /// bytes.
     fn of_bytes(self, parts: [&[u8]; 2], field: &mut [u8; 8]) -> usize {
         let [data, metadata] = parts;
         let mut put = |bytes: &[u8]| {
@@ -128,17 +129,17 @@ impl Guard {
     }
 }
 
-/// Storage tag of a namespace's tuples, whose value is chosen by hosts.
+/// Storage tag of a namespace's tuples. Hosts choose its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StorageTag {
-    /// Number of bits (STS), within [`Guard::storage_bits`]; with 0 there is none.
+    /// Size in bits (STS), within [`Guard::storage_bits`]; 0 for no storage tag.
     pub bits: u8,
-    /// Bits of the tag that are compared (LBSTM).
+    /// Mask of the tag's bits that are compared (LBSTM).
     pub mask: u64,
 }
 
 impl StorageTag {
-    /// Returns a storage tag of so many bits (64 at most), all of which are compared.
+    /// Creates a storage tag of `bits` bits (at most 64), all of which are compared.
     pub const fn of(bits: u8) -> Self {
         let mask = match u64::MAX.checked_shr(64_u32.saturating_sub(bits as u32)) {
             Some(mask) => mask,
@@ -147,7 +148,7 @@ impl StorageTag {
         Self { bits, mask }
     }
 
-    /// Returns the smallest storage tag of a guard.
+    /// Creates the smallest storage tag for a guard.
     pub const fn least(guard: Guard) -> Self {
         Self::of(guard.storage_bits().0)
     }
@@ -158,22 +159,22 @@ impl StorageTag {
 pub struct Tags {
     /// Application tag (LBAT).
     pub application: u16,
-    /// The bits of it that are compared (LBATM).
+    /// Mask of the application tag's bits that are compared (LBATM).
     pub mask: u16,
-    /// Storage tag and reference tag, as they stand in the tuple: [`Protection::tags_of`].
+    /// Storage tag and reference tag, combined as in the tuple; see [`Protection::tags_of`].
     pub block: u128,
 }
 
-/// Enabled checks of a block (PRCHK).
+/// Checks that are enabled for a command (PRCHK).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checks {
-    /// The guard.
+    /// Whether the guard is checked.
     pub guard: bool,
-    /// The application tag.
+    /// Whether the application tag is checked.
     pub application: bool,
-    /// The storage tag (STC), if there is one.
+    /// Whether the storage tag is checked (STC), if there is one.
     pub storage: bool,
-    /// The reference tag, if there is one; of Type 3 never.
+    /// Whether the reference tag is checked, if there is one. For Type 3 it never is.
     pub reference: bool,
 }
 
@@ -187,7 +188,7 @@ impl Checks {
     };
 }
 
-/// Field that fails its check.
+/// Field whose check has failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Mismatch {
     /// The guard.
@@ -204,16 +205,16 @@ pub enum Mismatch {
     Reference,
 }
 
-/// Protection information of a namespace.
+/// Protection information format of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Protection {
-    /// Type.
+    /// Type of protection.
     pub kind: Type,
-    /// Guard.
+    /// Size and algorithm of the guard.
     pub guard: Guard,
-    /// Storage tag.
+    /// Size and mask of the storage tag.
     pub storage: StorageTag,
-    /// The tuple is the first bytes of the metadata, not the last ones.
+    /// Whether the tuple is at the beginning of the metadata, instead of at the end.
     pub first: bool,
 }
 
@@ -225,7 +226,7 @@ impl Protection {
         self.guard != Guard::Bits16 || self.storage.bits > 0
     }
 
-    /// Bits of the reference tag: 0 where the storage tag is all there is.
+    /// Returns the size of the reference tag in bits; 0 when the storage tag takes all bits.
     fn reference_bits(&self) -> u32 {
         let bits = u32::from(self.storage.bits);
         self.guard.tag_bits().saturating_sub(bits)
@@ -248,26 +249,27 @@ impl Protection {
         }
     }
 
-    /// The initial tags are such that a block of this number may have them: of Type 1 the reference
-    /// tag is the number's low bits.
+    /// Returns whether a command for block `slba` may have these initial tags. For Type 1, the
+    /// reference tag must equal the low bits of the block number.
     pub fn is_initial(&self, initial: u128, slba: u64) -> bool {
         let mask = self.reference_mask();
         self.kind != Type::One || initial as u64 & mask == slba & mask
     }
 
-    /// Returns the offset of the tuple in metadata of so many bytes.
+    /// Returns the offset of the tuple in metadata of `metadata` bytes.
     fn start(&self, metadata: usize) -> Option<usize> {
         let last = metadata.checked_sub(self.guard.tuple())?;
         Some(if self.first { 0 } else { last })
     }
 
-    /// The tuple in the metadata of a block; none if that is shorter.
+    /// Returns the tuple in the metadata of a block; `None` when the metadata is too short.
     pub fn tuple_in_mut<'a>(&self, metadata: &'a mut [u8]) -> Option<&'a mut [u8]> {
         let start = self.start(metadata.len())?;
         metadata.get_mut(start..start + self.guard.tuple())
     }
 
-    /// Guard of the data, and of the metadata before the tuple.
+    /// Computes the guard of the data and of the metadata before the tuple. Returns the guard and
+    /// its size.
     fn guard_of(&self, data: &[u8], metadata: &[u8]) -> Option<([u8; 8], usize)> {
         let before = metadata.get(..self.start(metadata.len())?)?;
         let mut field = [0; 8];
@@ -275,7 +277,7 @@ impl Protection {
         Some((field, len))
     }
 
-    /// Makes the tuple of a block. Metadata that is shorter than a tuple stays as it is.
+    /// Generates the tuple of a block. Metadata that is too short for a tuple is not changed.
     pub fn generate(&self, data: &[u8], metadata: &mut [u8], tags: Tags) {
         let Some((guard, len)) = self.guard_of(data, metadata) else {
             return;
@@ -293,12 +295,12 @@ impl Protection {
         }
     }
 
-    /// Checks the tuple of a block. An application tag of FFFFh has nothing checked, of Type 3 with
-    /// a reference tag of ones, if there is one ("NVM Command Set 1.1", 5.3.3).
+    /// Checks the tuple of a block. Nothing is checked when the application tag is FFFFh and, for
+    /// Type 3, the reference tag (if any) is all ones ("NVM Command Set 1.1", 5.3.3).
     ///
     /// # Errors
     /// The first check that fails, in this order: guard, application tag, storage tag, reference
-    /// tag. Metadata that is shorter than a tuple is [`Mismatch::Guard`].
+    /// tag. [`Mismatch::Guard`] for metadata that is too short for a tuple.
     pub fn check(
         &self,
         data: &[u8],

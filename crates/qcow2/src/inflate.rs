@@ -93,7 +93,7 @@ impl Pool {
         None
     }
 
-    /// Main loop of a thread of the pool.
+    /// Runs the main loop of a thread of the pool.
     fn run(&self) {
         sync::leave_cpu();
         let mut state = self.lock();

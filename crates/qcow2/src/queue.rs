@@ -25,9 +25,9 @@ use volume::{
 const STEPS: usize = 64;
 /// Number of bytes of zeroes up to which a read completes immediately.
 const AT_ONCE: u64 = 128 << 10;
-/// Interval between checks of the limbo while the queue is idle.
+/// Interval between checks for reusable freed clusters while the queue is idle.
 const LIMBO: Duration = Duration::from_millis(20);
-/// Interval between checks of the limbo while tasks are active, in rounds.
+/// Interval between checks for reusable freed clusters while tasks are active, in rounds.
 const LIMBO_ROUNDS: u32 = 256;
 /// Maximum number of slices that a queue caches for a layer.
 const MOST_AT_HAND: usize = 4096;

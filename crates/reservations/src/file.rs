@@ -1,12 +1,14 @@
-//! The file in which a namespace's state outlasts the process, and with PTPL the host's power.
+//! File that keeps a namespace's reservations across a restart of the process, and with PTPL across
+//! a power cut.
 //!
-//! It has two places of [`SLOT`] bytes, which are written in turn, each write made durable before
-//! it counts: so one of them is whole at any moment, and the newer one of those that are whole is
-//! the state. Nothing is opened, made or renamed for that, so the sandbox needs no path. Only the
-//! first process makes the file: under another name, made durable, and then renamed.
+//! The file has two slots of [`SLOT`] bytes, which are written alternately; each write is made
+//! durable before it counts. One of them is therefore complete at any moment, and the newer
+//! complete one is the state. Saving opens, creates or renames nothing, so the sandbox needs no
+//! path. Only the first process creates the file: under another name, made durable, and then
+//! renamed.
 //!
-//! The file belongs to the process that has locked it. Writes that a killed process has begun hold
-//! its lock, so they are over when the next one has it.
+//! The file belongs to the process that has locked it. Writes begun by a killed process hold its
+//! lock, so they are finished when the next process gets it.
 
 use crate::image::{Executed, Image, ImageError, LONGEST, MAX_EXECUTED};
 use crate::state::Reservations;
@@ -17,7 +19,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Bytes of one of the two places.
+/// Size of a slot in bytes.
 const SLOT: usize = 16 << 10;
 const SIZE: usize = 2 * SLOT;
 const _: () = assert!(LONGEST <= SLOT);
@@ -25,67 +27,67 @@ const _: () = assert!(LONGEST <= SLOT);
 /// Interval between checks of the lock.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Error of reading or writing the file.
+/// Error of opening, reading or writing the file.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// An operation on the file has failed.
     #[error("{}: {error}", path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Error of the system.
         error: io::Error,
     },
-    /// A folder, a device, a FIFO.
+    /// The path leads to a directory, a device or a FIFO.
     #[error("{}: this is no file", .0.display())]
     NoFile(PathBuf),
     /// The file is locked by another process.
     #[error("{}: another process keeps reservations there, and has locked it", .0.display())]
     Locked(PathBuf),
-    /// The size is not that of a file of reservations.
+    /// The size is not that of a reservations file.
     #[error(
         "{}: this is no file of reservations: it has {found} bytes, and they have {SIZE}",
         path.display()
     )]
     Size {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Size of the file in bytes.
         found: u64,
     },
-    /// The two slots hold no valid state.
+    /// Neither slot holds a valid state.
     #[error(
         "{}: no state of reservations can be read: {first}; {second}. To remove the file is to \
          release all reservations",
         path.display()
     )]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Error of the first slot.
         first: ImageError,
         /// Error of the second slot.
         second: ImageError,
     },
-    /// A newer program has written it.
+    /// A newer program has written the file.
     #[error(
         "{}: its format is version {version}, which a newer program has written; this one does not \
          know it",
         path.display()
     )]
     TooNew {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Version of the format.
         version: u32,
     },
-    /// The state of another namespace.
+    /// The file belongs to another namespace.
     #[error(
         "{}: it has the reservations of another namespace (NGUID {}), and not of this one ({})",
         path.display(), hex(found), hex(wanted)
     )]
     OtherNamespace {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// NGUID in the file.
         found: [u8; 16],
@@ -98,26 +100,28 @@ fn hex(bytes: &[u8; 16]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The file of one namespace. Every call may block.
+/// Reservations file of one namespace. Every call may block.
 #[derive(Debug)]
 pub struct ReservationFile {
     file: File,
     path: PathBuf,
     /// Sequence number of the newest state.
     sequence: u64,
-    /// The place that is written next: not that of the newest state.
+    /// Slot for the next write, which is not the one with the newest state.
     next: usize,
     boot: [u8; 16],
     namespace: [u8; 16],
 }
 
 impl ReservationFile {
-    /// Opens the file of a namespace (`namespace` is its NGUID), or makes one without registrants.
-    /// `boot` identifies the host's boot ([`ReservationFile::boot`]): a state of an earlier boot
-    /// counts as kept across a loss of power. Waits at most `limit` for a previous process.
+    /// Opens the file of a namespace (`namespace` is its NGUID), or creates one without
+    /// registrants. `boot` identifies the host's boot ([`ReservationFile::boot`]): a state saved
+    /// during an earlier boot is treated as after a power cut. Waits at most `limit` for a previous
+    /// process to release its lock.
     ///
     /// # Errors
-    /// [`FileError`].
+    /// [`FileError`] when the file cannot be opened, is locked or invalid, or belongs to another
+    /// namespace.
     pub fn open(
         path: &Path,
         namespace: [u8; 16],
@@ -167,10 +171,10 @@ impl ReservationFile {
         Ok((file, state, executed))
     }
 
-    /// Returns the ID of the host's present boot.
+    /// Returns the ID of the host's current boot.
     ///
     /// # Errors
-    /// The system's, if `/proc` cannot be read.
+    /// The system's error when `/proc` cannot be read.
     pub fn boot() -> io::Result<[u8; 16]> {
         let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         let mut boot = [0; 16];
@@ -194,7 +198,8 @@ impl ReservationFile {
     /// survive the end of the process and a loss of power.
     ///
     /// # Errors
-    /// The next process may find this state or the previous one. Later saves count.
+    /// [`FileError`] when the write fails. The next process may then find this state or the
+    /// previous one. Later saves may succeed.
     pub fn save(&mut self, state: &Reservations, executed: &[Executed]) -> Result<(), FileError> {
         let begin = executed.len().saturating_sub(MAX_EXECUTED);
         let image = Image {
@@ -253,7 +258,7 @@ fn lock(file: &File, path: &Path, until: Instant) -> Result<(), FileError> {
     }
 }
 
-/// Returns whether the path still leads to the file.
+/// Returns whether the path still refers to the open file.
 fn is_at(file: &File, path: &Path) -> Result<bool, FileError> {
     let mine = file.metadata().map_err(|error| io_error(path, error))?;
     match std::fs::metadata(path) {
@@ -278,7 +283,7 @@ fn read(file: &File, path: &Path, bytes: &mut [u8]) -> Result<(), FileError> {
     read.map_err(|error| io_error(path, error))
 }
 
-/// Returns the newer state of the readable ones, and the slot that the next one is written to.
+/// Returns the newest valid state, and the slot for the next write.
 fn newest(
     path: &Path,
     first: Result<Image, ImageError>,
@@ -303,8 +308,8 @@ fn newest(
     }
 }
 
-/// Makes the file, locked and without registrants. One that another process has made first is
-/// opened in the next attempt.
+/// Creates the file, locked and without registrants. If another process has created it meanwhile,
+/// the next attempt opens that one.
 fn make(
     path: &Path,
     namespace: [u8; 16],

@@ -2,17 +2,17 @@
 
 use std::fmt;
 
-/// A Host Identifier: 64 or 128 bits ("NVMe Base 2.1", 5.1.25.1.28). One of 64 bits is never the
-/// same host as one of 128, whatever its bytes are.
+/// A Host Identifier of 64 or 128 bits ("NVMe Base 2.1", 5.1.25.1.28). Identifiers of different
+/// lengths never identify the same host.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostId {
     extended: bool,
-    /// Identifier; a short one has its eight bytes first, and zeroes behind them.
+    /// Identifier in memory order. A short one occupies the first eight bytes, followed by zeroes.
     bytes: [u8; 16],
 }
 
 impl HostId {
-    /// Makes a Host Identifier of 64 bits.
+    /// Creates a Host Identifier of 64 bits.
     pub const fn short(id: u64) -> Self {
         let [a, b, c, d, e, f, g, h] = id.to_le_bytes();
         HostId {
@@ -21,7 +21,7 @@ impl HostId {
         }
     }
 
-    /// Makes a Host Identifier of 128 bits, in memory order.
+    /// Creates a Host Identifier of 128 bits, in memory order.
     pub const fn extended(bytes: [u8; 16]) -> Self {
         HostId {
             extended: true,
@@ -44,7 +44,7 @@ impl HostId {
         &self.bytes
     }
 
-    /// Returns the low 64 bits, which are the whole of a short identifier.
+    /// Returns the low 64 bits, which are all of a short identifier.
     pub const fn low(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.bytes;
         u64::from_le_bytes([a, b, c, d, e, f, g, h])

@@ -23,18 +23,18 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 8] = *b"VNVMERSV";
 const VERSION: u32 = 1;
-/// No registrant is the holder.
+/// Value of the holder's index when no single registrant holds the reservation.
 const NO_HOLDER: u16 = 0xffff;
 
 const PTPL: u8 = 1;
 
-/// Operations that an image can name.
+/// Maximum number of operations in an image.
 pub const MAX_EXECUTED: usize = 32;
 
-/// Bytes of the longest image.
+/// Size of the largest image in bytes.
 pub(crate) const LONGEST: usize = length(MAX_REGISTRANTS, MAX_EXECUTED);
 
-/// Returns the size of an image in bytes.
+/// Returns the size in bytes of an image with these numbers of entries.
 const fn length(registrants: usize, executed: usize) -> usize {
     size_of::<Header>()
         + registrants * size_of::<Entry>()
@@ -83,49 +83,50 @@ struct Operation {
 
 const _: () = assert!(size_of::<Operation>() == 24);
 
-/// An operation that was executed: a command that is found again after a restart of the process is
-/// answered, and not executed a second time.
+/// An executed operation. After a restart of the process, a repeated command is answered from this
+/// record instead of being executed again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Executed {
-    /// Names the command among all that there ever are.
+    /// Unique identifier of the command.
     pub token: [u8; 16],
-    /// Status that the operation was answered with.
+    /// Status with which the operation was completed.
     pub status: Status,
 }
 
-/// The state at one moment.
+/// A saved state of reservations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// Grows with each.
+    /// Sequence number, which increases with each image.
     pub sequence: u64,
-    /// The host's boot in which it was made: after another one the power has been off.
+    /// Boot during which the image was written. A different current boot means that the power was
+    /// off.
     pub boot: [u8; 16],
     /// NGUID of the namespace.
     pub namespace: [u8; 16],
-    /// The state; it can persist.
+    /// State of the reservations, with persistence supported.
     pub state: Reservations,
-    /// Operations executed last, oldest first; [`MAX_EXECUTED`] at most.
+    /// Operations executed last, oldest first, at most [`MAX_EXECUTED`].
     pub executed: Vec<Executed>,
 }
 
 /// Error of decoding an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// There are no bytes.
+    /// All bytes are zero, because nothing was written.
     #[error("nothing was written there")]
     Empty,
-    /// The bytes are no image.
+    /// The bytes are not an image of reservations.
     #[error("this is no state of reservations")]
     Foreign,
-    /// The image was written in part, or damaged.
+    /// The image was only partly written, or is damaged.
     #[error("it is damaged: its checksum is wrong")]
     Damaged,
-    /// A program that is newer has written it.
+    /// A newer program has written the image.
     #[error(
         "its format is version {0}, which a newer program has written; this one knows {VERSION}"
     )]
     TooNew(u32),
-    /// The checksum is right, and yet no state is such.
+    /// The checksum is valid, but the values contradict each other.
     #[error("it contradicts itself: {0}")]
     Contradiction(&'static str),
 }
@@ -192,7 +193,7 @@ impl Image {
     /// Decodes an image, which may be followed by further bytes.
     ///
     /// # Errors
-    /// [`ImageError`], for any invalid bytes.
+    /// [`ImageError`] when the bytes are not a valid image.
     pub fn decode(bytes: &[u8]) -> Result<Self, ImageError> {
         let (header, _) = Header::ref_from_prefix(bytes).map_err(|_| ImageError::Foreign)?;
         if header.magic != MAGIC {

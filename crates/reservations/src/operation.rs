@@ -1,4 +1,4 @@
-//! Reservation commands, their fields checked ("NVMe Base 2.1", 7.5 to 7.7).
+//! Reservation commands after their fields were checked ("NVMe Base 2.1", 7.5 to 7.7).
 
 use crate::types::{Refusal, ReservationType};
 use nvme::cmd::reservation::{
@@ -6,67 +6,68 @@ use nvme::cmd::reservation::{
     ReleaseData, Rrega, Rrela,
 };
 
-/// A reservation operation. `key` is the host's own, current key. `ptpl` is the new Persist Through
-/// Power Loss state, if it is to change.
+/// A reservation operation. `key` is the host's own current key. `ptpl` is the new Persist Through
+/// Power Loss state, or `None` to keep it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// The host becomes a registrant.
+    /// Registers the host.
     Register {
         /// Key to register.
         key: u64,
-        /// The new PTPL state.
+        /// New PTPL state.
         ptpl: Option<bool>,
     },
-    /// The host is no registrant any more.
+    /// Unregisters the host.
     Unregister {
         /// Current key; `None` to ignore it, even if the host has none (IEKEY).
         key: Option<u64>,
-        /// The new PTPL state.
+        /// New PTPL state.
         ptpl: Option<bool>,
     },
-    /// The host gets another key.
+    /// Replaces the key of the host.
     Replace {
         /// Current key; `None` to ignore it, even if the host is no registrant (IEKEY).
         key: Option<u64>,
-        /// The key from now on.
+        /// New key.
         new: u64,
-        /// The new PTPL state.
+        /// New PTPL state.
         ptpl: Option<bool>,
     },
-    /// The host takes a reservation where there is none.
+    /// Acquires the reservation for the host, if there is none.
     Acquire {
         /// The host's key.
         key: u64,
         /// Type of the reservation.
         rtype: ReservationType,
     },
-    /// The host unregisters registrants, and takes the reservation over if one of them holds it.
+    /// Unregisters other registrants, and acquires the reservation for the host if one of them
+    /// holds it.
     Preempt {
         /// The host's key.
         key: u64,
-        /// Key of the registrants to remove. With 0, where all registrants hold the reservation,
-        /// all but the host are removed.
+        /// Key of the registrants to remove. With 0, when all registrants hold the reservation, all
+        /// but the host are removed.
         victim: u64,
         /// Type of the new reservation.
         rtype: ReservationType,
-        /// Commands of preempted hosts are aborted, too.
+        /// Whether commands of preempted hosts are aborted, too.
         abort: bool,
     },
-    /// The holder gives the reservation back.
+    /// Releases the reservation that the host holds.
     Release {
         /// The host's key.
         key: u64,
-        /// Type of the reservation that is held.
+        /// Type of the current reservation.
         rtype: ReservationType,
     },
-    /// Reservation and all registrants go.
+    /// Removes the reservation and all registrants.
     Clear {
         /// The host's key.
         key: u64,
     },
-    /// Set Features, Reservation Persistence: the PTPL state, and nothing else.
+    /// Sets only the PTPL state, as Set Features, Reservation Persistence does.
     Persist {
-        /// The new PTPL state.
+        /// New PTPL state.
         ptpl: bool,
     },
 }
@@ -75,7 +76,7 @@ impl Operation {
     /// Parses Reservation Register.
     ///
     /// # Errors
-    /// [`Refusal::InvalidField`]: a reserved action or change of PTPL.
+    /// [`Refusal::InvalidField`] for a reserved action or change of PTPL.
     pub fn register(cdw10: RegisterCdw10, data: &RegisterData) -> Result<Self, Refusal> {
         let ptpl = match cdw10.cptpl() {
             Cptpl::NO_CHANGE => None,
@@ -96,7 +97,7 @@ impl Operation {
     /// Parses Reservation Acquire.
     ///
     /// # Errors
-    /// [`Refusal::InvalidField`]: a reserved action or type, or IEKEY is set.
+    /// [`Refusal::InvalidField`] for a reserved action or type, or when IEKEY is set.
     pub fn acquire(cdw10: AcquireCdw10, data: &AcquireData) -> Result<Self, Refusal> {
         if cdw10.iekey() {
             return Err(Refusal::InvalidField);
@@ -120,8 +121,8 @@ impl Operation {
     /// Parses Reservation Release.
     ///
     /// # Errors
-    /// [`Refusal::InvalidField`]: a reserved action, a reserved type where it counts, or IEKEY is
-    /// set.
+    /// [`Refusal::InvalidField`] for a reserved action, a reserved type where it matters, or when
+    /// IEKEY is set.
     pub fn release(cdw10: ReleaseCdw10, data: &ReleaseData) -> Result<Self, Refusal> {
         if cdw10.iekey() {
             return Err(Refusal::InvalidField);

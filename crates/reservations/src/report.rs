@@ -8,9 +8,9 @@ use nvme::cmd::reservation::{
 use zerocopy::IntoBytes;
 
 impl Reservations {
-    /// Returns the Reservation Status data structure, in its extended form or the short one, which
-    /// has only the low 64 bits of each Host Identifier. `controller` gives the ID of a controller
-    /// that is associated with a host, where there is one.
+    /// Returns the Reservation Status data structure, extended or not. The short form has only the
+    /// low 64 bits of each Host Identifier. `controller` returns the ID of a controller that is
+    /// associated with a host, if there is one.
     pub fn report(&self, extended: bool, controller: impl Fn(&HostId) -> Option<u16>) -> Vec<u8> {
         let rtype = self.reservation.map(|held| held.rtype.rtype());
         let header = ReservationStatus {

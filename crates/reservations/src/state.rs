@@ -1,68 +1,68 @@
-//! State of one namespace, and the operations on it ("NVMe Base 2.1", 8.1.22).
+//! Reservations of one namespace, and the operations on them ("NVMe Base 2.1", 8.1.22).
 
 use crate::host::HostId;
 use crate::operation::Operation;
 use crate::types::{Access, Notification, Refusal, ReservationType};
 
-/// Registrants that a namespace can have. A host that sets one Host Identifier after the other
-/// could register without end.
+/// Maximum number of registrants of a namespace. Without a limit, a host could register repeatedly
+/// under new Host Identifiers.
 pub const MAX_REGISTRANTS: usize = 256;
 
 /// A host that has registered a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registrant {
-    /// The host.
+    /// Identifier of the host.
     pub host: HostId,
     /// Reservation key.
     pub key: u64,
 }
 
-/// A reservation that is held.
+/// The reservation of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// Type of the reservation.
     pub rtype: ReservationType,
-    /// Registrant that holds the reservation; `None` where all registrants do.
+    /// Registrant that holds the reservation; `None` when all registrants do.
     pub holder: Option<HostId>,
 }
 
 /// Registrants and reservation of a namespace.
 ///
-/// Invariants: hosts are different, and [`MAX_REGISTRANTS`] at most. A reservation has a holder
-/// exactly if not all registrants hold it, and the holder is a registrant. There is no reservation
-/// without registrants.
+/// Invariants: hosts are distinct, and at most [`MAX_REGISTRANTS`]. A reservation has a holder
+/// unless all registrants hold it, and the holder is a registrant. Without registrants there is no
+/// reservation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reservations {
     pub(crate) generation: u32,
     pub(crate) ptpl: bool,
     pub(crate) can_persist: bool,
     pub(crate) reservation: Option<Reservation>,
-    /// Registrants, ordered by their registration.
+    /// Registrants, in the order of registration.
     pub(crate) registrants: Vec<Registrant>,
 }
 
-/// A notification for a host, on each of its controllers.
+/// A notification to a host, for each of its controllers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Notice {
-    /// Whom.
+    /// Host that is notified.
     pub host: HostId,
     /// Kind of the notification.
     pub notification: Notification,
 }
 
-/// Consequences of an operation that was carried out.
+/// Effects of an executed operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// Notifications, ordered by the registration of their hosts.
+    /// Notifications, in the order in which their hosts registered.
     pub notices: Vec<Notice>,
-    /// Hosts that were unregistered by a preemption. With Preempt and Abort, the operation is over
-    /// only when their commands on the namespace have ended.
+    /// Hosts that were unregistered by a preemption. Preempt and Abort is complete only when their
+    /// outstanding commands on the namespace have ended.
     pub preempted: Vec<HostId>,
 }
 
 impl Reservations {
-    /// Creates a state without registrants. `can_persist`: it can be kept through a loss of power
-    /// (RESCAP.PTPLS).
+    /// Creates a state without registrants. `can_persist`: whether the state can be kept across a
+    /// power cut (RESCAP.PTPLS).
     pub fn new(can_persist: bool) -> Self {
         Reservations {
             can_persist,
@@ -85,17 +85,17 @@ impl Reservations {
         self.generation
     }
 
-    /// Returns the reservation that is held.
+    /// Returns the current reservation.
     pub fn reservation(&self) -> Option<&Reservation> {
         self.reservation.as_ref()
     }
 
-    /// Returns the registrants, ordered by their registration.
+    /// Returns the registrants, in the order of registration.
     pub fn registrants(&self) -> &[Registrant] {
         &self.registrants
     }
 
-    /// Returns the access that a host has.
+    /// Returns the host's access to the namespace.
     pub fn access(&self, host: &HostId) -> Access {
         let Some(Reservation { rtype, holder }) = &self.reservation else {
             return Access::FULL;
@@ -130,7 +130,7 @@ impl Reservations {
         Some(found.key)
     }
 
-    /// Drops the state that does not persist through a loss of power.
+    /// Drops the state that does not persist across a power cut.
     pub fn power_lost(&mut self) {
         if !self.ptpl {
             self.registrants.clear();
@@ -142,7 +142,7 @@ impl Reservations {
     /// Executes an operation of a host.
     ///
     /// # Errors
-    /// [`Refusal`]; nothing has changed then.
+    /// [`Refusal`] when the operation is not allowed; nothing has changed then.
     pub fn execute(&mut self, host: &HostId, operation: &Operation) -> Result<Change, Refusal> {
         match *operation {
             Operation::Register { key, ptpl } => {
@@ -264,7 +264,8 @@ impl Reservations {
         Ok(change)
     }
 
-    /// Removes registrants, and the reservation with its last holder. Returns the removed hosts.
+    /// Removes the selected registrants, and the reservation when no holder is left. Returns the
+    /// removed hosts.
     fn remove(&mut self, which: impl Fn(&Registrant) -> bool) -> Vec<HostId> {
         let gone = self.registrants.iter().filter(|&one| which(one));
         let gone: Vec<HostId> = gone.map(|registrant| registrant.host).collect();

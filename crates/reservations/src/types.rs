@@ -1,25 +1,25 @@
-//! The words of reservations: types, command groups, notifications, refusals.
+//! Reservation types, command groups, notifications and refusals.
 
 use nvme::Status;
 use nvme::cmd::reservation::Rtype;
 use nvme::feature::ReservationNotificationMask;
 use nvme::log::ReservationNotificationType;
 
-/// The type of a reservation that is held ("NVMe Base 2.1", 7.5, Reservation Type).
+/// Type of a reservation ("NVMe Base 2.1", 7.5, Reservation Type).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ReservationType {
-    /// Only the holder writes; everybody reads.
+    /// Only the holder may write; every host may read.
     WriteExclusive = 1,
-    /// Only the holder reads and writes.
+    /// Only the holder may read and write.
     ExclusiveAccess = 2,
-    /// Registrants write, everybody reads; one of the registrants holds the reservation.
+    /// Registrants may write, every host may read; one registrant holds the reservation.
     WriteExclusiveRegistrantsOnly = 3,
-    /// Registrants read and write; one of them holds the reservation.
+    /// Only registrants may read and write; one of them holds the reservation.
     ExclusiveAccessRegistrantsOnly = 4,
-    /// Registrants write, everybody reads; all registrants hold the reservation.
+    /// Registrants may write, every host may read; all registrants hold the reservation.
     WriteExclusiveAllRegistrants = 5,
-    /// Registrants read and write; all of them hold the reservation.
+    /// Only registrants may read and write; all of them hold the reservation.
     ExclusiveAccessAllRegistrants = 6,
 }
 
@@ -34,7 +34,7 @@ impl ReservationType {
         Self::ExclusiveAccessAllRegistrants,
     ];
 
-    /// Returns the type of a number; `None` for a reserved one.
+    /// Returns the type with this number; `None` for a reserved one.
     pub fn of(rtype: Rtype) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.rtype() == rtype)
     }
@@ -44,7 +44,7 @@ impl ReservationType {
         Rtype(self as u8)
     }
 
-    /// Returns whether hosts without write access may not read either.
+    /// Returns whether the type also denies reads to hosts without write access.
     pub const fn excludes_reads(self) -> bool {
         matches!(
             self,
@@ -69,7 +69,7 @@ impl ReservationType {
 }
 
 /// A group of commands that conflict with the same reservations ("NVMe Base 2.1", 8.1.22.1, Command
-/// Behavior in the Presence of a Reservation). Commands of neither group conflict with none.
+/// Behavior in the Presence of a Reservation). Commands outside both groups never conflict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandGroup {
     /// Read, Compare, Verify, the source of Copy, Security Receive.
@@ -82,9 +82,9 @@ pub enum CommandGroup {
 /// Access of a host to a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Access {
-    /// Commands of the read group.
+    /// Whether commands of the read group are allowed.
     pub read: bool,
-    /// Commands of the write group.
+    /// Whether commands of the write group are allowed.
     pub write: bool,
 }
 
@@ -104,12 +104,12 @@ impl Access {
     }
 }
 
-/// Notification of a controller's host ("NVMe Base 2.1", 8.1.22.2).
+/// Notification to the host of a controller ("NVMe Base 2.1", 8.1.22.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Notification {
     /// The host was unregistered by another one.
     RegistrationPreempted,
-    /// The reservation was released, or has another type now.
+    /// The reservation was released, or has changed its type.
     ReservationReleased,
     /// The reservation and all registrants were cleared by another host.
     ReservationPreempted,
@@ -135,13 +135,13 @@ impl Notification {
     }
 }
 
-/// Reason for the refusal of a reservation command. Nothing has changed then.
+/// Reason why a reservation command is refused. Nothing has changed then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The host is no registrant, its key is another one, or another host holds the reservation.
+    /// The host is not a registrant, its key differs, or another host holds the reservation.
     #[error("the command conflicts with a reservation or registration")]
     Conflict,
-    /// A reserved or unsupported value, or one that does not fit the state.
+    /// A value is reserved, unsupported, or inconsistent with the state.
     #[error("a field has a value that is reserved, not supported, or not that of the state")]
     InvalidField,
     /// [`MAX_REGISTRANTS`](crate::MAX_REGISTRANTS) hosts are registered.

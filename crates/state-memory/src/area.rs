@@ -1,4 +1,4 @@
-//! Sections of bytes that their owners interpret.
+//! Sections of bytes whose content their owners define.
 
 use crate::layout::Kind;
 use crate::{StateError, StateMemory};
@@ -7,7 +7,7 @@ use rustix::net::RecvFlags;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU64;
 
-/// Bytes for the identity or the session. Initially zero.
+/// Bytes of the identity or session section, initially zero.
 ///
 /// [`Area::word`] is for values that become valid by one store: store the data that it refers to
 /// first ([`Area::store`]), then the word, with `Ordering::Release`.
@@ -22,12 +22,12 @@ impl Area {
         Area { state, kind }
     }
 
-    /// Bytes that there are.
+    /// Returns the size in bytes.
     pub fn len(&self) -> usize {
         self.state.section(self.kind).len
     }
 
-    /// There is none.
+    /// Returns whether the section has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -39,20 +39,21 @@ impl Area {
         (end <= section.len).then(|| section.offset + offset)
     }
 
-    /// Copies bytes out of it.
+    /// Copies bytes out of the section.
     ///
     /// # Errors
-    /// [`StateError::OutOfRange`].
+    /// [`StateError::OutOfRange`] when the range exceeds the section.
     pub fn load(&self, offset: usize, bytes: &mut [u8]) -> Result<(), StateError> {
         let at = self.place(offset, bytes.len());
         let at = at.ok_or(StateError::OutOfRange)?;
         Ok(self.state.memory().read(at, bytes)?)
     }
 
-    /// Copies bytes into it.
+    /// Copies bytes into the section.
     ///
     /// # Errors
-    /// [`StateError::OutOfRange`], [`StateError::Memory`].
+    /// [`StateError::OutOfRange`] when the range exceeds the section, [`StateError::Memory`] when
+    /// its pages cannot be allocated.
     pub fn store(&self, offset: usize, bytes: &[u8]) -> Result<(), StateError> {
         let at = self.place(offset, bytes.len());
         let at = at.ok_or(StateError::OutOfRange)?;
@@ -60,8 +61,8 @@ impl Area {
         Ok(self.state.memory().write(at, bytes)?)
     }
 
-    /// The word at a byte offset, a multiple of 8. Its page is allocated by
-    /// [`Area::prepare`] or [`Area::store`].
+    /// Returns the word at a byte offset, which must be a multiple of 8. [`Area::prepare`] or
+    /// [`Area::store`] must have allocated its page.
     pub fn word(&self, offset: usize) -> Option<&AtomicU64> {
         let at = self.place(offset, 8)?;
         self.state.memory().atomic_u64(at)
@@ -70,13 +71,15 @@ impl Area {
     /// Allocates the first `end` bytes, so that no store there can fail.
     ///
     /// # Errors
-    /// [`StateError::OutOfRange`], [`StateError::Memory`].
+    /// [`StateError::OutOfRange`] when `end` exceeds the section, [`StateError::Memory`] when its
+    /// pages cannot be allocated.
     pub fn prepare(&self, end: usize) -> Result<(), StateError> {
         self.state.prepare(self.kind, end)
     }
 
-    /// Receives into the section by recv(2): the kernel has moved the bytes here, or left them in
-    /// the socket, even if this process dies meanwhile. Returns the number of bytes.
+    /// Receives bytes from a socket directly into the section (recv(2)), and returns their number.
+    /// Even if this process dies meanwhile, each byte is either in the section or still in the
+    /// socket.
     ///
     /// # Errors
     /// `EFAULT` when the range exceeds the section; `ENOMEM` when its pages cannot be allocated;

@@ -1,19 +1,19 @@
-//! The control state: two buffers, of which the newer one counts.
+//! Control state, in two buffers of which the newer is valid.
 
 use crate::layout::{CONTROL_BUFFER, Kind};
 use crate::{StateError, StateMemory};
 use dma::ROW;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes before a buffer's content: its length, its checksum, its sequence.
+/// Size in bytes of a buffer's header: length, checksum and sequence number.
 const HEAD: usize = 16;
 
-/// The control state's two buffers. A commit writes the one that does not count, and then the
-/// sequence by which it does: a process that dies meanwhile leaves the one before.
+/// The two buffers of the control state. A commit writes the buffer that is not valid, and then the
+/// sequence number that makes it so. A process that dies in between leaves the previous state.
 #[derive(Debug)]
 pub struct Control {
     state: StateMemory,
-    /// Allocated bytes of each buffer.
+    /// Number of allocated bytes in each buffer.
     allocated: [usize; 2],
 }
 
@@ -32,7 +32,7 @@ impl Control {
         }
     }
 
-    /// Bytes that one state may have.
+    /// Maximum size of a control state in bytes.
     pub const CAPACITY: usize = CONTROL_BUFFER - HEAD;
 
     fn published(&self) -> Result<&AtomicU64, StateError> {
@@ -44,12 +44,12 @@ impl Control {
         word.ok_or(StateError::OutOfRange)
     }
 
-    /// Returns the offset in its section of a sequence's buffer, in bytes.
+    /// Returns the offset in the section of the buffer for a sequence number.
     fn buffer(sequence: u64) -> usize {
         ROW + (sequence & 1) as usize * CONTROL_BUFFER
     }
 
-    /// Allocates a buffer's first bytes.
+    /// Allocates the first bytes of a buffer.
     fn prepare(&mut self, sequence: u64, bytes: usize) -> Result<(), StateError> {
         let [even, odd] = &mut self.allocated;
         let allocated = if sequence & 1 == 0 { even } else { odd };
@@ -61,17 +61,17 @@ impl Control {
         Ok(())
     }
 
-    /// The sequence of the state that counts; 0: there is none yet.
+    /// Returns the sequence number of the committed state; 0 when there is none.
     pub fn sequence(&self) -> u64 {
         self.published()
             .map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    /// From now on `bytes` are the control state.
+    /// Commits `bytes` as the new control state.
     ///
     /// # Errors
-    /// [`StateError::OutOfRange`]: there are too many of them; [`StateError::Memory`]. The state
-    /// before counts then.
+    /// [`StateError::OutOfRange`] when there are too many bytes, [`StateError::Memory`] when no
+    /// memory is left. The previous state then stays valid.
     pub fn commit(&mut self, bytes: &[u8]) -> Result<(), StateError> {
         if bytes.len() > Self::CAPACITY {
             return Err(StateError::OutOfRange);
@@ -104,10 +104,10 @@ impl Control {
         }
     }
 
-    /// The control state that counts; `None`: nothing is committed.
+    /// Returns the committed control state; `None` when there is none.
     ///
     /// # Errors
-    /// [`StateError::Damaged`].
+    /// [`StateError::Damaged`] when the state is inconsistent.
     pub fn read(&self) -> Result<Option<Vec<u8>>, StateError> {
         let sequence = self.published()?.load(Ordering::Acquire);
         if sequence == 0 {

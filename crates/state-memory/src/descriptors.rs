@@ -25,38 +25,38 @@ impl DescriptorKind {
     pub const EVENTFD: Self = Self(3);
     /// The pages behind BAR0, with the doorbells.
     pub const PAGES: Self = Self(4);
-    /// The end of the replies' pipe that is written.
+    /// Write end of the pipe for replies.
     pub const PIPE_WRITE: Self = Self(5);
-    /// The end of the replies' pipe that is read.
+    /// Read end of the pipe for replies.
     pub const PIPE_READ: Self = Self(6);
     /// Connection to the receiver process.
     pub const RECEIVER: Self = Self(7);
     /// A listening socket.
     pub const LISTENER: Self = Self(8);
-    /// A listening socket's lock file.
+    /// Lock file of a listening socket.
     pub const LOCK: Self = Self(9);
-    /// A vhost-user front-end's kick eventfd.
+    /// Kick eventfd of a vhost-user front-end.
     pub const KICK: Self = Self(10);
-    /// A vhost-user front-end's inflight region.
+    /// Inflight region of a vhost-user front-end.
     pub const INFLIGHT: Self = Self(11);
-    /// A connection below a volume, which is drained before it is used again.
+    /// Connection of a volume to its server, which is drained before it is used again.
     pub const CONNECTION: Self = Self(12);
-    /// The memory of a volume in memory.
+    /// Memory file of a volume in memory.
     pub const VOLUME: Self = Self(13);
 }
 
-/// A kept descriptor.
+/// A descriptor that the keeper holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
     /// Number of the descriptor in this disk, never reused.
     pub number: NonZeroU32,
     /// Kind of the descriptor.
     pub kind: DescriptorKind,
-    /// More about it, by its kind; the owner's business.
+    /// Further information, whose meaning depends on the kind; defined by the owner.
     pub detail: u64,
 }
 
-/// The descriptors that are kept for the disk.
+/// Table of the descriptors that the keeper holds for a disk.
 #[derive(Debug)]
 pub struct DescriptorTable {
     table: Table,
@@ -77,16 +77,16 @@ impl DescriptorTable {
         Ok(DescriptorTable { table, places })
     }
 
-    /// All of them, in no order.
+    /// Returns all descriptors, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = Descriptor> {
         self.table.iter().filter_map(|(_, entry)| decode(entry))
     }
 
-    /// Assigns a number to a descriptor that is about to be kept; it is noted before the keeper has
-    /// it.
+    /// Assigns a number to a descriptor, and records it before the descriptor is passed to the
+    /// keeper.
     ///
     /// # Errors
-    /// [`StateError::Full`], [`StateError::Memory`].
+    /// [`StateError::Full`] when the table is full, [`StateError::Memory`] when no memory is left.
     pub fn add(&mut self, kind: DescriptorKind, detail: u64) -> Result<NonZeroU32, StateError> {
         let number = self.next_number()?;
         let first = VALID | u64::from(kind.0) << 8 | u64::from(number.get()) << 32;
@@ -95,7 +95,8 @@ impl DescriptorTable {
         Ok(number)
     }
 
-    /// The last number was written before it was used: it is not given twice.
+    /// Returns a new number. The last number is stored before it is used, so that none is assigned
+    /// twice.
     fn next_number(&mut self) -> Result<NonZeroU32, StateError> {
         let word = self.table.owners_word().ok_or(StateError::OutOfRange)?;
         let next = u32::try_from(word.load(Ordering::Acquire));
@@ -106,7 +107,7 @@ impl DescriptorTable {
         Ok(number)
     }
 
-    /// More is known about a descriptor, or less counts.
+    /// Changes the further information about a descriptor.
     pub fn set_detail(&mut self, number: NonZeroU32, detail: u64) {
         if let Some(place) = self.places.get(&number) {
             self.table.set_field(*place, detail);

@@ -8,7 +8,7 @@ pub enum StateError {
     /// The file cannot be created or mapped, or no memory is left for its pages.
     #[error("the state has no memory")]
     Memory(#[from] MapError),
-    /// The file is no state memory.
+    /// The file is not a state memory.
     #[error("the file is no state memory")]
     Foreign,
     /// A newer version wrote the state, and marked it as unreadable for this version.
@@ -35,10 +35,10 @@ pub enum StateError {
     /// The state is inconsistent.
     #[error("the state memory is damaged: {0}")]
     Damaged(&'static str),
-    /// There is no room left.
+    /// The named table is full.
     #[error("the state memory has no room for another {0}")]
     Full(&'static str),
-    /// An offset or a length is outside its section.
+    /// The range lies outside its section.
     #[error("out of the section's range")]
     OutOfRange,
 }

@@ -1,4 +1,4 @@
-//! Layout of the file: the header, and the sections that it lists.
+//! Layout of a state memory: the header, and the sections that it lists.
 
 use crate::StateError;
 use dma::{Memory, ROW};
@@ -10,42 +10,42 @@ pub const OLDEST_READ: u32 = 1;
 /// Oldest version of this crate that can read this layout: newer sections are skipped.
 const READER: u32 = 1;
 
-/// "vnvmest" and a zero byte.
+/// Magic number: "vnvmest" and a zero byte.
 const MAGIC: u64 = u64::from_le_bytes(*b"vnvmest\0");
-/// Sections begin at multiples of this.
+/// Alignment of sections in bytes.
 pub(crate) const PAGE: usize = 4096;
-/// Bytes of the header.
+/// Size of the header in bytes.
 const HEADER: usize = PAGE;
-/// Words before the list of sections.
+/// Number of words before the list of sections.
 const LIST: usize = 4;
-/// Sections that a header can list.
+/// Maximum number of sections that a header can list.
 const MOST: u64 = 64;
-/// Largest file: more than any layout needs, so that sums stay far from overflowing.
+/// Maximum size of the file in bytes: more than any layout needs, and far from overflow in sums.
 const LARGEST: usize = 1 << 32;
 
-/// Bytes of each of the two buffers of control state, with their header.
+/// Size in bytes of each of the two control buffers, including its header.
 pub(crate) const CONTROL_BUFFER: usize = 128 << 10;
-/// Bytes of the identity.
+/// Size of the identity section in bytes.
 const IDENTITY: usize = PAGE;
 
 /// Capacity of a state memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Queues with a hot row each, the admin queue included.
+    /// Number of queues with a hot row, including the admin queue.
     pub queues: u16,
-    /// Workers that record commands, each for itself.
+    /// Number of shares: workers that record commands independently.
     pub shares: u16,
-    /// Commands that each of them may have recorded at a time.
+    /// Maximum number of recorded commands in each share.
     pub commands: u16,
-    /// Windows of guest memory.
+    /// Maximum number of guest memory windows.
     pub windows: u32,
-    /// Descriptors that are kept for the disk.
+    /// Maximum number of kept descriptors.
     pub descriptors: u32,
-    /// Bytes of the session.
+    /// Size of the session section in bytes.
     pub session: usize,
 }
 
-/// Section, by its index in the array and in the file.
+/// Kind of a section, and its index in the array and in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Identity = 0,
@@ -57,29 +57,30 @@ pub(crate) enum Kind {
     Records = 6,
 }
 
-/// Number of kinds.
+/// Number of kinds of sections.
 pub(crate) const KINDS: usize = 7;
 
-/// Position of a section.
+/// Position of a section in the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Section {
-    /// In bytes from the start of the file.
+    /// Offset of the section in bytes.
     pub offset: usize,
-    /// In bytes.
+    /// Size of the section in bytes.
     pub len: usize,
-    /// Size of each share in bytes, for records.
+    /// Size of each share in bytes, for the section of records.
     pub stride: usize,
 }
 
 /// Positions of the sections, by [`Kind`].
 pub(crate) type Sections = [Section; KINDS];
 
-/// Returns the size of one share's records: a row with its use, and a row for each record.
+/// Returns the size of one share's records in bytes: one row for the share itself, and one for each
+/// record.
 fn share_bytes(commands: u16) -> usize {
     ((usize::from(commands) + 1) * ROW).next_multiple_of(PAGE)
 }
 
-/// Bytes of a table: a row about it, and a row for each entry.
+/// Returns the size of a table in bytes: one row for the table itself, and one for each entry.
 fn table_bytes(entries: u32) -> Option<usize> {
     (entries as usize).checked_add(1)?.checked_mul(ROW)
 }
@@ -140,8 +141,8 @@ pub(crate) fn write_header(memory: &Memory, sections: &Sections) -> Result<(), S
     put(memory, 0, MAGIC)
 }
 
-/// Reads the header of a file that another process has written. Sections that are not listed have
-/// no bytes.
+/// Reads the header of a file that another process has written. Sections that it does not list are
+/// empty.
 pub(crate) fn read_header(memory: &Memory) -> Result<Sections, StateError> {
     let foreign = |_| StateError::Foreign;
     if get(memory, 0).map_err(foreign)? != MAGIC {

@@ -1,4 +1,4 @@
-//! The file itself: made, opened, and its pages allocated before they are used.
+//! State memory file: creation, opening, and allocation of pages before they are used.
 
 use crate::layout::{self, KINDS, Kind, PAGE, Section, Sections};
 use crate::{Area, Control, DescriptorTable, Layout, StateError, WindowTable};
@@ -15,12 +15,12 @@ pub struct StateMemory(Arc<Inner>);
 struct Inner {
     pages: SharedPages,
     sections: Sections,
-    /// Allocated bytes of each section, from its start.
+    /// Number of allocated bytes of each section, from its start.
     allocated: [AtomicUsize; KINDS],
 }
 
 impl StateMemory {
-    /// Creates a state memory in which nothing is committed.
+    /// Creates a state memory without a committed control state.
     ///
     /// # Errors
     /// [`StateError::OutOfRange`] when the file would be too large; [`StateError::Memory`] when it
@@ -36,8 +36,9 @@ impl StateMemory {
     /// Opens the state memory of an earlier process.
     ///
     /// # Errors
-    /// [`StateError::Foreign`], [`StateError::TooNew`], [`StateError::TooOld`],
-    /// [`StateError::Damaged`], [`StateError::Memory`].
+    /// [`StateError::Foreign`] when the file is not a state memory, [`StateError::TooNew`] or
+    /// [`StateError::TooOld`] for an unsupported version, [`StateError::Damaged`] when its header
+    /// is inconsistent, [`StateError::Memory`] when it cannot be mapped.
     pub fn open(fd: OwnedFd) -> Result<StateMemory, StateError> {
         let pages = SharedPages::open(fd, PAGE)?;
         let sections = layout::read_header(pages.memory())?;
@@ -52,38 +53,40 @@ impl StateMemory {
         }))
     }
 
-    /// The file, to be kept.
+    /// Returns the file, to be passed to the keeper.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.pages.fd()
     }
 
-    /// Returns the identity of the disk: bytes for the front-end's glue.
+    /// Returns the section with the disk's identity, whose bytes the front-end defines.
     pub fn identity(&self) -> Area {
         Area::new(self.clone(), Kind::Identity)
     }
 
-    /// The client's session: bytes for the front-end.
+    /// Returns the section with the client's session, whose bytes the front-end defines.
     pub fn session(&self) -> Area {
         Area::new(self.clone(), Kind::Session)
     }
 
-    /// The control state's two buffers.
+    /// Returns the two buffers of the control state.
     pub fn control(&self) -> Control {
         Control::new(self.clone())
     }
 
-    /// The windows of guest memory.
+    /// Returns the table of guest memory windows.
     ///
     /// # Errors
-    /// [`StateError::Damaged`], [`StateError::Memory`].
+    /// [`StateError::Damaged`] when the table is inconsistent, [`StateError::Memory`] when no
+    /// memory is left.
     pub fn windows(&self) -> Result<WindowTable, StateError> {
         WindowTable::open(self.clone())
     }
 
-    /// The descriptors that are kept for the disk.
+    /// Returns the table of descriptors that the keeper holds for the disk.
     ///
     /// # Errors
-    /// [`StateError::Damaged`], [`StateError::Memory`].
+    /// [`StateError::Damaged`] when the table is inconsistent, [`StateError::Memory`] when no
+    /// memory is left.
     pub fn descriptors(&self) -> Result<DescriptorTable, StateError> {
         DescriptorTable::open(self.clone())
     }
@@ -91,17 +94,18 @@ impl StateMemory {
     /// Returns a row for each queue, which an engine updates once a batch.
     ///
     /// # Errors
-    /// [`StateError::Memory`].
+    /// [`StateError::Memory`] when no memory is left.
     pub fn hot(&self) -> Result<Rows, StateError> {
         let len = self.section(Kind::Hot).len;
         self.prepare(Kind::Hot, len)?;
         self.rows(Kind::Hot, 0, len / ROW)
     }
 
-    /// The records of a share's commands, a row for each, to be written from now on.
+    /// Returns the rows for recording a share's commands, and allocates them.
     ///
     /// # Errors
-    /// [`StateError::OutOfRange`]: there is no such share; [`StateError::Memory`].
+    /// [`StateError::OutOfRange`] when the share does not exist, [`StateError::Memory`] when no
+    /// memory is left.
     pub fn records(&self, share: u16) -> Result<Rows, StateError> {
         let (start, count) = self.share(share).ok_or(StateError::OutOfRange)?;
         self.prepare_range(Kind::Records, start, (count + 1) * ROW)?;
@@ -112,7 +116,7 @@ impl StateMemory {
         self.rows(Kind::Records, start + ROW, count)
     }
 
-    /// The records of a share, if they were ever written.
+    /// Returns the rows with a share's recorded commands; `None` when they were never written.
     pub fn recorded(&self, share: u16) -> Option<Rows> {
         let (start, count) = self.share(share)?;
         let rows = self.rows(Kind::Records, start, count + 1).ok()?;
@@ -127,7 +131,7 @@ impl StateMemory {
         u16::try_from(shares).unwrap_or(u16::MAX)
     }
 
-    /// Commands that each share can have recorded at a time.
+    /// Returns the maximum number of recorded commands in each share.
     pub fn commands(&self) -> u16 {
         let (_, count) = self.share(0).unwrap_or_default();
         u16::try_from(count).unwrap_or(u16::MAX)
@@ -152,7 +156,7 @@ impl StateMemory {
         self.0.sections[kind as usize]
     }
 
-    /// Rows of a section, from a byte offset in it on.
+    /// Returns rows of a section, beginning at a byte offset in it.
     pub(crate) fn rows(&self, kind: Kind, from: usize, count: usize) -> Result<Rows, StateError> {
         let section = self.section(kind);
         let bytes = count.checked_mul(ROW).and_then(|len| len.checked_add(from));

@@ -1,20 +1,20 @@
-//! Tables with entries of one line each; an entry's first word marks it as used.
+//! Tables with entries of one cache line each. A nonzero first word marks an entry as used.
 
 use crate::layout::Kind;
 use crate::{StateError, StateMemory};
 use dma::{ROW, Row, Rows};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The entries of a section. The section's first row is about the table: how many of its places
+/// Entries of a section. The section's first row describes the table: the number of entries that
 /// were ever used, and a word for the owner.
 #[derive(Debug)]
 pub(crate) struct Table {
     state: StateMemory,
     kind: Kind,
     rows: Rows,
-    /// Places that were ever used.
+    /// Number of entries that were ever used.
     used: usize,
-    /// Free entries among the used range.
+    /// Unused entries below that number.
     free: Vec<u32>,
 }
 
@@ -48,7 +48,7 @@ impl Table {
         self.rows.get(0)?.get(word)
     }
 
-    /// The owner's word.
+    /// Returns the word that is reserved for the owner of the table.
     pub fn owners_word(&self) -> Option<&AtomicU64> {
         self.head(1)
     }
@@ -57,7 +57,7 @@ impl Table {
         self.rows.get((place as usize).checked_add(1)?)
     }
 
-    /// An entry: its first word, not zero, and three more.
+    /// Returns the four words of a used entry; the first is nonzero.
     pub fn get(&self, place: u32) -> Option<[u64; 4]> {
         let [first, a, b, c, ..] = self.row(place)?;
         let valid = first.load(Ordering::Acquire);
@@ -66,7 +66,7 @@ impl Table {
         (valid != 0).then_some([valid, a, b, c])
     }
 
-    /// All entries with their places.
+    /// Returns all used entries with their indexes.
     pub fn iter(&self) -> impl Iterator<Item = (u32, [u64; 4])> {
         (0..self.used as u32).filter_map(|place| Some((place, self.get(place)?)))
     }
@@ -105,7 +105,7 @@ impl Table {
         Ok(place as u32)
     }
 
-    /// Changes the word after the first one of the entry at a place: by one store.
+    /// Changes the second word of an entry, by a single store.
     pub fn set_field(&self, place: u32, value: u64) {
         if let Some([_, field, ..]) = self.row(place) {
             field.store(value, Ordering::Release);
@@ -113,7 +113,7 @@ impl Table {
         crash::point!("state-memory.table.changed");
     }
 
-    /// Removes the entry at a place.
+    /// Removes an entry.
     pub fn remove(&mut self, place: u32) {
         if self.get(place).is_none() {
             return;

@@ -1,4 +1,4 @@
-//! The windows of guest memory, one entry each.
+//! Table of guest memory windows, with one entry for each.
 
 use crate::layout::Kind;
 use crate::table::Table;
@@ -11,26 +11,26 @@ const READ: u64 = 1 << 1;
 const WRITE: u64 = 1 << 2;
 const BACKED: u64 = 1 << 3;
 
-/// The memory behind a window.
+/// Location of a window's memory in a kept file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeptMemory {
-    /// The number under which its file is kept; `None`: it is not, and the next process
-    /// cannot serve the disk.
+    /// Number of the file among the kept descriptors. `None` when the file is not kept, so that the
+    /// next process cannot serve the disk.
     pub number: Option<NonZeroU32>,
     /// Offset of the window in the file, in bytes.
     pub offset: u64,
 }
 
-/// A window.
+/// A recorded window of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeptWindow {
-    /// First address.
+    /// First IOVA of the window.
     pub iova: u64,
     /// Length in bytes.
     pub len: u64,
-    /// The device may read.
+    /// Whether the device may read guest memory.
     pub read: bool,
-    /// The device may write.
+    /// Whether the device may write guest memory.
     pub write: bool,
     /// Memory of the window; `None` for memory that is not shared.
     pub memory: Option<KeptMemory>,
@@ -61,13 +61,13 @@ impl KeptWindow {
     }
 }
 
-/// The windows of guest memory.
+/// Table of guest memory windows.
 #[derive(Debug)]
 pub struct WindowTable {
     table: Table,
-    /// The place of each window, by its first address.
+    /// Index of each window's entry, by first IOVA.
     places: BTreeMap<u64, u32>,
-    /// Number of windows on each memory.
+    /// Number of windows on each kept file.
     users: BTreeMap<NonZeroU32, usize>,
 }
 
@@ -106,12 +106,12 @@ impl WindowTable {
         }
     }
 
-    /// Returns whether a window is on the memory of this number.
+    /// Returns whether a window uses the file with this number.
     pub fn needs(&self, number: NonZeroU32) -> bool {
         self.users.contains_key(&number)
     }
 
-    /// All windows, in no order.
+    /// Returns all windows, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = KeptWindow> {
         self.table
             .iter()
@@ -121,7 +121,7 @@ impl WindowTable {
     /// Adds a window. One that begins at the same address is removed first.
     ///
     /// # Errors
-    /// [`StateError::Full`], [`StateError::Memory`].
+    /// [`StateError::Full`] when the table is full, [`StateError::Memory`] when no memory is left.
     pub fn add(&mut self, window: &KeptWindow) -> Result<(), StateError> {
         self.remove(window.iova);
         let place = self.table.add(window.encode(), "window")?;

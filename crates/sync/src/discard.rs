@@ -14,10 +14,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-/// The threads of the process.
+/// The process's pool of threads.
 static PROCESS: Pool = Pool::new(16, Duration::from_millis(100), Duration::from_secs(5));
 
-/// Bytes of stack that a thread has: drops are shallow.
+/// Stack size of a thread in bytes. Drops are shallow.
 const STACK: usize = 256 << 10;
 
 /// Drops a value on a thread that may block. Neither the caller nor the end of the process waits
@@ -37,17 +37,17 @@ pub fn discard(value: impl Send + 'static) {
     PROCESS.discard(Box::new(value));
 }
 
-/// A value of any type, to be dropped.
+/// A value to be dropped on another thread, because dropping it may block.
 type Value = Box<dyn Send>;
 
-/// Values that are to be dropped, and the threads that do it.
+/// Queue of values to be dropped, and the threads that drop them.
 struct Pool {
     state: Mutex<State>,
-    /// There are values, or a drop has ended.
+    /// Signalled when a value was queued or a drop has ended.
     news: Condvar,
     /// Maximum number of threads.
     most: usize,
-    /// Duration of a drop after which the next thread continues without it.
+    /// Duration of a drop after which another thread continues with the next values.
     stuck_after: Duration,
     /// Time after which an idle thread ends.
     idle: Duration,
@@ -55,17 +55,18 @@ struct Pool {
 
 struct State {
     values: VecDeque<Value>,
-    /// Threads that run or are being started.
+    /// Number of threads that run or are being started.
     threads: usize,
     /// Number of threads that drop nothing now.
     ready: usize,
-    /// The number of the newest drop, and when it began; none when it has ended.
+    /// Number and start time of the newest drop; `None` when it has ended.
     newest: Option<(u64, Instant)>,
     drops: u64,
 }
 
 impl State {
-    /// For how long a thread that is ready leaves the values to the one that drops the newest.
+    /// Returns how long an idle thread waits before it continues with the next values, while the
+    /// newest drop is in progress.
     fn leaves(&self, stuck_after: Duration) -> Duration {
         self.newest.map_or(Duration::ZERO, |(_, began)| {
             stuck_after.saturating_sub(began.elapsed())
@@ -107,8 +108,8 @@ impl Pool {
         }
     }
 
-    /// Starts a thread, unless there are as many as there may be. When it cannot be started the
-    /// values wait for the next attempt.
+    /// Starts a thread, unless the maximum is reached. If that fails, the values wait for the next
+    /// attempt.
     fn start(&'static self, mut state: MutexGuard<'_, State>) {
         if state.threads >= self.most {
             return;
@@ -142,7 +143,7 @@ impl Pool {
         }
     }
 
-    /// The next value to drop, with the number of its drop; none when the thread is to end.
+    /// Returns the next value to drop and the number of its drop; `None` when the thread is to end.
     fn next(&'static self) -> Option<(Value, u64)> {
         let mut state = self.lock();
         let mut since = Instant::now();
@@ -204,7 +205,7 @@ mod tests {
         }
     }
 
-    /// A stuck drop that has begun: it ends with the sender.
+    /// Discards a value with a stuck drop, which ends when the returned sender is dropped.
     fn stuck(pool: &'static Pool) -> Sender<()> {
         let (begun, begins) = channel();
         let (end, ends) = channel();

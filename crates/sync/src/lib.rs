@@ -17,12 +17,12 @@ use std::sync::{LockResult, PoisonError};
 pub use affinity::leave_cpu;
 pub use discard::discard;
 
-/// Access to a lock's value, also after a thread has panicked under it.
+/// Access to the value of a lock, even after a thread has panicked while holding it.
 pub trait Unpoisoned {
-    /// A guard, a reference, or a value.
+    /// Guard, reference or value that the lock returns.
     type Value;
 
-    /// The value, whether the lock is poisoned or not.
+    /// Returns the value, whether the lock is poisoned or not.
     ///
     /// ```
     /// use std::sync::Mutex;

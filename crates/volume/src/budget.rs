@@ -46,13 +46,13 @@ impl Budget {
         self.left == 0
     }
 
-    /// Units that are left.
+    /// Returns the units that are left.
     #[inline(always)]
     pub fn left(&self) -> u32 {
         self.left
     }
 
-    /// Units that were spent.
+    /// Returns the units that were spent.
     pub fn spent(&self) -> u32 {
         self.granted - self.left
     }

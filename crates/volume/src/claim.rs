@@ -17,7 +17,7 @@ pub struct Extent {
     pub root: String,
     /// First byte.
     pub offset: u64,
-    /// Number of bytes; `None`: up to the end, wherever that is or will be.
+    /// Number of bytes; `None`: up to the end of the object, even if it grows.
     pub len: Option<u64>,
 }
 

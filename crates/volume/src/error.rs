@@ -169,27 +169,27 @@ pub enum VolumeError {
     /// The path does not exist.
     #[error("{}: no such file; create a raw disk with: truncate -s 1G {}", path.display(), path.display())]
     NotFound {
-        /// Path that was to be opened.
+        /// Path of the file or block device.
         path: PathBuf,
     },
     /// The process has no permission to open the file.
     #[error("{}: permission denied{}", path.display(), if *read_only { "" } else { " (opened for writing; --read-only needs only the right to read)" })]
     Permission {
-        /// Path that was to be opened.
+        /// Path of the file or block device.
         path: PathBuf,
-        /// Whether the path was to be opened for reading only.
+        /// Whether the volume was to be opened read-only.
         read_only: bool,
     },
     /// The path is a directory, which cannot be a disk.
     #[error("{}: is a directory; name a raw disk image or a block device", path.display())]
     IsDirectory {
-        /// Path that was to be opened.
+        /// Path of the file or block device.
         path: PathBuf,
     },
     /// The path is neither a regular file nor a block device.
     #[error("{}: is a {what}; a volume is a regular file or a block device", path.display())]
     WrongType {
-        /// Path that was to be opened.
+        /// Path of the file or block device.
         path: PathBuf,
         /// Actual type of the file.
         what: &'static str,
@@ -201,7 +201,7 @@ pub enum VolumeError {
         path.display(), served_as(format), path.display(), path.display()
     )]
     ImageFormat {
-        /// Path that was to be opened.
+        /// Path of the file or block device.
         path: PathBuf,
         /// The format's name.
         format: &'static str,
@@ -209,7 +209,7 @@ pub enum VolumeError {
     /// The volume has a size of 0 bytes.
     #[error("{}: is empty; give it a size with: truncate -s 1G {}", path.display(), path.display())]
     Empty {
-        /// Path that was to be opened.
+        /// Path of the file or block device.
         path: PathBuf,
     },
     /// The storage behind the volume has a fixed size; only files can be resized.
@@ -221,7 +221,7 @@ pub enum VolumeError {
         path.display(), path.display()
     )]
     OddSize {
-        /// Path that was to be opened.
+        /// Path of the file or block device.
         path: PathBuf,
         /// The file's size in bytes.
         size: u64,
@@ -231,20 +231,20 @@ pub enum VolumeError {
     /// The medium or filesystem is read-only, and the volume was to be written.
     #[error("{}: is on a read-only medium; serve it with --read-only (or ?read-only=on)", path.display())]
     ReadOnlyMedium {
-        /// Path that was to be opened.
+        /// Path of the file or block device.
         path: PathBuf,
     },
-    /// The file is locked by another user, in a mode that excludes this use.
+    /// The file is locked by another process or opening, in a mode that excludes this use.
     #[error(
         "{}: is in use by {holder}; stop that one{}", path.display(),
         if *read_only { "" } else { ", or share the disk by opening it read-only on both sides" }
     )]
     Locked {
-        /// Path that was to be opened.
+        /// Path of the file or block device.
         path: PathBuf,
         /// Holder of the lock, as far as it could be found.
         holder: String,
-        /// Whether the path was to be opened for reading only.
+        /// Whether the volume was to be opened read-only.
         read_only: bool,
     },
     /// Requests of the process that had the file open before are still outstanding.
@@ -254,7 +254,7 @@ pub enum VolumeError {
          when it answers (--previous-timeout waits longer)", path.display()
     )]
     PreviousProcess {
-        /// Path that was to be opened.
+        /// Path of the file or block device.
         path: PathBuf,
         /// Duration of the wait.
         waited: std::time::Duration,
@@ -262,7 +262,7 @@ pub enum VolumeError {
     /// The filesystem cannot lock the file.
     #[error("{}: cannot be locked against a second user ({error}); add ?lock=off if you make sure of that yourself", path.display())]
     LockUnsupported {
-        /// Path that was to be opened.
+        /// Path of the file or block device.
         path: PathBuf,
         /// Error of the system call.
         error: io::Error,
@@ -270,7 +270,7 @@ pub enum VolumeError {
     /// `O_DIRECT` was requested and is not supported.
     #[error("{}: direct I/O is not possible: {why}; use ?direct=auto or ?direct=off", path.display())]
     DirectUnsupported {
-        /// Path that was to be opened.
+        /// Path of the file or block device.
         path: PathBuf,
         /// The reason.
         why: String,
@@ -340,7 +340,7 @@ pub enum VolumeError {
     /// Any other system call failed.
     #[error("{}: {what}: {error}", path.display())]
     System {
-        /// Path that was to be opened.
+        /// Path of the file or block device.
         path: PathBuf,
         /// The step that failed.
         what: &'static str,

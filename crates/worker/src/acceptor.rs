@@ -99,7 +99,7 @@ impl AcceptStats {
         self.delayed.load(Ordering::Relaxed)
     }
 
-    /// Failed accepts, for example because no descriptor was left.
+    /// Returns the number of failed accepts, for example because no descriptor was left.
     pub fn failed(&self) -> u64 {
         self.failed.load(Ordering::Relaxed)
     }
@@ -158,7 +158,7 @@ impl<L: AsFd> Acceptor<L> {
         })
     }
 
-    /// The listening socket.
+    /// Returns the listening socket.
     pub fn listener(&self) -> &L {
         &self.listener
     }

@@ -34,10 +34,10 @@ const ANTICIPATION: Duration = Duration::from_micros(50);
 /// Time with work from one front-end only after which the counter is no longer read.
 const HOLD: Duration = Duration::from_millis(10);
 
-/// Units of a budget between two looks at the counter, while several front-ends have work.
+/// Units of a budget between two readings of the counter, while several front-ends have work.
 pub(crate) const SHARED_UNITS: u32 = 32;
-/// Units of a budget between two looks at the counter, for a front-end that has the thread for
-/// itself. The limit bounds the round, so that a second busy front-end is noticed soon.
+/// Units of a budget between two readings of the counter, while only one front-end has work. The
+/// limit bounds the round, so that a second busy front-end is noticed soon.
 pub(crate) const ALONE_UNITS: u32 = 512;
 /// Fraction of a quantum above which a poll has evidently found work.
 const LOOKS_PER_QUANTUM: u64 = 8;
@@ -352,7 +352,7 @@ impl Accounts {
         self.shared && self.left_out > 0
     }
 
-    /// Ends a round: each front-end that it looked at gets its quantum.
+    /// Ends a round. Each front-end that the round polled is granted its quantum.
     pub fn settle(&mut self, all: impl Iterator<Item = usize> + Clone) {
         let now = self.now();
         let elapsed = now.saturating_sub(std::mem::replace(&mut self.settled, now));

@@ -27,7 +27,7 @@ pub enum IdleWindow {
     Fixed(Duration),
 }
 
-/// Error for text that is no [`IdleWindow`].
+/// Error: a text is not a valid [`IdleWindow`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("\"auto\" or a number of microseconds is wanted")]
 pub struct WindowError;

@@ -1,6 +1,6 @@
 //! Geometry of a namespace's zones: sizes, limits and Zone Random Write Areas.
 
-/// Zones of a namespace at most: a table of them has 8 MiB.
+/// Maximum number of zones of a namespace; their table then has 8 MiB.
 pub const MAX_ZONES: u32 = 1 << 20;
 
 /// Number and size of zones, and the limits of their use. It does not change while the namespace
@@ -9,27 +9,27 @@ pub const MAX_ZONES: u32 = 1 << 20;
 pub struct Geometry {
     /// Number of zones, up to [`MAX_ZONES`].
     pub zones: u32,
-    /// Blocks from one zone's first block to the next one's; a power of two, up to 2^40.
+    /// Blocks from the first block of a zone to that of the next; a power of two, up to 2^40.
     pub size: u64,
-    /// Blocks of a zone that can be written, up to `size`.
+    /// Writable blocks of a zone, up to `size`.
     pub capacity: u64,
-    /// Zones that may be open at a time; `None`: all.
+    /// Maximum number of zones open at one time; `None`: all.
     pub max_open: Option<u32>,
-    /// Zones that may be open or closed at a time; `None`: all.
+    /// Maximum number of zones active (open or closed) at one time; `None`: all.
     pub max_active: Option<u32>,
-    /// Zone Random Write Areas, if zones may have any.
+    /// Parameters of Zone Random Write Areas; `None`: not supported.
     pub zrwa: Option<Zrwa>,
 }
 
-/// Parameters of a Zone Random Write Area: so many blocks from the write pointer on can be written
-/// in any order, and rewritten.
+/// Parameters of Zone Random Write Areas. The `size` blocks from the write pointer on can be
+/// written in any order, and rewritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zrwa {
-    /// Blocks of it, a multiple of `granularity` (ZRWASZ).
+    /// Size in blocks, a multiple of `granularity` (ZRWASZ).
     pub size: u16,
-    /// Blocks that the write pointer moves by, or a multiple of them (ZRWAFG).
+    /// Flush granularity in blocks: the write pointer moves by multiples of it (ZRWAFG).
     pub granularity: u16,
-    /// Zones that may have one at a time; `None`: all that may be active.
+    /// Maximum number of zones with an area at one time; `None`: the limit of active zones.
     pub resources: Option<u32>,
 }
 
@@ -39,23 +39,23 @@ pub enum GeometryError {
     /// The number of zones is 0 or too large.
     #[error("{0} zones: 1 to {MAX_ZONES} are allowed")]
     Zones(u32),
-    /// Hosts know powers of two only.
+    /// The zone size is not a power of two, or too large. Hosts support only powers of two.
     #[error("zones of {0} blocks: a power of two up to 2^40 is allowed")]
     Size(u64),
     /// The capacity is 0, or exceeds the size.
     #[error("{capacity} blocks of a zone can be written: 1 to its size, {size}, are allowed")]
     Capacity {
-        /// The invalid capacity.
+        /// Capacity of a zone in blocks.
         capacity: u64,
-        /// The zone's size.
+        /// Size of a zone in blocks.
         size: u64,
     },
-    /// A limit is 0, or fewer zones may be active than open.
+    /// A limit is 0, or more zones may be open than active.
     #[error(
         "the limits of open and active zones: 1 at least, and no more open ones than active ones"
     )]
     Limits,
-    /// A Zone Random Write Area cannot be like that.
+    /// The size of Zone Random Write Areas is invalid.
     #[error(
         "a random write area of {size} blocks, flushed by {granularity}: a multiple of that, which \
          the zone's capacity, {capacity} blocks, is too, and no more than that capacity is allowed"
@@ -65,19 +65,19 @@ pub enum GeometryError {
         size: u16,
         /// Flush granularity in blocks.
         granularity: u16,
-        /// The zones' capacity.
+        /// Capacity of a zone in blocks.
         capacity: u64,
     },
-    /// No zone may have a Zone Random Write Area, or more than may be active.
+    /// The limit of Zone Random Write Areas is 0, or exceeds that of active zones.
     #[error("the number of random write areas: 1 at least, and no more than active zones")]
     ZrwaResources,
 }
 
 impl Geometry {
-    /// Checks the sizes and limits.
+    /// Checks sizes and limits for consistency.
     ///
     /// # Errors
-    /// [`GeometryError`].
+    /// [`GeometryError`] names the first invalid value.
     pub fn check(&self) -> Result<(), GeometryError> {
         if !(1..=MAX_ZONES).contains(&self.zones) {
             return Err(GeometryError::Zones(self.zones));
@@ -118,7 +118,8 @@ impl Geometry {
         }
     }
 
-    /// Returns the number of zones that may have a Zone Random Write Area at a time, if any may.
+    /// Returns the maximum number of zones with a Zone Random Write Area at one time; `None` if
+    /// none may have one.
     pub fn zrwa_resources(&self) -> Option<u32> {
         let zrwa = self.zrwa?;
         let limit = zrwa.resources.or(self.max_active);

@@ -1,21 +1,21 @@
-//! The state of a namespace's zones, and every change of it.
+//! State of a namespace's zones, and all changes of it.
 
 use crate::{Action, Filter, Geometry, GeometryError, Refusal, State, Zrwa};
 use std::collections::VecDeque;
 
-/// State of one zone.
+/// State and write position of one zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zone {
     /// Zone state.
     pub state: State,
-    /// Blocks before its write pointer, from its first one on. Of a full zone, those that were
-    /// written before it was finished.
-    /// The blocks behind it may be written, too, where the zone has a Zone Random Write Area; of a
-    /// full zone that had one all count.
+    /// Number of written blocks, counted from the first block of the zone up to the write pointer.
+    /// For a full zone, the blocks written before it was finished. With a Zone Random Write Area,
+    /// blocks after the write pointer may be written, too; in a full zone that had one, all blocks
+    /// count as written.
     pub written: u64,
-    /// The zone has a Zone Random Write Area, and is therefore active.
+    /// Whether the zone has a Zone Random Write Area, which makes it active.
     pub zrwa: bool,
-    /// The zone is being reset: its data is being discarded.
+    /// Whether the zone is being reset, while its data is discarded.
     pub resetting: bool,
 }
 
@@ -28,22 +28,22 @@ impl Zone {
     };
 }
 
-/// Zone descriptor for a report.
+/// Zone descriptor, as returned by a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reported {
     /// Zone state.
     pub state: State,
     /// First block of the zone.
     pub start: u64,
-    /// Blocks of it that can be written.
+    /// Writable blocks of the zone.
     pub capacity: u64,
-    /// The block that is written next; all bits are ones where a write pointer means nothing.
+    /// Next block to be written; all ones when the write pointer is not valid in this state.
     pub write_pointer: u64,
-    /// The zone has a Zone Random Write Area.
+    /// Whether the zone has a Zone Random Write Area.
     pub zrwa: bool,
 }
 
-/// All zones of a namespace.
+/// State of all zones of a namespace.
 #[derive(Clone, Debug)]
 pub struct Zones {
     geometry: Geometry,
@@ -52,17 +52,17 @@ pub struct Zones {
     active: u32,
     /// Number of zones that have a Zone Random Write Area.
     zrwas: u32,
-    /// Implicitly open zones; the first one is the next to be closed for another zone.
+    /// Implicitly open zones, in the order in which they are closed to make room for another zone.
     implicit: VecDeque<u32>,
-    /// Zones that have changed since [`Zones::take_changed`].
+    /// Zones that have changed since the last [`Zones::take_changed`].
     changed: Vec<u32>,
 }
 
 impl Zones {
-    /// Creates empty zones.
+    /// Creates a namespace with empty zones.
     ///
     /// # Errors
-    /// [`GeometryError`], if a size or limit is invalid.
+    /// [`GeometryError`] when a size or limit is invalid.
     pub fn new(geometry: Geometry) -> Result<Self, GeometryError> {
         geometry.check()?;
         let zones = vec![Zone::EMPTY; geometry.zones as usize];
@@ -77,7 +77,7 @@ impl Zones {
         })
     }
 
-    /// Restores zones from their saved states; `zones` has as many as the geometry.
+    /// Restores zones from saved states, one for each zone of the geometry.
     pub(crate) fn of(geometry: Geometry, zones: Vec<Zone>) -> Self {
         let count = |is: fn(State) -> bool| zones.iter().filter(|z| is(z.state)).count() as u32;
         let implicit = (0..).zip(&zones);
@@ -98,7 +98,7 @@ impl Zones {
         &self.geometry
     }
 
-    /// Returns a zone, by its number.
+    /// Returns the zone with this number.
     pub fn get(&self, zone: u32) -> Option<Zone> {
         self.zones.get(zone as usize).copied()
     }
@@ -125,9 +125,9 @@ impl Zones {
         self.changed.drain(..)
     }
 
-    /// Closes all open zones, as after a loss of power or a restart, which loses the open states.
-    /// Zones that were not written become empty. A Zone Random Write Area remains, because its
-    /// content is on the volume.
+    /// Closes all open zones, because a power cut or a restart loses the open states. Zones without
+    /// written blocks become empty. A Zone Random Write Area remains, because its content is on the
+    /// volume.
     pub fn power_lost(&mut self) {
         for number in 0..self.geometry.zones {
             let Some(zone) = self.get(number) else {
@@ -146,7 +146,7 @@ impl Zones {
         }
     }
 
-    /// Makes the zone read-only or offline: for devices that wear out, and for tests.
+    /// Makes a zone read-only or offline, as worn-out media do; for tests, too.
     pub fn set_worn(&mut self, number: u32, offline: bool) {
         if let Some(zone) = self.get(number) {
             let state = match offline {
@@ -159,11 +159,10 @@ impl Zones {
 
     // ---- reads and writes
 
-    /// Checks that these blocks can be read: they may lie in several zones, and behind write
-    /// pointers.
+    /// Checks that blocks can be read. They may lie in several zones, and after write pointers.
     ///
     /// # Errors
-    /// [`Refusal::OutOfRange`], [`Refusal::Offline`].
+    /// [`Refusal::OutOfRange`] outside the namespace, [`Refusal::Offline`] in an offline zone.
     pub fn check_read(&self, lba: u64, blocks: u64) -> Result<(), Refusal> {
         let last = lba.checked_add(blocks.max(1) - 1);
         let last = last.and_then(|last| self.geometry.zone_of(last));
@@ -178,10 +177,10 @@ impl Zones {
         }
     }
 
-    /// Checks that the zone accepts a write of these blocks now.
+    /// Checks that the zone accepts a write of these blocks in its current state.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// [`Refusal`] with the status that the write command has to fail with.
     pub fn check_write(&self, lba: u64, blocks: u64) -> Result<(), Refusal> {
         let (number, zone) = self.writable(lba)?;
         let offset = lba - self.geometry.start_of(number);
@@ -194,9 +193,9 @@ impl Zones {
         self.check_room(zone, blocks)
     }
 
-    /// Checks that a zone with a Zone Random Write Area accepts a write there: from the write
-    /// pointer on, and as far as a flush can make room for it ("NVMe Zoned Namespace Command Set
-    /// 1.1", Zone Random Write Area: twice its size).
+    /// Checks that a zone with a Zone Random Write Area accepts a write. The write must begin at or
+    /// after the write pointer, and end within twice the area's size, as far as an implicit flush
+    /// can make room ("NVMe Zoned Namespace Command Set 1.1", Zone Random Write Area).
     fn check_random(
         &self,
         zone: Zone,
@@ -219,11 +218,11 @@ impl Zones {
         self.geometry.zrwa.filter(|_| zone.zrwa)
     }
 
-    /// Returns the block at which an append of so many blocks to the zone that begins at `start` is
-    /// written.
+    /// Returns the block at which an append of `blocks` blocks to the zone beginning at `start` has
+    /// to be written.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// [`Refusal`] when the zone does not accept the append.
     pub fn check_append(&self, start: u64, blocks: u64) -> Result<u64, Refusal> {
         let number = self.zone_at(start)?;
         let (_, zone) = self.writable(start)?;
@@ -234,11 +233,11 @@ impl Zones {
         Ok(self.geometry.start_of(number) + zone.written)
     }
 
-    /// Records a write that was checked. It moves the write pointer to its end; in a Zone Random
+    /// Records a checked write. Moves the write pointer to the end of the write; with a Zone Random
     /// Write Area, only as far as the area has to move.
     ///
     /// # Errors
-    /// As [`Zones::check_write`]; nothing has changed then.
+    /// The conditions of [`Zones::check_write`]; nothing has changed then.
     pub fn write(&mut self, lba: u64, blocks: u64) -> Result<(), Refusal> {
         self.check_write(lba, blocks)?;
         let Some(number) = self.geometry.zone_of(lba) else {
@@ -261,7 +260,7 @@ impl Zones {
         Ok(())
     }
 
-    /// Advances the write pointer, and makes the zone open or full.
+    /// Moves the write pointer, and makes the zone open or full.
     fn advance(&mut self, number: u32, zone: Zone, written: u64) {
         if written == self.geometry.capacity {
             return self.change(number, State::Full, written);
@@ -276,9 +275,9 @@ impl Zones {
         self.change(number, state, written);
     }
 
-    /// A write of these blocks that was checked once, and may have been taken then, needs nothing
-    /// more of its zone: the write pointer is behind it; or the Zone Random Write Area reaches its
-    /// end, and if it was not taken, then the zone is one that was closed at once after it.
+    /// Returns whether a write that was checked before may already have been recorded, so that it
+    /// needs nothing more of its zone. For a repeated command after a restart: either the write
+    /// pointer is at or behind its end, or a Zone Random Write Area covers its end.
     pub fn is_taken(&self, lba: u64, blocks: u64) -> bool {
         let number = self.geometry.zone_of(lba);
         let zone = number.and_then(|number| Some((number, self.get(number)?)));
@@ -305,7 +304,7 @@ impl Zones {
         }
     }
 
-    /// Checks that so many more blocks fit into the zone, and that it may be open.
+    /// Checks that `blocks` more blocks fit into the zone, and that it may be open.
     fn check_room(&self, zone: Zone, blocks: u64) -> Result<(), Refusal> {
         let end = zone.written.checked_add(blocks.max(1));
         if end.is_none_or(|end| end > self.geometry.capacity) {
@@ -314,7 +313,7 @@ impl Zones {
         self.check_limits(zone.state)
     }
 
-    /// Checks that a zone in this state may be open.
+    /// Checks that a zone in this state may become open under the limits.
     fn check_limits(&self, state: State) -> Result<(), Refusal> {
         let is_below = |count: u32, limit: Option<u32>| limit.is_none_or(|limit| count < limit);
         if !state.is_active() && !is_below(self.active, self.geometry.max_active) {
@@ -328,7 +327,7 @@ impl Zones {
         Ok(())
     }
 
-    /// Closes the zone that has been implicitly open for longest, if another one needs its place.
+    /// Closes the zone that has been implicitly open for longest, if the limit requires it.
     fn make_room(&mut self) {
         if self
             .geometry
@@ -346,7 +345,8 @@ impl Zones {
     /// Returns the zone that begins with this block.
     ///
     /// # Errors
-    /// [`Refusal::OutOfRange`], [`Refusal::NotAtStart`].
+    /// [`Refusal::OutOfRange`] outside the namespace, [`Refusal::NotAtStart`] when no zone begins
+    /// at this block.
     pub fn zone_at(&self, start: u64) -> Result<u32, Refusal> {
         let number = self.geometry.zone_of(start).ok_or(Refusal::OutOfRange)?;
         match self.geometry.start_of(number) == start {
@@ -358,7 +358,8 @@ impl Zones {
     /// Applies an action to a zone.
     ///
     /// # Errors
-    /// [`Refusal`]; nothing has changed then.
+    /// [`Refusal`] when the zone's state or a limit does not allow the action; nothing has changed
+    /// then.
     pub fn act(&mut self, number: u32, action: Action) -> Result<(), Refusal> {
         use State as S;
         let zone = self.get(number).ok_or(Refusal::OutOfRange)?;
@@ -390,7 +391,7 @@ impl Zones {
     /// Checks that a zone can be opened with a Zone Random Write Area now.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// [`Refusal`] when the zone's state or a limit does not allow it.
     pub fn check_open_with_zrwa(&self, number: u32) -> Result<(), Refusal> {
         let zone = self.get(number).ok_or(Refusal::OutOfRange)?;
         match zone.state {
@@ -408,10 +409,10 @@ impl Zones {
         }
     }
 
-    /// Opens an empty zone, and gives it a Zone Random Write Area: Open Zone with ZRWAA.
+    /// Opens an empty zone with a Zone Random Write Area (Open Zone with ZRWAA).
     ///
     /// # Errors
-    /// As [`Zones::check_open_with_zrwa`]; nothing has changed then.
+    /// The conditions of [`Zones::check_open_with_zrwa`]; nothing has changed then.
     pub fn open_with_zrwa(&mut self, number: u32) -> Result<(), Refusal> {
         self.check_open_with_zrwa(number)?;
         self.make_room();
@@ -423,11 +424,11 @@ impl Zones {
         Ok(())
     }
 
-    /// Checks that a zone's Zone Random Write Area can be flushed up to this block: its last one,
-    /// or one before it that makes a multiple of the granularity.
+    /// Checks that a zone's Zone Random Write Area can be flushed up to this block. The flushed
+    /// blocks must be within the area and a multiple of the granularity.
     ///
     /// # Errors
-    /// [`Refusal`].
+    /// [`Refusal`] when the zone or the block does not allow the flush.
     pub fn check_flush(&self, lba: u64) -> Result<(), Refusal> {
         let number = self.geometry.zone_of(lba).ok_or(Refusal::OutOfRange)?;
         let zone = self.get(number).ok_or(Refusal::OutOfRange)?;
@@ -446,11 +447,11 @@ impl Zones {
         self.check_limits(zone.state)
     }
 
-    /// Moves the write pointer of the block's zone behind that block: Flush Explicit ZRWA Range. A
-    /// closed zone is opened by it, as by a write.
+    /// Moves the write pointer behind this block (Flush Explicit ZRWA Range). A closed zone becomes
+    /// open, as after a write.
     ///
     /// # Errors
-    /// As [`Zones::check_flush`]; nothing has changed then.
+    /// The conditions of [`Zones::check_flush`]; nothing has changed then.
     pub fn flush(&mut self, lba: u64) -> Result<(), Refusal> {
         self.check_flush(lba)?;
         let number = self.geometry.zone_of(lba).ok_or(Refusal::OutOfRange)?;
@@ -460,11 +461,11 @@ impl Zones {
         Ok(())
     }
 
-    /// Applies an action to all zones in the states that it is for (Select All). It closes the open
-    /// zones, finishes the active ones, opens the closed ones, or takes the read-only ones offline.
+    /// Applies an action to all zones in the states that Select All covers: closes the open zones,
+    /// finishes the active ones, opens the closed ones, or takes the read-only ones offline.
     ///
     /// # Errors
-    /// [`Refusal`]; nothing has changed then.
+    /// [`Refusal`] when a zone or a limit does not allow the action; nothing has changed then.
     pub fn act_on_all(&mut self, action: Action) -> Result<(), Refusal> {
         let selects = |state: State| match action {
             Action::Close => state.is_open(),
@@ -493,12 +494,12 @@ impl Zones {
         Ok(())
     }
 
-    /// Begins the reset of a zone. Until [`Zones::end_reset`] or [`Zones::cancel_reset`] nothing
-    /// else can be done to it. Returns its blocks that may hold data: first one and number, which
-    /// may be 0.
+    /// Begins the reset of a zone, which excludes all other changes of the zone until
+    /// [`Zones::end_reset`] or [`Zones::cancel_reset`]. Returns the first block and the number of
+    /// blocks that may hold data; the number may be 0.
     ///
     /// # Errors
-    /// [`Refusal`]; nothing has changed then.
+    /// [`Refusal`] when the zone's state does not allow a reset; nothing has changed then.
     pub fn begin_reset(&mut self, number: u32) -> Result<(u64, u64), Refusal> {
         let (start, capacity) = (self.geometry.start_of(number), self.geometry.capacity);
         let zone = self.zones.get_mut(number as usize);
@@ -516,10 +517,10 @@ impl Zones {
         Ok((start, written.min(capacity)))
     }
 
-    /// Returns the zones that a reset of all affects: those that are active or full.
+    /// Returns the zones affected by a reset of all zones: those that are active or full.
     ///
     /// # Errors
-    /// [`Refusal::Resetting`]: one of them is being reset.
+    /// [`Refusal::Resetting`] when one of them is being reset.
     pub fn resettable(&self) -> Result<Vec<u32>, Refusal> {
         let is = |zone: &Zone| zone.state.is_active() || zone.state == State::Full;
         if self.zones.iter().any(|zone| is(zone) && zone.resetting) {
@@ -529,13 +530,13 @@ impl Zones {
         Ok(zones.map(|(number, _)| number).collect())
     }
 
-    /// Makes the zone empty after its data was discarded.
+    /// Makes a zone empty, after its data was discarded.
     pub fn end_reset(&mut self, number: u32) {
         self.cancel_reset(number);
         self.change(number, State::Empty, 0);
     }
 
-    /// Cancels the reset of a zone.
+    /// Cancels the reset of a zone, which keeps its state.
     pub fn cancel_reset(&mut self, number: u32) {
         if let Some(zone) = self.zones.get_mut(number as usize) {
             zone.resetting = false;
@@ -568,7 +569,7 @@ impl Zones {
 
     // ---- reports
 
-    /// Returns the zones that the filter selects, from the one with block `lba` on.
+    /// Returns the zones that match a filter, beginning with the zone of block `lba`.
     pub fn report(&self, lba: u64, filter: Filter) -> impl Iterator<Item = Reported> + '_ {
         let first = self.geometry.zone_of(lba).unwrap_or(self.geometry.zones);
         let zones = (first..).zip(self.zones.iter().skip(first as usize));

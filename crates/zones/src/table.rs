@@ -12,18 +12,18 @@
 
 use crate::{Geometry, State, Zone, Zones};
 
-/// Bytes before the first word.
+/// Size of the header in bytes, before the first word.
 pub const HEADER: usize = 64;
-/// Bytes of a word.
+/// Size of a word in bytes.
 pub const WORD: usize = 8;
-/// The form of the table that this program writes.
+/// Version of the table format that this program writes.
 pub const VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"vnvmezns";
 /// Number of bits in a word for the written blocks.
 const WRITTEN_BITS: u32 = 48;
-/// Bit of a word: the zone has a Zone Random Write Area. Programs that do not know the bit take
-/// such a word for a damaged one.
+/// Bit of a word for a zone with a Zone Random Write Area. Programs that do not know the bit reject
+/// the word as damaged.
 const ZRWA: u64 = 1 << 52;
 
 /// Error of decoding a table.
@@ -40,7 +40,7 @@ pub enum TableError {
     /// The magic number does not match.
     #[error("this is no table of zones")]
     Magic,
-    /// A newer program has written it.
+    /// A newer program has written the table.
     #[error("its format is version {0}, which this program does not know")]
     Version(u32),
     /// The checksum of the header does not match.
@@ -49,7 +49,7 @@ pub enum TableError {
     /// The table belongs to another namespace.
     #[error("it has the zones of another namespace")]
     OtherNamespace,
-    /// The table has another geometry.
+    /// The table was written for another geometry.
     #[error(
         "it has {zones} zones of {size} blocks (capacity {capacity}) of {block} bytes, which is \
          not what the namespace is to have"
@@ -57,18 +57,18 @@ pub enum TableError {
     OtherGeometry {
         /// Number of zones.
         zones: u32,
-        /// Size of each in blocks.
+        /// Size of a zone in blocks.
         size: u64,
-        /// Capacity of each in blocks.
+        /// Capacity of a zone in blocks.
         capacity: u64,
-        /// Bytes of a block.
+        /// Block size in bytes.
         block: u32,
     },
     /// The word of a zone is damaged.
     #[error("what it says of zone {0} cannot be")]
     Zone(u32),
-    /// The zone has a Zone Random Write Area, and the namespace is to have none, or with another
-    /// granularity.
+    /// The zone has a Zone Random Write Area that the namespace's configuration does not allow: it
+    /// has none, or another granularity.
     #[error(
         "zone {0} has a random write area, which the namespace is not to have, or not with that \
          granularity"
@@ -76,7 +76,7 @@ pub enum TableError {
     Zrwa(u32),
 }
 
-/// Returns the size of a table of so many zones, in bytes.
+/// Returns the size in bytes of a table for `zones` zones.
 pub const fn len(zones: u32) -> usize {
     HEADER + zones as usize * WORD
 }
@@ -86,7 +86,7 @@ pub const fn len(zones: u32) -> usize {
 pub struct Identity {
     /// The namespace's NGUID.
     pub namespace: [u8; 16],
-    /// Bytes of a block.
+    /// Block size in bytes.
     pub block: u32,
 }
 
@@ -111,14 +111,14 @@ pub fn header(geometry: &Geometry, identity: Identity) -> [u8; HEADER] {
     bytes
 }
 
-/// Encodes the word of a zone, by its number.
+/// Encodes the word of the zone with this number.
 pub fn word(number: u32, zone: Zone) -> u64 {
     let zrwa = if zone.zrwa { ZRWA } else { 0 };
     let content = u64::from(zone.state.number()) << WRITTEN_BITS | zone.written | zrwa;
     content | check(number, content) << 56
 }
 
-/// Returns a checksum of eight bits over a word's content and its zone's number.
+/// Returns an 8-bit checksum over a word's content and its zone's number.
 fn check(number: u32, content: u64) -> u64 {
     let mut bytes = [0; 12];
     let (first, second) = bytes.split_at_mut(8);
@@ -170,7 +170,7 @@ pub fn encode(zones: &Zones, identity: Identity) -> Vec<u8> {
 /// ignored.
 ///
 /// # Errors
-/// [`TableError`].
+/// [`TableError`] when the table is damaged, or does not match this namespace.
 pub fn decode(bytes: &[u8], geometry: Geometry, identity: Identity) -> Result<Zones, TableError> {
     let short = |needed| TableError::Short {
         found: bytes.len(),

@@ -1,21 +1,21 @@
-//! The words of zones: states, actions, refusals.
+//! Zone states, actions, report filters and refusals.
 
 use nvme::Status;
 
-/// A zone's state ("NVMe Zoned Namespace Command Set 1.1", 2.1.1.2), under its number in a zone
+/// Zone state ("NVMe Zoned Namespace Command Set 1.1", 2.1.1.2), with its number in a zone
 /// descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum State {
-    /// The zone was not written since its reset.
+    /// The zone has no written blocks since its reset.
     Empty = 0x1,
-    /// A write has opened it.
+    /// The zone was opened by a write.
     ImplicitlyOpen = 0x2,
-    /// The host has opened it.
+    /// The zone was opened by Zone Management Send.
     ExplicitlyOpen = 0x3,
-    /// The zone is written in part, and not open.
+    /// The zone is partly written, and not open.
     Closed = 0x4,
-    /// The zone takes no writes, but its data can be read.
+    /// The zone accepts no writes, but its data can be read.
     ReadOnly = 0xd,
     /// The zone cannot be written until it is reset.
     Full = 0xe,
@@ -35,7 +35,7 @@ impl State {
         Self::Offline,
     ];
 
-    /// Returns the state of a number; `None` for a reserved one.
+    /// Returns the state with this number; `None` for a reserved one.
     pub fn of(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.number() == number)
     }
@@ -84,8 +84,8 @@ pub enum Filter {
 }
 
 impl Filter {
-    /// Returns the filter of a number ("NVMe Zoned Namespace Command Set 1.1", 3.4.2, Zone Receive
-    /// Action Specific Field); `None` for a reserved one.
+    /// Returns the filter with this number ("NVMe Zoned Namespace Command Set 1.1", 3.4.2, Zone
+    /// Receive Action Specific Field); `None` for a reserved one.
     pub const fn of(number: u8) -> Option<Self> {
         Some(match number {
             0 => Self::All,
@@ -108,22 +108,22 @@ impl Filter {
     }
 }
 
-/// Reason for the refusal of a command.
+/// Reason why a command is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Refusal {
-    /// The blocks are outside of the namespace.
+    /// The blocks are outside the namespace.
     #[error("blocks that are not there")]
     OutOfRange,
-    /// A zone is not named by its first block.
+    /// The zone is not identified by its first block.
     #[error("a zone is named by its first block")]
     NotAtStart,
-    /// The command exceeds the zone's capacity.
+    /// The command crosses the zone's capacity.
     #[error("it goes beyond the end of its zone")]
     Boundary,
     /// The zone is full.
     #[error("the zone is full")]
     Full,
-    /// The zone takes no writes.
+    /// The zone accepts no writes.
     #[error("the zone can only be read")]
     ReadOnly,
     /// The zone is offline.
@@ -139,26 +139,26 @@ pub enum Refusal {
     /// The limit of open zones is reached.
     #[error("too many zones are open")]
     TooManyOpen,
-    /// A zone in this state cannot do that.
+    /// The state of the zone does not allow the action.
     #[error("the zone's state does not allow that")]
     InvalidTransition,
-    /// A command on a Zone Random Write Area, for a zone that has none or cannot get one, or for
-    /// blocks outside of it; or an append to a zone that has one.
+    /// The zone has no Zone Random Write Area or cannot get one, or the blocks are outside of it;
+    /// or an append to a zone that has one.
     #[error("the zone's random write area does not allow that")]
     InvalidOperation,
     /// The limit of Zone Random Write Areas is reached.
     #[error("too many zones have a random write area")]
     ZrwaResources,
-    /// A flush would move the write pointer by other than the flush granularity.
+    /// The flushed blocks are not a multiple of the flush granularity.
     #[error("what is flushed is no multiple of the granularity")]
     Granularity,
-    /// The zone is being reset: the command may come again.
+    /// The zone is being reset; the host may retry the command.
     #[error("the zone is being reset")]
     Resetting,
 }
 
 impl Refusal {
-    /// Returns the status that the command ends with.
+    /// Returns the status with which the command fails.
     pub const fn status(self) -> Status {
         let status = match self {
             Self::OutOfRange => Status::LBA_OUT_OF_RANGE,

@@ -1,10 +1,11 @@
-//! Plots, as SVG written by hand: lines over an ordered axis, or bars.
+//! Plots as hand-written SVG: lines over an ordered axis, or bars.
 
 use super::html::escape;
 use load::progress::quantity;
 use std::fmt::Write as _;
 
-/// Colours that can be distinguished with colour blindness, and in grey (after Okabe and Ito).
+/// Colours that remain distinguishable with colour blindness and in greyscale (after Okabe and
+/// Ito).
 const COLOURS: [&str; 7] = [
     "#1667b7", "#d55e00", "#009e73", "#8a4fbf", "#b8860b", "#56b4e9", "#5b6675",
 ];
@@ -14,10 +15,10 @@ const TOP: f64 = 62.0;
 const PLOT: f64 = 220.0;
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 16.0;
-/// Top and height of the rows of [`Shape::Rows`].
+/// Top margin above the rows of [`Shape::Rows`].
 const ROWS_TOP: f64 = 30.0;
 const ROW: f64 = 34.0;
-/// A character's width, about.
+/// Approximate width of a character.
 const CHARACTER: f64 = 7.0;
 
 /// Form of a chart.
@@ -25,7 +26,8 @@ const CHARACTER: f64 = 7.0;
 pub enum Shape {
     Lines,
     Bars,
-    /// A bar for each label, below it: for labels that are words. Of one series, from zero.
+    /// A bar for each label, one below the other, for labels that are words. For a single series,
+    /// beginning at zero.
     Rows,
 }
 
@@ -33,9 +35,9 @@ pub enum Shape {
 #[derive(Clone, Debug)]
 pub struct Series {
     pub name: String,
-    /// The series is quoted from a document, and is drawn in a subdued style.
+    /// Whether the series is quoted from a document, and drawn in a subdued style.
     pub quoted: bool,
-    /// A value for each label of the chart.
+    /// Value for each label of the chart, if there is one.
     pub values: Vec<Option<f64>>,
     /// Index of the colour; related series share one.
     pub colour: usize,
@@ -44,7 +46,7 @@ pub struct Series {
 /// A plot.
 #[derive(Clone, Debug)]
 pub struct Chart {
-    /// Name of its file, without the ending.
+    /// Name of the SVG file, without the extension.
     pub name: String,
     pub title: String,
     /// Title of the horizontal axis.
@@ -52,9 +54,9 @@ pub struct Chart {
     pub labels: Vec<String>,
     pub series: Vec<Series>,
     pub shape: Shape,
-    /// Logarithmic vertical axis.
+    /// Whether the vertical axis is logarithmic.
     pub log: bool,
-    /// A line across, with its name.
+    /// Horizontal line at a goal, and its name.
     pub goal: Option<(f64, String)>,
 }
 
@@ -66,7 +68,7 @@ impl Chart {
             .unwrap_or("#000")
     }
 
-    /// Lowest and highest value of the axis, and its marks.
+    /// Returns the lowest and highest value of the vertical axis, and its tick marks.
     fn scale(&self) -> (f64, f64, Vec<f64>) {
         let values = self.series.iter().flat_map(|s| s.values.iter().flatten());
         let goal = self.goal.iter().map(|(v, _)| v);
@@ -98,7 +100,7 @@ impl Chart {
         (0.0, count * step, marks)
     }
 
-    /// The picture.
+    /// Returns the chart as SVG.
     pub fn svg(&self) -> String {
         if self.shape == Shape::Rows {
             return self.rows();
@@ -175,7 +177,7 @@ impl Chart {
         out
     }
 
-    /// A picture that is as high as it needs to be.
+    /// Returns a chart of rows, as high as needed.
     fn rows(&self) -> String {
         let (_, high, _) = self.scale();
         let height = ROWS_TOP + ROW * self.labels.len() as f64;
@@ -204,7 +206,7 @@ impl Chart {
         out
     }
 
-    /// Returns the line and horizontal position of each legend entry.
+    /// Returns the row and horizontal position of each legend entry.
     fn legend_places(&self) -> Vec<(usize, f64)> {
         let (mut line, mut x) = (0, 0.0);
         let mut places = Vec::new();
@@ -330,7 +332,7 @@ impl Chart {
     }
 }
 
-/// The beginning of a picture.
+/// Returns the beginning of an SVG document.
 fn head(title: &str, height: f64) -> String {
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" \
@@ -342,7 +344,7 @@ fn head(title: &str, height: f64) -> String {
     )
 }
 
-/// A round number not below this: 1, 2 or 5 times a power of ten.
+/// Returns the smallest round number that is not below `least`: 1, 2 or 5 times a power of ten.
 fn step(least: f64) -> f64 {
     let power = 10f64.powf(least.log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0].map(|s| s * power);
@@ -352,7 +354,7 @@ fn step(least: f64) -> f64 {
         .unwrap_or(power * 10.0)
 }
 
-/// A mark's label.
+/// Formats the label of a tick mark.
 fn short(value: f64) -> String {
     let text = match value {
         v if v >= 1e12 => format!("{v:.0e}"),
@@ -407,7 +409,7 @@ mod tests {
         }
     }
 
-    /// Labels, each with where it stands: the middle, or the left end.
+    /// Returns the labels with their positions: the middle or the left end.
     fn places(svg: &str, labels: &[String]) -> Vec<(String, f64, f64)> {
         let number = |text: &str, name: &str| {
             let value = text.split(&format!(" {name}=\"")).nth(1).unwrap();

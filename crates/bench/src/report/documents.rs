@@ -1,9 +1,9 @@
-//! The figures of the documents that this project follows, as they state them.
+//! Figures quoted from the documents that this project follows.
 
-/// A series of a document.
+/// A series of figures in a document.
 pub struct Series {
     pub name: &'static str,
-    /// Depth, queues (fio's jobs), value.
+    /// Points of the series: depth, queues (fio's jobs), value.
     pub points: &'static [(u32, u32, f64)],
 }
 
@@ -97,8 +97,8 @@ const fn mdev(case: &'static str, iops: f64, latency_us: f64, cycles: [Option<f6
     }
 }
 
-/// The table of the series: polling, then with interrupts. Its interrupt latencies are those of the
-/// whole I/O.
+/// Table of nvme-mdev's series: with polling, then with interrupts. The document's interrupt
+/// latencies are those of the whole I/O.
 pub const MDEV: [Mdev; 6] = [
     mdev("bare", 147_182.0, 6.516, [None; 3]),
     mdev(

@@ -1,4 +1,4 @@
-//! The page: one file, nothing fetched from anywhere, light enough to be mailed.
+//! The HTML report: a single file that loads nothing else and is small enough to be mailed.
 
 use super::sections::Section;
 use super::summary;
@@ -30,7 +30,7 @@ code { font: 13px ui-monospace, 'Liberation Mono', monospace; background: var(--
 @media print { main { padding: 0; } h2 { break-after: avoid; } figure, table { break-inside: avoid; } }
 ";
 
-/// Text in HTML or SVG.
+/// Escapes text for HTML or SVG.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -45,7 +45,7 @@ pub fn escape(text: &str) -> String {
     out
 }
 
-/// The whole page.
+/// Returns the whole HTML page.
 pub fn page(results: &Results, sections: &[Section]) -> String {
     let about = &results.about;
     let mut body = String::from("<h1>vnvme, measured</h1>\n");
@@ -136,8 +136,8 @@ pub fn page(results: &Results, sections: &[Section]) -> String {
     )
 }
 
-/// `2026-11-21`, from seconds since 1970 (the days-to-civil algorithm for the proleptic Gregorian
-/// calendar).
+/// Formats seconds since 1970 as a date such as `2026-11-21` (the days-to-civil algorithm for the
+/// proleptic Gregorian calendar).
 fn date(seconds: u64) -> String {
     if seconds == 0 {
         return String::new();

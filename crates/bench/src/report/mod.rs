@@ -1,5 +1,4 @@
-//! The report for people: tables on the terminal, and a page with tables and plots, from
-//! `results.json`.
+//! Reports from `results.json`: tables on the terminal, and a page with tables and plots.
 
 mod chart;
 pub mod documents;
@@ -13,8 +12,8 @@ use anyhow::{Context, Result};
 use output::outln;
 use std::path::{Path, PathBuf};
 
-/// Writes the report. Reads further programs' figures, prints the tables (of one suite, if it is
-/// named), and writes `report.html` and an SVG file for each plot.
+/// Writes the report: reads figures of additional programs, prints the tables (optionally of a
+/// single suite), and writes `report.html` and an SVG file for each plot.
 pub fn write(output: &Path, add: &[PathBuf], only: Option<&str>) -> Result<()> {
     let path = output.join(results::FILE);
     let mut results = Results::read(&path)?;

@@ -1,4 +1,4 @@
-//! Sections of the report, one for each suite: a few words, tables, plots.
+//! Sections of the report, one for each suite: text, tables and plots.
 
 mod guest;
 mod native;
@@ -11,7 +11,7 @@ use super::table::Table;
 use crate::results::{Case, Results, Row, quotient};
 use std::collections::BTreeSet;
 
-/// The section of one suite.
+/// Section of the report for one suite.
 pub struct Section {
     pub id: &'static str,
     pub title: String,
@@ -20,7 +20,7 @@ pub struct Section {
     pub charts: Vec<Chart>,
 }
 
-/// Sections of all suites that have figures.
+/// Returns the sections of all suites with figures.
 pub fn all(results: &Results) -> Vec<Section> {
     let makers: [fn(&Results) -> Section; 10] = [
         native::limit,
@@ -46,7 +46,7 @@ pub fn all(results: &Results) -> Vec<Section> {
     all
 }
 
-/// Returns the quantity that numeric columns stand for; an empty text for columns with other names.
+/// Returns the quantity that numeric column names stand for; empty for columns with other names.
 fn across(suite: &str, columns: &[String]) -> &'static str {
     let number = |text: &str| text.trim().parse::<u32>().is_ok();
     let numbers = |text: &String| text.split('\u{d7}').all(number);
@@ -58,20 +58,20 @@ fn across(suite: &str, columns: &[String]) -> &'static str {
     }
 }
 
-/// A point of a series: depth and queues.
+/// Coordinates of a figure: depth and number of queues.
 type Point = (u32, u32);
 
-/// A look at one suite.
+/// Access to the figures of one suite, at one distance.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     results: &'a Results,
     suite: &'static str,
-    /// Round trip of the selected distance, for a suite that distinguishes distances.
+    /// Round trip of the selected distance, for suites that distinguish distances.
     distance: Option<f64>,
 }
 
 impl<'a> View<'a> {
-    /// Creates a view at the distance that the CPUs had most of the time.
+    /// Creates a view at the most frequent distance between the CPUs.
     pub fn new(results: &'a Results, suite: &'static str) -> Self {
         let distances = results.about.distances(suite);
         let most = distances.max_by(|one, other| one.share.total_cmp(&other.share));
@@ -82,8 +82,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Returns a view of each distance, the nearest first, with its description; one without a
-    /// description for a suite that distinguishes none.
+    /// Returns a view for each distance, nearest first, with its description. For a suite that does
+    /// not distinguish distances, a single view with an empty description.
     fn by_distance(self) -> Vec<(Self, String)> {
         let distances = self.results.about.distances(self.suite);
         let at = distances.map(|d| {
@@ -121,7 +121,7 @@ impl<'a> View<'a> {
         at(self.distance).or_else(|| at(None))
     }
 
-    /// Depths and queues that there are figures for, of cases that `wanted` likes.
+    /// Returns the depths and numbers of queues with figures, for cases that `wanted` selects.
     pub fn points(&self, wanted: impl Fn(&str) -> bool) -> Vec<Point> {
         let rows = self.results.rows.iter();
         let rows = rows.filter(|r| r.suite == self.suite && wanted(&r.case));
@@ -155,7 +155,7 @@ impl<'a> View<'a> {
         table.row(name, false, points.iter().map(cell).collect());
     }
 
-    /// The quotients to the program beside, of IOPS and of median latencies.
+    /// Returns tables with the ratios to the compared program, of IOPS and of median latencies.
     fn beside(&self, cases: &[&str], points: &[Point], words: &str) -> [Table; 3] {
         let quotients = [
             ("IOPS \u{f7} those of the program beside it", "of_beside"),
@@ -174,7 +174,7 @@ impl<'a> View<'a> {
         })
     }
 
-    /// Quotients of two cases, each the median of those within the runs.
+    /// Returns the ratio of two cases: the median of the ratios within each run.
     fn ratio(
         &self,
         table: &mut Table,
@@ -247,7 +247,7 @@ fn quoted_series(series: &documents::Series, points: &[Point], colour: usize) ->
     }
 }
 
-/// A document's gain, "on" over "off".
+/// Adds a row with a document's gain, the ratio of "on" to "off".
 fn quote_gain(table: &mut Table, name: &str, [off, on]: &[documents::Series; 2], points: &[Point]) {
     let cell = |p: &Point| Some(times(quoted(on, *p)? / quoted(off, *p)?));
     table.row(name, true, points.iter().map(cell).collect());

@@ -1,22 +1,22 @@
-//! A table, for the terminal and for the page.
+//! Tables for the terminal and for the HTML page.
 
 use super::html::escape;
 
-/// A row: its name, whether its figures are a document's, and its cells.
+/// A row: its name, whether its figures are quoted from a document, and its cells.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
     pub name: String,
-    /// The row is quoted from a document, not measured here.
+    /// Whether the row is quoted from a document instead of measured.
     pub quoted: bool,
     pub cells: Vec<String>,
 }
 
-/// A table. Every row has as many cells as there are columns.
+/// A table. Every row has one cell for each column.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     pub title: String,
     pub columns: Vec<String>,
-    /// Quantity of the columns' names, such as "depth"; empty if the names include it.
+    /// Quantity that the column names stand for, such as "depth"; empty if the names include it.
     pub across: &'static str,
     pub rows: Vec<Row>,
     /// Note for the reader.
@@ -24,7 +24,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty one.
+    /// Creates an empty table.
     pub fn new(
         title: impl Into<String>,
         columns: impl IntoIterator<Item = impl Into<String>>,
@@ -36,7 +36,7 @@ impl Table {
         }
     }
 
-    /// Adds a row; one without any figure is left out.
+    /// Adds a row, unless it contains no figure.
     pub fn row(&mut self, name: impl Into<String>, quoted: bool, cells: Vec<Option<String>>) {
         if cells.iter().all(Option::is_none) {
             return;

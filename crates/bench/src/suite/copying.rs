@@ -8,21 +8,21 @@ use load::pin;
 use std::time::{Duration, Instant};
 use volume::{Io, IoOptions, MemVolume, Op, Volume};
 
-/// Bytes of a block.
+/// Block size in bytes.
 const BLOCK: u64 = 4096;
-/// Places that blocks are copied to, in turn.
+/// Number of destinations that blocks are copied to, in turn.
 const PLACES: u64 = 32;
-/// Blocks between two looks at the clock.
+/// Number of blocks between two readings of the clock.
 const ROUNDS: u64 = 512;
 
-/// A volume in memory of `size` bytes that was written, to measure with again and again.
+/// A completely written volume in memory, for repeated measurements.
 pub struct Copying {
     volume: MemVolume,
     size: u64,
 }
 
 impl Copying {
-    /// A volume of its own.
+    /// Creates the volume with `size` bytes, and writes all of it.
     pub fn new(size: u64) -> Result<Self> {
         let copying = Self {
             volume: MemVolume::new(size)?,
@@ -35,8 +35,8 @@ impl Copying {
         Ok(copying)
     }
 
-    /// Nanoseconds for each of the blocks that `cpu` copies out of it in random order, for about
-    /// `span`: the median over short stretches.
+    /// Measures for about `span` how long `cpu` takes to copy one block at a random offset, in
+    /// nanoseconds. The result is the median over short intervals.
     pub fn measure(&self, cpu: usize, span: Duration) -> Result<f64> {
         std::thread::scope(|scope| {
             let copying = scope.spawn(|| {
@@ -64,7 +64,7 @@ impl Copying {
         })
     }
 
-    /// Passes the number of blocks, and a function that reads or writes one, to `with`.
+    /// Calls `with` with the number of blocks, and a function that reads or writes one.
     fn run(&self, with: impl FnOnce(u64, &mut dyn FnMut(Op, u64)) -> f64) -> Result<f64> {
         let io = Io::new(IoOptions::default());
         let mut queue = self.volume.open(&io)?;

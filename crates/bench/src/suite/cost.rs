@@ -30,34 +30,34 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 const SUITE: &str = "cost";
-/// I/Os of the two runs.
+/// Number of I/Os in the shorter run.
 const FEW: u64 = 4_000;
 const MANY: u64 = 12_000;
-/// I/Os of the longer run when everything counts. The cost of starting differs by 300,000
-/// instructions from run to run (where the system puts mappings, how maps are seeded), which must
-/// be little beside the difference.
+/// Number of I/Os in the longer run when all instructions count. The cost of starting varies by
+/// 300,000 instructions between runs (address space layout, hash seeds), which must be small
+/// compared with the difference.
 const MANY_WHOLE: u64 = 84_000;
-/// Number of runs of a case with a count that depends on more than the program: the least counts.
+/// Number of runs of a case whose count depends on more than the program. The minimum counts.
 const RUNS: u32 = 4;
 const DEPTH: u16 = 32;
 
-/// Function whose instructions count, including its callees; `None`: all instructions. It must be
-/// one that the compiler keeps as a function of its own: a function with one caller may be inlined.
+/// Function whose instructions are counted, including its callees; `None`: all instructions. The
+/// compiler must keep it as a separate function: one with a single caller may be inlined.
 type Counted = Option<&'static str>;
 
 const WHOLE: Counted = None;
-/// A step of the worker that serves a controller in this process.
+/// Function for one step of the worker that serves a controller in this process.
 const LOOP: Counted = Some("in_process::Host::step");
-/// A controller's part of a round: the same code for every front-end that has a controller.
+/// Function for a controller's part of a round, which all front-ends with a controller share.
 const CONTROLLER: Counted = Some("controller::controller::Controller::poll_within");
-/// Function in which a controller starts a batch of commands on a volume that does not answer at
-/// once.
+/// Function in which a controller starts a batch of commands on a volume that does not complete
+/// them immediately.
 const START: Counted = Some("controller::engine::run::Batch::start");
-/// Function in which a controller ends one command.
+/// Function in which a controller completes one command.
 const END: Counted =
     Some("controller::engine::complete::<impl controller::engine::Engine>::complete");
 
-/// Stands for a file that the suite makes.
+/// Placeholder for a file that the suite creates.
 const FILE: &str = "";
 const DISK: &str = "disk.raw";
 const FILE_SIZE: usize = 16 << 20;
@@ -172,7 +172,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Returns the error in a case's figure, if there is one.
+/// Returns an error message if a case's figure exceeds its ceiling.
 fn complaint(case: &str, value: f64, ceilings: &BTreeMap<String, f64>) -> Option<String> {
     match ceilings.get(case) {
         None => Some(format!(
@@ -185,7 +185,7 @@ fn complaint(case: &str, value: f64, ceilings: &BTreeMap<String, f64>) -> Option
     }
 }
 
-/// A folder with a file that holds data, on a disk if the output is.
+/// Creates a directory with a file full of data, on the same disk as the output.
 fn file(dir: &Path) -> Result<Scratch> {
     let scratch = Scratch::new_in(dir)?;
     let path = scratch.path().join(DISK);
@@ -203,7 +203,7 @@ fn has_valgrind() -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// `"null read" = 250`: a case and its ceiling, a line each.
+/// Parses the ceilings: lines of a case and its ceiling, such as `"null read" = 250`.
 fn ceilings(path: &Path) -> Result<BTreeMap<String, f64>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
     let read: BTreeMap<String, f64> =
@@ -236,7 +236,7 @@ fn instructions(vnvme: &Path, cost: &Cost, target: &str) -> Result<f64> {
     Ok((many - few) as f64 / (more - FEW) as f64)
 }
 
-/// Instructions of a run with that many I/Os.
+/// Runs a case with this many I/Os, and returns the number of instructions.
 fn collected(vnvme: &Path, cost: &Cost, target: &str, ios: u64) -> Result<u64> {
     let mut command = Command::new("valgrind");
     command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
@@ -259,7 +259,7 @@ fn collected(vnvme: &Path, cost: &Cost, target: &str, ios: u64) -> Result<u64> {
     parse_collected(&text).context("callgrind did not say how much it collected")
 }
 
-/// `==123== Collected : 456`.
+/// Parses callgrind's output `==123== Collected : 456`.
 fn parse_collected(text: &str) -> Option<u64> {
     let line = text.lines().find_map(|l| l.split_once("Collected :"))?;
     line.1.trim().parse().ok()

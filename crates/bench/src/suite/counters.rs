@@ -1,4 +1,4 @@
-//! A server's counters, asked for by its control socket.
+//! Query of a server's counters through its control socket.
 
 pub use control::api::{ControllerCounters, Cycles};
 
@@ -11,10 +11,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// Time limit for an answer by the former protocol.
+/// Time limit for an answer in the older protocol.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Asks the server behind the control socket at `path`.
+/// Returns the counters of the server behind the control socket at `path`.
 pub fn ask(path: &Path) -> Result<Stats> {
     match Client::new(vec![path.to_owned()])?.stats() {
         Err(ClientError::NotControl(_)) => ask_former(path),
@@ -22,7 +22,8 @@ pub fn ask(path: &Path) -> Result<Stats> {
     }
 }
 
-/// Asks a server older than the HTTP interface for its counters: a line, and its answer.
+/// Returns the counters of a server older than the HTTP interface: sends one line, and reads the
+/// answer.
 fn ask_former(path: &Path) -> Result<Stats> {
     #[derive(Deserialize)]
     #[serde(rename_all = "lowercase")]

@@ -14,14 +14,14 @@ use load::job::{Doorbells, Job};
 use std::rc::Rc;
 
 const SUITE: &str = "doorbell";
-/// Depth and queues.
+/// Measured points: depth and number of queues.
 const POINTS: [(u16, u16); 6] = [(1, 1), (2, 1), (4, 1), (8, 1), (32, 1), (32, 4)];
-/// Points of the cases that sleep.
+/// Measured points of the variants that sleep.
 const FEW_POINTS: [(u16, u16); 2] = [(1, 1), (32, 1)];
 
 struct Way {
     words: &'static str,
-    /// I/Os for each ring, at most.
+    /// Maximum number of I/Os for each doorbell.
     batch: u16,
     idle_window: Option<u64>,
     interrupt: bool,
@@ -66,7 +66,7 @@ const WAYS: [Way; 5] = [
     },
 ];
 
-/// Name, for `--only`, of the way without words.
+/// Name for `--only` of the variant without a suffix.
 const PLAIN: &str = "polling";
 
 impl Way {
@@ -78,7 +78,7 @@ impl Way {
     }
 }
 
-/// Whether these words choose from this suite.
+/// Checks that these words select cases of this suite.
 pub fn check_only(only: &[String]) -> Result<()> {
     let names = WAYS.each_ref().map(Way::name);
     match only.iter().find(|word| !names.contains(&word.as_str())) {
@@ -103,7 +103,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Measures a way with shadow doorbells and without, in turn.
+/// Measures a variant with and without shadow doorbells, alternately.
 fn pair(
     outcome: &mut Outcome,
     pings: &mut Pings,

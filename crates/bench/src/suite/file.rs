@@ -1,4 +1,4 @@
-//! Suite `file`: a file behind a controller, and the same file straight through io_uring.
+//! Suite `file`: a file behind a controller, compared with direct access through io_uring.
 
 use super::scratch::Scratch;
 use super::server::{Serve, Server};
@@ -18,7 +18,7 @@ use std::time::Duration;
 const SUITE: &str = "file";
 const DEPTHS: [u16; 3] = [1, 8, 32];
 const SIZE: u64 = 512 << 20;
-/// `TMPFS_MAGIC`, statfs(2).
+/// Filesystem type of tmpfs (`TMPFS_MAGIC`, statfs(2)).
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 const TMPFS: &str = "tmpfs";
 const DISK: &str = "disk";
@@ -32,28 +32,27 @@ struct Medium {
     _dir: Scratch,
 }
 
-/// Pieces of a run of a case. All ways to a file take turns in each piece, so that a machine or a
-/// disk that is slow for a while is slow for all of them.
+/// Number of slices in a run of a case. All ways of access take turns in each slice, so that a
+/// temporarily slow machine or disk affects all of them.
 const SLICES: u32 = 60;
-/// A slice is measured again when a thread of it had to wait for a CPU, or the host took one away,
-/// for more than this share of it, beyond the best slice of its case: another process had the CPU,
-/// and the way that needs two of them suffers more than the way that needs one. Reads wait for
-/// nobody, and nine of ten slices are below it on both ways; a thread of the kernel that looks at
-/// memory now and then takes up to 8% of a slice. For direct writes the kernel has a thread of its
-/// own that ends them, on the same CPU: all ways wait for that, 8 to 10% of the time.
+/// Share of a slice, beyond that of the case's best slice, for which a thread may wait for a CPU or
+/// lose it to the host. Above it, another process disturbed the slice, which is measured again;
+/// ways that need two CPUs suffer more than ways that need one. Nine of ten read slices are below
+/// it. A kernel thread that scans memory now and then takes up to 8% of a slice. For direct writes,
+/// a kernel thread on the same CPU ends them, which costs all ways 8 to 10% of the time.
 const DISTURBED: f64 = 0.02;
-/// Maximum number of repetitions; they take at most twice the time of a case.
+/// Maximum number of repeated slices; they take at most twice the time of a case.
 const RETRIES: u32 = 3;
 
-/// Whether another process had the CPU for much of a slice; `usual` is the smallest share so far.
-/// On a tmpfs the kernel does all the work of a bare ring in threads of its own, on the CPU of the
-/// ring's owner, which waits for them: that is the way itself.
+/// Returns whether another process disturbed a slice; `usual` is the smallest share so far. On a
+/// tmpfs, the kernel does all work of a bare ring in threads on the CPU of the ring's owner, which
+/// waits for them. Such waiting belongs to the way itself.
 fn is_disturbed(way: &Way, medium: &Medium, share: f64, usual: f64) -> bool {
     let own = medium.word == TMPFS && !matches!(way, Way::Served(..));
     share > usual + DISTURBED && !own
 }
 
-/// A way to the file.
+/// A way to access the file.
 enum Way {
     /// io_uring directly on the file, with or without registered buffers. The thread runs on the
     /// CPU that the worker has otherwise, so that the disk's interrupts and the kernel's work after
@@ -62,15 +61,15 @@ enum Way {
     /// io_uring as in `Bare`, but waiting in the kernel for outstanding requests, as fio's engine
     /// does.
     Waiting(UringTarget, Vec<usize>),
-    /// io_uring as in `Bare`, while the client's CPU polls for nothing, as it polls on the way
-    /// through a controller. Where the CPUs share hardware, that alone has its price.
+    /// io_uring as in `Bare`, while the client's CPU polls without purpose, as it does with a
+    /// controller. This alone costs time where the CPUs share hardware.
     Beside(UringTarget, Vec<usize>, Vec<usize>),
-    /// Through a controller. The target is dropped before its server.
+    /// Access through a controller. The target is dropped before its server.
     Served(DeviceTarget, Box<Server>, Vec<usize>),
 }
 
 impl Way {
-    /// The CPUs that it keeps busy.
+    /// Returns the CPUs that this way keeps busy.
     fn cpus(&self, cores: &Cores) -> Vec<usize> {
         match self {
             Way::Bare(_, cpus) | Way::Waiting(_, cpus) => cpus.clone(),
@@ -78,8 +77,8 @@ impl Way {
         }
     }
 
-    /// Measures a slice; also how much of it somebody waited for a CPU, or the host took the CPU
-    /// away.
+    /// Measures a slice. Also returns the share of it for which a thread waited for a CPU or the
+    /// host took the CPU away.
     fn slice(&self, job: &Job, cores: &Cores) -> Result<(Measured, f64)> {
         let cpus = self.cpus(cores);
         let before = stolen(&cpus);
@@ -114,15 +113,15 @@ impl Way {
     }
 }
 
-/// Returns the time for which the host of a virtual machine took these CPUs away so far. The unit
-/// is hundredths of a second: shorter times are seen now and then.
+/// Returns the total time for which the host of a virtual machine took these CPUs away. The
+/// resolution is a hundredth of a second, so shorter times are noticed only occasionally.
 pub fn stolen(cpus: &[usize]) -> Duration {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let per_second = rustix::param::clock_ticks_per_second().max(1);
     Duration::from_nanos(stolen_ticks(&text, cpus).saturating_mul(1_000_000_000 / per_second))
 }
 
-/// The eighth number of the lines of those CPUs (proc_stat(5)).
+/// Returns the sum of the eighth number in the lines of these CPUs (proc_stat(5)).
 fn stolen_ticks(stat: &str, cpus: &[usize]) -> u64 {
     let of_line = |line: &str| {
         let mut fields = line.split_ascii_whitespace();
@@ -133,7 +132,7 @@ fn stolen_ticks(stat: &str, cpus: &[usize]) -> u64 {
     stat.lines().filter_map(of_line).sum()
 }
 
-/// Calls `f` while a thread on those CPUs polls for nothing.
+/// Calls `f` while a thread on these CPUs polls without purpose.
 fn beside_a_poller<T>(cpus: &[usize], f: impl FnOnce() -> Result<T>) -> Result<T> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -152,7 +151,7 @@ fn beside_a_poller<T>(cpus: &[usize], f: impl FnOnce() -> Result<T>) -> Result<T
     })
 }
 
-/// Refuses words that choose nothing.
+/// Refuses words that select no cases.
 pub fn check_only(only: &[String]) -> Result<()> {
     let known = [&MEDIA[..], &WAYS, &DIRECTIONS.map(Rw::word)].concat();
     for word in only {
@@ -235,7 +234,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Returns the nanoseconds of a cache line's round trip between the two CPUs: the lower bound of
+/// Measures the round trip of a cache line between the two CPUs in nanoseconds: the lower bound of
 /// the time that a controller adds to each I/O.
 fn round_trip(cores: &Cores, plan: &Plan) -> Result<f64> {
     let source = plan.memory.source();
@@ -247,8 +246,8 @@ fn round_trip(cores: &Cores, plan: &Plan) -> Result<f64> {
     }
 }
 
-/// The ways to a file. Only one of them locks it at a time, so the second server is for a disk that
-/// can be shared with the first.
+/// Returns the ways to access the file. Only one of them can lock it at a time, so there is a
+/// second server only for a disk that can be shared.
 fn ways(medium: &Medium, cores: &Cores, plan: &Plan) -> Result<Vec<(&'static str, Way)>> {
     let cpus = cores.server.get(..1).unwrap_or_default();
     let mut ways = Vec::new();
@@ -285,19 +284,19 @@ fn ways(medium: &Medium, cores: &Cores, plan: &Plan) -> Result<Vec<(&'static str
     Ok(ways)
 }
 
-/// Sum of a way's slices.
+/// Totals over the slices of a way.
 #[derive(Clone, Default)]
 struct Total {
     measured: Measured,
-    /// The shares of the slices in which a thread waited for a CPU, added up.
+    /// Sum of the slices' shares of time waiting for a CPU.
     waited: f64,
-    /// Slices that were measured again.
+    /// Number of repeated slices.
     again: u32,
-    /// The smallest share of waiting so far.
+    /// Smallest share of waiting time so far.
     usual: Option<f64>,
 }
 
-/// Measures all ways in turn, [`SLICES`] times, every second time in reverse order.
+/// Measures all ways in turn, [`SLICES`] times, in reverse order every second time.
 fn turns(
     ways: &[(&'static str, Way)],
     medium: &Medium,
@@ -337,7 +336,7 @@ fn turns(
     Ok(totals)
 }
 
-/// Creates a file full of data, without holes, on the medium of that word.
+/// Creates a file full of data, without holes, on the medium with this name.
 fn medium(word: &'static str, dir: &Path) -> Result<Medium> {
     let wants_tmpfs = word == TMPFS;
     let statfs = rustix::fs::statfs(dir).with_context(|| format!("{}", dir.display()))?;

@@ -1,8 +1,8 @@
 //! Suite `image`: qcow2 images, served by vnvme and by qemu-storage-daemon as vhost-user-blk
-//! exports, to the same client.
+//! exports to the same client.
 //!
-//! Each side has an image of its own, made by the same commands, for neither lets the other write
-//! its image. They take turns, slice by slice, on the same CPU.
+//! Each server has an image of its own, made by the same commands, because each locks its image.
+//! The servers take turns, slice by slice, on the same CPU.
 
 use super::qsd::{QSD, Qsd, Start};
 use super::scratch::Scratch;
@@ -21,13 +21,13 @@ use std::process::Command;
 
 const SUITE: &str = "image";
 const DEPTHS: [u16; 3] = [1, 8, 32];
-/// Bytes of an image that is full.
+/// Size of a full image in bytes.
 const FULL: u64 = 512 << 20;
-/// Size of an image that is filled while it is measured.
+/// Virtual size of an image that is filled during the measurement.
 const EMPTY: &str = "32G";
 const SLICES: u32 = 10;
 
-/// A kind of image, and its load.
+/// A kind of image and its load.
 struct Kind {
     word: &'static str,
     what: &'static str,
@@ -62,7 +62,7 @@ const KINDS: [Kind; 5] = [
     },
 ];
 
-/// Refuses words that choose nothing.
+/// Refuses words that select no cases.
 pub fn check_only(only: &[String]) -> Result<()> {
     for word in only {
         ensure!(
@@ -119,8 +119,8 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// The two servers, each with its image, and vnvme's server of a raw file: the cost of a disk that
-/// is no image.
+/// The two servers with their images, and a vnvme server of a raw file, for the cost of a disk that
+/// is not an image.
 struct Sides {
     // Before the files that they have open.
     vnvme: Server,
@@ -230,8 +230,8 @@ impl Sides {
     }
 }
 
-/// A slice as it was measured. One flush of a disk may take longer than all of it: then nothing
-/// ended.
+/// Returns a slice's figures. A single flush of a disk may take longer than the whole slice, so
+/// that no I/O completed.
 fn ran(slice: Result<Measured>) -> Result<Measured> {
     slice.or_else(|error| match error.downcast_ref() {
         Some(&NothingEnded(elapsed)) => Ok(Measured {
@@ -263,7 +263,7 @@ fn tool(program: &str, words: &[&str], dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A raw file full of data.
+/// Creates a raw file full of data.
 fn full(path: &Path) -> Result<()> {
     let mut file = File::create(path)?;
     let mut chunk = vec![0; 1 << 20];
@@ -274,7 +274,7 @@ fn full(path: &Path) -> Result<()> {
     Ok(file.sync_all()?)
 }
 
-/// Makes an image of a kind in a folder of its own.
+/// Creates an image of this kind in a directory of its own.
 fn make(kind: &Kind, dir: &Path) -> Result<PathBuf> {
     let img = |words: &[&str]| tool("qemu-img", words, dir);
     let create = ["create", "-q", "-f", "qcow2"];

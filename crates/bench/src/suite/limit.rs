@@ -1,5 +1,4 @@
-//! Suite `limit`: the time that a controller adds to the two unavoidable hand-overs of a cache
-//! line.
+//! Suite `limit`: time that a controller adds to the two unavoidable transfers of a cache line.
 
 use super::copying::Copying;
 use super::pingpong;
@@ -17,7 +16,7 @@ const SUITE: &str = "limit";
 const NULL: &str = "null";
 const MEMORY: &str = "memory";
 const VOLUMES: [(&str, &str); 2] = [(NULL, "null://1T"), (MEMORY, "mem://256M")];
-/// Bytes of the memory volume, and of each write that fills it.
+/// Size in bytes of the memory volume, and of each write that fills it.
 const SIZE: u64 = 256 << 20;
 const FILL: u64 = 128 << 10;
 const DEPTHS: [u16; 3] = [1, 32, 128];
@@ -33,7 +32,7 @@ pub fn goal(depth: u32, rtt: f64) -> Option<f64> {
     }
 }
 
-/// Writes all of the memory volume, for memory that was never written is not there.
+/// Returns a job that writes the whole memory volume, because unwritten memory is not allocated.
 fn written(job: &Job) -> Job {
     Job {
         rw: Rw::Write,
@@ -97,7 +96,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Starts a server of one controller, with its load.
+/// Starts a server of one controller, and returns it with its load.
 fn served<'a>(
     plan: &Plan,
     program: &Program,

@@ -1,14 +1,14 @@
-//! Suite `mediate`: one device alone, and behind mediation, direct and generic.
+//! Suite `mediate`: a device alone, and behind direct and generic mediation.
 //!
-//! The device is simulated, by a controller on a null volume whose requests take as long as the
-//! document's Optane took, or no time. Alone, it has a CPU and a process to itself, as any
-//! controller of ours. Behind mediation it runs in the thread that mediates: with a CPU of its own
-//! it would take the loading thread's away, where there are two. So the device's own work for a
-//! command, which real hardware would do, is counted against mediation.
+//! The device is simulated by a controller on a null volume, whose requests take as long as those
+//! of the document's Optane, or no time. Alone, it has a CPU and a process to itself. Behind
+//! mediation it runs in the mediating thread: with a CPU of its own it would compete with the
+//! loading thread on machines with two CPUs. The device's own work for a command, which real
+//! hardware would do, thus counts as a cost of mediation.
 //!
-//! All ways exist at once, with the processes stopped that are not loaded. They are loaded in turn
-//! for a fraction of a second each. Shares of bare and added times are of one turn; the figures are
-//! their medians.
+//! All variants exist at the same time, with the processes of idle ones stopped. They are loaded in
+//! turn for a fraction of a second each. Ratios and added times are computed within one turn; the
+//! figures are their medians.
 
 use super::counters::{ControllerCounters, Cycles};
 use super::server::{Program, Serve, Server};
@@ -23,10 +23,10 @@ use output::{OutputError, outln};
 
 const SUITE: &str = "mediate";
 const DEPTHS: [u16; 2] = [1, 32];
-/// Pieces of a run: the ways are loaded in turn.
+/// Number of turns in a run, in which the variants are loaded one after the other.
 const SLICES: u32 = 5;
-/// A device with the latency of the document's, and one with none. The second is no case of the
-/// document's.
+/// Simulated devices: one with the latency of the document's device, and one without latency, which
+/// the document does not have.
 const DEVICES: [(&str, &str); 2] = [("", "null://1T?latency=6.4us"), ("instant", "null://1T")];
 const WAYS: [(&str, Option<&'static str>); 3] = [
     ("bare", None),
@@ -34,7 +34,7 @@ const WAYS: [(&str, Option<&'static str>); 3] = [
     ("generic", Some("generic")),
 ];
 
-/// The average of several distributions.
+/// Returns the average over several distributions.
 fn average(all: impl Iterator<Item = Cycles>) -> Option<f64> {
     let (mut count, mut total) = (0, 0.0);
     for cycles in all {
@@ -44,7 +44,7 @@ fn average(all: impl Iterator<Item = Cycles>) -> Option<f64> {
     (count > 0).then(|| total / count as f64)
 }
 
-/// Cycles to translate, to complete and to interrupt, on average, as far as they were measured.
+/// Returns the average cycles to translate, to complete and to interrupt, where measured.
 fn cycles(counters: &[ControllerCounters]) -> [(&'static str, Option<f64>); 3] {
     let lanes = || {
         let paths = counters.iter().flat_map(|c| &c.direct);
@@ -70,7 +70,7 @@ fn cycles(counters: &[ControllerCounters]) -> [(&'static str, Option<f64>); 3] {
     ]
 }
 
-/// A way, ready to be loaded. While another one is loaded its process is stopped.
+/// A variant, ready to be loaded. Its process is stopped while another variant is loaded.
 struct Way {
     target: DeviceTarget,
     served: Server,
@@ -78,7 +78,8 @@ struct Way {
 }
 
 impl Drop for Way {
-    /// The driver releases the device by messages, which the process has to answer.
+    /// Resumes the process first, because the driver releases the device by messages that the
+    /// process has to answer.
     fn drop(&mut self) {
         let _ = self.served.stand_still(false);
     }
@@ -131,8 +132,8 @@ impl Way {
     }
 }
 
-/// Measures the ways to one device in turn, within a fraction of a second of each other, so that
-/// the machine's other load is the same for all.
+/// Measures the variants of one device in turn, within a fraction of a second of each other, so
+/// that other load on the machine affects all of them.
 fn compare(
     plan: &Plan,
     device: (&str, &str),
@@ -211,7 +212,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// The figures beside the document's.
+/// Prints the figures beside those of the document.
 fn print(outcome: &Outcome) -> Result<(), OutputError> {
     let rows = outcome.collector.clone().figures().rows;
     let at = |case: &str, depth: u32, metric: &str| {

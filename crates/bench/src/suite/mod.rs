@@ -1,5 +1,5 @@
-//! Suites: the same jobs against several set-ups, repeated and interleaved, so that a machine that
-//! is slow for a while is slow for all of them. The figure is the median of the runs; comparisons
+//! Benchmark suites: the same jobs on several set-ups, repeated and interleaved, so that a
+//! temporarily slow machine affects all of them. A figure is the median of the runs; comparisons
 //! are ratios within one run of a suite.
 
 mod copying;
@@ -65,7 +65,7 @@ pub enum Name {
 }
 
 impl Name {
-    /// Whether the suite has the cases that these words choose, see [`Plan::only`].
+    /// Checks that these words select cases of the suite; see [`Plan::only`].
     pub fn check_only(self, only: &[String]) -> Result<()> {
         match self {
             _ if only.is_empty() => Ok(()),
@@ -96,12 +96,12 @@ impl Name {
         }
     }
 
-    /// Returns the suite's word, unless it stands for all.
+    /// Returns the name of the suite; `None` when it stands for all.
     pub fn only(self) -> Option<&'static str> {
         (self != Name::All).then(|| self.word())
     }
 
-    /// Returns the default time for a case: shorter for suites with many cases.
+    /// Returns the default measuring time of a case, which is shorter for suites with many cases.
     fn runtime(self) -> Duration {
         match self {
             Name::Scale => Duration::from_millis(300),
@@ -110,34 +110,34 @@ impl Name {
     }
 }
 
-/// Parameters of the measurements.
+/// Parameters of a benchmark run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The program that is measured.
+    /// Program to measure.
     pub vnvme: Program,
-    /// Program that takes turns with it, slice by slice.
+    /// Program to compare with, which is measured in turn, slice by slice.
     pub beside: Option<Program>,
-    /// The qemu-storage-daemon that is compared with, where it is not the system's.
+    /// Path of qemu-storage-daemon; `None` for the system's.
     pub qsd: Option<PathBuf>,
-    /// Images of a Ceph cluster, for each side.
+    /// Images in a Ceph cluster, one for each server.
     pub rbd: Vec<String>,
-    /// Words that choose cases, see [`Plan::chosen`].
+    /// Words that select cases; see [`Plan::chosen`].
     pub only: Vec<String>,
-    /// Time of one run of one case.
+    /// Measuring time of one run of a case.
     pub runtime: Duration,
     pub ramp: Duration,
-    /// Runs of each case.
+    /// Number of runs of each case.
     pub runs: u32,
-    /// Folder for results, and for files to load.
+    /// Directory for results, and for files used by the load.
     pub output: PathBuf,
-    /// File with ceilings of the suite cost; without it the suite only counts.
+    /// File with ceilings for suite `cost`; without it the suite only counts.
     pub ceilings: Option<PathBuf>,
-    /// Memory of queues and data.
+    /// Source of memory for queues and data.
     pub memory: Place,
 }
 
 impl Plan {
-    /// Returns the words selected by `--only` among these; all of them, if none is selected.
+    /// Returns those of `words` that `--only` selects; all of them when it selects none.
     fn chosen<'a>(&self, words: &[&'a str]) -> Vec<&'a str> {
         let asked = |word: &&&str| self.only.iter().any(|only| only == **word);
         let chosen: Vec<&str> = words.iter().filter(asked).copied().collect();
@@ -148,7 +148,7 @@ impl Plan {
         }
     }
 
-    /// A job of this plan.
+    /// Creates a job of this plan.
     fn job(&self, depth: u16, cpus: &[usize]) -> Job {
         Job {
             depth,
@@ -161,17 +161,17 @@ impl Plan {
     }
 }
 
-/// CPUs of the two ends of a measurement.
+/// CPUs for the two ends of a measurement.
 #[derive(Clone, Debug)]
 struct Cores {
-    /// The loading thread's.
+    /// CPUs of the loading thread.
     client: Vec<usize>,
-    /// The workers'.
+    /// CPUs of the workers.
     server: Vec<usize>,
 }
 
 impl Cores {
-    /// Returns the CPUs of this process: the first one for the client, the rest for the server.
+    /// Returns this process's CPUs: the first one for the client, the others for the server.
     fn here() -> Result<Cores> {
         let set = sched_getaffinity(None).context("affinity")?;
         let mut all = (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu));
@@ -187,7 +187,7 @@ impl Cores {
         [self.client, self.server].concat()
     }
 
-    /// Returns the cores if there are at least two: polling on both sides makes no sense on one.
+    /// Returns the CPUs if there are at least two, because both sides cannot poll on a single one.
     fn pair() -> Result<Cores> {
         let cores = Cores::here()?;
         if cores.server.is_empty() {
@@ -197,7 +197,7 @@ impl Cores {
     }
 }
 
-/// Memory for a plan, as it was chosen.
+/// Returns the memory source that the user chose.
 pub fn place(choice: Choice) -> Result<Place> {
     Ok(Place::new(choice, &Cores::here()?))
 }
@@ -206,9 +206,9 @@ pub fn place(choice: Choice) -> Result<Place> {
 #[derive(Default)]
 struct Outcome {
     collector: Collector,
-    /// Cases that were left out, with the reason.
+    /// Cases that were not measured, with the reason.
     left_out: Vec<(String, String)>,
-    /// Violated expectation; the figures are saved nevertheless.
+    /// Violated expectation, if any. The figures are saved nevertheless.
     complaint: Option<String>,
 }
 
@@ -218,8 +218,8 @@ impl Outcome {
     }
 }
 
-/// Runs a suite, or all, and keeps the results. `runtime` is that of each case; none: as each suite
-/// thinks best.
+/// Runs one suite or all of them, and saves the results. `runtime` is the measuring time of each
+/// case; `None` for each suite's default.
 pub fn run(name: Name, runtime: Option<Duration>, plan: &Plan) -> Result<()> {
     scratch::clean_up_on_signals()?;
     let one = |name: Name, plan: &Plan| {
@@ -304,7 +304,7 @@ fn one(name: Name, plan: &Plan) -> Result<()> {
     }
 }
 
-/// Returns this process's command line, with the program's name only.
+/// Returns this process's command line, with the program's path reduced to its name.
 fn command() -> String {
     let mut words = vec!["vnvme-bench".to_owned()];
     words.extend(std::env::args().skip(1));

@@ -1,10 +1,10 @@
-//! Memory whose cache lines have a short way between two CPUs.
+//! Memory whose cache lines travel a short way between two CPUs.
 //!
 //! On large machines each part of memory has a home, a socket or a part of one, and a line that two
-//! cores hand to each other passes its home. Where the system knows the homes (NUMA nodes), memory
-//! is bound to one as threads are bound to CPUs. A virtual machine mostly does not know them, and
-//! its memory is mixed: so the distance is measured. The figures then depend on the CPUs and not on
-//! the pages that the queues got by chance.
+//! cores exchange passes its home. Where the system knows the homes (NUMA nodes), memory is bound
+//! to one, like threads to CPUs. A virtual machine mostly does not know them, and its memory is
+//! mixed. The distance is therefore measured, so that figures depend on the CPUs and not on the
+//! pages that the queues happened to get.
 
 use super::{Cores, pingpong};
 use anyhow::{Context, Result};
@@ -14,15 +14,16 @@ use driver::MemorySource;
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 
-/// Bytes of a piece, at least: neighbours have the same home, and pieces are to differ.
+/// Minimum size of a candidate piece in bytes. Neighbouring pages have the same home, and pieces
+/// should differ.
 const PIECE: usize = 4 << 20;
-/// Pages of a piece that are looked at: those at its start, which a device's queues are in.
+/// Number of pages measured in a piece: those at its start, where a device's queues are.
 const PAGES: usize = 64;
-/// Minimum and maximum number of pieces to choose from; the minimum is necessary to know the
-/// shortest distance.
+/// Minimum and maximum number of candidate pieces. The minimum is needed to know the shortest
+/// distance.
 const LEAST: usize = 6;
 const MOST: usize = 16;
-/// A page is near when its lines take at most this much longer than those of the nearest one.
+/// Maximum factor between the round trip in a near page and in the nearest one.
 const NEAR: f64 = 1.2;
 
 /// Where the queues' memory is.
@@ -39,12 +40,12 @@ pub enum Choice {
 #[derive(Clone, Debug, Default)]
 pub struct Place {
     source: MemorySource,
-    /// Nanoseconds of a round trip in every page that was looked at, where any was.
+    /// Round trips in nanoseconds of all pages measured so far.
     seen: Arc<Mutex<Vec<f64>>>,
 }
 
 impl Place {
-    /// Creates the memory source by the user's choice.
+    /// Creates the memory source that the user chose.
     pub(super) fn new(choice: Choice, cores: &Cores) -> Self {
         let (Choice::Near, Some(&client), Some(&server)) =
             (choice, cores.client.first(), cores.server.first())
@@ -78,8 +79,8 @@ impl Place {
         self.source.clone()
     }
 
-    /// Nanoseconds of a round trip in the farthest memory that was seen (the 95th percentile of all
-    /// pages), where it was looked for.
+    /// Returns the round trip in nanoseconds in the farthest memory seen (the 95th percentile of
+    /// all pages), if any was measured.
     pub fn farthest(&self) -> Option<f64> {
         let seen = self.seen.lock().unpoisoned();
         let mut seen = seen.clone();
@@ -88,7 +89,7 @@ impl Place {
     }
 }
 
-/// A piece of memory that is there from its start on.
+/// Allocates a piece of memory with all pages present.
 fn piece(len: usize) -> Result<Memory> {
     let memory = Memory::anonymous(len.max(PIECE))?;
     for at in (0..PIECE).step_by(pingpong::PAGE) {

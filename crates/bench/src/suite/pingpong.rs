@@ -1,4 +1,4 @@
-//! Speed at which two cores hand a cache line to each other and back: the lower bound for a
+//! Speed at which two cores pass a cache line to each other and back: the lower bound for a
 //! command.
 //!
 //! There are two ways. `line`: one word in each direction, each on a line of its own (and the one
@@ -16,14 +16,14 @@ use load::stats::GAP;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes of memory that one ping-pong needs: a line at its start and one in its middle.
+/// Size in bytes of the memory for one ping-pong: a line at its start and one in its middle.
 pub const PAGE: usize = 4096;
-/// Rounds between two looks at the clock.
+/// Number of rounds between two readings of the clock.
 const ROUNDS: u64 = 200;
-/// Rounds for a look at one page.
+/// Number of rounds for the measurement of one page.
 const FEW: u64 = 64;
 
-/// Words of one cache line.
+/// Atomic words of one cache line.
 struct Line<'a, const N: usize>([&'a AtomicU64; N]);
 
 impl<'a, const N: usize> Line<'a, N> {
@@ -34,7 +34,7 @@ impl<'a, const N: usize> Line<'a, N> {
         Ok(Line(words.context("the memory is too short")?))
     }
 
-    /// Stores N words; the last one announces the rest.
+    /// Stores N words; the last one signals that the others are complete.
     #[inline]
     fn store(&self, round: u64) {
         let (last, rest) = match self.0.split_last() {
@@ -85,7 +85,8 @@ impl<'a, const THERE: usize, const BACK: usize> Table<'a, THERE, BACK> {
         })
     }
 
-    /// Plays `rounds` rounds from `first` on; `None` when the other side has left.
+    /// Plays `rounds` rounds from `first` on. Returns the time, or `None` when the other side has
+    /// stopped.
     #[inline]
     fn play(&self, first: u64, rounds: u64, stop: &AtomicBool) -> Option<Duration> {
         let before = Instant::now();
@@ -98,7 +99,7 @@ impl<'a, const THERE: usize, const BACK: usize> Table<'a, THERE, BACK> {
         Some(before.elapsed())
     }
 
-    /// Answers rounds from `first` on; returns whether all of them arrived.
+    /// Answers rounds from `first` on. Returns whether all of them arrived.
     #[inline]
     fn echo(&self, first: u64, rounds: u64, stop: &AtomicBool) -> bool {
         (first..first.saturating_add(rounds)).all(|round| {
@@ -111,7 +112,7 @@ impl<'a, const THERE: usize, const BACK: usize> Table<'a, THERE, BACK> {
     }
 }
 
-/// Runs both sides, each on its CPU. The side that ends first does not leave the other one waiting.
+/// Runs both sides, each on its CPU. When one side ends, the other stops waiting for it.
 fn between<T: Send>(
     client: usize,
     server: usize,
@@ -137,18 +138,18 @@ fn between<T: Send>(
     })
 }
 
-/// Round trips in nanoseconds: medians over short stretches.
+/// Round trips in nanoseconds, as medians over short intervals.
 #[derive(Clone, Copy, Debug)]
 pub struct RoundTrip {
     pub line: f64,
     pub entry: f64,
 }
 
-/// Duration of a measurement beside a case.
+/// Duration of the measurement beside a case.
 pub const SPAN: Duration = Duration::from_millis(60);
 
 /// Measures for about `span` between two CPUs, on memory from the same source as that of the queues
-/// beside it.
+/// being measured.
 pub fn measure(
     client: usize,
     server: usize,
@@ -162,18 +163,17 @@ pub fn measure(
     })
 }
 
-/// A ping-pong beside a slice.
+/// Result of a ping-pong before or after a slice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ping {
-    /// Nanoseconds: the median over short stretches.
+    /// Round trip in nanoseconds: the median over short intervals.
     pub round_trip: f64,
-    /// The share of the time that stretches took which are gaps, as those of a load are: one of the
-    /// two sides had no CPU.
+    /// Share of the time that was spent in gaps, in which one of the two sides had no CPU.
     pub gap_share: f64,
 }
 
 impl Ping {
-    /// Summarizes stretches of [`ROUNDS`] rounds each, given in nanoseconds per round.
+    /// Summarizes intervals of [`ROUNDS`] rounds each, given in nanoseconds per round.
     fn of(stretches: &[f64]) -> Self {
         let gap = GAP.as_nanos() as f64 / ROUNDS as f64;
         let gaps = stretches.iter().filter(|nanos| **nanos > gap);
@@ -183,7 +183,7 @@ impl Ping {
         }
     }
 
-    /// Returns the mean of two.
+    /// Returns the mean of two results.
     pub fn mean(self, other: Self) -> Self {
         Ping {
             round_trip: (self.round_trip + other.round_trip) / 2.0,
@@ -192,13 +192,13 @@ impl Ping {
     }
 }
 
-/// A round trip of one word, measured for about `span`, in the first page of a memory.
+/// Measures the round trip of one word for about `span`, in the first page of a memory.
 pub fn line(client: usize, server: usize, span: Duration, memory: &Memory) -> Result<Ping> {
     let stretches = one::<1, 1>(client, server, span, memory, 0)?;
     Ok(Ping::of(&stretches))
 }
 
-/// Nanoseconds of a round, in each of many stretches.
+/// Measures the nanoseconds of a round, in each of many intervals.
 fn one<const THERE: usize, const BACK: usize>(
     client: usize,
     server: usize,
@@ -232,8 +232,8 @@ fn one<const THERE: usize, const BACK: usize>(
     between(client, server, play, echo)
 }
 
-/// A short look at each of these pages of a memory: nanoseconds of a round trip in it, the better
-/// one of two looks.
+/// Measures briefly the round trip in each of the first pages of a memory, in nanoseconds: the
+/// better of two attempts.
 pub fn pages(client: usize, server: usize, memory: &Memory, count: usize) -> Result<Vec<f64>> {
     let tables = (0..count).map(|page| Table::<1, 1>::new(memory, page * PAGE));
     let tables = tables.collect::<Result<Vec<_>>>()?;

@@ -1,5 +1,5 @@
-//! Many queues on one thread: lanes of several controllers, or several of one, loaded as if they
-//! were one.
+//! Many queues on one thread: lanes of several controllers or of one controller, loaded like a
+//! single lane.
 
 use anyhow::{Context, Result};
 use load::device::DeviceTarget;
@@ -7,19 +7,19 @@ use load::job::Job;
 use load::lane::{Geometry, Lane, Outcome, Target};
 use std::time::Duration;
 
-/// Targets of one type, loaded through their queues by one thread.
+/// Targets of one type, whose queues one thread loads.
 pub struct Pool<T = DeviceTarget> {
     targets: Vec<T>,
-    /// Targets that are loaded, the first ones.
+    /// Number of targets that are loaded, from the first on.
     busy: usize,
-    /// Queues of each target that are opened.
+    /// Number of queues opened on each target.
     open: u16,
-    /// Queues of each target that are loaded.
+    /// Number of queues loaded on each target.
     loaded: u16,
 }
 
 impl Pool {
-    /// Opens a controller with `open` queues, `loaded` of which are loaded.
+    /// Opens a controller with `open` queues, of which `loaded` are loaded.
     pub fn queues(url: &str, job: &Job, open: u16, loaded: u16) -> Result<Pool> {
         let job = Job {
             queues: open,
@@ -33,8 +33,8 @@ impl Pool {
         })
     }
 
-    /// Opens controllers with a queue each, of which `busy` are loaded. The remaining ones only
-    /// have their admin queue.
+    /// Opens controllers with one queue each, of which `busy` are loaded. The others have only
+    /// their admin queue.
     pub fn controllers(urls: &[String], job: &Job, busy: usize) -> Result<Pool> {
         let targets = urls.iter().map(|url| DeviceTarget::open(url, job));
         Ok(Pool {
@@ -51,7 +51,8 @@ impl<T> Pool<T> {
         self.busy as u16 * self.loaded
     }
 
-    /// The job for the one thread, with as many I/Os in flight as all queues together have.
+    /// Returns the job for the single thread, with as many I/Os in flight as all queues have
+    /// together.
     pub fn job(&self, job: &Job) -> Job {
         let queues = self.loaded_queues();
         Job {
@@ -101,11 +102,11 @@ impl<T: Target> Target for Pool<T> {
     }
 }
 
-/// Several lanes on one thread: slot `s` is slot `s % each` of lane `s / each`.
+/// Several lanes on one thread. Slot `s` is slot `s % each` of lane `s / each`.
 pub struct PoolLane<L> {
-    /// Lanes, each with a flag: an I/O was submitted since the last kick.
+    /// Lanes, each with a flag whether an I/O was submitted since the last kick.
     lanes: Vec<(L, bool)>,
-    /// Open and not used.
+    /// Lanes that are open and not loaded.
     _idle: Vec<L>,
     each: u16,
 }

@@ -1,5 +1,5 @@
-//! Suite `processes`: the same disks served by one process, and by a process each: memory, start,
-//! throughput, and weights, which do not reach from one process to another.
+//! Suite `processes`: the same disks served by one process, and by one process for each disk.
+//! Measures memory, start, throughput, and weights, which have no effect between processes.
 
 use super::scratch::Scratch;
 use super::server::{Serve, Server};
@@ -17,14 +17,15 @@ use std::time::Duration;
 
 const SUITE: &str = "processes";
 const DISKS: usize = 8;
-/// I/Os in flight on each of them.
+/// Number of I/Os in flight on each disk.
 const DEPTH: u16 = 4;
-/// A disk that stores nothing: all that is measured is vnvme.
+/// Volume that stores nothing, so that only vnvme is measured.
 const VOLUME: &str = "null://1T";
-/// Size of the slices of one file, for the weights: both slices compete for the file's device.
+/// Size in bytes of the slices of one file, for the weights. Both slices compete for the file's
+/// device.
 const SLICE: u64 = 256 << 20;
 const SLICE_DEPTH: u16 = 64;
-/// Ramp time, in which the device's depth is found before shares are measured.
+/// Ramp time, in which the tuner finds the device's depth before shares are measured.
 const RAMP: Duration = Duration::from_millis(1500);
 
 /// Distribution of the disks over processes.
@@ -45,7 +46,7 @@ impl Way {
     }
 }
 
-/// The processes, and where each disk is.
+/// Server processes, and the process of each disk.
 struct Servers {
     servers: Vec<Server>,
     urls: Vec<String>,
@@ -96,7 +97,8 @@ fn case(name: &str, depth: u16) -> Case<'_> {
     }
 }
 
-/// Clients wait by interrupts: on few CPUs they would take them from the workers else.
+/// Creates the job of a client. Clients wait by interrupts, because polling would take the CPU from
+/// workers on small machines.
 fn job(plan: &Plan, depth: u16, ramp: Duration) -> Job {
     Job {
         interrupt: true,
@@ -148,7 +150,8 @@ fn cost(plan: &Plan, outcome: &mut Outcome, way: Way) -> Result<()> {
     Ok(())
 }
 
-/// Measures two slices of a file; the second one is due three times as much as the first.
+/// Measures two slices of a file with weights, of which the second is due three times as much as
+/// the first.
 fn weights(plan: &Plan, outcome: &mut Outcome, way: Way, file: &Path) -> Result<()> {
     let slice = |number: u64, weight: u32| {
         let (file, offset) = (file.display(), number * SLICE);
@@ -168,7 +171,7 @@ fn weights(plan: &Plan, outcome: &mut Outcome, way: Way, file: &Path) -> Result<
     Ok(())
 }
 
-/// A file without holes: those are read without its device.
+/// Writes a file without holes, because holes would be read without the device.
 fn fill(path: &Path) -> Result<()> {
     let mut file = File::create(path).with_context(|| format!("{}", path.display()))?;
     let piece = vec![0x5a; 1 << 20];

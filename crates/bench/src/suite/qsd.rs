@@ -7,22 +7,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The program, where no other is named.
+/// Default path of the program.
 pub const QSD: &str = "qemu-storage-daemon";
-/// Time limit for starting and for ending.
+/// Time limit for the start and for the end of the process.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Parameters of a qemu-storage-daemon.
+/// Parameters of a qemu-storage-daemon process.
 pub struct Start<'a> {
     pub program: &'a Path,
-    /// Values of `--blockdev`; the last has the node name `q`, and is exported.
+    /// Values of `--blockdev`. The last one has the node name `q` and is exported.
     pub blockdevs: &'a [String],
     pub socket: &'a Path,
-    /// CPUs of the threads; empty: any.
+    /// CPUs of the threads; empty: no restriction.
     pub cpus: &'a [usize],
 }
 
-/// A running one; ends when dropped.
+/// A running qemu-storage-daemon, which is ended when this is dropped.
 pub struct Qsd {
     child: Child,
     pub socket: PathBuf,

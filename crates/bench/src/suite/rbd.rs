@@ -1,9 +1,9 @@
-//! Suite `rbd`: two images of one Ceph cluster, one served by vnvme and one by qemu-storage-daemon
-//! as vhost-user-blk exports, to the same client.
+//! Suite `rbd`: two images of one Ceph cluster, served by vnvme and by qemu-storage-daemon as
+//! vhost-user-blk exports to the same client.
 //!
-//! The images are to be made alike: neither side lets the other write its image. They take turns,
-//! slice by slice. Nobody polls and nobody is bound to a CPU: the cluster and the library's threads
-//! are likely to be on this machine, too, and have to run.
+//! The images should be created alike, because each server locks its image. The servers take turns,
+//! slice by slice. No thread polls or is bound to a CPU: the cluster and librbd's threads probably
+//! run on this machine, too.
 
 use super::qsd::{QSD, Qsd, Start};
 use super::scratch::Scratch;
@@ -19,10 +19,10 @@ use std::path::Path;
 const SUITE: &str = "rbd";
 const DEPTHS: [u16; 2] = [1, 32];
 const DIRECTIONS: [Rw; 2] = [Rw::RandRead, Rw::RandWrite];
-/// Even: both sides are as often the first.
+/// Number of slices. Even, so that each side is first equally often.
 const SLICES: u32 = 10;
 
-/// Refuses words that choose nothing.
+/// Refuses words that select no cases.
 pub fn check_only(only: &[String]) -> Result<()> {
     for word in only {
         ensure!(
@@ -114,7 +114,7 @@ fn case(name: &str, depth: u16) -> Case<'_> {
     }
 }
 
-/// The image of a URL, as QEMU has it.
+/// Converts the URL of an image to QEMU's block device options.
 fn blockdev(url: &str) -> Result<String> {
     let (path, options) = url.split_once('?').unwrap_or((url, ""));
     let path = path.strip_prefix("rbd://").unwrap_or_default();

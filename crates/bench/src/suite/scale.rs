@@ -1,6 +1,6 @@
-//! Suite `scale`: more controllers, more queues, on one worker and on two; one controller beside
-//! many that do nothing; one with a command at a time beside many that are busy. This side loads
-//! all of them from one thread.
+//! Suite `scale`: many controllers or queues on one and two workers; a busy controller beside many
+//! idle ones; and a controller with one command at a time beside many busy ones. One thread loads
+//! all of them.
 
 use super::pool::Pool;
 use super::server::{Program, Serve, Server};
@@ -15,24 +15,24 @@ use std::time::Duration;
 const SUITE: &str = "scale";
 const CONTROLLERS: [u16; 5] = [1, 2, 4, 8, 16];
 const QUEUES: [u16; 7] = [1, 2, 4, 8, 16, 32, 64];
-/// I/Os in flight on each queue.
+/// Numbers of I/Os in flight on each queue.
 const DEPTHS: [u16; 2] = [4, 32];
-/// Controllers of which one is busy, and how many I/Os that has in flight.
+/// Numbers of controllers of which one is busy, with [`CROWD_DEPTHS`] I/Os in flight.
 const CROWD: [u16; 2] = [1, 200];
 const CROWD_DEPTHS: [u16; 2] = [1, 32];
-/// Time under load after which idle controllers are not polled.
+/// Time under load after which idle controllers are armed and no longer polled.
 const ARMING: Duration = Duration::from_millis(300);
-/// Controllers that are busy beside one with a command at a time, and how many I/Os each has in
-/// flight.
+/// Numbers of busy controllers beside one with a command at a time. Each busy one has
+/// [`BUSY_DEPTH`] I/Os in flight.
 const BUSY: [u16; 2] = [0, 16];
 const BUSY_DEPTH: u16 = 32;
 /// Parts of the suite, for `--only`.
 const PARTS: [&str; 3] = ["load", "crowd", "tail"];
-/// Time under load after which queues stay on their workers.
+/// Time under load after which queues are no longer moved between workers.
 const SPREADING: Duration = Duration::from_secs(2);
 const VOLUME: &str = "null://1T";
 
-/// Whether these words choose from this suite.
+/// Checks that these words select cases of this suite.
 pub fn check_only(only: &[String]) -> Result<()> {
     match only.iter().find(|word| !PARTS.contains(&word.as_str())) {
         Some(word) => bail!("--only {word}: the suite scale has {}", PARTS.join(", ")),
@@ -126,7 +126,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Clients, and their server, which ends after them.
+/// Clients and their server, which is dropped after them.
 struct Beside {
     tail: Tail,
     _server: Rc<Server>,
@@ -138,7 +138,7 @@ impl Beside {
     }
 }
 
-/// Common settings of several contenders.
+/// Settings that several contenders share.
 struct Setup<'a> {
     plan: &'a Plan,
     cpus: &'a [usize],
@@ -147,11 +147,11 @@ struct Setup<'a> {
     job: Job,
 }
 
-/// Starts a contender.
+/// Function that starts a contender.
 type Make = Box<dyn Fn(&Setup<'_>) -> Result<Contender<'static>>>;
 
 impl Setup<'_> {
-    /// Returns contenders of one to sixteen controllers, with a queue each.
+    /// Returns contenders with one to sixteen controllers of one queue each.
     fn controllers(&self) -> Vec<Make> {
         let make = |count: u16| -> Make {
             Box::new(move |setup| {
@@ -166,7 +166,8 @@ impl Setup<'_> {
         CONTROLLERS.into_iter().map(make).collect()
     }
 
-    /// Returns contenders of one to 64 queues of a controller: all loaded, and one of them.
+    /// Returns contenders with one to 64 queues of a controller, of which either all or one are
+    /// loaded.
     fn queues(&self) -> Vec<Make> {
         let make = |(count, loaded): (u16, u16)| -> Make {
             Box::new(move |setup| {
@@ -183,7 +184,7 @@ impl Setup<'_> {
         counts.chain(one_busy).map(make).collect()
     }
 
-    /// Returns a contender of `count` controllers with a queue each, of which one is busy.
+    /// Returns a contender with `count` controllers of one queue each, of which one is busy.
     fn crowd(&self, count: u16) -> Result<Contender<'static>> {
         let open = move |server: &Server, job: &Job| {
             let urls: Vec<String> = (0..count.into()).map(|i| server.url(i)).collect();
@@ -192,7 +193,8 @@ impl Setup<'_> {
         self.contender(format!("crowd of {count}"), count, 1, open)
     }
 
-    /// Returns a contender of one controller with a command at a time, beside `busy` busy ones.
+    /// Returns a contender with one controller that has a command at a time, beside `busy` busy
+    /// controllers.
     fn tail(&self, busy: u16) -> Result<Contender<'static>> {
         let case = format!("one beside {busy} busy");
         self.loaded_by(case, busy + 1, 1, |server| {

@@ -1,5 +1,5 @@
-//! Folders of a suite that are removed with it: when they are dropped, when the process gets a
-//! termination signal, and, after a kill, when the next suite looks for them.
+//! Temporary directories of a suite. They are removed when dropped, when the process receives a
+//! termination signal, and, after a kill, when the next suite finds them.
 
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
@@ -14,27 +14,27 @@ use std::time::Duration;
 use sync::Unpoisoned;
 
 const PREFIX: &str = "vnvme-bench-";
-/// The file in each folder that its process has locked.
+/// Name of the file in each directory that its process locks.
 const LOCK: &str = "lock";
 
-/// The folders of this process.
+/// Temporary directories of this process.
 static LIVE: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// A folder of this process.
+/// A temporary directory of this process.
 pub struct Scratch {
     path: PathBuf,
-    /// A process that can lock it knows that the folder's process is dead, also one of another PID
-    /// namespace.
+    /// Lock on the directory. A process that can take it knows that the owner is dead, even from
+    /// another PID namespace.
     _lock: OwnedFd,
 }
 
 impl Scratch {
-    /// Makes one in the system's directory for such.
+    /// Creates a directory in the system's temporary directory.
     pub fn new() -> Result<Scratch> {
         Self::new_in(&std::env::temp_dir())
     }
 
-    /// Makes a folder in `parent`, and removes those of dead processes there.
+    /// Creates a directory in `parent`, and removes those of dead processes there.
     pub fn new_in(parent: &Path) -> Result<Scratch> {
         remove_dead(parent);
         loop {
@@ -53,7 +53,7 @@ impl Scratch {
         }
     }
 
-    /// Returns the path of the folder.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -67,8 +67,9 @@ impl Drop for Scratch {
     }
 }
 
-/// Removes a folder. A server that is about to end may make a socket in it meanwhile, so removal is
-/// retried for two seconds. A folder that cannot be removed stays for the next suite.
+/// Removes a directory. A server that is about to end may create a socket in it meanwhile, so
+/// removal is retried for two seconds. A directory that cannot be removed is left for the next
+/// suite.
 fn remove(folder: &Path) {
     for _ in 0..200 {
         match std::fs::remove_dir_all(folder) {
@@ -80,7 +81,7 @@ fn remove(folder: &Path) {
     }
 }
 
-/// Locks a folder, if it is there and nothing else has locked it.
+/// Locks a directory, if it exists and is not locked.
 fn lock(folder: &Path, create: OFlags) -> Option<OwnedFd> {
     let path = folder.join(LOCK);
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | create;
@@ -91,7 +92,7 @@ fn lock(folder: &Path, create: OFlags) -> Option<OwnedFd> {
     (locked.st_ino == named.ino()).then_some(fd)
 }
 
-/// Removes the folders of dead processes in `parent`.
+/// Removes the directories of dead processes in `parent`.
 fn remove_dead(parent: &Path) {
     let uid = rustix::process::geteuid().as_raw();
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
@@ -113,7 +114,7 @@ fn remove_dead(parent: &Path) {
     }
 }
 
-/// Makes SIGTERM, SIGINT and SIGHUP remove the folders before they end the process.
+/// Makes SIGTERM, SIGINT and SIGHUP remove the directories before they end the process.
 pub fn clean_up_on_signals() -> Result<()> {
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         let (mut reader, writer) = UnixStream::pair().context("socket pair for signals")?;

@@ -1,4 +1,4 @@
-//! `vnvme serve` as a process of its own.
+//! `vnvme serve` processes for the measurements.
 
 use super::counters::{self, ControllerCounters};
 use super::scratch::Scratch;
@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Time limit for starting and for ending.
+/// Time limit for the start and for the end of a server.
 const START_STOP_TIMEOUT: Duration = Duration::from_secs(20);
 
 const END_WITH_PARENT: &str = "--end-with-parent";
 
-/// Whether `vnvme serve` knows an option: a program that is compared with may be older than it.
+/// Returns whether `vnvme serve` knows an option. A compared program may be older than the option.
 fn has_option(vnvme: &Path, option: &str) -> Result<bool> {
     // Hidden options are not in the help. One that is known is refused without its value, too,
     // for another reason.
@@ -25,38 +25,38 @@ fn has_option(vnvme: &Path, option: &str) -> Result<bool> {
     Ok(!String::from_utf8_lossy(&asked.stderr).contains("unexpected argument"))
 }
 
-/// A program that is measured, and how.
+/// A program to measure, and its additional arguments.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
-    /// The `vnvme` that was built.
+    /// Path of the `vnvme` binary.
     pub path: PathBuf,
-    /// Further arguments of its `serve`.
+    /// Additional arguments for `vnvme serve`.
     pub args: Vec<String>,
 }
 
 /// Configuration of a server.
 #[derive(Clone, Debug)]
 pub struct Serve {
-    /// A volume for each controller.
+    /// Volumes, each for one controller.
     pub volumes: Vec<String>,
-    /// A volume for each vhost-user-blk export.
+    /// Volumes, each for one vhost-user-blk export.
     pub exports: Vec<String>,
-    /// A volume for each subsystem that other hosts reach by NVMe/TCP, at a port of this host.
+    /// Volumes, each for one NVMe/TCP subsystem on a port of this machine.
     pub subsystems: Vec<String>,
-    /// Doorbells in a mapped page instead of by message.
+    /// Whether doorbells are in a mapped page, instead of being sent by message.
     pub mapped: bool,
     pub workers: usize,
     pub cpus: Vec<usize>,
-    /// Microseconds; the program's own choice when not given.
+    /// Idle window in microseconds; `None` for the program's default.
     pub idle_window: Option<u64>,
-    /// Path of every namespace to a device below: `direct` or `generic`.
+    /// Path of all namespaces to a device below: `direct` or `generic`.
     pub path: Option<&'static str>,
-    /// The kernel pins the client's memory.
+    /// Whether the kernel pins the client's memory.
     pub pin_memory: bool,
 }
 
 impl Serve {
-    /// Returns a configuration with one controller on one worker on a CPU.
+    /// Returns a configuration with one controller, on one worker bound to these CPUs.
     pub fn one(volume: &str, mapped: bool, cpus: &[usize]) -> Self {
         Self {
             volumes: vec![volume.to_owned()],
@@ -72,20 +72,20 @@ impl Serve {
     }
 }
 
-/// A running server; ends when dropped.
+/// A running server, which is ended when this is dropped.
 pub struct Server {
     child: Child,
     dir: Scratch,
     controllers: usize,
-    /// Ports of the subsystems.
+    /// TCP ports of the subsystems.
     ports: Vec<u16>,
     started_in: Duration,
 }
 
-/// Resources that a server takes from its machine.
+/// Resources used by a server.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Footprint {
-    /// Bytes of memory, with its part of shared memory (`Pss`, proc_pid_smaps(5)).
+    /// Memory in bytes, with the proportional part of shared memory (`Pss`, proc_pid_smaps(5)).
     pub memory: u64,
     /// Number of processes: the server and its children.
     pub processes: u64,
@@ -93,7 +93,7 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// Adds a process, and its children.
+    /// Adds the resources of a process and its children.
     fn add(&mut self, pid: &str) -> Result<()> {
         let path = format!("/proc/{pid}/smaps_rollup");
         let text = std::fs::read_to_string(&path).context(path)?;
@@ -114,7 +114,7 @@ impl Footprint {
 }
 
 impl Server {
-    /// Starts it, and waits until it listens.
+    /// Starts a server, and waits until it listens.
     pub fn start(program: &Program, serve: &Serve) -> Result<Server> {
         let dir = Scratch::new()?;
         let mut config = String::new();
@@ -219,45 +219,44 @@ impl Server {
         Ok(footprint)
     }
 
-    /// Controller `index`'s first namespace, for the driver.
+    /// Returns the driver's URL for the first namespace of controller `index`.
     pub fn url(&self, index: usize) -> String {
         format!("vfio-user://{}/1", socket(&self.dir, index).display())
     }
 
-    /// The socket of vhost-user-blk export `index`.
+    /// Returns the socket path of vhost-user-blk export `index`.
     pub fn export(&self, index: usize) -> PathBuf {
         export(&self.dir, index)
     }
 
-    /// The address of subsystem `index`.
+    /// Returns the address of subsystem `index`.
     pub fn subsystem(&self, index: usize) -> SocketAddr {
         let port = self.ports.get(index).copied().unwrap_or_default();
         (Ipv4Addr::LOCALHOST, port).into()
     }
 
-    /// Returns the name of a subsystem.
+    /// Returns the NQN of a subsystem.
     pub fn nqn(&self, index: usize) -> String {
         nqn(index)
     }
 
-    /// Stops the process where it is, or lets it go on: for servers that poll on the same CPU in
-    /// turn.
+    /// Stops or continues the process, for servers that poll on the same CPU in turn.
     pub fn stand_still(&self, still: bool) -> Result<()> {
         let signal = if still { Signal::STOP } else { Signal::CONT };
         kill_process(self.serving().context("no process")?, signal).context("signal")
     }
 
-    /// The process that serves, which is not the one that was started where a keeper is.
+    /// Returns the serving process. With a keeper, it differs from the started one.
     fn serving(&self) -> Option<Pid> {
         Pid::from_raw(testkit::serving(self.child.id()) as i32)
     }
 
-    /// The counters of its controllers.
+    /// Returns the counters of the server's controllers.
     pub fn counters(&self) -> Result<Vec<ControllerCounters>> {
         Ok(counters::ask(&self.dir.path().join("control"))?.controllers)
     }
 
-    /// MMIO doorbells for each command, over all I/O queues so far.
+    /// Returns the number of MMIO doorbells per command so far, over all I/O queues.
     pub fn mmio_per_io(&self) -> Result<f64> {
         let (mut mmio, mut commands) = (0, 0);
         for controller in self.counters()? {
@@ -269,7 +268,7 @@ impl Server {
         Ok(mmio as f64 / commands.max(1) as f64)
     }
 
-    /// Returns the time that the server's threads have waited for a CPU so far.
+    /// Returns the total time for which the server's threads have waited for a CPU.
     pub fn waited(&self) -> Duration {
         let serving = testkit::serving(self.child.id());
         let tasks = std::fs::read_dir(format!("/proc/{serving}/task"));
@@ -293,7 +292,7 @@ fn nqn(index: usize) -> String {
     format!("nqn.2014-08.org.vnvme:bench-{index}")
 }
 
-/// Ports that nobody listens at now.
+/// Returns TCP ports that are currently free.
 fn free_ports(count: usize) -> Result<Vec<u16>> {
     // All at a time, so that they differ.
     let listeners = (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)));

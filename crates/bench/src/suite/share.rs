@@ -1,9 +1,9 @@
-//! Suite `share`: slices of one device beside each other: shares under unequal load, weights,
+//! Suite `share`: slices of one device, loaded at the same time, with unequal load, weights and
 //! limits.
 //!
-//! The device is simulated, with a latency and few units: it is slow enough that CPUs are not the
-//! bottleneck, even if two clients and two workers share two of them. Clients wait by interrupts,
-//! workers sleep, and the device takes no CPU.
+//! The device is simulated, with a latency and few units. It is slow enough that CPUs are not the
+//! bottleneck, even when two clients and two workers share two of them. Clients wait by interrupts,
+//! workers sleep, and the device needs no CPU.
 
 use super::server::{Serve, Server};
 use super::{Outcome, Plan};
@@ -17,17 +17,17 @@ use output::{OutputError, outln};
 use std::time::Duration;
 
 const SUITE: &str = "share";
-/// A device that works on two requests at a time: some thousands a second.
+/// Device that processes two requests at a time, some thousands per second.
 const NARROW: &str = "null://1T?latency=250us&units=2&name=d";
-/// A device that has room for all.
+/// Device that processes all requests at the same time.
 const WIDE: &str = "null://1T?latency=250us&units=64&name=d";
-/// Ramp time, in which the device's depth is found before figures are taken.
+/// Ramp time, in which the tuner finds the device's depth before measuring.
 const RAMP: Duration = Duration::from_millis(1500);
-/// A limit, and how long it is looked at.
+/// Limit of a slice in requests per second.
 const LIMIT: u32 = 2000;
 const LIMIT_TIME: Duration = Duration::from_secs(10);
 
-/// Client of a slice.
+/// Kind of client that loads a slice.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Client {
     /// A guest with an NVMe driver.
@@ -38,11 +38,11 @@ enum Client {
 
 use Client::{Nvme, Virtio};
 
-/// A device, and the two clients that share it.
+/// A device and the two clients that share it.
 struct Share {
     name: &'static str,
     clients: [Client; 2],
-    /// Options of each slice.
+    /// URL options of each slice.
     options: [&'static str; 2],
     depths: [u16; 2],
 }
@@ -115,14 +115,14 @@ fn serve(
     )
 }
 
-/// A slice, ready to be loaded.
+/// A slice that is ready to be loaded.
 enum Loaded {
     Nvme(DeviceTarget),
     Virtio(VirtioTarget),
 }
 
 impl Loaded {
-    /// Slice `index` of those that such clients have.
+    /// Opens slice `index` among those with this kind of client.
     fn open(server: &Server, client: Client, index: usize, job: &Job) -> Result<Self> {
         Ok(match client {
             Nvme => Loaded::Nvme(DeviceTarget::open(&server.url(index), job)?),
@@ -232,7 +232,7 @@ fn shares(
     Ok(())
 }
 
-/// A limited slice under full load, and the neighbour with and without it.
+/// Measures a limited slice under full load, and its neighbour with and without the limit.
 fn limits(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     let limited = format!("weight=100&iops={LIMIT}");
     let volumes = vec![slice(WIDE, 0, "weight=100"), slice(WIDE, 1, &limited)];

@@ -1,10 +1,10 @@
 //! Short slices of load, each with a ping-pong of a cache line before and after it.
 //!
-//! The contenders take turns: a round has a slice of each. A slice counts when the round trips
-//! before and after it agree, and it counts for that distance. The two CPUs were moved during the
-//! remaining slices, which are measured again. All lines that a controller and its host hand to
-//! each other are in the host's memory, and so are those of the ping-pong, which has the same
-//! source of memory.
+//! The contenders take turns: each round has one slice of each. When the round trips before and
+//! after a slice agree, the slice counts for that distance. Otherwise the CPUs were moved
+//! meanwhile, and the slice is measured again. All lines that a controller and its host exchange
+//! are in the host's memory, and so are those of the ping-pong, which uses the same source of
+//! memory.
 
 use super::pingpong::{self, Ping};
 use super::server::Server;
@@ -19,18 +19,19 @@ use load::stats::Measured;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Length of a slice: much shorter than the time the host takes to move a CPU.
+/// Duration of a slice: much shorter than the time in which the host moves a CPU.
 const SLICE: Duration = Duration::from_millis(25);
 /// Duration of load before it is measured.
 const RAMP: Duration = Duration::from_millis(5);
 /// Duration of a ping-pong.
 const PING: Duration = Duration::from_millis(3);
-/// A worker polls for up to a millisecond after its last work; the ping-pong is to have the CPU.
+/// Pause before a ping-pong. A worker polls for up to a millisecond after its last work, and the
+/// ping-pong needs the CPU.
 const POLLING: Duration = Duration::from_micros(1500);
 /// Maximum number of repetitions of a slice.
 const RETRIES: u32 = 2;
 
-/// Loads something: so long before measuring, and so long measured.
+/// Function that applies load for a ramp time, and then for a measured time.
 pub type Load<'a> = Box<dyn Fn(Duration, Duration) -> Result<Measured> + 'a>;
 
 /// A target and its server. The target is dropped first.
@@ -38,7 +39,7 @@ struct Loaded<T> {
     target: T,
     server: Rc<Server>,
     job: Job,
-    /// The server stands still but for its own slices.
+    /// Whether the server is stopped outside its own slices.
     in_turn: bool,
 }
 
@@ -61,7 +62,7 @@ impl<T: Target> Loaded<T> {
 }
 
 impl<T> Drop for Loaded<T> {
-    /// The target disconnects from its server, which answers.
+    /// Continues the server first, because it has to answer when the target disconnects.
     fn drop(&mut self) {
         if self.in_turn {
             let _ = self.server.stand_still(false);
@@ -69,7 +70,7 @@ impl<T> Drop for Loaded<T> {
     }
 }
 
-/// Loads a target by a job, as long as its server lives with it.
+/// Creates a load of a target by a job. The server lives as long as the load.
 pub fn load<'a, T: Target + 'a>(server: Rc<Server>, target: T, job: Job) -> Load<'a> {
     let loaded = Loaded {
         target,
@@ -80,11 +81,12 @@ pub fn load<'a, T: Target + 'a>(server: Rc<Server>, target: T, job: Job) -> Load
     Box::new(move |ramp, runtime| loaded.run(ramp, runtime))
 }
 
-/// Loads a target of a server that polls as long as it has a client, because nothing signals mapped
-/// doorbells. The server is stopped while another one on its CPU is measured.
+/// Creates a load like [`load`], for a server that polls as long as it has a client, because
+/// nothing signals mapped doorbells. The server is stopped while another one on its CPU is
+/// measured.
 ///
 /// # Errors
-/// If the server cannot be stopped.
+/// An error when the server cannot be stopped.
 pub fn load_in_turn<'a, T: Target + 'a>(
     server: Rc<Server>,
     target: T,
@@ -100,16 +102,16 @@ pub fn load_in_turn<'a, T: Target + 'a>(
     Ok(Box::new(move |ramp, runtime| loaded.run(ramp, runtime)))
 }
 
-/// A server and its load, to be measured.
+/// A server and its load, to be measured in slices.
 pub struct Contender<'a> {
     /// Name in the results.
     pub case: String,
     pub depth: u16,
     pub queues: u16,
-    /// The contender is one queue that polls a target which answers within microseconds: a longer
-    /// time without an answer is a gap.
+    /// Whether the contender is one queue that polls a target which completes within microseconds,
+    /// so that a longer time without a completion is a gap.
     pub shows_gaps: bool,
-    /// Nanoseconds that an I/O may take at a round trip of so many, outside gaps.
+    /// Goal in nanoseconds for an I/O outside gaps, as a function of the depth and the round trip.
     pub goal: Option<fn(u32, f64) -> Option<f64>>,
     pub load: Load<'a>,
     /// Equal load on the program to compare with, if there is one.
@@ -117,7 +119,7 @@ pub struct Contender<'a> {
 }
 
 impl Contender<'_> {
-    /// Returns the identification of the contender's figures.
+    /// Returns the identity of the contender's figures.
     pub fn case<'a>(&'a self, suite: &'a str) -> Case<'a> {
         Case {
             suite,
@@ -128,12 +130,12 @@ impl Contender<'_> {
     }
 }
 
-/// The ping-pong between the two CPUs.
+/// Ping-pong between the two CPUs.
 pub struct Pings {
     client: usize,
     server: usize,
     memory: Memory,
-    /// The last one, while nothing has run since.
+    /// Last result, as long as no load has run since.
     last: Option<Ping>,
 }
 
@@ -152,7 +154,8 @@ impl Pings {
         pingpong::line(self.client, self.server, PING, &self.memory)
     }
 
-    /// Measures a slice; its round trip, when those before and after it agree.
+    /// Measures a slice. Returns its round trip and figures if the round trips before and after it
+    /// agree.
     fn slice(&mut self, load: &Load<'_>) -> Result<Option<(Ping, Measured)>> {
         for _ in 0..=RETRIES {
             let before = match self.last.take() {
@@ -180,7 +183,8 @@ pub fn rounds(plan: &Plan) -> u32 {
     u32::try_from(rounds).unwrap_or(u32::MAX).max(1)
 }
 
-/// Measures the contenders in turn, in so many rounds as the plan's run has. `run` is its number.
+/// Measures the contenders in turn, for the number of rounds in a run of the plan. `run` is the
+/// number of the run.
 pub fn take(
     suite: &str,
     contenders: &[Contender<'_>],
@@ -202,9 +206,8 @@ pub fn take(
     Ok(())
 }
 
-/// Measures one contender, and the program beside it, as a part of a round. Returns the ping-pong's
-/// distance, with I/Os in a second and their median time in nanoseconds, if the CPUs stayed where
-/// they were.
+/// Measures one contender, and the compared program, as part of a round. Returns the round trip,
+/// the I/Os per second and their median latency in nanoseconds, if the CPUs were not moved.
 pub fn one(
     suite: &str,
     contender: &Contender<'_>,

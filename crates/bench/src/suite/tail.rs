@@ -1,6 +1,6 @@
-//! Latency of a client with one command at a time, beside busy clients, all loaded by one thread.
-//! The thread polls that client between any two of the busy ones, so that the measured delay is
-//! caused by the worker.
+//! Latency of a client with one command at a time, beside busy clients. One thread loads all of
+//! them, and polls that client between any two busy ones, so that the measured delay is caused by
+//! the worker.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use load::device::{DeviceLane, DeviceTarget};
@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 /// Time limit for outstanding I/Os after the load has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Controllers: the first one has a command at a time, the remaining ones are busy.
+/// Controllers of which the first has one command at a time, and the others are busy.
 pub struct Tail {
     light: DeviceTarget,
     heavy: Vec<DeviceTarget>,
     job: Job,
-    /// I/Os in flight on each of the busy ones.
+    /// Number of I/Os in flight on each busy controller.
     depth: u16,
 }
 
@@ -33,8 +33,8 @@ impl Tail {
         })
     }
 
-    /// Loads all of them for so long, and measures then: commands of the one client, latencies of
-    /// all of them.
+    /// Loads all controllers for `ramp`, then measures for `runtime`: the commands of the first
+    /// client, and the latencies of all.
     pub fn run(&self, ramp: Duration, runtime: Duration) -> Result<Measured> {
         let body = || {
             load::pin(&self.job.cpus, 0)?;
@@ -61,7 +61,7 @@ impl Tail {
     }
 }
 
-/// A client with a command at a time.
+/// A client with one command at a time.
 struct One {
     lane: DeviceLane,
     /// Submission time of the command.
@@ -69,7 +69,7 @@ struct One {
 }
 
 impl One {
-    /// A look at its command; submits the next one.
+    /// Polls for the completion of the command, and then submits the next one.
     fn turn(&mut self, measured: &mut Measured) -> Result<()> {
         let Some(since) = self.since else {
             self.since = Some(Instant::now());
@@ -89,7 +89,7 @@ impl One {
     }
 }
 
-/// A controller with as many commands in flight as there is room for.
+/// A controller that is kept full of commands.
 struct Busy {
     lane: DeviceLane,
     free: Vec<u16>,

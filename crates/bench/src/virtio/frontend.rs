@@ -1,5 +1,5 @@
-//! The front-end's half of the vhost-user protocol ("Vhost-user Protocol", QEMU interoperability
-//! specification), as much of it as one queue needs.
+//! Front-end side of the vhost-user protocol ("Vhost-user Protocol", QEMU interoperability
+//! specification), limited to the needs of one queue.
 
 use anyhow::{Context, Result, ensure};
 use dma::Memory;
@@ -22,7 +22,7 @@ const FEATURES: u64 = feature::EVENT_IDX | feature::PROTOCOL_FEATURES | feature:
 /// Time limit for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The single queue, at the addresses of the shared memory; descriptors are at its start.
+/// Addresses of the single queue in the shared memory. The descriptors are at its start.
 pub struct Vring<'a> {
     pub size: u16,
     pub available: u64,
@@ -35,7 +35,7 @@ pub struct Vring<'a> {
 pub struct Frontend(UnixStream);
 
 impl Frontend {
-    /// Connects, and agrees on features.
+    /// Connects to an export, and negotiates features.
     pub fn connect(socket: &Path) -> Result<Self> {
         let stream = UnixStream::connect(socket)
             .with_context(|| format!("connecting to {}", socket.display()))?;
@@ -57,8 +57,8 @@ impl Frontend {
         Ok(frontend)
     }
 
-    /// The disk's capacity in sectors of 512 bytes: the configuration space's first field (virtio
-    /// 1.2, 5.2.4).
+    /// Returns the disk's capacity in sectors of 512 bytes: the first field of the configuration
+    /// space (virtio 1.2, 5.2.4).
     pub fn capacity(&mut self) -> Result<u64> {
         let header = ConfigHeader {
             offset: 0,
@@ -73,7 +73,7 @@ impl Frontend {
         Ok(u64::from_le_bytes(*capacity))
     }
 
-    /// Shares the memory, all of it, from address 0 on.
+    /// Shares a whole memory with the export, at guest address 0.
     pub fn share(&mut self, memory: &Memory) -> Result<()> {
         let header = TableHeader {
             regions: 1,

@@ -3,7 +3,7 @@ use std::sync::{Arc, Weak};
 use crate::memory::Mapping;
 use crate::{Access, DmaMap, Memory, Pin, Prot, SegmentList};
 
-/// A map with one page at each of `n` page addresses, each of a memory of its own.
+/// Creates a map with one page at each of `n` page addresses, each backed by a memory of its own.
 fn map_of(n: u64) -> (DmaMap, Vec<Weak<Mapping>>) {
     let mut map = DmaMap::new();
     let weak = (0..n)

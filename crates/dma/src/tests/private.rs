@@ -36,7 +36,7 @@ fn released(memory: PrivateMemory) {
     assert_eq!(resident(&memory, 5 * MIB, 3 * MIB), pages(3 * MIB));
 }
 
-/// Bytes of this process that are mapped by huge pages of memory files, at this address.
+/// Returns the number of bytes at this address that are mapped by huge pages of memory files.
 fn huge(memory: &PrivateMemory) -> u64 {
     let start = format!("{:x}-", memory.at(0, 1).unwrap().addr());
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();

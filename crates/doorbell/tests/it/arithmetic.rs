@@ -1,11 +1,11 @@
-//! The claims of `doorbell::ring` about where EventIdx keeps a host silent: exhaustive for
-//! small rings, random for big.
+//! Exhaustive checks for small rings, and random ones for large rings, of the silent positions of
+//! EventIdx that `doorbell::ring` documents.
 
 use doorbell::ring::{advance, before, distance, need_event, need_event_annex};
 use proptest::prelude::*;
 
-/// The definition in words: the host steps upwards, modulo 65,536, from `old` to
-/// `new`; does it step out of `e`?
+/// Returns whether a host that steps upwards from `old` to `new`, modulo 65,536, steps out of `e`.
+/// This is the definition in words.
 fn steps_out_of(e: u16, new: u16, old: u16) -> bool {
     let mut at = old;
     while at != new {
@@ -17,14 +17,14 @@ fn steps_out_of(e: u16, new: u16, old: u16) -> bool {
     false
 }
 
-/// A move of a host inside a ring, `from` and `to` entries (at most
-/// `size - 1`) beyond the index `base`.
+/// Returns whether a host's move from `from` to `to` entries (at most `size - 1`) beyond the index
+/// `base` rings.
 fn move_rings(e: u32, base: u32, from: u32, to: u32, size: u32) -> bool {
     let (old, new) = (advance(base, from, size), advance(base, to, size));
     need_event(e as u16, new as u16, old as u16)
 }
 
-/// Whether any move among those that a host may make before the controller looks again rings.
+/// Returns whether any move that a host may make before the controller's next poll rings.
 fn any_legal_move_rings(e: u32, seen: u32, size: u32) -> bool {
     (0..size).any(|from| (from + 1..size).any(|to| move_rings(e, seen, from, to, size)))
 }

@@ -1,5 +1,5 @@
-//! Both roles in one thread: every kind of host against `Watch`, through all
-//! events in a queue's life.
+//! Both roles in one thread: every kind of host against `Watch`, through all events in the life of
+//! a queue.
 
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -9,7 +9,7 @@ use doorbell::{
 };
 use proptest::prelude::*;
 
-/// The memory of one doorbell. Values are stored little-endian, as guest memory has them.
+/// Memory of one doorbell. Values are stored little-endian, as in guest memory.
 #[derive(Default)]
 struct Memory {
     register: AtomicU32,
@@ -48,7 +48,7 @@ impl Memory {
         }
     }
 
-    /// The host moves its doorbell; returns whether it rang.
+    /// Moves the host's doorbell. Returns whether the host rang the register.
     fn publish(&self, host: &mut Publisher, new: u32) -> bool {
         let rings = host.publish(self.shadow(), new as u16) == Ring::Register;
         if rings {
@@ -62,8 +62,8 @@ impl Memory {
     }
 }
 
-/// Turns a ring many times in steps of `step` entries, the controller polling after
-/// each, and counts the rings.
+/// Moves a host around a ring many times in steps of `step` entries, with a poll of the controller
+/// after each step. Returns the number of rings.
 fn rings_while_polling(size: u32, step: u32, behaviour: HostBehaviour) -> u32 {
     let memory = Memory::default();
     let mut host = Publisher::with_behaviour(size, behaviour);
@@ -425,9 +425,9 @@ fn eventidx_is_little_endian_and_an_index() {
 }
 
 proptest! {
-    /// Any host, any ring, any order of looks: what the controller reads is what the host
-    /// published last, nothing rings without need, and whenever the controller was armed and
-    /// idle the next move rings.
+    /// Checks for any host, ring and order of polls that the controller reads the last published
+    /// value, that no host rings needlessly, and that the next move rings after the controller was
+    /// armed and idle.
     #[test]
     fn histories(
         size in prop_oneof![2_u32..9, 9_u32..300, 4096_u32..=4096],
@@ -492,8 +492,8 @@ proptest! {
         }
     }
 
-    /// Whatever is written wherever, and whether or not the shadow cells are there: there is news
-    /// if, and only if, a poll takes something in. Then it is news no more.
+    /// Checks for any contents of the cells that `has_news` is true exactly when a poll finds a new
+    /// value.
     #[test]
     fn news_is_what_a_poll_finds(
         size in prop_oneof![1_u32..6, 128_u32..=128],

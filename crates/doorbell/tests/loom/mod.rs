@@ -1,4 +1,4 @@
-//! The parts of the model: memory with faults, a host, a controller.
+//! Parts of the model: memory with injected faults, a host, and a controller.
 
 use std::cell::Cell as StdCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,19 +10,19 @@ use doorbell::{Armed, Cell, Cells, HostBehaviour, Publisher, Ring, Shadow, Step,
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use loom::sync::{Condvar, Mutex};
 
-/// What is wrong with the code under test.
+/// Fault that is injected into the code under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing.
+    /// No fault.
     None,
-    /// The step is left out: no fence, no store, or instead of a load the value that the
-    /// cell's last load returned.
+    /// The step is omitted: no fence, no store, or instead of a load the value of the cell's last
+    /// load.
     Omit(Step),
-    /// The step is there, but orders nothing.
+    /// The step is executed with relaxed ordering.
     Relax(Step),
 }
 
-/// A cell of guest memory, and the seam through which faults come in.
+/// A cell of guest memory that injects faults.
 pub struct Faulty {
     memory: Arc<AtomicU32>,
     fault: Fault,
@@ -60,14 +60,15 @@ impl Cell for Faulty {
     }
 }
 
-/// The worker's eventfd, and whether anybody is left who could write to it.
+/// The worker's eventfd, and whether any thread is left that could signal it.
 #[derive(Default)]
 struct Kick {
     kicked: bool,
     over: bool,
 }
 
-/// What both sides share: one doorbell's cells, the ring behind it, and the worker's eventfd.
+/// State shared by both sides: the cells of one doorbell, the ring behind it, and the worker's
+/// eventfd.
 #[derive(Clone)]
 pub struct World {
     pub size: u32,
@@ -79,7 +80,7 @@ pub struct World {
     kick: Arc<(Mutex<Kick>, Condvar)>,
 }
 
-/// What the cells hold before anybody initialises them: left by an earlier queue.
+/// Value of the cells before they are initialised, left by an earlier queue.
 pub const STALE: u32 = 2;
 
 impl World {
@@ -118,7 +119,7 @@ impl World {
         self.kick.1.notify_one();
     }
 
-    /// The host will do nothing more: who sleeps now, sleeps for ever.
+    /// Records that the host has finished, so that a controller that sleeps now is never woken.
     pub fn over(&self) {
         self.kick.0.lock().unwrap().over = true;
         self.kick.1.notify_one();
@@ -137,13 +138,13 @@ impl World {
         assert!(!lost, "lost wake-up: the controller sleeps for ever");
     }
 
-    /// Entry `n` of all time.
+    /// Returns the slot of the `n`th entry since the beginning.
     fn slot(&self, n: u32) -> &AtomicU32 {
         &self.ring[(n % self.size) as usize]
     }
 }
 
-/// One side's hold of the cells.
+/// Access of one side to the cells.
 struct Held {
     register: Faulty,
     entry: Faulty,
@@ -166,15 +167,15 @@ impl Held {
     }
 }
 
-/// The host: writes entries, publishes, rings. `life` distinguishes its entries from
-/// those of an earlier queue.
+/// Host that writes entries, publishes, and rings. `life` distinguishes its entries from those of
+/// an earlier queue.
 pub struct Host {
     world: World,
     held: Held,
     publisher: Publisher,
     life: u32,
     pub published: u32,
-    /// Whether it knows of the buffers.
+    /// Whether the host knows the shadow buffers.
     pub shadowed: bool,
     pub rings: u32,
 }
@@ -192,7 +193,7 @@ impl Host {
         }
     }
 
-    /// Writes `n` entries, publishes them at once, and rings if asked to.
+    /// Writes `n` entries, publishes them together, and rings if required.
     pub fn submit(&mut self, n: u32) {
         for _ in 0..n {
             self.world
@@ -220,7 +221,7 @@ impl Host {
     }
 }
 
-/// The controller: polls, fetches, parks, arms, sleeps.
+/// Controller that polls, fetches, parks, arms, and sleeps.
 pub struct Controller {
     world: World,
     held: Held,
@@ -232,7 +233,7 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// With a queue just created.
+    /// Creates the controller's side of a new queue.
     pub fn create(world: &World, shadowed: bool, life: u32) -> Self {
         let held = world.hold();
         let watch = Watch::create(world.size, held.cells(shadowed));
@@ -246,7 +247,7 @@ impl Controller {
         }
     }
 
-    /// Doorbell Buffer Config.
+    /// Executes Doorbell Buffer Config.
     pub fn attach(&mut self) {
         self.watch.attach(self.held.shadow());
         self.shadowed = true;
@@ -264,7 +265,7 @@ impl Controller {
         }
     }
 
-    /// One look; whether it found something.
+    /// Polls once. Returns whether a new value was found.
     pub fn poll(&mut self) -> bool {
         let before = self.fetched;
         let tail = self
@@ -278,8 +279,8 @@ impl Controller {
         self.fetched != before
     }
 
-    /// Polls only where a spin poll says that there is news, and then finds
-    /// something. Whether it did.
+    /// Polls only if a spin poll reports news, which the poll must then find. Returns whether it
+    /// did.
     pub fn spin_poll(&mut self) -> bool {
         if !self.watch.has_news(self.held.cells(self.shadowed)) {
             return false;
@@ -290,12 +291,12 @@ impl Controller {
         true
     }
 
-    /// As [`Controller::serve_until_idle`], with spin polls for polls.
+    /// Serves like [`Controller::serve_until_idle`], with spin polls instead of polls.
     pub fn spin_until_idle(&mut self) {
         while self.spin_poll() || !self.arm() {}
     }
 
-    /// One look without a word to the host.
+    /// Polls once without parking EventIdx.
     pub fn poll_without_parking(&mut self) {
         let tail = self
             .watch
@@ -304,7 +305,7 @@ impl Controller {
         self.fetch(tail);
     }
 
-    /// Arms; whether the controller may sleep.
+    /// Arms the doorbell. Returns whether the controller may sleep.
     pub fn arm(&mut self) -> bool {
         let armed = self
             .watch
@@ -313,7 +314,7 @@ impl Controller {
         self.after(armed)
     }
 
-    /// Looks again later; whether the controller may still sleep.
+    /// Checks the doorbell again after arming. Returns whether the controller may still sleep.
     pub fn recheck(&mut self) -> bool {
         let armed = self
             .watch
@@ -351,7 +352,7 @@ impl Controller {
         while self.poll() || !self.arm() {}
     }
 
-    /// A CQ with entries posted up to `tail`: waits until the host has made room.
+    /// Waits until the host has made room in a CQ with entries posted up to `tail`.
     pub fn wait_for_room(&mut self, tail: u32) -> u32 {
         let size = self.world.size;
         loop {
@@ -387,7 +388,7 @@ pub fn check_bounded(preemptions: usize, model: impl Fn() + Send + Sync + 'stati
     builder.check(model);
 }
 
-/// Whether some interleaving of the model fails.
+/// Returns whether some interleaving of the model fails.
 pub fn fails(model: impl Fn() + Send + Sync + 'static) -> bool {
     catch_unwind(AssertUnwindSafe(|| check_bounded(3, model))).is_err()
 }

@@ -4,14 +4,14 @@ use crate::lane::Geometry;
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-/// Memory whose I/Os end in an order of their own, with one declared fault.
+/// Target in memory that completes I/Os out of order, with one injected fault.
 struct Memory {
     data: Mutex<Vec<u8>>,
-    /// A write to this offset is lost.
+    /// Offset of a write that is lost.
     loses: Option<u64>,
-    /// An I/O to this offset fails.
+    /// Offset of an I/O that fails.
     fails: Option<u64>,
-    /// The target stands still once for so long, at this I/O of a queue.
+    /// Index of the I/O of a queue before which the target stops once, and for how long.
     stands: Option<(u64, Duration)>,
 }
 
@@ -19,7 +19,7 @@ struct MemoryLane<'a> {
     target: &'a Memory,
     bytes: usize,
     buffers: Vec<Vec<u8>>,
-    /// Submitted, and begun.
+    /// I/Os that were submitted and started.
     waiting: VecDeque<(u16, bool, u64)>,
     begun: Vec<(u16, bool, u64)>,
     ended: u64,

@@ -1,4 +1,4 @@
-//! Random histories against a model that keeps each unit as what was written to it.
+//! Random histories, compared with a model that stores the writes to each unit.
 
 use nvme::log::FdpEventType as Type;
 use placement::{Event, EventSet, Geometry, Identity, Placement, Row, Writer, table};
@@ -13,7 +13,7 @@ enum Step {
     Renew(u16),
     Record(u16, u8, bool),
     Enable(bool),
-    /// Another process has the same words.
+    /// Another process takes over the same words.
     Again,
 }
 
@@ -28,10 +28,10 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What the model knows of a handle.
+/// State of a handle in the model.
 #[derive(Clone, Default)]
 struct Handle {
-    /// Blocks in its unit.
+    /// Number of blocks written to the handle's unit.
     written: u64,
     units: u64,
     bytes: u64,
@@ -48,7 +48,7 @@ struct Model {
 }
 
 impl Model {
-    /// Block by block.
+    /// Records a write block by block.
     fn write(&mut self, handle: u16, blocks: u64, host: bool) {
         let known = &mut self.handles[usize::from(handle)];
         for _ in 0..blocks {
@@ -179,7 +179,7 @@ proptest! {
         }
     }
 
-    /// Whatever the words are, what is read of them is possible.
+    /// Checks that for any stored words, all values read from them are in range.
     #[test]
     fn words_of_an_enemy(
         bytes in prop::collection::vec(any::<u8>(), 64 * 70),
@@ -198,7 +198,7 @@ proptest! {
     }
 }
 
-/// Several threads write by a handle: nothing is lost.
+/// Checks that no write of several threads to one handle is lost.
 #[test]
 fn threads() {
     let geometry = Geometry {
@@ -227,7 +227,7 @@ fn threads() {
     assert_eq!((placement.left(0), placement.units(0)), (7, 0));
 }
 
-/// The last 63 events are there, the oldest first.
+/// Checks that the last 63 events are kept, oldest first.
 #[test]
 fn the_oldest_event_makes_room() {
     let geometry = Geometry {

@@ -1,4 +1,4 @@
-//! Tables that were damaged, or are another namespace's.
+//! Damaged tables, and tables of other namespaces.
 
 use placement::table::{check, encode, len};
 use placement::{Geometry, GeometryError, Identity, Placement, TableError};

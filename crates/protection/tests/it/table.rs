@@ -1,5 +1,5 @@
-//! The file's form: what of it is refused, and what a block has after any history of writes that
-//! reached the data or did not.
+//! Metadata file: which files are refused, and the metadata found for a block after any history of
+//! completed and interrupted writes.
 
 use proptest::prelude::*;
 use protection::table::{self, Block, Found, HEADER, Identity, TableError};
@@ -38,7 +38,8 @@ fn with_storage(guard: Guard, storage: StorageTag) -> Layout {
     }
 }
 
-/// Files that older programs have made, byte by byte: storage tags have the fewest bits.
+/// Checks that files of version 1, byte by byte as older programs wrote them, are read with the
+/// smallest storage tags.
 #[test]
 fn files_of_version_1_are_read() {
     let size = table::len(1000, 16).unwrap();
@@ -77,7 +78,7 @@ fn files_of_version_1_are_read() {
     }
 }
 
-/// One with other storage tags is none of those programs', and of one size of them.
+/// Checks that a file with larger storage tags has version 2, and matches only that size.
 #[test]
 fn storage_tags_are_the_files() {
     let size = table::len(1000, 16).unwrap();
@@ -134,7 +135,7 @@ fn a_header_is_of_one_namespace() {
     assert_eq!(table::len(u64::MAX / 8, 64), None);
 }
 
-/// A block, and a file's entry for it, over which writes go of which some never reach the data.
+/// A block and its entry in a file, under writes of which some never reach the data.
 struct Model {
     entry: Vec<u8>,
     generation: u32,
@@ -164,7 +165,7 @@ impl Model {
         self.entry[at..at + 8].copy_from_slice(&word.to_le_bytes());
     }
 
-    /// What is done before a write.
+    /// Resolves a doubt about the entry, as the program does before a write.
     fn settle(&mut self) {
         if table::is_in_doubt(&self.entry, self.generation) {
             let settled = table::settle(&self.entry, self.block(self.data));
@@ -175,7 +176,7 @@ impl Model {
 }
 
 proptest! {
-    /// After any writes, one that dies before its data, or in the middle of its metadata, leaves
+    /// Checks that an interrupted write, before its data or in the middle of its metadata, leaves
     /// the block as it was.
     #[test]
     fn a_block_has_its_metadata(steps in prop::collection::vec((any::<u8>(), 0..6_u8), 1..600)) {
@@ -218,7 +219,7 @@ proptest! {
         }
     }
 
-    /// Whatever stands in a file, it is refused or read, without a panic.
+    /// Checks that any bytes of a file are refused or read without a panic.
     #[test]
     fn any_bytes(
         bytes in prop::collection::vec(any::<u8>(), 0..200),

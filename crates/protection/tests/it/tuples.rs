@@ -1,4 +1,4 @@
-//! Tuples: published check values, and what a change of any byte comes to.
+//! Protection tuples: published check values, and the detection of changed bytes.
 
 use proptest::prelude::*;
 use protection::{
@@ -16,7 +16,7 @@ fn tags(block: u128) -> Tags {
     }
 }
 
-/// With the smallest storage tag.
+/// Creates a protection format with the smallest storage tag.
 fn with(kind: Type, guard: Guard, first: bool) -> Protection {
     Protection {
         kind,
@@ -33,8 +33,8 @@ fn made(kind: Type, guard: Guard, first: bool, data: &[u8], size: usize) -> (Pro
     (protection, metadata)
 }
 
-/// The catalogue's check values of CRC-16/T10-DIF and CRC-32C, and those of 4096 bytes that "NVM
-/// Command Set 1.1", 5.3.1.3, prints of CRC-64/NVME.
+/// Checks the published values of CRC-16/T10-DIF and CRC-32C, and those for 4096 bytes that "NVM
+/// Command Set 1.1", 5.3.1.3, lists for CRC-64/NVME.
 #[test]
 fn guards_have_the_published_values() {
     let of = |guard, data: &[u8]| made(Type::One, guard, true, data, 16).1;
@@ -205,8 +205,8 @@ fn layouts() {
     assert_eq!(Type::of(0), None);
 }
 
-/// The standard's examples of how dwords 2, 3 and 14 are divided: a storage tag of 32 bits with a
-/// guard of 32, and one of 18 with a guard of 64 ("NVM Command Set 1.1", 5.3.1.4.1).
+/// Checks the standard's examples for the division of dwords 2, 3 and 14: a storage tag of 32 bits
+/// with a 32-bit guard, and one of 18 bits with a 64-bit guard ("NVM Command Set 1.1", 5.3.1.4.1).
 #[test]
 fn storage_tags_are_where_the_standard_has_them() {
     for (guard, bits, dwords, storage, reference) in [
@@ -269,8 +269,8 @@ fn storage_tags_are_where_the_standard_has_them() {
     }
 }
 
-/// Each bit of a storage tag is compared if its mask has it and the command asks for it, and is no
-/// reference tag's, by every size there is.
+/// Checks that each bit of a storage tag of any size is compared if the mask contains it and the
+/// command enables the check.
 #[test]
 fn storage_tags_are_compared_by_their_mask() {
     for guard in GUARDS {
@@ -315,7 +315,8 @@ fn storage_tags_are_compared_by_their_mask() {
     }
 }
 
-/// The reference tag is the bits below the storage tag alone; where there is none, none is checked.
+/// Checks that the reference tag consists only of the bits below the storage tag, and that none is
+/// checked when there are no such bits.
 #[test]
 fn reference_tags_beside_storage_tags() {
     let with = |kind, bits| Protection {
@@ -374,8 +375,8 @@ fn reference_tags_beside_storage_tags() {
 }
 
 proptest! {
-    /// A tuple is right; with any bit of data, metadata or tags changed, the check that is of it
-    /// fails, and only if it is asked for.
+    /// Checks that a change of any bit in data, metadata or tags fails the matching check, and only
+    /// if that check is enabled.
     #[test]
     fn any_changed_bit_is_found(
         guard in prop::sample::select(&GUARDS[..]),
@@ -414,7 +415,7 @@ proptest! {
         }
     }
 
-    /// Metadata that is too short has nothing made in it, and is no tuple.
+    /// Checks that metadata that is too short is neither changed nor accepted.
     #[test]
     fn short_metadata_is_no_tuple(len in 0..8_usize) {
         let (protection, metadata) = made(Type::One, Guard::Bits16, false, &[0; 512], len);

@@ -21,7 +21,7 @@ use volume::{Direct, Op};
 
 const SECTOR: usize = 512;
 
-/// Operation that has reached the file.
+/// Effect of an operation on the file.
 enum Event {
     Write(u64, Vec<u8>),
     Flush,
@@ -33,7 +33,7 @@ struct Recorder {
     files: Blocking,
     file: Rc<std::fs::File>,
     log: Rc<RefCell<Vec<Event>>>,
-    /// Operations until the end of everything.
+    /// Number of operations until everything stops.
     left: Rc<Cell<u64>>,
 }
 
@@ -91,13 +91,13 @@ impl Recorder {
     }
 }
 
-/// A sector of the disk, as its guest knows it.
+/// Sector of the disk, as the guest knows it.
 #[derive(Clone, Debug)]
 struct Sector {
-    /// Values that a reader may find after the end; each is a number that fills the sector.
+    /// Values that a reader may find after the stop; each is a number that fills the sector.
     possible: Vec<u64>,
     now: u64,
-    /// When it was changed last, and whether it is being changed.
+    /// Time of the last change, and whether a change is in progress.
     changed: u64,
     busy: bool,
 }
@@ -124,7 +124,7 @@ fn fill(value: u64, count: usize) -> Vec<u8> {
 
 type Running = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Runs the life of a disk: of the unflushed sectors, `loss` in a hundred are lost at its end.
+/// Runs a disk until it stops. Of its unflushed sectors, `loss` in a hundred are lost then.
 fn live(seed: u64, loss: u64) {
     let mut chance = Chance::new(seed);
     let directory = tempfile::tempdir().unwrap();
@@ -230,7 +230,7 @@ fn live(seed: u64, loss: u64) {
     }
 }
 
-/// Has tasks do things until no operation is left.
+/// Runs tasks until no operation is left.
 fn run(chance: &mut Chance, images: &Arc<Vec<Image>>, recorder: &Recorder, disk: &mut [Sector]) {
     let mut running: Vec<(Work, u64, Running)> = Vec::new();
     let mut context = Context::from_waker(Waker::noop());
@@ -349,7 +349,7 @@ fn begin(chance: &mut Chance, disk: &mut [Sector], time: u64) -> Option<Work> {
     Some(work)
 }
 
-/// The guest is answered.
+/// Completes a request to the guest.
 fn end(disk: &mut [Sector], work: Work, began: u64, time: u64) {
     let (start, count, value, fua) = match work {
         Work::Write {
@@ -432,9 +432,9 @@ fn nothing_else_is_seen_when_nearly_all_has_reached_the_disk() {
     lives(5);
 }
 
-/// How often a write of so many bytes, the first one into its cluster, waits for the disk; with
-/// bytes of that value behind it, of another at the cluster's end, in a raw file below an image
-/// that has nothing.
+/// Returns how often a write waits for the disk. The write is `len` bytes long and the first one
+/// into its cluster. The raw file below the empty image contains `behind` after the written bytes,
+/// and `last` at the cluster's end.
 fn flushes(behind: u8, last: u8, len: usize) -> usize {
     let directory = tempfile::tempdir().unwrap();
     let mut base = vec![behind; 512 << 10];
@@ -486,7 +486,7 @@ fn only_what_takes_the_place_of_data_is_waited_for() {
     assert_eq!(flushes(0, 0, 1 << 16), 1);
 }
 
-/// Files behind an image are never written.
+/// Checks that backing files are never written.
 #[test]
 fn files_behind_are_left_alone() {
     let directory = tempfile::tempdir().unwrap();

@@ -7,7 +7,7 @@ mod loss;
 mod opening;
 mod queues;
 
-/// Random numbers that are the same in each run (xorshift64*).
+/// Reproducible pseudorandom numbers (xorshift64*).
 pub struct Chance(u64);
 
 impl Chance {
@@ -22,7 +22,7 @@ impl Chance {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub fn below(&mut self, end: u64) -> u64 {
         (self.next() >> 16) % end.max(1)
     }

@@ -9,14 +9,14 @@ use dma::{Buffer, SegmentList};
 use std::path::{Path, PathBuf};
 use volume::{Completion, Direct, Io, IoErrorKind, IoOptions, Op, OpenQueue, Request, Volume};
 
-/// A queue with its ring.
+/// A queue with its ring, as in a worker.
 pub struct Worker {
     pub io: Io,
     pub queue: Option<OpenQueue>,
 }
 
 impl Worker {
-    /// `None`: there is no io_uring.
+    /// Opens a queue; `None` when io_uring is unavailable.
     pub fn new(volume: &dyn Volume) -> Option<Self> {
         let io = Io::new(IoOptions {
             capacity: 64,
@@ -42,7 +42,7 @@ impl Worker {
         self.io.flush();
     }
 
-    /// Rounds until nothing is in flight.
+    /// Runs rounds until nothing is in flight.
     pub fn settle(&mut self, done: &mut Vec<Completion>) {
         loop {
             self.round(done);
@@ -60,7 +60,7 @@ impl Drop for Worker {
     }
 }
 
-/// Does one thing, and waits for it.
+/// Submits one request, and waits for its completion.
 pub fn finish(
     io: &Io,
     queue: &mut OpenQueue,
@@ -219,7 +219,7 @@ fn random(seed: u64) -> bool {
     true
 }
 
-/// Runs several requests at a time, on ranges of their own, but perhaps in the same clusters.
+/// Runs several concurrent requests on disjoint ranges, which may lie in the same clusters.
 fn batch(
     chance: &mut Chance,
     volume: &dyn Volume,
@@ -371,7 +371,8 @@ fn volume_has_limbo(volume: &Qcow2Volume) -> bool {
     volume.has_limbo()
 }
 
-/// A worker that sleeps holds up no other's clusters; one that has requests in flight does.
+/// Checks that an idle queue does not delay the reuse of freed clusters, and that one with
+/// outstanding requests does.
 #[test]
 fn a_queue_at_rest_holds_up_nobody() {
     let Some((_directory, _path, volume)) = image(Make::default()) else {
@@ -442,7 +443,7 @@ fn a_cancelled_request_ends_and_its_clusters_can_be_used() {
     assert!(seen.disk[..100 << 16].iter().all(|&byte| byte == 9));
 }
 
-/// A queue that is dropped with requests under way leaves an image that is in order.
+/// Checks that a queue dropped with outstanding requests leaves a consistent image.
 #[test]
 fn a_queue_that_goes_leaves_order() {
     for rounds in 0..30 {

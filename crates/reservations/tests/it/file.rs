@@ -1,4 +1,4 @@
-//! The file of a namespace: what is saved is found, whatever happens in between.
+//! Reservations file: a saved state is found again, whatever happens in between.
 
 use nvme::Status;
 use reservations::{Executed, FileError, HostId, Operation, ReservationFile, Reservations};
@@ -194,14 +194,14 @@ fn what_is_no_such_file_is_refused_in_words_and_left_alone() {
     assert!(error.contains(why), "{error}");
 }
 
-/// Nobody reads from it, and the opening does not wait for that.
+/// Checks that opening a FIFO is refused without waiting for a reader.
 fn refused_fifo(path: &Path) {
     let error = open(path, BOOT).unwrap_err().to_string();
     assert!(error.contains("this is no file"), "{error}");
 }
 
-/// A newer program has used the file, and then an older one is started: it must not take the place
-/// that the newer one has left alone for the state.
+/// Checks that a program that cannot read the newest state does not fall back to the older state in
+/// the other slot.
 #[test]
 fn an_older_program_does_not_go_back_to_an_older_state() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Images that others have written: refused in words, or a state that there can be.
+//! Images from untrusted sources: each is refused with an error, or decodes to a valid state.
 
 use nvme::Status;
 use proptest::prelude::*;
@@ -42,7 +42,7 @@ fn image(registrants: u8, rtype: Option<ReservationType>) -> Image {
     }
 }
 
-/// Makes the checksum right.
+/// Corrects the checksum after a change.
 fn sum(bytes: &mut [u8]) {
     let end = bytes.len() - 4;
     let crc = crc32fast::hash(&bytes[..end]);

@@ -1,4 +1,4 @@
-//! Random histories of a namespace that many hosts share, beside a naive model of it.
+//! Random histories of a namespace shared by many hosts, compared with a naive model.
 //!
 //! `VNVME_RESERVATION_STEPS` says how many steps (1,000,000).
 
@@ -8,7 +8,7 @@ use reservations::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Marsaglia's xorshift64: the same histories in every run.
+/// Reproducible pseudorandom numbers (Marsaglia's xorshift64).
 struct Chance(u64);
 
 impl Chance {
@@ -32,8 +32,8 @@ impl Chance {
     }
 }
 
-/// What the standard says, with as little as possible of how it is done: keys by host, the set of
-/// holders, and the type as a number (0 for none). Where the program has cases, this has sets.
+/// Naive model of the standard's rules: keys by host, the set of holders, and the type as a number
+/// (0 for none). Uses sets where the program distinguishes cases.
 #[derive(Clone, Default)]
 struct Model {
     keys: BTreeMap<HostId, u64>,
@@ -47,8 +47,8 @@ struct Model {
 type Outcome = Result<(BTreeSet<(HostId, Notification)>, BTreeSet<HostId>), Refusal>;
 
 impl Model {
-    /// Of "Command Behavior in the Presence of a Reservation": columns by type, rows by who asks
-    /// (a host that is not registered, a registrant, a holder), each read and write.
+    /// Table from "Command Behavior in the Presence of a Reservation": rows by type, columns by the
+    /// host's role (not registered, registrant, holder), each for reads and writes.
     const TABLE: [[&'static str; 3]; 7] = [
         ["rw", "rw", "rw"],
         ["r-", "r-", "rw"],
@@ -76,7 +76,8 @@ impl Model {
         self.rtype >= 5
     }
 
-    /// Holders are registrants; those of the last two types all are.
+    /// Restores the invariants: holders are registrants, and with the last two types all
+    /// registrants are holders.
     fn settle(&mut self) {
         let keys = &self.keys;
         self.holders.retain(|host| keys.contains_key(host));
@@ -237,7 +238,7 @@ impl Model {
     }
 }
 
-/// As sets: in which order they come is nobody's business.
+/// Converts a result to sets, because the order of its elements is irrelevant.
 fn outcome(result: Result<Change, Refusal>) -> Outcome {
     let change = result?;
     let told: Vec<_> = change.notices.iter().collect();
@@ -251,7 +252,7 @@ fn outcome(result: Result<Change, Refusal>) -> Outcome {
     Ok((set, preempted))
 }
 
-/// Few keys, so that they are the same often, and 0 among them.
+/// Creates a random operation with few distinct keys, including 0, so that keys are often equal.
 fn operation(chance: &mut Chance, keys: &BTreeMap<HostId, u64>, host: HostId) -> Operation {
     let any = |chance: &mut Chance| chance.below(4);
     // Mostly the right one.
@@ -318,7 +319,7 @@ fn compare(state: &Reservations, model: &Model, hosts: &[HostId], what: &dyn Fn(
     }
 }
 
-/// What the report says, from its bytes alone.
+/// Checks the report by parsing its bytes.
 fn check_report(state: &Reservations, model: &Model, extended: bool) {
     let bytes = state.report(extended, |host| Some(u16::from(host.bytes()[0])));
     let number = |at: usize, len: usize| {

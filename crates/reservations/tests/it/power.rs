@@ -12,7 +12,7 @@ use std::time::Duration;
 const NAMESPACE: [u8; 16] = [7; 16];
 const SIZE: usize = 32 << 10;
 const HOSTS: u64 = 6;
-/// Only a hang takes so long.
+/// Upper bound of a wait, which only a hang reaches.
 const BOUND: Duration = Duration::from_secs(20);
 
 fn open(path: &Path, boot: u64) -> (ReservationFile, Reservations) {
@@ -23,7 +23,7 @@ fn open(path: &Path, boot: u64) -> (ReservationFile, Reservations) {
     (file, state)
 }
 
-/// Something that a host asks for; most of it has a meaning.
+/// Creates a random operation of a random host, which is valid in most cases.
 fn operation(random: &mut Random, state: &Reservations) -> (HostId, Operation) {
     let host = HostId::short(1 + random.below(HOSTS));
     let own = |host: &HostId| {

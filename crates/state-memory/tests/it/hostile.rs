@@ -13,7 +13,7 @@ const LAYOUT: Layout = Layout {
     session: 100,
 };
 
-/// Looks at everything.
+/// Reads every part of a state memory.
 fn read(state: &StateMemory) {
     let _ = state.control().read();
     if let Ok(windows) = state.windows() {

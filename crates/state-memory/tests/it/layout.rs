@@ -1,4 +1,4 @@
-//! The file, its sections, and what of them the next process finds.
+//! Layout of the file, and the state that the next process finds in it.
 
 use rustix::fs::fstat;
 use state_memory::{
@@ -16,7 +16,7 @@ const LAYOUT: Layout = Layout {
     session: 10_000,
 };
 
-/// The same memory, as the next process finds it.
+/// Opens the same memory as the next process does.
 fn again(state: &StateMemory) -> StateMemory {
     StateMemory::open(state.fd().try_clone_to_owned().unwrap()).unwrap()
 }

@@ -21,7 +21,7 @@ const SETTLE: u64 = nanoseconds(Duration::from_millis(1));
 const LONGEST: u64 = nanoseconds(Duration::from_millis(200));
 /// Number of requests per device slot in a trial. The settling time takes one per slot.
 const ROUNDS: u64 = 4;
-/// Throughput in percent of the larger depth's at which the smaller depth is kept.
+/// Minimum throughput of the smaller depth, in percent of the larger one's, for keeping it.
 const ENOUGH: u64 = 97;
 /// Share of all work, in percent, above which losses of slices count as unfair.
 const MUCH: u64 = 3;

@@ -235,7 +235,7 @@ impl Threads {
         }
     }
 
-    /// Main loop of a thread.
+    /// Runs the main loop of a thread.
     fn run(self: Arc<Self>) {
         sync::leave_cpu();
         let mut state = self.lock();
@@ -358,7 +358,7 @@ impl Copies {
         }))
     }
 
-    /// See [`FastPath::copy`](crate::FastPath::copy).
+    /// Starts a copy; see [`FastPath::copy`](crate::FastPath::copy).
     pub(super) fn start(&mut self, to: &Arc<Shared>, copy: CopyRequest) -> bool {
         let (len, from) = (copy.source.len, copy.source.file.number);
         let size = to.size.load(Ordering::Acquire);
@@ -482,7 +482,8 @@ mod tests {
     use super::*;
     use crate::{FileOptions, FileVolume};
 
-    /// A copy that no thread has begun ends at once when it is cancelled, and nothing is copied.
+    /// Checks that a copy that no thread has started ends at once when it is cancelled, without
+    /// effect.
     #[test]
     fn what_waits_is_cancelled() {
         let file = tempfile::NamedTempFile::new().unwrap();

@@ -46,8 +46,8 @@ mod tests {
     use std::os::fd::AsFd;
     use std::time::Duration;
 
-    /// Another reference to the open file description, which the kernel keeps for a while after a
-    /// request, does not keep its lock.
+    /// Checks that the lock is released although the kernel keeps a reference to the open file
+    /// description for a while after a request.
     #[test]
     fn a_file_is_free_when_its_volume_is_closed() {
         let file = tempfile::NamedTempFile::new().unwrap();

@@ -290,7 +290,8 @@ mod tests {
     use std::os::fd::AsFd;
     use std::time::Duration;
 
-    /// The next process that has a file waits for the requests of each of its openings.
+    /// Checks that each opening holds a part of the file's lock, so that the next process waits for
+    /// the requests of every opening.
     #[test]
     fn every_opening_of_a_file_has_a_part_of_its_lock() {
         let file = tempfile::NamedTempFile::new().unwrap();

@@ -16,7 +16,7 @@ struct Disk {
 const KIND: [u8; 16] = [7; 16];
 
 impl Disk {
-    /// A disk of `blocks` blocks with an empty table of 128 entries.
+    /// Creates a disk of `blocks` blocks with an empty table of 128 entries.
     fn new(sector: usize, blocks: usize) -> Self {
         let mut bytes = vec![0; sector * blocks];
         bytes[446 + 4] = 0xee;
@@ -283,7 +283,8 @@ fn tiny_disks() {
 }
 
 proptest! {
-    /// Whatever is on the disk, a partition that is given out lies inside of it, behind the table.
+    /// Checks that for any contents of a disk, a returned partition lies inside the disk and behind
+    /// the table.
     #[test]
     fn no_table_leads_outside(
         changes in prop::collection::vec((0usize..1 << 16, any::<u8>()), 0..8),

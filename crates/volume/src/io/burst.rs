@@ -48,8 +48,8 @@ impl Burst {
 mod tests {
     use super::*;
 
-    /// Starts so many requests with `busy` in flight; after which of them something is sent, before
-    /// the round's end.
+    /// Starts `count` requests with `busy` in flight. Returns the number after which requests are
+    /// sent before the round's end, if any.
     fn round(burst: &mut Burst, busy: usize, count: usize) -> Option<usize> {
         let (mut sent, mut early) = (busy, None);
         for now in busy + 1..=busy + count {

@@ -468,8 +468,8 @@ impl RingCore {
         }
     }
 
-    /// Publishes the counters for other threads. This happens after the system call's completions
-    /// were processed, because a guest that waits for them has priority.
+    /// Publishes the counters for other threads. Separate from the system call itself,
+    /// because a guest that waits for its completions has priority.
     #[inline]
     pub(super) fn tell(&mut self) {
         if std::mem::take(&mut self.untold) {
@@ -632,7 +632,8 @@ impl RingCore {
         !self.ready.is_empty() || !self.uring.completion().is_empty()
     }
 
-    /// Returns whether the worker can only wait: no completion has arrived and no entry is unsent.
+    /// Returns whether the worker can only wait: no completion has arrived, no request has to be
+    /// continued, and the kernel has no deferred work.
     #[inline]
     pub(super) fn is_quiet(&mut self) -> bool {
         !self.has_arrivals() && !self.urgent && !self.kernel_has_work()

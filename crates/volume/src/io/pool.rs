@@ -67,7 +67,7 @@ impl BouncePool {
     }
 }
 
-/// Index of the list that keeps buffers of `size`.
+/// Returns the index of the list that keeps buffers of `size`.
 fn class(size: usize) -> usize {
     (size / SMALLEST).checked_ilog2().unwrap_or(0) as usize
 }

@@ -238,7 +238,7 @@ fn files_beyond_the_kernels_table_work_by_descriptor() {
     }
 }
 
-/// A ring that pins memory, and a file on it.
+/// Returns a ring that pins memory, and a file on it.
 fn pinning(directory: &tempfile::TempDir) -> (Io, OpenQueue) {
     let io = Io::new(IoOptions {
         capacity: 16,
@@ -250,7 +250,7 @@ fn pinning(directory: &tempfile::TempDir) -> (Io, OpenQueue) {
     (io, queue)
 }
 
-/// Looks until so many requests have completed, and sends nothing.
+/// Polls until `count` requests have completed, without sending any.
 fn poll_for(io: &Io, count: usize) -> Vec<Completion> {
     let (began, mut over) = (Instant::now(), Vec::new());
     while over.len() < count {
@@ -275,7 +275,7 @@ fn finish(io: &Io, requests: usize) -> Vec<Result<(), crate::IoError>> {
     results
 }
 
-/// A request of one page, from or to page `page` of the memory and of the file.
+/// Creates a request of one page, from or to page `page` of the memory and of the file.
 fn page(tag: u64, op: Op, memory: &Memory, page: usize) -> Request {
     Request {
         tag,

@@ -74,8 +74,8 @@ impl QueuePolicy {
         !self.ending.get() && self.shared.action(op, error) != ErrorAction::Report
     }
 
-    /// Decides about a failed request. Returns it when the failure is to be reported; otherwise
-    /// keeps it for repetition, and at the first failure puts a queue in front.
+    /// Decides about a failed request. Returns its completion when the failure is to be reported.
+    /// Otherwise keeps the request for repetition; the first one puts a queue in front.
     pub(crate) fn failed(
         &mut self,
         queue: &mut Box<dyn FastPath>,

@@ -105,7 +105,7 @@ impl Client {
         }
     }
 
-    /// A few of a worker's rounds.
+    /// Runs a few rounds of a worker.
     fn rounds(&mut self) -> Vec<(u64, Result<(), IoError>)> {
         for _ in 0..4 {
             let mut done = Vec::new();
@@ -115,7 +115,7 @@ impl Client {
         self.ended.drain(..).collect()
     }
 
-    /// The first byte of a block.
+    /// Returns the first byte of a block.
     fn byte(&self, block: u64) -> u8 {
         let mut queue = self.memory.open(&self.io).unwrap();
         let data = SegmentList::owned(Buffer::new(BLOCK as usize));

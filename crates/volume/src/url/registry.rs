@@ -159,9 +159,9 @@ pub struct Opened<X = ()> {
 /// 2. Add the kind in one line: in `kinds` of `url/mod.rs` (which also names the module) when it
 ///    belongs to this crate, else by [`Registry::with`] in the program.
 ///
-/// Errors that list schemes or options, and `vnvme serve --help`, know it from then on.
+/// Errors that list schemes or options, and `vnvme serve --help`, then include it.
 ///
-/// `X` is the program's data of a volume beside the volume itself.
+/// `X` is the program's own data for each volume.
 pub struct Registry<X = ()> {
     kinds: Vec<VolumeKind<X>>,
     /// Schemes of the kinds that are also file formats.
@@ -207,8 +207,8 @@ impl<X: 'static> Registry<X> {
 
     /// Opens the volume of `url`.
     ///
-    /// A path is taken as it is when a file of that very name exists, even with a `?` in it; in
-    /// `file://` URLs bytes can be written as `%` and two hexadecimal digits.
+    /// A path is used literally when a file of exactly this name exists, even with a `?` in it. In
+    /// `file://` URLs, bytes can be written as `%` and two hexadecimal digits.
     ///
     /// # Errors
     /// [`OpenError`] when the URL is invalid or the volume cannot be opened.

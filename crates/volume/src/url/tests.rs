@@ -126,7 +126,7 @@ fn files_by_path_and_by_url() {
     assert_eq!(id, open(dotted.to_str().unwrap()).unwrap().id());
 }
 
-/// A file of `mib` MiB; kept as long as the directory.
+/// Creates a file of `mib` MiB, which is kept as long as the directory.
 fn image(directory: &tempfile::TempDir, name: &str, mib: u64) -> String {
     let path = directory.path().join(name);
     let file = std::fs::File::create(&path).unwrap();

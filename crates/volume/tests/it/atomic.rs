@@ -15,15 +15,15 @@ const SECTOR: usize = 512;
 const UNIT: usize = 16 << 10;
 const UNITS: usize = 12;
 const SIZE: usize = UNIT * UNITS;
-/// Requests in flight.
+/// Number of requests in flight.
 const DEPTH: usize = 6;
 
-/// Knuth's MMIX generator.
+/// Pseudorandom number generator (Knuth's MMIX).
 #[derive(Debug, Clone)]
 struct Random(u64);
 
 impl Random {
-    /// A number below `limit`.
+    /// Returns a number below `limit`.
     fn below(&mut self, limit: usize) -> usize {
         self.0 = self
             .0
@@ -33,10 +33,10 @@ impl Random {
     }
 }
 
-/// State that all disks of a machine share.
+/// Power supply, shared by all disks of a machine.
 #[derive(Debug)]
 struct Power {
-    /// Operations that the disks begin or end until the power is cut.
+    /// Number of operations that the disks may still begin or end before the power cut.
     left: AtomicU64,
     random: Mutex<Random>,
 }
@@ -46,7 +46,7 @@ impl Power {
         self.left.load(Ordering::Relaxed) == 0
     }
 
-    /// Spends a unit of the power that is left. Returns whether there is still power.
+    /// Uses up one operation. Returns whether there is still power.
     fn spend(&self) -> bool {
         let left = self.left.load(Ordering::Relaxed);
         self.left.store(left.saturating_sub(1), Ordering::Relaxed);
@@ -63,21 +63,21 @@ impl Power {
 struct Medium {
     /// Bytes that a read returns.
     now: Vec<u8>,
-    /// Bytes that remain after a power cut, but for `volatile`.
+    /// Bytes that survive a power cut, apart from the writes in `volatile`.
     durable: Vec<u8>,
     /// Writes in the cache, in order.
     volatile: Vec<(usize, Vec<u8>)>,
 }
 
-/// A disk that carries out requests in any order, in two halves each, and loses its power in the
-/// middle: of writes in flight and in its cache each sector is there or not, unless it promises
-/// something better.
+/// A disk that executes requests in any order, in two halves each, until the power is cut. Each
+/// sector of an outstanding or cached write then survives or not, unless the disk promises atomic
+/// writes.
 #[derive(Debug)]
 struct Disk {
     medium: Mutex<Medium>,
     power: Arc<Power>,
     promise: AtomicWrites,
-    /// The next writes fail.
+    /// Whether the next writes fail.
     fails: AtomicBool,
     writes: AtomicU64,
 }
@@ -154,7 +154,7 @@ impl Volume for Disk {
     }
 }
 
-/// A volume by a reference that its queues can have, too.
+/// Reference to a disk, as a volume that its queues share.
 #[derive(Debug)]
 struct Below(Arc<Disk>);
 
@@ -320,7 +320,7 @@ struct Unit {
 }
 
 impl Unit {
-    /// The write has happened, as far as anybody can know.
+    /// Records whether the outstanding write has taken effect, or `None` if unknown.
     fn settle(&mut self, happened: Option<bool>) {
         let Some((at, data)) = self.write.take() else {
             return;
@@ -333,7 +333,7 @@ impl Unit {
         }
     }
 
-    /// Checks the contents that were read.
+    /// Checks the contents returned by a read.
     fn found(&mut self, content: &[u8]) -> bool {
         let known = self.may_be.iter().any(|may| may == content);
         self.may_be = vec![content.to_vec()];
@@ -343,9 +343,9 @@ impl Unit {
 
 enum Asked {
     Write(usize),
-    /// A read of a unit, which may return one of these.
+    /// Read of a unit, which may return one of these contents.
     Read(usize, Vec<Vec<u8>>),
-    /// Over several units of the last third, where nothing is promised.
+    /// Request over several units of the last third, for which nothing is promised.
     Other,
 }
 
@@ -353,7 +353,7 @@ struct Load {
     units: Vec<Unit>,
     asked: HashMap<u64, (usize, Asked)>,
     next: u64,
-    /// Reads and units after a cut that hold a mixture.
+    /// Number of units found torn, by reads or after a cut.
     torn: usize,
     checked: usize,
 }
@@ -460,7 +460,7 @@ impl Load {
         }
     }
 
-    /// Forgets the requests of a queue that was dropped.
+    /// Removes the requests of a queue that was dropped.
     fn forget(&mut self, queue: usize) {
         for (_, (_, asked)) in self.asked.extract_if(|_, (of, _)| *of == queue) {
             if let Asked::Write(unit) = asked {
@@ -469,7 +469,7 @@ impl Load {
         }
     }
 
-    /// After a cut.
+    /// Checks the contents of the disk after a power cut.
     fn check(&mut self, bytes: &[u8]) {
         let promised = self.units.iter_mut().take(UNITS * 2 / 3);
         for (unit, content) in promised.zip(bytes.chunks(UNIT)) {

@@ -32,7 +32,7 @@ const fn us(micros: u64) -> u64 {
 /// Load of a front-end's guest.
 #[derive(Clone, Copy)]
 enum Guest {
-    /// Always, in pieces of so many nanoseconds.
+    /// Always has work, in pieces of `piece` nanoseconds.
     Busy { piece: u64 },
     /// Single pieces, the next one this long after the last one's end.
     Thinks { piece: u64, pause: u64 },

@@ -32,7 +32,7 @@ fn round(run_queue: &mut RunQueue, busy: &[usize], now: Instant) -> Vec<usize> {
 }
 
 impl RunQueue {
-    /// Each front-end has one entry, and the borders are in order.
+    /// Checks that each front-end has one entry, and that the borders are in order.
     fn check(&self) {
         assert!(self.hot <= self.awake && self.awake <= self.entries.len());
         let owners: BTreeSet<u16> = self.entries.iter().map(|entry| entry.owner).collect();

@@ -1,10 +1,10 @@
-//! Random histories of a namespace's zones, beside a model that knows nothing of counters: it looks
-//! at all zones each time. `VNVME_ZONE_STEPS` says how many steps (1,000,000).
+//! Random histories of a namespace's zones, compared with a model without counters, which inspects
+//! all zones each time. `VNVME_ZONE_STEPS` sets the number of steps (1,000,000).
 
 use zones::table::{self, Identity};
 use zones::{Action, Filter, Geometry, Refusal, State, Zones, Zrwa};
 
-/// Numbers that are the same each time (SplitMix64).
+/// Reproducible pseudorandom numbers (SplitMix64).
 struct Chance(u64);
 
 impl Chance {
@@ -21,7 +21,7 @@ impl Chance {
     }
 }
 
-/// What the standard's state machine says, as tables.
+/// Model of the standard's state machine, as tables.
 #[derive(Clone)]
 struct Model {
     geometry: Geometry,
@@ -50,7 +50,7 @@ impl Model {
         self.areas[zone] &= state.is_active();
     }
 
-    /// A zone that is not open becomes so.
+    /// Opens a zone that is not open.
     fn open(&mut self, zone: usize) -> Result<(), Refusal> {
         let (state, _) = self.zones[zone];
         if state.is_open() {

@@ -1,4 +1,4 @@
-//! Tables that were damaged, or that an enemy has written.
+//! Damaged and forged tables.
 
 use proptest::prelude::*;
 use zones::table::{HEADER, Identity, TableError, WORD, decode, encode, header, len};
@@ -13,7 +13,7 @@ const GEOMETRY: Geometry = Geometry {
     zrwa: None,
 };
 
-/// With Zone Random Write Areas.
+/// Geometry with Zone Random Write Areas.
 const RANDOM: Geometry = Geometry {
     zrwa: Some(Zrwa {
         size: 16,
@@ -55,8 +55,8 @@ fn what_was_kept_is_found_again() {
     }
 }
 
-/// What has a Zone Random Write Area keeps it, and a table of a time before there were any is read
-/// as it is.
+/// Checks that a zone keeps its Zone Random Write Area, and that a table written before there were
+/// such areas is still read.
 #[test]
 fn areas_are_found_again() {
     let mut zones = Zones::new(RANDOM).unwrap();

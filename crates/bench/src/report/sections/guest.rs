@@ -1,4 +1,4 @@
-//! Suites that run in a guest, or on a device.
+//! Report sections of suites that run in a guest or on a device.
 
 use super::{Point, Section, View, chart, depth_names, filled, per_io, quote};
 use crate::report::chart::{Chart, Series, Shape};

@@ -1,4 +1,4 @@
-//! Suites that need no guest.
+//! Report sections of suites that need no guest.
 
 use super::{
     Point, Section, View, chart, depth_names, filled, per_io, quote, quote_gain, quoted_series,
@@ -82,7 +82,7 @@ pub fn limit(results: &Results) -> Section {
     }
 }
 
-/// The tables of suite `limit` at one distance.
+/// Returns the tables of suite `limit` at one distance.
 fn limit_at(view: &View<'_>, words: &str, cases: &[&str], points: &[Point]) -> Vec<Table> {
     let names = || depth_names(points);
     let mut time = Table::new(format!("Time of one I/O, at depth{words}"), names());
@@ -140,7 +140,7 @@ fn percent(value: f64) -> String {
     format!("{:.1}%", (100.0 * value).max(0.0) + 0.0)
 }
 
-/// A quotient to a goal that is not to be exceeded.
+/// Formats a ratio to a goal that must not be exceeded.
 fn of_goal(value: f64) -> String {
     let missed = if value > 1.0 { " (missed)" } else { "" };
     times(value) + missed
@@ -199,7 +199,7 @@ pub fn doorbell(results: &Results) -> Section {
     }
 }
 
-/// The ways of suite `doorbell`, as the ends of its cases' names.
+/// Suffixes of the case names in suite `doorbell`, one for each variant.
 const DOORBELL_WAYS: [&str; 5] = [
     "",
     " batched",
@@ -208,7 +208,7 @@ const DOORBELL_WAYS: [&str; 5] = [
     " interrupt",
 ];
 
-/// The tables of suite `doorbell` at one distance.
+/// Returns the tables of suite `doorbell` at one distance.
 fn doorbell_at(view: &View<'_>, words: &str, points: &[Point]) -> Vec<Table> {
     let names = || depth_names(points);
     let mut iops = Table::new(format!("IOPS, at depth (\u{d7} queues){words}"), names());
@@ -262,8 +262,8 @@ fn doorbell_at(view: &View<'_>, words: &str, points: &[Point]) -> Vec<Table> {
     tables.into_iter().chain(beside).collect()
 }
 
-/// Ways of using a bare ring, apart from the best: the word in the case, the description, and the
-/// name in a ratio.
+/// Additional ways to use a bare ring: the word in the case's name, the description, and the name
+/// in a ratio.
 const OTHER_WAYS: [(&str, &str, &str); 3] = [
     (
         "waiting",
@@ -375,7 +375,8 @@ pub fn file(results: &Results) -> Section {
     }
 }
 
-/// Cases of suite `scale` with two workers on two CPUs, one of which is the load's.
+/// Suffix of the cases in suite `scale` with two workers on two CPUs, one of which also runs the
+/// load.
 const CROWDED: &str = " two workers, one on the load's CPU";
 
 pub fn scale(results: &Results) -> Section {

@@ -1,4 +1,4 @@
-//! The suite `processes`.
+//! Report section of suite `processes`.
 
 use super::super::table::Table;
 use super::{Section, View, filled};

@@ -1,11 +1,11 @@
-//! The suite `share`.
+//! Report section of suite `share`.
 
 use super::super::table::Table;
 use super::{Section, View, filled};
 use crate::results::Results;
 use load::progress::{nanos, quantity};
 
-/// Returns the section on the share that a slice gets, beside its due share.
+/// Returns the section on the share that a slice receives, compared with its due share.
 pub fn share(results: &Results) -> Section {
     let view = View::new(results, "share");
     let percent = |value: f64| format!("{:.1}%", 100.0 * value);

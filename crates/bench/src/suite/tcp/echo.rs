@@ -1,8 +1,8 @@
-//! Echo of as many bytes by TCP as a read has, without parsing commands or placing answers. No
-//! initiator and target can be faster together.
+//! A TCP echo of as many bytes as a read has, without parsing commands or placing data in memory.
+//! No initiator and target can be faster together.
 //!
 //! The bytes are those of a read of 4 KiB ("NVMe over TCP Transport 1.1", 3.6.2): a command
-//! capsule, and a C2HData with the data back, whose SUCCESS flag stands for the completion.
+//! capsule, answered by a C2HData PDU with the data, whose SUCCESS flag stands for the completion.
 
 use anyhow::{Context, Result, bail};
 use load::lane::{Geometry, Lane, Outcome, Target};
@@ -12,18 +12,18 @@ use std::net::{TcpListener, TcpStream};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A command capsule: the common header with the command.
+/// Size in bytes of a command capsule: the common header and the command.
 const CAPSULE: usize = 8 + 64;
-/// The header of a C2HData.
+/// Size in bytes of a C2HData header.
 const HEADER: usize = 24;
-/// A header's or some data's digest.
+/// Size in bytes of a digest, for a header or data.
 const DIGEST: usize = 4;
-/// Size of the receive buffer, as in our own initiator and target.
+/// Size in bytes of the receive buffer, as in our own initiator and target.
 const BUFFER: usize = 128 << 10;
-/// Answers in one send, at most.
+/// Maximum number of answers in one send.
 const MOST: usize = 64;
 
-/// Way in which both sides wait.
+/// Way in which both sides wait for bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// Both sides poll.
@@ -32,7 +32,7 @@ pub enum Wait {
     Blocking,
 }
 
-/// Bytes of a request, and of its answer.
+/// Sizes in bytes of a request and of its answer.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     request: usize,
@@ -43,7 +43,7 @@ struct Sizes {
 pub struct EchoTarget {
     pub wait: Wait,
     pub connections: u16,
-    /// The messages are longer by the size of digests.
+    /// Whether the messages are longer by the size of digests.
     pub digests: bool,
     /// CPU of the server.
     pub cpu: usize,
@@ -103,7 +103,7 @@ fn open(stream: TcpStream, wait: Wait) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Sends all of it, whatever the socket's mode.
+/// Sends all bytes, whether or not the socket is in blocking mode.
 fn send(stream: &mut TcpStream, mut bytes: &[u8]) -> Result<()> {
     while !bytes.is_empty() {
         match stream.write(bytes) {
@@ -124,14 +124,14 @@ fn receive(stream: &mut TcpStream, buffer: &mut [u8]) -> Result<Option<usize>> {
     }
 }
 
-/// A connection of the server's.
+/// A connection of the server.
 struct Peer {
     stream: TcpStream,
-    /// Bytes of a request that has not come whole.
+    /// Number of bytes received of an incomplete request.
     partly: usize,
 }
 
-/// Answers until the other side has closed.
+/// Answers requests until the other side has closed the connection.
 fn serve(peers: &mut [Peer], sizes: Sizes) -> Result<()> {
     let answers = vec![0xa5; MOST * sizes.answer];
     let mut buffer = vec![0; MOST * sizes.request];
@@ -159,18 +159,18 @@ fn serve(peers: &mut [Peer], sizes: Sizes) -> Result<()> {
     }
 }
 
-/// A connection of the client's.
+/// A connection of the client.
 struct Connection {
     stream: TcpStream,
-    /// I/Os in flight, in the order of their answers.
+    /// Slots of the I/Os in flight, in the order of their answers.
     slots: VecDeque<u16>,
-    /// Requests that are to be sent.
+    /// Number of requests that have not been sent.
     unsent: usize,
-    /// Bytes of an answer that has not come whole.
+    /// Number of bytes received of an incomplete answer.
     partly: usize,
 }
 
-/// The client.
+/// The client of an echo, as a lane.
 pub struct EchoLane {
     connections: Vec<Connection>,
     server: Option<JoinHandle<Result<()>>>,

@@ -1,5 +1,5 @@
-//! Our initiator as a target: a volume's queue on a ring of the thread that loads it, as a worker
-//! has it.
+//! Our NVMe/TCP initiator as a target: a volume's queue on a ring of the loading thread, as in a
+//! worker.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use dma::{Access, DmaMap, Memory, Prot, SegmentList};
@@ -15,13 +15,13 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Parameters of the initiator.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// Connections of the one queue.
+    /// Number of connections of the queue.
     pub connections: u16,
-    /// Headers and data have digests.
+    /// Whether headers and data have digests.
     pub digests: bool,
 }
 
-/// A namespace behind a front-end at an address.
+/// A namespace behind an NVMe/TCP front-end at an address.
 pub struct InitiatorTarget {
     pub address: SocketAddr,
     pub nqn: String,
@@ -29,7 +29,7 @@ pub struct InitiatorTarget {
 }
 
 impl InitiatorTarget {
-    /// An association of its own: it ends with its lane.
+    /// Creates a volume with an association of its own, which ends with its lane.
     fn volume(&self, depth: u16) -> Result<FabricsVolume> {
         let name = format!("{}/{}/1", self.address, self.nqn);
         let subsystem = Subsystem::parse(&name).map_err(|why| anyhow!("{name}: {why}"))?;
@@ -87,13 +87,13 @@ impl Target for InitiatorTarget {
     }
 }
 
-/// A queue of the volume. The fields are dropped in order.
+/// A queue of the volume, as a lane. The fields are dropped in order.
 pub struct InitiatorLane {
     queue: OpenQueue,
     io: Io,
     /// Memory of idle slots.
     lists: Vec<Option<SegmentList>>,
-    /// Requests that have ended at once.
+    /// Completions of requests that ended immediately.
     refused: Vec<Completion>,
     memory: Memory,
     bytes: usize,
@@ -102,7 +102,7 @@ pub struct InitiatorLane {
 }
 
 impl InitiatorLane {
-    /// Waits until the I/O queues are there: as many reads as there are slots go by all of them.
+    /// Waits until the I/O queues are connected, by sending as many reads as there are slots.
     fn connect(&mut self, depth: u16) -> Result<()> {
         for slot in 0..depth {
             self.submit(slot, false, 0)?;

@@ -1,7 +1,7 @@
-//! Suite `tcp`: our initiator against our front-end, process to process over TCP on this host, and
-//! beside it an echo of the same bytes, slice by slice: the limit.
+//! Suite `tcp`: our initiator against our front-end, process to process over TCP on this machine.
+//! An echo of the same bytes, measured slice by slice, is the limit.
 //!
-//! Both sides have a CPU each. The echo's two sides poll, or sleep in the kernel: our figure is
+//! Each side has a CPU. The two sides of the echo either poll or sleep in the kernel: our figure is
 //! divided by the faster of the two.
 
 mod echo;
@@ -19,10 +19,10 @@ use load::job::Job;
 use std::rc::Rc;
 
 const SUITE: &str = "tcp";
-/// A volume without latency: only the transport takes time.
+/// Volume without latency, so that only the transport takes time.
 const VOLUME: &str = "null://1T";
 
-/// Depth, connections, digests.
+/// Measured cases: depth, connections, digests.
 const CASES: [(u16, u16, bool); 6] = [
     (1, 1, false),
     (32, 1, false),
@@ -32,11 +32,11 @@ const CASES: [(u16, u16, bool); 6] = [
     (128, 4, true),
 ];
 
-/// Words that choose among them.
+/// Words that select cases by depth.
 const DEPTHS: [&str; 3] = ["1", "32", "128"];
 const DIGESTS: [&str; 2] = ["plain", "digests"];
 
-/// Refuses words that choose nothing.
+/// Refuses words that select no cases.
 pub fn check_only(only: &[String]) -> Result<()> {
     let known = [&DEPTHS[..], &DIGESTS].concat();
     for word in only {
@@ -48,7 +48,7 @@ pub fn check_only(only: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The cases that a plan has.
+/// Returns the cases that a plan selects.
 fn cases(plan: &Plan) -> impl Iterator<Item = (u16, u16, bool)> {
     let (depths, digests) = (plan.chosen(&DEPTHS), plan.chosen(&DIGESTS));
     CASES.into_iter().filter(move |(depth, _, digest)| {
@@ -102,7 +102,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 struct Quotient {
     ours: f64,
     limit: f64,
-    /// Nanoseconds.
+    /// Median latency in nanoseconds.
     p50: f64,
     limit_p50: f64,
 }
@@ -126,7 +126,7 @@ fn say(case: (u16, u16, bool), of: &[Quotient]) {
     );
 }
 
-/// Ours, and the echoes.
+/// Our own connection, and the echoes.
 struct Sides<'a> {
     case: (u16, u16, bool),
     ours: Contender<'a>,

@@ -1,4 +1,4 @@
-//! What the tests of mediation share: guests, and numbers that look random.
+//! Shared helpers of the mediation tests: guests and pseudorandom data.
 #![allow(dead_code)]
 
 pub mod model;
@@ -18,13 +18,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// No test waits longer for anything.
+/// Upper bound of every wait in the tests.
 pub const LIMIT: Duration = Duration::from_secs(120);
 pub const PAGE: u64 = 4096;
-/// Where a guest's memory starts, as it sees it. The same for all guests.
+/// Guest address at which the memory of each guest begins.
 pub const BASE: u64 = 0x10_0000;
 
-/// A guest: its memory, its map, its way to the device.
+/// A guest: its memory, its map, and its virtual queue pair.
 pub struct Guest {
     // The queue goes first: it uses what follows.
     pub queue: DirectQueue,
@@ -42,7 +42,8 @@ pub fn open(model: &Arc<Model>, options: Options) -> Device {
 }
 
 impl Guest {
-    /// A guest with so much memory at [`BASE`], all of it registered, on a queue pair of its own.
+    /// Creates a guest with `memory` bytes at [`BASE`], all registered with the device, and a queue
+    /// pair of its own.
     pub fn new(device: &Device, slice: Slice, memory: u64) -> Self {
         Self::with(device, DirectOptions::new(1, slice), memory)
     }
@@ -68,7 +69,7 @@ impl Guest {
         }
     }
 
-    /// Addresses of its memory as the device sees it.
+    /// Returns the device addresses of the guest's memory.
     pub fn device_range(&self) -> std::ops::Range<u64> {
         let region = self.registration.as_ref().unwrap().region();
         region.iova()..region.iova() + region.len()
@@ -99,7 +100,7 @@ impl Guest {
         }
     }
 
-    /// Submits, rings, waits.
+    /// Submits a command, rings the doorbell, and waits for the completion.
     pub fn run(&mut self, command: &Command) -> Status {
         match self.submit(command) {
             Ok(token) => self.wait(token).0,
@@ -126,7 +127,7 @@ impl Guest {
     }
 }
 
-/// A read, write or compare with its first PRP.
+/// Creates a read, write or compare command with PRPs.
 pub fn rw(opcode: NvmOpcode, slba: u64, blocks: u32, prp1: u64, prp2: u64) -> Command {
     let mut command = Command::new(opcode.0, 7, 1);
     command.set_slba(slba);
@@ -138,7 +139,7 @@ pub fn rw(opcode: NvmOpcode, slba: u64, blocks: u32, prp1: u64, prp2: u64) -> Co
     command
 }
 
-/// The command's PRPs for `len` bytes at `data`, with a list at `list` if one is needed.
+/// Sets the PRPs of a command for `len` bytes at `data`, with a list at `list` if needed.
 pub fn prps(guest: &Guest, command: &mut Command, data: u64, len: u64, list: u64) {
     let first = PAGE - data % PAGE;
     let second = data + first;

@@ -1,6 +1,5 @@
-//! A device that remembers: every address and every block that a command names is written
-//! down, and the commands are executed on an array. Stepped by the driver, so that what
-//! happens is the same in every run.
+//! A model of a device that records every address and block named by a command, and executes the
+//! commands on an array. The driver steps it, so that each run is the same.
 
 use dma::{Memory, Prot};
 use driver::transport::{DmaLimits, DoorbellCell, Mapping, Source, Transport, TransportError};
@@ -16,12 +15,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::Mutex;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// What the model is like.
+/// Configuration of the modelled device.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     pub blocks: u64,
     pub shift: u8,
-    /// 4 KiB shifted left by this; 0: no limit.
+    /// MDTS, as 4 KiB shifted left by this value; 0: no limit.
     pub mdts: u8,
     pub sgl: bool,
     pub io_queues: u16,
@@ -39,14 +38,15 @@ impl Default for Config {
     }
 }
 
-/// One I/O command as the device saw it.
+/// An I/O command, as the device received it.
 #[derive(Clone, Debug)]
 pub struct Seen {
     pub qid: u16,
     pub command: Command,
-    /// Blocks that it names: first, number. Dataset Management names several.
+    /// Blocks named by the command: first block and number. Dataset Management names several
+    /// ranges.
     pub blocks: Vec<(u64, u64)>,
-    /// Data: address, length.
+    /// Data buffers: address and length.
     pub data: Vec<(u64, u64)>,
     /// PRP list entries and SGL segments that were read: address, length.
     pub lists: Vec<(u64, u64)>,
@@ -67,15 +67,15 @@ struct Cq {
     phase: bool,
 }
 
-/// What becomes of a command instead of its execution.
+/// Fate of a command that is not executed normally.
 #[derive(Clone, Copy, Debug)]
 pub enum Fate {
     Execute,
-    /// Never answered, until a reset.
+    /// The command is never completed until a reset.
     Swallow,
-    /// Ends with this.
+    /// The command ends with this status and dword 0.
     End(Status, u32),
-    /// Executed, and its completion is posted a second time.
+    /// The command is executed, and its completion is posted twice.
     Twice,
 }
 
@@ -89,14 +89,14 @@ struct Inner {
     cqs: HashMap<u16, Cq>,
     disk: Vec<u8>,
     log: Vec<Seen>,
-    /// Addresses that no mapping allows.
+    /// Accessed addresses that no mapping allows.
     faults: Vec<u64>,
     hook: Option<Hook>,
     frozen: bool,
     gone: bool,
 }
 
-/// The device.
+/// A modelled device.
 pub struct Model(Mutex<Inner>);
 
 impl std::fmt::Debug for Model {
@@ -372,7 +372,7 @@ impl Inner {
         Status::SUCCESS
     }
 
-    /// Walks the data pointer as the standard says, in no way like the walkers under test.
+    /// Walks the data pointer according to the standard, independently of the walkers under test.
     fn data(&mut self, command: &Command, len: u64, seen: &mut Seen) {
         if command.flags.psdt() != Psdt::PRP {
             let sgl = command.sgl1();
@@ -447,7 +447,7 @@ impl Model {
         self.0.lock().unwrap()
     }
 
-    /// What was seen since the last time.
+    /// Returns the commands received since the last call.
     pub fn take_log(&self) -> Vec<Seen> {
         std::mem::take(&mut self.inner().log)
     }
@@ -473,17 +473,17 @@ impl Model {
         self.inner().hook = None;
     }
 
-    /// I/O commands wait.
+    /// Stops or resumes the execution of I/O commands.
     pub fn freeze(&self, frozen: bool) {
         self.inner().frozen = frozen;
     }
 
-    /// Registers read as all ones from now on.
+    /// Makes all registers read as all ones from now on.
     pub fn vanish(&self) {
         self.inner().gone = true;
     }
 
-    /// Whether a range touches the memory of a queue.
+    /// Returns whether a range overlaps the memory of a queue.
     pub fn in_a_ring(&self, at: u64, len: u64) -> bool {
         let inner = self.inner();
         let sqs = inner
@@ -498,7 +498,7 @@ impl Model {
             .any(|(start, size)| at < start + size && start < at + len)
     }
 
-    /// Mappings that exist.
+    /// Returns the number of existing mappings.
     pub fn mappings(&self) -> usize {
         self.inner().maps.len()
     }

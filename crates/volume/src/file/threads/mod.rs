@@ -207,7 +207,7 @@ impl Shared {
         spawned.map(drop)
     }
 
-    /// Main loop of a thread.
+    /// Runs the main loop of a thread.
     fn run(self: Arc<Self>) {
         sync::leave_cpu();
         let mut state = self.lock();

@@ -294,7 +294,8 @@ fn a_request_that_is_not_answered_in_its_time_fails() {
     assert_eq!(file.queue.state(), crate::QueueState::IDLE);
 }
 
-/// The completion arrived in time, but no round looked at it: that is not the file's fault.
+/// Checks that a completion that arrived in time is not a time-out, even if the next round comes
+/// late.
 #[test]
 fn a_request_whose_answer_is_seen_late_does_not_fail() {
     let limit = Duration::from_millis(100);

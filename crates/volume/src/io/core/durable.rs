@@ -129,7 +129,7 @@ mod tests {
             .collect()
     }
 
-    /// A flush is cancelled while other flushes wait for its fsync: they get another one.
+    /// Checks that cancelling a flush does not cancel other flushes that wait for its fsync.
     #[test]
     fn who_waits_for_a_cancelled_flush_is_not_cancelled() {
         let directory = tempfile::tempdir().unwrap();

@@ -101,7 +101,7 @@ impl LateMemory {
         })
     }
 
-    /// The next page.
+    /// Returns the memory of the next page.
     fn page(&mut self, come: Come) -> SegmentList {
         self.orders.send(come).unwrap();
         self.next += 1;

@@ -14,7 +14,7 @@ fn flush(tag: u64) -> Request {
     }
 }
 
-/// A ring, and a queue of a file of it.
+/// Returns a ring, and a queue into a file on it.
 fn opened(mode: Mode, directory: &tempfile::TempDir) -> Option<(Io, OpenQueue)> {
     let io = io(mode)?;
     let queue = file(directory).open(&io).unwrap();

@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 /// Capacity of the rings here.
 const CAPACITY: u64 = 16;
 
-/// Guest memory of a MiB at address 0.
+/// Creates guest memory of one MiB at address 0.
 fn guest() -> (Memory, DmaMap) {
     let memory = Memory::anonymous(MIB as usize).unwrap();
     let mut map = DmaMap::new();
@@ -200,8 +200,8 @@ fn memory_is_kept_while_the_kernel_has_it_and_no_longer() {
     }
 }
 
-/// A file that is stricter than it reports (no requirements); it holds 64 KiB of sevens. It is also
-/// returned opened without direct I/O.
+/// Creates a file of 64 KiB of sevens that requires more alignment than it reports. Also returns it
+/// opened without direct I/O.
 fn stricter(directory: &tempfile::TempDir) -> Option<(File, RingFile)> {
     let path = directory.path().join("strict.raw");
     std::fs::write(&path, [7; 65536]).unwrap();

@@ -8,10 +8,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use volume::{Completion, FastPath, Io, IoError, IoOptions, Op, OpenQueue, Request, Volume, Wake};
 
-/// Long enough for any single operation on the slowest machine; only a hang takes this long.
+/// Upper bound of a wait, which only a hang reaches.
 pub const BOUND: Duration = Duration::from_secs(60);
 
-/// A directory on a disk, inside of the build's own.
+/// Creates a directory on a disk, inside the build directory.
 pub fn disk() -> tempfile::TempDir {
     // A crate's own unit tests have none.
     tempfile::tempdir_in(option_env!("CARGO_TARGET_TMPDIR").unwrap_or("/tmp"))
@@ -29,7 +29,7 @@ pub fn memory() -> Option<tempfile::TempDir> {
     }
 }
 
-/// A file of `size` bytes, all of it a hole.
+/// Creates a sparse file of `size` bytes.
 pub fn sparse(directory: &tempfile::TempDir, size: u64) -> PathBuf {
     let path = directory.path().join("disk.raw");
     let file = std::fs::File::create(&path).expect("a test file");
@@ -37,7 +37,7 @@ pub fn sparse(directory: &tempfile::TempDir, size: u64) -> PathBuf {
     path
 }
 
-/// Guest memory.
+/// Guest memory for requests.
 pub struct Guest {
     pub memory: Memory,
     map: DmaMap,
@@ -60,7 +60,7 @@ impl Guest {
         Self { memory, map }
     }
 
-    /// A list of these pieces (offset and length).
+    /// Returns a list of these ranges (offset and length) of guest memory.
     pub fn list(&self, pieces: &[(u64, u64)]) -> SegmentList {
         let mut list = SegmentList::new();
         list.begin(&self.map);
@@ -72,14 +72,14 @@ impl Guest {
         list
     }
 
-    /// A list of one piece.
+    /// Returns a list of one range.
     pub fn piece(&self, offset: u64, len: u64) -> SegmentList {
         let mut list = SegmentList::new();
         assert!(list.begin_piece(&self.map, offset, len, Access::Write));
         list
     }
 
-    /// A list of one piece that holds `data`.
+    /// Returns a list of one range that contains `data`.
     pub fn holding(&self, offset: u64, data: &[u8]) -> SegmentList {
         let list = self.list(&[(offset, data.len() as u64)]);
         assert_eq!(list.copy_from(0, data), data.len());
@@ -87,14 +87,14 @@ impl Guest {
     }
 }
 
-/// All of a list's bytes.
+/// Returns all bytes of a list.
 pub fn bytes(list: &SegmentList) -> Vec<u8> {
     let mut bytes = vec![0; list.len_bytes() as usize];
     assert_eq!(list.copy_to(0, &mut bytes), bytes.len());
     bytes
 }
 
-/// Call by which reads and writes of all of their data enter a queue; all else is submitted.
+/// Method of starting reads and writes. Other requests are always submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// [`volume::VolumeQueue::submit`].
@@ -103,11 +103,11 @@ pub enum Way {
     Start,
 }
 
-/// All of them.
+/// All methods.
 pub const WAYS: [Way; 2] = [Way::Submit, Way::Start];
 
 impl Way {
-    /// Starts a request this way.
+    /// Starts a request by this method.
     pub fn begin(self, queue: &mut dyn FastPath, request: Request) -> Option<Completion> {
         let plain = request.op.has_data() && request.len == request.data.len_bytes();
         if self == Self::Submit || !plain {
@@ -157,7 +157,7 @@ impl Worker {
         }
     }
 
-    /// Starts a request; its tag, and its completion when it is done at once.
+    /// Starts a request. Returns its tag, and its completion when it completes immediately.
     pub fn start(
         &mut self,
         op: Op,
@@ -177,7 +177,7 @@ impl Worker {
         (tag, self.way.begin(&mut *self.queue, request))
     }
 
-    /// Waits until `count` completions have come, sleeping as a worker does.
+    /// Waits for `count` completions, sleeping like a worker.
     pub fn wait(&mut self, count: usize) -> Vec<Completion> {
         let began = Instant::now();
         let mut done = Vec::new();
@@ -213,7 +213,8 @@ impl Worker {
         completion
     }
 
-    /// [`Worker::run`], by the way for transfers that are done at once, where the volume has it.
+    /// Runs a request like [`Worker::run`], on the fast path for immediate transfers where the
+    /// volume has one.
     pub fn run_now(&mut self, op: Op, offset: u64, len: u64, data: SegmentList) -> Completion {
         match self.queue.try_now(op, offset, data.view()) {
             Some(result) => {
