@@ -1,26 +1,26 @@
-//! Points in the code at which a test lets the process die.
+//! Crash points: places in the code where a test makes the process die.
 //!
-//! What a process leaves behind when it is killed is decided between two of its stores: to its
-//! state memory, to a ring of the guest's, to a socket, to a device. Between them stand crash
-//! points, `crash::point!("controller.record.written")`, each with a name of its own. With the
-//! feature `points` a test chooses one of them, and how often it is passed before: then the thread
-//! stops there. In process that is a panic which the test catches (`Crashed`), and it goes on
-//! with what the memory holds; in a process of its own (the environment variable [`VARIABLE`]) it
-//! is a signal that nobody handles.
+//! The state that a killed process leaves depends on which of its stores were made: to its state
+//! memory, to a ring of the guest, to a socket, to a device. Crash points stand between those
+//! stores, `crash::point!("controller.record.written")`, each with a unique name. With the feature
+//! `points` a test selects a point and a count of passes, at which the thread stops. Inside the
+//! test's process the point panics (`Crashed`); the test catches the panic and continues with the
+//! contents of the memory. In a separate process (environment variable [`VARIABLE`]) the point
+//! kills the process by a signal.
 //!
-//! Without the feature a point is no code at all. No program that is given away has it.
+//! Without the feature a point compiles to nothing. Released programs are built without it.
 #![forbid(unsafe_code)]
 
-/// The environment variable that chooses a point of a whole process: `name:count`, dies at the
-/// point's `count`th passing, from 1 on, and says so on standard error. Or the path of a file with
-/// such lines: each process that [begins](begin) takes the first of them out.
+/// Environment variable that selects a point for a whole process. `name:count` kills the process at
+/// the `count`th pass of the point, counted from 1, after a message on standard error. A path names
+/// a file of such lines, from which each process that [begins](begin) removes and uses the first.
 pub const VARIABLE: &str = "VNVME_CRASH";
 
-/// What stands on standard error before the name of the point at which the process dies.
+/// Text on standard error before the name of the point at which the process dies.
 pub const SAID: &str = "crash point ";
 
-/// A point at which a test may let the process die. Its name is a string literal that no other
-/// point has, and begins with the crate's.
+/// Defines a point at which a test may make the process die. The name is a unique string literal
+/// that begins with the name of the crate.
 #[macro_export]
 #[cfg(feature = "points")]
 macro_rules! point {
@@ -29,7 +29,7 @@ macro_rules! point {
     };
 }
 
-/// A point at which a test may let the process die.
+/// Defines a point at which a test may make the process die.
 #[macro_export]
 #[cfg(not(feature = "points"))]
 macro_rules! point {
@@ -41,6 +41,6 @@ mod points;
 #[cfg(feature = "points")]
 pub use points::{Crashed, arm, begin, disarm, passed, reached, then};
 
-/// The process begins: points that [`VARIABLE`] chooses count from now on.
+/// Starts counting passes of the point that [`VARIABLE`] selects. Called when the process begins.
 #[cfg(not(feature = "points"))]
 pub fn begin() {}

@@ -1,9 +1,10 @@
-//! Descriptors that a service manager has opened for this process (sd_listen_fds(3)).
+//! Descriptors that a service manager passed to this process (sd_listen_fds(3)).
 //!
-//! A process that is started with open descriptors knows them by number only: to own them is to
-//! believe the environment. That is done here, once, before the process opens anything itself.
+//! A process that is started with open descriptors knows only their numbers, so taking ownership
+//! means trusting the environment. [`take`] does that once, before the process opens anything
+//! itself.
 //!
-//! *What it does not do.* It neither asks nor cares what they are. `unsafe` is in [`take`] alone.
+//! *Scope.* The type of the descriptors is not checked. `unsafe` is confined to [`take`].
 //!
 //! ```
 //! // First of all in `main`.
@@ -18,32 +19,32 @@ use std::env::var;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The first of them (SD_LISTEN_FDS_START, systemd/sd-daemon.h).
+/// Number of the first passed descriptor (SD_LISTEN_FDS_START, systemd/sd-daemon.h).
 const FIRST: RawFd = 3;
-/// More are not believed: systemd keeps so many for a service at most that says how many it wants.
+/// Maximum number of descriptors that is accepted, above systemd's limit for a service.
 const MOST: RawFd = 1 << 16;
 
-/// They belong to somebody.
+/// The descriptors were already taken.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// Takes what the service manager has opened for this process: nothing, where it has not, and
-/// nothing again. No process that this one starts gets them.
+/// Takes ownership of the descriptors that the service manager passed; returns none without a
+/// service manager, and none on later calls. They are closed in child processes.
 ///
-/// Called before this process opens anything that it keeps: what has a number that the environment
-/// names is taken for the manager's.
+/// Must be called before this process opens anything that it keeps: every open descriptor with a
+/// number that the environment names is assumed to be the manager's.
 pub fn take() -> Vec<OwnedFd> {
     take_named().into_iter().map(|(_, fd)| fd).collect()
 }
 
-/// The same, with the names that the service manager has for them (sd_listen_fds_with_names(3));
-/// they are empty where it says none.
+/// Takes the descriptors as [`take`] does, and returns them with the service manager's names for
+/// them (sd_listen_fds_with_names(3)); the names are empty if it gives none.
 pub fn take_named() -> Vec<(String, OwnedFd)> {
     if TAKEN.swap(true, Ordering::Relaxed) {
         return Vec::new();
     }
     let variable = |name| var(name).unwrap_or_default();
     let count = count(&variable("LISTEN_FDS"), &variable("LISTEN_PID"));
-    // What is not open is nobody's.
+    // A number that is not open belongs to nobody.
     let open = |fd: &RawFd| std::fs::read_link(format!("/proc/self/fd/{fd}")).is_ok();
     let all: Vec<RawFd> = (FIRST..FIRST + count).filter(open).collect();
     let names = variable("LISTEN_FDNAMES");
@@ -53,7 +54,7 @@ pub fn take_named() -> Vec<(String, OwnedFd)> {
         // nobody else takes it: `TAKEN`.
         #[allow(unsafe_code)]
         let descriptor = unsafe { OwnedFd::from_raw_fd(fd) };
-        // It has been open without.
+        // The descriptor was passed without this flag.
         let _ = fcntl_setfd(&descriptor, FdFlags::CLOEXEC);
         let index = usize::try_from(fd - FIRST).unwrap_or(usize::MAX);
         let name = names.get(index).copied().unwrap_or_default();
@@ -62,7 +63,7 @@ pub fn take_named() -> Vec<(String, OwnedFd)> {
     all.into_iter().map(own).collect()
 }
 
-/// How many, if they are meant for this process.
+/// Returns the number of descriptors, or 0 if they are meant for another process.
 fn count(count: &str, process: &str) -> RawFd {
     let own = std::process::id().to_string();
     match count.parse() {
