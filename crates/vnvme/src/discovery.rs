@@ -44,7 +44,7 @@ struct Record {
     security: String,
     /// The subsystem requires a secure channel.
     secure_channel_required: bool,
-    /// URL of the subsystem as a volume, to which `/NSID` must be appended.
+    /// URL of the subsystem as a volume, to which a namespace ID must be appended.
     #[serde(skip_serializing_if = "Option::is_none")]
     url: Option<String>,
 }
