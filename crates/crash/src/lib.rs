@@ -1,27 +1,26 @@
-//! Points in the code at which a test lets the process die.
+//! Crash points: places in the code where a test makes the process die.
 //!
-//! A killed process leaves behind the effects of its last store: to its state memory, to a ring of
-//! the guest's, to a socket, to a device. Between such stores stand crash points,
-//! `crash::point!("controller.record.written")`, each with its own name. With the feature `points`
-//! a test chooses one of them, and the number of times to pass it first; then the thread stops
-//! there. Within the test's process the stop is a panic that the test catches (`Crashed`), after
-//! which the test continues with the memory as it is. In a separate process (environment variable
-//! [`VARIABLE`]) the stop is an unhandled signal.
+//! The state that a killed process leaves depends on which of its stores were made: to its state
+//! memory, to a ring of the guest, to a socket, to a device. Crash points stand between those
+//! stores, `crash::point!("controller.record.written")`, each with a unique name. With the feature
+//! `points` a test selects a point and a count of passes, at which the thread stops. Inside the
+//! test's process the point panics (`Crashed`); the test catches the panic and continues with the
+//! contents of the memory. In a separate process (environment variable [`VARIABLE`]) the point
+//! kills the process by a signal.
 //!
-//! Without the feature a point generates no code. Released programs are built without it.
+//! Without the feature a point compiles to nothing. Released programs are built without it.
 #![forbid(unsafe_code)]
 
-/// Environment variable that chooses a point of a whole process: `name:count` kills the process at
-/// the point's `count`th passing, from 1 on, and reports the point on standard error. A value that
-/// is the path of a file with such lines makes each process that [begins](begin) take the first
-/// line out.
+/// Environment variable that selects a point for a whole process. `name:count` kills the process at
+/// the `count`th pass of the point, counted from 1, after a message on standard error. A path names
+/// a file of such lines, from which each process that [begins](begin) removes and uses the first.
 pub const VARIABLE: &str = "VNVME_CRASH";
 
 /// Text on standard error before the name of the point at which the process dies.
 pub const SAID: &str = "crash point ";
 
-/// A point at which a test may let the process die. Its name is a string literal that no other
-/// point has, and begins with the crate's.
+/// Defines a point at which a test may make the process die. The name is a unique string literal
+/// that begins with the name of the crate.
 #[macro_export]
 #[cfg(feature = "points")]
 macro_rules! point {
@@ -30,7 +29,7 @@ macro_rules! point {
     };
 }
 
-/// A point at which a test may let the process die.
+/// Defines a point at which a test may make the process die.
 #[macro_export]
 #[cfg(not(feature = "points"))]
 macro_rules! point {
@@ -42,6 +41,6 @@ mod points;
 #[cfg(feature = "points")]
 pub use points::{Crashed, arm, begin, disarm, passed, reached, then};
 
-/// The process begins: points that [`VARIABLE`] chooses count from now on.
+/// Starts counting passes of the point that [`VARIABLE`] selects. Called when the process begins.
 #[cfg(not(feature = "points"))]
 pub fn begin() {}

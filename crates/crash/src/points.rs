@@ -8,19 +8,19 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Panic payload of a point in the test's own process.
+/// Panic payload of a crash point in a test's own process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crashed(
-    /// The point's name.
+    /// Name of the point.
     pub &'static str,
 );
 
-/// Points at which this thread is to die.
+/// Points that a test selected for its thread.
 #[derive(Default)]
 struct Plan {
-    /// The points to die at, one after the other, and how often each is passed before.
+    /// Points at which to die, one after the other, each with the number of the pass.
     targets: VecDeque<(&'static str, u64)>,
-    /// How often each point was passed since the plan was made.
+    /// Number of passes of each point since the plan was made.
     passed: BTreeMap<&'static str, u64>,
 }
 
@@ -28,7 +28,7 @@ thread_local! {
     static PLAN: RefCell<Plan> = RefCell::default();
 }
 
-/// Point chosen by the environment: its name, and the number of passings left.
+/// Point that the environment selects, and the number of remaining passes.
 static PROCESS: OnceLock<Option<(String, AtomicU64)>> = OnceLock::new();
 
 fn of_environment() -> Option<(String, AtomicU64)> {
@@ -41,7 +41,7 @@ fn of_environment() -> Option<(String, AtomicU64)> {
     Some((name.to_owned(), AtomicU64::new(count.parse().ok()?)))
 }
 
-/// Takes the first line out of a file, and returns it.
+/// Removes the first line from a file and returns it.
 fn taken_from(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let (first, rest) = text.split_once('\n')?;
@@ -51,13 +51,14 @@ fn taken_from(path: &Path) -> Option<String> {
     Some(first.to_owned())
 }
 
-/// Starts counting the points that [`VARIABLE`](crate::VARIABLE) chooses.
+/// Starts counting passes of the point that [`VARIABLE`](crate::VARIABLE) selects. Called when the
+/// process begins.
 pub fn begin() {
     let _ = PROCESS.set(of_environment());
 }
 
-/// Makes this thread die once, at the `count`th passing of a point from now on (from 1 on), and
-/// resets the counts.
+/// Makes this thread die once, at the `count`th pass of a point from now on (counted from 1).
+/// Resets all counts.
 pub fn arm(name: &'static str, count: u64) {
     PLAN.with_borrow_mut(|plan| {
         *plan = Plan {
@@ -67,24 +68,24 @@ pub fn arm(name: &'static str, count: u64) {
     });
 }
 
-/// Adds another death for this thread, after the previous ones: at the `count`th passing of a
-/// point, counted from the previous death.
+/// Adds a second point: after dying at the previous one, this thread dies at the `count`th pass of
+/// `name`, counted from then on.
 pub fn then(name: &'static str, count: u64) {
     PLAN.with_borrow_mut(|plan| plan.targets.push_back((name, count)));
 }
 
-/// Lets this thread pass all points, and resets the counts.
+/// Makes this thread pass all points, and resets all counts.
 pub fn disarm() {
     PLAN.with_borrow_mut(|plan| *plan = Plan::default());
 }
 
 /// Returns the points that this thread has passed since the last [`arm`] or [`disarm`], with the
-/// number of passings.
+/// number of passes.
 pub fn passed() -> BTreeMap<&'static str, u64> {
     PLAN.with_borrow(|plan| plan.passed.clone())
 }
 
-/// Handles a reached point: see [`point!`](crate::point).
+/// Handles a pass of a point; called by [`point!`](crate::point).
 pub fn reached(name: &'static str) {
     if let Some(Some((target, left))) = PROCESS.get()
         && target == name
@@ -94,7 +95,7 @@ pub fn reached(name: &'static str) {
         let _ = rustix::io::write(rustix::stdio::stderr(), said.as_bytes());
         let this = rustix::process::getpid();
         let _ = rustix::process::kill_process(this, rustix::process::Signal::KILL);
-        // The sandbox may forbid the signal; an abort without a message is the alternative.
+        // A sandboxed process may not send itself a signal, and aborts instead.
         std::process::abort();
     }
     let dies = PLAN.with_borrow_mut(|plan| {
@@ -107,7 +108,7 @@ pub fn reached(name: &'static str) {
         dies
     });
     if dies {
-        // The panic has no message, since the test has requested it.
+        // No panic message, because the test has asked for this panic.
         resume_unwind(Box::new(Crashed(name)));
     }
 }
@@ -130,7 +131,7 @@ mod tests {
         });
         let died = died.unwrap_err();
         assert_eq!(died.downcast_ref(), Some(&Crashed("crash.test")));
-        // Once.
+        // A point fires only once.
         crate::point!("crash.test");
         disarm();
         assert!(passed().is_empty());

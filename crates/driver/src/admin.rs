@@ -1,4 +1,5 @@
-//! The Admin queue pair: one command at a time, and the Asynchronous Event Requests beside it.
+//! The Admin queue pair. It runs one command at a time, while Asynchronous Event Requests stay
+//! outstanding.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,12 +18,13 @@ use crate::transport::{Transport, TransportError};
 
 /// Entries of the Admin queues. Few commands are ever outstanding.
 const ENTRIES: u32 = 32;
-/// Maximum data of one admin command: two pages, so that it needs no PRP list.
+/// Maximum data of one admin command in bytes: two pages, so that no PRP list is needed.
 pub(crate) const MAX_DATA: usize = 8192;
-/// Polls for an answer before the thread yields and then sleeps between two looks.
+/// Number of polls for a completion before the thread yields, and later sleeps between polls.
 const SPIN: u32 = 2000;
 
-/// Reads a register; all ones in CSTS mean that the device is lost.
+/// Reads the Controller Status register; [`Error::Gone`] when it reads as all ones, because the
+/// device is lost.
 pub(crate) fn csts(transport: &dyn Transport) -> Result<Csts, Error> {
     match transport.read32(regs::CSTS) {
         Ok(u32::MAX) | Err(TransportError::Gone(_)) => Err(Error::Gone),
@@ -31,7 +33,7 @@ pub(crate) fn csts(transport: &dyn Transport) -> Result<Csts, Error> {
     }
 }
 
-/// Pauses for a moment while waiting for the controller; later rounds pause longer.
+/// Pauses briefly while waiting for the controller; later rounds pause longer.
 pub(crate) fn relax(transport: &dyn Transport, round: u32) {
     transport.pause();
     if !transport.is_stepped() && round > SPIN {
@@ -53,8 +55,8 @@ pub(crate) struct Admin {
     waiting: Vec<u16>,
     pub events: VecDeque<AsyncEvent>,
     scratch: DmaBuffer,
-    /// A command was not answered: until the next reset the queue is unusable, and its buffer may
-    /// be in use by the device.
+    /// An earlier command was never completed. The queue is unusable until the next reset, because
+    /// the device may still access its buffer.
     stuck: bool,
     pub stale: u64,
 }
@@ -101,7 +103,7 @@ impl Admin {
         (aqa.into_bits(), self.sq.iova(), self.cq.iova())
     }
 
-    /// Starts a new life after a reset; the controller is disabled.
+    /// Reinitializes the queue after a reset, while the controller is disabled.
     pub fn reset(&mut self) {
         self.cq.clear();
         self.sq_doorbell.reset();
@@ -111,8 +113,9 @@ impl Admin {
         self.stuck = false;
     }
 
-    /// Uses the shadow entries after Doorbell Buffer Config, for tests of hosts that do so. Both
-    /// shadow entries hold the current indexes, set by the controller or by this call.
+    /// Starts to use shadow doorbells for the Admin queues after Doorbell Buffer Config. Only for
+    /// tests of hosts that do so. Both shadow entries then hold the current indexes, set by the
+    /// controller or by this call.
     pub fn attach(&mut self, buffers: &Arc<ShadowBuffers>, stride: usize) {
         for (doorbell, at, index) in [
             (&mut self.sq_doorbell, 0, self.tail),
@@ -151,8 +154,8 @@ impl Admin {
         self.waiting.len()
     }
 
-    /// Takes the new completion entries. Returns the completion of `wanted`, if it is among them.
-    /// Events are kept.
+    /// Consumes new completion entries. Returns the completion of command `wanted`, if it is among
+    /// them; completed event requests are kept for later.
     pub fn look(&mut self, wanted: Option<u16>) -> Option<Completion> {
         let mut found = None;
         let mut moved = false;

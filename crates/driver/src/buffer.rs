@@ -1,4 +1,4 @@
-//! DMA buffers, and the heap that they are allocated from.
+//! DMA buffers, and the heap from which they are allocated.
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -11,15 +11,16 @@ use sync::Unpoisoned;
 /// Size of a chunk of the heap; each chunk is one mapping.
 const CHUNK: u64 = 4 << 20;
 
-/// A piece of mapped memory, contiguous for the device. A command takes it and its completion
-/// returns it; no command uses it in between. The buffer keeps its memory mapped. The device (or
-/// the process behind a socket) may be hostile, so bytes are copied in and out, never borrowed.
+/// A contiguous range of DMA memory for the data of commands. Submitting a command moves the buffer
+/// into it; its completion returns the buffer. The memory stays mapped as long as the buffer
+/// exists. The device (or the process behind a socket) may be hostile, so bytes are copied in and
+/// out, never borrowed.
 #[derive(Debug)]
 pub struct DmaBuffer {
     region: Arc<Region>,
     offset: u64,
     len: u64,
-    /// Heap that the buffer returns to, and the chunk's index there.
+    /// Heap to which the buffer returns, and the index of the buffer's chunk there.
     home: Option<(Weak<Heap>, usize)>,
 }
 
@@ -79,17 +80,20 @@ impl DmaBuffer {
     /// Copies into the buffer, from byte `offset` on.
     ///
     /// # Errors
-    /// The errors of [`DmaBuffer::read`], and [`MemoryError::ReadOnly`].
+    /// [`MemoryError::OutOfRange`] when the range exceeds the buffer, or the memory was registered
+    /// by address; [`MemoryError::ReadOnly`]; [`MemoryError::Poisoned`] when the memory's file has
+    /// shrunk.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
         let at = self.check(offset, bytes.len())?;
         let (memory, start) = self.memory().ok_or(MemoryError::OutOfRange)?;
         memory.write(start + at, bytes)
     }
 
-    /// Fills the buffer.
+    /// Sets every byte of the buffer to `byte`.
     ///
     /// # Errors
-    /// The errors of [`DmaBuffer::write`].
+    /// [`MemoryError`] when the memory is read-only, was registered by address, or its file has
+    /// shrunk.
     pub fn fill(&self, byte: u8) -> Result<(), MemoryError> {
         let (memory, start) = self.memory().ok_or(MemoryError::OutOfRange)?;
         let list = memory
@@ -105,7 +109,7 @@ impl DmaBuffer {
     /// Returns a copy of the buffer's bytes.
     ///
     /// # Errors
-    /// The errors of [`DmaBuffer::read`].
+    /// [`MemoryError`] when the memory was registered by address, or its file has shrunk.
     pub fn to_vec(&self) -> Result<Vec<u8>, MemoryError> {
         let mut bytes = vec![0; self.len()];
         self.read(0, &mut bytes)?;
@@ -135,12 +139,12 @@ struct Chunk {
     space: Space,
 }
 
-/// Mapped memory of the driver itself, allocated in pieces: for queues, PRP lists, and the user's
-/// buffers. Not for the data path, since a lock is taken.
+/// Heap of DMA memory for the driver's queues and PRP lists, and for the user's buffers. Allocation
+/// takes a lock, so the data path must not use it.
 pub struct Heap {
     mapper: Arc<Mapper>,
-    /// Alignment and unit of allocations: the device's memory page. Also the first address of a
-    /// chunk, because an address space leaves out address 0.
+    /// Alignment and unit of allocations in bytes: the device's memory page. Offsets in a chunk's
+    /// space start at this value, because a [`Space`] excludes address 0.
     page: u64,
     source: MemorySource,
     chunks: Mutex<Vec<Chunk>>,
@@ -153,8 +157,8 @@ impl std::fmt::Debug for Heap {
 }
 
 impl Heap {
-    /// Creates an empty heap on this mapper with memory from this source. `page` is the device's
-    /// memory page in bytes (a power of two, at least 4096).
+    /// Creates an empty heap, which takes memory from `source` and maps it through `mapper`. `page`
+    /// is the device's memory page in bytes (a power of two, at least 4096).
     pub fn new(mapper: Arc<Mapper>, page: u64, source: MemorySource) -> Arc<Self> {
         Arc::new(Self {
             mapper,

@@ -1,10 +1,10 @@
 //! Life cycle of a controller: enable, identify, queues, shadow doorbells, reset, shutdown.
 //!
-//! Every life of the controller has a number, the *epoch*. It changes when a reset is known to have
-//! stopped everything: from then on no command of an earlier life can access memory. Queue pairs
-//! check it (one load). When it has changed, each sets itself up again in its own thread, under the
-//! lock of [`Control`]. The thread that finds the controller dead resets it; a second one finds the
-//! epoch changed and does nothing.
+//! Queues and commands belong to an *epoch* of the controller, which has a number. The number
+//! changes when a reset is known to have stopped everything: from then on no command of an earlier
+//! epoch can access memory. Queue pairs compare the number (one load). When it has changed, each
+//! recreates its queues in its own thread, under the lock of [`Control`]. The thread that finds the
+//! controller dead resets it; a second thread finds the epoch changed and does nothing.
 
 mod life;
 mod ready;
@@ -37,10 +37,10 @@ use crate::queue::ring::ShadowBuffers;
 use crate::transport::Transport;
 use sync::Unpoisoned;
 
-/// Maximum number of namespaces that are scanned, above the count of any known controller.
+/// Maximum number of namespaces that a scan reads. No known controller has more.
 const MAX_NAMESPACES: usize = 4096;
 
-/// Capabilities of the controller that concern queue pairs. They do not change.
+/// Capabilities of the controller that matter to queue pairs. They never change.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Maximum entries of a queue (CAP.MQES + 1).
@@ -51,9 +51,9 @@ pub struct Limits {
     pub max_transfer: u64,
     /// Memory page size in bytes (CC.MPS).
     pub page_size: u64,
-    /// SGLs are used.
+    /// The driver uses SGLs with this controller.
     pub sgl: bool,
-    /// There is a volatile write cache.
+    /// The controller has a volatile write cache.
     pub volatile_cache: bool,
     /// Compare is supported.
     pub compare: bool,
@@ -65,9 +65,9 @@ pub struct Limits {
     pub verify: bool,
     /// Doorbell Buffer Config is supported.
     pub doorbell_buffers: bool,
-    /// MSI-X vectors that are in use.
+    /// Number of MSI-X vectors in use.
     pub vectors: u16,
-    /// CAP.DSTRD.
+    /// Doorbell stride (CAP.DSTRD).
     pub(crate) dstrd: u8,
 }
 
@@ -83,18 +83,18 @@ pub enum Event {
     Other(nvme::aen::AsyncEvent),
 }
 
-/// State of the controller.
+/// Operating state of the controller, as queue pairs see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum State {
     Live = 0,
-    /// Gone, and certain to access no memory.
+    /// The device is lost, and certain to access no memory.
     GoneQuiet = 1,
-    /// Gone, and may still access memory: that memory is never used again.
+    /// The device is lost, and may still access memory. That memory is never used again.
     GoneWild = 2,
-    /// Disabled for a while; commands wait.
+    /// The controller is disabled for a while. Queue pairs keep their commands.
     Suspended = 3,
-    /// To be released: outstanding commands end, new ones are refused.
+    /// The device will be released: outstanding commands may finish, new ones are refused.
     Draining = 4,
 }
 
@@ -104,14 +104,15 @@ pub(crate) struct Shared {
     pub mapper: Arc<Mapper>,
     pub heap: Arc<Heap>,
     pub options: Options,
-    /// Number of the controller's life; see the module.
+    /// Number of the current epoch; changes at every reset and change of state (see the module
+    /// documentation).
     pub epoch: AtomicU32,
     state: AtomicU8,
-    /// Controller resets since it was opened.
+    /// Number of controller resets since it was opened.
     pub resets: AtomicU64,
     pub limits: Limits,
-    /// Number of outstanding commands of each queue pair. Its thread stores it; it is read when the
-    /// device is to be released.
+    /// Number of outstanding commands of each queue pair. The queue pair's thread stores it;
+    /// [`Shared::release`] reads it.
     flying: Mutex<Vec<Weak<AtomicU32>>>,
     control: Mutex<Control>,
 }
@@ -120,22 +121,24 @@ pub(crate) struct Control {
     admin: Admin,
     pub identify: Box<IdentifyController>,
     cap: Cap,
-    /// I/O queue identifiers in use, from 1 on.
+    /// Which I/O queue identifiers are in use; the first entry is for identifier 1.
     used: Vec<bool>,
     eventfds: Vec<OwnedFd>,
     shadow: Option<Arc<ShadowBuffers>>,
-    /// Doorbell Buffer Config was accepted in this life.
+    /// The controller has accepted Doorbell Buffer Config since the last reset.
     shadow_live: bool,
     pub namespaces: Vec<Namespace>,
     events: VecDeque<Event>,
-    /// Memory of queue pairs that were dropped while the controller may have been using it.
+    /// Memory of queue pairs that were dropped while the controller might still use it; freed after
+    /// the next reset.
     grave: Vec<Box<dyn Send>>,
-    /// Eventfd that is signalled when the system requests the device back.
+    /// Eventfd that is signalled when the system asks for the device, for example before unbinding
+    /// it.
     request: Option<OwnedFd>,
 }
 
 impl Shared {
-    /// Brings a controller up.
+    /// Initializes a controller: reset, Admin queues, enable, Identify, namespaces.
     pub fn open(transport: Arc<dyn Transport>, options: Options) -> Result<Self, Error> {
         transport.set_bus_master(true)?;
         csts(&*transport)?;
@@ -244,7 +247,7 @@ impl Shared {
         }
     }
 
-    /// Resets the controller and brings it up again, unless another thread has done so since
+    /// Resets and re-enables the controller, unless another thread has done so since epoch
     /// `observed`. When this returns, the epoch has changed.
     pub fn recover(&self, observed: u32, why: &'static str) -> Result<(), Error> {
         let mut control = self.lock();
@@ -301,8 +304,8 @@ impl Shared {
         }
     }
 
-    /// Gives the controller up. Its access to memory is revoked; if that fails, the memory is never
-    /// used again.
+    /// Stops using a lost controller. Its access to memory is revoked; if that fails, the memory is
+    /// never used again.
     fn give_up(&self, control: &mut Control) {
         let _ = self.transport.set_bus_master(false);
         let quiet = self.mapper.cut_off();
@@ -352,8 +355,8 @@ impl Drop for Shared {
 }
 
 impl Control {
-    /// Brings the controller from disabled to ready for I/O queues. Returns the number of I/O
-    /// queues that it allows.
+    /// Enables a disabled controller and prepares it for I/O queues. Returns the number of I/O
+    /// queue pairs that it allows.
     fn bring_up(
         &mut self,
         transport: &Arc<dyn Transport>,
@@ -453,7 +456,7 @@ impl Control {
         Ok(found)
     }
 
-    /// Replaces the list of namespaces, and records the differences as events.
+    /// Replaces the list of namespaces, and queues an event for each difference.
     fn replace(&mut self, namespaces: Vec<Namespace>) {
         for new in &namespaces {
             if !self.namespaces.contains(new) {
@@ -510,7 +513,7 @@ impl Control {
         self.eventfds.first().map(AsFd::as_fd)
     }
 
-    /// Takes a free I/O queue identifier.
+    /// Allocates a free I/O queue identifier.
     pub fn take_qid(&mut self) -> Result<u16, Error> {
         let allowed = self.used.len().saturating_sub(1) as u16;
         let free = self.used.iter_mut().enumerate().find(|(_, used)| !**used);
@@ -519,14 +522,14 @@ impl Control {
         Ok(qid as u16)
     }
 
-    /// Returns an identifier without existing queues.
+    /// Frees a queue identifier; its queues must no longer exist.
     pub fn free_qid(&mut self, qid: u16) {
         if let Some(used) = self.used.get_mut(usize::from(qid)) {
             *used = false;
         }
     }
 
-    /// The interrupt vector of a queue pair and its eventfd.
+    /// Returns the interrupt vector of a queue pair and its eventfd; `None` without interrupts.
     pub fn vector(&self, qid: u16) -> Option<(u16, OwnedFd)> {
         let last = self.eventfds.len().checked_sub(1)?;
         // With fewer vectors than queues, several queues share one vector: a completion of any of
@@ -580,8 +583,8 @@ impl Control {
         self.admin.execute(command, limit).map(drop)
     }
 
-    /// Returns shadow buffers for newly created queues; `None` if they are not used. The first
-    /// queue that needs them has them configured.
+    /// Returns the shadow doorbell buffers for a newly created queue pair; `None` if shadow
+    /// doorbells are not used. The first call in an epoch sends Doorbell Buffer Config.
     pub fn shadow(&mut self, shared: &Shared) -> Option<Arc<ShadowBuffers>> {
         let choice = shared.options.doorbells;
         if !choice.shadow || !self.identify.oacs.dbcs() {
@@ -628,13 +631,13 @@ impl Control {
         Ok(!AbortResult::from_bits(entry.dw0.get()).ianp())
     }
 
-    /// Keeps memory until the controller is certain not to use it.
+    /// Keeps memory of a dropped queue pair until the controller is certain not to access it.
     pub fn bury(&mut self, memory: Box<dyn Send>) {
         self.grave.push(memory);
     }
 }
 
-/// Parameters of a queue pair for the controller.
+/// Arguments of the commands that create the queues of a pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Queues {
     pub qid: u16,

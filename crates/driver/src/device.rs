@@ -1,4 +1,4 @@
-//! Handle of a controller.
+//! [`Device`], the handle of an enabled controller.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -20,9 +20,9 @@ use crate::options::{Options, QueueOptions};
 use crate::queue::{QueuePair, ShadowBuffers};
 use crate::transport::Transport;
 
-/// A controller that has been brought up. Any thread may use the handle; queue pairs taken from it
-/// are independent. The controller is shut down when the handle and the last queue pair are
-/// dropped, or by [`Device::close`].
+/// An enabled NVMe controller. Any thread may use the handle; queue pairs created from it are
+/// independent. The controller is shut down when the handle and the last queue pair are dropped, or
+/// by [`Device::close`].
 #[derive(Clone)]
 pub struct Device {
     shared: Arc<Shared>,
@@ -37,8 +37,8 @@ impl std::fmt::Debug for Device {
 }
 
 impl Device {
-    /// Brings a controller up: disables it, sets up its Admin queues, enables it within its stated
-    /// time, and identifies it and its namespaces.
+    /// Initializes a controller: disables it, sets up its Admin queues, enables it within the time
+    /// limit that it states, and identifies it and its namespaces.
     ///
     /// # Errors
     /// [`Error`] when the transport, a register or an admin command fails, or the controller is
@@ -59,7 +59,7 @@ impl Device {
         &self.shared.transport
     }
 
-    /// Returns the mapper, for temporary mappings and counters.
+    /// Returns the DMA mapper, for temporary mappings and counters.
     pub fn mapper(&self) -> &Arc<Mapper> {
         &self.shared.mapper
     }
@@ -87,10 +87,12 @@ impl Device {
         })
     }
 
-    /// Takes an I/O queue pair for a namespace.
+    /// Creates an I/O queue pair for a namespace.
     ///
     /// # Errors
-    /// [`Error::NoQueue`], [`Error::Namespace`], or the controller's error.
+    /// [`Error::NoQueue`] when all queue pairs that the controller allows are in use;
+    /// [`Error::Namespace`] when the namespace does not exist or is not usable; otherwise the error
+    /// of the failed admin command.
     pub fn queue(&self, nsid: u32, options: QueueOptions) -> Result<QueuePair, Error> {
         self.alive()?;
         let namespace = self.namespace(nsid)?;
@@ -113,9 +115,9 @@ impl Device {
         self.shared.heap.allocate(len)
     }
 
-    /// Registers a memory (`register_buf`): transfers to and from any part of it need no copy, and
-    /// it is found by its addresses. Dropping the registration is `unregister_buf`; outstanding
-    /// commands keep the mapping until they complete.
+    /// Registers memory for DMA. Transfers to and from any part of it need no copy, and
+    /// [`Device::find`] finds it by address. Dropping the registration removes the memory from the
+    /// lookup; outstanding commands keep the mapping until they complete.
     ///
     /// # Errors
     /// [`MapFailure`] when the memory cannot be mapped.
@@ -123,15 +125,16 @@ impl Device {
         self.shared.mapper.register(memory)
     }
 
-    /// Returns the registered memory at an address of this process, if all of it is registered.
+    /// Returns a buffer for the registered memory at an address of this process; `None` unless all
+    /// of it is registered.
     pub fn find(&self, address: usize, len: usize) -> Option<DmaBuffer> {
         let table = self.shared.mapper.table();
         let (region, iova) = table.find(address, len as u64)?;
         DmaBuffer::of_region(region, iova - region.iova(), len as u64)
     }
 
-    /// Maps a part of a memory for one or a few transfers. The mapping is kept for later ones and
-    /// evicted when room is needed.
+    /// Maps a part of `memory` for one or a few transfers. The mapping is cached for later
+    /// transfers, and evicted when room is needed.
     ///
     /// # Errors
     /// [`MapFailure`] when the memory cannot be mapped.
@@ -145,7 +148,7 @@ impl Device {
         DmaBuffer::of_region(&region, 0, len).ok_or(MapFailure::Range)
     }
 
-    /// Handles asynchronous events, including added, removed or resized namespaces. To be called
+    /// Handles asynchronous events, including added, removed or resized namespaces. Call it
     /// periodically, or when [`Device::eventfd`] is readable.
     ///
     /// # Errors
@@ -160,8 +163,8 @@ impl Device {
         self.retry(|control, options| control.service(options))
     }
 
-    /// Returns the interrupt of the Admin queue: events wait for [`Device::service`]. `None`
-    /// without interrupts.
+    /// Returns the eventfd of the Admin queue's interrupt; when it is readable, call
+    /// [`Device::service`]. `None` without interrupts.
     pub fn eventfd(&self) -> Option<OwnedFd> {
         let control = self.shared.lock();
         let fd: Option<BorrowedFd<'_>> = control.admin_eventfd();
@@ -189,7 +192,7 @@ impl Device {
         Smart::read_from_bytes(&page).map_err(|_| Error::Unusable("log page"))
     }
 
-    /// Reads the beginning of a log page: whole dwords, up to 8 KiB.
+    /// Reads the first bytes of a log page: whole dwords, at most 8 KiB.
     ///
     /// # Errors
     /// [`Error`] when the command fails.
@@ -207,8 +210,8 @@ impl Device {
         self.admin_read(command, page).map(drop)
     }
 
-    /// Executes any admin command without data or with data to the host; up to 8 KiB. Returns the
-    /// result dwords.
+    /// Executes any admin command without data or with data to the host (at most 8 KiB). Returns
+    /// dwords 0 and 1 of the completion.
     ///
     /// # Errors
     /// [`Error`] when the command fails.
@@ -216,8 +219,8 @@ impl Device {
         self.retry(|control, options| control.read(command, data, options.admin_timeout))
     }
 
-    /// Executes any admin command without data or with data from the host; up to 8 KiB. Not
-    /// repeated after a reset. Returns the result dwords.
+    /// Executes any admin command without data or with data from the host (at most 8 KiB). The
+    /// command is not repeated after a reset. Returns dwords 0 and 1 of the completion.
     ///
     /// # Errors
     /// [`Error`] when the command fails.
@@ -227,8 +230,8 @@ impl Device {
         self.shared.lock().write(command, data, limit)
     }
 
-    /// Executes a repeatable operation; if the controller does not answer, resets it and tries once
-    /// more.
+    /// Runs an idempotent operation. If the controller does not answer, resets it and runs the
+    /// operation once more.
     fn retry<T>(
         &self,
         mut act: impl FnMut(&mut crate::control::Control, &Options) -> Result<T, Error>,
@@ -254,7 +257,7 @@ impl Device {
         }
     }
 
-    /// Resets the controller and brings it up again. Queue pairs continue by themselves.
+    /// Resets and re-enables the controller. Queue pairs recover by themselves.
     ///
     /// # Errors
     /// [`Error::Gone`] when the device is lost.
@@ -274,9 +277,9 @@ impl Device {
         matches!(self.shared.state(), State::GoneQuiet | State::GoneWild)
     }
 
-    /// Shuts the controller down and disables it, for example for an external reset, a loss of
-    /// power, or new firmware. Queue pairs keep their outstanding commands, and accept more while
-    /// they have room; time-outs do not run.
+    /// Shuts the controller down and disables it, for example before an external reset, a power
+    /// loss, or a firmware update. Queue pairs keep their outstanding commands, and accept more
+    /// while they have room; command time-outs are paused.
     ///
     /// # Errors
     /// [`Error::Gone`] when the device is lost.
@@ -284,7 +287,7 @@ impl Device {
         self.shared.suspend()
     }
 
-    /// Brings a suspended controller up again. Queue pairs repeat their kept commands by
+    /// Re-enables a suspended controller. Queue pairs submit their kept commands again by
     /// themselves.
     ///
     /// # Errors
@@ -299,9 +302,9 @@ impl Device {
         self.shared.state() == State::Suspended
     }
 
-    /// Returns a descriptor that becomes readable when the system requests the device back (VFIO's
-    /// request interrupt); `None` on a transport without such requests. The answer is
-    /// [`Device::release`].
+    /// Returns a descriptor that becomes readable when the system asks for the device (VFIO's
+    /// request interrupt); `None` on a transport without such requests. The application should then
+    /// call [`Device::release`].
     ///
     /// # Errors
     /// [`Error::System`] when no eventfd can be created; otherwise the transport's error.
@@ -309,10 +312,11 @@ impl Device {
         self.shared.request_eventfd()
     }
 
-    /// Returns the device to the system. New commands are refused, outstanding ones get `limit` to
-    /// end, then the controller is shut down and released although handles exist; these see a
-    /// device that is lost. Returns whether all commands ended by themselves; the remaining ones
-    /// fail as gone. Each queue pair must be polled by its own thread meanwhile.
+    /// Returns the device to the system. New commands are refused, and outstanding ones may finish
+    /// within `limit`. The controller is then shut down and released although handles still exist;
+    /// these see a lost device. Returns whether all commands finished by themselves; the remaining
+    /// ones fail with [`CommandError::Gone`](crate::CommandError::Gone). Each queue pair must be
+    /// polled by its own thread meanwhile.
     pub fn release(&self, limit: std::time::Duration) -> bool {
         self.shared.release(limit)
     }
@@ -322,7 +326,8 @@ impl Device {
         self.shared.lock().shadow_buffers()
     }
 
-    /// Shuts the controller down in order. Outstanding requests fail as gone.
+    /// Shuts the controller down in order. Outstanding requests fail with
+    /// [`CommandError::Gone`](crate::CommandError::Gone).
     pub fn close(&self) {
         self.shared.close();
     }

@@ -9,7 +9,7 @@ use crate::buffer::DmaBuffer;
 use crate::iova::MapFailure;
 use crate::transport::TransportError;
 
-/// Reason why a call to the controller failed: bring-up, an admin command, or recovery.
+/// Reason why a call to the controller failed: initialization, an admin command, or recovery.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -19,22 +19,23 @@ pub enum Error {
     /// Memory could not be made accessible to the device.
     #[error("memory for the device")]
     Map(#[from] MapFailure),
-    /// The device is gone: its registers read as all ones, or the connection to it is lost.
+    /// The device is lost: its registers read as all ones, or the connection is closed.
     #[error("the device is gone")]
     Gone,
     /// The device is suspended; queue pairs hold their commands.
     #[error("the device is suspended")]
     Suspended,
-    /// CSTS.CFS is set, and a reset did not help.
+    /// The controller reports a fatal error (CSTS.CFS), and a reset did not help.
     #[error("controller fatal status (CSTS {csts:#x})")]
     Fatal {
         /// Value of the CSTS register.
         csts: u32,
     },
-    /// CSTS.RDY did not follow CC.EN within the time that the controller states (CAP.TO, CRTO).
+    /// The controller did not become ready (or disabled) within the time limit that it states
+    /// (CAP.TO, CRTO).
     #[error("the controller did not become {} within {limit:?}", if *.enabling { "ready" } else { "disabled" })]
     Ready {
-        /// Whether the controller was being enabled.
+        /// Whether the driver was enabling (true) or disabling (false) the controller.
         enabling: bool,
         /// The time limit.
         limit: Duration,
@@ -42,7 +43,7 @@ pub enum Error {
     /// The controller lacks a feature that the driver needs.
     #[error("the controller is not usable: {0}")]
     Unusable(&'static str),
-    /// An admin command was not answered.
+    /// An admin command was not completed within the time limit.
     #[error("admin command {opcode:#04x} timed out")]
     AdminTimeout {
         /// Opcode of the command.
@@ -56,7 +57,7 @@ pub enum Error {
         /// Status of the command.
         status: Status,
     },
-    /// The namespace does not exist, or is of a kind that the driver cannot use.
+    /// The namespace does not exist, or has a format or type that the driver cannot use.
     #[error("namespace {nsid}: {why}")]
     Namespace {
         /// ID of the namespace.
@@ -91,12 +92,11 @@ pub enum CommandError {
     /// The controller answered with this status.
     #[error("{0}")]
     Status(Status),
-    /// The command was not answered in time and was aborted, or lost in resets, more often than the
-    /// limit of tries.
+    /// The command was not completed in time and was aborted, or was lost in resets, more often
+    /// than the limit of retries.
     #[error("not answered in time")]
     TimedOut,
-    /// The command was outstanding when the controller was reset, and must not be repeated
-    /// implicitly.
+    /// The command was outstanding when the controller was reset, and cannot be repeated safely.
     #[error("interrupted by a controller reset")]
     Reset,
     /// The device is lost.
@@ -104,14 +104,15 @@ pub enum CommandError {
     Gone,
 }
 
-/// Reason why a command was not submitted; it had no effect.
+/// Reason why a command was refused before submission; the controller never saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
     /// The queue pair has no room for more outstanding commands: poll first.
     #[error("the queue is full")]
     Full,
-    /// Zero blocks, more than one command can carry, or beyond 64 bits.
+    /// The request has zero blocks, more than one command can carry, or a block address beyond 64
+    /// bits.
     #[error("not a possible range of blocks")]
     Range,
     /// The buffer is shorter than the transfer, or missing.
@@ -128,11 +129,11 @@ pub enum Refusal {
     Gone,
 }
 
-/// A refused request, with its buffer.
+/// A refused request; the error returns its buffer.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 pub struct Refused {
-    /// The reason.
+    /// Reason for the refusal.
     pub why: Refusal,
     /// The request's buffer.
     pub buffer: Option<DmaBuffer>,

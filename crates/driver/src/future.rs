@@ -1,4 +1,4 @@
-//! Futures over a queue pair, without a runtime.
+//! An asynchronous interface to a queue pair, independent of any async runtime.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -24,8 +24,8 @@ struct Inner {
     next: u64,
 }
 
-/// A queue pair with requests as futures. It belongs to one thread: clone it for every task of that
-/// thread.
+/// A queue pair whose requests are futures. It belongs to one thread; clone it for every task of
+/// that thread.
 ///
 /// The program must call [`AsyncQueue::drive`]: from an executor's idle hook, from a task that
 /// waits for [`AsyncQueue::eventfd`], or by [`AsyncQueue::block_on`].
@@ -39,7 +39,7 @@ impl std::fmt::Debug for AsyncQueue {
 }
 
 impl AsyncQueue {
-    /// Takes over a queue pair without outstanding requests.
+    /// Wraps a queue pair that has no outstanding requests.
     pub fn new(queue: QueuePair) -> Self {
         Self(Rc::new(RefCell::new(Inner {
             queue,
@@ -68,8 +68,8 @@ impl AsyncQueue {
         })
     }
 
-    /// Rings, takes completions, and wakes the tasks that wait for them. Returns the number of
-    /// completions.
+    /// Rings the doorbell, takes completions, and wakes the tasks that wait for them. Returns the
+    /// number of completions.
     pub fn drive(&self) -> usize {
         let mut wake = Vec::new();
         let mut inner = self.0.borrow_mut();
@@ -89,7 +89,8 @@ impl AsyncQueue {
         count
     }
 
-    /// The queue's interrupt, for an executor's reactor; see [`QueuePair::eventfd`].
+    /// Returns the eventfd of the queue's interrupt, for an executor's reactor; see
+    /// [`QueuePair::eventfd`].
     pub fn eventfd(&self) -> Option<OwnedFd> {
         let inner = self.0.borrow();
         inner.queue.eventfd()?.try_clone_to_owned().ok()
@@ -113,7 +114,7 @@ impl AsyncQueue {
     }
 }
 
-/// An outstanding request; its completion is the output.
+/// Future of an outstanding request; its output is the request's completion.
 #[must_use = "the result of the request would be lost"]
 #[derive(Debug)]
 pub struct Pending {

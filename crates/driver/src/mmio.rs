@@ -15,7 +15,7 @@ pub struct Registers {
     len: usize,
 }
 
-// SAFETY: the mapping belongs to no thread, and every access to it is one volatile access of a
+// SAFETY: the mapping is not bound to a thread, and every access to it is one volatile access of a
 // whole register.
 unsafe impl Send for Registers {}
 // SAFETY: as above.
@@ -33,8 +33,8 @@ impl Registers {
         Ok(Self { base, len })
     }
 
-    /// Releases the device: memory full of ones replaces the registers, as if the device were lost.
-    /// Later doorbell writes have no effect.
+    /// Releases the device: replaces the registers with memory full of ones, as if the device were
+    /// lost. Later doorbell writes have no effect.
     pub fn detach(&self) -> io::Result<()> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
@@ -53,12 +53,12 @@ impl Registers {
         self.len
     }
 
-    /// Returns whether the mapping is empty; never.
+    /// Returns whether the mapping is empty, which it never is.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns whether there is a 32-bit register at `offset`: inside the mapping, and aligned.
+    /// Returns whether a 32-bit register exists at `offset`: inside the mapping, and aligned.
     pub fn is_register(&self, offset: usize) -> bool {
         offset.is_multiple_of(4) && offset.checked_add(4).is_some_and(|end| end <= self.len)
     }

@@ -1,9 +1,9 @@
-//! The driver's view of a namespace.
+//! Properties of a namespace that the driver uses, from Identify Namespace.
 
 use nvme::identify::{IdentifyController, IdentifyNamespace};
 use volume::AtomicWrites;
 
-/// A namespace of the NVM command set, as last described by Identify.
+/// A namespace of the NVM command set, as described by the latest Identify command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Namespace {
     /// Namespace ID.
@@ -26,8 +26,8 @@ pub struct Namespace {
     pub atomicity: Atomicity,
 }
 
-/// Atomic write units of a namespace in blocks; all zeroes when none are stated ("NVM Command Set
-/// 1.1", 2.1.4).
+/// Atomic write units of a namespace in blocks, all zeroes when the namespace reports none ("NVM
+/// Command Set 1.1", 2.1.4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Atomicity {
     /// Zero-based; 0 means the controller's value.
@@ -87,8 +87,9 @@ impl Namespace {
         })
     }
 
-    /// Returns which writes are atomic, both to other commands and across a power loss. A command
-    /// carries at most `max_transfer` bytes; a longer write is several commands.
+    /// Returns which writes are atomic, both to other commands and across a power loss. Writes
+    /// longer than `max_transfer` bytes are split into several commands, so only the parts are
+    /// atomic.
     pub fn atomic_writes(&self, id: &IdentifyController, max_transfer: u64) -> AtomicWrites {
         let Atomicity {
             nawun_z,
@@ -130,8 +131,8 @@ mod tests {
     use super::*;
     use zerocopy::FromZeros;
 
-    /// Computes the unit from the controller's, then the namespace's fields: AWUN, AWUPF, NAWUN,
-    /// NAWUPF, NABSN, NABSPF, NABO, as stored. The namespace has blocks of 512 bytes.
+    /// Computes the atomic write unit in bytes. `fields` are AWUN and AWUPF of the controller, then
+    /// NAWUN, NAWUPF, NABSN, NABSPF and NABO of a namespace with 512-byte blocks.
     fn unit(fields: [u16; 7], own: bool, max_transfer: u64) -> u32 {
         let [awun, awupf, nawun, nawupf, nabsn, nabspf, nabo] = fields.map(Into::into);
         let mut controller = IdentifyController::new_zeroed();

@@ -9,27 +9,27 @@ use doorbell::HostBehaviour;
 /// Options of a [`Device`](crate::Device). The default suits real and virtual devices.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// I/O queue pairs to ask the controller for; it may allow fewer.
+    /// Number of I/O queue pairs to request; the controller may allow fewer.
     pub io_queues: u16,
-    /// Upper limit in bytes for one command's data, next to the controller's own (MDTS).
+    /// Upper limit in bytes for one command's data, in addition to the controller's own (MDTS).
     /// Larger requests are split.
     pub max_transfer: u64,
-    /// Use MSI-X, if there is any, so that queue pairs can sleep. Each queue pair decides for
-    /// itself.
+    /// Use MSI-X where available, so that queue pairs can sleep. Each queue pair also has its own
+    /// setting.
     pub interrupts: bool,
     /// Use SGLs where the controller offers them and they are shorter than PRP lists.
     pub sgl: bool,
-    /// How doorbells are rung.
+    /// Method of ringing doorbells.
     pub doorbells: Doorbells,
     /// Time after which an unanswered command is aborted. Resets follow if that does not help.
     pub command_timeout: Duration,
     /// Time after which an unanswered admin command leads to a reset.
     pub admin_timeout: Duration,
-    /// The longest time between two looks at the controller's status while commands are
-    /// outstanding; a quarter of `command_timeout`, if that is shorter. Each is a register read,
-    /// which wakes a sleeping controller, too.
+    /// Maximum time between two reads of the controller's status while commands are outstanding;
+    /// limited to a quarter of `command_timeout`. Each is a register read, which also wakes a
+    /// sleeping controller.
     pub status_interval: Duration,
-    /// Maximum number of repetitions of a command after aborts and resets.
+    /// Maximum number of times that a command is repeated after aborts and resets.
     pub retries: u8,
     /// Source of the device's own memory.
     pub memory: MemorySource,
@@ -61,17 +61,17 @@ pub struct MemorySource(Arc<Make>);
 type Make = dyn Fn(usize) -> Result<Memory, MapError> + Send + Sync;
 
 impl MemorySource {
-    /// Creates a source from a function that allocates at least so many bytes, a multiple of the
-    /// page size. The memory must be writable and exclusive to the device. It is requested a few
-    /// MiB at a time.
+    /// Creates a source from an allocation function. The function returns at least the given number
+    /// of bytes, which is a multiple of the page size; the memory must be writable and used by
+    /// nothing else. Requests are for a few MiB each.
     pub fn new(make: impl Fn(usize) -> Result<Memory, MapError> + Send + Sync + 'static) -> Self {
         Self(Arc::new(make))
     }
 
-    /// Allocates memory of `len` bytes.
+    /// Allocates at least `len` bytes of memory.
     ///
     /// # Errors
-    /// The error of the source's function.
+    /// [`MapError`] when the source cannot allocate memory.
     pub fn make(&self, len: usize) -> Result<Memory, MapError> {
         (self.0)(len)
     }
@@ -89,17 +89,17 @@ impl std::fmt::Debug for MemorySource {
     }
 }
 
-/// Doorbell options. Everything but the default is for tests of a controller.
+/// Settings of doorbells. Values other than the default are for tests of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doorbells {
     /// Use shadow doorbells if the controller has Doorbell Buffer Config (NVMe Base 2.1, 5.2.5).
     pub shadow: bool,
-    /// Method of publishing a shadow doorbell.
+    /// Order of memory accesses with which a shadow doorbell is published.
     pub behaviour: HostBehaviour,
     /// Use the shadow entries of the Admin queue too. The standard excludes it; QEMU's own driver
     /// did it.
     pub admin: bool,
-    /// Treatment of the buffers at a reset.
+    /// Treatment of the shadow doorbell buffers at a controller reset.
     pub memory: ShadowMemory,
 }
 
@@ -117,11 +117,11 @@ impl Default for Doorbells {
 /// Treatment of the shadow doorbell buffers at a controller reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShadowMemory {
-    /// Zeroed and used again.
+    /// The buffers are zeroed and used again.
     Cleared,
-    /// Used again with their old content, as old Linux did.
+    /// The buffers are used again with their old content, as old Linux versions did.
     Stale,
-    /// Replaced by new buffers.
+    /// New buffers replace the old ones.
     Fresh,
 }
 
@@ -130,24 +130,23 @@ pub enum ShadowMemory {
 pub struct QueueOptions {
     /// Maximum number of outstanding commands; limited by the controller (CAP.MQES) and to 32,767.
     pub depth: u32,
-    /// Minimum number of entries of the submission queue; `depth` + 1, if that is more. A ring that
-    /// is never nearly full is cheaper for both sides: doorbells, EventIdx and the completion
-    /// queue's head change rarely.
+    /// Minimum number of entries of the submission queue; raised to `depth` + 1. A ring that is
+    /// never nearly full is cheaper for both sides: doorbells, EventIdx and the completion queue's
+    /// head change rarely.
     pub entries: u32,
-    /// Have an interrupt sent for completions, so that [`QueuePair::wait`](crate::QueuePair::wait)
-    /// can sleep. Without it waiting is polling. The device then sends an interrupt for each batch
-    /// of completions, even while the owner polls.
+    /// Enable the interrupt of the completion queue, so that
+    /// [`QueuePair::wait`](crate::QueuePair::wait) can sleep; otherwise it polls. The device then
+    /// sends an interrupt for each batch of completions, even while the owner polls.
     pub interrupts: bool,
-    /// The owner of the queue pair polls while there is work, and sleeps by
-    /// [`QueuePair::arm`](crate::QueuePair::arm). The device interrupts only if that happens now
-    /// and then. [`QueuePair::wait`](crate::QueuePair::wait) must not be used with such a queue
-    /// pair.
+    /// The owner polls while there is work, and sleeps by
+    /// [`QueuePair::arm`](crate::QueuePair::arm). The interrupt stays enabled only while the owner
+    /// sleeps often. Such a queue pair must not use [`QueuePair::wait`](crate::QueuePair::wait).
     pub polled: bool,
-    /// Repeat failed commands that may succeed on a retry according to the controller (DNR), as
-    /// often as those ended by a reset. For owners without retries of their own.
+    /// Repeat failed commands whose status allows a retry (Do Not Retry is clear), up to the limit
+    /// of retries. For owners without retries of their own.
     pub repeats: bool,
-    /// Longest time that [`QueuePair::wait`](crate::QueuePair::wait) polls before it sleeps.
-    /// The window adapts below it.
+    /// Maximum time that [`QueuePair::wait`](crate::QueuePair::wait) polls before it sleeps. The
+    /// actual time adapts below this limit.
     pub poll_window: Duration,
 }
 

@@ -1,6 +1,6 @@
-//! Interface to a controller: registers, memory, interrupts, reset. Implementations of
-//! [`Transport`] are VFIO, a vfio-user socket, a controller in this process, and tests that tamper
-//! with one of these.
+//! [`Transport`], the interface to a controller: registers, DMA mappings, interrupts, reset.
+//! Implementations exist for VFIO, for a vfio-user socket, for a controller in this process, and
+//! for tests that tamper with one of these.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -21,8 +21,8 @@ pub enum TransportError {
     /// The device or the connection to it is lost: all later calls fail.
     #[error("the device is gone: {0}")]
     Gone(String),
-    /// No mapping can be added, because the limit of the kernel or the server is reached. Unmap a
-    /// region first.
+    /// No further DMA mapping is possible, because a limit of the kernel or the server is reached.
+    /// Unmap a region first.
     #[error("no more DMA mappings are possible")]
     NoMappings,
     /// The transport cannot reach this kind of memory (see [`DmaLimits::host_ranges`]).
@@ -61,8 +61,9 @@ impl TransportError {
     }
 }
 
-/// Checks that an unmap removed a whole mapping. Servers and the kernel remove all mappings in a
-/// range, also if there are none, and return their total length.
+/// Returns an error unless an unmap removed a mapping of exactly `len` bytes. Servers and the
+/// kernel remove all mappings in a range, even if none exist, and return their total length,
+/// `unmapped`.
 pub fn mapped_whole(unmapped: u64, len: u64) -> Result<(), TransportError> {
     if unmapped == len {
         return Ok(());
@@ -73,7 +74,7 @@ pub fn mapped_whole(unmapped: u64, len: u64) -> Result<(), TransportError> {
     ))
 }
 
-/// Memory behind a mapping, by the ways in which transports can access it.
+/// Memory of a DMA mapping, described by file or by address.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// Part of a shared memory file. Every transport can map it: VFIO by its address in this
@@ -84,8 +85,8 @@ pub enum Source<'a> {
         /// Offset in the memory, in bytes.
         offset: u64,
     },
-    /// Memory of this process at this address; the owner of the mapping keeps it in place until it
-    /// is unmapped. Only for transports with [`DmaLimits::host_ranges`].
+    /// Memory of this process at an address; the owner keeps it in place until it is unmapped. Only
+    /// for transports with [`DmaLimits::host_ranges`].
     Host {
         /// Address of the first byte.
         address: usize,
@@ -116,7 +117,7 @@ pub struct Mapping<'a> {
     pub iova: u64,
     /// Length in bytes.
     pub len: u64,
-    /// The memory.
+    /// Memory that the device accesses through the mapping.
     pub source: Source<'a>,
     /// Access rights of the device.
     pub prot: Prot,
@@ -125,19 +126,19 @@ pub struct Mapping<'a> {
 /// Limits of DMA mappings.
 #[derive(Clone, Debug)]
 pub struct DmaLimits {
-    /// IOVAs that the device may use, in order and disjoint.
+    /// IOVAs that the device may use, as ascending and disjoint ranges.
     pub iova_ranges: Vec<RangeInclusive<u64>>,
     /// Maximum number of simultaneous mappings (VFIO's `dma_entry_limit`: 65,535).
     pub max_mappings: usize,
     /// Granularity in bytes of address, length and source; a power of two, at least 4096.
     pub page_size: u64,
-    /// [`Source::Host`] is supported.
+    /// The transport supports [`Source::Host`].
     pub host_ranges: bool,
 }
 
-/// Interface to a controller, shared by the device handle and its queue pairs, from any thread. The
-/// path of a command uses only [`DoorbellCell`]s (or, where there are none, [`Transport::write32`])
-/// and [`Transport::pause`].
+/// Interface to a controller. The device handle and its queue pairs share it, from any thread. The
+/// data path uses only [`DoorbellCell`]s (or [`Transport::write32`], where there are none) and
+/// [`Transport::pause`].
 pub trait Transport: Send + Sync + Debug + Any {
     /// Reads a 32-bit register of BAR0. All ones may mean that the device is lost.
     fn read32(&self, offset: u64) -> Result<u32, TransportError>;
@@ -178,8 +179,8 @@ pub trait Transport: Send + Sync + Debug + Any {
     /// Returns the number of MSI-X vectors.
     fn msix_vectors(&self) -> u16;
 
-    /// Assigns eventfds to the vectors from 0 on (`None`: no interrupt), and removes those of the
-    /// remaining vectors. An empty list disables MSI-X.
+    /// Assigns eventfds to the MSI-X vectors from 0 on (`None`: no interrupt), and removes the
+    /// eventfds of the remaining vectors. An empty list disables MSI-X.
     fn set_msix(&self, eventfds: &[Option<BorrowedFd<'_>>]) -> Result<(), TransportError>;
 
     /// Assigns or removes the eventfd of one vector while MSI-X is enabled; other vectors are
@@ -196,23 +197,24 @@ pub trait Transport: Send + Sync + Debug + Any {
     /// Interrupt Disable are set in both cases.
     fn set_bus_master(&self, enable: bool) -> Result<(), TransportError>;
 
-    /// Resets the function. Registers are as after power-on; mappings and eventfds stay.
+    /// Resets the function. Registers return to their power-on values; mappings and eventfds are
+    /// kept.
     fn reset(&self) -> Result<(), TransportError>;
 
-    /// Has an eventfd signalled when the system requests the device back. Returns `false` on a
-    /// transport without such requests.
+    /// Registers an eventfd that is signalled when the system asks for the device. Returns `false`
+    /// on a transport without such requests.
     fn set_request(&self, _eventfd: Option<BorrowedFd<'_>>) -> Result<bool, TransportError> {
         Ok(false)
     }
 
-    /// Releases the device although this transport still exists: later calls fail as if it were
-    /// gone. Called after the controller was disabled.
+    /// Releases the device although this transport still exists; later calls fail as if the device
+    /// were lost. Called after the controller was disabled.
     fn release(&self) -> Result<(), TransportError> {
         Ok(())
     }
 
-    /// Called repeatedly while the driver waits for the controller. A controller in this very
-    /// thread does its work here; other transports need nothing.
+    /// Called repeatedly while the driver waits for the controller. A controller that runs in the
+    /// calling thread makes progress here; other transports do nothing.
     fn pause(&self) {
         std::hint::spin_loop();
     }
@@ -224,20 +226,20 @@ pub trait Transport: Send + Sync + Debug + Any {
     }
 }
 
-/// A doorbell register that is mapped into this process. Writing it is one store.
+/// A doorbell register or memory cell that is mapped into this process. A write is one store.
 #[derive(Clone, Debug)]
 pub struct DoorbellCell(Cell);
 
 #[derive(Clone, Debug)]
 enum Cell {
-    /// Shared memory that the other side polls.
+    /// Memory shared with a controller in this process, which polls it.
     Pages {
         pages: dma::SharedPages,
         index: usize,
     },
-    /// A file of a server that polls it.
+    /// A file of a vfio-user server, which polls it.
     File { memory: Memory, offset: usize },
-    /// Registers of a device.
+    /// Device registers mapped into this process.
     Mapped {
         registers: Arc<mmio::Registers>,
         offset: usize,
@@ -245,8 +247,8 @@ enum Cell {
 }
 
 impl DoorbellCell {
-    /// Returns cell `index` (of 4 bytes) of pages shared with a controller in this process; `None`
-    /// when the index is out of range.
+    /// Returns the cell with this index (4 bytes each) in pages shared with a controller in this
+    /// process; `None` when the index is out of range.
     pub fn shared(pages: &dma::SharedPages, index: usize) -> Option<Self> {
         pages.cell(index)?;
         Some(Self(Cell::Pages {
@@ -276,8 +278,8 @@ impl DoorbellCell {
         })
     }
 
-    /// Rings the doorbell: queue entries written before are visible to the device when the value
-    /// arrives. Returns `false` if it cannot arrive, because the register's file has shrunk;
+    /// Writes the doorbell. The device sees queue entries written before, when it sees the value.
+    /// Returns `false` if the register's file has shrunk, so that the value cannot arrive;
     /// [`Transport::write32`] may still work.
     #[inline]
     pub fn ring(&self, value: u32) -> bool {

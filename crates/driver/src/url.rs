@@ -15,7 +15,7 @@ use crate::volume::NvmeVolume;
 /// Time limit of each message to a server.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// URL scheme of a PCI function through VFIO, for a [`volume::Registry`], as [`VFIO_USER`].
+/// URL scheme `nvme`, a PCI function through VFIO, for a [`volume::Registry`].
 pub const NVME: Scheme = Scheme {
     name: "nvme",
     form: "ADDRESS/NSID",
@@ -24,7 +24,7 @@ pub const NVME: Scheme = Scheme {
     options: OPTIONS,
 };
 
-/// URL scheme of a vfio-user socket.
+/// URL scheme `vfio-user`, a controller behind a vfio-user socket.
 pub const VFIO_USER: Scheme = Scheme {
     name: "vfio-user",
     form: "/SOCKET/NSID",
@@ -33,7 +33,7 @@ pub const VFIO_USER: Scheme = Scheme {
     options: OPTIONS,
 };
 
-/// Options of a device, for every transport.
+/// URL options that every transport accepts.
 const OPTIONS: &[UrlOption] = &[
     volume::READ_ONLY,
     UrlOption::new("queues", "N", "I/O queue pairs to ask for [default: 64]"),
@@ -78,16 +78,16 @@ const OPTIONS: &[UrlOption] = &[
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The text is no URL of a device.
+    /// The text is not a device URL.
     #[error("{url}: a device is named nvme://0000:44:00.0/1 or vfio-user:///path/to.sock/1")]
     Form {
-        /// The given text.
+        /// Text of the URL.
         url: String,
     },
     /// An option is unknown or has an invalid value.
     #[error("option \"{text}\": {why}")]
     Option {
-        /// The given text.
+        /// Text of the option.
         text: String,
         /// Reason why it is invalid.
         why: String,
@@ -101,16 +101,16 @@ pub enum OpenError {
         #[source]
         source: TransportError,
     },
-    /// This program was built without VFIO.
+    /// The URL needs VFIO, and this program was built without it.
     #[error("{name}: this program was built without VFIO (cargo feature \"vfio\")")]
     NotBuilt {
         /// Name of the device.
         name: String,
     },
-    /// The kernel does not hand the device over.
+    /// VFIO could not open the device.
     #[error(transparent)]
     Vfio(#[from] crate::vfio::VfioError),
-    /// The device could be reached, but not used.
+    /// The controller was reached, but could not be initialized.
     #[error("{name}: cannot be used")]
     Device {
         /// Name of the device.
@@ -121,7 +121,7 @@ pub enum OpenError {
     },
 }
 
-/// Location of a controller.
+/// Address of a controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// A PCI function, through VFIO.
@@ -130,7 +130,7 @@ pub enum Place {
     Socket(PathBuf),
 }
 
-/// Controller, namespace and options named by a URL.
+/// A parsed device URL: controller, namespace and options.
 #[derive(Clone, Debug)]
 pub struct Target {
     /// The controller.
@@ -139,7 +139,7 @@ pub struct Target {
     pub nsid: u32,
     /// Options of the controller.
     pub options: Options,
-    /// Options of its queue pairs.
+    /// Options of the controller's queue pairs.
     pub queue: QueueOptions,
     /// Refuse all writes.
     pub read_only: bool,
@@ -199,7 +199,7 @@ impl Target {
         Ok(target)
     }
 
-    /// Returns whether a URL names a device, by its scheme.
+    /// Returns whether the scheme of a URL is `nvme` or `vfio-user`.
     pub fn is_named_by(url: &str) -> bool {
         let scheme = url.split_once("://").map(|(scheme, _)| scheme);
         scheme == Some(NVME.name) || scheme == Some(VFIO_USER.name)
@@ -259,7 +259,7 @@ impl Target {
         Ok(())
     }
 
-    /// Returns the device's name for messages.
+    /// Returns a short name of the device for messages.
     pub fn name(&self) -> String {
         match &self.place {
             Place::Pci(address) => format!("nvme://{address}/{}", self.nsid),
@@ -267,10 +267,10 @@ impl Target {
         }
     }
 
-    /// Connects to the controller and brings it up.
+    /// Connects to the controller and initializes it.
     ///
     /// # Errors
-    /// [`OpenError`] when the transport cannot be opened, or the controller cannot be brought up.
+    /// [`OpenError`] when the transport cannot be opened, or the controller cannot be initialized.
     pub fn open(&self) -> Result<Device, OpenError> {
         let name = self.name();
         let transport: Arc<dyn Transport> = match &self.place {
@@ -343,7 +343,7 @@ mod tests {
         );
     }
 
-    /// The option table of the help and the option parser agree.
+    /// Checks that the help lists every option that the parser accepts.
     #[test]
     fn every_option_of_the_table_is_understood() {
         for option in OPTIONS {

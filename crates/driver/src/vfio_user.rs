@@ -1,7 +1,7 @@
 //! Transport to a controller behind a vfio-user socket, of this project's server or another one.
 //!
-//! Memory is sent as descriptors, so it must be shared files. Doorbells are stores if the server
-//! lets the page be mapped, otherwise messages, which shadow doorbells make rare.
+//! DMA memory is sent as file descriptors, so it must be shared files. Doorbells are stores if the
+//! server lets the page be mapped. Otherwise they are messages, which shadow doorbells make rare.
 
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,31 +24,32 @@ use sync::Unpoisoned;
 const BAR0: u32 = 0;
 const CONFIG: u32 = 7;
 const MSIX: u32 = 2;
-/// Maximum length of a capability list: more capabilities than fit into a configuration space of
-/// 256 bytes. A longer list is a loop.
+/// Maximum number of entries of a capability list: more than fit into a configuration space of 256
+/// bytes, so a longer list is a loop.
 const MAX_CAPABILITIES: usize = 48;
 
 /// Default PCI vendor and device ID of this project's own controllers.
 const OWN_IDS: (u16, u16) = (0x1234, 0x4e56);
 
-/// Parts of BAR0 that can be written by a store.
+/// Mapped parts of BAR0 in which a doorbell is written by a store.
 #[derive(Debug)]
 struct Doorbells {
-    /// The server's file, mapped whole. The server may shrink it, which `dma` survives.
+    /// The server's doorbell file, mapped as a whole. The server may shrink the file, which `dma`
+    /// survives.
     memory: Memory,
     windows: Vec<Window>,
 }
 
-/// A part of BAR0 in the doorbell file.
+/// A range of BAR0 that is backed by the doorbell file.
 #[derive(Debug)]
 struct Window {
     range: RangeInclusive<u64>,
-    /// Offset of the part's first byte in the file.
+    /// Offset of the range's first byte in the file.
     at: u64,
 }
 
 impl Doorbells {
-    /// Maps the doorbells that the server offers; without them doorbells are messages.
+    /// Maps the doorbells that the server offers; `None` when doorbells must be messages.
     fn map(bar: Region) -> Option<Doorbells> {
         let mapping = bar.mmap?;
         let memory = match Memory::from_fd(mapping.fd, 1, true) {
@@ -109,8 +110,8 @@ pub struct VfioUser {
     max_mappings: usize,
     /// Offset of the MSI-X capability in configuration space.
     msix: Option<u64>,
-    /// Eventfd that is never read, for vectors that nothing waits for. Servers on libvfio-user fail
-    /// a controller without an eventfd for an interrupt. `None` if the server is known to keep such
+    /// Eventfd that is never read, for vectors without a waiter: servers on libvfio-user fail a
+    /// controller that has no eventfd for an interrupt. `None` if the server is known to keep such
     /// an interrupt pending, as a device does.
     unread: Option<OwnedFd>,
 }
@@ -163,8 +164,8 @@ impl VfioUser {
         self.client.lock().unpoisoned()
     }
 
-    /// Sets MSI-X Enable. A VMM passes it on when the guest sets it. SPDK's target sends interrupts
-    /// only when it is set, or when Interrupt Disable is clear.
+    /// Sets MSI-X Enable, which a VMM passes on from the guest. SPDK's target sends interrupts only
+    /// when it is set, or when Interrupt Disable is clear.
     fn enable_msix(&self, client: &mut Client, enable: bool) -> Result<(), TransportError> {
         let Some(capability) = self.msix else {
             return Ok(());
@@ -193,7 +194,8 @@ fn config16(client: &mut Client, offset: u64) -> Result<u16, TransportError> {
     Ok(u16::from_le_bytes(bytes))
 }
 
-/// Returns the offset of a capability in configuration space (PCI Local Bus 3.0, 6.7).
+/// Returns the offset of the capability with this ID in configuration space (PCI Local Bus 3.0,
+/// 6.7).
 fn find_capability(client: &mut Client, id: u8) -> Result<Option<u64>, TransportError> {
     let status = config16(client, pci::STATUS as u64)?;
     if status & pci::status::CAPABILITIES_LIST == 0 {
@@ -214,9 +216,9 @@ fn find_capability(client: &mut Client, id: u8) -> Result<Option<u64>, Transport
     Ok(None)
 }
 
-/// Returns whether the server is known to keep the interrupt of a vector without eventfd pending,
-/// which this project's server does. A system call for each interrupt that nothing waits for is
-/// then saved.
+/// Returns whether the server keeps the interrupt of a vector without eventfd pending, as this
+/// project's server does. No unread eventfd is then needed, which saves a system call for each such
+/// interrupt.
 fn keeps_pending(client: &mut Client) -> Result<bool, TransportError> {
     let vendor = config16(client, pci::VENDOR_ID as u64)?;
     let device = config16(client, pci::DEVICE_ID as u64)?;

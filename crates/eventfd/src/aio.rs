@@ -1,8 +1,8 @@
-//! Asynchronous I/O of the kernel's first kind (io_setup(2), io_submit(2)), used only for its side
-//! effect: it signals an eventfd when a request has completed.
+//! Linux asynchronous I/O (io_setup(2), io_submit(2)), used only for a side effect: it signals an
+//! eventfd when a request has completed.
 //!
-//! The request is an empty read, which completes within the call. Its completion, an event in the
-//! ring that the kernel shares with the process, is unused and consumed at once.
+//! The request is an empty read, which completes within the system call. Its completion event in
+//! the ring shared with the kernel is not needed, and consumed at once.
 #![allow(unsafe_code)]
 
 use rustix::fs::MemfdFlags;
@@ -11,8 +11,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Requested capacity of a context, which counts in `fs.aio-max-nr`. The kernel raises it to at
-/// least four for each CPU.
+/// Requested capacity of a context, which counts towards `fs.aio-max-nr`. The kernel raises it to
+/// at least four per CPU.
 const REQUESTS: libc::c_long = 32;
 
 /// IOCB_CMD_PREAD (`linux/aio_abi.h`).
@@ -27,7 +27,7 @@ const MAGIC: u32 = 0xa10a_10a1;
 #[derive(Default)]
 struct Iocb {
     data: u64,
-    /// `aio_key` and `aio_rw_flags`, in the order of the machine's bytes.
+    /// `aio_key` and `aio_rw_flags`, in the machine's byte order.
     key_and_flags: u64,
     opcode: u16,
     priority: i16,
@@ -47,30 +47,30 @@ const _: () = assert!(size_of::<Iocb>() == 64);
 #[derive(Clone, Copy, Default)]
 struct Event([u64; 4]);
 
-/// The beginning of the ring of events (`struct aio_ring` of `fs/aio.c`): its address is the
-/// context's name. libaio has relied on this since it was written.
+/// Header of the ring of events (`struct aio_ring` of `fs/aio.c`). Its address is the context's
+/// identifier. libaio has always relied on this layout.
 #[repr(C)]
 struct Ring {
     id: u32,
     events: u32,
-    /// The next event to be consumed; ours to write.
+    /// Index of the next event to consume; written by this process.
     head: AtomicU32,
-    /// Index behind the last event, written by the kernel.
+    /// Index after the last event; written by the kernel.
     tail: AtomicU32,
     magic: u32,
     compatible: u32,
-    /// Features without which the ring cannot be understood.
+    /// Flags of features that a reader of the ring must know.
     incompatible: u32,
     header_bytes: u32,
 }
 
-/// Context of one thread.
+/// Asynchronous I/O context of one thread.
 #[derive(Debug)]
 pub(crate) struct Context {
     ring: NonNull<Ring>,
-    /// Events are consumed in the ring itself, not by a system call.
+    /// Events are consumed in the shared ring, without a system call.
     mapped: bool,
-    /// Empty file that the requests read.
+    /// Empty file from which the requests read.
     source: OwnedFd,
 }
 
@@ -83,7 +83,7 @@ fn check(result: libc::c_long) -> Result<libc::c_long, Errno> {
 }
 
 impl Context {
-    /// `EAGAIN` when `fs.aio-max-nr` is reached; `ENOSYS` or `EPERM` where there is none.
+    /// `EAGAIN` when `fs.aio-max-nr` is reached; `ENOSYS` or `EPERM` without asynchronous I/O.
     pub(crate) fn new() -> Result<Self, Errno> {
         let source = rustix::fs::memfd_create("vnvme-nothing", MemfdFlags::CLOEXEC)?;
         let mut name: libc::c_ulong = 0;
@@ -106,8 +106,7 @@ impl Context {
         ring.magic == MAGIC && ring.incompatible == 0
     }
 
-    /// Makes the kernel signal an eventfd: `eventfd_signal` in `fs/eventfd.c`, which does not
-    /// block.
+    /// Makes the kernel signal an eventfd (`eventfd_signal` in `fs/eventfd.c`), which never blocks.
     #[inline]
     pub(crate) fn signal(&self, eventfd: BorrowedFd<'_>) -> Result<(), Errno> {
         let request = Iocb {
@@ -126,7 +125,7 @@ impl Context {
         check(submitted).map(|_| ())
     }
 
-    /// Consumes the events that are there.
+    /// Consumes the available events.
     #[inline]
     fn consume(&self) {
         if !self.mapped {
@@ -178,7 +177,7 @@ mod tests {
         u64::from_ne_bytes(count)
     }
 
-    /// Many times the ring's capacity, with both ways of consuming.
+    /// Signals many times the ring's capacity, with both ways of consuming events.
     #[test]
     fn the_ring_never_runs_full() {
         for mapped in [true, false] {

@@ -1,4 +1,4 @@
-//! Eventfds of clients: checked for their kind, and signalled without ever blocking.
+//! Eventfds received from clients: verified to be eventfds, and signalled without ever blocking.
 //!
 //! *Purpose.* An interrupt ends in an eventfd of the VMM. The VMM shares the file description: it
 //! can clear O_NONBLOCK at any time and let the counter run full. A write(2) then blocks the
@@ -9,9 +9,9 @@
 //! for nothing. docs/tuning.md lists the costs of this way and the alternatives.
 //!
 //! *Scope.* Eventfds, and the kernel's asynchronous I/O. Queues, protocols and guests are out of
-//! scope. `unsafe` is in `aio` alone.
+//! scope. `unsafe` is confined to `aio`.
 //!
-//! Each thread that signals has a context of its own, which [`prepare`] makes.
+//! Each thread that signals has a context of its own, created by [`prepare`].
 //!
 //! ```
 //! use eventfd::ClientEventfd;
@@ -36,36 +36,36 @@ thread_local! {
     static CONTEXT: OnceCell<aio::Context> = const { OnceCell::new() };
 }
 
-/// Reason why eventfds cannot be signalled.
+/// Reason why this thread cannot signal eventfds.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub enum PrepareError {
-    /// Other programs have used up the system's limit.
+    /// The system's limit (`fs.aio-max-nr`) is reached.
     #[error(
         "interrupts need asynchronous I/O (io_setup), of which the system has no more to give: \
          raise fs.aio-max-nr (sysctl)"
     )]
     UsedUp,
-    /// The kernel was built without it, or a filter of system calls forbids it.
+    /// The kernel lacks asynchronous I/O, or a system call filter forbids it.
     #[error("interrupts need asynchronous I/O (io_setup), which is not there: {0}")]
     Missing(Errno),
 }
 
-/// Reason why a descriptor is refused.
+/// Reason why a descriptor from a client is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KindError {
-    /// The descriptor is no eventfd: a write to it could block, or have side effects.
+    /// The descriptor is not an eventfd: a write to it could block, or have side effects.
     #[error("descriptor of the wrong kind")]
     WrongKind,
-    /// The kernel did not identify the descriptor.
+    /// The kernel could not identify the descriptor.
     #[error("readlink: {0}")]
     System(Errno),
 }
 
-/// Creates the calling thread's context, if it has none. Call it where an error can still be
-/// reported to the user. A thread that signals without a context creates one then.
+/// Creates the calling thread's context, unless it exists. Call it where an error can still be
+/// reported to the user. Otherwise the first signal creates the context.
 ///
 /// # Errors
-/// [`PrepareError`] when the system grants no context.
+/// [`PrepareError`] when the system provides no context.
 pub fn prepare() -> Result<(), PrepareError> {
     with_context(|_| ())
 }
@@ -85,28 +85,28 @@ fn with_context<R>(act: impl FnOnce(&aio::Context) -> R) -> Result<R, PrepareErr
     used.unwrap_or(Err(PrepareError::Missing(Errno::CANCELED)))
 }
 
-/// An eventfd that a client gave.
+/// An eventfd that a client sent, verified to be one.
 #[derive(Debug)]
 pub struct ClientEventfd(OwnedFd);
 
 impl ClientEventfd {
-    /// Takes a descriptor that a client sent.
+    /// Checks and wraps a descriptor that a client sent.
     ///
     /// # Errors
-    /// [`KindError::WrongKind`] when it is no eventfd.
+    /// [`KindError::WrongKind`] when it is not an eventfd; [`KindError::System`] when the kernel
+    /// cannot identify it.
     pub fn new(fd: OwnedFd) -> Result<Self, KindError> {
         let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
         let target = rustix::fs::readlink(link, Vec::new()).map_err(KindError::System)?;
-        // Paths of files begin with a slash: no client can name one so.
+        // Paths of files begin with a slash, so no file can have such a name.
         if !target.to_bytes().starts_with(b"anon_inode:[eventfd") {
             return Err(KindError::WrongKind);
         }
         Ok(Self(fd))
     }
 
-    /// Adds one to the counter, or leaves it full. Never blocks, regardless of the client.
-    ///
-    /// A thread without a context from the system signals nothing: see [`prepare`].
+    /// Adds one to the counter, or leaves it at its maximum. Never blocks, whatever the client
+    /// does. Does nothing in a thread that cannot create a context (see [`prepare`]).
     #[inline]
     pub fn signal(&self) {
         // The kernel accepts eventfds only, and the type guarantees one.

@@ -1,9 +1,10 @@
-//! A host's association: a controller behind an Admin queue's connection and those of I/O queues,
-//! as a front-end of a worker.
+//! Association of a host: a controller with an Admin queue connection and I/O queue connections, as
+//! a front-end of a worker.
 //!
-//! The controller is the same as for guests, with queues in memory of this process: a capsule
-//! becomes a submission queue entry, a completion queue entry becomes a capsule. This module
-//! handles the fabrics part: Connect, properties, keep-alive, and the state of the namespaces.
+//! The controller is the same as for guests, with queues in memory of this process. A command
+//! capsule becomes a submission queue entry, and a completion queue entry becomes a response
+//! capsule. This module handles the fabrics part: Connect, properties, keep-alive, and the ANA
+//! state of the namespaces.
 
 mod frontend;
 mod io_queues;
@@ -31,15 +32,15 @@ use std::time::{Duration, Instant};
 use volume::{Budget, Inbox, RingStreams};
 use worker::{Context, Descriptors, Frontend};
 
-/// Entries of the Admin queue, at most.
+/// Maximum number of entries of the Admin queue.
 const ADMIN_ENTRIES: u16 = 64;
 /// Time limit for a host to enable its controller.
 const ENABLING: Duration = Duration::from_secs(120);
 const NOT_PROVEN: &str = "its host has not proven who it is in time";
-/// Interval between checks of a controller that is ending.
+/// Interval between checks whether an ending controller is idle.
 const ENDING_LOOK: Duration = Duration::from_millis(10);
 
-/// Error of making an association.
+/// Reason why an association could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum AssociationError {
     /// The controller cannot be created.
@@ -48,16 +49,16 @@ pub enum AssociationError {
     /// Memory for the association cannot be mapped.
     #[error("no memory for the commands of a host: {0}")]
     Memory(dma::MapError),
-    /// The worker's ring.
+    /// The worker's ring could not be used.
     #[error(transparent)]
     Ring(#[from] volume::VolumeError),
-    /// A descriptor.
+    /// A descriptor could not be created or duplicated.
     #[error("a connection's descriptor: {0}")]
     Descriptor(rustix::io::Errno),
-    /// The kernel has no random numbers.
+    /// The kernel provided no random numbers.
     #[error("no random numbers: {0}")]
     Random(std::io::Error),
-    /// The worker's inbox.
+    /// The worker's inbox could not be created.
     #[error("no event descriptor: {0}")]
     Event(std::io::Error),
 }
@@ -74,13 +75,13 @@ impl From<dma::MapError> for AssociationError {
     }
 }
 
-/// A new association: the Connect of its Admin queue has arrived, and waits for its answer.
+/// A new association: the Connect command of its Admin queue has arrived and waits for an answer.
 ///
-/// Dropping it without making the association answers the host with an error.
+/// Dropping it without calling [`NewAssociation::make`] answers the host with an error.
 #[derive(Debug)]
 pub struct NewAssociation {
     target: Arc<Target>,
-    /// `None` once it is made.
+    /// Connection and reservation; `None` after the association was created.
     made_of: Option<(Box<Connected>, Reservation)>,
 }
 
@@ -96,16 +97,16 @@ impl NewAssociation {
         }
     }
 
-    /// Returns the host's name.
+    /// Returns the NQN of the host.
     pub fn hostnqn(&self) -> &str {
         let made_of = self.made_of.as_ref();
         made_of.map_or("", |(connected, _)| &connected.hostnqn)
     }
 
-    /// Makes it on the worker that is to serve it.
+    /// Creates the association on the worker that will serve it.
     ///
     /// # Errors
-    /// [`AssociationError`].
+    /// [`AssociationError`] when a resource is missing; the host's Connect then fails.
     pub fn make(mut self, context: &Context<'_>) -> Result<Association, AssociationError> {
         let Some((connected, reservation)) = self.made_of.take() else {
             // Unreachable: only this method takes the value, and it consumes `self`.
@@ -135,7 +136,7 @@ impl Drop for NewAssociation {
     }
 }
 
-/// Parts of an association whose creation may fail.
+/// Resources of an association whose creation may fail.
 struct Parts {
     controller: Controller,
     pool: Pool,
@@ -161,7 +162,7 @@ impl Parts {
             cntlid: reservation.cntlid(),
             subnqn: Some(target.config.nqn.clone()),
             io_queues: limits.queues,
-            // The rings are larger than the host's queues; hosts see another number in CAP.
+            // The rings are larger than the host's queues; hosts see a smaller maximum in CAP.
             queue_entries: rings::MOST_ENTRIES.into(),
             shadow_doorbells: false,
             mapped_doorbells: false,
@@ -203,7 +204,7 @@ impl Parts {
     }
 }
 
-/// State of an association.
+/// Phase of an association's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Life {
     Open,
@@ -212,7 +213,7 @@ enum Life {
     Over,
 }
 
-/// A host's association.
+/// An association of a host with a controller.
 pub struct Association {
     target: Arc<Target>,
     cntlid: u16,
@@ -222,23 +223,23 @@ pub struct Association {
     pool: Pool,
     admin: Queue,
     io: Vec<Queue>,
-    /// I/O queues whose rings could not be requested yet.
+    /// New I/O queue connections whose rings could not be requested from the controller yet.
     early: Vec<Connected>,
     mail: Arc<Inbox<Letter>>,
     streams: RingStreams,
     descriptors: Descriptors,
-    /// CC as the host has set it.
+    /// Value of CC that the host has written.
     cc: Cc,
     keep_alive: KeepAlive,
     began: Instant,
-    /// The controller is being reset, while the Admin queue stays connected.
+    /// The controller is being reset while the Admin queue stays connected.
     resetting: bool,
     life: Life,
     /// The association counts among those of authenticated hosts.
     is_admitted: bool,
     flushing: bool,
     now: Instant,
-    /// Recycled.
+    /// Buffer for completions of this side's own commands, kept for reuse.
     own: Vec<(u16, Step, Status)>,
 }
 
@@ -330,7 +331,7 @@ impl Association {
         self.controller.stats()
     }
 
-    /// Returns the host's name, and its address.
+    /// Returns the NQN and address of the host.
     pub fn host(&self) -> (&str, Option<SocketAddr>) {
         (&self.hostnqn, self.peer)
     }
@@ -372,15 +373,15 @@ impl Association {
         Ok(worked)
     }
 
-    /// Handles a changed CC: the controller is enabled, disabled or shut down.
+    /// Handles a changed value of CC, which enables, disables or shuts down the controller.
     fn write_cc(&mut self) {
-        // Memory pages are this side's own.
+        // The host's memory page size does not matter, because pages are in this process.
         let new = self.cc.with_mps(0);
         let mut bytes = [0; 4];
         self.controller.bar0_read(regs::CC, &mut bytes);
         let old = Cc::from_bits(u32::from_le_bytes(bytes));
         if old.en() && !new.en() {
-            // All I/O queues go with it.
+            // Disabling the controller removes all I/O queues.
             let why = End::Refused("the controller was disabled");
             self.io
                 .iter_mut()
@@ -403,7 +404,7 @@ impl Association {
         self.after_reset();
     }
 
-    /// Handles the end of a reset: the controller has no commands and no I/O queues any more.
+    /// Handles the end of a reset, after which the controller has no commands and no I/O queues.
     fn after_reset(&mut self) {
         if !self.resetting || self.controller.is_resetting() {
             return;
@@ -419,7 +420,7 @@ impl Association {
 
     // ---- rounds
 
-    /// Turns the controller's completions into capsules, and sends them.
+    /// Converts the controller's completions to response capsules, and sends them.
     fn respond(&mut self) -> bool {
         let max_transfer = self.max_transfer();
         let mut own = std::mem::take(&mut self.own);
@@ -518,7 +519,7 @@ impl Association {
         since.is_some_and(|since| self.now.saturating_duration_since(since) >= limit)
     }
 
-    /// Counts the association among those of authenticated hosts once its host is one of them.
+    /// Counts the association among those of authenticated hosts, once its host has authenticated.
     fn admit(&mut self) {
         if self.is_admitted || !self.admin.proof.is_given() || self.life != Life::Open {
             return;

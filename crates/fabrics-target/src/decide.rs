@@ -1,4 +1,4 @@
-//! Decisions on a host's commands before its controller sees them, and the commands by which this
+//! Checks of a host's commands before its controller executes them, and the commands by which this
 //! side creates and deletes the controller's queues.
 
 use crate::queue::{Fate, Queue};
@@ -16,19 +16,19 @@ use nvme::regs::{self, Cap, Cc};
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use std::time::{Duration, Instant};
 
-/// State outside the controller that commands on the Admin queue change.
+/// Properties and other state that commands on the Admin queue access outside the controller.
 pub(crate) struct Register<'a> {
     pub cc: &'a mut Cc,
     pub keep_alive: &'a mut KeepAlive,
     pub now: Instant,
     pub io: &'a [Queue],
-    /// CC has been written.
+    /// The host has written CC.
     pub written: bool,
     pub entries: u16,
 }
 
 impl Register<'_> {
-    /// Decides on a command on the Admin queue.
+    /// Decides how to handle a command on the Admin queue.
     pub(crate) fn decide(
         &mut self,
         command: &Command,
@@ -39,13 +39,13 @@ impl Register<'_> {
         match fabrics::fctype(command) {
             Some(Fctype::PROPERTY_GET) => return self.property_get(command, controller),
             Some(Fctype::PROPERTY_SET) => return self.property_set(command),
-            // The queue is connected already.
+            // The queue is already connected.
             Some(Fctype::CONNECT) => return refused(Status::COMMAND_SEQUENCE_ERROR),
             Some(Fctype::DISCONNECT) => return refused(status::INVALID_QUEUE_TYPE),
             Some(_) => return refused(Status::INVALID_FIELD),
             None => {}
         }
-        // Commands behind a change of CC do not wait for its effect.
+        // Commands after a change of CC are answered without waiting for its effect.
         if self.written || !controller.is_ready() || resetting {
             return refused(Status::COMMAND_SEQUENCE_ERROR);
         }
@@ -89,7 +89,7 @@ impl Register<'_> {
         }
     }
 
-    /// Decides on Abort, whose command identifier is translated from the host's to the
+    /// Decides how to handle Abort, whose command identifier is converted from the host's to the
     /// controller's.
     fn abort(&self, command: &Command) -> Fate {
         let cdw10 = AbortCdw10::from_bits(command.cdw10.get());
@@ -120,7 +120,7 @@ impl Register<'_> {
         let value = match (u64::from(property.offset), property.is_64_bits) {
             (regs::CAP, true) => {
                 controller.bar0_read(regs::CAP, &mut bytes);
-                // Memory pages and doorbells are this side's own.
+                // Memory pages and doorbells are internal to this side.
                 let cap = Cap::from_bits(u64::from_le_bytes(bytes))
                     .with_mqes_z(self.entries - 1)
                     .with_mpsmax(0)
@@ -149,7 +149,7 @@ impl Register<'_> {
     }
 }
 
-/// Decides on a command on an I/O queue.
+/// Decides how to handle a command on an I/O queue.
 pub(crate) fn decide_io(
     command: &Command,
     state: AnaState,
@@ -157,13 +157,13 @@ pub(crate) fn decide_io(
 ) -> Fate {
     let refused = |status: Status| Fate::Answer(status.with_dnr(true), 0);
     match fabrics::fctype(command) {
-        // Neither is offered.
+        // These commands are not supported.
         Some(Fctype::DISCONNECT) => return refused(Status::INVALID_OPCODE),
         Some(Fctype::CONNECT) => return refused(Status::COMMAND_SEQUENCE_ERROR),
         Some(_) => return refused(Status::INVALID_FIELD),
         None => {}
     }
-    // Another path may do it ("NVMe Base 2.1", 8.1.1.3): no DNR.
+    // Another path may execute the command ("NVMe Base 2.1", 8.1.1.3), so Do Not Retry is clear.
     match state {
         AnaState::OPTIMIZED | AnaState::NON_OPTIMIZED => {}
         AnaState::INACCESSIBLE => return Fate::Answer(Status::ANA_INACCESSIBLE, 0),

@@ -1,5 +1,5 @@
-//! A discovery controller: an Admin queue that answers the commands by which hosts find the
-//! subsystem. It needs no volume, no memory and no controller of a disk.
+//! Discovery controller: an Admin queue that answers the commands by which hosts find the
+//! subsystem. It needs no volume, no memory and no disk's controller.
 
 use crate::handshake::{Connected, completion};
 use crate::link::{End, Link};
@@ -23,14 +23,14 @@ use volume::RingStreams;
 use worker::Descriptors;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Asynchronous Event Requests that may wait.
+/// Maximum number of outstanding Asynchronous Event Requests.
 const EVENTS: usize = 4;
-/// Maximum of bytes in the answer to one Get Log Page.
+/// Maximum length in bytes of the data of one Get Log Page command.
 const MOST: u32 = 64 << 10;
-/// A host without Keep Alive has so long for all it asks.
+/// Time limit of a whole connection if the host uses no Keep Alive.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Returns the time for which a host with this Keep Alive Timeout may be silent.
+/// Returns the time after which a silent host with this Keep Alive Timeout is disconnected.
 fn timeout(milliseconds: u32) -> Duration {
     match milliseconds {
         0 => LIMIT,
@@ -38,7 +38,7 @@ fn timeout(milliseconds: u32) -> Duration {
     }
 }
 
-/// A host's connection to the discovery controller.
+/// Connection of a host to the discovery controller.
 pub(crate) struct Discovery {
     target: Arc<Target>,
     link: Link,
@@ -48,10 +48,10 @@ pub(crate) struct Discovery {
     keep_alive: KeepAlive,
     events: usize,
     local: Option<SocketAddr>,
-    /// The host may connect to the subsystem, and its log page lists it.
+    /// The host may connect to the subsystem, so the log page lists it.
     admitted: bool,
     cntlid: u16,
-    /// The connection has ended; operations in the kernel may be outstanding.
+    /// The connection has ended; the kernel may still execute operations on it.
     ended: bool,
 }
 
@@ -95,14 +95,16 @@ impl Discovery {
         self.keep_alive.deadline()
     }
 
-    /// Advances the connection. `false`: it is over, and no operation is outstanding.
+    /// Handles events of the connection. Returns `false` when it has ended and no operation is
+    /// outstanding.
     pub(crate) fn poll(&mut self, now: Instant) -> bool {
         if self.ended {
             let _ = self.link.sent(|_, _| ());
             let _ = self.link.received(drop);
             return !self.link.is_quiet();
         }
-        // The commands that came while this process did not run count.
+        // Commands that arrived while this process did not run are read before checking the
+        // time-out.
         let mut result = self.read(now);
         if result.is_ok() && self.keep_alive.has_expired(now) {
             result = Err(End::Refused("no Keep Alive in time"));
@@ -140,7 +142,7 @@ impl Discovery {
                     self.link.receive(None);
                     return Ok(());
                 }
-                // Data in the capsule of an unknown command is dropped.
+                // In-capsule data of an unknown command is discarded.
                 Request::Command { command, .. } => Some(command),
                 Request::Terminated(why) => return Err(End::Terminated(why)),
                 _ => None,
@@ -228,7 +230,7 @@ impl Discovery {
                 match from.and_then(|from| page.get(from..)).filter(|_| fits) {
                     Some(rest) => {
                         let mut rest = rest.to_vec();
-                        // 64 KiB at most.
+                        // At most 64 KiB.
                         rest.resize(len as usize, 0);
                         self.send(command, &rest);
                     }

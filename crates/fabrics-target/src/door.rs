@@ -1,5 +1,5 @@
-//! Front-end of a worker that accepts hosts: a listening socket, connections before their Connect,
-//! and discovery. Associations are front-ends of their own, on any worker.
+//! Front-end that accepts hosts: the listening socket, connections before their Connect command,
+//! and discovery connections. Associations are separate front-ends, on any worker.
 
 use crate::association::NewAssociation;
 use crate::discovery::Discovery;
@@ -19,19 +19,19 @@ use worker::{
 
 /// epoll token of the listening socket.
 const LISTENER: u32 = 0;
-/// epoll token of the eventfd that signals changed sizes of volumes.
+/// epoll token of the eventfd that signals a changed size of a volume.
 const RESIZED: u32 = (1 << 31) - 1;
-/// Discoveries' tokens are below.
+/// Upper bound of the tokens of discovery connections.
 const LAST_TOKEN: u32 = 1 << 30;
-/// Maximum of concurrent discovery connections.
+/// Maximum number of concurrent discovery connections.
 const MOST_DISCOVERIES: usize = 32;
-/// Connections that are accepted in one call.
+/// Number of connections that are accepted in one call.
 const AT_ONCE: usize = 4;
-/// Accepted connections for each association that may be made in the same time. A silent connection
-/// costs a few microseconds, an association a controller.
+/// Number of accepted connections per association that is allowed in the same time. A silent
+/// connection costs a few microseconds, an association a controller.
 const CONNECTIONS_PER_ASSOCIATION: u32 = 20;
 
-/// Passes a new association to a worker, which makes it ([`NewAssociation::make`]).
+/// Callback that passes a new association to a worker, which creates it ([`NewAssociation::make`]).
 pub type Launch = Box<dyn FnMut(NewAssociation)>;
 
 /// Front-end that accepts the connections of hosts.
@@ -40,18 +40,18 @@ pub struct Door {
     acceptor: Acceptor<OwnedFd>,
     descriptors: Descriptors,
     streams: RingStreams,
-    /// Rate of new associations.
+    /// Rate limit of new associations.
     pace: ConnectPace,
-    /// Connections that have not become queues.
+    /// Connections that have not sent Connect.
     newcomers: Vec<Option<Newcomer>>,
     discoveries: Vec<(u32, Discovery)>,
     launch: Launch,
     resized: Option<Arc<OwnedFd>>,
-    /// Tokens from behind the newcomers' on are discoveries'.
+    /// Next token of a discovery connection, above the tokens of newcomers.
     next_token: u32,
-    /// Connections wait to be accepted, perhaps.
+    /// The listening socket may have connections to accept.
     accepts: bool,
-    /// Newcomers of which something has come.
+    /// Tokens of newcomers with received bytes.
     ready: Vec<u32>,
     flushing: bool,
 }
@@ -64,13 +64,13 @@ impl std::fmt::Debug for Door {
     }
 }
 
-/// Error of creating a door.
+/// Reason why a door could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum DoorError {
-    /// The socket.
+    /// The socket could not be used.
     #[error("the listening socket: {0}")]
     Socket(Errno),
-    /// The worker's ring.
+    /// The worker's ring could not be used.
     #[error(transparent)]
     Ring(#[from] volume::VolumeError),
 }
@@ -82,12 +82,13 @@ impl From<Errno> for DoorError {
 }
 
 impl Door {
-    /// Creates a door on a listening socket, in non-blocking mode. `rate` limits new associations;
-    /// connections are accepted 20 times as fast, so that silent ones do not delay hosts. `resized`
-    /// is an eventfd that becomes readable when a volume has another size.
+    /// Creates the front-end of a listening socket, which must be in non-blocking mode. `rate`
+    /// limits new associations; connections are accepted 20 times as fast, so that silent ones do
+    /// not delay hosts. `resized` is an eventfd that becomes readable when the size of a volume has
+    /// changed.
     ///
     /// # Errors
-    /// [`DoorError`].
+    /// [`DoorError`] when the socket or the worker's ring cannot be used.
     pub fn new(
         target: Arc<Target>,
         listener: OwnedFd,
@@ -104,7 +105,7 @@ impl Door {
         let places = u32::try_from(target.config.limits.associations).unwrap_or(u32::MAX);
         Ok(Self {
             acceptor: Acceptor::new(listener, descriptors.clone(), LISTENER, connections)?,
-            // All places may be taken at once, for example after a restart.
+            // All slots may be needed at once, for example after a restart.
             pace: ConnectPace::new(ConnectRate(rate.0.max(places))),
             newcomers: (0..target.config.limits.newcomers).map(|_| None).collect(),
             next_token: 1 + target.config.limits.newcomers as u32,
@@ -165,8 +166,8 @@ impl Door {
         self.accepts = true;
     }
 
-    /// Returns the index of a vacant place for a connection. If there is none, the oldest
-    /// connection of the address with the most of them is closed: a flood displaces itself.
+    /// Returns the index of a free slot for a connection. If all are used, closes the oldest
+    /// connection of the address that has the most of them, so that a flood displaces itself.
     fn make_room(&mut self) -> Option<usize> {
         if let Some(vacant) = self.newcomers.iter().position(Option::is_none) {
             return Some(vacant);
@@ -189,7 +190,7 @@ impl Door {
         self.newcomers.get_mut((token as usize).checked_sub(1)?)
     }
 
-    /// A connection takes its place, and is waited for.
+    /// Stores a new connection in a slot and waits for its bytes.
     fn put(&mut self, token: u32, newcomer: Newcomer) {
         let added = self
             .descriptors
@@ -201,7 +202,7 @@ impl Door {
         }
     }
 
-    /// Reads from a connection that has received bytes.
+    /// Reads from a connection with received bytes.
     fn read(&mut self, token: u32, now: Instant) {
         let Some(place) = self.place(token) else {
             return;
@@ -320,7 +321,7 @@ impl Door {
         }
     }
 
-    /// Closes connections that have missed the time limit.
+    /// Closes connections that have exceeded the time limit.
     fn expire(&mut self, now: Instant) {
         let limit = self.target.config.limits.handshake;
         let mut late = 0;
@@ -337,7 +338,7 @@ impl Door {
         (0..late).for_each(|_| self.refused(&End::Refused("it did not say what it is in time")));
     }
 
-    /// Accepts connections again after a pause. A failure is retried later.
+    /// Resumes accepting connections after a pause. A failure is retried later.
     fn resume(&mut self, now: Instant) {
         if !self.flushing {
             let _ = self.acceptor.resume(now);
@@ -412,7 +413,7 @@ impl Frontend for Door {
                 }
             }
             token if token as usize <= self.newcomers.len() => self.ready.push(token),
-            // A discovery's: its completion is on the ring.
+            // Tokens of discovery connections; their completions are on the ring.
             _ => {}
         }
     }

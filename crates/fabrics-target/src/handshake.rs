@@ -1,7 +1,8 @@
-//! The beginning of a connection: ICReq, and the Connect that names the queue.
+//! Start of a connection: the initialization request (ICReq), and the Connect command, which names
+//! the queue.
 //!
-//! Only these two are read, so that later bytes belong to the queue. A host has a time limit for
-//! them, and their size is bounded.
+//! Nothing beyond these is read, so that later bytes belong to the queue. Time and size are
+//! limited.
 
 use crate::link::End;
 use nvme::Status;
@@ -16,11 +17,11 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 use zerocopy::FromBytes;
 
-/// Maximum of data in one H2CData, in bytes.
+/// Maximum data of one H2CData PDU in bytes.
 const H2C_DATA: u32 = 1 << 20;
-/// Bytes of the common header.
+/// Size of the common header in bytes.
 const COMMON: usize = size_of::<CommonHeader>();
-/// Bytes of the longest capsule with a Connect.
+/// Maximum size in bytes of a capsule with a Connect command.
 const LONGEST: usize = LONGEST_OFFSET + fabrics::CONNECT_DATA_LEN as usize + DIGEST;
 
 /// A connection before its Connect.
@@ -33,7 +34,7 @@ pub(crate) struct Newcomer {
     limits: Option<Limits>,
 }
 
-/// A connection whose Connect has arrived, and was not answered.
+/// A connection whose Connect command has arrived, and was not answered yet.
 #[derive(Debug)]
 pub(crate) struct Connected {
     pub fd: OwnedFd,
@@ -46,12 +47,12 @@ pub(crate) struct Connected {
     pub subnqn: String,
 }
 
-/// State of a connection after reading.
+/// State of a new connection after reading.
 #[derive(Debug)]
 pub(crate) enum Progress {
-    /// Connect is incomplete.
+    /// The Connect command is incomplete.
     Waits(Newcomer),
-    /// Connect has arrived.
+    /// The Connect command has arrived.
     Connected(Box<Connected>),
 }
 
@@ -100,7 +101,7 @@ impl Newcomer {
         }
     }
 
-    /// Returns the number of bytes needed before the next step of parsing.
+    /// Returns the number of bytes that the next step of parsing needs.
     fn wanted(&self) -> Result<usize, End> {
         if self.limits.is_none() {
             return Ok(INITIALIZE);
@@ -206,8 +207,8 @@ impl Newcomer {
 }
 
 impl Connected {
-    /// Answers the Connect with an error. Only a busy controller is worth another try by the host
-    /// (Do Not Retry cleared).
+    /// Answers the Connect command with an error. Do Not Retry is clear only if the controller is
+    /// busy.
     pub(crate) fn refuse(&self, why: Status, dw0: u32) {
         let is_final = why != status::CONNECT_CONTROLLER_BUSY;
         let answer = completion(self.cid, why.with_dnr(is_final), dw0);
@@ -221,7 +222,7 @@ pub(crate) fn invalid(at: u16, in_data: bool) -> u32 {
     wrong.into_bits()
 }
 
-/// Returns an answer without flow control.
+/// Returns a completion without submission queue head, as without flow control.
 pub(crate) fn completion(cid: u16, status: Status, dw0: u32) -> Completion {
     Completion {
         dw0: dw0.into(),
@@ -231,7 +232,7 @@ pub(crate) fn completion(cid: u16, status: Status, dw0: u32) -> Completion {
     }
 }
 
-/// Sends a few bytes, for which a new connection has room.
+/// Writes a few bytes, for which a new connection always has room.
 fn write(fd: &OwnedFd, bytes: &[u8]) -> Result<(), End> {
     match send(fd, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
         Ok(len) if len == bytes.len() => Ok(()),

@@ -1,4 +1,4 @@
-//! Volumes for other hosts, by NVMe over TCP.
+//! NVMe over TCP target: exports volumes to other hosts.
 //!
 //! A [`Target`] is a subsystem at a port. A [`Door`] accepts its connections and reads their
 //! Connect. A host's Admin queue becomes an [`Association`], which may be on another worker, and

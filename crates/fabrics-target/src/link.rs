@@ -1,4 +1,4 @@
-//! A connection on the worker's ring: PDUs out, bytes in.
+//! Connection of a queue on the worker's ring: sends PDUs and receives bytes.
 
 use dma::SegmentList;
 use nvme_tcp::{Header, Limits, Writer};
@@ -11,10 +11,10 @@ use worker::{Descriptors, Interest};
 
 /// Size of the receive buffer, in bytes.
 const BUFFER: usize = 128 << 10;
-/// Maximum of staged bytes while a message is being sent; beyond it nothing more is received.
+/// Maximum number of staged bytes while a message is being sent; above it nothing more is received.
 const STAGED: u64 = 1 << 20;
 
-/// Reason for the end of a connection.
+/// Reason why a connection ends.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum End {
     #[error("the host has closed the connection")]
@@ -38,16 +38,16 @@ impl From<nvme_tcp::Violation> for End {
 /// A connection on the worker's ring.
 pub(crate) struct Link {
     stream: RingStream,
-    /// The same socket, in the epoll set: received bytes wake its front-end.
+    /// Duplicate of the socket in the epoll set, where received bytes wake the front-end.
     watched: OwnedFd,
     pub(crate) writer: Writer,
-    /// `None` while the kernel has it.
+    /// Receive buffer; `None` while the kernel uses it.
     incoming: Option<Incoming>,
-    /// The next message.
+    /// Message being assembled.
     pub(crate) staged: Outgoing,
-    /// `None` while the kernel has it.
+    /// Message buffer for reuse; `None` while the kernel uses it.
     spare: Option<Outgoing>,
-    /// A part of it has been sent, and the ring had no room for the rest.
+    /// Unsent rest of a message for which the ring had no room.
     rest: Option<Outgoing>,
     /// `told`: epoll has reported the socket, and it was not checked since. `ending`: the
     /// connection is being ended.
@@ -56,7 +56,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Takes a socket, in non-blocking mode, onto the ring.
+    /// Adds a socket in non-blocking mode to the ring.
     pub(crate) fn new(
         streams: &RingStreams,
         descriptors: &Descriptors,
@@ -64,7 +64,7 @@ impl Link {
         fd: OwnedFd,
         limits: Limits,
     ) -> Result<Self, Errno> {
-        // A ring waits for it then.
+        // The ring waits for a blocking socket.
         rustix::io::ioctl_fionbio(&fd, false)?;
         let watched = rustix::io::fcntl_dupfd_cloexec(&fd, 0)?;
         descriptors.add(&watched, token, Interest::Edge)?;
@@ -103,17 +103,17 @@ impl Link {
         fds.iter().any(|fd| fd.revents().intersects(ends))
     }
 
-    /// Returns whether so much is staged that nothing more should be received.
+    /// Returns whether too much is staged to receive more.
     pub(crate) fn is_full(&self) -> bool {
         self.staged.left() >= STAGED
     }
 
-    /// Appends a header.
+    /// Appends a PDU header to the message.
     pub(crate) fn header(&mut self, header: &Header) {
         self.staged.bytes(header);
     }
 
-    /// Starts to send the staged bytes. `true` when there were any.
+    /// Starts to send the staged message. Returns `true` if there was one.
     pub(crate) fn send(&mut self) -> bool {
         if self.ending {
             return false;
@@ -137,7 +137,7 @@ impl Link {
         true
     }
 
-    /// Handles a finished send, and returns its memory.
+    /// Handles a completed send, and returns its memory through `back`.
     pub(crate) fn sent(&mut self, back: impl FnMut(u64, SegmentList)) -> Result<(), End> {
         let Some((mut outgoing, sent)) = self.stream.sent() else {
             return Ok(());
@@ -154,8 +154,8 @@ impl Link {
         Ok(())
     }
 
-    /// Handles a finished receive. Returns the number of bytes that were received directly into the
-    /// memory, which is passed to `back`.
+    /// Handles a completed receive. Returns the number of bytes that were received directly into a
+    /// command's memory, which is passed to `back`.
     pub(crate) fn received(&mut self, mut back: impl FnMut(SegmentList)) -> Result<u64, End> {
         let Some((mut incoming, received)) = self.stream.received() else {
             return Ok(0);
@@ -172,7 +172,7 @@ impl Link {
         result
     }
 
-    /// Returns the received bytes in the buffer; `None` while the kernel has it.
+    /// Returns the received bytes in the buffer; `None` while the kernel uses the buffer.
     pub(crate) fn bytes(&self) -> Option<&[u8]> {
         self.incoming.as_ref().map(Incoming::bytes)
     }
@@ -184,8 +184,8 @@ impl Link {
         }
     }
 
-    /// Starts the next receive, first into the memory of `direct`. Returns this memory if the ring
-    /// is full.
+    /// Starts the next receive, first into the memory `direct`. Returns that memory if the ring is
+    /// full.
     pub(crate) fn receive(
         &mut self,
         direct: Option<(SegmentList, u64, u64)>,
@@ -207,8 +207,8 @@ impl Link {
         self.incoming.is_some() && self.spare.is_some()
     }
 
-    /// Ends the connection without sending the staged bytes. `last` is sent if that can be done
-    /// without waiting.
+    /// Ends the connection without sending the staged bytes. `last` is sent if that is possible
+    /// without blocking.
     pub(crate) fn end(&mut self, last: Option<&[u8]>, mut back: impl FnMut(u64, SegmentList)) {
         if std::mem::replace(&mut self.ending, true) {
             return;

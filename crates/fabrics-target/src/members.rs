@@ -1,15 +1,15 @@
-//! Admission of hosts: the associations of a subsystem, and the share of them that a host, an
-//! address and hosts in authentication may have.
+//! Admission of hosts: limits on the associations of a subsystem, per host, per address, and for
+//! hosts that have not authenticated.
 //!
 //! - A host has at most [`TargetLimits::host_associations`], and their memory comes from one
 //!   budget per host.
-//! - Where hosts are listed, a place is reserved for each listed host without an association, up to
-//!   half of all places. The name of a host with a key is not trusted before it has authenticated:
-//!   until then, the association counts in a small pool of its own.
-//! - Where any host may connect, its name proves nothing. An eighth of the places is reserved for
+//! - With a list of hosts, a slot is reserved for each listed host without an association, up to
+//!   half of all slots. The name of a host with a key is not trusted before it has authenticated:
+//!   until then, the association counts in a small separate pool.
+//! - If any host may connect, its name proves nothing. An eighth of the slots is reserved for
 //!   addresses without an association.
-//! - A full pool of associations in authentication drops the oldest one of the address with the
-//!   most, so that an attacker without the secret displaces its own.
+//! - If the pool of unauthenticated associations is full, the oldest one of the address with the
+//!   most is closed, so that an attacker without the secret displaces itself.
 
 use crate::handshake::Connected;
 use crate::target::{Letter, TargetConfig, TargetLimits};
@@ -29,35 +29,35 @@ enum Standing {
     /// The host has authenticated, or need not.
     Admitted,
     Authenticating,
-    /// The association was told to make room, and has not ended yet.
+    /// The association must end to make room, and has not ended yet.
     Displaced,
 }
 
 struct Member {
-    /// `None` until the association is made.
+    /// Inbox of the association; `None` until it is created.
     mail: Option<Arc<Inbox<Letter>>>,
     hostnqn: String,
     hostid: [u8; 16],
     address: Option<IpAddr>,
     standing: Standing,
     memory: u32,
-    /// Order of arrival.
+    /// Sequence number by arrival.
     number: u64,
-    /// Connections on their way to it.
+    /// Number of connections that were passed to the association and have not arrived.
     coming: u16,
 }
 
 /// Associations of a subsystem, by controller ID.
 #[derive(Default)]
 pub(crate) struct Members {
-    /// The controller ID that was given last.
+    /// Controller ID that was assigned last.
     last: u16,
     arrived: u64,
     open: BTreeMap<u16, Member>,
 }
 
 impl Members {
-    /// Checks whether a connection belongs to an association.
+    /// Checks whether the association named in a Connect command exists and belongs to its host.
     pub(crate) fn owns(&mut self, connected: &Connected) -> Result<(), Status> {
         self.member(connected).map(drop)
     }
@@ -84,8 +84,8 @@ impl Members {
             .filter_map(|member| member.mail.as_deref())
     }
 
-    /// Reserves a controller ID for a new association; returns it with the bytes of memory for the
-    /// data of its commands.
+    /// Reserves a controller ID for a new association. Returns it with the size in bytes of the
+    /// memory for the data of its commands.
     pub(crate) fn reserve(
         &mut self,
         config: &TargetConfig,
@@ -146,7 +146,8 @@ impl Members {
         let all = config.limits.associations;
         let own = of_host(hostnqn);
         let reserved = if listed().next().is_some() {
-            // A host in both lists counts twice; the reserve is then larger than necessary.
+            // A host that is in both lists counts twice, which only makes the reserve larger than
+            // necessary.
             let absent = listed().filter(|name| of_host(name) == 0).count();
             if own == 0 { 0 } else { absent.min(all / 2) }
         } else {
@@ -160,7 +161,7 @@ impl Members {
         Ok(())
     }
 
-    /// Makes room for one more association in authentication.
+    /// Makes room for one more unauthenticated association.
     fn displace(&mut self, most: usize) -> Result<(), Status> {
         let of = |standing| {
             let members = self.open.values();
@@ -170,7 +171,7 @@ impl Members {
         if waiting < most {
             return Ok(());
         }
-        // Displaced associations end on their workers. A worker that stands still ends none.
+        // Displaced associations end on their workers, but not on a worker that is stuck.
         if of(Standing::Displaced).count() >= most {
             return Err(status::CONNECT_CONTROLLER_BUSY);
         }
@@ -193,8 +194,8 @@ impl Members {
         Ok(())
     }
 
-    /// Returns the memory of one more association of a host, in bytes: whole as long as the host
-    /// has used less than half of its budget, then less and less.
+    /// Returns the memory size in bytes of one more association of a host: the full size while the
+    /// host has used less than half of its budget, then less and less.
     fn memory(&self, limits: &TargetLimits, hostnqn: &str) -> u32 {
         // Hosts in authentication exchange short messages only.
         let own = self

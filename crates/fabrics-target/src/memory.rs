@@ -1,21 +1,22 @@
-//! The memory between a host's capsules and its controller: queues, and a pool for data.
+//! Memory of an association that its controller uses like guest memory: queues, and a pool for
+//! data.
 //!
-//! The controller sees it as it sees a guest's: under IOVAs, of which none is zero, so that an
-//! address that nobody has set names nothing.
+//! The controller accesses it by IOVAs. They begin above zero, so that an address that was never
+//! set refers to nothing.
 
 use dma::{Access, DmaMap, Memory, SegmentList};
 
-/// Bytes of a page: the unit of the pool.
+/// Page size in bytes, the unit of the pool.
 pub(crate) const PAGE: u32 = 4096;
-/// The IOVA of its first byte.
+/// IOVA of the first byte of the memory.
 pub(crate) const BASE: u64 = 1 << 40;
-/// Number of bytes that are copied at a time.
+/// Number of bytes that are copied in one step.
 const CHUNK: usize = 4096;
 
-/// A part of the pool.
+/// An allocated block of the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Block {
-    /// First page, from the memory's beginning.
+    /// First page, counted from the beginning of the memory.
     page: u32,
     pages: u32,
 }
@@ -36,29 +37,29 @@ impl Block {
     }
 }
 
-/// The memory of one association.
+/// Memory of one association.
 #[derive(Debug)]
 pub(crate) struct Pool {
     memory: Memory,
-    /// A bit for each page: it is taken.
+    /// A bit for each page, set while the page is allocated.
     taken: Vec<u64>,
     pages: u32,
     free: u32,
-    /// Page at which the next search begins.
+    /// Page at which the next search starts.
     hint: u32,
     reserve: Reserve,
 }
 
-/// A reserved block for each queue, which holds the data of one capsule when all other memory is in
-/// use. The stream is read in order: behind the capsule it may have the data that the commands with
-/// all the memory wait for.
+/// Reserved blocks, one for each queue, which hold the data of one capsule when all other memory is
+/// in use. A connection is read in order, so the data after that capsule may belong to the very
+/// commands that hold the memory.
 #[derive(Debug)]
 struct Reserve {
-    /// The first one's first page.
+    /// First page of the first block.
     page: u32,
-    /// Pages of each.
+    /// Number of pages of each block.
     pages: u32,
-    /// Blocks in use, by queue.
+    /// Whether the block of each queue is in use.
     taken: Vec<bool>,
 }
 
@@ -71,11 +72,11 @@ impl Reserve {
 }
 
 impl Pool {
-    /// Creates a pool of `pages` pages. Before them are `rings` pages that hold no data, and the
+    /// Creates a pool of `pages` pages. They are preceded by `rings` pages for queues, and by the
     /// reserved blocks: (number of queues, pages of each).
     ///
     /// # Errors
-    /// [`dma::MapError`], if the memory cannot be mapped.
+    /// [`dma::MapError`] when the memory cannot be mapped.
     pub(crate) fn new(
         rings: u32,
         (queues, each): (u16, u32),
@@ -101,7 +102,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Takes a queue's reserved block, if it is free and large enough for so many bytes.
+    /// Allocates a queue's reserved block, if it is free and has at least `bytes` bytes.
     pub(crate) fn take_reserved(&mut self, qid: u16, bytes: u64) -> Option<Block> {
         let Reserve { page, pages, .. } = self.reserve;
         let taken = self.reserve.taken.get_mut(usize::from(qid))?;
@@ -130,7 +131,7 @@ impl Pool {
         }
     }
 
-    /// Finds so many adjacent free pages from `from` on, below `end`.
+    /// Finds `pages` adjacent free pages between `from` and `end`.
     fn find(&self, from: u32, end: u32, pages: u32) -> Option<u32> {
         let (mut start, mut at) = (from, from);
         while at < end {
@@ -149,7 +150,7 @@ impl Pool {
         None
     }
 
-    /// Takes memory for so many bytes, at least a page. `None`: no free piece is large enough.
+    /// Allocates a block of at least `bytes` bytes; `None` if no free range is large enough.
     pub(crate) fn take(&mut self, bytes: u64) -> Option<Block> {
         let pages = u32::try_from(bytes.div_ceil(PAGE.into()).max(1)).ok()?;
         if pages > self.free {
@@ -176,13 +177,13 @@ impl Pool {
         self.hint = self.hint.min(block.page);
     }
 
-    /// Returns whether no block is taken.
+    /// Returns whether no block is allocated.
     #[cfg(test)]
     pub(crate) fn is_idle(&self, before: u32) -> bool {
         self.free + before == self.pages && !self.reserve.taken.contains(&true)
     }
 
-    /// Reads a block's bytes, from `at` on, and passes them to `each` in pieces.
+    /// Passes `len` bytes of a block from `at` on to `each`, in pieces.
     pub(crate) fn read(&self, block: Block, at: u32, len: u32, mut each: impl FnMut(&[u8])) {
         let mut chunk = [0; CHUNK];
         let mut done = 0;
@@ -197,7 +198,7 @@ impl Pool {
         }
     }
 
-    /// Stores bytes into a block; how many of them it has room for.
+    /// Copies bytes into a block, as far as it has room; returns their number.
     pub(crate) fn write(&self, block: Block, at: u32, bytes: &[u8]) -> usize {
         let room = usize::try_from(block.len().saturating_sub(at.into())).unwrap_or(0);
         let bytes = bytes.get(..room).unwrap_or(bytes);
@@ -218,7 +219,7 @@ impl Pool {
     }
 }
 
-/// Makes `list` the first `len` bytes of a block.
+/// Points `list` at the first `len` bytes of a block.
 pub(crate) fn point(list: &mut SegmentList, map: &DmaMap, block: Block, len: u32) -> bool {
     list.clear();
     list.begin_piece(map, block.iova(), len.into(), Access::Write)
@@ -232,7 +233,8 @@ mod tests {
     const QUEUES: u32 = 3;
 
     proptest! {
-        /// Blocks never overlap, and everything can be taken again when all are free.
+        /// Checks that blocks never overlap, and that all memory is available after freeing all
+        /// blocks.
         #[test]
         fn blocks_are_ones_own(
             steps in proptest::collection::vec((any::<bool>(), 0..30_000u64), 1..200),

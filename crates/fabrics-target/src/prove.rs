@@ -1,8 +1,8 @@
 //! Authentication of hosts by DH-HMAC-CHAP on each of their queues ("NVMe Base 2.1", 8.3.5).
 //!
-//! Before it has succeeded, every other command on the queue is answered by Authentication
-//! Required. Arithmetic of Diffie-Hellman takes milliseconds, too long for a worker. A thread of
-//! the subsystem does it, for one queue at a time, however many hosts authenticate.
+//! Until authentication has succeeded, every other command on the queue fails with Authentication
+//! Required. Diffie-Hellman arithmetic takes milliseconds, too long for a worker. A thread of the
+//! subsystem executes it, one step at a time, however many hosts authenticate.
 
 use crate::slots::Slot;
 use crate::target::Letter;
@@ -17,12 +17,13 @@ use volume::Inbox;
 
 /// Maximum size of a message and of its buffer, in bytes.
 const MOST: u32 = 4096;
-/// Smallest buffer for a message, in bytes: the length of a failure message.
+/// Minimum size in bytes of the buffer for a message, the length of a failure message.
 const LEAST: u32 = 16;
-/// Maximum of steps that wait for the thread; further hosts are told to try again.
+/// Maximum number of steps that wait for the thread; the commands of further hosts fail with a
+/// retryable status.
 const WAITING: usize = 256;
-/// Diffie-Hellman groups that hosts may use. Larger groups are left out: a host can ask for them
-/// before it has authenticated.
+/// Diffie-Hellman groups that hosts may use. Larger groups are excluded, because a host could make
+/// this side use them before it has authenticated.
 const GROUPS: &[Group] = &[
     Group::Ffdhe2048,
     Group::Ffdhe3072,
@@ -30,12 +31,12 @@ const GROUPS: &[Group] = &[
     Group::Null,
 ];
 
-/// Key of a host that may authenticate.
+/// Secrets for a host that must authenticate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostKey {
-    /// The host's name.
+    /// NQN of the host.
     pub nqn: String,
-    /// Secret of the host, and the subsystem's secret for it, if there is one.
+    /// Secret of the host, and optionally the subsystem's secret for it.
     pub secrets: Secrets,
 }
 
@@ -43,45 +44,46 @@ pub struct HostKey {
 pub(crate) enum Proof {
     /// The host has authenticated, or need not.
     Given,
-    /// The host has to authenticate, and has not.
+    /// The host must authenticate, and has not yet.
     Wanted {
         side: Box<Controller>,
         since: Instant,
     },
-    /// The thread has the step. The number distinguishes it from steps of an earlier queue with the
-    /// same identifier.
+    /// The thread executes a step. The number distinguishes it from steps of an earlier queue with
+    /// the same identifier.
     Away { since: Instant, number: u64 },
     /// Authentication failed; the host may not try again on this queue.
     Failed { since: Instant },
 }
 
-/// Result of a step.
+/// Result of an authentication step.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     number: u64,
     side: Box<Controller>,
     step: Step,
-    /// Message for the host, if it has asked for one.
+    /// Message for the host, if it has requested one.
     pub message: Option<Vec<u8>>,
 }
 
-/// A step with long arithmetic, and the command that waits for it.
+/// A step with Diffie-Hellman arithmetic, and the command that waits for it.
 struct Job {
     number: u64,
     side: Box<Controller>,
-    /// `None`: the host asks for one.
+    /// Message from the host; `None` if it requests one.
     message: Option<Vec<u8>>,
     qid: u16,
     place: u16,
     mail: Arc<Inbox<Letter>>,
 }
 
-/// The thread.
+/// Handle of the thread that executes slow authentication steps.
 #[derive(Debug)]
 pub(crate) struct Prover(SyncSender<Job>);
 
 impl Prover {
-    /// Starts it; it ends when this is dropped. `None`: there can be none.
+    /// Starts the thread, which ends when the handle is dropped. Returns `None` if no thread can be
+    /// started.
     pub(crate) fn start() -> Option<Self> {
         let (sender, jobs) = sync_channel::<Job>(WAITING);
         let thread = std::thread::Builder::new().name("nvme-auth".into());
@@ -107,7 +109,7 @@ impl Prover {
     }
 }
 
-/// A message from the host, or its question for one.
+/// Executes a step: handles a message from the host, or creates the requested one.
 fn step(number: u64, mut side: Box<Controller>, message: Option<&[u8]>) -> Outcome {
     match message {
         Some(message) => {
@@ -135,9 +137,9 @@ fn step(number: u64, mut side: Box<Controller>, message: Option<&[u8]>) -> Outco
 pub(crate) enum Stepped {
     /// The command can be answered.
     Done(Outcome),
-    /// The result arrives later.
+    /// The thread executes the step, and the result arrives later.
     Away,
-    /// The thread has no room.
+    /// The thread's queue is full.
     Full,
 }
 
@@ -162,7 +164,7 @@ impl Proof {
         matches!(self, Self::Given)
     }
 
-    /// Returns the time since which authentication is awaited; `None` once it is given.
+    /// Returns when authentication of the queue began; `None` once it has succeeded.
     pub(crate) const fn since(&self) -> Option<Instant> {
         match self {
             Self::Given => None,
@@ -173,7 +175,7 @@ impl Proof {
     }
 
     /// Returns the status that refuses a command before authentication; `None` for a valid
-    /// authentication command. `len`: bytes of the command's data.
+    /// authentication command. `len`: length of the command's data in bytes.
     pub(crate) fn refuses(&self, command: &Command, len: u32) -> Option<Status> {
         let is_receive = match fabrics::fctype(command) {
             Some(Fctype::AUTHENTICATION_SEND) => false,
@@ -192,7 +194,7 @@ impl Proof {
         }
     }
 
-    /// A message, or the question for one, in a command's place of the queue `qid`.
+    /// Starts a step for an authentication command in a slot of queue `qid`.
     pub(crate) fn step(
         &mut self,
         message: Option<Vec<u8>>,
@@ -230,8 +232,8 @@ impl Proof {
         }
     }
 
-    /// Handles the end of a step. Returns the message for the host, and the reason if
-    /// authentication has failed. `None`: the step belongs to another queue.
+    /// Handles the result of a step. Returns the message for the host, and the reason if
+    /// authentication failed; `None` if the step belongs to another queue.
     pub(crate) fn ended(&mut self, outcome: Outcome) -> Option<(Option<Vec<u8>>, Option<Failure>)> {
         let Outcome {
             number,
@@ -246,7 +248,7 @@ impl Proof {
         let (state, failed) = match step {
             Step::Authenticated => (Self::Given, None),
             Step::Next => (Self::Wanted { side, since }, None),
-            // The host may still ask for the reason; its answer ends the authentication.
+            // The host may still request the reason; the answer ends the authentication.
             Step::Failed(why) if message.is_none() => (Self::Wanted { side, since }, Some(why)),
             Step::Failed(_) => (Self::Failed { since }, None),
         };
@@ -287,7 +289,7 @@ mod tests {
         Proof::wanted(names(), secrets(), false, Instant::now()).unwrap()
     }
 
-    /// A step of a proof, without the thread.
+    /// Executes a step of an authentication without the thread.
     fn step(proof: &mut Proof, message: Option<Vec<u8>>, mail: &Arc<Inbox<Letter>>) -> Outcome {
         match proof.step(message, (0, 0), None, mail) {
             Some(Stepped::Done(outcome)) => outcome,
@@ -295,7 +297,8 @@ mod tests {
         }
     }
 
-    /// The thread's result arrives when its queue is closed and another one has the identifier.
+    /// Checks that a result that arrives after its queue was closed does not authenticate a new
+    /// queue with the same identifier.
     #[test]
     fn what_one_queue_has_proven_is_no_proof_of_the_next() {
         let mail = Inbox::new(&volume::Io::new(volume::IoOptions::default())).unwrap();

@@ -1,4 +1,4 @@
-//! One queue of an association: its connection on one side, its pair of rings on the other.
+//! Queue of an association: connects a TCP connection to a pair of rings of the controller.
 //!
 //! ```text
 //! capsule -> slot -> memory (waits if there is none) -> R2T, data -> SQ ring -> controller
@@ -6,10 +6,10 @@
 //! capsule, C2HData <- staged <---------------------------------------- CQ ring <----'
 //! ```
 //!
-//! If there is no slot, or no memory for the data of a capsule, nothing more is read from the
-//! connection. Commands without data in the capsule wait for memory in the order of their arrival,
-//! and request their data when they have it. So the resources of a host are bounded by its slots
-//! and memory.
+//! Without a free slot, or memory for the in-capsule data of a command, nothing more is read from
+//! the connection. Commands without in-capsule data wait for memory in the order of their arrival,
+//! and request their data (R2T) when they have it. Slots and memory thus bound the resources of a
+//! host.
 
 use crate::link::{End, Link};
 use crate::memory::{Block, PAGE, Pool, point};
@@ -26,25 +26,27 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use volume::Inbox;
 
-/// Data of which so many bytes are to come is received where it belongs, without a copy.
+/// Minimum number of outstanding bytes for which data is received directly into its final memory,
+/// without a copy.
 const DIRECT: u32 = 16 << 10;
-/// Lists that are kept for the next ones.
+/// Maximum number of unused segment lists that are kept for reuse.
 const SPARE_LISTS: usize = 64;
 
 /// Destination of received data.
 #[derive(Debug, Clone, Copy)]
 struct Place {
-    /// The command; `None`: nobody wants it.
+    /// Slot of the command; `None` if the data is discarded.
     slot: Option<u16>,
     at: u32,
-    /// The request to transfer that it answers.
+    /// Tag of the request to transfer (R2T) that the data answers.
     tag: Option<u16>,
 }
 
-/// State of a queue.
+/// Phase of a queue's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// The rings are being created; the host's Connect, of that identifier, waits for its answer.
+    /// The rings are being created; the host's Connect command, with this identifier, waits for its
+    /// answer.
     Making {
         cid: u16,
     },
@@ -53,32 +55,32 @@ pub(crate) enum Phase {
     Ended,
     /// The rings are being deleted.
     Removing,
-    /// The controller has nothing of the queue any more.
+    /// The controller no longer has any part of the queue.
     Gone,
 }
 
-/// Parts of the association that a queue uses.
+/// Parts of the association that its queues use.
 pub(crate) struct Surroundings<'a> {
     pub controller: &'a mut Controller,
     pub pool: &'a mut Pool,
-    /// Largest transfer in bytes.
+    /// Maximum transfer length in bytes.
     pub max_transfer: u32,
-    /// Thread for long arithmetic, and the inbox for its results.
+    /// Thread for Diffie-Hellman arithmetic, and the inbox for its results.
     pub prover: Option<&'a Prover>,
     pub mail: &'a Arc<Inbox<Letter>>,
 }
 
-/// Decision on a command before the controller sees it.
+/// Decision on how to handle a command.
 pub(crate) enum Fate {
-    /// The controller gets it.
+    /// The controller executes the command.
     Pass,
-    /// The controller gets this command in its place.
+    /// The controller executes this command instead.
     PassAs(Command),
-    /// The command is answered without the controller.
+    /// The command is completed without the controller, with this status and result.
     Answer(Status, u64),
 }
 
-/// A queue.
+/// A queue of an association.
 pub(crate) struct Queue {
     pub link: Link,
     pub qid: u16,
@@ -87,20 +89,20 @@ pub(crate) struct Queue {
     pub slots: Slots,
     /// State of the host's authentication.
     pub proof: Proof,
-    /// Reason of a failed authentication, until it is reported.
+    /// Reason of a failed authentication, until it is logged.
     pub refusal: Option<dhchap::Failure>,
     requests: Requests,
     grants: Grants<u16>,
-    /// Entries of the host's submission queue, and its head where there is flow control.
+    /// Number of entries of the host's submission queue; the head follows, if flow control is used.
     entries: u16,
     flow_control: bool,
     sqhd: u16,
     place: Option<Place>,
-    /// The command whose memory is received into.
+    /// Slot of the command into whose memory the kernel receives.
     direct: Option<u16>,
-    /// A capsule's data has no memory yet.
+    /// In-capsule data has no memory yet, so reading is paused.
     starved: bool,
-    /// Commands that wait for memory.
+    /// Slots of the commands that wait for memory.
     waiting: VecDeque<u16>,
     lists: Vec<SegmentList>,
 }
@@ -114,8 +116,8 @@ impl Queue {
         in_capsule: u32,
         flow_control: bool,
     ) -> Self {
-        // An answered command keeps its slot until the answer has been sent; commands of this side
-        // have slots, too.
+        // A completed command keeps its slot until the response has been sent, and commands of this
+        // side need slots, too.
         let room = entries
             .saturating_mul(2)
             .saturating_add(8)
@@ -158,7 +160,7 @@ impl Queue {
 
     // ---- from the host
 
-    /// Handles received bytes. `decide` decides on each command. `true`: there was work.
+    /// Handles received bytes; `decide` decides on each command. Returns `true` if there was work.
     pub(crate) fn read(
         &mut self,
         around: &mut Surroundings<'_>,
@@ -171,8 +173,8 @@ impl Queue {
         if self.starved {
             self.feed_capsule(around);
         }
-        // A host that has sent more than there is room for is not read from, so its hang-up is
-        // checked here.
+        // Nothing is read from a host that has sent more than there is room for, so its hang-up is
+        // detected here.
         if self.is_held_up() && self.link.has_hung_up() {
             return Err(End::Closed);
         }
@@ -217,12 +219,12 @@ impl Queue {
         Ok(worked)
     }
 
-    /// Returns whether reading has to wait: for memory, for the send, or for commands to end.
+    /// Returns whether reading must pause: for memory, for the send, or for commands to complete.
     fn is_held_up(&self) -> bool {
         self.starved || self.link.is_full() || !self.slots.has_room()
     }
 
-    /// Handles finished sends and receives.
+    /// Handles completed sends and receives.
     fn collect(&mut self, around: &mut Surroundings<'_>) -> Result<bool, End> {
         if !self.link.has_news() {
             return Ok(false);
@@ -231,7 +233,7 @@ impl Queue {
         let pool = &mut *around.pool;
         self.link.sent(|name, list| {
             keep(lists, list);
-            // The data that was sent completes its command.
+            // Sending its data completes the command.
             if let Ok(place) = u16::try_from(name)
                 && let Some(block) = slots.free(place)
             {
@@ -249,7 +251,7 @@ impl Queue {
         Ok(true)
     }
 
-    /// Asks the ring for more.
+    /// Starts the next receive operation.
     fn receive(&mut self, map: &DmaMap) {
         let expected = self.requests.expects();
         let place = self.place.filter(|_| expected >= DIRECT);
@@ -276,7 +278,7 @@ impl Queue {
         }
     }
 
-    /// Handles a command.
+    /// Handles a received command.
     fn command(
         &mut self,
         command: &Command,
@@ -319,7 +321,7 @@ impl Queue {
             ..Slot::default()
         };
         let Some(slot) = self.slots.take(slot) else {
-            // There was room.
+            // Not reached: a slot was free.
             return self.answer(cid, Status::INTERNAL_ERROR, 0);
         };
         match direction {
@@ -339,7 +341,7 @@ impl Queue {
         }
     }
 
-    /// Takes memory for the capsule whose data follows.
+    /// Allocates memory for the in-capsule data that follows.
     fn feed_capsule(&mut self, around: &mut Surroundings<'_>) {
         self.starved = false;
         let slot = self.place.and_then(|place| place.slot);
@@ -352,7 +354,7 @@ impl Queue {
         }
     }
 
-    /// Takes memory for commands that wait for some.
+    /// Allocates memory for waiting commands, in order.
     pub(crate) fn feed(&mut self, around: &mut Surroundings<'_>) {
         while let Some(&place) = self.waiting.front() {
             let Some(slot) = self.slots.get(place) else {
@@ -371,7 +373,7 @@ impl Queue {
                         let r2t = self.link.writer.r2t(cid, tag, 0, len);
                         self.link.header(&r2t);
                     }
-                    // There are as many as slots.
+                    // Not reached: there are as many entries as slots.
                     Err(_) => self.end(place, Status::INTERNAL_ERROR, 0, around.pool),
                 },
                 _ => {
@@ -384,7 +386,7 @@ impl Queue {
         }
     }
 
-    /// Handles the end of a piece of data.
+    /// Handles the end of a PDU's data.
     fn data_end(&mut self, corrupt: bool, whole: bool, around: &mut Surroundings<'_>) {
         let Some(place) = self.place.take() else {
             return;
@@ -431,7 +433,7 @@ impl Queue {
         self.rings.put(pool.memory(), &command);
     }
 
-    /// Handles an authentication command, with its message.
+    /// Executes an authentication command after its data has arrived.
     fn prove(&mut self, place: u16, around: &mut Surroundings<'_>) {
         let Some(slot) = self.slots.get(place).copied() else {
             return;
@@ -460,7 +462,7 @@ impl Queue {
         }
     }
 
-    /// Answers an authentication command after its step.
+    /// Completes an authentication command after its step.
     pub(crate) fn proven(&mut self, place: u16, outcome: Outcome, around: &mut Surroundings<'_>) {
         let Some((message, failed)) = self.proof.ended(outcome) else {
             return;
@@ -476,7 +478,7 @@ impl Queue {
                 around.pool.write(block, 0, message);
                 Status::SUCCESS
             }
-            // There is too little room for it.
+            // The host's buffer is too small for the message.
             (Some(_), _) => Status::INVALID_FIELD.with_dnr(true),
         };
         let entry = Completion {
@@ -487,7 +489,7 @@ impl Queue {
         self.respond(place, &slot, entry, around);
     }
 
-    /// Sends a command of this side to the controller.
+    /// Submits a command of this side to the controller.
     pub(crate) fn ask(&mut self, mut command: Command, qid: u16, step: Step, pool: &Pool) -> bool {
         let slot = Slot {
             sender: Sender::Own { qid, step },
@@ -505,7 +507,7 @@ impl Queue {
 
     // ---- to the host
 
-    /// Answers a command that has no slot.
+    /// Completes a command that has no slot.
     pub(crate) fn answer(&mut self, cid: u16, status: Status, result: u64) {
         let entry = Completion {
             dw0: (result as u32).into(),
@@ -527,7 +529,7 @@ impl Queue {
         self.link.header(&capsule);
     }
 
-    /// Ends a command that the controller does not have.
+    /// Completes a command that was not passed to the controller.
     fn end(&mut self, place: u16, status: Status, result: u64, pool: &mut Pool) {
         let Some(slot) = self.slots.get(place) else {
             return;
@@ -539,8 +541,8 @@ impl Queue {
         self.answer(cid, status, result);
     }
 
-    /// Answers the commands that the controller has completed; completions of this side's own
-    /// commands are put into `own`. `true`: there were any.
+    /// Sends responses for the commands that the controller has completed. Completions of this
+    /// side's own commands are added to `own`. Returns `true` if there were any.
     pub(crate) fn reap(
         &mut self,
         around: &mut Surroundings<'_>,
@@ -630,7 +632,7 @@ impl Queue {
 
     // ---- the end
 
-    /// Ends the connection; commands in the controller remain.
+    /// Closes the connection; the controller may still execute commands.
     pub(crate) fn close(&mut self, why: &End, pool: &mut Pool) {
         if !matches!(self.phase, Phase::Open | Phase::Making { .. }) {
             return;
@@ -655,7 +657,7 @@ impl Queue {
         self.waiting.clear();
     }
 
-    /// Takes memory back from the kernel while the queue is ending.
+    /// Regains memory from the kernel while the queue is ending.
     pub(crate) fn drain(&mut self, pool: &mut Pool) {
         let (slots, lists) = (&mut self.slots, &mut self.lists);
         let _ = self.link.sent(|name, list| {
@@ -678,8 +680,8 @@ impl Queue {
         }
     }
 
-    /// Frees the started commands, unanswered, after a reset of the controller with the connection
-    /// open.
+    /// Frees the commands that the controller had when it was reset, without answering them, while
+    /// the connection stays open.
     pub(crate) fn forget_started(&mut self, pool: &mut Pool) {
         for place in self.slots.places() {
             let started = self.slots.get(place).is_some_and(|slot| slot.started);
@@ -697,14 +699,14 @@ fn keep(lists: &mut Vec<SegmentList>, mut list: SegmentList) {
     }
 }
 
-/// Takes memory for a command's data; with room for a list of its pages, where PRPs are used.
+/// Allocates memory for a command's data, including a page for the PRP list if PRPs are used.
 fn take(pool: &mut Pool, len: u32, prps: bool) -> Option<Block> {
     let list = if prps && len > 2 * PAGE { PAGE } else { 0 };
     pool.take(u64::from(len.next_multiple_of(PAGE)) + u64::from(list))
 }
 
-/// Points an Admin command at its data. The list of its pages, where there are more than two, is in
-/// the block's last page.
+/// Sets the PRPs of an Admin command to its data. If it has more than two pages, the PRP list is in
+/// the last page of the block.
 fn point_prps(command: &mut Command, block: Block, len: u32, pool: &Pool) {
     let pages = u64::from(len.div_ceil(PAGE));
     let at = |page: u64| block.iova() + page * u64::from(PAGE);
@@ -722,8 +724,8 @@ fn point_prps(command: &mut Command, block: Block, len: u32, pool: &Pool) {
     }
 }
 
-/// Returns the direction and length of a command's data, by its opcode and descriptor. The capsule
-/// has `data` bytes of data.
+/// Returns the direction and length of a command's data, from its opcode and SGL descriptor. `data`
+/// is the length of the in-capsule data.
 fn transfer(command: &Command, data: u32, most: u32) -> Result<(Direction, u32), Status> {
     // "NVMe over TCP Transport 1.1", 3.5: SGLs only.
     if command.flags.psdt() == nvme::cmd::Psdt::PRP {

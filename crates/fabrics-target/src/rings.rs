@@ -1,4 +1,4 @@
-//! A pair of queues in the association's memory, of which this side is the host's.
+//! A submission and completion queue in the association's memory, driven as a host would.
 
 use crate::memory::{BASE, PAGE};
 use controller::Controller;
@@ -6,14 +6,14 @@ use dma::Memory;
 use nvme::{Command, Completion, regs};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Entries of the largest pair.
+/// Maximum number of entries of a queue.
 pub(crate) const MOST_ENTRIES: u16 = 1024;
-/// Pages of a submission queue of that size, and of both.
+/// Number of pages of a submission queue of maximum size.
 const SQ_PAGES: u32 = MOST_ENTRIES as u32 * 64 / PAGE;
-/// Pages that a pair takes.
+/// Number of pages of a queue pair of maximum size.
 pub(crate) const PAGES: u32 = SQ_PAGES + MOST_ENTRIES as u32 * 16 / PAGE;
 
-/// A submission queue and its completion queue, of as many entries each.
+/// A submission queue and its completion queue, with the same number of entries.
 #[derive(Debug)]
 pub(crate) struct Rings {
     qid: u16,
@@ -26,7 +26,7 @@ pub(crate) struct Rings {
 }
 
 impl Rings {
-    /// Creates rings with room for so many commands.
+    /// Creates rings for at most `room` outstanding commands.
     pub(crate) fn new(qid: u16, room: u16) -> Self {
         Self {
             qid,
@@ -66,7 +66,7 @@ impl Rings {
         let _ = memory.write(at as usize, &[0; MOST_ENTRIES as usize * 16]);
     }
 
-    /// Enters a command. Its sender has made sure that there is room.
+    /// Appends a command to the submission queue; the caller has checked that there is room.
     pub(crate) fn put(&mut self, memory: &Memory, command: &Command) {
         let at = self.place() + u64::from(self.tail) * 64;
         // The entry lies within the memory, so the write does not fail.
@@ -83,7 +83,7 @@ impl Rings {
         }
     }
 
-    /// Takes the next completion, if there is one.
+    /// Returns the next completion, if it has arrived.
     pub(crate) fn take(&mut self, memory: &Memory) -> Option<Completion> {
         let mut entry = [0; 16];
         let at = self.cq() - BASE + u64::from(self.head) * 16;

@@ -1,4 +1,4 @@
-//! A queue's commands that have come and are not answered.
+//! Slots of a queue, one for each command that was received and not answered yet.
 
 use crate::memory::Block;
 use nvme::Command;
@@ -19,7 +19,7 @@ pub(crate) enum Direction {
 pub(crate) enum Sender {
     #[default]
     Host,
-    /// This side, to create or delete a queue of this identifier.
+    /// This side, to create or delete the queue with this identifier.
     Own {
         /// The queue's identifier.
         qid: u16,
@@ -28,7 +28,7 @@ pub(crate) enum Sender {
     },
 }
 
-/// Steps of making and removing a queue.
+/// Steps of creating and deleting a queue's rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     CreateCq,
@@ -37,26 +37,26 @@ pub(crate) enum Step {
     DeleteCq,
 }
 
-/// A command.
+/// A received command.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Slot {
     pub used: bool,
     pub sender: Sender,
-    /// The host's identifier of it.
+    /// Command identifier that the host has assigned.
     pub cid: u16,
     /// The command as received.
     pub command: Command,
     pub direction: Direction,
-    /// Bytes of its data.
+    /// Length of its data in bytes.
     pub len: u32,
     pub block: Option<Block>,
-    /// The controller has it.
+    /// The command was passed to the controller.
     pub started: bool,
-    /// The digest of some of its data does not match.
+    /// The digest of its data did not match.
     pub corrupt: bool,
 }
 
-/// The commands of one queue.
+/// Table of the commands of one queue.
 #[derive(Debug)]
 pub(crate) struct Slots {
     slots: Vec<Slot>,
@@ -64,7 +64,7 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// Creates so many slots.
+    /// Creates a table with `room` slots.
     pub(crate) fn new(room: u16) -> Self {
         Self {
             slots: vec![Slot::default(); usize::from(room)],
@@ -82,7 +82,7 @@ impl Slots {
         self.slots.len() - self.free.len()
     }
 
-    /// Takes a free slot; returns its place.
+    /// Allocates a slot, and returns its index; `None` if all are used.
     pub(crate) fn take(&mut self, slot: Slot) -> Option<u16> {
         let place = self.free.pop()?;
         let vacant = self.slots.get_mut(usize::from(place))?;
@@ -90,14 +90,14 @@ impl Slots {
         Some(place)
     }
 
-    /// Returns the command of a place, if there is one.
+    /// Returns the command in a slot.
     pub(crate) fn get(&mut self, place: u16) -> Option<&mut Slot> {
         self.slots
             .get_mut(usize::from(place))
             .filter(|slot| slot.used)
     }
 
-    /// Frees a place; the memory of its command.
+    /// Frees a slot, and returns the memory of its command.
     pub(crate) fn free(&mut self, place: u16) -> Option<Block> {
         let slot = self.get(place)?;
         slot.used = false;
@@ -106,7 +106,8 @@ impl Slots {
         block
     }
 
-    /// Places of the commands that the host calls so, and that the controller has.
+    /// Returns the index of a command with the host's identifier `cid` that was passed to the
+    /// controller.
     pub(crate) fn named(&self, cid: u16) -> Option<u16> {
         let places = (0u16..).zip(&self.slots);
         let is_it = |slot: &Slot| {
@@ -118,7 +119,7 @@ impl Slots {
             .next()
     }
 
-    /// Returns the places of all slots in use.
+    /// Returns the indexes of all used slots.
     pub(crate) fn places(&self) -> Vec<u16> {
         let places = (0u16..).zip(&self.slots);
         places

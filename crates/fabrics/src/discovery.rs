@@ -1,4 +1,4 @@
-//! Queries of discovery controllers, for `vnvme discover`.
+//! Client for discovery controllers, for `vnvme discover`.
 
 use crate::connect::{
     Client, ConnectError, Portal, Queue, Trouble, connect_queue, enable, log_page,
@@ -14,27 +14,27 @@ use zerocopy::FromBytes;
 
 /// Time limit for a whole discovery.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Maximum number of records that are read.
+/// Maximum number of discovery log records that are read.
 const MOST_RECORDS: u64 = 4096;
-/// Records that one command reads.
+/// Number of records that one command reads.
 const AT_ONCE: u64 = 16;
-/// Times that the log page is read again because it has changed meanwhile.
+/// Maximum number of times that the log page is read again because it changed during reading.
 const MOST_CHANGES: u32 = 10;
 const LEN: u64 = 1024;
 
-/// Contents of a discovery controller's log page.
+/// Contents of a discovery log page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Discovered {
-    /// Generation counter of its log page.
+    /// Generation counter of the log page.
     pub generation: u64,
-    /// The ways to subsystems.
+    /// Records of the log page, each an address of a subsystem.
     pub records: Vec<DiscoveryRecord>,
 }
 
-/// Asks a discovery controller.
+/// Reads the discovery log page of the discovery controller at an address.
 ///
 /// # Errors
-/// [`ConnectError`], after ten seconds at the latest.
+/// [`ConnectError`] when the controller cannot be reached or used within ten seconds.
 pub fn discover(place: HostPort, identity: &HostIdentity) -> Result<Discovered, ConnectError> {
     let portal = Portal::new(place, DISCOVERY_NQN, identity, Host::default(), None)?;
     let now = Instant::now();
@@ -55,7 +55,7 @@ fn read(client: &mut Client, deadline: Instant) -> Result<Discovered, Trouble> {
         while (records.len() as u64) < count {
             let done = records.len() as u64;
             let wanted = (count - done).min(AT_ONCE);
-            // 16 KiB at most.
+            // At most 16 KiB.
             let len = (wanted * LEN) as u32;
             let page = log_page(client, Lid::DISCOVERY, (done + 1) * LEN, len, true)?;
             let chunks = page.chunks_exact(LEN as usize);

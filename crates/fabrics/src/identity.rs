@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 pub struct HostIdentity {
     /// Host NQN.
     pub nqn: String,
-    /// Host Identifier, as it is sent.
+    /// Host Identifier, as the Connect command sends it.
     pub id: [u8; 16],
 }
 
@@ -22,15 +22,15 @@ const MACHINE_ID: &str = "/etc/machine-id";
 /// File with the host name, for a host without a machine ID.
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";
 
-/// The form of names that are made of a UUID.
+/// Prefix of NQNs that are derived from a UUID.
 const BY_UUID: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
 impl HostIdentity {
-    /// Creates an identity of this name, with the identifier of this host, or one derived from the
-    /// name.
+    /// Creates an identity with the NQN `nqn`. The host identifier is that of this host if the NQN
+    /// is, otherwise derived from the name.
     ///
     /// # Errors
-    /// A message, if `nqn` is no valid NQN.
+    /// A message when `nqn` is not a valid NQN.
     pub fn named(nqn: &str) -> Result<Self, &'static str> {
         if Nqn::new(nqn).is_none() || !nqn.starts_with("nqn.") {
             return Err("it begins with nqn. and has 223 bytes at most");
@@ -46,8 +46,8 @@ impl HostIdentity {
     }
 }
 
-/// Returns this host's identity: nvme-cli's, or else one derived from the machine ID. Files are
-/// read in the first call only, so that later calls succeed in a sandbox.
+/// Returns this host's identity: that of nvme-cli, or otherwise one derived from the machine ID.
+/// Files are read in the first call only, so that later calls succeed in a sandbox.
 pub fn local() -> &'static HostIdentity {
     static LOCAL: OnceLock<HostIdentity> = OnceLock::new();
     LOCAL.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! The kind of volumes that a URL names by `nvme+tcp://`.
+//! URL scheme `nvme+tcp`, and the volume kind that opens such URLs.
 
 use crate::identity::HostIdentity;
 use crate::options::{FabricsOptions, Policy};
@@ -13,7 +13,7 @@ use volume::{
     parse_count, parse_duration,
 };
 
-/// Namespaces of remote subsystems.
+/// URL scheme of namespaces of remote subsystems.
 pub const NVME_TCP: Scheme = Scheme {
     name: "nvme+tcp",
     form: "HOST:PORT[,HOST:PORT...]/SUBNQN/NSID",
@@ -85,7 +85,7 @@ const DHCHAP_CTRL_SECRET: UrlOption = UrlOption::new(
     "a file with the subsystem's secret: it has to authenticate itself, too",
 );
 
-/// Returns the volume kind; `opened` is called with the watch of each volume that is opened.
+/// Returns the volume kind of `nvme+tcp` URLs; each opened volume passes its watch to `opened`.
 pub fn kind<X: 'static>(opened: impl Fn(ReachWatch) + Send + Sync + 'static) -> VolumeKind<X> {
     VolumeKind::new(NVME_TCP, move |url: &mut VolumeUrl<'_>, options| {
         let volume = open(url, options)?;
@@ -94,8 +94,8 @@ pub fn kind<X: 'static>(opened: impl Fn(ReachWatch) + Send + Sync + 'static) -> 
     })
 }
 
-/// Returns the portals in a volume's URL, if it is of this kind, or in the beginning of one without
-/// a subsystem, for a process that has to know its peers in advance.
+/// Returns the portals in a URL of this scheme, with or without a subsystem; `None` for other URLs.
+/// For a process that must know its peers before it enters a sandbox.
 pub fn portals(url: &str) -> Option<Vec<HostPort>> {
     let (scheme, rest) = url.split_once("://")?;
     let name = rest.split(['/', '?']).next()?;
@@ -109,7 +109,7 @@ fn path(text: &str) -> Result<PathBuf, &'static str> {
     }
 }
 
-/// The secrets in these files.
+/// Reads the DH-HMAC-CHAP secrets of host and controller from files.
 fn secrets(
     host: Option<PathBuf>,
     controller: Option<PathBuf>,

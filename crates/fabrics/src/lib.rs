@@ -20,9 +20,9 @@
 //! path's thread: Connect, Identify, I/O queues for the workers, Keep Alive, events, reconnecting
 //! ```
 //!
-//! When a path is lost, the remaining paths take over at once, and the path's thread reconnects it.
-//! Commands that were sent on it and not answered are sent again. Commands that change no data are
-//! sent at once, the rest when the old association has really ended (`path`).
+//! When a path is lost, the remaining paths are used at once, and the path's thread reconnects it.
+//! Commands that were sent on it and not completed are sent again: those that change no data at
+//! once, the rest when the old association has certainly ended (module `path`).
 #![forbid(unsafe_code)]
 
 mod connect;

@@ -4,53 +4,55 @@ use crate::identity::HostIdentity;
 use dhchap::Secrets;
 use std::time::Duration;
 
-/// Choice of a path among equally good ones.
+/// Policy for choosing among paths with the best ANA state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Policy {
-    /// Paths take turns.
+    /// Use the paths in turn.
     #[default]
     RoundRobin,
-    /// The one with the fewest commands.
+    /// Use the path with the fewest outstanding commands.
     QueueDepth,
 }
 
 /// Options for using a subsystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FabricsOptions {
-    /// I/O queues of each worker on each path, 1 to [`Self::MOST_QUEUES`].
+    /// Number of I/O queues of each worker on each path, 1 to [`Self::MOST_QUEUES`].
     pub queues: u16,
-    /// Commands in flight on a queue, 1 to [`Self::MOST_DEPTH`].
+    /// Maximum number of outstanding commands of a queue, 1 to [`Self::MOST_DEPTH`].
     pub depth: u16,
-    /// Headers have digests.
+    /// Request header digests (CRC-32C of PDU headers).
     pub header_digest: bool,
-    /// Data has digests.
+    /// Request data digests (CRC-32C of PDU data).
     pub data_digest: bool,
     /// Policy for choosing the path of a command.
     pub policy: Policy,
-    /// Keep Alive Timeout (KATO). A controller that is silent for half of it is considered lost. A
-    /// controller that received nothing for all of it ends its work for this host.
+    /// Keep Alive Timeout (KATO). A controller that does not answer for half of it is considered
+    /// lost. A controller that receives nothing for all of it ends the association.
     pub kato: Duration,
-    /// A command that is not answered for so long ends its path's connections; it is sent again.
+    /// Time limit of a command. After it the path's connections are closed and the command is sent
+    /// again.
     pub timeout: Duration,
-    /// Requests wait for so long while there is no path; then they fail until there is one.
+    /// Time for which requests wait while no path is usable. Afterwards they fail until a path is
+    /// usable again.
     pub reconnect_delay: Duration,
     /// Identity of this host.
     pub identity: HostIdentity,
-    /// Secrets of this host, for controllers that demand authentication (DH-HMAC-CHAP). With a
-    /// secret of the subsystem, its controllers have to authenticate themselves, too.
+    /// DH-HMAC-CHAP secrets of this host, for controllers that require authentication. If a secret
+    /// of the subsystem is included, its controllers must authenticate themselves, too.
     pub secrets: Option<Secrets>,
-    /// Never write.
+    /// Refuse all writes.
     pub read_only: bool,
-    /// Smallest block that requests will use, if it is known. In bytes.
+    /// Minimum block size of requests in bytes, if known.
     pub block_size: Option<u32>,
 }
 
 impl FabricsOptions {
     /// Maximum number of I/O queues of a worker on a path.
     pub const MOST_QUEUES: u16 = 16;
-    /// Maximum number of commands in flight on a queue.
+    /// Maximum number of outstanding commands of a queue.
     pub const MOST_DEPTH: u16 = 1024;
-    /// Workers that a controller is asked to have queues for.
+    /// Number of workers for which queues are requested from a controller.
     pub(crate) const WORKERS: u16 = 64;
 
     /// Returns the default options, with this host's identity.

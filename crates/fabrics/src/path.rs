@@ -1,4 +1,4 @@
-//! One path: a portal, and the thread that keeps a controller behind it.
+//! A path: a portal, and the thread that keeps a connection to a controller there.
 //!
 //! ```text
 //! connect, identify --> an I/O queue for each worker's --> Keep Alive, events, new queues
@@ -8,10 +8,10 @@
 //!                           controller's keep-alive time is over
 //! ```
 //!
-//! An association has really ended in one of two cases. Either the controller has closed all of its
-//! connections, or it has received nothing for its keep-alive time plus the time it needs to end
-//! commands. Before that, outstanding commands may still be carried out: workers hold them
-//! ([`Message::Ended`]).
+//! An association has certainly ended in one of two cases. Either the controller has closed all of
+//! its connections, or it has received nothing for its keep-alive time-out plus the time that it
+//! needs to end commands. Before that, outstanding commands may still be executed, so workers hold
+//! them until [`Message::Ended`].
 
 use crate::connect::{ConnectError, Controller, Portal, Queue, Trouble, connect_queue};
 use crate::queue::{Message, Ready};
@@ -29,45 +29,46 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// Time limit of an attempt to reconnect, unless earlier attempts have taken longer. While a cable
-/// is pulled nothing is answered, and TCP retransmits later and later (the first packet after 1, 3
-/// and 7 s): a new attempt notices the cable sooner.
+/// Time limit of a reconnection attempt, unless earlier attempts took longer. While a cable is
+/// unplugged, TCP retransmits at growing intervals (the first packet after 1, 3 and 7 s), so a new
+/// attempt notices the replugged cable sooner.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
-/// Time limit for a controller to close connections that this side has ended.
+/// Time limit for a controller to close connections whose sending side this host has closed.
 const CLOSING: Duration = Duration::from_secs(1);
 /// Time limit for a controller to shut down when the volume is closed.
 const SHUT_DOWN: Duration = Duration::from_secs(2);
-/// Interval between reads of the ANA state, after a command found a changed one.
+/// Interval between reads of the ANA state after a command has reported a changed one.
 const STATE_LOOK: Duration = Duration::from_millis(100);
 
-/// A path.
+/// State of a path, shared by its thread and the workers' queues.
 #[derive(Debug)]
 pub(crate) struct Path {
     pub portal: Portal,
     /// ANA state of the namespace on this path ([`AnaState`]).
     ana: AtomicU8,
     connected: AtomicBool,
-    /// The controller by which the volume was opened, for the thread.
+    /// Controller through which the volume was opened; the thread takes it.
     first: Mutex<Option<Controller>>,
-    /// A thread serves it.
+    /// A thread serves the path.
     served: AtomicBool,
     reports: Mutex<Vec<Report>>,
-    /// Wakes the thread. `None`: it looks now and then.
+    /// Eventfd that wakes the thread; `None` if it could not be created, so that the thread polls
+    /// instead.
     wake: Option<OwnedFd>,
 }
 
-/// Report of a worker about an association's queue.
+/// Report of a worker's queue to the thread of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Report {
-    /// The queue has failed.
+    /// A connection of the association has failed.
     Broken { epoch: u64, why: &'static str },
-    /// The connection of the queue is closed, by the controller as well, or by this side alone.
+    /// The connection of the queue is closed, by the controller or by this host alone.
     Closed {
         epoch: u64,
         qid: u16,
         by_controller: bool,
     },
-    /// A command was answered by a state that the namespace has on this path.
+    /// A command was completed with a path-related status, which implies this ANA state.
     State(AnaState),
 }
 
@@ -85,7 +86,7 @@ impl Path {
         }
     }
 
-    /// A controller that is there already.
+    /// Sets the controller with which the path's thread starts.
     pub(crate) fn keep(&self, controller: Controller) {
         self.set_state(controller.ana);
         *self.first.lock().unpoisoned() = Some(controller);
@@ -114,13 +115,13 @@ impl Path {
 
     pub(crate) fn wake(&self) {
         if let Some(wake) = &self.wake {
-            // The eventfd belongs to this process and is non-blocking; if it is full, it is
-            // signalled.
+            // The eventfd belongs to this process and is non-blocking. If its counter is full, it
+            // is already signalled.
             let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
         }
     }
 
-    /// Starts the thread, unless there is one.
+    /// Starts the path's thread, unless it runs.
     pub(crate) fn start(&self, shared: &Arc<Shared>, number: usize) -> io::Result<()> {
         if self.served.swap(true, Ordering::SeqCst) {
             return Ok(());
@@ -134,7 +135,7 @@ impl Path {
             loop {
                 keeper.run();
                 path.served.store(false, Ordering::SeqCst);
-                // A user that arrived in between saw the path as served.
+                // A user added meanwhile saw the path as served.
                 if !shared.is_used() || path.served.swap(true, Ordering::SeqCst) {
                     return;
                 }
@@ -146,7 +147,7 @@ impl Path {
         started
     }
 
-    /// Waits for the thread's wake-up, or something on the Admin queue.
+    /// Waits until the thread is woken, or the Admin queue is readable.
     fn wait(&self, admin: Option<&OwnedFd>, limit: Duration) {
         let timeout = Timespec {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
@@ -175,21 +176,21 @@ enum Lost {
     Unused,
 }
 
-/// The thread of a path.
+/// State of a path's thread.
 struct Keeper<'a> {
     shared: &'a Shared,
     path: &'a Path,
     number: usize,
-    /// Number of the association, from 1 on.
+    /// Number of the association, counted from 1.
     epoch: u64,
-    /// Identifiers of queues made in this association. They are not made again, even after their
-    /// worker has left.
+    /// Identifiers of queues that were created in this association. They are not created again,
+    /// even after their worker has left.
     made: HashSet<u16>,
-    /// Queues of `made` whose connections are not closed.
+    /// Identifiers in `made` whose connections are not closed yet.
     open: HashSet<u16>,
-    /// The controller has closed each connection that is closed.
+    /// The controller has closed every connection that is closed.
     by_controller: bool,
-    /// The state that was looked at last; the path's may be a newer one, which a command has found.
+    /// ANA state that was read last. The path may have a newer one, which a command reported.
     looked_at: AnaState,
 }
 
@@ -242,14 +243,14 @@ impl Keeper<'_> {
                 }
             };
             let up = Instant::now();
-            // The one that the volume was opened by was there before this thread.
+            // The controller through which the volume was opened existed before this thread.
             let away = (!is_first).then(|| began.elapsed());
             let why = self.keep(controller, away);
             if matches!(why, Lost::Unused) {
                 break;
             }
             self.shared.has_lost(self.number, &why);
-            // A path that is lost right after connecting is not retried at once.
+            // A path that is lost right after connecting is not reconnected at once.
             failures = match up.elapsed() {
                 kept if kept >= Duration::from_secs(1) => 1,
                 _ => failures + 1,
@@ -258,7 +259,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// Sleeps, unless the volume is closed.
+    /// Sleeps, but ends early when the volume is closed.
     fn rest(&self, time: Duration) {
         let now = Instant::now();
         let until = now.checked_add(time).unwrap_or(now);
@@ -271,7 +272,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// An association, from its beginning to its end; there was none for `away`.
+    /// Keeps an association alive until it ends. `away`: time without a connection before it.
     fn keep(&mut self, mut controller: Controller, away: Option<Duration>) -> Lost {
         self.epoch += 1;
         self.made.clear();
@@ -312,7 +313,7 @@ impl Keeper<'_> {
                 return Err(Lost::Unused);
             }
             let mut broken = None;
-            // All reports are handled, because the end of a connection is reported once.
+            // All reports are handled, because a queue reports the end of its connection only once.
             for report in std::mem::take(&mut *self.path.reports.lock().unpoisoned()) {
                 match report {
                     Report::Broken { epoch, why } if epoch == self.epoch => broken = Some(why),
@@ -337,13 +338,14 @@ impl Keeper<'_> {
                 (changed, looked) = (false, Some(now));
                 self.look(controller)?;
             }
-            // Half of the keep-alive time without an answer: it is lost.
+            // Without an answer for half of the keep-alive time-out the controller is considered
+            // lost.
             match keep_alive {
                 Some((cid, at)) => {
                     if controller.client.take(cid).is_some() {
                         keep_alive = None;
                     } else if now.duration_since(at) >= kato / 2
-                        // An answer that came while this thread did not run is taken first.
+                        // An answer that arrived while this thread did not run is handled first.
                         && !is_readable(controller.client.fd())
                     {
                         return Err(Trouble::Silent.into());
@@ -371,10 +373,10 @@ impl Keeper<'_> {
         }
     }
 
-    /// Reads the namespace's size and state again.
+    /// Reads the namespace's size and ANA state again.
     fn look(&mut self, controller: &mut Controller) -> Result<(), Lost> {
         let size = controller.read_size()?;
-        // A namespace that is unavailable for now keeps its size: it may come back.
+        // A temporarily unavailable namespace keeps its size, because it may return.
         if size > 0 {
             self.shared.set_size(size);
         }
@@ -395,7 +397,7 @@ impl Keeper<'_> {
         Ok(())
     }
 
-    /// Makes the I/O queues that workers want and do not have.
+    /// Creates the I/O queues that workers need and do not have yet.
     fn make_queues(&mut self, controller: &Controller) -> Result<(), Lost> {
         let each = usize::from(self.shared.options.queues.max(1));
         for (place, mail) in self.shared.queues() {
@@ -436,7 +438,7 @@ impl Keeper<'_> {
         let now = Instant::now();
         let limit = CONNECT_LIMIT.min(controller.kato / 2);
         let deadline = now.checked_add(limit).unwrap_or(now);
-        // A queue of N entries holds one command less.
+        // A queue of N entries holds N - 1 commands.
         let depth = u32::from(self.shared.options.depth);
         let entries = (depth + 1).min(controller.entries).max(2);
         let queue = Queue {
@@ -463,7 +465,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// Ends an association, and notifies the workers when the end is certain.
+    /// Closes an association, and notifies the workers when its end is certain.
     fn end(&mut self, mut controller: Controller, why: &Lost) {
         let epoch = self.epoch;
         let (path, number) = (self.path, self.number);
@@ -500,7 +502,7 @@ impl Keeper<'_> {
                 break;
             }
             if self.shared.queues().is_empty() {
-                // No queue waits for the end.
+                // No queue is waited for any more.
                 self.open.clear();
             }
             let admin = (!admin_closed).then(|| controller.client.fd());
@@ -514,7 +516,7 @@ impl Keeper<'_> {
         let closed = self.open.is_empty() && self.by_controller && admin_closed;
         let lingers = controller.lingers;
         let quiesces = controller.quiesces;
-        // Closed now, and with that everything that was not sent is dropped.
+        // Closing drops everything that was not sent.
         drop(controller);
         let now = Instant::now();
         let after = if closed { quiesces } else { lingers };
@@ -527,7 +529,7 @@ impl Keeper<'_> {
     }
 }
 
-/// The attempts to connect so far: how long the next one may take.
+/// Time limits of connection attempts, based on the previous ones.
 #[derive(Debug, Default)]
 struct Attempts {
     /// Duration of the last successful attempt.
@@ -537,17 +539,16 @@ struct Attempts {
 }
 
 impl Attempts {
-    /// Returns the time limit of the next attempt. It begins with twice the duration of the last
-    /// successful attempt, [`FIRST_ATTEMPT`] at least, and doubles after each attempt that timed
-    /// out.
+    /// Returns the time limit of the next attempt: twice the duration of the last successful
+    /// attempt, but at least [`FIRST_ATTEMPT`], doubled for each attempt that timed out.
     fn limit(&self) -> Duration {
         let first = FIRST_ATTEMPT.max(self.usual.saturating_mul(2));
         let times = 1u32 << self.silent.min(16);
         first.saturating_mul(times).min(CONNECT_LIMIT)
     }
 
-    /// Records the end of an attempt. A refused attempt gives no information on the time that the
-    /// next one needs.
+    /// Records the end of an attempt. A refused attempt tells nothing about the time that the next
+    /// one needs.
     fn note(&mut self, made: bool, took: Duration) {
         if made {
             (self.usual, self.silent) = (took, 0);
@@ -557,7 +558,7 @@ impl Attempts {
     }
 }
 
-/// Returns whether something can be received at once.
+/// Returns whether bytes can be received without waiting.
 fn is_readable(fd: &OwnedFd) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::IN)];
     matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
@@ -578,7 +579,7 @@ mod tests {
             })
             .collect();
         assert_eq!(limits, [1, 2, 4, 8, 10, 10]);
-        // Refused at once.
+        // The attempt is refused at once.
         attempts.note(true, Duration::from_millis(5));
         attempts.note(false, Duration::from_millis(1));
         assert_eq!(attempts.limit(), FIRST_ATTEMPT);

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 use volume::{Inbox, Info, Kind};
 
-/// Time limit of one attempt to connect, with all its commands.
+/// Time limit of one attempt to connect, including all its commands.
 pub(crate) const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Inbox through which a worker's queue gets its connections.
+/// Inbox through which a worker's queue receives connections and notices.
 pub(crate) type Mail = Inbox<Message>;
 
 /// State of a volume, shared by its queues and threads.
@@ -25,24 +25,24 @@ pub(crate) struct Shared {
     pub options: FabricsOptions,
     /// Properties of the namespace when the volume was opened.
     pub facts: Facts,
-    /// The ways to it, in the order of the portals.
+    /// Paths to the namespace, in the order of the portals.
     pub paths: Vec<Path>,
-    /// Current size of the namespace, in bytes.
+    /// Current size of the namespace in bytes.
     size: AtomicU64,
-    /// The size that was reported last.
+    /// Size in bytes that was last reported to the user.
     told: AtomicU64,
-    /// The queues of workers, each in its place, from which its identifiers follow.
+    /// Inboxes of the workers' queues. The index determines the queue identifiers.
     queues: Mutex<Vec<Option<Arc<Mail>>>>,
-    /// The volume's handle, and queues: at none the threads end.
+    /// Number of users: the volume's handle and its queues. At 0 the paths' threads end.
     users: AtomicUsize,
-    /// Associations that have ended.
+    /// Number of associations that have ended.
     lost: AtomicU64,
-    /// Requests fail because there is no path, and an error has been logged.
+    /// Requests fail because no path is usable, and the error was logged.
     overdue: AtomicBool,
     pub log: Log,
 }
 
-/// A subsystem can cause these lines as often as it wants.
+/// Rate limits of log messages that a subsystem can cause as often as it likes.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     pub broken: LogLimit,
@@ -63,7 +63,7 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// Creates the state of a volume with its first controller, on the path of that number.
+    /// Creates the state of a volume with its first controller, which is on path `number`.
     pub(crate) fn new(
         subsystem: Subsystem,
         options: FabricsOptions,
@@ -100,8 +100,8 @@ impl Shared {
         }
     }
 
-    /// Connects a controller within a time limit, and verifies that its namespace has not changed
-    /// except perhaps in size.
+    /// Connects a controller within a time limit, and verifies that its namespace differs at most
+    /// in size.
     pub(crate) fn connect(
         &self,
         portal: &Portal,
@@ -176,7 +176,7 @@ impl Shared {
 
     // ---- users
 
-    /// Adds a worker's queue; returns its place.
+    /// Adds a worker's queue; returns its index.
     pub(crate) fn enter(self: &Arc<Self>, mail: &Arc<Mail>) -> usize {
         self.users.fetch_add(1, Ordering::SeqCst);
         let mut queues = self.queues.lock().unpoisoned();
@@ -197,7 +197,7 @@ impl Shared {
         place
     }
 
-    /// Removes a queue.
+    /// Removes a worker's queue.
     pub(crate) fn leave(&self, place: usize) {
         if let Some(entry) = self.queues.lock().unpoisoned().get_mut(place) {
             *entry = None;
@@ -205,7 +205,7 @@ impl Shared {
         self.end_use();
     }
 
-    /// Removes a user, and wakes the threads of the paths.
+    /// Removes a user, and wakes the paths' threads, which end after the last one.
     pub(crate) fn end_use(&self) {
         self.users.fetch_sub(1, Ordering::SeqCst);
         self.paths.iter().for_each(Path::wake);
@@ -232,7 +232,7 @@ impl Shared {
         path.wake();
     }
 
-    /// Returns the queues of workers, with their places.
+    /// Returns the workers' queues with their indexes.
     pub(crate) fn queues(&self) -> Vec<(usize, Arc<Mail>)> {
         let queues = self.queues.lock().unpoisoned();
         let queues = queues.iter().enumerate();
@@ -251,7 +251,7 @@ impl Shared {
 
     // ---- log messages
 
-    /// Ends the overdue state: there is a path again.
+    /// Ends the overdue state, because a path is usable again.
     pub(crate) fn has_path(&self) {
         self.overdue.store(false, Ordering::Relaxed);
     }
@@ -273,7 +273,7 @@ impl Shared {
         });
     }
 
-    /// Logs, once, that requests fail for want of a path.
+    /// Logs, once, that requests fail because no path is usable.
     pub(crate) fn is_overdue(&self) {
         if !self.overdue.swap(true, Ordering::Relaxed) {
             let (subsystem, delay) = (&self.subsystem, self.options.reconnect_delay);
@@ -287,7 +287,7 @@ impl Shared {
 
 impl Reachable for Shared {
     fn reach(&self) -> Option<Reach> {
-        // Threads may be there for a moment longer.
+        // Threads may run for a moment after the last user.
         self.is_used().then(|| Reach {
             server: self.subsystem.to_string(),
             connected: self.paths.iter().all(Path::is_connected),

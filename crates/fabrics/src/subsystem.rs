@@ -1,4 +1,4 @@
-//! Namespace of a subsystem and the portals that lead to it, parsed from a URL.
+//! A namespace of a remote subsystem and the portals of the subsystem, parsed from a URL.
 
 use nvme::identify::Nqn;
 use nvme_tcp::PORT;
@@ -7,26 +7,26 @@ use std::fmt;
 
 /// Maximum number of portals in a URL.
 const MOST_PORTALS: usize = 16;
-/// Form of a URL, for error messages.
+/// Form of the URL, for error messages.
 const FORM: &str = "nvme+tcp://HOST:PORT/SUBNQN/NSID";
 
 /// A namespace of a remote subsystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subsystem {
-    /// The ways to it; at least one, each once.
+    /// Portals of the subsystem; at least one, and no duplicates.
     pub portals: Vec<HostPort>,
-    /// The subsystem's name.
+    /// NQN of the subsystem.
     pub nqn: String,
-    /// The namespace.
+    /// Namespace ID.
     pub nsid: u32,
 }
 
 impl Subsystem {
-    /// Parses `name` of `nvme+tcp://NAME`: portals, separated by commas, then the subsystem's name
-    /// and the namespace's number behind slashes.
+    /// Parses the part of a URL after `nvme+tcp://`: portals separated by commas, the subsystem's
+    /// NQN, and the namespace ID, separated by slashes.
     ///
     /// # Errors
-    /// A message, if a portal, the name or the number is invalid.
+    /// A message when a portal, the NQN or the namespace ID is invalid.
     pub fn parse(name: &str) -> Result<Self, String> {
         let (portals, rest) = name.split_once('/').unwrap_or((name, ""));
         let (nqn, nsid) = rest.rsplit_once('/').ok_or_else(|| {
@@ -56,10 +56,10 @@ impl Subsystem {
     }
 }
 
-/// Parses portals, separated by commas.
+/// Parses a list of portals, separated by commas.
 ///
 /// # Errors
-/// A message, if a portal is invalid.
+/// A message when a portal is invalid.
 pub(crate) fn portals(text: &str) -> Result<Vec<HostPort>, String> {
     let mut places = Vec::new();
     for portal in text.split(',') {

@@ -1,9 +1,9 @@
 //! A controller in this process, for tests, benchmarks and programs that embed one.
 //!
-//! [`local`] keeps the controller in the calling thread: it works only while the driver waits for
-//! it ([`Transport::pause`]), so every run behaves the same. [`spawn`] gives it a thread of its
-//! own. Either way a [`Worker`] serves it, the loop of every process. [`InProcess::with`] gives
-//! access to the controller itself.
+//! [`local`] runs the controller in the calling thread: it makes progress only while the driver
+//! waits for it ([`Transport::pause`]), so every run behaves the same. [`spawn`] runs it in a
+//! separate thread. In both cases a [`Worker`] serves it, with the loop that all processes use.
+//! [`InProcess::with`] gives access to the controller itself.
 //!
 //! *Scope.* The controller's own interface, and the driver's transports. Sockets, and a loop of its
 //! own, are out of scope. There is no unsafe code.
@@ -50,28 +50,28 @@ use sync::Unpoisoned;
 use volume::{Io, IoOptions, MemVolume};
 use worker::{Handle, IdleWindow, Options, Worker};
 
-/// The controller's number on its worker, which serves nothing else.
+/// Front-end number of the controller on its worker, which serves nothing else.
 const OWNER: u16 = 0;
 
-/// A controller and the ring of its volumes, owned by one thread.
+/// A controller and its worker, owned by one thread.
 #[derive(RefCast)]
 #[repr(transparent)]
 pub struct Host(Worker<Local>);
 
 impl Host {
-    /// Creates a host of a controller with the ID 0 and volumes opened on `io`.
+    /// Creates the host of a controller with the ID 0, whose volumes were opened on `io`.
     ///
     /// # Errors
-    /// [`TransportError::Io`] when no descriptor is left.
+    /// [`TransportError::Io`] when no file descriptor is available.
     pub fn new(controller: Controller, io: Io) -> Result<Self, TransportError> {
         Self::with_idle_window(controller, io, IdleWindow::default())
     }
 
-    /// Creates a host as [`Host::new`]; its worker polls for this long after the last work, before
-    /// it sleeps.
+    /// Creates the host of a controller, as [`Host::new`] does. After the last work, its worker
+    /// polls for the idle window before it sleeps.
     ///
     /// # Errors
-    /// The errors of [`Host::new`].
+    /// [`TransportError::Io`] when no file descriptor is available.
     pub fn with_idle_window(
         controller: Controller,
         io: Io,
@@ -90,7 +90,7 @@ impl Host {
         }
     }
 
-    /// The controller.
+    /// Returns the controller for changes.
     pub fn controller(&mut self) -> &mut Controller {
         match self.0.front_mut(OWNER) {
             Some(Local(controller)) => controller,
@@ -98,7 +98,7 @@ impl Host {
         }
     }
 
-    /// The controller, to look at.
+    /// Returns the controller for inspection.
     pub fn controller_ref(&self) -> &Controller {
         match self.0.front(OWNER) {
             Some(Local(controller)) => controller,
@@ -112,7 +112,7 @@ impl Host {
         self.0.step()
     }
 
-    /// Steps until `over`, or for ten seconds.
+    /// Runs rounds of the loop until `over` returns true, for ten seconds at most.
     fn settle(&mut self, over: impl Fn(&mut Controller) -> bool) -> bool {
         let limit = Instant::now() + Duration::from_secs(10);
         loop {
@@ -131,7 +131,7 @@ fn system(error: worker::Error<Infallible>) -> TransportError {
 }
 
 thread_local! {
-    /// By their numbers. One, mostly: looking for it is a part of every step.
+    /// Hosts of this thread by their numbers. Usually there is one, and every step looks it up.
     static HOSTS: RefCell<Vec<(u64, Host)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -139,7 +139,7 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 
 #[derive(Debug)]
 enum Place {
-    /// In the thread that made it, under this number.
+    /// The controller runs in the thread that created it, under this number.
     Here(u64),
     Thread {
         handle: Handle<Local>,
@@ -147,7 +147,7 @@ enum Place {
     },
 }
 
-/// The transport to a controller in this process.
+/// Transport to a controller in this process.
 #[derive(Debug)]
 pub struct InProcess {
     place: Place,
@@ -157,7 +157,8 @@ pub struct InProcess {
     vectors: u16,
 }
 
-/// Keeps a controller in the calling thread. From other threads all calls fail with `Gone`.
+/// Runs a controller in the calling thread. Calls from other threads fail with
+/// [`TransportError::Gone`].
 pub fn local(host: Host) -> Arc<InProcess> {
     let key = NEXT.fetch_add(1, Ordering::Relaxed);
     let made = InProcess {
@@ -170,10 +171,11 @@ pub fn local(host: Host) -> Arc<InProcess> {
     Arc::new(made)
 }
 
-/// Creates a controller in a thread of its own, which serves it until the transport is dropped.
+/// Runs a controller in a new thread, until the transport is dropped. `make` creates its host
+/// there.
 ///
 /// # Errors
-/// The error of `make`.
+/// The error that `make` returns.
 pub fn spawn<E: Send + 'static>(
     make: impl FnOnce() -> Result<Host, E> + Send + 'static,
 ) -> Result<Arc<InProcess>, E> {
@@ -197,7 +199,7 @@ pub fn spawn<E: Send + 'static>(
     });
     let (handle, pages, mapped_doorbells, vectors) = match tell.recv() {
         Ok(about) => about?,
-        // The thread died while making the controller; let its panic go on here.
+        // The thread panicked while creating the controller; the panic continues here.
         Err(_) => match thread.join() {
             Err(panic) => std::panic::resume_unwind(panic),
             Ok(()) => std::process::abort(),
@@ -215,10 +217,10 @@ pub fn spawn<E: Send + 'static>(
 }
 
 /// Creates a controller in the calling thread with one namespace of 512-byte blocks in memory, for
-/// examples.
+/// examples and tests.
 ///
 /// # Errors
-/// [`TransportError::Io`] when there is no memory for it.
+/// [`TransportError::Io`] when the memory cannot be allocated.
 pub fn memory_disk(size: u64) -> Result<Arc<InProcess>, TransportError> {
     let failed = |error: &dyn std::error::Error| {
         TransportError::io("memory disk", std::io::Error::other(error.to_string()))
@@ -264,7 +266,7 @@ impl InProcess {
         }
     }
 
-    /// Runs a function as [`InProcess::with`], without waiting.
+    /// Runs a function on the controller as [`InProcess::with`] does, without waiting for it.
     fn post(&self, act: impl FnOnce(&mut Host) + Send + 'static) -> Result<(), TransportError> {
         match &self.place {
             Place::Here(key) => here(*key, act),
@@ -320,12 +322,12 @@ impl Drop for InProcess {
     }
 }
 
-/// An eventfd as the receiver of an interrupt.
+/// An eventfd that receives an interrupt.
 struct Signal(OwnedFd);
 
 impl IrqSink for Signal {
     fn signal(&self) {
-        // Full means that it is signalled already.
+        // A full counter means that it is already signalled.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 }

@@ -1,4 +1,4 @@
-//! A controller as a front-end of a worker, without a socket.
+//! Front-end of a worker for a controller that is used without a socket.
 
 use controller::Controller;
 use std::convert::Infallible;
@@ -6,7 +6,7 @@ use std::time::Instant;
 use volume::{Budget, Completion};
 use worker::Frontend;
 
-/// A controller that code of the same process drives.
+/// Front-end of a controller that code of the same process drives.
 pub struct Local(pub(crate) Controller);
 
 impl Frontend for Local {

@@ -1,4 +1,4 @@
-//! Errors of a pool's folder.
+//! Errors of a namespace pool's folder.
 
 use crate::Nguid;
 use std::io;
@@ -10,25 +10,25 @@ pub enum PoolError {
     /// An operation on a file has failed.
     #[error("{}: {error}", path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Error of the system.
+        /// I/O error of the operation.
         error: io::Error,
     },
-    /// A file, a device, a FIFO.
+    /// The path is not a folder.
     #[error("{}: this is no folder", .0.display())]
     NoFolder(PathBuf),
-    /// The folder is locked by another process.
+    /// Another process has locked the folder.
     #[error("{}: another process has this pool, and has locked it", .0.display())]
     Locked(PathBuf),
-    /// The folder has files of namespaces, but no manifest.
+    /// The folder contains files of namespaces, but no manifest.
     #[error(
         "{}: it is a namespace's file, and the folder has no manifest (pool.toml) that tells of it: \
          put the manifest back, or take such files away",
         .0.display()
     )]
     NoManifest(PathBuf),
-    /// The manifest cannot be read as one.
+    /// The manifest cannot be parsed, or contradicts itself.
     #[error("{}: this is no manifest of a pool: {why}", path.display())]
     Manifest {
         /// Path of the manifest.
@@ -36,29 +36,29 @@ pub enum PoolError {
         /// Description of the error.
         why: String,
     },
-    /// A newer program has written it.
+    /// The manifest was written by a newer program.
     #[error(
         "{}: its format is version {version}, which a newer program has written; this one does not \
          know it",
         path.display()
     )]
     TooNew {
-        /// The manifest.
+        /// Path of the manifest.
         path: PathBuf,
-        /// Version of the format.
+        /// Version of the manifest's format.
         version: u32,
     },
-    /// The file of a namespace contradicts the manifest.
+    /// The file of a namespace does not match the manifest.
     #[error("{}: the file of namespace {nsid} {why}", path.display())]
     File {
         /// Path of the file.
         path: PathBuf,
-        /// The namespace.
+        /// ID of the namespace.
         nsid: u32,
         /// Description of the contradiction.
         why: String,
     },
-    /// The namespace does not exist.
+    /// No namespace has this NGUID.
     #[error("there is no namespace {0} in the pool")]
     Unknown(Nguid),
 }

@@ -1,4 +1,4 @@
-//! The folder: its lock, its manifest's file, and those of namespaces.
+//! Files of a pool's folder: its lock, the manifest, and the files of namespaces.
 
 use crate::error::PoolError;
 use crate::manifest::{Entry, MANIFEST, Manifest, Nguid};
@@ -9,12 +9,12 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Prefix and suffix of the NGUID in the name of a namespace's file.
+/// Text before the NGUID in the name of a namespace's file.
 const BEFORE: &str = "namespace-";
 const AFTER: &str = ".raw";
-/// Bytes of the longest manifest that is read.
+/// Maximum size in bytes of a manifest that is read.
 const LONGEST: u64 = 16 << 20;
-/// Interval between checks of the lock.
+/// Interval between attempts to lock the folder.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Returns the path of a namespace's file in the pool's folder.
@@ -22,11 +22,11 @@ pub fn file_of(folder: &Path, nguid: Nguid) -> PathBuf {
     folder.join(format!("{BEFORE}{nguid}{AFTER}"))
 }
 
-/// See the module.
+/// The folder of a pool, locked by this process.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
-    /// The folder itself, locked.
+    /// Descriptor of the folder, which holds the lock.
     file: File,
 }
 
@@ -80,7 +80,7 @@ impl Folder {
         synced.map_err(|error| PoolError::io(&self.path, error))
     }
 
-    /// Returns a file that has the name of a namespace's file, if there is one.
+    /// Returns the path of any file that is named like a namespace's; `None` if there is none.
     pub fn any_namespace(&self) -> Result<Option<PathBuf>, PoolError> {
         let failed = |error| PoolError::io(&self.path, error);
         for entry in std::fs::read_dir(&self.path).map_err(failed)? {
@@ -122,7 +122,7 @@ impl Folder {
         text.map(Some).map_err(|_| wrong("it is no text"))
     }
 
-    /// Puts a manifest into the place of the one before.
+    /// Replaces the manifest atomically.
     pub fn write_manifest(&self, manifest: &Manifest) -> Result<(), PoolError> {
         let path = self.manifest_path();
         let text = manifest.text().ok_or_else(|| PoolError::Manifest {
@@ -131,8 +131,8 @@ impl Folder {
         })?;
         let new = path.with_extension("toml.new");
         let written = || -> io::Result<()> {
-            // The file is created anew: a link at this name, or a file left by a dead process, is
-            // not written to.
+            // The file is created anew, so that a link of this name, or a file left by a killed
+            // process, is not written to.
             match std::fs::remove_file(&new) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -153,7 +153,7 @@ impl Folder {
         self.sync()
     }
 
-    /// Makes the file of a namespace: a hole. A file left by a dead process is replaced.
+    /// Creates the file of a namespace, as a hole. Replaces a file left by a killed process.
     pub fn make_file(&self, entry: &Entry) -> Result<(), PoolError> {
         let path = self.file(entry.nguid());
         let made = || -> io::Result<()> {
@@ -166,7 +166,7 @@ impl Folder {
         self.sync()
     }
 
-    /// Removes the file of a namespace, if it is there.
+    /// Removes the file of a namespace, if it exists.
     pub fn remove_file(&self, nguid: Nguid) -> Result<(), PoolError> {
         let path = self.file(nguid);
         match std::fs::remove_file(&path) {

@@ -1,10 +1,10 @@
-//! A pool of capacity for namespaces that a host makes: a folder with a file for each namespace,
-//! and a manifest, `pool.toml`, that lists them.
+//! Storage pool for namespaces that a host creates: a folder with a file for each namespace, and a
+//! manifest, `pool.toml`, that lists them.
 //!
 //! A namespace exists if the manifest lists it. The manifest is replaced as a whole (written under
-//! another name, made durable, renamed, and the folder made durable). A namespace that is about to
-//! be made or removed is entered beforehand, as `pending`. So the process that opens the folder
-//! after a kill or a loss of power knows the files without a namespace, and removes exactly these.
+//! another name, made durable, renamed, and the folder made durable). Before a namespace is created
+//! or deleted, the manifest records it as `pending`. After a kill or power loss, the process that
+//! opens the folder next therefore knows the files without a namespace, and removes exactly these.
 //! All other files in the folder are ignored.
 //!
 //! | step | create | delete |
@@ -14,7 +14,7 @@
 //! | 3 | manifest: listed, and not pending | manifest: not pending |
 //!
 //! The folder belongs to the process that has locked it. Every call here may block. This crate
-//! knows no NVMe beyond the numbers of a namespace, and does not read the content of a namespace.
+//! handles only the identifiers of namespaces, and never reads their content.
 #![forbid(unsafe_code)]
 
 mod error;
@@ -31,22 +31,22 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A namespace that is to be made.
+/// Parameters of a namespace to create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct New {
-    /// Namespace ID, 1 to 1024, which no other one of the pool has.
+    /// Namespace ID, 1 to 1024, which must be unused in the pool.
     pub nsid: u32,
-    /// Names it: no namespace has had it before ([`Nguid::random`]).
+    /// Globally unique identifier, which no namespace has ever had ([`Nguid::random`]).
     pub nguid: Nguid,
     /// Size in logical blocks.
     pub blocks: u64,
     /// Logical block size in bytes: 512 or 4096.
     pub block_size: u32,
-    /// Several controllers may have it.
+    /// Whether several controllers may attach the namespace.
     pub shared: bool,
 }
 
-/// The folder of a pool, which no other process has.
+/// The folder of a pool, locked for this process.
 #[derive(Debug)]
 pub struct PoolFolder {
     folder: Folder,
@@ -54,12 +54,12 @@ pub struct PoolFolder {
 }
 
 impl PoolFolder {
-    /// Opens the folder, which has to exist. A folder without a manifest and without a namespace's
-    /// file is an empty pool. Files left by a dead process are removed. Waits at most `limit` for a
-    /// previous process.
+    /// Opens and locks an existing folder, after waiting for a previous process for at most
+    /// `limit`. A folder without a manifest and without a namespace's file is an empty pool. Files
+    /// left by a killed process are removed.
     ///
     /// # Errors
-    /// [`PoolError`].
+    /// [`PoolError`] when the folder cannot be locked, or the manifest or a file is invalid.
     pub fn open(path: &Path, limit: Duration) -> Result<Self, PoolError> {
         let folder = Folder::open(path, limit)?;
         let manifest = match folder.read_manifest()? {
@@ -73,8 +73,7 @@ impl PoolFolder {
             }
         };
         let mut pool = PoolFolder { folder, manifest };
-        // Files that remain are removed with the next deletion: they keep no namespace from its
-        // host.
+        // Remaining files are removed with the next deletion; no namespace depends on them.
         let _ = pool.remove_pending();
         for entry in pool.manifest.namespaces() {
             pool.folder.check_file(entry)?;
@@ -87,7 +86,7 @@ impl PoolFolder {
         self.folder.path()
     }
 
-    /// Returns the namespaces of the manifest.
+    /// Returns the namespaces that the manifest lists.
     pub fn namespaces(&self) -> &[Entry] {
         self.manifest.namespaces()
     }
@@ -97,11 +96,12 @@ impl PoolFolder {
         self.folder.file(nguid)
     }
 
-    /// Makes a namespace, which reads as zeroes. An existing namespace with this NGUID stays as it
-    /// is. When this returns, the namespace survives the end of the process and a loss of power.
+    /// Creates a namespace, which reads as zeroes. A namespace that already has this NGUID is left
+    /// unchanged. On success the namespace survives a kill and a power loss.
     ///
     /// # Errors
-    /// The namespace does not exist then, or the next process that opens the folder finds it.
+    /// [`PoolError`] when the manifest or the file cannot be written. The next process that opens
+    /// the folder may find the namespace nevertheless.
     pub fn create(&mut self, new: &New) -> Result<(), PoolError> {
         if self.manifest.find(new.nguid).is_some() {
             return Ok(());
@@ -128,10 +128,11 @@ impl PoolFolder {
         Ok(())
     }
 
-    /// Removes a namespace, and its file. A missing namespace is no error.
+    /// Deletes a namespace and its file. A missing namespace is no error.
     ///
     /// # Errors
-    /// The namespace exists as before, or the next process that opens the folder finds it removed.
+    /// [`PoolError`] when the manifest cannot be written. The namespace still exists then, but the
+    /// next process that opens the folder may find it deleted.
     pub fn delete(&mut self, nguid: Nguid) -> Result<(), PoolError> {
         if self.manifest.find(nguid).is_none() {
             return Ok(());
@@ -144,11 +145,13 @@ impl PoolFolder {
         Ok(())
     }
 
-    /// Saves whether a namespace is attached to a controller.
+    /// Records whether a namespace is attached to a controller.
     ///
     /// # Errors
-    /// If there is no namespace of this NGUID, unless it is to be detached. If its file contradicts
-    /// the manifest and it is to be attached, because nobody could open the folder then. If saving
+    /// [`PoolError::Unknown`] when no namespace has this NGUID and it should be attached.
+    /// [`PoolError::File`] when its file does not match the manifest and it should be attached,
+    /// because the folder could not be opened any more then. [`PoolError::Io`] when writing fails;
+    /// the next process may find either state.
     /// fails; the next process may find either state.
     pub fn set_attached(
         &mut self,
@@ -173,12 +176,12 @@ impl PoolFolder {
         Ok(())
     }
 
-    /// Saves a new block size of a namespace (512 or 4096 bytes); the number of blocks follows from
-    /// its size. When this returns, the change survives the end of the process and a loss of power.
+    /// Records a new block size of a namespace (512 or 4096 bytes); the number of blocks follows
+    /// from its size. On success the change survives a kill and a power loss.
     ///
     /// # Errors
-    /// If there is no namespace of this NGUID, or its size is not a multiple of the block size. If
-    /// saving fails; the next process may find either state.
+    /// [`PoolError`] when no namespace has this NGUID, its size is not a multiple of the block
+    /// size, or writing fails; after a failed write the next process may find either state.
     pub fn set_block_size(&mut self, nguid: Nguid, block_size: u32) -> Result<(), PoolError> {
         let Some(entry) = self.manifest.find(nguid) else {
             return Err(PoolError::Unknown(nguid));
@@ -200,7 +203,7 @@ impl PoolFolder {
 
     fn replace(&mut self, manifest: Manifest) -> Result<(), PoolError> {
         if let Err(error) = self.folder.write_manifest(&manifest) {
-            // The new one may be there for all that.
+            // The failed write may nevertheless have replaced the manifest.
             let _ = self.folder.write_manifest(&self.manifest);
             return Err(error);
         }
@@ -208,8 +211,8 @@ impl PoolFolder {
         Ok(())
     }
 
-    /// Removes the files without a namespace. A file that cannot be removed does not stop the rest:
-    /// data that a host has deleted must not fill the disk because of it.
+    /// Removes the files without a namespace. If one cannot be removed the others still are,
+    /// because deleted data must not fill the disk.
     fn remove_pending(&mut self) -> Result<(), PoolError> {
         let (mut removed, mut result) = (BTreeSet::new(), Ok(()));
         for nguid in self.manifest.pending() {

@@ -1,4 +1,4 @@
-//! The manifest: which namespaces there are, as text that an administrator can read.
+//! The manifest: a list of the pool's namespaces, as text that an administrator can read.
 
 use crate::New;
 use crate::error::PoolError;
@@ -7,27 +7,28 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 
-/// The name of the manifest's file.
+/// File name of the manifest.
 pub const MANIFEST: &str = "pool.toml";
 
-/// The version of the form that is written, and the newest that is read.
+/// Version of the format that is written, and the newest that is accepted.
 const VERSION: u32 = 1;
-/// Namespaces at most, and the largest NSID.
+/// Maximum number of namespaces, and the largest NSID.
 const MOST: u32 = 1024;
-/// Controllers that a namespace may be attached to: all that a subsystem can have.
+/// Maximum number of controllers of a subsystem, and thus of attachments of a namespace.
 const CONTROLLERS: usize = 65_520;
 
 const HEAD: &str = "# The namespaces of a pool; vnvme writes this file itself.\n";
 
-/// A Namespace Globally Unique Identifier, which also names the namespace's file.
+/// Namespace Globally Unique Identifier (NGUID), from which the name of the namespace's file is
+/// made.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nguid(pub [u8; 16]);
 
 impl Nguid {
-    /// Makes a new NGUID: a random UUID (RFC 9562, version 4).
+    /// Creates a new NGUID: a random UUID (RFC 9562, version 4).
     ///
     /// # Errors
-    /// If the system has no random bytes.
+    /// The error of the system's random number generator.
     pub fn random() -> Result<Self, getrandom::Error> {
         let mut id = [0; 16];
         getrandom::fill(&mut id)?;
@@ -82,7 +83,7 @@ impl<'de> Deserialize<'de> for Nguid {
     }
 }
 
-/// A namespace of the pool.
+/// A namespace that the manifest lists.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Entry {
@@ -131,7 +132,7 @@ impl Entry {
         self.blocks.saturating_mul(self.block_size.into())
     }
 
-    /// Returns whether several controllers may have the namespace attached.
+    /// Returns whether several controllers may attach the namespace.
     pub fn shared(&self) -> bool {
         self.shared
     }
@@ -142,12 +143,12 @@ impl Entry {
     }
 }
 
-/// See the module.
+/// Contents of the manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
     version: u32,
-    /// Files that nobody has, if they are there.
+    /// NGUIDs whose files, if they exist, belong to no namespace.
     #[serde(default)]
     pending: BTreeSet<Nguid>,
     #[serde(default, rename = "namespace")]
@@ -164,7 +165,7 @@ impl Default for Manifest {
     }
 }
 
-/// The version field, which every version of the format has.
+/// The version field, which every version of the format contains.
 #[derive(Deserialize)]
 struct Versioned {
     version: u32,
@@ -186,8 +187,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Formats the manifest as TOML. `None`: it cannot be serialized, which is a defect of this
-    /// program.
+    /// Formats the manifest as TOML. Returns `None` if it cannot be serialized, which is a bug.
     pub fn text(&self) -> Option<String> {
         let text = toml::to_string(self).ok()?;
         Some(format!("{HEAD}{text}"))
@@ -268,7 +268,7 @@ impl Manifest {
         next
     }
 
-    /// Returns the manifest with another block size of a namespace. `None`: the namespace's size is
+    /// Returns the manifest with a new block size of a namespace; `None` if the namespace's size is
     /// not a multiple of it.
     pub fn with_block_size(&self, nguid: Nguid, block_size: u32) -> Option<Self> {
         let mut next = self.clone();

@@ -1,4 +1,4 @@
-//! The kinds of volumes that a URL names: `nbd://` and `nbd+unix://`.
+//! URL schemes `nbd` and `nbd+unix`, and the volume kinds that open such URLs.
 
 use crate::connect::{ConnectionKeeper, Server};
 use crate::export::{NbdOptions, NbdVolume};
@@ -9,7 +9,7 @@ use volume::{
     parse_count, parse_duration,
 };
 
-/// Servers of other hosts.
+/// URL scheme of NBD servers reached by TCP.
 pub const NBD: Scheme = Scheme {
     name: "nbd",
     form: "HOST:PORT/EXPORT",
@@ -18,7 +18,7 @@ pub const NBD: Scheme = Scheme {
     options: &[READ_ONLY, CONNECTIONS, TIMEOUT, RECONNECT_DELAY],
 };
 
-/// Servers of this host.
+/// URL scheme of NBD servers behind a Unix socket of this host.
 pub const NBD_UNIX: Scheme = Scheme {
     name: "nbd+unix",
     form: "/EXPORT?socket=PATH",
@@ -47,14 +47,14 @@ const RECONNECT_DELAY: UrlOption = UrlOption::new(
     "requests wait for a server that is away for so long, then fail until it is back (300s)",
 );
 
-/// Returns both volume kinds; `opened` is called with the watch of each volume that is opened.
+/// Returns the volume kinds of both schemes; each opened volume passes its watch to `opened`.
 pub fn kinds<X: 'static>(
     opened: impl Fn(ReachWatch) + Clone + Send + Sync + 'static,
 ) -> [VolumeKind<X>; 2] {
     kinds_kept(opened, None)
 }
 
-/// Returns both volume kinds, as [`kinds`] does, with a keeper of connections for the next process.
+/// Returns the volume kinds of both schemes, with a keeper of connections for the next process.
 pub fn kinds_kept<X: 'static>(
     opened: impl Fn(ReachWatch) + Clone + Send + Sync + 'static,
     keeper: Option<Arc<dyn ConnectionKeeper>>,
@@ -69,10 +69,10 @@ pub fn kinds_kept<X: 'static>(
     })
 }
 
-/// Parses the server of a URL.
+/// Parses the server in a URL.
 ///
 /// # Errors
-/// [`OpenError`], if an option or the name of the export is invalid.
+/// [`OpenError`] when an option or the name of the export is invalid.
 fn server(url: &mut VolumeUrl<'_>) -> Result<Server, OpenError> {
     let socket = url.options.take("socket", |text| Ok(text.to_owned()))?;
     let server = match (url.scheme() == NBD_UNIX.name, socket) {
@@ -85,8 +85,8 @@ fn server(url: &mut VolumeUrl<'_>) -> Result<Server, OpenError> {
     server.map_err(|why| OpenError::Other(why.into()))
 }
 
-/// Returns the server's address in a volume's URL, if it is of one of these kinds, for a process
-/// that has to know its peers in advance.
+/// Returns the address of the server in a URL of these schemes; `None` for other URLs. For a
+/// process that must know its peers before it enters a sandbox.
 pub fn address(url: &str) -> Option<Address> {
     let (scheme, rest) = url.split_once("://")?;
     let (name, query) = rest.rsplit_once('?').unwrap_or((rest, ""));

@@ -1,8 +1,8 @@
 //! NBD servers as volumes.
 //!
 //! An [`NbdVolume`] is an export of a server (nbdkit, qemu-nbd, qemu-storage-daemon, ...), reached
-//! by a Unix socket or by TCP, without TLS. [`protocol`] is the protocol alone, as code that
-//! touches no socket.
+//! by a Unix socket or by TCP, without TLS. Module [`protocol`] implements the protocol without
+//! touching a socket.
 //!
 //! This crate accesses sockets to the servers that a user named. It opens no files, contains no
 //! NVMe code, and reaches guest memory only through the segments of requests.
@@ -18,9 +18,9 @@
 //! VolumeQueue::poll -> Completion <--- protocol::Replies <---'  (large data: into guest memory)
 //! ```
 //!
-//! A connection that breaks is replaced by a new one, which a thread makes. Outstanding commands
-//! are sent again, or fail if that takes too long. Reads, writes, zeroing and trimming may be
-//! repeated. A write that was answered and not flushed is the server's to keep.
+//! A thread replaces a connection that breaks. Outstanding commands are sent again, or fail if that
+//! takes too long. Reads, writes, zeroing and trimming may be repeated. After replying to a write,
+//! the server is responsible for it even before a flush.
 #![forbid(unsafe_code)]
 
 mod connect;

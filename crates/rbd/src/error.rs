@@ -6,33 +6,33 @@ use std::io;
 /// Error of opening an image.
 #[derive(Debug, thiserror::Error)]
 pub enum RbdError {
-    /// The libraries are not there.
+    /// The Ceph libraries cannot be loaded.
     #[error(transparent)]
     Library(#[from] LibraryError),
-    /// The cluster's configuration.
+    /// The cluster's configuration is invalid or cannot be read.
     #[error("{conf}: {what}: {error}")]
     Settings {
-        /// The file.
+        /// Path of the configuration file.
         conf: String,
         /// Error in the configuration, or the operation that failed.
         what: &'static str,
         /// Error of the library.
         error: io::Error,
     },
-    /// The cluster asks for a key.
+    /// The cluster requires authentication, and no key was found.
     #[error(
         "client.{client} has no key in {places}; name it by keyring=, or another client by id= (ceph auth get client.NAME shows them)"
     )]
     NoKey {
-        /// The client.
+        /// Name of the client.
         client: String,
-        /// Places that were searched.
+        /// Files that were searched for the key.
         places: String,
     },
-    /// The cluster has answered, and there is no such image, or it may not be used.
+    /// The image does not exist, or may not be opened.
     #[error("{name}: {what}: {error}{}", hint(.what, error))]
     Image {
-        /// The image.
+        /// Name of the image.
         name: String,
         /// Operation that failed.
         what: &'static str,
@@ -45,21 +45,21 @@ pub enum RbdError {
          that it is served and waits for its cluster"
     )]
     Away {
-        /// The image.
+        /// Name of the image.
         name: String,
         /// Time limit that was exceeded.
         wait: std::time::Duration,
     },
-    /// A size that is none of a disk.
+    /// The image's size is not a multiple of the block size.
     #[error(
         "{name}: its size of {size} bytes is no multiple of a block of {block} bytes; change it with: rbd resize"
     )]
     Size {
-        /// The image.
+        /// Name of the image.
         name: String,
-        /// Size of the image.
+        /// Size of the image in bytes.
         size: u64,
-        /// The block.
+        /// Block size in bytes.
         block: u32,
     },
 }

@@ -1,11 +1,11 @@
 //! Images of Ceph clusters as volumes, by librbd.
 //!
-//! An [`RbdVolume`] is an image of a pool, or a snapshot of one. The libraries are loaded when the
-//! first image is opened; a program that opens none needs none.
+//! An [`RbdVolume`] is an image in a pool, or a snapshot of one. The libraries are loaded when the
+//! first image is opened, so other programs do not need them.
 //!
-//! This crate accesses the cluster that a user named, by librados and librbd, and their
+//! This crate accesses the cluster that a user named, through librados and librbd, and their
 //! configuration and key. It contains no NVMe code, and reaches guest memory only through the
-//! segments of requests. `unsafe` is in `ffi` alone.
+//! segments of requests. `unsafe` is confined to `ffi`.
 //!
 //! # How data passes through
 //!
@@ -16,12 +16,12 @@
 //! ```
 //!
 //! Only threads of this crate wait for the cluster: one that connects (`connect`), and those that
-//! ask for sizes. The library holds no guest memory after the call that starts a request: data is
-//! read into memory of this process first. So a reset or the end of the volume can give up a
-//! request although the cluster does not answer. A given-up request that changes data delays all
-//! later ones, until the cluster has ended it.
+//! query sizes. The library keeps no guest memory after the call that starts a request; reads use
+//! memory of this process first. A reset or the end of the volume can therefore abandon a request
+//! although the cluster does not answer. An abandoned request that changes data delays all later
+//! ones, until the cluster has completed it.
 //!
-//! The library's cache is off: a write that was reported to the guest is in the cluster, also when
+//! The library's cache is off: a write that was reported to the guest is in the cluster, even if
 //! this process is killed and its guest continues.
 #![deny(unsafe_code)]
 

@@ -1,31 +1,32 @@
-//! Owner of the exclusive lock.
+//! Record of the process that owns an image's exclusive lock.
 //!
-//! A process that was killed leaves its lock, and the cluster considers it alive for half a minute.
-//! So the process that takes the lock records its identity in the image: the next process of the
-//! same machine recognizes that it is dead, and need not wait.
+//! A killed process leaves its lock, and the cluster considers it alive for half a minute. The
+//! owner of the lock therefore records its identity in the image: the next process on the same
+//! machine sees that the owner is dead, and need not wait.
 
 use std::fs;
 use std::path::Path;
 
-/// The image's metadatum.
+/// Key of the record in the image's metadata.
 pub(crate) const METADATUM: &str = "vnvme.owner";
 
-/// Identity of a process, by which another one of the same machine can check whether it is alive.
+/// Identity of a process, by which another process of the same machine can check whether it is
+/// alive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Process {
     boot: String,
-    /// The namespace that its number is of.
+    /// PID namespace of the process ID.
     namespace: String,
     number: u32,
-    /// Start time of the process, in ticks since the start of the machine.
+    /// Start time of the process, in clock ticks since boot.
     began: String,
 }
 
 impl Process {
-    /// Returns the process of that ID, if it exists.
+    /// Returns the process with this ID, if it exists.
     fn of(number: u32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
-        // Behind the name, which may have anything in it: field 22 of proc_pid_stat(5).
+        // Fields after the name, which may contain any character: field 22 of proc_pid_stat(5).
         let began = stat
             .rsplit_once(')')?
             .1
@@ -43,7 +44,7 @@ impl Process {
     }
 }
 
-/// Identity of this process, for its record; read while the files of `/proc` are accessible.
+/// Identity of this process, read while `/proc` is accessible.
 #[derive(Debug, Clone)]
 pub(crate) struct Myself(Option<Process>);
 
@@ -52,7 +53,7 @@ impl Myself {
         Self(Process::of(std::process::id()))
     }
 
-    /// Returns the record for an image whose lock `client` holds.
+    /// Returns the record for an image whose lock `client` owns.
     pub(crate) fn record(&self, client: &str) -> Option<String> {
         let Process {
             boot,
@@ -63,7 +64,7 @@ impl Myself {
         Some(format!("{client} {boot} {namespace} {number} {began}"))
     }
 
-    /// Returns the client of a record, if its process was one of this machine's, and is dead.
+    /// Returns the client in a record, if its process ran on this machine and is dead.
     pub(crate) fn dead(&self, record: &str) -> Option<String> {
         let mine = self.0.as_ref()?;
         let words: Vec<&str> = record.split(' ').collect();
@@ -96,7 +97,7 @@ mod tests {
         };
         // The process ID belongs to another process now.
         assert_eq!(me.dead(&with(4, "1")).as_deref(), Some("client.7"));
-        // A number that nobody has.
+        // A process ID that no process has.
         assert_eq!(me.dead(&with(3, "4194305")).as_deref(), Some("client.7"));
         for elsewhere in [with(1, "x"), with(2, "pid:[1]")] {
             let dead = elsewhere.replace(&format!(" {} ", std::process::id()), " 4194305 ");

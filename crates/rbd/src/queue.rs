@@ -1,4 +1,4 @@
-//! Queue of one worker into an image.
+//! Queue of one worker to an image.
 
 use crate::ffi::Work;
 use crate::volume::Shared;
@@ -11,15 +11,15 @@ use volume::{
     VolumeQueue, Wake,
 };
 
-/// Requests of a queue that are with the library at one time.
+/// Maximum number of parts of requests that the library executes for a queue.
 const MOST: usize = 512;
-/// Bytes of them.
+/// Maximum number of bytes of those parts.
 const MOST_BYTES: u64 = 64 << 20;
-/// Longest part of a request that moves data.
+/// Maximum length in bytes of a part that transfers data.
 const PIECE: u64 = 1 << 20;
-/// Longest part of another one: some hundred objects.
+/// Maximum length in bytes of a part without data: a few hundred objects.
 const RANGE: u64 = 1 << 30;
-/// Number of bytes that a round copies, apart from the last piece.
+/// Number of bytes that a round copies before it ends, apart from the last part.
 const ROUND: u64 = 1 << 20;
 
 /// Event from a thread of the library.
@@ -27,11 +27,11 @@ const ROUND: u64 = 1 << 20;
 pub(crate) enum Done {
     /// The image was connected.
     Connected,
-    /// A part of a request has ended.
+    /// A part of a request has completed, with the library's result and the buffer of a read.
     Part(Part, isize, Option<Buffer>),
 }
 
-/// A part of a request that the library has.
+/// A part of a request that the library executes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Part {
     place: usize,
@@ -45,13 +45,13 @@ pub(crate) struct Part {
     data: bool,
 }
 
-/// A request, and the state of its parts.
+/// A request and the state of its parts.
 struct Parent {
     request: Request,
     generation: u64,
-    /// Number of bytes that were given to the library.
+    /// Number of bytes whose parts were submitted to the library.
     given: u64,
-    /// The whole request was given to the library.
+    /// All parts were submitted to the library.
     is_given: bool,
     parts: usize,
     result: Result<(), IoError>,
@@ -65,18 +65,18 @@ pub(crate) struct RbdQueue {
     free: Vec<usize>,
     count: usize,
     generation: u64,
-    /// Requests of which something is to be given to the library.
+    /// Indexes of requests with parts that were not submitted yet.
     waiting: VecDeque<usize>,
     finished: VecDeque<Done>,
-    /// Parts, and their bytes, that the library has.
+    /// Number of parts that the library executes; their bytes are the next field.
     in_flight: usize,
     bytes: u64,
-    /// Parts that change something, and that nobody waits for.
+    /// Number of outstanding parts of cancelled requests that change data.
     given_up: usize,
     ended: Vec<Completion>,
     ending: Ending,
     sleep_hint: SleepHint,
-    /// Requests that are no reads.
+    /// Number of requests other than reads.
     changes: usize,
 }
 
@@ -102,7 +102,7 @@ impl RbdQueue {
         }
     }
 
-    /// Starts requests in the library as far as limits allow.
+    /// Submits parts to the library as far as the limits allow.
     fn issue(&mut self) {
         while self.can_issue()
             && let Some(&place) = self.waiting.front()
@@ -121,7 +121,7 @@ impl RbdQueue {
             && self.shared.image().is_some()
     }
 
-    /// Starts the next part of a request; whether there are more.
+    /// Submits the next part of a request; returns whether there are more.
     fn next(&mut self, place: usize) -> bool {
         let Some(image) = self.shared.image().cloned() else {
             return true;
@@ -194,7 +194,7 @@ impl RbdQueue {
         !is_given
     }
 
-    /// Handles the end of a part.
+    /// Handles the completion of a part.
     fn finish(&mut self, done: Done) {
         let Done::Part(part, answer, buffer) = done else {
             return;
@@ -221,7 +221,8 @@ impl RbdQueue {
                     false => Err(IoErrorKind::Memory.into()),
                 }
             }
-            // An image that became smaller, or a lie: less than was asked for is no answer.
+            // A read that returns less than requested fails: the image shrank, or the library is
+            // wrong.
             _ if op == Op::Read => Err(IoErrorKind::MediaRead.into()),
             _ => Ok(()),
         };
@@ -246,7 +247,7 @@ impl RbdQueue {
         }
     }
 
-    /// The request at this place has been taken out.
+    /// Updates the counters after a request was removed from this index.
     fn forget(&mut self, place: usize, op: Op) {
         self.free.push(place);
         self.count -= 1;
@@ -255,14 +256,14 @@ impl RbdQueue {
         self.hint_sleep();
     }
 
-    /// Sets the hint for sleeping. A single read ends soon, and polling for it saves its wake-up.
-    /// Several keep the library's threads busy, and changes wait for the cluster's disks.
+    /// Sets the hint for sleeping. A single read completes soon, so polling for it saves a wake-up.
+    /// Several reads keep the library's threads busy, and changes wait for the cluster's disks.
     fn hint_sleep(&mut self) {
         let polled = self.count == 1 && self.changes == 0;
         self.sleep_hint.set(if polled { 0 } else { self.count });
     }
 
-    /// Gives up a request: it ends now, whatever the library does.
+    /// Abandons a request: it completes now, whether or not the library does.
     fn give_up(&mut self, place: usize) {
         let Some(parent) = self.parents.get_mut(place).and_then(Option::take) else {
             return;
@@ -276,7 +277,7 @@ impl RbdQueue {
         self.ended.push(aborted);
     }
 
-    /// Gives up the requests when the worker ends and the cluster does not answer.
+    /// Abandons the requests when the worker ends and the cluster does not answer.
     fn end(&mut self, answered: bool) {
         if self.count > 0 && self.ending.is_over(answered) {
             let (text, unfinished) = (&self.shared.text, self.count);
@@ -290,7 +291,7 @@ impl RbdQueue {
         }
     }
 
-    /// Returns whether the next round has work that nothing wakes it for.
+    /// Returns whether the next round has work without any event.
     fn goes_on(&self) -> bool {
         !self.ended.is_empty()
             || !self.finished.is_empty()
@@ -376,8 +377,8 @@ impl VolumeQueue for RbdQueue {
         }
     }
 
-    /// Cancels a request. Its completion is returned in the next round, whether the cluster answers
-    /// or not.
+    /// Cancels a request. The next round returns its completion, whether or not the cluster
+    /// answers.
     fn cancel(&mut self, tag: u64) {
         let is = |parent: &Option<Parent>| parent.as_ref().is_some_and(|p| p.request.tag == tag);
         if let Some(place) = self.parents.iter().position(is) {

@@ -1,7 +1,7 @@
-//! Settings of a cluster and its client: the input of librados before it connects.
+//! Settings of a cluster and its client, which librados needs before it connects.
 //!
-//! Files and names are read here, when a volume is opened, because a process in its sandbox can
-//! access neither when it reconnects.
+//! Files are read and names resolved when a volume is opened, because a sandboxed process can do
+//! neither when it reconnects.
 
 use crate::error::RbdError;
 use crate::ffi::Cluster;
@@ -12,22 +12,22 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Ports of monitors that name none (`ms_mon_client`): of both versions of the protocol.
+/// Default ports of monitors (`ms_mon_client`), for both versions of the protocol.
 const MONITORS: [u16; 2] = [3300, 6789];
-/// Default ports of the daemons other than monitors.
+/// Default ports of all daemons except monitors.
 const DAEMONS: Ports = Ports {
     first: 6800,
     last: 7568,
 };
-/// Maximum number of ports that are left open.
+/// Maximum number of ports that a sandbox permits.
 const MOST_PORTS: u16 = 2048;
 
-/// TCP ports from one to another.
+/// A range of TCP ports, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ports {
-    /// The first.
+    /// First port.
     pub first: u16,
-    /// The last.
+    /// Last port.
     pub last: u16,
 }
 
@@ -51,28 +51,28 @@ impl FromStr for Ports {
 /// Configuration of the cluster and of its client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// The configuration; none: the one that librados finds.
+    /// Path of the configuration file; `None` for the one that librados finds.
     pub conf: Option<PathBuf>,
-    /// NAME of `client.NAME`.
+    /// Name of the client, the NAME in `client.NAME`.
     pub id: String,
-    /// File with the client's key; `None`: the one in the configuration.
+    /// File with the client's key; `None` for the one in the configuration.
     pub keyring: Option<PathBuf>,
-    /// Ports of the cluster's daemons.
+    /// Ports of the cluster's daemons; `None` for the default ones.
     pub ports: Option<Ports>,
 }
 
-/// Settings of librados as text, without files.
+/// Settings of librados as text, independent of files.
 #[derive(Debug, Clone)]
 pub(crate) struct Told {
     id: String,
     key: Option<String>,
     monitors: Option<String>,
-    /// Settings that were read from files.
+    /// Names and values of settings that were read from files.
     settings: Vec<(String, String)>,
 }
 
-/// Settings of a configuration that concern a client. They are passed again where the configuration
-/// file cannot be read.
+/// Configuration settings that concern a client. They are saved and set again, because a sandboxed
+/// process cannot read the configuration file.
 const KEPT: [&str; 22] = [
     "fsid",
     "mon_host",
@@ -110,7 +110,7 @@ impl Settings {
         }
     }
 
-    /// A client that knows its settings from the configuration.
+    /// Creates a client that has read the configuration file.
     fn read(&self) -> Result<Cluster, RbdError> {
         let cluster = Cluster::new(&self.id).map_err(|error| self.error("no client", error))?;
         let conf = self
@@ -126,7 +126,7 @@ impl Settings {
         Ok(cluster)
     }
 
-    /// Reads all that there is to be read.
+    /// Reads all files and resolves all names that the settings refer to.
     pub(crate) fn told(&self) -> Result<Told, RbdError> {
         crate::ffi::load()?;
         let cluster = self.read()?;
@@ -162,7 +162,7 @@ impl Settings {
         })
     }
 
-    /// Returns the ports of the cluster, of monitors and all other daemons.
+    /// Returns the TCP ports of the cluster's monitors and all other daemons.
     pub(crate) fn ports(&self) -> Result<Vec<u16>, RbdError> {
         crate::ffi::load()?;
         let cluster = self.read()?;
@@ -187,11 +187,11 @@ impl Settings {
 }
 
 impl Told {
-    /// Connects, and waits for that, so long at most. `brief`: for a client that asks for
-    /// something, and waits no longer for that either.
+    /// Connects to the cluster within `limit`. `brief`: the client makes a single query, which must
+    /// not take longer either.
     ///
     /// # Errors
-    /// The library's.
+    /// The error code of librados, as an I/O error.
     pub(crate) fn connect(&self, limit: Duration, brief: bool) -> io::Result<Cluster> {
         let cluster = Cluster::new(&self.id)?;
         for (name, value) in &self.settings {
@@ -209,13 +209,15 @@ impl Told {
             cluster.set("rados_mon_op_timeout", &seconds)?;
             cluster.set("rados_osd_op_timeout", &seconds)?;
         }
-        // An answered write is in the cluster: a guest continues when this process is killed.
+        // A completed write must be in the cluster, because the guest continues if this process is
+        // killed.
         cluster.set("rbd_cache", "false")?;
         for (name, value) in [
-            // No worker waits until others' requests have ended; their number is limited here.
+            // Requests must not block a worker until others have completed; the queue
+            // limits their number.
             ("objecter_inflight_ops", "0"),
             ("objecter_inflight_op_bytes", "0"),
-            // The log is this process's.
+            // The library must not write a log file of its own.
             ("log_file", ""),
             ("log_to_stderr", "false"),
             ("err_to_stderr", "false"),
@@ -234,7 +236,7 @@ impl Told {
     }
 }
 
-/// Reads the client's key from the first existing file of the list.
+/// Reads the client's key from the first existing file in a list.
 fn key(list: &str, id: &str) -> Option<String> {
     let paths = list.split([',', ';', ' ']).filter(|path| !path.is_empty());
     let mut files = paths.filter_map(|path| fs::read_to_string(Path::new(path)).ok());
@@ -255,10 +257,10 @@ fn key_in(text: &str, id: &str) -> Option<String> {
         })
 }
 
-/// Returns `mon_host` with addresses in place of names; `None` where it has no names.
+/// Returns `mon_host` with addresses instead of names; `None` if it contains no names.
 fn addresses(hosts: &str) -> Option<String> {
     if hosts.contains('[') {
-        // Addresses already (`[v2:1.2.3.4:3300,v1:...]`), or of IPv6.
+        // The text contains addresses already (`[v2:1.2.3.4:3300,v1:...]`), or IPv6 ones.
         return None;
     }
     let mut named = false;
@@ -297,7 +299,7 @@ fn addresses(hosts: &str) -> Option<String> {
     named.then(|| resolved.join(","))
 }
 
-/// Ports that stand in `mon_host`.
+/// Returns the ports in `mon_host`.
 fn monitor_ports(hosts: &str) -> Vec<u16> {
     let words = hosts.split([',', ';', ' ', '[', ']']);
     let port = |word: &str| {

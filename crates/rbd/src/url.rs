@@ -1,4 +1,4 @@
-//! The kind of volume that a URL names: `rbd://`.
+//! URL scheme `rbd`, and the volume kind that opens such URLs.
 
 use crate::ffi::Name;
 use crate::settings::{Ports, Settings};
@@ -12,7 +12,7 @@ use volume::{
     parse_duration, parse_size,
 };
 
-/// Images of Ceph clusters.
+/// URL scheme of images of Ceph clusters.
 pub const RBD: Scheme = Scheme {
     name: "rbd",
     form: "POOL/IMAGE",
@@ -60,7 +60,7 @@ const PORTS: UrlOption = UrlOption::new(
      [default: ms_bind_port_min to ms_bind_port_max of the configuration]",
 );
 
-/// Returns the volume kind; `opened` is called with the watch of each volume that is opened.
+/// Returns the volume kind of `rbd` URLs; each opened volume passes its watch to `opened`.
 pub fn kind<X: 'static>(opened: impl Fn(ReachWatch) + Send + Sync + 'static) -> VolumeKind<X> {
     VolumeKind::new(RBD, move |url: &mut VolumeUrl<'_>, options| {
         let volume = open(url, options)?;
@@ -97,7 +97,7 @@ fn name(text: &str) -> Option<Name> {
     fine.then_some(name)
 }
 
-/// Options of a URL as they stand in it.
+/// Options of a URL, as written there.
 struct Query<'a>(&'a str);
 
 impl Query<'_> {
@@ -108,25 +108,25 @@ impl Query<'_> {
     }
 }
 
-/// Files and ports that a process needs for an image, for a sandbox that closes the rest.
+/// Files and ports that a process needs for an image, for a sandbox that permits no others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reach {
-    /// The cluster's configuration, if the URL names one.
+    /// Path of the cluster's configuration file, if the URL names one.
     pub conf: Option<PathBuf>,
-    /// The client's key, if the URL names it.
+    /// Path of the client's key file, if the URL names one.
     pub keyring: Option<PathBuf>,
-    /// TCP ports of the cluster, of any host.
+    /// TCP ports of the cluster, on any host.
     pub ports: Vec<u16>,
 }
 
-/// Returns whether a volume's URL is one of this kind.
+/// Returns whether the scheme of a URL is `rbd`.
 pub fn is_image(url: &str) -> bool {
     url.split_once("://")
         .is_some_and(|(scheme, _)| scheme == RBD.name)
 }
 
-/// Returns the needs of a volume's URL, if it is of this kind. Loads the library, and reads the
-/// configuration.
+/// Returns the files and ports that a URL of this scheme needs; `None` for other URLs. Loads the
+/// library and reads the configuration.
 pub fn reach(url: &str) -> Option<Reach> {
     let rest = url.strip_prefix(RBD.name)?.strip_prefix("://")?;
     let query = Query(rest.rsplit_once('?').map_or("", |(_, query)| query));

@@ -1,4 +1,4 @@
-//! Hosts, ports and names, as URLs have them.
+//! Hosts, ports and names in URLs.
 
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -7,9 +7,9 @@ use std::path::PathBuf;
 /// A server's address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
-    /// A socket on this host.
+    /// Path of a Unix socket on this host.
     Unix(PathBuf),
-    /// A host and port.
+    /// A TCP host and port.
     Tcp {
         /// Host name or address as configured, without brackets.
         host: String,
@@ -24,7 +24,7 @@ impl From<HostPort> for Address {
     }
 }
 
-/// A host and a port, by name.
+/// A host, by name or address, and a TCP port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HostPort {
     /// Host name or address as configured, without brackets.
@@ -33,12 +33,12 @@ pub struct HostPort {
     pub port: u16,
 }
 
-/// Error in the text of a host and port.
+/// Reason why the text of a host and port is invalid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostPortError {
     /// The host is empty.
     NoHost,
-    /// An IPv6 address without its second bracket.
+    /// An IPv6 address lacks its closing bracket.
     Bracket,
     /// The port is invalid.
     Port(String),
@@ -48,7 +48,7 @@ impl HostPort {
     /// Parses HOST, HOST:PORT or \[ADDRESS\]:PORT; `port` is the default.
     ///
     /// # Errors
-    /// [`HostPortError`], if the host, the brackets or the port are invalid.
+    /// [`HostPortError`] when the host is empty, a bracket is missing, or the port is invalid.
     pub fn parse(text: &str, port: u16) -> Result<Self, HostPortError> {
         let (host, given) = match text.strip_prefix('[') {
             Some(rest) => {
@@ -77,11 +77,10 @@ impl HostPort {
         Ok(Self { host, port })
     }
 
-    /// Resolves the addresses of the host's name. Asks the system's resolver, which may take some
-    /// time.
+    /// Resolves the host's name to addresses. Asks the system's resolver, which may take some time.
     ///
     /// # Errors
-    /// The resolver's.
+    /// The I/O error of the resolver.
     pub fn resolve(&self) -> std::io::Result<Vec<SocketAddr>> {
         Ok((self.host.as_str(), self.port).to_socket_addrs()?.collect())
     }
@@ -117,7 +116,7 @@ pub fn decode(text: &str) -> Result<String, String> {
         let [Some(high), Some(low)] = digits else {
             return Err(wrong());
         };
-        // Two digits are a byte.
+        // Two hexadecimal digits form a byte.
         match (high << 4 | low) as u8 {
             0 => return Err(wrong()),
             byte => bytes.push(byte),

@@ -1,18 +1,18 @@
-//! Threads that connect again after a connection has ended, with growing pauses.
+//! Threads that reconnect to a server, with growing pauses between attempts.
 
 use std::time::Duration;
 
-/// The first pause; each is twice as long as the one before.
+/// Pause before the second attempt; each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-/// The longest pause.
+/// Maximum pause between attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Bytes of stack of a thread.
+/// Stack size of a thread in bytes.
 const STACK: usize = 256 << 10;
 
 /// Interval between log lines about a server that stays unreachable.
 pub const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Returns the pause before an attempt, after so many failures in a row.
+/// Returns the pause before the next attempt after this number of consecutive failures.
 pub fn pause(failures: u32) -> Duration {
     match failures {
         0 => Duration::ZERO,
@@ -23,12 +23,12 @@ pub fn pause(failures: u32) -> Duration {
     }
 }
 
-/// Starts a thread that connects to a server. It may run on any CPU of the process, not only on the
-/// one that the starting worker is bound to. It is never joined, so each of its steps has a time
+/// Starts a thread that connects to a server. It may run on any CPU of the process, not only on
+/// that of the worker that starts it. It is never joined, so each of its steps must have a time
 /// limit.
 ///
 /// # Errors
-/// The system's, if no thread can be started.
+/// The I/O error when no thread can be started.
 pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     let builder = std::thread::Builder::new();
     let builder = builder.name(name.into()).stack_size(STACK);

@@ -1,30 +1,30 @@
-//! Requests of a volume's user, each of which is one command or several at the server.
+//! Requests to a remote volume, each of which is split into one or more commands for the server.
 
 use volume::{IoError, Op, Request};
 
-/// Part of a request that remains to be sent.
+/// Part of a request that was not sent yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Todo {
-    /// The request's range, from this byte on.
+    /// The request's range from this offset in bytes.
     From(u64),
-    /// A flush, when all else is answered: the server knows no durable writes.
+    /// A flush after all other commands, because the server lacks Force Unit Access.
     Flush,
-    /// No part.
+    /// Nothing remains.
     Nothing,
 }
 
-/// A request that is not complete.
+/// A request that is not completed.
 #[derive(Debug)]
 pub struct Parent {
-    /// The request as submitted; its data is with its command while one command covers all of it.
+    /// The request as submitted; a single command that covers it holds its data meanwhile.
     pub request: Request,
-    /// Part that remains to be sent.
+    /// Part that was not sent yet.
     pub todo: Todo,
-    /// A flush follows its range.
+    /// A flush must follow the range.
     pub then_flush: bool,
-    /// Commands that are with the server, or are to be sent again.
+    /// Number of commands that are outstanding or will be sent again.
     pub parts: u32,
-    /// The first error of its commands.
+    /// First error of the request's commands.
     pub result: Result<(), IoError>,
     /// The request was cancelled; it waits only for memory that the kernel still uses.
     pub cancelled: bool,
@@ -43,18 +43,19 @@ impl Parent {
         }
     }
 
-    /// Returns whether nothing remains to be sent or waited for.
+    /// Returns whether no part remains to be sent and no command is outstanding.
     pub fn is_over(&self) -> bool {
         self.todo == Todo::Nothing && self.parts == 0
     }
 
-    /// Returns the next command's length, from byte `done` on, with `most` bytes as the maximum.
+    /// Returns the length of the next command, from byte `done` of the request on, limited to
+    /// `most` bytes.
     pub fn piece(&self, done: u64, most: u32) -> u32 {
         let left = self.request.len.saturating_sub(done);
         u32::try_from(left).map_or(most, |left| left.min(most))
     }
 
-    /// Records that a command of `len` bytes from byte `done` on was issued.
+    /// Records that a command of `len` bytes from byte `done` on was created.
     pub fn issued(&mut self, done: u64, len: u32) {
         let done = done.saturating_add(len.into());
         let over = self.request.op == Op::Flush || done >= self.request.len;
@@ -65,7 +66,7 @@ impl Parent {
         };
     }
 
-    /// Records the end of a command.
+    /// Records the completion of a command.
     pub fn answered(&mut self, result: Result<(), IoError>) {
         self.parts = self.parts.saturating_sub(1);
         if let Err(error) = result {
@@ -73,18 +74,18 @@ impl Parent {
         }
     }
 
-    /// Fails the request. It ends when its last outstanding command has ended; no more commands are
-    /// sent.
+    /// Fails the request. No more commands are sent, and the request completes after its last
+    /// outstanding command.
     pub fn fail(&mut self, error: IoError) {
         if self.result.is_ok() {
             self.result = Err(error);
         }
-        // The flush after the data is not sent, either.
+        // The flush after the range is not sent, either.
         (self.todo, self.then_flush) = (Todo::Nothing, false);
     }
 }
 
-/// Requests by their places.
+/// Table of incomplete requests by index.
 #[derive(Debug, Default)]
 pub struct Parents {
     places: Vec<Option<Parent>>,
@@ -102,7 +103,7 @@ impl Parents {
         self.len() == 0
     }
 
-    /// Enters a request: its place.
+    /// Adds a request, and returns its index.
     pub fn insert(&mut self, parent: Parent) -> usize {
         match self.free.pop() {
             Some(place) => {
@@ -118,19 +119,19 @@ impl Parents {
         }
     }
 
-    /// Returns the request of a place.
+    /// Returns the request at an index.
     pub fn get(&mut self, place: usize) -> Option<&mut Parent> {
         self.places.get_mut(place)?.as_mut()
     }
 
-    /// Removes a request.
+    /// Removes the request at an index.
     pub fn remove(&mut self, place: usize) -> Option<Parent> {
         let parent = self.places.get_mut(place)?.take()?;
         self.free.push(place);
         Some(parent)
     }
 
-    /// Returns the place of a request.
+    /// Returns the index of the request with this tag.
     pub fn find(&self, tag: u64) -> Option<usize> {
         let is_it = |parent: &Option<Parent>| {
             parent

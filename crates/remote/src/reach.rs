@@ -7,15 +7,15 @@ use std::sync::{Arc, Weak};
 pub struct Reach {
     /// The server, as a URL without options.
     pub server: String,
-    /// All connections are established. If not, requests may be waiting.
+    /// All connections are established. Otherwise requests may be delayed.
     pub connected: bool,
-    /// Connections that have ended so far.
+    /// Number of connections that have ended so far.
     pub lost: u64,
 }
 
-/// A volume on a server.
+/// A remote volume that can report its connection state.
 pub trait Reachable: Send + Sync {
-    /// Returns the connection state; `None` when the volume is not used any more.
+    /// Returns the connection state; `None` when the volume is no longer used.
     fn reach(&self) -> Option<Reach>;
 }
 
@@ -24,7 +24,7 @@ pub trait Reachable: Send + Sync {
 pub struct ReachWatch(Weak<dyn Reachable>);
 
 impl ReachWatch {
-    /// Creates the watch of this volume.
+    /// Creates a handle for this volume, without keeping it open.
     pub fn new(volume: Arc<dyn Reachable>) -> Self {
         Self(Arc::downgrade(&volume))
     }

@@ -1,4 +1,4 @@
-//! Connections to servers, made within a time limit, and conversations on them.
+//! Connecting to servers within a time limit, and reading and writing with a deadline.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -10,10 +10,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Connects to the first of a server's addresses that answers. The socket is in non-blocking mode.
+/// Connects to the first of a server's addresses that accepts the connection. The socket is in
+/// non-blocking mode.
 ///
 /// # Errors
-/// The last one's, at the deadline at the latest.
+/// The error of the last address, or a time-out at the deadline.
 pub fn connect_tcp(addresses: &[SocketAddr], deadline: Instant) -> io::Result<OwnedFd> {
     let mut last = io::ErrorKind::AddrNotAvailable.into();
     let mut left = (1..=addresses.len() as u32).rev();
@@ -22,7 +23,7 @@ pub fn connect_tcp(addresses: &[SocketAddr], deadline: Instant) -> io::Result<Ow
             SocketAddr::V4(_) => AddressFamily::INET,
             SocketAddr::V6(_) => AddressFamily::INET6,
         };
-        // An address that drops all packets leaves the other addresses their share of the time.
+        // If an address drops all packets, enough time remains for the others.
         let now = Instant::now();
         let share = deadline.saturating_duration_since(now) / left.next().unwrap_or(1);
         let until = now.checked_add(share).unwrap_or(deadline);
@@ -31,16 +32,16 @@ pub fn connect_tcp(addresses: &[SocketAddr], deadline: Instant) -> io::Result<Ow
             .ok()
     });
     let fd = fd.ok_or(last)?;
-    // Requests go out when they are there, and a dead host is found out.
+    // Small requests are sent without delay, and keep-alive detects a dead host.
     let _ = sockopt::set_tcp_nodelay(&fd, true);
     let _ = sockopt::set_socket_keepalive(&fd, true);
     Ok(fd)
 }
 
-/// Connects to a socket of this host. The socket is in non-blocking mode.
+/// Connects to a Unix socket. The socket is in non-blocking mode.
 ///
 /// # Errors
-/// The system's, at the deadline at the latest.
+/// The I/O error of the connection, or a time-out at the deadline.
 pub fn connect_unix(path: &Path, deadline: Instant) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     open(AddressFamily::UNIX, deadline, |fd| {
@@ -65,7 +66,7 @@ fn open(
                     Err(error) => return Err(error.into()),
                 }
             }
-            // The backlog of a Unix socket is full, and no event signals when there is room.
+            // The backlog of the Unix socket is full, and no event signals room in it.
             Err(Errno::AGAIN) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -97,7 +98,7 @@ fn wait(fd: &OwnedFd, events: PollFlags, deadline: Instant) -> io::Result<()> {
     }
 }
 
-/// A non-blocking socket that is read and written until a deadline.
+/// A non-blocking socket whose reads and writes fail after a deadline.
 #[derive(Debug)]
 pub struct Conversation {
     fd: OwnedFd,
@@ -105,12 +106,12 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Creates a conversation on a socket from [`connect_tcp`] or [`connect_unix`].
+    /// Wraps a socket from [`connect_tcp`] or [`connect_unix`].
     pub fn new(fd: OwnedFd, deadline: Instant) -> Self {
         Self { fd, deadline }
     }
 
-    /// Sets the time limit to `deadline`.
+    /// Changes the deadline.
     pub fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = deadline;
     }
@@ -120,10 +121,10 @@ impl Conversation {
         &self.fd
     }
 
-    /// Returns the socket of a completed connection, in blocking mode, so that a ring waits for it.
+    /// Returns the socket of an established connection, in blocking mode, as a ring needs it.
     ///
     /// # Errors
-    /// The system's.
+    /// The I/O error of changing the socket's mode.
     pub fn into_blocking(self) -> io::Result<OwnedFd> {
         rustix::io::ioctl_fionbio(&self.fd, false)?;
         Ok(self.fd)

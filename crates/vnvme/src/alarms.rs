@@ -1,38 +1,38 @@
-//! Events that are found by a comparison of counters, once a second: workers send no events about
+//! Events that are found by comparing counters once a second, because workers send no events about
 //! commands. Counters are not read while there is no listener.
 
 use control::EventSender;
 use control::api::{EventKind, Stats};
 use std::collections::{HashMap, HashSet};
 
-/// Counters of a disk at the last look.
+/// Counters of a disk at the last check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Seen {
     errors: u64,
-    /// True if an export has a front-end; other disks send this event themselves.
+    /// The disk is an export with a front-end attached; other disks report connections themselves.
     connected: bool,
 }
 
-/// Counters of a volume's limits at the last look.
+/// Counters of a volume's limits at the last check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Held {
     delayed: u64,
-    /// Requests have waited between the two last looks.
+    /// Requests were delayed by the limits between the last two checks.
     waits: bool,
 }
 
-/// Counters of all disks and volumes at the last look.
+/// Counters of all disks and volumes at the last check.
 #[derive(Debug, Default)]
 pub struct Alarms {
     disks: HashMap<String, Seen>,
     volumes: HashMap<(String, u32, String), Held>,
-    /// Volumes that were stopped.
+    /// Volumes that are stopped after an error.
     stopped: HashSet<(String, u32, String)>,
 }
 
 impl Alarms {
-    /// Compares counters with those of the last look, and sends events about the changes of disks
-    /// that were there then.
+    /// Compares the counters with those of the last check, and sends events about changes of disks
+    /// that existed then.
     pub fn look(&mut self, stats: &Stats, events: &EventSender) {
         self.look_at_disks(stats, events);
         self.look_at_limits(stats, events);
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(look(stats(9, true, 20)), nothing);
         let both = [(EventKind::Detached, b()), (EventKind::Limited, a())];
         assert_eq!(look(stats(9, false, 21)), both);
-        // A disk is removed, and another disk gets its name.
+        // The disk was removed, and another disk has its name.
         assert_eq!(look(Stats::default()), nothing);
         assert_eq!(look(stats(50, true, 50)), nothing);
     }

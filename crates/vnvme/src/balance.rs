@@ -1,8 +1,8 @@
-//! Which queues go to which worker.
+//! Balancing of a controller's queues among workers.
 //!
-//! Queues are made on their controller's own worker, and stay there as long as it has time for all
-//! of them: a second worker that wakes up for an idle disk would cost more than it gives. When one
-//! worker has much more to do than another, queues go over, so many that both have about the same.
+//! Queues are created on their controller's worker, and stay there as long as it has time for all
+//! of them: waking a second worker for an idle disk would cost more than it gains. When one worker
+//! has much more work than another, enough queues migrate to make both about equally busy.
 
 use crate::peers::Peers;
 use clap::ValueEnum;
@@ -11,17 +11,17 @@ use serde::Deserialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time over which loads are compared.
+/// Time over which the workers' loads are averaged.
 const PERIOD: Duration = Duration::from_millis(250);
-/// After a decision, its effect is waited for.
+/// Time after a decision in which no other is made, so that its effect shows first.
 const PAUSE: Duration = Duration::from_millis(600);
-/// A worker that is less busy than this keeps its queues.
+/// Share of time below which a worker keeps its queues.
 const BUSY: f64 = 0.6;
-/// Workers that differ by less are even.
+/// Difference between the loads of two workers below which they count as equal.
 const UNEVEN: f64 = 0.3;
-/// Queues that are less than this of a worker's time are not worth a move.
+/// Load of a queue below which moving it is not worthwhile.
 const WORTH: f64 = 0.02;
-/// Between two moves of [`Spread::Stir`].
+/// Interval between two moves of [`Spread::Stir`].
 const STIR: Duration = Duration::from_micros(300);
 
 /// What becomes of a controller's queues where there are several workers.
@@ -38,16 +38,17 @@ pub enum Spread {
     Stir,
 }
 
-/// A completion queue, with the submission queues that go with it.
+/// A completion queue with its submission queues, which move together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Queue {
     cqid: u16,
     worker: usize,
-    /// Share of its worker's time, 0 to 1.
+    /// Share of its worker's processor time, 0 to 1.
     load: f64,
 }
 
-/// Which queues should go where; `busy` is each worker's share of time, 0 to 1.
+/// Plans moves of queues from busy to idle workers: (completion queue ID, worker index) pairs.
+/// `busy`: each worker's share of processor time, 0 to 1.
 fn plan(mut busy: Vec<f64>, mut queues: Vec<Queue>) -> Vec<(u16, usize)> {
     let mut moves = Vec::new();
     loop {
@@ -63,7 +64,8 @@ fn plan(mut busy: Vec<f64>, mut queues: Vec<Queue>) -> Vec<(u16, usize)> {
         if of(from) < BUSY || gap < UNEVEN {
             return moves;
         }
-        // The best is half of the gap; one that is nearly all of it would only change the sides.
+        // The best queue is half of the difference; one that is nearly all of it would only swap
+        // the roles of the workers.
         let fits = |queue: &&mut Queue| {
             queue.worker == from && queue.load >= WORTH && queue.load <= gap * 0.75
         };
@@ -81,17 +83,17 @@ fn plan(mut busy: Vec<f64>, mut queues: Vec<Queue>) -> Vec<(u16, usize)> {
             *busy += load;
         }
         moves.push((cqid, to));
-        // Each queue once.
+        // Each queue moves at most once.
         queues.retain(|queue| queue.cqid != cqid);
     }
 }
 
-/// How much has happened, at one time.
+/// Cumulative counters at one time, to compute loads from differences.
 struct Snapshot {
     at: Instant,
     busy: Vec<u64>,
     commands: Arc<[u64]>,
-    /// Counts of this controller's queues.
+    /// Command counts of the controller's queues.
     queues: Vec<u64>,
 }
 
@@ -103,7 +105,7 @@ pub struct Balance {
     stats: Arc<ControllerStats>,
     last: Option<Snapshot>,
     next: Instant,
-    /// Moves that were decided and not made yet.
+    /// Moves that were decided and not executed yet.
     moves: Vec<(u16, usize)>,
     random: u64,
 }
@@ -122,8 +124,8 @@ impl Balance {
         }
     }
 
-    /// Decides whether a queue migrates, if it is time, and continues migrations. The worker calls
-    /// it repeatedly while it is awake.
+    /// Decides whether queues should migrate, if a decision is due, and continues migrations. The
+    /// worker calls this repeatedly while it is awake.
     pub fn rebalance(&mut self, controller: &mut Controller, now: Instant) {
         if self.spread == Spread::Off || self.peers.count() < 2 {
             return;
@@ -151,8 +153,7 @@ impl Balance {
         }
     }
 
-    /// Returns whether queues can migrate to a worker now. On the first call the connection to it
-    /// is begun.
+    /// Returns whether queues can migrate to a worker now. The first call starts connecting to it.
     fn reach(&self, controller: &mut Controller, worker: usize) -> bool {
         if worker == self.worker {
             return true;
@@ -189,7 +190,7 @@ impl Balance {
             return;
         };
         let elapsed = now.saturating_duration_since(old.at);
-        // This worker slept meanwhile: an average over that time has no meaning.
+        // This worker slept meanwhile, so an average over that time has no meaning.
         if elapsed > PERIOD * 2 || !self.moves.is_empty() || !controller.may_migrate() {
             return;
         }
@@ -224,7 +225,7 @@ impl Balance {
             return;
         }
         tracing::debug!(?busy, ?moves, "uneven");
-        // Engines that are not open yet take a while; which queues go there is decided anew then.
+        // Engines that are not open yet need a while; a later decision may use them.
         let reached = moves.iter().filter(|(_, to)| self.reach(controller, *to));
         self.moves = reached.copied().collect();
         self.move_one(controller);

@@ -1,5 +1,6 @@
-//! Limits of the open descriptors of this process and of each client. Together they leave enough
-//! for everything else, so that no client can take the descriptors of another.
+//! Limits on open descriptors of this process and of each client. The limits of all clients
+//! together leave enough for the rest of the process, so that no client can exhaust the descriptors
+//! of another.
 
 use crate::spec::{ClientLimits, ControllerSpec, Specs};
 use anyhow::{Result, ensure};
@@ -7,41 +8,43 @@ use controller::DEFAULT_IO_QUEUES;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vfio_user::wire::MAX_MSG_FDS;
 
-/// Descriptors of the process itself: output, signals, the control socket with its clients, the
-/// receiver process, devices below.
+/// Number of descriptors of the process itself: output, signals, the control socket with its
+/// clients, the receiver process, NVMe devices of volumes.
 const OWN: u64 = 128;
-/// Descriptors of each worker: its ring, its epoll set, its wake-up, and an answer of the receiver
-/// process.
+/// Number of descriptors of each worker: its ring, its epoll set, its wake-up eventfd, and a reply
+/// of the receiver process.
 const WORKER: u64 = 48;
-/// Descriptors of each socket that clients connect to, without those that clients send: the
-/// listening socket, one connection and one that is refused, the connection to the receiver
-/// process, the volumes below.
+/// Number of descriptors of each listening socket, without those that clients send: the socket, one
+/// accepted connection and one that is refused, the connection to the receiver process, the disk's
+/// volumes.
 const SOCKET: u64 = 24;
-/// Descriptors that a controller's client has sent in incomplete messages.
+/// Number of descriptors that a controller's client may have sent in incomplete messages.
 const INCOMPLETE: u64 = 3 * MAX_MSG_FDS as u64;
-/// Default number of request queues of an export, and descriptors of each.
+/// Default number of request queues of an export; the next constant is the number of descriptors of
+/// each.
 const EXPORT_QUEUES: u64 = 128;
 const QUEUE: u64 = 3;
-/// Descriptors that a front-end has sent in an incomplete message.
+/// Number of descriptors that a front-end may have sent in an incomplete message.
 const INCOMPLETE_REQUEST: u64 = 32;
-/// Default number of hosts of a subsystem, and I/O queues of each.
+/// Default number of hosts of a subsystem; the next constant is the number of I/O queues of each.
 const HOSTS: u64 = 64;
 const HOST_QUEUES: u64 = 16;
-/// Descriptors of a queue's connection: on the ring, and in the epoll set.
+/// Number of descriptors of a host queue's connection: on the ring, and in the epoll set.
 const HOST_QUEUE: u64 = 2;
-/// Descriptors of a host beside those: events, memory.
+/// Number of other descriptors of a host: eventfds and memory.
 const HOST: u64 = 8;
-/// Connections that have not identified themselves, and discoveries.
+/// Maximum number of connections that have not sent Connect, and of discovery connections.
 const NEWCOMERS: u64 = 96;
-/// Minimum of memory files for a client. A common VMM has one for each NUMA node of its guest, and
-/// one for each piece of device memory.
+/// Minimum number of memory files of a client. A common VMM has one for each NUMA node of its
+/// guest, and one for each piece of device memory.
 const FEWEST_FILES: u64 = 16;
-/// A daemon leaves room for as many disks again as it has at the start, and for so many at least.
+/// Minimum number of disks that can be added after the start. A daemon reserves descriptors for as
+/// many additional disks as it starts with, but at least for this number.
 const MORE: usize = 64;
-/// Descriptors that a client takes as a rule, beside its memory files: its queues' interrupts.
+/// Usual number of descriptors of a client besides its memory files: interrupts of its queues.
 const USUAL: u64 = 8;
 
-/// Limit of the process's descriptors, and the number of workers, to check whether disks fit.
+/// The process's descriptor limit and number of workers, to check whether more disks fit.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     limit: Option<u64>,
@@ -49,9 +52,10 @@ pub struct Room {
 }
 
 impl Room {
-    /// Refuses more than there are descriptors for.
+    /// Checks that the limit allows the descriptors of all these disks.
     ///
     /// # Errors
+    /// A message for the user when they exceed the limit.
     /// A sentence for the user.
     pub fn check(&self, specs: &Specs) -> Result<()> {
         let Some(limit) = self.limit else {
@@ -69,8 +73,8 @@ impl Room {
     }
 }
 
-/// Raises this process's limit of open descriptors to the maximum. Lowers the limits of each client
-/// if the clients' descriptors together would exceed it.
+/// Raises this process's descriptor limit to the maximum. Lowers the limit of each client if the
+/// descriptors of all clients together would exceed it.
 pub fn limit_clients(
     specs: &Specs,
     workers: usize,
@@ -115,17 +119,17 @@ pub fn limit_clients(
     room
 }
 
-/// Memory files that each client may have mapped where the process may have so many descriptors.
+/// Returns the number of memory files that each client may map if the process's limit is `limit`.
 fn files_of_each(specs: &Specs, workers: usize, limit: u64) -> u64 {
     let clients = specs.controllers.len() + specs.vhost_user_blk.len();
     let left = limit.saturating_sub(taken(specs, workers));
     (left / clients.max(1) as u64).max(FEWEST_FILES)
 }
 
-/// Descriptors of everything but the clients' memory files.
+/// Returns the number of descriptors of everything except the clients' memory files.
 fn taken(specs: &Specs, workers: usize) -> u64 {
     let controllers = specs.controllers.iter().map(|spec| {
-        // A vector for each queue pair, that of the admin queue among them, and the pin.
+        // One vector for each queue pair, including the Admin queue's, and the pin.
         let vectors = u64::from(spec.io_queues.unwrap_or(DEFAULT_IO_QUEUES)) + 2;
         SOCKET + INCOMPLETE + vectors
     });
@@ -156,7 +160,7 @@ mod tests {
         let files = |limit| files_of_each(&specs, 2, limit);
         let (some, more) = (files(8192), files(16_384));
         assert_eq!(more - some, 1024);
-        // All of them at once, with everything that they may send.
+        // All clients at once, with everything that they may send.
         let all = |files| 8 * files + 4 * (64 + 2) + 4 * 128 * 3;
         assert!(all(some) < 8192 && all(some) > 6000, "{some}");
         assert_eq!(files(256), FEWEST_FILES);

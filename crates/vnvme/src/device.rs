@@ -1,4 +1,4 @@
-//! The controller as a vfio-user device: regions, interrupts, guest memory.
+//! The NVMe controller as a vfio-user device: regions, interrupts, guest memory.
 
 use crate::irq_eventfd::IrqEventfd;
 use crate::spec::ClientLimits;
@@ -25,7 +25,8 @@ const IRQS: u32 = 5;
 const IRQ_INTX: u32 = 0;
 const IRQ_MSIX: u32 = 2;
 
-/// Minimum size of guest RAM. A smaller window without a descriptor is a ROM or another device.
+/// Minimum size of guest RAM in bytes. A smaller window without a descriptor is a ROM or another
+/// device.
 const RAM_AT_LEAST: u64 = 16 << 20;
 
 static DOORBELL_AREA: [MmapArea; 1] = [MmapArea {
@@ -33,19 +34,20 @@ static DOORBELL_AREA: [MmapArea; 1] = [MmapArea {
     size: pci::DOORBELL_SIZE,
 }];
 
-/// Event that a VMM's request waits for.
+/// Event for which a VMM's request waits before it is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Waiting {
-    /// No request waits.
+    /// No request is waiting.
     No,
-    /// Commands in flight may still touch memory that is being unmapped.
+    /// End of outstanding commands that may still access memory that is being unmapped.
     Unmap,
-    /// A reset drains commands.
+    /// End of a reset, which drains commands.
     Reset,
-    /// Other workers may still signal receivers of interrupts that were taken away, or do not know
-    /// yet where the controller memory buffer is.
+    /// Acknowledgement of the other workers, which may still signal removed interrupt eventfds, or
+    /// do not know the controller memory buffer's address yet.
     Receivers,
-    /// Commands in flight may still reach guest memory though Bus Master Enable was cleared.
+    /// End of outstanding commands that may still access guest memory although Bus Master Enable
+    /// was cleared.
     BusMaster,
 }
 
@@ -53,30 +55,32 @@ pub enum Waiting {
 pub struct NvmeDevice {
     pub controller: Controller,
     pub waiting: Waiting,
-    /// The memory files of the present client.
+    /// Memory files of the current client.
     memories: MemoryCache,
     limits: ClientLimits,
-    /// Devices below, which reach guest memory themselves once it is registered with them.
+    /// NVMe devices of the volumes, which access guest memory directly once it is registered with
+    /// them.
     backends: Vec<Arc<NvmeVolume>>,
     registered: Vec<(Memory, Vec<Registration>)>,
-    /// Windows of a disconnected client, kept until none of its commands is in flight.
+    /// Windows of a disconnected client, kept until none of its commands is outstanding.
     leaving: Vec<(Memory, Vec<Registration>)>,
-    /// Pins guest memory for the worker's requests, where that was asked for.
+    /// Pins guest memory for the worker's requests, if configured.
     pinned: PinnedWindows,
     mapped_doorbells: bool,
-    /// For the log lines about guest memory that clients can cause.
+    /// Rate limit of log messages about guest memory, which clients can cause.
     log: LogLimit,
-    /// For the line about guest memory that is not shared: other lines do not keep it from being
-    /// seen.
+    /// Rate limit of the message about guest memory that is not shared, separate so that other
+    /// messages do not suppress it.
     not_shared: LogLimit,
-    /// The warning was logged, or suppressed, for this client.
+    /// The warning about unshared memory was logged, or suppressed, for this client.
     warned_not_shared: bool,
-    /// Numbers under which the descriptors of the present message are kept.
+    /// Keeper's numbers of the descriptors in the current message.
     numbers: VecDeque<Option<NonZeroU32>>,
 }
 
 impl NvmeDevice {
-    /// `memories` has the files of guest memory that the controller has already.
+    /// Creates a device. `memories` contains the files of guest memory that the controller already
+    /// uses.
     pub fn new(
         controller: Controller,
         backends: Vec<Arc<NvmeVolume>>,
@@ -102,7 +106,7 @@ impl NvmeDevice {
         device
     }
 
-    /// Windows that are there already: a previous process's client has mapped them.
+    /// Registers existing windows, which a client of a previous process has mapped.
     fn register_all(&mut self) {
         let windows = self.controller.dma().windows();
         let memories: Vec<Memory> = windows
@@ -113,7 +117,7 @@ impl NvmeDevice {
         }
     }
 
-    /// The number of the next descriptor.
+    /// Returns the keeper's number of the next descriptor in the message.
     fn next_number(&mut self) -> Option<NonZeroU32> {
         self.numbers.pop_front().flatten()
     }
@@ -128,7 +132,7 @@ impl NvmeDevice {
             .collect()
     }
 
-    /// Returns the limits that a client is sent.
+    /// Returns the protocol limits that are announced to the client.
     pub fn protocol_limits(&self) -> Limits {
         let windows = self.limits.windows.map(u32::from);
         Limits {
@@ -137,17 +141,18 @@ impl NvmeDevice {
         }
     }
 
-    /// Guest memory waits to be pinned: [`NvmeDevice::pin_on`] is to be called.
+    /// Returns whether guest memory waits to be pinned by [`NvmeDevice::pin_on`].
     pub fn is_pinning(&self) -> bool {
         self.pinned.is_pinning()
     }
 
-    /// Pins a piece of it.
+    /// Pins a further piece of guest memory.
     pub fn pin_on(&mut self, pace: &mut PinPace) {
         pace.step(&mut self.pinned);
     }
 
-    /// Pins windows of guest memory that are mapped from now on, after their mapping was answered.
+    /// Sets the pinner for windows of guest memory that are mapped from now on. They are pinned
+    /// after their mapping was answered.
     pub fn set_pinner(&mut self, pinner: Option<Pinner>) {
         self.pinned = PinnedWindows::new(pinner);
         for window in self.controller.dma().windows() {
@@ -157,7 +162,7 @@ impl NvmeDevice {
         }
     }
 
-    /// Returns whether the event that the VMM waits for has happened.
+    /// Returns whether the event has happened for which the VMM's request waits.
     pub fn wait_is_over(&mut self) -> bool {
         if !self.leaving.is_empty() && !self.controller.is_resetting() {
             self.leaving.clear();
@@ -171,7 +176,8 @@ impl NvmeDevice {
         }
     }
 
-    /// Lets the devices below reach a memory file without copies, as long as this client stays.
+    /// Registers a memory file with the volumes' devices for access without copies, until the
+    /// client leaves.
     fn register(&mut self, memory: &Memory) {
         if self.backends.is_empty()
             || self
@@ -272,7 +278,7 @@ impl Device for NvmeDevice {
         match index {
             REGION_BAR0 => {
                 self.controller.bar0_write(offset, data);
-                // Other workers have to know where the controller memory buffer is.
+                // Other workers need the address of the controller memory buffer.
                 let has_buffer = self.controller.cmb_size() > 0;
                 if !has_buffer || self.controller.receivers_settled() {
                     return Ok(Outcome::Done);
@@ -288,7 +294,8 @@ impl Device for NvmeDevice {
             }
             REGION_CONFIG => {
                 self.controller.config_write(offset, data);
-                // Another write of the same message may wait already: they are answered together.
+                // Another write of the same message may already be waiting; both are answered
+                // together.
                 if self.waiting == Waiting::BusMaster {
                     return Ok(Outcome::Pending);
                 }
@@ -381,7 +388,7 @@ impl Device for NvmeDevice {
             );
             });
         }
-        // The error of the kernel's VFIO when the permitted mappings are used up.
+        // Same error as from the kernel's VFIO when the limit on mappings is reached.
         let most = self.protocol_limits().max_dma_maps;
         if self.controller.dma().window_count() >= most as usize {
             return Err(Errno::NOSPC);
@@ -396,7 +403,7 @@ impl Device for NvmeDevice {
                     });
                     errno(error)
                 })?;
-                // A file is kept once, however many windows are on it.
+                // A file is kept once, even if several windows use it.
                 if memory.kept().is_none()
                     && let Some(number) = kept
                 {
@@ -437,8 +444,8 @@ impl Device for NvmeDevice {
                 && (window.prot.read, window.prot.write) == (map.read, map.write)
                 && offset == fd.as_ref().map(|_| map.offset)
         };
-        // A window with the same range and backing belongs to the request that was being handled
-        // when the process before died.
+        // A window with the same range and backing comes from the request that was being handled
+        // when the previous process died.
         if windows.any(|window| is_it(&window)) {
             return Ok(());
         }
@@ -483,7 +490,7 @@ impl Device for NvmeDevice {
         let size = match unmap {
             DmaUnmapping::Range { iova, size } => {
                 let sum = self.controller.dma_unmap(iova, size).map_err(errno)?;
-                // Requests in flight keep their pages, and the answer waits for them.
+                // Outstanding requests keep their pages, and the answer waits for them.
                 self.pinned.unmapped(iova, size);
                 sum
             }
@@ -511,8 +518,8 @@ impl Device for NvmeDevice {
         self.controller.disconnect();
         self.pinned.clear();
         self.leaving.append(&mut self.registered);
-        // The next client has an account of its own. Memory of the last client is returned to the
-        // old account a moment later.
+        // The next client has its own memory account. Memory of the last client is returned to the
+        // old account shortly afterwards.
         self.memories = MemoryCache::with_limits(self.limits.memory);
     }
 }

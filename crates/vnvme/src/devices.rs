@@ -1,5 +1,5 @@
-//! Devices below, as the control socket shows, suspends and resumes them; and servers, as it shows
-//! them.
+//! NVMe devices that volumes use, which the control socket lists, suspends and resumes; and the
+//! servers of remote volumes, which it lists.
 
 use control::Error;
 use control::api::{DeviceState, DeviceStatus};
@@ -8,20 +8,20 @@ use remote::ReachWatch;
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 
-/// The devices that volumes stand on, under the names that the user gave them.
+/// Registry of the NVMe devices that volumes use, under the names that the user gave them.
 #[derive(Clone, Default)]
 pub struct DeviceRegistry {
     devices: Arc<Mutex<Vec<(String, Device)>>>,
-    /// Connections of volumes that may be closed by now.
+    /// Remote volumes, which may be closed by now.
     servers: Arc<Mutex<Vec<ReachWatch>>>,
 }
 
-/// Request to a device below.
+/// Request to change the state of an NVMe device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Shut down, and keep commands until it is resumed.
+    /// Shut the device down; commands are kept until it is resumed.
     Suspend,
-    /// Restart the device, and repeat the kept commands.
+    /// Restart the device and execute the kept commands.
     Resume,
 }
 
@@ -38,26 +38,26 @@ fn status(name: &str, device: &Device) -> DeviceStatus {
     }
 }
 
-/// Returns the address of a device's URL: a PCI address, or the path of a socket.
+/// Returns the address in a device's URL: a PCI address, or the path of a socket.
 fn address(url: &str) -> &str {
     url.split_once("://").map_or(url, |(_, address)| address)
 }
 
 impl DeviceRegistry {
-    /// Enters a device.
+    /// Adds a device.
     pub fn enter(&self, name: &str, device: &Device) {
         let mut list = self.devices.lock().unpoisoned();
         list.push((name.to_owned(), device.clone()));
     }
 
-    /// Enters a volume's server.
+    /// Adds the server of a remote volume.
     pub fn enter_server(&self, server: ReachWatch) {
         let mut list = self.servers.lock().unpoisoned();
         list.retain(|known| known.look().is_some());
         list.push(server);
     }
 
-    /// All there are, each name once.
+    /// Returns the status of all devices and servers, each name once.
     pub fn list(&self) -> Vec<DeviceStatus> {
         let list = self.devices.lock().unpoisoned();
         let all = list.iter();
@@ -69,7 +69,7 @@ impl DeviceRegistry {
                 true => DeviceState::Live,
                 false => DeviceState::Connecting,
             };
-            // Several volumes can be on one.
+            // Several volumes can use the same server.
             match all.iter_mut().find(|known| known.device == reach.server) {
                 Some(known) => {
                     known.resets = known.resets.saturating_add(reach.lost);
@@ -87,11 +87,11 @@ impl DeviceRegistry {
         all
     }
 
-    /// Suspends or resumes a device, which is named by its URL or by the address in it; returns
-    /// when that is done.
+    /// Suspends or resumes a device, and waits for the result. `named` is its URL or the address in
+    /// it.
     ///
     /// # Errors
-    /// There is none of this name, it is so already, or it has failed.
+    /// [`Error`] when no device has this name, it is already in that state, or the operation fails.
     pub fn change(&self, named: &str, action: Action) -> Result<DeviceStatus, Error> {
         let (name, device) = self.find(named)?;
         let result = match (action, status(&name, &device).state) {

@@ -1,9 +1,10 @@
-//! The direct path: a controller's commands on a slice of a device, without the volume in between.
+//! Direct path: passes a controller's commands to an NVMe device queue to queue, bypassing the
+//! volume.
 //!
-//! A namespace on an NVMe device has two ways to it: its volume, which works for everything
-//! (generic), and mediation, queue to queue (direct). Both stand on the same blocks and may be at
-//! work at once, so that the path is changed while commands are in flight, by a flag that the
-//! worker looks at for each batch; the control socket sets it.
+//! A namespace on an NVMe device can be reached in two ways: through its volume, which supports
+//! everything (generic), and by mediation of queues (direct). Both access the same blocks and may
+//! be used at the same time. The path can therefore be changed while commands are outstanding, by a
+//! flag that the worker checks for each batch; the control socket sets it.
 
 use crate::described::Described;
 use crate::roll::{Listing, Roll};
@@ -26,10 +27,10 @@ use std::time::Instant;
 use sync::Unpoisoned;
 use volume::{Armed, Watcher};
 
-/// Physical queue pairs that a namespace takes at most, for its virtual ones in turn: a worker's
-/// thread drives them all, so more of them are only more doorbells to ring.
+/// Maximum number of physical queue pairs of a namespace. Its virtual queues are assigned to them
+/// in turn; one worker drives them all, so more pairs would only add doorbell writes.
 const LANES: usize = 4;
-/// Rounds without a command in flight after which the device is looked at all the same.
+/// Number of rounds without an outstanding command after which the device is polled nevertheless.
 const IDLE_ROUNDS: u32 = 1024;
 
 /// Path of a namespace's commands to a device.
@@ -42,20 +43,20 @@ pub enum PathChoice {
     Generic,
 }
 
-/// Parameters of a namespace's direct path.
+/// Configuration of a namespace's direct path.
 #[derive(Clone, Debug)]
 pub struct Direct {
     pub device: Device,
     pub slice: Slice,
-    /// Commands in flight of a physical queue pair.
+    /// Maximum number of outstanding commands of a physical queue pair.
     pub depth: u32,
-    /// The device may interrupt a worker that sleeps.
+    /// The device's interrupts wake a sleeping worker.
     pub interrupts: bool,
-    /// The path to begin with.
+    /// Initial path.
     pub choice: PathChoice,
 }
 
-/// A namespace with a direct path, as the control socket sees it.
+/// A namespace with a direct path, as registered for the control socket.
 #[derive(Clone)]
 pub struct PathEntry {
     socket: PathBuf,
@@ -64,12 +65,12 @@ pub struct PathEntry {
     lanes: Arc<Mutex<Vec<Arc<QueueStats>>>>,
 }
 
-/// The namespaces that have a direct path.
+/// Registry of the namespaces that have a direct path.
 #[derive(Clone, Default)]
 pub struct PathRegistry(Roll<PathEntry>);
 
 fn lock<T>(list: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
-    // A thread that panicked while it held the lock left a whole list.
+    // If a thread panicked while it held the lock, the list is still consistent.
     list.lock().unpoisoned()
 }
 
@@ -82,7 +83,7 @@ impl From<PathChoice> for control::api::PathChoice {
     }
 }
 
-/// A summary of cycles as the control API has it.
+/// Converts a summary of processor cycles to the control API's type.
 pub fn cycles(s: Summary) -> Cycles {
     Cycles {
         count: s.count,
@@ -135,7 +136,7 @@ impl PathEntry {
 }
 
 impl PathRegistry {
-    /// The counters of a controller's namespaces.
+    /// Returns the path counters of a controller's namespaces.
     pub fn of(&self, socket: &Path) -> Vec<PathCounters> {
         self.0.look(|list| {
             let mine = list.filter(|entry| entry.socket == socket);
@@ -143,10 +144,10 @@ impl PathRegistry {
         })
     }
 
-    /// Changes paths, and answers those of the namespaces that were meant.
+    /// Changes the path of a disk's namespaces, and returns their counters.
     ///
     /// # Errors
-    /// There is no such disk, or it has no direct path; nothing was changed then.
+    /// [`Error`] when the disk does not exist or has no direct path; nothing was changed then.
     pub fn change(
         &self,
         change: &PathChange,
@@ -177,27 +178,27 @@ impl PathRegistry {
     }
 }
 
-/// Direct path of a namespace's commands, for one worker.
+/// The direct path of a namespace's commands on one worker.
 pub struct DirectPath {
     pool: Pool,
     options: DirectOptions,
-    /// Queue pairs, for the virtual ones in turn.
+    /// Physical queue pairs, to which virtual queues are assigned in turn.
     lanes: Vec<DirectQueue>,
-    /// No more of them can be had.
+    /// No further queue pair is available from the device.
     full: bool,
-    /// The interrupts of all of them wake the worker.
+    /// The interrupts of all queue pairs wake the worker.
     wakes: bool,
     watcher: Watcher,
     in_flight: usize,
     idle: u32,
     entry: PathEntry,
-    /// Entry in the registry of the control socket.
+    /// Registration for the control socket.
     _entered: Listing<PathEntry>,
 }
 
 impl DirectPath {
-    /// Makes a direct path for the namespace `nsid` of the controller at `socket`, whose commands
-    /// carry `max_transfer` bytes at most. Takes its first queue pair of the device.
+    /// Creates the direct path of namespace `nsid` of the controller at `socket`, whose commands
+    /// carry at most `max_transfer` bytes. Opens the first queue pair of the device.
     pub fn new(
         direct: &Direct,
         nsid: u32,
@@ -233,7 +234,7 @@ impl DirectPath {
         Ok(path)
     }
 
-    /// Takes one more queue pair.
+    /// Opens one more queue pair.
     fn open(&mut self) -> Result<()> {
         let queue = self.pool.queue(self.options)?;
         lock(&self.entry.lanes).push(queue.stats().clone());
@@ -242,14 +243,14 @@ impl DirectPath {
         Ok(())
     }
 
-    /// Lets a queue pair's interrupt wake the worker. Returns whether that works; otherwise the
-    /// worker polls while commands are in flight.
+    /// Makes a queue pair's interrupt wake the worker. Returns whether that is possible; otherwise
+    /// the worker polls while commands are outstanding.
     fn watch(&self, queue: &DirectQueue) -> bool {
         let Some(waker) = queue.waker() else {
             return false;
         };
         // The watch needs a duplicate of the descriptor, because the original moves into the
-        // closure that is called.
+        // callback.
         let Ok(fd) = waker.event_fd().try_clone_to_owned() else {
             return false;
         };
@@ -264,7 +265,8 @@ impl DirectPath {
         watched.is_ok()
     }
 
-    /// The queue pair for a virtual one's commands, made when there are not yet enough.
+    /// Returns the index of the queue pair for a virtual queue, after opening it if there are too
+    /// few.
     fn lane(&mut self, qid: u16) -> usize {
         let wanted = usize::from(qid.saturating_sub(1)) % LANES;
         if wanted >= self.lanes.len() && !self.full {
@@ -315,8 +317,8 @@ impl Passthrough for DirectPath {
 
     fn poll(&mut self, done: &mut dyn FnMut(u64, Status, u32)) -> usize {
         if self.in_flight == 0 {
-            // An occasional poll finds events without a command: memory to be released, a device
-            // that was reset.
+            // An occasional poll finds events without a command, such as memory to be released or a
+            // device reset.
             self.idle = self.idle.wrapping_add(1);
             if !self.idle.is_multiple_of(IDLE_ROUNDS) {
                 return 0;
@@ -351,7 +353,7 @@ impl Passthrough for DirectPath {
         let slice = namespace.ok().and_then(|namespace| {
             Slice::new(&namespace, before.first_lba(), blocks, before.read_only()).ok()
         });
-        // The device itself refuses all commands of a namespace that no longer exists.
+        // The device itself refuses all commands to a namespace that no longer exists.
         let Some(slice) = slice else {
             return;
         };
@@ -368,7 +370,7 @@ impl Passthrough for DirectPath {
     }
 }
 
-/// Returns whether a namespace of this block size can have the direct path.
+/// Checks that the direct path supports a namespace with this block size.
 pub fn check_block_size(direct: &Direct, block_size: u32) -> Result<()> {
     let device = 1u32 << direct.slice.block_shift();
     ensure!(

@@ -1,6 +1,8 @@
-//! `vnvme devices`: devices of this machine that could be volumes, and their present users.
+//! `vnvme devices`: lists devices of this machine that can be used as volumes, and their present
+//! users.
 //!
-//! Read from sysfs, without opening any device. Tests use a directory tree of their own.
+//! The information is read from sysfs without opening a device. Tests use an artificial directory
+//! tree.
 
 use crate::bind::{Host, users};
 use crate::open::kinds;
@@ -25,7 +27,7 @@ pub struct DevicesArgs {
 }
 
 impl DevicesArgs {
-    /// Prints the devices.
+    /// Prints the list of devices.
     pub fn run(self) -> Result<()> {
         let found = Found::on(&Host::below(&self.root));
         if self.json {
@@ -39,12 +41,12 @@ impl DevicesArgs {
     }
 }
 
-/// Devices of a machine.
+/// Devices that were found.
 #[derive(Debug, Serialize)]
 struct Found {
-    /// NVMe controllers, by their PCI address.
+    /// NVMe controllers, sorted by PCI address.
     nvme: Vec<Nvme>,
-    /// Disks of vnvme's that are block devices of this machine.
+    /// ublk block devices that vnvme serves on this machine.
     ublk: Vec<Ublk>,
     /// Features of this kernel.
     kernel: Kernel,
@@ -55,43 +57,42 @@ struct Found {
 struct Nvme {
     /// PCI address of the controller.
     address: String,
-    /// Model as the controller reports it, read from the kernel's NVMe driver; no other driver
-    /// shows it.
+    /// Model as the controller reports it; available only with the kernel's NVMe driver.
     #[serde(skip_serializing_if = "Option::is_none")]
     model: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     serial: Option<String>,
-    /// The kernel's driver: nvme, vfio-pci, or none.
+    /// Kernel driver that is bound to the controller, such as nvme or vfio-pci.
     #[serde(skip_serializing_if = "Option::is_none")]
     driver: Option<String>,
-    /// All devices of a group belong to one owner.
+    /// IOMMU group; all devices of a group must have one owner.
     #[serde(skip_serializing_if = "Option::is_none")]
     iommu_group: Option<u32>,
     /// Other devices of the group.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     group_members: Vec<String>,
-    /// The kernel's disks on it.
+    /// Block devices of the kernel on this controller.
     namespaces: Vec<Namespace>,
     /// Next possible step with vnvme, as a command or a URL.
     next: String,
 }
 
-/// A namespace that the kernel shows.
+/// A namespace with a block device of the kernel.
 #[derive(Debug, Serialize)]
 struct Namespace {
     /// Device node of the namespace.
     node: String,
-    /// Bytes.
+    /// Size in bytes.
     bytes: u64,
-    /// NSID, if it is known.
+    /// Namespace ID, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     nsid: Option<u32>,
-    /// User of the namespace: a mount point, swap, another device. `None`: it is free.
+    /// User of the block device: a mount point, swap, another device. `None` if it is unused.
     #[serde(skip_serializing_if = "Option::is_none")]
     used: Option<String>,
 }
 
-/// A block device that is served from userspace.
+/// A block device that a userspace process serves through ublk.
 #[derive(Debug, Serialize)]
 struct Ublk {
     node: String,
@@ -103,15 +104,15 @@ struct Ublk {
 /// Features of the kernel that vnvme can use.
 #[derive(Debug, Serialize)]
 struct Kernel {
-    /// There is an IOMMU that devices are behind.
+    /// The machine has an enabled IOMMU.
     iommu: bool,
-    /// vfio-pci is loaded.
+    /// The vfio-pci driver is loaded.
     vfio_pci: bool,
-    /// ublk is there (`ublk_drv`).
+    /// The ublk driver (`ublk_drv`) is available.
     ublk: bool,
-    /// Kinds of volumes, as URLs.
+    /// Supported kinds of volumes, as URLs.
     volumes: Vec<String>,
-    /// Kinds of front-ends: none of these needs anything of the kernel but ublk.
+    /// Supported front-ends; only ublk needs a kernel driver.
     front_ends: [&'static str; 3],
 }
 
@@ -158,7 +159,7 @@ impl Found {
         }
     }
 
-    /// For people.
+    /// Formats the list as text.
     fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if self.nvme.is_empty() {
@@ -201,7 +202,7 @@ impl Found {
     }
 }
 
-/// A disk's line.
+/// Formats the line of a block device.
 fn disk(node: &str, bytes: u64, used: &Option<String>) -> String {
     let state = used
         .as_deref()
@@ -209,7 +210,7 @@ fn disk(node: &str, bytes: u64, used: &Option<String>) -> String {
     format!("  {node}  {}  {state}", size(bytes))
 }
 
-/// With a unit of 1024, as `--size` and URLs have it.
+/// Formats a size with binary units, as `--size` and URLs accept it.
 fn size(bytes: u64) -> String {
     let units = ["", "K", "M", "G", "T", "P"];
     let mut value = bytes as f64;
@@ -276,8 +277,8 @@ fn next(bdf: Bdf, driver: Option<&str>, has_group: bool, namespaces: &[Namespace
     }
 }
 
-/// The disks that the kernel's driver shows on a controller: its own, or, with native multipath,
-/// those of its subsystem.
+/// Returns the kernel's block devices on a controller: its own, or those of its subsystem with
+/// native multipath.
 fn namespaces(host: &Host, device: &Path, controllers: &[String]) -> Vec<Namespace> {
     let own = controllers
         .iter()
@@ -290,7 +291,8 @@ fn namespaces(host: &Host, device: &Path, controllers: &[String]) -> Vec<Namespa
     let directories = own.chain(shared.map(|subsystem| subsystems.join(subsystem)));
     let mut found = Vec::new();
     for directory in directories {
-        // "nvme0n1"; "nvme0c0n1" is a path to a disk of a subsystem, and has no node.
+        // "nvme0n1" is a block device; "nvme0c0n1" is a path to one of a subsystem, and has no
+        // node.
         let is_disk = |name: &&String| {
             let rest = name.strip_prefix("nvme").unwrap_or_default();
             let number = rest.split_once('n');
@@ -310,7 +312,8 @@ fn namespaces(host: &Host, device: &Path, controllers: &[String]) -> Vec<Namespa
     found
 }
 
-/// A block device's size: sysfs counts in units of 512 bytes, whatever its blocks are.
+/// Returns a block device's size in bytes. Sysfs counts in units of 512 bytes, whatever the block
+/// size.
 fn bytes(path: &Path) -> u64 {
     let text = fs::read_to_string(path.join("size")).unwrap_or_default();
     let sectors: u64 = text.trim().parse().unwrap_or(0);
@@ -328,8 +331,8 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// Three controllers: one with a mounted partition, one that is free, one of vfio-pci; a ublk
-    /// disk; and a network card that is none of ours.
+    /// Creates a sysfs tree with three controllers (one with a mounted partition, one unused, one
+    /// bound to vfio-pci), a ublk disk, and a network card.
     fn tree() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("sys");

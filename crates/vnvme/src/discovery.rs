@@ -11,7 +11,7 @@ use output::outln;
 use remote::{HostPort, HostPortError, encode};
 use serde::Serialize;
 
-/// The port of discovery controllers.
+/// Default TCP port of discovery controllers.
 const PORT: u16 = 8009;
 
 /// What `vnvme discover` is asked.
@@ -28,23 +28,23 @@ pub struct DiscoverArgs {
     json: bool,
 }
 
-/// A way to a subsystem.
+/// A record of the discovery log page, with the address of a subsystem.
 #[derive(Debug, Serialize)]
 struct Record {
     /// Kind of the record: an NVMe subsystem, or another discovery subsystem.
     kind: String,
-    /// The subsystem's name.
+    /// NQN of the subsystem.
     subnqn: String,
     transport: String,
-    /// The address, without a port.
+    /// Network address of the subsystem, without port.
     address: String,
-    /// The port, or the transport's equivalent.
+    /// Port, or the transport's equivalent (TRSVCID).
     service: String,
     /// Security of the channel: none, or TLS.
     security: String,
-    /// A secure channel is needed.
+    /// The subsystem requires a secure channel.
     secure_channel_required: bool,
-    /// URL as a volume, to which the number of a namespace is appended.
+    /// URL of the subsystem as a volume, to which a namespace ID must be appended.
     #[serde(skip_serializing_if = "Option::is_none")]
     url: Option<String>,
 }
@@ -89,7 +89,7 @@ fn place(address: &str) -> Result<HostPort> {
     }
 }
 
-/// Bytes of the network's, as text that does nothing to a terminal.
+/// Formats bytes from the network as text without control characters.
 fn text(bytes: &[u8]) -> String {
     bytes.escape_ascii().to_string()
 }

@@ -1,14 +1,14 @@
-//! LBA formats of namespaces: their options, and the file that keeps the format that a host has
-//! chosen (Format NVM).
+//! LBA formats of namespaces: their options, and the file that stores the format that a host has
+//! selected by Format NVM.
 //!
-//! The file has a place in each of two pages, which are written in turn, each write made durable
-//! before it counts. So one of them is whole at any moment, and the newer one of the whole places
-//! is the format.
+//! The file contains two records, each in a page of its own, which are written alternately. Each
+//! write is made durable before the format counts as changed. One record is therefore valid at any
+//! moment, and the newer valid one is the current format.
 //!
 //! For a namespace with metadata, this file also determines the format of the metadata file. A new
-//! format is first recorded with the mark that the metadata has to be remade, and then without the
-//! mark when that is done. If this process dies in between, the next process remakes the metadata.
-//! All data is erased by then.
+//! format is recorded with a mark that the metadata must be initialized, and again without the mark
+//! afterwards. If this process dies in between, the next process initializes the metadata. All data
+//! has been erased by then.
 
 use crate::identity;
 use crate::metadata::{self, Before, MetadataFile};
@@ -30,27 +30,27 @@ use sync::Unpoisoned;
 use volume::{FileVolume, PreviousProcess, Volume};
 
 const MAGIC: [u8; 8] = *b"vnvmefmt";
-/// The form of the file of a format without metadata.
+/// Version of a file for formats without metadata.
 const PLAIN: u32 = 1;
-/// Version of the file of a format with or without metadata.
+/// Version of a file for formats with or without metadata.
 const VERSION: u32 = 2;
-/// Bytes of a place; the last four are the checksum of the rest.
+/// Size of a record in bytes; the last four are the checksum of the others.
 const LEN: usize = 64;
-/// Between the two places.
+/// Distance between the two records in bytes.
 const APART: usize = table_file::PAGE;
 
-/// The formats that a namespace can have, and the one that it has.
+/// The formats that a namespace supports, and the current one.
 #[derive(Clone, Debug)]
 pub struct Chosen {
     formats: Formats,
     block_size: u32,
     metadata: Option<Arc<MetadataState>>,
-    /// Bytes of a block, as they are kept now.
+    /// Current block size in bytes, as recorded in the file.
     now: Weak<AtomicU32>,
 }
 
 impl Chosen {
-    /// A namespace has its blocks so, if there is something to choose.
+    /// Adds the formats to a namespace's configuration, if it has several.
     pub fn shape(chosen: Option<Self>, config: NamespaceConfig) -> NamespaceConfig {
         match chosen {
             None => config,
@@ -69,7 +69,7 @@ impl Chosen {
 pub struct BlockSizes(Mutex<HashMap<(String, u32), Weak<AtomicU32>>>);
 
 impl BlockSizes {
-    /// A namespace was opened.
+    /// Registers a namespace that was opened.
     pub fn enter(&self, disk: &str, nsid: u32, chosen: Option<&Chosen>) {
         let mut all = self.0.lock().unpoisoned();
         all.retain(|_, size| size.strong_count() > 0);
@@ -78,7 +78,7 @@ impl BlockSizes {
         }
     }
 
-    /// Returns the namespace's present block size; `None` if it has only one format.
+    /// Returns the current block size of a namespace; `None` if it has only one format.
     pub fn of(&self, disk: &str, nsid: u32) -> Option<u32> {
         let all = self.0.lock().unpoisoned();
         let size = all.get(&(disk.to_owned(), nsid))?.upgrade()?;
@@ -86,10 +86,10 @@ impl BlockSizes {
     }
 }
 
-/// The formats of a namespace on this volume, if it is to have several.
+/// Opens the format file of a namespace; returns `None` if the namespace has only one format.
 ///
 /// # Errors
-/// A sentence for the user.
+/// A message for the user when the options conflict or a file cannot be opened.
 pub fn open(
     spec: &NamespaceSpec,
     volume: &Arc<dyn Volume>,
@@ -120,8 +120,9 @@ pub fn open(
     }))
 }
 
-/// The format that is kept, with the storage tag of the configured one, if it is of the same LBA
-/// format. Blocks with tuples keep its size: then only the mask is configured.
+/// Returns the recorded format. If it has the configured LBA format, its storage tag is taken from
+/// the configuration. With protection information, the size of the tag cannot change, only its
+/// mask.
 fn configured(kept: BlockFormat, first: &BlockFormat) -> BlockFormat {
     let sized = kept.protection.is_none() || kept.storage.bits == first.storage.bits;
     match kept.is_lba_format_of(first) && sized {
@@ -133,7 +134,7 @@ fn configured(kept: BlockFormat, first: &BlockFormat) -> BlockFormat {
     }
 }
 
-/// Both files of a namespace on that volume; format and metadata fit.
+/// Opens the format file and the metadata file of a namespace, so that both match.
 fn open_files(
     path: &Path,
     metadata: Option<&Path>,
@@ -157,7 +158,7 @@ fn open_files(
     let size = volume.info().size;
     let table = MetadataFile::open(metadata, format, (&**volume, size), previous)?;
     if remake {
-        // The user may have named another file since.
+        // The user may have configured another file since.
         table.check_owner()?;
         table.remake(format, size)?;
         file.keep(format, false)?;
@@ -169,15 +170,15 @@ fn open_files(
     Ok((file, state))
 }
 
-/// Content of a place.
+/// Contents of a record in the format file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Kept {
     format: BlockFormat,
-    /// The metadata is to be made anew for it.
+    /// The metadata must be initialized for this format.
     remake: bool,
     /// NGUID of the namespace.
     namespace: [u8; 16],
-    /// The higher one is the newer one.
+    /// Sequence number; the record with the higher one is newer.
     sequence: u64,
 }
 
@@ -194,7 +195,7 @@ impl Kept {
         let flags = [format.extended, first, self.remake];
         let flags = flags.into_iter().zip(0..);
         let flags = flags.map(|(flag, bit)| u8::from(flag) << bit).sum();
-        // A format without metadata has zeroes behind the sequence.
+        // Files of version 1 have zeroes after the sequence number.
         let guard = if plain { 0 } else { format.guard.bits() };
         let StorageTag { bits, mask } = format.storage;
         let fields: [&[u8]; 8] = [
@@ -216,7 +217,7 @@ impl Kept {
         bytes
     }
 
-    /// `None`: it is not whole.
+    /// Decodes a record and its file version; `None` if it is invalid.
     fn decode(bytes: &[u8]) -> Option<(u32, Self)> {
         let bytes = bytes.get(..LEN)?;
         let (content, sum) = bytes.split_at(LEN - 4);
@@ -243,25 +244,25 @@ impl Kept {
     }
 }
 
-/// The file of a namespace. Every call may block.
+/// An open format file. Every call may block.
 struct FormatFile {
     path: PathBuf,
     file: File,
     /// Volume whose lock also protects this file.
     _locked: FileVolume,
     newest: Kept,
-    /// True if the next process finds `newest`, with metadata that fits or is remade, and the
-    /// namespace has that format.
+    /// True if the next process will find `newest`, with metadata that matches or will be
+    /// initialized, and the namespace has that format.
     known: bool,
-    /// The place that is written next.
+    /// Index of the record that is written next.
     next: usize,
-    /// The file of the metadata, if there is one, and the volume that it belongs to.
+    /// Metadata file, if any, and the volume to which it belongs.
     metadata: Option<MetadataFile>,
     volume: Option<Weak<dyn Volume>>,
 }
 
 impl FormatFile {
-    /// Opens the file, which is made if it is not there, of the format `first`.
+    /// Opens the file. A missing file is created with the format `first`.
     fn open(
         path: &Path,
         first: BlockFormat,
@@ -321,11 +322,11 @@ impl FormatFile {
         })
     }
 
-    /// When this returns, the format outlasts the process and a loss of power, and so does its
-    /// metadata, which is of blocks that were never written.
+    /// Records a new format, and initializes the metadata for it. On success both survive a kill
+    /// and a power loss; the metadata is that of blocks that were never written.
     ///
     /// # Errors
-    /// A sentence for the log. If it is known, the format is the one before.
+    /// A message for the log. If `known` is true, the previous format is still in effect.
     fn save(&mut self, format: BlockFormat) -> Result<KeptFormat> {
         let Some(volume) = self.volume.as_ref().map(Weak::upgrade) else {
             ensure!(format.metadata == 0, "there is no file for its metadata");
@@ -343,7 +344,7 @@ impl FormatFile {
         crash::point!("vnvme.format.grown");
         let kept = self.remake(format, size);
         if kept.is_err() && self.newest.remake {
-            // The namespace continues with its old format, if that is possible.
+            // The namespace continues with its old format if possible.
             let restored = self.restore(old.as_ref());
             if let Err(error) = &restored {
                 tracing::error!(
@@ -357,13 +358,13 @@ impl FormatFile {
         kept
     }
 
-    /// The metadata is that of the format before.
+    /// Restores the metadata file of the previous format.
     fn restore(&self, old: Option<&Before>) -> Result<()> {
         let table = self.metadata.as_ref().context("there is no such file")?;
         table.restore(old.context("it was of no format")?)
     }
 
-    /// The format, and its metadata.
+    /// Records the format and initializes its metadata.
     fn remake(&mut self, format: BlockFormat, size: u64) -> Result<KeptFormat> {
         self.keep(format, true)?;
         crash::point!("vnvme.format.announced");
@@ -382,10 +383,10 @@ impl FormatFile {
         Ok(KeptFormat { metadata })
     }
 
-    /// Records a format durably, with the mark whether its metadata has to be remade.
+    /// Records a format durably; `remake` marks that its metadata must be initialized.
     ///
     /// # Errors
-    /// The write failed. The file has the old format, if `known` is true.
+    /// The error of the failed write. The file contains the old format if `known` is true.
     fn keep(&mut self, format: BlockFormat, remake: bool) -> std::io::Result<()> {
         let before = self.newest;
         let kept = Kept {
@@ -395,7 +396,7 @@ impl FormatFile {
             ..before
         };
         if let Err(error) = self.write(kept) {
-            // The failed write may be in the file all the same: a newer record restores the old
+            // The failed write may still have reached the file, so a newer record restores the old
             // format.
             let again = Kept {
                 sequence: kept.sequence + 1,
@@ -420,18 +421,18 @@ impl FormatFile {
     }
 }
 
-/// Writes to the file, on a thread that is started when there is something to be written: born in
-/// the sandbox, if there is one.
+/// Writer of the format file on its own thread, which is started on the first write. The thread
+/// inherits the sandbox of the process.
 struct FileStore {
     writer: Mutex<Writer>,
-    /// Bytes of a block, as they are kept.
+    /// Current block size in bytes.
     now: Arc<AtomicU32>,
 }
 
 enum Writer {
     File(Box<FormatFile>),
     Thread(Sender<(BlockFormat, FormatSaved)>),
-    /// No thread could be had.
+    /// No thread could be started.
     None,
 }
 
@@ -482,7 +483,7 @@ impl FormatStore for FileStore {
         let left = match &*writer {
             Writer::Thread(formats) => {
                 let sent = formats.send((format, done));
-                // The thread has ended in the middle of one.
+                // The thread ended while handling a request.
                 let unsent = sent.err().map(|unsent| unsent.0.1);
                 unsent.map(|done| (done, SavedFormat::Unknown))
             }

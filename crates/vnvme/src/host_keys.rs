@@ -1,4 +1,4 @@
-//! The file of hosts that may connect to a subsystem, with the secrets that authenticate them.
+//! File of the hosts that may connect to a subsystem, with the secrets that authenticate them.
 
 use anyhow::{Context, Result, anyhow, bail};
 use dhchap::{Secret, Secrets};
@@ -6,17 +6,18 @@ use fabrics_target::HostKey;
 use nvme::identify::Nqn;
 use std::path::Path;
 
-/// Reads the file of host keys.
+/// Reads a file of host keys.
 ///
 /// # Errors
-/// The file cannot be read or has an invalid line. The error names the line, and never quotes its
+/// A message when the file cannot be read or has an invalid line. The message contains the line
+/// number, and never the content of the line.
 /// content.
 pub fn read(path: &Path) -> Result<Vec<HostKey>> {
     let text = dhchap::read_private(path).with_context(|| path.display().to_string())?;
     parse(&text).with_context(|| path.display().to_string())
 }
 
-/// A line for each host: its NQN, its secret, and, where it asks for it, the subsystem's.
+/// Parses one line per host: its NQN, its secret, and optionally the secret of the subsystem.
 fn parse(text: &str) -> Result<Vec<HostKey>> {
     let mut keys: Vec<HostKey> = Vec::new();
     for (line, number) in text.lines().zip(1..) {
@@ -49,7 +50,7 @@ fn parse(text: &str) -> Result<Vec<HostKey>> {
         });
     }
     if keys.is_empty() {
-        // Not the same as no file, by which all may connect.
+        // An empty list differs from a missing file, with which all hosts may connect.
         bail!("it lists no host: none could connect");
     }
     Ok(keys)

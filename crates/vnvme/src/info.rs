@@ -63,7 +63,7 @@ struct NamespaceInfo {
     bytes: u64,
     blocks: u64,
     block_size: u32,
-    /// Atomic write unit in bytes: at least a block.
+    /// Atomic write unit in bytes; at least one block.
     atomic_unit: u32,
     write_protected: bool,
     nguid: String,
@@ -88,7 +88,7 @@ struct Health {
 }
 
 impl InfoArgs {
-    /// Queries the device and prints the result.
+    /// Queries the device and prints its properties.
     pub fn run(self) -> Result<()> {
         let target = driver::Target::parse(&self.url)?;
         let device = target.open()?;

@@ -1,9 +1,10 @@
-//! `--log`: which lines are logged. A filter that selects nothing by a slip of the pen is refused.
+//! `--log`: filter of log messages. A filter with a misspelled name, which would select nothing, is
+//! refused.
 
 use std::str::FromStr;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
-/// The parts of the program that log, as filters name them: crates.
+/// Names of the crates that log, as filters use them.
 const PARTS: [&str; 17] = [
     "control",
     "controller",
@@ -29,7 +30,7 @@ const PARTS: [&str; 17] = [
 pub struct Filter(pub Targets);
 
 impl Filter {
-    /// All parts, from this level on.
+    /// Creates a filter for messages of all crates from this level on.
     pub fn level(level: LevelFilter) -> Self {
         Self(Targets::new().with_default(level))
     }
@@ -39,9 +40,9 @@ impl FromStr for Filter {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // An empty word would be the level error.
+        // An empty word would parse as the level error.
         let is_level = |text: &str| !text.is_empty() && text.parse::<LevelFilter>().is_ok();
-        // The parser takes any word for a part of the program, and then logs nothing.
+        // The parser accepts any word as the name of a crate, and then logs nothing.
         for word in text.split(',').map(str::trim) {
             let (part, level) = match word.split_once('=') {
                 Some((part, level)) => (part, Some(level)),
@@ -95,7 +96,7 @@ mod tests {
         }
     }
 
-    /// Every crate of the workspace that logs is named.
+    /// Checks that every crate of the workspace that logs is listed.
     #[test]
     fn all_parts_are_known() {
         let crates = concat!(env!("CARGO_MANIFEST_DIR"), "/..");

@@ -1,4 +1,4 @@
-//! `--log-format`: form of the log's lines, for people, programs or systemd's journal.
+//! `--log-format`: format of log messages, as text, as JSON, or for systemd's journal.
 
 use clap::ValueEnum;
 use rustix::fs::fstat;
@@ -21,7 +21,8 @@ pub enum LogFormat {
 }
 
 impl LogFormat {
-    /// The journal's where standard error is one (systemd.exec(5), `JOURNAL_STREAM`), else text.
+    /// Returns the default format: the journal's if standard error is connected to it
+    /// (systemd.exec(5), `JOURNAL_STREAM`), otherwise text.
     pub fn usual() -> Self {
         let stream = std::env::var("JOURNAL_STREAM").ok();
         match stream.is_some_and(|stream| is_standard_error(&stream)) {
@@ -31,7 +32,8 @@ impl LogFormat {
     }
 }
 
-/// `DEVICE:INODE` are those of standard error: else the variable is left from a parent process.
+/// Returns whether `DEVICE:INODE` identifies standard error. Otherwise the variable was inherited
+/// from a parent process.
 fn is_standard_error(stream: &str) -> bool {
     let Ok(stat) = fstat(io::stderr()) else {
         return false;
@@ -39,7 +41,8 @@ fn is_standard_error(stream: &str) -> bool {
     stream == format!("{}:{}", stat.st_dev, stat.st_ino)
 }
 
-/// The journal reads the last words of the process, too.
+/// Standard error is connected to the journal, so the process's last message needs a level prefix,
+/// too.
 static TO_JOURNAL: AtomicBool = AtomicBool::new(false);
 
 /// Prefix of the last message of the process (see [`crate::stderr::say`]).
@@ -50,12 +53,12 @@ pub fn prefix_of_errors() -> &'static str {
     }
 }
 
-/// From now on the journal reads standard error.
+/// Records that standard error is connected to the journal.
 pub fn write_to_journal() {
     TO_JOURNAL.store(true, Ordering::Relaxed);
 }
 
-/// The level as the journal reads it.
+/// Returns the journal's prefix for a level (sd-daemon(3)).
 fn prefix(level: Level) -> &'static str {
     match level {
         Level::ERROR => "<3>",
@@ -65,15 +68,15 @@ fn prefix(level: Level) -> &'static str {
     }
 }
 
-/// Colours are for people at a terminal.
+/// Returns whether log messages have colours, which is for terminals only.
 pub fn has_colours() -> bool {
     io::stderr().is_terminal()
 }
 
-/// Lines for the journal, each with its level.
+/// Writer of log messages for the journal, each line with its level.
 pub struct JournalLines;
 
-/// Line of a level.
+/// Writer of one message with a level.
 pub struct JournalLine(Level);
 
 impl<'a> MakeWriter<'a> for JournalLines {
@@ -90,8 +93,8 @@ impl<'a> MakeWriter<'a> for JournalLines {
 
 impl Write for JournalLine {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        // The level applies to one line. A text of several lines is several entries, each with the
-        // level.
+        // The prefix applies to one line. A text of several lines becomes several entries, each
+        // with the level.
         let lines = line.split_inclusive(|byte| *byte == b'\n');
         let text = lines.flat_map(|line| [prefix(self.0).as_bytes(), line]);
         LogLines.write_all(&text.collect::<Vec<_>>().concat())?;

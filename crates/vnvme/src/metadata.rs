@@ -1,4 +1,4 @@
-//! Metadata of a namespace's blocks: its options, and the file that keeps it.
+//! Metadata of a namespace's blocks: its options, and the file that stores it.
 
 use crate::identity;
 use crate::options::Bits;
@@ -16,11 +16,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use volume::{FileVolume, PreviousProcess, Volume};
 
-/// The metadata of a namespace on this volume, if its blocks are to have any, and it has one
-/// format.
+/// Opens the metadata of a namespace with a single LBA format; returns `None` if its blocks have
+/// none.
 ///
 /// # Errors
-/// A sentence for the user.
+/// A message for the user when the options conflict or the file cannot be opened.
 pub fn open(
     spec: &NamespaceSpec,
     volume: &Arc<dyn Volume>,
@@ -54,10 +54,10 @@ pub fn open(
     Ok(Some(Arc::new(state)))
 }
 
-/// The format that a namespace on this volume is to have by its options.
+/// Returns the block format that the options of a namespace on this volume configure.
 ///
 /// # Errors
-/// A sentence for the user.
+/// A message for the user when the options conflict.
 pub fn configured(spec: &NamespaceSpec, volume: &dyn Volume) -> Result<BlockFormat> {
     let block = spec.block_size;
     let block = block.unwrap_or_else(|| volume.info().block_size.max(512));
@@ -104,7 +104,7 @@ fn layout(spec: &NamespaceSpec, block: u32, metadata: u16) -> Result<Layout> {
     Ok(layout)
 }
 
-/// The metadata in a file, which is made if it is not there.
+/// Opens the metadata in a file, which is created if missing.
 fn kept(
     path: &Path,
     layout: Layout,
@@ -126,8 +126,8 @@ fn kept(
     kept.with_context(|| format!("{shown}: the file is shorter than the metadata of the blocks"))
 }
 
-/// Metadata file of a namespace with several formats. It contains the metadata of one format at a
-/// time, or none where that format has no metadata; the format file records which. Every call may
+/// Metadata file of a namespace with several formats. It contains the metadata of the current
+/// format, or none if that format has no metadata; the format file records which. Every call may
 /// block.
 pub struct MetadataFile {
     path: PathBuf,
@@ -137,18 +137,18 @@ pub struct MetadataFile {
     namespace: [u8; 16],
 }
 
-/// The header of a file of a format, with which it is restored.
+/// Header of the file for the previous format, with which that format is restored.
 pub struct Before {
     header: Vec<u8>,
     len: u64,
 }
 
 impl MetadataFile {
-    /// Opens the file of a namespace of so many bytes on that volume, which is made for this format
-    /// if it is not there.
+    /// Opens the metadata file of a namespace of `size` bytes on this volume. A missing file is
+    /// created for this format.
     ///
     /// # Errors
-    /// A sentence for the user.
+    /// A message for the user when the file cannot be opened, or belongs to another namespace.
     pub fn open(
         path: &Path,
         format: BlockFormat,
@@ -173,7 +173,7 @@ impl MetadataFile {
         })
     }
 
-    /// Replaces the file.
+    /// Replaces the open file, and returns the previous one.
     #[cfg(test)]
     pub fn exchange(&mut self, file: File) -> File {
         std::mem::replace(&mut self.file, file)
@@ -188,11 +188,11 @@ impl MetadataFile {
         content(&self.path, format, self.namespace, size)
     }
 
-    /// Checks whether the file may be made anew: it was of this namespace, whatever of its header
-    /// is whole.
+    /// Checks whether the file may be initialized again: every valid part of its header must name
+    /// this namespace.
     ///
     /// # Errors
-    /// A sentence for the user.
+    /// A message for the user when the file belongs to another namespace.
     pub fn check_owner(&self) -> Result<()> {
         let (header, _) = self.header()?;
         table::check_owner(&header, self.namespace).with_context(|| self.advice())
@@ -203,7 +203,7 @@ impl MetadataFile {
         format!("{shown}: to remove the file is to have all blocks without what was kept")
     }
 
-    /// Returns the header as far as it exists, and the length of the file.
+    /// Returns the existing part of the header, and the length of the file.
     fn header(&self) -> Result<(Vec<u8>, u64)> {
         let found = self.file.metadata()?.len();
         let mut header = vec![0; table::HEADER.min(usize::try_from(found)?)];
@@ -211,15 +211,16 @@ impl MetadataFile {
         Ok((header, found))
     }
 
-    /// The metadata of blocks of this format, as the file has it; `None`: they have none.
+    /// Returns the metadata of blocks of this format from the file; `None` if the format has no
+    /// metadata.
     ///
     /// # Errors
-    /// A sentence for the user, also where the file is of another format.
+    /// A message for the user when the file has another format or cannot be read.
     pub fn state(&self, format: BlockFormat, size: u64) -> Result<Option<Arc<MetadataState>>> {
         let shown = self.path.display();
         let (layout, identity, len) = self.content(format, size)?;
         let (header, found) = self.header()?;
-        // The file may be longer, from an earlier format or from one that was not kept.
+        // The file may be longer, because of an earlier format or a failed change.
         let generation = table::decode(&header, found.min(len), &layout, identity);
         let generation = generation.with_context(|| self.advice())?;
         let Some(layout) = format.layout() else {
@@ -233,8 +234,8 @@ impl MetadataFile {
         Ok(Some(Arc::new(state)))
     }
 
-    /// Returns the state for [`MetadataFile::restore`]: the file as it is for this format. `None`:
-    /// the file is of another format.
+    /// Returns the present header for [`MetadataFile::restore`]; `None` if the file does not have
+    /// this format.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -245,10 +246,11 @@ impl MetadataFile {
         Ok(is_of.then_some(Before { header, len }))
     }
 
-    /// There is room for the metadata of this format, too. The file is of its format as before.
+    /// Allocates space for the metadata of a further format, without changing the file's current
+    /// format.
     ///
     /// # Errors
-    /// There is none, and the file has its length.
+    /// The error when no space is available; the file then has its previous length.
     pub fn grow(&self, format: BlockFormat, size: u64, before: Option<&Before>) -> Result<()> {
         let (_, _, len) = self.content(format, size)?;
         let old = before.map_or(0, |before| before.len);
@@ -259,13 +261,13 @@ impl MetadataFile {
         grown
     }
 
-    /// The file is of this format from now on, whichever it was of, and of blocks that were never
-    /// written. That outlasts a loss of power when this returns; where the process dies before, it
-    /// may be of none. It may be longer than its format needs, so that the one before has its room
-    /// until this one is kept ([`MetadataFile::shorten`]).
+    /// Changes the file to this format, with the metadata of blocks that were never written. On
+    /// success the change survives a power loss; if the process dies earlier, the file may be
+    /// invalid. The file may be longer than the format needs, to keep space for the previous one
+    /// until the change is final ([`MetadataFile::shorten`]).
     ///
     /// # Errors
-    /// The same.
+    /// The error of the failed write; the file may be invalid.
     pub fn remake(&self, format: BlockFormat, size: u64) -> Result<()> {
         let (layout, identity, len) = self.content(format, size)?;
         // Old content behind the header is never read again.
@@ -277,10 +279,10 @@ impl MetadataFile {
         Ok(self.file.sync_all()?)
     }
 
-    /// The file has the length of its format, which is this one.
+    /// Truncates the file to the length that its current format needs.
     ///
     /// # Errors
-    /// It may be longer, which changes nothing.
+    /// The error of the system. The file may remain longer, which is harmless.
     pub fn shorten(&self, format: BlockFormat, size: u64) -> Result<()> {
         let (_, _, len) = self.content(format, size)?;
         if self.file.metadata()?.len() > len {
@@ -289,10 +291,11 @@ impl MetadataFile {
         Ok(())
     }
 
-    /// The file is of its format again, and of blocks that were never written.
+    /// Changes the file back to its previous format, with the metadata of blocks that were never
+    /// written.
     ///
     /// # Errors
-    /// It may be of none.
+    /// The error of the failed write; the file may be invalid.
     pub fn restore(&self, before: &Before) -> Result<()> {
         table_file::zero(&self.file, table::HEADER as u64, before.len)?;
         self.file.write_all_at(&before.header, 0)?;
@@ -301,8 +304,8 @@ impl MetadataFile {
     }
 }
 
-/// Returns the content of the file at that path for a format: layout, identity, and bytes of the
-/// file. A format without metadata may have more and larger blocks later.
+/// Returns the contents of the file at `path` for a format: layout, identity, and size in bytes. A
+/// file for a format without metadata reserves space for more and larger blocks of later formats.
 fn content(
     path: &Path,
     format: BlockFormat,
@@ -414,12 +417,12 @@ mod tests {
         drop(metadata(&url).unwrap().unwrap());
         let size = 4096 + 2048 * 32;
         assert_eq!(std::fs::metadata(&path).unwrap().len(), size);
-        // In use it is locked.
+        // The file is locked while in use.
         let held = metadata(&url).unwrap().unwrap();
         assert!(error(&url).contains("in use"), "{}", error(&url));
         drop(held);
         assert!(error(&url.replace("protection=1", "protection=2")).contains("protection 1"));
-        // The file records the tag's size; the compared bits of the tag may change.
+        // The file records the size of the storage tag; the mask of compared bits may change.
         let tagged = format!("{url}&storage-tag=12");
         let text = error(&tagged);
         assert!(text.contains("storage tag of 0"), "{text}");

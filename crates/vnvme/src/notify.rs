@@ -1,5 +1,5 @@
-//! The service manager that started this process, if one wants to know how it is
-//! (sd_notify(3), sd_watchdog_enabled(3)).
+//! Notifications to the service manager that started this process (sd_notify(3),
+//! sd_watchdog_enabled(3)).
 
 use crate::keep::kept;
 use anyhow::{Context, Result};
@@ -13,22 +13,22 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// Names its socket.
+/// Environment variable with the service manager's socket.
 const NAME: &str = "NOTIFY_SOCKET";
-/// Variables of systemd's watchdog: the interval in microseconds, and the process that has to send
-/// notifications.
+/// Environment variables of systemd's watchdog: the interval in microseconds, and the ID of the
+/// process that must send notifications.
 const WATCHDOG: &str = "WATCHDOG_USEC";
 const WATCHDOG_PROCESS: &str = "WATCHDOG_PID";
-/// Notifications within one interval of the watchdog.
+/// Number of notifications per interval of the watchdog.
 const TIMES: u32 = 3;
 
-/// A connection to it, made while sockets can be reached by their paths.
+/// Connection to the service manager, opened before the sandbox blocks access to paths.
 pub struct ServiceManager {
     link: Arc<ServiceLink>,
     watchdog: Option<Watchdog>,
 }
 
-/// Notifications to the service manager, from any thread.
+/// Handle to notify the service manager from any thread.
 pub struct ServiceLink {
     way: Option<Way>,
     phase: Mutex<Phase>,
@@ -37,7 +37,7 @@ pub struct ServiceLink {
 /// Transport of notifications.
 enum Way {
     Socket(UnixDatagram),
-    /// By the process that has started this one.
+    /// Through the keeper process, which started this one.
     Keeper(Link),
 }
 
@@ -49,7 +49,7 @@ enum Phase {
     Ending,
 }
 
-/// The configuration is read again, until this is dropped.
+/// Guard of a reload of the configuration; dropping it reports that the reload is done.
 pub struct Reloading<'a>(&'a ServiceLink);
 
 /// Schedule of the watchdog's notifications.
@@ -59,7 +59,8 @@ struct Watchdog {
 }
 
 impl ServiceManager {
-    /// The one that the environment names. That it cannot be reached is logged: it will find out.
+    /// Connects to the service manager that the environment names. A failure is logged; the manager
+    /// notices missing notifications itself.
     pub fn from_environment() -> Self {
         let keeper = kept().map(|kept| kept.link());
         let keeper = keeper.filter(|link| matches!(link.keeping(), Keeping::Process(_)));
@@ -82,22 +83,22 @@ impl ServiceManager {
         &self.link
     }
 
-    /// Notifies that clients are served from now on.
+    /// Reports that clients are served from now on.
     pub fn ready(&self) {
         let mut phase = self.link.phase.lock().unpoisoned();
         *phase = Phase::Serving;
         self.link.tell("READY=1\n");
     }
 
-    /// Notifies that an intended end has begun.
+    /// Reports that an orderly shutdown has begun.
     pub fn stopping(&self) {
         let mut phase = self.link.phase.lock().unpoisoned();
         *phase = Phase::Ending;
         self.link.tell("STOPPING=1\n");
     }
 
-    /// Notifies the watchdog, if it is time and the process is alive. A process whose workers all
-    /// stand still is not alive.
+    /// Notifies the watchdog, if a notification is due and the process works. If all workers are
+    /// stuck, none is sent.
     pub fn alive(&mut self, is_alive: impl FnOnce(Duration) -> bool) {
         let now = Instant::now();
         let Some(watchdog) = self.watchdog.as_mut().filter(|dog| now >= dog.next) else {
@@ -116,9 +117,9 @@ impl ServiceLink {
         Self { way, phase }
     }
 
-    /// Notifies that the configuration is reloaded, and at the end that the reload is done,
-    /// whatever its result. Before clients are served, and after the end has begun, no notification
-    /// is sent.
+    /// Reports that the configuration is being reloaded; dropping the guard reports the end,
+    /// whatever the result. Nothing is sent before clients are served, or after the shutdown has
+    /// begun.
     pub fn reloading(&self) -> Reloading<'_> {
         // The time identifies a reload that the service manager has requested.
         let now = clock_gettime(ClockId::Monotonic);
@@ -152,7 +153,7 @@ impl Drop for Reloading<'_> {
     }
 }
 
-/// Returns the watchdog's interval, if the watchdog expects this process.
+/// Returns the watchdog's interval if the watchdog monitors this process.
 fn interval(micros: Option<&str>, process: Option<&str>) -> Option<Duration> {
     let own = std::process::id().to_string();
     if process.is_some_and(|process| process != own) {
@@ -166,8 +167,8 @@ fn variable(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|text: &OsString| !text.is_empty())
 }
 
-/// A connection to the one that the environment names, if there is one. That it cannot be reached
-/// is logged.
+/// Returns a connection to the service manager that the environment names. `None` without one, or
+/// if the connection fails, which is logged.
 pub fn socket() -> Option<UnixDatagram> {
     let name = variable(NAME)?;
     match connect(&name) {
@@ -179,7 +180,7 @@ pub fn socket() -> Option<UnixDatagram> {
     }
 }
 
-/// Connects to the service manager's socket: a path, or "@" and an abstract name.
+/// Connects to the service manager's socket, which is a path, or "@" and an abstract name.
 fn connect(name: &OsStr) -> Result<UnixDatagram> {
     let address = match name.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name),

@@ -1,4 +1,4 @@
-//! Metrics of the process: a snapshot of everything that it serves.
+//! Metrics of the process: snapshots of the counters of everything that it serves.
 
 use crate::described::{Described, device};
 use crate::keep;
@@ -17,14 +17,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use worker::AcceptStats;
 
-/// Constant data of the process.
+/// Constant properties of the process.
 #[derive(Clone)]
 pub struct About {
     began: Instant,
-    /// Seconds since 1970.
+    /// Start time in seconds since 1970.
     start: f64,
-    /// The kernel's status file of the process, opened before the sandbox is entered, in which no
-    /// file can be opened.
+    /// The process's status file in `/proc`, opened before the sandbox is entered, which blocks
+    /// opening files.
     status: Option<Arc<File>>,
 }
 
@@ -43,12 +43,12 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Makes snapshots.
+/// Builder of a snapshot.
 pub(crate) struct Numbers<'a> {
     described: &'a Described,
     ns_per_cycle: f64,
-    /// Names that were assigned to disks: two disks of one name would be one to readers of the
-    /// metrics.
+    /// Names assigned to disks so far. Two disks of the same name would look like one to readers of
+    /// the metrics.
     names: BTreeSet<String>,
 }
 
@@ -68,7 +68,7 @@ impl<'a> Numbers<'a> {
             return name;
         }
         let mut name = socket.display().to_string();
-        // Bytes that are no text look the same.
+        // Names with invalid UTF-8 may convert to the same text.
         while !self.names.insert(name.clone()) {
             name.push('\'');
         }
@@ -83,7 +83,7 @@ impl<'a> Numbers<'a> {
     ) -> Disk {
         let mut namespaces: BTreeMap<u32, Namespace> = BTreeMap::new();
         for (nsid, record) in stats.namespaces() {
-            // Commands for namespaces that are not there: only if there were any.
+            // Commands to missing namespaces are listed only if there were any.
             if nsid > 0 || record.all_failures() > 0 {
                 let namespace = namespaces
                     .entry(nsid)
@@ -102,7 +102,7 @@ impl<'a> Numbers<'a> {
         let queues = (0..).zip(&stats.queues).map(|(id, queue)| Queue {
             id,
             worker: Some(queue.worker.get()),
-            // Read first, so that the counters that are read later are not less.
+            // Read first, so that counters that are read later are not smaller.
             completions: queue.completions.get(),
             commands: queue.commands.get(),
             mmio_doorbells: queue.mmio_doorbells.get(),
@@ -199,7 +199,7 @@ fn workers(peers: &Peers, registry: &Registry) -> Vec<Worker> {
     all.collect()
 }
 
-/// Longest text that is read.
+/// Maximum length of the status file in bytes.
 const STATUS_MAX: usize = 8192;
 
 fn process(about: &About) -> Process {
@@ -240,7 +240,7 @@ fn process(about: &About) -> Process {
 }
 
 impl Registry {
-    /// Everything, in numbers of this moment.
+    /// Returns a snapshot of all metrics.
     pub fn numbers(&self) -> Snapshot {
         let limits = self.limits.list().into_iter().map(|limits| Limits {
             iops: [limits.iops, limits.read_iops, limits.write_iops],

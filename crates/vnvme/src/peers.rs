@@ -1,5 +1,5 @@
-//! State of all workers that each of them can read: handles to wake a worker or to send it a job,
-//! and the load of each.
+//! State of all workers that every worker can read: handles to wake a worker or send it a job, and
+//! the load of each.
 
 use crate::front::{Front, Handle, Remote};
 use crate::roll::{Listing, Roll};
@@ -9,46 +9,48 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// How old a count of commands may be: each of many controllers asks for it.
+/// Maximum age of a command count, which each controller requests.
 const FRESH: Duration = Duration::from_millis(20);
 
-/// Commands that each worker had fetched at a time.
+/// Number of commands that each worker had fetched at one time.
 struct Count {
     at: Instant,
     commands: Arc<[u64]>,
 }
 
-/// Commands that a front-end has fetched so far.
+/// Function that returns the number of commands that a front-end has fetched so far.
 type Fetched = Box<dyn Fn() -> u64 + Send + Sync>;
 
-/// A front-end's place with a worker, as long as it is kept.
+/// Guard of a front-end's assignment to a worker, which ends when it is dropped.
 pub type Assignment = Listing<usize>;
-/// The counter of a front-end that stays with its worker, as long as it is kept.
+/// Guard of the registered counter of a front-end that never migrates.
 pub type Fixed = Listing<(usize, Fetched)>;
 
-/// All workers that serve controllers.
+/// All workers that serve front-ends.
 pub struct Peers {
     all: Vec<Handle>,
     /// Counters of all controllers.
     stats: Roll<Arc<ControllerStats>>,
-    /// Front-ends that stay with the worker of this index: exports, queues of block devices.
+    /// Counters of front-ends that never migrate (exports, queues of block devices), with their
+    /// workers' indexes.
     fixed: Roll<(usize, Fetched)>,
-    /// The worker of every front-end that was assigned to one.
+    /// Worker index of every assigned front-end.
     assigned: Roll<usize>,
-    /// The last one.
+    /// Latest command count, reused while it is fresh.
     count: Mutex<Option<Count>>,
     start: Instant,
-    /// When queues last migrated, in nanoseconds since the start: one worker at a time decides.
+    /// Time of the last decision to migrate queues, in nanoseconds since the start. One worker at a
+    /// time may decide.
     decided: AtomicU64,
 }
 
-/// A list is whole even if a thread panicked while it held its lock.
+/// Locks a list; if a thread panicked while it held the lock, the list is still consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unpoisoned()
 }
 
 impl Peers {
-    /// Makes the list of these workers, by index.
+    /// Creates the state of these workers, in the order of their indexes.
     pub fn new(all: Vec<Handle>) -> Self {
         Peers {
             all,
@@ -61,22 +63,22 @@ impl Peers {
         }
     }
 
-    /// Number of the workers.
+    /// Returns the number of workers.
     pub fn count(&self) -> usize {
         self.all.len()
     }
 
-    /// All of them, by index.
+    /// Returns the handles of all workers, by index.
     pub fn handles(&self) -> &[Handle] {
         &self.all
     }
 
-    /// A worker.
+    /// Returns the handle of a worker.
     pub fn handle(&self, worker: usize) -> Option<&Handle> {
         self.all.get(worker)
     }
 
-    /// Opens an engine of a controller on another worker.
+    /// Starts an engine of a controller on another worker.
     pub fn open_remote_engine(&self, worker: usize, setup: RemoteEngineSetup) {
         let Some(handle) = self.all.get(worker) else {
             return;
@@ -96,7 +98,7 @@ impl Peers {
         });
     }
 
-    /// Enters a controller's counters.
+    /// Registers a controller's counters until the guard is dropped.
     pub fn enter(&self, stats: Arc<ControllerStats>) -> Listing<Arc<ControllerStats>> {
         self.stats.enter(stats)
     }
@@ -121,8 +123,8 @@ impl Peers {
         (worker, self.assign(worker))
     }
 
-    /// Registers a front-end that is no controller and stays with its worker. Its requests take a
-    /// part of the worker's time that no queue's migration would change.
+    /// Registers a front-end that is not a controller and never migrates. Its requests use time of
+    /// the worker that migrating queues could not reduce.
     pub fn enter_fixed(
         &self,
         worker: usize,
@@ -133,7 +135,7 @@ impl Peers {
 
     /// Returns the number of commands that each worker has fetched so far, over all front-ends.
     /// Commands of a migrated queue count for its present worker, so only differences over a short
-    /// time have a meaning. The count may be some milliseconds old.
+    /// time are meaningful. The count may be some milliseconds old.
     pub fn commands(&self, now: Instant) -> Arc<[u64]> {
         let mut count = lock(&self.count);
         if let Some(count) = &*count
@@ -169,14 +171,14 @@ impl Peers {
         commands
     }
 
-    /// Nanoseconds in which each worker was busy so far.
+    /// Returns the time in nanoseconds that each worker was busy so far.
     pub fn busy(&self) -> Vec<u64> {
         let busy = |handle: &Handle| handle.load().busy().as_nanos() as u64;
         self.all.iter().map(busy).collect()
     }
 
-    /// Returns whether a worker may decide now: only if no worker has decided within `pause`,
-    /// because the effect of a decision has to show first.
+    /// Returns whether a worker may now decide to migrate queues: no worker may have done so within
+    /// `pause`, because the effect of a decision must show first.
     pub fn may_decide(&self, now: Instant, pause: Duration) -> bool {
         let now = now.saturating_duration_since(self.start).as_nanos() as u64;
         let decided = self.decided.load(Ordering::Relaxed);

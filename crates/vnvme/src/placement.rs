@@ -1,5 +1,5 @@
-//! Flexible Data Placement: the options of a namespace's placement handles, and the file that keeps
-//! their state.
+//! Flexible Data Placement: the options of a namespace's placement handles, and the file that
+//! stores their state.
 
 use crate::identity;
 use crate::options::Size;
@@ -15,10 +15,10 @@ use volume::{PreviousProcess, Volume};
 /// Default size of a reclaim unit in bytes.
 const UNIT: u64 = 256 << 20;
 
-/// The placement handles of a namespace on this volume, if it is to have any.
+/// Opens the placement handles of a namespace on this volume; returns `None` if it has none.
 ///
 /// # Errors
-/// A sentence for the user.
+/// A message for the user when the options conflict or the file cannot be opened.
 pub fn open(
     spec: &NamespaceSpec,
     volume: &Arc<dyn Volume>,
@@ -62,7 +62,7 @@ pub fn open(
     Ok(Some(Arc::new(state)))
 }
 
-/// The handles in a file, which is made if it is not there.
+/// Opens the handles in a file, which is created if missing.
 fn kept(
     path: &Path,
     geometry: Geometry,

@@ -10,7 +10,7 @@ struct Inner<T> {
     entries: Vec<(u64, T)>,
 }
 
-/// List of entries with guards; a clone is the same list.
+/// Shared list whose entries are removed by dropping their guards; a clone is the same list.
 pub struct Roll<T>(Arc<Mutex<Inner<T>>>);
 
 impl<T> Clone for Roll<T> {
@@ -29,10 +29,10 @@ impl<T> Default for Roll<T> {
 }
 
 impl<T> Roll<T> {
-    /// Enters something, for as long as the listing is kept.
+    /// Adds an entry, which stays until the returned guard is dropped.
     #[must_use = "the entry goes with it"]
     pub fn enter(&self, entry: T) -> Listing<T> {
-        // A thread that panicked while it held the lock left a whole list.
+        // If a thread panicked while it held the lock, the list is still consistent.
         let mut inner = self.0.lock().unpoisoned();
         let number = inner.next;
         inner.next += 1;
@@ -43,13 +43,13 @@ impl<T> Roll<T> {
         }
     }
 
-    /// Calls `look` with all entries, in the order of their registration.
+    /// Calls `look` with an iterator over all entries, in the order of their registration.
     pub fn look<R>(&self, look: impl FnOnce(&mut dyn Iterator<Item = &T>) -> R) -> R {
         let inner = self.0.lock().unpoisoned();
         look(&mut inner.entries.iter().map(|(_, entry)| entry))
     }
 
-    /// All entries.
+    /// Returns copies of all entries.
     pub fn all(&self) -> Vec<T>
     where
         T: Clone,
@@ -80,7 +80,7 @@ impl<T> Drop for Listing<T> {
             .entries
             .binary_search_by_key(&self.number, |(number, _)| *number);
         let gone = at.ok().map(|at| inner.entries.remove(at));
-        // Dropping the entry's content may take long: not under the lock.
+        // Dropping the entry may take long, so the lock is released first.
         drop(inner);
         drop(gone);
     }

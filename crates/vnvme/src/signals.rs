@@ -1,8 +1,9 @@
-//! Signal handling: a signal ends the process in order, with all data durable, or changes nothing.
+//! Signal handling: a signal either shuts the process down in order, with all data durable, or has
+//! no effect.
 //!
-//! Nearly all signals end a process at once by default. Here each signal from outside has a defined
-//! effect: [`ENDING`] ask for the end, [`OTHERS`] are logged and change nothing. SIGPIPE is ignored
-//! by Rust's start-up code; SIGBUS belongs to `dma`.
+//! The default action of nearly all signals ends a process at once. Here each external signal has a
+//! defined effect: [`ENDING`] request the shutdown, [`OTHERS`] are only logged. SIGPIPE is ignored
+//! by Rust's start-up code; SIGBUS is handled by `dma`.
 
 use crate::confine::{SandboxMode, spawn_early};
 use crate::keep::is_systemd;
@@ -22,26 +23,26 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// Each of them asks for the end. SIGXCPU is among them because the kernel kills the process a
+/// Signals that request the shutdown. SIGXCPU is included because the kernel kills the process a
 /// little later (setrlimit(2), RLIMIT_CPU).
 const ENDING: [i32; 4] = [SIGTERM, SIGINT, SIGQUIT, SIGXCPU];
 
-/// Signals that do not end the process. SIGHUP is also sent when the terminal closes from which the
-/// process was started. SIGXFSZ is sent for a write beyond the file size limit (RLIMIT_FSIZE),
-/// which a guest can cause: only the write fails.
+/// Signals without effect on the process. SIGHUP is also sent when the terminal of the process
+/// closes. SIGXFSZ is sent for a write beyond the file size limit (RLIMIT_FSIZE), which a guest can
+/// cause; only the write fails.
 const OTHERS: [i32; 8] = [
     SIGHUP, SIGUSR1, SIGUSR2, SIGXFSZ, SIGALRM, SIGVTALRM, SIGPROF, SIGIO,
 ];
 
-/// A further signal within this time after the first is the same order once more: timeout(1) sends
-/// two, one to the process and one to its group, and so does an init system beside a terminal.
+/// Time after the first signal in which another one counts as the same request. timeout(1) sends
+/// two, one to the process and one to its group, and so may an init system and a terminal.
 const SAME_ORDER: Duration = Duration::from_secs(1);
 
-/// Between two log lines about signals that change nothing.
+/// Interval between log messages about signals without effect.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The order to end, for any number of workers: each waits for its own descriptor to become
-/// readable. Nobody reads from it, so that all see it.
+/// Shutdown request, shared by all workers. Each waits until its own descriptor becomes readable;
+/// nothing reads from it, so that all workers see the request.
 pub struct Stop {
     reader: UnixStream,
     writer: UnixStream,
@@ -52,12 +53,12 @@ pub struct Stop {
 type Hangups = Arc<Mutex<Option<SyncSender<()>>>>;
 
 impl Stop {
-    /// Starts the handling of signals. The first of [`ENDING`] orders the end. A second one more
+    /// Starts handling signals. The first of [`ENDING`] requests the shutdown. Another one more
     /// than [`SAME_ORDER`] later ends the process at once, by its default action. All other signals
-    /// change nothing.
+    /// have no effect.
     pub fn on_signals(sandbox: SandboxMode) -> Result<Stop> {
         let (reader, writer) = UnixStream::pair().context("socket pair for signals")?;
-        // With systemd as the keeper, SIGUSR2 acts as a kill: the next process continues.
+        // With systemd as the keeper, SIGUSR2 kills the process, and the next process continues.
         let others = OTHERS.iter();
         let others = others.filter(|signal| **signal != SIGUSR2 || !is_systemd());
         let signals = Signals::new(ENDING.iter().chain(others)).context("signal handlers")?;
@@ -72,14 +73,14 @@ impl Stop {
         })
     }
 
-    /// SIGHUP from now on; several that come while one is handled are one.
+    /// Starts receiving SIGHUP; several signals during the handling of one are combined.
     pub fn hangups(&self) -> Receiver<()> {
         let (told, hangups) = sync_channel(1);
         *self.hangups.lock().unpoisoned() = Some(told);
         hangups
     }
 
-    /// A descriptor that becomes readable when it is time to end.
+    /// Returns a descriptor that becomes readable when the shutdown is requested.
     pub fn descriptor(&self) -> Result<OwnedFd> {
         Ok(self
             .reader
@@ -88,24 +89,24 @@ impl Stop {
             .into())
     }
 
-    /// Whether the order was given.
+    /// Returns whether the shutdown was requested.
     pub fn is_ordered(&self) -> bool {
         let mut fds = [PollFd::new(&self.reader, PollFlags::IN)];
         poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    /// Gives the order.
+    /// Requests the shutdown.
     pub fn now(&self) {
         give(&self.writer);
     }
 }
 
 fn give(mut order: &UnixStream) {
-    // A full socket is readable, too.
+    // A full socket is also readable.
     let _ = order.write(&[0]);
 }
 
-/// The thread for signals; it lives as long as the process.
+/// Runs the signal thread, which lives as long as the process.
 fn answer(mut signals: Signals, order: &UnixStream, hangups: &Hangups) {
     let mut first: Option<Instant> = None;
     let mut logged: Option<Instant> = None;
@@ -141,7 +142,7 @@ fn answer(mut signals: Signals, order: &UnixStream, hangups: &Hangups) {
     }
 }
 
-/// Logs that a signal changes nothing.
+/// Logs that a signal has no effect.
 fn tell(signal: i32, name: &str) {
     match signal {
         SIGHUP => tracing::info!(

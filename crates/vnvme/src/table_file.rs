@@ -1,4 +1,4 @@
-//! The file of a table that is mapped: it is memory of the process, and there when that has ended.
+//! File of a table that is mapped into memory, so that its contents outlast the process.
 
 use anyhow::{Context, Result};
 use dma::SharedPages;
@@ -9,14 +9,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use volume::{Direct, FileOptions, FileVolume, Format, PreviousProcess};
 
-/// The file is whole pages.
+/// Page size in bytes; a table file consists of whole pages.
 pub const PAGE: usize = 4096;
 
-/// Opens the file and its pages. The file's lock protects the table: the previous process has ended
-/// when this one has the lock. `fresh` makes the content of a new file.
+/// Opens a table file and maps its pages. The file's lock protects the table: a process that gets
+/// the lock knows that the previous one has ended. `fresh` returns the contents of a new file.
 ///
 /// # Errors
-/// A sentence for the user.
+/// A message for the user when the file cannot be created, locked or mapped.
 pub fn open(
     path: &Path,
     fresh: impl FnOnce() -> Result<Vec<u8>>,
@@ -25,11 +25,11 @@ pub fn open(
     open_sized(path, 0, fresh, previous)
 }
 
-/// Opens a file as [`open`] does. A new one has zeroes behind its content, `size` bytes in all,
-/// whose blocks are allocated: later stores find space.
+/// Opens a table file as [`open`] does. A new file is extended with zeroes to `size` bytes and its
+/// blocks are allocated, so that later stores find space.
 ///
 /// # Errors
-/// A sentence for the user.
+/// A message for the user when the file cannot be created, locked or mapped.
 pub fn open_sized(
     path: &Path,
     size: u64,
@@ -64,7 +64,7 @@ pub fn read(pages: &SharedPages, len: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Makes the file: under another name, made durable, and then renamed.
+/// Creates the file atomically: writes it under another name, makes it durable, and renames it.
 fn make(path: &Path, mut bytes: Vec<u8>, size: u64) -> Result<()> {
     bytes.resize(bytes.len().next_multiple_of(PAGE), 0);
     let mut name = path.file_name().unwrap_or_default().to_owned();
@@ -87,7 +87,7 @@ fn make(path: &Path, mut bytes: Vec<u8>, size: u64) -> Result<()> {
     file.sync_all()?;
     match rustix::fs::renameat_with(CWD, &new, CWD, path, RenameFlags::NOREPLACE) {
         Ok(()) => {}
-        // Another process was first.
+        // Another process has created the file.
         Err(rustix::io::Errno::EXIST) => std::fs::remove_file(&new)?,
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => std::fs::rename(&new, path)?,
         Err(error) => return Err(error.into()),
@@ -100,10 +100,11 @@ fn make(path: &Path, mut bytes: Vec<u8>, size: u64) -> Result<()> {
     Ok(())
 }
 
-/// Makes the file as long as that, with room for all of it where its file system can promise that.
+/// Extends the file to `size` bytes, and allocates space for all of it where the file system
+/// supports that.
 ///
 /// # Errors
-/// There is none.
+/// The file cannot be extended, for example because no space is left.
 pub fn allocate(file: &File, size: u64) -> Result<()> {
     if size == 0 {
         return Ok(());
@@ -115,12 +116,12 @@ pub fn allocate(file: &File, size: u64) -> Result<()> {
     }
 }
 
-/// Makes the bytes of the file from `from` to `end` zeroes, and extends a shorter file to `end`.
-/// Allocated space is kept where the file system can do that; elsewhere all behind `from` is
-/// released and allocated anew.
+/// Zeroes the bytes of the file from `from` to `end`, and extends a shorter file to `end`.
+/// Allocated space is kept where the file system supports that; otherwise everything after `from`
+/// is released and allocated again.
 ///
 /// # Errors
-/// There is no space. The bytes may then have any value.
+/// No space is left. The bytes may then have any value.
 pub fn zero(file: &File, from: u64, end: u64) -> Result<()> {
     let Some(len) = end.checked_sub(from).filter(|len| *len > 0) else {
         return Ok(());

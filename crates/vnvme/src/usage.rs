@@ -1,14 +1,14 @@
-//! A command line that is wrong in a way that only its meaning shows: the exit status is 2, as for
-//! one that cannot be read.
+//! Errors in the meaning of a command line, for which the program exits with status 2, as for
+//! syntax errors.
 
 use std::fmt;
 
-/// Error of the command line.
+/// Error in the meaning of a command line.
 #[derive(Debug)]
 pub struct Usage(String);
 
 impl Usage {
-    /// Makes an error of the command line.
+    /// Creates an error for a wrong command line.
     pub fn error(text: impl Into<String>) -> anyhow::Error {
         anyhow::Error::new(Usage(text.into()))
     }

@@ -1,4 +1,4 @@
-//! Workers that stand still: a line in the log, and counters for `vnvme stats`.
+//! Detection of stuck workers: log messages, and counters for `vnvme stats`.
 
 use crate::front::Handle;
 use crate::peers::Peers;
@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use worker::{Activity, Finding, Watchdog};
 
-/// A worker that makes no round for so long is named.
+/// Time without a round of its loop after which a worker is reported as stuck.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// Looks at all workers, from the thread that keeps the time of the process.
+/// Watchdog of all workers, which the process's timer thread calls.
 pub struct Watch {
     peers: Arc<Peers>,
     watchdog: Watchdog,
 }
 
 impl Watch {
-    /// Makes the watchdog of all workers.
+    /// Creates the watchdog of all workers.
     pub fn new(peers: &Arc<Peers>) -> Self {
         let pulses = peers
             .handles()
@@ -29,7 +29,7 @@ impl Watch {
         }
     }
 
-    /// Checks the workers, and logs changes.
+    /// Checks all workers, and logs when one becomes stuck or continues.
     pub fn look(&mut self) {
         for finding in self.watchdog.look(Instant::now()) {
             match finding {
@@ -46,8 +46,9 @@ impl Watch {
         }
     }
 
-    /// Whether a worker that is to end makes no round, for `limit`, or for `closing` if that is
-    /// longer and it closes something. One that has not begun may wait for a file to be opened.
+    /// Returns whether a worker that must end has made no round for `limit`, or for `closing` if
+    /// that is longer and it is closing something. A worker that has not started yet may be waiting
+    /// for a file to open.
     pub fn is_stuck(&self, worker: usize, limit: Duration, closing: Duration) -> bool {
         let time = self.watchdog.stuck_for(worker, Instant::now());
         let handle = self.peers.handle(worker);
@@ -58,13 +59,13 @@ impl Watch {
         }
     }
 
-    /// No worker makes rounds any more, and none has for so long.
+    /// Returns whether no worker has made a round for `limit`, so that the process is stuck.
     pub fn all_stuck(&self, limit: Duration) -> bool {
         let mut workers = 0..self.peers.count();
         workers.all(|worker| self.is_stuck(worker, limit, limit))
     }
 
-    /// Describes the activity of a worker.
+    /// Describes what a worker is doing.
     pub fn describe(&self, worker: usize) -> String {
         self.peers.handle(worker).map_or_else(String::new, describe)
     }
@@ -77,7 +78,7 @@ impl Watch {
     }
 }
 
-/// Describes the activity of a worker, its client, and the place of its thread in the kernel.
+/// Describes what a worker is doing: its client, and where its thread is in the kernel.
 fn describe(handle: &Handle) -> String {
     let pulse = handle.pulse();
     let activity = pulse.activity();
@@ -88,7 +89,7 @@ fn describe(handle: &Handle) -> String {
     format!("{activity}{of}{thread}")
 }
 
-/// Counters of all workers.
+/// Returns the counters of all workers.
 pub fn counters(peers: &Peers) -> Vec<WorkerCounters> {
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let all = peers.handles().iter().enumerate().map(|(index, handle)| {

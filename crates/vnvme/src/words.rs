@@ -1,4 +1,4 @@
-//! Test that an error's message does not repeat its source: `{:#}` prints an error and all of its
+//! Test that no error message repeats its source, because `{:#}` prints an error with all of its
 //! sources.
 
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Returns messages that contain their source as well: `(message, the variant below it)`.
+/// Returns the messages that contain their source, as pairs of message and source field.
 fn said_twice(text: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut parts = text.split("#[error(");
@@ -23,12 +23,12 @@ fn said_twice(text: &str) -> Vec<(String, String)> {
         let Some((message, variant)) = part.split_once(")]\n") else {
             continue;
         };
-        // Up to the next variant's documentation, or the end of the enumeration.
+        // Ends at the next variant's documentation, or the end of the enumeration.
         let end = variant.find("\n    /// ").unwrap_or(variant.len());
         let end = end.min(variant.find("\n}").unwrap_or(variant.len()));
         let variant = variant.get(..end).unwrap_or(variant);
         let tuple = variant.contains("(#[from]") || variant.contains("(#[source]");
-        // A field of that name is the source without a word.
+        // A field with this name is the source, even without an attribute.
         let named = message.contains("{source}");
         let marked = variant.split("#[source]").nth(1).is_some_and(|field| {
             let name = field.trim_start().trim_start_matches("pub ");

@@ -1,4 +1,4 @@
-//! Zoned namespaces: the options of their zones, and the file that keeps the zones' state.
+//! Zoned namespaces: the options of their zones, and the file that stores the state of the zones.
 
 use crate::identity;
 use crate::options::Size;
@@ -13,10 +13,10 @@ use zones::table::TableError;
 use zones::table::{self, Identity};
 use zones::{Geometry, Zones, Zrwa};
 
-/// The zones of a namespace on this volume, if it is to have any.
+/// Opens the zones of a namespace on this volume; returns `None` if it is not zoned.
 ///
 /// # Errors
-/// A sentence for the user.
+/// A message for the user when the options conflict or the file cannot be opened.
 pub fn open(
     spec: &NamespaceSpec,
     volume: &Arc<dyn Volume>,
@@ -85,7 +85,7 @@ fn geometry(spec: &NamespaceSpec, size: u64, block: u64, bytes: u64) -> Result<G
     Ok(geometry)
 }
 
-/// Returns the geometry of the zones' random write areas, if there are any.
+/// Returns the geometry of the Zone Random Write Areas, if configured.
 fn zrwa(
     spec: &NamespaceSpec,
     block: u64,
@@ -107,7 +107,7 @@ fn zrwa(
     }))
 }
 
-/// The zones in a file, which is made if it is not there.
+/// Opens the zones in a file, which is created if missing.
 fn kept(
     path: &Path,
     geometry: Geometry,
@@ -196,8 +196,8 @@ mod tests {
         }
     }
 
-    /// A file of a time before there were areas is read with them, and one in which zones have some
-    /// is not read without.
+    /// Checks that a file from a version without Zone Random Write Areas can be opened with them,
+    /// and that a file in which zones have areas cannot be opened without.
     #[test]
     fn a_file_that_areas_come_to() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! External life cycle of a controller: suspend and resume, or release to the system.
+//! Suspend, resume and release of a controller at the request of the application or system.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,8 +11,8 @@ use crate::error::Error;
 use sync::Unpoisoned;
 
 impl Shared {
-    /// Shuts the controller down in order and disables it. Queue pairs keep their commands, and
-    /// accept more, until [`Shared::resume`].
+    /// Shuts the controller down in order and disables it. Until [`Shared::resume`], queue pairs
+    /// keep their outstanding commands and accept more.
     pub fn suspend(&self) -> Result<(), Error> {
         let mut control = self.lock();
         match self.state() {
@@ -77,13 +77,13 @@ impl Shared {
         drained
     }
 
-    /// Enters a state; queue pairs notice it by the epoch.
+    /// Sets the operating state, and changes the epoch so that queue pairs notice it.
     fn enter(&self, state: State) {
         self.state.store(state as u8, Ordering::Release);
         self.epoch.fetch_add(1, Ordering::Release);
     }
 
-    /// Creates a cell for the number of outstanding commands of a new queue pair.
+    /// Creates the cell in which a new queue pair publishes its number of outstanding commands.
     pub fn new_cell(&self) -> Arc<AtomicU32> {
         let cell = Arc::new(AtomicU32::new(0));
         let mut flying = self.flying.lock().unpoisoned();
@@ -100,8 +100,8 @@ impl Shared {
             .sum()
     }
 
-    /// Returns a descriptor that becomes readable when the system requests the device back; `None`
-    /// on a transport without such requests.
+    /// Returns a descriptor that becomes readable when the system asks for the device, for example
+    /// before unbinding it; `None` on a transport without such requests.
     pub fn request_eventfd(&self) -> Result<Option<OwnedFd>, Error> {
         let system = |source: std::io::Error| Error::System {
             what: "eventfd",

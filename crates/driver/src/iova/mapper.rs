@@ -1,13 +1,14 @@
-//! DMA mappings of a device: fixed regions, temporary ones, and the table that resolves addresses.
+//! DMA mappings of a device: permanent and temporary regions, and the table that finds registered
+//! memory by address.
 //!
 //! A [`Region`] owns one mapping. While any holder exists (a buffer, an outstanding command, a
-//! queue) the device may access its memory. When the last holder drops the region, it is unmapped,
-//! then its addresses are freed, then its memory. Only that order keeps a device from writing into
-//! reused memory.
+//! queue), the device may access its memory. When the last holder drops the region, the mapping is
+//! removed first, then the addresses are freed, then the memory. Only that order keeps a device
+//! from writing into reused memory.
 //!
 //! Temporary regions stay mapped after use, for the next transfer to the same memory, until room is
-//! needed. Unused ones are then unmapped, least recently used first. The kernel's limit on
-//! mappings, or a small aperture, thus costs an unmap and not a failure.
+//! needed. The least recently used ones are then unmapped. Reaching the kernel's limit on mappings,
+//! or the end of a small aperture, thus costs an unmap instead of failing the transfer.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,16 +30,16 @@ pub enum MapFailure {
     /// The range exceeds its memory, is empty, or is not aligned to the granularity of mappings.
     #[error("not a range of whole pages inside its memory")]
     Range,
-    /// No free range of addresses is long enough, even without the unused temporary mappings.
+    /// No free range of addresses is long enough, even after unmapping unused temporary regions.
     #[error("no free IOVA range of {len} bytes")]
     NoSpace {
         /// Requested length in bytes.
         len: u64,
     },
-    /// The transport refused.
+    /// The transport refused the mapping.
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// No memory is left for the driver itself.
+    /// The driver itself cannot allocate memory.
     #[error("no memory for DMA")]
     Memory(#[from] dma::MapError),
 }
@@ -47,7 +48,7 @@ pub enum MapFailure {
 #[derive(Debug)]
 enum Keep {
     Memory(Memory),
-    /// Memory that the user has promised to leave in place.
+    /// Memory that the user promised to keep in place (see [`Mapper::register_host`]).
     Promised,
 }
 
@@ -57,9 +58,9 @@ pub struct Region {
     mapper: Arc<Mapper>,
     iova: u64,
     len: u64,
-    /// Address in this process.
+    /// Address of the region's first byte in this process.
     host: usize,
-    /// Offset in the memory.
+    /// Offset of the region in its memory.
     offset: u64,
     keep: Keep,
 }
@@ -75,7 +76,7 @@ impl Region {
         self.len
     }
 
-    /// Returns whether the region is empty; never.
+    /// Returns whether the region is empty, which it never is.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -102,7 +103,7 @@ impl Drop for Region {
     }
 }
 
-/// Registered memory, found by address as long as a registration of it exists.
+/// Registered memory. As long as it exists, the memory can be found by address.
 #[derive(Debug)]
 pub struct Registration {
     region: Arc<Region>,
@@ -116,8 +117,8 @@ impl Registration {
 }
 
 impl Drop for Registration {
-    /// Removes the memory from the table. It is unmapped when the last command that uses it has
-    /// completed.
+    /// Removes the memory from the table. The mapping is removed when the last command that uses it
+    /// has completed.
     fn drop(&mut self) {
         let mapper = self.region.mapper.clone();
         mapper.forget(&self.region);
@@ -132,8 +133,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// Returns the region and device address of `len` bytes at this address of the process, if one
-    /// region holds all of them.
+    /// Returns the region that holds all `len` bytes at this address of the process, and their
+    /// address for the device; `None` when no region does.
     #[inline]
     pub fn find(&self, host: usize, len: u64) -> Option<(&Arc<Region>, u64)> {
         let after = self.regions.partition_point(|region| region.host <= host);
@@ -157,18 +158,17 @@ impl Table {
 /// Counters of a mapper.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MapperCounters {
-    /// Mappings that exist now.
+    /// Number of existing mappings.
     pub mappings: usize,
-    /// Temporary mappings that exist now.
+    /// Number of existing temporary mappings.
     pub temporary: usize,
     /// Mappings created.
     pub mapped: u64,
-    /// Requests for temporary mappings that existed already.
+    /// Number of requests for temporary mappings that an existing mapping served.
     pub reused: u64,
-    /// Temporary mappings unmapped to make room.
+    /// Number of temporary mappings that were unmapped to make room.
     pub evicted: u64,
-    /// Mappings that could not be confirmed as removed; their memory and addresses are never used
-    /// again.
+    /// Number of mappings whose removal failed; their memory and addresses are never used again.
     pub lost: u64,
 }
 
@@ -179,23 +179,23 @@ struct Temporary {
 
 struct Inner {
     space: Space,
-    /// Temporary regions by address in this process.
+    /// Temporary regions, by their address in this process.
     temporary: BTreeMap<usize, Temporary>,
     clock: u64,
     table: Arc<Table>,
     counters: MapperCounters,
-    /// Length of every mapping that the transport knows, by its first address.
+    /// Length of every mapping in the transport, by its first IOVA.
     live: BTreeMap<u64, u64>,
-    /// The device was cut off: no mapping exists, and none may be added.
+    /// The device's access was revoked: no mapping exists, and none may be added.
     cut: bool,
 }
 
-/// Mappings of one device, shared by all its users.
+/// DMA mappings of one device, shared by all its users.
 pub struct Mapper {
     transport: Arc<dyn Transport>,
     limits: DmaLimits,
     inner: Mutex<Inner>,
-    /// Number of changes of the table.
+    /// Generation of the table: the number of its changes.
     generation: AtomicU64,
 }
 
@@ -208,7 +208,7 @@ impl std::fmt::Debug for Mapper {
 }
 
 impl Mapper {
-    /// Creates a mapper without mappings.
+    /// Creates a mapper that has no mappings yet.
     pub fn new(transport: Arc<dyn Transport>) -> Arc<Self> {
         let limits = transport.dma_limits();
         Arc::new(Self {
@@ -242,7 +242,7 @@ impl Mapper {
         self.inner.lock().unpoisoned()
     }
 
-    /// Maps `len` bytes of a memory at `offset`, until the region is dropped.
+    /// Maps `len` bytes of a memory from `offset` on, until the region is dropped.
     ///
     /// # Errors
     /// [`MapFailure`] when the range is invalid, no address space is left, or the transport
@@ -260,8 +260,8 @@ impl Mapper {
         self.map_source(Keep::Memory(memory.clone()), offset, len, prot, End::Low)
     }
 
-    /// Maps a part of a memory for one or a few transfers. An existing mapping is reused. It is
-    /// unmapped when room is needed and the region has no holder.
+    /// Maps a part of a memory for one or a few transfers, or returns an existing mapping. The
+    /// mapping is cached until room is needed and nothing holds the region.
     ///
     /// # Errors
     /// [`MapFailure`] when the range is invalid, no address space is left, or the transport
@@ -362,13 +362,13 @@ impl Mapper {
         drop(before);
     }
 
-    /// Returns a number that changes with [`Mapper::table`].
+    /// Returns a number that changes whenever [`Mapper::table`] changes.
     #[inline]
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Returns the present table of registered memory. Holding it keeps its regions mapped.
+    /// Returns the current table of registered memory. Holding it keeps its regions mapped.
     pub fn table(&self) -> Arc<Table> {
         self.lock().table.clone()
     }
@@ -427,7 +427,8 @@ impl Mapper {
         }))
     }
 
-    /// Reserves addresses and one of the kernel's mappings, and makes room when there is none.
+    /// Reserves an IOVA range and one of the kernel's mappings, evicting temporary regions when
+    /// there is no room.
     fn reserve(&self, len: u64, end: End) -> Result<u64, MapFailure> {
         loop {
             {
@@ -453,7 +454,7 @@ impl Mapper {
         }
     }
 
-    /// Unmaps up to `count` unused temporary regions; `false` when there is none.
+    /// Unmaps up to `count` unused temporary regions; returns `false` when there is none.
     fn evict(&self, count: usize) -> bool {
         let mut inner = self.lock();
         let mut unused: Vec<(u64, usize)> = inner
@@ -481,9 +482,9 @@ impl Mapper {
         self.evict(usize::MAX);
     }
 
-    /// Revokes all memory from the device, even during transfers, for a device that no longer
-    /// answers. Returns `true` when the device can certainly access nothing any more. Mapping is
-    /// impossible afterwards.
+    /// Revokes the device's access to all memory, even during transfers. For a device that no
+    /// longer answers. Returns `true` when the device certainly has no access any more. No mapping
+    /// can be added afterwards.
     pub fn cut_off(&self) -> bool {
         let mut inner = self.lock();
         inner.cut = true;

@@ -1,4 +1,4 @@
-//! Address space of a device: free addresses ([`Space`]), and mappings ([`Mapper`]).
+//! DMA address space of a device: allocation of addresses ([`Space`]), and mappings ([`Mapper`]).
 
 mod mapper;
 mod space;

@@ -1,16 +1,16 @@
-//! Free address space: ranges allocated and freed, coalesced.
+//! Allocator of address ranges; freed ranges are merged with their neighbours.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
-/// End of a free range at which an allocation is cut. Long-lived ranges use the low end and
-/// short-lived ones the high end. Short-lived ranges therefore do not fragment the room of
+/// End of a free range from which an allocation is taken. Long-lived ranges use the low end and
+/// short-lived ones the high end, so that short-lived ranges do not fragment the space of
 /// long-lived ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The low end.
+    /// Allocate from the low end.
     Low,
-    /// The high end.
+    /// Allocate from the high end.
     High,
 }
 
@@ -27,9 +27,9 @@ pub struct Space {
 }
 
 impl Space {
-    /// Creates a space of these ranges (inclusive, as the kernel reports them). They are cut to
-    /// whole granules and must be disjoint; adjacent ones are merged. The granule is a power of
-    /// two. Address 0 is left out: it is valid for a device, but looks like a mistake in a trace.
+    /// Creates an address space from ranges (inclusive, as the kernel reports them). They must be
+    /// disjoint, and are trimmed to whole granules; adjacent ones are merged. `granule` is a power
+    /// of two. Address 0 is excluded: devices accept it, but in a trace it looks like a mistake.
     pub fn new(ranges: &[RangeInclusive<u64>], granule: u64) -> Self {
         let granule = granule.next_power_of_two();
         let mut space = Self {
@@ -61,18 +61,18 @@ impl Space {
         self.free
     }
 
-    /// Number of free ranges.
+    /// Returns the number of free ranges.
     pub fn fragments(&self) -> usize {
         self.by_address.len()
     }
 
-    /// Length of the largest free range.
+    /// Returns the length of the largest free range.
     pub fn largest(&self) -> u64 {
         self.by_length.last().map_or(0, |&(len, _)| len)
     }
 
-    /// Takes `len` bytes (rounded up to granules) out of the space; `None` when no
-    /// free range is long enough.
+    /// Allocates `len` bytes (rounded up to granules), and returns the first address; `None` when
+    /// no free range is long enough.
     pub fn allocate(&mut self, len: u64, end: End) -> Option<u64> {
         let len = len.max(1).checked_next_multiple_of(self.granule)?;
         let &(size, start) = self.by_length.range((len, 0)..).next()?;
@@ -88,8 +88,8 @@ impl Space {
         Some(at)
     }
 
-    /// Frees a range. Returns `false` and changes nothing when a part of it is already free, or it
-    /// is not a range of whole granules.
+    /// Frees a range. Returns `false` and changes nothing when part of it is already free, or it
+    /// does not consist of whole granules.
     pub fn free(&mut self, start: u64, len: u64) -> bool {
         let Some(end) = start.checked_add(len) else {
             return false;
@@ -135,7 +135,7 @@ impl Space {
 mod tests {
     use super::*;
 
-    /// A model: one bit a granule.
+    /// A model of the allocator: one bit for each granule.
     struct Bits {
         used: Vec<bool>,
         base: u64,
@@ -155,7 +155,8 @@ mod tests {
             }
         }
 
-        /// Number of free runs, total free, longest, in granules.
+        /// Returns the number of free runs, the total of free granules, and the longest run in
+        /// granules.
         fn runs(&self) -> (usize, u64, u64) {
             let (mut runs, mut total, mut longest) = (0, 0, 0);
             for run in self.used.chunk_by(|a, b| a == b) {
@@ -169,7 +170,8 @@ mod tests {
         }
     }
 
-    /// A small fast generator, so that the time goes into the allocator (Marsaglia's xorshift64).
+    /// A fast pseudorandom generator (Marsaglia's xorshift64), so that most time is spent in the
+    /// allocator.
     struct Random(u64);
     impl Random {
         fn next(&mut self) -> u64 {
@@ -183,7 +185,7 @@ mod tests {
         }
     }
 
-    /// Tens of millions of operations in an optimised build, as many as are quick in another.
+    /// Number of random operations: tens of millions in an optimised build, fewer in a debug build.
     const OPERATIONS: u64 = if cfg!(debug_assertions) {
         1_000_000
     } else {
@@ -210,8 +212,8 @@ mod tests {
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
         let mut refused = 0u64;
         for step in 0..OPERATIONS {
-            // Waves: mostly allocating, then mostly freeing, so that every
-            // fill level is passed through.
+            // The test alternates phases of mostly allocating and mostly freeing, to pass through
+            // every fill level.
             let eager = (step / 3000) % 2 == 0;
             let allocate = random.below(10) < if eager { 7 } else { 3 };
             if allocate || held.is_empty() {

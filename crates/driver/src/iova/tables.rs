@@ -1,13 +1,14 @@
-//! A user's view of the registered memory, including tables that its outstanding commands still
+//! One thread's view of the registered memory, including older tables that its outstanding commands
+//! still use.
 //! use.
 
 use std::sync::Arc;
 
 use super::{Mapper, Table};
 
-/// The table of registered memory and its predecessors, each kept as long as commands use addresses
-/// from it. It belongs to one thread, which checks the mapper's generation (one load) and takes the
-/// lock only when that has changed.
+/// The table of registered memory and earlier versions of it, each kept as long as commands use its
+/// addresses. Belongs to one thread, which compares the mapper's generation (one load) and takes
+/// the lock only when it has changed.
 #[derive(Debug)]
 pub struct Tables {
     mapper: Arc<Mapper>,
@@ -19,9 +20,9 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Creates a view of the mapper's present table, without users.
+    /// Creates a view of the mapper's current table, which no command uses yet.
     pub fn new(mapper: &Arc<Mapper>) -> Self {
-        // The order matters: a table that is newer than its generation is only taken again.
+        // Read the generation first: if the table turns out newer, it is only fetched again.
         let generation = mapper.generation();
         Self {
             generation,
@@ -33,7 +34,7 @@ impl Tables {
         }
     }
 
-    /// The newest table that was taken.
+    /// Returns the newest table that this thread has fetched.
     #[inline]
     pub fn current(&self) -> &Table {
         &self.current
@@ -45,7 +46,7 @@ impl Tables {
         self.number
     }
 
-    /// Takes the mapper's table if it has changed. Returns whether it has.
+    /// Fetches the mapper's table if it has changed. Returns whether it has.
     #[inline]
     pub fn keep_up(&mut self) -> bool {
         if self.mapper.generation() == self.generation {
@@ -66,13 +67,13 @@ impl Tables {
         self.users = 0;
     }
 
-    /// Counts a command that uses addresses of the current table.
+    /// Counts one more command that uses addresses of the current table.
     #[inline]
     pub fn hold(&mut self) {
         self.users += 1;
     }
 
-    /// Ends a command that began under this table number.
+    /// Counts the end of a command that used the table with this number.
     #[inline]
     pub fn release(&mut self, number: u64) {
         if number == self.number {

@@ -1,4 +1,4 @@
-//! Path of a command: slot, submission queue, doorbell; completion queue, slot, caller.
+//! Data path of a queue pair: submission of commands, and processing of completions.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -22,35 +22,35 @@ use crate::error::{CommandError, Error, Refusal};
 use crate::namespace::Namespace;
 use crate::options::QueueOptions;
 
-/// Maximum blocks of one command (NLB has 16 bits, zero-based).
+/// Maximum number of blocks of one command (NLB has 16 bits, zero-based).
 const MAX_BLOCKS: u64 = 1 << 16;
-/// Distance in submission queue entries between the one being written and the one being prefetched.
-/// The controller has read the latter, maybe on a distant processor, and may have evicted it
+/// Number of submission queue entries ahead of the one being written that is prefetched. The
+/// controller has read that entry, maybe on a distant processor, and may have evicted it
 /// ([`dma::lines`]). Prefetching several overlaps their latencies.
 const AHEAD: u32 = 8;
-/// Short looks at the completion queue between two long ones.
+/// Number of short polls of the completion queue between two long ones.
 const SPIN_POLLS: u32 = 8;
 
-/// Location of a command's data.
+/// Location of a command's data in device addresses.
 pub(crate) enum Data<'a> {
     None,
-    /// A contiguous piece at this address.
+    /// Contiguous data at this address.
     At(u64),
-    /// A part of the ranges, from this byte on.
+    /// Data in the ranges, starting at this byte.
     Ranges(Method, &'a [IovaRange], u64),
 }
 
 /// State of a queue pair, without its handle.
 pub(crate) struct QueueCore {
     pub shared: Arc<Shared>,
-    /// Life of the controller that the queue pair belongs to.
+    /// Epoch of the controller in which the queues were created.
     pub epoch: u32,
-    /// No command can be submitted any more.
+    /// No further command can be submitted.
     pub dead: bool,
-    /// The device is suspended: commands are kept.
+    /// The device is suspended: commands are kept until it resumes.
     held: bool,
-    /// Number of outstanding commands, for a thread that waits for all queue pairs to be idle.
-    /// Stored, never added to.
+    /// Number of outstanding commands, read by a thread that waits for all queue pairs to be idle.
+    /// Only the owner stores it.
     pub(super) flying: Arc<AtomicU32>,
     pub qid: u16,
     pub sq: SqRing,
@@ -60,7 +60,7 @@ pub(crate) struct QueueCore {
     pub(super) cq_doorbell: HostDoorbell,
     pub vector: Option<u16>,
     pub eventfd: Option<OwnedFd>,
-    /// The owner polls, and rarely sleeps.
+    /// See [`QueueOptions::polled`].
     pub(super) polled: bool,
     /// See [`QueueOptions::repeats`].
     pub(super) repeats: bool,
@@ -71,9 +71,9 @@ pub(crate) struct QueueCore {
     rung: u32,
     pub(super) head: u32,
     pub(super) phase: bool,
-    /// Number of consumed entries not yet announced to the controller, and its maximum. The
-    /// completion queue is larger than the submission queue by that maximum where the controller
-    /// allows it, so the head's doorbell is rarely rung.
+    /// Number of consumed completion entries that were not yet reported to the controller, and its
+    /// maximum. The completion queue is larger than the submission queue by that maximum where the
+    /// controller allows it, so the head doorbell is rarely written.
     pub(super) untold: u32,
     pub(super) lazy: u32,
     pub slots: Slots,
@@ -82,14 +82,14 @@ pub(crate) struct QueueCore {
     pub block_shift: u8,
     max_blocks: u32,
     shape: Shape,
-    /// Current time in units of `tick_len`, for the age of commands. Updated now and then only.
+    /// Current time in units of `tick_len`, for the age of commands. Updated only occasionally.
     pub tick: u32,
     next_tick: Instant,
     tick_len: Duration,
-    /// Ticks after which a command is late.
+    /// Age in ticks from which a command has timed out.
     timeout_ticks: u32,
     rounds: u32,
-    /// Completions without an entry, to be delivered by the next poll.
+    /// Completions that have no completion entry, delivered by the next poll.
     pub finished: VecDeque<Completion>,
     pub tap: Option<Box<dyn Tap>>,
     stepped: bool,
@@ -187,7 +187,7 @@ impl QueueCore {
         self.shape
     }
 
-    /// Returns the length of a tick, for an owner that sleeps.
+    /// Returns the length of a tick, after which a sleeping owner should poll again.
     pub fn tick_len(&self) -> Duration {
         self.tick_len
     }
@@ -200,7 +200,7 @@ impl QueueCore {
         }
     }
 
-    /// Creates the queues in the controller's present life. All outstanding commands belong to an
+    /// Creates the queues in the controller's current epoch. All outstanding commands belong to an
     /// earlier one.
     pub fn attach(&mut self) -> Result<(), Error> {
         let shared = self.shared.clone();
@@ -208,9 +208,9 @@ impl QueueCore {
         if shared.epoch.load(Ordering::Acquire) != self.epoch || shared.state() != State::Live {
             return Err(Error::Gone);
         }
-        // The interrupt has existed since the controller was brought up, and the previous owner of
-        // the number left it attached. Another thread may have attached it before this one detached
-        // it. A shared interrupt may not be detached.
+        // The interrupt has existed since the controller was enabled, and the previous owner of
+        // this queue number left it attached. Another thread may have attached it before this one
+        // detached it. A shared interrupt may not be detached.
         if self.attach_interrupt() {
             self.nap = Nap::attached(self.polled && self.can_wake());
         }
@@ -223,7 +223,8 @@ impl QueueCore {
         if let Some(buffers) = control.shadow_buffers()
             && shared.options.doorbells.memory != crate::options::ShadowMemory::Stale
         {
-            // A value of an earlier queue of this number is no doorbell of this one.
+            // A stale value from an earlier queue of this number must not be read as a doorbell of
+            // this one.
             for cells in [buffers.cells(at(0)), buffers.cells(at(1))]
                 .iter()
                 .flatten()
@@ -247,8 +248,8 @@ impl QueueCore {
         Ok(())
     }
 
-    /// Submits a command of at most [`QueueCore::max_blocks`] blocks (operations with data) or
-    /// 65,536. The doorbell is not rung.
+    /// Writes a command to the submission queue, without ringing the doorbell. Operations with data
+    /// are limited to [`QueueCore::max_blocks`] blocks, others to 65,536.
     #[inline]
     pub fn push(
         &mut self,
@@ -334,7 +335,8 @@ impl QueueCore {
     #[inline]
     pub fn ring(&mut self) {
         if self.tail != self.rung {
-            // A queue of an earlier life is not rung: the controller would report it.
+            // A queue of an earlier epoch is not rung, because the controller would report an
+            // error.
             if self.epoch != self.shared.epoch.load(Ordering::Relaxed) {
                 return self.attend();
             }
@@ -347,21 +349,23 @@ impl QueueCore {
         }
     }
 
-    /// Rings, and delivers completions; rests for a moment when there are none.
+    /// Rings the doorbell and delivers completions; pauses briefly when there are none. Returns
+    /// their number.
     #[inline]
     pub fn poll(&mut self, done: &mut impl Sink) -> usize {
         self.look(done, true)
     }
 
-    /// Polls as [`QueueCore::poll`]; without a rest for an owner with other queues to poll.
+    /// Polls as [`QueueCore::poll`] does. With `rest` false there is no pause, for an owner that
+    /// polls other queues as well.
     #[inline]
     pub fn look(&mut self, done: &mut impl Sink, rest: bool) -> usize {
         self.ring();
         let mut may_rest = rest || self.stepped;
         let mut count = loop {
             let count = self.reap(done);
-            // A completion that arrives during the rest is delivered at once, because its submitter
-            // waits for it.
+            // A completion that arrives during the pause is delivered at once, because its
+            // submitter waits for it.
             if count > 0 || !std::mem::take(&mut may_rest) || !self.rest() {
                 break count;
             }
@@ -392,11 +396,11 @@ impl QueueCore {
         count
     }
 
-    /// Rests until the next entry arrives, or a moment has passed. Returns whether a second look is
-    /// worthwhile.
+    /// Pauses until the next completion entry arrives, for a limited time. Returns whether another
+    /// poll is worthwhile.
     #[inline]
     fn rest(&self) -> bool {
-        // A stepped controller does its work in this call.
+        // A stepped controller makes progress in this call.
         if self.stepped {
             self.shared.transport.pause();
             return true;
@@ -413,7 +417,7 @@ impl QueueCore {
         })
     }
 
-    /// Submits a command again.
+    /// Submits an outstanding command once more.
     pub fn repeat(&mut self, index: u16) {
         let tick = self.tick;
         if let Some(slot) = self.slots.renew(index) {
@@ -425,7 +429,7 @@ impl QueueCore {
         }
     }
 
-    /// Starts a request of any size on ranges of memory that its owner keeps.
+    /// Starts a split request, whose memory its owner keeps in place.
     pub fn begin(&mut self, parent: Parent) -> Result<(), Refusal> {
         if self.dead {
             return Err(Refusal::Gone);
@@ -436,7 +440,7 @@ impl QueueCore {
         Ok(())
     }
 
-    /// Submits parts of split requests, as far as there is room.
+    /// Submits further parts of split requests, as far as the queue has room.
     pub fn continue_parents(&mut self) {
         while let Some(&index) = self.parents.waiting.front() {
             let Some(parent) = self.parents.get(index) else {
@@ -504,7 +508,8 @@ impl QueueCore {
         })
     }
 
-    /// Checks the clock, late commands, and the controller's status, if that is due.
+    /// Updates the clock, and when due, looks for timed-out commands and reads the controller's
+    /// status.
     pub fn look_after(&mut self) {
         if self.slots.in_flight() == 0 || self.held {
             return;
@@ -532,7 +537,7 @@ impl QueueCore {
         }
     }
 
-    /// Handles a command that was not answered in time.
+    /// Handles a timed-out command: aborts it, or resets the controller.
     fn late(&mut self, index: u16) {
         let (tick, timeout_ticks) = (self.tick, self.timeout_ticks);
         let Some(slot) = self.slots.get(index) else {
@@ -574,12 +579,12 @@ impl QueueCore {
     }
 
     fn recover(&mut self, why: &'static str) {
-        // The result is visible in the epoch and the state.
+        // The outcome is visible in the epoch and the state.
         let _ = self.shared.recover(self.epoch, why);
         self.attend();
     }
 
-    /// Follows a controller that was reset or is lost.
+    /// Reacts to a new epoch: the controller was reset, suspended or released, or is lost.
     #[cold]
     pub fn attend(&mut self) {
         for _ in 0..4 {
@@ -621,16 +626,17 @@ impl QueueCore {
                 }
             }
         }
-        // The controller is being reset again and again. It has no such queue pair, so the memory
-        // is safe.
+        // The controller is being reset again and again. The queue pair does not exist in it, so
+        // the memory is safe.
         self.dead = true;
         self.fail_all(CommandError::Reset);
     }
 
     /// Submits all outstanding commands again, or fails them. Every command may be repeated: it
-    /// sets the contents of blocks and does not depend on them, and no caller has seen its end.
+    /// sets the contents of blocks and does not depend on them, and no caller has seen its
+    /// completion.
     fn replay(&mut self) {
-        // A suspension is no fault of the commands, and counts as no try.
+        // Commands are not to blame for a suspension, so it does not count as a retry.
         let held = std::mem::take(&mut self.held);
         for index in self.slots.busy() {
             let retries = self.shared.options.retries;
@@ -646,7 +652,7 @@ impl QueueCore {
         self.ring();
     }
 
-    /// Ends a command without a completion entry.
+    /// Completes a command that has no completion entry.
     fn finish(&mut self, index: u16, error: CommandError) {
         let Some(slot) = self.slots.get(index) else {
             return;
@@ -668,8 +674,8 @@ impl QueueCore {
         }
     }
 
-    /// Returns a buffer that the controller no longer accesses; a buffer that it may still access
-    /// is leaked, and never used again.
+    /// Returns `buffer` if the controller no longer accesses it. Otherwise leaks it, so that its
+    /// memory is never used again.
     fn safe(&self, buffer: Option<DmaBuffer>) -> Option<DmaBuffer> {
         if self.shared.state() == State::GoneWild {
             std::mem::forget(buffer);
@@ -684,7 +690,7 @@ impl QueueCore {
             self.finish(index, error);
         }
         self.tell_in_flight();
-        // Requests without outstanding parts.
+        // Split requests without outstanding parts.
         self.parents.waiting.clear();
         for index in self.parents.busy() {
             let Some(parent) = self.parents.get(index) else {

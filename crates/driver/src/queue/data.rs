@@ -1,4 +1,4 @@
-//! Data pointers: description of a command's memory (NVMe Base 2.1, 4.3).
+//! Data pointers (PRP and SGL), which describe the memory of a command's data (NVMe Base 2.1, 4.3).
 
 use nvme::cmd::{DataPointer, Flags, Psdt};
 use nvme::sgl::SglDescriptor;
@@ -6,7 +6,7 @@ use zerocopy::IntoBytes;
 
 use super::ring::Lists;
 
-/// A range of addresses as the device sees it.
+/// A contiguous range of device addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IovaRange {
     /// First address.
@@ -15,27 +15,28 @@ pub struct IovaRange {
     pub len: u64,
 }
 
-/// Data pointers that the controller accepts.
+/// Types of data pointers that the controller accepts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
-    /// CC.MPS, in bytes.
+    /// Memory page size (CC.MPS) in bytes.
     pub page: u64,
-    /// SGLs are used when they are shorter.
+    /// SGLs may be used, where they are shorter than PRP lists.
     pub sgl: bool,
 }
 
-/// Method of describing a scattered transfer.
+/// Type of data pointer for a scattered transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// PRPs: every border between two ranges is a border of memory pages.
+    /// PRPs; every border between two ranges must be on a memory page boundary.
     Prp,
     /// An SGL.
     Sgl,
 }
 
 impl Shape {
-    /// Returns the method for a scattered transfer, if there is one. PRPs need every border between
-    /// two ranges on a page border; otherwise an SGL segment is used when it fits `list` bytes.
+    /// Returns the type of data pointer for a scattered transfer, if one is possible. PRPs need
+    /// every border between two ranges on a page boundary; otherwise an SGL segment is used if it
+    /// fits into `list` bytes.
     pub fn method(&self, ranges: &[IovaRange], list: usize) -> Option<Method> {
         let mask = self.page - 1;
         let last = ranges.len().checked_sub(1)?;
@@ -53,7 +54,8 @@ impl Shape {
         (self.sgl && dwords && short && ranges.len() <= list / 16).then_some(Method::Sgl)
     }
 
-    /// Describes a contiguous transfer of at least one byte, within the capacity of a list.
+    /// Sets the data pointer of a command to a contiguous transfer of at least one byte, which a
+    /// list can describe.
     #[inline]
     pub fn contiguous(
         &self,
@@ -83,8 +85,8 @@ impl Shape {
         (Flags::new(), DataPointer::prp(iova, lists.iova(list, 0)))
     }
 
-    /// Describes a part of a scattered transfer: `len` bytes from byte `skip` on. [`Shape::method`]
-    /// has returned `method` for the ranges.
+    /// Sets the data pointer of a command to part of a scattered transfer: `len` bytes from byte
+    /// `skip` on. [`Shape::method`] has returned `method` for the ranges.
     pub fn scattered(
         &self,
         method: Method,
@@ -147,18 +149,18 @@ impl Shape {
     }
 }
 
-/// Returns the maximum list space in bytes for any transfer of `len` bytes.
+/// Returns the maximum size in bytes of the PRP list or SGL segment for a transfer of `len` bytes.
 pub(crate) fn list_bytes(len: u64, page: u64) -> u64 {
     let entries = len.div_ceil(page) + 1;
     let per_page = page / 8 - 1;
     entries.div_ceil(per_page).max(1) * page
 }
 
-/// Writes a PRP list and chains its pages.
+/// Writer of a PRP list, which chains the list's pages.
 struct Writer<'a> {
     lists: &'a Lists,
     list: usize,
-    /// Entries of a list page.
+    /// Number of entries of a list page.
     per_page: usize,
     at: usize,
 }
@@ -202,7 +204,7 @@ fn words(descriptor: &SglDescriptor) -> [u64; 2] {
     [word(0), word(8)]
 }
 
-/// Returns the pieces of some ranges that cover `len` bytes from byte `skip` on.
+/// Splits `len` bytes from byte `skip` of the ranges into contiguous pieces.
 fn pieces(ranges: &[IovaRange], skip: u64, len: u64) -> impl Iterator<Item = IovaRange> + '_ {
     let (mut skip, mut left) = (skip, len);
     ranges.iter().filter_map(move |range| {

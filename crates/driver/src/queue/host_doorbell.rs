@@ -1,4 +1,5 @@
-//! A host's doorbell: shadow entry first, then the register if the controller asks for it.
+//! Doorbells as the host writes them: the shadow entry first, then the register if the controller
+//! asks for it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,20 +9,20 @@ use doorbell::{HostBehaviour, Publisher, Ring};
 use super::ring::ShadowCells;
 use crate::transport::{DoorbellCell, Transport};
 
-/// A doorbell that this side writes.
+/// A submission queue tail or completion queue head doorbell, written by the driver.
 #[derive(Debug)]
 pub(crate) struct HostDoorbell {
     publisher: Publisher,
     shadow: Option<ShadowCells>,
     cell: Option<DoorbellCell>,
     transport: Arc<dyn Transport>,
-    /// Offset in BAR0.
+    /// Offset of the register in BAR0.
     offset: u64,
     behaviour: HostBehaviour,
     size: u32,
-    /// Register writes.
+    /// Number of register writes.
     pub registers: u64,
-    /// Publications without a register write.
+    /// Number of updates that needed no register write.
     pub silent: u64,
 }
 
@@ -45,26 +46,25 @@ impl HostDoorbell {
         }
     }
 
-    /// Starts a new life of the queue: index 0, and no shadow entry yet.
+    /// Prepares for newly created queues: index 0, and no shadow entry yet.
     pub fn reset(&mut self) {
         self.publisher = Publisher::with_behaviour(self.size, self.behaviour);
         self.shadow = None;
     }
 
-    /// Starts to use a shadow entry. The queue is at index 0.
+    /// Starts to use a shadow entry, while the queue is at index 0.
     pub fn attach(&mut self, cells: Option<ShadowCells>) {
         self.shadow = cells;
     }
 
-    /// Zeroes the entry and its EventIdx, before the queue is created.
+    /// Zeroes the shadow entry and its EventIdx, before the queue is created.
     pub fn clear(cells: &ShadowCells) {
         let cells = cells.get();
         cells.doorbell.store(0, Ordering::Relaxed);
         cells.eventidx.store(0, Ordering::Relaxed);
     }
 
-    /// Publishes an index. Entries written before are visible to the controller when it sees the
-    /// index.
+    /// Publishes an index. The controller sees entries written before, when it sees the index.
     #[inline]
     pub fn publish(&mut self, index: u32) {
         let shadow = self.shadow.as_ref().map(ShadowCells::get);
@@ -80,7 +80,8 @@ impl HostDoorbell {
         }
     }
 
-    /// Rings by a message, when no register can be stored to, or no longer.
+    /// Writes the doorbell through the transport, when the register is not mapped or can no longer
+    /// be stored to.
     fn send(&mut self, index: u32) {
         if self.cell.take().is_some() {
             let offset = self.offset;
@@ -89,7 +90,7 @@ impl HostDoorbell {
                 "the server's doorbell file shrank; doorbells are messages"
             );
         }
-        // The next look at the device finds that it is lost.
+        // The next check of the device finds that it is lost.
         drop(self.transport.write32(self.offset, index));
     }
 }

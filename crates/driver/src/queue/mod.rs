@@ -7,7 +7,7 @@
 //!
 //! A queue pair belongs to one thread. The fast path has no lock, no allocation and no system call.
 //! A doorbell is a store where the registers are mapped, and mostly unnecessary with shadow
-//! doorbells. Reset, time-outs and split requests are handled in `core`'s cold part and `split`.
+//! doorbells. Module `core` also handles resets and time-outs, and `split` divides requests.
 
 pub(crate) mod core;
 pub(crate) mod data;
@@ -40,8 +40,8 @@ pub(crate) use slots::SINGLE;
 use split::Parent;
 use wait::Waiter;
 
-/// An I/O queue pair of one namespace. It is `Send`, and owned by the thread that uses it; each
-/// thread takes its own.
+/// An I/O queue pair for one namespace. It is `Send`, but only one thread uses it at once; each
+/// thread creates its own.
 ///
 /// A request owns its buffer until its completion returns it. Dropping a queue pair with
 /// outstanding requests is safe: the queue is deleted, which ends them, and their memory is freed
@@ -117,12 +117,12 @@ impl QueuePair {
         })
     }
 
-    /// The queue's identifier in the controller.
+    /// Returns the queue's identifier in the controller.
     pub fn qid(&self) -> u16 {
         self.core.as_ref().map_or(0, |core| core.qid)
     }
 
-    /// Returns the counters.
+    /// Returns the queue pair's counters.
     pub fn counters(&self) -> QueueCounters {
         let mut counters = self
             .core
@@ -132,18 +132,18 @@ impl QueuePair {
         counters
     }
 
-    /// Lets a test see and change completion entries before the queue pair does.
+    /// Sets a hook that sees and changes completion entries before the queue pair does, for tests.
     pub fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
         if let Some(core) = self.core() {
             core.tap = tap;
         }
     }
 
-    /// Starts to read up to [`QueuePair::max_blocks`] blocks. The doorbell is rung by
-    /// [`QueuePair::ring`] or [`QueuePair::poll`].
+    /// Submits a read of up to [`QueuePair::max_blocks`] blocks. [`QueuePair::ring`] or
+    /// [`QueuePair::poll`] rings the doorbell.
     ///
     /// # Errors
-    /// [`Refused`], with the buffer.
+    /// [`Refused`], which returns the buffer.
     #[inline]
     pub fn submit_read(
         &mut self,
@@ -155,10 +155,11 @@ impl QueuePair {
         self.submit_one(Op::Read, lba, blocks, buffer, user_data)
     }
 
-    /// Starts to write up to [`QueuePair::max_blocks`] blocks.
+    /// Submits a write of up to [`QueuePair::max_blocks`] blocks. [`QueuePair::ring`] or
+    /// [`QueuePair::poll`] rings the doorbell.
     ///
     /// # Errors
-    /// The errors of [`QueuePair::submit_read`].
+    /// [`Refused`], which returns the buffer.
     #[inline]
     pub fn submit_write(
         &mut self,
@@ -209,21 +210,22 @@ impl QueuePair {
         }
     }
 
-    /// Starts to make all completed writes durable.
+    /// Submits a Flush, which makes all completed writes durable.
     ///
     /// # Errors
-    /// [`Refusal::Full`] or [`Refusal::Gone`].
+    /// [`Refusal::Full`] when too many commands are outstanding; [`Refusal::Gone`] when the device
+    /// is lost.
     pub fn submit_flush(&mut self, user_data: u64) -> Result<(), Refusal> {
         let core = self.core.as_deref_mut().ok_or(Refusal::Gone)?;
         core.push(Op::Flush, 0, 0, Data::None, SINGLE, user_data)
             .map(drop)
     }
 
-    /// Starts a request of any size and kind; a request larger than a command is split.
+    /// Submits a request of any size and operation; a request larger than a command is split.
     ///
     /// # Errors
-    /// [`Refused`], with the buffer. A request that must be split is never refused as
-    /// [`Refusal::Full`]: its parts wait.
+    /// [`Refused`], which returns the buffer. A request that must be split is never refused as
+    /// [`Refusal::Full`], because its parts are queued.
     pub fn submit(&mut self, request: Request) -> Result<(), Refused> {
         let Request {
             op,
@@ -310,7 +312,7 @@ impl QueuePair {
             .map_err(|why| Refused { why, buffer: None })
     }
 
-    /// Rings one doorbell for all commands submitted so far.
+    /// Rings the doorbell once for all commands submitted so far.
     #[inline]
     pub fn ring(&mut self) {
         if let Some(core) = self.core() {
@@ -318,8 +320,9 @@ impl QueuePair {
         }
     }
 
-    /// Rings, delivers completions, and returns their number. Never blocks except for recovery: a
-    /// controller that must be reset is reset here, and outstanding commands are repeated.
+    /// Rings the doorbell, delivers completions, and returns their number. Never blocks except for
+    /// recovery: a controller that must be reset is reset here, and outstanding commands are
+    /// repeated.
     #[inline]
     pub fn poll(&mut self, mut done: impl FnMut(Completion)) -> usize {
         match self.core.as_deref_mut() {
@@ -328,8 +331,8 @@ impl QueuePair {
         }
     }
 
-    /// Polls as [`QueuePair::poll`], without a rest when there are no completions. For a thread
-    /// that also polls something else, such as further queue pairs.
+    /// Polls as [`QueuePair::poll`] does, but does not pause when there are no completions. For a
+    /// thread that also polls something else, such as further queue pairs.
     #[inline]
     pub fn poll_restless(&mut self, mut done: impl FnMut(Completion)) -> usize {
         match self.core.as_deref_mut() {
@@ -338,12 +341,12 @@ impl QueuePair {
         }
     }
 
-    /// Polls, then sleeps, until a command completes or the time has passed. The polling window
+    /// Polls, then sleeps, until a command completes or the time has passed. The polling time
     /// adapts: it grows while completions arrive soon after the thread fell asleep, and shrinks
     /// otherwise.
     ///
     /// # Errors
-    /// The system's error of the wait.
+    /// The I/O error of the system call that waits.
     pub fn wait(
         &mut self,
         timeout: std::time::Duration,
@@ -355,9 +358,9 @@ impl QueuePair {
         }
     }
 
-    /// Returns the queue's interrupt for the user's own event loop: readable after a completion was
-    /// posted. Read it (8 bytes), then [`QueuePair::poll`] until there are no completions, then
-    /// wait for it again. `None` without interrupts.
+    /// Returns the eventfd of the queue's interrupt for the user's own event loop. It becomes
+    /// readable when a completion is posted: read it (8 bytes), then call [`QueuePair::poll`] until
+    /// there are no completions, then wait again. `None` without interrupts.
     pub fn eventfd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.core.as_ref()?.eventfd.as_ref()?.as_fd())
     }
@@ -396,8 +399,8 @@ impl QueuePair {
         })
     }
 
-    /// Reads blocks into memory of the user's, through a bounce buffer. `bytes` is
-    /// a number of whole blocks.
+    /// Reads blocks into a slice, through a bounce buffer, and waits for them. The length of
+    /// `bytes` must be a multiple of the block size.
     ///
     /// # Errors
     /// [`BlockingError`] when a command is refused or fails, or no bounce buffer can be allocated.
@@ -413,8 +416,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Writes blocks from memory of the user's, through a bounce buffer. `bytes` is
-    /// a number of whole blocks.
+    /// Writes blocks from a slice, through a bounce buffer, and waits for them. The length of
+    /// `bytes` must be a multiple of the block size.
     ///
     /// # Errors
     /// [`BlockingError`] when a command is refused or fails, or no bounce buffer can be allocated.
@@ -429,7 +432,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Returns the bytes of one bounced command.
+    /// Returns the length in bytes of the next command of a bounced transfer.
     fn chunk(&self, len: usize) -> Result<usize, BlockingError> {
         let block = self.block_size() as usize;
         if block == 0 || !len.is_multiple_of(block) {
@@ -475,10 +478,10 @@ impl QueuePair {
     }
 }
 
-/// User data of blocking transfers; must not be used for other requests while one runs.
+/// User data of blocking transfers; other requests must not use it while one is outstanding.
 const BLOCKING: u64 = u64::MAX;
 
-/// Reason why a blocking transfer failed.
+/// Reason why a blocking read or write failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlockingError {
@@ -488,7 +491,7 @@ pub enum BlockingError {
     /// The command failed.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// No bounce buffer can be allocated.
+    /// No bounce buffer could be allocated.
     #[error(transparent)]
     Memory(#[from] crate::iova::MapFailure),
 }
@@ -498,7 +501,7 @@ impl Drop for QueuePair {
         let Some(mut core) = self.core.take() else {
             return;
         };
-        // The next queue pair of this number finds the interrupt attached.
+        // The next queue pair of this number expects the interrupt to be attached.
         core.attach_interrupt();
         let QueueCore {
             shared,
@@ -521,7 +524,7 @@ impl Drop for QueuePair {
             State::GoneQuiet => return,
             State::GoneWild => return std::mem::forget(memory),
         }
-        // Queues of an earlier life do not exist after a reset.
+        // Queues of an earlier epoch do not exist after a reset.
         if shared.epoch.load(Ordering::Acquire) != epoch {
             return control.free_qid(qid);
         }

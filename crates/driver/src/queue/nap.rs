@@ -1,4 +1,4 @@
-//! Interrupts of a queue pair that mostly polls.
+//! Interrupt control of a queue pair that mostly polls.
 //!
 //! A device sends an interrupt for every batch of completions, whether or not a thread sleeps, and
 //! MSI-X has no cheap mask. A queue pair with a polling owner therefore detaches its interrupt
@@ -10,21 +10,22 @@ use std::os::fd::AsFd;
 use super::core::QueueCore;
 use super::wait;
 
-/// Completions since the last sleep after which the interrupt is detached. Attaching and detaching
-/// are system calls or messages of some microseconds.
+/// Number of completions without a sleep after which the interrupt is detached. Attaching and
+/// detaching are system calls or messages of some microseconds.
 const ENOUGH: u32 = 256;
 
 /// Interrupt state of a queue pair with [`QueueOptions::polled`](crate::QueueOptions::polled).
 #[derive(Debug, Default)]
 pub(super) struct Nap {
-    /// Completions until the interrupt is detached; zero if it already is, or stays attached.
+    /// Number of completions until the interrupt is detached; 0 if it is already detached, or
+    /// always stays attached.
     pub left: u32,
     /// The interrupt is detached.
     pub detached: bool,
 }
 
 impl Nap {
-    /// Creates the state of an attached interrupt.
+    /// Creates the state in which the interrupt is attached.
     pub fn attached(polled: bool) -> Self {
         Self {
             left: if polled { ENOUGH } else { 0 },
@@ -34,7 +35,8 @@ impl Nap {
 }
 
 impl QueueCore {
-    /// Counts completions, and detaches the interrupt when it is no longer worth its cost.
+    /// Counts `count` completions, and detaches the interrupt when the owner has not slept for
+    /// long.
     #[inline]
     pub(super) fn found(&mut self, count: usize) {
         if self.nap.left == 0 {
@@ -51,12 +53,12 @@ impl QueueCore {
         let Some(vector) = self.vector else {
             return;
         };
-        // A transport without this ability continues to interrupt.
+        // If the transport cannot detach the vector, the interrupts continue.
         let detached = self.shared.transport.set_vector(vector, None);
         self.nap.detached = detached.is_ok();
     }
 
-    /// Attaches the interrupt again. Returns `false` if that is impossible.
+    /// Attaches the interrupt again. Returns `false` if that fails.
     pub(super) fn attach_interrupt(&mut self) -> bool {
         let (Some(vector), Some(eventfd)) = (self.vector, &self.eventfd) else {
             return false;
@@ -77,20 +79,21 @@ impl QueueCore {
         }
     }
 
-    /// Returns whether the interrupt can wake an owner that waits for several sources. It must
-    /// exist, and no other queue pair may consume its signals.
+    /// Returns whether the interrupt can wake an owner that sleeps on several sources: the
+    /// interrupt exists, and no other queue pair consumes its signals.
     pub(super) fn can_wake(&self) -> bool {
         let private = self.shared.limits.vectors > self.shared.limits.io_queues;
         self.eventfd.is_some() && private && !self.shared.transport.is_stepped()
     }
 
-    /// Prepares the owner's sleep. Returns `true` if nothing is pending and later completions
-    /// signal the eventfd.
+    /// Prepares the owner for sleep. Returns `true` if nothing is pending and later completions
+    /// will signal the eventfd.
     pub(super) fn arm(&mut self) -> bool {
         self.ring();
-        // The clock of rounds stops during sleep.
+        // The clock does not advance during sleep.
         self.look_after();
-        // An owner without commands has no other way to notice a reset, or a device that is lost.
+        // An owner without outstanding commands has no other way to notice a reset or a lost
+        // device.
         self.attend();
         if !self.can_wake() {
             return self.slots.in_flight() == 0 && !self.is_pending();
@@ -107,7 +110,7 @@ impl QueueCore {
         !self.is_pending()
     }
 
-    /// Returns whether an entry waits at the head, or a completion without an entry does.
+    /// Returns whether a completion is ready, with or without a completion entry.
     fn is_pending(&self) -> bool {
         self.cq.take(self.head, self.phase).is_some() || !self.finished.is_empty()
     }

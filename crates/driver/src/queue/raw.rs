@@ -1,11 +1,11 @@
-//! Raw commands of another layer, submitted next to requests: the path of mediation.
+//! Raw NVMe commands, as mediation of a guest's queues submits them, next to requests.
 //!
-//! A raw command is a guest's, checked and translated by its owner. The queue pair treats it as any
-//! other command: it assigns an identifier with a sequence, describes its data by PRPs or an SGL in
-//! its own list pages, keeps it for replay after a reset, and enforces its time-out. It does not
-//! keep the memory. The submitter keeps every address accessible to the device, and its memory in
-//! place, until the completion. After dropping the queue pair it must keep them until the device is
-//! known not to be wild ([`QueuePair::is_wild`]).
+//! The owner of the queue pair has checked and translated a raw command, which usually is a
+//! guest's. The queue pair assigns a command identifier, describes the data by PRPs or an SGL in
+//! its own list pages, keeps the command for replay after a reset, and enforces its time-out. It
+//! does not hold the memory: the submitter keeps every address mapped for the device, and its
+//! memory in place, until the completion. After dropping the queue pair it must do so until the
+//! device certainly has no access any more ([`QueuePair::is_wild`]).
 
 use std::time::Duration;
 
@@ -28,31 +28,33 @@ use crate::error::{CommandError, Refusal};
 pub enum RawData<'a> {
     /// The command has no data.
     None,
-    /// `len` bytes in one piece.
+    /// Contiguous data of `len` bytes.
     At {
         /// First address.
         iova: u64,
         /// Length in bytes.
         len: u64,
     },
-    /// `len` bytes from byte `skip` of the ranges, with a method from [`QueuePair::method`].
+    /// Scattered data: `len` bytes from byte `skip` of the ranges, with a data pointer type from
+    /// [`QueuePair::method`].
     Ranges {
-        /// Method of describing the ranges.
+        /// Type of data pointer.
         method: Method,
         /// Ranges of the whole transfer.
         ranges: &'a [IovaRange],
-        /// Bytes of the transfer before this command's part.
+        /// Number of bytes of the transfer that precede this command's data.
         skip: u64,
-        /// Bytes of this command's part.
+        /// Length of this command's data in bytes.
         len: u64,
     },
-    /// The data itself, as 64-bit words, which are copied into a page of the queue pair. At most a
-    /// memory page.
+    /// The data itself as 64-bit words, at most a memory page; copied into a page of the queue
+    /// pair.
     Words(&'a [u64]),
 }
 
 impl QueueCore {
-    /// Submits a command. Only opcode, namespace and command dwords 10 to 15 of `command` are used.
+    /// Submits a raw command. Only opcode, namespace and command dwords 10 to 15 of `command` are
+    /// used.
     #[inline]
     pub fn push_raw(
         &mut self,
@@ -134,7 +136,7 @@ pub trait Ended {
     fn failed(&mut self, user_data: u64, error: CommandError, dw0: u32);
 }
 
-/// Raw commands have no buffers.
+/// Adapter that passes completions to an [`Ended`]; raw commands have no buffers.
 struct Raw<'a, E>(&'a mut E);
 
 impl<E: Ended> Sink for Raw<'_, E> {
@@ -163,14 +165,14 @@ impl<E: Ended> Sink for Raw<'_, E> {
 }
 
 impl QueuePair {
-    /// Submits a command of the caller to any namespace of the device. Opcode, namespace and
-    /// command dwords 10 to 15 are passed on unchecked, as are the addresses of `data`. The
-    /// doorbell is rung by [`QueuePair::ring`] or [`QueuePair::poll`]. Commands must be idempotent,
-    /// because they are repeated after a reset.
+    /// Submits a raw command to any namespace of the device. Opcode, namespace and command dwords
+    /// 10 to 15 are not checked, nor are the addresses in `data`. [`QueuePair::ring`] or
+    /// [`QueuePair::poll`] rings the doorbell. Commands must be idempotent, because they are
+    /// repeated after a reset.
     ///
     /// # Errors
-    /// [`Refusal::Full`], [`Refusal::Gone`], or [`Refusal::Range`] for more data
-    /// than a command can carry.
+    /// [`Refusal::Full`] when too many commands are outstanding; [`Refusal::Gone`] when the device
+    /// is lost; [`Refusal::Range`] for more data than a command can carry.
     #[inline]
     pub fn submit_raw(
         &mut self,
@@ -182,8 +184,8 @@ impl QueuePair {
         core.push_raw(command, data, user_data).map(drop)
     }
 
-    /// Polls as [`QueuePair::poll`], without a rest when there are no completions. For a thread
-    /// that also polls something else, and submits raw commands.
+    /// Polls for completed raw commands, and passes them to `ended`; does not pause when there are
+    /// none. Returns their number.
     #[inline]
     pub fn look(&mut self, ended: &mut impl Ended) -> usize {
         match self.core.as_deref_mut() {
@@ -192,13 +194,13 @@ impl QueuePair {
         }
     }
 
-    /// Returns whether every command is refused with [`Refusal::Gone`], even if there is room.
+    /// Returns whether the queue pair refuses all further commands with [`Refusal::Gone`].
     #[inline]
     pub fn is_gone(&self) -> bool {
         self.core.as_ref().is_none_or(|core| core.dead)
     }
 
-    /// Returns the number of commands that can be submitted now.
+    /// Returns how many commands can be submitted now.
     #[inline]
     pub fn room(&self) -> usize {
         self.core
@@ -206,8 +208,8 @@ impl QueuePair {
             .map_or(0, |core| core.slots.count() - core.slots.in_flight())
     }
 
-    /// Returns the method of describing a scattered transfer to this device. `None` if there is
-    /// none, and the data must be copied elsewhere.
+    /// Returns the type of data pointer for a scattered transfer to this device. `None` if no type
+    /// can describe it, and the data must be copied to suitable memory.
     #[inline]
     pub fn method(&self, ranges: &[IovaRange]) -> Option<Method> {
         let core = self.core.as_ref()?;
@@ -224,28 +226,28 @@ impl QueuePair {
         self.core.as_ref().map_or(4096, |core| core.shape().page)
     }
 
-    /// Prepares the owner's sleep on [`QueuePair::eventfd`] by consuming its earlier signals.
-    /// Returns `true` if nothing is pending and later completions signal it; on `false`, poll
+    /// Prepares the owner for sleep on [`QueuePair::eventfd`], consuming earlier signals. Returns
+    /// `true` if nothing is pending and later completions will signal the eventfd; on `false`, poll
     /// again.
     pub fn arm(&mut self) -> bool {
         self.core().is_none_or(QueueCore::arm)
     }
 
-    /// Returns whether [`QueuePair::arm`] can succeed with outstanding commands, because the queue
-    /// pair has its own interrupt.
+    /// Returns whether the owner can sleep while commands are outstanding: the queue pair has an
+    /// interrupt of its own, so [`QueuePair::arm`] can succeed.
     pub fn can_wake(&self) -> bool {
         self.core.as_ref().is_some_and(|core| core.can_wake())
     }
 
-    /// Returns the time after which to poll again even without a signal, because a command may have
-    /// timed out.
+    /// Returns the maximum time to sleep before polling again without a signal, because a command
+    /// may have timed out. `None` if no command is outstanding.
     pub fn until_tick(&self) -> Option<Duration> {
         let core = self.core.as_ref()?;
         (core.slots.in_flight() > 0).then(|| core.tick_len())
     }
 
     /// Returns whether the device is lost and may still access the memory of outstanding commands.
-    /// That memory must never be used for anything else.
+    /// That memory must then never be reused.
     #[inline]
     pub fn is_wild(&self) -> bool {
         self.core

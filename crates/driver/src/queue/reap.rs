@@ -1,4 +1,4 @@
-//! Processing of completion entries.
+//! Processing of completion queue entries.
 
 use std::sync::atomic::Ordering;
 
@@ -11,18 +11,18 @@ use super::ring::Cqe;
 use super::slots::SINGLE;
 use crate::error::CommandError;
 
-/// Completions in a cache line.
+/// Number of completion queue entries in a cache line.
 const CQES_PER_LINE: u32 = 4;
 
 impl QueueCore {
-    /// Publishes the number of outstanding commands.
+    /// Publishes the number of outstanding commands for other threads.
     #[inline]
     pub(super) fn tell_in_flight(&self) {
         let count = self.slots.in_flight() as u32;
         self.flying.store(count, Ordering::Release);
     }
 
-    /// Delivers completions. Returns the number of commands.
+    /// Delivers all available completions. Returns their number.
     #[inline(always)]
     pub(super) fn reap(&mut self, done: &mut impl Sink) -> usize {
         let mut count = 0;
@@ -50,7 +50,7 @@ impl QueueCore {
         count
     }
 
-    /// Takes the entry at the head, if it has arrived.
+    /// Consumes the completion entry at the head, if it has arrived.
     #[inline(always)]
     fn next_entry(&mut self, count: &mut usize, done: &mut impl Sink) -> Option<Cqe> {
         if self.tap.is_none() {
@@ -59,7 +59,7 @@ impl QueueCore {
         self.tapped(count, done)
     }
 
-    /// Takes the entry at the head as a tap presents it.
+    /// Consumes the completion entry at the head after a test's [`Tap`] has seen or changed it.
     #[cold]
     #[inline(never)]
     fn tapped(&mut self, count: &mut usize, done: &mut impl Sink) -> Option<Cqe> {
@@ -72,12 +72,12 @@ impl QueueCore {
                 *count += usize::from(self.settle(first.into(), done));
                 Some(second.into())
             }
-            // The head advances as for any entry; this entry matches no queue, and is ignored.
+            // The head advances as for any entry. This entry matches no command, so it is ignored.
             Look::Lost => Some(nvme::Completion::default().into()),
         }
     }
 
-    /// Ends the command of an entry. Returns whether its completion was delivered.
+    /// Completes the command of a completion entry. Returns whether its completion was delivered.
     #[inline(always)]
     fn settle(&mut self, entry: Cqe, done: &mut impl Sink) -> bool {
         let known = entry.sqid() == self.qid;
@@ -95,7 +95,7 @@ impl QueueCore {
         true
     }
 
-    /// Ends a command that failed, or that is a part of a request.
+    /// Completes a command that failed, or that is part of a split request.
     #[inline(never)]
     fn settle_otherwise(
         &mut self,
@@ -137,10 +137,10 @@ impl QueueCore {
     }
 }
 
-/// Returns whether a failed command may succeed on an immediate retry according to its controller
-/// (DNR, NVMe Base 2.1, 4.2.3). A transfer fails, for example, while another owner resets the
-/// function. Other paths are not the concern of a queue pair, and the result of a comparison or
-/// reservation check is final.
+/// Returns whether a failed command may succeed on an immediate retry, because Do Not Retry is
+/// clear (NVMe Base 2.1, 4.2.3). A transfer fails, for example, while another owner resets the
+/// function. Path-related errors are left to the caller, and failed comparisons and reservation
+/// conflicts are final.
 fn may_pass(status: Status) -> bool {
     let is_answer = status.is(Status::COMPARE_FAILURE) || status.is(Status::RESERVATION_CONFLICT);
     let kinds = [StatusCodeType::GENERIC, StatusCodeType::MEDIA];

@@ -1,4 +1,4 @@
-//! Requests to a queue pair, and their completions.
+//! Requests to a queue pair, their completions, and its counters.
 
 use nvme::NvmOpcode;
 
@@ -15,7 +15,7 @@ pub enum Op {
         /// Force Unit Access: the data is durable on completion.
         fua: bool,
     },
-    /// Compare blocks with the buffer; a difference fails with Compare Failure.
+    /// Compare blocks with the buffer; the command fails with Compare Failure when they differ.
     Compare,
     /// Make the blocks read as zeroes.
     WriteZeroes {
@@ -52,11 +52,11 @@ impl Op {
 /// A request of any size. Requests larger than a command are split.
 #[derive(Debug)]
 pub struct Request {
-    /// Operation.
+    /// Operation to execute.
     pub op: Op,
-    /// First block.
+    /// First logical block.
     pub lba: u64,
-    /// Number of blocks.
+    /// Number of logical blocks.
     pub blocks: u64,
     /// Data buffer; `None` for operations without data.
     pub buffer: Option<DmaBuffer>,
@@ -72,17 +72,17 @@ pub struct Completion {
     pub user_data: u64,
     /// Result of the request.
     pub result: Result<(), CommandError>,
-    /// Dword 0 of the completion, for commands that return a value there; 0 for a request that was
-    /// split.
+    /// Dword 0 of the completion entry, for commands that return a value there; 0 for a split
+    /// request.
     pub dw0: u32,
-    /// Buffer of the request. `None` if it had none, or if the device is lost and may still write
-    /// there; that memory is never used again.
+    /// Buffer of the request. `None` if there was none, or if the device is lost and may still
+    /// write to the buffer, whose memory is then never used again.
     pub buffer: Option<DmaBuffer>,
 }
 
 /// Receiver of completed commands.
 pub(crate) trait Sink {
-    /// Handles a command that was submitted by itself; `hold` in its slot has the buffer.
+    /// Handles the completion of an unsplit command; `hold` in its slot contains the buffer.
     fn single(
         &mut self,
         user_data: u64,
@@ -91,7 +91,7 @@ pub(crate) trait Sink {
         hold: &mut Option<DmaBuffer>,
     );
 
-    /// Handles any other completion.
+    /// Handles the completion of a split request, or of a command without a completion entry.
     fn other(&mut self, completion: Completion);
 }
 
@@ -121,47 +121,47 @@ impl<F: FnMut(Completion)> Sink for F {
 /// Counters of a queue pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueCounters {
-    /// Commands submitted, repeated ones included.
+    /// Number of submitted commands, repeated ones included.
     pub commands: u64,
-    /// Completions of submitted commands.
+    /// Number of completions of submitted commands.
     pub completions: u64,
-    /// Completion entries that belong to no command in flight: stale, repeated or made up.
+    /// Number of completion entries that match no outstanding command: stale, duplicate or forged.
     pub stale: u64,
-    /// Doorbell registers written.
+    /// Number of writes of doorbell registers.
     pub register_doorbells: u64,
-    /// Doorbells published in memory alone.
+    /// Number of doorbell updates in shared memory that needed no register write.
     pub silent_doorbells: u64,
-    /// Commands that were repeated after an abort or a reset.
+    /// Number of commands that were repeated after an abort or a reset.
     pub retried: u64,
-    /// Commands that the controller was asked to abort.
+    /// Number of commands that the controller was asked to abort.
     pub aborts: u64,
-    /// Times that the queue pair was set up again after a reset.
+    /// Number of times that the queues were created again after a reset.
     pub recreated: u64,
-    /// Transfers that were copied through a bounce buffer.
+    /// Number of transfers that were copied through a bounce buffer.
     pub bounced: u64,
-    /// Bytes of the bounced transfers.
+    /// Number of bytes copied through bounce buffers.
     pub bounced_bytes: u64,
-    /// Times that the thread slept for an interrupt.
+    /// Number of times that the thread slept until an interrupt.
     pub sleeps: u64,
 }
 
-/// Hook that sees completion entries before the queue pair, with which tests tamper with a real
-/// queue.
+/// Hook for tests that sees and changes completion entries of a real queue before the queue pair
+/// does.
 pub trait Tap: Send {
-    /// Called for the entry at the head, whether or not it has the expected phase (`new`). The
-    /// result replaces the entry.
+    /// Handles the entry at the head; `new` tells whether its phase tag marks it as new. The result
+    /// replaces the entry.
     fn look(&mut self, entry: nvme::Completion, new: bool) -> Look;
 }
 
-/// Result of a [`Tap`].
+/// Result of a [`Tap`]: the entries that the queue pair sees.
 #[derive(Clone, Copy, Debug)]
 pub enum Look {
-    /// No entry (yet).
+    /// No entry has arrived.
     Nothing,
-    /// This entry instead.
+    /// This entry replaces the original.
     Entry(nvme::Completion),
-    /// Two entries instead, for example a repeated or a forged one.
+    /// These two entries replace the original, for example one that is repeated or forged.
     Both(nvme::Completion, nvme::Completion),
-    /// A lost entry: the queue advances without a completion.
+    /// The entry is lost: the queue advances without a completion.
     Lost,
 }

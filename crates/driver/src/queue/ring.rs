@@ -1,5 +1,5 @@
-//! Memory of queues, PRP lists and shadow doorbells. `unsafe` covers the accesses: each is to an
-//! offset that was checked when the area was created, in memory that the area keeps mapped.
+//! Memory of queues, PRP lists and shadow doorbells. `unsafe` covers the accesses: each is to a
+//! checked offset in memory that the area keeps mapped.
 //!
 //! The device writes to this memory at any time, and may be hostile: its values are copied once,
 //! and treated as untrusted data.
@@ -14,7 +14,7 @@ use zerocopy::{IntoBytes, little_endian::U16};
 
 use crate::buffer::DmaBuffer;
 
-/// Mapped memory, accessed by raw pointer.
+/// A mapped memory area that is accessed through a raw pointer.
 #[derive(Debug)]
 struct Area {
     base: NonNull<u8>,
@@ -37,7 +37,7 @@ impl Area {
     }
 }
 
-/// Entries of a submission queue.
+/// Memory of a submission queue.
 #[derive(Debug)]
 pub(crate) struct SqRing {
     area: Area,
@@ -56,15 +56,15 @@ impl SqRing {
         self.area.buffer.iova()
     }
 
-    /// Prefetches an entry that will be written soon.
+    /// Prefetches an entry that will soon be written.
     #[inline(always)]
     pub fn prefetch(&self, index: u32) {
         let at = index as usize * size_of::<Command>();
         prefetch::line_for_write(self.area.base.as_ptr().wrapping_add(at));
     }
 
-    /// Writes a command into an entry; an invalid index is ignored. The doorbell makes the command
-    /// visible.
+    /// Writes a command to an entry; an invalid index is ignored. The controller sees the command
+    /// after the doorbell is rung.
     #[inline]
     pub fn put(&mut self, index: u32, command: &Command) {
         if index >= self.entries {
@@ -81,8 +81,8 @@ impl SqRing {
     }
 }
 
-/// Copy of a completion queue entry as numbers. They stay in registers, whereas a [`Completion`],
-/// which is bytes, passes through memory.
+/// Completion queue entry as numbers, which stay in registers. A [`Completion`] is bytes, and would
+/// pass through memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cqe {
     pub dw0: u32,
@@ -135,7 +135,7 @@ impl From<Completion> for Cqe {
     }
 }
 
-/// Entries of a completion queue.
+/// Memory of a completion queue.
 #[derive(Debug)]
 pub(crate) struct CqRing {
     area: Area,
@@ -154,7 +154,7 @@ impl CqRing {
         self.area.buffer.iova()
     }
 
-    /// Returns the entry if it has this phase.
+    /// Returns the entry at this index if its phase tag equals `phase`.
     #[inline(always)]
     pub fn take(&self, index: u32, phase: bool) -> Option<Cqe> {
         let entry = self.entry(index)?;
@@ -165,14 +165,14 @@ impl CqRing {
         Some(self.rest(entry, dw3))
     }
 
-    /// Returns the entry with any phase.
+    /// Returns the entry at this index, whatever its phase tag.
     pub fn raw(&self, index: u32) -> Option<Cqe> {
         let entry = self.entry(index)?;
         let dw3 = self.dword(entry, 3, Ordering::Acquire);
         Some(self.rest(entry, dw3))
     }
 
-    /// Prefetches an entry that will be read soon.
+    /// Prefetches an entry that will soon be read.
     #[inline(always)]
     pub fn prefetch(&self, index: u32) {
         let at = index as usize * size_of::<Completion>();
@@ -202,17 +202,17 @@ impl CqRing {
         }
     }
 
-    /// Zeroes all entries for a new life of the queue. Not allowed while the controller uses it.
+    /// Zeroes all entries before the queue is created again; the controller must not be using it.
     pub fn clear(&mut self) {
         let _ = self.area.buffer.fill(0);
     }
 }
 
-/// Space for each request's PRP list, SGL segment or Dataset Management ranges.
+/// Memory for each command's PRP list, SGL segment or Dataset Management ranges.
 #[derive(Debug)]
 pub(crate) struct Lists {
     area: Area,
-    /// Bytes of each list.
+    /// Size of each list in bytes.
     each: usize,
     count: usize,
 }
@@ -235,7 +235,7 @@ impl Lists {
         self.area.buffer.iova() + (list * self.each + at) as u64
     }
 
-    /// Sets the `index`th 64-bit word of a list; an invalid index is ignored.
+    /// Sets 64-bit word `index` of a list; an invalid index is ignored.
     #[inline]
     pub fn set(&self, list: usize, index: usize, value: u64) {
         if list >= self.count || index >= self.each / 8 {
@@ -272,18 +272,18 @@ impl ShadowBuffers {
         let _ = self.eventidxs.buffer.fill(0);
     }
 
-    /// The Shadow Doorbell buffer.
+    /// Returns the Shadow Doorbell buffer.
     pub fn doorbells(&self) -> &DmaBuffer {
         &self.doorbells.buffer
     }
 
-    /// The EventIdx buffer.
+    /// Returns the EventIdx buffer.
     pub fn eventidxs(&self) -> &DmaBuffer {
         &self.eventidxs.buffer
     }
 
-    /// Returns the cells of the doorbell at this byte offset in both buffers; `None` if it exceeds
-    /// them.
+    /// Returns the cells of the doorbell at this byte offset in both buffers; `None` if the offset
+    /// exceeds them.
     pub(crate) fn cells(self: &Arc<Self>, offset: usize) -> Option<ShadowCells> {
         let cell = |area: &Area| {
             let inside = offset.is_multiple_of(4) && offset.checked_add(4)? <= area.buffer.len();
@@ -297,7 +297,7 @@ impl ShadowBuffers {
     }
 }
 
-/// The shadow doorbell and EventIdx cells of one doorbell.
+/// Shadow doorbell and EventIdx of one doorbell.
 #[derive(Debug)]
 pub(crate) struct ShadowCells {
     doorbell: NonNull<u32>,

@@ -1,14 +1,14 @@
-//! Command slots of a queue pair: one for each possible outstanding command.
+//! Command slots of a queue pair: one for each command that can be outstanding.
 
 use nvme::Command;
 
 use crate::buffer::DmaBuffer;
 
-/// Value of `parent` for a command that is no part of a request.
+/// Value of `parent` for a command that is not part of a split request.
 pub(crate) const SINGLE: u32 = u32::MAX;
 
-/// A command slot of two cache lines. The first is written at submission and normally not read
-/// again; the second has the values needed on completion.
+/// State of an outstanding command, in two cache lines. The first is written at submission and
+/// normally not read again; the second has the values that its completion needs.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct CommandSlot {
@@ -16,11 +16,11 @@ pub(crate) struct CommandSlot {
     pub command: Command,
     pub hold: Option<DmaBuffer>,
     pub user_data: u64,
-    /// Request of which this command is a part, or [`SINGLE`].
+    /// Index of the split request that the command is part of, or [`SINGLE`].
     pub parent: u32,
     /// Time of submission in ticks of the queue pair.
     pub tick: u32,
-    /// Identifier of the latest use: the slot's number in the low bits, a sequence above them.
+    /// Current command identifier: the slot's number in the low bits, a sequence number above them.
     pub cid: u16,
     pub busy: bool,
     /// The controller was asked to abort the command.
@@ -78,7 +78,7 @@ impl Slots {
         self.free.last().copied()
     }
 
-    /// Takes the slot returned by [`Slots::next`], with a fresh CID.
+    /// Allocates the slot returned by [`Slots::next`], with a new CID.
     #[inline]
     pub fn begin(&mut self, index: u16) -> Option<&mut CommandSlot> {
         if self.free.last() != Some(&index) {
@@ -93,7 +93,8 @@ impl Slots {
         Some(slot)
     }
 
-    /// Returns the outstanding command with this CID; `None` when there is none.
+    /// Returns the outstanding command with this CID and its slot number; `None` when there is
+    /// none.
     #[inline]
     pub fn named(&mut self, cid: u16) -> Option<(u16, &mut CommandSlot)> {
         let index = cid & ((1u32 << self.bits) - 1) as u16;
@@ -101,7 +102,7 @@ impl Slots {
         (slot.busy && slot.cid == cid).then_some((index, slot))
     }
 
-    /// A slot.
+    /// Returns a slot by number.
     pub fn get(&mut self, index: u16) -> Option<&mut CommandSlot> {
         self.slots.get_mut(usize::from(index))
     }
@@ -133,7 +134,7 @@ impl Slots {
         self.slots.iter()
     }
 
-    /// Returns every buffer that a command holds.
+    /// Returns the buffers of all outstanding commands.
     pub fn into_holds(self) -> Vec<DmaBuffer> {
         self.slots
             .into_iter()

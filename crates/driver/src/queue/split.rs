@@ -1,4 +1,4 @@
-//! Split requests: requests larger than a command, and scattered data.
+//! Requests that are split because they exceed a command, or because their data is scattered.
 
 use std::collections::VecDeque;
 
@@ -7,14 +7,14 @@ use super::request::Op;
 use crate::buffer::DmaBuffer;
 use crate::error::CommandError;
 
-/// A request that is submitted as several commands.
+/// A request that is executed as several commands.
 #[derive(Debug)]
 pub(crate) struct Parent {
     pub op: Op,
-    /// Next block to be submitted, and the number of remaining blocks.
+    /// Next block to submit; the number of remaining blocks follows.
     pub lba: u64,
     pub left: u64,
-    /// Bytes that have been submitted.
+    /// Number of bytes submitted so far.
     pub offset: u64,
     /// Ranges of the data; empty for operations without data.
     pub ranges: Vec<IovaRange>,
@@ -52,7 +52,7 @@ impl Parents {
         self.parents.get_mut(index as usize)
     }
 
-    /// Ends a request; returns its buffer and its list of ranges.
+    /// Frees the entry of a completed request; returns its buffer and its list of ranges.
     pub fn end(&mut self, index: u32) -> Option<(Option<DmaBuffer>, Vec<IovaRange>)> {
         let parent = self.parents.get_mut(index as usize)?;
         if !std::mem::take(&mut parent.busy) {
@@ -62,7 +62,7 @@ impl Parents {
         Some((parent.hold.take(), std::mem::take(&mut parent.ranges)))
     }
 
-    /// Returns the requests in progress.
+    /// Returns the indexes of the requests in progress.
     pub fn busy(&self) -> Vec<u32> {
         let busy = self.parents.iter().enumerate().filter(|(_, p)| p.busy);
         busy.map(|(index, _)| index as u32).collect()
@@ -72,7 +72,7 @@ impl Parents {
         self.parents.len() - self.free.len()
     }
 
-    /// Returns every buffer that a request holds.
+    /// Returns the buffers of all split requests.
     pub fn into_holds(self) -> Vec<DmaBuffer> {
         self.parents.into_iter().filter_map(|p| p.hold).collect()
     }

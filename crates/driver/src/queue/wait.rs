@@ -1,4 +1,4 @@
-//! Waiting by polling, then sleeping.
+//! Waiting for completions: polling first, then sleeping.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::AsFd;
@@ -12,8 +12,8 @@ use super::request::Completion;
 
 /// Minimum polling window.
 const SHORTEST: Duration = Duration::from_micros(2);
-/// Polls without a completion between two looks at the clock. A look at the clock costs as much as
-/// several looks at the queue; such a poll is nearly ten of those.
+/// Number of unsuccessful polls between two reads of the clock. Reading the clock costs as much as
+/// several checks of the queue, and such a poll makes nearly ten of them.
 const POLLS_PER_CLOCK: u32 = 2;
 
 /// Adaptive polling window of a queue pair.
@@ -92,7 +92,7 @@ impl Waiter {
             self.window / 2
         };
         if count == 0 {
-            // The clock of rounds stops during sleep.
+            // The clock does not advance during sleep.
             core.look_after();
             return Ok(core.poll(done));
         }
@@ -100,18 +100,18 @@ impl Waiter {
     }
 }
 
-/// Consumes earlier signals of the queue's interrupt.
+/// Consumes earlier signals of the queue's interrupt eventfd.
 pub(super) fn drain(core: &QueueCore) {
     if let Some(eventfd) = &core.eventfd {
         let mut count = [0; 8];
         // An empty eventfd is no error, and the read must not block. A server at the other end of a
-        // socket shares the descriptor's flags, and may have cleared O_NONBLOCK. An offset of -1 is
-        // the descriptor's own, which an eventfd does not have.
+        // socket shares the descriptor's flags, and may have cleared O_NONBLOCK. An offset of -1
+        // means the descriptor's own position, which an eventfd does not have.
         let mut buffers = [IoSliceMut::new(&mut count)];
         let flags = ReadWriteFlags::NOWAIT;
         let read = preadv2(eventfd.as_fd(), &mut buffers, u64::MAX, flags);
         if read == Err(Errno::OPNOTSUPP) {
-            // Linux before 5.8.
+            // Linux before 5.8 needs a plain read.
             let _ = rustix::io::read(eventfd.as_fd(), &mut count);
         }
     }

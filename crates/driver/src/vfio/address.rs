@@ -9,15 +9,15 @@ use std::str::FromStr;
 pub struct Bdf {
     /// PCI domain; above FFFFh behind some bridges (Intel VMD: `10000:01:00.0`).
     pub domain: u32,
-    /// Bus.
+    /// Bus number.
     pub bus: u8,
-    /// Device, 0 to 31.
+    /// Device number, 0 to 31.
     pub device: u8,
-    /// Function, 0 to 7.
+    /// Function number, 0 to 7.
     pub function: u8,
 }
 
-/// Error for a text that is no PCI address.
+/// Error for a text that is not a PCI address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no PCI address; they look like 0000:44:00.0 (see lspci -D)")]
 pub struct BadAddress(String);
@@ -54,8 +54,8 @@ fn parse(text: &str) -> Option<Bdf> {
     })
 }
 
-/// Parses between one and `most` hexadecimal digits and nothing else: `from_str_radix` alone would
-/// accept a sign, too.
+/// Parses 1 to `most` hexadecimal digits and nothing else; `from_str_radix` alone would also accept
+/// a sign.
 fn digits(text: &str, most: usize) -> Option<u32> {
     let plain = (1..=most).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit());
     plain.then(|| u32::from_str_radix(text, 16).ok())?

@@ -28,12 +28,13 @@ pub struct Region {
 /// A type1 IOMMU as `VFIO_IOMMU_GET_INFO` describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Type1 {
-    /// Bit N set: pages of 2^N bytes.
+    /// Supported page sizes: bit N stands for 2^N bytes.
     pub page_sizes: u64,
     /// Mappable IOVAs, without the reserved ones; `None` from kernels that do not report them
     /// (before 5.4).
     pub ranges: Option<Vec<(u64, u64)>>,
-    /// Number of remaining mappings; `None` from kernels that do not report it (before 5.11).
+    /// Number of mappings that can still be added; `None` from kernels that do not report it
+    /// (before 5.11).
     pub available: Option<u32>,
 }
 
@@ -47,8 +48,8 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_ne_bytes(part.try_into().ok()?))
 }
 
-/// Returns the capabilities of a chain: identifier, and bytes from the header to the end of the
-/// answer. `None` when the chain leaves the answer or does not end.
+/// Returns the capabilities of a chain, each with its identifier and the bytes from its header to
+/// the end of the answer. `None` when the chain leaves the answer or does not end.
 fn chain(bytes: &[u8], first: u32) -> Option<Vec<(u16, &[u8])>> {
     let mut found = Vec::new();
     let mut at = first;
@@ -83,7 +84,8 @@ fn pairs(bytes: &[u8], at: usize, count: u32) -> Option<Vec<(u64, u64)>> {
 // Both arrays are arrays of pairs.
 const _: () = assert!(size_of::<vfio_iova_range>() == 16);
 const _: () = assert!(size_of::<vfio_region_sparse_mmap_area>() == 16);
-/// Layout of both capabilities with an array: header, count, four bytes of padding, array.
+/// Offset of the count in both capabilities with an array: header, count, four bytes of padding,
+/// array.
 const COUNT: usize = 8;
 const ARRAY: usize = 16;
 

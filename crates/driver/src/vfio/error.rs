@@ -19,10 +19,10 @@ pub enum VfioError {
     NotBound {
         /// Address of the device.
         bdf: Bdf,
-        /// Driver that is bound to the device.
+        /// Driver that is bound to the device; `None` without a driver.
         driver: Option<String>,
     },
-    /// The device has no IOMMU.
+    /// The device is not behind an IOMMU.
     #[error(
         "{bdf} is in no IOMMU group: turn the IOMMU on in the firmware (VT-d, AMD-Vi, SMMU) and in the kernel \
          (intel_iommu=on on Intel)"
@@ -39,44 +39,44 @@ pub enum VfioError {
         /// Address of the device.
         bdf: Bdf,
     },
-    /// A component of the kernel's VFIO is missing.
+    /// A part of the kernel's VFIO interface is missing.
     #[error("{path} does not exist: {hint}", path = .path.display())]
     Missing {
-        /// The device node.
+        /// Path of the missing device node.
         path: PathBuf,
-        /// Command or option that provides it.
+        /// Command or kernel option that provides the device node.
         hint: &'static str,
     },
-    /// The device node may not be opened.
+    /// The process may not open the device node.
     #[error("no permission to open {path}: run as root, or give the node to this user (chown)", path = .path.display())]
     Permission {
-        /// The device node.
+        /// Path of the device node.
         path: PathBuf,
     },
     /// Another process uses the device.
     #[error("{path} is in use by another process", path = .path.display())]
     Busy {
-        /// The device node.
+        /// Path of the device node.
         path: PathBuf,
     },
-    /// Kernel drivers hold other devices of the IOMMU group.
+    /// Other devices of the IOMMU group are bound to kernel drivers.
     #[error("IOMMU group {group} cannot be used while the kernel drives {}; hand all its devices over together", list(.blockers))]
     NotViable {
-        /// The group's number.
+        /// Number of the group.
         group: u32,
         /// Devices of the group that are held by other drivers.
         blockers: Vec<(Bdf, String)>,
     },
-    /// The IOMMU does not isolate interrupts.
+    /// The IOMMU does not remap interrupts.
     #[error(
         "the IOMMU does not remap interrupts, so a device could forge them: refused by the kernel; turn interrupt \
          remapping on in the firmware, or accept the risk with {module}.allow_unsafe_interrupts=1"
     )]
     UnsafeInterrupts {
-        /// Module with the override parameter.
+        /// Kernel module whose parameter overrides the check.
         module: &'static str,
     },
-    /// The limit of locked memory is reached.
+    /// The limit of locked memory (RLIMIT_MEMLOCK) is reached.
     #[error(
         "mapping {wanted} bytes for DMA would exceed the limit of locked memory ({}); raise it with ulimit -l or \
          LimitMEMLOCK=, to the size of all buffers", figure(.limit)
@@ -87,7 +87,7 @@ pub enum VfioError {
         /// RLIMIT_MEMLOCK in bytes; `None` for unlimited.
         limit: Option<u64>,
     },
-    /// The kernel allows no further mapping.
+    /// The kernel's limit on DMA mappings is reached.
     #[error(
         "all DMA mappings that the kernel allows are in use (dma_entry_limit of vfio_iommu_type1)"
     )]
@@ -100,7 +100,7 @@ pub enum VfioError {
         /// Missing feature.
         what: &'static str,
     },
-    /// The offset exceeds the region, or the access is not aligned.
+    /// A register access exceeds the region, or is not aligned.
     #[error("no register of {width} bytes at {offset:#x}")]
     Register {
         /// Offset within BAR0.
@@ -108,10 +108,10 @@ pub enum VfioError {
         /// Width in bytes.
         width: usize,
     },
-    /// The kernel's answer contradicts its own interface.
+    /// The kernel's answer violates its own interface.
     #[error("the kernel's answer to {0} makes no sense")]
     Malformed(&'static str),
-    /// Any other refusal of the kernel.
+    /// Another system call failed.
     #[error("{what}")]
     System {
         /// Failed request: an ioctl's name, or a path.

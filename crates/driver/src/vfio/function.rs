@@ -1,4 +1,4 @@
-//! VFIO implementation of [`Transport`].
+//! [`Vfio`], the transport to a real controller through the kernel's VFIO.
 
 use super::caps::{self, Region};
 use super::iommu::{self, Interface, Iommu, Limits};
@@ -24,11 +24,11 @@ use vfio_bindings::bindings::vfio::{
 /// Options for opening a device.
 #[derive(Clone, Debug)]
 pub struct VfioOptions {
-    /// Kernel interface to use.
+    /// Kernel interface to use: iommufd or group.
     pub interface: Interface,
-    /// Sysfs tree with the device.
+    /// Sysfs tree in which the device is found.
     pub sysfs: Sysfs,
-    /// Directory of device nodes.
+    /// Directory of device nodes, normally `/dev`.
     pub dev: PathBuf,
 }
 
@@ -58,11 +58,12 @@ pub struct Vfio {
     vectors: u16,
     /// The device was released.
     released: AtomicBool,
-    /// Number of enabled vectors; the lock also serialises changes of the command register.
+    /// Number of enabled interrupt vectors; the lock also serialises changes of the command
+    /// register.
     state: Mutex<usize>,
 }
 
-/// A mapped part of BAR0.
+/// A part of BAR0 that is mapped into this process.
 #[derive(Debug)]
 struct Window {
     range: Range<u64>,
@@ -70,10 +71,10 @@ struct Window {
 }
 
 impl Vfio {
-    /// Opens the controller at `bdf`, which must be bound to vfio-pci, for exclusive use.
+    /// Opens the controller at `bdf` for exclusive use; it must be bound to vfio-pci.
     ///
     /// # Errors
-    /// [`VfioError`] has a variant for each reason why a device cannot be opened.
+    /// [`VfioError`], with a variant for each reason why a device cannot be opened.
     pub fn open(bdf: Bdf, options: &VfioOptions) -> Result<Vfio, VfioError> {
         let found = options.sysfs.device(bdf);
         let pci = found.ok_or(VfioError::NoDevice { bdf })?;
@@ -139,7 +140,8 @@ impl Vfio {
     /// Reads from PCI configuration space.
     ///
     /// # Errors
-    /// [`TransportError::Gone`], or [`TransportError::Io`] beyond the end of the space.
+    /// [`TransportError::Gone`] when the device is lost; [`TransportError::Io`] beyond the end of
+    /// the space.
     pub fn read_config(&self, offset: usize, bytes: &mut [u8]) -> Result<(), TransportError> {
         self.read(&self.config, offset as u64, bytes)
     }
@@ -147,7 +149,8 @@ impl Vfio {
     /// Writes to PCI configuration space. The kernel filters dangerous writes.
     ///
     /// # Errors
-    /// The errors of [`Vfio::read_config`].
+    /// [`TransportError::Gone`] when the device is lost; [`TransportError::Io`] beyond the end of
+    /// the space.
     pub fn write_config(&self, offset: usize, bytes: &[u8]) -> Result<(), TransportError> {
         self.write(&self.config, offset as u64, bytes)
     }
@@ -184,7 +187,7 @@ impl Vfio {
             .map_err(|e| told("VFIO_DEVICE_SET_IRQS", e))
     }
 
-    /// Returns an error if the device was released.
+    /// Returns an error if the device has been released.
     fn held(&self) -> Result<(), TransportError> {
         if self.released.load(Ordering::Acquire) {
             return Err(TransportError::Gone("it was released".into()));
@@ -205,7 +208,7 @@ fn region(device: BorrowedFd<'_>, index: u32) -> Result<Region, VfioError> {
 }
 
 /// Maps the mappable parts of BAR0, in whole pages. The rest (around the MSI-X table, on older
-/// kernels) is accessed by reading and writing the device's file.
+/// kernels) is accessed through the device's file.
 fn windows(device: BorrowedFd<'_>, bar0: &Region) -> Result<Vec<Window>, VfioError> {
     let page = rustix::param::page_size() as u64;
     let mut windows = Vec::new();
@@ -227,7 +230,7 @@ fn windows(device: BorrowedFd<'_>, bar0: &Region) -> Result<Vec<Window>, VfioErr
     Ok(windows)
 }
 
-/// Returns the number of interrupts of one kind.
+/// Returns the number of interrupts of a type, such as MSI-X.
 fn interrupts(device: BorrowedFd<'_>, index: u32) -> io::Result<u32> {
     let mut info = vfio_irq_info {
         argsz: sys::size::<vfio_irq_info>(),
@@ -265,7 +268,8 @@ fn whole(done: io::Result<usize>, len: usize, offset: u64) -> Result<(), Transpo
     }
 }
 
-/// Converts a system call's failure on an open device. Without the device all later calls fail.
+/// Converts the failure of a system call on an open device; [`TransportError::Gone`] when the
+/// device is lost.
 fn told(what: &str, e: io::Error) -> TransportError {
     match e.raw_os_error() {
         Some(libc::ENODEV | libc::ENXIO) => TransportError::Gone(format!("{what}: {e}")),
@@ -412,7 +416,7 @@ impl Transport for Vfio {
         if self.released.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        // The kernel waits for the last of these, and the order matters.
+        // The kernel waits until the last of these is closed, and the order matters.
         for window in &self.bar0 {
             let detached = window.registers.detach();
             detached.map_err(|e| TransportError::io("releasing the registers", e))?;

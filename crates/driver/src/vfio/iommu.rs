@@ -1,5 +1,6 @@
-//! IOMMU access of a device: an iommufd with the device's own node where the kernel has them,
-//! otherwise a container with the device's group. Both provide an open device and an address space.
+//! IOMMU address space of a device. Where the kernel supports it, an iommufd and the device's own
+//! node; otherwise a container and the device's group. Both provide an open device and an address
+//! space.
 
 use super::caps;
 use super::error::VfioError;
@@ -31,46 +32,46 @@ const IOMMUFD_MAPPINGS: usize = 1 << 18;
 /// Default `dma_entry_limit` of vfio_iommu_type1, for kernels that do not report the remaining
 /// mappings.
 const TYPE1_MAPPINGS: usize = 65535;
-/// IOVAs that any IOMMU of a PC translates, without the window of interrupt messages; for kernels
-/// that do not report them.
+/// IOVAs that any IOMMU of a PC translates, except the window of interrupt messages; used with
+/// kernels that do not report the usable IOVAs.
 const USUAL_RANGES: [RangeInclusive<u64>; 2] = [0..=0xfedf_ffff, 0xfef0_0000..=0x7f_ffff_ffff];
 
 const NO_VFIO: &str = "load VFIO with: modprobe vfio-pci vfio_iommu_type1";
 const NO_CDEV: &str = "this kernel has no device nodes for VFIO (CONFIG_VFIO_DEVICE_CDEV)";
 const NO_IOMMUFD: &str = "load it with: modprobe iommufd (or this kernel has none, CONFIG_IOMMUFD)";
 
-/// Choice between the kernel's two interfaces.
+/// Kernel interface to VFIO: iommufd or group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Interface {
-    /// iommufd where the kernel supports it for this device and user, otherwise the group.
+    /// Use iommufd where it works for this device and user, otherwise the group.
     #[default]
     Any,
-    /// Only iommufd and the device's own node.
+    /// Use only iommufd and the device's own node.
     Iommufd,
-    /// Only container and group.
+    /// Use only the container and group.
     Group,
 }
 
 /// An address space that a device is attached to.
 #[derive(Debug)]
 pub enum Iommu {
-    /// An address space of an iommufd.
+    /// Address space of an iommufd.
     Iommufd {
         /// `/dev/iommu`.
         iommufd: OwnedFd,
-        /// The address space's identifier.
+        /// Identifier of the address space (IOAS).
         ioas: u32,
     },
-    /// A container with one group.
+    /// Type1 container with one group.
     Type1 {
         /// `/dev/vfio/vfio`.
         container: OwnedFd,
-        /// `/dev/vfio/N`; the container loses its address space when it is closed.
+        /// Open `/dev/vfio/N`; closing it removes the container's address space.
         group: OwnedFd,
     },
 }
 
-/// Limits of mappings.
+/// Limits of DMA mappings in an address space.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Allowed IOVAs, ascending and disjoint.
@@ -81,7 +82,7 @@ pub struct Limits {
     pub page_size: u64,
 }
 
-/// Opens a device that is bound to vfio-pci. `dev` is `/dev`.
+/// Opens a device that is bound to vfio-pci, and its address space. `dev` is normally `/dev`.
 pub fn open(
     device: &PciDevice,
     group: &Group,
@@ -94,8 +95,8 @@ pub fn open(
         Interface::Group => by_group(),
         Interface::Iommufd => by_iommufd(),
         Interface::Any if device.cdev().is_none() || !dev.join("iommu").exists() => by_group(),
-        // Distributions have long given users access to the group's node, and not yet to the new
-        // ones.
+        // Distributions have long given users access to the group's node, but not yet to the new
+        // nodes.
         Interface::Any => match by_iommufd() {
             Err(refused @ VfioError::Permission { .. }) => by_group().map_err(|e| match e {
                 VfioError::Permission { .. } | VfioError::Missing { .. } => refused,
@@ -214,7 +215,7 @@ fn open_group(
 }
 
 impl Iommu {
-    /// Closes the IOMMU's descriptors in place, while other holders of this exist.
+    /// Closes the IOMMU's descriptors in place, although other references to this value exist.
     pub(super) fn close_in_place(&self) -> std::io::Result<()> {
         match self {
             Iommu::Iommufd { iommufd, .. } => sys::close_in_place(iommufd.as_fd()),
@@ -225,7 +226,7 @@ impl Iommu {
         }
     }
 
-    /// Returns the interface in use: `iommufd` or `group`.
+    /// Returns the name of the interface in use: `iommufd` or `group`.
     pub fn name(&self) -> &'static str {
         match self {
             Iommu::Iommufd { .. } => "iommufd",
@@ -233,7 +234,7 @@ impl Iommu {
         }
     }
 
-    /// Returns the present limits of mappings.
+    /// Returns the current limits of mappings.
     pub fn limits(&self) -> Result<Limits, VfioError> {
         let page = rustix::param::page_size() as u64;
         let (ranges, mappings, page_size) = match self {
@@ -268,7 +269,7 @@ impl Iommu {
         })
     }
 
-    /// Maps `len` bytes of this process at `address`.
+    /// Maps `len` bytes at `address` of this process for DMA.
     pub fn map(&self, iova: u64, address: u64, len: u64, prot: Prot) -> Result<(), VfioError> {
         let flags = |read: u32, write: u32| {
             let chosen = |on: bool, flag: u32| if on { flag } else { 0 };
@@ -345,7 +346,7 @@ impl Iommu {
     }
 }
 
-/// Sorts ranges in ascending order, and drops invalid ones.
+/// Sorts address ranges in ascending order, and drops invalid ones.
 fn ordered(mut ranges: Vec<(u64, u64)>) -> Vec<RangeInclusive<u64>> {
     ranges.retain(|(first, last)| first <= last);
     ranges.sort_unstable();

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! [`sysfs`] reads the system's description of the device, [`iommu`] opens it by either of the
-//! kernel's two interfaces, and [`Vfio`] is the [`Transport`](crate::transport::Transport).
-//! `unsafe` is in `sys` alone, which makes the system calls. Rules of the kernel that shape this
+//! kernel's two interfaces, and [`Vfio`] implements [`Transport`](crate::transport::Transport).
+//! `unsafe` is confined to `sys`, which makes the system calls. Rules of the kernel that shape this
 //! module:
 //! - A device is handed over with its whole IOMMU group, and only with a real IOMMU: the no-IOMMU
 //!   mode is refused.

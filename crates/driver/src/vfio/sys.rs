@@ -1,5 +1,5 @@
-//! The ioctls of VFIO (`linux/vfio.h`) and iommufd (`linux/iommufd.h`). `unsafe` covers the system
-//! call itself. The tables below pair each request once with its structure.
+//! System calls of VFIO (`linux/vfio.h`) and iommufd (`linux/iommufd.h`). `unsafe` covers the
+//! system call itself. The tables below pair each request with its structure.
 //!
 //! Structures and constants are those of the kernel's headers, from generated bindings. Every
 //! structure begins with its own size, so a newer structure works on an older kernel as long
@@ -42,7 +42,7 @@ pub struct Fixed<T>(u32, PhantomData<T>);
 #[derive(Clone, Copy, Debug)]
 pub struct Sized(u32);
 
-/// A request with a plain number as argument and answer.
+/// An ioctl request whose argument and result are plain numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain(u32);
 
@@ -50,42 +50,42 @@ const fn fixed<T>(request: u32) -> Fixed<T> {
     Fixed(request, PhantomData)
 }
 
-/// Version of the interface; of a container.
+/// Container: returns the version of the VFIO interface.
 pub const GET_API_VERSION: Plain = Plain(vfio(0));
-/// Whether a type of IOMMU is supported; of a container.
+/// Container: returns whether a type of IOMMU is supported.
 pub const CHECK_EXTENSION: Plain = Plain(vfio(1));
-/// Chooses the type of IOMMU; of a container with a group.
+/// Container with a group: selects the type of IOMMU.
 pub const SET_IOMMU: Plain = Plain(vfio(2));
-/// Whether a group is viable.
+/// Group: returns whether the group is viable.
 pub const GROUP_GET_STATUS: Fixed<vfio_group_status> = fixed(vfio(3));
-/// Puts a group into a container, whose descriptor is the argument.
+/// Group: adds it to the container whose descriptor is the argument.
 pub const GROUP_SET_CONTAINER: Fixed<i32> = fixed(vfio(4));
 const GROUP_GET_DEVICE_FD: u32 = vfio(6);
-/// Flags and counts of a device.
+/// Device: returns flags, and the numbers of regions and interrupts.
 pub const DEVICE_GET_INFO: Fixed<vfio_device_info> = fixed(vfio(7));
-/// A region of a device, with capabilities.
+/// Device: returns the size, offset and capabilities of a region.
 pub const DEVICE_GET_REGION_INFO: Sized = Sized(vfio(8));
-/// An interrupt of a device.
+/// Device: returns the properties of an interrupt type.
 pub const DEVICE_GET_IRQ_INFO: Fixed<vfio_irq_info> = fixed(vfio(9));
 const DEVICE_SET_IRQS: u32 = vfio(10);
-/// Resets a device.
+/// Device: resets the function.
 pub const DEVICE_RESET: Plain = Plain(vfio(11));
-/// Page sizes, with capabilities; of a container.
+/// Container: returns the IOMMU's page sizes and capabilities.
 pub const IOMMU_GET_INFO: Sized = Sized(vfio(12));
-/// Maps memory; of a container.
+/// Container: maps memory for DMA.
 pub const IOMMU_MAP_DMA: Fixed<vfio_iommu_type1_dma_map> = fixed(vfio(13));
-/// Unmaps memory; of a container.
+/// Container: unmaps memory.
 pub const IOMMU_UNMAP_DMA: Fixed<vfio_iommu_type1_dma_unmap> = fixed(vfio(14));
-/// Takes a device opened by its own node into an iommufd.
+/// Device: binds it to an iommufd.
 pub const DEVICE_BIND_IOMMUFD: Fixed<vfio_device_bind_iommufd> = fixed(vfio(18));
-/// Attaches the device to an address space of the iommufd.
+/// Device: attaches it to an address space of its iommufd.
 pub const DEVICE_ATTACH_IOMMUFD_PT: Fixed<vfio_device_attach_iommufd_pt> = fixed(vfio(19));
-/// Makes an address space.
+/// iommufd: creates an address space (IOAS).
 pub const IOAS_ALLOC: Fixed<iommu_ioas_alloc> = fixed(io_request(IOMMUFD_CMD_IOAS_ALLOC));
 const IOAS_IOVA_RANGES: u32 = io_request(IOMMUFD_CMD_IOAS_IOVA_RANGES);
-/// Maps memory.
+/// iommufd: maps memory for DMA in an address space.
 pub const IOAS_MAP: Fixed<iommu_ioas_map> = fixed(io_request(IOMMUFD_CMD_IOAS_MAP));
-/// Unmaps memory.
+/// iommufd: unmaps memory from an address space.
 pub const IOAS_UNMAP: Fixed<iommu_ioas_unmap> = fixed(io_request(IOMMUFD_CMD_IOAS_UNMAP));
 
 /// Maximum accepted length of a variable-length answer.
@@ -114,7 +114,7 @@ unsafe fn ioctl(fd: BorrowedFd<'_>, request: u32, argument: usize) -> io::Result
     }
 }
 
-/// Makes a request with a structure.
+/// Executes an ioctl request whose argument is a structure.
 pub fn call<T>(fd: BorrowedFd<'_>, request: Fixed<T>, argument: &mut T) -> io::Result<()> {
     let address = std::ptr::from_mut(argument).expose_provenance();
     // SAFETY: the table above pairs the request with its structure, which the kernel may write
@@ -123,14 +123,14 @@ pub fn call<T>(fd: BorrowedFd<'_>, request: Fixed<T>, argument: &mut T) -> io::R
     unsafe { ioctl(fd, request.0, address) }.map(drop)
 }
 
-/// Makes a request with a number.
+/// Executes an ioctl request whose argument is a number.
 pub fn plain(fd: BorrowedFd<'_>, request: Plain, argument: u32) -> io::Result<i32> {
     // SAFETY: these requests take no address.
     unsafe { ioctl(fd, request.0, argument as usize) }
 }
 
-/// Makes a request with a variable-length answer; `index` is stored in the third word. Returns the
-/// whole answer.
+/// Executes an ioctl request with a variable-length answer; `index` is stored in the third word.
+/// Returns the whole answer.
 pub fn sized(fd: BorrowedFd<'_>, request: Sized, index: u32) -> io::Result<Vec<u8>> {
     let mut len = 256;
     loop {
@@ -151,7 +151,7 @@ pub fn sized(fd: BorrowedFd<'_>, request: Sized, index: u32) -> io::Result<Vec<u
     }
 }
 
-/// Opens a device of a group.
+/// Opens the device with this name in a group.
 pub fn device_fd(group: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     let address = name.as_ptr().expose_provenance();
     // SAFETY: the request reads a string up to its NUL.
@@ -160,8 +160,8 @@ pub fn device_fd(group: BorrowedFd<'_>, name: &CStr) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// `VFIO_DEVICE_SET_IRQS` from vector `start` on: `flags` of data type and action, and a descriptor
-/// number (or -1) for each vector.
+/// Executes `VFIO_DEVICE_SET_IRQS` for the vectors from `start` on. `flags` are the data type and
+/// action; there is a descriptor number (or -1) for each vector.
 pub fn set_irqs(
     device: BorrowedFd<'_>,
     index: u32,
@@ -183,9 +183,9 @@ pub fn set_irqs(
     unsafe { ioctl(device, DEVICE_SET_IRQS, address) }.map(drop)
 }
 
-/// Closes the object behind a descriptor, and puts an eventfd in its place, which supports no
-/// device calls. For an object that still has users. An eventfd has no path, so a process in a
-/// sandbox can create one.
+/// Closes the object behind a descriptor although the descriptor still has users, by replacing it
+/// with an eventfd, on which device ioctls fail. An eventfd has no path, so a sandboxed process can
+/// create one.
 pub fn close_in_place(fd: BorrowedFd<'_>) -> io::Result<()> {
     let nothing = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
     // SAFETY: both descriptors are open; the number stays its owner's, and names an
@@ -234,8 +234,8 @@ mod tests {
     use super::*;
     use std::os::fd::AsFd;
 
-    /// Sizes and numbers copied by hand from `linux/vfio.h` and `linux/iommufd.h`, as the kernel
-    /// reads them.
+    /// Checks sizes and request numbers against values copied by hand from `linux/vfio.h` and
+    /// `linux/iommufd.h`.
     #[test]
     fn requests_and_structures_are_those_of_the_headers() {
         assert_eq!(GET_API_VERSION.0, 0x3b64);

@@ -1,4 +1,4 @@
-//! Description of PCI devices in sysfs: their drivers, IOMMU groups and VFIO nodes.
+//! Reader of sysfs for PCI devices: their drivers, IOMMU groups and VFIO nodes.
 //!
 //! Access is read-only. The root is a value, so that tests can use a tree of their own.
 
@@ -7,14 +7,14 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Name of the kernel driver that hands a device to userspace.
+/// Name of the kernel driver that gives userspace access to a device.
 pub const VFIO_PCI: &str = "vfio-pci";
 
-/// Drivers that may hold a device of a group whose other devices belong to userspace: they do no
-/// DMA on its behalf (`driver_managed_dma` in the kernel's sources).
+/// Drivers that may stay bound to other devices of a group that userspace uses: they do no DMA
+/// themselves (`driver_managed_dma` in the kernel's sources).
 const HARMLESS: [&str; 3] = [VFIO_PCI, "pci-stub", "pcieport"];
 
-/// A sysfs tree.
+/// A sysfs tree, `/sys` or an artificial one for tests.
 #[derive(Clone, Debug)]
 pub struct Sysfs {
     root: PathBuf,
@@ -29,8 +29,7 @@ pub struct PciDevice {
     pub bdf: Bdf,
 }
 
-/// IOMMU group of a device: functions that the IOMMU cannot distinguish, and that need the same
-/// owner.
+/// An IOMMU group: functions that the IOMMU cannot distinguish, and that must have the same owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     /// Number of the group, the N of `/dev/vfio/N`.
@@ -42,12 +41,12 @@ pub struct Group {
 }
 
 impl Sysfs {
-    /// Returns the system's own tree, `/sys`.
+    /// Creates a value for the system's own tree, `/sys`.
     pub fn system() -> Sysfs {
         Sysfs::at("/sys")
     }
 
-    /// Returns a tree at another path.
+    /// Creates a value for a tree at another path.
     pub fn at(root: impl Into<PathBuf>) -> Sysfs {
         Sysfs { root: root.into() }
     }
@@ -67,7 +66,7 @@ impl Sysfs {
         })
     }
 
-    /// Returns the directory of a PCI driver; it exists while the driver is loaded.
+    /// Returns the directory of a PCI driver, which exists while the driver is loaded.
     pub fn driver(&self, name: &str) -> PathBuf {
         self.path("bus/pci/drivers").join(name)
     }
@@ -84,7 +83,7 @@ impl PciDevice {
         link_name(&self.path.join("driver"))
     }
 
-    /// Returns the only driver that may bind to the function, if one is set.
+    /// Returns the only driver that may bind to the function (`driver_override`), if one is set.
     pub fn driver_override(&self) -> Option<String> {
         self.text("driver_override")
             .filter(|name| !name.is_empty() && name != "(null)")
@@ -101,7 +100,7 @@ impl PciDevice {
         Some((id("vendor")?, id("device")?))
     }
 
-    /// Returns the function's IOMMU group; `None` when no IOMMU is on.
+    /// Returns the function's IOMMU group; `None` without an enabled IOMMU.
     pub fn group(&self) -> Option<Group> {
         let dir = self.path.join("iommu_group");
         let id = link_name(&dir)?.parse().ok()?;
@@ -142,7 +141,8 @@ impl PciDevice {
 }
 
 impl Group {
-    /// Returns the devices, other than `except`, with drivers that keep the group from userspace.
+    /// Returns the devices, other than `except`, whose drivers prevent userspace from using the
+    /// group.
     pub fn blockers(&self, except: &[Bdf]) -> Vec<(Bdf, String)> {
         self.members
             .iter()

@@ -1,5 +1,5 @@
-//! Refusals before the kernel is asked, on artificial trees of sysfs. The kernel's own behaviour is
-//! tested in a guest (`harness/tests/guests/vfio.rs`).
+//! Tests of devices that are refused before the kernel is called, on artificial sysfs trees. A
+//! guest tests the kernel's own behaviour (`harness/tests/guests/vfio.rs`).
 
 use super::caps::Region;
 use super::function::place;

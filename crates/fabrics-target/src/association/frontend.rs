@@ -1,4 +1,4 @@
-//! An association as its worker sees it.
+//! Front-end interface through which a worker serves an association.
 
 use super::*;
 

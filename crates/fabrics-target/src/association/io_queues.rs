@@ -1,4 +1,4 @@
-//! I/O queues of an association: from their connection to their end.
+//! I/O queues of an association, from their connection to their deletion.
 
 use super::*;
 
@@ -24,7 +24,7 @@ impl Association {
         if entries_z == 0 || entries_z >= limits.entries {
             return refuse(status::CONNECT_INVALID_PARAMETERS, invalid(44, false));
         }
-        // Both rings are asked for together.
+        // Creation of both rings is requested together, so two slots are needed.
         if !self.admin.slots.has_room()
             || self.admin.slots.len() + 2 > usize::from(ADMIN_ENTRIES) * 2
         {
@@ -67,7 +67,7 @@ impl Association {
         self.io.push(queue);
     }
 
-    /// Handles the controller's answer to a command of this side that creates or deletes a ring.
+    /// Handles the completion of a command of this side that creates or deletes a ring.
     pub(super) fn answered(&mut self, qid: u16, step: Step, status: Status) {
         let Some(queue) = self.io.iter_mut().find(|queue| queue.qid == qid) else {
             return;
@@ -113,7 +113,7 @@ impl Association {
         }
     }
 
-    /// Deletes a queue's rings; the submission queue only if it exists.
+    /// Requests deletion of a queue's rings; the submission queue only if it exists.
     pub(super) fn remove(&mut self, qid: u16, with_sq: bool) {
         let Some(queue) = self.io.iter_mut().find(|queue| queue.qid == qid) else {
             return;
@@ -124,7 +124,7 @@ impl Association {
         };
         queue.phase = match self.admin.ask(delete(opcode, qid), qid, step, &self.pool) {
             true => Phase::Removing,
-            // Later.
+            // The deletion is requested later, when a slot is free.
             false => Phase::Ended,
         };
     }
@@ -180,7 +180,7 @@ impl Association {
         worked
     }
 
-    /// Advances queues that are ending.
+    /// Continues the deletion of ending queues.
     pub(super) fn end_queues(&mut self) -> bool {
         let mut worked = false;
         let ended: Vec<u16> = self

@@ -1,4 +1,5 @@
-//! A queue's authentication, right after its Connect: DH-HMAC-CHAP ("NVMe Base 2.1", 8.3.5).
+//! Authentication of a queue right after its Connect command: DH-HMAC-CHAP ("NVMe Base 2.1",
+//! 8.3.5).
 
 use super::client::{Client, Data};
 use super::error::Trouble;
@@ -27,8 +28,8 @@ pub(super) fn authenticate(
     last.map_or(Ok(()), |last| send(client, &last))
 }
 
-/// Maps the error after a reply. A controller that rejects the proof reports it and closes the
-/// connection, and the report may be lost with the connection.
+/// Converts the error after this host has sent its reply. A controller that rejects the reply
+/// reports that and closes the connection, and the report may be lost with the connection.
 fn unproven(trouble: Trouble) -> Trouble {
     match trouble.is_closed() {
         true => Trouble::Unproven,
@@ -36,10 +37,10 @@ fn unproven(trouble: Trouble) -> Trouble {
     }
 }
 
-/// Reports to the controller that this host ends the authentication.
+/// Sends AUTH_Failure2 and returns the error with which the connection attempt fails.
 fn end(client: &mut Client, why: Refused) -> Trouble {
     if let Refused::ByHost { message, .. } = &why {
-        // The connection ends with or without its answer.
+        // The connection is closed whether or not the controller answers.
         let _ = send(client, message);
     }
     Trouble::Authentication(why)

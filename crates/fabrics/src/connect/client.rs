@@ -1,5 +1,5 @@
-//! Synchronous use of one queue: one command, and its answer. For Admin queues, and for the first
-//! steps on I/O queues.
+//! Synchronous client for one queue: sends a command and waits for its completion. Used for Admin
+//! queues, and for the first commands on I/O queues.
 
 use super::error::Trouble;
 use nvme::aen::AsyncEvent;
@@ -13,14 +13,15 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-/// Commands in flight: one that is waited for, a Keep Alive, Asynchronous Event Requests.
+/// Maximum number of outstanding commands: the one that is waited for, a Keep Alive, and
+/// Asynchronous Event Requests.
 const DEPTH: u16 = 15;
-/// Maximum number of bytes received at a time.
+/// Size of the receive buffer in bytes.
 const BUFFER: usize = 16 << 10;
-/// Longest data of a command, in bytes.
+/// Maximum data of a command in bytes.
 const MOST_DATA: u32 = 1 << 20;
 
-/// A command's data.
+/// Data of a command, with its direction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Data<'a> {
     None,
@@ -37,23 +38,23 @@ struct Pending {
     is_event: bool,
 }
 
-/// A queue's connection, initialized.
+/// An initialized connection of a queue.
 #[derive(Debug)]
 pub(crate) struct Client {
     conversation: Conversation,
     writer: Writer,
     answers: Answers,
     commands: InFlight<Pending>,
-    /// Received and not looked at.
+    /// Received bytes that are not parsed yet.
     received: Vec<u8>,
     events: VecDeque<AsyncEvent>,
-    /// Asynchronous Event Requests that wait.
+    /// Number of outstanding Asynchronous Event Requests.
     waiting: u16,
     last_sqhd: u16,
 }
 
 impl Client {
-    /// Initializes a connection.
+    /// Sends the initialization PDU on a connection and waits for the controller's.
     pub(crate) fn new(mut conversation: Conversation, host: Host) -> Result<Self, Trouble> {
         conversation.write_all(&host.request())?;
         let mut response = [0; INITIALIZE];
@@ -75,7 +76,7 @@ impl Client {
         *self.writer.limits()
     }
 
-    /// Sets the time limit of the conversation's steps.
+    /// Sets the time limit for sending and receiving.
     pub(crate) fn set_deadline(&mut self, deadline: Instant) {
         self.conversation.set_deadline(deadline);
     }
@@ -84,7 +85,7 @@ impl Client {
         self.conversation.fd()
     }
 
-    /// Returns the socket, in blocking mode, for another user. Nothing may be in flight on it.
+    /// Returns the socket, in blocking mode, for another user. No command may be outstanding.
     pub(crate) fn into_fd(self) -> Result<OwnedFd, Trouble> {
         if !self.received.is_empty() {
             return Err(Trouble::Unusable("it says more than it was asked for"));
@@ -92,13 +93,13 @@ impl Client {
         Ok(self.conversation.into_blocking()?)
     }
 
-    /// Returns SQHD of the last answer.
+    /// Returns the submission queue head (SQHD) of the last completion.
     pub(crate) fn last_sqhd(&self) -> u16 {
         self.last_sqhd
     }
 
-    /// Executes a command and returns its completion and data. `name` is the command's name in
-    /// error messages.
+    /// Sends a command and waits for it. Returns its completion and data. `name` is the command's
+    /// name in error messages.
     pub(crate) fn execute(
         &mut self,
         name: &'static str,
@@ -121,12 +122,12 @@ impl Client {
         }
     }
 
-    /// Sends a command without waiting; [`Client::take`] returns its answer later.
+    /// Sends a command without waiting; [`Client::take`] returns its completion later.
     pub(crate) fn begin(&mut self, command: Command) -> Result<u16, Trouble> {
         self.submit(command, Data::None, false)
     }
 
-    /// Returns the completion and data of a command that has been answered.
+    /// Returns the completion and data of a command; `None` while it is outstanding.
     pub(crate) fn take(&mut self, cid: u16) -> Option<(Completion, Vec<u8>)> {
         let answer = self.commands.get(cid)?.item.answer?;
         let entry = self.commands.remove(cid)?;
@@ -141,12 +142,12 @@ impl Client {
         Ok(())
     }
 
-    /// Asynchronous Event Requests that wait.
+    /// Returns the number of outstanding Asynchronous Event Requests.
     pub(crate) fn event_requests(&self) -> u16 {
         self.waiting
     }
 
-    /// Returns the first event that has arrived.
+    /// Returns the oldest event that has been reported and not yet returned.
     pub(crate) fn next_event(&mut self) -> Option<AsyncEvent> {
         self.events.pop_front()
     }
@@ -190,7 +191,7 @@ impl Client {
         Ok(cid)
     }
 
-    /// Receives the available bytes, and waits for at least one.
+    /// Waits for at least one byte, and receives the available ones.
     pub(crate) fn receive(&mut self) -> Result<(), Trouble> {
         let had = self.received.len();
         self.received.resize(had + BUFFER, 0);
@@ -207,7 +208,7 @@ impl Client {
             let (used, answer) = match self.answers.next(input, &mut self.commands) {
                 Ok(next) => next,
                 Err(violation) => {
-                    // Best effort: nothing depends on its delivery.
+                    // Best effort: nothing depends on the delivery of this PDU.
                     let _ = self.conversation.write(&violation.h2c_term_req());
                     break Err(violation.into());
                 }
@@ -232,7 +233,7 @@ impl Client {
                     self.last_sqhd = completion.sqhd.get();
                     self.ended(cid, completion);
                 }
-                // Data to the controller is in the capsule.
+                // Data to the controller is always in the capsule.
                 Answer::Transfer { .. } => break Err(Trouble::Unusable("it asks for data again")),
                 Answer::Terminated(why) => break Err(Trouble::Terminated(why)),
             }

@@ -1,5 +1,5 @@
-//! Bringing up a controller: its Admin queue, and the Identify data of the controller and the
-//! namespace.
+//! Initialization of a remote controller: connection of its Admin queue, enabling, and Identify
+//! data of the controller and the namespace.
 
 use super::client::{Client, Data};
 use super::error::{ConnectError, Trouble};
@@ -18,28 +18,28 @@ use std::time::{Duration, Instant};
 use volume::AtomicWrites;
 use zerocopy::FromBytes;
 
-/// Maximum of data in one command: longer requests are split.
+/// Maximum data of one command in bytes; longer requests are split.
 const MOST_DATA: u32 = 1 << 20;
-/// Maximum of bytes that one command zeroes or deallocates: a controller may execute it by writing,
-/// and has to answer in time.
+/// Maximum number of bytes that one command zeroes or deallocates. A controller may implement it by
+/// writing, and must complete it in time.
 const MOST_ZEROED: u64 = 64 << 20;
 /// Maximum number of ANA groups that are read.
 const MOST_GROUPS: u32 = 4096;
-/// Requests of no group but for its state (RGO).
+/// Request for the ANA log page without lists of namespaces (Return Groups Only).
 const GROUPS_ONLY: u8 = 1;
 /// Interval between checks whether the controller is ready.
 const READY_LOOK: Duration = Duration::from_millis(10);
 
-/// Requirements on a controller.
+/// Properties that a controller must have, and the number of queues to request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted {
     pub nsid: u32,
     pub kato: Duration,
-    /// I/O queues.
+    /// Number of I/O queues.
     pub queues: u16,
 }
 
-/// Properties of the namespace and the subsystem that outstanding requests rely on. A controller
+/// Properties of the namespace and the subsystem on which outstanding requests rely. A controller
 /// that replaces another one must have the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Facts {
@@ -49,44 +49,44 @@ pub(crate) struct Facts {
     /// The subsystem's serial number.
     pub serial: String,
     pub model: String,
-    /// Maximum of data in a command, in bytes: a multiple of the block.
+    /// Maximum data of a command in bytes, a multiple of the block size.
     pub max_data: u32,
-    /// Maximum of bytes that a command zeroes.
+    /// Maximum number of bytes that a command zeroes.
     pub max_zeroed: u32,
-    /// Maximum of bytes that a command deallocates.
+    /// Maximum number of bytes that a command deallocates.
     pub max_deallocated: u32,
-    /// Atomicity of one command.
+    /// Atomicity of a write command.
     pub atomic: AtomicWrites,
     pub write_zeroes: bool,
     pub dataset_management: bool,
     pub volatile_cache: bool,
 }
 
-/// A controller that is brought up.
+/// An initialized controller with its Admin queue.
 #[derive(Debug)]
 pub(crate) struct Controller {
     pub client: Client,
     pub cntlid: u16,
     pub facts: Facts,
     pub ana: AnaState,
-    /// I/O queues that it gives this host.
+    /// Number of I/O queues that the controller allows this host.
     pub queues: u16,
-    /// Entries of its largest queue.
+    /// Number of entries of the largest queue that the controller supports.
     pub entries: u32,
-    /// Bytes of data that a capsule of an I/O queue may have.
+    /// Maximum in-capsule data of an I/O queue in bytes.
     pub in_capsule: u32,
     pub kato: Duration,
-    /// Longest time after its last sign of the host for which the controller may execute commands.
+    /// Time after the host's last sign of life during which the controller may still execute
+    /// commands.
     pub lingers: Duration,
-    /// Longest time for which the controller may execute commands after it has closed the
-    /// connections.
+    /// Time after closing the connections during which the controller may still execute commands.
     pub quiesces: Duration,
     nsid: u32,
     reports_ana: bool,
 }
 
 impl Controller {
-    /// Connects to a portal and brings a controller up.
+    /// Connects to a portal, and enables and identifies the controller.
     pub(crate) fn bring_up(
         portal: &Portal,
         wanted: Wanted,
@@ -155,7 +155,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Reads the size of the namespace again, in bytes.
+    /// Reads the current size of the namespace in bytes; 0 while the namespace is unusable.
     pub(crate) fn read_size(&mut self) -> Result<u64, Trouble> {
         let id = identify_namespace(&mut self.client, self.nsid)?;
         match Namespace::parse(self.nsid, &id) {
@@ -163,13 +163,13 @@ impl Controller {
             Ok(_) => Err(Trouble::Unusable(
                 "the namespace's blocks have another size",
             )),
-            // The namespace was deleted, or is not usable for now.
+            // The namespace was deleted, or is temporarily unusable.
             Err(_) => Ok(0),
         }
     }
 
-    /// Handles the events that have come: `true` when there were some that concern the namespace,
-    /// which is to be looked at again.
+    /// Handles reported events. Returns `true` if one concerned the namespace, whose size and state
+    /// must then be read again.
     pub(crate) fn handle_events(&mut self) -> Result<bool, Trouble> {
         use nvme::aen::{EventType, Notice};
         let mut concerns = false;
@@ -183,8 +183,9 @@ impl Controller {
                 }
                 _ => 512,
             };
-            // Reading its log page clears the event, so that the next one can come. The ANA log
-            // page is read whole, and the event cleared, with the state.
+            // Reading the log page of an event clears it, so that the next one can be reported. The
+            // ANA log page is read completely later, together with the state, which also clears its
+            // event.
             if event.lid() != Lid::SUPPORTED_LOG_PAGES && notice != Some(Notice::ANA_CHANGE) {
                 let read = log_page(&mut self.client, event.lid(), 0, len, false);
                 match read {
@@ -199,7 +200,7 @@ impl Controller {
         Ok(concerns)
     }
 
-    /// Shuts it down in order, as far as it answers until the client's deadline.
+    /// Shuts the controller down in order, if it answers before the client's deadline.
     pub(crate) fn shut_down(&mut self) -> Result<(), Trouble> {
         let cc = property_get(&mut self.client, regs::CC, false)?;
         let cc = Cc::from_bits(cc as u32).with_shn(Shn::NORMAL);
@@ -214,10 +215,10 @@ impl Controller {
     }
 }
 
-/// Returns the longest time after the host's last sign of life during which a controller may still
-/// execute commands ("NVMe Base 2.1", 9.6.2). It is the keep-alive time-out, plus the time the
-/// controller needs to end commands. The time-out counts twice if any command counts as a sign,
-/// because the controller then checks only once in that time.
+/// Returns the maximum time after the host's last sign of life during which a controller may still
+/// execute commands ("NVMe Base 2.1", 9.6.2). It is the keep-alive time-out, plus the time that the
+/// controller needs to end commands. The time-out counts twice if every command counts as a sign of
+/// life, because the controller then checks only once per time-out.
 fn lingers(id: &IdentifyController, kato: Duration) -> Duration {
     let granularity = Duration::from_millis(100) * u32::from(id.kas.get());
     let granularity = granularity.max(Duration::from_millis(100));
@@ -227,7 +228,7 @@ fn lingers(id: &IdentifyController, kato: Duration) -> Duration {
     rounded.saturating_mul(times) + quiesces(id)
 }
 
-/// Returns the time that the controller needs to end commands (CQT).
+/// Returns the time that the controller needs to end outstanding commands (Command Quiesce Time).
 fn quiesces(id: &IdentifyController) -> Duration {
     Duration::from_millis(id.cqt.get().into())
 }
@@ -245,7 +246,7 @@ fn property_set(client: &mut Client, at: u64, value: u32) -> Result<(), Trouble>
         .map(drop)
 }
 
-/// Enables a controller; its capabilities.
+/// Enables a controller and returns its capabilities.
 pub(crate) fn enable(client: &mut Client, deadline: Instant) -> Result<Cap, Trouble> {
     let cap = Cap::from_bits(property_get(client, regs::CAP, true)?);
     let cc = Cc::new()
@@ -281,7 +282,7 @@ fn identify_namespace(client: &mut Client, nsid: u32) -> Result<IdentifyNamespac
         .map_err(|_| Trouble::Unusable("Identify Namespace is too short"))
 }
 
-/// Reads the beginning of a log page: whole dwords.
+/// Reads the first bytes of a log page, in whole dwords.
 pub(crate) fn log_page(
     client: &mut Client,
     lid: Lid,
@@ -312,7 +313,7 @@ fn log_page_with(client: &mut Client, log: GetLogPage, len: u32) -> Result<Vec<u
     Ok(page)
 }
 
-/// Reads the ANA state of a group of namespaces.
+/// Reads the state of an ANA group.
 fn ana_state(client: &mut Client, group: u32) -> Result<AnaState, Trouble> {
     let header = size_of::<AnaHeader>() as u32;
     let log = GetLogPage {
@@ -326,7 +327,7 @@ fn ana_state(client: &mut Client, group: u32) -> Result<AnaState, Trouble> {
     let len = header + groups * size_of::<AnaGroup>() as u32;
     let page = log_page_with(client, log, len)?;
     let found = ana_groups(&page).find(|(found, _)| found.agid.get() == group);
-    // A group missing from the list is about to be listed.
+    // A group that is missing from the list will appear soon.
     Ok(found.map_or(AnaState::CHANGE, |(group, _)| group.state.anas()))
 }
 
@@ -346,7 +347,7 @@ fn set_feature(client: &mut Client, fid: Fid, value: u32) -> Result<u32, Trouble
     Ok(entry.dw0.get())
 }
 
-/// Asks for the events that concern a namespace.
+/// Enables the asynchronous events that concern a namespace.
 fn configure_events(client: &mut Client, id: &IdentifyController) -> Result<(), Trouble> {
     let events = AsyncEventConfig::new()
         .with_nan(id.oaes.nsan())
@@ -355,7 +356,7 @@ fn configure_events(client: &mut Client, id: &IdentifyController) -> Result<(), 
         return Ok(());
     }
     match set_feature(client, Fid::ASYNC_EVENT_CONFIG, events.into_bits()) {
-        // Without the feature no such event is sent.
+        // A controller without this feature sends no such events.
         Ok(_) | Err(Trouble::Status { .. }) => Ok(()),
         Err(trouble) => Err(trouble),
     }
@@ -378,11 +379,11 @@ fn facts(
     };
     let limits = match identify(client, Cns::IOCS_CONTROLLER, 0) {
         Ok(list) => NvmController::read_from_bytes(&list).unwrap_or_default(),
-        // Before NVMe 2.0 there was none, and no limits of that kind.
+        // Before NVMe 2.0 this structure did not exist, and neither did such limits.
         Err(Trouble::Status { .. }) => NvmController::default(),
         Err(trouble) => return Err(trouble),
     };
-    // Whole blocks, at least one.
+    // Rounds down to whole blocks, at least one.
     let whole = |bytes: u64, most: u64| -> u32 {
         let bytes = bytes.min(most) / u64::from(block) * u64::from(block);
         u32::try_from(bytes.max(block.into())).unwrap_or(block)
@@ -428,8 +429,8 @@ fn uuid(list: &[u8]) -> [u8; 16] {
 }
 
 impl Facts {
-    /// Returns the difference that prevents requests made for these facts from being sent to
-    /// another controller.
+    /// Returns the name of a property that differs, so that outstanding requests cannot continue on
+    /// the other controller.
     pub(crate) fn differs(&self, other: &Self) -> Option<&'static str> {
         let (was, is) = (&self.namespace, &other.namespace);
         let names = |facts: &Self| (facts.namespace.nguid, facts.namespace.eui64, facts.uuid);

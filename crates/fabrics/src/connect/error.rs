@@ -5,19 +5,19 @@ use nvme::fabrics::status;
 use nvme_tcp::{Terminated, Violation};
 use std::io;
 
-/// Failure of a conversation with a controller.
+/// Error while talking to a controller.
 #[derive(Debug, thiserror::Error)]
 pub enum Trouble {
-    /// The connection.
+    /// The connection failed.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The controller has closed the connection.
     #[error("the controller has closed the connection")]
     Closed,
-    /// The controller breaks the protocol.
+    /// The controller violated the protocol.
     #[error("the controller breaks the protocol: {0}")]
     Violation(Violation),
-    /// The controller reports that this side has violated the protocol.
+    /// The controller reported that this host violated the protocol.
     #[error("the controller ends the connection: {0}")]
     Terminated(Terminated),
     /// A command failed.
@@ -28,22 +28,23 @@ pub enum Trouble {
         /// Status of the command.
         status: Status,
     },
-    /// The controller lacks something without which it cannot be used.
+    /// The controller lacks a required feature.
     #[error("{0}")]
     Unusable(&'static str),
-    /// The controller did not become ready, or failed.
+    /// The controller did not become ready, or failed; the value of CSTS.
     #[error("the controller did not become ready (CSTS {0:#x})")]
     NotReady(u32),
-    /// Authentication of one of the two sides has failed (DH-HMAC-CHAP).
+    /// DH-HMAC-CHAP authentication of the host or the controller failed.
     #[error("authentication (DH-HMAC-CHAP): {0}")]
     Authentication(dhchap::Refused),
-    /// The controller has closed the connection instead of an answer to this host's proof.
+    /// The controller closed the connection instead of answering this host's reply to the
+    /// challenge.
     #[error(
         "authentication (DH-HMAC-CHAP): the controller has closed the connection when it had this \
          host's proof: authentication failed, as it seems"
     )]
     Unproven,
-    /// No answer to a Keep Alive, or to another command, in time.
+    /// A Keep Alive or another command was not answered in time.
     #[error("the controller does not answer")]
     Silent,
 }
@@ -55,7 +56,7 @@ impl From<Violation> for Trouble {
 }
 
 impl Trouble {
-    /// Returns whether the other side has ended the connection, or there is none.
+    /// Returns whether the controller has closed the connection, or refused it.
     pub(crate) fn is_closed(&self) -> bool {
         match self {
             Self::Closed | Self::Unproven => true,
@@ -74,23 +75,23 @@ impl Trouble {
 /// Error of connecting; the message names the portal.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// No connection to the portal can be made.
+    /// The portal does not accept a connection.
     #[error("{portal}: no controller can be reached ({error}); start it, or correct the address")]
     Unreachable {
         /// Address of the portal.
         portal: String,
-        /// Error of the system.
+        /// I/O error of the connection attempt.
         error: io::Error,
     },
-    /// The portal accepts connections, but its controller cannot be used.
+    /// The portal accepts connections, but its controller is unusable.
     #[error("{portal}: {trouble}")]
     Trouble {
         /// Address of the portal.
         portal: String,
-        /// Failure of the conversation.
+        /// Reason why the controller is unusable.
         trouble: Trouble,
     },
-    /// The host's name has no address.
+    /// The portal's host name cannot be resolved.
     #[error("{portal}: the host's name has no address ({error})")]
     Name {
         /// Address of the portal.
@@ -98,12 +99,12 @@ pub enum ConnectError {
         /// Error of the resolver.
         error: io::Error,
     },
-    /// The controller differs from the previous one, or from another portal's.
+    /// The controller has other properties than the previous one, or than that of another portal.
     #[error("{portal}: is not what it was before: {what}")]
     Changed {
         /// Address of the portal.
         portal: String,
-        /// Property that differs.
+        /// Name of the property that differs.
         what: &'static str,
     },
 }

@@ -1,5 +1,5 @@
-//! Connections: their making, step by step within a time limit, and the Admin queue as a
-//! conversation.
+//! Connecting to a controller: sockets, the Connect command, authentication, initialization, and
+//! synchronous commands on the Admin queue.
 
 mod authenticate;
 mod client;

@@ -1,4 +1,4 @@
-//! A queue's connection: from the socket to Connect.
+//! Connecting one queue: socket, initialization, Connect command, authentication.
 
 use super::authenticate::authenticate;
 use super::client::{Client, Data};
@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// A portal, and the host and subsystem names used there.
+/// Address of a portal, and the host and subsystem names to use with it.
 #[derive(Debug, Clone)]
 pub(crate) struct Portal {
     pub place: HostPort,
@@ -26,15 +26,15 @@ pub(crate) struct Portal {
     pub secrets: Option<Secrets>,
 }
 
-/// Identifier and size of a queue.
+/// Arguments of the Connect command for a queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Queue {
     pub qid: u16,
-    /// Entries of its submission queue, 2 at least.
+    /// Number of entries of the submission queue, at least 2.
     pub entries: u32,
-    /// The controller; 0xffff for an Admin queue.
+    /// Controller ID; 0xffff for an Admin queue.
     pub cntlid: u16,
-    /// Keep Alive Timeout; of an Admin queue.
+    /// Keep Alive Timeout; only for an Admin queue.
     pub kato: Duration,
 }
 
@@ -50,7 +50,7 @@ impl Queue {
 }
 
 impl Portal {
-    /// A portal's name resolved.
+    /// Creates a portal after resolving its host name.
     pub(crate) fn new(
         place: HostPort,
         subnqn: &str,
@@ -78,7 +78,7 @@ impl Portal {
     }
 }
 
-/// Connects a queue. Returns the client of its connection, and the response to Connect.
+/// Connects a queue. Returns the client of its connection, and the response to the Connect command.
 pub(crate) fn connect_queue(
     portal: &Portal,
     queue: Queue,
@@ -89,8 +89,8 @@ pub(crate) fn connect_queue(
             portal: portal.place.to_string(),
             error,
         })?;
-    // Closing resets the connection and drops unsent bytes: data of an old association never
-    // reaches the controller after the association was declared ended.
+    // Closing the socket resets the connection and drops unsent bytes, so that data of an old
+    // association never reaches the controller after the association was declared ended.
     let _ = sockopt::set_socket_linger(&fd, Some(Duration::ZERO));
     let conversation = Conversation::new(fd, deadline);
     let mut client = Client::new(conversation, portal.host).map_err(|t| portal.trouble(t))?;
@@ -109,7 +109,7 @@ fn connect(client: &mut Client, portal: &Portal, queue: Queue) -> Result<Connect
         recfmt: 0,
         qid: queue.qid,
         sqsize_z: u16::try_from(queue.entries.max(2) - 1).unwrap_or(u16::MAX),
-        // Answers that come with a read's data name no head of the queue.
+        // A completion that is sent with a read's data carries no submission queue head.
         cattr: Cattr::new().with_dsqfc(queue.qid != 0),
         kato: u32::try_from(queue.kato.as_millis()).unwrap_or(u32::MAX),
     };
@@ -117,7 +117,7 @@ fn connect(client: &mut Client, portal: &Portal, queue: Queue) -> Result<Connect
     let (entry, _) = client.execute("Connect", command, Data::Out(data.as_bytes()))?;
     let connected = Connected::from_bits(entry.dw0.get());
     if queue.qid != 0 {
-        // Without or with flow control: no more commands are in flight than there are entries.
+        // The choice does not matter: outstanding commands never exceed the queue's entries.
         tracing::trace!(
             qid = queue.qid,
             flow_control = client.last_sqhd() != SQHD_NO_FLOW_CONTROL,

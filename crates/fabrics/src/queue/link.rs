@@ -1,5 +1,5 @@
-//! One I/O queue's connection: commands out, answers in; and its end, after which a new connection
-//! replaces it.
+//! Connection of one I/O queue: sends commands, receives completions, and closes; a new connection
+//! then replaces it.
 //!
 //! ```text
 //! Down --a thread has connected--> Open --error, time-out, end of the stream--> Closing --> Down
@@ -19,23 +19,24 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 use volume::{Incoming, Outgoing, RingStream, RingStreams};
 
-/// Maximum of staged bytes while a message is being sent. Beyond it no command is taken, and no
-/// answer that requests more data is parsed.
+/// Maximum number of staged bytes while a message is being sent. Above it no command is accepted,
+/// and no PDU that requests more data is parsed.
 const STAGED: u64 = 1 << 20;
 /// Size of the receive buffer, in bytes.
 const BUFFER: usize = 128 << 10;
-/// Data of which so many bytes are to come is received where it belongs, without a copy.
+/// Minimum number of outstanding bytes for which data is received directly into its final memory,
+/// without a copy.
 const DIRECT: u32 = 16 << 10;
-/// Time limit for a controller to close a connection that this side has ended.
+/// Time limit for a controller to close a connection whose sending side this host has closed.
 const CLOSING: Duration = Duration::from_secs(1);
-/// Lists of pieces that are kept for the next ones.
+/// Maximum number of unused segment lists that are kept for reuse.
 const SPARE_LISTS: usize = 64;
-/// Bit in the name of a sent list: it is a piece of a command's memory, not all of it.
+/// Bit in the identifier of a sent list: it holds a piece of a command's memory, not all of it.
 const PIECE: u64 = 1 << 32;
-/// Number of bytes that are copied and summed at a time.
+/// Number of bytes that are copied and added to the digest in one step.
 const CHUNK: usize = 4096;
 
-/// A connection that a thread has made.
+/// An established connection of a queue, from the path's thread.
 #[derive(Debug)]
 pub(crate) struct Ready {
     pub fd: OwnedFd,
@@ -43,22 +44,23 @@ pub(crate) struct Ready {
     /// Number of the path's association.
     pub epoch: u64,
     pub qid: u16,
-    /// Commands in flight, at most.
+    /// Maximum number of outstanding commands.
     pub depth: u16,
-    /// Bytes of data that a capsule may have.
+    /// Maximum in-capsule data in bytes.
     pub in_capsule: u32,
 }
 
-/// End of a command.
+/// Outcome of a command on a connection.
 #[derive(Debug)]
 pub(super) enum Ended {
     /// The command was answered.
     Answered(Part, Answered),
-    /// The connection has ended before the answer; the command was sent, unless `part.unsent`.
+    /// The connection ended before the completion arrived; the command was sent, unless
+    /// `part.unsent`.
     Lost(Part),
 }
 
-/// Reason why a connection cannot be used any more.
+/// Reason why a connection is no longer usable.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
     #[error("the controller has closed the connection")]
@@ -83,12 +85,12 @@ impl Broken {
         matches!(self, Self::Io(error) if is(error, Errno::FAULT))
     }
 
-    /// Commands that meet with this again and again fail.
+    /// Returns whether a command counts this failure, so that it fails after several of them.
     pub(super) fn is_blamed(&self) -> bool {
         matches!(self, Self::Violation(_) | Self::Terminated(_)) || self.is_fault()
     }
 
-    /// Returns the reason as text, for the thread that keeps the path.
+    /// Returns the reason as text, for the path's thread.
     pub(super) fn as_str(&self) -> &'static str {
         match self {
             Self::Closed => "the controller has closed the connection",
@@ -125,18 +127,18 @@ struct Open {
     in_capsule: u32,
     epoch: u64,
     qid: u16,
-    /// `None` while the kernel has it.
+    /// Receive buffer; `None` while the kernel uses it.
     incoming: Option<Incoming>,
-    /// Parsing was stopped with bytes left, because too much is staged.
+    /// Parsing stopped before the end of the received bytes, because too much is staged.
     stopped: bool,
-    /// The command whose memory is received into.
+    /// CID of the command into whose memory the kernel receives.
     direct: Option<u16>,
-    /// The next message, and its number.
+    /// Message being assembled, and its number.
     staged: Outgoing,
     batch: u64,
-    /// `None` while the kernel has it.
+    /// Message buffer for reuse; `None` while the kernel uses it.
     spare: Option<Outgoing>,
-    /// Recycled.
+    /// Unused segment lists, kept for reuse.
     lists: Vec<SegmentList>,
     chunk: Box<[u8; CHUNK]>,
 }
@@ -147,19 +149,19 @@ enum State {
     Closing {
         open: Open,
         until: Instant,
-        /// Commands that meet with this again and again fail.
+        /// Commands count this failure, and fail after several of them.
         blamed: bool,
-        /// The connection has ended; by the controller, or otherwise.
+        /// Side that has ended the connection; `None` while it is open.
         ended: Option<By>,
     },
 }
 
-/// Side that has ended a connection.
+/// Side that ended a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum By {
-    /// The controller: it does nothing more for its commands.
+    /// The controller, which therefore executes no more of its commands.
     Controller,
-    /// This side, or the network, has ended the connection.
+    /// This host, or the network.
     Other,
 }
 
@@ -173,7 +175,7 @@ impl By {
     }
 }
 
-/// A place for a connection.
+/// Slot of a queue for one connection, which may be down.
 pub(super) struct Link {
     state: State,
     in_flight: InFlight<Part>,
@@ -189,10 +191,10 @@ impl Link {
         }
     }
 
-    /// Takes a new connection.
+    /// Starts to use a new connection.
     ///
     /// # Errors
-    /// `ready`, if the previous connection has not ended.
+    /// Returns `ready` if the previous connection has not ended.
     pub(super) fn opened(&mut self, streams: &RingStreams, ready: Ready) -> Result<(), Ready> {
         if !matches!(self.state, State::Down) {
             return Err(ready);
@@ -217,7 +219,7 @@ impl Link {
         Ok(())
     }
 
-    /// Commands that are with the controller, or on their way there.
+    /// Returns the number of commands that are staged, being sent, or executed by the controller.
     pub(super) fn len(&self) -> usize {
         self.in_flight.len()
     }
@@ -252,7 +254,7 @@ impl Link {
         }
     }
 
-    /// Returns whether the link waits for something that may not be signalled: the controller's
+    /// Returns whether the link waits for an event that may not be signalled: the controller's
     /// close.
     pub(super) fn is_timed(&self) -> bool {
         matches!(self.state, State::Closing { .. })
@@ -271,10 +273,10 @@ impl Link {
         }
     }
 
-    /// Stages a command.
+    /// Adds a command to the next message.
     ///
     /// # Errors
-    /// `part`, if there is no room.
+    /// Returns `part` if there is no room.
     pub(super) fn stage(&mut self, mut part: Part, facts: &Facts) -> Result<(), Part> {
         let State::Open(open) = &mut self.state else {
             return Err(part);
@@ -311,7 +313,7 @@ impl Link {
         Ok(())
     }
 
-    /// Hands the staged commands to the ring. `true` when there were any.
+    /// Passes the staged message to the ring. Returns `true` if there was one.
     pub(super) fn send(&mut self) -> bool {
         let State::Open(open) = &mut self.state else {
             return false;
@@ -326,7 +328,7 @@ impl Link {
         }
     }
 
-    /// Handles received bytes and finished sends. Commands that have ended are in `over`.
+    /// Handles received bytes and completed sends. Appends finished commands to `over`.
     pub(super) fn poll(
         &mut self,
         now: Instant,
@@ -360,7 +362,7 @@ impl Link {
             self.state = state;
             return;
         };
-        // Commands that were not sent are sent on another path.
+        // Commands that were not sent yet are sent on another path.
         open.staged.clear(|name, list| {
             return_list(&mut self.in_flight, &mut open.lists, name, list);
         });
@@ -382,12 +384,12 @@ impl Link {
                         Err(last) => open.spare = Some(last),
                     }
                 }
-                // The controller is given time to answer the commands it has begun.
+                // The controller may still complete the commands that it has begun.
                 open.stream.end_sending();
             }
         }
         if matches!(why, Broken::GivenUp) {
-            // Memory is wanted at once.
+            // The memory is needed at once.
             open.stream.cancel();
         }
         self.state = State::Closing {
@@ -398,15 +400,15 @@ impl Link {
         };
     }
 
-    /// Memory that the kernel has is wanted.
+    /// Cancels operations of a closing connection, to regain memory from the kernel soon.
     pub(super) fn hurry(&mut self) {
         if let State::Closing { open, .. } = &self.state {
             open.stream.cancel();
         }
     }
 
-    /// Advances the closing of the connection. `Some` when it is closed: its commands are in
-    /// `over`.
+    /// Continues closing the connection. Returns the side that ended it when it is closed; its
+    /// commands are then in `over`.
     pub(super) fn closed(&mut self, now: Instant, over: &mut Vec<Ended>) -> Option<By> {
         let State::Closing {
             open,
@@ -446,8 +448,8 @@ impl Link {
         Some(by)
     }
 
-    /// Gives up the commands of a cancelled request. Those whose memory is here are given up by
-    /// `take`; `true` when the kernel has the memory of further ones.
+    /// Abandons the commands of a cancelled request. `take` receives those whose memory the kernel
+    /// does not use; returns `true` if the kernel uses the memory of others.
     pub(super) fn give_up(&mut self, parent: usize, mut take: impl FnMut(&mut Part)) -> bool {
         let mut lent = false;
         for (_, entry) in self.in_flight.iter_mut() {
@@ -467,7 +469,7 @@ impl Link {
 }
 
 impl Open {
-    /// Stages bytes that are not a request's memory, with their digest.
+    /// Adds bytes that are not a request's memory to the message, with their digest.
     fn stage_bytes(&mut self, bytes: &[u8]) {
         self.staged.bytes(bytes);
         if self.writer.data_digest() {
@@ -475,7 +477,7 @@ impl Open {
         }
     }
 
-    /// Stages a part of a write's data, behind its header.
+    /// Adds part of a write's data to the message, after its PDU header.
     fn stage_data(&mut self, cid: u16, part: &mut Part, at: u32, len: u32) {
         if self.writer.data_digest() {
             // The sent bytes must be those of the digest. A guest that changes its memory meanwhile
@@ -519,7 +521,7 @@ impl Open {
         }
     }
 
-    /// Sends a part of a write's data that the controller has requested.
+    /// Sends the part of a write's data that the controller has requested (R2T).
     fn transfer(&mut self, cid: u16, part: &mut Part, tag: u16, at: u32, len: u32) {
         let most = self.writer.limits().h2c_data;
         let mut done = 0;
@@ -597,8 +599,8 @@ impl Open {
         Ok(())
     }
 
-    /// Reclaims the memory of a batch that has been sent, and ends its commands that were
-    /// answered meanwhile.
+    /// Regains the memory of a message that has been sent, and ends its commands that were
+    /// completed meanwhile.
     fn end_of_sending(
         &mut self,
         mut outgoing: Outgoing,
@@ -645,7 +647,7 @@ impl Open {
         over: &mut Vec<Ended>,
     ) -> Result<(), Broken> {
         loop {
-            // A controller that asks for data and does not read it is asked nothing more.
+            // A controller that requests data and does not read it gets no further commands.
             if self.staged.left() >= STAGED {
                 self.send();
                 if self.staged.left() >= STAGED {
@@ -680,7 +682,7 @@ impl Open {
                             over.push(Ended::Answered(entry.item, answer));
                         }
                     } else if let Some(entry) = in_flight.get(cid) {
-                        // The command ends when the send has ended.
+                        // The command ends when its message has been sent.
                         entry.item.answer = Some(answer);
                     }
                 }
@@ -690,7 +692,7 @@ impl Open {
         }
     }
 
-    /// Asks the ring for more.
+    /// Starts the next receive operation.
     fn receive(&mut self, mut incoming: Incoming, in_flight: &mut InFlight<Part>) {
         if incoming.bytes().is_empty()
             && let Some(expected) = self.answers.expects()
@@ -709,8 +711,8 @@ impl Open {
         }
     }
 
-    /// Takes memory back from the kernel, and discards received bytes, as long as the connection
-    /// has not `ended`. Returns the side that has ended it.
+    /// Regains memory from the kernel, and discards received bytes unless the connection has
+    /// `ended`. Returns the side that ended the connection.
     fn drain(&mut self, in_flight: &mut InFlight<Part>, ended: bool) -> Option<By> {
         if let Some((mut outgoing, _)) = self.stream.sent() {
             let lists = &mut self.lists;
@@ -725,7 +727,7 @@ impl Open {
             by = match &received {
                 Ok(0) => Some(By::Controller),
                 Ok(_) => None,
-                // Cancellation of our own operations is no sign of the other side.
+                // Cancelling our own operations does not mean that the controller closed.
                 Err(error) if is(error, Errno::CANCELED) => None,
                 Err(error) => Some(By::of(error)),
             };
@@ -744,7 +746,7 @@ impl Open {
     }
 }
 
-/// Returns a list from the kernel to its command; returns the command's identifier.
+/// Returns a segment list from the kernel to its command. Returns the command's identifier.
 fn return_list(
     in_flight: &mut InFlight<Part>,
     lists: &mut Vec<SegmentList>,
@@ -769,7 +771,7 @@ fn return_list(
 }
 
 impl What {
-    /// Returns the error of the command when the controller is at fault.
+    /// Returns the error of a command that fails because of the controller.
     pub(super) const fn failed(self) -> volume::IoErrorKind {
         match self {
             Self::Read => volume::IoErrorKind::MediaRead,

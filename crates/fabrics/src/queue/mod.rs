@@ -1,10 +1,11 @@
-//! Queue of one worker into a namespace.
+//! Queue of one worker to a namespace.
 //!
 //! A request becomes one command, or several where it exceeds the controller's maximum. A command
-//! takes one of the paths with the best ANA state ([`Routes`]). Commands of an association that
-//! ended are sent again on any available path. Those that change no data are sent at once. The rest
-//! wait until the association has really ended, because a controller that still carried them out
-//! later would undo newer writes. They fail when there is no path for too long. Nothing here waits.
+//! uses one of the paths with the best ANA state ([`Routes`]). Commands of an ended association are
+//! sent again on any available path. Those that change no data are sent at once. The rest wait
+//! until the association has certainly ended, because a controller that still executed them later
+//! would overwrite newer writes. Requests fail when no path is usable for too long. No function
+//! here blocks.
 
 mod link;
 mod part;
@@ -30,39 +31,39 @@ use volume::{
     QueueState, Request, RingStreams, VolumeQueue, Wake,
 };
 
-/// Interval between checks of time-outs, while something is in flight.
+/// Interval between checks of time-outs while commands are outstanding.
 const LOOK: Duration = Duration::from_millis(100);
-/// Bytes of zeroes that are written again and again, where the controller knows no Write Zeroes.
+/// Size in bytes of the buffer of zeroes that is written where the controller lacks Write Zeroes.
 const ZEROES: usize = 1 << 20;
-/// Connections that may break the protocol, or meet with missing memory, while a command is in
-/// flight, until it fails.
+/// Number of failed connections (protocol violation or inaccessible memory) after which a command
+/// that was outstanding on all of them fails.
 const MOST_VIOLATIONS: u8 = 5;
-/// Maximum of retries of a command after errors that the controller marks as retryable.
+/// Maximum number of retries of a command after errors that the controller marks as retryable.
 const MOST_TRIES: u8 = 5;
 
 /// Message from a path's thread to a worker's queue.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// A connection.
+    /// A new connection.
     Ready {
         path: usize,
         link: usize,
         ready: Ready,
     },
-    /// An association is over: its connections are to be ended.
+    /// An association is lost: close its connections.
     Broken { path: usize, epoch: u64 },
-    /// An association has really ended, as of that time.
+    /// An association has certainly ended, at the given time.
     Ended {
         path: usize,
         epoch: u64,
         at: Instant,
     },
-    /// Sizes or states have changed.
+    /// Size or ANA state has changed.
     Look,
 }
 
 impl Message {
-    /// Returns a copy for another queue, if the message may be sent to several.
+    /// Returns a copy for another queue; `None` for a message with a connection.
     pub(crate) const fn copy(&self) -> Option<Self> {
         Some(match *self {
             Self::Ready { .. } => return None,
@@ -73,44 +74,45 @@ impl Message {
     }
 }
 
-/// Commands that a controller may still carry out, although its association is lost.
+/// Commands of a lost association, which its controller may still execute.
 struct Limbo {
     path: usize,
     epoch: u64,
-    /// Time when the association is certainly over, once that is known.
+    /// Time when the association has certainly ended, once known.
     ends: Option<Instant>,
     parts: Vec<Part>,
 }
 
 pub(crate) struct FabricsQueue {
     shared: Arc<Shared>,
-    /// Index among the volume's queues.
+    /// Index of this queue among the volume's queues.
     place: usize,
     info: Info,
     streams: RingStreams,
     mail: Arc<Mail>,
     routes: Routes,
     parents: Parents,
-    /// Requests of which something is to be sent.
+    /// Indexes of requests with commands that were not sent yet.
     waiting: VecDeque<usize>,
-    /// Commands to be sent again, before new ones.
+    /// Commands to send again, before new ones.
     again: VecDeque<Part>,
     limbo: Vec<Limbo>,
-    /// Connections whose places are taken by others that have not ended, with path and number.
+    /// New connections whose slots still hold closing ones, with path and number.
     early: Vec<(usize, usize, Ready)>,
-    /// Commands that change something, and that nobody waits for: nothing is sent before they have
-    /// ended, for a guest that was reset must not find its old write on top of its new one.
+    /// Number of outstanding commands of cancelled requests that change data. No command is sent
+    /// until they have ended, because after a reset a guest's old write must not overwrite its new
+    /// one.
     given_up: usize,
-    /// Cancelled requests whose memory the kernel had when they were last checked.
+    /// Indexes of cancelled requests whose memory the kernel used at the last check.
     lent: Vec<usize>,
-    /// Requests that are complete.
+    /// Completed requests.
     ended: Vec<Completion>,
-    /// Recycled.
+    /// Buffer for finished commands, kept for reuse.
     over: Vec<Ended>,
     zeroes: Option<SegmentList>,
-    /// Time since which there has been no path.
+    /// Time since when no path has been usable.
     lost: Option<Instant>,
-    /// Roughly.
+    /// Current time, updated once per round.
     now: Instant,
     ending: Ending,
 }
@@ -148,7 +150,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Sends commands as far as there is room.
+    /// Sends commands as long as the connections have room.
     fn issue(&mut self) {
         if self.given_up > 0 {
             return;
@@ -181,7 +183,7 @@ impl FabricsQueue {
                 continue;
             };
             if let Err(part) = link.stage(part, &shared.facts) {
-                // The link has room; this is a fallback.
+                // Not reached while the link has room.
                 self.again.push_back(part);
             }
             let parent = self.parents.get(place);
@@ -191,7 +193,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Handles the end of a command on a path.
+    /// Handles the outcome of a command on a path.
     fn over(&mut self, path: usize, epoch: u64, ended: Ended) {
         match ended {
             Ended::Answered(part, answer) => self.answered(path, part, answer),
@@ -202,7 +204,7 @@ impl FabricsQueue {
         }
     }
 
-    /// A command was not carried out, or may be repeated.
+    /// Queues a command to be sent again; it was not executed, or may be repeated.
     fn send_again(&mut self, part: Part) {
         if part.given_up {
             self.given_up -= usize::from(part.what.changes());
@@ -216,14 +218,14 @@ impl FabricsQueue {
         }
     }
 
-    /// The controller of a lost association may still carry it out.
+    /// Holds a command that the controller of a lost association may still execute.
     fn hold(&mut self, path: usize, epoch: u64, part: Part) {
         if let Some(limbo) = self.limbo_of(path, epoch) {
             limbo.parts.push(part);
         }
     }
 
-    /// Returns the held commands of an association; there is always a place for them.
+    /// Returns the held commands of an association, after creating an empty entry if there is none.
     fn limbo_of(&mut self, path: usize, epoch: u64) -> Option<&mut Limbo> {
         let known = |limbo: &Limbo| limbo.path == path && limbo.epoch == epoch;
         let place = self.limbo.iter().position(known).unwrap_or_else(|| {
@@ -238,14 +240,14 @@ impl FabricsQueue {
         self.limbo.get_mut(place)
     }
 
-    /// Sends again the held commands of associations that have really ended.
+    /// Sends the held commands of associations that have certainly ended.
     fn release(&mut self) {
         let now = self.now;
         let mut place = 0;
         while let Some(limbo) = self.limbo.get(place) {
             let (path, epoch) = (limbo.path, limbo.epoch);
             let is_over = limbo.ends.is_some_and(|at| at <= now);
-            // More may come of connections that are still closing.
+            // Connections that are still closing may add more.
             if !is_over || self.routes.has_epoch(path, epoch) {
                 place += 1;
                 continue;
@@ -284,7 +286,7 @@ impl FabricsQueue {
         if let Some(state) = state
             && waited < self.shared.options.reconnect_delay
         {
-            // Not a try: the path is not used before its state is looked at.
+            // Does not count as a retry: the path is not used before its state is read again.
             if let Some(path) = self.shared.paths.get(path) {
                 path.report(Report::State(state));
             }
@@ -302,7 +304,7 @@ impl FabricsQueue {
         self.finish(part, Err(error));
     }
 
-    /// Handles the end of a command for its request.
+    /// Handles the end of a command: updates its request, and completes it after the last command.
     fn finish(&mut self, mut part: Part, result: Result<(), IoError>) {
         let place = part.parent;
         let Some(parent) = self.parents.get(place) else {
@@ -322,13 +324,13 @@ impl FabricsQueue {
     fn end_if_over(&mut self, place: usize) {
         let is_over = self.parents.get(place).is_some_and(|p| p.is_over());
         if is_over && let Some(parent) = self.parents.remove(place) {
-            // An error ends a request of which something was still to be sent.
+            // The request fails, so its remaining commands are not sent.
             self.waiting.retain(|waiting| *waiting != place);
             self.ended.push(parent.request.complete(parent.result));
         }
     }
 
-    /// Advances one connection.
+    /// Handles events of one connection.
     fn poll_link(&mut self, path: usize, number: usize) {
         let mut over = std::mem::take(&mut self.over);
         let Some(link) = self.routes.link(path, number) else {
@@ -370,7 +372,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Handles the messages from the paths' threads.
+    /// Handles the messages of the paths' threads.
     fn read_mail(&mut self) {
         for message in self.mail.take() {
             match message {
@@ -405,7 +407,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Connections of an association that has ended before they had their places.
+    /// Drops connections of an ended association that wait for their slots.
     fn drop_early(&mut self, path: usize, epoch: u64) {
         let early = std::mem::take(&mut self.early);
         for (of, number, ready) in early {
@@ -424,7 +426,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Gives up the commands of a cancelled request.
+    /// Abandons the commands of a cancelled request.
     fn give_up(&mut self, place: usize) {
         let Some(parent) = self.parents.get(place) else {
             return;
@@ -434,7 +436,7 @@ impl FabricsQueue {
         parent.result = Err(IoErrorKind::Aborted.into());
         self.waiting.retain(|waiting| *waiting != place);
         let (mut changing, mut still_lent) = (0, false);
-        // The memory returns to its owner, and the request waits for one command less.
+        // The memory returns to its owner, and the request has one outstanding command less.
         let mut take = |part: &mut Part| {
             changing += usize::from(part.what.changes());
             let list = part.keep_copy();
@@ -448,7 +450,7 @@ impl FabricsQueue {
             if !link.give_up(place, &mut take) {
                 continue;
             }
-            // The kernel sends or receives it: that ends with the connection.
+            // The kernel sends or receives this memory until the connection ends.
             still_lent = true;
             match link.is_open().then(|| link.identity()).flatten() {
                 Some((epoch, _)) => {
@@ -465,7 +467,7 @@ impl FabricsQueue {
                 None => link.hurry(),
             }
         }
-        // The command belongs to a lost association, which may still carry it out.
+        // The command belongs to a lost association, whose controller may still execute it.
         for part in self.limbo.iter_mut().flat_map(|limbo| &mut limbo.parts) {
             if part.parent == place && !part.given_up {
                 part.given_up = true;
@@ -493,17 +495,17 @@ impl FabricsQueue {
         self.end_if_over(place);
     }
 
-    /// Ends cancelled requests whose memory has come back.
+    /// Completes cancelled requests whose memory the kernel has returned.
     fn collect(&mut self) {
         for place in std::mem::take(&mut self.lent) {
-            // The place may belong to another request by now.
+            // Another request may use this index by now.
             if self.parents.get(place).is_some_and(|p| p.cancelled) {
                 self.give_up(place);
             }
         }
     }
 
-    /// Ends requests that have waited for a path for too long.
+    /// Fails requests that have waited too long for a usable path.
     fn fail_overdue(&mut self) {
         if self.routes.is_usable(&self.shared.paths) {
             self.lost = None;
@@ -526,7 +528,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Gives up the requests when the worker ends and the controller does not answer.
+    /// Abandons the requests when the worker ends and the controller does not answer.
     fn end(&mut self, answered: bool) {
         if !self.parents.is_empty() && self.ending.is_over(answered) {
             let subsystem = &self.shared.subsystem;
@@ -541,7 +543,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Returns whether the next round has work that no event signals.
+    /// Returns whether the next round has work without any event.
     fn goes_on(&self) -> bool {
         let issues = self.given_up == 0
             && !(self.waiting.is_empty() && self.again.is_empty())
@@ -549,7 +551,7 @@ impl FabricsQueue {
         issues || !self.ended.is_empty() || self.mail.has_news() || self.routes.has_news()
     }
 
-    /// Returns whether a time limit runs that nothing signals.
+    /// Returns whether a time limit is running, whose end is not signalled.
     fn is_timed(&self) -> bool {
         !self.parents.is_empty()
             || !self.ended.is_empty()
@@ -558,7 +560,7 @@ impl FabricsQueue {
     }
 }
 
-/// Makes the next command of a request.
+/// Creates the next command of a request.
 fn next(
     parent: &mut Parent,
     place: usize,
@@ -667,15 +669,15 @@ impl VolumeQueue for FabricsQueue {
         let in_flight = self.parents.len() + self.ended.len();
         let wake = match self.goes_on() {
             true => Wake::Poll,
-            // Time-outs, which nothing signals.
+            // The end of a time limit is not signalled.
             false if self.is_timed() => Wake::After(LOOK),
             false => Wake::Event,
         };
         QueueState { in_flight, wake }
     }
 
-    /// Cancels a request. Its completion is returned in one of the next rounds, whether the
-    /// controller answers or not.
+    /// Cancels a request. One of the next rounds returns its completion, whether or not the
+    /// controller answers.
     fn cancel(&mut self, tag: u64) {
         if let Some(place) = self.parents.find(tag) {
             self.give_up(place);
@@ -688,7 +690,7 @@ impl FastPath for FabricsQueue {
         self.submit(Request::transfer(tag, op, offset, data))
     }
 
-    /// Sends all started commands as one message.
+    /// Sends all staged commands as one message.
     fn push(&mut self) {
         for (_, link) in self.routes.all() {
             if link.send() {

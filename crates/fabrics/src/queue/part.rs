@@ -1,4 +1,4 @@
-//! A command of a request: its operation, and its encoding.
+//! One command of a request: its operation, progress, and encoding.
 
 use crate::connect::Facts;
 use dma::{Buffer, SegmentList};
@@ -32,48 +32,49 @@ impl What {
     }
 }
 
-/// A command.
+/// A command that belongs to a request.
 #[derive(Debug)]
 pub(crate) struct Part {
-    /// The place of its request.
+    /// Index of the request.
     pub parent: usize,
     pub what: What,
-    /// Bytes.
+    /// Offset of the command's data in the volume in bytes.
     pub offset: u64,
     pub len: u32,
-    /// Memory of the data; empty while the kernel has it.
+    /// Memory of the data; empty while the kernel uses it.
     pub list: SegmentList,
-    /// `list` is all of the request's memory, not a slice.
+    /// `list` is all of the request's memory, not a part of it.
     pub whole: bool,
     /// Time when the command was sent to the controller.
     pub since: Instant,
-    /// Time when the command was made.
+    /// Time when the command was created.
     pub made: Instant,
-    /// Pieces of its memory that the kernel has.
+    /// Number of pieces of its memory that the kernel uses.
     pub lent: u32,
-    /// The request was cancelled; the answer is discarded.
+    /// The request was cancelled; the completion is discarded.
     pub given_up: bool,
     /// Received data could not be stored in the request's memory.
     pub unstored: bool,
-    /// Number of the message, on its connection, that carries the command.
+    /// Number of the message on the connection that carries the command.
     pub batch: u64,
-    /// Bytes of its data that the controller has still to ask for.
+    /// Number of data bytes that the controller has not requested yet.
     pub owed: u32,
-    /// The connection has ended before the command was sent.
+    /// The connection ended before the command was sent.
     pub unsent: bool,
-    /// Connections that broke while it was with the controller, by more than their end.
+    /// Number of connections that failed, other than by being closed, while the command was
+    /// outstanding.
     pub violations: u8,
-    /// Times that it was answered by an error and sent again.
+    /// Number of times that the command failed with a retryable error and was sent again.
     pub tries: u8,
-    /// Answer that arrived while the kernel had the command's memory.
+    /// Completion that arrived while the kernel used the command's memory.
     pub answer: Option<Answered>,
 }
 
-/// A command's answer.
+/// Completion of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Answered {
     pub status: nvme::Status,
-    /// The digest of some of its data did not match.
+    /// The digest of its data did not match.
     pub corrupt: bool,
 }
 
@@ -100,7 +101,7 @@ impl Part {
         }
     }
 
-    /// Returns the number of bytes that the controller sends.
+    /// Returns the number of bytes that the controller sends for this command.
     pub(crate) fn data_in(&self) -> u32 {
         match self.what {
             What::Read => self.len,
@@ -116,12 +117,12 @@ impl Part {
         }
     }
 
-    /// The command, without identifier and data pointer; and for those that carry it themselves,
-    /// their data.
+    /// Encodes the command, without identifier and data pointer; for Dataset Management also the
+    /// range, which is its data.
     pub(crate) fn command(&self, facts: &Facts) -> (Command, Option<DsmRange>) {
         let shift = facts.namespace.block_shift;
         let (slba, blocks) = (self.offset >> shift, self.len >> shift);
-        // No command is longer than 65,536 blocks but those that are described by their data.
+        // Only commands whose ranges are in their data exceed 65,536 blocks.
         let nlb_z = (blocks.max(1) - 1).min(0xffff) as u16;
         let opcode = match self.what {
             What::Read => NvmOpcode::READ,
@@ -161,8 +162,8 @@ impl Part {
         (command, None)
     }
 
-    /// Returns the memory of the command, and keeps a copy if the controller may still ask for the
-    /// data.
+    /// Returns the memory of the command for sending, and keeps a copy if the controller may still
+    /// request data.
     pub(crate) fn keep_copy(&mut self) -> SegmentList {
         let list = std::mem::take(&mut self.list);
         if self.owed > 0 {
@@ -173,7 +174,7 @@ impl Part {
         list
     }
 
-    /// Stores data of a read.
+    /// Copies received data of a read into the command's memory, at offset `at`.
     pub(crate) fn store(&mut self, at: u32, bytes: &[u8]) {
         if !self.given_up {
             self.unstored |= self.list.copy_from(at.into(), bytes) != bytes.len();
@@ -181,7 +182,7 @@ impl Part {
     }
 }
 
-/// Returns the bytes of a range.
+/// Returns the encoded bytes of a Dataset Management range.
 pub(crate) fn range_bytes(range: &DsmRange) -> &[u8] {
     range.as_bytes()
 }

@@ -1,21 +1,21 @@
-//! The connections of a queue, by their paths, and which of them a command takes.
+//! Connections of a queue by path, and the choice of one for each command.
 
 use super::link::Link;
 use crate::options::Policy;
 use crate::path::Path;
 use nvme::log::AnaState;
 
-/// The connections of a queue.
+/// Connections of a queue on all paths.
 pub(super) struct Routes {
-    /// `each` for every path, one path after the other.
+    /// Connections, path after path, with the same number for each path.
     links: Vec<Link>,
     each: usize,
     policy: Policy,
-    /// Index behind the path that was chosen last.
+    /// Index after the path that was chosen last.
     turn: usize,
 }
 
-/// Returns the rank of a path; less is better.
+/// Returns the rank of a path by its ANA state (lower is better); `None` if it is unusable.
 fn rank(path: &Path) -> Option<u8> {
     match path.state() {
         AnaState::OPTIMIZED => Some(0),
@@ -34,7 +34,7 @@ impl Routes {
         }
     }
 
-    /// Returns the number of connections of each path.
+    /// Returns the number of connections on each path.
     pub(super) fn each(&self) -> usize {
         self.each
     }
@@ -51,26 +51,26 @@ impl Routes {
         self.links.iter_mut().skip(skip).take(self.each)
     }
 
-    /// Iterates over all links, with the numbers of their paths.
+    /// Iterates over all links, each with the number of its path.
     pub(super) fn all(&mut self) -> impl Iterator<Item = (usize, &mut Link)> {
         let each = self.each.max(1);
         let links = self.links.iter_mut().enumerate();
         links.map(move |(place, link)| (place / each, link))
     }
 
-    /// Returns the best rank of a path with a connection.
+    /// Returns the best rank among the paths that have a connection.
     fn best(&self, paths: &[Path]) -> Option<u8> {
         let links = self.links.chunks(self.each.max(1)).zip(paths);
         let usable = links.filter(|(links, _)| links.iter().any(Link::is_open));
         usable.filter_map(|(_, path)| rank(path)).min()
     }
 
-    /// Returns whether commands can be sent, now or when there is room.
+    /// Returns whether a path is usable, even if it has no room at present.
     pub(super) fn is_usable(&self, paths: &[Path]) -> bool {
         self.best(paths).is_some()
     }
 
-    /// Returns whether a command can be sent.
+    /// Returns whether a usable path has room for a command.
     pub(super) fn has_room(&self, paths: &[Path]) -> bool {
         let best = self.best(paths);
         let links = self.links.chunks(self.each.max(1)).zip(paths);
@@ -80,11 +80,11 @@ impl Routes {
                 .any(|(links, _)| links.iter().any(Link::has_room))
     }
 
-    /// Chooses the connection for the next command, by the policy, among the paths with the best
-    /// ANA state. `None`: there is no path, or no room.
+    /// Chooses the connection for the next command by the policy, among the paths with the best ANA
+    /// state; `None` if no path is usable or has room.
     pub(super) fn choose(&mut self, paths: &[Path]) -> Option<&mut Link> {
         let place = match &self.links[..] {
-            // The usual case.
+            // The most common case is one connection.
             [only] => (only.has_room() && rank(paths.first()?).is_some()).then_some(0)?,
             _ => self.choose_among(paths)?,
         };
@@ -94,7 +94,7 @@ impl Routes {
     fn choose_among(&mut self, paths: &[Path]) -> Option<usize> {
         let best = self.best(paths)?;
         let (each, count, turn) = (self.each.max(1), self.links.len(), self.turn);
-        // In turn, from behind the last one.
+        // Try the connections in turn, starting after the last one chosen.
         let places = (0..count).map(|step| (turn + step) % count.max(1));
         let open = places.filter(|place| {
             let link = self.links.get(*place);
@@ -111,7 +111,7 @@ impl Routes {
         Some(place)
     }
 
-    /// Returns whether a connection of that association is open, or closing.
+    /// Returns whether a connection of that association is open or closing.
     pub(super) fn has_epoch(&self, path: usize, epoch: u64) -> bool {
         let links = self.links.iter().skip(path.saturating_mul(self.each));
         let mut links = links.take(self.each);

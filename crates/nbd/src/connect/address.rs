@@ -1,29 +1,30 @@
-//! Address of a server and name of its export, parsed from a URL.
+//! Address of an NBD server and name of its export, parsed from a URL.
 
 use remote::{Address, HostPort, HostPortError, decode};
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 
-/// The port of NBD (IANA).
+/// Default TCP port of NBD (IANA).
 pub const PORT: u16 = 10809;
 
-/// A value parsed from a URL, or the description of an error in it.
+/// A value parsed from a URL, or an error message.
 pub type Parsed<T> = Result<T, String>;
 
-/// An export of a server.
+/// An NBD server and one of its exports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
     /// Address of the server.
     pub address: Address,
-    /// The name of the export; empty: the default one.
+    /// Name of the export; empty for the default export.
     pub export: String,
 }
 
 impl Server {
-    /// Parses `name` of `nbd+unix://NAME?socket=SOCKET`: the export behind a slash.
+    /// Parses an export behind a Unix socket: `name` is the part of the URL after `nbd+unix://`, a
+    /// slash and the export.
     ///
     /// # Errors
-    /// A message, if `name` does not begin with a slash or its export cannot be decoded.
+    /// A message when `name` does not begin with a slash or its export cannot be decoded.
     pub fn unix(name: &str, socket: &str) -> Parsed<Self> {
         let Some(export) = name.strip_prefix('/') else {
             return Err(match name {
@@ -46,11 +47,11 @@ impl Server {
         })
     }
 
-    /// Parses `name` of `nbd://NAME`: HOST, HOST:PORT or \[ADDRESS\]:PORT, and the export behind a
-    /// slash.
+    /// Parses an export behind TCP: `name` is the part of the URL after `nbd://`, that is HOST,
+    /// HOST:PORT or \[ADDRESS\]:PORT, then a slash and the export.
     ///
     /// # Errors
-    /// A message, if the host, the port or the export is invalid.
+    /// A message when the host, the port or the export is invalid.
     pub fn tcp(name: &str) -> Parsed<Self> {
         let (place, export) = name.split_once('/').unwrap_or((name, ""));
         let place = HostPort::parse(place, PORT).map_err(|wrong| match wrong {
@@ -71,11 +72,11 @@ impl Server {
         })
     }
 
-    /// Resolves the addresses of the host's name; none for a socket of this host. Asks the system's
-    /// resolver, which may take some time.
+    /// Resolves the server's host name to addresses; the list is empty for a Unix socket. Asks the
+    /// system's resolver, which may take some time.
     ///
     /// # Errors
-    /// The resolver's.
+    /// The I/O error of the resolver.
     pub fn resolve(&self) -> std::io::Result<Vec<SocketAddr>> {
         match &self.address {
             Address::Unix(_) => Ok(Vec::new()),

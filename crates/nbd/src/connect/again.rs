@@ -1,4 +1,4 @@
-//! A thread that connects again after a connection has ended, with growing pauses.
+//! Reconnection: a thread that replaces an ended connection, with growing pauses between attempts.
 
 use super::Inbox;
 use crate::export::Shared;
@@ -6,11 +6,11 @@ use remote::{LOG_INTERVAL, pause};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-/// Starts a thread that puts a connection into `inbox`, as soon as it has one. It ends when the
-/// receiver is dropped. `failures`: number of consecutive connections that were of no use.
+/// Starts a thread that connects again and puts the connection into `inbox`. It ends when the
+/// receiver is dropped. `failures`: number of consecutive connections that failed before any reply.
 ///
 /// # Errors
-/// The system's, if no thread can be started.
+/// The I/O error when no thread can be started.
 pub(crate) fn connect_again(
     shared: &Arc<Shared>,
     inbox: &Arc<Inbox>,

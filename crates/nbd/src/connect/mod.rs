@@ -1,5 +1,5 @@
-//! Connections: addresses, connecting to a server, and threads that reconnect while a worker serves
-//! its other volumes.
+//! Connections to servers: addresses, the first connection, and threads that reconnect while a
+//! worker serves its other volumes.
 
 mod address;
 mod again;
@@ -11,5 +11,5 @@ pub(crate) use again::connect_again;
 pub use previous::{PreviousError, end_previous};
 pub use socket::{ConnectError, Connected, ConnectionKeeper, Kept, connect};
 
-/// Inbox for new connections, with the number of their link.
+/// Inbox for new connections, each with the number of its link.
 pub(crate) type Inbox = volume::Inbox<(usize, Connected)>;

@@ -1,11 +1,11 @@
-//! The fence between a process and the one that used an export before.
+//! Fencing of the connections of a previous process that used the same export.
 //!
-//! A connection that outlives its process, because another process has its descriptor, may have
-//! requests that the server has not carried out yet. Commands on a new connection could overtake
-//! them. So nothing is sent on a new connection before every old one has been ended in two steps.
-//! First it is shut down for writing; after that no command reaches the server on it, not even one
-//! that the previous process's ring was still sending. Then it is read to its end, because a server
-//! answers the commands it has begun before it closes.
+//! A connection outlives its process if another process holds its descriptor, and may have requests
+//! that the server has not executed yet. They could overwrite the result of commands on a new
+//! connection. Nothing is therefore sent on a new connection before every old one has been closed
+//! in two steps. First it is shut down for writing; after that no command reaches the server on it,
+//! not even one that the previous process's ring was still sending. Then it is read until its end,
+//! because a server answers the commands that it has begun before it closes.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -15,42 +15,42 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 use volume::WaitLog;
 
-/// Bytes of answers that are read at a time, and thrown away.
+/// Number of received bytes that are read and discarded in one step.
 const CHUNK: usize = 64 << 10;
 
-/// Connections of a previous process could not be ended.
+/// Reason why the connections of a previous process could not be closed.
 #[derive(Debug, thiserror::Error)]
 pub enum PreviousError {
-    /// The server does not close them.
+    /// The server does not close its side.
     #[error(
         "{server}: has not closed {open} connections of the previous process after {waited:.1?}: \
          what it does late would undo what is written now; try again when it answers \
          (--previous-timeout waits longer)"
     )]
     Open {
-        /// The server.
+        /// Name of the server.
         server: String,
-        /// Connections that are still open.
+        /// Number of connections that are still open.
         open: usize,
         /// Time spent waiting for the connections.
         waited: Duration,
     },
-    /// A descriptor is no connection.
+    /// A descriptor is not a connection.
     #[error("{server}: a connection of the previous process cannot be ended ({error})")]
     NoConnection {
-        /// The server.
+        /// Name of the server.
         server: String,
-        /// Error of the system.
+        /// I/O error of the operation on the descriptor.
         error: io::Error,
     },
 }
 
-/// Ends the connections that a previous process has had to `server`, and waits until the server has
-/// closed each: their commands have all ended then. Must be called before anything is sent on a new
+/// Closes the connections of a previous process to `server`, and waits until the server has closed
+/// each one, so that all of their commands have ended. Call it before sending anything on a new
 /// connection.
 ///
 /// # Errors
-/// [`PreviousError`], after `limit` at the latest; nothing may be sent then.
+/// [`PreviousError`] when a connection is still open after `limit`; nothing may be sent then.
 pub fn end_previous(
     server: &str,
     connections: Vec<OwnedFd>,
@@ -99,10 +99,10 @@ pub fn end_previous(
     }
 }
 
-/// Discards received bytes, within bounds. Returns whether the server has closed the connection,
-/// too.
+/// Discards received bytes, a bounded number of them. Returns whether the server has closed the
+/// connection, too.
 fn has_ended(fd: &OwnedFd, chunk: &mut [u8]) -> bool {
-    // Answers of 16 MiB and more may be on their way; the other connections get a turn in between.
+    // Replies of 16 MiB and more may be pending, so other connections are handled in between.
     for _ in 0..64 {
         match recv(fd, &mut *chunk, RecvFlags::DONTWAIT) {
             Ok((_, 0)) => return true,

@@ -1,4 +1,4 @@
-//! A connection to a server, up to the end of the handshake, within a time limit.
+//! Connecting to a server and the NBD handshake, within a time limit.
 
 use super::address::Server;
 use super::previous::PreviousError;
@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 /// Error of connecting; the message names the server.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// No connection to the server can be made.
+    /// The server does not accept a connection.
     #[error("{server}: no server can be reached ({error}); start it, or correct the address")]
     Unreachable {
         /// Address of the server.
         server: String,
-        /// Error of the system.
+        /// I/O error of the connection attempt.
         error: io::Error,
     },
-    /// The server accepts the connection, but offers no export.
+    /// The server accepts the connection, but the handshake failed.
     #[error("{server}: {error}")]
     Handshake {
         /// Address of the server.
@@ -28,7 +28,7 @@ pub enum ConnectError {
         /// Error of the handshake.
         error: HandshakeError,
     },
-    /// The host's name has no address.
+    /// The server's host name cannot be resolved.
     #[error("{server}: the host's name has no address ({error})")]
     Name {
         /// Host name of the server.
@@ -51,7 +51,7 @@ pub enum ConnectError {
 pub struct Connected {
     /// The socket.
     pub fd: OwnedFd,
-    /// The export behind it.
+    /// The export that was negotiated.
     pub export: Export,
     /// Guard of the [`ConnectionKeeper`], dropped when the connection has ended.
     pub kept: Option<Kept>,
@@ -61,27 +61,26 @@ pub struct Connected {
 /// ended.
 pub type Kept = Box<dyn std::any::Any + Send>;
 
-/// Keeps connections open for the next process, which ends them before it sends anything on its
-/// own.
+/// Keeper of connections across a restart. The next process closes them before it sends anything on
+/// its own connections.
 pub trait ConnectionKeeper: Send + Sync + std::fmt::Debug {
-    /// Ends the connections to `server` that a previous process has left
-    /// ([`end_previous`](super::end_previous)). It is called before the first new connection is
-    /// made, by a thread that may wait.
+    /// Closes the connections to `server` that a previous process has left
+    /// ([`end_previous`](super::end_previous)). Called before the first new connection, by a thread
+    /// that may block.
     ///
     /// # Errors
-    /// [`PreviousError`]: nothing may be sent to the server.
+    /// [`PreviousError`] when a connection is still open; nothing may be sent to the server.
     fn end_previous(&self, server: &str) -> Result<(), PreviousError>;
 
-    /// Registers a connection to `server`. It is called before anything is sent on the connection,
-    /// by a thread that may wait. `None`: registering failed, and the connection is used all the
-    /// same.
+    /// Registers a connection to `server`. Called before anything is sent on the connection, by a
+    /// thread that may block. `None` if registering failed; the connection is used nevertheless.
     fn keep(&self, server: &str, connection: BorrowedFd<'_>) -> Option<Kept>;
 }
 
-/// Connects to a server and asks for its export; `addresses` are those of its host.
+/// Connects to a server and negotiates its export. `addresses` are the resolved ones of its host.
 ///
 /// # Errors
-/// [`ConnectError`], after `limit` at the latest.
+/// [`ConnectError`] when no connection or export is available within `limit`.
 pub fn connect(
     server: &Server,
     addresses: &[SocketAddr],

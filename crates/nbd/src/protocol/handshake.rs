@@ -1,5 +1,5 @@
-//! The handshake: fixed newstyle, `NBD_OPT_STRUCTURED_REPLY`, `NBD_OPT_GO` with block sizes, and
-//! `NBD_OPT_EXPORT_NAME` for servers that know no more.
+//! NBD handshake: fixed newstyle, `NBD_OPT_STRUCTURED_REPLY`, `NBD_OPT_GO` with block sizes, and
+//! `NBD_OPT_EXPORT_NAME` for servers without `NBD_OPT_GO`.
 
 use super::wire::{
     self, IHAVEOPT, INIT_PASSWD, OLDSTYLE, OPTION_REPLY, info, option, option_reply,
@@ -7,27 +7,27 @@ use super::wire::{
 use super::wire::{export_flags, handshake_flags, u16_at, u32_at, u64_at};
 use std::io::{self, Read, Write};
 
-/// Longest reply to an option, in bytes.
+/// Maximum length of a reply to an option in bytes.
 const LONGEST_REPLY: u32 = 64 << 10;
-/// Replies that a server may send to one option.
+/// Maximum number of replies to one option.
 const MOST_REPLIES: usize = 256;
-/// Longest request or reply with data, in bytes, if the server announces no limit.
+/// Maximum length in bytes of a request or reply with data, if the server announces none.
 const DEFAULT_MAXIMUM: u32 = 32 << 20;
-/// Largest of smallest blocks, in bytes.
+/// Maximum in bytes of the minimum block size that a server may announce.
 const LARGEST_MINIMUM: u32 = 64 << 10;
 
-/// An export, as its server describes it. Sizes in bytes.
+/// An export, as its server describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Export {
     /// Size of the export in bytes.
     pub size: u64,
     /// Transmission flags ([`export_flags`]).
     pub flags: u16,
-    /// Offsets and lengths are multiples of this; a power of two, at most 64 KiB.
+    /// Minimum block size: offsets and lengths are multiples of it; a power of two, at most 64 KiB.
     pub minimum: u32,
-    /// Block size that the server handles best; a power of two, at least `minimum`.
+    /// Preferred block size in bytes; a power of two, at least `minimum`.
     pub preferred: u32,
-    /// Maximum of data in a request; a multiple of `minimum`.
+    /// Maximum data of a request in bytes; a multiple of `minimum`.
     pub maximum: u32,
     /// Structured replies were negotiated.
     pub structured: bool,
@@ -46,10 +46,10 @@ pub enum HandshakeError {
     /// The connection broke, or timed out.
     #[error("the handshake ended early: {0}")]
     Io(io::Error),
-    /// No NBD server.
+    /// The peer is not an NBD server.
     #[error("what answers is no NBD server")]
     NotNbd,
-    /// A server of before 2011.
+    /// The server uses the oldstyle handshake of before 2011.
     #[error("the server speaks only the oldstyle or unfixed handshake of NBD")]
     TooOld,
     /// The server violates the protocol.
@@ -63,22 +63,22 @@ pub enum HandshakeError {
         /// Error text of the server.
         text: String,
     },
-    /// The server demands TLS.
+    /// The server requires TLS.
     #[error(
         "the server demands TLS, which is not supported; reach it through a TLS tunnel on this host"
     )]
     Tls,
-    /// The server refuses for another reason.
+    /// The server refuses the export for another reason.
     #[error("the server refuses the export \"{name}\" (reply {reply:#x}){}", said(.text))]
     Refused {
         /// Name of the requested export.
         name: String,
-        /// The type of its reply.
+        /// Type of the server's error reply.
         reply: u32,
         /// Error text of the server.
         text: String,
     },
-    /// A name that the protocol has no room for.
+    /// The name of the export is too long for the protocol.
     #[error("names of exports have at most 4096 bytes")]
     LongName,
 }
@@ -101,11 +101,12 @@ fn violation<T>(what: &'static str) -> Result<T, HandshakeError> {
     Err(HandshakeError::Violation(what))
 }
 
-/// Asks a server for an export, from the first byte of a connection on. Reading and writing have a
-/// time limit of their own.
+/// Performs the handshake on a new connection and selects the export `name`. The stream must
+/// enforce a time limit on reads and writes.
 ///
 /// # Errors
-/// [`HandshakeError`].
+/// [`HandshakeError`] when the connection fails, or the server violates the protocol or refuses the
+/// export.
 pub fn negotiate(stream: &mut (impl Read + Write), name: &str) -> Result<Export, HandshakeError> {
     if name.len() > 4096 {
         return Err(HandshakeError::LongName);
@@ -150,7 +151,7 @@ fn read<const N: usize>(stream: &mut impl Read) -> Result<[u8; N], HandshakeErro
 }
 
 fn send(stream: &mut impl Write, option: u32, data: &[u8]) -> Result<(), HandshakeError> {
-    // At most a name and some numbers.
+    // The data is at most a name and some numbers.
     let len = data.len() as u32;
     let mut message = IHAVEOPT.to_be_bytes().to_vec();
     message.extend_from_slice(&option.to_be_bytes());
@@ -159,7 +160,7 @@ fn send(stream: &mut impl Write, option: u32, data: &[u8]) -> Result<(), Handsha
     Ok(stream.write_all(&message)?)
 }
 
-/// Reads a reply to an option: its type, and its data.
+/// Reads a reply to an option; returns its type and data.
 fn reply(stream: &mut impl Read, option: u32) -> Result<(u32, Vec<u8>), HandshakeError> {
     let head: [u8; 20] = read(stream)?;
     let fields = (u64_at(&head, 0), u32_at(&head, 8), u32_at(&head, 12));
@@ -187,7 +188,7 @@ fn structured_replies(stream: &mut (impl Read + Write)) -> Result<bool, Handshak
     }
 }
 
-/// Negotiates by NBD_OPT_GO. `None`: the server does not know the option.
+/// Negotiates by `NBD_OPT_GO`. Returns `None` if the server does not know the option.
 fn go(stream: &mut (impl Read + Write), name: &str) -> Result<Option<Export>, HandshakeError> {
     let mut data = (name.len() as u32).to_be_bytes().to_vec();
     data.extend_from_slice(name.as_bytes());
@@ -238,7 +239,7 @@ fn refused(name: &str, reply: u32, data: &[u8]) -> HandshakeError {
     }
 }
 
-/// Negotiates by NBD_OPT_EXPORT_NAME, which reports errors only by closing the connection.
+/// Negotiates by `NBD_OPT_EXPORT_NAME`, which reports errors only by closing the connection.
 fn by_name(
     stream: &mut (impl Read + Write),
     name: &str,
@@ -263,7 +264,7 @@ fn by_name(
     }
 }
 
-/// Checks and adapts block sizes; `sizes` are the server's smallest, preferred and largest.
+/// Checks and normalizes block sizes; `sizes` are the server's minimum, preferred and maximum ones.
 fn describe(
     size: u64,
     flags: u16,

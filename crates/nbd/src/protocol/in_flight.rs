@@ -1,48 +1,50 @@
-//! Requests that have been sent and are not answered, by their cookies.
+//! Outstanding requests, found by their cookies.
 
 use super::received::Received;
 
-/// Properties of a request that its reply is checked against.
+/// Properties of a request against which its reply is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asked {
     /// The reply carries data.
     pub read: bool,
-    /// First byte.
+    /// Offset of the first byte in the export.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u32,
 }
 
-/// A request in flight.
+/// An outstanding request.
 #[derive(Debug)]
 pub struct Entry<T> {
     /// Properties of the request.
     pub asked: Asked,
-    /// The sender's own data about the request.
+    /// Caller's data for the request.
     pub item: T,
-    /// Bytes of the request that have been announced or received.
+    /// Ranges of the request that have been announced or received.
     pub(super) received: Received,
-    /// The first error chunk's number.
+    /// Error code of the first error chunk.
     pub(super) error: Option<u32>,
-    /// Error chunks.
+    /// Number of error chunks.
     pub(super) errors: u32,
-    /// The last chunk of the reply has been received.
+    /// The last chunk of the reply has arrived.
     pub(super) ended: bool,
 }
 
 impl<T> Entry<T> {
-    /// Returns the error in the reply, if there is one, once the whole reply has been received.
+    /// Returns the result of the request, with the error code if it failed; `None` until the whole
+    /// reply was received.
     pub fn outcome(&self) -> Option<Option<u32>> {
         self.ended.then_some(self.error)
     }
 
-    /// Discards the reply.
+    /// Forgets the reply received so far, before the request is sent again.
     pub fn ask_again(&mut self) {
         (self.ended, self.error) = (false, None);
     }
 }
 
-/// Requests in flight. A cookie has a place and a sequence, so that a stale one is known.
+/// Table of outstanding requests. A cookie contains an index and a sequence number, so that stale
+/// cookies are detected.
 #[derive(Debug)]
 pub struct InFlight<T> {
     places: Vec<(u32, Option<Entry<T>>)>,
@@ -50,7 +52,7 @@ pub struct InFlight<T> {
 }
 
 impl<T> InFlight<T> {
-    /// Creates a table with room for so many requests.
+    /// Creates a table for at most `room` requests.
     pub fn new(room: u32) -> Self {
         Self {
             places: (0..room).map(|_| (0, None)).collect(),
@@ -68,15 +70,15 @@ impl<T> InFlight<T> {
         self.len() == 0
     }
 
-    /// Returns whether there is no room.
+    /// Returns whether the table is full.
     pub fn is_full(&self) -> bool {
         self.free.is_empty()
     }
 
-    /// Enters a request and returns its cookie.
+    /// Adds a request and returns its cookie.
     ///
     /// # Errors
-    /// `item`, if there is no room.
+    /// Returns `item` if the table is full.
     pub fn insert(&mut self, asked: Asked, item: T) -> Result<u64, T> {
         let place = self.free.last().copied();
         let Some((place, (sequence, empty))) =
@@ -97,7 +99,7 @@ impl<T> InFlight<T> {
         Ok(u64::from(*sequence) << 32 | u64::from(place))
     }
 
-    /// Returns the request of a cookie.
+    /// Returns the request with this cookie.
     pub fn get(&mut self, cookie: u64) -> Option<&mut Entry<T>> {
         let (sequence, entry) = self.places.get_mut(cookie as u32 as usize)?;
         entry
@@ -105,7 +107,7 @@ impl<T> InFlight<T> {
             .filter(|_| u64::from(*sequence) == cookie >> 32)
     }
 
-    /// Removes a request.
+    /// Removes and returns the request with this cookie.
     pub fn remove(&mut self, cookie: u64) -> Option<Entry<T>> {
         self.get(cookie)?;
         let place = cookie as u32;
@@ -114,7 +116,7 @@ impl<T> InFlight<T> {
         entry
     }
 
-    /// Iterates over all requests, with their cookies.
+    /// Iterates over all requests, each with its cookie.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut Entry<T>)> {
         let places = (0u64..).zip(&mut self.places);
         places.filter_map(|(place, (sequence, entry))| {
@@ -122,7 +124,7 @@ impl<T> InFlight<T> {
         })
     }
 
-    /// Removes all requests.
+    /// Removes and returns all requests.
     pub fn drain(&mut self) -> impl Iterator<Item = Entry<T>> {
         self.free.clear();
         self.free.extend((0..self.places.len() as u32).rev());

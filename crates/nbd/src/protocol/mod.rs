@@ -1,5 +1,5 @@
-//! The NBD protocol, without any connection: the handshake over whatever can be read and written,
-//! requests, and replies as a stream of bytes.
+//! The NBD protocol without sockets: the handshake over any stream, encoding of requests, and
+//! parsing of replies.
 
 mod handshake;
 mod in_flight;

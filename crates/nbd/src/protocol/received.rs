@@ -1,6 +1,6 @@
-//! Record of the bytes of a read that have been received.
+//! Record of the received byte ranges of a read.
 //!
-//! Each byte must arrive once: a read that ends has all of them, and none is old content of the
+//! Each byte must arrive exactly once, so that a completed read contains no old content of the
 //! request's memory. Servers mostly answer in order, and then nothing is allocated here.
 
 use super::reply::Violation;
@@ -10,12 +10,12 @@ use std::ops::Range;
 /// range is compared with all of them.
 const MOST_APART: usize = 256;
 
-/// Bytes of a read, counted from its first one.
+/// Received ranges of a read, relative to its first byte.
 #[derive(Debug, Default)]
 pub(super) struct Received {
-    /// A stretch that grows at its ends.
+    /// The largest contiguous range, which usually grows at its end.
     main: Range<u32>,
-    /// Ranges that do not touch `main`. They may touch each other.
+    /// Ranges that do not touch `main`; they may touch each other.
     apart: Vec<Range<u32>>,
 }
 
@@ -23,7 +23,8 @@ impl Received {
     /// Adds a range of at least one byte.
     ///
     /// # Errors
-    /// [`Violation::Twice`], [`Violation::Scattered`].
+    /// [`Violation::Twice`] when part of it was already received; [`Violation::Scattered`] when
+    /// there are too many separate ranges.
     pub(super) fn add(&mut self, new: Range<u32>) -> Result<(), Violation> {
         let overlaps = |known: &Range<u32>| new.start < known.end && known.start < new.end;
         if overlaps(&self.main) || self.apart.iter().any(overlaps) {
@@ -47,7 +48,7 @@ impl Received {
         Ok(())
     }
 
-    /// Returns whether exactly the first `len` bytes have been received.
+    /// Returns whether all of the first `len` bytes have been received, and no others.
     pub(super) fn is_whole(&self, len: u32) -> bool {
         self.apart.is_empty() && self.main == (0..len)
     }
@@ -81,13 +82,13 @@ mod tests {
             assert_eq!(received.add(apart(number)), Ok(()));
         }
         assert_eq!(received.add(apart(most + 1)), Err(Violation::Scattered));
-        // A range that joins two of them makes room.
+        // A range that joins two others frees an entry.
         assert_eq!(received.add(1..2), Ok(()));
         assert_eq!(received.add(apart(most + 1)), Ok(()));
     }
 
     proptest! {
-        /// The record agrees with a model that marks each byte.
+        /// Compares the record with a model that marks each byte.
         #[test]
         fn every_byte_comes_once(
             pieces in proptest::collection::vec((0..64u32, 1..16u32), 0..40),

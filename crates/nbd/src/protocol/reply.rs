@@ -1,31 +1,31 @@
-//! Parser of a server's replies: simple replies, and chunks of structured ones.
+//! Parser of NBD replies: simple replies, and the chunks of structured ones.
 //!
 //! The bytes arrive in pieces of any size. [`Replies::next`] consumes some of them and returns
 //! their meaning. Everything is checked against the request, so that the caller can act on the
-//! events without further checks: data lies within its request, no byte is received twice, and no
-//! read ends without an error before every byte of it was received.
+//! events without further checks: data lies within its request, no byte is received twice, and a
+//! read ends without an error only after every byte of it was received.
 
 use super::in_flight::{Entry, InFlight};
 use super::wire::{SIMPLE_REPLY, STRUCTURED_REPLY, chunk, u16_at, u32_at, u64_at};
 
-/// Longest payload of an error chunk, in bytes: a text of 4096 bytes and the fields around it.
+/// Maximum payload of an error chunk in bytes: a text of 4096 bytes and the fields around it.
 const LONGEST_ERROR: u32 = 4096 + 64;
-/// Error chunks that a reply may have.
+/// Maximum number of error chunks in a reply.
 const MOST_ERRORS: u32 = 64;
 
 /// Violation of the protocol by a server. The connection cannot be used any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// A magic number of neither kind of reply.
+    /// The magic number is not that of a reply.
     #[error("a reply begins with {0:#010x}")]
     Magic(u32),
-    /// A structured reply that was not negotiated, or a simple one with data that may not be.
+    /// A structured reply was not negotiated, or a simple reply with data is not allowed.
     #[error("a {0} reply, which was not negotiated")]
     Kind(&'static str),
-    /// No request has this cookie.
+    /// No outstanding request has this cookie.
     #[error("a reply to a request that was never sent, or was answered (cookie {0:#x})")]
     Cookie(u64),
-    /// A type of chunk that nobody asked for.
+    /// A chunk of an unexpected type.
     #[error("a chunk of the unknown type {0}")]
     Chunk(u16),
     /// A chunk whose length is invalid for its type.
@@ -36,27 +36,27 @@ pub enum Violation {
         /// Length in bytes.
         len: u32,
     },
-    /// Data outside of the requested range, or for a request that reads no data.
+    /// Data outside the requested range, or for a request that reads no data.
     #[error("data outside of what was asked for")]
     Range,
-    /// Data of which some has come before.
+    /// Data that overlaps data received earlier.
     #[error("data that has come before")]
     Twice,
-    /// Data in more stretches, out of order, than any server has a reason for.
+    /// Data in more separate ranges than any server has a reason for.
     #[error("the data of a read comes in too many pieces, out of order")]
     Scattered,
-    /// A read has ended, and not all of it has come.
+    /// A read ended before all of its data was received.
     #[error("a read is said to be complete, of which bytes are missing")]
     Incomplete,
-    /// More error chunks than any request can have.
+    /// More error chunks than allowed.
     #[error("errors without end for one request")]
     Errors,
 }
 
-/// Meaning of consumed bytes.
+/// Meaning of the consumed bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// No event.
+    /// No event; more bytes may be needed.
     More,
     /// Data of a read.
     Data {
@@ -67,7 +67,7 @@ pub enum Event<'a> {
         /// Received data.
         bytes: &'a [u8],
     },
-    /// Bytes of a read that are zero.
+    /// A range of a read that contains zeroes.
     Hole {
         /// Cookie of the request.
         cookie: u64,
@@ -80,12 +80,12 @@ pub enum Event<'a> {
     End {
         /// Cookie of the request.
         cookie: u64,
-        /// The server's error, by the protocol's number.
+        /// The server's error code, or `None` for success.
         error: Option<u32>,
     },
 }
 
-/// Data that follows in the stream.
+/// Data of a read that follows in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
     /// Cookie of the request.
@@ -98,17 +98,17 @@ pub struct Expected {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// A reply or chunk begins.
+    /// The header of a reply or chunk is next.
     Head,
-    /// Data follows.
+    /// Data of a read is next.
     Data { expected: Expected, last: bool },
-    /// The text of an error, which nobody reads.
+    /// The text of an error is next, which is skipped.
     Skip { cookie: u64, left: u32, last: bool },
-    /// A reply has come as a whole.
+    /// A reply has been received completely.
     End { cookie: u64 },
 }
 
-/// The stream of a connection's replies.
+/// Parser state of a connection's stream of replies.
 #[derive(Debug)]
 pub struct Replies {
     structured: bool,
@@ -116,8 +116,8 @@ pub struct Replies {
 }
 
 impl Replies {
-    /// Creates the parser of a stream after the handshake. `structured`: structured replies were
-    /// negotiated.
+    /// Creates the parser of a connection whose handshake is complete. `structured`: structured
+    /// replies were negotiated.
     pub fn new(structured: bool) -> Self {
         Self {
             structured,
@@ -134,7 +134,8 @@ impl Replies {
         }
     }
 
-    /// Records that `len` bytes of the expected data have been received into the request's memory.
+    /// Records that `len` bytes of the expected data were received directly into the request's
+    /// memory.
     pub fn took(&mut self, len: u32) {
         if let State::Data { expected, last } = self.state {
             self.state = data(expected.cookie, expected.at, expected.left, len, last);
@@ -145,7 +146,7 @@ impl Replies {
     /// are needed if none were consumed and there is no event ([`Event::More`]).
     ///
     /// # Errors
-    /// [`Violation`].
+    /// [`Violation`] when the server violates the protocol; the connection is then unusable.
     pub fn next<'a, T>(
         &mut self,
         input: &'a [u8],
@@ -237,7 +238,7 @@ impl Replies {
         let last = flags & chunk::DONE != 0;
         let wrong = Violation::Length { kind, len };
         match kind {
-            // Only valid as the last chunk: without the flag a server could send such chunks
+            // Accepted only as the last chunk; without that flag a server could send such chunks
             // forever.
             chunk::NONE if len == 0 && last => {
                 self.state = ended(cookie, last);
@@ -274,7 +275,7 @@ impl Replies {
                 if entry.errors > MOST_ERRORS {
                     return Err(Violation::Errors);
                 }
-                // Zero would be no error.
+                // Zero would mean success.
                 entry.error.get_or_insert(error.max(1));
                 let left = len - 4;
                 self.state = State::Skip { cookie, left, last };
@@ -287,7 +288,7 @@ impl Replies {
 }
 
 impl<T> Entry<T> {
-    /// Checks the range of announced data; returns its offset in the request.
+    /// Checks the range of announced data, and returns its offset in the request.
     fn announce(&mut self, offset: u64, len: u32) -> Result<u32, Violation> {
         let at = offset.checked_sub(self.asked.offset);
         let at = at.and_then(|at| u32::try_from(at).ok());
@@ -302,13 +303,13 @@ impl<T> Entry<T> {
     }
 }
 
-/// Finds the request with a cookie whose reply has not ended yet.
+/// Returns the request with this cookie, if its reply has not ended yet.
 fn find<T>(requests: &mut InFlight<T>, cookie: u64) -> Result<&mut Entry<T>, Violation> {
     let entry = requests.get(cookie).filter(|entry| !entry.ended);
     entry.ok_or(Violation::Cookie(cookie))
 }
 
-/// Returns the state after `len` of the `left` bytes from `at` on.
+/// Returns the parser state after `len` of the `left` bytes from `at` on.
 fn data(cookie: u64, at: u32, left: u32, len: u32, last: bool) -> State {
     let len = len.min(left);
     match left - len {
@@ -324,7 +325,7 @@ fn data(cookie: u64, at: u32, left: u32, len: u32, last: bool) -> State {
     }
 }
 
-/// Returns the state after a chunk.
+/// Returns the parser state after a complete chunk.
 fn ended(cookie: u64, last: bool) -> State {
     match last {
         true => State::End { cookie },

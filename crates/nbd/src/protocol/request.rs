@@ -1,4 +1,4 @@
-//! Requests as they are sent.
+//! Encoding of NBD requests.
 
 use super::wire::{REQUEST, command};
 
@@ -7,7 +7,7 @@ use super::wire::{REQUEST, command};
 pub enum Command {
     /// NBD_CMD_READ.
     Read,
-    /// NBD_CMD_WRITE; its data follows.
+    /// NBD_CMD_WRITE; the data follows the header.
     Write {
         /// The data is durable before the reply (FUA).
         fua: bool,
@@ -23,7 +23,7 @@ pub enum Command {
         /// The space may be deallocated.
         hole: bool,
     },
-    /// NBD_CMD_DISC: the end, which is not answered.
+    /// NBD_CMD_DISC, which ends the connection; servers do not answer it.
     Disconnect,
 }
 

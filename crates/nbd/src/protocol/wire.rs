@@ -1,10 +1,10 @@
-//! Numbers of the protocol (doc/proto.md of the NBD project). All fields are big-endian.
+//! Constants of the NBD protocol (doc/proto.md of the NBD project). All fields are big-endian.
 
-/// The first eight bytes of every server.
+/// Magic number that every server sends first (NBDMAGIC).
 pub const INIT_PASSWD: [u8; 8] = *b"NBDMAGIC";
-/// The next eight of one that speaks newstyle ("IHAVEOPT"); also before each option.
+/// Magic number of the newstyle handshake ("IHAVEOPT"), which also precedes each option.
 pub const IHAVEOPT: u64 = 0x4948_4156_454f_5054;
-/// The next eight of one that speaks oldstyle.
+/// Magic number of the oldstyle handshake.
 pub const OLDSTYLE: u64 = 0x0000_4202_8186_1253;
 /// Magic number of a reply to an option.
 pub const OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
@@ -51,13 +51,13 @@ pub mod option {
     pub const STRUCTURED_REPLY: u32 = 8;
 }
 
-/// Replies to options.
+/// Types of replies to options.
 pub mod option_reply {
     /// NBD_REP_ACK.
     pub const ACK: u32 = 1;
     /// NBD_REP_INFO.
     pub const INFO: u32 = 3;
-    /// Bit that all errors have.
+    /// Bit that is set in all error replies.
     pub const ERROR: u32 = 1 << 31;
     /// NBD_REP_ERR_UNSUP.
     pub const UNSUPPORTED: u32 = ERROR | 1;
@@ -79,7 +79,7 @@ pub mod info {
     pub const BLOCK_SIZE: u16 = 3;
 }
 
-/// Requests.
+/// Commands and command flags.
 pub mod command {
     /// NBD_CMD_READ.
     pub const READ: u16 = 0;
@@ -99,7 +99,7 @@ pub mod command {
     pub const NO_HOLE: u16 = 1 << 1;
 }
 
-/// Chunks of structured replies.
+/// Chunk types and flags of structured replies.
 pub mod chunk {
     /// NBD_REPLY_FLAG_DONE.
     pub const DONE: u16 = 1;
@@ -109,7 +109,7 @@ pub mod chunk {
     pub const OFFSET_DATA: u16 = 1;
     /// NBD_REPLY_TYPE_OFFSET_HOLE.
     pub const OFFSET_HOLE: u16 = 2;
-    /// Bit that all errors have.
+    /// Bit that is set in all error chunk types.
     pub const ERROR: u16 = 1 << 15;
 }
 
@@ -119,7 +119,7 @@ pub const ENOMEM: i32 = 12;
 pub const EINVAL: i32 = 22;
 /// NBD_EOVERFLOW.
 pub const EOVERFLOW: i32 = 75;
-/// NBD_ESHUTDOWN, the error of a server that is about to end.
+/// NBD_ESHUTDOWN, the error that a server sends while it shuts down.
 pub const ESHUTDOWN: u32 = 108;
 
 /// Returns the big-endian number at an offset; `None` beyond the end.

@@ -1,4 +1,4 @@
-//! One connection of a queue: commands out, replies in; and its end, after which a new connection
+//! One connection of a queue: sends commands, receives replies, and closes; a new connection then
 //! replaces it.
 //!
 //! ```text
@@ -7,9 +7,9 @@
 //!     `---- the server has closed it, too, or had time for that <-----------------------'
 //! ```
 //!
-//! A connection that is closing sends nothing more, but is read until the server has closed it:
-//! servers answer the commands they have begun before they close. So a write that was sent on it is
-//! not carried out after one that is sent on the next.
+//! A closing connection sends nothing more, but is read until the server has closed it: servers
+//! answer the commands that they have begun before they close. A write that was sent on it is
+//! therefore never executed after a write on the next connection.
 //!
 //! A server counts as lost from the end of a connection until a reply arrives on another one.
 //! Commands that cannot be sent again within the time limit fail ([`Link::is_overdue`]).
@@ -24,46 +24,48 @@ use std::io;
 use std::time::{Duration, Instant};
 use volume::{Incoming, IoError, IoErrorKind, Outgoing, RingStream, RingStreams};
 
-/// Commands in flight on a connection.
+/// Maximum number of outstanding commands of a connection.
 const DEPTH: u32 = 128;
-/// Maximum of staged bytes while a message is being sent; beyond it no command is taken.
+/// Maximum number of staged bytes while a message is being sent; above it no command is accepted.
 const STAGED: u64 = 1 << 20;
 /// Size of the receive buffer, in bytes.
 const BUFFER: usize = 128 << 10;
-/// Data of which so many bytes are to come is received where it belongs, without a copy.
+/// Minimum number of outstanding bytes for which data is received directly into its final memory,
+/// without a copy.
 const DIRECT: u32 = 16 << 10;
-/// Time limit for a server to close a connection that this side has ended.
+/// Time limit for a server to close a connection whose sending side this host has closed.
 const CLOSING: Duration = Duration::from_secs(5);
-/// Connections that may break the protocol, or meet with missing memory, while a command is in
-/// flight, until it fails.
+/// Number of failed connections (protocol violation or inaccessible memory) after which a command
+/// that was outstanding on all of them fails.
 const MOST_VIOLATIONS: u8 = 5;
 
-/// A command.
+/// A command that belongs to a request.
 #[derive(Debug)]
 pub(super) struct Part {
-    /// The place of its request.
+    /// Index of the request.
     pub(super) parent: usize,
     pub(super) command: Command,
-    /// Bytes.
+    /// Offset of the command's data in the export in bytes.
     pub(super) offset: u64,
     pub(super) len: u32,
-    /// Memory of the data; empty while the kernel has it.
+    /// Memory of the data; empty while the kernel uses it.
     pub(super) list: SegmentList,
-    /// `list` is all of the request's memory, not a slice.
+    /// `list` is all of the request's memory, not a part of it.
     pub(super) whole: bool,
     /// Time when the command was sent to the server.
     pub(super) since: Instant,
-    /// The kernel has its memory.
+    /// The kernel uses the command's memory.
     pub(super) lent: bool,
     /// The request was cancelled; the reply is discarded.
     pub(super) given_up: bool,
     /// Received data could not be stored in the request's memory.
     pub(super) unstored: bool,
-    /// Connections that broke while it was with the server, by more than their end.
+    /// Number of connections that failed, other than by being closed, while the command was
+    /// outstanding.
     pub(super) violations: u8,
 }
 
-/// A command that has ended, and its result.
+/// A finished command and its result.
 pub(super) type Ended = (Part, Result<(), IoError>);
 
 /// Reason why a connection cannot be used any more.
@@ -83,12 +85,12 @@ pub(super) enum Broken {
     GivenUp,
 }
 
-/// Party at fault when connections break with a command.
+/// Cause of a connection failure that commands count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Blame {
-    /// The server violates the protocol.
+    /// The server violated the protocol.
     Server,
-    /// The memory of a request is not there.
+    /// The memory of a request is inaccessible.
     Memory,
 }
 
@@ -126,13 +128,13 @@ impl From<crate::protocol::Violation> for Broken {
 struct Open {
     stream: RingStream,
     replies: Replies,
-    /// `None` while the kernel has it.
+    /// Receive buffer; `None` while the kernel uses it.
     incoming: Option<Incoming>,
-    /// The request whose memory is received into.
+    /// Cookie of the request into whose memory the kernel receives.
     direct: Option<u64>,
-    /// The next message.
+    /// Message being assembled.
     staged: Outgoing,
-    /// `None` while the kernel has it.
+    /// Message buffer for reuse; `None` while the kernel uses it.
     spare: Option<Outgoing>,
     /// A reply has been received on the connection.
     answered: bool,
@@ -148,24 +150,24 @@ enum State {
     Closing {
         open: Open,
         until: Instant,
-        /// Party at fault, for the error of a command that breaks its connections again and again.
+        /// Cause for which commands fail after several failed connections.
         blame: Option<Blame>,
         ended: bool,
     },
 }
 
-/// A place for a connection.
+/// Slot of a queue for one connection, which may be down.
 pub(super) struct Link {
     state: State,
     in_flight: InFlight<Part>,
-    /// Commands of the connection before, which are sent first on the next.
+    /// Commands of the previous connection, which are sent first on the next one.
     pub(super) again: VecDeque<Part>,
-    /// Connections in a row that were of no use.
+    /// Number of consecutive connections that ended before any reply.
     pub(super) failures: u32,
-    /// Time since which there has been no reply, while connections have ended.
+    /// Time of the first connection failure since the last reply.
     lost: Option<Instant>,
     looked: Option<Instant>,
-    /// Time at which no thread could be started to make the next connection.
+    /// Time when no thread could be started to make the next connection.
     pub(super) forsaken: Option<Instant>,
 }
 
@@ -182,7 +184,7 @@ impl Link {
         }
     }
 
-    /// Takes a new connection.
+    /// Starts to use a new connection.
     pub(super) fn opened(&mut self, streams: &RingStreams, connected: Connected) {
         if self.again.is_empty() {
             self.lost = None;
@@ -200,7 +202,7 @@ impl Link {
         });
     }
 
-    /// Returns the number of commands that are staged, being sent, or with the server.
+    /// Returns the number of commands that are staged, being sent, or executed by the server.
     pub(super) fn len(&self) -> usize {
         self.in_flight.len()
     }
@@ -231,13 +233,13 @@ impl Link {
         matches!(self.state, State::Open(_))
     }
 
-    /// Returns whether the link waits for something that may not be signalled: the server's close,
+    /// Returns whether the link waits for an event that may not be signalled: the server's close,
     /// or a thread.
     pub(super) fn is_timed(&self) -> bool {
         matches!(self.state, State::Closing { .. }) || self.forsaken.is_some()
     }
 
-    /// Returns whether there has been no server for `limit`.
+    /// Returns whether no reply has arrived for `limit` since a connection failed.
     pub(super) fn is_overdue(&self, now: Instant, limit: Duration) -> bool {
         let overdue = |lost| now.saturating_duration_since(lost) >= limit;
         self.is_down() && self.lost.is_some_and(overdue)
@@ -256,10 +258,10 @@ impl Link {
         }
     }
 
-    /// Stages a command.
+    /// Adds a command to the next message.
     ///
     /// # Errors
-    /// `part`, if there is no room.
+    /// Returns `part` if there is no room.
     pub(super) fn stage(&mut self, mut part: Part) -> Result<(), Part> {
         let State::Open(open) = &mut self.state else {
             return Err(part);
@@ -293,7 +295,7 @@ impl Link {
         }
     }
 
-    /// Hands the staged commands to the ring. `true` when there were any.
+    /// Passes the staged message to the ring. Returns `true` if there was one.
     pub(super) fn send(&mut self) -> bool {
         let State::Open(open) = &mut self.state else {
             return false;
@@ -308,7 +310,7 @@ impl Link {
         }
     }
 
-    /// Handles received bytes and finished sends. Commands that have ended are in `over`.
+    /// Handles received bytes and completed sends. Appends finished commands to `over`.
     pub(super) fn poll(
         &mut self,
         now: Instant,
@@ -341,7 +343,7 @@ impl Link {
         Ok(())
     }
 
-    /// Begins closing the connection.
+    /// Starts closing the connection.
     pub(super) fn close(&mut self, why: &Broken, now: Instant) {
         let state = std::mem::replace(&mut self.state, State::Connecting);
         let State::Open(mut open) = state else {
@@ -354,11 +356,11 @@ impl Link {
         let ended = matches!(why, Broken::Closed | Broken::Io(_)) && !why.is_fault();
         match ended {
             true => open.stream.shut_down(),
-            // The server is given time to answer the commands it has begun.
+            // The server may still answer the commands that it has begun.
             false => open.stream.end_sending(),
         }
         if matches!(why, Broken::GivenUp) {
-            // Memory is wanted back at once.
+            // The memory is needed at once.
             open.stream.cancel();
         }
         if !open.answered {
@@ -374,15 +376,15 @@ impl Link {
         };
     }
 
-    /// Cancels the operations of a closing connection, to get memory back from the kernel.
+    /// Cancels operations of a closing connection, to regain memory from the kernel soon.
     pub(super) fn hurry(&mut self) {
         if let State::Closing { open, .. } = &self.state {
             open.stream.cancel();
         }
     }
 
-    /// Advances the closing of the connection. `true` when it is closed: its commands are in
-    /// [`Link::again`], or `over`, and the next connection may be made.
+    /// Continues closing the connection. Returns `true` when it is closed: its commands are then in
+    /// [`Link::again`] or `over`, and the next connection may be made.
     pub(super) fn closed(&mut self, now: Instant, over: &mut Vec<Ended>) -> bool {
         let State::Closing {
             open,
@@ -430,8 +432,8 @@ impl Link {
         true
     }
 
-    /// Gives up the commands of a cancelled request. Those whose memory is here are given up by
-    /// `take`; `true` when the kernel has the memory of further ones.
+    /// Abandons the commands of a cancelled request. `take` receives those whose memory the kernel
+    /// does not use; returns `true` if the kernel uses the memory of others.
     pub(super) fn give_up(&mut self, parent: usize, mut take: impl FnMut(&mut Part)) -> bool {
         let mut lent = false;
         for (_, entry) in self.in_flight.iter_mut() {
@@ -506,8 +508,8 @@ impl Open {
         Ok(())
     }
 
-    /// Reclaims the memory of a batch that has been sent, and ends its commands that were
-    /// answered meanwhile.
+    /// Regains the memory of a message that has been sent, and ends its commands that were answered
+    /// meanwhile.
     fn end_of_sending(
         &mut self,
         mut outgoing: Outgoing,
@@ -573,7 +575,7 @@ impl Open {
                 Event::End { cookie, error } => {
                     let lent = in_flight.get(cookie).is_some_and(|entry| entry.item.lent);
                     if error == Some(ESHUTDOWN) && !lent {
-                        // The command is sent again, to the next server.
+                        // The command is sent again on the next connection.
                         if let Some(entry) = in_flight.get(cookie) {
                             entry.ask_again();
                         }
@@ -590,7 +592,7 @@ impl Open {
         }
     }
 
-    /// Asks the ring for more.
+    /// Starts the next receive operation.
     fn receive(&mut self, mut incoming: Incoming, in_flight: &mut InFlight<Part>) {
         if incoming.bytes().is_empty()
             && let Some(expected) = self.replies.expects()
@@ -609,8 +611,8 @@ impl Open {
         }
     }
 
-    /// Takes memory back from the kernel, and discards received bytes. `true`: the server has
-    /// closed, too.
+    /// Regains memory from the kernel, and discards received bytes. Returns `true` if the server
+    /// has closed the connection.
     fn drain(&mut self, in_flight: &mut InFlight<Part>) -> bool {
         if let Some((mut outgoing, _)) = self.stream.sent() {
             outgoing.clear(|cookie, list| return_list(in_flight, cookie, list));
@@ -619,7 +621,7 @@ impl Open {
         let mut ended = false;
         if let Some((mut incoming, received)) = self.stream.received() {
             self.reclaim(&mut incoming, in_flight);
-            // Cancellation of our own operations is no sign that the server has closed.
+            // Cancelling our own operations does not mean that the server closed.
             let cancelled = |error: &io::Error| is(error, Errno::CANCELED);
             ended = match &received {
                 Ok(len) => *len == 0,
@@ -638,14 +640,14 @@ impl Open {
 }
 
 impl Part {
-    /// Stores data of a read.
+    /// Copies received data of a read into the command's memory, at offset `at`.
     fn store(&mut self, at: u32, bytes: &[u8]) {
         if !self.given_up {
             self.unstored |= self.list.copy_from(at.into(), bytes) != bytes.len();
         }
     }
 
-    /// Zeroes of a read.
+    /// Zeroes a range of the command's memory, for a hole in a read.
     fn clear(&mut self, at: u32, len: u32) {
         if !self.given_up {
             let mut hole = SegmentList::new();
@@ -681,14 +683,14 @@ fn failed(command: Command) -> IoErrorKind {
     }
 }
 
-/// Maps the error of a server's reply to a result.
+/// Converts the error code of a reply to a result.
 fn result(error: Option<u32>, part: &Part) -> Result<(), IoError> {
     match error {
         None if part.unstored => Err(IoErrorKind::Memory.into()),
         None => Ok(()),
         Some(error) => {
             let write = part.command != Command::Read;
-            // The protocol's numbers are those of Linux, as far as there are any.
+            // The protocol's error numbers are those of Linux.
             Err(match i32::try_from(error) {
                 // The server rejected the request, or had no memory: the medium is not at fault.
                 Ok(EINVAL | EOVERFLOW) => IoErrorKind::Invalid.into(),

@@ -1,9 +1,9 @@
-//! Queue of one worker into an export.
+//! Queue of one worker to an export.
 //!
 //! A request becomes one command, or several where it exceeds the server's maximum. A command is
 //! sent on the connection with the fewest outstanding commands. Commands of a broken connection are
-//! sent again on its replacement, which a thread makes meanwhile, or fail when that takes too long.
-//! Nothing here waits.
+//! sent again on its replacement, which a thread makes, or fail when that takes too long. No
+//! function here blocks.
 
 mod link;
 
@@ -22,16 +22,16 @@ use volume::{
     QueueState, Request, RingStreams, VolumeQueue, Wake,
 };
 
-/// Interval between checks of time-outs, while something is in flight.
+/// Interval between checks of time-outs while commands are outstanding.
 const LOOK: Duration = Duration::from_millis(100);
-/// Interval between attempts to start a thread, if the system gives none.
+/// Interval between attempts to start a thread after one failed.
 const THREADS: Duration = Duration::from_secs(1);
-/// Maximum of data in one command, in bytes.
+/// Maximum data of one command in bytes.
 const MOST_DATA: u32 = 1 << 20;
-/// Maximum of bytes that one command zeroes or trims: a server may execute it by writing, and has
-/// to answer in time.
+/// Maximum number of bytes that one command zeroes or trims. A server may implement it by writing,
+/// and must answer in time.
 const MOST_ZEROED: u32 = 64 << 20;
-/// Bytes of zeroes that are written again and again, where the server knows no zeroing.
+/// Size in bytes of the buffer of zeroes that is written where the server lacks Write Zeroes.
 const ZEROES: usize = 1 << 20;
 
 pub(crate) struct NbdQueue {
@@ -41,19 +41,20 @@ pub(crate) struct NbdQueue {
     inbox: Arc<Inbox>,
     links: Vec<Link>,
     parents: Parents,
-    /// Requests of which something is to be sent.
+    /// Indexes of requests with commands that were not sent yet.
     waiting: VecDeque<usize>,
-    /// Commands that change something, and that nobody waits for: nothing is sent before they have
-    /// ended, for a guest that was reset must not find its old write on top of its new one.
+    /// Number of outstanding commands of cancelled requests that change data. No command is sent
+    /// until they have ended, because after a reset a guest's old write must not overwrite its new
+    /// one.
     given_up: usize,
-    /// Cancelled requests whose memory the kernel had when they were last checked.
+    /// Indexes of cancelled requests whose memory the kernel used at the last check.
     lent: Vec<usize>,
-    /// Requests that are complete.
+    /// Completed requests.
     ended: Vec<Completion>,
-    /// Recycled.
+    /// Buffer for finished commands, kept for reuse.
     over: Vec<Ended>,
     zeroes: Option<SegmentList>,
-    /// Roughly.
+    /// Current time, updated once per round.
     now: Instant,
     ending: Ending,
 }
@@ -119,7 +120,7 @@ impl NbdQueue {
         }
     }
 
-    /// Sends commands as far as there is room.
+    /// Sends commands as long as the connections have room.
     fn issue(&mut self) {
         if self.given_up > 0 {
             return;
@@ -154,7 +155,7 @@ impl NbdQueue {
                 continue;
             };
             if let Err(mut part) = link.stage(part) {
-                // The link has room; this is a fallback.
+                // Not reached while the link has room.
                 part.given_up = false;
                 link.again.push_back(part);
             }
@@ -165,7 +166,7 @@ impl NbdQueue {
         }
     }
 
-    /// Handles the end of a command.
+    /// Handles the end of a command: updates its request, and completes it after the last command.
     fn finish(&mut self, (mut part, result): Ended) {
         if part.given_up {
             self.given_up -= usize::from(part.command.changes());
@@ -194,13 +195,13 @@ impl NbdQueue {
     fn end_if_over(&mut self, place: usize) {
         let is_over = self.parents.get(place).is_some_and(|p| p.is_over());
         if is_over && let Some(parent) = self.parents.remove(place) {
-            // An error ends a request of which something was still to be sent.
+            // The request fails, so its remaining commands are not sent.
             self.waiting.retain(|waiting| *waiting != place);
             self.ended.push(parent.request.complete(parent.result));
         }
     }
 
-    /// Advances one connection.
+    /// Handles events of one connection.
     fn poll_link(&mut self, number: usize) {
         let mut over = std::mem::take(&mut self.over);
         if let Some(link) = self.links.get_mut(number) {
@@ -219,7 +220,7 @@ impl NbdQueue {
         self.over = over;
     }
 
-    /// Ends the commands of cancelled requests among those to be sent again.
+    /// Ends the commands of cancelled requests that are queued to be sent again.
     fn drop_cancelled(&mut self, number: usize, over: &mut Vec<Ended>) {
         let Some(link) = self.links.get_mut(number) else {
             return;
@@ -237,7 +238,7 @@ impl NbdQueue {
         }
     }
 
-    /// Gives up the commands of a cancelled request.
+    /// Abandons the commands of a cancelled request.
     fn give_up(&mut self, place: usize) {
         let Some(parent) = self.parents.get(place) else {
             return;
@@ -258,7 +259,7 @@ impl NbdQueue {
                 parent.parts = parent.parts.saturating_sub(1);
             });
             if lent {
-                // The kernel sends or receives it: that ends with the connection.
+                // The kernel sends or receives this memory until the connection ends.
                 if link.is_open() {
                     self.shared.broken(&Broken::GivenUp, link.len());
                     link.close(&Broken::GivenUp, self.now);
@@ -285,17 +286,17 @@ impl NbdQueue {
         self.end_if_over(place);
     }
 
-    /// Ends cancelled requests whose memory has come back.
+    /// Completes cancelled requests whose memory the kernel has returned.
     fn collect(&mut self) {
         for place in std::mem::take(&mut self.lent) {
-            // The place may belong to another request by now.
+            // Another request may use this index by now.
             if self.parents.get(place).is_some_and(|p| p.cancelled) {
                 self.give_up(place);
             }
         }
     }
 
-    /// Ends requests that have waited for a server for too long.
+    /// Fails requests that have waited too long for a server.
     fn fail_overdue(&mut self) {
         let (now, limit) = (self.now, self.shared.options.reconnect_delay);
         if !self.links.iter().any(|link| link.is_overdue(now, limit)) {
@@ -330,7 +331,7 @@ impl NbdQueue {
         }
     }
 
-    /// Gives up the requests when the worker ends and the server does not answer.
+    /// Abandons the requests when the worker ends and the server does not answer.
     fn end(&mut self, answered: bool) {
         if !self.parents.is_empty() && self.ending.is_over(answered) {
             let server = &self.shared.server;
@@ -345,7 +346,7 @@ impl NbdQueue {
         }
     }
 
-    /// Returns whether the next round has work that no event signals.
+    /// Returns whether the next round has work without any event.
     fn goes_on(&self) -> bool {
         let issues = |link: &Link| link.has_room() && !link.again.is_empty();
         let room = || {
@@ -361,7 +362,7 @@ impl NbdQueue {
     }
 }
 
-/// Makes the next command of a request.
+/// Creates the next command of a request.
 fn next(
     parent: &mut Parent,
     place: usize,
@@ -504,15 +505,15 @@ impl VolumeQueue for NbdQueue {
         let in_flight = self.parents.len() + self.ended.len();
         let wake = match self.goes_on() {
             true => Wake::Poll,
-            // Time-outs, which nothing signals.
+            // The end of a time limit is not signalled.
             false if in_flight > 0 || self.links.iter().any(Link::is_timed) => Wake::After(LOOK),
             false => Wake::Event,
         };
         QueueState { in_flight, wake }
     }
 
-    /// Cancels a request. Its completion is returned in one of the next rounds, whether the server
-    /// answers or not.
+    /// Cancels a request. One of the next rounds returns its completion, whether or not the server
+    /// answers.
     fn cancel(&mut self, tag: u64) {
         if let Some(place) = self.parents.find(tag) {
             self.give_up(place);
@@ -525,7 +526,7 @@ impl FastPath for NbdQueue {
         self.submit(Request::transfer(tag, op, offset, data))
     }
 
-    /// Sends all started commands as one message.
+    /// Sends all staged commands as one message.
     fn push(&mut self) {
         for link in &mut self.links {
             if link.send() {

@@ -1,5 +1,5 @@
-//! Guards against a writing load on a volume that is in use, as serving does: users of the system
-//! by a claim on the block device, other processes by a lock on the file.
+//! Guards against writing to a volume that is in use: a claim on the block device excludes users in
+//! the kernel, and a lock on the file excludes other processes.
 
 use crate::bind::{Host, users};
 use anyhow::{Context, Result, bail};
@@ -9,8 +9,8 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use volume::{FileOptions, FileVolume, VolumeError};
 
-/// Claims a file or block device; as long as the claim is there, nothing else can mount it, serve
-/// it or load it with writes.
+/// Claims a file or block device. While the claim exists, nothing else can mount it, serve it, or
+/// write to it with `vnvme bench`.
 pub fn claim(host: &Host, path: &Path) -> Result<Option<FileVolume>> {
     let meta = fs::metadata(path).with_context(|| format!("{}", path.display()))?;
     let user = if meta.file_type().is_block_device() {
@@ -25,13 +25,14 @@ pub fn claim(host: &Host, path: &Path) -> Result<Option<FileVolume>> {
     }
     match FileVolume::open(path, FileOptions::default()) {
         Ok(volume) => Ok(Some(volume)),
-        // Without lock support no other process can have locked it either.
+        // Without lock support, no other process can have locked it either.
         Err(VolumeError::LockUnsupported { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
-/// The loop device that has the file, which may be mounted: the file itself does not show that.
+/// Returns the loop device that uses the file, if any. It may be mounted, which the file itself
+/// does not show.
 fn loop_device(host: &Host, path: &Path) -> Option<String> {
     let wanted = path.canonicalize().ok()?;
     let devices = host.sysfs.path("block");

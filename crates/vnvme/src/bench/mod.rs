@@ -1,7 +1,7 @@
-//! `vnvme bench`: the load generator (crate `load`) on the target that a user names.
+//! `vnvme bench`: runs the load generator (crate `load`) on a target that the user names.
 //!
-//! [`in_use`] refuses disks that are in use. The suites of measurements are a separate program,
-//! which [`suites`] runs.
+//! [`in_use`] refuses disks that are in use. Measurement suites are a separate program, which
+//! [`suites`] runs.
 
 mod in_use;
 pub mod suites;
@@ -76,7 +76,7 @@ impl BenchArgs {
     }
 }
 
-/// Run of a single job on a target of any type.
+/// A single job that can run on any type of target.
 struct Single<'a> {
     name: &'a str,
     job: &'a Job,
@@ -87,7 +87,7 @@ impl target::Visitor for Single<'_> {
     fn visit<T: Target>(self, target: &T) -> Result<Measured> {
         let geometry = target.geometry();
         eprintln!("{}", geometry.description);
-        // These hold nothing that outlives the process.
+        // Volumes of these schemes keep nothing after the process ends.
         let passing = ["null://", "mem://"]
             .iter()
             .any(|scheme| self.name.starts_with(scheme));
@@ -105,7 +105,7 @@ impl target::Visitor for Single<'_> {
     }
 }
 
-/// The figures for people.
+/// Prints the results as text.
 fn print(measured: &Measured) -> Result<(), OutputError> {
     let flows = [
         ("read", &measured.read),

@@ -1,5 +1,5 @@
-//! The suites of measurements are a program of their own, `vnvme-bench`; `vnvme bench --suite`,
-//! `--report`, `--compare` and `--keep` run it, if it lies beside this one.
+//! Measurement suites are a separate program, `vnvme-bench`. `vnvme bench` runs it for `--suite`,
+//! `--report`, `--compare` and `--keep`, if it is in the same directory as this program.
 
 use crate::usage::Usage;
 use anyhow::{Context, Result};
@@ -9,7 +9,8 @@ use std::process::Command;
 
 const PROGRAM: &str = "vnvme-bench";
 
-/// The arguments for `vnvme-bench`, if those of this process (without its name) are for it.
+/// Returns the arguments for `vnvme-bench` if this command line requests a suite. `args` exclude
+/// the program's name.
 pub fn wanted(args: impl IntoIterator<Item = OsString>) -> Option<Vec<OsString>> {
     let mut args: Vec<OsString> = args.into_iter().collect();
     let options = args.iter().take_while(|arg| *arg != "--");
@@ -17,7 +18,7 @@ pub fn wanted(args: impl IntoIterator<Item = OsString>) -> Option<Vec<OsString>>
         let name = arg.to_str().map(|arg| arg.split('=').next().unwrap_or(arg));
         matches!(name, Some("--suite" | "--report" | "--compare" | "--keep"))
     });
-    // Before the command there are global options, of which one has a value.
+    // Global options may precede the command; one of them has a value.
     let command = args.iter().position(|arg| arg == "bench")?;
     let global = args.get(..command)?;
     let is_command = match global {
@@ -32,10 +33,10 @@ pub fn wanted(args: impl IntoIterator<Item = OsString>) -> Option<Vec<OsString>>
     })
 }
 
-/// Becomes `vnvme-bench`. Returns only if that is not possible.
+/// Replaces this process with `vnvme-bench`. Returns only on failure.
 ///
 /// # Errors
-/// A sentence for the user.
+/// A message for the user when the program cannot be executed.
 pub fn run(args: &[OsString]) -> Result<()> {
     let own = std::env::current_exe().context("the program's own path")?;
     let program = own.with_file_name(PROGRAM);

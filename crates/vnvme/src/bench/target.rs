@@ -1,4 +1,4 @@
-//! Opening of a target by its URL or path.
+//! Opens the target of a benchmark by its URL or path.
 
 use super::in_use;
 use crate::bind::Host;
@@ -10,20 +10,20 @@ use load::stats::Measured;
 use load::uring::UringTarget;
 use std::path::Path;
 
-/// Something to do with a target of whatever type.
+/// An operation on a target of any type.
 pub trait Visitor {
-    /// Does it.
+    /// Runs the operation on the target.
     fn visit<T: Target>(self, target: &T) -> Result<Measured>;
 }
 
-/// Opens the target that `text` names and runs the visitor with it.
+/// Opens the target with this URL or path, and runs the visitor on it.
 pub fn with_target<V: Visitor>(text: &str, job: &Job, visitor: V) -> Result<Measured> {
     if text.contains("://") && !Path::new(text).exists() {
         visitor.visit(&DeviceTarget::open(text, job)?)
     } else {
         let path = Path::new(text);
-        // Held until the load has ended. For a URL, the volume or driver that opens it makes its
-        // own claim.
+        // The claim is kept until the load has ended. For a URL, the volume or driver makes a claim
+        // of its own.
         let _claim = if job.rw.writes() {
             in_use::claim(&Host::system(), path)?
         } else {

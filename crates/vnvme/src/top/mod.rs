@@ -1,8 +1,8 @@
-//! `vnvme top`: the disks of a running daemon, live in the terminal.
+//! `vnvme top`: live display of a running daemon's disks in the terminal.
 //!
-//! Every second (`--interval`) it requests a snapshot from the daemon. [`rates`] computes the
-//! changes between two snapshots, [`recent`] adds the times of earlier intervals, [`mod@screen`]
-//! formats the lines, and [`terminal`] shows them.
+//! Every second (`--interval`) the program requests a snapshot from the daemon. [`rates`] computes
+//! the changes between two snapshots, [`recent`] adds latencies of earlier intervals,
+//! [`mod@screen`] formats the lines, and [`terminal`] displays them.
 
 mod rates;
 mod recent;
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use terminal::{Input, Terminal};
 use volume::parse_duration;
 
-/// Columns of a screen that is printed once.
+/// Width in columns of a screen that is printed once.
 const WIDTH: usize = 80;
 
 /// The command line of `vnvme top`.
@@ -57,11 +57,11 @@ impl TopArgs {
         Ok(self.target.client()?.stats()?.measured)
     }
 
-    /// Shows the disks until the user has seen enough.
+    /// Displays the disks until the user quits.
     pub fn run(self) -> Result<()> {
         let mut before = self.snapshot()?;
         let mut recent = Recent::default();
-        // Times of earlier commands count, too, until there are enough newer ones.
+        // Latencies of earlier commands are included until there are enough newer ones.
         recent.widen(&mut Rates::between(&Snapshot::default(), &before));
         let mut between = |before: &Snapshot, now: &Snapshot| {
             let mut rates = Rates::between(before, now);
@@ -97,7 +97,7 @@ impl TopArgs {
                 }
                 Input::End(signal) => {
                     drop(terminal);
-                    // The same end as without a handler, which the parent can distinguish.
+                    // Dies of the signal as without a handler, which the parent can distinguish.
                     return Ok(emulate_default_handler(signal)?);
                 }
             }

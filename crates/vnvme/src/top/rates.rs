@@ -1,34 +1,34 @@
-//! Rates of each disk between two snapshots.
+//! Rates of disks, queues and workers between two snapshots.
 
 use super::recent::Times;
 use metrics::{Disk, Distribution, Namespace, Snapshot};
 use probes::IoKind;
 
-/// Numbers by read, write, flush, other.
+/// Values for read, write, flush and other commands.
 pub type ByKind<T> = [T; IoKind::ALL.len()];
 
-/// A disk in an interval.
+/// Activity of a disk in an interval.
 #[derive(Clone, Debug, Default)]
 pub struct DiskRates {
     pub name: String,
     pub kind: &'static str,
     pub address: String,
     pub connected: bool,
-    /// Commands in flight at its end.
+    /// Number of outstanding commands at the end of the interval.
     pub in_flight: u64,
-    /// Average depth of a queue, as commands that were timed have seen it.
+    /// Average queue depth that timed commands have found.
     pub depth: Option<f64>,
-    /// Requests that waited for limits, on average.
+    /// Average number of requests that waited for limits.
     pub throttled: f64,
-    /// Workers that its queues are on.
+    /// Workers that serve the disk's queues.
     pub workers: Vec<u64>,
     pub namespaces: Vec<NamespaceRates>,
     pub queues: Vec<QueueRates>,
-    /// Times of reads and writes, in nanoseconds.
+    /// Latencies of reads and writes in nanoseconds.
     pub latency: Times,
 }
 
-/// A namespace in an interval; everything per second.
+/// Activity of a namespace in an interval; all rates are per second.
 #[derive(Clone, Debug, Default)]
 pub struct NamespaceRates {
     pub nsid: u32,
@@ -37,28 +37,28 @@ pub struct NamespaceRates {
     pub read: f64,
     pub written: f64,
     pub errors: f64,
-    /// Times in nanoseconds.
+    /// Latencies by kind of command in nanoseconds.
     pub latency: ByKind<Times>,
     pub direct: Option<bool>,
 }
 
-/// A queue in an interval.
+/// Activity of a queue in an interval.
 #[derive(Clone, Debug, Default)]
 pub struct QueueRates {
     pub id: u64,
     pub worker: Option<u64>,
-    /// Per second.
+    /// Commands per second.
     pub commands: f64,
     pub in_flight: u64,
-    /// Doorbells by register, for each command.
+    /// Doorbell register writes per command.
     pub mmio: f64,
-    /// Interrupts for each command.
+    /// Interrupts per command.
     pub interrupts: f64,
-    /// Times that it was armed, per second.
+    /// Number of times per second that the queue was armed for sleep.
     pub arms: f64,
 }
 
-/// A worker in an interval, parts of the time.
+/// Activity of a worker in an interval, as shares of the time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WorkerRates {
     pub busy: f64,
@@ -66,14 +66,14 @@ pub struct WorkerRates {
     pub asleep: f64,
 }
 
-/// Everything in an interval.
+/// Activity of everything that the daemon serves in an interval.
 #[derive(Clone, Debug, Default)]
 pub struct Rates {
-    /// End of the interval, by a clock that never runs backwards while the daemon runs.
+    /// End of the interval by the daemon's monotonic clock, in nanoseconds.
     pub at_ns: u64,
     pub disks: Vec<DiskRates>,
     pub workers: Vec<WorkerRates>,
-    /// Processors that the process has used, 1.0 for each.
+    /// Processor time used, as a number of processors (1.0 for each).
     pub cpu: f64,
     pub resident: Option<u64>,
 }
@@ -97,7 +97,7 @@ impl DiskRates {
     }
 }
 
-/// Times of reads and writes.
+/// Merges the latencies of reads and writes of a disk's namespaces.
 fn of_disk(namespaces: &[NamespaceRates]) -> Times {
     let mut all = Times::default();
     for namespace in namespaces {
@@ -110,7 +110,8 @@ fn of_disk(namespaces: &[NamespaceRates]) -> Times {
     all
 }
 
-/// Returns the growth of a counter. A counter of a new process begins at 0.
+/// Returns the increase of a counter. A smaller value means a new process, whose counters begin at
+/// 0.
 fn grown(now: u64, before: u64) -> f64 {
     match now.checked_sub(before) {
         Some(difference) => difference as f64,

@@ -1,43 +1,43 @@
-//! Times over more than one interval, where one has too few: only some commands are timed, and a
-//! disk that does little would show none in most intervals.
+//! Latencies over more than one interval, for disks with few commands. Only some commands are
+//! timed, so a disk with little load would have no latencies in most intervals.
 
 use super::rates::{ByKind, Rates};
 use metrics::Distribution;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-/// Minimum number of times for a meaningful 99th percentile.
+/// Minimum number of samples for a meaningful 99th percentile.
 const ENOUGH: u64 = 100;
-/// Maximum age of the times that are shown.
+/// Maximum age of the latencies that are shown.
 const OLDEST: Duration = Duration::from_secs(60);
 
-/// Times, and whether they are of more than the last interval.
+/// A distribution of latencies, and whether it covers more than the last interval.
 #[derive(Clone, Debug, Default)]
 pub struct Times {
     pub times: Distribution,
     pub is_longer: bool,
 }
 
-/// The times of the latest intervals.
+/// Latencies of the latest intervals.
 #[derive(Debug, Default)]
 pub struct Recent {
-    /// By disk: its own first, then those of its namespaces.
+    /// Latencies by disk: of the whole disk, and of its namespaces.
     disks: HashMap<String, (Window, HashMap<u32, ByKind<Window>>)>,
 }
 
-/// Times of one disk, or of one kind of command: no more intervals than are needed.
+/// Latencies of a disk or kind of command, from as few intervals as needed.
 #[derive(Debug, Default)]
 struct Window(VecDeque<Slot>);
 
 #[derive(Debug)]
 struct Slot {
-    /// The end of the interval.
+    /// End of the interval in nanoseconds.
     at_ns: u64,
     times: Distribution,
 }
 
 impl Window {
-    /// Adds the times of an interval that ended now, and returns the times to be shown.
+    /// Adds the latencies of an interval that ended now, and returns the latencies to show.
     fn enter(&mut self, at_ns: u64, times: &Distribution) -> Times {
         let slot = Slot {
             at_ns,
@@ -48,7 +48,7 @@ impl Window {
         let mut wanted = 0;
         for (i, slot) in self.0.iter().enumerate() {
             let age = at_ns.checked_sub(slot.at_ns).map(Duration::from_nanos);
-            // Later than now: of a process that has ended.
+            // A time in the future belongs to a process that has ended.
             let is_past = age.is_none_or(|age| age > OLDEST);
             if is_past || shown.times.count() >= ENOUGH {
                 break;
@@ -63,7 +63,7 @@ impl Window {
 }
 
 impl Recent {
-    /// Replaces the times of an interval by those of as many as are needed.
+    /// Replaces the latencies of an interval by those of as many intervals as needed.
     pub fn widen(&mut self, rates: &mut Rates) {
         self.disks
             .retain(|name, _| rates.disks.iter().any(|disk| disk.name == *name));
@@ -151,7 +151,7 @@ mod tests {
         let counts = disk.namespaces[0].latency.each_ref();
         assert_eq!(counts.map(|kind| kind.times.count()), [0, 2, 0, 0]);
         assert!(!disk.namespaces[0].latency[1].is_longer);
-        // A disk that disappeared begins again.
+        // A disk that disappeared starts without latencies.
         let mut third = rates(3, &["a", "b"]);
         recent.widen(&mut third);
         assert_eq!(third.disks[1].latency.times, times(7, 3));

@@ -1,5 +1,5 @@
-//! The screen as lines of text, which depend only on the rates, the choices of the user and the
-//! size.
+//! Screen contents as lines of text, which depend only on the rates, the user's choices and the
+//! size of the screen.
 
 use super::rates::{DiskRates, NamespaceRates, Rates};
 use super::recent::Times;
@@ -60,21 +60,21 @@ impl Sort {
     }
 }
 
-/// Choices of the user.
+/// Choices of the user: sorting, filter, and selection.
 #[derive(Clone, Debug, Default)]
 pub struct Choices {
     sort: Sort,
-    /// Text that a disk's name has to contain to be shown.
+    /// Text that the names of shown disks contain.
     filter: String,
-    /// The filter is being typed.
+    /// The user is typing the filter.
     typing: bool,
-    /// The disk that the cursor is on.
+    /// Name of the selected disk.
     selected: Option<String>,
-    /// The selected disk is shown alone.
+    /// Only the selected disk is shown, with details.
     opened: bool,
 }
 
-/// A key.
+/// A pressed key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     Char(char),
@@ -85,11 +85,11 @@ pub enum Key {
     Down,
 }
 
-/// Longest filter.
+/// Maximum length of the filter.
 const FILTER_MAX: usize = 64;
 
 impl Choices {
-    /// Makes the choices of the command line.
+    /// Creates the initial choices from the command line.
     pub fn new(sort: Sort, filter: String) -> Self {
         Self {
             sort,
@@ -98,7 +98,7 @@ impl Choices {
         }
     }
 
-    /// A key was pressed. `true` when it ends the program.
+    /// Handles a pressed key. Returns `true` if it ends the program.
     pub fn press(&mut self, key: Key, rates: &Rates) -> bool {
         if self.typing {
             match key {
@@ -139,7 +139,7 @@ impl Choices {
         false
     }
 
-    /// Disks that are shown, in their order.
+    /// Returns the disks to show, sorted.
     fn shown<'a>(&self, rates: &'a Rates) -> Vec<&'a DiskRates> {
         let mut disks: Vec<&DiskRates> = rates.disks.iter().collect();
         disks.retain(|disk| disk.name.contains(&self.filter));
@@ -147,7 +147,7 @@ impl Choices {
         disks
     }
 
-    /// Moves the cursor.
+    /// Moves the selection one line up or down.
     fn step(&mut self, rates: &Rates, down: bool) {
         let disks = self.shown(rates);
         let is_selected = |disk: &&DiskRates| Some(&disk.name) == self.selected.as_ref();
@@ -160,7 +160,7 @@ impl Choices {
     }
 }
 
-/// A line, and whether the cursor is on it.
+/// A line of text, and whether it is selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
     pub text: String,
@@ -176,8 +176,7 @@ impl From<String> for Line {
     }
 }
 
-/// The screen: `height` lines at most (all there is, if it is `None`), each of `width` columns at
-/// most.
+/// Formats the screen, with at most `width` columns and `height` lines (`None`: no limit).
 pub fn screen(rates: &Rates, choices: &Choices, width: usize, height: Option<usize>) -> Vec<Line> {
     let opened = choices.opened.then(|| {
         let of = |disk: &&DiskRates| Some(&disk.name) == choices.selected.as_ref();
@@ -419,13 +418,13 @@ fn percentile(latency: &Times, operations: f64, part: f64) -> String {
     found.map_or("-".into(), |time| marked(time, latency))
 }
 
-/// A time, and a sign if it is one of more than the last interval.
+/// Formats a latency, with a mark if it covers more than the last interval.
 fn marked(time: u64, latency: &Times) -> String {
     let mark = if latency.is_longer { "*" } else { "" };
     format!("{}{mark}", time_of(time))
 }
 
-/// A value in four digits at most, with its unit.
+/// Formats a value with at most four digits and a unit.
 fn scaled(value: f64, base: f64, units: &[&str]) -> String {
     let (mut value, mut units) = (value, units.iter().peekable());
     let mut unit = units.next().copied().unwrap_or_default();
@@ -454,15 +453,16 @@ fn time_of(nanoseconds: u64) -> String {
     scaled(nanoseconds as f64, 1000.0, &["ns", "us", "ms", "s"])
 }
 
-/// Replaces control and format characters, since names are input from outside and a terminal would
-/// interpret them.
+/// Replaces control and format characters. Names come from outside, and a terminal would interpret
+/// them.
 pub fn clean(text: &str) -> String {
     let plain = |c: char| !c.is_control() && !is_format(c);
     let shown = text.chars().map(|c| if plain(c) { c } else { '?' });
     shown.collect()
 }
 
-/// Characters that turn the direction of text around, or take no room (general category Cf).
+/// Returns whether a character changes the direction of text, or has no width (general category
+/// Cf).
 fn is_format(c: char) -> bool {
     matches!(
         c,
@@ -474,7 +474,7 @@ fn is_format(c: char) -> bool {
     )
 }
 
-/// Columns of a character: two of those that East Asian terminals show so.
+/// Returns the number of columns of a character: two for wide East Asian ones.
 fn columns(c: char) -> usize {
     match c {
         '\u{300}'..='\u{36f}' => 0,
@@ -493,7 +493,7 @@ fn columns(c: char) -> usize {
     }
 }
 
-/// The text in exactly so many columns: cut (which shows), or filled with blanks.
+/// Fits text into exactly `width` columns: truncates it visibly, or pads it with blanks.
 pub fn fit(text: &str, width: usize) -> String {
     let text = clean(text);
     let all: usize = text.chars().map(columns).sum();

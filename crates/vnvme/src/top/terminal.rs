@@ -1,5 +1,4 @@
-//! The terminal: raw while it is used, and as it was afterwards, however the program ends or
-//! stops.
+//! Terminal in raw mode, with its settings restored however the program ends or is suspended.
 
 use super::screen::{Key, Line};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -14,42 +13,43 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::Instant;
 
-/// The other screen of the terminal, without the cursor; and back.
+/// Escape sequences that enter the alternate screen and hide the cursor; the next constant reverses
+/// them.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
-/// Size of a terminal that does not report it.
+/// Columns and lines of a terminal that does not report its size.
 const SIZE: (usize, usize) = (80, 24);
 /// Signals that end the program, suspend it, or report a new size of the window.
 const SIGNALS: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGTSTP, SIGWINCH];
 
-/// How the terminal was while it is taken.
+/// Settings of the terminal before it was changed; `None` while it is unchanged.
 static TAKEN: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// A terminal that is drawn on.
+/// The terminal on which the screen is drawn.
 pub struct Terminal {
     signals: Signals,
-    /// Readable when one has come.
+    /// Socket that becomes readable when a signal has arrived.
     woken: UnixStream,
 }
 
-/// Input of the user or the system.
+/// Input from the user or a signal.
 #[derive(Debug)]
 pub enum Input {
-    /// Keys that were pressed; none when the time is over, or all has to be drawn again.
+    /// Pressed keys; none after the time limit, or when everything must be redrawn.
     Keys(Vec<Key>),
-    /// The number of a signal that asks for the end.
+    /// Number of a signal that requests the end.
     End(i32),
 }
 
 impl Terminal {
-    /// Takes the terminal.
+    /// Switches the terminal to raw mode and the alternate screen.
     ///
     /// # Errors
-    /// Input or output is none.
+    /// The error when standard input or output is not a terminal.
     pub fn open() -> io::Result<Self> {
         tcgetattr(io::stdin())?;
         tcgetattr(io::stdout())?;
-        // This handler notes a signal before the socket is written to.
+        // This handler records a signal before the socket is written to.
         let signals = Signals::new(SIGNALS)?;
         let (woken, writer) = UnixStream::pair()?;
         woken.set_nonblocking(true)?;
@@ -58,7 +58,7 @@ impl Terminal {
         }
         let terminal = Self { signals, woken };
         static HOOK: Once = Once::new();
-        // The message of a panic is printed on the screen that stays.
+        // The message of a panic is printed on the normal screen.
         HOOK.call_once(|| {
             let before = std::panic::take_hook();
             std::panic::set_hook(Box::new(move |panic| {
@@ -70,7 +70,7 @@ impl Terminal {
         Ok(terminal)
     }
 
-    /// Columns and lines.
+    /// Returns the number of columns and lines.
     pub fn size(&self) -> (usize, usize) {
         match tcgetwinsize(io::stdout()) {
             Ok(size) if size.ws_col > 0 && size.ws_row > 0 => {
@@ -80,7 +80,7 @@ impl Terminal {
         }
     }
 
-    /// Draws all lines, and clears the rest.
+    /// Draws all lines, and clears the rest of the screen.
     ///
     /// # Errors
     /// The terminal is closed.
@@ -100,7 +100,7 @@ impl Terminal {
         write(&text)
     }
 
-    /// Waits for input until the given time, and returns the first.
+    /// Waits for input until a time, and returns the first.
     ///
     /// # Errors
     /// The terminal is closed.
@@ -166,7 +166,7 @@ impl Drop for Terminal {
     }
 }
 
-/// Makes the terminal raw, on its other screen.
+/// Switches to raw mode and the alternate screen.
 fn enter() -> io::Result<()> {
     let before = tcgetattr(io::stdin())?;
     let mut raw = before.clone();
@@ -176,7 +176,7 @@ fn enter() -> io::Result<()> {
     write(ENTER)
 }
 
-/// Restores the terminal's earlier settings, once.
+/// Restores the earlier settings of the terminal, once.
 fn leave() {
     let taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(before) = taken {
@@ -227,7 +227,7 @@ mod tests {
     use std::fs::File;
     use std::process::Command;
 
-    /// Not a test: the process that the next test runs in a terminal.
+    /// Not a test itself: the next test runs this function in a terminal.
     #[test]
     #[ignore = "a process that another test starts: cargo test -p vnvme terminal"]
     fn panics_in_a_terminal() {
@@ -257,7 +257,7 @@ mod tests {
         let after = tcgetattr(&shell).unwrap();
         assert_eq!(after.local_modes, before.local_modes);
         assert_eq!(after.output_modes, before.output_modes);
-        // The terminal's end is an error once nobody has it open.
+        // Reading from the terminal fails when no process has it open.
         drop(shell);
         let mut bytes = Vec::new();
         let _ = File::from(terminal).read_to_end(&mut bytes);
