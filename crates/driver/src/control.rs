@@ -88,9 +88,9 @@ pub enum Event {
 #[repr(u8)]
 pub(crate) enum State {
     Live = 0,
-    /// Gone, and certain to access no memory.
+    /// Lost, and certain to access no memory.
     GoneQuiet = 1,
-    /// Gone, and may still access memory: that memory is never used again.
+    /// Lost, and may still access memory, which is therefore never used again.
     GoneWild = 2,
     /// Disabled for a while; commands wait.
     Suspended = 3,
@@ -288,13 +288,13 @@ impl Shared {
             Ok(()) => {
                 match control.scan(&self.options) {
                     Ok(namespaces) => control.replace(namespaces),
-                    Err(error) => tracing::warn!(%error, "namespaces could not be looked at"),
+                    Err(error) => tracing::warn!(%error, "namespaces could not be identified"),
                 }
                 self.epoch.fetch_add(1, Ordering::Release);
                 Ok(())
             }
             Err(error) => {
-                tracing::error!(%error, "the device is given up");
+                tracing::error!(%error, "giving up the device");
                 self.give_up(&mut control);
                 Err(Error::Gone)
             }

@@ -83,7 +83,7 @@ impl Device {
         let found = control.namespaces.iter().find(|ns| ns.nsid == nsid);
         found.copied().ok_or(Error::Namespace {
             nsid,
-            why: "there is none of that number that can be used",
+            why: "no usable namespace has this number",
         })
     }
 
@@ -309,10 +309,10 @@ impl Device {
         self.shared.request_eventfd()
     }
 
-    /// Returns the device to the system. New commands are refused, outstanding ones get `limit` to
-    /// end, then the controller is shut down and released although handles exist; these see a
-    /// device that is lost. Returns whether all commands ended by themselves; the remaining ones
-    /// fail as gone. Each queue pair must be polled by its own thread meanwhile.
+    /// Returns the device to the system. New commands are refused, and outstanding ones get `limit`
+    /// to end; then the controller is shut down and released although handles exist, for which the
+    /// device is lost. Returns whether all commands ended by themselves; the remaining ones fail
+    /// with [`Error::Gone`]. Each queue pair must be polled by its own thread meanwhile.
     pub fn release(&self, limit: std::time::Duration) -> bool {
         self.shared.release(limit)
     }
@@ -322,7 +322,7 @@ impl Device {
         self.shared.lock().shadow_buffers()
     }
 
-    /// Shuts the controller down in order. Outstanding requests fail as gone.
+    /// Shuts the controller down in order. Outstanding requests fail with [`Error::Gone`].
     pub fn close(&self) {
         self.shared.close();
     }

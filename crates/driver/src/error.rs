@@ -19,7 +19,7 @@ pub enum Error {
     /// Memory could not be made accessible to the device.
     #[error("memory for the device")]
     Map(#[from] MapFailure),
-    /// The device is gone: its registers read as all ones, or the connection to it is lost.
+    /// The device is lost: its registers read as all ones, or the connection to it is closed.
     #[error("the device is gone")]
     Gone,
     /// The device is suspended; queue pairs hold their commands.

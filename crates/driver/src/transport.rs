@@ -206,7 +206,7 @@ pub trait Transport: Send + Sync + Debug + Any {
     }
 
     /// Releases the device although this transport still exists: later calls fail as if it were
-    /// gone. Called after the controller was disabled.
+    /// lost. Called after the controller was disabled.
     fn release(&self) -> Result<(), TransportError> {
         Ok(())
     }

@@ -300,7 +300,7 @@ impl Door {
                 late += 1;
             }
         }
-        (0..late).for_each(|_| self.refused(&End::Refused("it did not say what it is in time")));
+        (0..late).for_each(|_| self.refused(&End::Refused("the host sent no Connect in time")));
     }
 
     /// Accepts connections that have waited for a place.

@@ -38,7 +38,7 @@ impl From<nvme_tcp::Violation> for End {
 /// A connection on the worker's ring.
 pub(crate) struct Link {
     stream: RingStream,
-    /// The same socket, in the epoll set: received bytes wake its front-end.
+    /// Duplicate of the socket in the epoll set: received bytes wake its front-end.
     watched: OwnedFd,
     pub(crate) writer: Writer,
     /// `None` while the kernel has it.

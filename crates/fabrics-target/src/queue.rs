@@ -1,4 +1,4 @@
-//! One queue of an association: its connection on one side, its pair of rings on the other.
+//! Queue of an association: its connection on one side, its pair of rings on the other.
 //!
 //! ```text
 //! capsule -> slot -> memory (waits if there is none) -> R2T, data -> SQ ring -> controller

@@ -1,4 +1,4 @@
-//! One path: a portal, and the thread that keeps a controller behind it.
+//! Path of a volume: a portal, and the thread that keeps a controller behind it.
 //!
 //! ```text
 //! connect, identify --> an I/O queue for each worker's --> Keep Alive, events, new queues
@@ -236,7 +236,7 @@ impl Keeper<'_> {
                     failures += 1;
                     if said.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
                         said = Some(Instant::now());
-                        tracing::warn!("{error}; trying again until it answers");
+                        tracing::warn!("{error}; retrying until it answers");
                     }
                     continue;
                 }
@@ -409,8 +409,8 @@ impl Keeper<'_> {
                         let most = controller.queues;
                         tracing::error!(
                             left_out,
-                            "{portal}: the controller gives this host {most} I/O queues; worker \
-                             queue {place} has none on this path"
+                            "{portal}: the controller permits this host only {most} I/O queues; \
+                             worker queue {place} has none on this path"
                         );
                     });
                     continue;

@@ -198,7 +198,7 @@ impl Namespace {
     }
 }
 
-/// One queue pair of a controller, one request queue of an export or block device.
+/// Queue pair of a controller, or request queue of an export or block device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queue {
     /// Queue identifier; 0 is a controller's admin queue.

@@ -21,7 +21,7 @@ use volume::{Direct, Extent, FileVolume, IoError, IoErrorKind, Op, Volume, Volum
 /// Clusters that are given to the file system at one time.
 const MOST_PUNCHED: u64 = 1024;
 
-/// One image of a chain, or a raw file at its lower end.
+/// Image of a chain, or a raw file at its lower end.
 pub(crate) struct Image {
     pub(crate) path: PathBuf,
     /// Index in the chain; 0 is the image that is served.

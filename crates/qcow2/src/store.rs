@@ -14,7 +14,7 @@ pub(crate) enum Part {
     Tables,
 }
 
-/// One operation on a file of the chain. `layer`: 0 is the image itself, which alone is written.
+/// Operation on a file of the chain. `layer`: 0 is the image itself, which alone is written.
 #[derive(Debug)]
 pub(crate) struct Access {
     pub(crate) layer: usize,

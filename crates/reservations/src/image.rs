@@ -112,21 +112,19 @@ pub struct Image {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
     /// There are no bytes.
-    #[error("nothing was written there")]
+    #[error("nothing was written")]
     Empty,
     /// The bytes are no image.
-    #[error("this is no state of reservations")]
+    #[error("not a reservation state")]
     Foreign,
     /// The image was written in part, or damaged.
-    #[error("it is damaged: its checksum is wrong")]
+    #[error("damaged: the checksum is wrong")]
     Damaged,
     /// A program that is newer has written it.
-    #[error(
-        "its format is version {0}, which a newer program has written; this one knows {VERSION}"
-    )]
+    #[error("format version {0} of a newer program; this one knows version {VERSION}")]
     TooNew(u32),
     /// The checksum is right, and yet no state is such.
-    #[error("it contradicts itself: {0}")]
+    #[error("contradictory: {0}")]
     Contradiction(&'static str),
 }
 

@@ -36,9 +36,9 @@ const IDLE_ROUNDS: u32 = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PathChoice {
-    /// Translated and passed on, queue to queue.
+    /// Translate commands and pass them on, queue to queue.
     Direct,
-    /// Through the volume.
+    /// Execute commands through the volume.
     Generic,
 }
 
@@ -196,8 +196,8 @@ pub struct DirectPath {
 }
 
 impl DirectPath {
-    /// Makes a direct path for the namespace `nsid` of the controller at `socket`, whose commands
-    /// carry `max_transfer` bytes at most. Takes its first queue pair of the device.
+    /// Makes a direct path for the namespace `nsid` of the controller at `socket`. Commands carry
+    /// `max_transfer` bytes at most. Takes the path's first queue pair of the device.
     pub fn new(
         direct: &Direct,
         nsid: u32,
@@ -259,7 +259,7 @@ impl DirectPath {
             None => Armed::Gone,
         });
         if let Err(error) = &watched {
-            tracing::warn!(%error, "the device's interrupt cannot be waited for; polling");
+            tracing::warn!(%error, "waiting for the device's interrupt failed; polling");
         }
         watched.is_ok()
     }

@@ -96,8 +96,8 @@ impl ServiceManager {
         self.link.tell("STOPPING=1\n");
     }
 
-    /// Notifies the watchdog, if it is time and the process is alive. A process whose workers all
-    /// stand still is not alive.
+    /// Notifies the watchdog, if it is time and the process is alive. A process with all workers
+    /// stuck is not alive.
     pub fn alive(&mut self, is_alive: impl FnOnce(Duration) -> bool) {
         let now = Instant::now();
         let Some(watchdog) = self.watchdog.as_mut().filter(|dog| now >= dog.next) else {

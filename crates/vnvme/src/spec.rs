@@ -153,7 +153,7 @@ pub struct ControllerSpec {
     pub access: SocketAccess,
     /// Model number.
     pub model: Option<String>,
-    /// Cloud whose disks the controller imitates.
+    /// Cloud to imitate.
     pub cloud: Option<Cloud>,
     /// Serial number.
     pub serial: Option<String>,
@@ -453,7 +453,7 @@ pub struct ServeOptions {
     pub control: Option<PathBuf>,
     /// Address for Prometheus.
     pub metrics: Option<SocketAddr>,
-    /// Group whose members may send questions, at a socket beside the control socket.
+    /// Group with read-only access, at a socket beside the control socket.
     pub control_group: Option<Principal>,
     /// Sandbox of the process.
     pub sandbox: SandboxMode,
@@ -465,13 +465,13 @@ pub struct ServeOptions {
     pub allow: Vec<PathBuf>,
     /// File of the disks that were added at run time.
     pub state: Option<PathBuf>,
-    /// Options of a daemon, whose disks may change: room is left for them.
+    /// Options of a daemon, which needs room for further disks.
     pub daemon: Option<Daemon>,
     /// Disks that the process before did not serve.
     pub unavailable: Unavailable,
 }
 
-/// Options of a process whose disks may be added and removed.
+/// Options of a process that adds and removes disks.
 #[derive(Clone, Debug, Default)]
 pub struct Daemon {
     /// Path of the configuration, for a reload.
@@ -553,7 +553,7 @@ pub struct ProcessSpec {
     pub control: Option<PathBuf>,
     /// Address for Prometheus.
     pub metrics: Option<SocketAddr>,
-    /// Group whose members may send questions.
+    /// Group with read-only access.
     pub control_group: Option<Principal>,
     /// Sandbox of the process.
     pub sandbox: Option<SandboxMode>,
@@ -701,7 +701,7 @@ impl Specs {
         self.ublk.extend(other.ublk);
     }
 
-    /// Removes the disks whose names are not wanted.
+    /// Removes all disks except those with a wanted name.
     pub fn retain_disks(&mut self, wanted: impl Fn(&str) -> bool) {
         self.controllers.retain(|spec| wanted(&spec.any_name()));
         self.vhost_user_blk.retain(|spec| wanted(&spec.any_name()));

@@ -25,8 +25,8 @@ pub fn open(
     open_sized(path, 0, fresh, previous)
 }
 
-/// Opens a file as [`open`] does. A new one has zeroes behind its content, `size` bytes in all,
-/// whose blocks are allocated: later stores find space.
+/// Opens a file as [`open`] does. A new one has zeroes behind its content, `size` bytes in all, in
+/// allocated blocks: later stores find space.
 ///
 /// # Errors
 /// A sentence for the user.

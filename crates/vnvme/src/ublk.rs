@@ -53,7 +53,7 @@ impl OpenDisk {
         // The volume is opened by the workers that have the queues, too.
         ensure!(
             !is_within(name),
-            "{name}: a block device cannot stand on a volume of one worker"
+            "{name}: a block device cannot use a volume of a single worker"
         );
         let Opened { volume, device, .. } = opener.open(&spec.namespace(), &spec.any_name(), 1)?;
         let options = DiskOptions {

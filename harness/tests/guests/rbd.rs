@@ -93,7 +93,7 @@ fn images_of_a_cluster_are_served() -> Result<()> {
     let url = cluster.url("rbd/img");
     let refused = daemon(&cluster, "rbd-away", format!("{url}&wait=1s")).refuse()?;
     ensure!(
-        !refused.0.success() && refused.1.contains("size= says"),
+        !refused.0.success() && refused.1.contains("with size="),
         "{}",
         refused.1
     );

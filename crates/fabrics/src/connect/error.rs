@@ -99,7 +99,7 @@ pub enum ConnectError {
         error: io::Error,
     },
     /// The controller differs from the previous one, or from another portal's.
-    #[error("{portal}: is not what it was before: {what}")]
+    #[error("{portal}: the namespace has changed: {what}")]
     Changed {
         /// Address of the portal.
         portal: String,

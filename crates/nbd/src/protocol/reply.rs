@@ -37,19 +37,19 @@ pub enum Violation {
         len: u32,
     },
     /// Data outside of the requested range, or for a request that reads no data.
-    #[error("data outside of what was asked for")]
+    #[error("data outside the requested range")]
     Range,
     /// Data of which some has come before.
-    #[error("data that has come before")]
+    #[error("data that was already received")]
     Twice,
     /// Data in more stretches, out of order, than any server has a reason for.
-    #[error("the data of a read comes in too many pieces, out of order")]
+    #[error("the data of a read arrives in too many pieces out of order")]
     Scattered,
     /// A read has ended, and not all of it has come.
-    #[error("a read is said to be complete, of which bytes are missing")]
+    #[error("a read was reported as complete with bytes missing")]
     Incomplete,
     /// More error chunks than any request can have.
-    #[error("errors without end for one request")]
+    #[error("too many errors for one request")]
     Errors,
 }
 

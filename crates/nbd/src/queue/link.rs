@@ -1,4 +1,4 @@
-//! One connection of a queue: commands out, replies in; and its end, after which a new connection
+//! Connection of a queue: commands out, replies in; and its end, after which a new connection
 //! replaces it.
 //!
 //! ```text
@@ -79,7 +79,7 @@ pub(super) enum Broken {
     Violation(crate::protocol::Violation),
     #[error("no answer to a request for {0:?}")]
     TimeOut(Duration),
-    #[error("a request was given up that was being sent or received")]
+    #[error("a request was cancelled while it was sent or received")]
     GivenUp,
 }
 

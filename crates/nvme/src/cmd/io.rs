@@ -143,7 +143,7 @@ pub struct DsmCdw11 {
     __: u32,
 }
 
-/// One range of Dataset Management, 16 bytes (NVM Command Set 1.1, 3.3.3.1).
+/// Range of Dataset Management, 16 bytes (NVM Command Set 1.1, 3.3.3.1).
 #[derive(
     Clone,
     Copy,
@@ -210,7 +210,7 @@ impl CopyCdw12 {
     }
 }
 
-/// One source range of Copy in Copy Descriptor Format 0h or 2h, 32 bytes (NVM Command Set 1.1,
+/// Source range of Copy in Copy Descriptor Format 0h or 2h, 32 bytes (NVM Command Set 1.1,
 /// 3.3.2). Fields of format 2h alone are reserved in format 0h.
 #[derive(
     Clone,
@@ -265,7 +265,7 @@ wire_layout!(
     elbatm @ 30,
 );
 
-/// One source range of Copy in Copy Descriptor Format 1h or 3h, 40 bytes (NVM Command Set 1.1,
+/// Source range of Copy in Copy Descriptor Format 1h or 3h, 40 bytes (NVM Command Set 1.1,
 /// 3.3.2), of namespaces with guards of 32 or 64 bits. Fields of format 3h alone are reserved in
 /// format 1h.
 #[derive(

@@ -16,7 +16,7 @@ open_values! {
     }
 }
 
-/// One descriptor, as written or read.
+/// Descriptor, as written or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Descriptor<'a> {
     /// EUI-64, big endian.

@@ -111,7 +111,7 @@ impl FromIterator<u16> for EnduranceGroupList {
     }
 }
 
-/// One combination of command sets that may be used together (NVMe Base 2.1, 5.1.13.2.19).
+/// Combination of command sets that may be used together (NVMe Base 2.1, 5.1.13.2.19).
 #[bitfield(u64, repr = U64, from = U64::new, into = U64::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 pub struct IoCommandSetVector {

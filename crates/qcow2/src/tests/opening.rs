@@ -145,7 +145,7 @@ fn tables_that_contradict_each_other_are_not_written() {
             vec![(3 * CLUSTER, &(5u64 << 16).to_be_bytes()[..]), counted(5)],
             "shared",
         ),
-        (vec![(3 * CLUSTER, &table(5)[..])], "not counted"),
+        (vec![(3 * CLUSTER, &table(5)[..])], "without a refcount"),
         (
             vec![(3 * CLUSTER, &7u64.to_be_bytes()[..])],
             "against the rules",

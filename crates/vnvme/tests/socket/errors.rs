@@ -284,10 +284,10 @@ fn the_end_names_clients_that_are_attached() {
 fn workers_that_share_cpus_are_warned_about() {
     let place = Place::new();
     let daemon = Daemon::serve(&place, &["--workers", "3", "--cpus", "0-0", "mem://1M"]);
-    daemon.wait_log(|line| line.contains("WARN") && line.contains("3 workers have 1 CPUs"));
+    daemon.wait_log(|line| line.contains("WARN") && line.contains("3 workers share 1 CPUs"));
     daemon.end();
     let daemon = Daemon::serve(&place, &["--workers", "1", "--cpus", "0-0", "mem://1M"]);
-    assert_eq!(daemon.count("workers have"), 0);
+    assert_eq!(daemon.count("workers share"), 0);
     daemon.end();
 }
 

@@ -119,7 +119,7 @@ const CASES: &[Case] = &[
         ATTACH,
         r#"{"volume": "iscsi://x"}"#,
         400,
-        "no kind of volume",
+        "not a kind of volume",
     ),
     (
         "POST",
@@ -175,7 +175,7 @@ const CASES: &[Case] = &[
         "/v1/disks/a/namespaces/first",
         "",
         400,
-        "no namespace ID",
+        "not a namespace ID",
     ),
     (
         "DELETE",
@@ -230,7 +230,13 @@ const CASES: &[Case] = &[
     ("POST", "/v1/apply?dry-run=1", "{}", 400, "true or false"),
     // Limits, paths and devices.
     ("PATCH", "/v1/limits", "{}", 200, ""),
-    ("PATCH", "/v1/limits", r#"{"iops": 5}"#, 400, "which volume"),
+    (
+        "PATCH",
+        "/v1/limits",
+        r#"{"iops": 5}"#,
+        400,
+        "no volume is selected",
+    ),
     (
         "PATCH",
         "/v1/limits",
@@ -264,7 +270,7 @@ const CASES: &[Case] = &[
         "/v1/paths",
         r#"{"path": "direct"}"#,
         400,
-        "whose path",
+        "no disk is selected",
     ),
     (
         "PATCH",
