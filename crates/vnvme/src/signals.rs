@@ -132,7 +132,7 @@ fn answer(mut signals: Signals, order: &UnixStream, hangups: &Hangups) {
             Some(at) if at.elapsed() < SAME_ORDER => {}
             Some(_) => {
                 tracing::warn!(
-                    "second {name}: exiting at once; unflushed writes may be lost with the \
+                    "a second {name}: ending at once; unflushed writes may be lost with the \
                      machine's power"
                 );
                 let _ = emulate_default_handler(signal);

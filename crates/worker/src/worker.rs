@@ -807,7 +807,7 @@ impl<F: Frontend + 'static> Worker<F> {
 
     /// Ends the worker: clients are disconnected when all data is durable.
     fn finish(&mut self) -> Result<(), Error<F::Error>> {
-        tracing::info!("stopping: making all data durable");
+        tracing::info!("ending: making everything durable");
         self.run_queue.wake_all();
         self.io.end();
         for (front, place) in self.fronts.iter_mut().zip(&self.places) {

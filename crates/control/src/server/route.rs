@@ -339,9 +339,9 @@ mod tests {
         assert_eq!(found("GET", "/").unwrap().0, "/");
         for (method, uri, word) in [
             ("GET", "/v1", "/v1/openapi.json"),
-            ("GET", "/v1/disks/", "nothing"),
-            ("GET", "/v1/disks/a/b", "nothing"),
-            ("GET", "//v1/disks", "nothing"),
+            ("GET", "/v1/disks/", "no resource"),
+            ("GET", "/v1/disks/a/b", "no resource"),
+            ("GET", "//v1/disks", "no resource"),
             ("GET", "/v1/disks/%ff", "UTF-8"),
             ("GET", "/v1/stats?pretty", "pretty"),
             ("DELETE", "/v1/disks/a?forec=true", "force"),

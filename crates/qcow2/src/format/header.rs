@@ -460,7 +460,7 @@ mod tests {
             (104, &[1], "zstd"),
             (104, &[7], "type 7"),
             (96, &7u32.to_be_bytes(), "2^7 bits"),
-            (100, &100u32.to_be_bytes(), "header of 100 bytes"),
+            (100, &100u32.to_be_bytes(), "invalid length 100"),
             (100, &(1u32 << 17).to_be_bytes(), "invalid length"),
             (24, &0u64.to_be_bytes(), "size of 0"),
             (24, &u64::MAX.to_be_bytes(), "impossible size"),

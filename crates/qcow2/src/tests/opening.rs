@@ -68,9 +68,9 @@ fn backing_files_are_opened_where_that_is_allowed() {
         );
     }
     for (name, word) in [
-        ("nbd://host/x", "no file"),
-        ("json:{}", "no file"),
-        ("rbd:pool/x", "no file"),
+        ("nbd://host/x", "not a regular file"),
+        ("json:{}", "not a regular file"),
+        ("rbd:pool/x", "not a regular file"),
         ("gone", "cannot be found"),
     ] {
         with_backing(&disk, name, "raw");
@@ -145,7 +145,7 @@ fn tables_that_contradict_each_other_are_not_written() {
             vec![(3 * CLUSTER, &(5u64 << 16).to_be_bytes()[..]), counted(5)],
             "shared",
         ),
-        (vec![(3 * CLUSTER, &table(5)[..])], "without a refcount"),
+        (vec![(3 * CLUSTER, &table(5)[..])], "not counted"),
         (
             vec![(3 * CLUSTER, &7u64.to_be_bytes()[..])],
             "against the rules",

@@ -110,7 +110,7 @@ fn a_file_belongs_to_one_process() {
     let (file, ..) = open(&path, BOOT).unwrap();
     let error = open(&path, BOOT).unwrap_err().to_string();
     assert!(
-        error.contains("file: another process keeps reservations there"),
+        error.contains("file: another process uses this reservation file"),
         "{error}"
     );
     // The next process waits.
@@ -220,10 +220,7 @@ fn an_older_program_does_not_go_back_to_an_older_state() {
         image[length - 4..length].copy_from_slice(&crc.to_le_bytes());
         fs::write(&path, bytes).unwrap();
         let error = open(&path, BOOT).unwrap_err().to_string();
-        assert!(
-            error.contains("version 2, which a newer program"),
-            "{error}"
-        );
+        assert!(error.contains("version 2 of a newer program"), "{error}");
     }
 }
 

@@ -58,14 +58,14 @@ fn a_key_that_is_given_as_an_option_is_told_how_it_is_written() {
     for (args, tip) in [
         (
             "add controller --socket /run/a mem://1M",
-            "as a word: socket=VALUE",
+            "words here: socket=VALUE",
         ),
         (
             "add controller --io-queue=9 mem://1M",
-            "as a word: io-queues=VALUE",
+            "words here: io-queues=VALUE",
         ),
-        ("add ublk mem://1M --queues 2", "as a word: queues=VALUE"),
-        ("attach a mem://1M --nsid 2", "as a word: nsid=VALUE"),
+        ("add ublk mem://1M --queues 2", "words here: queues=VALUE"),
+        ("attach a mem://1M --nsid 2", "words here: nsid=VALUE"),
         // Options that there are have clap's own tip.
         (
             "attach a mem://1M --contrl x",

@@ -19,7 +19,13 @@ const CASES: &[Case] = &[
     // Requests that the API does not know.
     ("GET", "/v1/nothing", "", 404, "/v1/openapi.json"),
     ("PUT", ADD, "", 405, "not PUT"),
-    ("GET", "/v1/disks?sort=name", "", 400, "\"sort\" is unknown"),
+    (
+        "GET",
+        "/v1/disks?sort=name",
+        "",
+        400,
+        "unknown query parameter \"sort\"",
+    ),
     ("GET", "/v1/disks/%ff", "", 400, "UTF-8"),
     ("POST", ADD, "", 400, "no body"),
     ("POST", ADD, "{", 400, "EOF"),
@@ -59,7 +65,7 @@ const CASES: &[Case] = &[
         ADD,
         "DIR/x.sock iscsi://x",
         400,
-        "iscsi:// is no kind of volume",
+        "iscsi:// is not a kind of volume",
     ),
     (
         "POST",

@@ -78,7 +78,10 @@ fn what_was_not_kept_is_named() {
     };
     restore(&h, &mut h.keeper()).unwrap();
     let memory = restore(&h, &mut Nothing).unwrap_err();
-    assert_eq!(memory.to_string(), "a file of guest memory was not kept");
+    assert_eq!(
+        memory.to_string(),
+        "restart state: a file of guest memory is missing"
+    );
     // A receiver that has no number.
     let mut h = Host::ready();
     h.c.set_msix(1, Some(Arc::new(Count::default())));
@@ -114,7 +117,10 @@ fn what_was_not_kept_is_named() {
     h.c.dma_map(1 << 50, 4096, Some((other, 0)), Prot::RW)
         .unwrap();
     let memory = restore(&h, &mut h.keeper()).unwrap_err();
-    assert_eq!(memory.to_string(), "a file of guest memory was not kept");
+    assert_eq!(
+        memory.to_string(),
+        "restart state: a file of guest memory is missing"
+    );
     h.c.dma_unmap(1 << 50, 4096).unwrap();
     assert!(
         restore(&h, &mut h.keeper()).is_err(),
