@@ -1,11 +1,39 @@
 #!/bin/sh
 # Fails on comment lines over 100 columns (tables and what stands between ``` may be longer), and
 # on words of a private vocabulary: CONTRIBUTING.md, "Words", has the field's. A phrase is found
-# across the end of a comment line, too. Usage: words.sh [FILE...]; without files, the whole tree.
+# across the end of a comment line, too. Without files, the whole tree is checked, and so are its
+# openings of comments and filler words (prose.awk) and the subjects of its commits.
+# Usage: words.sh [FILE...]
 set -eu
 cd "$(dirname "$0")/.."
 
+# A subject names the place and the change: "crate: three words or more". Checked are the commits
+# since origin/main, or the last one where there is no such ref (a shallow clone has none).
+subjects() {
+    base=$(git merge-base origin/main HEAD 2>/dev/null) || base=
+    if [ -n "$base" ]; then
+        git log --no-merges --format=%s "$base..HEAD"
+    else
+        git log -1 --format=%s 2>/dev/null || true
+    fi | awk '
+        /^(Merge|Revert) / { next }
+        {
+            place = index($0, ": ")
+            if (place < 2 || split(substr($0, place + 2), word, " ") < 3) {
+                print "a commit names no change (\"crate: what changed\"): " $0
+                failed = 1
+            }
+        }
+        END { exit failed }'
+}
+
+failed=0
 if [ $# = 0 ]; then
+    # shellcheck disable=SC2046 # No file of ours has a space in its name.
+    awk -f harness/prose.awk harness/prose.limits $(find crates harness fuzz docs ./*.md \
+        -name target -prune -o -name tests -prune -o -name artifacts -prune -o \
+        \( -name '*.rs' -o -name '*.md' \) -print | sed 's|^\./||') || failed=1
+    subjects || failed=1
     # shellcheck disable=SC2046 # No file of ours has a space in its name.
     set -- $(find crates harness fuzz docs ./*.md \
         -name target -prune -o -name artifacts -prune -o \
@@ -13,7 +41,7 @@ if [ $# = 0 ]; then
         sed 's|^\./||' | grep -v '^harness/words\.sh$' | sort)
 fi
 
-exec awk '
+awk '
 BEGIN {
     # Between two of these words, or a word and an underscore, nothing else stands.
     gap = "[ _]+"
@@ -54,4 +82,5 @@ FNR == 1 {
     before = (comment || !rust) && n > 0 ? " " part[n - (part[n] == "" && n > 1)] : ""
 }
 END { exit failed }
-' "$@"
+' "$@" || failed=1
+exit $failed

@@ -1,6 +1,5 @@
-//! A hostile NBD server: whatever it says in the handshake or as replies, nothing lies outside of
-//! what was asked for, every byte is looked at once, and a read that ends has each of its bytes,
-//! once.
+//! A hostile NBD server: for any handshake and replies, no data lies outside the requested range,
+//! every byte is parsed once, and a completed read has each of its bytes exactly once.
 
 use nbd::protocol::{Asked, Event, InFlight, Replies, negotiate};
 use std::io::{self, Cursor, Read, Write};
@@ -67,7 +66,7 @@ fn replies(structured: bool, piece: usize, input: &[u8]) {
     while have < input.len() {
         have = (have + piece).min(input.len());
         loop {
-            // A part of what is expected is received in place.
+            // A part of the expected data is received in place.
             if let Some(expected) = replies.expects()
                 && expected.left > 8
                 && have - used_up >= 4
@@ -96,7 +95,7 @@ fn replies(structured: bool, piece: usize, input: &[u8]) {
                 Event::End { cookie, error } => {
                     let entry = requests.remove(cookie).unwrap();
                     if error.is_none() && entry.asked.read {
-                        assert!(entry.item.iter().all(|come| *come), "bytes are missing");
+                        assert!(entry.item.iter().all(|come| *come), "bytes missing");
                     }
                     assert_ne!(error, Some(0));
                     ends += 1;

@@ -35,12 +35,12 @@ use tracing_subscriber::util::SubscriberInitExt;
 #[derive(Parser)]
 #[command(name = "vnvme-bench", version, max_term_width = 120)]
 struct Options {
-    /// What to log, to standard error: error, warn, info, debug, trace, or a filter like
+    /// Log filter for standard error: error, warn, info, debug, trace, or per crate like
     /// "warn,driver=trace"
     #[arg(long, env = "VNVME_LOG", default_value = "warn", value_name = "FILTER")]
     log: Targets,
-    /// The suite to run: limit, doorbell, file, image, rbd, scale, mediate, share, tcp, processes,
-    /// cost, or all of them
+    /// Suite to run: limit, doorbell, file, image, rbd, scale, mediate, share, tcp, processes,
+    /// cost, or all
     #[arg(
         long,
         value_enum,
@@ -48,24 +48,24 @@ struct Options {
         value_name = "NAME"
     )]
     suite: Option<suite::Name>,
-    /// How often each case is measured; the figure is the median
+    /// Runs of each case; the result is the median
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000), value_name = "N")]
     runs: u32,
-    /// Seconds to measure a case [default: 1, or less where there are many]
+    /// Measuring time of each case in seconds [default: at most 1]
     #[arg(long, value_parser = seconds, value_name = "SECONDS")]
     runtime: Option<Duration>,
-    /// Seconds to run a case before measuring begins
+    /// Time to run each case before measuring begins, in seconds
     #[arg(long, default_value = "0.25", value_parser = seconds, value_name = "SECONDS")]
     ramp: Duration,
-    /// Of the suite file only these: randread, randwrite; tmpfs, disk; 1, 8, 32; bare, waiting,
-    /// beside, plain, vnvme, pinned; of the suite image: filled, chain, empty, overlay, copy;
-    /// randread, randwrite; 1, 8, 32; of the suite rbd: randread, randwrite; 1, 32; of the suite
-    /// scale: load, crowd, tail; of the suite doorbell: polling, batched, sleeping, "sleeping
-    /// batched", interrupt; of the suite tcp: 1, 32, 128; plain, digests. What no word is given for
-    /// is done in full. The results then hold nothing else of it
+    /// Run only the cases with these words. Suite file: randread, randwrite; tmpfs, disk; 1, 8, 32;
+    /// bare, waiting, beside, plain, vnvme, pinned. Suite image: filled, chain, empty, overlay,
+    /// copy; randread, randwrite; 1, 8, 32. Suite rbd: randread, randwrite; 1, 32. Suite scale:
+    /// load, crowd, tail. Suite doorbell: polling, batched, sleeping, "sleeping batched",
+    /// interrupt. Suite tcp: 1, 32, 128; plain, digests. A dimension without a word is run in full;
+    /// the results of the suite then contain nothing else
     #[arg(long, value_delimiter = ',', requires = "suite", value_name = "LIST")]
     only: Vec<String>,
-    /// Where a suite has the memory of queues and data
+    /// Memory of queues and data in suites
     #[arg(
         long,
         value_enum,
@@ -74,33 +74,33 @@ struct Options {
         value_name = "PLACE"
     )]
     memory: suite::Choice,
-    /// Write the report of the results that there are
+    /// Write the report of the existing results
     #[arg(long)]
     report: bool,
-    /// Figures that another program measured, to be taken into the results: files in their form
+    /// Add results of another program to the report, from files in the same format
     #[arg(long, value_name = "FILE", requires = "report")]
     add: Vec<PathBuf>,
-    /// Keep the figures that there are then, for a later --compare: medians only, in a file of DIR
-    /// that is named after this machine's processors
+    /// Keep the medians of the existing results for a later --compare, in a file of DIR named after
+    /// this machine's processors
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
-    /// Show where figures differ from those that were kept: a file of --keep, or its DIR, or
-    /// another results.json. Before --keep, if both are given
+    /// Show differences from kept results: a file of --keep, its DIR, or another results.json.
+    /// Compared before --keep if both are given
     #[arg(long, value_name = "FILE|DIR")]
     compare: Option<PathBuf>,
     /// Directory of results.json and report.html
     #[arg(long, default_value = "target/bench", value_name = "DIR")]
     output: PathBuf,
-    /// Ceilings of the suite cost; figures above them are an error [default: bench/ceilings.toml,
-    /// if it is there]
+    /// Ceilings of the suite cost; results above them are an error [default: bench/ceilings.toml,
+    /// if it exists]
     #[arg(long, value_name = "FILE")]
     ceilings: Option<PathBuf>,
-    /// Another program, an older vnvme for example, to take turns with it in the suites limit,
-    /// doorbell and scale; their reports have the quotients
+    /// Second program, for example an older vnvme, to measure in turn with the first in the suites
+    /// limit, doorbell and scale; their reports have the quotients
     #[arg(long, requires = "suite", value_name = "PATH")]
     beside: Option<PathBuf>,
-    /// A further argument of that one's `vnvme serve`, which is the program to measure where
-    /// --beside names no other: --beside-arg=--keeper=off
+    /// Further argument for `vnvme serve` of the --beside program, by default the measured one:
+    /// --beside-arg=--keeper=off
     #[arg(
         long,
         requires = "suite",
@@ -108,7 +108,7 @@ struct Options {
         allow_hyphen_values = true
     )]
     beside_arg: Vec<String>,
-    /// A further argument of `vnvme serve` of the program to measure
+    /// Further argument for `vnvme serve` of the measured program
     #[arg(
         long,
         requires = "suite",
@@ -116,11 +116,11 @@ struct Options {
         allow_hyphen_values = true
     )]
     serve_arg: Vec<String>,
-    /// The qemu-storage-daemon of the suites image and rbd [default: the system's]
+    /// qemu-storage-daemon for the suites image and rbd [default: that of the system]
     #[arg(long, requires = "suite", value_name = "PATH")]
     qsd: Option<PathBuf>,
-    /// Two images of a Ceph cluster that were made alike, for the suite rbd: what is on them is
-    /// lost. The first is vnvme's, the second qemu-storage-daemon's (package qemu-block-extra)
+    /// Two images of a Ceph cluster, created alike, for the suite rbd; their data is lost. The
+    /// first is for vnvme, the second for qemu-storage-daemon (package qemu-block-extra)
     #[arg(
         long,
         requires = "suite",
@@ -128,7 +128,7 @@ struct Options {
         value_name = "URL,URL"
     )]
     rbd: Vec<String>,
-    /// The program to measure [default: vnvme, beside this one]
+    /// Program to measure [default: the vnvme beside this program]
     #[arg(long, env = "VNVME_BIN", value_name = "PATH")]
     vnvme: Option<PathBuf>,
 }

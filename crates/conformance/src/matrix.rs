@@ -76,7 +76,7 @@ pub fn text() -> String {
     let _ = writeln!(
         text,
         "There are {all} cases. {} entries have cases, {numbered} of them by the plan's own \
-         number; {} have\nnone. Of the entries that every controller has to pass, {must} have cases and \
+         number; {} have\nnone. Of the entries required of every controller, {must} have cases and \
          {cannot} have none. {ours} cases\nare our own beyond the plan.\n",
         covered.len(),
         left_out.len(),
@@ -85,7 +85,7 @@ pub fn text() -> String {
         let _ = writeln!(text, "## Group {}\n", group.title);
         row(
             &mut text,
-            &["plan", "what is required", "of whom", "case", "standard"],
+            &["plan", "requirement", "condition", "case", "standard"],
         );
         row(&mut text, &["---"; 5]);
         let number = group.title.split(' ').next().unwrap_or_default();
@@ -98,10 +98,7 @@ pub fn text() -> String {
         }
         if !group.left_out.is_empty() {
             let _ = writeln!(text, "\nWithout a case:\n");
-            row(
-                &mut text,
-                &["plan", "what is required", "of whom", "reason"],
-            );
+            row(&mut text, &["plan", "requirement", "condition", "reason"]);
             row(&mut text, &["---"; 4]);
             for entry in group.left_out {
                 row(
@@ -115,7 +112,7 @@ pub fn text() -> String {
     text += "## Beyond the plan\n\n";
     row(
         &mut text,
-        &["", "what is required", "of whom", "case", "standard"],
+        &["", "requirement", "condition", "case", "standard"],
     );
     row(&mut text, &["---"; 5]);
     for case in cases().filter(|case| case.plan.is_empty()) {
@@ -129,9 +126,9 @@ const HEAD: &str = "\
 
 <!-- This page is made by `make docs` from the table of cases in crates/conformance. -->
 
-What the public test plan for NVMe (the UNH-IOL NVMe conformance test suite) requires of a PCIe
-controller, and which of our cases tries it, or why none does. Every name in the column *case* is a
-function that runs: a test fails when this page differs from the table of cases.
+This page compares the conformance cases of this project with the public test plan for NVMe (the UNH-IOL NVMe
+conformance test suite): the cases for each requirement on a PCIe controller, or the reason why there is none. Every name
+in the column *case* is a function that runs: a test fails when this page differs from the table of cases.
 
 ```
 make conformance                                    # against vnvme, in under a minute
@@ -140,17 +137,15 @@ cargo run -p conformance -- --socket PATH --second PATH2    # with a second one 
 cargo run -p conformance -- --list                  # the cases; --filter TEXT chooses some
 ```
 
-The cases overwrite what is on the namespaces, and need a controller to which nobody else is
-connected. Each ends as passed, failed (with what was expected and what came), or not applicable
-(with what the controller says of itself); the exit code is 1 if a case has failed. `make
-conformance` runs them against a disk of its own, and against two disks of one subsystem.
+The cases overwrite the namespaces, and need a controller without another client. Each case passes, fails (with the
+expected and the actual result), or is not applicable (with the missing capability); the exit code is 1 if a case has
+failed. `make conformance` runs them against a separate disk, and against two disks of one subsystem.
 
-Numbers are those of the plan's editions for NVMe 1.3 (v9, 2018; groups 6 and 10) and for the NVM
-command set 1.1 (v24, 2025; the others), as far as public copies tell them: `1.3-4` is case 4 of
-test 1.3, `4.12` a whole test. Where the number of a case is not known to us, or several try the same, a
-letter of our own takes its place. Titles are in our words. *Of whom* says what a controller has to
-offer; sections are those of NVMe Base 2.1, NVM Command Set 1.1, Zoned Namespace Command Set 1.1
-(ZNS) and NVMe over PCIe Transport 1.1.
+Numbers are those of the plan's editions for NVMe 1.3 (v9, 2018; groups 6 and 10) and for the NVM command set 1.1 (v24,
+2025; the others), as far as public copies have them: `1.3-4` is case 4 of test 1.3, `4.12` a whole test. A letter
+replaces the number of a case if it is unknown, or shared by several cases. Titles are our own. *Condition* is the
+capability that a controller must have for the requirement; sections are those of NVMe Base 2.1, NVM Command Set 1.1,
+Zoned Namespace Command Set 1.1 (ZNS) and NVMe over PCIe Transport 1.1.
 
 ";
 

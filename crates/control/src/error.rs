@@ -1,38 +1,37 @@
-//! Why a request is refused.
+//! Refusals of requests.
 
 use serde::{Deserialize, Serialize};
 
-/// Kind of a refusal, which determines the status of the answer.
+/// Kind of a refusal, which determines the HTTP status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorKind {
-    /// There is nothing of this name: 404.
+    /// No object has this name: 404.
     NotFound,
-    /// The request conflicts with the present state: the name is taken, or a client is attached.
-    /// 409.
+    /// The request conflicts with the present state: a name is taken, or a client is attached. 409.
     Conflict,
-    /// The request is wrong whatever is served: 400.
+    /// The request is invalid in any state: 400.
     Invalid,
-    /// This program, or this process, cannot do that: 501.
+    /// This program or process lacks the function: 501.
     Unsupported,
     /// The attempt has failed: 500.
     Failed,
-    /// Not yet, or not now: 503.
+    /// Temporarily unavailable: 503.
     Busy,
 }
 
-/// Why a request is refused.
+/// Refusal of a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
     /// Kind of the refusal.
     pub kind: ErrorKind,
-    /// A sentence for the user.
+    /// Message for the user.
     pub message: String,
 }
 
 impl Error {
-    /// There is nothing of this name.
+    /// Makes the error of an unknown name.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::NotFound, message)
     }
@@ -42,12 +41,12 @@ impl Error {
         Self::new(ErrorKind::Conflict, message)
     }
 
-    /// The request is wrong whatever is served.
+    /// Makes the error of an invalid request.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Invalid, message)
     }
 
-    /// This program, or this process, cannot do that.
+    /// Makes the error of a missing function.
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unsupported, message)
     }
@@ -57,7 +56,7 @@ impl Error {
         Self::new(ErrorKind::Failed, message)
     }
 
-    /// Not yet, or not now.
+    /// Makes the error of a request that may succeed later.
     pub fn busy(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Busy, message)
     }

@@ -835,7 +835,7 @@ fn a_socket_that_is_none_of_ours_is_told_from_one_that_is() {
     let client = || Client::new(vec![dir.path().join("nothing"), path.clone()]).unwrap();
     let error = client().disks().unwrap_err().to_string();
     assert!(
-        error.contains("nothing") && error.contains("disk: there is no"),
+        error.contains("nothing") && error.contains("disk: no control socket"),
         "{error}"
     );
     let listener = UnixListener::bind(&path).unwrap();

@@ -206,7 +206,7 @@ pub enum ConfigError {
     #[error("a controller that hosts reach over a network has no Boot Partitions")]
     FabricsBoot,
     /// Another process cannot take over a controller of a subsystem.
-    #[error("a controller in a subsystem cannot be gone on with by another process")]
+    #[error("a controller in a subsystem cannot be continued by another process")]
     SharedState,
     /// The size of a volume is no whole number of blocks, or less than one block.
     #[error(

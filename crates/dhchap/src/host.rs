@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The controller has ended the transaction.
-    #[error("the controller says: {0}")]
+    #[error("the controller reports: {0}")]
     ByController(Failure),
     /// The controller has failed to authenticate, or violates the protocol.
     #[error("{why}")]

@@ -291,13 +291,13 @@ impl Shared {
             Ok(()) => {
                 match control.scan(&self.options) {
                     Ok(namespaces) => control.replace(namespaces),
-                    Err(error) => tracing::warn!(%error, "namespaces could not be looked at"),
+                    Err(error) => tracing::warn!(%error, "namespaces could not be identified"),
                 }
                 self.epoch.fetch_add(1, Ordering::Release);
                 Ok(())
             }
             Err(error) => {
-                tracing::error!(%error, "the device is given up");
+                tracing::error!(%error, "giving up the device");
                 self.give_up(&mut control);
                 Err(Error::Gone)
             }

@@ -83,7 +83,7 @@ impl Device {
         let found = control.namespaces.iter().find(|ns| ns.nsid == nsid);
         found.copied().ok_or(Error::Namespace {
             nsid,
-            why: "there is none of that number that can be used",
+            why: "no usable namespace has this number",
         })
     }
 

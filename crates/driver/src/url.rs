@@ -20,7 +20,7 @@ pub const NVME: Scheme = Scheme {
     name: "nvme",
     form: "ADDRESS/NSID",
     example: "nvme://0000:44:00.0/1",
-    help: "namespace 1 of a real NVMe device, through VFIO (see vnvme bind)",
+    help: "namespace 1 of a real NVMe device through VFIO (see vnvme bind)",
     options: OPTIONS,
 };
 
@@ -40,37 +40,37 @@ const OPTIONS: &[UrlOption] = &[
     UrlOption::new(
         "depth",
         "N",
-        "commands in flight of each queue pair [default: 128]",
+        "outstanding commands of each queue pair [default: 128]",
     ),
     UrlOption::new(
         "max-transfer",
         "SIZE",
-        "largest transfer of a command, if the device allows more [default: 1M]",
+        "maximum transfer size, if the device allows more [default: 1M]",
     ),
     UrlOption::new(
         "shadow",
         "on|off",
-        "shadow doorbells, where the device has them [default: on]",
+        "use shadow doorbells if the device offers them [default: on]",
     ),
     UrlOption::new(
         "sgl",
         "on|off",
-        "SGLs, where the device has them and they are shorter than PRP lists [default: on]",
+        "use SGLs if the device supports them and they are shorter than PRP lists [default: on]",
     ),
     UrlOption::new(
         "interrupts",
         "on|off",
-        "sleep until the device interrupts; off: poll [default: on]",
+        "sleep until an interrupt; off polls [default: on]",
     ),
     UrlOption::new(
         "timeout",
         "DURATION",
-        "when a command that was not answered is aborted [default: 30s]",
+        "time limit of a command, after which it is aborted [default: 30s]",
     ),
     UrlOption::new(
         "status-interval",
         "DURATION",
-        "between reads of the controller's status while commands are in flight [default: 250ms]",
+        "interval of controller status reads while commands are outstanding [default: 250ms]",
     ),
 ];
 
@@ -79,7 +79,10 @@ const OPTIONS: &[UrlOption] = &[
 #[non_exhaustive]
 pub enum OpenError {
     /// The text is not a device URL.
-    #[error("{url}: a device is named nvme://0000:44:00.0/1 or vfio-user:///path/to.sock/1")]
+    #[error(
+        "{url}: not the URL of a device, like nvme://0000:44:00.0/1 or \
+             vfio-user:///path/to.sock/1"
+    )]
     Form {
         /// Text of the URL.
         url: String,
@@ -215,7 +218,7 @@ impl Target {
             .ok_or_else(|| wrong("options are written key=value, and separated by &"))?;
         let unknown = || {
             let known: Vec<&str> = OPTIONS.iter().map(|option| option.name).collect();
-            wrong(&format!("unknown; there are {}", known.join(", ")))
+            wrong(&format!("unknown; known are {}", known.join(", ")))
         };
         // Options that help does not list do not exist.
         if !OPTIONS.iter().any(|option| option.name == key) {

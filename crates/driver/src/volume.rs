@@ -117,7 +117,8 @@ impl NvmeVolume {
             }
         });
         if let Err(error) = &watched {
-            tracing::warn!(device = self.name, %error, "its interrupt cannot be waited for; polling");
+            tracing::warn!(device = self.name, %error, "waiting for the device's interrupt \
+                                                        failed; polling");
         }
         watched.is_ok()
     }

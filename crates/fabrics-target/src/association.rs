@@ -36,7 +36,7 @@ use worker::{Context, Descriptors, Frontend};
 const ADMIN_ENTRIES: u16 = 64;
 /// Time limit for a host to enable its controller.
 const ENABLING: Duration = Duration::from_secs(120);
-const NOT_PROVEN: &str = "its host has not proven who it is in time";
+const NOT_PROVEN: &str = "the host did not authenticate in time";
 /// Interval between checks whether an ending controller is idle.
 const ENDING_LOOK: Duration = Duration::from_millis(10);
 

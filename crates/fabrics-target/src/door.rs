@@ -335,7 +335,7 @@ impl Door {
                 late += 1;
             }
         }
-        (0..late).for_each(|_| self.refused(&End::Refused("it did not say what it is in time")));
+        (0..late).for_each(|_| self.refused(&End::Refused("the host sent no Connect in time")));
     }
 
     /// Resumes accepting connections after a pause. A failure is retried later.

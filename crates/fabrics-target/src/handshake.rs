@@ -155,7 +155,7 @@ impl Newcomer {
                 Request::Command { command: this, .. } => command = Some(this),
                 Request::Data(bytes) => data.extend_from_slice(bytes),
                 Request::DataEnd { corrupt: true, .. } => {
-                    return Err(End::Refused("a Connect whose data digest does not match"));
+                    return Err(End::Refused("Connect with a wrong data digest"));
                 }
                 Request::Terminated(why) => return Err(End::Terminated(why)),
                 Request::More if used == 0 => break,

@@ -269,7 +269,7 @@ impl Target {
                 left_out,
                 host = hostnqn,
                 from,
-                "a host has not proven who it is: {why}"
+                "authentication of a host failed: {why}"
             );
         });
     }

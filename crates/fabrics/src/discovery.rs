@@ -62,7 +62,10 @@ fn read(client: &mut Client, deadline: Instant) -> Result<Discovered, Trouble> {
             let read = chunks.filter_map(|chunk| DiscoveryRecord::read_from_bytes(chunk).ok());
             records.extend(read.take(wanted as usize));
             if records.len() as u64 != done + wanted {
-                return Err(Trouble::Unusable("its log page is shorter than it says"));
+                return Err(Trouble::Unusable(
+                    "the discovery log page is shorter than its header \
+                                              states",
+                ));
             }
         }
         let after = header(client)?;

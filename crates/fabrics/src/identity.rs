@@ -33,7 +33,7 @@ impl HostIdentity {
     /// A message when `nqn` is not a valid NQN.
     pub fn named(nqn: &str) -> Result<Self, &'static str> {
         if Nqn::new(nqn).is_none() || !nqn.starts_with("nqn.") {
-            return Err("it begins with nqn. and has 223 bytes at most");
+            return Err("an NQN begins with nqn. and has at most 223 bytes");
         }
         let of_host = local();
         let id = match nqn.strip_prefix(BY_UUID).and_then(uuid) {

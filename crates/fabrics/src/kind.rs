@@ -18,7 +18,7 @@ pub const NVME_TCP: Scheme = Scheme {
     name: "nvme+tcp",
     form: "HOST:PORT[,HOST:PORT...]/SUBNQN/NSID",
     example: "nvme+tcp://10.0.0.2:4420/nqn.2014-08.org.example:disk/1",
-    help: "a namespace of a remote NVMe subsystem, by TCP; several portals are several paths",
+    help: "namespace of a remote NVMe subsystem over TCP; several portals are several paths",
     options: &[
         READ_ONLY,
         QUEUES,
@@ -35,54 +35,58 @@ pub const NVME_TCP: Scheme = Scheme {
     ],
 };
 
-const QUEUES: UrlOption =
-    UrlOption::new("queues", "N", "I/O queues of each worker on each path (1)");
+const QUEUES: UrlOption = UrlOption::new(
+    "queues",
+    "N",
+    "I/O queues of each worker on each path [default: 1]",
+);
 const DEPTH: UrlOption = UrlOption::new(
     "depth",
     "N",
-    "commands in flight on a queue, as far as the controller allows it (128)",
+    "outstanding commands on a queue, as far as the controller allows [default: 128]",
 );
-const HDGST: UrlOption = UrlOption::new("hdgst", "on|off", "headers have digests (off)");
+const HDGST: UrlOption = UrlOption::new("hdgst", "on|off", "header digests [default: off]");
 const DDGST: UrlOption = UrlOption::new(
     "ddgst",
     "on|off",
-    "data has digests, and is copied for it (off)",
+    "data digests, which need a copy of the data [default: off]",
 );
 const POLICY: UrlOption = UrlOption::new(
     "policy",
     "round-robin|queue-depth",
-    "which of the best paths a command takes (round-robin)",
+    "choice among the best paths [default: round-robin]",
 );
 const KATO: UrlOption = UrlOption::new(
     "kato",
     "DURATION",
-    "keep-alive time-out: a controller that is silent for half of it is lost (5s)",
+    "keep-alive timeout; a controller without an answer for half of it is lost [default: 5s]",
 );
 const TIMEOUT: UrlOption = UrlOption::new(
     "timeout",
     "DURATION",
-    "connect again when a command is not answered for so long (30s)",
+    "time limit of a command, after which to reconnect [default: 30s]",
 );
 const RECONNECT_DELAY: UrlOption = UrlOption::new(
     "reconnect-delay",
     "DURATION",
-    "requests wait for so long while there is no path, then fail until there is one (300s)",
+    "time that requests wait without a path; after it, they fail until there is a path [default: \
+     300s]",
 );
 const HOSTNQN: UrlOption = UrlOption::new(
     "hostnqn",
     "NQN",
-    "this host's name (that of /etc/nvme/hostnqn, or one made of the machine's ID)",
+    "host NQN [default: that of /etc/nvme/hostnqn, or one derived from the machine ID]",
 );
 
 const DHCHAP_SECRET: UrlOption = UrlOption::new(
     "dhchap-secret-file",
     "PATH",
-    "a file with this host's secret (DHHC-1:...), for a target that wants it to authenticate itself",
+    "file of the host's secret (DHHC-1:...), for targets that authenticate hosts",
 );
 const DHCHAP_CTRL_SECRET: UrlOption = UrlOption::new(
     "dhchap-ctrl-secret-file",
     "PATH",
-    "a file with the subsystem's secret: it has to authenticate itself, too",
+    "file of the subsystem's secret, to authenticate the target as well",
 );
 
 /// Returns the volume kind of `nvme+tcp` URLs; each opened volume passes its watch to `opened`.
@@ -119,9 +123,7 @@ fn secrets(
         return match controller {
             None => Ok(None),
             Some(_) => Err(other(
-                "dhchap-ctrl-secret-file: there is no dhchap-secret-file, without which no target \
-                 is asked who it is"
-                    .into(),
+                "dhchap-ctrl-secret-file needs dhchap-secret-file as well".into(),
             )),
         };
     };

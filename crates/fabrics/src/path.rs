@@ -237,7 +237,7 @@ impl Keeper<'_> {
                     failures += 1;
                     if said.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
                         said = Some(Instant::now());
-                        tracing::warn!("{error}; trying again until it answers");
+                        tracing::warn!("{error}; retrying until it answers");
                     }
                     continue;
                 }
@@ -414,8 +414,8 @@ impl Keeper<'_> {
                         let most = controller.queues;
                         tracing::error!(
                             left_out,
-                            "{portal}: the controller gives this host {most} I/O queues; worker \
-                             queue {place} has none on this path"
+                            "{portal}: the controller permits this host only {most} I/O queues; \
+                             worker queue {place} has none on this path"
                         );
                     });
                     continue;

@@ -127,7 +127,7 @@ impl Shared {
                 let subsystem = &self.subsystem;
                 tracing::warn!(
                     left_out,
-                    "{subsystem}: has {size} bytes now; it had {before}"
+                    "{subsystem}: size changed from {before} to {size} bytes"
                 );
             });
         }
@@ -225,7 +225,7 @@ impl Shared {
                 let portal = &path.portal.place;
                 tracing::error!(
                     left_out,
-                    "{portal}: no thread that keeps the path ({error}); trying again"
+                    "{portal}: no thread for the path ({error}); retrying"
                 );
             });
         }

@@ -35,7 +35,8 @@ impl Subsystem {
         let nqn = decode(nqn)?;
         if nqn.is_empty() || Nqn::new(&nqn).is_none() {
             return Err(format!(
-                "\"{nqn}\" is no subsystem's name: 1 to {} bytes, as nqn.2014-08.org.example:disk",
+                "\"{nqn}\" is not a subsystem NQN: 1 to {} bytes, like \
+                 nqn.2014-08.org.example:disk",
                 Nqn::MAX_LEN
             ));
         }
@@ -43,7 +44,7 @@ impl Subsystem {
         let nsid = number.filter(|nsid| (1..nvme::cmd::NSID_BROADCAST).contains(nsid));
         let nsid = nsid.ok_or_else(|| {
             format!(
-                "\"{}\" is no namespace: a number from 1 on, as in {FORM}",
+                "\"{}\" is not a namespace ID: a number from 1, as in {FORM}",
                 rest.rsplit('/').next().unwrap_or_default()
             )
         })?;
@@ -69,7 +70,7 @@ pub(crate) fn portals(text: &str) -> Result<Vec<HostPort>, String> {
                 "an IPv6 address ends with a bracket: nvme+tcp://[::1]:4420/SUBNQN/1".into()
             }
             HostPortError::Port(text) => {
-                format!("\"{text}\" is no port: a number from 1 to 65535 follows the host")
+                format!("\"{text}\" is not a port: a number from 1 to 65535 follows the host")
             }
         })?;
         if places.contains(&place) {
@@ -109,16 +110,16 @@ mod tests {
             ("", "follow the host"),
             ("host", "follow the host"),
             ("host/nqn", "follow the host"),
-            ("host//1", "no subsystem's name"),
+            ("host//1", "not a subsystem NQN"),
             ("/nqn.x/1", "names its host"),
             ("a,,b/nqn.x/1", "names its host"),
             ("a,a:4420/nqn.x/1", "named twice"),
-            ("a:0/nqn.x/1", "no port"),
+            ("a:0/nqn.x/1", "not a port"),
             ("[::1/nqn.x/1", "bracket"),
-            ("a/nqn.x/0", "no namespace"),
-            ("a/nqn.x/", "no namespace"),
-            ("a/nqn.x/4294967295", "no namespace"),
-            ("a/nqn.x/x", "no namespace"),
+            ("a/nqn.x/0", "not a namespace ID"),
+            ("a/nqn.x/", "not a namespace ID"),
+            ("a/nqn.x/4294967295", "not a namespace ID"),
+            ("a/nqn.x/x", "not a namespace ID"),
             ("a/%0/1", "hexadecimal"),
             (
                 "1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17/n/1",

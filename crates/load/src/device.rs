@@ -181,7 +181,7 @@ impl Target for DeviceTarget {
         let buffers = (0..depth).map(|_| device.allocate(bytes).map(Some));
         let blocks = bytes as u64 >> namespace.block_shift;
         if blocks == 0 || blocks << namespace.block_shift != bytes as u64 {
-            bail!("{bytes} bytes are no number of whole blocks");
+            bail!("{bytes} bytes are not a whole number of blocks");
         }
         Ok(DeviceLane {
             buffers: buffers.collect::<Result<_, _>>()?,

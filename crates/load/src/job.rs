@@ -103,60 +103,58 @@ pub enum Doorbells {
 /// Options of one job.
 #[derive(Args, Clone, Debug)]
 pub struct JobArgs {
-    /// What to do
+    /// I/O pattern
     #[arg(long, value_enum, default_value_t, value_name = "RW")]
     pub rw: Rw,
-    /// Of mixed I/O, the percentage that is read
+    /// Percentage of reads in mixed I/O
     #[arg(long, default_value_t = 50, value_name = "PERCENT")]
     #[arg(value_parser = parse_number::<u8, 0, 100>)]
     pub rwmixread: u8,
-    /// Bytes of each I/O, like 4k or 1M
+    /// Size of each I/O, like 4k or 1M
     #[arg(long, default_value = "4k", value_parser = size, value_name = "SIZE")]
     pub bs: u64,
-    /// I/Os in flight on each queue
+    /// Outstanding I/Os on each queue
     #[arg(long, default_value_t = 1, value_parser = parse_number::<u16, 1, 4095>, value_name = "N")]
     pub iodepth: u16,
-    /// Ring the doorbell after this many submissions at the latest; fio's default is 1 [default:
-    /// after all that can be made]
+    /// Ring the doorbell after at most N submissions; fio's default is 1 [default: after all
+    /// possible submissions]
     #[arg(long, value_name = "N", value_parser = parse_number::<u16, 0, { u16::MAX as u64 }>)]
     pub iodepth_batch: Option<u16>,
-    /// Threads, with a queue pair each; fio's word is numjobs
+    /// Threads with a queue pair each; fio's name is numjobs
     #[arg(long, visible_alias = "numjobs", default_value_t = 1, value_name = "N")]
     #[arg(value_parser = parse_number::<u16, 1, 64>)]
     pub queues: u16,
-    /// How long to measure: seconds, or with a unit, like 500ms or 2m [default: 5; of a suite 1 or
-    /// less for each case]
+    /// Measuring time: seconds, or with a unit, like 500ms or 2m [default: 5; in a suite at most 1
+    /// for each case]
     #[arg(long, value_parser = time, value_name = "TIME")]
     pub runtime: Option<Duration>,
-    /// How long to run before measuring begins; fio's word is ramp_time
+    /// Time to run before measuring begins; fio's name is ramp_time
     #[arg(long, visible_alias = "ramp_time", default_value = "0.25")]
     #[arg(value_parser = time, value_name = "TIME")]
     pub ramp: Duration,
-    /// End after this many I/Os on each queue instead, all of them measured
+    /// Stop after N I/Os on each queue, all of them measured, instead of after a time
     #[arg(long, value_name = "N", value_parser = parse_number::<u64, 0, { u64::MAX }>)]
     pub ios: Option<u64>,
-    /// Take the latency of one I/O in N, of none for 0 (only with --ios) [default: by the rate, of
-    /// one in 1 to 31]
+    /// Time one I/O in N; 0 for none, only with --ios [default: 1 to 31, depending on the rate]
     #[arg(long, value_name = "N", value_parser = parse_number::<u32, 0, { u32::MAX as u64 }>)]
     pub sample: Option<u32>,
-    /// Use only this much of the target, from its start: a size, or a part of it, like 10%
+    /// Use only this much of the target from its start: a size, or a percentage like 10%
     #[arg(long, value_parser = extent, value_name = "SIZE")]
     pub size: Option<Extent>,
-    /// Write a pattern made from offset and seed, check it when it is read, and read back all that
-    /// was written
+    /// Write a pattern derived from offset and seed, check it on every read, and read back all
+    /// written blocks
     #[arg(long)]
     pub verify: bool,
-    /// Seed of offsets and of the pattern; reading with --verify needs the seed that was written
-    /// with
+    /// Seed of offsets and pattern; to read with --verify, give the seed of the write
     #[arg(long, value_name = "N", value_parser = parse_number::<u64, 0, { u64::MAX }>)]
     pub seed: Option<u64>,
-    /// Wait for completions by polling (the default)
+    /// Poll for completions (the default)
     #[arg(long, conflicts_with = "interrupt")]
     pub poll: bool,
     /// Wait for completions in the kernel, for interrupts
     #[arg(long)]
     pub interrupt: bool,
-    /// How this side rings doorbells
+    /// Doorbells of the driver
     #[arg(long, value_enum, default_value_t, value_name = "MODE")]
     pub doorbells: Doorbells,
     /// CPUs to pin the threads to, one each, in turn [default: not pinned]
@@ -239,7 +237,7 @@ impl JobArgs {
         );
         ensure!(
             !(self.verify && self.rw.trims()),
-            "--verify: what {} leaves has no pattern",
+            "--verify: blocks after {} have no pattern to check; use another --rw",
             self.rw.word()
         );
         if self.verify && !self.rw.writes() {

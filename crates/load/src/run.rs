@@ -80,7 +80,7 @@ pub fn run<T: Target>(target: &T, job: &Job, watch: &mut dyn Watch) -> Result<Me
     let block = u64::from(geometry.block_size.max(1));
     ensure!(
         job.bs.is_multiple_of(block),
-        "--bs {} is no multiple of the target's block size, {block}",
+        "--bs {} is not a multiple of the target's block size, {block}",
         job.bs
     );
     let bytes = usize::try_from(job.bs).context("--bs")?;

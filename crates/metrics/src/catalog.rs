@@ -58,28 +58,27 @@ metrics! {
         "The program's version.";
 
     DISK_INFO = "vnvme_disk_info", Gauge, "1", ["disk", "kind", "address"],
-        "A disk that is served: its kind (controller, vhost-user-blk, ublk), and its socket or \
-         block device.";
+        "Kind (controller, vhost-user-blk, ublk) and socket or block device of a disk.";
     DISK_UNSERVED = "vnvme_disk_unserved", Gauge, "1", ["disk"],
         "Whether the disk is unavailable; vnvme list shows the reason.";
     DISK_CONNECTED = "vnvme_disk_connected", Gauge, "0 or 1", ["disk"],
         "Whether a client is attached to the disk; a ublk disk is attached to the kernel.";
     DISK_CONNECTIONS = "vnvme_disk_connections_total", Counter, "connections", ["disk"],
-        "Clients that the disk's socket has accepted.";
+        "Clients accepted by the disk's socket.";
     DISK_RESETS = "vnvme_disk_resets_total", Counter, "resets", ["disk"],
         "Controller-level resets of an NVMe disk.";
     DISK_MIGRATIONS = "vnvme_disk_queue_migrations_total", Counter, "migrations", ["disk"],
-        "Queues of an NVMe disk that went from one worker to another.";
+        "Queue migrations of an NVMe disk between workers.";
 
     OPERATIONS = "vnvme_operations_total", Counter, "operations", ["disk", "namespace", "op"],
-        "Commands that ended, well or not, by operation: read (Compare, too), write, flush, other. \
-         What is refused before it begins counts as an error only.";
+        "Commands that ended, with or without an error, by operation: read (including Compare), write, flush, other. \
+         Commands refused before their start count only as errors.";
     BYTES = "vnvme_bytes_total", Counter, "bytes", ["disk", "namespace", "op"],
         "Bytes that the host has read and written.";
     ERRORS = "vnvme_errors_total", Counter, "commands", ["disk", "namespace", "kind"],
         "Commands that failed, by kind: media, no_space, out_of_range, read_only, memory (of the \
-         host), aborted, \
-         interrupted, miscompare, invalid, path, internal. Namespace 0: they named none that there is.";
+         host), aborted, interrupted, miscompare, invalid, path, internal. Namespace 0 has commands for \
+         namespaces that do not exist.";
     LATENCY_SAMPLED = "vnvme_command_latency_sampled_seconds", Histogram, "seconds",
         ["disk", "namespace", "op"],
         "Time of reads and writes from fetching a command to posting its completion. A sample: one of 61 commands of \
@@ -88,14 +87,14 @@ metrics! {
         "Time of flushes and other commands from fetching a command to posting its completion; all of them. Values are \
          at most a sixteenth too large.";
     DEPTH_SAMPLED = "vnvme_queue_depth_sampled", Histogram, "commands", ["disk", "namespace"],
-        "Commands of a queue that were in flight when one was fetched that is timed (one of 61).";
+        "Outstanding commands of a queue when a timed command (one of 61) was fetched.";
 
     IN_FLIGHT = "vnvme_commands_in_flight", Gauge, "commands", ["disk"],
         "I/O commands fetched and not completed, at the moment of the scrape.";
     COMMANDS = "vnvme_commands_total", Counter, "commands", ["disk"],
         "Commands fetched from the disk's queues, admin commands included.";
     MMIO = "vnvme_mmio_doorbells_total", Counter, "doorbells", ["disk"],
-        "Doorbells that came as register writes or kicks: an exit of the guest each. Divided by \
+        "Doorbells received as register writes or kicks, each an exit of the guest. Divided by \
          vnvme_commands_total: MMIO per I/O.";
     SHADOW = "vnvme_shadow_doorbells_total", Counter, "doorbells", ["disk"],
         "Times that an NVMe disk found a new submission queue tail in memory.";
@@ -106,36 +105,36 @@ metrics! {
 
     LIMIT_IOPS = "vnvme_limit_operations_per_second", Gauge, "operations per second",
         ["volume", "op"],
-        "Limits of a volume that has some; op is all, read or write, and 0 is no limit.";
+        "Limits of a volume with limits; op is all, read or write, and 0 is no limit.";
     LIMIT_BPS = "vnvme_limit_bytes_per_second", Gauge, "bytes per second", ["volume", "op"],
-        "Limits of a volume that has some; op is all, read or write, and 0 is no limit.";
+        "Limits of a volume with limits; op is all, read or write, and 0 is no limit.";
     THROTTLED = "vnvme_throttled_seconds_total", Counter, "seconds", ["volume"],
-        "Time for which requests have waited for the limits, added up over all that have waited.";
+        "Sum of the times for which requests were delayed by the limits.";
     THROTTLED_REQUESTS = "vnvme_throttled_requests_total", Counter, "requests", ["volume"],
-        "Requests that had to wait for the limits.";
+        "Requests delayed by the limits.";
     WEIGHT = "vnvme_share_weight", Gauge, "1", ["volume"],
         "Weight of a volume among the slices of its device.";
 
     VOLUME_ERRORS = "vnvme_volume_errors_total", Counter, "requests", ["volume", "op"],
-        "Requests to a volume that failed, each time that they did; op is read or write. What was \
-         repeated and succeeded then is among them, and its guest was told nothing.";
+        "Failed attempts of requests to a volume; op is read or write. Attempts that were repeated \
+         successfully, without an error for the guest, are included.";
     VOLUME_NO_SPACE = "vnvme_volume_no_space_total", Counter, "requests", ["volume"],
-        "Of these, requests that failed for want of space.";
+        "Failed attempts for lack of space.";
     VOLUME_REPEATED = "vnvme_volume_repeated_total", Counter, "requests", ["volume"],
-        "Failed requests that were begun once more.";
+        "Retries of failed requests.";
     VOLUME_STOPPED = "vnvme_volume_stopped", Gauge, "0 or 1", ["volume"],
-        "Whether requests to a volume wait for vnvme resume, because one has failed.";
+        "Whether a failed request has stopped the volume: requests wait for vnvme resume.";
 
     PATH_DIRECT = "vnvme_path_direct", Gauge, "0 or 1", ["disk", "namespace"],
-        "Whether commands of a namespace that has a direct path to a device take it now.";
+        "Whether new commands use the direct path, for namespaces with a direct path to a device.";
     PATH_COMMANDS = "vnvme_path_commands_total", Counter, "commands", ["disk", "namespace"],
-        "Commands that went to a device by the direct path.";
+        "Commands passed to a device on the direct path.";
     PATH_BOUNCED = "vnvme_path_bounced_total", Counter, "commands", ["disk", "namespace"],
-        "Of these, commands whose data was copied.";
+        "Commands on the direct path with data copied through a bounce buffer.";
     DEVICE_UP = "vnvme_device_up", Gauge, "0 or 1", ["device", "state"],
-        "Whether a device below is at work; its state is live, connecting (a server that is waited for), suspended or gone.";
+        "Whether a device below is live; its state is live, connecting (a server without a connection), suspended or gone.";
     DEVICE_RESETS = "vnvme_device_resets_total", Counter, "resets", ["device"],
-        "Resets of a device below; connections to a server that were lost.";
+        "Resets of a device below; lost connections to a server.";
 
     WORKER_BUSY = "vnvme_worker_busy_seconds_total", Counter, "seconds", ["worker"],
         "Time in which a worker had work.";
@@ -148,28 +147,28 @@ metrics! {
     WORKER_WAKE_UPS = "vnvme_worker_wake_ups_total", Counter, "wake-ups", ["worker"],
         "Sleeps of a worker that have ended.";
     WORKER_STALLS = "vnvme_worker_stalls_total", Counter, "stalls", ["worker"],
-        "Times that a worker made no round for a second or longer.";
+        "Stalls of a worker: a second or longer without a round.";
     RING_REQUESTS = "vnvme_ring_requests_total", Counter, "requests", ["worker"],
-        "Requests to files and block devices that went through a worker's io_uring.";
+        "Requests to files and block devices through a worker's io_uring.";
     RING_CALLS = "vnvme_ring_system_calls_total", Counter, "system calls", ["worker"],
         "System calls of a worker's io_uring.";
 
     PROCESS_CPU = "process_cpu_seconds_total", Counter, "seconds", [],
         "Processor time of the process, user and system.";
     PROCESS_RSS = "process_resident_memory_bytes", Gauge, "bytes", [],
-        "Resident memory of the process, guests' memory that it maps included.";
+        "Resident memory of the process, including mapped guest memory.";
     PROCESS_ANONYMOUS = "vnvme_process_anonymous_memory_bytes", Gauge, "bytes", [],
-        "Resident memory of the process that is no file's and no guest's.";
+        "Resident memory of the process without files and guest memory.";
     PROCESS_VM = "process_virtual_memory_bytes", Gauge, "bytes", [],
-        "Virtual memory of the process, guests' memory that it maps included.";
+        "Virtual memory of the process, including mapped guest memory.";
     PROCESS_THREADS = "process_threads", Gauge, "threads", [],
         "Threads of the process.";
     PROCESS_START = "process_start_time_seconds", Gauge, "seconds", [],
-        "When the process began, since 1970-01-01 UTC.";
+        "Start time of the process since 1970-01-01 UTC.";
     PROCESS_RESTARTS = "vnvme_process_restarts_total", Counter, "processes", [],
-        "Processes that served before this one under the same keeper, where there is one.";
+        "Previous processes under the same keeper.";
     PROCESS_PAUSE = "vnvme_process_last_pause_seconds", Gauge, "seconds", [],
-        "How long nobody was served before this process took the place of the one before.";
+        "Length of the last pause, between the previous process and this one.";
 }
 
 #[cfg(test)]

@@ -16,20 +16,20 @@ pub enum PoolError {
         error: io::Error,
     },
     /// The path is not a folder.
-    #[error("{}: this is no folder", .0.display())]
+    #[error("{}: not a folder", .0.display())]
     NoFolder(PathBuf),
     /// Another process has locked the folder.
-    #[error("{}: another process has this pool, and has locked it", .0.display())]
+    #[error("{}: another process uses this pool and holds its lock", .0.display())]
     Locked(PathBuf),
     /// The folder contains files of namespaces, but no manifest.
     #[error(
-        "{}: it is a namespace's file, and the folder has no manifest (pool.toml) that tells of it: \
-         put the manifest back, or take such files away",
+        "{}: the file of a namespace without manifest (pool.toml) in the folder: restore the \
+         manifest, or remove such files",
         .0.display()
     )]
     NoManifest(PathBuf),
     /// The manifest cannot be parsed, or contradicts itself.
-    #[error("{}: this is no manifest of a pool: {why}", path.display())]
+    #[error("{}: not a valid manifest of a pool: {why}", path.display())]
     Manifest {
         /// Path of the manifest.
         path: PathBuf,
@@ -38,8 +38,7 @@ pub enum PoolError {
     },
     /// The manifest was written by a newer program.
     #[error(
-        "{}: its format is version {version}, which a newer program has written; this one does not \
-         know it",
+        "{}: format version {version} of a newer program; this one does not know it",
         path.display()
     )]
     TooNew {
@@ -59,7 +58,7 @@ pub enum PoolError {
         why: String,
     },
     /// No namespace has this NGUID.
-    #[error("there is no namespace {0} in the pool")]
+    #[error("the pool has no namespace {0}")]
     Unknown(Nguid),
 }
 

@@ -110,7 +110,7 @@ impl Folder {
             why: why.into(),
         };
         if !file.metadata().map_err(failed)?.is_file() {
-            return Err(wrong("it is no file"));
+            return Err(wrong("not a regular file"));
         }
         let mut bytes = Vec::new();
         let read = file.take(LONGEST + 1).read_to_end(&mut bytes);
@@ -119,7 +119,7 @@ impl Folder {
             return Err(wrong("it is too long"));
         }
         let text = String::from_utf8(bytes);
-        text.map(Some).map_err(|_| wrong("it is no text"))
+        text.map(Some).map_err(|_| wrong("not UTF-8"))
     }
 
     /// Replaces the manifest atomically.
@@ -182,10 +182,10 @@ impl Folder {
         let path = self.file(entry.nguid());
         let found = std::fs::symlink_metadata(&path);
         let why = match found {
-            Ok(found) if !found.is_file() => "is no file".into(),
+            Ok(found) if !found.is_file() => "is not a regular file".into(),
             Ok(found) if found.len() != entry.bytes() => {
                 let (found, wanted) = (found.len(), entry.bytes());
-                format!("has {found} bytes, and the manifest says {wanted}")
+                format!("has {found} bytes instead of the manifest's {wanted}")
             }
             Ok(_) => return Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => "is not there".into(),

@@ -222,7 +222,7 @@ fn a_folder_that_is_damaged_is_refused_in_words() {
     let path = dir.path();
     assert!(error(&path.join("nowhere")).contains("No such file"));
     fs::write(path.join("file"), "").unwrap();
-    assert!(error(&path.join("file")).contains("this is no folder"));
+    assert!(error(&path.join("file")).contains("not a folder"));
     fs::remove_file(path.join("file")).unwrap();
     let mut pool = open(path).unwrap();
     pool.create(&new(1, 8)).unwrap();
@@ -232,13 +232,13 @@ fn a_folder_that_is_damaged_is_refused_in_words() {
     let manifest = path.join(MANIFEST);
     let good = fs::read_to_string(&manifest).unwrap();
     fs::remove_file(&manifest).unwrap();
-    assert!(error(path).contains("no manifest"));
+    assert!(error(path).contains("without manifest"));
     let id = nguid(2).to_string();
     for (text, said) in [
         ("", "missing field"),
         ("version = 0", "no version 0"),
         ("version = 2\nmore = 1", "newer program"),
-        ("\u{0}\u{1}", "no manifest of a pool"),
+        ("\u{0}\u{1}", "not a valid manifest of a pool"),
         (&good.replace("nsid = 2", "nsid = 1"), "two namespaces 1"),
         (&good.replace("nsid = 2", "nsid = 0"), "1 to 1024"),
         (
@@ -264,7 +264,7 @@ fn a_folder_that_is_damaged_is_refused_in_words() {
         assert!(error.contains(said), "{said}: {error}");
     }
     fs::write(&manifest, [0xff; 100]).unwrap();
-    assert!(error(path).contains("no text"));
+    assert!(error(path).contains("not UTF-8"));
     fs::remove_file(&manifest).unwrap();
     symlink("elsewhere", &manifest).unwrap();
     open(path).unwrap_err();
@@ -275,7 +275,7 @@ fn a_folder_that_is_damaged_is_refused_in_words() {
     fs::write(&manifest, &good).unwrap();
     fs::remove_file(&file).unwrap();
     symlink("/etc/passwd", &file).unwrap();
-    assert!(error(path).contains("is no file"));
+    assert!(error(path).contains("is not a regular file"));
     fs::remove_file(&file).unwrap();
     fs::write(&file, [0; 4096]).unwrap();
     open(path).unwrap();

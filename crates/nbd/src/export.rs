@@ -129,7 +129,10 @@ impl Shared {
         if before != size {
             self.log.sizes.line(|left_out| {
                 let server = &self.server;
-                tracing::warn!(left_out, "{server}: has {size} bytes now; it had {before}");
+                tracing::warn!(
+                    left_out,
+                    "{server}: size changed from {before} to {size} bytes"
+                );
             });
         }
         connected.kept = kept(self.keeper.as_deref(), &self.server, &connected);
@@ -221,7 +224,7 @@ impl Shared {
             let server = &self.server;
             tracing::error!(
                 left_out,
-                "{server}: no thread that connects ({error}); trying again"
+                "{server}: no thread to connect ({error}); retrying"
             );
         });
     }
@@ -297,8 +300,8 @@ impl NbdVolume {
         if !export.size.is_multiple_of(block.into()) || export.size == 0 {
             let size = export.size;
             return Err(format!(
-                "{server}: its size of {size} bytes is no multiple of a block of {block} bytes, \
-                 or nothing at all; change it at the server"
+                "{server}: its size of {size} bytes is zero or not a multiple of the block size \
+                 of {block} bytes; change it at the server"
             )
             .into());
         }

@@ -14,7 +14,7 @@ pub const NBD: Scheme = Scheme {
     name: "nbd",
     form: "HOST:PORT/EXPORT",
     example: "nbd://10.0.0.2:10809/vm0",
-    help: "an export of an NBD server, by TCP, without TLS",
+    help: "export of an NBD server over TCP, without TLS",
     options: &[READ_ONLY, CONNECTIONS, TIMEOUT, RECONNECT_DELAY],
 };
 
@@ -23,28 +23,29 @@ pub const NBD_UNIX: Scheme = Scheme {
     name: "nbd+unix",
     form: "/EXPORT?socket=PATH",
     example: "nbd+unix:///vm0?socket=/run/nbd.sock",
-    help: "an export of an NBD server, by a Unix socket",
+    help: "export of an NBD server over a Unix socket",
     options: &[READ_ONLY, SOCKET, CONNECTIONS, TIMEOUT, RECONNECT_DELAY],
 };
 
-const SOCKET: UrlOption = UrlOption::new("socket", "PATH", "the server's socket");
+const SOCKET: UrlOption = UrlOption::new("socket", "PATH", "path of the server's socket");
 
 const CONNECTIONS: UrlOption = UrlOption::new(
     "connections",
     "N",
-    "connections of each worker (1), where the server allows several",
+    "connections of each worker, if the server allows several [default: 1]",
 );
 
 const TIMEOUT: UrlOption = UrlOption::new(
     "timeout",
     "DURATION",
-    "connect again when a request is not answered for so long (30s)",
+    "time limit of a request, after which to reconnect [default: 30s]",
 );
 
 const RECONNECT_DELAY: UrlOption = UrlOption::new(
     "reconnect-delay",
     "DURATION",
-    "requests wait for a server that is away for so long, then fail until it is back (300s)",
+    "time that requests wait for an unreachable server; after it, they fail until the server is \
+     back [default: 300s]",
 );
 
 /// Returns the volume kinds of both schemes; each opened volume passes its watch to `opened`.

@@ -56,7 +56,7 @@ impl Host {
         let response = read(response, kind::IC_RESP)?;
         if response.dgst & 3 != dgst(self.header_digest, self.data_digest) {
             return Err(Violation::Negotiation(
-                "the controller does not have the digests that were asked for, or others",
+                "the controller does not use the requested digests",
             ));
         }
         let h2c_data = response.limit.get();

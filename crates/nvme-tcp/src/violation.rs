@@ -6,7 +6,7 @@ use crate::pdu::fes;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// A PDU of a kind that does not belong here.
-    #[error("a PDU of type {0:#04x}, which does not belong here")]
+    #[error("an unexpected PDU of type {0:#04x}")]
     Kind(u8),
     /// A field of a header that has no such value.
     #[error("a PDU of type {kind:#04x} whose {field} is {value}")]
@@ -21,7 +21,7 @@ pub enum Violation {
         value: u32,
     },
     /// The digest of a header does not match.
-    #[error("a header whose digest does not match (type {kind:#04x}, digest {digest:#010x})")]
+    #[error("a header with a wrong digest (type {kind:#04x}, digest {digest:#010x})")]
     HeaderDigest {
         /// The PDU's type.
         kind: u8,
@@ -29,14 +29,14 @@ pub enum Violation {
         digest: u32,
     },
     /// No command has this identifier.
-    #[error("an answer to a command that was never sent, or was answered (identifier {0:#06x})")]
+    #[error("a reply to a command that was not sent or was already answered (identifier {0:#06x})")]
     Cid(u16),
     /// No request to transfer has this tag.
-    #[error("data for a request to transfer that was never made, or has all of it (tag {0:#06x})")]
+    #[error("data without an outstanding request to transfer (tag {0:#06x})")]
     Tag(u16),
     /// Data outside of the requested range, out of order, or more than was requested.
     #[error(
-        "data outside of what was asked for (from {offset}, {len} bytes, expected from {expected})"
+        "data outside the requested range (from {offset}, {len} bytes, expected from {expected})"
     )]
     Range {
         /// Offset given in the PDU.
@@ -50,10 +50,10 @@ pub enum Violation {
     #[error("a PDU with {0} bytes of data, more than was agreed")]
     Limit(u32),
     /// A command has succeeded, and not all of its data has been moved.
-    #[error("a command is said to have succeeded, of whose data bytes are missing")]
+    #[error("a command was reported as successful with data missing")]
     Incomplete,
     /// The LAST flag is set before the last piece, or missing on it.
-    #[error("the end of a command's data is not where it is said to be")]
+    #[error("the end of a command's data is marked at the wrong place")]
     Last,
     /// Negotiated parameters are invalid.
     #[error("{0}")]

@@ -43,7 +43,7 @@ impl Words for Vec<Row> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
     /// The table is truncated.
-    #[error("it has {found} bytes, and a table of these handles has {needed}")]
+    #[error("it has {found} bytes instead of the {needed} of a table of these handles")]
     Short {
         /// Number of bytes found.
         found: usize,
@@ -51,21 +51,21 @@ pub enum TableError {
         needed: usize,
     },
     /// The magic number does not match.
-    #[error("this is no table of placement handles")]
+    #[error("not a table of placement handles")]
     Magic,
     /// A newer program has written the table.
-    #[error("its format is version {0}, which this program does not know")]
+    #[error("unknown format version {0}")]
     Version(u32),
     /// The checksum of the header does not match.
-    #[error("its header is damaged")]
+    #[error("the header is damaged")]
     Checksum,
     /// The table belongs to another namespace.
     #[error("it has the placement handles of another namespace")]
     OtherNamespace,
     /// The table was written for another geometry.
     #[error(
-        "it has {handles} handles with units of {unit} blocks of {block} bytes, which is not what \
-         the namespace is to have"
+        "it has {handles} handles with units of {unit} blocks of {block} bytes, unlike the \
+         configured namespace"
     )]
     OtherGeometry {
         /// Number of handles.
@@ -76,7 +76,7 @@ pub enum TableError {
         block: u32,
     },
     /// The words of a handle are damaged.
-    #[error("what it says of handle {0} cannot be")]
+    #[error("handle {0} has an invalid state")]
     Handle(u16),
 }
 

@@ -51,7 +51,7 @@ const GENERATIONS: u32 = 24;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
     /// The file is truncated.
-    #[error("it has {found} bytes, and the metadata of these blocks has {needed}")]
+    #[error("it has {found} bytes instead of the {needed} of these blocks' metadata")]
     Size {
         /// Number of bytes found.
         found: u64,
@@ -59,13 +59,13 @@ pub enum TableError {
         needed: u64,
     },
     /// The magic number does not match.
-    #[error("this is no file of metadata")]
+    #[error("not a metadata file")]
     Magic,
     /// A newer program has written the file.
-    #[error("its format is version {0}, which this program does not know")]
+    #[error("unknown format version {0}")]
     Version(u32),
     /// The checksum of the header does not match.
-    #[error("its header is damaged")]
+    #[error("the header is damaged")]
     Checksum,
     /// The file belongs to another namespace.
     #[error("it has the metadata of another volume")]
@@ -73,8 +73,8 @@ pub enum TableError {
     /// The file was written for another layout.
     #[error(
         "it is of {blocks} blocks of {block} bytes with {metadata} bytes of metadata (protection \
-         {protection}, guard of {guard} bits, storage tag of {storage}{first}), which is not what \
-         the namespace is to have"
+         {protection}, guard of {guard} bits, storage tag of {storage}{first}), unlike the \
+         configured namespace"
     )]
     OtherLayout {
         /// Number of blocks in the namespace.

@@ -267,7 +267,7 @@ impl Backing<'_> {
             .get(protocol.len()..)
             .is_some_and(|rest| rest.starts_with(':'))
         {
-            return Err(self.refuse("is no file, and only files can be behind an image"));
+            return Err(self.refuse("is not a regular file; only files can back an image"));
         }
         // Relative names begin where the image lies.
         let folder = self.image.parent().unwrap_or(Path::new(""));
@@ -506,8 +506,8 @@ fn writer(opened: &Opened, header: &Header, l1: &[u64]) -> Result<Writer, ImageE
         });
         let Found { leaked, uncounted } = found.map_err(|error| own.damaged(format!("{error}")))?;
         tracing::info!(
-            "{}: was not closed in order; its refcounts have been compared with its tables: \
-             {leaked} clusters were counted and not used, {uncounted} used and not counted",
+            "{}: was not closed cleanly; repaired its refcounts: {leaked} clusters were leaked, \
+             {uncounted} used without a refcount",
             path.display()
         );
     }

@@ -36,7 +36,8 @@ pub enum ImageError {
         error: io::Error,
     },
     /// Tables of the image contradict each other.
-    #[error("{}: {what}; look at it with qemu-img check, and serve it with read-only=on to save what is there", path.display())]
+    #[error("{}: {what}; examine the image with qemu-img check, and serve it with read-only=on to \
+             rescue its data", path.display())]
     Damaged {
         /// Path of the image.
         path: PathBuf,
@@ -44,7 +45,8 @@ pub enum ImageError {
         what: String,
     },
     /// The tables of the image exceed the memory limit.
-    #[error("{}: its {what} would take {mib} MiB of memory, and 1024 MiB are possible; an image with larger clusters has shorter tables", path.display())]
+    #[error("{}: its {what} would take {mib} MiB of memory, more than 1024 MiB; use an image with \
+             larger clusters", path.display())]
     Large {
         /// Path of the image.
         path: PathBuf,

@@ -14,33 +14,32 @@ pub const QCOW2: Scheme = Scheme {
     name: "qcow2",
     form: "PATH",
     example: "qcow2:///disks/vm0.qcow2",
-    help: "a qcow2 image; make one with: qemu-img create -f qcow2 disk.qcow2 10G",
+    help: "qcow2 image; create one with: qemu-img create -f qcow2 disk.qcow2 10G",
     options: &[READ_ONLY, BACKING, DIRECT, L2_CACHE, TIMEOUT],
 };
 
 const BACKING: UrlOption = UrlOption::new(
     "backing",
     "PATH",
-    "backing files may be this file, or lie below this folder [default: none may be opened]",
+    "permitted backing file, or folder of permitted backing files [default: none]",
 );
 
 const DIRECT: UrlOption = UrlOption::new(
     "direct",
     "auto|on|off",
-    "past the page cache, or through it [default: auto, past it where the file allows it]",
+    "bypass the page cache (direct I/O) [default: auto, if the file supports it]",
 );
 
 const L2_CACHE: UrlOption = UrlOption::new(
     "l2-cache",
     "SIZE",
-    "L2 tables that are kept in memory, of each image of the chain [default: 32M, for 256 GiB]",
+    "L2 tables to cache in memory, for each image of the chain [default: 32M, for 256 GiB]",
 );
 
 const TIMEOUT: UrlOption = UrlOption::new(
     "timeout",
     "DURATION",
-    "of files on FUSE or a network: an access that is not answered for so long fails [default: it \
-     waits]",
+    "time limit of an access to a file on FUSE or a network, which then fails [default: none]",
 );
 
 /// Smallest and largest value of `l2-cache=`.

@@ -77,7 +77,7 @@ impl Qcow2Volume {
     /// Returns the reason why the disk cannot have that size.
     fn refuse_size(&self, bytes: u64) -> Option<&'static str> {
         if !bytes.is_multiple_of(self.info.block_size.into()) || bytes >= 1 << 56 {
-            return Some("it is no whole number of blocks, or too large");
+            return Some("it is not a whole number of blocks, or is too large");
         }
         if bytes < self.size() {
             return Some(
@@ -90,8 +90,8 @@ impl Qcow2Volume {
             .is_some_and(|below| below.size() > self.size())
         {
             return Some(
-                "its backing file is larger than the disk, whose new part would show what is there; \
-                 resize it with qemu-img resize",
+                "its backing file is larger than the disk and would show in the new part; use \
+                 qemu-img resize",
             );
         }
         None
@@ -259,7 +259,7 @@ impl Drop for Qcow2Volume {
             if let Some(writer) = images.first().and_then(|image| image.writer.as_ref())
                 && let Err(error) = block_on(writer.end(&files))
             {
-                tracing::warn!("an image was not closed in order: {error}");
+                tracing::warn!("an image was not closed cleanly: {error}");
             }
             // The files are closed before another process learns of it.
             drop((images, files));

@@ -165,7 +165,7 @@ fn run(weak: &Weak<Shared>) {
             Err((what, error)) => {
                 if said.is_due() {
                     let text = &shared.text;
-                    tracing::warn!("{text}: {what}: {error}; requests wait, trying again");
+                    tracing::warn!("{text}: {what}: {error}; requests wait, retrying");
                 }
             }
         }
@@ -222,8 +222,8 @@ fn lock(
     let text = &shared.text;
     if features & EXCLUSIVE_LOCK == 0 {
         tracing::warn!(
-            "{text}: has no exclusive lock: nothing keeps another client from writing it, too (rbd \
-             feature enable POOL/IMAGE exclusive-lock)"
+            "{text}: has no exclusive lock, so other clients may write to it as well (rbd feature \
+             enable POOL/IMAGE exclusive-lock)"
         );
         return Ok(true);
     }
@@ -242,15 +242,14 @@ fn lock(
         let alive = watchers.iter().find(of_owner);
         let why = match alive {
             _ if shared.is_dead(&owner) => Some("its process was one of this host, and is dead"),
-            _ if shared.options.lock == LockMode::Break => Some("lock=break says so"),
+            _ if shared.options.lock == LockMode::Break => Some("lock=break is set"),
             // The library decides which clients are dead, and takes the lock from no other.
             None if image.lock().is_ok() => break,
             _ => None,
         };
         if let Some(why) = why {
             tracing::warn!(
-                "{text}: the lock is taken from {owner}, which the cluster serves no more from now \
-                 on: {why}"
+                "{text}: the lock is taken from {owner}, which the cluster blocklists: {why}"
             );
             image
                 .break_lock(&owner)
@@ -260,8 +259,8 @@ fn lock(
         if said.is_due() {
             let address = alive.map_or("", |(_, address)| address);
             tracing::warn!(
-                "{text}: its exclusive lock is {owner}'s ({address}); waiting until that client has \
-                 closed the image"
+                "{text}: its exclusive lock is held by {owner} ({address}); waiting until that \
+                 client closes the image"
             );
         }
         // This thread and the caller's are not enough: somebody has to want it.

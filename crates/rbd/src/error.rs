@@ -41,8 +41,8 @@ pub enum RbdError {
     },
     /// The cluster did not answer in time, and no size is configured for the image.
     #[error(
-        "{name}: its cluster did not answer in {wait:?} (wait=); size= says how large the disk is, so \
-         that it is served and waits for its cluster"
+        "{name}: its cluster did not answer in {wait:?} (wait=); give the image's size with size= \
+         to serve the disk all the same, with requests waiting for the cluster"
     )]
     Away {
         /// Name of the image.
@@ -52,7 +52,8 @@ pub enum RbdError {
     },
     /// The image's size is not a multiple of the block size.
     #[error(
-        "{name}: its size of {size} bytes is no multiple of a block of {block} bytes; change it with: rbd resize"
+        "{name}: its size of {size} bytes is not a multiple of the block size of {block} bytes; \
+         change it with: rbd resize"
     )]
     Size {
         /// Name of the image.

@@ -281,7 +281,7 @@ impl RbdQueue {
     fn end(&mut self, answered: bool) {
         if self.count > 0 && self.ending.is_over(answered) {
             let (text, unfinished) = (&self.shared.text, self.count);
-            tracing::error!("{text}: does not answer; {unfinished} requests are given up");
+            tracing::error!("{text}: no answer; cancelling {unfinished} requests");
             if !self.info.read_only {
                 self.ending.give_up(&self.info.description);
             }

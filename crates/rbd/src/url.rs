@@ -17,46 +17,46 @@ pub const RBD: Scheme = Scheme {
     name: "rbd",
     form: "POOL/IMAGE",
     example: "rbd://vms/disk0, rbd://pool/namespace/disk0@snapshot?id=vnvme",
-    help: "an image of a Ceph cluster, by librbd (package librbd1); a snapshot of it is read-only",
+    help: "image of a Ceph cluster through librbd (package librbd1); snapshots are read-only",
     options: &[READ_ONLY, CONF, ID, KEYRING, LOCK, WAIT, SIZE, PORTS],
 };
 
 const CONF: UrlOption = UrlOption::new(
     "conf",
     "PATH",
-    "the cluster's configuration [default: where librados looks, /etc/ceph/ceph.conf]",
+    "configuration of the cluster [default: that of librados, /etc/ceph/ceph.conf]",
 );
 const ID: UrlOption = UrlOption::new(
     "id",
     "NAME",
-    "the client: NAME of client.NAME [default: admin]",
+    "client name, NAME of client.NAME [default: admin]",
 );
 const KEYRING: UrlOption = UrlOption::new(
     "keyring",
     "PATH",
-    "the client's key [default: what the configuration names]",
+    "file of the client's key [default: as configured]",
 );
 const LOCK: UrlOption = UrlOption::new(
     "lock",
     "wait|break|off",
-    "the exclusive lock: wait for one that another client has; take it, and have the cluster serve \
-     that client no more; or leave it alone [default: wait]",
+    "exclusive lock: wait until another client releases it, break it and blocklist its owner, or \
+     do not lock [default: wait]",
 );
 const WAIT: UrlOption = UrlOption::new(
     "wait",
     "DURATION",
-    "wait so long for the cluster at the start [default: 5s]",
+    "time to wait for the cluster at start-up [default: 5s]",
 );
 const SIZE: UrlOption = UrlOption::new(
     "size",
     "BYTES",
-    "how large the image is, where its cluster does not answer at the start: the disk is served, and \
-     waits [default: it is refused]",
+    "size of the image, used if the cluster does not answer at start-up: the disk is served and \
+     its requests wait [default: none, the disk is refused]",
 );
 const PORTS: UrlOption = UrlOption::new(
     "ports",
     "FIRST-LAST",
-    "ports of the cluster's daemons, which the sandbox leaves open beside those of its monitors \
+    "ports of the cluster's daemons that the sandbox permits, beside those of its monitors \
      [default: ms_bind_port_min to ms_bind_port_max of the configuration]",
 );
 

@@ -128,7 +128,7 @@ impl Shared {
     pub(crate) fn set_size(&self, size: u64) {
         let before = self.size.swap(size, Ordering::AcqRel);
         if before != size && before != 0 {
-            tracing::info!("{}: has {size} bytes now; it had {before}", self.text);
+            tracing::info!("{}: size changed from {before} to {size} bytes", self.text);
         }
     }
 
@@ -149,7 +149,7 @@ impl Shared {
         let text = &self.text;
         match self.silence.lock().unpoisoned().look(started, ended) {
             Some(Change::Silent(since)) => tracing::warn!(
-                "{text}: no answer to {} requests for {since:.1?}; they wait",
+                "{text}: no answer to {} requests for {since:.1?}; still waiting",
                 started.saturating_sub(ended)
             ),
             Some(Change::Back(since)) => {
@@ -304,8 +304,8 @@ impl RbdVolume {
                     return Err(RbdError::Away { name, wait });
                 };
                 tracing::warn!(
-                    "{name}: its cluster did not answer in {wait:?} (wait=); the disk has {size} \
-                     bytes (size=) until it does, and its requests wait"
+                    "{name}: its cluster did not answer in {wait:?} (wait=); serving the disk \
+                     with {size} bytes (size=), and requests wait for the cluster"
                 );
                 shared.set_size(size);
                 shared.last_size.store(shared.size(), Ordering::Relaxed);

@@ -123,7 +123,7 @@ pub fn decode(text: &str) -> Result<String, String> {
         }
         rest = others;
     }
-    String::from_utf8(bytes).map_err(|_| format!("\"{text}\" is no text (UTF-8)"))
+    String::from_utf8(bytes).map_err(|_| format!("\"{text}\" is not UTF-8"))
 }
 
 /// Encodes text as a part of a URL that [`decode`] reads. Reserved characters, and those that

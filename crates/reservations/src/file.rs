@@ -39,14 +39,14 @@ pub enum FileError {
         error: io::Error,
     },
     /// The path leads to a directory, a device or a FIFO.
-    #[error("{}: this is no file", .0.display())]
+    #[error("{}: not a regular file", .0.display())]
     NoFile(PathBuf),
     /// The file is locked by another process.
-    #[error("{}: another process keeps reservations there, and has locked it", .0.display())]
+    #[error("{}: another process uses this reservation file and holds its lock", .0.display())]
     Locked(PathBuf),
     /// The size is not that of a reservations file.
     #[error(
-        "{}: this is no file of reservations: it has {found} bytes, and they have {SIZE}",
+        "{}: not a reservation file: it has {found} bytes instead of {SIZE}",
         path.display()
     )]
     Size {
@@ -71,8 +71,7 @@ pub enum FileError {
     },
     /// A newer program has written the file.
     #[error(
-        "{}: its format is version {version}, which a newer program has written; this one does not \
-         know it",
+        "{}: format version {version} of a newer program; this one does not know it",
         path.display()
     )]
     TooNew {
@@ -83,7 +82,7 @@ pub enum FileError {
     },
     /// The file belongs to another namespace.
     #[error(
-        "{}: it has the reservations of another namespace (NGUID {}), and not of this one ({})",
+        "{}: the file belongs to another namespace (NGUID {}), not to this one ({})",
         path.display(), hex(found), hex(wanted)
     )]
     OtherNamespace {

@@ -113,21 +113,19 @@ pub struct Image {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
     /// All bytes are zero, because nothing was written.
-    #[error("nothing was written there")]
+    #[error("nothing was written")]
     Empty,
     /// The bytes are not an image of reservations.
-    #[error("this is no state of reservations")]
+    #[error("not a reservation state")]
     Foreign,
     /// The image was only partly written, or is damaged.
-    #[error("it is damaged: its checksum is wrong")]
+    #[error("damaged: the checksum is wrong")]
     Damaged,
     /// A newer program has written the image.
-    #[error(
-        "its format is version {0}, which a newer program has written; this one knows {VERSION}"
-    )]
+    #[error("format version {0} of a newer program; this one knows version {VERSION}")]
     TooNew(u32),
     /// The checksum is valid, but the values contradict each other.
-    #[error("it contradicts itself: {0}")]
+    #[error("contradictory: {0}")]
     Contradiction(&'static str),
 }
 

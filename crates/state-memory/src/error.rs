@@ -9,7 +9,7 @@ pub enum StateError {
     #[error("the state has no memory")]
     Memory(#[from] MapError),
     /// The file is not a state memory.
-    #[error("the file is no state memory")]
+    #[error("not a state memory")]
     Foreign,
     /// A newer version wrote the state, and marked it as unreadable for this version.
     #[error(

@@ -48,7 +48,7 @@ pub fn run(
     Ok((passed, results))
 }
 
-/// One run of `cargo test`: whether it succeeded, the results, and everything that it printed.
+/// Outcome of `cargo test`: whether it succeeded, the results, and everything that it printed.
 fn cargo_test(arguments: &[String]) -> Result<(bool, Vec<TestResult>, String)> {
     println!("--- cargo test --no-fail-fast {}", arguments.join(" "));
     let mut command = crate::cargo();

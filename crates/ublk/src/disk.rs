@@ -404,7 +404,7 @@ impl Disk {
             .delete_before(self.id, &mut || Instant::now() < deadline)?
         {
             tracing::warn!(
-                "/dev/ublkb{}: still open somewhere, it goes when it is closed",
+                "/dev/ublkb{}: still open; it disappears when it is closed",
                 self.id
             );
         }

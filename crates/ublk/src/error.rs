@@ -28,7 +28,10 @@ pub enum UblkError {
         what: &'static str,
     },
     /// Another process serves a device of that number.
-    #[error("ublk device {id} is served by process {pid}; choose another number, or stop that one")]
+    #[error(
+        "ublk device {id} is served by process {pid}; choose another number, or stop that \
+             process"
+    )]
     InUse {
         /// The device's number.
         id: u32,
@@ -37,7 +40,8 @@ pub enum UblkError {
     },
     /// A device that a killed process left differs from the requested one.
     #[error(
-        "ublk device {id} waits for recovery, but has another shape: {what}; remove it with: vnvme ublk --remove {id}"
+        "ublk device {id} waits for recovery, but its {what} differs; remove it with: vnvme ublk \
+         --remove {id}"
     )]
     Shape {
         /// The device's number.
@@ -58,7 +62,7 @@ pub enum UblkError {
     #[error("no memory for the device's queues: {0}")]
     Memory(dma::MapError),
     /// A queue ended while the device was created.
-    #[error("ublk device {id}: a queue ended too early; the log says why")]
+    #[error("ublk device {id}: a queue ended early; see the log")]
     QueueEnded {
         /// The device's number.
         id: u32,

@@ -76,7 +76,7 @@ enum End {
     Flushed(Result<(), Error>),
 }
 
-/// One export, on the worker that made it: the back-end of the protocol, a front-end of the worker.
+/// Export on the worker that made it: the back-end of the protocol, a front-end of the worker.
 pub struct Backend {
     disk: Disk,
     memory: MemoryLimits,
@@ -360,7 +360,7 @@ impl Backend {
             self.stats.log.line(|left_out| {
                 tracing::warn!(
                     left_out,
-                    "a second front-end was refused: this disk has one already"
+                    "refused a second front-end: the disk already has one"
                 );
             });
             self.intake.dismiss(socket);

@@ -73,7 +73,7 @@ pub(crate) enum Refusal {
     #[error("the address {0:#x} is in no memory region")]
     Address(u64),
     /// The memory is most likely private to the front-end, and so cannot be accessed from here.
-    #[error("its memory is not among what the front-end shares")]
+    #[error("its memory is not shared by the front-end")]
     NotShared,
     #[error("memory: {0}")]
     Memory(dma::MapError),

@@ -288,7 +288,7 @@ impl Session {
                     tracing::info!(
                         sectors = capacity,
                         left_out,
-                        "the front-end is told of the new size"
+                        "notified the front-end of the new size"
                     )
                 };
                 self.stats.log.line(say);
@@ -302,7 +302,7 @@ impl Session {
                     tracing::warn!(
                         ?other,
                         left_out,
-                        "the front-end cannot be told of the new size"
+                        "the front-end cannot be notified of the new size"
                     )
                 };
                 self.stats.log.line(say);
@@ -352,7 +352,7 @@ impl Session {
             Err(why) if !wanted => Err(ClientError::Refused { request, why }),
             Err(why) => {
                 self.stats.log.line(|left_out| {
-                    tracing::warn!(request, %why, left_out, "the front-end was refused");
+                    tracing::warn!(request, %why, left_out, "refused the front-end");
                 });
                 self.stream.reply(request, 1u64.as_bytes(), None)
             }

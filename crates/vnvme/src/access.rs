@@ -38,7 +38,9 @@ impl Principal {
     fn number(&self) -> Option<Result<u32>> {
         let digits = self.0.bytes().all(|byte| byte.is_ascii_digit());
         digits.then(|| match self.0.parse() {
-            Ok(u32::MAX) | Err(_) => Err(anyhow!("{self} is no number of a user or group")),
+            Ok(u32::MAX) | Err(_) => {
+                Err(anyhow!("{self} is not a valid number of a user or group"))
+            }
             Ok(number) => Ok(number),
         })
     }
@@ -93,7 +95,10 @@ impl FromStr for SocketMode {
              others",
         )?;
         match mode & 0o222 {
-            0 => Err("nobody may connect: that needs the right to write, as in 0660"),
+            0 => Err(
+                "nobody could connect with this mode: connecting needs the right to write, \
+                      as in 0660",
+            ),
             _ => Ok(Self(mode)),
         }
     }
@@ -171,7 +176,7 @@ mod tests {
         }
         for text in ["000", "0444", "0555"] {
             assert!(
-                mode(text).unwrap_err().contains("nobody may connect"),
+                mode(text).unwrap_err().contains("nobody could connect"),
                 "{text}"
             );
         }

@@ -5,20 +5,20 @@ use clap::ValueEnum;
 use control::api;
 use serde::Deserialize;
 
-/// How a disk's host reaches namespaces that other disks share.
+/// ANA state: how the disk's host reaches namespaces that other disks share
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AnaState {
-    /// By this disk before others
+    /// Optimized: hosts prefer this disk
     #[default]
     Optimized,
-    /// By this disk, if by no other that is optimized
+    /// Usable: hosts use this disk when none is optimized
     NonOptimized,
-    /// Not by this disk, for now
+    /// Unusable through this disk for now
     Inaccessible,
-    /// Never again by this disk
+    /// Unusable through this disk for ever
     PersistentLoss,
-    /// It is changing: commands are to be repeated. Linux resets a disk that stays so for 20
+    /// Transition: hosts repeat their commands. Linux resets a disk that stays in this state for 20
     /// seconds
     Change,
 }

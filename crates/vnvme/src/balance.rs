@@ -24,16 +24,16 @@ const WORTH: f64 = 0.02;
 /// Interval between two moves of [`Spread::Stir`].
 const STIR: Duration = Duration::from_micros(300);
 
-/// What becomes of a controller's queues where there are several workers.
+/// Migration of a controller's queues between several workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Spread {
-    /// They go from busy workers to idle ones
+    /// Queues migrate from busy workers to idle ones
     #[default]
     Auto,
-    /// They stay on their controller's worker
+    /// Queues stay on their controller's worker
     Off,
-    /// They go anywhere, all the time: for tests
+    /// Queues migrate all the time, for tests
     #[value(hide = true)]
     Stir,
 }

@@ -1,7 +1,7 @@
 //! `vnvme bind` and `vnvme unbind`: bind an NVMe device to vfio-pci, and return it to the kernel.
 //!
 //! Everything is checked for all devices before anything is changed for the first one. A device
-//! whose disks are in use is refused; the disks are claimed exclusively from that check until the
+//! with a disk in use is refused; the disks are claimed exclusively from that check until the
 //! kernel's driver has released them, so that none is mounted in between. When vfio-pci does not
 //! take a device, the kernel's driver gets it back.
 
@@ -27,11 +27,11 @@ pub use usage::users;
 /// Devices, and how to report.
 #[derive(Args)]
 pub struct BindArgs {
-    /// PCI addresses of NVMe controllers, as lspci -D lists them: 0000:44:00.0. All those of an
-    /// IOMMU group together
+    /// PCI addresses of NVMe controllers, like 0000:44:00.0 (lspci -D). All controllers of an IOMMU
+    /// group must be given together
     #[arg(required = true, value_name = "BDF")]
     devices: Vec<Bdf>,
-    /// Report as a JSON array
+    /// Print a JSON array
     #[arg(long)]
     json: bool,
 }
@@ -198,7 +198,7 @@ fn bind(host: &Host, kernel: &impl Kernel, bdfs: &[Bdf]) -> Result<Vec<Report>> 
                 hand_over(host, kernel, &device, None)?;
                 let now = device.driver();
                 bail!(
-                    "{} was not taken by vfio-pci (dmesg may tell why); it is bound to {} again",
+                    "vfio-pci refused {} (dmesg may have the reason); it is bound to {} again",
                     device.bdf,
                     now.as_deref().unwrap_or("no driver")
                 );
@@ -248,7 +248,7 @@ fn find(host: &Host, bdf: Bdf) -> Result<PciDevice> {
     let class = device.class().unwrap_or(0);
     ensure!(
         class >> 8 == 0x01_08,
-        "{bdf} is no NVMe controller (its class code is {class:06x}h)"
+        "{bdf} is not an NVMe controller (class code {class:06x}h)"
     );
     Ok(device)
 }

@@ -97,7 +97,7 @@ const MAX_NAME: usize = 255;
 fn check_name(name: &str) -> Result<()> {
     let why = match name {
         "" => "is empty",
-        "." | ".." => "stands for a folder in addresses",
+        "." | ".." => "has a special meaning in paths",
         name if name.chars().any(char::is_control) => "has a control character",
         name if name.len() > MAX_NAME => "has more than 255 bytes",
         _ => return Ok(()),
@@ -157,14 +157,14 @@ impl Seen {
             return Ok(());
         };
         if controller.subsystem.is_some() {
-            let why = "the pool is of a disk without subsystem";
+            let why = "a disk with subsystem cannot have a pool";
             return Err(origin.error("pool", why));
         }
         if controller
             .pool_capacity
             .is_none_or(|Size(bytes)| bytes == 0)
         {
-            let why = "a pool needs pool-capacity, what its namespaces may have together";
+            let why = "a pool needs pool-capacity, the total size of its namespaces";
             return Err(origin.error("pool", why));
         }
         let block_size = controller.pool_block_size;
@@ -233,7 +233,7 @@ impl Seen {
             check_metadata(namespace, of.is_none() || shares)?;
             check_formats(namespace, of.is_none(), shares)?;
             if namespace.reservations.is_some() && !shares {
-                let why = "reservations are of disks with subsystem";
+                let why = "reservations needs a disk with subsystem";
                 return Err(origin.error("reservations", why));
             }
             for (key, said) in [
@@ -241,7 +241,7 @@ impl Seen {
                 ("ana-state", namespace.ana_state.is_some()),
             ] {
                 if said && !shares {
-                    let why = format!("{key} is for namespaces of disks with subsystem");
+                    let why = format!("{key} needs a disk with subsystem");
                     return Err(origin.error(key, why));
                 }
             }
@@ -249,8 +249,8 @@ impl Seen {
             let state = state.unwrap_or_default();
             if *ana_states.entry(group).or_insert(state) != state {
                 let why = format!(
-                    "another namespace of the disk in the ANA group {group} has another \
-                     ana-state: the state is the group's"
+                    "another namespace of the disk in ANA group {group} has a different \
+                     ana-state: the state belongs to the group"
                 );
                 return Err(origin.error("ana-state", why));
             }
@@ -289,7 +289,7 @@ impl Seen {
                 ("host-id", controller.host_id.is_some()),
             ];
             if let Some((key, _)) = said.into_iter().find(|(_, said)| *said) {
-                let why = format!("{key} is for disks with subsystem");
+                let why = format!("{key} needs subsystem");
                 return Err(origin.error(key, why));
             }
             return Ok(true);
@@ -304,7 +304,7 @@ impl Seen {
             origin.place("host-id", named)?;
         }
         let Some(cntlid) = controller.cntlid else {
-            let why = "a disk with subsystem needs cntlid, a number of its own in the subsystem";
+            let why = "a disk with subsystem needs cntlid, a number unique in the subsystem";
             return Err(origin.error("subsystem", why));
         };
         let first = !self.subsystems.contains_key(name);
@@ -345,7 +345,10 @@ impl Seen {
             return Ok(false);
         };
         if crate::open::is_within(&namespace.volume) || namespace.path == Some(PathChoice::Direct) {
-            let why = format!("{}: disks of a subsystem cannot share it", namespace.volume);
+            let why = format!(
+                "{}: disks of a subsystem cannot share this kind of volume",
+                namespace.volume
+            );
             return Err(origin.error("volume", why));
         }
         let said = NamespaceSpec {
@@ -363,7 +366,7 @@ impl Seen {
                 if let Some(path) = &said.reservations
                     && files.any(|other| place(other) == place(path))
                 {
-                    let why = "another namespace has its reservations there";
+                    let why = "another namespace uses this reservation file";
                     return Err(origin.error("reservations", why));
                 }
                 one.namespaces.insert(nsid, said);
@@ -372,8 +375,8 @@ impl Seen {
             Some(other) if *other == said => Ok(true),
             Some(_) => {
                 let why = format!(
-                    "another disk of the subsystem {name} describes namespace {nsid} otherwise: \
-                     they share it, so say the same of it"
+                    "namespace {nsid} differs from that of another disk in the subsystem {name}: \
+                     a shared namespace needs the same options in both"
                 );
                 Err(origin.error("volume", why))
             }
@@ -383,7 +386,7 @@ impl Seen {
 
 /// All zeroes name nobody.
 fn ensure_named(host: [u8; 16]) -> Result<()> {
-    ensure!(host != [0; 16], "host-id is all zeroes, which names nobody");
+    ensure!(host != [0; 16], "host-id must not be all zeroes");
     Ok(())
 }
 
@@ -515,7 +518,8 @@ fn check_formats(namespace: &NamespaceSpec, for_hosts: bool, shares: bool) -> Re
         return Err(namespace.origin.error("metadata", why));
     }
     if namespace.format_file.is_some() && namespace.metadata_size.is_some() && !kept {
-        let why = "with format-file metadata-size needs metadata, a file that keeps it";
+        let why = "metadata-size with format-file needs the key metadata, the file of the blocks' \
+                   metadata";
         return Err(namespace.origin.error("metadata-size", why));
     }
     Ok(())
@@ -542,7 +546,7 @@ fn check_target(spec: &NvmeTcpSpec) -> Result<()> {
     if let Some(Names(hosts)) = &spec.hosts
         && let Some(host) = hosts.iter().find(|host| Nqn::new(host).is_none())
     {
-        let why = format!("\"{host}\" is no name that a host can have");
+        let why = format!("\"{host}\" is not a valid host NQN");
         return Err(origin.error("hosts", why));
     }
     let serial = spec.serial.clone().unwrap_or_default();
@@ -670,7 +674,10 @@ mod tests {
         checked(&format!("{format}{metadata}{size}")).unwrap();
         for (options, words) in [
             (metadata.into(), "metadata has no effect without"),
-            (format!("{format}{size}"), "needs metadata, a file"),
+            (
+                format!("{format}{size}"),
+                "needs the key metadata, the file",
+            ),
             (
                 format!("{format}{metadata}zone-size = \"1M\"\n"),
                 "a guest chooses the LBA format",
@@ -709,28 +716,31 @@ mod tests {
             (disk(2, "cntlid = 1", ""), "has the cntlid 1"),
             (disk(2, "", ""), "needs cntlid"),
             (disk(2, "cntlid = 2\nserial = \"S\"", ""), "another serial"),
-            (disk(2, "cntlid = 2", "read-only = true"), "otherwise"),
-            (disk(2, "cntlid = 2", nguid), "otherwise"),
-            (disk(2, "cntlid = 2", "reservations = \"r\""), "otherwise"),
-            (disk(2, "cntlid = 2", "ana-group = 2"), "otherwise"),
-            (disk(2, "cntlid = 2", "zone-size = \"1M\""), "otherwise"),
+            (disk(2, "cntlid = 2", "read-only = true"), "differs from"),
+            (disk(2, "cntlid = 2", nguid), "differs from"),
+            (
+                disk(2, "cntlid = 2", "reservations = \"r\""),
+                "differs from",
+            ),
+            (disk(2, "cntlid = 2", "ana-group = 2"), "differs from"),
+            (disk(2, "cntlid = 2", "zone-size = \"1M\""), "differs from"),
             (
                 disk(2, "cntlid = 2", "")
                     + "[[controller.namespace]]\nvolume = \"b\"\nana-state = \"change\"\n",
-                "the state is the group's",
+                "the state belongs to the group",
             ),
             (
                 format!("{alone}{volume}ana-state = \"change\"\n"),
-                "ana-state is for namespaces of disks with subsystem",
+                "ana-state needs a disk with subsystem",
             ),
-            (disk(2, host, ""), "names nobody"),
+            (disk(2, host, ""), "must not be all zeroes"),
             (
                 format!("{alone}cntlid = 2\n{volume}"),
-                "cntlid is for disks",
+                "cntlid needs subsystem",
             ),
             (
                 format!("{alone}{volume}reservations = \"r\"\n"),
-                "reservations are of disks with subsystem",
+                "reservations needs a disk with subsystem",
             ),
             (
                 format!("{alone}subsystem = \"\"\ncntlid = 3\n{volume}"),
@@ -744,7 +754,7 @@ mod tests {
         let other = disk(1, "cntlid = 1", "reservations = \"r\"")
             + "[[controller.namespace]]\nvolume = \"b\"\nreservations = \"./r\"\n";
         let error = checked(&other).unwrap_err().to_string();
-        assert!(error.contains("has its reservations there"), "{error}");
+        assert!(error.contains("uses this reservation file"), "{error}");
     }
 
     #[test]

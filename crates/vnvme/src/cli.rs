@@ -58,16 +58,15 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Virtual NVMe disks for virtual machines, served from an ordinary process over vfio-user.
+/// Virtual NVMe disks for virtual machines, served by an ordinary process over vfio-user.
 #[derive(Parser)]
 #[command(version, max_term_width = 120)]
 pub struct Cli {
-    /// What to log, to standard error: error, warn, info, debug, trace, or a filter like
+    /// Log filter for standard error: error, warn, info, debug, trace, or per crate like
     /// "info,controller=trace" [default: info when serving, else warn]
     #[arg(long, global = true, env = "VNVME_LOG", value_name = "FILTER")]
     log: Option<Filter>,
-    /// How lines of the log look [default: journal if standard error is systemd's journal, else
-    /// text]
+    /// Log format [default: journal if standard error is systemd's journal, else text]
     #[arg(long, global = true, value_enum, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
     #[command(subcommand)]
@@ -76,24 +75,25 @@ pub struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve volumes as the namespaces of a virtual NVMe controller
+    /// Serve volumes as namespaces of a virtual NVMe controller
     #[command(after_long_help = serve_help())]
     Serve(Box<ServeArgs>),
-    /// Serve what a configuration describes, and what is added while it runs
+    /// Serve the disks of a configuration, and disks added at run time
     #[command(after_long_help = DAEMON_HELP)]
     Daemon(Box<DaemonArgs>),
-    /// Say what is wrong with a configuration, or what it describes
+    /// Validate a configuration, and list its disks
     Check(CheckArgs),
-    /// Make volumes block devices of this host, /dev/ublkbN, by the kernel's ublk driver (as root)
+    /// Serve volumes as block devices of this host, /dev/ublkbN, through the kernel's ublk driver
+    /// (as root)
     Ublk(Box<UblkArgs>),
-    /// List the disks of a running vnvme
+    /// List the disks of the running vnvme
     List(ListArgs),
     /// Show a disk and its namespaces
     Show(ShowArgs),
-    /// Serve a further disk
+    /// Add a disk to the running vnvme
     Add(AddArgs),
-    /// Stop serving a disk, after all that is in flight has ended. A running guest with an NVMe
-    /// disk loses it so: detach its namespaces instead
+    /// Remove a disk after its outstanding requests. A running guest loses an NVMe disk this way:
+    /// detach its namespaces instead
     Remove(RemoveArgs),
     /// Confirm that another file or volume at the place of a disk's volume is to be that volume.
     /// The disk is unavailable until then, because its guest has the former one
@@ -101,55 +101,52 @@ enum Command {
     /// Make what is served be what a configuration file says; nothing is changed if anything of it
     /// is refused
     Apply(ApplyArgs),
-    /// Read the configuration that the process was started with again, and apply it
+    /// Reread and apply the configuration of the running vnvme
     Reload(ReloadArgs),
-    /// Have another version take the place of a running vnvme: the program that is now where that
-    /// one was found. Guests with NVMe disks notice a pause
+    /// Replace the running daemon with the binary now installed at its path. Guests with NVMe disks
+    /// notice a pause
     Upgrade(UpgradeArgs),
-    /// Write down what is served, as a configuration file
+    /// Write the disks of the running vnvme as a configuration file
     Save(SaveArgs),
-    /// Add a namespace to a controller: its guest sees a new disk, without a reset
+    /// Attach a namespace to a controller; the guest sees a new disk without a reset
     Attach(AttachArgs),
-    /// Remove a namespace from a controller: its guest's disk goes
+    /// Detach a namespace from a controller; the guest loses the disk
     Detach(DetachArgs),
-    /// Change the size of a disk and its volume
+    /// Resize a disk and its volume
     Resize(ResizeArgs),
     /// Show or change limits and weights of volumes
     Limits(Box<LimitsArgs>),
-    /// Show or change what becomes of requests that fail: told to the guest, repeated, or held
-    /// until "vnvme resume"
+    /// Show or change the error policy of volumes: report errors to the guest, retry, or stop until
+    /// "vnvme resume"
     OnError(Box<OnErrorArgs>),
-    /// Show or change how namespaces reach a device below: direct or generic
+    /// Show or change the path of namespaces to a device: direct or generic
     Path(PathArgs),
-    /// Show or change by which disk of a subsystem its guest reaches which namespaces (ANA): what
-    /// multipath and fail-over go by
+    /// Show or change the ANA states of a subsystem's disks, for multipath and fail-over
     Ana(AnaArgs),
-    /// Shut a device below down, for a reset, loss of power or new firmware: its guests' commands
-    /// wait
+    /// Suspend a device for a reset, power loss or firmware update; commands of its guests wait
     Suspend(SuspendArgs),
-    /// Have a disk go on that was stopped by an error, or bring a suspended device up again: the
-    /// commands that wait are repeated
+    /// Resume a disk stopped by an error, or a suspended device; waiting commands are repeated
     Resume(ResumeArgs),
     /// Show counters
     Stats(StatsArgs),
-    /// Show what the disks of a running vnvme do, live in the terminal
+    /// Show the activity of disks live in the terminal
     Top(TopArgs),
-    /// Print what happens: clients that come and go, disks, sizes, errors
+    /// Print events: clients, disks, sizes, errors
     Events(EventsArgs),
-    /// Print what the shell needs to complete commands, options and names of running disks
+    /// Print the shell's completion script for commands, options and names of running disks
     Completion(CompletionArgs),
-    /// Show what an NVMe device says about itself
+    /// Show identity and health of an NVMe device
     Info(info::InfoArgs),
-    /// Load a disk and measure it, in the manner of fio
+    /// Load a disk and measure it, with fio's options
     #[command(after_long_help = bench::HELP)]
     Bench(Box<bench::BenchArgs>),
-    /// Show NVMe devices of this machine, who uses them, and what this kernel offers
+    /// Show this machine's NVMe devices with their users, and the kernel's features
     Devices(discover::DevicesArgs),
-    /// Show what a discovery controller knows: subsystems on the network, and the ways to them
+    /// Show the subsystems and addresses that a discovery controller reports
     Discover(DiscoverArgs),
-    /// Hand NVMe devices over to vfio-pci, for nvme:// (as root; refused while a disk is in use)
+    /// Bind NVMe devices to vfio-pci for nvme:// (as root; refused while a disk is in use)
     Bind(BindArgs),
-    /// Hand NVMe devices back to the kernel
+    /// Return NVMe devices to the kernel's driver
     Unbind(BindArgs),
 }
 
@@ -158,54 +155,68 @@ fn serve_help() -> String {
 }
 
 const SERVE_HELP: &str = "\
-Attach it with QEMU 10.1 or newer (the guest's RAM has to be shared with vnvme):
+Attach the disk with QEMU 10.1 or newer; the guest's RAM must be shared:
   vnvme serve --socket /tmp/vm0.sock disk.raw &
   qemu-system-x86_64 -machine q35,memory-backend=mem \\
     -object memory-backend-memfd,id=mem,size=2G,share=on -m 2G \\
-    -device '{\"driver\":\"vfio-user-pci\",\"socket\":{\"type\":\"unix\",\"path\":\"/tmp/vm0.sock\"}}' ...
+    -device '{\"driver\":\"vfio-user-pci\",
+              \"socket\":{\"type\":\"unix\",\"path\":\"/tmp/vm0.sock\"}}' ...
 With Cloud Hypervisor:
-  cloud-hypervisor --memory size=2G,shared=on --user-device socket=/tmp/vm0.sock ...
+  cloud-hypervisor --memory size=2G,shared=on \\
+    --user-device socket=/tmp/vm0.sock ...
 
 For a guest with a virtio driver:
   vnvme serve --vhost-user-blk /tmp/vm1.sock disk.raw &
-  qemu-system-x86_64 ... -chardev socket,id=disk,path=/tmp/vm1.sock,reconnect-ms=1000 \\
+  qemu-system-x86_64 ... \\
+    -chardev socket,id=disk,path=/tmp/vm1.sock,reconnect-ms=1000 \\
     -device vhost-user-blk-pci,chardev=disk
-A daemon that is started again takes up the requests that the previous process had in flight.
+A restarted daemon resubmits the requests that the previous process had
+outstanding.
 
-A VMM that goes away leaves the disk to the next one. SIGTERM, SIGINT or SIGQUIT makes everything durable and ends the
-process; the exit status is 0 then, 1 after an error, 2 for a command line that is wrong. One more, a second or longer after the
-first, ends it at once. SIGHUP and SIGUSR1 are logged and change nothing. A process that is killed, or fails, is followed by
-another one, and guests with NVMe disks notice a pause; SIGUSR2 (or \"vnvme upgrade\") has the program that is there by then take
-its place (--keeper).";
+A disk remains available to the next VMM after its VMM has ended.
+
+Signals:
+  SIGTERM, SIGINT, SIGQUIT  make all data durable, then exit; another one a
+                            second or more later exits at once
+  SIGUSR2                   replace the process with the binary now installed
+                            at its path, like \"vnvme upgrade\" (--keeper)
+  SIGHUP, SIGUSR1           logged, without effect
+Another process follows one that fails or is killed, and guests with NVMe disks
+notice a pause (--keeper).
+
+Exit status: 0 after a signal, 1 after an error, 2 for an invalid command line.";
 
 const DAEMON_HELP: &str = "\
-A daemon may start without disks; they come and go while it runs, by its control socket. SIGHUP has it read --config again: what
-is new is added, what is gone is removed, what has changed is changed where that is possible. If anything of it is not possible,
-the log says so, and nothing is changed. Everything else is as with vnvme serve.
+A daemon may start without disks and add or remove them at run time through its
+control socket. SIGHUP, like \"vnvme reload\", rereads --config: new disks are
+added, missing ones removed, and changed ones changed where possible. If any
+change is impossible, the log names it and nothing is changed. Other signals and
+exit statuses are those of \"vnvme serve\".
 
-To take a disk from a running guest, detach its namespace: QEMU ends when a vfio-user device is unplugged.
+To take a disk from a running guest, detach its namespaces: QEMU ends when a
+vfio-user device is unplugged.
 
-In its sandbox the daemon can open only what lies below the folders that --allow names:
-  vnvme daemon --config /etc/vnvme --allow /var/lib/vnvme,/run/vnvme --control /run/vnvme/control.sock";
+The sandbox permits only files below the folders of --allow:
+  vnvme daemon --config /etc/vnvme --allow /var/lib/vnvme,/run/vnvme \\
+    --control /run/vnvme/control.sock";
 
-/// What `vnvme serve` serves.
+/// Volumes and sockets of `vnvme serve`.
 #[derive(Args)]
 struct Named {
     /// Volumes, each a namespace: paths or URLs
     #[arg(requires = "socket", value_name = "VOLUME")]
     volumes: Vec<String>,
-    /// Unix socket to listen on; created with mode 0600, a stale one is replaced
+    /// Unix socket to listen on; created with mode 0600, replaces a stale one
     #[arg(long, short, requires = "volumes", value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Serve a volume as a virtio block device, too, on a vhost-user socket of its own; may be
-    /// repeated
+    /// Also serve a volume as a virtio block device on its own vhost-user socket; may be repeated
     #[arg(long, num_args = 2, value_names = ["SOCKET", "VOLUME"])]
     vhost_user_blk: Vec<String>,
-    /// Serve a volume to other hosts, too, by NVMe over TCP; may be repeated
+    /// Also serve a volume to other hosts over NVMe/TCP; may be repeated
     #[arg(long, num_args = 2, value_names = ["ADDRESS:PORT", "VOLUME"])]
     nvme_tcp: Vec<String>,
-    /// Serve the [[controller]]s, [[vhost-user-blk]]s, [[nvme-tcp]] subsystems and [[ublk]] devices
-    /// of a TOML file instead: the keys are the options' names
+    /// Serve the [[controller]], [[vhost-user-blk]], [[nvme-tcp]] and [[ublk]] tables of a TOML
+    /// file instead; keys have the options' names
     #[arg(
         long,
         short,
@@ -213,7 +224,7 @@ struct Named {
         value_name = "FILE",
     )]
     config: Option<PathBuf>,
-    /// End, as after SIGTERM, when the parent process with this number does
+    /// Stop, as after SIGTERM, when the parent process with this number ends
     #[arg(long, hide = true, value_name = "PID")]
     end_with_parent: Option<i32>,
 }
@@ -249,10 +260,10 @@ impl Args for ServeArgs {
     }
 }
 
-/// Sets up the log: to standard error.
+/// Installs the logger on standard error.
 pub fn init_logging(filter: Filter, format: LogFormat) {
     // With internal error reports, a line that cannot be written (the pipe's reader or the terminal
-    // is gone) is a panic of its thread.
+    // has closed it) is a panic of its thread.
     let lines = tracing_subscriber::fmt::layer().log_internal_errors(false);
     let lines = match format {
         LogFormat::Text => {
@@ -283,7 +294,7 @@ impl Cli {
         }
     }
 
-    /// How lines of the log look.
+    /// Returns the format of log lines.
     pub fn log_format(&self) -> LogFormat {
         self.log_format.unwrap_or_else(LogFormat::usual)
     }
@@ -327,8 +338,8 @@ impl Cli {
     }
 }
 
-/// SIGTERM when the parent process ends, which is `parent` unless it has ended already. The kernel
-/// sends it when the thread ends that started this process.
+/// Requests SIGTERM for this process when the parent process `parent` ends; an error if it has
+/// ended already. The kernel sends the signal when the thread that started this process ends.
 fn end_with(parent: i32) -> Result<()> {
     let signal = Some(rustix::process::Signal::TERM);
     rustix::process::set_parent_process_death_signal(signal).context("prctl")?;

@@ -28,7 +28,7 @@ pub fn read(path: &Path) -> Result<Specs> {
         }
         if let Some(before) = &process {
             bail!(
-                "{}: [process] stands in {} already; it belongs in one fragment",
+                "{}: [process] is already in {}; only one fragment may have it",
                 file.display(),
                 before.display()
             );
@@ -55,7 +55,7 @@ fn fragments(folder: &Path) -> Result<Vec<PathBuf>> {
                 .is_some_and(|extension| extension == "toml")
         {
             // To read a FIFO may take forever.
-            ensure!(path.is_file(), "{}: this is no file", path.display());
+            ensure!(path.is_file(), "{}: not a regular file", path.display());
             files.push(path);
         }
     }

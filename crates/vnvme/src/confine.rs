@@ -20,14 +20,14 @@ const THREADS: &str = "/proc/self/task";
 /// Properties of devices, as the kernel shows them.
 const DEVICES: &str = "/sys/devices";
 
-/// Whether the process gives up what it does not need.
+/// Whether the process gives up the rights that serving does not need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxMode {
-    /// It does, as far as the kernel can
+    /// Give up rights, as far as the kernel supports it
     #[default]
     On,
-    /// It keeps everything, and says so in the log
+    /// Keep all rights; logged as a warning
     Off,
 }
 
@@ -54,7 +54,8 @@ impl Confinement {
             }
             SandboxMode::Off => {
                 tracing::warn!(
-                    "no sandbox (--sandbox off): an attacker who takes this process over has all its rights"
+                    "no sandbox (--sandbox off): an attacker in control of this process has all \
+                     its rights"
                 );
                 None
             }
@@ -83,8 +84,8 @@ impl Confinement {
         Ok(report)
     }
 
-    /// Seals the sandbox, when the workers have made all that they need. Releases the workers in
-    /// any case: after a failure they are told to end.
+    /// Seals the sandbox, when the workers have opened everything that they need. Releases the
+    /// workers in any case; after a failure they end.
     pub fn seal(&self) -> Result<()> {
         let sealed = self.sandbox.as_ref().map_or(Ok(()), Sandbox::seal);
         self.release();

@@ -463,7 +463,7 @@ fn served(id: u16, open: OpenController, io: &Io, crew: &Crew) -> Result<Served>
                 return Err(error.context(format!("{}: path=direct", ns.volume)));
             }
             Err(error) => {
-                tracing::info!(volume = %ns.volume, %error, "the generic path is taken");
+                tracing::info!(volume = %ns.volume, %error, "using the generic path");
             }
         }
     }

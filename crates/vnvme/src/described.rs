@@ -21,8 +21,8 @@ struct Description {
 #[derive(Clone, Default)]
 pub struct Described(Arc<Mutex<BTreeMap<PathBuf, Description>>>);
 
-/// Returns the address of a disk; `None` for a block device whose number the kernel has not chosen
-/// yet.
+/// Returns the address of a disk; `None` for a block device without a number yet, which the kernel
+/// will choose.
 fn address(disk: &DiskSpec) -> Option<PathBuf> {
     match disk {
         DiskSpec::Ublk(spec) => spec.id.map(device),

@@ -66,8 +66,8 @@ impl Room {
             OWN + self.workers as u64 * WORKER + clients as u64 * (SOCKET + FEWEST_FILES + USUAL);
         ensure!(
             needed <= limit,
-            "{clients} disks with their clients may need {needed} descriptors, and this process \
-             may have {limit} (ulimit -Hn, LimitNOFILE=)"
+            "{clients} disks with their clients may need {needed} descriptors, more than the \
+             limit of {limit} (raise it with ulimit -Hn or LimitNOFILE=)"
         );
         Ok(())
     }
@@ -111,8 +111,8 @@ pub fn limit_clients(
     if files < wanted {
         tracing::warn!(
             limit,
-            "the limit of open descriptors is low (ulimit -Hn, LimitNOFILE=): each client may have \
-             {files} memory files mapped, not {wanted}"
+            "the limit of open descriptors is low (ulimit -Hn, LimitNOFILE=): each client may map \
+             {files} memory files instead of {wanted}"
         );
         clients.memory.mappings = files;
     }

@@ -96,7 +96,7 @@ impl DeviceRegistry {
         let (name, device) = self.find(named)?;
         let result = match (action, status(&name, &device).state) {
             (_, DeviceState::Gone | DeviceState::Connecting) => {
-                return Err(Error::conflict(format!("{name} is gone")));
+                return Err(Error::conflict(format!("{name} is no longer available")));
             }
             (Action::Suspend, DeviceState::Suspended) => {
                 return Err(Error::conflict(format!("{name} is suspended already")));
@@ -108,7 +108,7 @@ impl DeviceRegistry {
             (Action::Resume, DeviceState::Suspended) => device.resume(),
         };
         result.map_err(|error| Error::failed(format!("{name}: {error}")))?;
-        tracing::warn!(device = name, ?action, "as the control socket asked for");
+        tracing::warn!(device = name, ?action, "changed through the control socket");
         Ok(status(&name, &device))
     }
 
@@ -120,16 +120,15 @@ impl DeviceRegistry {
         match (meant.next(), meant.next()) {
             (Some((url, device)), None) => Ok((url.clone(), device.clone())),
             (Some(_), Some(_)) => Err(Error::conflict(format!(
-                "several devices have the address \"{named}\": name one by its URL"
+                "several devices have the address \"{named}\": give the URL of one"
             ))),
             (None, _) if list.is_empty() => Err(Error::not_found(
-                "no device is driven by this process: only volumes of nvme:// and vfio-user:// \
-                 stand on one",
+                "this process drives no device: only nvme:// and vfio-user:// volumes do",
             )),
             (None, _) => {
                 let names: Vec<&str> = list.iter().map(|(name, _)| name.as_str()).collect();
                 Err(Error::not_found(format!(
-                    "no device is called \"{named}\"; there are: {}",
+                    "no device is called \"{named}\"; this process drives: {}",
                     names.join(", ")
                 )))
             }

@@ -37,9 +37,9 @@ const IDLE_ROUNDS: u32 = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PathChoice {
-    /// Translated and passed on, queue to queue.
+    /// Translate commands and pass them on, queue to queue.
     Direct,
-    /// Through the volume.
+    /// Execute commands through the volume.
     Generic,
 }
 
@@ -260,7 +260,7 @@ impl DirectPath {
             None => Armed::Gone,
         });
         if let Err(error) = &watched {
-            tracing::warn!(%error, "the device's interrupt cannot be waited for; polling");
+            tracing::warn!(%error, "waiting for the device's interrupt failed; polling");
         }
         watched.is_ok()
     }

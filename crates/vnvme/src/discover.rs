@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 /// Options of `vnvme devices`.
 #[derive(Args)]
 pub struct DevicesArgs {
-    /// Report as JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
     /// Read /sys, /proc and /dev below this directory instead

@@ -14,16 +14,16 @@ use serde::Serialize;
 /// Default TCP port of discovery controllers.
 const PORT: u16 = 8009;
 
-/// What `vnvme discover` is asked.
+/// Options of `vnvme discover`.
 #[derive(Debug, Args)]
 pub struct DiscoverArgs {
-    /// The discovery controller: tcp://HOST, or tcp://HOST:PORT where its port is not 8009
+    /// Discovery controller: tcp://HOST, or tcp://HOST:PORT for a port other than 8009
     #[arg(value_name = "tcp://HOST:PORT")]
     address: String,
-    /// This host's name [default: that of /etc/nvme/hostnqn, or one made of the machine's ID]
+    /// Host NQN to present [default: that of /etc/nvme/hostnqn, or one derived from the machine ID]
     #[arg(long, value_name = "NQN")]
     hostnqn: Option<String>,
-    /// Report as JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -78,14 +78,14 @@ impl DiscoverArgs {
 fn place(address: &str) -> Result<HostPort> {
     let name = match address.split_once("://") {
         Some(("tcp" | "nvme+tcp", name)) => name.trim_end_matches('/'),
-        Some((other, _)) => bail!("{other}:// is no transport of this program: tcp://HOST:PORT"),
+        Some((other, _)) => bail!("{other}:// is not a supported transport: use tcp://HOST:PORT"),
         None => address,
     };
     match HostPort::parse(name, PORT) {
         Ok(place) => Ok(place),
-        Err(HostPortError::NoHost) => bail!("{address}: no host: tcp://HOST:PORT"),
+        Err(HostPortError::NoHost) => bail!("{address}: the host is missing: use tcp://HOST:PORT"),
         Err(HostPortError::Bracket) => bail!("{address}: an IPv6 address ends with a bracket"),
-        Err(HostPortError::Port(port)) => bail!("{address}: \"{port}\" is no port"),
+        Err(HostPortError::Port(port)) => bail!("{address}: \"{port}\" is not a port number"),
     }
 }
 
@@ -193,9 +193,9 @@ mod tests {
         assert_eq!(of("tcp://[::1]:7/").unwrap(), "[::1]:7");
         assert_eq!(of("10.0.0.1:4420").unwrap(), "10.0.0.1:4420");
         for (text, why) in [
-            ("rdma://host", "no transport"),
-            ("tcp://", "no host"),
-            ("tcp://host:0", "no port"),
+            ("rdma://host", "not a supported transport"),
+            ("tcp://", "the host is missing"),
+            ("tcp://host:0", "not a port number"),
             ("tcp://[::1", "bracket"),
         ] {
             assert!(of(text).unwrap_err().to_string().contains(why), "{text}");

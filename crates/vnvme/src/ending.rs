@@ -127,9 +127,9 @@ fn give_up(stuck: &[usize], watch: &Watch) -> NotDurable {
         lost.extend(watch.names(worker));
     }
     let what = match lost.is_empty() {
-        true => "what did not end had not begun to serve".to_owned(),
+        true => "no client was served yet".to_owned(),
         false => format!(
-            "what the clients of these wrote and did not flush may not be durable: {}",
+            "unflushed writes to these disks may not be durable: {}",
             lost.join(", ")
         ),
     };
@@ -175,6 +175,6 @@ mod tests {
         let _hangs = ends.tell(0);
         let waited = ends.wait(1, 1, Duration::from_millis(10), || (), &mut watch());
         let error = waited.expect_err("it has not ended").to_string();
-        assert!(error.contains("had not begun to serve"), "{error}");
+        assert!(error.contains("no client was served yet"), "{error}");
     }
 }

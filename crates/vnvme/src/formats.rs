@@ -149,8 +149,8 @@ fn open_files(
     let Some(metadata) = metadata else {
         ensure!(
             format.metadata == 0 && !remake,
-            "{}: the guest has chosen blocks with metadata: metadata, a file that keeps it, is \
-             needed",
+            "{}: the guest has chosen a format with metadata, which needs the key metadata, the \
+             file of the blocks' metadata",
             path.display()
         );
         return Ok((file, None));
@@ -248,7 +248,7 @@ impl Kept {
 struct FormatFile {
     path: PathBuf,
     file: File,
-    /// Volume whose lock also protects this file.
+    /// Volume with a lock that also protects this file.
     _locked: FileVolume,
     newest: Kept,
     /// True if the next process will find `newest`, with metadata that matches or will be
@@ -290,21 +290,21 @@ impl FormatFile {
             (_, Some(b)) => (b, 0),
             (Some(a), None) => (a, 1),
             (None, None) => bail!(
-                "{shown}: this is no file of an LBA format. To remove it is to have the namespace \
-                 with the configured one, whatever is in its blocks"
+                "{shown}: not a file of an LBA format. Removing it resets the namespace to the \
+                 configured format, whatever its blocks contain"
             ),
         };
         let (version, newest) = newest;
         ensure!(
             (PLAIN..=VERSION).contains(&version),
-            "{shown}: its form is version {version}, which this program does not know"
+            "{shown}: unknown version {version} of the file's format"
         );
         ensure!(
             newest.namespace == namespace,
-            "{shown}: it has the LBA format of another volume"
+            "{shown}: the file has the LBA format of another volume"
         );
         let checked = newest.format.check();
-        checked.with_context(|| format!("{shown}: there is no such LBA format"))?;
+        checked.with_context(|| format!("{shown}: unknown LBA format"))?;
         let file = File::options()
             .write(true)
             .custom_flags(OFlags::NONBLOCK.bits() as i32)
@@ -349,7 +349,7 @@ impl FormatFile {
             if let Err(error) = &restored {
                 tracing::error!(
                     path = %self.path.display(),
-                    "the metadata is to be made anew by the next process: {error:#}"
+                    "the metadata file was not created; the next process retries: {error:#}"
                 );
             }
             let again = self.keep(before, restored.is_err());
@@ -377,7 +377,7 @@ impl FormatFile {
         if let Some(Err(error)) = self.metadata.as_ref().map(|t| t.shorten(format, size)) {
             tracing::warn!(
                 path = %self.path.display(),
-                "the file of the metadata is longer than it needs to be: {error:#}"
+                "the metadata file could not be shortened: {error:#}"
             );
         }
         Ok(KeptFormat { metadata })
@@ -454,7 +454,7 @@ impl Writer {
                     Ok(kept) => SavedFormat::New(kept),
                     Err(error) => {
                         let path = file.path.display();
-                        tracing::error!(%path, "an LBA format cannot be kept: {error:#}");
+                        tracing::error!(%path, "an LBA format cannot be stored: {error:#}");
                         match file.known {
                             true => SavedFormat::Before,
                             false => SavedFormat::Unknown,
@@ -466,7 +466,7 @@ impl Writer {
         match thread {
             Ok(_) => Self::Thread(formats),
             Err(error) => {
-                tracing::error!(%error, "an LBA format cannot be kept: no thread");
+                tracing::error!(%error, "an LBA format cannot be stored: no thread");
                 Self::None
             }
         }

@@ -28,21 +28,21 @@ fn parse(text: &str) -> Result<Vec<HostKey>> {
         let at = || format!("line {number}");
         let secret = |word: &str| Secret::parse(word).with_context(at);
         if Nqn::new(nqn).is_none() || !nqn.starts_with("nqn.") {
-            bail!("{}: it does not begin with a host's NQN", at());
+            bail!("{}: does not begin with a host NQN", at());
         }
         if keys.iter().any(|key| key.nqn == nqn) {
-            bail!("{}: {nqn} stands there twice", at());
+            bail!("{}: {nqn} is listed twice", at());
         }
         let host = words.next().map(secret).transpose()?;
         let host = host.ok_or_else(|| anyhow!("{}: {nqn} has no secret", at()))?;
         let controller = words.next().map(secret).transpose()?;
         if words.next().is_some() {
-            bail!("{}: there is something behind the secrets", at());
+            bail!("{}: unexpected text after the secrets", at());
         }
         if controller.as_ref() == Some(&host) {
             // With equal secrets, the host's response could be replayed to it ("NVMe Base 2.1",
             // 8.3.5.5.7).
-            bail!("{}: both secrets are the same", at());
+            bail!("{}: the two secrets must differ", at());
         }
         keys.push(HostKey {
             nqn: nqn.into(),
@@ -51,7 +51,7 @@ fn parse(text: &str) -> Result<Vec<HostKey>> {
     }
     if keys.is_empty() {
         // An empty list differs from a missing file, with which all hosts may connect.
-        bail!("it lists no host: none could connect");
+        bail!("no host is listed, so none could connect");
     }
     Ok(keys)
 }
@@ -75,8 +75,8 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said_by_its_line_and_not_shown() {
         for (text, why) in [
-            ("# nobody\n".into(), "lists no host"),
-            (ONE.into(), "line 1: it does not begin with"),
+            ("# nobody\n".into(), "no host is listed"),
+            (ONE.into(), "line 1: does not begin with"),
             (
                 "nqn.2014-08.x:a".into(),
                 "line 1: nqn.2014-08.x:a has no secret",
@@ -84,12 +84,12 @@ mod tests {
             (format!("\nnqn.2014-08.x:a {ONE}x"), "line 2"),
             (
                 format!("nqn.2014-08.x:a {ONE} {OTHER} {ONE}"),
-                "behind the secrets",
+                "after the secrets",
             ),
-            (format!("nqn.2014-08.x:a {ONE} {ONE}"), "are the same"),
+            (format!("nqn.2014-08.x:a {ONE} {ONE}"), "must differ"),
             (
                 format!("nqn.x:a {ONE}\nnqn.x:a {OTHER}"),
-                "line 2: nqn.x:a stands there twice",
+                "line 2: nqn.x:a is listed twice",
             ),
         ] {
             let said = format!("{:#}", parse(&text).unwrap_err());

@@ -94,8 +94,8 @@ pub fn listener(path: &Path, access: &SocketAccess) -> Result<Option<Listener>> 
     if *access != SocketAccess::default() {
         tracing::warn!(
             socket = %path.display(),
-            "the service manager has opened this socket, and says who may connect: socket-owner, \
-             socket-group and socket-mode change nothing"
+            "the service manager has opened this socket; socket-owner, socket-group and \
+             socket-mode have no effect on it"
         );
     }
     socket.is_used.store(true, Ordering::Relaxed);
@@ -112,15 +112,14 @@ pub fn warn_of_others() {
     for descriptor in &all.strange {
         tracing::warn!(
             descriptor,
-            "the service manager has handed over what is no listening Unix stream socket: it is \
-             closed"
+            "closing a descriptor of the service manager: not a listening Unix stream socket"
         );
     }
     let unused = |socket: &&Socket| !socket.is_used.load(Ordering::Relaxed);
     for socket in all.sockets.iter().filter(unused) {
         tracing::warn!(
             socket = %socket.path.display(),
-            "the service manager has opened this socket, and nothing is configured with its path"
+            "the service manager has opened this socket, but no configured disk has its path"
         );
     }
 }

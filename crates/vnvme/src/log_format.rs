@@ -9,14 +9,14 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::stderr::LogLines;
 
-/// How lines of the log look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people: time, level, part of the program, what happened; with colours on a terminal
+    /// Text for people: time, level, crate, message; with colours on a terminal
     Text,
-    /// For programs: an object of JSON in each line
+    /// A JSON object on each line
     Json,
-    /// For systemd's journal: the level as it reads it (sd-daemon(3)), and no time
+    /// For systemd's journal: level prefix (sd-daemon(3)), no time
     Journal,
 }
 

@@ -45,8 +45,8 @@ pub fn open(
         None => {
             ensure!(
                 url.starts_with("mem://") && volume.kept_memory().is_none(),
-                "{url}: metadata-size needs metadata, a file that keeps it: the volume is there \
-                 when this process has ended, or keeps no data"
+                "{url}: metadata-size needs the key metadata, the file of the blocks' metadata \
+                 (optional only for mem://)"
             );
             MetadataState::in_memory(layout, blocks)?
         }
@@ -118,9 +118,8 @@ fn kept(
     let (volume, pages) = table_file::open_sized(path, size, fresh, previous)?;
     let bytes = table_file::read(&pages, table::HEADER)?;
     let generation = table::decode(&bytes, pages.len() as u64, &layout, identity);
-    let generation = generation.with_context(|| {
-        format!("{shown}: to remove the file is to have all blocks without what was kept for them")
-    })?;
+    let generation = generation
+        .with_context(|| format!("{shown}: removing the file loses the metadata of all blocks"))?;
     let blocks = identity.blocks;
     let kept = MetadataState::new(layout, blocks, generation, pages, Some(Arc::new(volume)));
     kept.with_context(|| format!("{shown}: the file is shorter than the metadata of the blocks"))
@@ -132,7 +131,8 @@ fn kept(
 pub struct MetadataFile {
     path: PathBuf,
     file: File,
-    /// Volume whose lock also protects this file, and whose flush makes the metadata durable.
+    /// Volume that also protects this file by its lock, and makes the metadata durable by its
+    /// flush.
     volume: Arc<FileVolume>,
     namespace: [u8; 16],
 }
@@ -179,7 +179,7 @@ impl MetadataFile {
         std::mem::replace(&mut self.file, file)
     }
 
-    /// Returns the volume whose flush makes the metadata durable.
+    /// Returns the volume that makes the metadata durable by its flush.
     pub fn volume(&self) -> Arc<dyn Volume> {
         self.volume.clone()
     }
@@ -200,7 +200,7 @@ impl MetadataFile {
 
     fn advice(&self) -> String {
         let shown = self.path.display();
-        format!("{shown}: to remove the file is to have all blocks without what was kept")
+        format!("{shown}: removing the file loses the metadata of all blocks")
     }
 
     /// Returns the existing part of the header, and the length of the file.
@@ -402,7 +402,7 @@ mod tests {
             assert!(text.contains(said), "{options}: {text}");
         }
         for url in ["disk.raw?metadata-size=8", "null://1M?metadata-size=8"] {
-            assert!(error(url).contains("needs metadata"), "{url}");
+            assert!(error(url).contains("needs the key metadata"), "{url}");
         }
     }
 
@@ -443,6 +443,6 @@ mod tests {
         }
         file.set_len(size).unwrap();
         std::fs::write(&path, vec![7; size as usize]).unwrap();
-        assert!(error(&url).contains("no file of metadata"));
+        assert!(error(&url).contains("not a metadata file"));
     }
 }

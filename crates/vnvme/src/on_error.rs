@@ -11,31 +11,31 @@ use std::time::UNIX_EPOCH;
 use sync::Unpoisoned;
 use volume::{ErrorAction, OnError, OnErrorHandle, Volume};
 
-/// What to do about a read that failed.
+/// Error policy for reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnReadError {
-    /// The guest is told.
+    /// Report the error to the guest.
     #[default]
     Report,
-    /// It is repeated for 20 seconds, with growing pauses; then the guest is told.
+    /// Retry for 20 seconds with growing pauses, then report the error.
     Retry,
-    /// It waits, and all that come later do, until "vnvme resume".
+    /// Hold the request and all later ones until "vnvme resume".
     Stop,
 }
 
-/// What to do about a request that failed and is no read.
+/// Error policy for writes, zeroing and deallocation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OnWriteError {
-    /// The guest is told.
+    /// Report the error to the guest.
     #[default]
     Report,
-    /// It is repeated for 20 seconds, with growing pauses; then the guest is told.
+    /// Retry for 20 seconds with growing pauses, then report the error.
     Retry,
-    /// It waits, and all that come later do, until "vnvme resume".
+    /// Hold the request and all later ones until "vnvme resume".
     Stop,
-    /// As stop, where no space is left; else the guest is told.
+    /// Like stop when space runs out, otherwise like report.
     EnospcStop,
 }
 
@@ -269,6 +269,6 @@ mod tests {
             ..ErrorChange::default()
         };
         let error = change(read, None).unwrap_err();
-        assert!(error.message.contains("needs no space"), "{error}");
+        assert!(error.message.contains("for writes only"), "{error}");
     }
 }

@@ -579,7 +579,7 @@ mod tests {
         assert!(text.contains(known) && text.contains("partlabel"), "{text}");
         assert!(error("nvme://0000:ff:1f.7/1?depth=1&depth=2").contains("given twice"));
         assert!(error("nvme://0000:ff:1f.7/1?depth=0").contains("from 1 to 32767"));
-        assert!(error("nvme://nowhere/1").contains("a device is named nvme://"));
+        assert!(error("nvme://nowhere/1").contains("not the URL of a device"));
         let text = error("vfio-user:///no/such.sock/1?offset=1M");
         assert!(text.contains("vfio-user:///no/such.sock/1: "), "{text}");
     }

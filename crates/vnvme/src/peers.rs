@@ -92,8 +92,8 @@ impl Peers {
                 Ok(Some(owner)) => served
                     .handle()
                     .set_name(owner, "queues of another worker's controller"),
-                Ok(None) => tracing::warn!("queues cannot go to worker {worker}: it is full"),
-                Err(error) => tracing::warn!(%error, "queues cannot go to worker {worker}"),
+                Ok(None) => tracing::warn!("queues cannot migrate to worker {worker}: it is full"),
+                Err(error) => tracing::warn!(%error, "queues cannot migrate to worker {worker}"),
             }
         });
     }

@@ -53,8 +53,8 @@ pub fn open(
             let mut ending = ["mem://", "null://"].iter();
             ensure!(
                 ending.any(|kind| url.starts_with(kind)) && volume.kept_memory().is_none(),
-                "{url}: fdp-handles needs fdp-table, a file that keeps the counts: the volume is \
-                 there when this process has ended"
+                "{url}: fdp-handles needs fdp-table, the file of the counters (optional only for \
+                 mem:// and null://)"
             );
             PlacementState::in_memory(geometry)?
         }
@@ -73,9 +73,8 @@ fn kept(
     let (volume, pages) = table_file::open(path, fresh, previous)?;
     let shown = path.display();
     let bytes = table_file::read(&pages, table::len(geometry.handles))?;
-    table::check(&bytes, &geometry, identity).with_context(|| {
-        format!("{shown}: to remove the file is to have all counts begin at zero")
-    })?;
+    table::check(&bytes, &geometry, identity)
+        .with_context(|| format!("{shown}: removing the file resets all counters"))?;
     let kept = PlacementTable::new(&pages, geometry.handles, Some(Arc::new(volume)));
     let kept = kept.with_context(|| format!("{shown}: the file is shorter than the table"))?;
     Ok(PlacementState::new(geometry, kept)?)
@@ -122,6 +121,6 @@ mod tests {
         let more = url.replace("handles=4", "handles=5");
         assert!(error(&more).contains("4 handles with units"));
         std::fs::write(&path, [7; table_file::PAGE]).unwrap();
-        assert!(error(&url).contains("no table of placement handles"));
+        assert!(error(&url).contains("not a table of placement handles"));
     }
 }

@@ -258,7 +258,7 @@ impl Writer {
         }
         let mut entries = self.folder.namespaces().iter();
         let entry = entries.find(|entry| entry.nguid() == nguid);
-        let entry = entry.context("there is no such namespace")?;
+        let entry = entry.context("no such namespace")?;
         Ok(Some(self.opener.open(&self.folder.file(nguid), entry)?))
     }
 }
@@ -291,7 +291,7 @@ impl fmt::Debug for Pool {
 impl Pool {
     fn new(spec: &ControllerSpec, folder: PoolFolder, opener: Opener) -> Result<Self> {
         let Some(Size(capacity)) = spec.pool_capacity else {
-            bail!("pool-capacity says how large it is");
+            bail!("the size of a pool is that of pool-capacity");
         };
         let known = Arc::<Known>::default();
         drop(known.update(&folder));

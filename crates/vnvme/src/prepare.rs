@@ -240,7 +240,7 @@ fn boot_image(spec: &ControllerSpec) -> Result<Option<BootImage>> {
             .open(path)
             .with_context(what)?;
         if !file.metadata().with_context(what)?.is_file() {
-            return Err(anyhow!("{} is no regular file", what()));
+            return Err(anyhow!("{} is not a regular file", what()));
         }
         let mut bytes = Vec::new();
         let limit = MAX_BOOT_IMAGE as u64 + 1;
@@ -571,7 +571,7 @@ pub fn bind(
 ) -> Result<Listener> {
     if access.is_open_to_all() {
         let socket = socket.display();
-        tracing::warn!(%socket, "everybody on this machine may connect (socket-mode)");
+        tracing::warn!(%socket, "every user of this machine may connect (socket-mode)");
     }
     let inherited = origin.place("socket", inherited::listener(socket, access))?;
     if let Some(listener) = inherited.or_else(|| sockets::take(socket)) {
@@ -861,7 +861,7 @@ pub fn open_all(
                         all.exports.clear();
                         all.targets.clear();
                         drop(all);
-                        let what = "what is to be served has not been opened";
+                        let what = "not all disks were open";
                         ending::exit(&NotDurable(format!("ended by force: {what}")));
                     }
                 }

@@ -1,4 +1,4 @@
-//! A list whose entries are removed when their guard is dropped. It holds counters and the
+//! A list that removes an entry when the entry's guard is dropped. It holds counters and the
 //! assignment of front-ends to workers.
 
 use std::fmt;

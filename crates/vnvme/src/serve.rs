@@ -88,7 +88,7 @@ fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew) -> Result<Worker
     if crew.rings
         && let Err(error) = io.make_ring()
     {
-        tracing::warn!(worker = index, %error, "queues of files cannot come here");
+        tracing::warn!(worker = index, %error, "queues of files cannot migrate to this worker");
     }
     let options = worker::Options {
         idle_window: options.polling.idle_window,
@@ -183,8 +183,8 @@ fn warn_of_few_cpus(workers: usize, pinned: &[usize]) {
     };
     if workers > cpus {
         tracing::warn!(
-            "{workers} workers have {cpus} CPUs: one that polls keeps others waiting; more workers \
-             than CPUs gain nothing"
+            "{workers} workers share {cpus} CPUs: a polling worker delays the others; use at most \
+             one worker for each CPU"
         );
     }
 }
@@ -204,8 +204,8 @@ fn run_worker(
     })
 }
 
-/// Starts the block devices, whose queues are served by the workers, reports the result, and
-/// removes the devices at the end.
+/// Starts the block devices, which the workers serve, reports the result, and removes the devices
+/// at the end.
 fn run_disks(
     disks: Vec<OpenDisk>,
     stop: OwnedFd,
@@ -267,7 +267,7 @@ impl Drop for EndAll<'_> {
 }
 
 /// Gives every disk a name. Where two have the same file name, `serve` names both by their whole
-/// paths; a daemon, whose disks are added and removed by name, refuses that.
+/// paths; a daemon refuses that, since its disks are added and removed by name.
 pub fn named(specs: &Specs, options: &ServeOptions) -> Result<Specs> {
     let mut specs = specs.clone();
     let all = DiskSpec::all(&specs);
@@ -554,10 +554,10 @@ fn serve_opened(
             // Threads are left that the scope would wait for.
             Err(left) => {
                 drop(control.take());
-                // Files whose workers have ended are free for other processes.
+                // Files of ended workers are free for other processes.
                 sizes.end();
                 if let Err(error) = &result {
-                    tracing::error!(error = format_args!("{error:#}"), "not everything started");
+                    tracing::error!(error = format_args!("{error:#}"), "start-up failed");
                 }
                 keep::end();
                 ending::exit(&left)

@@ -133,7 +133,7 @@ fn answer(mut signals: Signals, order: &UnixStream, hangups: &Hangups) {
             Some(at) if at.elapsed() < SAME_ORDER => {}
             Some(_) => {
                 tracing::warn!(
-                    "a second {name}: ending at once, what was not flushed yet may be lost with the \
+                    "a second {name}: ending at once; unflushed writes may be lost with the \
                      machine's power"
                 );
                 let _ = emulate_default_handler(signal);
@@ -146,16 +146,16 @@ fn answer(mut signals: Signals, order: &UnixStream, hangups: &Hangups) {
 fn tell(signal: i32, name: &str) {
     match signal {
         SIGHUP => tracing::info!(
-            "{name}: only vnvme daemon reads its configuration again; the process goes on, \
-             SIGTERM ends it"
+            "{name} has no effect: only vnvme daemon rereads its configuration; SIGTERM stops the \
+             process"
         ),
         SIGUSR1 | SIGUSR2 => {
-            tracing::info!("{name} means nothing here; \"vnvme stats\" shows the counters")
+            tracing::info!("{name} has no effect; \"vnvme stats\" shows the counters")
         }
         SIGXFSZ => tracing::warn!(
             "a write went beyond the limit of files' sizes and failed; raise it with: \
              ulimit -f unlimited"
         ),
-        _ => tracing::info!("{name} means nothing here"),
+        _ => tracing::info!("{name} has no effect"),
     }
 }

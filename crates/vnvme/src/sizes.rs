@@ -47,7 +47,7 @@ impl Watched {
             Ok(_) => self.failed = false,
             Err(error) => {
                 if !std::mem::replace(&mut self.failed, true) {
-                    tracing::warn!(%error, "a volume's size cannot be found out");
+                    tracing::warn!(%error, "the size of a volume is unknown");
                 }
             }
         }
@@ -205,7 +205,8 @@ impl Sizes {
         if state.askers == ASKERS {
             if !std::mem::replace(&mut state.said, true) {
                 tracing::warn!(
-                    "{ASKERS} volumes do not say their sizes; those of the others are not asked for"
+                    "{ASKERS} volumes do not answer queries of their size; no further volume is \
+                     queried"
                 );
             }
             return;

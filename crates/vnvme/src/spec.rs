@@ -158,7 +158,7 @@ pub struct ControllerSpec {
     pub access: SocketAccess,
     /// Model number.
     pub model: Option<String>,
-    /// Cloud whose disks the controller imitates.
+    /// Cloud to imitate.
     pub cloud: Option<Cloud>,
     /// Serial number.
     pub serial: Option<String>,
@@ -470,7 +470,7 @@ pub struct ServeOptions {
     pub control: Option<PathBuf>,
     /// Address for Prometheus.
     pub metrics: Option<SocketAddr>,
-    /// Group whose members may send questions, at a socket beside the control socket.
+    /// Group with read-only access, at a socket beside the control socket.
     pub control_group: Option<Principal>,
     /// Sandbox of the process.
     pub sandbox: SandboxMode,
@@ -492,7 +492,7 @@ pub struct ServeOptions {
     pub settings: AllSettings,
 }
 
-/// Options of a process whose disks may be added and removed.
+/// Options of a process that adds and removes disks.
 #[derive(Clone, Debug, Default)]
 pub struct Daemon {
     /// Path of the configuration, for a reload.
@@ -576,7 +576,7 @@ pub struct ProcessSpec {
     pub control: Option<PathBuf>,
     /// Address for Prometheus.
     pub metrics: Option<SocketAddr>,
-    /// Group whose members may send questions.
+    /// Group with read-only access.
     pub control_group: Option<Principal>,
     /// Sandbox of the process.
     pub sandbox: Option<SandboxMode>,
@@ -728,7 +728,7 @@ impl Specs {
         self.ublk.extend(other.ublk);
     }
 
-    /// Removes the disks whose names are not wanted.
+    /// Removes all disks except those with a wanted name.
     pub fn retain_disks(&mut self, wanted: impl Fn(&str) -> bool) {
         self.controllers.retain(|spec| wanted(&spec.any_name()));
         self.vhost_user_blk.retain(|spec| wanted(&spec.any_name()));

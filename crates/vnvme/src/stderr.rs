@@ -1,7 +1,7 @@
-//! Standard error, whose reader may stop reading without closing it: a pager, a log collector that
-//! hangs. A write would then block its thread, be it a worker or the thread that ends the process.
-//! So a line that finds no room is lost, and the next written line is preceded by the number of
-//! lost lines.
+//! Standard error with a reader that may stop reading without closing it: a pager, a log collector
+//! that hangs. A write would then block its thread, be it a worker or the thread that ends the
+//! process. So a line that finds no room is lost, and the next written line is preceded by the
+//! number of lost lines.
 
 use crate::log_format::prefix_of_errors;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -60,7 +60,9 @@ impl Losses {
         // Only one of several threads that write at the same time reports the losses.
         let told = self.0.fetch_sub(lost, Ordering::Relaxed) >= lost && lost > 0;
         let note = match told {
-            true => format!("vnvme: {lost} lines of the log are lost: nobody read them\n"),
+            true => {
+                format!("vnvme: {lost} log lines were lost because their reader was too slow\n")
+            }
             false => String::new(),
         };
         let pieces = note.as_bytes().chunks(PIECE).chain(line.chunks(PIECE));
@@ -118,7 +120,7 @@ mod tests {
         drop(writer);
         let mut rest = String::new();
         read.read_to_string(&mut rest).unwrap();
-        let note = "vnvme: 10 lines of the log are lost: nobody read them\n";
+        let note = "vnvme: 10 log lines were lost because their reader was too slow\n";
         // In a pipe of one page the second write may find no room.
         assert!(rest.starts_with(note), "{rest}");
     }

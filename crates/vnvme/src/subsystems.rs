@@ -239,7 +239,7 @@ impl Writer {
             for (state, done) in written {
                 let kept = file.save(&state, &[]);
                 if let Err(error) = &kept {
-                    tracing::error!(%error, "reservations cannot be kept");
+                    tracing::error!(%error, "reservations cannot be stored");
                 }
                 done(kept.is_ok());
             }
@@ -247,7 +247,7 @@ impl Writer {
         match thread {
             Ok(_) => Self::Thread(states),
             Err(error) => {
-                tracing::error!(%error, "reservations cannot be kept: no thread");
+                tracing::error!(%error, "reservations cannot be stored: no thread");
                 Self::None
             }
         }

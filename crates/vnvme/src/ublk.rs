@@ -54,7 +54,7 @@ impl OpenDisk {
         // The volume is opened by the workers that have the queues, too.
         ensure!(
             !is_within(name),
-            "{name}: a block device cannot stand on a volume of one worker"
+            "{name}: a block device cannot use a volume of a single worker"
         );
         let (namespace, called) = (spec.namespace(), spec.any_name());
         let opened = opener.open(&namespace, &called, 1)?;

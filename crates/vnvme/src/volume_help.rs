@@ -1,4 +1,4 @@
-//! Text about volumes in `vnvme serve --help`, made from the registry of their kinds.
+//! Section on volumes of `vnvme serve --help`, generated from the registry of volume kinds.
 
 use crate::devices::DeviceRegistry;
 use crate::open::kinds;
@@ -7,11 +7,11 @@ use crate::spec::{NamespaceSpec, UblkSpec, VhostBlkSpec};
 use volume::{Extras, READ_ONLY, Scheme, UrlOption};
 
 /// Columns of a line.
-const WIDTH: usize = 100;
+const WIDTH: usize = 80;
 /// Column where the description of an option begins.
-const COLUMN: usize = 34;
+const COLUMN: usize = 32;
 
-/// Every kind of volume, with its options, and the options of every volume and namespace.
+/// Formats every kind of volume with its options, and the options common to all of them.
 pub fn volume_help() -> String {
     let kinds = kinds(DeviceRegistry::default());
     let schemes: Vec<&Scheme> = kinds.schemes().collect();
@@ -23,13 +23,13 @@ pub fn volume_help() -> String {
             help += &options(scheme.options.iter().filter(|option| **option != READ_ONLY));
         }
     }
-    help += "  Options follow as ?key=value&... Of any volume:\n";
+    help += "  Options, as ?key=value&..., of every volume:\n";
     help += &options([READ_ONLY].iter().chain(Extras::OPTIONS));
-    help += "  Of a volume that is a namespace:\n";
+    help += "  Of a namespace:\n";
     help += &shown::<NamespaceSpec>();
-    help += "  Of a volume that is a vhost-user-blk export:\n";
+    help += "  Of a vhost-user-blk export:\n";
     help += &shown::<VhostBlkSpec>();
-    help += "  Of a volume that is a block device of the host:\n";
+    help += "  Of a block device of the host:\n";
     help += &shown::<UblkSpec>();
     help
 }
@@ -50,8 +50,12 @@ fn options<'a>(options: impl IntoIterator<Item = &'a UrlOption>) -> String {
 /// Formats a name with its description beside it.
 fn entry(indent: usize, name: &str, help: &str) -> String {
     let width = COLUMN - indent - 1;
-    let mut line = format!("{:indent$}{name:<width$}", "");
     let mut text = String::new();
+    let mut line = format!("{:indent$}{name:<width$}", "");
+    if name.len() > width {
+        text = line + "\n";
+        line = " ".repeat(COLUMN - 1);
+    }
     for word in help.split(' ') {
         if line.chars().count() + 1 + word.chars().count() > WIDTH {
             text += &line;
@@ -99,8 +103,12 @@ mod tests {
             let all = all.map(|option| format!("{}={}", option.name, option.form));
             let shown = url::options::<NamespaceSpec>().chain(url::options::<VhostBlkSpec>());
             for option in all.chain(shown.map(|(name, _)| name)) {
-                let line = format!("\n      {option} ");
-                assert!(help.contains(&line), "{line}");
+                let line = format!("      {option}");
+                let is_named = help.lines().any(|one| {
+                    one.strip_prefix(&line)
+                        .is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
+                });
+                assert!(is_named, "{line}");
             }
         }
         // A device's options stand once, though two kinds have them.

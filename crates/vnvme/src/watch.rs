@@ -39,7 +39,7 @@ impl Watch {
                     self.describe(worker)
                 ),
                 Finding::Recovered { worker, time } => tracing::warn!(
-                    "worker-{worker} goes on after {:.1} s without a round",
+                    "worker-{worker} continues after {:.1} s without a round",
                     time.as_secs_f64()
                 ),
             }

@@ -45,8 +45,8 @@ pub fn open(
                 .any(|kind| url.starts_with(kind));
             ensure!(
                 ends && volume.kept_memory().is_none(),
-                "{url}: zone-size needs zone-table, a file that keeps the zones: the volume is \
-                 there when this process has ended"
+                "{url}: zone-size needs zone-table, the file of the zone states (optional only \
+                 for mem:// and null://)"
             );
             ZonedState::new(Zones::new(geometry)?, None)
         }
@@ -71,7 +71,7 @@ fn geometry(spec: &NamespaceSpec, size: u64, block: u64, bytes: u64) -> Result<G
     let count = bytes / size;
     ensure!(
         count > 0,
-        "the volume has {bytes} bytes, and a zone {size}: there is room for none"
+        "the volume has {bytes} bytes, less than a zone of {size}"
     );
     let geometry = Geometry {
         zones: u32::try_from(count).unwrap_or(u32::MAX),
@@ -120,10 +120,10 @@ fn kept(
     let bytes = table_file::read(&pages, table::len(geometry.zones))?;
     let zones = table::decode(&bytes, geometry, identity).map_err(|error| match error {
         TableError::Zrwa(_) => anyhow::Error::new(error).context(format!(
-            "{shown}: zrwa-size and zrwa-granularity are not what they were"
+            "{shown}: zrwa-size or zrwa-granularity differs from that of the table"
         )),
         _ => anyhow::Error::new(error).context(format!(
-            "{shown}: to remove the file is to have all zones empty, whatever is in them"
+            "{shown}: removing the file makes all zones empty, whatever they contain"
         )),
     })?;
     let kept = ZoneTable::new(pages, geometry.zones, Arc::new(volume));
@@ -154,7 +154,7 @@ mod tests {
         for (options, said) in [
             ("zone-size=96K", "a power of two"),
             ("zone-size=700", "whole blocks of 512 bytes"),
-            ("zone-size=2M", "room for none"),
+            ("zone-size=2M", "less than a zone"),
             ("zone-size=64K&zone-capacity=128K", "1 to its size"),
             (
                 "zone-size=64K&max-open-zones=3&max-active-zones=2",
@@ -216,7 +216,7 @@ mod tests {
         std::fs::write(&path, bytes).unwrap();
         drop(zones(&area, 1 << 20).unwrap().unwrap());
         let text = error(&url);
-        assert!(text.contains("zrwa-size and zrwa-granularity"), "{text}");
+        assert!(text.contains("zrwa-size or zrwa-granularity"), "{text}");
         assert!(text.contains("zone 3 has a random write area"), "{text}");
     }
 
@@ -233,6 +233,6 @@ mod tests {
         drop(zones(&url, 1 << 20).unwrap().unwrap());
         assert!(error(&url.replace("64K", "128K")).contains("16 zones of 128 blocks"));
         std::fs::write(&path, [7; table_file::PAGE]).unwrap();
-        assert!(error(&url).contains("no table of zones"));
+        assert!(error(&url).contains("not a zone table"));
     }
 }

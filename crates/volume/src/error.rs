@@ -67,7 +67,7 @@ impl IoErrorKind {
         match self {
             Self::MediaRead => "medium could not be read",
             Self::MediaWrite => "medium could not be written",
-            Self::NotDurable => "what was written could not be made durable",
+            Self::NotDurable => "written data could not be made durable",
             Self::NoSpace => "no space left",
             Self::ReadOnly => "volume is read-only",
             Self::OutOfRange => "range outside of the volume",
@@ -75,7 +75,7 @@ impl IoErrorKind {
             Self::Invalid => "malformed request",
             Self::Memory => "request memory not accessible",
             Self::Aborted => "aborted",
-            Self::Gone => "volume has gone away",
+            Self::Gone => "the volume is no longer available",
             Self::Unreachable => "volume cannot be reached",
             Self::Unsupported => "operation not supported",
             Self::Busy => "too many requests in flight",
@@ -236,7 +236,7 @@ pub enum VolumeError {
     },
     /// The file is locked by another process or opening, in a mode that excludes this use.
     #[error(
-        "{}: is in use by {holder}; stop that one{}", path.display(),
+        "{}: is in use by {holder}; stop that process{}", path.display(),
         if *read_only { "" } else { ", or share the disk by opening it read-only on both sides" }
     )]
     Locked {
@@ -249,9 +249,9 @@ pub enum VolumeError {
     },
     /// Requests of the process that had the file open before are still outstanding.
     #[error(
-        "{}: requests of a process that has ended are still under way after {waited:.1?}: the disk \
-         below does not answer, and what it does late would undo what is written now; try again \
-         when it answers (--previous-timeout waits longer)", path.display()
+        "{}: requests of an ended process are still outstanding after {waited:.1?}: the disk \
+         below does not answer, and late requests would undo newer writes; retry when it answers, \
+         or raise --previous-timeout", path.display()
     )]
     PreviousProcess {
         /// Path of the file or block device.
@@ -260,7 +260,8 @@ pub enum VolumeError {
         waited: std::time::Duration,
     },
     /// The filesystem cannot lock the file.
-    #[error("{}: cannot be locked against a second user ({error}); add ?lock=off if you make sure of that yourself", path.display())]
+    #[error("{}: cannot be locked against a second user ({error}); use ?lock=off if you exclude \
+             other users yourself", path.display())]
     LockUnsupported {
         /// Path of the file or block device.
         path: PathBuf,

@@ -21,9 +21,7 @@ pub enum Error<E: std::error::Error + 'static> {
     /// Names of volumes that may hang (FUSE, network file systems) and did not answer within the
     /// limit at the end. Data written to them and not flushed may not be durable; all other data
     /// is.
-    #[error(
-        "given up, as nothing of it was answered: {0}; what was not flushed may not be durable"
-    )]
+    #[error("gave up after no request was answered: {0}; unflushed writes may not be durable")]
     GivenUp(String),
     /// A front-end could not be closed properly.
     #[error(transparent)]

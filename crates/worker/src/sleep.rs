@@ -64,7 +64,7 @@ impl<F: Frontend + 'static> Worker<F> {
         match self.watch(fd, token) {
             Ok(()) => true,
             Err(error) => {
-                tracing::warn!(%error, "completions of {of} cannot be waited for; polling");
+                tracing::warn!(%error, "waiting for completions of {of} failed; polling");
                 false
             }
         }

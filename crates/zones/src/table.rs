@@ -30,7 +30,7 @@ const ZRWA: u64 = 1 << 52;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
     /// The table is truncated.
-    #[error("it has {found} bytes, and a table of these zones has {needed}")]
+    #[error("it has {found} bytes instead of the {needed} of a table of these zones")]
     Short {
         /// Number of bytes found.
         found: usize,
@@ -38,21 +38,21 @@ pub enum TableError {
         needed: usize,
     },
     /// The magic number does not match.
-    #[error("this is no table of zones")]
+    #[error("not a zone table")]
     Magic,
     /// A newer program has written the table.
-    #[error("its format is version {0}, which this program does not know")]
+    #[error("unknown format version {0}")]
     Version(u32),
     /// The checksum of the header does not match.
-    #[error("its header is damaged")]
+    #[error("the header is damaged")]
     Checksum,
     /// The table belongs to another namespace.
     #[error("it has the zones of another namespace")]
     OtherNamespace,
     /// The table was written for another geometry.
     #[error(
-        "it has {zones} zones of {size} blocks (capacity {capacity}) of {block} bytes, which is \
-         not what the namespace is to have"
+        "it has {zones} zones of {size} blocks (capacity {capacity}) of {block} bytes, unlike the \
+         configured namespace"
     )]
     OtherGeometry {
         /// Number of zones.
@@ -65,13 +65,13 @@ pub enum TableError {
         block: u32,
     },
     /// The word of a zone is damaged.
-    #[error("what it says of zone {0} cannot be")]
+    #[error("zone {0} has an invalid state")]
     Zone(u32),
     /// The zone has a Zone Random Write Area that the namespace's configuration does not allow: it
     /// has none, or another granularity.
     #[error(
-        "zone {0} has a random write area, which the namespace is not to have, or not with that \
-         granularity"
+        "zone {0} has a random write area, and the namespace is configured without, or not with \
+         that granularity"
     )]
     Zrwa(u32),
 }

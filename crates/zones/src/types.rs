@@ -112,13 +112,13 @@ impl Filter {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Refusal {
     /// The blocks are outside the namespace.
-    #[error("blocks that are not there")]
+    #[error("blocks outside the namespace")]
     OutOfRange,
     /// The zone is not identified by its first block.
-    #[error("a zone is named by its first block")]
+    #[error("the address is not the first block of a zone")]
     NotAtStart,
     /// The command crosses the zone's capacity.
-    #[error("it goes beyond the end of its zone")]
+    #[error("the write crosses the end of its zone")]
     Boundary,
     /// The zone is full.
     #[error("the zone is full")]
@@ -131,7 +131,9 @@ pub enum Refusal {
     Offline,
     /// The write does not begin at the write pointer, or exceeds the Zone Random Write Area and the
     /// blocks that an implicit flush can commit.
-    #[error("it does not begin at the zone's write pointer, or not within reach of it")]
+    #[error(
+        "the write does not begin at the zone's write pointer, or within its random write area"
+    )]
     InvalidWrite,
     /// The limit of active zones is reached.
     #[error("too many zones are active")]
@@ -150,7 +152,7 @@ pub enum Refusal {
     #[error("too many zones have a random write area")]
     ZrwaResources,
     /// The flushed blocks are not a multiple of the flush granularity.
-    #[error("what is flushed is no multiple of the granularity")]
+    #[error("the flushed range is not a multiple of the granularity")]
     Granularity,
     /// The zone is being reset; the host may retry the command.
     #[error("the zone is being reset")]

@@ -156,7 +156,7 @@ fn proves(guest: &Guest) -> Result<()> {
              nvme disconnect -n $N
          done
          end
-         grep -q 'has not proven who it is' /tmp/log
+         grep -q 'authentication of a host failed' /tmp/log
          ! grep -E 'DHHC|AQIDBA|ia6zGo' /tmp/log
          echo proven",
     )?;

@@ -133,7 +133,7 @@ fn a_cluster_serves_images_and_a_guest() -> Result<()> {
 fn early(cluster: &mut Cluster, url: &str) -> Result<()> {
     let refused = daemon(cluster, "rbd-away", format!("{url}&wait=1s")).refuse()?;
     ensure!(
-        !refused.0.success() && refused.1.contains("size= says"),
+        !refused.0.success() && refused.1.contains("with size="),
         "{}",
         refused.1
     );

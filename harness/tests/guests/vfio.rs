@@ -65,7 +65,7 @@ fn refusals(guest: &Guest) -> Result<()> {
         "{opened}"
     );
     let other = refused(guest, "/tmp/vnvme bind 0000:00:00.0 2>&1")?;
-    ensure!(other.contains("is no NVMe controller"), "{other}");
+    ensure!(other.contains("is not an NVMe controller"), "{other}");
     let unbound = refused(guest, "/tmp/vfio_selftest $(bdf 1) 2>&1")?;
     ensure!(
         unbound.contains("belongs to the kernel's driver nvme"),

@@ -50,13 +50,13 @@ pub enum Name {
     Rbd,
     /// 1 to 16 controllers, 1 to 64 queues
     Scale,
-    /// One device alone, and behind mediation, direct and generic
+    /// A device alone, and behind mediation, direct and generic
     Mediate,
     /// Slices of one device beside each other: shares under unequal load, weights, limits
     Share,
     /// Our initiator against our front-end by NVMe/TCP, beside an echo of the same bytes
     Tcp,
-    /// The same disks in one process, and in a process each: memory, start, throughput, weights
+    /// Many disks in one process, and in a process for each: memory, start, throughput, weights
     Processes,
     /// Instructions for each I/O, by callgrind
     Cost,

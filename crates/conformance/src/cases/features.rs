@@ -22,7 +22,7 @@ cases! {
     features_reserved_identifiers, ["1.2-a"], Always, Admin, "Base 2.1, 5.1.11, 5.1.25",
         "identifiers that are reserved are Invalid Field in Command, to be read and to be set";
     features_changeable, ["1.8-a"], Always, Admin, "Base 2.1, 5.1.25",
-        "what is set is what is read afterwards";
+        "a feature is read as it was set";
     features_not_saveable, ["1.9-a"], If("ONCS bit 4"), Admin, "Base 2.1, 5.1.25",
         "Save is Feature Identifier Not Saveable where Select 011b says so, and nothing is changed";
     features_reset, ["1.9-b"], Always, Admin, "Base 2.1, 4.4",
@@ -33,11 +33,11 @@ cases! {
         "Base 2.1, 4.4", "a feature of namespaces for an NSID above NN is Invalid Namespace or \
          Format";
     feature_arbitration, [], Always, Admin, "Base 2.1, 5.1.25.1.1",
-        "the arbitration burst keeps what is set";
+        "the arbitration burst keeps its value";
     feature_power_management, ["3.3-b"], Always, Admin, "Base 2.1, 5.1.25.1.2",
         "each power state up to NPSS can be set and is read, one above is Invalid Field in Command";
     feature_temperature_threshold, [], Always, Admin, "Base 2.1, 5.1.25.1.3",
-        "thresholds keep what is set, over and under apart; reserved types are refused";
+        "thresholds keep their values, over and under apart; reserved types are refused";
     feature_number_of_queues, ["1.4-a"], Always, Admin, "Base 2.1, 5.1.25.2.1",
         "the number of queues is told, the same by Get Features; FFFFh is Invalid Field in Command";
     feature_number_of_queues_late, ["1.4-11"], Always, Io, "Base 2.1, 5.1.25.2.1",
@@ -49,7 +49,7 @@ cases! {
     feature_write_cache_off_keeps_data, [], If("VWC bit 0"), Io, "Base 2.1, 5.1.25.1.4",
         "data written while the write cache is turned off are there";
     feature_timestamp, ["1.2-d"], If("ONCS bit 6"), Admin, "Base 2.1, 5.1.25.1.7",
-        "the timestamp counts on from what is set, and tells where it came from";
+        "the timestamp continues from the set value, and reports its origin";
     feature_host_identifier, ["7-a"], If("CTRATT bit 0"), Admin, "Base 2.1, 5.1.25.1.28",
         "the host identifier is read in 16 bytes where CTRATT says so";
     feature_command_set_profile, ["1.2-e"], If("CAP.CSS bit 6"), Admin, "Base 2.1, 5.1.25.1",
@@ -59,7 +59,7 @@ cases! {
     features_not_offered, ["3.13-a", "1.2-f"], Always, Admin, "Base 2.1, 5.1.25",
         "features whose capability bit is 0 are Invalid Field in Command";
     feature_event_configuration, ["1.7-a"], Always, Admin, "Base 2.1, 5.1.25.1.5",
-        "the configuration of events keeps what is set";
+        "the configuration of events keeps its value";
     feature_keep_alive, ["1.24-a"], If("KAS"), Admin, "Base 2.1, 5.1.25.1.8, 3.9",
         "Keep Alive succeeds, and CSTS.CFS tells when it is missing for longer than KATO";
 }

@@ -38,7 +38,7 @@ cases! {
          of its destination";
     host_behavior_formats, [], If("CTRATT bit 15"), Admin,
         "Base 2.1, 5.1.25.1.14; NVM Command Set 1.1, 4.1.3.6",
-        "LBA Format Extension Enable keeps what is set";
+        "LBA Format Extension Enable keeps its value";
     protection_enabled, ["3.2-a"], If("DPC, ELBAF is not 0"), Io,
         "NVM Command Set 1.1, 4.1.3.6.1",
         "blocks with longer guards, or with storage tags, are read and written by a host that has \

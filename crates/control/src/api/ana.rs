@@ -1,22 +1,24 @@
-//! Asymmetric Namespace Access: by which disk of a subsystem its host reaches which namespaces.
+//! Asymmetric Namespace Access (ANA): the states in which the disks of a subsystem offer shared
+//! namespaces.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How a disk's host reaches a group of namespaces.
+/// ANA state: how a disk's host reaches a group of namespaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AnaState {
-    /// By this disk before others.
+    /// Hosts prefer this disk.
     #[default]
     Optimized,
-    /// By this disk, if by no other that is optimized.
+    /// Hosts use this disk when none is optimized.
     NonOptimized,
-    /// Not by this disk, for now.
+    /// The group is unusable through this disk for now.
     Inaccessible,
-    /// Never again by this disk.
+    /// The group is unusable through this disk for ever.
     PersistentLoss,
-    /// It is changing: commands are to be repeated. Hosts give up a disk that stays so.
+    /// The state is changing: hosts repeat their commands, and give up a disk that stays in this
+    /// state.
     Change,
 }
 
@@ -33,18 +35,18 @@ impl AnaState {
     }
 }
 
-/// What to change, and where. A request that changes nothing tells what there is.
+/// Change of a disk's ANA states. A request without a new state is a query.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AnaChange {
-    /// The disk, by its name.
+    /// Name of the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<String>,
-    /// The group of its namespaces; all of them if it is absent.
+    /// ANA group (ANAGRPID); absent for all groups of the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<u32>,
-    /// How they are reached from now on. The answer comes when no command is in flight any more
-    /// that the new state would have refused.
+    /// New state. The answer follows when no outstanding command remains that the new state
+    /// refuses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<AnaState>,
 }
@@ -59,26 +61,26 @@ impl AnaChange {
             return Ok(());
         }
         match (self.state, self.group) {
-            (Some(_), _) => Err("which disk's state is to change? Name it".into()),
-            (None, Some(_)) => Err("a group is one of a disk: name that, too".into()),
+            (Some(_), _) => Err("no disk is selected: name the disk whose state to change".into()),
+            (None, Some(_)) => Err("an ANA group needs the name of its disk".into()),
             (None, None) => Ok(()),
         }
     }
 }
 
-/// How a disk of a subsystem reaches a group of its namespaces.
+/// State of an ANA group as seen through a disk of a subsystem.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AnaStatus {
-    /// The disk.
+    /// Name of the disk.
     pub disk: String,
-    /// The subsystem that it is in.
+    /// Name of the disk's subsystem.
     pub subsystem: String,
-    /// Its controller ID there.
+    /// Controller ID of the disk in the subsystem.
     pub cntlid: u16,
-    /// The group (ANAGRPID).
+    /// ANA group (ANAGRPID).
     pub group: u32,
-    /// How the disk's host reaches it.
+    /// State of the group.
     pub state: AnaState,
-    /// The namespaces in it.
+    /// Namespaces of the group.
     pub nsids: Vec<u32>,
 }

@@ -1,15 +1,15 @@
-//! Devices below, and servers.
+//! Devices below volumes, and servers of network volumes.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How a device is.
+/// State of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceState {
-    /// At work.
+    /// Serving commands.
     Live,
-    /// A server to which a connection is missing: commands wait.
+    /// Server without a connection: commands wait.
     Connecting,
     /// Suspended: commands wait.
     Suspended,
@@ -29,13 +29,13 @@ impl DeviceState {
     }
 }
 
-/// One device, or server.
+/// State of a device, or of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceStatus {
-    /// Its URL.
+    /// URL of the device.
     pub device: String,
-    /// How it is.
+    /// State of the device.
     pub state: DeviceState,
-    /// Controller resets so far; of a server: connections that were lost.
+    /// Controller resets so far; for a server, lost connections.
     pub resets: u64,
 }

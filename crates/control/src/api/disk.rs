@@ -4,24 +4,24 @@ use super::{AnaState, PathChoice};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What serves a disk.
+/// Kind of a disk, by its front-end.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum DiskKind {
-    /// An NVMe controller, over vfio-user: a table `[[controller]]`.
+    /// NVMe controller over vfio-user: a table `[[controller]]`.
     Controller,
-    /// A virtio block device, over vhost-user: a table `[[vhost-user-blk]]`.
+    /// virtio block device over vhost-user: a table `[[vhost-user-blk]]`.
     VhostUserBlk,
-    /// A subsystem for other hosts, by NVMe over TCP: a table `[[nvme-tcp]]`.
+    /// Subsystem for other hosts over NVMe/TCP: a table `[[nvme-tcp]]`.
     NvmeTcp,
-    /// A block device of the host, by the ublk driver: a table `[[ublk]]`.
+    /// Block device of the host, by the ublk driver: a table `[[ublk]]`.
     Ublk,
 }
 
 impl DiskKind {
-    /// All there are.
+    /// All kinds.
     pub const ALL: [Self; 4] = [
         Self::Controller,
         Self::VhostUserBlk,
@@ -46,29 +46,29 @@ impl std::fmt::Display for DiskKind {
     }
 }
 
-/// What one front-end serves.
+/// A disk with its namespaces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Disk {
-    /// Its name, which no other disk of the process has.
+    /// Name of the disk, unique in the process.
     pub name: String,
-    /// What serves it.
+    /// Kind of the disk.
     pub kind: DiskKind,
-    /// The Unix socket that its clients connect to; none of a ublk disk.
+    /// Unix socket of the disk; absent for a ublk disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<String>,
-    /// The node of a ublk disk, `/dev/ublkbN`.
+    /// Device node of a ublk disk, `/dev/ublkbN`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// A client is connected. A ublk disk has the kernel as its client, all the time.
+    /// Whether a client is connected. The client of a ublk disk is the kernel, always.
     pub attached: bool,
-    /// The client's process, where it is known.
+    /// Process ID of the client, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_pid: Option<i32>,
-    /// Reason why the disk is unavailable: a volume or a file beside it cannot be opened. It is
-    /// tried again for as long as the process runs.
+    /// Reason why the disk is unavailable: a volume or a file beside it cannot be opened. The
+    /// process retries for as long as it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Its namespaces, by their IDs. Of a disk that is no controller: one, with the ID 1.
+    /// Namespaces, sorted by ID. A vhost-user-blk or ublk disk has one, with ID 1.
     pub namespaces: Vec<Namespace>,
 }
 
@@ -77,56 +77,57 @@ pub struct Disk {
 pub struct Namespace {
     /// Namespace ID.
     pub nsid: u32,
-    /// Path or URL of its volume, as it was given.
+    /// Path or URL of the volume, as it was given.
     pub volume: String,
-    /// Its size in bytes.
+    /// Size in bytes.
     pub bytes: u64,
     /// Size of a logical block in bytes.
     pub block_size: u32,
-    /// Writes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// The path of commands that come now, where it has a direct one.
+    /// Path of new commands, if the namespace has a direct one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathChoice>,
-    /// Writes within a unit of so many bytes are atomic, where that is more than a block.
+    /// Size in bytes of the units within which writes are atomic, if larger than a block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub atomic_unit: Option<u32>,
-    /// Its ANA group, where other disks share it.
+    /// ANA group, if other disks share the namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ana_group: Option<u32>,
-    /// How this disk's host reaches that group.
+    /// State of the ANA group as seen through this disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ana_state: Option<AnaState>,
-    /// It is one that the guest has made, in the disk's pool.
+    /// State of a namespace that the guest created in the disk's pool; absent for a configured
+    /// namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_guest: Option<OfGuest>,
 }
 
-/// What a guest does with a namespace that it has made.
+/// State of a namespace that the guest created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OfGuest {
-    /// It has not attached it.
+    /// Not attached to the guest's controller.
     Allocated,
-    /// It is attached to the guest's controller.
+    /// Attached to the guest's controller.
     Attached,
 }
 
-/// The size that a namespace is to have.
+/// New size of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Resize {
-    /// In bytes.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
-/// A disk that is to be served.
+/// A disk to add.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewDisk {
-    /// What serves it.
+    /// Kind of the disk.
     pub kind: DiskKind,
-    /// Its table: the keys are those of the configuration file.
+    /// Table of the disk, with the keys of the configuration file.
     #[schema(value_type = Object)]
     pub table: serde_json::Map<String, serde_json::Value>,
 }

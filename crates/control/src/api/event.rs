@@ -3,29 +3,29 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What has happened.
+/// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum EventKind {
-    /// A disk, or a namespace of one, is served from now on.
+    /// A disk or namespace was added.
     Added,
-    /// It is served no more.
+    /// A disk or namespace was removed.
     Removed,
-    /// Something about it was changed.
+    /// A disk or namespace was changed.
     Changed,
     /// A client has connected.
     Attached,
-    /// The client has gone.
+    /// The client has disconnected.
     Detached,
-    /// A namespace has another size.
+    /// The size of a namespace has changed.
     Resized,
     /// Commands have failed, a disk is unavailable, or something else went wrong.
     Error,
-    /// Requests had to wait for the limits, where none had before.
+    /// Limits began to delay requests.
     Limited,
-    /// Requests wait until the disk is resumed, because one has failed.
+    /// A failed request has stopped the disk: requests wait until it is resumed.
     Stopped,
-    /// They go on.
+    /// The disk was resumed.
     Resumed,
 }
 
@@ -47,21 +47,21 @@ impl EventKind {
     }
 }
 
-/// Something that has happened to a disk.
+/// Event of a disk or of the process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
-    /// Its number in this process, from 1; in a gap are events that this listener has not got.
+    /// Number of the event in this process, from 1. A gap means events that this listener has lost.
     pub sequence: u64,
     /// Milliseconds since 1970.
     pub time_ms: u64,
-    /// What has happened.
+    /// Kind of the event.
     pub kind: EventKind,
-    /// The disk's name; empty if it is about the process.
+    /// Name of the disk; empty for an event of the process.
     pub disk: String,
-    /// The namespace, if it is about one.
+    /// Namespace ID, for an event of a namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nsid: Option<u32>,
-    /// More about it, in words.
+    /// Details, as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }

@@ -3,13 +3,13 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Limits of one volume; per second, 0: none.
+/// Limits of a volume per second; 0 for no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeLimits {
-    /// The disk; empty where it is not known.
+    /// Name of the disk; empty if unknown.
     #[serde(default)]
     pub disk: String,
-    /// The namespace.
+    /// Namespace ID.
     #[serde(default)]
     pub nsid: u32,
     /// Path or URL, as it was given.
@@ -26,39 +26,40 @@ pub struct VolumeLimits {
     pub read_bps: u64,
     /// Bytes written.
     pub write_bps: u64,
-    /// Microseconds whose work may be done at once after a pause.
+    /// Burst after a pause, in microseconds of work at the limits' rates.
     pub burst_us: u64,
-    /// Requests that had to wait for the limits so far.
+    /// Requests delayed by the limits so far.
     pub delayed: u64,
-    /// Microseconds for which they have waited, added up; those that still wait do not count yet.
+    /// Sum of the delays in microseconds, without requests that still wait.
     #[serde(default)]
     pub throttled_us: u64,
-    /// Weight among the slices of its device; absent where it has none.
+    /// Weight among the slices of the device, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
-    /// Requests of those slices in the device while several want it, as found out, and at most.
+    /// Outstanding requests of the weighted slices in the device while several compete: measured
+    /// depth, and maximum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_depth: Option<(usize, usize)>,
 }
 
-/// Which limits to change, and how: what is absent stays as it is. A change names a disk or a
-/// volume, or says `all`; a request that changes nothing tells what there is.
+/// Change of limits. Absent fields stay unchanged. A change names a disk, a volume or `all`; a
+/// request without new values is a query.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LimitChange {
-    /// The disk, by its name.
+    /// Name of the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<String>,
-    /// The namespace of the disk; of all if it is absent.
+    /// Namespace of the disk; absent for all its namespaces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nsid: Option<u32>,
-    /// The volume: its path or URL as it was given, all of it.
+    /// Path or URL of the volume, exactly as it was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume: Option<String>,
-    /// All that can be changed that way.
+    /// Change all volumes that can be changed this way.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub all: bool,
-    /// Requests per second; 0: no limit.
+    /// Requests per second; 0 for no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub iops: Option<u64>,
     /// Reads per second.
@@ -67,7 +68,7 @@ pub struct LimitChange {
     /// Writes per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_iops: Option<u64>,
-    /// Bytes per second; 0: no limit.
+    /// Bytes per second; 0 for no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bps: Option<u64>,
     /// Bytes read per second.
@@ -76,10 +77,10 @@ pub struct LimitChange {
     /// Bytes written per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_bps: Option<u64>,
-    /// After a pause, as much may be done at once as the limits allow in so many microseconds.
+    /// Burst after a pause, in microseconds of work at the limits' rates.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub burst_us: Option<u64>,
-    /// Share of the device, 1 to 10000, among its slices that have a weight.
+    /// Share of the device among its slices with a weight, 1 to 10000.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight: Option<u32>,
 }
@@ -122,14 +123,14 @@ impl LimitChange {
     /// A sentence for the user.
     pub fn check(&self) -> Result<(), String> {
         if self.all && self.names_one() {
-            return Err("either all volumes are meant, or those that are named".into());
+            return Err("select either all volumes or named ones, not both".into());
         }
         if self.nsid.is_some() && self.disk.is_none() {
-            return Err("a namespace is one of a disk: name that, too".into());
+            return Err("a namespace ID needs the name of its disk".into());
         }
         if self.is_question() || self.all || self.names_one() {
             return Ok(());
         }
-        Err("which volume is to change? Name its disk or itself, or say --all".into())
+        Err("no volume is selected: name a disk or volume, or give --all".into())
     }
 }

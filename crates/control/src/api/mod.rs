@@ -29,9 +29,9 @@ pub use stats::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The body of an answer that refuses a request.
+/// Body of an answer that refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorBody {
-    /// Why, in words.
+    /// Reason, as text.
     pub error: String,
 }

@@ -3,18 +3,18 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What to do about a request that failed.
+/// Action on a failed request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorAction {
-    /// The guest is told.
+    /// Report the error to the guest.
     #[default]
     Report,
-    /// It is repeated for 20 seconds, then the guest is told.
+    /// Retry for 20 seconds, then report the error.
     Retry,
-    /// It waits, and all that come later do, until the disk is resumed.
+    /// Hold the request and all later ones until the disk is resumed.
     Stop,
-    /// As `stop` where no space is left, else as `report`; not for reads.
+    /// `stop` when space runs out, otherwise `report`; not for reads.
     EnospcStop,
 }
 
@@ -30,39 +30,39 @@ impl ErrorAction {
     }
 }
 
-/// What becomes of a volume's requests that fail, and what has become of them so far.
+/// Error policy of a volume, with counters of its failed requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeErrors {
-    /// The disk; empty where it is not known.
+    /// Name of the disk; empty if unknown.
     pub disk: String,
-    /// The namespace.
+    /// Namespace ID.
     pub nsid: u32,
     /// Path or URL, as it was given.
     pub volume: String,
-    /// What to do about reads.
+    /// Action on failed reads.
     pub on_read_error: ErrorAction,
-    /// What to do about everything else.
+    /// Action on other failed requests.
     pub on_write_error: ErrorAction,
-    /// Requests wait until the disk is resumed.
+    /// Whether the disk is stopped: requests wait until it is resumed.
     pub stopped: bool,
-    /// So many wait for that.
+    /// Requests that wait for the disk to be resumed.
     pub held: u64,
-    /// So many wait to be repeated.
+    /// Requests that wait to be retried.
     pub waiting: u64,
-    /// Reads that failed, each time that they did.
+    /// Failed reads; each attempt counts.
     pub read_errors: u64,
-    /// Other requests.
+    /// Other failed requests; each attempt counts.
     pub write_errors: u64,
-    /// Of both, for want of space.
+    /// Failed requests of both kinds for lack of space.
     pub no_space: u64,
-    /// Failed requests that were begun once more.
+    /// Retries of failed requests.
     pub repeated: u64,
-    /// Times that requests began to wait for the disk to be resumed.
+    /// Number of times that the disk was stopped.
     pub stops: u64,
-    /// The last failure, in words.
+    /// Last failure, as text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// When it was: milliseconds since 1970.
+    /// Time of the last failure, in milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error_ms: Option<u64>,
 }
@@ -75,30 +75,30 @@ impl VolumeErrors {
     }
 }
 
-/// What to change about it: what is absent stays as it is. A change names a disk or a volume, or
-/// says `all`; a request that changes nothing tells what there is.
+/// Change of an error policy. Absent fields stay unchanged. A change names a disk, a volume or
+/// `all`; a request without new values is a query.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ErrorChange {
-    /// The disk, by its name.
+    /// Name of the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<String>,
-    /// The namespace of the disk; of all if it is absent.
+    /// Namespace of the disk; absent for all its namespaces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nsid: Option<u32>,
-    /// The volume: its path or URL as it was given, all of it.
+    /// Path or URL of the volume, exactly as it was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume: Option<String>,
-    /// All there are.
+    /// Change all volumes.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub all: bool,
-    /// What to do about reads.
+    /// Action on failed reads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_read_error: Option<ErrorAction>,
-    /// What to do about everything else.
+    /// Action on other failed requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_write_error: Option<ErrorAction>,
-    /// Requests that wait are begun again.
+    /// Resume the disk: repeat waiting requests.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub resume: bool,
 }
@@ -121,17 +121,19 @@ impl ErrorChange {
     /// A sentence for the user.
     pub fn check(&self) -> Result<(), String> {
         if self.all && self.names_one() {
-            return Err("either all volumes are meant, or those that are named".into());
+            return Err("select either all volumes or named ones, not both".into());
         }
         if self.nsid.is_some() && self.disk.is_none() {
-            return Err("a namespace is one of a disk: name that, too".into());
+            return Err("a namespace ID needs the name of its disk".into());
         }
         if self.on_read_error == Some(ErrorAction::EnospcStop) {
-            return Err("a read needs no space: on-read-error is report, retry or stop".into());
+            return Err(
+                "enospc-stop is for writes only: on-read-error is report, retry or stop".into(),
+            );
         }
         if self.is_question() || self.all || self.names_one() {
             return Ok(());
         }
-        Err("which volume is to change? Name its disk or itself, or say --all".into())
+        Err("no volume is selected: name a disk or volume, or give --all".into())
     }
 }

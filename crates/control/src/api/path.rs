@@ -1,15 +1,15 @@
-//! How namespaces reach a device below.
+//! Paths of namespaces to a device below.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How commands of a namespace reach a device.
+/// Path of a namespace's commands to a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PathChoice {
-    /// Translated and passed on, queue to queue.
+    /// Commands are translated and passed on, queue to queue.
     Direct,
-    /// Through the volume.
+    /// Commands are executed through the volume.
     Generic,
 }
 
@@ -23,20 +23,20 @@ impl PathChoice {
     }
 }
 
-/// What to change, and where. A request that changes nothing tells what there is.
+/// Change of paths. A request without a new path is a query.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PathChange {
-    /// The disk, by its name.
+    /// Name of the disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<String>,
-    /// The namespace of the disk; all of them if it is absent.
+    /// Namespace of the disk; absent for all its namespaces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nsid: Option<u32>,
-    /// The path that commands take from now on; those in flight end on their own.
+    /// Path of new commands; outstanding commands complete on theirs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathChoice>,
-    /// A change is meant for all namespaces of all disks.
+    /// Change all namespaces of all disks.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub all: bool,
 }
@@ -49,25 +49,25 @@ impl PathChange {
     /// A sentence for the user.
     pub fn check(&self) -> Result<(), String> {
         if self.all && self.disk.is_some() {
-            return Err("either all disks are meant, or one that is named".into());
+            return Err("select either all disks or a named one, not both".into());
         }
         if self.nsid.is_some() && self.disk.is_none() {
-            return Err("a namespace is one of a disk: name that, too".into());
+            return Err("a namespace ID needs the name of its disk".into());
         }
         if self.path.is_some() && !self.all && self.disk.is_none() {
-            return Err("whose path is to change? Name the disk, or say --all".into());
+            return Err("no disk is selected: name one, or give --all".into());
         }
         Ok(())
     }
 }
 
-/// The path of a namespace that has a direct one.
+/// Path of a namespace that has a direct one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PathState {
-    /// The disk.
+    /// Name of the disk.
     pub disk: String,
-    /// The namespace.
+    /// Namespace ID.
     pub nsid: u32,
-    /// The path of commands that come now.
+    /// Path of new commands.
     pub path: PathChoice,
 }

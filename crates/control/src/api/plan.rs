@@ -3,26 +3,26 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What was done to make what is served be what a configuration says; or what would be done. Each
-/// list has names of disks, sorted.
+/// Changes that were made to apply a configuration, or would be made. Each list has names of disks,
+/// sorted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Plan {
-    /// It was only asked what would be done.
+    /// Whether the changes were only planned.
     pub dry_run: bool,
-    /// New.
+    /// Added disks.
     pub added: Vec<String>,
-    /// Gone.
+    /// Removed disks.
     pub removed: Vec<String>,
-    /// Changed in place.
+    /// Disks changed in place.
     pub changed: Vec<String>,
-    /// As they were.
+    /// Unchanged disks.
     pub unchanged: Vec<String>,
-    /// What cannot be done. Where there is any of it, nothing was done.
+    /// Impossible changes. If there are any, nothing was changed.
     pub refused: Vec<Refusal>,
 }
 
 impl Plan {
-    /// There is nothing to do.
+    /// Returns whether the plan changes nothing and refuses nothing.
     pub fn is_empty(&self) -> bool {
         self.added.is_empty()
             && self.removed.is_empty()
@@ -31,11 +31,11 @@ impl Plan {
     }
 }
 
-/// What cannot be done to a disk.
+/// An impossible change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Refusal {
-    /// The disk; `[process]` for options of the process.
+    /// Name of the disk; `[process]` for options of the process.
     pub disk: String,
-    /// Why, in words.
+    /// Reason, as text.
     pub reason: String,
 }

@@ -1,81 +1,81 @@
-//! Counters of everything that a process serves, as numbers of one moment.
+//! Counters of the whole process as of one moment.
 
 use super::{DeviceStatus, PathChoice, VolumeErrors, VolumeLimits};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// All counters since the process began.
+/// All counters since the start of the process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Stats {
-    /// One for each controller.
+    /// NVMe controllers.
     pub controllers: Vec<ControllerCounters>,
-    /// One for each vhost-user-blk export.
+    /// vhost-user-blk exports.
     #[serde(default)]
     pub vhost_user_blk: Vec<VhostBlkCounters>,
-    /// One for each block device of the host.
+    /// Block devices of the host.
     #[serde(default)]
     pub ublk: Vec<UblkCounters>,
     /// Volumes with limits or weights.
     #[serde(default)]
     pub volumes: Vec<VolumeLimits>,
-    /// Volumes whose requests have failed, or that have a policy for those.
+    /// Volumes with failed requests or an error policy.
     #[serde(default)]
     pub on_error: Vec<VolumeErrors>,
-    /// Devices below.
+    /// Devices below volumes, and servers of network volumes.
     #[serde(default)]
     pub devices: Vec<DeviceStatus>,
-    /// One for each worker whose io_uring was used.
+    /// io_uring instances of workers, if used.
     #[serde(default)]
     pub rings: Vec<RingCounters>,
-    /// One for each worker.
+    /// Workers.
     #[serde(default)]
     pub workers: Vec<WorkerCounters>,
-    /// The same by disk and namespace, with how long commands took, and of the process itself.
+    /// Counters by disk and namespace, with latencies, and the state of the process.
     #[serde(default)]
     #[schema(value_type = Object)]
     pub measured: metrics::Snapshot,
 }
 
-/// What happened at a socket since the process began.
+/// Counters of a listening socket since the start of the process.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SocketCounters {
     /// Connections accepted.
     pub accepted: u64,
-    /// Times that clients had to wait, because too many had come within a second.
+    /// Number of times that clients had to wait because of the rate limit.
     pub delayed: u64,
-    /// Times that none could be accepted: no descriptor was left, for example.
+    /// Number of times that accepting failed, for example for lack of descriptors.
     pub failed: u64,
 }
 
-/// Counters of one controller since it is served.
+/// Counters of a controller since it was added.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ControllerCounters {
-    /// The disk's name.
+    /// Name of the disk.
     #[serde(default)]
     pub name: String,
-    /// Its socket.
+    /// Path of the socket.
     pub socket: String,
-    /// Who came there.
+    /// Counters of the socket.
     #[serde(default)]
     pub clients: SocketCounters,
-    /// Read commands completed, Compare and Verify among them.
+    /// Completed read commands, including Compare and Verify.
     pub host_reads: u64,
-    /// Write commands completed.
+    /// Completed write commands.
     pub host_writes: u64,
     /// Bytes read by the host.
     pub bytes_read: u64,
     /// Bytes written by the host.
     pub bytes_written: u64,
-    /// Entries ever made in the error log.
+    /// Entries made in the error log.
     pub errors: u64,
     /// Controller-level resets.
     pub resets: u64,
-    /// Queues that went from one worker to another.
+    /// Queue migrations between workers.
     #[serde(default)]
     pub moves: u64,
-    /// Queue pairs that were used, by ID; 0 is the admin queue.
+    /// Queue pairs in use, sorted by ID; 0 is the admin queue.
     pub queues: Vec<QueueCounters>,
-    /// Namespaces that have a direct path to a device.
+    /// Namespaces with a direct path to a device.
     #[serde(default)]
     pub direct: Vec<PathCounters>,
 }
@@ -89,32 +89,32 @@ pub struct QueueCounters {
     pub commands: u64,
     /// Completions posted.
     pub completions: u64,
-    /// Doorbells that came as messages.
+    /// Doorbells received as messages.
     pub mmio_doorbells: u64,
-    /// Doorbells that were found in memory.
+    /// Doorbells found in memory.
     pub shadow_doorbells: u64,
-    /// Times that EventIdx was armed.
+    /// Number of times that EventIdx was armed.
     pub arms: u64,
     /// Interrupts sent.
     pub interrupts: u64,
-    /// Cycles to send them.
+    /// Cycles spent to send interrupts.
     #[serde(default)]
     pub interrupt_cycles: Cycles,
-    /// The worker that it lives on.
+    /// Worker of the queue.
     #[serde(default)]
     pub worker: u64,
 }
 
-/// Cycles of one kind of work.
+/// Distribution of the cycles of one kind of work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Cycles {
-    /// How often it was done.
+    /// Number of measurements.
     pub count: u64,
     /// Sum, in cycles.
     pub total: u64,
-    /// Cycles each time, on average.
+    /// Average in cycles.
     pub average: f64,
-    /// The average as a time, in nanoseconds.
+    /// Average in nanoseconds.
     pub average_ns: f64,
     /// Median.
     pub p50: u64,
@@ -124,65 +124,65 @@ pub struct Cycles {
     pub p99: u64,
     /// 99.9th percentile.
     pub p999: u64,
-    /// The most.
+    /// Maximum.
     pub max: u64,
 }
 
 /// Counters of a namespace's direct path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PathCounters {
-    /// The namespace.
+    /// Namespace ID.
     pub nsid: u32,
-    /// The path of commands that come now.
+    /// Path of new commands.
     pub path: PathChoice,
-    /// One for each physical queue pair.
+    /// Physical queue pairs.
     pub lanes: Vec<LaneCounters>,
 }
 
 /// Counters of one physical queue pair's share for a namespace.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LaneCounters {
-    /// Commands that went to the device.
+    /// Commands passed to the device.
     pub commands: u64,
-    /// Commands that were refused before.
+    /// Commands refused before the device.
     pub refused: u64,
-    /// Commands that were larger than the device takes.
+    /// Commands split because they exceed the device's maximum transfer.
     pub split: u64,
-    /// Commands whose data was copied.
+    /// Commands whose data was copied through a bounce buffer.
     pub bounced: u64,
-    /// Bytes that were copied.
+    /// Bytes copied through a bounce buffer.
     pub bounced_bytes: u64,
-    /// To translate a command.
+    /// Cycles to translate a command.
     pub translate: Cycles,
-    /// To complete one.
+    /// Cycles to complete a command.
     pub complete: Cycles,
 }
 
-/// Counters of one vhost-user-blk export since it is served.
+/// Counters of a vhost-user-blk export since it was added.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VhostBlkCounters {
-    /// The disk's name.
+    /// Name of the disk.
     #[serde(default)]
     pub name: String,
-    /// Its socket.
+    /// Path of the socket.
     pub socket: String,
-    /// A front-end is there.
+    /// Whether a front-end is connected.
     pub connected: bool,
-    /// Who came there.
+    /// Counters of the socket.
     #[serde(default)]
     pub clients: SocketCounters,
-    /// Front-ends that connected.
+    /// Connections of front-ends.
     pub connections: u64,
-    /// Requests of an earlier process that were begun again.
+    /// Requests resubmitted after an earlier process ended.
     pub resubmitted: u64,
-    /// Queues that were used, by index.
+    /// Queues in use, sorted by index.
     pub queues: Vec<VhostBlkQueueCounters>,
 }
 
 /// Counters of one request queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VhostBlkQueueCounters {
-    /// Index.
+    /// Index of the queue.
     pub queue: usize,
     /// Requests fetched.
     pub requests: u64,
@@ -192,25 +192,25 @@ pub struct VhostBlkQueueCounters {
     pub bytes_written: u64,
     /// Requests that failed.
     pub errors: u64,
-    /// Times that the guest rang.
+    /// Notifications received from the guest.
     pub kicks: u64,
-    /// Times that the queue was armed.
+    /// Number of times that the queue was armed.
     pub arms: u64,
     /// Interrupts sent.
     pub notifications: u64,
 }
 
-/// Counters of one block device of the host.
+/// Counters of a block device of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UblkCounters {
-    /// The disk's name.
+    /// Name of the disk.
     #[serde(default)]
     pub name: String,
-    /// Its node.
+    /// Path of the device node.
     pub device: String,
-    /// Path or URL of its volume.
+    /// Path or URL of the volume.
     pub volume: String,
-    /// Requests and bytes, by queue.
+    /// Counters of each queue.
     pub queues: Vec<UblkQueueCounters>,
 }
 
@@ -231,25 +231,24 @@ pub struct UblkQueueCounters {
     pub discards: u64,
     /// Requests that failed.
     pub errors: u64,
-    /// Times that the queue's thread slept.
+    /// Number of times that the queue's thread slept.
     pub sleeps: u64,
 }
 
-/// What passed through one thread's io_uring, as of its last system call.
+/// Counters of a thread's io_uring, as of its last system call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RingCounters {
-    /// The thread that owns it.
+    /// Name of the thread.
     pub thread: String,
     /// Requests to files and block devices.
     pub requests: u64,
-    /// Operations that they took.
+    /// Operations needed for the requests.
     pub operations: u64,
-    /// Times that operations were handed to the kernel.
+    /// Batches of operations submitted to the kernel.
     pub batches: u64,
-    /// System calls: one for each batch, and those that fetch completions while there is nothing to
-    /// submit.
+    /// System calls: one for each batch, and those that only wait for completions.
     pub system_calls: u64,
-    /// Operations on memory that the kernel has pinned.
+    /// Operations on registered (pinned) memory.
     pub fixed: u64,
     /// Requests copied through a bounce buffer.
     pub bounced: u64,
@@ -258,15 +257,15 @@ pub struct RingCounters {
 /// Counters of one worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WorkerCounters {
-    /// Its thread.
+    /// Name of the thread.
     pub thread: String,
-    /// Times that it made no round for a second or longer.
+    /// Number of times that the worker made no round for a second or longer.
     pub stalls: u64,
-    /// The longest of them in milliseconds.
+    /// Longest stall in milliseconds.
     pub longest_stall_ms: u64,
-    /// It stands still now, and has for so long, in milliseconds; 0: it does not.
+    /// Duration of the present stall in milliseconds; 0 if there is none.
     pub stalled_ms: u64,
-    /// What it does, if it stands still.
+    /// Activity of the worker during the present stall.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub doing: Option<String>,
 }

@@ -1,29 +1,29 @@
-//! Why there is no good answer.
+//! Errors of the client.
 
 use std::fmt::{self, Display};
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-/// Why there is no good answer.
+/// Error of a request.
 #[derive(Debug)]
 pub enum ClientError {
-    /// No socket could be connected to: those that were tried.
+    /// No socket accepts connections; lists those that were tried.
     NotThere(Vec<(PathBuf, io::Error)>),
     /// The process behind the socket serves no control API.
     NotControl(PathBuf),
-    /// The process has refused the request.
+    /// The process refused the request.
     Refused {
-        /// The control socket.
+        /// Path of the control socket.
         path: PathBuf,
-        /// HTTP's status.
+        /// HTTP status.
         status: u16,
-        /// Why, in words.
+        /// Reason, as text.
         message: String,
     },
-    /// There was no answer in time.
+    /// No answer within the time limit.
     TimedOut(PathBuf),
-    /// The answer cannot be understood, or it ended before its end.
+    /// The answer is malformed or incomplete.
     Broken(PathBuf, String),
     /// A system call failed.
     System(io::Error),
@@ -60,37 +60,41 @@ impl Display for ClientError {
                 for (path, error) in tried {
                     write!(f, "{separator}{}: ", path.display())?;
                     match error.kind() {
-                        io::ErrorKind::NotFound => f.write_str("there is no control socket")?,
+                        io::ErrorKind::NotFound => f.write_str("no control socket exists here")?,
                         io::ErrorKind::ConnectionRefused if !is_socket(path) => {
-                            f.write_str("this is no socket")?;
+                            f.write_str("this is not a socket")?;
                         }
                         io::ErrorKind::ConnectionRefused => {
-                            f.write_str("the process that made this socket has ended")?;
+                            f.write_str("the process that created this socket has ended")?;
                         }
                         // Error of the standard library for a path that is too long.
                         io::ErrorKind::InvalidInput => {
-                            f.write_str("the path of a socket has at most 107 bytes")?;
+                            f.write_str(
+                                "the path is too long: the path of a socket has at most 107 bytes",
+                            )?;
                         }
                         io::ErrorKind::PermissionDenied => {
-                            f.write_str("this user may not connect to it")?;
+                            f.write_str(
+                                "permission denied; run as a user of its group, or as root",
+                            )?;
                         }
                         _ => write!(f, "{error}")?,
                     }
                     separator = "; ";
                 }
-                f.write_str(" (is vnvme running? --control PATH names its control socket)")
+                f.write_str(" (is vnvme running? Name its control socket with --control PATH)")
             }
             Self::NotControl(path) => write!(
                 f,
-                "{}: what listens there does not answer as a control socket does; is it the \
-                 socket of a disk?",
+                "{}: this socket does not answer like a control socket; it may be the socket of a \
+                 disk",
                 path.display()
             ),
             Self::Refused { message, .. } => f.write_str(message),
             Self::TimedOut(path) => write!(
                 f,
-                "{}: no answer in time (a process that starts answers when all that it serves is \
-                 open; its log says how far it is)",
+                "{}: no answer within the time limit. A starting process answers when all its \
+                 disks are open; see its log",
                 path.display()
             ),
             Self::Broken(path, why) => write!(f, "{}: {why}", path.display()),

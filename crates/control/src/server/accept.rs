@@ -191,7 +191,7 @@ impl Acceptor {
     }
 }
 
-/// Returns a non-blocking duplicate for tokio. The flag is shared with the original, whose owner
+/// Returns a non-blocking duplicate for tokio. The flag is shared with the original; its owner
 /// either requests non-blocking calls in each call, or makes none.
 fn duplicate(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let fd = fd.try_clone_to_owned()?;
@@ -231,8 +231,8 @@ async fn serve(stream: Stream, clock: Rc<Clock>, shared: Rc<Shared>, log: Rc<Log
             tracing::warn!(
                 %error,
                 left_out,
-                "a client of the control socket does not speak HTTP: a VMM connects to the socket \
-                 of its disk"
+                "a client of the control socket does not speak HTTP; connect VMMs to the socket \
+                 of a disk"
             );
         });
     }

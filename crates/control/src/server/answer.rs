@@ -172,7 +172,7 @@ async fn respond(
         refused
     })?;
     if route.access == Wants::Change && shared.access == Access::ReadOnly {
-        let message = "this socket is for questions: changes are asked for at the control socket";
+        let message = "this socket is read-only: send changes to the control socket";
         return Err(Refused::new(StatusCode::FORBIDDEN, message));
     }
     if route.body {
@@ -185,7 +185,10 @@ async fn respond(
         Run::Events => {
             let permit = shared.listeners.clone().try_acquire_owned();
             let permit = permit.map_err(|_| {
-                let message = format!("{MAX_LISTENERS} clients listen to events already");
+                let message = format!(
+                    "{MAX_LISTENERS} clients already listen to events, the \
+                                       maximum"
+                );
                 Refused::new(StatusCode::SERVICE_UNAVAILABLE, message)
             })?;
             let daemon = shared.daemon.clone();
@@ -242,7 +245,7 @@ async fn whole_body(mut body: Incoming) -> Result<Vec<u8>, Refused> {
 
 /// The daemon has panicked.
 fn bug() -> Refused {
-    let message = "this was ended by a bug: the log has more";
+    let message = "the request failed by a bug of vnvme: see its log";
     Refused::new(StatusCode::INTERNAL_SERVER_ERROR, message)
 }
 
@@ -254,7 +257,7 @@ async fn work(
     arguments: Arguments,
 ) -> Result<Reply, Refused> {
     let busy = || {
-        let message = format!("{MAX_CHANGES} changes are being made: ask again later");
+        let message = format!("{MAX_CHANGES} changes are in progress: retry later");
         Refused::new(StatusCode::SERVICE_UNAVAILABLE, message)
     };
     let limits = &shared.limits;

@@ -13,36 +13,37 @@ use serde_json::{Map, Value};
 
 type Outcome = Result<Reply, Error>;
 
-/// All disks, sorted by their names
+/// List disks
 #[utoipa::path(get, path = "/v1/disks", tag = "disks", responses(
-    (status = 200, body = Vec<Disk>, description = "The disks"),
-    (status = 503, body = ErrorBody, description = "The process is starting: ask again later"),
+    (status = 200, body = Vec<Disk>, description = "Disks, sorted by name"),
+    (status = 503, body = ErrorBody, description = "The process is starting: retry later"),
 ))]
 pub(super) fn list(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
     Reply::json(&daemon.disks()?)
 }
 
-/// A disk
+/// Show a disk
 #[utoipa::path(get, path = "/v1/disks/{name}", tag = "disks",
-    params(("name" = String, Path, description = "The disk's name")),
+    params(("name" = String, Path, description = "Name of the disk")),
     responses(
         (status = 200, body = Disk, description = "The disk"),
-        (status = 404, body = ErrorBody, description = "There is none of this name"),
+        (status = 404, body = ErrorBody, description = "No disk has this name"),
     ),
 )]
 pub(super) fn show(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     Reply::json(&daemon.disk(arguments.path("name"))?)
 }
 
-/// Serve a further disk
+/// Add a disk
 #[utoipa::path(post, path = "/v1/disks", tag = "disks", request_body = NewDisk, responses(
-    (status = 201, body = Disk, description = "It is served"),
+    (status = 201, body = Disk, description = "The disk was added"),
     (
         status = 400, body = ErrorBody,
-        description = "The table is wrong, or names something that is not there"
+        description = "The table is invalid, or names a missing file"
     ),
-    (status = 409, body = ErrorBody, description = "Its name, socket or volume is taken"),
-    (status = 500, body = ErrorBody, description = "It could not be opened for another reason"),
+    (status = 409, body = ErrorBody, description = "Name, socket or volume is in use"),
+    (status = 500, body = ErrorBody, description =
+        "The disk could not be opened for another reason"),
     (status = 501, body = ErrorBody, description = "This process cannot add disks"),
 ))]
 pub(super) fn add(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
@@ -50,17 +51,17 @@ pub(super) fn add(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     Ok(Reply::json(&daemon.add(kind, table)?)?.with(StatusCode::CREATED))
 }
 
-/// Stop serving a disk
+/// Remove a disk
 ///
-/// What is in flight ends first. Refused while a client is attached, unless it is forced.
+/// Outstanding commands complete first. Refused while a client is attached, except with `force`.
 #[utoipa::path(delete, path = "/v1/disks/{name}", tag = "disks",
     params(
-        ("name" = String, Path, description = "The disk's name"),
-        ("force" = Option<bool>, Query, description = "Also while a client is attached"),
+        ("name" = String, Path, description = "Name of the disk"),
+        ("force" = Option<bool>, Query, description = "Remove even while a client is attached"),
     ),
     responses(
-        (status = 204, description = "It is removed"),
-        (status = 404, body = ErrorBody, description = "There is none of this name"),
+        (status = 204, description = "The disk was removed"),
+        (status = 404, body = ErrorBody, description = "No disk has this name"),
         (status = 409, body = ErrorBody, description = "A client is attached"),
         (status = 501, body = ErrorBody, description = "This process cannot remove disks"),
     ),
@@ -89,23 +90,24 @@ pub(super) fn accept(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
 
 /// Add a namespace to a controller
 ///
-/// Its client sees it without a reset. The body is a table `[[controller.namespace]]` of the
-/// configuration file.
+/// The guest sees the namespace without a reset. The body is a table `[[controller.namespace]]` of
+/// the configuration file.
 #[utoipa::path(post, path = "/v1/disks/{name}/namespaces", tag = "namespaces",
-    params(("name" = String, Path, description = "The disk's name")),
+    params(("name" = String, Path, description = "Name of the disk")),
     request_body = Object,
     responses(
-        (status = 201, body = Namespace, description = "It is attached"),
+        (status = 201, body = Namespace, description = "The namespace was attached"),
         (
             status = 400, body = ErrorBody,
-            description = "The table is wrong, or names something that is not there"
+            description = "The table is invalid, or names a missing file"
         ),
-        (status = 404, body = ErrorBody, description = "There is no disk of this name"),
+        (status = 404, body = ErrorBody, description = "No disk has this name"),
         (
             status = 409, body = ErrorBody,
-            description = "The namespace ID or the volume is taken, or the disk is no controller"
+            description = "Namespace ID or volume is in use, or the disk is not a controller"
         ),
-        (status = 500, body = ErrorBody, description = "It could not be opened for another reason"),
+        (status = 500, body = ErrorBody, description =
+        "The volume could not be opened for another reason"),
         (status = 501, body = ErrorBody, description = "This process cannot attach namespaces"),
     ),
 )]
@@ -115,18 +117,18 @@ pub(super) fn attach(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     Ok(Reply::json(&namespace)?.with(StatusCode::CREATED))
 }
 
-/// Remove a namespace of a controller
+/// Detach a namespace from a controller
 ///
-/// What is in flight on it ends first; its client sees it without a reset.
+/// Outstanding commands of the namespace complete first; the guest sees the change without a reset.
 #[utoipa::path(delete, path = "/v1/disks/{name}/namespaces/{nsid}", tag = "namespaces",
     params(
-        ("name" = String, Path, description = "The disk's name"),
+        ("name" = String, Path, description = "Name of the disk"),
         ("nsid" = u32, Path, description = "Namespace ID"),
     ),
     responses(
-        (status = 204, description = "It is detached"),
-        (status = 404, body = ErrorBody, description = "There is no such disk or namespace"),
-        (status = 409, body = ErrorBody, description = "The disk is no controller"),
+        (status = 204, description = "The namespace was detached"),
+        (status = 404, body = ErrorBody, description = "No such disk or namespace"),
+        (status = 409, body = ErrorBody, description = "The disk is not a controller"),
         (status = 501, body = ErrorBody, description = "This process cannot detach namespaces"),
     ),
 )]
@@ -135,23 +137,22 @@ pub(super) fn detach(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     Ok(Reply::done())
 }
 
-/// Change the size of a namespace
+/// Resize a namespace
 ///
-/// Its volume, too, gets the size. The only namespace of a disk that is no controller has the
-/// ID 1.
+/// The volume is resized, too. The namespace of a vhost-user-blk or ublk disk has ID 1.
 #[utoipa::path(patch, path = "/v1/disks/{name}/namespaces/{nsid}", tag = "namespaces",
     params(
-        ("name" = String, Path, description = "The disk's name"),
+        ("name" = String, Path, description = "Name of the disk"),
         ("nsid" = u32, Path, description = "Namespace ID"),
     ),
     request_body = Resize,
     responses(
-        (status = 200, body = Namespace, description = "As it is then"),
-        (status = 400, body = ErrorBody, description = "The volume cannot have that size"),
-        (status = 404, body = ErrorBody, description = "There is no such disk or namespace"),
+        (status = 200, body = Namespace, description = "The namespace with its new size"),
+        (status = 400, body = ErrorBody, description = "The volume cannot have this size"),
+        (status = 404, body = ErrorBody, description = "No such disk or namespace"),
         (
             status = 409, body = ErrorBody,
-            description = "The volume's size is fixed, or a client is attached and it would shrink"
+            description = "The volume has a fixed size, or would shrink while a client is attached"
         ),
         (status = 501, body = ErrorBody, description = "This process cannot resize disks"),
     ),
@@ -162,22 +163,22 @@ pub(super) fn resize(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     Reply::json(&namespace)
 }
 
-/// Make what is served be what a configuration says
+/// Apply a configuration
 ///
-/// The body has what a configuration file has, as JSON. New disks are added, others removed or
-/// changed; if anything cannot be done, nothing is, and `refused` says why.
+/// The body is a configuration file as JSON. Disks are added, removed and changed until they match
+/// it. If any change is impossible, nothing is changed, and `refused` lists the reasons.
 #[utoipa::path(post, path = "/v1/apply", tag = "configuration",
-    params(("dry-run" = Option<bool>, Query, description = "Only tell what would be done")),
+    params(("dry-run" = Option<bool>, Query, description = "Only plan the changes")),
     request_body = Object,
     responses(
-        (status = 200, body = Plan, description = "What was done, or what cannot be"),
+        (status = 200, body = Plan, description = "Changes made or planned, or reasons for refusal"),
         (
             status = 400, body = ErrorBody,
-            description = "It is no configuration, or names something that is not there"
+            description = "The configuration is invalid, or names a missing file"
         ),
-        (status = 409, body = ErrorBody, description = "Something of it is taken"),
-        (status = 500, body = ErrorBody, description = "Something failed on the way"),
-        (status = 501, body = ErrorBody, description = "This process cannot apply one"),
+        (status = 409, body = ErrorBody, description = "A name, socket or volume is in use"),
+        (status = 500, body = ErrorBody, description = "A change failed midway"),
+        (status = 501, body = ErrorBody, description = "This process cannot apply configurations"),
     ),
 )]
 pub(super) fn apply(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
@@ -185,66 +186,67 @@ pub(super) fn apply(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     Reply::json(&daemon.apply(arguments.json()?, dry_run)?)
 }
 
-/// Read the configuration again, and apply it
+/// Reread and apply the configuration file
 #[utoipa::path(post, path = "/v1/reload", tag = "configuration", responses(
-    (status = 200, body = Plan, description = "What was done, or what cannot be"),
-    (status = 400, body = ErrorBody, description = "It cannot be read"),
-    (status = 501, body = ErrorBody, description = "The process was started without one"),
+    (status = 200, body = Plan, description = "Changes made, or reasons for refusal"),
+    (status = 400, body = ErrorBody, description = "The configuration file cannot be read"),
+    (status = 501, body = ErrorBody, description =
+        "The process was started without a configuration file"),
 ))]
 pub(super) fn reload(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
     Reply::json(&daemon.reload()?)
 }
 
-/// What is served now, as a configuration file
+/// Show the running configuration
 #[utoipa::path(get, path = "/v1/config", tag = "configuration", responses(
-    (status = 200, body = String, content_type = "application/toml", description = "TOML"),
-    (status = 501, body = ErrorBody, description = "This process cannot tell"),
+    (status = 200, body = String, content_type = "application/toml", description = "Configuration file"),
+    (status = 501, body = ErrorBody, description = "This process cannot export its configuration"),
 ))]
 pub(super) fn save(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
     Ok(Reply::text("application/toml", daemon.save()?))
 }
 
-/// Counters of everything
+/// Show all counters
 #[utoipa::path(get, path = "/v1/stats", tag = "counters", responses(
-    (status = 200, body = Stats, description = "As they are now"),
+    (status = 200, body = Stats, description = "Present counters"),
 ))]
 pub(super) fn stats(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
     Reply::json(&daemon.stats())
 }
 
-/// Counters for monitoring
+/// Show metrics in Prometheus' text format
 #[utoipa::path(get, path = "/metrics", tag = "counters", responses(
     (
         status = 200, body = String, content_type = "text/plain",
-        description = "Prometheus' text form"
+        description = "Prometheus' text format"
     ),
-    (status = 501, body = ErrorBody, description = "This program has none"),
+    (status = 501, body = ErrorBody, description = "This program is built without metrics"),
 ))]
 pub(super) fn metrics(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     Ok(Reply::text(kind, daemon.metrics()?))
 }
 
-/// The disks, for a browser
+/// Show the disks in a browser
 #[utoipa::path(get, path = "/", tag = "counters", responses(
-    (status = 200, body = String, content_type = "text/html", description = "A page"),
-    (status = 501, body = ErrorBody, description = "This program has none"),
+    (status = 200, body = String, content_type = "text/html", description = "HTML page"),
+    (status = 501, body = ErrorBody, description = "This program is built without the page"),
 ))]
 pub(super) fn page(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
     Ok(Reply::text("text/html; charset=utf-8", daemon.page()?))
 }
 
-/// This description
+/// Show this description
 #[utoipa::path(get, path = "/v1/openapi.json", tag = "about", responses(
-    (status = 200, body = Object, description = "An OpenAPI document"),
+    (status = 200, body = Object, description = "OpenAPI document"),
 ))]
 pub(super) fn openapi(_: &dyn Daemon, _: &Arguments) -> Outcome {
     Ok(Reply::text("application/json", openapi::document()))
 }
 
-/// Limits and weights of all volumes that have any
+/// List limits and weights of volumes
 #[utoipa::path(get, path = "/v1/limits", tag = "limits", responses(
-    (status = 200, body = Vec<VolumeLimits>, description = "As they are now"),
+    (status = 200, body = Vec<VolumeLimits>, description = "Volumes with limits or a weight"),
 ))]
 pub(super) fn list_limits(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
     Reply::json(&daemon.limits(&LimitChange::default())?)
@@ -252,10 +254,10 @@ pub(super) fn list_limits(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
 
 /// Change limits and weights
 #[utoipa::path(patch, path = "/v1/limits", tag = "limits", request_body = LimitChange, responses(
-    (status = 200, body = Vec<VolumeLimits>, description = "Of the volumes that were meant"),
-    (status = 400, body = ErrorBody, description = "It does not say what is to change"),
-    (status = 404, body = ErrorBody, description = "There is no such disk or volume"),
-    (status = 409, body = ErrorBody, description = "It has no limits or no weight"),
+    (status = 200, body = Vec<VolumeLimits>, description = "Selected volumes"),
+    (status = 400, body = ErrorBody, description = "The request selects no volume"),
+    (status = 404, body = ErrorBody, description = "No such disk or volume"),
+    (status = 409, body = ErrorBody, description = "A selected volume has no limits or no weight"),
 ))]
 pub(super) fn limits(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     let change: LimitChange = arguments.json()?;
@@ -263,20 +265,20 @@ pub(super) fn limits(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     Reply::json(&daemon.limits(&change)?)
 }
 
-/// What becomes of requests that fail, of all volumes
+/// List error policies of volumes
 #[utoipa::path(get, path = "/v1/on-error", tag = "errors", responses(
-    (status = 200, body = Vec<VolumeErrors>, description = "As it is now"),
+    (status = 200, body = Vec<VolumeErrors>, description = "Present policies and counters"),
 ))]
 pub(super) fn list_on_error(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
     Reply::json(&daemon.on_error(&ErrorChange::default())?)
 }
 
-/// Change what becomes of requests that fail, or resume a disk
+/// Change error policies, or resume a disk
 #[utoipa::path(patch, path = "/v1/on-error", tag = "errors", request_body = ErrorChange,
     responses(
-        (status = 200, body = Vec<VolumeErrors>, description = "Of the volumes that were meant"),
-        (status = 400, body = ErrorBody, description = "It does not say what is to change"),
-        (status = 404, body = ErrorBody, description = "There is no such disk or volume"),
+        (status = 200, body = Vec<VolumeErrors>, description = "Selected volumes"),
+        (status = 400, body = ErrorBody, description = "The request selects no volume"),
+        (status = 404, body = ErrorBody, description = "No such disk or volume"),
     ),
 )]
 pub(super) fn on_error(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
@@ -285,21 +287,21 @@ pub(super) fn on_error(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     Reply::json(&daemon.on_error(&change)?)
 }
 
-/// Paths of all namespaces that have a direct one to a device
+/// List paths of namespaces to devices
 #[utoipa::path(get, path = "/v1/paths", tag = "devices", responses(
-    (status = 200, body = Vec<PathState>, description = "As they are now"),
+    (status = 200, body = Vec<PathState>, description = "Namespaces with a direct path"),
 ))]
 pub(super) fn list_paths(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
     Reply::json(&daemon.path(&PathChange::default())?)
 }
 
-/// Change how namespaces reach a device
+/// Change paths of namespaces to devices
 #[utoipa::path(patch, path = "/v1/paths", tag = "devices", request_body = PathChange, responses(
-    (status = 200, body = Vec<PathState>, description = "Of the namespaces that were meant"),
-    (status = 400, body = ErrorBody, description = "It does not say whose"),
+    (status = 200, body = Vec<PathState>, description = "Selected namespaces"),
+    (status = 400, body = ErrorBody, description = "The request selects no namespace"),
     (
         status = 404, body = ErrorBody,
-        description = "There is no such disk, or it has no direct path"
+        description = "No such disk, or it has no direct path"
     ),
 ))]
 pub(super) fn paths(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
@@ -308,26 +310,26 @@ pub(super) fn paths(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     Reply::json(&daemon.path(&change)?)
 }
 
-/// How the disks of subsystems reach the groups of their namespaces
+/// List ANA states of disks in subsystems
 #[utoipa::path(get, path = "/v1/ana", tag = "namespaces", responses(
-    (status = 200, body = Vec<AnaStatus>, description = "As they are now"),
+    (status = 200, body = Vec<AnaStatus>, description = "Present states"),
 ))]
 pub(super) fn list_ana(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
     Reply::json(&daemon.ana(&AnaChange::default())?)
 }
 
-/// Change how a disk of a subsystem reaches a group of its namespaces
+/// Change ANA states of a disk
 ///
-/// Its host is told. Commands that came before end as they would have; the answer comes when
-/// there are none left that the new state would have refused.
+/// The disk's host is notified. Outstanding commands complete as before; the answer follows when no
+/// command remains that the new state refuses.
 #[utoipa::path(patch, path = "/v1/ana", tag = "namespaces", request_body = AnaChange, responses(
-    (status = 200, body = Vec<AnaStatus>, description = "Of the groups that were meant"),
-    (status = 400, body = ErrorBody, description = "It does not say whose"),
-    (status = 404, body = ErrorBody, description = "There is no such disk, or no such group"),
+    (status = 200, body = Vec<AnaStatus>, description = "Selected groups"),
+    (status = 400, body = ErrorBody, description = "The request names no disk"),
+    (status = 404, body = ErrorBody, description = "No such disk or group"),
     (status = 409, body = ErrorBody, description = "The disk is in no subsystem"),
     (
         status = 500, body = ErrorBody,
-        description = "The state has changed, and commands that came before do not end"
+        description = "The state was changed, and outstanding commands of before do not complete"
     ),
 ))]
 pub(super) fn ana(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
@@ -336,65 +338,65 @@ pub(super) fn ana(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     Reply::json(&daemon.ana(&change)?)
 }
 
-/// Devices below
+/// List devices below volumes
 #[utoipa::path(get, path = "/v1/devices", tag = "devices", responses(
-    (status = 200, body = Vec<DeviceStatus>, description = "As they are now"),
+    (status = 200, body = Vec<DeviceStatus>, description = "Present states"),
 ))]
 pub(super) fn list_devices(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
     Reply::json(&daemon.stats().devices)
 }
 
-/// Shut a device down
+/// Suspend a device
 ///
-/// For a reset, loss of power or new firmware: its guests' commands wait until it is resumed.
+/// For a reset, power loss or firmware update: commands of its guests wait until it is resumed.
 #[utoipa::path(post, path = "/v1/devices/{address}/suspend", tag = "devices",
     params(("address" = String, Path, description = "PCI address, or the device's URL")),
     responses(
-        (status = 200, body = DeviceStatus, description = "As it is then"),
-        (status = 404, body = ErrorBody, description = "There is no such device"),
-        (status = 409, body = ErrorBody, description = "It is suspended, or gone"),
+        (status = 200, body = DeviceStatus, description = "State of the device"),
+        (status = 404, body = ErrorBody, description = "No such device"),
+        (status = 409, body = ErrorBody, description = "The device is already suspended, or gone"),
     ),
 )]
 pub(super) fn suspend(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     Reply::json(&daemon.suspend(arguments.path("address"))?)
 }
 
-/// Bring a suspended device up again
+/// Resume a suspended device
 ///
-/// The commands that wait are repeated.
+/// Waiting commands are repeated.
 #[utoipa::path(post, path = "/v1/devices/{address}/resume", tag = "devices",
     params(("address" = String, Path, description = "PCI address, or the device's URL")),
     responses(
-        (status = 200, body = DeviceStatus, description = "As it is then"),
-        (status = 404, body = ErrorBody, description = "There is no such device"),
-        (status = 409, body = ErrorBody, description = "It is not suspended, or gone"),
+        (status = 200, body = DeviceStatus, description = "State of the device"),
+        (status = 404, body = ErrorBody, description = "No such device"),
+        (status = 409, body = ErrorBody, description = "The device is not suspended, or gone"),
     ),
 )]
 pub(super) fn resume(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     Reply::json(&daemon.resume(arguments.path("address"))?)
 }
 
-/// Have another version take the place of this process
+/// Replace this process by the binary now installed at its path
 ///
-/// The program that is now where this one was found: clients of its disks notice a pause. The
-/// connection ends then without an answer. From `/v1/stats`, asked anew, follows how it went:
-/// `measured.process` has `ready`, and `last_end`.
+/// Clients of the disks notice a pause. A successful upgrade closes the connection without an
+/// answer. The result is in `measured.process` of `/v1/stats`: fields `ready` and `last_end`.
 #[utoipa::path(post, path = "/v1/upgrade", tag = "configuration", responses(
-    (status = 409, body = ErrorBody, description = "The program there does not fit, or there is none"),
-    (status = 501, body = ErrorBody, description = "Nobody keeps this process's disks meanwhile"),
+    (status = 409, body = ErrorBody, description =
+        "The installed program cannot replace this one, or is missing"),
+    (status = 501, body = ErrorBody, description = "No keeper holds the disks of this process"),
 ))]
 pub(super) fn upgrade(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
     match daemon.upgrade()? {}
 }
 
-/// What happens, as it happens
+/// Stream events
 ///
-/// Server-sent events: the name of each is its kind, its data an `Event`. One that says `lost`
-/// has the number of events that this client was too slow for.
+/// Server-sent events: the event's name is its kind, its data an `Event`. An event `lost` has the
+/// number of events that this client was too slow for.
 #[utoipa::path(get, path = "/v1/events", tag = "events", responses(
     (status = 200, body = crate::api::Event, content_type = "text/event-stream",
-        description = "Until one of both ends it"),
-    (status = 503, body = ErrorBody, description = "Too many clients listen"),
+        description = "Stream that ends with the client or the process"),
+    (status = 503, body = ErrorBody, description = "Too many clients listen to events"),
 ))]
-#[allow(dead_code)] // The server answers it itself; this is its description.
+#[allow(dead_code)] // The server answers these requests itself.
 pub(super) fn events() {}

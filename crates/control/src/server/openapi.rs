@@ -8,7 +8,7 @@ use utoipa::OpenApi;
     info(
         title = "vnvme",
         version = "1",
-        description = "How a running vnvme is managed, on its control socket. Fields and \
+        description = "Management of a running vnvme through its control socket. Fields and \
                        resources may be added within a version.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
     ),

@@ -95,7 +95,7 @@ impl Arguments {
     pub(super) fn nsid(&self) -> Result<u32, Error> {
         let text = self.path("nsid");
         let number = text.parse().ok().filter(|nsid| *nsid > 0);
-        number.ok_or_else(|| Error::invalid(format!("\"{text}\" is no namespace ID")))
+        number.ok_or_else(|| Error::invalid(format!("\"{text}\" is not a namespace ID")))
     }
 
     /// A switch of the query, off if it is not there.
@@ -263,7 +263,7 @@ pub(super) fn find(method: &str, uri: &Uri) -> Result<(&'static Route, Arguments
     }
     let path = uri.path();
     if allow.is_empty() {
-        let message = format!("there is nothing at {path}; /v1/openapi.json says what there is");
+        let message = format!("no resource at {path}; /v1/openapi.json describes all resources");
         return Err(Error::not_found(message).into());
     }
     let allow = allow.join(", ");
@@ -276,7 +276,7 @@ pub(super) fn find(method: &str, uri: &Uri) -> Result<(&'static Route, Arguments
 
 fn decode(text: &str) -> Result<String, Error> {
     let decoded = percent_decode_str(text).decode_utf8();
-    let decoded = decoded.map_err(|_| Error::invalid("the address is no UTF-8"))?;
+    let decoded = decoded.map_err(|_| Error::invalid("the address is not UTF-8"))?;
     Ok(decoded.into_owned())
 }
 
@@ -308,7 +308,7 @@ fn query(uri: &Uri, known: &[&str]) -> Result<Vec<(String, String)>, Error> {
                 [] => "none".to_owned(),
                 names => names.join(", "),
             };
-            let message = format!("\"{name}\" is unknown behind the \"?\" here; known: {known}");
+            let message = format!("unknown query parameter \"{name}\"; known are {known}");
             return Err(Error::invalid(message));
         }
         Ok((name.to_owned(), decode(value)?))
@@ -340,9 +340,9 @@ mod tests {
         assert_eq!(found("GET", "/").unwrap().0, "/");
         for (method, uri, word) in [
             ("GET", "/v1", "/v1/openapi.json"),
-            ("GET", "/v1/disks/", "nothing"),
-            ("GET", "/v1/disks/a/b", "nothing"),
-            ("GET", "//v1/disks", "nothing"),
+            ("GET", "/v1/disks/", "no resource"),
+            ("GET", "/v1/disks/a/b", "no resource"),
+            ("GET", "//v1/disks", "no resource"),
             ("GET", "/v1/disks/%ff", "UTF-8"),
             ("GET", "/v1/stats?pretty", "pretty"),
             ("DELETE", "/v1/disks/a?forec=true", "force"),

@@ -214,11 +214,7 @@ impl Controller {
             return;
         }
         if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
-            tracing::error!(
-                left_out,
-                what,
-                "the controller has failed by a defect of its program"
-            );
+            tracing::error!(left_out, what, "controller failed: a bug of vnvme");
         }
         self.capture(what);
         self.fail();

@@ -26,7 +26,7 @@ pub enum RestoreError {
         version: u32,
     },
     /// The configured disk differs from the one that the host uses.
-    #[error("the host knows a disk with {what} {before}, configured is {now}")]
+    #[error("the guest was shown a disk with {what} {before}, but {now} is configured")]
     Differs {
         /// Name of the property that differs.
         what: &'static str,
@@ -39,7 +39,7 @@ pub enum RestoreError {
     #[error("the host knows namespace {0}, which is not configured")]
     NoNamespace(u32),
     /// A file descriptor of the previous process was not kept or is lost.
-    #[error("{what} was not kept")]
+    #[error("restart state: {what} is missing")]
     NotKept {
         /// Name of the file descriptor.
         what: &'static str,

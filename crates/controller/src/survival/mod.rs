@@ -104,7 +104,7 @@ impl Survival {
     fn lose(&mut self, error: &StateError) {
         self.control.withdraw();
         if !std::mem::replace(&mut self.lost, true) {
-            tracing::error!(%error, "from now on the disk ends with this process");
+            tracing::error!(%error, "the disk no longer survives this process");
         }
     }
 

@@ -24,7 +24,7 @@ impl Shared {
             tracing::debug!(%error, "shutdown");
         }
         if let Err(error) = control.disable(&*self.transport) {
-            tracing::error!(%error, "the device cannot be suspended and is given up");
+            tracing::error!(%error, "the device cannot be suspended; giving it up");
             self.give_up(&mut control);
             return Err(Error::Gone);
         }
@@ -55,7 +55,7 @@ impl Shared {
     }
 
     /// Refuses new commands, lets outstanding ones end within `limit`, then shuts the controller
-    /// down. Returns whether all of them ended by themselves; the remaining ones fail as gone.
+    /// down. Returns whether all of them ended by themselves; the remaining ones fail as lost.
     pub fn release(&self, limit: Duration) -> bool {
         {
             let _control = self.lock();

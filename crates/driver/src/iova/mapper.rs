@@ -518,7 +518,7 @@ impl Mapper {
                     iova = format_args!("{:#x}", region.iova),
                     len = region.len,
                     %error,
-                    "memory could not be taken from the device and is not used again"
+                    "memory could not be unmapped from the device; it is not used again"
                 );
                 let keep = std::mem::replace(&mut region.keep, Keep::Promised);
                 std::mem::forget(keep);

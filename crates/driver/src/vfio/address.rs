@@ -19,7 +19,7 @@ pub struct Bdf {
 
 /// Error for a text that is not a PCI address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no PCI address; they look like 0000:44:00.0 (see lspci -D)")]
+#[error("{0:?} is not a PCI address like 0000:44:00.0 (see lspci -D)")]
 pub struct BadAddress(String);
 
 impl fmt::Display for Bdf {

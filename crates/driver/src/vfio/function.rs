@@ -86,7 +86,7 @@ impl Vfio {
         }
         let controller = |class: u32| class >> 8 == pci::CLASS_CODE >> 8;
         if !pci.class().is_some_and(controller) {
-            let what = "is no NVMe controller";
+            let what = "is not an NVMe controller";
             return Err(VfioError::Unsuitable { bdf, what });
         }
         let group = pci.group().ok_or(VfioError::NoIommu { bdf })?;

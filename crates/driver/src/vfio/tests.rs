@@ -44,7 +44,7 @@ fn each_step_towards_a_usable_device_has_its_own_words() {
     assert!(refusal(root).contains("belongs to the kernel's driver nvme"));
     bind(root, "vfio-pci");
     fs::write(device.join("class"), "0x010601\n").unwrap();
-    assert!(refusal(root).contains("is no NVMe controller"));
+    assert!(refusal(root).contains("is not an NVMe controller"));
     fs::write(device.join("class"), "0x010802\n").unwrap();
     assert!(refusal(root).contains("is in no IOMMU group"));
     let group = root.join("kernel/iommu_groups/4");

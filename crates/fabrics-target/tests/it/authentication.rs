@@ -83,7 +83,7 @@ fn others_are_refused_and_told_why() {
         (
             HOST_NQN,
             Some(secrets(OTHER, None)),
-            "the controller says: authentication failed",
+            "the controller reports: authentication failed",
         ),
         (
             HOST_NQN,
@@ -104,7 +104,7 @@ fn others_are_refused_and_told_why() {
     // One that wants to know who it speaks to, and a target that need not say so.
     let anybody = Served::new(Setup::memory(1 << 20));
     let said = open(&anybody, HOST_NQN, Some(secrets(HOST, Some(SUBSYSTEM)))).unwrap_err();
-    assert!(said.contains("does not prove who it is"), "{said}");
+    assert!(said.contains("does not authenticate itself"), "{said}");
     open(&anybody, HOST_NQN, Some(secrets(HOST, None))).unwrap();
 }
 

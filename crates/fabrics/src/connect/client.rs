@@ -88,7 +88,7 @@ impl Client {
     /// Returns the socket, in blocking mode, for another user. No command may be outstanding.
     pub(crate) fn into_fd(self) -> Result<OwnedFd, Trouble> {
         if !self.received.is_empty() {
-            return Err(Trouble::Unusable("it says more than it was asked for"));
+            return Err(Trouble::Unusable("the reply is longer than requested"));
         }
         Ok(self.conversation.into_blocking()?)
     }
@@ -228,7 +228,7 @@ impl Client {
                     corrupt,
                 } => {
                     if corrupt {
-                        break Err(Trouble::Unusable("data whose digest does not match"));
+                        break Err(Trouble::Unusable("data with a wrong digest"));
                     }
                     self.last_sqhd = completion.sqhd.get();
                     self.ended(cid, completion);

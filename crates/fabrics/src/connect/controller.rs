@@ -453,7 +453,7 @@ impl Facts {
             || other.max_zeroed < self.max_zeroed
             || other.max_deallocated < self.max_deallocated
         {
-            Some("it takes shorter commands only")
+            Some("the controller's maximum command is too short")
         } else if other.atomic.unit() < self.atomic.unit() {
             Some("fewer of its writes are atomic")
         } else {

@@ -100,7 +100,7 @@ pub enum ConnectError {
         error: io::Error,
     },
     /// The controller has other properties than the previous one, or than that of another portal.
-    #[error("{portal}: is not what it was before: {what}")]
+    #[error("{portal}: the namespace has changed: {what}")]
     Changed {
         /// Address of the portal.
         portal: String,

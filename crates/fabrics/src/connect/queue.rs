@@ -133,14 +133,14 @@ fn connect(client: &mut Client, portal: &Portal, queue: Queue) -> Result<Connect
         (true, Some(secrets)) => authenticate(client, portal, secrets)?,
         (true, None) => {
             return Err(Trouble::Unusable(
-                "it wants the host to authenticate itself (DH-HMAC-CHAP), for which there is no \
-                 secret (dhchap-secret-file)",
+                "the controller requires DH-HMAC-CHAP authentication; give the host's secret with \
+                 dhchap-secret-file",
             ));
         }
         (false, Some(secrets)) if secrets.controller.is_some() => {
             return Err(Trouble::Unusable(
-                "it does not prove who it is (DH-HMAC-CHAP), although there is a secret for that \
-                 (dhchap-ctrl-secret-file)",
+                "the controller does not authenticate itself (DH-HMAC-CHAP), as \
+                 dhchap-ctrl-secret-file requires",
             ));
         }
         (false, _) => {}

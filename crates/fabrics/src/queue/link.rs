@@ -73,7 +73,7 @@ pub(super) enum Broken {
     Terminated(Terminated),
     #[error("no answer to a command for {0:?}")]
     TimeOut(Duration),
-    #[error("a request was given up that was being sent or received")]
+    #[error("a request was cancelled while it was sent or received")]
     GivenUp,
     #[error("its association has ended")]
     Association,
@@ -98,7 +98,7 @@ impl Broken {
             Self::Violation(_) => "the controller breaks the protocol",
             Self::Terminated(_) => "the controller ends the connection",
             Self::TimeOut(_) => "a command was not answered in time",
-            Self::GivenUp => "a request was given up that was being sent or received",
+            Self::GivenUp => "a request was cancelled while it was sent or received",
             Self::Association => "its association has ended",
         }
     }

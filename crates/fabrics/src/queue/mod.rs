@@ -533,7 +533,7 @@ impl FabricsQueue {
         if !self.parents.is_empty() && self.ending.is_over(answered) {
             let subsystem = &self.shared.subsystem;
             let unfinished = self.parents.len();
-            tracing::error!("{subsystem}: does not answer; {unfinished} requests are given up");
+            tracing::error!("{subsystem}: no answer; cancelling {unfinished} requests");
             if !self.info.read_only {
                 self.ending.give_up(&self.info.description);
             }

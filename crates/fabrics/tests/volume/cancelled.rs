@@ -39,7 +39,7 @@ fn a_write_that_was_given_up_goes_before_all_that_follows() {
         assert_eq!(worker.wait(1)[0].result, Ok(()));
         assert_eq!(worker.read(0, 4096).unwrap(), [2; 4096]);
         if len > 4096 {
-            assert_eq!(worker.read(4096, 4096).unwrap(), [1; 4096], "what it was");
+            assert_eq!(worker.read(4096, 4096).unwrap(), [1; 4096], "has changed");
         }
     }
 }

@@ -62,7 +62,7 @@ impl Server {
                 "an IPv6 address ends with a bracket: nbd://[::1]:10809/EXPORT".to_owned()
             }
             HostPortError::Port(text) => {
-                format!("\"{text}\" is no port: a number from 1 to 65535 follows the host")
+                format!("\"{text}\" is not a port: a number from 1 to 65535 follows the host")
             }
         })?;
         let HostPort { host, port } = place;
@@ -121,9 +121,9 @@ mod tests {
         for (text, why) in [
             ("", "names the server's host"),
             (":1/x", "names the server's host"),
-            ("host:0/x", "no port"),
-            ("host:99999", "no port"),
-            ("host:nbd", "no port"),
+            ("host:0/x", "not a port"),
+            ("host:99999", "not a port"),
+            ("host:nbd", "not a port"),
             ("[::1", "bracket"),
             ("host/%", "hexadecimal"),
             ("host/%0", "hexadecimal"),

@@ -42,7 +42,7 @@ fn run(shared: &Shared, inbox: &Weak<Inbox>, link: usize, mut failures: u32) {
                 failures = failures.saturating_add(1);
                 if said.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
                     said = Some(Instant::now());
-                    tracing::warn!("{error}; trying again until it answers");
+                    tracing::warn!("{error}; retrying until it answers");
                 }
             }
         }

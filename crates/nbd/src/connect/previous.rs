@@ -23,9 +23,9 @@ const CHUNK: usize = 64 << 10;
 pub enum PreviousError {
     /// The server does not close its side.
     #[error(
-        "{server}: has not closed {open} connections of the previous process after {waited:.1?}: \
-         what it does late would undo what is written now; try again when it answers \
-         (--previous-timeout waits longer)"
+        "{server}: {open} connections of the previous process are still open after {waited:.1?}: \
+         late requests would undo newer writes; retry when the server answers, or raise \
+         --previous-timeout"
     )]
     Open {
         /// Name of the server.
@@ -91,7 +91,7 @@ pub fn end_previous(
         if let Some(waited) = log.due() {
             tracing::warn!(
                 "{server}: waiting for the last requests of the previous process: {} connections \
-                 are not closed (for {waited:.1?} so far, {limit:.0?} at most)",
+                 are open (for {waited:.1?}, at most {limit:.0?})",
                 open.len()
             );
         }

@@ -37,7 +37,7 @@ pub enum ConnectError {
         error: io::Error,
     },
     /// The export has changed since the connection broke.
-    #[error("{server}: is not what it was before: {what}")]
+    #[error("{server}: the export has changed: {what}")]
     Changed {
         /// Address of the server.
         server: String,

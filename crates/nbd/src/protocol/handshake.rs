@@ -47,7 +47,7 @@ pub enum HandshakeError {
     #[error("the handshake ended early: {0}")]
     Io(io::Error),
     /// The peer is not an NBD server.
-    #[error("what answers is no NBD server")]
+    #[error("not an NBD server")]
     NotNbd,
     /// The server uses the oldstyle handshake of before 2011.
     #[error("the server speaks only the oldstyle or unfixed handshake of NBD")]
@@ -79,7 +79,7 @@ pub enum HandshakeError {
         text: String,
     },
     /// The name of the export is too long for the protocol.
-    #[error("names of exports have at most 4096 bytes")]
+    #[error("the name of the export is longer than 4096 bytes")]
     LongName,
 }
 
@@ -168,7 +168,7 @@ fn reply(stream: &mut impl Read, option: u32) -> Result<(u32, Vec<u8>), Handshak
         return violation("a reply to an option is too short");
     };
     if magic != OPTION_REPLY || of != option {
-        return violation("what comes is no reply to the option that was sent");
+        return violation("unexpected reply to an option");
     }
     if len > LONGEST_REPLY {
         return violation("a reply to an option is too long");
@@ -272,7 +272,7 @@ fn describe(
 ) -> Result<Export, HandshakeError> {
     let (minimum, preferred, maximum) = sizes.unwrap_or((512, 4096, DEFAULT_MAXIMUM));
     if !minimum.is_power_of_two() || minimum > LARGEST_MINIMUM {
-        return violation("its smallest block is no power of two up to 64 KiB");
+        return violation("its minimum block size is not a power of two up to 64 KiB");
     }
     if maximum < minimum {
         return violation("its largest block is smaller than its smallest");

@@ -37,19 +37,19 @@ pub enum Violation {
         len: u32,
     },
     /// Data outside the requested range, or for a request that reads no data.
-    #[error("data outside of what was asked for")]
+    #[error("data outside the requested range")]
     Range,
     /// Data that overlaps data received earlier.
-    #[error("data that has come before")]
+    #[error("data that was already received")]
     Twice,
     /// Data in more separate ranges than any server has a reason for.
-    #[error("the data of a read comes in too many pieces, out of order")]
+    #[error("the data of a read arrives in too many pieces out of order")]
     Scattered,
     /// A read ended before all of its data was received.
-    #[error("a read is said to be complete, of which bytes are missing")]
+    #[error("a read was reported as complete with bytes missing")]
     Incomplete,
     /// More error chunks than allowed.
-    #[error("errors without end for one request")]
+    #[error("too many errors for one request")]
     Errors,
 }
 

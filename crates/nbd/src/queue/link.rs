@@ -81,7 +81,7 @@ pub(super) enum Broken {
     Violation(crate::protocol::Violation),
     #[error("no answer to a request for {0:?}")]
     TimeOut(Duration),
-    #[error("a request was given up that was being sent or received")]
+    #[error("a request was cancelled while it was sent or received")]
     GivenUp,
 }
 

@@ -336,7 +336,7 @@ impl NbdQueue {
         if !self.parents.is_empty() && self.ending.is_over(answered) {
             let server = &self.shared.server;
             let unfinished = self.parents.len();
-            tracing::error!("{server}: does not answer; {unfinished} requests are given up");
+            tracing::error!("{server}: no answer; cancelling {unfinished} requests");
             if !self.info.read_only {
                 self.ending.give_up(&self.info.description);
             }

@@ -39,13 +39,11 @@ const OFFSET_BITS: u32 = 56;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // Each variant's message says what it is.
 pub enum FormatError {
-    #[error("is no qcow2 image")]
+    #[error("is not a qcow2 image")]
     Magic,
     #[error("ends within its header")]
     Short,
-    #[error(
-        "is an image of version {0}, and versions 2 and 3 are known; convert it with: qemu-img convert -O qcow2"
-    )]
+    #[error("is an image of unsupported version {0}; convert it with: qemu-img convert -O qcow2")]
     Version(u32),
     #[error("has clusters of 2^{0} bytes; from 512 bytes to 2 MiB are possible")]
     ClusterBits(u32),
@@ -53,13 +51,13 @@ pub enum FormatError {
     Encrypted,
     #[error("needs a feature that is not supported: {0}")]
     Feature(&'static str),
-    #[error("needs the feature of bit {0}, which is not known here")]
+    #[error("needs the unknown feature of bit {0}")]
     UnknownFeature(u32),
     #[error("is compressed in a way that is not supported ({}); convert it with: qemu-img convert -O qcow2 -o compression_type=zlib", compression(*.0))]
     Compression(u8),
     #[error("has refcounts of 2^{0} bits; up to 64 bits are possible")]
     RefcountOrder(u32),
-    #[error("has a header of {0} bytes, which does not fit")]
+    #[error("has a header of invalid length {0}")]
     HeaderLength(u32),
     #[error("has a header extension that does not end within the first cluster")]
     Extension,
@@ -67,17 +65,17 @@ pub enum FormatError {
         "names its backing file in {len} bytes from byte {offset} on, which is not in the first cluster or longer than 1023 bytes"
     )]
     BackingName { offset: u64, len: u32 },
-    #[error("names its backing file in bytes that are no UTF-8")]
+    #[error("names its backing file in bytes that are not UTF-8")]
     BackingText,
-    #[error("has a size of {0} bytes: no disk has that")]
+    #[error("has an impossible size of {0} bytes")]
     Size(u64),
-    #[error("has an L1 table of {entries} entries, and its size needs {needed}")]
+    #[error("has an L1 table of {entries} entries instead of the {needed} that its size needs")]
     L1Short { entries: u32, needed: u64 },
     #[error("has an L1 table of {0} entries, which is more than 32 MiB")]
     L1Long(u32),
     #[error("has a refcount table of {0} clusters, which is more than 8 MiB, or none")]
     Reftable(u32),
-    #[error("has its {what} at byte {offset}, where no cluster begins")]
+    #[error("has its {what} at byte {offset}, not at the start of a cluster")]
     Place { what: &'static str, offset: u64 },
     #[error(
         "is marked as corrupt: repair it with qemu-img check -r all, or serve it with read-only=on"
@@ -453,7 +451,7 @@ mod tests {
     fn what_is_not_supported_is_refused_in_words() {
         let word = |at, value: &[u8]| with(at, value).unwrap_err().to_string();
         for (at, value, expected) in [
-            (0, &b"QED\0"[..], "no qcow2 image"),
+            (0, &b"QED\0"[..], "not a qcow2 image"),
             (4, &4u32.to_be_bytes(), "version 4"),
             (20, &8u32.to_be_bytes(), "2^8 bytes"),
             (20, &22u32.to_be_bytes(), "2^22 bytes"),
@@ -464,11 +462,11 @@ mod tests {
             (104, &[1], "zstd"),
             (104, &[7], "type 7"),
             (96, &7u32.to_be_bytes(), "2^7 bits"),
-            (100, &100u32.to_be_bytes(), "header of 100 bytes"),
-            (100, &(1u32 << 17).to_be_bytes(), "does not fit"),
+            (100, &100u32.to_be_bytes(), "invalid length 100"),
+            (100, &(1u32 << 17).to_be_bytes(), "invalid length"),
             (24, &0u64.to_be_bytes(), "size of 0"),
-            (24, &u64::MAX.to_be_bytes(), "no disk"),
-            (36, &1u32.to_be_bytes(), "needs 2"),
+            (24, &u64::MAX.to_be_bytes(), "impossible size"),
+            (36, &1u32.to_be_bytes(), "instead of the 2"),
             (36, &u32::MAX.to_be_bytes(), "more than 32 MiB"),
             (40, &0x30100u64.to_be_bytes(), "L1 table at byte"),
             (40, &0u64.to_be_bytes(), "L1 table at byte 0"),

@@ -68,9 +68,9 @@ fn backing_files_are_opened_where_that_is_allowed() {
         );
     }
     for (name, word) in [
-        ("nbd://host/x", "no file"),
-        ("json:{}", "no file"),
-        ("rbd:pool/x", "no file"),
+        ("nbd://host/x", "not a regular file"),
+        ("json:{}", "not a regular file"),
+        ("rbd:pool/x", "not a regular file"),
         ("gone", "cannot be found"),
     ] {
         with_backing(&disk, name, "raw");

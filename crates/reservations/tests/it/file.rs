@@ -110,7 +110,7 @@ fn a_file_belongs_to_one_process() {
     let (file, ..) = open(&path, BOOT).unwrap();
     let error = open(&path, BOOT).unwrap_err().to_string();
     assert!(
-        error.contains("file: another process keeps reservations there"),
+        error.contains("file: another process uses this reservation file"),
         "{error}"
     );
     // The next process waits.
@@ -159,7 +159,7 @@ fn what_is_no_such_file_is_refused_in_words_and_left_alone() {
         assert_eq!(fs::read(path(name)).ok(), before);
     };
     fs::create_dir(path("folder")).unwrap();
-    refused("folder", "this is no file");
+    refused("folder", "not a regular file");
     rustix::fs::mknodat(
         rustix::fs::CWD,
         path("fifo"),
@@ -170,16 +170,13 @@ fn what_is_no_such_file_is_refused_in_words_and_left_alone() {
     .unwrap();
     refused_fifo(&path("fifo"));
     fs::write(path("empty"), "").unwrap();
-    refused("empty", "it has 0 bytes, and they have 32768");
+    refused("empty", "it has 0 bytes instead of 32768");
     fs::write(path("disk"), vec![0; 1 << 20]).unwrap();
     refused("disk", "it has 1048576 bytes");
     fs::write(path("zeroes"), vec![0; 2 * SLOT]).unwrap();
-    refused(
-        "zeroes",
-        "nothing was written there; nothing was written there",
-    );
+    refused("zeroes", "nothing was written; nothing was written");
     fs::write(path("noise"), vec![0xa5; 2 * SLOT]).unwrap();
-    refused("noise", "this is no state of reservations");
+    refused("noise", "not a reservation state");
     fs::create_dir(path("no")).unwrap();
     let error = open(&path("no/such/file"), BOOT).unwrap_err().to_string();
     assert!(error.contains("No such file"), "{error}");
@@ -197,7 +194,7 @@ fn what_is_no_such_file_is_refused_in_words_and_left_alone() {
 /// Checks that opening a FIFO is refused without waiting for a reader.
 fn refused_fifo(path: &Path) {
     let error = open(path, BOOT).unwrap_err().to_string();
-    assert!(error.contains("this is no file"), "{error}");
+    assert!(error.contains("not a regular file"), "{error}");
 }
 
 /// Checks that a program that cannot read the newest state does not fall back to the older state in
@@ -223,10 +220,7 @@ fn an_older_program_does_not_go_back_to_an_older_state() {
         image[length - 4..length].copy_from_slice(&crc.to_le_bytes());
         fs::write(&path, bytes).unwrap();
         let error = open(&path, BOOT).unwrap_err().to_string();
-        assert!(
-            error.contains("version 2, which a newer program"),
-            "{error}"
-        );
+        assert!(error.contains("version 2 of a newer program"), "{error}");
     }
 }
 

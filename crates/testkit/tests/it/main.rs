@@ -6,3 +6,4 @@ mod dependencies;
 mod gate;
 mod ignored;
 mod named_paths;
+mod words;

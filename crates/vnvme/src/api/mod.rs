@@ -46,7 +46,7 @@ pub struct ControlSocket(Server);
 
 impl ControlSocket {
     /// Listens, if there is a path for the control socket. Listens at a second socket beside it if
-    /// there is a group whose members may send questions.
+    /// a group has read-only access.
     ///
     /// # Errors
     /// A socket cannot be made, and it was configured.
@@ -59,7 +59,7 @@ impl ControlSocket {
         let Some(path) = &place.path else {
             ensure!(
                 group.is_none(),
-                "control-group: there is no control socket beside which its socket could stand"
+                "control-group: its read-only socket needs a control socket beside it"
             );
             return Ok(None);
         };
@@ -75,7 +75,7 @@ impl ControlSocket {
         let listener = match bound.map_or_else(bind, Ok) {
             Ok(listener) => listener,
             Err(error) if place.is_default && group.is_none() => {
-                tracing::info!(%error, "no control socket: --control PATH makes another one");
+                tracing::info!(%error, "no control socket; choose another path with --control PATH");
                 return Ok(None);
             }
             Err(error) => return Err(error.into()),

@@ -17,12 +17,12 @@ use std::sync::Arc;
 pub struct Served(Arc<Manager>);
 
 impl Served {
-    /// Makes the API of the process whose disks `manager` manages.
+    /// Makes the API of the process with this manager of disks.
     pub fn new(manager: Arc<Manager>) -> Self {
         Self(manager)
     }
 
-    /// Returns the manager of a daemon, whose disks may change. The disks of `vnvme serve` do not
+    /// Returns the manager of a daemon, which may change disks. The disks of `vnvme serve` do not
     /// change: its sandbox is closed.
     fn changing(&self) -> Result<&Arc<Manager>, Error> {
         match self.0.may_change() {
@@ -39,8 +39,8 @@ impl Served {
 }
 
 fn fixed<T>() -> Result<T, Error> {
-    let message = "what this process serves stays as it is until it ends: vnvme daemon serves \
-                   disks that come and go";
+    let message = "this process cannot add or remove disks: start vnvme daemon instead of vnvme \
+                   serve";
     Err(Error::unsupported(message))
 }
 
@@ -76,7 +76,7 @@ impl Daemon for Served {
     fn upgrade(&self) -> Result<Infallible, Error> {
         let Some(kept) = keep::kept() else {
             return Err(Error::unsupported(
-                "nobody keeps this process's disks meanwhile: --keeper says who does",
+                "no keeper holds the disks of this process: start it with --keeper",
             ));
         };
         kept.link().upgrade().map_err(|error| match error {

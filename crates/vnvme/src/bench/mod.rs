@@ -21,37 +21,42 @@ use target::with_target;
 /// Help text after the options.
 pub const HELP: &str = "\
 Targets:
-  nvme://0000:44:00.0/1       namespace 1 of an NVMe device, through VFIO (hand it over with: vnvme bind 0000:44:00.0)
-  vfio-user:///tmp/vm0.sock/1 namespace 1 of a controller served at this socket
+  nvme://0000:44:00.0/1        namespace 1 of an NVMe device, through VFIO (bind
+                               it first: vnvme bind 0000:44:00.0)
+  vfio-user:///tmp/vm0.sock/1  namespace 1 of a controller at this socket
   null://1T, mem://1G, file:///disks/a.raw
-                              a volume behind a controller in this process, on the thread that loads it
-  /disks/a.raw, /dev/vdb      a file or block device, straight through io_uring, to compare with
+                               a volume behind a controller in this process, on
+                               the thread of the load
+  /disks/a.raw, /dev/vdb       a file or block device, directly through io_uring,
+                               for comparison
 
---rw=write, randwrite, rw, randrw, trim and randtrim destroy what is there. A target that holds something (a filesystem, a partition table, or
-anything but zeroes at its start and end) is refused without --destroy-data, and one that is in use (mounted, swapped to, part
-of another device, locked by another process) always.
+Writes and trims destroy data. A target that holds any (a filesystem, a
+partition table, or bytes other than zero at its start or end) is refused
+without --destroy-data; a target in use (mounted, swap, part of another device,
+locked by another process) is always refused.
 
-Latency is measured from submission until the completion is seen; at high rates of one I/O in up to 31.
+Latency is the time from submission until the completion is seen, measured at
+high rates for one I/O in up to 31.
 
-Suites of measurements: vnvme bench --suite NAME runs the program vnvme-bench, which lies beside this one; vnvme-bench --help
-names them.";
+\"vnvme bench --suite NAME\" runs a suite of the program vnvme-bench, which must
+be installed beside this one; \"vnvme-bench --help\" lists the suites.";
 
 /// Options of `vnvme bench`.
 #[derive(Args)]
 pub struct BenchArgs {
-    /// What to load: a URL or a path
+    /// Target to load, a URL or path
     #[arg(value_name = "TARGET")]
     target: String,
     #[command(flatten)]
     job: JobArgs,
-    /// Overwrite a target that holds something: a filesystem, a partition table, or any data at its
-    /// start or end
+    /// Overwrite a target that holds data: a filesystem, a partition table, or any bytes other than
+    /// zero at its start or end
     #[arg(long)]
     destroy_data: bool,
-    /// Print the figures in the layout of fio's JSON
+    /// Print results in the layout of fio's JSON
     #[arg(long)]
     json: bool,
-    /// With the histograms, as fio's json+ has them
+    /// Include histograms, as fio's json+ does
     #[arg(long, requires = "json")]
     bins: bool,
 }

@@ -311,7 +311,7 @@ fn nothing_is_changed_when_a_later_device_is_refused() {
     let text = made.bind(&[A, B]).unwrap_err().to_string();
     assert_eq!(
         text,
-        "0000:01:00.1 is no NVMe controller (its class code is 020000h)"
+        "0000:01:00.1 is not an NVMe controller (class code 020000h)"
     );
     assert_eq!(*made.kernel.log.borrow(), [""; 0]);
 }

@@ -12,7 +12,7 @@ use output::outln;
 
 fn parse_group(text: &str) -> std::result::Result<u32, String> {
     let group = volume::parse_number::<u32, 1, { MAX_ANA_GROUP as u64 }>(text);
-    group.map_err(|why| format!("{why}; vnvme ana has the groups of all disks"))
+    group.map_err(|why| format!("{why}; vnvme ana lists the groups of all disks"))
 }
 
 /// Options of `vnvme ana`.
@@ -20,11 +20,11 @@ fn parse_group(text: &str) -> std::result::Result<u32, String> {
 pub struct AnaArgs {
     #[command(flatten)]
     disk: MaybeDisk,
-    /// The state from now on. Commands that came before end as they would have; vnvme ana ends when
-    /// none of them is left that the new state would have refused
+    /// New state. Outstanding commands complete as before; vnvme ana returns when no command
+    /// remains that the new state refuses
     #[arg(long, value_enum, value_name = "STATE", requires = "name")]
     set: Option<AnaState>,
-    /// Only of this ANA group
+    /// Change only this ANA group
     #[arg(long, value_name = "N", requires = "name", value_parser = parse_group)]
     group: Option<u32>,
     #[command(flatten)]
@@ -32,7 +32,7 @@ pub struct AnaArgs {
 }
 
 impl AnaArgs {
-    /// Changes what was asked for, and prints what there is.
+    /// Changes the requested states, and prints all states.
     pub fn run(self) -> Result<()> {
         let change = AnaChange {
             disk: self.disk.name,

@@ -1,4 +1,4 @@
-//! Completion in the shell, which knows the disks of the running process.
+//! Shell completion, including names of disks of the running process.
 
 use crate::api::client_paths;
 use anyhow::{Context, Result, anyhow};
@@ -9,10 +9,10 @@ use control::Client;
 use std::ffi::OsStr;
 use std::io::Write;
 
-/// The variable by which the shell asks this program.
+/// Environment variable by which the shell asks this program for completions.
 pub const VARIABLE: &str = "COMPLETE";
 
-/// Shells that there is a script for.
+/// Shells with a completion script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Shell {
     /// In ~/.bashrc: source <(vnvme completion bash)
@@ -26,13 +26,13 @@ enum Shell {
 /// Options of `vnvme completion`.
 #[derive(Args)]
 pub struct CompletionArgs {
-    /// The shell
+    /// Shell to complete for
     #[arg(value_enum)]
     shell: Shell,
 }
 
 impl CompletionArgs {
-    /// Prints the script that the shell reads. It asks this program for what may follow.
+    /// Prints the completion script, which asks this program for candidates.
     pub fn run(self) -> Result<()> {
         let name = self.shell.to_possible_value();
         let name = name.as_ref().map_or("", |value| value.get_name());
@@ -47,7 +47,7 @@ impl CompletionArgs {
     }
 }
 
-/// Names of disks that begin like this. None, where no process answers: there is nobody to tell it.
+/// Returns the names of disks with this prefix; empty when no process answers.
 pub fn disk_names(begin: &OsStr) -> Vec<CompletionCandidate> {
     let begin = begin.to_string_lossy();
     let disks = Client::new(client_paths(None)).and_then(|client| client.disks());

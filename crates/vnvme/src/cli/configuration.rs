@@ -12,10 +12,11 @@ use std::path::{Path, PathBuf};
 /// Options of `vnvme apply`.
 #[derive(Args)]
 pub struct ApplyArgs {
-    /// A configuration file. Its relative paths are the running process's
+    /// Configuration file. Relative paths in it are relative to the working directory of the
+    /// running process
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Only tell what would be done
+    /// Print the changes without making them
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -23,7 +24,7 @@ pub struct ApplyArgs {
 }
 
 impl ApplyArgs {
-    /// Has what is served be what a file says.
+    /// Applies the configuration file to the running process.
     pub fn run(self) -> Result<()> {
         let config = read(&self.file)?;
         let plan = self.target.client()?.apply(&config, self.dry_run)?;
@@ -31,7 +32,7 @@ impl ApplyArgs {
     }
 }
 
-/// Reads a configuration file, and finds what is wrong with it where it stands.
+/// Reads and validates a configuration file; errors name its lines.
 fn read(path: &Path) -> Result<Map<String, Value>> {
     let name = || path.display().to_string();
     let text = std::fs::read_to_string(path).with_context(name)?;
@@ -43,7 +44,7 @@ fn read(path: &Path) -> Result<Map<String, Value>> {
     }
 }
 
-/// Prints a plan; an error where something of it is refused.
+/// Prints a plan. Returns an error if the plan contains refusals.
 fn tell(target: &Target, plan: &Plan) -> Result<()> {
     target.print(plan, |plan| {
         let would = if plan.dry_run { "would be " } else { "" };
@@ -82,7 +83,7 @@ pub struct ReloadArgs {
 }
 
 impl ReloadArgs {
-    /// Has the configuration read again.
+    /// Has the running process reread its configuration.
     pub fn run(self) -> Result<()> {
         let plan = self.target.client()?.reload()?;
         tell(&self.target, &plan)
@@ -92,7 +93,7 @@ impl ReloadArgs {
 /// Options of `vnvme save`.
 #[derive(Args)]
 pub struct SaveArgs {
-    /// Write it there [default: to standard output]
+    /// Output file [default: standard output]
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
     #[command(flatten)]
@@ -100,7 +101,7 @@ pub struct SaveArgs {
 }
 
 impl SaveArgs {
-    /// Writes down what is served, as a configuration file.
+    /// Writes the disks of the running process as a configuration file.
     pub fn run(self) -> Result<()> {
         let text = self.target.client()?.save()?;
         if let Some(path) = &self.file {

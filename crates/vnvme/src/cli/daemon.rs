@@ -14,11 +14,11 @@ use output::outln;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What `vnvme daemon` serves at first.
+/// Configuration of `vnvme daemon`.
 #[derive(Args)]
 struct Named {
-    /// A TOML file with [[controller]]s, [[vhost-user-blk]]s, [[ublk]] devices and a table for the
-    /// process; or a folder of such files (*.toml, in the order of their names)
+    /// TOML file with [[controller]], [[vhost-user-blk]], [[nvme-tcp]], [[ublk]] and [process]
+    /// tables, or a folder of such files (*.toml, in order of their names)
     #[arg(long, short, value_name = "FILE|DIR")]
     config: Option<PathBuf>,
 }
@@ -54,7 +54,7 @@ impl Args for DaemonArgs {
 }
 
 impl DaemonArgs {
-    /// Serves until a signal asks for the end.
+    /// Serves until a termination signal.
     pub fn run(self) -> Result<()> {
         let (specs, options) = self.merge()?;
         serve(&specs, &options)
@@ -111,13 +111,13 @@ impl DaemonArgs {
 /// Arguments of `vnvme check`.
 #[derive(Args)]
 pub struct CheckArgs {
-    /// The file or folder, as for vnvme daemon --config
+    /// Configuration file or folder, as for vnvme daemon --config
     #[arg(value_name = "FILE|DIR")]
     config: PathBuf,
 }
 
 impl CheckArgs {
-    /// Says what is wrong with a configuration, or what it has.
+    /// Validates a configuration and lists its disks.
     pub fn run(self) -> Result<()> {
         let specs = config::read(&self.config)?;
         let mut options = specs.process.clone().options(1);

@@ -11,7 +11,7 @@ use output::{OutputError, outln};
 /// Options of `vnvme suspend`.
 #[derive(Args)]
 pub struct SuspendArgs {
-    /// The device: its PCI address, or its URL without the namespace as it was given
+    /// PCI address of the device, or its URL as it was given, without the namespace
     #[arg(value_name = "DEVICE")]
     device: String,
     #[command(flatten)]
@@ -19,7 +19,7 @@ pub struct SuspendArgs {
 }
 
 impl SuspendArgs {
-    /// Has it done, and prints how the device is then.
+    /// Suspends the device, and prints its state.
     pub fn run(self) -> Result<()> {
         let status = self.target.client()?.suspend(&self.device)?;
         self.target.print(&status, |status| Ok(print(status)?))
@@ -29,8 +29,8 @@ impl SuspendArgs {
 /// Options of `vnvme resume`.
 #[derive(Args)]
 pub struct ResumeArgs {
-    /// The disk, by its name; or the device: its PCI address, or its URL without the namespace as
-    /// it was given
+    /// Name of the disk; or PCI address of the device, or its URL as it was given, without the
+    /// namespace
     #[arg(value_name = "DISK|DEVICE", add = ArgValueCompleter::new(disk_names))]
     what: String,
     #[command(flatten)]
@@ -38,7 +38,7 @@ pub struct ResumeArgs {
 }
 
 impl ResumeArgs {
-    /// Has it done, and prints how the disk or device is then.
+    /// Resumes the disk or device, and prints its state.
     pub fn run(self) -> Result<()> {
         let client = self.target.client()?;
         if !client.disks()?.iter().any(|disk| disk.name == self.what) {
@@ -57,7 +57,7 @@ impl ResumeArgs {
     }
 }
 
-/// For people.
+/// Prints the state of a device for people.
 pub fn print(status: &DeviceStatus) -> Result<(), OutputError> {
     let state = match status.state {
         DeviceState::Live => "at work",

@@ -53,7 +53,7 @@ impl ListArgs {
     }
 }
 
-/// Where its users find it.
+/// Returns the path at which users find the disk: its device or socket.
 fn at(disk: &Disk) -> &str {
     let device = disk.device.as_ref();
     device.or(disk.socket.as_ref()).map_or("", |place| place)
@@ -130,7 +130,7 @@ pub fn print_namespaces(namespaces: &[Namespace]) -> Result<()> {
     Ok(table.print()?)
 }
 
-/// What `vnvme show` tells.
+/// Output of `vnvme show`.
 #[derive(Serialize)]
 struct Shown {
     #[serde(flatten)]
@@ -138,12 +138,12 @@ struct Shown {
     process: Processes,
 }
 
-/// The numbers of the processes that a disk has.
+/// Process IDs of a disk's processes.
 #[derive(Serialize)]
 struct Processes {
-    /// Of the one that serves.
+    /// Process ID of the serving process.
     pid: u32,
-    /// Of the one that keeps what must not close, if one does.
+    /// Process ID of the keeper, if there is one.
     keeper: Option<u32>,
 }
 
@@ -157,7 +157,7 @@ pub struct ShowArgs {
 }
 
 impl ShowArgs {
-    /// Prints a disk, and who serves it.
+    /// Prints a disk and its processes.
     pub fn run(self) -> Result<()> {
         let client = self.target.client()?;
         let disk = client.disk(&self.disk.name)?;
@@ -179,16 +179,16 @@ impl ShowArgs {
     }
 }
 
-/// What serves a disk, on the command line.
+/// Kind of disk on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
-    /// An NVMe controller
+    /// NVMe controller over vfio-user
     Controller,
-    /// A disk for guests with a virtio driver
+    /// virtio block device over vhost-user
     VhostUserBlk,
-    /// Volumes for other hosts, by NVMe over TCP
+    /// NVMe/TCP subsystem for other hosts
     NvmeTcp,
-    /// A block device of this host
+    /// Block device of this host
     Ublk,
 }
 
@@ -206,11 +206,11 @@ impl From<Kind> for DiskKind {
 /// Options of `vnvme add`.
 #[derive(Args)]
 pub struct AddArgs {
-    /// What serves the disk
+    /// Kind of disk
     #[arg(value_enum, value_name = "KIND")]
     kind: Kind,
-    /// Keys of its table in a configuration file with their values, like socket=/run/vm1.sock; the
-    /// others are its volumes: of a controller each a namespace
+    /// Keys of the disk's table in a configuration file, like socket=/run/vm1.sock, and volumes; a
+    /// controller gets a namespace for each volume
     #[arg(required = true, value_name = "KEY=VALUE|VOLUME")]
     words: Vec<String>,
     #[command(flatten)]
@@ -218,7 +218,7 @@ pub struct AddArgs {
 }
 
 impl AddArgs {
-    /// Has the disk served.
+    /// Adds the disk.
     pub fn run(self) -> Result<()> {
         let keys = match self.kind {
             Kind::Controller => given::keys::<ControllerSpec>(),
@@ -228,7 +228,7 @@ impl AddArgs {
         };
         let (mut table, volumes) = given::table(&self.words, &keys)?;
         match (self.kind, volumes.as_slice()) {
-            (_, []) => return Err(Usage::error("the disk has no volume")),
+            (_, []) => return Err(Usage::error("the disk has no volume: name a path or URL")),
             (Kind::Controller | Kind::NvmeTcp, volumes) => {
                 let namespaces = volumes.iter().map(|volume| json!({ "volume": volume }));
                 table.insert("namespace".to_owned(), namespaces.collect());
@@ -274,7 +274,7 @@ impl AcceptArgs {
 pub struct RemoveArgs {
     #[command(flatten)]
     disk: DiskName,
-    /// Also while a client is attached, which loses its disk
+    /// Remove the disk even while a client is attached, which loses it
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -282,7 +282,7 @@ pub struct RemoveArgs {
 }
 
 impl RemoveArgs {
-    /// Has the disk served no more.
+    /// Removes the disk.
     pub fn run(self) -> Result<()> {
         let name = &self.disk.name;
         self.target.client()?.remove(name, self.force)?;

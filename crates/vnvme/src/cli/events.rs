@@ -16,7 +16,7 @@ pub struct EventsArgs {
 }
 
 impl EventsArgs {
-    /// Prints what happens until the process ends, or this one.
+    /// Prints events until the serving process or this one ends.
     pub fn run(self) -> Result<()> {
         let is_json = self.target.is_json();
         let mut printed = Ok(());
@@ -34,18 +34,18 @@ impl EventsArgs {
 
 fn print(received: &Received, is_json: bool) -> Result<(), OutputError> {
     match received {
-        // One line each, so that a program can read them as they come.
+        // Each event is one line, so that a program can read the stream.
         Received::Event(event) if is_json => {
             outln!("{}", serde_json::to_string(event).unwrap_or_default());
         }
         Received::Lost(lost) if is_json => outln!("{{\"lost\":{lost}}}"),
         Received::Event(event) => outln!("{}", line(event)),
-        Received::Lost(lost) => outln!("{lost} events came too fast"),
+        Received::Lost(lost) => outln!("{lost} events were lost: this client was too slow"),
     }
     Ok(())
 }
 
-/// For people.
+/// Formats an event for people.
 fn line(event: &Event) -> String {
     let seconds = event.time_ms / 1000;
     let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);

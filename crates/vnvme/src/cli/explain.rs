@@ -1,11 +1,11 @@
-//! What is wrong with a command line, told so that it helps, where clap cannot know better.
+//! Tips for command-line errors that clap cannot give.
 
 use super::given::keys;
 use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, UblkSpec, VhostBlkSpec};
 use clap::Error;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// The keys of tables that a command takes as words, `socket=/run/a.sock`.
+/// Keys of the configuration tables that a command accepts as words, `socket=/run/a.sock`.
 fn keys_of(usage: &str) -> Vec<&'static str> {
     let is = |command| usage.contains(command);
     match () {
@@ -21,7 +21,8 @@ fn keys_of(usage: &str) -> Vec<&'static str> {
     }
 }
 
-/// An option that is a key: clap's tip would have it be a volume.
+/// Replaces clap's tip for an option that is a configuration key, since clap would suggest a
+/// volume.
 pub fn explain(mut error: Error) -> Error {
     if error.kind() != ErrorKind::UnknownArgument {
         return error;
@@ -36,7 +37,7 @@ pub fn explain(mut error: Error) -> Error {
     };
     let name = name.split_once('=').map_or(name, |(name, _)| name);
     if let Some(key) = volume::similar(name, keys_of(&usage)) {
-        let tip = format!("what a configuration file says stands here as a word: {key}=VALUE");
+        let tip = format!("keys of the configuration file are words here: {key}=VALUE");
         let tips = ContextValue::StyledStrs(vec![tip.into()]);
         error.remove(ContextKind::SuggestedArg);
         error.insert(ContextKind::Suggested, tips);

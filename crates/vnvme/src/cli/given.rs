@@ -1,4 +1,4 @@
-//! Tables of the configuration, as words of a command line.
+//! Configuration tables given as words of a command line.
 
 use crate::options::Spec;
 use crate::usage::Usage;
@@ -6,8 +6,8 @@ use anyhow::Result;
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// `key`, if a word is `key=value` with a key of the configuration. Else it is a volume, whose path
-/// or options may have the sign, too.
+/// Splits `key=value` if `key` may be a key of the configuration. Any other word is a volume, whose
+/// path or options may contain the sign, too.
 fn split(word: &str) -> Option<(&str, &str)> {
     let (key, value) = word.split_once('=')?;
     let is_key = key
@@ -16,13 +16,14 @@ fn split(word: &str) -> Option<(&str, &str)> {
     (is_key && !key.is_empty()).then_some((key, value))
 }
 
-/// The keys of a table of the configuration.
+/// Returns the keys of a configuration table.
 pub fn keys<S: Spec>() -> Vec<&'static str> {
     let nested = S::NESTED.iter().map(|(key, _)| *key);
     S::ROWS.iter().map(|row| row.key).chain(nested).collect()
 }
 
-/// The key that was meant by a word that would else be taken for a volume: `io_queues=9`.
+/// Returns the key that was probably meant by a word that would otherwise be a volume:
+/// `io_queues=9`.
 fn meant(word: &str, keys: &[&'static str]) -> Option<&'static str> {
     let (key, _) = word.split_once('=')?;
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
@@ -32,7 +33,7 @@ fn meant(word: &str, keys: &[&'static str]) -> Option<&'static str> {
     }
 }
 
-/// A value as a configuration file has it: what reads as a number or a truth value there is one.
+/// Converts a value to its form in a configuration file: numbers and booleans are recognised.
 fn value(text: &str) -> Value {
     match (text, text.parse::<i64>()) {
         ("true" | "on", _) => true.into(),
@@ -42,10 +43,11 @@ fn value(text: &str) -> Value {
     }
 }
 
-/// Reads words: a table of those with a key, and the volumes. `keys` are those of the table.
+/// Parses words into a table of those with a key, and a list of volumes. `keys` are the keys of the
+/// table.
 ///
 /// # Errors
-/// A key is said twice, or looks like a volume.
+/// A usage error when a key is repeated, or when a misspelt key looks like a volume.
 pub fn table(words: &[String], keys: &[&'static str]) -> Result<(Map<String, Value>, Vec<String>)> {
     let (mut table, mut volumes) = (Map::new(), Vec::new());
     for word in words {
@@ -53,15 +55,15 @@ pub fn table(words: &[String], keys: &[&'static str]) -> Result<(Map<String, Val
             if let Some(key) = meant(word, keys) {
                 let value = word.split_once('=').map_or("", |(_, value)| value);
                 return Err(Usage::error(format!(
-                    "{word} is no key with its value, did you mean {key}={value}? (A volume of \
-                     that name is written ./{word})"
+                    "{word}: unknown key, did you mean {key}={value}? (Write ./{word} for a \
+                     volume of that name.)"
                 )));
             }
             volumes.push(word.clone());
             continue;
         };
         if table.insert(key.to_owned(), value(text)).is_some() {
-            return Err(Usage::error(format!("{key} is said twice")));
+            return Err(Usage::error(format!("{key} is given twice")));
         }
     }
     Ok((table, volumes))

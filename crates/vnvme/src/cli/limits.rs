@@ -13,16 +13,16 @@ use volume::{MAX_WEIGHT, parse_count, parse_duration, parse_number, parse_size};
 pub struct LimitsArgs {
     #[command(flatten)]
     disk: MaybeDisk,
-    /// Only of this namespace
+    /// Change only this namespace
     #[arg(long, value_name = "NSID", requires = "name", value_parser = parse_nsid)]
     nsid: Option<u32>,
-    /// The volume, instead of a disk: its path or URL as it was given
+    /// Volume instead of a disk: its path or URL as it was given
     #[arg(long, value_name = "URL", conflicts_with = "name")]
     volume: Option<String>,
-    /// Change all volumes that have limits, or a weight
+    /// Change all volumes with limits or a weight
     #[arg(long, conflicts_with_all = ["name", "volume"])]
     all: bool,
-    /// Requests per second; 0: no limit
+    /// Requests per second; 0 for no limit
     #[arg(long, value_parser = parse_count, value_name = "N")]
     iops: Option<u64>,
     /// Reads per second
@@ -31,7 +31,7 @@ pub struct LimitsArgs {
     /// Writes per second
     #[arg(long, value_parser = parse_count, value_name = "N")]
     write_iops: Option<u64>,
-    /// Bytes per second, like 100M; 0: no limit
+    /// Bytes per second, like 100M; 0 for no limit
     #[arg(long, value_parser = parse_size, value_name = "SIZE")]
     bps: Option<u64>,
     /// Bytes read per second
@@ -40,10 +40,10 @@ pub struct LimitsArgs {
     /// Bytes written per second
     #[arg(long, value_parser = parse_size, value_name = "SIZE")]
     write_bps: Option<u64>,
-    /// After a pause, as much may be done at once as the limits allow in this time, like 50ms
+    /// Burst after a pause, as the time in which the limits allow as much, like 50ms
     #[arg(long, value_parser = microseconds, value_name = "DURATION")]
     burst: Option<u64>,
-    /// Share of the device, 1 to 10000, among its slices that have a weight
+    /// Share of the device among its slices with a weight, 1 to 10000
     #[arg(long, value_name = "N")]
     #[arg(value_parser = parse_number::<u32, 1, { MAX_WEIGHT as u64 }>)]
     weight: Option<u32>,
@@ -56,7 +56,7 @@ fn microseconds(text: &str) -> Result<u64, &'static str> {
 }
 
 impl LimitsArgs {
-    /// Changes what was asked for and prints what there is.
+    /// Changes the requested limits, and prints all limits.
     pub fn run(self) -> Result<()> {
         let change = LimitChange {
             disk: self.disk.name,
@@ -83,7 +83,7 @@ impl LimitsArgs {
     }
 }
 
-/// For people.
+/// Prints the limits of a volume for people.
 pub fn print(l: &VolumeLimits) -> Result<(), OutputError> {
     match (&*l.disk, l.nsid) {
         ("", _) => outln!("{}", l.volume),
@@ -93,7 +93,7 @@ pub fn print(l: &VolumeLimits) -> Result<(), OutputError> {
         0 => "-".to_owned(),
         rate => rate.to_string(),
     };
-    // What has no burst has no limits that could be changed.
+    // Without a burst there are no limits that could be changed.
     if l.burst_us > 0 || l.weight.is_none() {
         outln!(
             "  requests/s {:>10}   reads {:>10}   writes {:>10}",

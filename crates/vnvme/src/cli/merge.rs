@@ -1,8 +1,8 @@
-//! `vnvme serve`'s options and its configuration file, put together.
+//! Merges the options of `vnvme serve` with its configuration file.
 //!
-//! An option concerns everything that is served, or is refused in words: none is dropped. What an
-//! entry of the file (or a volume's URL) says of itself counts more than an option that only gives
-//! a default.
+//! An option applies to every entry of its kind, or is refused with an error; none is ignored. A
+//! value in an entry of the file (or in a volume's URL) overrides an option that only gives a
+//! default.
 
 use super::{Named, ServeArgs};
 use crate::options::url;
@@ -13,9 +13,9 @@ use crate::spec::{ControllerSpec, Specs, read_config};
 use crate::usage::Usage;
 use anyhow::Result;
 
-/// The ways to say what is to be served.
+/// Option names by which the disks can be given.
 const NOTHING: &str = "\
-nothing is named that could be served. Name
+nothing to serve. Name
   a socket and volumes:   vnvme serve --socket /tmp/vm0.sock disk.raw    (an NVMe disk)
   or an export:           vnvme serve --vhost-user-blk /tmp/vm1.sock disk.raw    (a virtio disk)
   or an address:          vnvme serve --nvme-tcp 127.0.0.1:4420 disk.raw    (for other hosts)
@@ -23,7 +23,7 @@ nothing is named that could be served. Name
 \"vnvme ublk disk.raw\" makes a volume a block device; \"vnvme serve --help\" has examples.";
 
 impl ServeArgs {
-    /// What is to be served, and how.
+    /// Disks to serve, and options of the process.
     pub(super) fn merge(self) -> Result<(Specs, ServeOptions)> {
         let config = self.named.config.clone();
         let mut specs = match &config {
@@ -38,7 +38,7 @@ impl ServeArgs {
 }
 
 impl Named {
-    /// What the command line names, without its flags.
+    /// Disks named on the command line, without flags.
     fn specs(self) -> Result<Specs> {
         if self.socket.is_none() && self.vhost_user_blk.is_empty() && self.nvme_tcp.is_empty() {
             return Err(Usage::error(NOTHING));
@@ -118,7 +118,7 @@ mod tests {
         args.merge()
     }
 
-    /// What an option changes in the file's entries: each value as text, `entry.field`.
+    /// Changes that an option makes to the file's entries: each value as text, `entry.field`.
     type Look = fn(&Specs, &ServeOptions) -> String;
 
     fn namespaces<T: std::fmt::Debug>(
@@ -136,7 +136,7 @@ mod tests {
         format!("{:?}", specs.controllers.iter().map(of).collect::<Vec<_>>())
     }
 
-    /// Every option beside `--config`: what is applied, and how.
+    /// Every option beside `--config` is applied as its row says.
     #[test]
     fn each_option_reaches_every_entry() {
         let table: &[(&[&str], Look, &str)] = &[
@@ -344,7 +344,8 @@ mod tests {
             let (specs, options) = merge(FILE, args).unwrap();
             assert_eq!(look(&specs, &options), *wanted, "{args:?}");
         }
-        // The table is whole: what is in it, what is refused, what clap refuses beside --config.
+        // The table below covers all flags: applied ones, refused ones, and those that clap refuses
+        // beside --config.
         let others = [
             "cloud",
             "serial",
@@ -352,7 +353,7 @@ mod tests {
             "socket",
             "vhost-user-blk",
             "nvme-tcp",
-            // It concerns subsystems for other hosts, of which the file has none.
+            // The option concerns NVMe/TCP subsystems, and the file has none.
             "host-keys",
             "config",
             "end-with-parent",
@@ -402,15 +403,19 @@ mod tests {
             (
                 export,
                 &["--model", "M"],
-                "--model concerns NVMe controllers",
+                "--model applies to NVMe controllers",
             ),
-            (export, &["--mdts", "5"], "--mdts concerns NVMe controllers"),
-            (export, &["--spread", "off"], "--spread concerns"),
-            (export, &["--doorbells", "mapped"], "--doorbells concerns"),
+            (
+                export,
+                &["--mdts", "5"],
+                "--mdts applies to NVMe controllers",
+            ),
+            (export, &["--spread", "off"], "--spread applies to"),
+            (export, &["--doorbells", "mapped"], "--doorbells applies to"),
             (
                 export,
                 &["--no-shadow-doorbells"],
-                "--no-shadow-doorbells concerns",
+                "--no-shadow-doorbells applies to",
             ),
         ] {
             let error = merge(file, args).unwrap_err();

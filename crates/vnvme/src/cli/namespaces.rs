@@ -16,7 +16,7 @@ use volume::parse_size;
 pub struct AttachArgs {
     #[command(flatten)]
     disk: DiskName,
-    /// The volume, and keys of its table in a configuration file with their values, like nsid=2
+    /// Volume, and keys of the namespace's table in a configuration file, like nsid=2
     #[arg(required = true, value_name = "VOLUME|KEY=VALUE")]
     words: Vec<String>,
     #[command(flatten)]
@@ -24,7 +24,7 @@ pub struct AttachArgs {
 }
 
 impl AttachArgs {
-    /// Has a controller get a namespace.
+    /// Attaches a namespace to a controller.
     pub fn run(self) -> Result<()> {
         let (mut table, volumes) = given::table(&self.words, &given::keys::<NamespaceSpec>())?;
         let [volume] = volumes.as_slice() else {
@@ -51,7 +51,7 @@ pub struct DetachArgs {
 }
 
 impl DetachArgs {
-    /// Has a controller lose a namespace.
+    /// Detaches a namespace from a controller.
     pub fn run(self) -> Result<()> {
         let (name, nsid) = (&self.disk.name, self.nsid);
         self.target.client()?.detach(name, nsid)?;
@@ -68,10 +68,10 @@ impl DetachArgs {
 pub struct ResizeArgs {
     #[command(flatten)]
     disk: DiskName,
-    /// The size that its volume is to have, like 20G
+    /// New size of the volume, like 20G
     #[arg(value_name = "SIZE", value_parser = parse_size)]
     size: u64,
-    /// Namespace ID, of a controller
+    /// Namespace ID, for a controller
     #[arg(long, value_name = "NSID", default_value_t = 1)]
     #[arg(value_parser = parse_nsid)]
     nsid: u32,
@@ -80,7 +80,7 @@ pub struct ResizeArgs {
 }
 
 impl ResizeArgs {
-    /// Has a namespace get another size.
+    /// Resizes a namespace.
     pub fn run(self) -> Result<()> {
         let client = self.target.client()?;
         let namespace = client.resize(&self.disk.name, self.nsid, self.size)?;

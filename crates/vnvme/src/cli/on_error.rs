@@ -13,19 +13,19 @@ use output::{OutputError, outln};
 pub struct OnErrorArgs {
     #[command(flatten)]
     disk: MaybeDisk,
-    /// Only of this namespace
+    /// Change only this namespace
     #[arg(long, value_name = "NSID", requires = "name", value_parser = parse_nsid)]
     nsid: Option<u32>,
-    /// The volume, instead of a disk: its path or URL as it was given
+    /// Volume instead of a disk: its path or URL as it was given
     #[arg(long, value_name = "URL", conflicts_with = "name")]
     volume: Option<String>,
     /// Change all volumes
     #[arg(long, conflicts_with_all = ["name", "volume"])]
     all: bool,
-    /// What to do about reads that fail
+    /// Error policy for reads
     #[arg(long, value_enum, value_name = "ACTION")]
     on_read_error: Option<OnReadError>,
-    /// What to do about other requests that fail
+    /// Error policy for writes, zeroing and deallocation
     #[arg(long, value_enum, value_name = "ACTION")]
     on_write_error: Option<OnWriteError>,
     #[command(flatten)]
@@ -33,7 +33,7 @@ pub struct OnErrorArgs {
 }
 
 impl OnErrorArgs {
-    /// Changes what was asked for and prints what there is.
+    /// Changes the requested policies, and prints all policies.
     pub fn run(self) -> Result<()> {
         let change = ErrorChange {
             disk: self.disk.name,
@@ -55,7 +55,7 @@ impl OnErrorArgs {
     }
 }
 
-/// For people.
+/// Prints the error policy of a volume for people.
 pub fn print(e: &VolumeErrors) -> Result<(), OutputError> {
     match &*e.disk {
         "" => outln!("{}", e.volume),

@@ -14,13 +14,13 @@ use output::outln;
 pub struct PathArgs {
     #[command(flatten)]
     disk: MaybeDisk,
-    /// The path that commands take from now on; those in flight end on their own
+    /// Path for new commands; outstanding commands complete on theirs
     #[arg(long, value_enum, value_name = "direct|generic")]
     set: Option<PathChoice>,
-    /// Only of this namespace
+    /// Change only this namespace
     #[arg(long, value_name = "NSID", value_parser = parse_nsid)]
     nsid: Option<u32>,
-    /// Of all disks
+    /// Change all disks
     #[arg(long, conflicts_with = "name")]
     all: bool,
     #[command(flatten)]
@@ -28,7 +28,7 @@ pub struct PathArgs {
 }
 
 impl PathArgs {
-    /// Changes what was asked for, and prints what there is.
+    /// Changes the requested paths, and prints all paths.
     pub fn run(self) -> Result<()> {
         let change = PathChange {
             disk: self.disk.name,

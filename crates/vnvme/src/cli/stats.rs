@@ -20,7 +20,7 @@ pub struct StatsArgs {
 }
 
 impl StatsArgs {
-    /// Prints counters: of everything, or of a disk.
+    /// Prints counters of everything, or of one disk.
     pub fn run(self) -> Result<()> {
         let mut stats = self.target.client()?.stats()?;
         if let Some(name) = &self.disk.name {
@@ -39,7 +39,7 @@ impl StatsArgs {
     }
 }
 
-/// What there is of a disk.
+/// Keeps only the counters of one disk.
 fn of(mut stats: Stats, name: &str) -> Stats {
     stats.controllers.retain(|one| one.name == name);
     stats.vhost_user_blk.retain(|one| one.name == name);
@@ -72,7 +72,7 @@ fn print(stats: &Stats) -> Result<(), OutputError> {
     stats.workers.iter().try_for_each(print_worker)
 }
 
-/// Nothing, where nothing was out of the ordinary.
+/// Prints counters of a socket that refused or delayed clients; nothing for others.
 fn print_socket(clients: &SocketCounters) -> Result<(), OutputError> {
     if clients.delayed + clients.failed > 0 {
         outln!(

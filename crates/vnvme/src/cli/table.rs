@@ -1,8 +1,8 @@
-//! Tables for people: columns as wide as their widest cell, numbers on the right.
+//! Tables for people: columns as wide as their widest cell, numbers aligned on the right.
 
 use output::{OutputError, outln};
 
-/// A column: its head, and where its cells stand.
+/// Heading and alignment of a column.
 #[derive(Clone, Copy, Debug)]
 pub enum Column {
     /// Words.
@@ -27,7 +27,7 @@ pub struct Table<const N: usize> {
 }
 
 impl<const N: usize> Table<N> {
-    /// One without rows.
+    /// Makes a table without rows.
     pub fn new(columns: [Column; N]) -> Self {
         Self {
             columns,
@@ -60,7 +60,7 @@ impl<const N: usize> Table<N> {
         all().map(line).collect()
     }
 
-    /// Prints it.
+    /// Prints the table.
     ///
     /// # Errors
     /// Standard output cannot be written.
@@ -72,7 +72,8 @@ impl<const N: usize> Table<N> {
     }
 }
 
-/// A number of bytes in the largest unit that leaves it at least 1, exact where that is short.
+/// Formats a number of bytes in the largest unit that leaves it at least 1, exactly where that is
+/// short.
 pub fn size(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let power = (bytes.max(1).ilog2() / 10) as usize;

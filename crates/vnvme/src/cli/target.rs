@@ -1,4 +1,4 @@
-//! Which running process a command is for.
+//! Selection of the running process that a command talks to.
 
 use super::completion::disk_names;
 use crate::api::client_paths;
@@ -10,10 +10,10 @@ use output::outln;
 use serde::Serialize;
 use std::path::PathBuf;
 
-/// Which process is asked, and how its answer is printed.
+/// Control socket and output format of a command for a running process.
 #[derive(Args)]
 pub struct Target {
-    /// Control socket of the running vnvme [default: that of this user, else
+    /// Control socket of the running vnvme [default: that of the user, else
     /// /run/vnvme/control.sock]
     #[arg(long, env = crate::api::VARIABLE, value_name = "PATH")]
     control: Option<PathBuf>,
@@ -23,12 +23,12 @@ pub struct Target {
 }
 
 impl Target {
-    /// Of the socket that is looked for at first.
+    /// Connects to the first control socket that exists.
     pub fn client(&self) -> Result<Client> {
         Ok(Client::new(client_paths(self.control.as_deref()))?)
     }
 
-    /// Prints an answer: as JSON if that is asked for, else for people.
+    /// Prints an answer as JSON (`--json`) or for people.
     pub fn print<T: Serialize>(
         &self,
         answer: &T,
@@ -41,25 +41,25 @@ impl Target {
         print(answer)
     }
 
-    /// The answer is to be JSON.
+    /// Returns whether the output is JSON.
     pub fn is_json(&self) -> bool {
         self.json
     }
 }
 
-/// A namespace ID, as the command line has it.
+/// Parses a namespace ID.
 ///
 /// # Errors
-/// It is none, in words.
+/// A text for the user when the ID is invalid.
 pub fn parse_nsid(text: &str) -> std::result::Result<u32, String> {
     let nsid = volume::parse_number::<u32, 1, { u32::MAX as u64 }>(text);
-    nsid.map_err(|why| format!("{why}; vnvme show NAME has the namespaces' IDs"))
+    nsid.map_err(|why| format!("{why}; vnvme show NAME lists the namespace IDs"))
 }
 
 /// A disk of the process.
 #[derive(Args)]
 pub struct DiskName {
-    /// The disk's name, as vnvme list shows it
+    /// Name of the disk in vnvme list
     #[arg(value_name = "NAME", add = ArgValueCompleter::new(disk_names))]
     pub name: String,
 }
@@ -67,7 +67,7 @@ pub struct DiskName {
 /// A disk of the process, or all.
 #[derive(Args)]
 pub struct MaybeDisk {
-    /// The disk's name, as vnvme list shows it [default: all]
+    /// Name of the disk in vnvme list [default: all]
     #[arg(value_name = "NAME", add = ArgValueCompleter::new(disk_names))]
     pub name: Option<String>,
 }

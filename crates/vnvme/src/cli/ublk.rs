@@ -9,13 +9,13 @@ use crate::spec::{MAX_WORKERS, ServeOptions, Specs, UblkSpec};
 use anyhow::{Context, Result};
 use clap::{ArgMatches, Args, FromArgMatches};
 
-/// What `vnvme ublk` serves.
+/// Volumes of `vnvme ublk`.
 #[derive(Args)]
 struct Named {
     /// Volumes, each a block device: paths or URLs, as for vnvme serve
     #[arg(required_unless_present = "remove", value_name = "VOLUME")]
     volumes: Vec<String>,
-    /// Remove the device of this number, which a killed process left
+    /// Remove device N, left behind by a killed process
     #[arg(long, conflicts_with = "volumes", value_name = "N")]
     remove: Option<u32>,
 }
@@ -51,7 +51,7 @@ impl Args for UblkArgs {
 }
 
 impl UblkArgs {
-    /// Serves until a signal asks for the end.
+    /// Serves until a termination signal.
     pub fn run(self) -> Result<()> {
         if let Some(id) = self.named.remove {
             return remove(id).map_err(Into::into);
@@ -60,7 +60,7 @@ impl UblkArgs {
         serve(&specs, &options)
     }
 
-    /// What is to be served.
+    /// Returns the disks and options of the process.
     fn merge(self) -> Result<(Specs, ServeOptions)> {
         let volumes = self.named.volumes.iter().map(|text| url::parse(text));
         let mut specs = Specs {
@@ -68,7 +68,7 @@ impl UblkArgs {
             ..Specs::default()
         };
         self.given.merge(None, &mut specs)?;
-        // --id is the first one's.
+        // `--id` is the number of the first device.
         for (disk, i) in specs.ublk.iter_mut().zip(0..) {
             if let Some(first) = disk.id {
                 let id = first.checked_add(i);

@@ -9,9 +9,9 @@ use output::outln;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// How long the process that follows may take until it serves, should both programs be tried.
+/// Time limit for the new process, and for a second attempt with the old program.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Between two questions.
+/// Pause between two requests for the state.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Options of `vnvme upgrade`.
@@ -22,15 +22,14 @@ pub struct UpgradeArgs {
 }
 
 impl UpgradeArgs {
-    /// Has the running process replaced by the program that is where it was found, and says by
-    /// which.
+    /// Replaces the running process, and prints the new version.
     pub fn run(self) -> Result<()> {
         let client = self.target.client()?;
         let before = client.stats()?.measured.process;
         client.upgrade().context("no upgrade")?;
         let after = wait_ready(&client, before.pid)?.measured.process;
         let ended = after.last_end.unwrap_or_default();
-        // The keeper says so of one that has been replaced, and else why it has not been.
+        // The keeper reports `REPLACED` after an upgrade, and otherwise the reason for the failure.
         if ended != keeper::REPLACED {
             bail!("{ended}");
         }
@@ -56,7 +55,7 @@ impl UpgradeArgs {
     }
 }
 
-/// Waits until another process than the one of this number serves.
+/// Waits until a process with another ID serves.
 fn wait_ready(client: &Client, before: u32) -> Result<Stats> {
     let began = Instant::now();
     loop {
@@ -70,7 +69,7 @@ fn wait_ready(client: &Client, before: u32) -> Result<Stats> {
         if began.elapsed() > LIMIT {
             answer?;
             bail!(
-                "no process serves within {} s: the log of vnvme says why",
+                "no process serves after {} s: see the log of vnvme",
                 LIMIT.as_secs()
             );
         }

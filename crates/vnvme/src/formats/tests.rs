@@ -472,8 +472,8 @@ fn only_metadata_of_the_namespace_is_made_anew() {
     let sum = crc32fast::hash(&other[..48]).to_le_bytes();
     other[48..52].copy_from_slice(&sum);
     for (bytes, said) in [
-        (vec![7; 1 << 20], "no file of metadata"),
-        (vec![0; 8192], "no file of metadata"),
+        (vec![7; 1 << 20], "not a metadata file"),
+        (vec![0; 8192], "not a metadata file"),
         (vec![7; 512], ""),
         (Vec::new(), ""),
         (other, "another volume"),
@@ -481,7 +481,7 @@ fn only_metadata_of_the_namespace_is_made_anew() {
         std::fs::write(&path, &bytes).unwrap();
         let error = format!("{:#}", both.opened(true).err().unwrap());
         assert!(error.contains(said), "{error}");
-        assert!(said.is_empty() || error.contains("remove the file"));
+        assert!(said.is_empty() || error.contains("removing the file"));
         assert_eq!(std::fs::read(&path).unwrap(), bytes, "{error}");
     }
     // The namespace's own file is remade, even if it is incomplete.
@@ -561,10 +561,18 @@ fn files_that_do_not_fit_are_refused() {
     file.save(other).unwrap();
     drop(file);
     // Without the file nobody knows the tuples.
-    assert!(error(false).contains("is needed"), "{}", error(false));
+    assert!(
+        error(false).contains("needs the key metadata"),
+        "{}",
+        error(false)
+    );
     std::fs::write(both.path("metadata"), ours).unwrap();
-    assert!(error(true).contains("which is not what"), "{}", error(true));
-    assert!(error(true).contains("remove the file"), "{}", error(true));
+    assert!(
+        error(true).contains("unlike the configured namespace"),
+        "{}",
+        error(true)
+    );
+    assert!(error(true).contains("removing the file"), "{}", error(true));
     std::fs::remove_file(both.path("metadata")).unwrap();
     both.finds(other);
     // A format file of before has one without metadata.

@@ -74,7 +74,7 @@ impl NvmeFront {
                 tracing::warn!(
                     socket,
                     left_out,
-                    "a second client was refused: this disk has one already"
+                    "refused a second client: the disk already has one"
                 );
             });
             vfio_user::refuse(&fd, Errno::BUSY);

@@ -366,7 +366,7 @@ impl Frontend for NvmeFront {
             tracing::warn!(
                 socket = %self.acceptor.listener().path().display(),
                 pid,
-                "ending while a client is attached: its guest loses this disk"
+                "exiting while a client is attached: its guest loses this disk"
             );
         }
         self.device.controller.flush();

@@ -3,19 +3,19 @@
 use clap::ValueEnum;
 use serde::Deserialize;
 
-/// Who keeps what the disks need, for a process that follows.
+/// Holder of the sockets and guest memory of the disks while the serving process restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KeeperMode {
-    /// systemd, where it keeps descriptors for this service, else a process of its own; nobody
-    /// where that cannot be
+    /// systemd if the service has a descriptor store, otherwise a separate process; off where
+    /// neither is possible
     #[default]
     Auto,
-    /// A process of its own, which starts the one that serves
+    /// A separate process, which also restarts the serving one
     Process,
-    /// systemd, in the service's store of descriptors: it starts the process that serves again
+    /// systemd's descriptor store of the service; systemd restarts the process
     Systemd,
-    /// Nobody: a killed process ends its guests' disks
+    /// No holder: a killed process ends its guests' disks
     Off,
 }
 

@@ -1,4 +1,4 @@
-//! What a configuration file may say: the keys of the tables, each once, and no others.
+//! Parser of configuration files: the keys of the tables, each once, and no others.
 
 use super::{Row, Spec};
 use serde::Deserialize;
@@ -14,7 +14,7 @@ pub fn table<'de, S: Spec, D: Deserializer<'de>>(deserializer: D) -> Result<S, D
     deserializer.deserialize_map(Table(PhantomData))
 }
 
-/// The table that says what `spec` is, without tables within it.
+/// Visitor of the table of `spec`, without nested tables.
 pub fn to_table<S: Spec + Clone>(spec: &S) -> toml::Table {
     // The rows give the fields to be set, too.
     let mut spec = spec.clone();
@@ -53,7 +53,7 @@ impl<'de, S: Spec> Visitor<'de> for Table<S> {
     }
 }
 
-/// One of the keys that there are.
+/// A known key.
 struct Key<S>(PhantomData<S>);
 
 impl<'de, S: Spec> DeserializeSeed<'de> for Key<S> {
@@ -82,7 +82,7 @@ impl<'de, S> DeserializeSeed<'de> for Field<'_, S> {
     }
 }
 
-/// That a key is unknown, which one was meant, and which there are.
+/// Error text for an unknown key: the key that was probably meant, and all known keys.
 fn unknown(text: &str, keys: &[&str]) -> String {
     let nearest = volume::similar(text, keys.iter().copied());
     let meant = nearest.map_or(String::new(), |key| format!(", did you mean `{key}`?"));
@@ -139,7 +139,7 @@ mod tests {
             ),
             (
                 "[[ublk]]\nvolume = 7",
-                &["line 2, column 10", "7 is no path, URL or table"],
+                &["line 2, column 10", "7 is not a path, a URL or a table"],
             ),
             (
                 "[[ublk]]\nvolume = \"a\"\nqueues = 70000",

@@ -1,4 +1,5 @@
-//! The flags of `vnvme serve` and `vnvme ublk`, made of the tables.
+//! Command-line flags of `vnvme serve`, `vnvme ublk` and `vnvme daemon`, generated from the option
+//! tables.
 
 use super::{Beside, Command, Flag, Row, Spec};
 use crate::spec::NvmeTcpSpec;
@@ -30,7 +31,7 @@ fn augment_of<S: Spec>(command: Command, mut cli: clap::Command) -> clap::Comman
         let Some(flag) = row.flag(command) else {
             continue;
         };
-        // Several tables may have it.
+        // Several tables may have the flag.
         if cli.get_arguments().all(|arg| arg.get_id() != flag.name) {
             cli = cli.arg(arg(row, flag));
             if flag.name != row.key {
@@ -45,8 +46,7 @@ fn augment_of<S: Spec>(command: Command, mut cli: clap::Command) -> clap::Comman
     cli
 }
 
-/// A switch under the name that it has in a configuration file: `--pin-memory`, or
-/// `--pin-memory=off`.
+/// Makes a switch with the name of its configuration key: `--pin-memory`, or `--pin-memory=off`.
 fn switch<S: Spec>(row: &'static Row<S>) -> Arg {
     Arg::new(row.key)
         .long(row.key)
@@ -63,7 +63,7 @@ fn arg<S: Spec>(row: &'static Row<S>, flag: &Flag) -> Arg {
     let mut scratch = S::default();
     let setting = (row.setting)(&mut scratch);
     let help = match flag.help {
-        // It says its default itself, if there is another.
+        // The flag's own help names its default, if it differs.
         Some(help) if setting.is_switch() || help.contains("[default: ") => help.to_owned(),
         Some(help) => Row { help, ..*row }.help_with_default(),
         None if setting.is_switch() => row.help.to_owned(),
@@ -104,14 +104,14 @@ fn arg<S: Spec>(row: &'static Row<S>, flag: &Flag) -> Arg {
     arg.value_name(row.form).value_parser(parser)
 }
 
-/// With a capital.
+/// Capitalizes the first letter.
 pub fn sentence(help: &str) -> String {
     let mut letters = help.chars();
     let first = letters.next().map(|first| first.to_uppercase().to_string());
     first.unwrap_or_default() + letters.as_str()
 }
 
-/// The flags that were given to a command, each with its value.
+/// Flags given to a command, with their values.
 #[derive(Debug)]
 pub struct Given {
     command: Command,
@@ -120,15 +120,15 @@ pub struct Given {
 
 #[derive(Debug)]
 struct GivenFlag {
-    /// Of the [`Flag`].
+    /// Name of the [`Flag`].
     name: &'static str,
-    /// As it was written: `write-cache` of `--write-cache=off`, which is `no-write-cache`, too.
+    /// Name as written: `write-cache` for `--write-cache=off`, which also is `no-write-cache`.
     written: &'static str,
     value: OsString,
 }
 
 impl Given {
-    /// Those that are in `matches`.
+    /// Collects the given flags from `matches`.
     pub fn of(command: Command, matches: &ArgMatches) -> Self {
         let mut given = Self {
             command,
@@ -183,11 +183,11 @@ impl Given {
         Some(&self.given(name)?.value)
     }
 
-    /// Puts the flags into what the file (`config`), or the command line itself, says is to be
-    /// served. Each concerns everything of its kind, or is refused: none is dropped.
+    /// Merges the flags into the disks of the configuration file (`config`) or of the command line.
+    /// Each flag applies to everything of its kind, or is refused; none is ignored.
     ///
     /// # Errors
-    /// One is refused, in words.
+    /// A usage error that names the refused flag.
     pub fn merge(&self, config: Option<&Path>, specs: &mut Specs) -> Result<()> {
         if let Some(path) = config {
             self.refuse_beside::<ControllerSpec>(path)?;
@@ -218,7 +218,7 @@ impl Given {
             };
             if let Some(names) = missing {
                 return Err(Usage::error(format!(
-                    "--{written} concerns {names}, and none is to be served"
+                    "--{written} applies to {names}, and none is given"
                 )));
             }
         }
@@ -242,10 +242,10 @@ impl Given {
         self.apply(&mut specs.process)
     }
 
-    /// Puts the flags of the process into what a file says of it.
+    /// Merges the flags of the process into its options from the configuration file.
     ///
     /// # Errors
-    /// One cannot be read.
+    /// A value that cannot be parsed.
     pub fn merge_process(&self, specs: &mut Specs) -> Result<()> {
         self.apply(&mut specs.process)
     }
@@ -258,7 +258,7 @@ impl Given {
             {
                 let (name, key, table) = (flag.name, row.key, S::TABLE);
                 return Err(Usage::error(format!(
-                    "--{name} {why}; beside --config, write {key} = \"...\" into its {table} in {}",
+                    "--{name} {why}; with --config, set {key} = \"...\" in its {table} table in {}",
                     config.display()
                 )));
             }
@@ -266,9 +266,9 @@ impl Given {
         Ok(())
     }
 
-    /// Which flags a kind of thing knows, of which there are `count`.
+    /// Returns the flags that apply to a kind of thing, of which there are `count`.
     fn reach<S: Spec>(&self, count: usize) -> Result<Reach> {
-        // What is refused is to switch something off.
+        // Only a flag that switches something off is refused here.
         let mut refused = S::REFUSED.iter().filter_map(|(name, why)| {
             let flag = self.given(name).filter(|flag| flag.value == "off");
             Some((flag?.written, why))
@@ -298,10 +298,10 @@ impl Given {
     }
 }
 
-/// What flags a kind of thing knows.
+/// Flags that apply to a kind of thing.
 struct Reach {
     names: &'static str,
-    /// How many of that kind are to be served.
+    /// Number of configured things of that kind.
     count: usize,
     flags: Vec<&'static str>,
     of_process: &'static [&'static str],
@@ -313,7 +313,7 @@ mod tests {
     use crate::cli::Cli;
     use clap::CommandFactory;
 
-    /// One of each kind, which says nothing of itself.
+    /// Returns one entry of each kind without any option.
     fn specs() -> Specs {
         let controller = ControllerSpec {
             namespaces: vec![NamespaceSpec::default()],
@@ -327,7 +327,7 @@ mod tests {
         }
     }
 
-    /// Two values of an option.
+    /// Returns two values of an option.
     fn values<S: Spec>(row: &Row<S>) -> [String; 2] {
         let mut scratch = S::default();
         let choices = (row.setting)(&mut scratch).choices();
@@ -346,8 +346,8 @@ mod tests {
         .map(str::to_owned)
     }
 
-    /// Each flag of a kind of thing reaches all of that kind that say nothing themselves, and does
-    /// what its row says to those that do; or it is refused, with the exit status 2.
+    /// Every flag of a kind sets all entries without the option, and overrides or keeps those with
+    /// it as its row says; or it is refused, with exit status 2.
     fn check<S: Spec>(of: fn(&mut Specs) -> &mut S) -> usize {
         let flags = S::ROWS.iter().filter_map(|row| Some((row, row.serve?)));
         let mut count = 0;
@@ -426,7 +426,7 @@ mod tests {
     #[test]
     fn flags_of_what_is_not_served_are_refused() {
         for row in ControllerSpec::ROWS {
-            // Those of exports, too.
+            // Flags that exports have, too.
             let others = [
                 "no-write-cache",
                 "socket-owner",
@@ -452,7 +452,7 @@ mod tests {
             let mut specs = specs();
             specs.controllers.clear();
             let error = given.merge(None, &mut specs).unwrap_err();
-            let text = format!("--{} concerns NVMe controllers, and none", flag.name);
+            let text = format!("--{} applies to NVMe controllers, and none", flag.name);
             assert!(
                 error.is::<Usage>() && error.to_string().contains(&text),
                 "{error}"
@@ -460,7 +460,7 @@ mod tests {
         }
     }
 
-    /// The keys of the file are the options' names, those of switches, too.
+    /// Switches on the command line have the names of their keys in the file.
     #[test]
     fn a_switch_has_the_name_of_its_key() {
         let merged = |args: &[&str]| {

@@ -1,12 +1,11 @@
-//! Options, each in one place: a row of a table.
+//! Options, each defined once as a row of a table.
 //!
-//! There is a table for each kind of thing that is configured (a controller, a namespace, an
-//! export, a block device, the process), in [`tables`]. A row has the option's key in the
-//! configuration file, its flags on the command line, whether a volume's URL may say it,
-//! what its value looks like, its default, its help, and the field that it sets. Of the rows
-//! are made: the commands' flags and their `--help` ([`flags`]), what a configuration file
-//! may say ([`mod@file`]), what a URL may say ([`url`]), and docs/reference.md and the man
-//! pages (`reference`, a test).
+//! Each kind of configured thing (controller, namespace, export, block device, process) has a table
+//! in [`tables`]. A row has the option's key in the configuration file, its flags on the command
+//! line, whether a volume's URL accepts it, the form of its value, its default, its help, and the
+//! field that it sets. The rows generate the flags of commands with their `--help` ([`flags`]), the
+//! parser of configuration files ([`mod@file`]), the options of URLs ([`url`]), and
+//! docs/reference.md with the man pages (`reference`, a test).
 
 pub mod file;
 pub mod flags;
@@ -21,40 +20,40 @@ pub use value::{Bits, Names, Paths, Setting, Size, Url};
 use std::ffi::OsStr;
 use std::ops::RangeInclusive;
 
-/// A command whose flags come from the tables.
+/// Command with flags from the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// `vnvme serve`
     Serve,
     /// `vnvme ublk`
     Ublk,
-    /// `vnvme daemon`: the process's of `vnvme serve`, and its own.
+    /// `vnvme daemon`: the process options of `vnvme serve`, and options of its own.
     Daemon,
 }
 
-/// What a flag does beside `--config`, where the file (or a volume's URL) says the same.
+/// Relation of a flag to `--config`, when the file (or a volume's URL) sets the option as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beside {
-    /// It is for what says nothing itself.
+    /// The flag is the default for entries without the option.
     Default,
-    /// It counts more than the file.
+    /// The flag overrides the file.
     Overrides,
-    /// It is refused beside a file, for this reason.
+    /// The flag is refused beside a file, for this reason.
     Refused(&'static str),
 }
 
 /// An option on the command line.
 #[derive(Clone, Copy, Debug)]
 pub struct Flag {
-    /// Without the dashes. With `no-` before the row's key it switches off.
+    /// Name without the dashes. With `no-` before the row's key, the flag switches the option off.
     pub name: &'static str,
-    /// The letter that stands for it.
+    /// Short form of the flag.
     pub short: Option<char>,
-    /// What it does beside `--config`.
+    /// Relation to `--config`.
     pub beside: Beside,
-    /// Another flag that has to be there.
+    /// Another flag that this flag requires.
     pub requires: Option<&'static str>,
-    /// Its help, where it is not the row's.
+    /// Help text, if it differs from the row's.
     pub help: Option<&'static str>,
 }
 
@@ -69,22 +68,22 @@ impl Flag {
         }
     }
 
-    /// [`Beside::Default`].
+    /// Makes a flag that is [`Beside::Default`].
     pub const fn default(name: &'static str) -> Self {
         Self::new(name, Beside::Default)
     }
 
-    /// [`Beside::Overrides`].
+    /// Makes a flag that is [`Beside::Overrides`].
     pub const fn overrides(name: &'static str) -> Self {
         Self::new(name, Beside::Overrides)
     }
 
-    /// [`Beside::Refused`].
+    /// Makes a flag that is [`Beside::Refused`].
     pub const fn refused(name: &'static str, why: &'static str) -> Self {
         Self::new(name, Beside::Refused(why))
     }
 
-    /// With a letter.
+    /// Adds a short form.
     pub const fn short(self, short: char) -> Self {
         Self {
             short: Some(short),
@@ -92,7 +91,7 @@ impl Flag {
         }
     }
 
-    /// Only with another flag.
+    /// Makes the flag require another one.
     pub const fn requires(self, other: &'static str) -> Self {
         Self {
             requires: Some(other),
@@ -100,7 +99,7 @@ impl Flag {
         }
     }
 
-    /// With a help of its own.
+    /// Replaces the help text.
     pub const fn help(self, help: &'static str) -> Self {
         Self {
             help: Some(help),
@@ -109,34 +108,34 @@ impl Flag {
     }
 }
 
-/// An option of an `S`.
+/// Option of an `S`.
 pub struct Row<S: 'static> {
-    /// Its key in the file, and in a URL.
+    /// Key in the configuration file and in a URL.
     pub key: &'static str,
-    /// What its value looks like: alternatives (`on|off`), or the kind of value in capitals.
+    /// Form of the value: alternatives (`on|off`), or the kind of value in capitals.
     pub form: &'static str,
-    /// What it is for: begins with a small letter, so that it may stand in a sentence.
+    /// Help text; begins with a small letter, so that it may stand in a sentence.
     pub help: &'static str,
-    /// What counts when nothing is said; empty: nothing does.
+    /// Default as text; empty if there is none.
     pub default: &'static str,
-    /// The field.
+    /// Returns the field that the option sets.
     pub setting: fn(&mut S) -> &mut dyn Setting,
-    /// The file must say it.
+    /// Whether the configuration file must set the option.
     pub required: bool,
-    /// A volume's URL may say it.
+    /// Whether a volume's URL may set the option.
     pub url: bool,
-    /// Numbers outside are refused.
+    /// Range of a number.
     pub range: Option<(u32, u32)>,
-    /// The flag of `vnvme serve`.
+    /// Flag of `vnvme serve`.
     pub serve: Option<Flag>,
-    /// The flag of `vnvme ublk`.
+    /// Flag of `vnvme ublk`.
     pub ublk: Option<Flag>,
-    /// The flag of `vnvme daemon`, where `vnvme serve` has none.
+    /// Flag of `vnvme daemon`, if `vnvme serve` has none.
     pub daemon: Option<Flag>,
 }
 
 impl<S> Row<S> {
-    /// An option that only the file says.
+    /// Makes an option that only the configuration file can set.
     pub const fn new(
         key: &'static str,
         form: &'static str,
@@ -158,12 +157,12 @@ impl<S> Row<S> {
         }
     }
 
-    /// What counts when nothing is said.
+    /// Sets the text of the default.
     pub const fn or(self, default: &'static str) -> Self {
         Self { default, ..self }
     }
 
-    /// The file must say it.
+    /// Makes the option required in the configuration file.
     pub const fn required(self) -> Self {
         Self {
             required: true,
@@ -171,12 +170,12 @@ impl<S> Row<S> {
         }
     }
 
-    /// A volume's URL may say it, too.
+    /// Permits the option in a volume's URL, too.
     pub const fn in_url(self) -> Self {
         Self { url: true, ..self }
     }
 
-    /// A number from `first` to `last`.
+    /// Restricts a number to `first` to `last`.
     pub const fn range(self, first: u32, last: u32) -> Self {
         Self {
             range: Some((first, last)),
@@ -184,7 +183,7 @@ impl<S> Row<S> {
         }
     }
 
-    /// A flag of `vnvme serve`.
+    /// Adds a flag of `vnvme serve`.
     pub const fn serve(self, flag: Flag) -> Self {
         Self {
             serve: Some(flag),
@@ -192,7 +191,7 @@ impl<S> Row<S> {
         }
     }
 
-    /// A flag of `vnvme ublk`.
+    /// Adds a flag of `vnvme ublk`.
     pub const fn ublk(self, flag: Flag) -> Self {
         Self {
             ublk: Some(flag),
@@ -200,7 +199,7 @@ impl<S> Row<S> {
         }
     }
 
-    /// A flag of `vnvme daemon` alone.
+    /// Adds a flag of `vnvme daemon` alone.
     pub const fn daemon(self, flag: Flag) -> Self {
         Self {
             daemon: Some(flag),
@@ -208,7 +207,7 @@ impl<S> Row<S> {
         }
     }
 
-    /// The flag of a command.
+    /// Returns the flag of a command.
     pub fn flag(&self, command: Command) -> Option<&Flag> {
         match command {
             Command::Serve => self.serve.as_ref(),
@@ -217,7 +216,7 @@ impl<S> Row<S> {
         }
     }
 
-    /// The help with the default: `[default: ...]`.
+    /// Returns the help with the default: `[default: ...]`.
     pub fn help_with_default(&self) -> String {
         match self.default {
             "" => self.help.to_owned(),
@@ -225,10 +224,10 @@ impl<S> Row<S> {
         }
     }
 
-    /// Sets the field to what the command line or a URL says.
+    /// Sets the field from text of the command line or a URL.
     ///
     /// # Errors
-    /// What is wrong with the text, in words.
+    /// A text for the user when the value is invalid.
     pub fn set_text(&self, spec: &mut S, text: &OsStr) -> Result<(), String> {
         if let Some(number) = text.to_str().and_then(|text| text.parse().ok()) {
             self.check_range(number)?;
@@ -236,15 +235,15 @@ impl<S> Row<S> {
         (self.setting)(spec).set_text(text)
     }
 
-    /// What a configuration file says for the field; nothing where nothing was said.
+    /// Returns the field's value as in a configuration file; `None` if it is not set.
     pub fn to_toml(&self, spec: &mut S) -> Option<toml::Value> {
         (self.setting)(spec).to_toml()
     }
 
-    /// Sets the field to what a configuration file says.
+    /// Sets the field from a value of a configuration file.
     ///
     /// # Errors
-    /// What is wrong with the value, in words.
+    /// A text for the user when the value is invalid.
     pub fn set_toml(&self, spec: &mut S, value: toml::Value) -> Result<(), String> {
         if let toml::Value::Integer(number) = value {
             self.check_range(number)?;
@@ -264,25 +263,25 @@ impl<S> Row<S> {
     }
 }
 
-/// Something that is configured: a table of the configuration file.
+/// A configured thing: a table of the configuration file.
 pub trait Spec: Default + 'static {
-    /// The table's name, as the file has it: `[[controller]]`.
+    /// Name of the table in the file: `[[controller]]`.
     const TABLE: &'static str;
-    /// What a user calls several of them.
+    /// Plural for messages.
     const NAMES: &'static str;
-    /// Its options.
+    /// Options of the table.
     const ROWS: &'static [Row<Self>];
-    /// Keys of tables within it, and whether each must be there; see [`Spec::nested`].
+    /// Keys of nested tables, and whether each is required; see [`Spec::nested`].
     const NESTED: &'static [(&'static str, bool)] = &[];
-    /// Flags that cannot do to it what they say, and why: they are refused.
+    /// Flags that are refused for this kind, and the reason.
     const REFUSED: &'static [(&'static str, &'static str)] = &[];
-    /// Flags of the process that concern nothing else than these.
+    /// Flags of the process that affect only this kind.
     const OF_PROCESS: &'static [&'static str] = &[];
 
-    /// Reads the table within it that has this key.
+    /// Reads the nested table with this key.
     ///
     /// # Errors
-    /// What the file says cannot be read.
+    /// The file's content is invalid.
     fn nested<'de, A: serde::de::MapAccess<'de>>(
         &mut self,
         _key: &str,
@@ -291,12 +290,12 @@ pub trait Spec: Default + 'static {
         Ok(())
     }
 
-    /// Its volume, if it has one: what a URL may say is taken from it.
+    /// Returns the volume, if there is one, for options from its URL.
     fn volume(&mut self) -> Option<&mut Url> {
         None
     }
 
-    /// The row of a key.
+    /// Returns the row of a key.
     fn row(key: &str) -> Option<&'static Row<Self>> {
         Self::ROWS.iter().find(|row| row.key == key)
     }

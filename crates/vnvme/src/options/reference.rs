@@ -1,6 +1,6 @@
-//! docs/reference.md and the man pages in docs/man, made of the tables, of the registry of volume
-//! kinds and of the commands. They are committed: a test compares them, and writes them when
-//! `VNVME_WRITE_DOCS` is set (`make docs`).
+//! Generator of docs/reference.md and the man pages in docs/man, from the option tables, the
+//! registry of volume kinds and the commands. The documents are committed: a test compares them,
+//! and writes them when `VNVME_WRITE_DOCS` is set (`make docs`).
 
 use super::{Beside, Flag, Row, Spec};
 use crate::cli::Cli;
@@ -15,15 +15,15 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use volume::{Extras, UrlOption};
 
-/// Options of commands that no configuration file has, and why.
+/// Options of commands without a key in the configuration file, and the reason.
 const ONLY_ON_THE_COMMAND_LINE: &[(&str, &str)] = &[
     ("help", "it prints"),
     ("version", "it prints"),
     (
         "log",
-        "it is obeyed before a file is read; VNVME_LOG says the same",
+        "it takes effect before a file is read; VNVME_LOG sets it, too",
     ),
-    ("log-format", "it is obeyed before a file is read"),
+    ("log-format", "it takes effect before a file is read"),
     ("config", "it names the file"),
     ("vhost-user-blk", "a table [[vhost-user-blk]] is the same"),
     ("nvme-tcp", "a table [[nvme-tcp]] is the same"),
@@ -37,7 +37,8 @@ const ONLY_ON_THE_COMMAND_LINE: &[(&str, &str)] = &[
 /// Options of every command.
 const GLOBAL: [&str; 3] = ["help", "log", "log_format"];
 
-/// Keys of a configuration file that the command line says otherwise than by a flag or in a URL.
+/// Keys of a configuration file without a flag or URL option of the same name, and their
+/// counterpart on the command line.
 const NO_FLAG: &[(&str, &str)] = &[
     (
         "socket",
@@ -61,12 +62,12 @@ const NO_FLAG: &[(&str, &str)] = &[
     ("listen", "the first word after `--nvme-tcp`"),
     ("hosts", "only in the file"),
     ("max-hosts", "only in the file"),
-    // Of subsystems for other hosts: those of controllers have flags.
+    // Keys of NVMe/TCP subsystems; only controllers have flags for them.
     ("io-queues", "only in the file"),
     ("queue-entries", "only in the file"),
 ];
 
-/// Lines of text, at most 100 columns; the second and later ones begin with `indent`.
+/// Wraps text at 100 columns; the second and later lines begin with `indent`.
 fn wrapped(text: &str, indent: &str) -> String {
     let (mut lines, mut line) = (String::new(), String::new());
     for word in text.split_whitespace() {
@@ -87,7 +88,7 @@ fn url_option(out: &mut String, option: &UrlOption) {
     *out += &wrapped(&text, "  ");
 }
 
-/// What an option is on the command line: `-s`, `--socket <PATH>`.
+/// Formats an option of the command line: `-s`, `--socket <PATH>`.
 fn written(arg: &clap::Arg) -> String {
     let short = arg.get_short().map(|short| format!("`-{short}`, "));
     let names = arg
@@ -103,7 +104,7 @@ fn written(arg: &clap::Arg) -> String {
     }
 }
 
-/// Its value may be left out.
+/// Returns whether the value may be omitted.
 fn is_switch(arg: &clap::Arg) -> bool {
     let values = arg.get_num_args();
     arg.get_action().takes_values() && values.is_some_and(|count| count.min_values() == 0)
@@ -133,7 +134,7 @@ fn command(out: &mut String, command: &clap::Command) {
     out.push('\n');
 }
 
-/// The choices of a value, or what it looks like.
+/// Formats the choices of a value, or its form.
 fn form<S: Spec>(row: &Row<S>) -> String {
     let mut scratch = S::default();
     let setting = (row.setting)(&mut scratch);
@@ -149,7 +150,7 @@ fn form<S: Spec>(row: &Row<S>) -> String {
     }
 }
 
-/// The help with the default, as a configuration file has it.
+/// Returns the help with the default, as for a configuration file.
 fn help<S: Spec>(row: &Row<S>) -> String {
     let mut scratch = S::default();
     let default = match ((row.setting)(&mut scratch).is_switch(), row.default) {
@@ -162,8 +163,8 @@ fn help<S: Spec>(row: &Row<S>) -> String {
 
 fn beside(flag: &Flag) -> String {
     match flag.beside {
-        Beside::Default => "is the default of entries that say nothing".into(),
-        Beside::Overrides => "counts more than the file".into(),
+        Beside::Default => "is the default of entries without the key".into(),
+        Beside::Overrides => "overrides the file".into(),
         Beside::Refused(why) => format!("is refused beside `--config`: it {why}"),
     }
 }
@@ -199,7 +200,7 @@ fn table<S: Spec>(out: &mut String, about: &str) {
     out.push('\n');
 }
 
-/// What can be written in a configuration file.
+/// Formats the tables of a configuration file.
 fn tables(out: &mut String) {
     let controller = "An NVMe controller; there may be several.";
     table::<ControllerSpec>(out, controller);
@@ -209,7 +210,7 @@ fn tables(out: &mut String) {
     );
     table::<VhostBlkSpec>(
         out,
-        "A volume for a guest with a virtio driver; there may be several.",
+        "A vhost-user-blk disk for a guest with a virtio driver; there may be several.",
     );
     table::<NvmeTcpSpec>(
         out,
@@ -220,8 +221,8 @@ fn tables(out: &mut String) {
     table::<UblkSpec>(out, ublk);
     table::<ProcessSpec>(
         out,
-        "The process, whatever it serves; once at most. What it says of sockets counts for those \
-         that say nothing themselves.",
+        "Options of the process; at most one table. Its socket options are defaults for sockets \
+         without their own.",
     );
 }
 
@@ -233,15 +234,14 @@ fn reference() -> String {
          instead. -->\n\n",
     );
     out += &wrapped(
-        "Every option: of the commands, of a configuration file, and of a volume's URL. \
-         `vnvme COMMAND --help` says the same of a command, and so do the man pages in \
-         [man](man).",
+        "This page lists every option of the commands, of a configuration file, and of a volume's \
+         URL. `vnvme COMMAND --help` and the man pages in [man](man) have the same texts.",
         "",
     );
     out += "\n## Commands\n\n";
     out += &wrapped(
-        "Each command has `--help`, `--log <FILTER>` (or the variable `VNVME_LOG`): what to log, \
-         to standard error, and `--log-format <FORMAT>`: `text`, `json` or `journal`.",
+        "Each command has `--help`, `--log <FILTER>` (or the variable `VNVME_LOG`), the log filter \
+         for standard error, and `--log-format <FORMAT>`: `text`, `json` or `journal`.",
         "",
     );
     out.push('\n');
@@ -252,9 +252,8 @@ fn reference() -> String {
     out += "## The configuration file\n\n";
     out += &wrapped(
         "`vnvme serve --config FILE` reads TOML. Keys have the names of the options; a switch is \
-         true or false. A key that is \
-         unknown is an error. Options beside `--config` concern all entries of the file, or are \
-         refused; none is ignored.",
+         true or false. Unknown keys are errors. Options beside `--config` apply to all entries of \
+         the file, or are refused; none is ignored.",
         "",
     );
     out.push('\n');
@@ -284,7 +283,7 @@ fn wrapped_example(scheme: &volume::Scheme) -> String {
     wrapped(&format!("`{}`: {}.", scheme.example, scheme.help), "") + "\n"
 }
 
-/// Words as roff has them.
+/// Escapes text for roff.
 fn roff(text: &str) -> String {
     text.replace('\\', "\\e")
         .replace('-', "\\-")
@@ -299,10 +298,10 @@ fn man_of<S: Spec>(out: &mut String) {
     }
 }
 
-/// vnvme.toml(5).
+/// Formats vnvme.toml(5).
 fn man_of_file() -> String {
     let mut out = String::from(
-        ".TH vnvme.toml 5\n.SH NAME\nvnvme.toml \\- what vnvme serve \\-\\-config reads\n\
+        ".TH vnvme.toml 5\n.SH NAME\nvnvme.toml \\- configuration file of vnvme serve \\-\\-config\n\
          .SH DESCRIPTION\nTOML: the tables below, with these keys.\n",
     );
     man_of::<ControllerSpec>(&mut out);
@@ -314,7 +313,7 @@ fn man_of_file() -> String {
     out + ".SH \"SEE ALSO\"\nvnvme(1), vnvme\\-serve(1)\n"
 }
 
-/// All documents that are made, each with its place below docs/.
+/// Returns all generated documents with their paths below docs/.
 fn documents() -> Vec<(PathBuf, String)> {
     let directory = tempfile::tempdir().unwrap();
     clap_mangen::generate_to(
@@ -360,7 +359,7 @@ fn what_is_committed_is_what_is_made() {
     assert_eq!(pages, all.len() - 1, "docs/man has pages of no command");
 }
 
-/// The flags of the tables, and the keys.
+/// All flags of the tables, and all keys, are documented.
 fn flags_and_keys<S: Spec>(flags: &mut Vec<&str>, keys: &mut Vec<&str>) {
     for row in S::ROWS {
         let own = [row.serve.as_ref(), row.ublk.as_ref(), row.daemon.as_ref()];

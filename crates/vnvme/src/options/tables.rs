@@ -1,4 +1,4 @@
-//! The options, by what they are options of.
+//! Option tables, one for each kind of configuration table.
 //!
 //! A new option is a row here and a field of the structure that it sets.
 
@@ -9,45 +9,45 @@ use super::{Flag, Row, Setting, Spec, Url};
 use crate::spec::{ControllerSpec, NvmeTcpSpec, Specs, UblkSpec, VhostBlkSpec};
 use serde::de::MapAccess;
 
-/// Where a VMM connects.
+/// Path of the socket that a VMM connects to.
 const fn socket<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
-    let help = "Unix socket to listen on; created with mode 0600, a stale one is replaced";
+    let help = "Unix socket to listen on; created with mode 0600, replaces a stale one";
     Row::new("socket", "PATH", help, setting).required()
 }
 
-/// Who may connect. The file says it of each socket, and in `[process]` of those that say nothing.
+/// Access options of a socket. A configuration file sets them for each socket, and in `[process]`
+/// the defaults.
 const fn socket_owner<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
-    let help = "user that the socket belongs to, a name or a number";
+    let help = "owner of the socket, a user name or number";
     let flag = Flag::default("socket-owner");
     Row::new("socket-owner", "USER", help, setting)
-        .or("the process's own")
-        .serve(flag.help("user that the sockets belong to, a name or a number"))
+        .or("the user of the process")
+        .serve(flag.help("owner of the sockets, a user name or number"))
 }
 
 const fn socket_group<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
-    let help = "group of the socket, a name or a number; it may connect, too, unless socket-mode \
-                says otherwise";
+    let help = "group of the socket, a name or number; may connect unless socket-mode forbids it";
     Row::new("socket-group", "GROUP", help, setting)
-        .or("the process's own")
+        .or("the group of the process")
         .serve(Flag::default("socket-group"))
 }
 
 const fn socket_mode<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
-    let help = "who may connect: the mode of the socket in octal digits, such as 0660";
+    let help = "access mode of the socket in octal digits, such as 0660";
     Row::new("socket-mode", "MODE", help, setting)
         .or("0600, with a group 0660")
         .serve(Flag::default("socket-mode"))
 }
 
 const fn name<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
-    let help = "what the disk is called by \"vnvme list\" and all that concerns one disk; unique \
-                in the process";
+    let help = "name of the disk in \"vnvme list\" and in every command for one disk; unique in \
+                the process";
     Row::new("name", "TEXT", help, setting)
 }
 
 const fn volume<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
-    let help = "path or URL, or a table of the URL and its options, \
-                { url = \"a.raw\", iops = 1000 }";
+    let help = "path or URL, or a table of the URL and its options, { url = \"a.raw\", iops = 1000 \
+                }";
     Row::new("volume", "URL", help, setting).required()
 }
 
@@ -55,7 +55,7 @@ const fn read_only<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
     let flag = Flag::overrides("read-only").short('r');
     Row::new("read-only", "on|off", "refuse writes", setting)
         .or("off")
-        .serve(flag.help("refuse writes, to every volume"))
+        .serve(flag.help("refuse writes to every volume"))
         .ublk(flag)
 }
 
@@ -67,15 +67,15 @@ const fn block_size<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
         "logical block size in bytes",
         setting,
     )
-    .or("the volume's, 512 at least")
+    .or("that of the volume, at least 512")
     .in_url()
-    .serve(flag.help("logical block size in bytes, of every volume"))
+    .serve(flag.help("logical block size of every volume, in bytes"))
     .ublk(flag)
 }
 
 const fn on_read_error<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
-    let help = "what becomes of reads that fail: told to the guest; repeated for 20 s; or held, \
-                as all that come later, until \"vnvme resume\"";
+    let help = "error policy for reads: report the error to the guest, retry for 20 s, or stop the \
+                disk until \"vnvme resume\"";
     let flag = Flag::default("on-read-error");
     Row::new("on-read-error", "report|retry|stop", help, setting)
         .or("report")
@@ -85,9 +85,9 @@ const fn on_read_error<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
 }
 
 const fn on_write_error<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
-    let help = "the same of writes, zeroing and deallocation; enospc-stop holds what fails for \
-                want of space, and tells the guest of the rest. What was written and cannot be \
-                made durable is always told";
+    let help = "error policy for writes, zeroing and deallocation, as for reads; enospc-stop stops \
+                the disk when space runs out and reports other errors. A failed flush is always \
+                reported";
     let flag = Flag::default("on-write-error");
     let form = "report|retry|stop|enospc-stop";
     Row::new("on-write-error", form, help, setting)
@@ -98,7 +98,7 @@ const fn on_write_error<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
 }
 
 const fn write_cache<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
-    let help = "volatile write cache; off: every write is durable when it completes";
+    let help = "volatile write cache; off makes every write durable when it completes";
     let flag = Flag::overrides("no-write-cache");
     Row::new("write-cache", "on|off", help, setting)
         .or("on")
@@ -117,25 +117,25 @@ const fn model<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
 const fn serial<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
     let help = "serial number, up to 20 characters";
     Row::new("serial", "TEXT", help, setting)
-        .or("made from the volumes, stable")
+        .or("derived from the volumes, stable")
         .serve(Flag::refused("serial", "names one controller"))
 }
 
 const fn firmware<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
     let help = "firmware revision, up to 8 characters";
     Row::new("firmware", "TEXT", help, setting)
-        .or("the version of vnvme")
+        .or("version of vnvme")
         .serve(Flag::default("firmware"))
 }
 
 const fn subnqn<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
     Row::new("subnqn", "NQN", "NVM subsystem NQN", setting)
-        .or("made from the serial number")
+        .or("derived from the serial number")
         .serve(Flag::refused("subnqn", "names one controller"))
 }
 
 const fn mdts<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
-    let help = "largest transfer of a command: 4 KiB times two to the power of this";
+    let help = "maximum data transfer size (MDTS): 4 KiB times two to the power of N";
     Row::new("mdts", "N", help, setting)
         .or("8")
         .serve(Flag::default("mdts"))
@@ -153,8 +153,8 @@ impl Spec for ControllerSpec {
         Row::<Self>::new(
             "doorbells",
             "MODE",
-            "how the client rings doorbells: by message, or in a mapped page that is polled all \
-             the time",
+            "doorbell writes of the client: trapped (by message) or mapped (a shared page, polled \
+             all the time)",
             |c| &mut c.doorbells,
         )
         .or("trapped")
@@ -173,8 +173,8 @@ impl Spec for ControllerSpec {
         Row::<Self>::new(
             "cmb-size",
             "SIZE",
-            "controller memory buffer (CMB) of so many bytes, a power of two from 4K to 64M, in \
-             which the guest may have queues, lists and data; Linux needs 2M at least",
+            "size of the controller memory buffer (CMB) for the guest's queues, lists and data: a \
+             power of two from 4K to 64M; Linux needs at least 2M",
             |c| &mut c.cmb_size,
         )
         .or("none")
@@ -182,8 +182,8 @@ impl Spec for ControllerSpec {
         Row::<Self>::new(
             "boot-partition",
             "PATH",
-            "file that both Boot Partitions hold, which firmware reads before it has any queue; up \
-             to 64M, read when the disk is opened",
+            "image of both Boot Partitions, which firmware reads before it creates queues; up to \
+             64M, read when the disk is opened",
             |c| &mut c.boot_partition,
         )
         .or("none")
@@ -193,9 +193,9 @@ impl Spec for ControllerSpec {
         Row::<Self>::new(
             "cloud",
             "CLOUD",
-            "look like a disk of a cloud, whose images find device names in vendor specific \
-             bytes: amazon:DEVICE, google:NAME or azure; with its model number, if no other one \
-             is set, and its PCI IDs",
+            "imitate a cloud's disk: amazon:DEVICE, google:NAME or azure. Sets the vendor-specific \
+             bytes in which the cloud's images look for device names, the PCI IDs, and the model \
+             number unless model is set",
             |c| &mut c.cloud,
         )
         .or("none")
@@ -206,15 +206,15 @@ impl Spec for ControllerSpec {
         Row::<Self>::new(
             "subsystem",
             "TEXT",
-            "name of the NVM subsystem that the disk is in: disks of one subsystem share the \
-             namespaces of the same ID, with reservations; each of them lives on one worker",
+            "name of the disk's NVM subsystem. Disks of a subsystem share the namespaces of equal \
+             NSID, with reservations; each disk is served by one worker",
             |c| &mut c.subsystem,
         )
-        .or("one of its own"),
+        .or("a subsystem for each disk"),
         Row::<Self>::new(
             "cntlid",
             "N",
-            "controller ID, unique in its subsystem: required of disks with subsystem",
+            "controller ID, unique in its subsystem; required with subsystem",
             |c| &mut c.cntlid,
         )
         .range(0, 65_519)
@@ -222,12 +222,11 @@ impl Spec for ControllerSpec {
         Row::<Self>::new(
             "host-id",
             "HEX",
-            "of a disk in a subsystem: Host Identifier of the guest that it is for, 32 hexadecimal \
-             digits, to whom its reservations belong; the same for all disks of one guest, which \
-             cannot change it",
+            "with subsystem: Host Identifier of the disk's guest, 32 hexadecimal digits, which \
+             owns its reservations. All disks of a guest have the same; the guest cannot change it",
             |c| &mut c.host_id,
         )
-        .or("made from the disk's name"),
+        .or("derived from the disk's name"),
         Row::<Self>::new("io-queues", "N", "I/O queue pairs, 1 to 128", |c| {
             &mut c.io_queues
         })
@@ -236,7 +235,7 @@ impl Spec for ControllerSpec {
         Row::<Self>::new(
             "queue-entries",
             "N",
-            "entries per queue, a power of two from 2 to 4096",
+            "entries of each queue, a power of two from 2 to 4096",
             |c| &mut c.queue_entries,
         )
         .or("4096")
@@ -245,32 +244,31 @@ impl Spec for ControllerSpec {
         Row::<Self>::new(
             "max-namespaces",
             "N",
-            "largest NSID that a namespace may ever have (NN): room for those that are attached \
-             while it runs",
+            "highest NSID of the controller (NN); leaves room for namespaces attached at run time",
             |c| &mut c.max_namespaces,
         )
         .range(1, 1024)
-        .or("the largest that is configured; 16 at least under vnvme daemon, and with pool"),
+        .or("the highest configured; at least 16 under vnvme daemon, and with pool"),
         Row::<Self>::new(
             "pool",
             "PATH",
-            "folder in which the guest makes namespaces of its own, each a file (nvme create-ns, \
-             attach-ns, detach-ns, delete-ns); it has to be there, and no other disk has it",
+            "existing folder for namespaces that the guest creates, each a file (nvme create-ns, \
+             attach-ns, detach-ns, delete-ns); belongs to one disk",
             |c| &mut c.pool,
         )
         .or("none"),
         Row::<Self>::new(
             "pool-capacity",
             "SIZE",
-            "what these namespaces may have together (UNVMCAP is what is left); the files are \
-             sparse",
+            "total capacity of the guest's namespaces (TNVMCAP; UNVMCAP is the unallocated part); \
+             the files are sparse",
             |c| &mut c.pool_capacity,
         )
         .or("required with pool"),
         Row::<Self>::new(
             "pool-block-size",
             "512|4096",
-            "logical block size in bytes of namespaces that the guest makes from now on",
+            "logical block size in bytes of namespaces that the guest creates from now on",
             |c| &mut c.pool_block_size,
         )
         .or("512"),
@@ -294,13 +292,15 @@ impl Spec for VhostBlkSpec {
         socket_group(|e| &mut e.access.group),
         socket_mode(|e| &mut e.access.mode),
         volume(|e| &mut e.volume),
-        Row::<Self>::new("queues", "N", "request queues at most", |e| &mut e.queues)
-            .or("128")
-            .in_url(),
+        Row::<Self>::new("queues", "N", "maximum number of request queues", |e| {
+            &mut e.queues
+        })
+        .or("128")
+        .in_url(),
         Row::<Self>::new(
             "queue-size",
             "N",
-            "entries of a queue that requests are made for (seg_max is two less)",
+            "entries of a queue to size requests for (seg_max is two less)",
             |e| &mut e.queue_size,
         )
         .or("128")
@@ -311,7 +311,7 @@ impl Spec for VhostBlkSpec {
             "serial number, up to 20 characters",
             |e| &mut e.serial,
         )
-        .or("made from the volume, stable")
+        .or("derived from the volume, stable")
         .in_url(),
         block_size(|e| &mut e.block_size),
         on_read_error(|e| &mut e.on_read_error),
@@ -333,19 +333,20 @@ impl Spec for NvmeTcpSpec {
         Row::<Self>::new(
             "listen",
             "ADDRESS:PORT",
-            "where hosts connect; 4420 is the usual port",
+            "address to listen on; the standard port is 4420",
             |t| &mut t.listen,
         )
         .required(),
-        Row::<Self>::new("hosts", "NQNS", "hosts that may connect", |t| &mut t.hosts)
-            .or("all that reach the address"),
+        Row::<Self>::new("hosts", "NQNS", "NQNs of the hosts that may connect", |t| {
+            &mut t.hosts
+        })
+        .or("every host that can reach the address"),
         Row::<Self>::new(
             "host-keys",
             "PATH",
-            "file of the hosts that may connect, with the secrets by which they have to prove who \
-             they are (DH-HMAC-CHAP): an NQN, its DHHC-1 secret, and the subsystem's if it is \
-             asked for that, in a line each. Without, only an address of this host itself can be \
-             listened at",
+            "file of the hosts that may connect and their DH-HMAC-CHAP secrets: on each line an \
+             NQN, its DHHC-1 secret, and optionally the secret of the subsystem. Without it, only \
+             a loopback address can be listened on",
             |t| &mut t.host_keys,
         )
         .serve(Flag::default("host-keys")),
@@ -359,21 +360,15 @@ impl Spec for NvmeTcpSpec {
         })
         .range(1, 64)
         .or("16"),
-        Row::<Self>::new(
-            "queue-entries",
-            "N",
-            "entries of each of these queues",
-            |t| &mut t.queue_entries,
-        )
+        Row::<Self>::new("queue-entries", "N", "entries of each I/O queue", |t| {
+            &mut t.queue_entries
+        })
         .range(2, 256)
         .or("128"),
         mdts(|t| &mut t.mdts),
-        Row::<Self>::new(
-            "max-hosts",
-            "N",
-            "hosts that may be connected at a time",
-            |t| &mut t.max_hosts,
-        )
+        Row::<Self>::new("max-hosts", "N", "maximum number of connected hosts", |t| {
+            &mut t.max_hosts
+        })
         .range(1, 1024)
         .or("64"),
     ];
@@ -391,13 +386,13 @@ impl Spec for UblkSpec {
     const ROWS: &'static [Row<Self>] = &[
         name::<Self>(|d| &mut d.name).or("the name of the device, ublkbN"),
         volume(|d| &mut d.volume),
-        Row::<Self>::new("id", "N", "number of the device, N of /dev/ublkbN", |d| {
+        Row::<Self>::new("id", "N", "number of the device, N in /dev/ublkbN", |d| {
             &mut d.id
         })
-        .or("any that is free")
+        .or("a free number")
         .ublk(
             Flag::default("id")
-                .help("number of the first device, N of /dev/ublkbN; the others follow"),
+                .help("number of the first device, N in /dev/ublkbN; the other devices follow"),
         ),
         Row::<Self>::new("queues", "N", "queues of each device", |d| &mut d.queues)
             .or("1")
@@ -412,8 +407,8 @@ impl Spec for UblkSpec {
         Row::<Self>::new(
             "recover",
             "on|off",
-            "let the device outlive a killed process: it waits for the next one with the same id, \
-             and so do its users",
+            "keep the device when the process is killed: requests wait for the next process with \
+             the same id",
             |d| &mut d.recover,
         )
         .or("off")

@@ -1,4 +1,4 @@
-//! What a volume's URL may say of that which shows the volume: `disk.raw?serial=ROOT`.
+//! Options in a volume's URL that configure its namespace or export: `disk.raw?serial=ROOT`.
 
 use super::{Spec, Url};
 use crate::devices::DeviceRegistry;
@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 use volume::Extras;
 
-/// What shows the volume of this path or URL.
+/// Parses a path or URL into the namespace, export or block device of the volume.
 ///
 /// # Errors
 /// See [`take`].
@@ -20,16 +20,16 @@ pub fn parse<S: Spec>(text: &str) -> Result<S> {
     Ok(spec)
 }
 
-/// Takes the options out of the volume's URL that are rows of the table; the others are the
-/// volume's.
+/// Removes the options of the table from the volume's URL, and sets them. The remaining options
+/// belong to the volume.
 ///
 /// # Errors
-/// One cannot be read, or was given already.
+/// An option has an invalid value, or is already set.
 pub fn take<S: Spec>(spec: &mut S) -> Result<()> {
     let Some(Url(text)) = spec.volume().map(|url| url.clone()) else {
         return Ok(());
     };
-    // A path is taken as it is when a file of that very name exists.
+    // A path is unchanged when a file of that very name exists.
     if Path::new(&text).exists() {
         return Ok(());
     }
@@ -39,7 +39,7 @@ pub fn take<S: Spec>(spec: &mut S) -> Result<()> {
     let mut rest = Vec::new();
     for pair in query.split('&') {
         let Some((key, value)) = pair.split_once('=') else {
-            bail!("{text}: \"{pair}\" is no option: key=value");
+            bail!("{text}: option \"{pair}\" is not of the form key=value");
         };
         let Some(row) = S::row(key).filter(|row| row.url) else {
             if let Some(meant) = meant::<S>(key) {
@@ -64,7 +64,7 @@ pub fn take<S: Spec>(spec: &mut S) -> Result<()> {
     Ok(())
 }
 
-/// The option of the table that was meant by a key that no volume has.
+/// Returns the option of the table that was probably meant by a key that no volume has.
 fn meant<S: Spec>(key: &str) -> Option<&'static str> {
     let kinds = crate::open::kinds(DeviceRegistry::default());
     let of_kinds = kinds.schemes().flat_map(|scheme| scheme.options);
@@ -76,7 +76,7 @@ fn meant<S: Spec>(key: &str) -> Option<&'static str> {
     volume::similar(key, rows.map(|row| row.key))
 }
 
-/// The options that a URL may say: each as it is written, and its help.
+/// Returns the options that a URL accepts: each as it is written, with its help.
 pub fn options<S: Spec>() -> impl Iterator<Item = (String, String)> {
     let rows = S::ROWS.iter().filter(|row| row.url);
     rows.map(|row| (format!("{}={}", row.key, row.form), row.help_with_default()))

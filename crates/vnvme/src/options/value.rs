@@ -1,4 +1,4 @@
-//! Values of options, and the fields that they are put into.
+//! Values of options, and the fields that hold them.
 
 use crate::access::{Principal, SocketMode};
 use crate::ana::AnaState;
@@ -22,37 +22,37 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use worker::IdleWindow;
 
-/// A value that an option may have.
+/// Type of an option's value.
 pub trait Value: Sized + fmt::Debug {
-    /// Flags of it have no value: they are there or not.
+    /// Whether its flag has no value and is either present or absent.
     const IS_SWITCH: bool = false;
-    /// Its flag may be repeated: the values are put together, separated by commas.
+    /// Whether its flag may be repeated: the values are joined by commas.
     const IS_LIST: bool = false;
 
-    /// Reads what the command line or a URL says.
+    /// Parses text from the command line or a URL.
     ///
     /// # Errors
-    /// What is wrong with the text, in words.
+    /// A text for the user when the value is invalid.
     fn from_text(text: &OsStr) -> Result<Self, String>;
 
-    /// Reads what a configuration file says.
+    /// Parses a value from a configuration file.
     ///
     /// # Errors
-    /// What is wrong with the value, in words.
+    /// A text for the user when the value is invalid.
     fn from_toml(value: toml::Value) -> Result<Self, String>;
 
-    /// What a configuration file says for it.
+    /// Returns the value as in a configuration file.
     fn to_toml(&self) -> toml::Value;
 
-    /// The words that there are, if it is one of some.
+    /// Returns the possible words, for an enumeration.
     fn choices() -> Vec<PossibleValue> {
         Vec::new()
     }
 }
 
-/// A field that an option sets; it is empty until then.
+/// Field that an option sets; empty until then.
 pub trait Setting {
-    /// Nothing was said.
+    /// Returns whether the option is not set.
     fn is_empty(&self) -> bool;
     /// See [`Value::from_text`].
     ///
@@ -64,9 +64,9 @@ pub trait Setting {
     /// # Errors
     /// As there.
     fn set_toml(&mut self, value: toml::Value) -> Result<(), String>;
-    /// What a configuration file says for what it is now; nothing where nothing was said.
+    /// Returns the value as in a configuration file; `None` if the option is not set.
     fn to_toml(&self) -> Option<toml::Value>;
-    /// What it is now, for tests to compare.
+    /// Formats the value for comparison in tests.
     #[cfg(test)]
     fn shown(&self) -> String {
         String::new()
@@ -122,7 +122,7 @@ impl<V: Value> Setting for Option<V> {
     }
 }
 
-/// A path that has to be there.
+/// Path that must be given.
 impl Setting for PathBuf {
     fn is_empty(&self) -> bool {
         self.as_os_str().is_empty()
@@ -143,8 +143,8 @@ impl Setting for PathBuf {
     }
 }
 
-/// A volume's path or URL. In a configuration file also a table of the URL and its options,
-/// `{ url = "a.raw", iops = 1000 }`.
+/// Path or URL of a volume. In a configuration file also a table of the URL and its options, `{ url
+/// = "a.raw", iops = 1000 }`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Url(pub String);
 
@@ -179,7 +179,7 @@ impl Setting for Url {
                 return Ok(());
             }
             toml::Value::Table(table) => table,
-            other => return Err(format!("volume: {other} is no path, URL or table")),
+            other => return Err(format!("volume: {other} is not a path, a URL or a table")),
         };
         let Some(toml::Value::String(mut url)) = table.remove("url") else {
             return Err("volume: the table has no url".into());
@@ -222,7 +222,7 @@ fn parsed<T: FromStr<Err: fmt::Display>>(text: &OsStr) -> Result<T, String> {
         .map_err(|error: T::Err| error.to_string())
 }
 
-/// Values that the standard library and serde read.
+/// Values that the standard library and serde parse.
 macro_rules! plain_values {
     ($($value:ty),*) => {$(
         impl Value for $value {
@@ -243,7 +243,7 @@ macro_rules! plain_values {
 
 plain_values!(String);
 
-/// Numbers: what is out of range is said as clap does.
+/// Numbers; the error for a number out of range has clap's wording.
 macro_rules! numbers {
     ($($value:ty),*) => {$(
         impl Value for $value {
@@ -264,7 +264,7 @@ macro_rules! numbers {
 
 numbers!(u8, u16, u32);
 
-/// Values that are one of some words.
+/// Values that are one of several words.
 macro_rules! choices {
     ($($value:ty),*) => {$(
         impl Value for $value {
@@ -320,7 +320,7 @@ impl Value for PathBuf {
     }
 }
 
-/// Folders, and words that stand for some.
+/// List of folders, or of words that stand for some.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Paths(pub Vec<PathBuf>);
 
@@ -342,7 +342,7 @@ impl Value for Paths {
     }
 }
 
-/// Names, of hosts.
+/// List of host names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names(pub Vec<String>);
 
@@ -395,7 +395,7 @@ impl Value for Cloud {
     }
 }
 
-/// A switch: on or off, in a configuration file also true or false.
+/// Switch: on or off, in a configuration file also true or false.
 impl Value for bool {
     const IS_SWITCH: bool = true;
 
@@ -420,7 +420,7 @@ impl Value for bool {
     }
 }
 
-/// A number of bytes, or one with a unit: `512G`.
+/// Number of bytes, optionally with a unit: `512G`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size(pub u64);
 
@@ -442,7 +442,7 @@ impl Value for Size {
     }
 }
 
-/// Bits of a field: `0xff00`, or the same as a number.
+/// Bits of a field: `0xff00`, or a decimal number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bits(pub u64);
 
@@ -472,7 +472,7 @@ impl Value for Bits {
     }
 }
 
-/// Numbers of CPUs: `2,3`, or `0-3,8` as in cpuset(7). In a configuration file also `[2, 3]`.
+/// List of CPU numbers: `2,3`, or `0-3,8` as in cpuset(7). In a configuration file also `[2, 3]`.
 impl Value for Vec<usize> {
     const IS_LIST: bool = true;
 
@@ -485,7 +485,7 @@ impl Value for Vec<usize> {
                 Some((first, last)) => (number(first)?, number(last)?),
                 None => (number(part)?, number(part)?),
             };
-            // Before the list is made: the last one may be any number.
+            // The bound is checked before the list is made: the last CPU may be any number.
             if last >= CpuSet::MAX_CPU {
                 return Err(format!("there is no CPU {last}"));
             }
@@ -523,7 +523,7 @@ impl Value for Vec<usize> {
     }
 }
 
-/// Users and groups: names or numbers.
+/// Users and groups, by name or number.
 impl Value for Principal {
     fn from_text(text: &OsStr) -> Result<Self, String> {
         parsed(text)

@@ -30,16 +30,17 @@ const WIDTH: usize = 80;
 pub struct TopArgs {
     #[command(flatten)]
     target: Target,
-    /// Print one screen of what happens in an interval, and end; with --json its two snapshots
+    /// Print one screen with the activity of one interval, then exit; with --json print its two
+    /// snapshots
     #[arg(long)]
     once: bool,
-    /// What disks are sorted by
+    /// Sort disks by this column
     #[arg(long, value_enum, default_value_t)]
     sort: Sort,
-    /// Show only disks whose name has this
+    /// Show only disks whose name contains TEXT
     #[arg(long, value_name = "TEXT", default_value = "")]
     filter: String,
-    /// Time between two looks, 100ms to 1m
+    /// Time between two refreshes, 100ms to 1m
     #[arg(long, value_parser = interval, default_value = "1s", value_name = "DURATION")]
     interval: Duration,
 }
@@ -80,7 +81,7 @@ impl TopArgs {
             });
         }
         let mut terminal = Terminal::open().context(
-            "vnvme top needs a terminal; --once prints one screen, --json what it is made of",
+            "vnvme top needs a terminal; use --once to print one screen, or --json for its data",
         )?;
         let (mut choices, mut rates) = (self.choices(), Rates::default());
         let mut next = Instant::now() + self.interval.min(Duration::from_millis(300));

@@ -6,7 +6,7 @@ use super::recent::Times;
 use probes::{IoKind, TIMED_EVERY};
 use std::cmp::Ordering;
 
-/// What disks are sorted by.
+/// Sort key of the disks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Sort {
     /// Operations per second
@@ -318,7 +318,7 @@ fn short(kind: &str) -> &str {
 fn disk_lines(disk: &DiskRates) -> Vec<Line> {
     let attached = match disk.connected {
         true => "attached",
-        false => "nobody is attached",
+        false => "no client is attached",
     };
     let name = clean(&disk.name);
     let mut lines: Vec<Line> = vec![

@@ -98,8 +98,8 @@ fn a_file_says_it_of_all_sockets_or_of_one() {
     daemon.wait_listening(&place.path("a.sock"));
     assert_eq!(of(&place, "a.sock").2, 0o620, "wider than any umask");
     assert_eq!(of(&place, "b.sock").2, 0o606);
-    daemon.wait_log(|line| line.contains("WARN") && line.contains("everybody on this machine"));
-    assert_eq!(daemon.count("everybody on this machine"), 1);
+    daemon.wait_log(|line| line.contains("WARN") && line.contains("every user of this machine"));
+    assert_eq!(daemon.count("every user of this machine"), 1);
     daemon.end();
 }
 

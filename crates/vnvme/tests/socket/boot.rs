@@ -71,7 +71,7 @@ fn files_that_are_none_are_refused() {
     large.set_len((64 << 20) + 1).unwrap();
     assert!(refusal("large").contains("1 byte to 64 MiB"));
     fs::create_dir(place.path("folder")).unwrap();
-    assert!(refusal("folder").contains("is no regular file"));
+    assert!(refusal("folder").contains("is not a regular file"));
     mknodat(CWD, place.path("pipe"), FileType::Fifo, Mode::RUSR, 0).unwrap();
-    assert!(refusal("pipe").contains("is no regular file"));
+    assert!(refusal("pipe").contains("is not a regular file"));
 }

@@ -129,7 +129,7 @@ fn no_client_uses_up_the_descriptors_of_another() {
     for socket in &sockets {
         drop(UnixStream::connect(socket).unwrap());
     }
-    daemon.wait_log(|line| line.contains("a second client was refused"));
+    daemon.wait_log(|line| line.contains("refused a second client"));
     assert_eq!(
         all_stats(&control)["controllers"].as_array().unwrap().len(),
         3

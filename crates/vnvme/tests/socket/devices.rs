@@ -97,7 +97,10 @@ fn a_process_without_devices_says_so() {
     let control = text(&place.path("control.sock"));
     let daemon = Daemon::serve(&place, &["--control", &control, "mem://1M"]);
     let (good, text) = vnvme(&["suspend", "--control", &control, "x"]);
-    assert!(!good && text.contains("no device is driven"), "{text}");
+    assert!(
+        !good && text.contains("this process drives no device"),
+        "{text}"
+    );
     daemon.end();
 }
 

@@ -58,14 +58,14 @@ fn a_key_that_is_given_as_an_option_is_told_how_it_is_written() {
     for (args, tip) in [
         (
             "add controller --socket /run/a mem://1M",
-            "as a word: socket=VALUE",
+            "words here: socket=VALUE",
         ),
         (
             "add controller --io-queue=9 mem://1M",
-            "as a word: io-queues=VALUE",
+            "words here: io-queues=VALUE",
         ),
-        ("add ublk mem://1M --queues 2", "as a word: queues=VALUE"),
-        ("attach a mem://1M --nsid 2", "as a word: nsid=VALUE"),
+        ("add ublk mem://1M --queues 2", "words here: queues=VALUE"),
+        ("attach a mem://1M --nsid 2", "words here: nsid=VALUE"),
         // Options that there are have clap's own tip.
         (
             "attach a mem://1M --contrl x",
@@ -284,10 +284,10 @@ fn the_end_names_clients_that_are_attached() {
 fn workers_that_share_cpus_are_warned_about() {
     let place = Place::new();
     let daemon = Daemon::serve(&place, &["--workers", "3", "--cpus", "0-0", "mem://1M"]);
-    daemon.wait_log(|line| line.contains("WARN") && line.contains("3 workers have 1 CPUs"));
+    daemon.wait_log(|line| line.contains("WARN") && line.contains("3 workers share 1 CPUs"));
     daemon.end();
     let daemon = Daemon::serve(&place, &["--workers", "1", "--cpus", "0-0", "mem://1M"]);
-    assert_eq!(daemon.count("workers have"), 0);
+    assert_eq!(daemon.count("workers share"), 0);
     daemon.end();
 }
 

@@ -408,7 +408,10 @@ fn the_command_upgrade_says_how_it_went() {
     let daemon = Daemon::spawn_program(&program, &args("off"));
     daemon.wait_listening(&place.socket());
     let why = upgrade().unwrap_err();
-    assert!(why.contains("nobody keeps this process's disks"), "{why}");
+    assert!(
+        why.contains("no keeper holds the disks of this process"),
+        "{why}"
+    );
     daemon.end();
 
     let daemon = Daemon::spawn_program(&program, &args("process"));

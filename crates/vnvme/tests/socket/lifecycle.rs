@@ -163,7 +163,7 @@ fn other_signals_end_nothing() {
     let place = Place::new();
     let disk = place.disk("disk.raw", 4 << 20);
     for (signal, word) in [
-        (Signal::HUP, "only vnvme daemon reads"),
+        (Signal::HUP, "only vnvme daemon rereads"),
         (Signal::USR1, "vnvme stats"),
         (Signal::USR2, "vnvme stats"),
         (Signal::ALARM, "SIGALRM"),

@@ -167,7 +167,7 @@ fn mistakes_are_told_and_leave_nothing() {
     for (table, words) in [
         (("sokcet", json!("/x")), "did you mean `socket`?"),
         (("name", json!("")), "is empty"),
-        (("name", json!("..")), "stands for a folder"),
+        (("name", json!("..")), "has a special meaning in paths"),
         (("name", json!("a\nb")), "control character"),
         (("name", json!(long)), "255 bytes"),
         (("name", json!("a")), "there already"),

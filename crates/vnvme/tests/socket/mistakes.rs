@@ -85,7 +85,11 @@ fn mistakes_are_explained_once() {
     serve(&[&format!("{disk}?offset=1T")], 1, &["does not lie within"]);
     serve(&["mem://1M?nsid=1&nsid=2"], 1, &["\"nsid\" is given twice"]);
     serve(&["mem://1M?nguid=12"], 1, &["32 hexadecimal digits"]);
-    serve(&["nvme://here/1"], 1, &["a device is named nvme://"]);
+    serve(
+        &["nvme://here/1"],
+        1,
+        &["not the URL of a device, like nvme://"],
+    );
     serve(
         &[&format!("vfio-user://{none}/1")],
         1,
@@ -137,7 +141,7 @@ fn mistakes_are_explained_once() {
     exports(
         &["--serial", "S"],
         2,
-        &["--serial concerns NVMe controllers"],
+        &["--serial applies to NVMe controllers"],
     );
     exports(&["--block-size", "1000"], 1, &["1000"]);
 
@@ -187,7 +191,7 @@ fn mistakes_are_explained_once() {
     mistake(
         &["limits", "--control", &none, "--iops", "5"],
         2,
-        &["which volume", "--all"],
+        &["no volume is selected", "--all"],
     );
     mistake(
         &["limits", "--control", &none, "v", "--all", "--iops", "5"],
@@ -197,10 +201,14 @@ fn mistakes_are_explained_once() {
     mistake(
         &["path", "--control", &none, "--set", "generic"],
         2,
-        &["whose path", "--all"],
+        &["no disk is selected", "--all"],
     );
     mistake(&["suspend", "--control", &none, "dev"], 1, &["none.sock"]);
-    mistake(&["info", "mem://1M"], 1, &["a device is named nvme://"]);
+    mistake(
+        &["info", "mem://1M"],
+        1,
+        &["not the URL of a device, like nvme://"],
+    );
     mistake(
         &["info", &format!("vfio-user://{none}/1")],
         1,

@@ -107,7 +107,7 @@ fn a_socket_that_is_handed_over_is_used_and_left() {
         let mut host = Host::up(&place.socket());
         host.write(1, 0, &pattern(1, 4096));
         drop(host);
-        assert_eq!(daemon.count("nothing is configured"), 0);
+        assert_eq!(daemon.count("no configured disk has its path"), 0);
         daemon.end();
         assert_eq!(
             fs::metadata(place.socket()).unwrap().ino(),
@@ -147,8 +147,8 @@ fn what_is_handed_over_and_fits_nothing_is_named() {
         daemon.end();
     };
     let other = UnixListener::bind(place.path("other")).unwrap();
-    serve(other.into(), "nothing is configured with its path");
-    let none = "what is no listening Unix stream socket";
+    serve(other.into(), "no configured disk has its path");
+    let none = "not a listening Unix stream socket";
     serve(UnixDatagram::unbound().unwrap().into(), none);
     serve(fs::File::open("/dev/null").unwrap().into(), none);
     let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -326,10 +326,10 @@ fn what_cannot_be_a_pool_is_refused_in_words() {
         ),
         (
             "name = \"d\"|name = \"d\"\nsubsystem = \"s\"\ncntlid = 1",
-            "without subsystem",
+            "cannot have a pool",
         ),
         ("/pool\"|/nowhere\"", "No such file"),
-        ("/pool\"|/vnvme.toml\"", "this is no folder"),
+        ("/pool\"|/vnvme.toml\"", "not a folder"),
     ] {
         let pooled = Pooled::new(OPERATORS);
         let (from, to) = change.split_once('|').unwrap();
@@ -359,7 +359,7 @@ fn what_cannot_be_a_pool_is_refused_in_words() {
     let ended = Daemon::spawn(&["serve", "--config", &text(&other)]).wait();
     let log = ended.log.join("\n");
     assert!(
-        !ended.status.success() && log.contains("another process has this pool"),
+        !ended.status.success() && log.contains("another process uses this pool"),
         "{log}"
     );
     daemon.end();

@@ -145,7 +145,7 @@ fn what_cannot_be_applied_is_told_and_changes_nothing() {
         ),
         (
             &format!("{}[process]\nworkers = 3\n", folder.controller("a", MEM)),
-            "[process] stands in",
+            "[process] is already in",
         ),
     ] {
         folder.write("20.toml", fragment);
@@ -213,7 +213,7 @@ fn an_empty_configuration_removes_nothing() {
     folder.remove("a.toml");
     folder.reload(&daemon, "the configuration is empty");
     fs::create_dir(folder.0.path("etc/folder.toml")).unwrap();
-    folder.reload(&daemon, "folder.toml: this is no file");
+    folder.reload(&daemon, "folder.toml: not a regular file");
     fs::remove_dir(folder.0.path("etc/folder.toml")).unwrap();
     assert!(folder.is_there("a"));
     // A fragment changes while many signals come.

@@ -19,7 +19,13 @@ const CASES: &[Case] = &[
     // Requests that the API does not know.
     ("GET", "/v1/nothing", "", 404, "/v1/openapi.json"),
     ("PUT", ADD, "", 405, "not PUT"),
-    ("GET", "/v1/disks?sort=name", "", 400, "\"sort\" is unknown"),
+    (
+        "GET",
+        "/v1/disks?sort=name",
+        "",
+        400,
+        "unknown query parameter \"sort\"",
+    ),
     ("GET", "/v1/disks/%ff", "", 400, "UTF-8"),
     ("POST", ADD, "", 400, "no body"),
     ("POST", ADD, "{", 400, "EOF"),
@@ -59,7 +65,7 @@ const CASES: &[Case] = &[
         ADD,
         "DIR/x.sock iscsi://x",
         400,
-        "iscsi:// is no kind of volume",
+        "iscsi:// is not a kind of volume",
     ),
     (
         "POST",
@@ -119,7 +125,7 @@ const CASES: &[Case] = &[
         ATTACH,
         r#"{"volume": "iscsi://x"}"#,
         400,
-        "no kind of volume",
+        "not a kind of volume",
     ),
     (
         "POST",
@@ -175,7 +181,7 @@ const CASES: &[Case] = &[
         "/v1/disks/a/namespaces/first",
         "",
         400,
-        "no namespace ID",
+        "not a namespace ID",
     ),
     (
         "DELETE",
@@ -230,7 +236,13 @@ const CASES: &[Case] = &[
     ("POST", "/v1/apply?dry-run=1", "{}", 400, "true or false"),
     // Limits, paths and devices.
     ("PATCH", "/v1/limits", "{}", 200, ""),
-    ("PATCH", "/v1/limits", r#"{"iops": 5}"#, 400, "which volume"),
+    (
+        "PATCH",
+        "/v1/limits",
+        r#"{"iops": 5}"#,
+        400,
+        "no volume is selected",
+    ),
     (
         "PATCH",
         "/v1/limits",
@@ -264,7 +276,7 @@ const CASES: &[Case] = &[
         "/v1/paths",
         r#"{"path": "direct"}"#,
         400,
-        "whose path",
+        "no disk is selected",
     ),
     (
         "PATCH",

@@ -128,7 +128,7 @@ fn a_fence_holds_through_a_kill() {
     let ended = Daemon::spawn(&["serve", "--control", &control, "--config", &file]).wait();
     assert_eq!(ended.status.code(), Some(1));
     let last = ended.log.last().unwrap();
-    assert!(last.contains("reservations of another namespace"), "{last}");
+    assert!(last.contains("belongs to another namespace"), "{last}");
 }
 
 /// Two guests fence each other in turn, each while the other one is writing. Once that command has

@@ -72,7 +72,7 @@ impl AtomicVolume {
                 ));
             }
             None if head.iter().all(|byte| *byte == 0) => {}
-            None => return Err(wrong("it holds something else")),
+            None => return Err(wrong("the file holds other data")),
         }
         format(&opened, wanted).map_err(system("cannot be written"))?;
         Ok(volume)

@@ -131,8 +131,8 @@ impl Shared {
     pub(super) fn breaks(&self, what: &str, error: IoError) {
         if !self.broken.swap(true, Ordering::AcqRel) {
             tracing::error!(
-                "{}: {what} ({error}); no write is taken any more, until it is opened again and \
-                 repeats what its journal holds",
+                "{}: {what} ({error}); refusing writes until the volume is reopened and its \
+                 journal replayed",
                 self.volume.info().description
             );
         }

@@ -79,8 +79,8 @@ impl<'a> Fence<'a> {
             }
             if due && !other {
                 tracing::warn!(
-                    "{}: waiting for the last requests of the previous process: it is in use by \
-                     {holders} (for {waited:.1?} so far, {limit:.0?} at most)",
+                    "{}: waiting for the last requests of the previous process: in use by \
+                     {holders} (for {waited:.1?}, at most {limit:.0?})",
                     self.path.display()
                 );
             }
@@ -105,7 +105,7 @@ impl<'a> Fence<'a> {
     pub(super) fn passed(&self) {
         if let Some(waited) = self.log.said() {
             tracing::warn!(
-                "{}: the previous process has left it after {waited:.1?}",
+                "{}: the previous process released it after {waited:.1?}",
                 self.path.display()
             );
         }

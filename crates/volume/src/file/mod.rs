@@ -209,20 +209,19 @@ impl FileVolume {
         let description = describe(path, &options, &opened);
         if let Some(why) = &opened.buffered_because {
             tracing::warn!(
-                "{}: no direct I/O, {why}: going through the page cache",
+                "{}: no direct I/O, {why}: using the page cache",
                 path.display()
             );
         }
         if options.timeout.is_some() && !opened.may_hang {
             tracing::warn!(
-                "{}: timeout= has no effect: it is on a disk of this machine, whose requests the \
-                 kernel ends",
+                "{}: timeout= has no effect on a local disk, whose requests the kernel times out",
                 path.display()
             );
         }
         if options.copy != FileCopy::Off && (opened.may_hang || opened.device) {
             tracing::warn!(
-                "{}: copy= has no effect: it is not a file on a disk of this machine",
+                "{}: copy= has no effect: not a file on a local disk",
                 path.display()
             );
         }

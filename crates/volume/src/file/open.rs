@@ -121,7 +121,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
             }
             Ok(found) if size % u64::from(found.block) != 0 && !options.image => {
                 refused = Some(format!(
-                    "the size of {size} bytes is no multiple of its blocks of {} bytes",
+                    "the size of {size} bytes is not a multiple of its block size of {} bytes",
                     found.block
                 ));
             }

@@ -91,7 +91,7 @@ pub enum GptError {
         there: String,
     },
     /// Several partitions have the requested label or GUID.
-    #[error("there are two of {wanted}: {first} and {second}; choose by partition=NUMBER")]
+    #[error("two partitions match {wanted}: {first} and {second}; choose by partition=NUMBER")]
     Ambiguous {
         /// The requested partition.
         wanted: Which,
@@ -307,7 +307,9 @@ fn protective_mbr(block: &[u8]) -> Result<(), GptError> {
     const PROTECTIVE: u8 = 0xee;
     let none = |what| Err(GptError::None { what });
     if block.get(510..512) != Some(&[0x55, 0xaa]) {
-        return none("block 0 is no boot record; make one with: sgdisk, or parted mklabel gpt");
+        return none(
+            "block 0 is not a boot record; create one with: sgdisk, or parted mklabel gpt",
+        );
     }
     let kinds = (0..4).filter_map(|i| block.get(446 + 16 * i + 4).copied());
     if kinds.clone().any(|kind| kind == PROTECTIVE) {

@@ -164,7 +164,7 @@ fn what_is_missing_is_listed() {
 fn disks_without_a_table_say_what_they_have() {
     let mut plain = disk();
     plain.bytes[510] = 0;
-    assert!(error(plain.find(Which::Number(1))).contains("no boot record"));
+    assert!(error(plain.find(Which::Number(1))).contains("not a boot record"));
     let mut old = disk();
     old.bytes[446 + 4] = 0x83;
     assert!(error(old.find(Which::Number(1))).contains("MBR"));

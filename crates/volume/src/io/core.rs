@@ -818,7 +818,7 @@ impl RingCore {
             if failures > MAX_FAILURES {
                 // The kernel neither finishes nor waits. Memory that it may still write to must
                 // never be used for anything else, so it is leaked.
-                tracing::error!("io_uring: requests do not end; giving up their memory");
+                tracing::error!("io_uring: requests do not end; leaking their memory");
                 for slot in self.slots.iter_mut().filter(|slot| concerns(slot)) {
                     std::mem::forget(slot.job.take());
                     std::mem::forget(std::mem::take(&mut slot.vectors));

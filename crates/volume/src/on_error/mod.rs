@@ -172,7 +172,8 @@ impl Shared {
         self.log.line(|left_out| {
             tracing::error!(
                 left_out,
-                "{}: stopped, for a {what} failed: {error}; its requests wait until vnvme resume",
+                "{}: stopped because a {what} failed: {error}; its requests wait until vnvme \
+                 resume",
                 self.name
             );
         });

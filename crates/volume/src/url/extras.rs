@@ -32,44 +32,48 @@ impl Extras {
         UrlOption::new(
             "offset",
             "SIZE",
-            "begin at this byte, of the partition if one is chosen [default: 0]",
+            "first byte of the slice, within the partition if one is chosen [default: 0]",
         ),
-        UrlOption::new("length", "SIZE", "so many bytes [default: up to the end]"),
+        UrlOption::new(
+            "length",
+            "SIZE",
+            "length of the slice in bytes [default: up to the end]",
+        ),
         UrlOption::new(
             "partition",
             "N",
-            "the N-th partition of the GUID partition table",
+            "number of a partition in the GUID partition table",
         ),
         UrlOption::new(
             "partlabel",
             "NAME",
-            "the partition with this label; %26 stands for an & in it, and so on",
+            "label of a partition; percent-encode special characters, %26 for &",
         ),
-        UrlOption::new("partuuid", "GUID", "the partition with this GUID"),
+        UrlOption::new("partuuid", "GUID", "GUID of a partition"),
         UrlOption::new(
             "iops",
             "N",
-            "requests per second at most; 0: no limit for now (see vnvme limits)",
+            "maximum requests per second; 0 for no limit for now (see vnvme limits)",
         ),
-        UrlOption::new("read-iops", "N", "reads per second at most"),
-        UrlOption::new("write-iops", "N", "writes per second at most"),
-        UrlOption::new("bps", "SIZE", "bytes per second at most"),
-        UrlOption::new("read-bps", "SIZE", "bytes read per second at most"),
-        UrlOption::new("write-bps", "SIZE", "bytes written per second at most"),
+        UrlOption::new("read-iops", "N", "maximum reads per second"),
+        UrlOption::new("write-iops", "N", "maximum writes per second"),
+        UrlOption::new("bps", "SIZE", "maximum bytes per second"),
+        UrlOption::new("read-bps", "SIZE", "maximum bytes read per second"),
+        UrlOption::new("write-bps", "SIZE", "maximum bytes written per second"),
         UrlOption::new(
             "burst",
             "DURATION",
-            "after a pause, as much at once as the limits allow in this time [default: 50ms]",
+            "burst after a pause, as the time in which the limits allow as much [default: 50ms]",
         ),
         UrlOption::new(
             "weight",
             "N",
-            "share of the device among its slices that have a weight, 1 to 10000 [default: 100]",
+            "share of the device among its slices with a weight, 1 to 10000 [default: 100]",
         ),
         UrlOption::new(
             "share-depth",
             "N",
-            "requests of these slices in the device at one time, at most [default: 32]",
+            "maximum outstanding requests of these slices in the device [default: 32]",
         ),
     ];
 
@@ -85,9 +89,9 @@ impl Extras {
         let (rest, mut options) = Options::split(query, Self::OPTIONS)?;
         let mut partition = None;
         let number = |text: &str| match text.parse() {
-            Ok(0) | Err(_) => Err(
-                "partitions have numbers from 1 on; others are chosen by partlabel= or partuuid=",
-            ),
+            Ok(0) | Err(_) => {
+                Err("a partition number is expected, from 1; or choose by partlabel= or partuuid=")
+            }
             Ok(number) => Ok(number),
         };
         let label = |text: &str| {

@@ -10,7 +10,7 @@ const SCHEME: Scheme = Scheme {
     name: "mem",
     form: "SIZE",
     example: "mem://1G",
-    help: "memory of this process, gone when it ends",
+    help: "memory of the process, lost when it ends",
     options: &[READ_ONLY],
 };
 

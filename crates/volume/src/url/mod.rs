@@ -70,7 +70,7 @@ pub enum OpenError {
         known: String,
     },
     /// The scheme, the part before `://`, is unknown.
-    #[error("{scheme}:// is no kind of volume; known are a path, {known}")]
+    #[error("{scheme}:// is not a kind of volume; known are a path, {known}")]
     Scheme {
         /// The scheme in the URL.
         scheme: String,
@@ -141,9 +141,7 @@ pub enum OpenError {
         why: &'static str,
     },
     /// The partition is selected by more than one option.
-    #[error(
-        "option \"{key}\": the partition is chosen already; give one of partition, partlabel and partuuid"
-    )]
+    #[error("option \"{key}\": give only one of partition, partlabel and partuuid")]
     TwoPartitions {
         /// Key of the second option.
         key: String,
@@ -226,54 +224,53 @@ const FILE: Scheme = Scheme {
     name: "file",
     form: "PATH",
     example: "disk.raw, file:///disks/a.raw",
-    help: "a raw file or a block device; make one with: truncate -s 10G disk.raw",
+    help: "raw file or block device; create one with: truncate -s 10G disk.raw",
     options: &[
         READ_ONLY,
         UrlOption::new(
             "direct",
             "auto|on|off",
-            "past the page cache, or through it [default: auto, past it where the file allows it]",
+            "bypass the page cache (direct I/O) [default: auto, if the file supports it]",
         ),
         UrlOption::new(
             "lock",
             "on|off",
-            "lock what is used of the file against other processes [default: on]",
+            "lock the used range of the file against other processes [default: on]",
         ),
         UrlOption::new(
             "block-size",
             "SIZE",
-            "smallest block that requests use, a power of two from 512 to 65536",
+            "smallest block of a request, a power of two from 512 to 65536",
         ),
         UrlOption::new(
             "format",
             "probe|raw",
-            "raw: serve it although it begins like a qcow2, VMDK, ... image; qcow2: as qcow2://PATH \
-             [default: probe, refuse those]",
+            "file format; raw also serves a file that begins like a qcow2, VMDK or other image, \
+             qcow2 is the same as qcow2://PATH [default: probe, which refuses such files]",
         ),
         UrlOption::new(
             "atomic",
             "auto|off|SIZE",
-            "writes within units of SIZE (4K to 64K) are atomic, by a journal where the kernel \
-             has no better way [default: auto, those that the kernel does as a whole]",
+            "make writes within units of SIZE (4K to 64K) atomic, by a journal if the kernel has \
+             no better way [default: auto, the units that the kernel guarantees]",
         ),
         UrlOption::new(
             "atomic-journal",
             "PATH",
-            "the journal of atomic writes, a file or block device [default: the volume's path and \
-             .atomic, if atomic= has a SIZE; with a path, that is 16K unless it is given]",
+            "journal of atomic writes, a file or block device [default: the volume's path and \
+             .atomic if atomic= has a SIZE; with a path, atomic= is 16K unless given]",
         ),
         UrlOption::new(
             "copy",
             "off|reflink|on",
-            "what a guest copies (the command Copy) between files that have this, the file system \
-             copies: reflink, where both can have the same blocks; on, always [default: off, the \
-             data is read and written]",
+            "let the file system execute a guest's Copy between files with this option: reflink, \
+             if both can share blocks; on, always [default: off, data is read and written]",
         ),
         UrlOption::new(
             "timeout",
             "DURATION",
-            "of files on FUSE or a network: a request that is not answered for so long fails \
-             [default: it waits]",
+            "time limit of a request to a file on FUSE or a network, which then fails [default: \
+             none]",
         ),
     ],
 };

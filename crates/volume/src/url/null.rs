@@ -10,24 +10,25 @@ const SCHEME: Scheme = Scheme {
     name: "null",
     form: "SIZE",
     example: "null://1T",
-    help: "completes at once and stores nothing, for measurements",
+    help: "null device for measurements: completes requests at once and stores nothing",
     options: &[
         READ_ONLY,
         UrlOption::new(
             "read-zeroes",
             "on|off",
-            "reads give zeroes [default: off, memory stays as it is]",
+            "return zeroes from reads [default: off, which leaves memory unchanged]",
         ),
-        UrlOption::new("latency", "DURATION", "complete after this time instead"),
+        UrlOption::new("latency", "DURATION", "complete requests after this time"),
         UrlOption::new(
             "units",
             "N",
-            "requests that take their latency at one time; others wait [default: all]",
+            "requests executed at a time, each for its latency; further requests wait [default: \
+             all]",
         ),
         UrlOption::new(
             "name",
             "NAME",
-            "slices of one name share one device's units",
+            "name of the device; slices with the same name share its units",
         ),
     ],
 };

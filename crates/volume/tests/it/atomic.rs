@@ -810,7 +810,7 @@ fn a_journal_file_is_made_and_known_again() {
     // A journal with entries belongs to its volume.
     let head = std::fs::read(&journal).unwrap();
     std::fs::write(&journal, vec![1; len as usize]).unwrap();
-    assert!(said(&first, "atomic=16K").contains("something else"));
+    assert!(said(&first, "atomic=16K").contains("other data"));
     std::fs::write(&journal, head).unwrap();
     for (options, why) in [
         ("atomic=3K", "a power of two from 4K to 64K"),

@@ -243,8 +243,7 @@ impl Controller {
                 tracing::error!(
                     nsid,
                     ?format,
-                    "it is not known which LBA format is kept: closed until one is, or the process \
-                     ends"
+                    "the stored LBA format is unknown: the namespace is closed until one is stored"
                 );
                 running.fail(Status::INTERNAL_ERROR);
                 if ours && !erasure.unknown.contains(&nsid) {
@@ -315,7 +314,12 @@ impl Controller {
         let metadata = metadata.unwrap_or_else(|| ns.config.metadata.clone());
         let found = metadata.as_ref().map(|metadata| *metadata.layout());
         if found != format.layout() {
-            tracing::error!(nsid, ?format, ?found, "the metadata is not of the format");
+            tracing::error!(
+                nsid,
+                ?format,
+                ?found,
+                "the metadata does not match the LBA format"
+            );
             return;
         }
         let blocks = ns.config.volume.info().size >> format.block.trailing_zeros();

@@ -49,16 +49,16 @@ fn another_disk_is_refused_by_what_differs() {
     let serial = refusal(|config, _| config.serial = "another".into());
     assert_eq!(
         serial,
-        "the host knows a disk with serial number \"vnvme0\", configured is \"another\""
+        "the guest was shown a disk with serial number \"vnvme0\", but \"another\" is configured"
     );
     assert!(refusal(|config, _| config.io_queues = 3).contains("number of I/O queues 64"));
-    assert!(refusal(|config, _| config.mdts = 5).contains("MDTS 8, configured is 5"));
+    assert!(refusal(|config, _| config.mdts = 5).contains("MDTS 8, but 5 is configured"));
     assert!(refusal(|config, _| config.queue_entries = 64).contains("entries of queues"));
     assert!(refusal(|config, _| config.mapped_doorbells = true).contains("mapped doorbells"));
     assert!(refusal(|_, all| all[0].block_size = 4096).contains("block size 512"));
     assert!(refusal(|_, all| all[0].nguid = [7; 16]).contains("NGUID"));
     let buffer = refusal(|config, _| config.cmb_size = Some(4096));
-    assert!(buffer.contains("controller memory buffer None, configured is Some(4096)"));
+    assert!(buffer.contains("controller memory buffer None, but Some(4096) is configured"));
     let missing = refusal(|config, all| {
         config.max_namespaces = 1;
         all.clear();
@@ -78,7 +78,10 @@ fn what_was_not_kept_is_named() {
     };
     restore(&h, &mut h.keeper()).unwrap();
     let memory = restore(&h, &mut Nothing).unwrap_err();
-    assert_eq!(memory.to_string(), "a file of guest memory was not kept");
+    assert_eq!(
+        memory.to_string(),
+        "restart state: a file of guest memory is missing"
+    );
     // A receiver that has no number.
     let mut h = Host::ready();
     h.c.set_msix(1, Some(Arc::new(Count::default())));
@@ -114,7 +117,10 @@ fn what_was_not_kept_is_named() {
     h.c.dma_map(1 << 50, 4096, Some((other, 0)), Prot::RW)
         .unwrap();
     let memory = restore(&h, &mut h.keeper()).unwrap_err();
-    assert_eq!(memory.to_string(), "a file of guest memory was not kept");
+    assert_eq!(
+        memory.to_string(),
+        "restart state: a file of guest memory is missing"
+    );
     h.c.dma_unmap(1 << 50, 4096).unwrap();
     assert!(
         restore(&h, &mut h.keeper()).is_err(),

@@ -139,7 +139,7 @@ fn refusals_are_named() {
 #[test]
 fn lies_and_strangers_are_refused() {
     let error = |says: &[Vec<u8>]| ask(says).0.unwrap_err().to_string();
-    assert!(error(&[b"HTTP/1.1 400 Bad Request\r\n".to_vec()]).contains("no NBD server"));
+    assert!(error(&[b"HTTP/1.1 400 Bad Request\r\n".to_vec()]).contains("not an NBD server"));
     assert!(error(&[b"SSH-".to_vec()]).contains("ended early"));
     let old = [INIT_PASSWD.to_vec(), OLDSTYLE.to_be_bytes().to_vec()].concat();
     assert!(error(&[old]).contains("oldstyle"));
@@ -149,7 +149,7 @@ fn lies_and_strangers_are_refused() {
         error(&says)
     };
     assert!(asked(ack(option::GO)).contains("not described"));
-    assert!(asked(ack(option::STRUCTURED_REPLY)).contains("no reply to the option"));
+    assert!(asked(ack(option::STRUCTURED_REPLY)).contains("unexpected reply to an option"));
     let mut long = reply_of(option::GO, option_reply::INFO, &[]);
     long.splice(16..20, u32::MAX.to_be_bytes());
     assert!(asked(long).contains("too long"));

@@ -374,5 +374,5 @@ fn urls_open_it_and_errors_name_the_server() {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"220 mail.example.org ESMTP\r\n").unwrap();
     });
-    assert!(error(&server::url(&path)).contains("no NBD server"));
+    assert!(error(&server::url(&path)).contains("not an NBD server"));
 }

@@ -1,4 +1,4 @@
-//! The options of a controller's namespaces.
+//! Options of a controller's namespaces.
 
 use super::super::{Row, Spec, Url};
 use super::{block_size, on_read_error, on_write_error, read_only, volume};
@@ -21,12 +21,12 @@ impl Spec for NamespaceSpec {
         Row::<Self>::new("nguid", "HEX", "NGUID, 32 hexadecimal digits", |n| {
             &mut n.nguid
         })
-        .or("made from serial number and volume")
+        .or("derived from serial number and volume")
         .in_url(),
         Row::<Self>::new("eui64", "HEX", "EUI-64, 16 hexadecimal digits", |n| {
             &mut n.eui64
         })
-        .or("made from serial number and volume")
+        .or("derived from serial number and volume")
         .in_url(),
         Row::<Self>::new("uuid", "HEX", "UUID, 32 hexadecimal digits", |n| {
             &mut n.uuid
@@ -36,25 +36,25 @@ impl Spec for NamespaceSpec {
         Row::<Self>::new(
             "path",
             "direct|generic",
-            "how commands reach a device: as they are, or through the volume",
+            "path of commands to a device: direct (translated, queue to queue) or generic (through \
+             the volume)",
             |n| &mut n.path,
         )
-        .or("direct where that is possible")
+        .or("direct where possible")
         .in_url(),
         Row::<Self>::new(
             "reservations",
             "PATH",
-            "of disks in a subsystem: file that keeps the namespace's reservations, so that they \
-             outlast this process, and a loss of power if a host asks for that; made if it is not \
-             there",
+            "with subsystem: file of the namespace's reservations, created if missing. \
+             Reservations survive the process, and a power loss if the host asks for that (PTPL)",
             |n| &mut n.reservations,
         )
-        .or("they end with the process"),
+        .or("reservations end with the process"),
         Row::<Self>::new(
             "zone-size",
             "SIZE",
-            "make it a zoned namespace, of zones of this size, a power of two; what is left of the \
-             volume behind the last zone is not used",
+            "size of a zone, a power of two; makes the namespace zoned. The rest of the volume \
+             behind the last zone is unused",
             |n| &mut n.zone_size,
         )
         .or("no zones")
@@ -62,61 +62,58 @@ impl Spec for NamespaceSpec {
         Row::<Self>::new(
             "zone-capacity",
             "SIZE",
-            "how much of a zone can be written",
+            "writable capacity of a zone",
             |n| &mut n.zone_capacity,
         )
-        .or("all of it")
+        .or("the zone size")
         .in_url(),
-        Row::<Self>::new(
-            "max-open-zones",
-            "N",
-            "zones that may be open at a time",
-            |n| &mut n.max_open_zones,
-        )
+        Row::<Self>::new("max-open-zones", "N", "maximum number of open zones", |n| {
+            &mut n.max_open_zones
+        })
         .range(1, u32::MAX)
-        .or("as many as may be active")
+        .or("as max-active-zones")
         .in_url(),
         Row::<Self>::new(
             "max-active-zones",
             "N",
-            "zones that may be open or closed at a time",
+            "maximum number of open and closed zones",
             |n| &mut n.max_active_zones,
         )
         .range(1, u32::MAX)
-        .or("all")
+        .or("all zones")
         .in_url(),
         Row::<Self>::new(
             "zrwa-size",
             "SIZE",
-            "let the guest open zones with a Zone Random Write Area (ZRWA) of this size, behind \
-             the write pointer, in which blocks are written in any order, and again",
+            "size of the Zone Random Write Area (ZRWA) behind the write pointer, in which the \
+             guest may write and overwrite blocks in any order",
             |n| &mut n.zrwa_size,
         )
-        .or("no such areas")
+        .or("no ZRWA")
         .in_url(),
         Row::<Self>::new(
             "zrwa-granularity",
             "SIZE",
-            "what the write pointer of a zone with a random write area moves by, of which the area \
-             and the zone's capacity are multiples",
+            "flush granularity of a random write area: the unit in which the write pointer \
+             advances. The area and the zone capacity are multiples of it",
             |n| &mut n.zrwa_granularity,
         )
-        .or("a block")
+        .or("one block")
         .in_url(),
         Row::<Self>::new(
             "zrwa-resources",
             "N",
-            "zones that may have a random write area at a time",
+            "maximum number of zones with a random write area",
             |n| &mut n.zrwa_resources,
         )
         .range(1, u32::MAX)
-        .or("as many as may be active")
+        .or("as max-active-zones")
         .in_url(),
         Row::<Self>::new(
             "zone-table",
             "PATH",
-            "file that keeps states and write pointers of the zones; made, of empty zones, if it \
-             is not there. Only volumes that end with the process (mem, null) do without",
+            "file of zone states and write pointers, created with empty zones if missing. Optional \
+             only for volumes that end with the process (mem, null)",
             |n| &mut n.zone_table,
         )
         .or("none")
@@ -124,26 +121,23 @@ impl Spec for NamespaceSpec {
         Row::<Self>::new(
             "fdp-handles",
             "N",
-            "give it placement handles (Flexible Data Placement), by which a host groups what it \
-             writes; what is written by each is counted in reclaim units",
+            "number of placement handles (Flexible Data Placement) with which a host groups its \
+             writes; writes are counted in reclaim units",
             |n| &mut n.fdp_handles,
         )
         .range(1, MAX_HANDLES as u32)
         .or("none")
         .in_url(),
-        Row::<Self>::new(
-            "fdp-unit",
-            "SIZE",
-            "size of a reclaim unit",
-            |n| &mut n.fdp_unit,
-        )
+        Row::<Self>::new("fdp-unit", "SIZE", "size of a reclaim unit", |n| {
+            &mut n.fdp_unit
+        })
         .or("256M")
         .in_url(),
         Row::<Self>::new(
             "fdp-table",
             "PATH",
-            "file that keeps the counts, settings and events of the placement handles; made if it \
-             is not there. Only volumes that end with the process (mem, null) do without",
+            "file of the placement handles' counters, settings and events, created if missing. \
+             Optional only for volumes that end with the process (mem, null)",
             |n| &mut n.fdp_table,
         )
         .or("none")
@@ -151,9 +145,8 @@ impl Spec for NamespaceSpec {
         Row::<Self>::new(
             "metadata",
             "PATH",
-            "file that keeps the metadata of the blocks; made, of blocks that were never written, \
-             if it is not there. Only volumes in memory that end with the process (mem) do \
-             without, and these not with format-file",
+            "file of the blocks' metadata, created as for unwritten blocks if missing. Optional \
+             only for volumes in memory (mem) without format-file",
             |n| &mut n.metadata,
         )
         .or("none")
@@ -161,8 +154,7 @@ impl Spec for NamespaceSpec {
         Row::<Self>::new(
             "metadata-size",
             "N",
-            "give each block so many bytes of metadata: 8, 16 or 64; the disk then lives on one \
-             worker",
+            "metadata bytes of each block: 8, 16 or 64; the disk is then served by one worker",
             |n| &mut n.metadata_size,
         )
         .or("no metadata")
@@ -170,8 +162,7 @@ impl Spec for NamespaceSpec {
         Row::<Self>::new(
             "metadata-extended",
             "on|off",
-            "hosts have the metadata behind each block's data (extended LBAs), not in a buffer of \
-             its own",
+            "metadata follows each block's data (extended LBAs) instead of using a separate buffer",
             |n| &mut n.metadata_extended,
         )
         .or("off")
@@ -187,8 +178,8 @@ impl Spec for NamespaceSpec {
         Row::<Self>::new(
             "guard",
             "16|32|64",
-            "size of protection information's guard: 16, or, for blocks of 4096 bytes with 16 \
-             bytes of metadata or more, 32 or 64",
+            "size of the protection information's guard in bits; 32 and 64 need blocks of 4096 \
+             bytes and at least 16 bytes of metadata",
             |n| &mut n.guard,
         )
         .or("16")
@@ -196,7 +187,7 @@ impl Spec for NamespaceSpec {
         Row::<Self>::new(
             "protection-first",
             "on|off",
-            "protection information is in the first bytes of the metadata, not the last ones",
+            "protection information in the first bytes of the metadata instead of the last",
             |n| &mut n.protection_first,
         )
         .or("off")
@@ -204,37 +195,35 @@ impl Spec for NamespaceSpec {
         Row::<Self>::new(
             "storage-tag",
             "N",
-            "bits of protection information's storage tag, which commands may have compared; the \
-             reference tag has the rest. With a guard of 16 bits 0 to 32, of 32 bits 16 to 64, of \
-             64 bits 0 to 48",
+            "bits of the storage tag in the protection information; the reference tag has the \
+             rest. Guard of 16 bits: 0 to 32; of 32 bits: 16 to 64; of 64 bits: 0 to 48",
             |n| &mut n.storage_tag,
         )
-        .or("0, with a guard of 32 bits 16")
+        .or("0; with a guard of 32 bits 16")
         .in_url(),
         Row::<Self>::new(
             "storage-tag-mask",
             "BITS",
-            "those bits of the storage tag that are compared, like 0xff00",
+            "mask of the storage tag's bits to compare, like 0xff00",
             |n| &mut n.storage_tag_mask,
         )
-        .or("all of them")
+        .or("all bits")
         .in_url(),
         Row::<Self>::new(
             "format-file",
             "PATH",
-            "let the guest choose the block size (Format NVM), and with metadata also the size of \
-             metadata and its protection: format 0 is the configured one, then come those without \
-             metadata, as far as the volume can have them; the file keeps the choice, and is made \
-             if it is not there",
+            "file of the LBA format that the guest chose with Format NVM, created if missing; \
+             enables Format NVM. Format 0 is the configured format, followed by those without \
+             metadata that the volume supports",
             |n| &mut n.format_file,
         )
-        .or("one LBA format")
+        .or("a single LBA format")
         .in_url(),
         Row::<Self>::new(
             "ana-group",
             "N",
-            "of disks in a subsystem: ANA group of the namespace (ANAGRPID), the same for all of \
-             the disks: each disk reports a state for each group",
+            "with subsystem: ANA group of the namespace (ANAGRPID), the same in all its disks. \
+             Each disk reports a state for each group",
             |n| &mut n.ana_group,
         )
         .range(1, MAX_ANA_GROUP)
@@ -242,8 +231,8 @@ impl Spec for NamespaceSpec {
         Row::<Self>::new(
             "ana-state",
             "STATE",
-            "of disks in a subsystem: how this disk's host reaches the namespace's ANA group, until \
-             vnvme ana says otherwise; the same for all namespaces of the group that the disk has",
+            "with subsystem: initial state of the namespace's ANA group as seen through this disk, \
+             until changed by vnvme ana; the same for all of the disk's namespaces in the group",
             |n| &mut n.ana_state,
         )
         .or("optimized"),

@@ -1,10 +1,10 @@
-//! The options of the process.
+//! Options of the process.
 
 use super::super::{Flag, Row, Spec};
 use super::{socket_group, socket_mode, socket_owner};
 use crate::spec::{MAX_WORKERS, ProcessSpec};
 
-/// Without a flag: what it is the default of has the flag.
+/// Removes the flag of `vnvme serve`, which another table has.
 const fn only_in_file<S>(row: Row<S>) -> Row<S> {
     Row { serve: None, ..row }
 }
@@ -23,8 +23,8 @@ impl Spec for ProcessSpec {
             Row::<Self>::new(
                 "idle-window",
                 "MICROSECONDS",
-                "poll for this long after the last work before sleeping: microseconds, or auto, \
-                 from 20 to 1000 as the load has it",
+                "polling time after the last work before a worker sleeps: microseconds, or auto \
+                 for 20 to 1000 depending on the load",
                 |p| &mut p.idle_window,
             )
             .or("auto"),
@@ -33,10 +33,10 @@ impl Spec for ProcessSpec {
             Row::<Self>::new(
                 "pin-memory",
                 "on|off",
-                "pin guests' memory (and ublk's buffers) for the kernel's I/O to files and block \
-                 devices (io_uring's fixed buffers): less work for each request; all of the memory \
-                 is allocated soon after it was attached, counts against the limit of locked \
-                 memory (ulimit -l) unless root, and must not be reclaimed by a balloon",
+                "register guest memory (and buffers of ublk) with io_uring as fixed buffers, for \
+                 less work in each request to files and block devices. All of the memory is \
+                 allocated soon after it is attached, counts against the locked-memory limit \
+                 (ulimit -l) except for root, and cannot be reclaimed by a balloon",
                 |p| &mut p.pin_memory,
             )
             .or("off"),
@@ -45,9 +45,9 @@ impl Spec for ProcessSpec {
             Row::<Self>::new(
                 "sqpoll",
                 "on|off",
-                "let a thread of the kernel take each thread's requests to files and block devices \
-                 (io_uring's SQPOLL): no system call to submit, for one more CPU that is busy \
-                 while there is work",
+                "submit requests to files and block devices through a kernel thread for each \
+                 worker (io_uring's SQPOLL): saves the system call, occupies one more CPU while \
+                 there is work",
                 |p| &mut p.sqpoll,
             )
             .or("off"),
@@ -55,21 +55,21 @@ impl Spec for ProcessSpec {
         Row::<Self>::new(
             "workers",
             "N",
-            "worker threads: controllers, exports and queues of block devices are assigned to them \
-             in turn, and a controller's queues migrate to those that have time",
+            "number of worker threads. Controllers, exports and queues of block devices are \
+             assigned in turn; queues of a controller migrate to idle workers",
             |p| &mut p.workers,
         )
         .range(1, MAX_WORKERS as u32)
         .or("1")
         .serve(Flag::overrides("workers"))
         .ublk(Flag::overrides("workers").help(
-            "worker threads: queues are assigned to them in turn \
-             [default: one for each queue of a device]",
+            "number of worker threads; queues are assigned to them in turn [default: one for each \
+             queue of a device]",
         )),
         Row::<Self>::new(
             "spread",
             "MODE",
-            "what becomes of a controller's queues where there are several workers",
+            "migration of a controller's queues between workers",
             |p| &mut p.spread,
         )
         .or("auto")
@@ -87,10 +87,9 @@ impl Spec for ProcessSpec {
             Row::<Self>::new(
                 "stop-timeout",
                 "SECONDS",
-                "at the end, how long to wait for volumes that may hang (FUSE, network file \
-                 systems) and answer nothing, and for a worker that makes no round; then the \
-                 process ends without them, with exit code 3. Disks of this machine are waited for \
-                 until nothing of them has completed for a minute",
+                "time to wait at the end for volumes that may hang (FUSE, network file systems) \
+                 without an answer, and for a stuck worker; then the process exits with code 3. \
+                 Local disks are waited for as long as requests complete, at least one in a minute",
                 |p| &mut p.stop_timeout,
             )
             .range(1, 3600)
@@ -100,9 +99,8 @@ impl Spec for ProcessSpec {
             Row::<Self>::new(
                 "previous-timeout",
                 "SECONDS",
-                "how long a file or block device is waited for, at the beginning, whose previous \
-                 process was killed and has left requests that the kernel still works on: a late \
-                 one would undo what is written now",
+                "time to wait at start-up for a file or block device on which the kernel still \
+                 executes requests of a killed process; a late one would undo newer writes",
                 |p| &mut p.previous_timeout,
             )
             .range(1, 86_400)
@@ -111,8 +109,8 @@ impl Spec for ProcessSpec {
         Row::<Self>::new(
             "client-windows",
             "N",
-            "windows of guest memory that a client of a controller may map at a time; it is told \
-             so (max_dma_maps)",
+            "maximum number of guest memory windows mapped for a client of a controller \
+             (max_dma_maps)",
             |p| &mut p.client_windows,
         )
         .range(1, 65_535)
@@ -121,7 +119,7 @@ impl Spec for ProcessSpec {
         Row::<Self>::new(
             "client-memory",
             "SIZE",
-            "largest sum of the sizes of one client's memory files",
+            "maximum total size of a client's memory files",
             |p| &mut p.client_memory,
         )
         .or("4T")
@@ -129,7 +127,7 @@ impl Spec for ProcessSpec {
         Row::<Self>::new(
             "client-files",
             "N",
-            "memory files that one client may have mapped at a time",
+            "maximum number of memory files mapped for a client",
             |p| &mut p.client_files,
         )
         .range(1, 16_384)
@@ -138,8 +136,8 @@ impl Spec for ProcessSpec {
         Row::<Self>::new(
             "client-connects",
             "N",
-            "clients that each socket, the control socket too, accepts in a second; more wait \
-             until they may come in",
+            "clients that each socket, including the control socket, accepts in a second; further \
+             clients wait",
             |p| &mut p.client_connects,
         )
         .range(1, 1_000_000)
@@ -151,33 +149,36 @@ impl Spec for ProcessSpec {
         Row::<Self>::new(
             "control",
             "PATH",
-            "control socket: where \"vnvme list\", stats and the other commands for a running \
-             process ask; none: there is none. VNVME_CONTROL says the same",
+            "control socket, for \"vnvme list\" and the other commands for a running process; none \
+             disables it. Also set by VNVME_CONTROL",
             |p| &mut p.control,
         )
-        .or("control.sock in RUNTIME_DIRECTORY, or /run/vnvme for root, or vnvme in XDG_RUNTIME_DIR")
+        .or(
+            "control.sock in RUNTIME_DIRECTORY, in /run/vnvme for root, or in vnvme below \
+             XDG_RUNTIME_DIR",
+        )
         .serve(Flag::overrides("control"))
         .ublk(Flag::overrides("control")),
         both(Row::<Self>::new(
             "metrics",
             "ADDRESS:PORT",
-            "IP address and TCP port where Prometheus may read /metrics, and nothing else; so may \
-             everybody who can connect there",
+            "IP address and TCP port at which Prometheus may read /metrics; open to everyone who \
+             can connect",
             |p| &mut p.metrics,
         )),
         both(Row::<Self>::new(
             "control-group",
             "GROUP",
-            "group, by name or number, whose members may ask questions and change nothing: at a \
-             socket beside the control socket whose name has -ro before its end",
+            "group, a name or number, with read-only access, through a socket beside the control \
+             socket whose name ends in -ro before its extension",
             |p| &mut p.control_group,
         )),
         both(
             Row::<Self>::new(
                 "sandbox",
                 "MODE",
-                "give up, once everything is open, what serving does not need: other files, the \
-                 network, capabilities, most system calls",
+                "after start-up, give up access to other files, the network, capabilities and most \
+                 system calls",
                 |p| &mut p.sandbox,
             )
             .or("on"),
@@ -186,12 +187,12 @@ impl Spec for ProcessSpec {
             Row::<Self>::new(
                 "keeper",
                 "MODE",
-                "process: a process of its own keeps the sockets and the memory of NVMe disks' \
-                 clients, and starts the process that serves them again when that is killed or \
-                 fails: guests notice a pause (docs/survival.md). systemd: the service's store of \
-                 descriptors (FileDescriptorStoreMax=) keeps them. auto: systemd where it has one for \
-                 this service, else process; off where there are block devices of the host (ublk), or \
-                 the configuration is no file",
+                "holder of sockets and guest memory of NVMe disks while the serving process \
+                 restarts after a failure or upgrade, which guests notice as a pause \
+                 (docs/survival.md). process: a separate process, which also restarts the serving \
+                 one. systemd: the service's descriptor store (FileDescriptorStoreMax=). auto: \
+                 systemd if the service has a store, otherwise process; off with block devices of \
+                 the host (ublk), and with a configuration that is no file",
                 |p| &mut p.keeper,
             )
             .or("auto"),
@@ -199,10 +200,10 @@ impl Spec for ProcessSpec {
         Row::<Self>::new(
             "allow",
             "LIST",
-            "under vnvme daemon: folders below which files may be opened, and sockets be made, \
-             while it runs; NBD servers and NVMe/TCP portals to connect to, as URLs; \"ublk\" allows \
-             block devices of the host, with all of /dev. Without it, only disks that need no file \
-             can be added in the sandbox",
+            "under vnvme daemon: folders for files and sockets of disks added at run time, and \
+             URLs of NBD servers and NVMe/TCP portals to connect to. \"ublk\" allows block devices \
+             of the host, and with them all of /dev. Without this option, the sandbox permits only \
+             added disks that need no file",
             |p| &mut p.allow,
         )
         .or("nothing")
@@ -210,12 +211,11 @@ impl Spec for ProcessSpec {
         Row::<Self>::new(
             "state",
             "PATH",
-            "under vnvme daemon: file in which disks are kept that were added while it runs, so \
-             that they are there after a restart; beside it is the folder with the records of \
-             all disks (PATH with the ending .disks)",
+            "under vnvme daemon: file of the disks added at run time, which restores them after a \
+             restart; the folder beside it (PATH with the ending .disks) has the records of all disks",
             |p| &mut p.state,
         )
-        .or("they are forgotten")
+        .or("added disks are forgotten")
         .daemon(Flag::overrides("state")),
         both(
             Row::<Self>::new(

@@ -52,8 +52,8 @@ pub const MISTAKES: &[Mistake] = &[
         "-s s mem://1M --socket-mode 0444",
         "",
         2,
-        "error: invalid value '0444' for '--socket-mode <MODE>': nobody may connect: that needs \
-         the right to write, as in 0660",
+        "error: invalid value '0444' for '--socket-mode <MODE>': nobody could connect with this \
+         mode: connecting needs the right to write, as in 0660",
     ),
     Mistake(
         "-s s mem://1M --socket-owner no-such-user",
@@ -71,7 +71,7 @@ pub const MISTAKES: &[Mistake] = &[
         "-s s mem://1M --socket-owner 4294967295",
         "",
         1,
-        "vnvme: 4294967295 is no number of a user or group",
+        "vnvme: 4294967295 is not a valid number of a user or group",
     ),
     Mistake(
         "-s s mem://1M --write-cache=maybe",
@@ -153,12 +153,7 @@ pub const MISTAKES: &[Mistake] = &[
         1,
         "vnvme: disk.raw: exists and is not a socket",
     ),
-    Mistake(
-        "",
-        "",
-        2,
-        "vnvme: nothing is named that could be served. Name",
-    ),
+    Mistake("", "", 2, "vnvme: nothing to serve. Name"),
     // Volumes.
     Mistake(
         "-s s mem://1M?iops=fast",
@@ -324,14 +319,14 @@ pub const MISTAKES: &[Mistake] = &[
         "-c c.toml",
         "subsystem = \"s\"\n[[controller.namespace]]\nvolume = \"mem://1M\"\n",
         1,
-        "vnvme: c.toml, line 8, controller b.sock: a disk with subsystem needs cntlid, a number of \
-         its own in the subsystem",
+        "vnvme: c.toml, line 8, controller b.sock: a disk with subsystem needs cntlid, a number \
+         unique in the subsystem",
     ),
     Mistake(
         "-c c.toml",
         "[[controller.namespace]]\nvolume = \"mem://1M\"\nreservations = \"r\"\n",
         1,
-        "vnvme: c.toml, line 10, controller b.sock: reservations are of disks with subsystem",
+        "vnvme: c.toml, line 10, controller b.sock: reservations needs a disk with subsystem",
     ),
     Mistake(
         "-c c.toml",
@@ -339,16 +334,16 @@ pub const MISTAKES: &[Mistake] = &[
          [[controller]]\nsocket = \"c.sock\"\nsubsystem = \"s\"\ncntlid = 2\n\
          [[controller.namespace]]\nvolume = \"mem://2M\"\n",
         1,
-        "vnvme: c.toml, line 16, controller c.sock: another disk of the subsystem s describes \
-         namespace 1 otherwise: they share it, so say the same of it",
+        "vnvme: c.toml, line 16, controller c.sock: namespace 1 differs from that of another disk \
+         in the subsystem s: a shared namespace needs the same options in both",
     ),
     Mistake(
         "-c c.toml",
         "subsystem = \"s\"\ncntlid = 1\n[[controller.namespace]]\nvolume = \"mem://1M\"\n\
          reservations = \"c.toml\"\n",
         1,
-        "vnvme: c.toml, line 11, controller b.sock: reservations of namespace 1: c.toml: this is no \
-         file of reservations: it has 220 bytes, and they have 32768",
+        "vnvme: c.toml, line 11, controller b.sock: reservations of namespace 1: c.toml: not a \
+         reservation file: it has 220 bytes instead of 32768",
     ),
     // In the parser.
     Mistake(
@@ -397,7 +392,7 @@ pub const MISTAKES: &[Mistake] = &[
         "bench disk.raw --rw trim --verify",
         "",
         1,
-        "vnvme: --verify: what trim leaves has no pattern",
+        "vnvme: --verify: blocks after trim have no pattern to check; use another --rw",
     ),
     Mistake(
         "ublk mem://1M --no-write-cache",
@@ -409,15 +404,15 @@ pub const MISTAKES: &[Mistake] = &[
         "list --control disk.raw",
         "",
         1,
-        "vnvme: disk.raw: this is no socket (is vnvme running? --control PATH names its \
-         control socket)",
+        "vnvme: disk.raw: this is not a socket (is vnvme running? Name its control socket with \
+         --control PATH)",
     ),
     Mistake(
         "list --control none/ctl",
         "",
         1,
-        "vnvme: none/ctl: there is no control socket (is vnvme running? --control PATH names \
-         its control socket)",
+        "vnvme: none/ctl: no control socket exists here (is vnvme running? Name its control socket \
+         with --control PATH)",
     ),
     Mistake(
         "list --control",
@@ -455,14 +450,14 @@ pub const MISTAKES: &[Mistake] = &[
         "",
         2,
         "error: invalid value 'first' for '<NSID>': a whole number is expected; vnvme show NAME \
-         has the namespaces' IDs",
+         lists the namespace IDs",
     ),
     Mistake(
         "detach a 0",
         "",
         2,
-        "error: invalid value '0' for '<NSID>': 0 is not in 1..=4294967295; vnvme show NAME has \
-         the namespaces' IDs",
+        "error: invalid value '0' for '<NSID>': 0 is not in 1..=4294967295; vnvme show NAME lists \
+         the namespace IDs",
     ),
     Mistake(
         "limits a --weight heavy",
@@ -506,21 +501,21 @@ pub const MISTAKES: &[Mistake] = &[
         "add controller socket=q.sock",
         "",
         2,
-        "vnvme: the disk has no volume",
+        "vnvme: the disk has no volume: name a path or URL",
     ),
     Mistake(
         "add controller socket=q.sock io_queues=9 mem://1M",
         "",
         2,
-        "vnvme: io_queues=9 is no key with its value, did you mean io-queues=9? (A volume of that \
-         name is written ./io_queues=9)",
+        "vnvme: io_queues=9: unknown key, did you mean io-queues=9? (Write ./io_queues=9 for a \
+         volume of that name.)",
     ),
     Mistake(
         "attach a mem://1M Nsid=2",
         "",
         2,
-        "vnvme: Nsid=2 is no key with its value, did you mean nsid=2? (A volume of that name is \
-         written ./Nsid=2)",
+        "vnvme: Nsid=2: unknown key, did you mean nsid=2? (Write ./Nsid=2 for a volume of that \
+         name.)",
     ),
     Mistake(
         "serv -s s mem://1M",
@@ -572,8 +567,7 @@ pub const REFUSED: &[(&str, &str)] = &[
     ("path x --set direct", "vnvme: no disk is called \"x\""),
     (
         "suspend x",
-        "vnvme: no device is driven by this process: only volumes of nvme:// and vfio-user:// \
-         stand on one",
+        "vnvme: this process drives no device: only nvme:// and vfio-user:// volumes do",
     ),
     ("attach x mem://1M", "vnvme: no disk is called \"x\""),
     (

@@ -172,7 +172,7 @@ impl ThreadsQueue {
         if self.ending.is_over(answered) {
             let unfinished = self.in_flight();
             tracing::error!(
-                "{}: does not answer; {unfinished} requests are given up",
+                "{}: no answer; cancelling {unfinished} requests",
                 self.shared.path.display()
             );
             // On a read-only file no write can be lost.

@@ -42,7 +42,7 @@ impl RingCore {
         if !std::mem::replace(&mut self.said_not_pinned, true) {
             tracing::warn!(
                 len,
-                "guest memory is not pinned, each request looks its pages up: {}",
+                "guest memory is not pinned; requests are slower: {}",
                 why_not_pinned(error)
             );
         }
@@ -100,15 +100,15 @@ pub(in crate::io) fn why_not_pinned(error: &io::Error) -> String {
             let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
             let limit = limit.map_or("none".into(), |bytes| format!("{} KiB", bytes >> 10));
             format!(
-                "it is more than the limit of locked memory ({limit}), or than there is; raise the \
-                 limit with: ulimit -l unlimited (systemd: LimitMEMLOCK=infinity)"
+                "the memory exceeds the limit of locked memory ({limit}) or the machine's; raise \
+                 the limit with: ulimit -l unlimited (systemd: LimitMEMLOCK=infinity)"
             )
         }
         Some(libc::EFAULT | libc::EOPNOTSUPP | libc::EINVAL) => format!(
             "the kernel does not pin memory of this kind; take a memfd or huge pages ({error})"
         ),
         Some(libc::ENOSPC) => {
-            "there are more windows of it than the kernel's table has places".into()
+            "the memory has more windows than the kernel's table has entries".into()
         }
         _ => error.to_string(),
     }

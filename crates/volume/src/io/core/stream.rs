@@ -536,7 +536,7 @@ impl RingCore {
                 self.streams.answered(user_data, result);
             }
             if failures > MAX_FAILURES {
-                tracing::error!("io_uring: connections do not end; giving up their memory");
+                tracing::error!("io_uring: connections do not end; leaking their memory");
                 std::mem::forget(std::mem::take(&mut self.streams));
             }
         }
