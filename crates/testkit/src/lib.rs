@@ -1,12 +1,12 @@
-//! How a test says that it leaves something out, so that it is seen; and which process of a program
-//! that is tested or measured serves.
+//! Reporting of skipped tests, and a helper that finds the process that serves for a program that
+//! is tested or measured.
 //!
-//! A test that cannot run on a machine passes all the same, and the test runner hides what it
-//! prints. So [`skip`] writes past the runner to standard error, and to the file that [`FILE`]
-//! names: `harness/skips.sh`, in which each tier of tests runs, empties that file first, prints it
-//! at the end, and in CI fails on a line that `.ci/skips` does not list.
+//! A test that cannot run on a machine passes nevertheless, and the test runner hides its output.
+//! [`skip`] therefore writes directly to standard error, and to the file that [`FILE`] names.
+//! `harness/skips.sh`, in which each tier of tests runs, empties that file first, prints it at the
+//! end, and in CI fails on a line that `.ci/skips` does not list.
 //!
-//! For tests only: a `dev-dependency`, and a dependency of the guest harness and the benchmarks.
+//! Only for tests: a `dev-dependency`, and a dependency of the guest harness and the benchmarks.
 #![forbid(unsafe_code)]
 
 use std::fmt::Display;
@@ -14,15 +14,15 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// The environment variable that names the file for skips. Without it they go to standard error
-/// alone.
+/// Environment variable with the path of the file for skips. If unset, skips are only written to
+/// standard error.
 pub const FILE: &str = "VNVME_SKIPS";
 
-/// What a keeper calls itself.
+/// Name of the keeper process.
 const KEEPER: &str = "vnvme-keeper";
 
-/// The process that serves, of a `vnvme serve` that was started as this process: its child, where
-/// it is a keeper that keeps.
+/// Returns the process that serves for a `vnvme serve` started as process `pid`: its child if it is
+/// a keeper, otherwise `pid`.
 #[must_use]
 pub fn serving(pid: u32) -> u32 {
     let of = |file: &str| std::fs::read_to_string(format!("/proc/{pid}/{file}"));
@@ -32,25 +32,27 @@ pub fn serving(pid: u32) -> u32 {
     first.unwrap_or(pid)
 }
 
-/// Says that a test, or the part of it that `what` names, does not run on this machine, and why.
+/// Reports that a test, or the part of it that `what` names, is skipped on this machine, with the
+/// reason.
 ///
 /// `what` begins with the crate: `volume::system::block_device`. The list of accepted skips has
-/// patterns for whole lines "what: reason": keep out of the reason what is another in each run.
+/// patterns for whole lines "what: reason", so the reason must not contain values that change from
+/// run to run.
 ///
 /// # Panics
-/// If the file cannot be written: a skip that is not seen is a failure.
+/// When the file cannot be written, because an unreported skip counts as a failure.
 #[track_caller]
 pub fn skip(what: &str, reason: impl Display) {
     let line = line(what, reason);
-    // Not by eprintln!, which the test runner hides when the test passes. If it cannot be written,
-    // the file still counts.
+    // `eprintln!` would not do, because the test runner hides its output when the test passes. If
+    // writing fails, the file still counts.
     let _ = io::stderr().write_all(format!("skipped: {line}").as_bytes());
     if let Some(file) = std::env::var_os(FILE).filter(|file| !file.is_empty()) {
         record(Path::new(&file), &line);
     }
 }
 
-/// One line, whatever the reason has in it.
+/// Formats the report as a single line, whatever the reason contains.
 fn line(what: &str, reason: impl Display) -> String {
     let reason = reason.to_string();
     let words: Vec<&str> = reason.split_whitespace().collect();
@@ -68,8 +70,8 @@ fn record(file: &Path, line: &str) {
     }
 }
 
-/// Appends a line in one system call: lines of processes that write at the same time do not mix
-/// (open(2), `O_APPEND`).
+/// Appends a line in one system call, so that lines of concurrent processes do not mix (open(2),
+/// `O_APPEND`).
 fn append(file: &Path, line: &str) -> io::Result<()> {
     let mut file = File::options().create(true).append(true).open(file)?;
     match file.write(line.as_bytes())? {
