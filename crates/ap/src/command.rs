@@ -1,11 +1,11 @@
-//! PQAP requests of a program: general register 0, decoded and checked, and the words of the
-//! functions.
+//! PQAP as a program executes it: decoding and checks of general register 0, and the operands of
+//! its functions.
 
 use thiserror::Error;
 
 use crate::matrix::Apqn;
 
-/// Program exceptions that the AP instructions recognise, with their interruption codes.
+/// Program exceptions that AP instructions raise, with their interruption codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ProgramException {
     /// 0x01: the instruction is not installed.
@@ -14,16 +14,16 @@ pub enum ProgramException {
     /// 0x02: executed in the problem state.
     #[error("privileged-operation exception")]
     PrivilegedOperation,
-    /// 0x05: an operand lies where no memory is.
+    /// 0x05: an operand's address has no memory.
     #[error("addressing exception")]
     Addressing,
-    /// 0x06: the operands break a rule.
+    /// 0x06: an operand is invalid.
     #[error("specification exception")]
     Specification,
 }
 
 impl ProgramException {
-    /// The program-interruption code.
+    /// Returns the program-interruption code.
     pub const fn code(self) -> u16 {
         match self {
             ProgramException::Operation => 0x01,
@@ -34,10 +34,10 @@ impl ProgramException {
     }
 }
 
-/// Facilities of the guest's machine that concern AP, with their bits in the facility list.
+/// AP facilities of a guest's machine, with their bits in the facility list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facilities {
-    /// The AP instructions themselves. They have no bit in the list: a program tries PQAP and sees.
+    /// The AP instructions are installed. No facility bit reports them; programs try PQAP.
     pub instructions: bool,
     /// 12: query configuration information (QCI), and with it extended addressing (APXA).
     pub configuration: bool,
@@ -64,7 +64,7 @@ impl Facilities {
         interruption: false,
     };
 
-    /// The bits of the facility list that are one for these.
+    /// Returns the facility bits that are set.
     pub fn bits(self) -> impl Iterator<Item = u8> {
         let all = [
             (self.configuration, 12),
@@ -74,8 +74,8 @@ impl Facilities {
         all.into_iter().filter_map(|(has, bit)| has.then_some(bit))
     }
 
-    /// Adds these bits to a facility list as STFL or STFLE stored it. Bits
-    /// beyond its end are left out.
+    /// Sets these facility bits in a list that STFL or STFLE has stored. Bits beyond its end are
+    /// dropped.
     pub fn add_to(self, list: &mut [u8]) {
         for bit in self.bits() {
             if let Some(byte) = list.get_mut(usize::from(bit / 8)) {
@@ -88,7 +88,7 @@ impl Facilities {
 /// A function of PQAP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Function {
-    /// 0: test queue. `facilities`: the T bit, which asks for the facility bits too.
+    /// 0: test queue. `facilities`: the T bit, which also requests the facility bits.
     Tapq {
         /// The T bit.
         facilities: bool,
@@ -99,16 +99,16 @@ pub enum Function {
     Zapq,
     /// 3: interruption control.
     Aqic,
-    /// 4: query configuration information. Names no queue.
+    /// 4: query configuration information, which names no queue.
     Qci,
 }
 
-/// A PQAP that passed all checks.
+/// A decoded PQAP that has passed all checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pqap {
-    /// The function.
+    /// Function to execute.
     pub function: Function,
-    /// The queue.
+    /// Queue on which the function operates.
     pub apqn: Apqn,
 }
 
@@ -116,12 +116,12 @@ pub struct Pqap {
 const T_BIT: u64 = 0x0080_0000;
 /// Bits 41-47, which must be zeros.
 const RESERVED: u64 = 0x007f_0000;
-/// The bits of a queue number that only extended addressing uses: APID above 63, APQI above 15.
+/// Bits of a queue number that only extended addressing uses: APID above 63, APQI above 15.
 const EXTENDED: u64 = 0x0000_c0f0;
 
 impl Pqap {
-    /// Decodes general register 0; the checks are those of Linux's `handle_pqap`
-    /// (arch/s390/kvm/priv.c), in its order.
+    /// Decodes general register 0, with the checks of Linux's `handle_pqap` (arch/s390/kvm/priv.c)
+    /// in the same order.
     pub fn decode(
         gr0: u64,
         facilities: Facilities,
@@ -167,7 +167,7 @@ impl Pqap {
 pub struct Subclass(u8);
 
 impl Subclass {
-    /// The subclass in the low three bits.
+    /// Creates a subclass from the low three bits.
     pub const fn new(bits: u8) -> Subclass {
         Subclass(bits & 7)
     }
@@ -186,9 +186,9 @@ impl Subclass {
 /// Parameters of PQAP(AQIC): general registers 1 and 2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptControl {
-    /// Turn interrupts off.
+    /// Disable interrupts of the queue.
     Disable,
-    /// Turn them on.
+    /// Enable interrupts of the queue.
     Enable {
         /// The guest's interruption subclass.
         subclass: Subclass,
@@ -212,7 +212,7 @@ impl InterruptControl {
         }
     }
 
-    /// General registers 1 and 2 of a program that asks for this.
+    /// Encodes the request into general registers 1 and 2.
     pub const fn encode(self) -> (u64, u64) {
         match self {
             InterruptControl::Disable => (0, 0),
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(decode(0x0200_1234), of(Function::Zapq));
         assert_eq!(decode(0x0300_1234), of(Function::Aqic));
         assert_eq!(decode(0x0400_1234), of(Function::Qci));
-        // The left half of the register is no business of PQAP's.
+        // PQAP ignores the left half of the register.
         assert_eq!(decode(0xffff_ffff_0300_1234), of(Function::Aqic));
         for code in 5..=0xff {
             assert_eq!(decode(code << 24), SPECIFICATION, "{code}");
@@ -300,7 +300,7 @@ mod tests {
             assert_eq!(no_configuration(queue), SPECIFICATION, "{queue:#x}");
         }
         assert!(no_configuration(0x3f0f).is_ok(), "APID 63, APQI 15");
-        // The T bit belongs to TAPQ alone.
+        // Only TAPQ has a T bit.
         for code in 1..5 {
             assert_eq!(decode(code << 24 | T_BIT), SPECIFICATION);
         }

@@ -1,9 +1,9 @@
 //! The gate between vCPUs that run the PQAP hook and the thread that destroys the virtual machine.
 //!
-//! A vCPU enters before it looks at the mediated device and leaves when its [`Inside`] is dropped.
-//! The destroyer closes the gate, waits until nobody is inside, and only then frees the data of the
-//! hook. Closing is final until the gate is opened for the next machine. (Linux: `pqap_hook_rwsem`
-//! in `struct kvm_s390_crypto`.)
+//! A vCPU enters before it accesses the mediated device, and leaves when its [`Inside`] is dropped.
+//! The destroyer closes the gate, waits until no vCPU is inside, and only then frees the data of
+//! the hook. The gate stays closed until it is opened for the next machine. (Linux:
+//! `pqap_hook_rwsem` in `struct kvm_s390_crypto`.)
 //!
 //! ```
 //! use ap::gate::Gate;
@@ -22,7 +22,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// The atomic word that a gate is made of; a seam for models.
+/// Atomic word of a gate, replaceable for model checking.
 #[expect(missing_docs, reason = "as in core::sync::atomic")]
 pub trait Word {
     fn load(&self, order: Ordering) -> u32;
@@ -54,10 +54,10 @@ impl Word for AtomicU32 {
     }
 }
 
-/// The gate; it starts closed.
+/// Gate between vCPUs and the destroyer of a virtual machine; initially closed.
 #[derive(Debug)]
 pub struct Gate<W: Word = AtomicU32> {
-    /// The number of those inside, and [`CLOSED`].
+    /// Number of vCPUs inside, and [`CLOSED`].
     state: W,
 }
 
@@ -76,7 +76,7 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// A closed gate.
+    /// Creates a closed gate.
     pub const fn new() -> Gate {
         Gate {
             state: AtomicU32::new(CLOSED),
@@ -85,7 +85,7 @@ impl Gate {
 }
 
 impl<W: Word> Gate<W> {
-    /// A closed gate of another kind of word.
+    /// Creates a closed gate with another implementation of the word.
     pub fn over(word: impl FnOnce(u32) -> W) -> Gate<W> {
         Gate {
             state: word(CLOSED),
@@ -97,11 +97,11 @@ impl<W: Word> Gate<W> {
         self.state.fetch_and(!CLOSED, Ordering::Release);
     }
 
-    /// Enters, unless the gate is closed. Then there is no hook: the guest has no queues.
+    /// Enters, or returns `None` if the gate is closed, so that the guest has no queues.
     pub fn enter(&self) -> Option<Inside<'_, W>> {
         let mut state = self.state.load(Ordering::Relaxed);
         loop {
-            // The count is full, which cannot happen; treat the gate as closed.
+            // A full count cannot occur; the gate counts as closed then.
             if state & CLOSED != 0 || state == CLOSED - 1 {
                 return None;
             }
@@ -115,7 +115,7 @@ impl<W: Word> Gate<W> {
         }
     }
 
-    /// Closes the gate.
+    /// Closes the gate to vCPUs that are not inside.
     pub fn close(&self) {
         self.state.fetch_or(CLOSED, Ordering::Relaxed);
     }

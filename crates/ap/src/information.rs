@@ -1,4 +1,4 @@
-//! Information about queues and the machine: the answers of TAPQ and QCI.
+//! Results of TAPQ and QCI: properties of a queue and of the machine.
 
 use crate::matrix::Matrix;
 
@@ -9,9 +9,9 @@ pub struct Hardware {
     pub facilities: u32,
     /// Bits 32-39: adapter type; 14 is CEX8.
     pub kind: u8,
-    /// Bits 40-47: the highest domain.
+    /// Bits 40-47: the highest domain number.
     pub domains_0based: u8,
-    /// Bits 60-63: queue depth, less one.
+    /// Bits 60-63: queue depth minus one.
     pub depth_0based: u8,
 }
 
@@ -27,7 +27,8 @@ impl Hardware {
     /// Adapter type CEX8.
     pub const CEX8: u8 = 14;
 
-    /// General register 2; the facility bits are there only for a program that set the T bit.
+    /// Returns general register 2. The facility bits are included only if the program has set the T
+    /// bit.
     pub const fn register(self, facilities: bool) -> u64 {
         let high = if facilities { self.facilities } else { 0 };
         (high as u64) << 32
@@ -40,9 +41,9 @@ impl Hardware {
 /// Data of PQAP(QCI): 128 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Configuration {
-    /// The highest adapter that the machine could have.
+    /// Highest adapter number that the machine supports.
     pub adapters_0based: u8,
-    /// The highest domain.
+    /// Highest domain number that the machine supports.
     pub domains_0based: u8,
     /// The guest's matrix.
     pub matrix: Matrix,
@@ -54,7 +55,7 @@ impl Configuration {
     /// Byte 0: extended addressing is installed.
     const APXA: u8 = 0x40;
 
-    /// The block: flags, maxima at 4 and 5, the masks at 16, 48 and 80.
+    /// Encodes the block: flags, maxima at offsets 4 and 5, masks at 16, 48 and 80.
     pub fn to_bytes(self) -> [u8; Configuration::SIZE] {
         let mut block = [0; Configuration::SIZE];
         block[0] = Self::APXA;

@@ -1,9 +1,9 @@
-//! The three instructions as a machine executes them that interprets none of them itself: from
-//! registers and storage to the mediated device, and back.
+//! Execution of NQAP, DQAP and PQAP on a machine without AP instructions: from registers and
+//! storage to the mediated device, and back.
 //!
-//! Registers as Linux uses them (arch/s390/include/asm/ap.h). NQAP: R1 pair the message identifier,
-//! R2 pair address and length. DQAP: the same, and general register 2 the length that is left of a
-//! reply longer than the buffer.
+//! Registers as Linux uses them (arch/s390/include/asm/ap.h). NQAP: the R1 pair holds the message
+//! identifier, the R2 pair address and length. DQAP is similar; general register 2 receives the
+//! remaining length of a reply that exceeds the buffer.
 
 use alloc::vec;
 
@@ -15,56 +15,56 @@ use crate::status::{QueueStatus, Response};
 
 /// The processor that executes the instruction.
 pub trait Cpu {
-    /// A general register.
+    /// Returns a general register.
     fn gr(&self, register: u8) -> u64;
 
     /// Sets a general register.
     fn set_gr(&mut self, register: u8, value: u64);
 
-    /// The left half of the PSW.
+    /// Returns the left half of the PSW.
     fn psw_mask(&self) -> u64;
 
-    /// Loads from a logical address; all of it or an exception.
+    /// Loads bytes from a logical address, or raises an exception without loading any.
     fn load(&mut self, address: u64, into: &mut [u8]) -> Result<(), ProgramException>;
 
-    /// Stores at a logical address; all of it or an exception.
+    /// Stores bytes at a logical address, or raises an exception without storing any.
     fn store(&mut self, address: u64, bytes: &[u8]) -> Result<(), ProgramException>;
 }
 
-/// Bit 15 of the PSW: the problem state.
+/// Bit 15 of the PSW: problem state.
 pub const PSW_PROBLEM: u64 = 1 << 48;
-/// Bits 31 and 32 of the PSW: 64-bit addressing has both.
+/// Bits 31 and 32 of the PSW, both set in 64-bit addressing mode.
 const PSW_EXTENDED: u64 = 1 << 32;
 const PSW_BASIC: u64 = 1 << 31;
 
-/// Operation codes.
+/// Operation code of NQAP.
 pub const NQAP: u16 = 0xb2ad;
 /// Operation code of DQAP.
 pub const DQAP: u16 = 0xb2ae;
 /// Operation code of PQAP.
 pub const PQAP: u16 = 0xb2af;
 
-/// The longest message that is read from, or buffer that is looked at in, a guest's storage,
-/// in bytes. Cards take less.
+/// Maximum length in bytes of a message or buffer in a guest's storage that is accessed. Cards
+/// accept less.
 pub const LARGEST_MESSAGE: u64 = 64 * 1024;
 
 /// General register 0 of NQAP: this is the last part of the message.
 const LAST_PART: u64 = 0x4000_0000;
 /// General register 0 of NQAP: a special command.
 const SPECIAL: u64 = 0x0040_0000;
-/// General register 0 of DQAP: begin with a new reply rather than go on with the last one.
+/// General register 0 of DQAP: start with a new reply instead of continuing the last one.
 const NEW_REPLY: u64 = 0x8000_0000;
-/// Set in general register 0 by a DQAP that left a part of the reply: Linux continues only with a
-/// register that is not zero.
+/// Set in general register 0 by a DQAP that left part of the reply, because Linux continues only
+/// with a register that is not zero.
 const GOES_ON: u64 = 0x4000_0000;
 
-/// Whether an instruction is one of the three, by its first half-word.
+/// Returns whether the first half-word of an instruction is an AP operation code.
 pub const fn is_ap(operation: u16) -> bool {
     matches!(operation, NQAP | DQAP | PQAP)
 }
 
-/// Executes an instruction. Answers the condition code; an exception suppresses it,
-/// nothing has changed then.
+/// Executes an AP instruction and returns the condition code. An exception suppresses the
+/// instruction, which then has no effect.
 pub fn execute<U, P, S, C, Q>(
     cpu: &mut U,
     instruction: [u8; 4],
@@ -196,7 +196,7 @@ where
     }
     let (to, room) = (cpu.gr(r2), length(cpu, r2).min(LARGEST_MESSAGE));
     let room = usize::try_from(room).unwrap_or(0);
-    // The reply leaves its queue below, so the buffer is tried before.
+    // The reply is removed from its queue below, so access to the buffer is checked first.
     cpu.load(address(cpu, to), &mut vec![0; room])?;
     let (status, reply) = ap.dqap(apqn, room, gr0 & NEW_REPLY == 0);
     let Some(reply) = reply else {
@@ -223,7 +223,7 @@ fn is_64_bit(cpu: &impl Cpu) -> bool {
     cpu.psw_mask() & PSW_EXTENDED != 0
 }
 
-/// An address as the addressing mode takes it.
+/// Returns a register's value as an address in the current addressing mode.
 fn address(cpu: &impl Cpu, register: u64) -> u64 {
     if is_64_bit(cpu) {
         register
@@ -234,7 +234,7 @@ fn address(cpu: &impl Cpu, register: u64) -> u64 {
     }
 }
 
-/// The length in the odd register of a pair.
+/// Returns the length in the odd register of a pair.
 fn length(cpu: &impl Cpu, r: u8) -> u64 {
     let length = cpu.gr(r + 1);
     if is_64_bit(cpu) {

@@ -1,6 +1,6 @@
-//! Interception of PQAP, for a host whose hardware interprets AP instructions for the guest: of all
-//! functions only AQIC leaves the guest, and only where both have the facilities. Everything else
-//! is answered with "not supported", which the host handles as an unknown instruction.
+//! Interception of PQAP on a host whose hardware executes AP instructions for the guest. Only AQIC
+//! is intercepted, and only if host and guest have the facilities. All else returns "not
+//! supported", which the host handles as an unknown instruction.
 
 use crate::command::{Facilities, Function, InterruptControl, Pqap, ProgramException};
 use crate::matrix::Apqn;
@@ -19,29 +19,30 @@ pub struct Installed {
     pub guest: Facilities,
 }
 
-/// Registers of the vCPU, and whether it is in the problem state.
+/// Registers of the vCPU that executes PQAP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registers {
     /// General registers 0, 1 and 2.
     pub gr: [u64; 3],
-    /// The P bit of the PSW.
+    /// The vCPU is in the problem state (P bit of the PSW).
     pub problem_state: bool,
 }
 
 /// Result of the interception.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Handled: the word for general register 1; the condition code follows from it.
+    /// The instruction was executed. This is the word for general register 1; it also determines
+    /// the condition code.
     Status(QueueStatus),
     /// A program interruption for the guest.
     Exception(ProgramException),
-    /// Not handled here (-EOPNOTSUPP): the host's general handling follows.
+    /// The host's general handling must follow (-EOPNOTSUPP).
     NotSupported,
 }
 
-/// Handler of AQIC.
+/// Handler of intercepted AQIC instructions.
 pub trait Hook {
-    /// PQAP(AQIC).
+    /// Executes PQAP(AQIC).
     fn aqic(&mut self, apqn: Apqn, control: InterruptControl) -> QueueStatus;
 }
 

@@ -1,6 +1,6 @@
-//! Interruptions made by hand, for a machine that lets a program outside it change the PSW. The old
-//! PSW and the interruption's code are stored in the prefix area, and the new PSW is loaded from it
-//! (z/Architecture Principles of Operation, chapter 6; the offsets are those of Linux's `struct
+//! Interruptions performed by software, for a machine whose PSW a program outside it can change.
+//! The old PSW and the interruption code are stored in the prefix area, and the new PSW is loaded
+//! from there (z/Architecture Principles of Operation, chapter 6; offsets as in Linux's `struct
 //! lowcore`).
 
 use crate::command::{ProgramException, Subclass};
@@ -8,14 +8,14 @@ use crate::command::{ProgramException, Subclass};
 /// A program status word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Psw {
-    /// The left half: masks, modes, condition code.
+    /// Left half: masks, modes, condition code.
     pub mask: u64,
-    /// The address of the next instruction.
+    /// Address of the next instruction.
     pub address: u64,
 }
 
 impl Psw {
-    /// Bit 6: I/O interruptions are allowed.
+    /// Bit 6: I/O interruptions are enabled.
     pub const IO: u64 = 1 << 57;
     /// Bits 18-19: the condition code.
     pub const CONDITION: u64 = 3 << 44;
@@ -44,12 +44,12 @@ impl Psw {
     }
 }
 
-/// Absolute storage.
+/// Access to absolute storage.
 pub trait Absolute {
-    /// Loads; false where no storage is.
+    /// Loads bytes; returns false if the address has no storage.
     fn load(&mut self, address: u64, into: &mut [u8]) -> bool;
 
-    /// Stores; false where no storage is.
+    /// Stores bytes; returns false if the address has no storage.
     fn store(&mut self, address: u64, bytes: &[u8]) -> bool;
 }
 
@@ -60,7 +60,7 @@ const IO_OLD: u64 = 0x170;
 const IO_NEW: u64 = 0x1f0;
 const IO_CODE: u64 = 0xb8;
 
-/// Whether a processor takes an adapter interruption of a subclass: the PSW allows I/O
+/// Returns whether a processor accepts an adapter interruption of a subclass: the PSW enables I/O
 /// interruptions, and control register 6 the subclass.
 pub const fn is_open(psw_mask: u64, cr6: u64, subclass: Subclass) -> bool {
     psw_mask & Psw::IO != 0 && cr6 & subclass.mask() != 0
@@ -82,8 +82,8 @@ pub fn adapter(
     take(storage, prefix, [IO_OLD, IO_NEW, IO_CODE], old, &code)
 }
 
-/// Performs a program interruption for an instruction of four bytes that was suppressed; `old`
-/// points behind it.
+/// Performs a program interruption for a suppressed instruction of four bytes; `old` contains the
+/// address after it.
 pub fn program(
     storage: &mut impl Absolute,
     prefix: u64,

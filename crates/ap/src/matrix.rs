@@ -7,7 +7,7 @@ use core::fmt;
 pub struct Apqn(u16);
 
 impl Apqn {
-    /// The queue of `domain` on `adapter`.
+    /// Creates the number of the queue of `domain` on `adapter`.
     pub const fn new(adapter: u8, domain: u8) -> Apqn {
         Apqn((adapter as u16) << 8 | domain as u16)
     }
@@ -22,12 +22,12 @@ impl Apqn {
         self.0
     }
 
-    /// The adapter (APID).
+    /// Returns the adapter (APID).
     pub const fn adapter(self) -> u8 {
         (self.0 >> 8) as u8
     }
 
-    /// The domain (APQI).
+    /// Returns the domain (APQI).
     pub const fn domain(self) -> u8 {
         (self.0 & 0xff) as u8
     }
@@ -46,15 +46,15 @@ impl fmt::Debug for Apqn {
     }
 }
 
-/// A mask of 256 bits; bit 0 is the leftmost one, as everywhere in the architecture.
+/// A mask of 256 bits; bit 0 is the leftmost one, as in z/Architecture.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Mask([u64; 4]);
 
 impl Mask {
-    /// The mask with no bit.
+    /// Mask with all bits zero.
     pub const EMPTY: Mask = Mask([0; 4]);
 
-    /// Whether a bit is one.
+    /// Returns whether a bit is one.
     pub fn contains(&self, bit: u8) -> bool {
         self.word(bit) & place(bit) != 0
     }
@@ -73,13 +73,13 @@ impl Mask {
         }
     }
 
-    /// The bits that are one, in order.
+    /// Returns the numbers of the bits that are one, in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u8> + use<> {
         let mask = *self;
         (0..=u8::MAX).filter(move |bit| mask.contains(*bit))
     }
 
-    /// The 32 bytes that PQAP(QCI) stores.
+    /// Encodes the mask as the 32 bytes that PQAP(QCI) stores.
     pub fn to_bytes(self) -> [u8; 32] {
         let mut bytes = [0; 32];
         for (chunk, word) in bytes.chunks_exact_mut(8).zip(self.0) {
@@ -113,8 +113,8 @@ impl FromIterator<u8> for Mask {
     }
 }
 
-/// Resources of a guest: the queues are all pairs of an adapter and a domain. Control domains are
-/// those that it may administrate, whether or not it may also use them.
+/// AP resources of a guest: its queues are all pairs of an adapter and a domain. It may
+/// administrate the control domains, whether or not it may also use them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Matrix {
     /// Adapter mask (APM).
@@ -126,7 +126,7 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Whether a queue belongs to it.
+    /// Returns whether a queue belongs to the matrix.
     pub fn contains(&self, apqn: Apqn) -> bool {
         self.adapters.contains(apqn.adapter()) && self.domains.contains(apqn.domain())
     }

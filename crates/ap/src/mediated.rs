@@ -1,5 +1,5 @@
-//! The mediated matrix device: a guest's matrix over the queues below, and the resources that it
-//! holds for their interrupts.
+//! The mediated matrix device: gives a guest access to a matrix of queues, and holds the resources
+//! for their interrupts.
 //!
 //! A queue whose interrupts are on holds one `Registration`: the pinned page of the notification
 //! byte and the registered subclass. It is a value that is made once and consumed once, so nothing
@@ -24,19 +24,19 @@ use crate::status::{QueueStatus, Response};
 /// Maximum number of attempts at an instruction on a busy queue, and of checks of the interrupt bit
 /// (as in vfio_ap).
 const TRIES: u32 = 5;
-/// Nanoseconds between two tries.
+/// Pause between two attempts, in nanoseconds.
 const PAUSE: u64 = 20_000_000;
 
-/// The outside, all of it.
+/// Interfaces to everything outside the crate.
 #[derive(Debug)]
 pub struct Outside<P, S, C, Q> {
     /// The guest's memory.
     pub pages: P,
     /// Interruption subclasses of the guest.
     pub subclasses: S,
-    /// Time.
+    /// Clock.
     pub clock: C,
-    /// The queues below.
+    /// Queues of the host.
     pub queues: Q,
 }
 
@@ -46,7 +46,7 @@ pub struct Outside<P, S, C, Q> {
 #[error("{0} notification bytes are still in use by their queues")]
 pub struct StillHeld(pub usize);
 
-/// The mediated device.
+/// Mediated device of a guest.
 #[derive(Debug)]
 pub struct Mediated<P, S, C, Q> {
     outside: Outside<P, S, C, Q>,
@@ -57,7 +57,7 @@ pub struct Mediated<P, S, C, Q> {
 }
 
 impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
-    /// A device with an empty matrix and no guest.
+    /// Creates a device with an empty matrix and no guest.
     pub fn new(outside: Outside<P, S, C, Q>) -> Mediated<P, S, C, Q> {
         Mediated {
             outside,
@@ -68,12 +68,12 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         }
     }
 
-    /// The matrix.
+    /// Returns the guest's matrix.
     pub fn matrix(&self) -> &Matrix {
         &self.matrix
     }
 
-    /// The outside.
+    /// Returns the interfaces to the outside.
     pub fn outside(&mut self) -> &mut Outside<P, S, C, Q> {
         &mut self.outside
     }
@@ -93,8 +93,8 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         self.matrix.control_domains.insert(domain);
     }
 
-    /// Unassigns an adapter, also while it is in use: its queues are reset and hold no resources
-    /// afterwards.
+    /// Unassigns an adapter, even while it is in use: its queues are reset, and afterwards hold no
+    /// resources.
     pub fn unassign_adapter(&mut self, adapter: u8) -> Result<(), StillHeld> {
         let gone: Vec<Apqn> = self
             .matrix
@@ -105,7 +105,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         self.abandon(&gone)
     }
 
-    /// Unassigns a domain, also while it is in use.
+    /// Unassigns a domain, even while it is in use.
     pub fn unassign_domain(&mut self, domain: u8) -> Result<(), StillHeld> {
         let gone: Vec<Apqn> = self
             .matrix
@@ -134,7 +134,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         self.abandon(&[apqn])
     }
 
-    /// A guest opens the device. Its queues start clean.
+    /// Attaches a guest that opens the device. Its queues are reset.
     pub fn attach(&mut self) -> Result<(), StillHeld> {
         let all: Vec<Apqn> = self.matrix.queues().collect();
         self.abandon(&all)?;
@@ -142,8 +142,8 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         Ok(())
     }
 
-    /// The guest is destroyed, or releases the device. Nobody may be in the hook
-    /// any more ([`crate::gate`]).
+    /// Detaches a guest that is destroyed or releases the device. No vCPU may be in the hook any
+    /// more ([`crate::gate`]).
     pub fn detach(&mut self) -> Result<(), StillHeld> {
         self.attached = false;
         let mut all: Vec<Apqn> = self.matrix.queues().collect();
@@ -151,8 +151,8 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         self.abandon(&all)
     }
 
-    /// Guest pages are about to be unmapped. After `Ok` no queue writes to them; after an error
-    /// they must stay, and [`Mediated::poll`] be called later.
+    /// Prepares guest pages for unmapping. After `Ok` no queue writes to them; after an error they
+    /// must stay mapped, and [`Mediated::poll`] must be called later.
     pub fn unmap(&mut self, first: GuestPage, count: u64) -> Result<(), StillHeld> {
         let within = |kept: &Kept| {
             let page = kept.registration().map(Registration::page);
@@ -162,7 +162,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         let users: Vec<Apqn> = users.map(|(apqn, _)| *apqn).collect();
         for apqn in &users {
             self.disable(*apqn);
-            // A queue that was too busy for the order gets it again.
+            // A queue that was too busy for the request gets it again.
             if let Some(kept) = self.kept.get_mut(apqn) {
                 kept.leave(false);
             }
@@ -174,8 +174,8 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         }
     }
 
-    /// Checks queues that still had their notification bytes, and releases them; to be called from
-    /// time to time.
+    /// Checks the queues that still hold notification bytes, and releases those that are done; call
+    /// it periodically.
     pub fn poll(&mut self) -> Result<(), StillHeld> {
         let all: Vec<Apqn> = self.kept.keys().copied().collect();
         for apqn in all {
@@ -194,13 +194,13 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         Some((registration.page(), registration.subclass()))
     }
 
-    /// Whether the guest has a queue: it is in the matrix, and a queue of
-    /// the host stands behind it.
+    /// Returns whether the guest has a queue: it is in the matrix, and the host has bound it to
+    /// this driver.
     pub fn owns(&self, apqn: Apqn) -> bool {
         self.attached && self.matrix.contains(apqn) && self.bound.contains(&apqn)
     }
 
-    /// PQAP(AQIC), the hook.
+    /// Executes PQAP(AQIC).
     pub fn aqic(&mut self, apqn: Apqn, control: InterruptControl) -> QueueStatus {
         if !self.owns(apqn) {
             return QueueStatus::of(Response::QUEUE_NOT_AVAILABLE);
@@ -214,7 +214,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         }
     }
 
-    /// PQAP(TAPQ).
+    /// Executes PQAP(TAPQ).
     pub fn tapq(&mut self, apqn: Apqn) -> (QueueStatus, Hardware) {
         if !self.owns(apqn) {
             let status = QueueStatus::of(Response::QUEUE_NOT_AVAILABLE);
@@ -224,18 +224,18 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         self.outside.queues.tapq(apqn)
     }
 
-    /// PQAP(RAPQ).
+    /// Executes PQAP(RAPQ).
     pub fn rapq(&mut self, apqn: Apqn) -> QueueStatus {
         self.guest_reset(apqn, Q::rapq)
     }
 
-    /// PQAP(ZAPQ).
+    /// Executes PQAP(ZAPQ).
     pub fn zapq(&mut self, apqn: Apqn) -> QueueStatus {
         self.guest_reset(apqn, Q::zapq)
     }
 
-    /// PQAP(QCI): the machine's maxima with the guest's matrix. Adapters without a queue
-    /// behind them are left out.
+    /// Executes PQAP(QCI): returns the machine's maxima with the guest's matrix, without adapters
+    /// that have no bound queue.
     pub fn qci(&mut self) -> Configuration {
         let mut configuration = self.outside.queues.qci();
         let mut matrix = self.matrix;
@@ -252,7 +252,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         configuration
     }
 
-    /// NQAP.
+    /// Executes NQAP.
     pub fn nqap(&mut self, apqn: Apqn, part: Part<'_>) -> QueueStatus {
         if !self.owns(apqn) {
             return QueueStatus::of(Response::QUEUE_NOT_AVAILABLE);
@@ -260,7 +260,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         self.outside.queues.nqap(apqn, part)
     }
 
-    /// DQAP.
+    /// Executes DQAP.
     pub fn dqap(
         &mut self,
         apqn: Apqn,
@@ -293,19 +293,20 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         };
         let status = queues.aqic(apqn, Some(target));
         if status.response != Response::NORMAL {
-            // The queue keeps its earlier settings, so the new ones go.
+            // The queue keeps its earlier settings, so the new resources are released.
             registration.release(pages, subclasses);
             return status;
         }
-        // The queue took new settings, so its interrupts were off: whatever we held for it, it does
-        // not use any more. That is so when the guest reset the queue behind our back.
+        // The queue accepted new settings, so its interrupts were off, and it no longer uses the
+        // resources held for it. This happens when a reset of the queue by the guest was not seen
+        // here.
         let kept = self.kept.entry(apqn).or_default();
         kept.release(pages, subclasses);
         kept.held = Held::Active(registration);
         status
     }
 
-    /// Turns interrupts off; afterwards nothing is held unless the queue is late.
+    /// Turns interrupts off. Resources remain held only if the queue does not finish in time.
     fn disable(&mut self, apqn: Apqn) -> QueueStatus {
         let mut status = self.outside.queues.aqic(apqn, None);
         for _ in 1..TRIES {
@@ -345,7 +346,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         status
     }
 
-    /// Resets queues that are not the guest's any more, and releases the resources held for them.
+    /// Resets queues that no longer belong to the guest, and releases the resources held for them.
     fn abandon(&mut self, queues: &[Apqn]) -> Result<(), StillHeld> {
         for apqn in queues {
             let mut status = self.outside.queues.zapq(*apqn);
@@ -416,7 +417,8 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
     }
 }
 
-/// Whether interrupts are off or will be, after this answer to an order to turn them off: it was
+/// Returns whether interrupts are off, or will be, after this response to a request to turn them
+/// off: it was accepted, they were off before, or a reset is in progress.
 /// accepted, they were off before, or a reset is under way, which ends them too.
 fn accepts_off(response: Response) -> bool {
     let off = [

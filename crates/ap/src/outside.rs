@@ -10,7 +10,7 @@ use crate::information::{Configuration, Hardware};
 use crate::matrix::Apqn;
 use crate::status::QueueStatus;
 
-/// Bytes of a page.
+/// Page size in bytes.
 pub const PAGE_SIZE: u64 = 4096;
 
 /// A page frame of the guest: its absolute address divided by [`PAGE_SIZE`].
@@ -18,13 +18,13 @@ pub const PAGE_SIZE: u64 = 4096;
 pub struct GuestPage(pub u64);
 
 impl GuestPage {
-    /// The page that holds a guest absolute address.
+    /// Returns the page that contains a guest absolute address.
     pub const fn of(address: u64) -> GuestPage {
         GuestPage(address / PAGE_SIZE)
     }
 }
 
-/// An address of the host, as the queues below take it.
+/// Host address, as the host's queues use it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostAddress(pub u64);
 
@@ -38,20 +38,20 @@ impl fmt::Debug for HostAddress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostSubclass(pub u8);
 
-/// A page that cannot be pinned: not the guest's memory, or not enough of the host's.
+/// Error: a page is not guest memory, or the host cannot pin more memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the guest page cannot be pinned")]
 pub struct CannotPin;
 
-/// A subclass that cannot be registered: no GISA, or no GIB.
+/// Error: a subclass cannot be registered, because there is no GISA or no GIB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the interruption subclass cannot be registered")]
 pub struct CannotRegister;
 
-/// The guest's memory.
+/// Access to the guest's memory.
 pub trait Pages {
-    /// Keeps a page where it is until it is unpinned as often as it was pinned; answers the host's
-    /// address of its first byte.
+    /// Pins a page, until it is unpinned as often as it was pinned. Returns the host address of its
+    /// first byte.
     fn pin(&mut self, page: GuestPage) -> Result<HostAddress, CannotPin>;
 
     /// Releases one pin.
@@ -68,9 +68,9 @@ pub trait Subclasses {
     fn unregister(&mut self, subclass: Subclass);
 }
 
-/// Time.
+/// A clock.
 pub trait Clock {
-    /// Nanoseconds since some instant.
+    /// Returns the time in nanoseconds since an arbitrary instant.
     fn now(&self) -> u64;
 
     /// Waits for that many nanoseconds.
@@ -80,7 +80,7 @@ pub trait Clock {
 /// Destination of a queue's interrupts: the operand of the host's AQIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// The notification byte.
+    /// Address of the notification byte.
     pub notification: HostAddress,
     /// The guest's subclass, made pending in its GISA.
     pub guest: Subclass,
@@ -88,31 +88,31 @@ pub struct Target {
     pub host: HostSubclass,
 }
 
-/// A request, or a part of one, for NQAP.
+/// A request for NQAP, or a part of one.
 #[derive(Clone, Copy, Debug)]
 pub struct Part<'a> {
     /// Program-supplied message identifier.
     pub id: u64,
-    /// The bytes.
+    /// Bytes of the request.
     pub data: &'a [u8],
-    /// Whether it is the last part.
+    /// Whether this is the last part.
     pub last: bool,
     /// Whether the program marked it as a special command.
     pub special: bool,
 }
 
-/// A reply, or a part of one, by DQAP.
+/// A reply from DQAP, or a part of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// The request's identifier.
+    /// Identifier of the request.
     pub id: u64,
-    /// The bytes.
+    /// Bytes of the reply.
     pub data: alloc::vec::Vec<u8>,
-    /// Bytes of this reply that are still to come.
+    /// Number of bytes of this reply that remain in the queue.
     pub residual: usize,
 }
 
-/// The queues below: the host's AP instructions, or cards made in software
+/// Queues of the host: real ones through AP instructions, or emulated cards
 /// ([`crate::card::Cards`]).
 pub trait Queues {
     /// Tests a queue.
@@ -121,20 +121,20 @@ pub trait Queues {
     /// Starts a reset.
     fn rapq(&mut self, apqn: Apqn) -> QueueStatus;
 
-    /// Starts a reset that also zeroizes.
+    /// Starts a reset that also zeroizes the queue.
     fn zapq(&mut self, apqn: Apqn) -> QueueStatus;
 
-    /// Turns interrupts on for a target, or off. The interrupt bit of the
-    /// status follows some time later.
+    /// Turns interrupts on for a target, or off for `None`. The interrupt bit of the status follows
+    /// later.
     fn aqic(&mut self, apqn: Apqn, target: Option<Target>) -> QueueStatus;
 
-    /// The machine's maxima; the matrix in it is the host's.
+    /// Returns the machine's configuration; its matrix is that of the host.
     fn qci(&mut self) -> Configuration;
 
     /// Adds a request to the queue.
     fn nqap(&mut self, apqn: Apqn, part: Part<'_>) -> QueueStatus;
 
-    /// Returns up to `room` bytes of the oldest reply; with `continued` from where the last part
-    /// ended, else from its beginning. The reply leaves the queue with its last byte.
+    /// Returns up to `room` bytes of the oldest reply: with `continued` from where the last call
+    /// ended, otherwise from its beginning. The reply leaves the queue with its last byte.
     fn dqap(&mut self, apqn: Apqn, room: usize, continued: bool) -> (QueueStatus, Option<Reply>);
 }

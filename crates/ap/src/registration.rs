@@ -1,5 +1,4 @@
-//! A queue's hold on the guest: one pinned page and one registered subclass, and how
-//! far it is on its way out.
+//! Guest resources that are held for a queue's interrupts: a pinned page and a registered subclass.
 
 use core::mem;
 
@@ -17,8 +16,8 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
-    /// Pins the page and registers the subclass, both or neither. The error is the
-    /// response code for the guest.
+    /// Pins the page and registers the subclass, or neither. The error is the response code for the
+    /// guest.
     pub(crate) fn take(
         pages: &mut impl Pages,
         subclasses: &mut impl Subclasses,
@@ -56,23 +55,23 @@ pub(crate) enum Held {
     /// No resources.
     #[default]
     Nothing,
-    /// Interrupts are on, or were accepted to be: the bit may still read zero.
+    /// Interrupts are on, or will be: the bit may still read zero.
     Active(Registration),
     /// Interrupts are being turned off.
     Leaving {
         registration: Registration,
-        /// The queue has accepted the order, by AQIC or by a reset. Before that an interrupt bit of
-        /// zero means nothing: interrupts may still be on their way to being enabled.
+        /// The queue has accepted the request, by AQIC or a reset. Before that, an interrupt bit of
+        /// zero means nothing, because interrupts may still be about to be enabled.
         told: bool,
     },
 }
 
-/// State kept for a queue.
+/// State that is kept for a queue.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     /// Resources held for its interrupts.
     pub(crate) held: Held,
-    /// A reset was begun and has not been seen to end.
+    /// A reset was started, and its end was not observed yet.
     pub(crate) resetting: bool,
 }
 

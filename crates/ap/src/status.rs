@@ -1,14 +1,14 @@
-//! The AP queue status word, which every AP instruction leaves in general register 1.
+//! AP queue status word, which every AP instruction stores in general register 1.
 
-/// Response codes (Linux, `drivers/s390/crypto/ap_bus.h`, names them
-/// `AP_RESPONSE_*`). An unknown code is data.
+/// Response code of an AP instruction (`AP_RESPONSE_*` in Linux, `drivers/s390/crypto/ap_bus.h`).
+/// Unknown codes are passed on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Response(pub u8);
 
 impl Response {
     /// The function was performed.
     pub const NORMAL: Response = Response(0x00);
-    /// No such queue, or not for this program.
+    /// The queue does not exist, or this program may not use it.
     pub const QUEUE_NOT_AVAILABLE: Response = Response(0x01);
     /// A reset is in progress.
     pub const RESET_IN_PROGRESS: Response = Response(0x02);
@@ -20,11 +20,11 @@ impl Response {
     pub const BUSY: Response = Response(0x05);
     /// The notification byte's address cannot be used.
     pub const INVALID_ADDRESS: Response = Response(0x06);
-    /// Interrupts are already as asked for.
+    /// Interrupts already have the requested state.
     pub const OTHERWISE_CHANGED: Response = Response(0x07);
     /// The guest's interruption state area cannot be used.
     pub const INVALID_GISA: Response = Response(0x08);
-    /// Bound to another guest.
+    /// The queue is bound to another guest.
     pub const BOUND_TO_ANOTHER: Response = Response(0x09);
     /// A change of state is in progress.
     pub const STATE_CHANGE_IN_PROGRESS: Response = Response(0x0a);
@@ -32,20 +32,20 @@ impl Response {
     pub const NOT_BOUND: Response = Response(0x0b);
     /// NQAP: the queue is full.
     pub const QUEUE_FULL: Response = Response(0x10);
-    /// DQAP: no reply is there. The same code as [`Response::QUEUE_FULL`].
+    /// DQAP: the queue has no reply. Same code as [`Response::QUEUE_FULL`].
     pub const NO_PENDING_REPLY: Response = Response(0x10);
-    /// The queue's index is beyond the adapter's.
+    /// The domain number exceeds the adapter's maximum.
     pub const INDEX_TOO_BIG: Response = Response(0x11);
     /// A part of a message whose first part is missing.
     pub const NO_FIRST_PART: Response = Response(0x13);
-    /// The message is longer than the queue takes.
+    /// The message exceeds the maximum of the queue.
     pub const MESSAGE_TOO_BIG: Response = Response(0x15);
     /// The message needs a facility that is not installed.
     pub const FACILITY_NOT_INSTALLED: Response = Response(0x16);
     /// The message addresses a domain that is not the program's.
     pub const INVALID_DOMAIN: Response = Response(0x42);
 
-    /// Whether the queue is not operational any more: it can neither work nor
+    /// Returns whether the queue is no longer operational: it can neither execute requests nor
     /// write a notification byte.
     pub const fn is_gone(self) -> bool {
         matches!(self, Response(0x01 | 0x03 | 0x04))
@@ -55,20 +55,20 @@ impl Response {
 /// The AP queue status word, 32 bits; bits 3-6 and 16-31 are zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueStatus {
-    /// Bit 0: neither requests nor replies are in the queue.
+    /// Bit 0: the queue contains neither requests nor replies.
     pub empty: bool,
-    /// Bit 1: replies wait.
+    /// Bit 1: the queue contains replies.
     pub replies_waiting: bool,
-    /// Bit 2: the queue takes no further request.
+    /// Bit 2: the queue accepts no further request.
     pub full: bool,
     /// Bit 7: interrupts are enabled (the interrupt bit).
     pub interrupts: bool,
-    /// Bits 8-15.
+    /// Bits 8-15: response code.
     pub response: Response,
 }
 
 impl QueueStatus {
-    /// Makes a status with this response code and nothing else.
+    /// Creates a status with this response code and all other bits zero.
     pub const fn of(response: Response) -> QueueStatus {
         QueueStatus {
             empty: false,
@@ -84,7 +84,7 @@ impl QueueStatus {
         QueueStatus { response, ..self }
     }
 
-    /// The word, as it stands in bits 32-63 of general register 1.
+    /// Encodes the word, as it is in bits 32-63 of general register 1.
     pub const fn word(self) -> u32 {
         (self.empty as u32) << 31
             | (self.replies_waiting as u32) << 30
@@ -104,7 +104,7 @@ impl QueueStatus {
         }
     }
 
-    /// Returns the condition code of the status: 0 for a normal response, else 3.
+    /// Returns the condition code of the status: 0 for a normal response, otherwise 3.
     pub const fn condition_code(self) -> u8 {
         if self.response.0 == 0 { 0 } else { 3 }
     }

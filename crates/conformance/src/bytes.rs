@@ -1,7 +1,7 @@
-//! Fields of structures by their offsets, as the standard's figures have them. The layouts of crate
-//! `nvme` are not used for data that a controller returns: a mistake there must not hide itself.
+//! Access to fields of data structures by the offsets in the standard. The layouts of crate `nvme`
+//! are not used for data from a controller, because an error in them would then go unnoticed.
 
-/// The byte at an offset; 0 past the end.
+/// Returns the byte at an offset; 0 past the end.
 pub fn u8_at(bytes: &[u8], at: usize) -> u8 {
     bytes.get(at).copied().unwrap_or(0)
 }
@@ -14,39 +14,39 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     array
 }
 
-/// The 16-bit value at an offset.
+/// Returns the 16-bit value at an offset.
 pub fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(array(bytes, at))
 }
 
-/// The 32-bit value at an offset.
+/// Returns the 32-bit value at an offset.
 pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(array(bytes, at))
 }
 
-/// The 64-bit value at an offset.
+/// Returns the 64-bit value at an offset.
 pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(array(bytes, at))
 }
 
-/// The 128-bit value at an offset.
+/// Returns the 128-bit value at an offset.
 pub fn u128_at(bytes: &[u8], at: usize) -> u128 {
     u128::from_le_bytes(array(bytes, at))
 }
 
-/// The bytes from one offset up to another; fewer where they end before.
+/// Returns the bytes between two offsets; fewer if `bytes` ends earlier.
 pub fn slice(bytes: &[u8], from: usize, to: usize) -> &[u8] {
     let to = to.min(bytes.len());
     bytes.get(from.min(to)..to).unwrap_or_default()
 }
 
-/// The offset of the first byte of a range that is not zero.
+/// Returns the offset of the first byte in a range that is not zero.
 pub fn first_nonzero(bytes: &[u8], from: usize, to: usize) -> Option<usize> {
     let at = slice(bytes, from, to).iter().position(|byte| *byte != 0)?;
     Some(from + at)
 }
 
-/// Bytes that differ from block to block and from seed to seed.
+/// Returns test data that differs for each block and seed.
 pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);

@@ -1,9 +1,9 @@
-//! A case, as its table has it.
+//! Definition of a conformance case.
 
 use crate::host::Host;
 use crate::verdict::Check;
 
-/// Controllers that have to pass.
+/// Controllers that must pass a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// Every I/O controller on PCIe.
@@ -12,16 +12,16 @@ pub enum Need {
     If(&'static str),
 }
 
-/// Preparation before the case.
+/// Preparation of the controller before a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setup {
-    /// The controller is disabled.
+    /// The controller stays disabled.
     Disabled,
-    /// The controller is enabled, with admin queues.
+    /// The controller is enabled with Admin queues.
     Admin,
-    /// There is I/O queue pair 1, too.
+    /// The controller is enabled, and I/O queue pair 1 is created.
     Io,
-    /// I/O queue pair 1 on two controllers of the subsystem; the second is [`Host`] number two.
+    /// I/O queue pair 1 is created on two controllers of the subsystem, each with its own [`Host`].
     Pair,
 }
 
@@ -29,13 +29,13 @@ pub enum Setup {
 pub struct Case {
     /// Unique name.
     pub name: &'static str,
-    /// Entries of the test plan that it stands for; none is one of our own.
+    /// Entries of the public test plan that the case covers; empty if there is none.
     pub plan: &'static [&'static str],
     /// Requirement that the case checks.
     pub title: &'static str,
     /// Section of the standard that requires it.
     pub section: &'static str,
-    /// Controllers that have to pass.
+    /// Controllers that must pass.
     pub need: Need,
     /// Preparation before the case.
     pub setup: Setup,
@@ -43,20 +43,20 @@ pub struct Case {
     pub run: Run,
 }
 
-/// The function of a case.
+/// Function of a case.
 #[derive(Clone, Copy)]
 pub enum Run {
-    /// With one host.
+    /// Function that uses one host.
     One(fn(&mut Host) -> Check),
-    /// With the hosts of two controllers of one subsystem.
+    /// Function that uses the hosts of two controllers of one subsystem.
     Two(fn(&mut Host, &mut Host) -> Check),
 }
 
-/// The rows of a module: name of the function, plan, need, setup, section, title.
+/// Builds a module's table of cases. Row: name of the function, plan, need, setup, section, title.
 macro_rules! cases {
     ($($name:ident, [$($plan:literal),*], $need:expr, $setup:ident, $section:literal,
         $title:literal;)*) => {
-        /// The cases of this module.
+        /// Cases of this module.
         pub(super) const CASES: &[$crate::case::Case] = &[$($crate::case::Case {
             name: stringify!($name),
             plan: &[$($plan),*],
@@ -69,10 +69,10 @@ macro_rules! cases {
     };
 }
 
-/// Builds the table of cases with two hosts.
+/// Builds a module's table of cases that use two hosts.
 macro_rules! pair_cases {
     ($($name:ident, [$($plan:literal),*], $need:expr, $section:literal, $title:literal;)*) => {
-        /// The cases of this module that have two hosts.
+        /// Cases of this module that use two hosts.
         pub(super) const PAIR_CASES: &[$crate::case::Case] = &[$($crate::case::Case {
             name: stringify!($name),
             plan: &[$($plan),*],

@@ -1,9 +1,8 @@
-//! A host as the cases need it: registers, memory, queues, and commands that nobody checks.
+//! Host of a conformance case: registers, memory, queues, and commands that are sent unchecked.
 //!
-//! This is not crate `driver`, which sends no wrong commands. Each case has a host of its own, by a
-//! connection of its own, so that none depends on another. Completions are checked for the
-//! properties of every one of them: the named queue and head pointer, the reserved dword, and that
-//! each arrives once.
+//! Crate `driver` is not used, because it sends no wrong commands. Each case has its own host and
+//! connection, so that none depends on another. Completions are checked for general properties: the
+//! queue and head pointer that they name, the reserved dword, and that each arrives only once.
 
 use crate::verdict::{Check, Expect, Verdict, failed, require, same};
 use dma::Memory;
@@ -18,34 +17,34 @@ use test_host::{
 };
 use vfio_user::DmaUnmapping;
 
-/// Longest time for the server's answer to a message, and for a command's completion.
+/// Time limit for the server's reply to a message, and for a command's completion.
 const ANSWER: Duration = Duration::from_secs(10);
 /// Time without a completion after which none is expected.
 pub const QUIET: Duration = Duration::from_millis(60);
-/// Guest memory begins at this IOVA.
+/// First IOVA of guest memory.
 pub const RAM_BASE: u64 = 0x1_0000_0000;
 /// Size of guest memory in bytes.
 const RAM_SIZE: u64 = 96 << 20;
-/// Bytes of a page.
+/// Page size of guest memory in bytes.
 pub const PAGE: u64 = 4096;
-/// Entries of the admin queues, and of I/O queues unless the controller has fewer.
+/// Number of entries of the Admin queues, and of I/O queues unless the controller supports fewer.
 pub const ENTRIES: u16 = 64;
 
 struct Sq {
     ring: test_host::Sq,
     cqid: u16,
-    /// Commands that have not completed.
+    /// Identifiers of outstanding commands.
     outstanding: Vec<u16>,
 }
 
-/// Values with which the controller is enabled.
+/// Register values with which the controller is enabled.
 #[derive(Clone, Copy, Debug)]
 pub struct Enable {
-    /// Entries of the admin submission queue.
+    /// Number of entries of the Admin submission queue.
     pub asq: u16,
-    /// Entries of the admin completion queue.
+    /// Number of entries of the Admin completion queue.
     pub acq: u16,
-    /// The rest of CC.
+    /// Other fields of CC.
     pub cc: Cc,
 }
 
@@ -60,30 +59,30 @@ impl Default for Enable {
     }
 }
 
-/// An admin command.
+/// Creates an admin command.
 pub fn admin(opcode: AdminOpcode, nsid: u32) -> Command {
     Command::new(opcode.0, nsid)
 }
 
-/// An I/O command.
+/// Creates an I/O command.
 pub fn nvm(opcode: NvmOpcode, nsid: u32) -> Command {
     Command::new(opcode.0, nsid)
 }
 
-/// A host with its connection.
+/// A host with its connection to a controller.
 pub struct Host {
     link: Link,
     ram: Windows,
-    /// The next byte of memory that nothing uses.
+    /// IOVA of the next free byte of memory.
     free: u64,
     /// CAP.
     pub cap: Cap,
-    /// The page size that the controller was enabled with, in bytes.
+    /// Memory page size in bytes with which the controller was enabled.
     pub page_size: u64,
     sqs: BTreeMap<u16, Sq>,
     cqs: BTreeMap<u16, Cq>,
     next_cid: u16,
-    /// Completions that arrived while another one was waited for: completion queue and entry.
+    /// Completions that arrived while waiting for another one: completion queue and entry.
     kept: Vec<(u16, Completion)>,
 }
 
@@ -106,7 +105,8 @@ fn without(qid: u16) -> Verdict {
 }
 
 impl Host {
-    /// Connects, maps memory and lets the function decode and master; the controller is disabled.
+    /// Connects, maps memory, and enables memory space and bus mastering; the controller is
+    /// disabled.
     pub fn attach(socket: &Path) -> Check<Host> {
         let mut link = Link::new(connect(socket, ANSWER)?);
         let ram = Memory::anonymous(RAM_SIZE as usize)
@@ -129,24 +129,24 @@ impl Host {
         Ok(host)
     }
 
-    /// Memory Space Enable, Bus Master Enable, Interrupt Disable.
+    /// Sets Memory Space Enable, Bus Master Enable and Interrupt Disable.
     pub fn decode(&mut self) -> Check {
         Ok(self.set_command(0x0406)?)
     }
 
     // Registers.
 
-    /// CSTS.
+    /// Reads CSTS.
     pub fn csts(&mut self) -> Check<Csts> {
         Ok(Csts::from_bits(self.read32(regs::CSTS)?))
     }
 
-    /// Returns the longest time for CSTS.RDY to follow CC.EN: CAP.TO, or one unit where that is 0.
+    /// Returns the maximum time for CSTS.RDY to follow CC.EN: CAP.TO, or one unit where that is 0.
     pub fn ready_time(&self) -> Duration {
         Duration::from_millis(500) * u32::from(self.cap.to()).max(1)
     }
 
-    /// Waits until CSTS is as wanted.
+    /// Waits until CSTS fulfils `wanted`, and returns it.
     pub fn wait_csts(&mut self, what: &str, wanted: impl Fn(Csts) -> bool) -> Check<Csts> {
         let limit = self.ready_time();
         let wanted = |csts| wanted(Csts::from_bits(csts));
@@ -155,7 +155,7 @@ impl Host {
         Ok(Csts::from_bits(csts))
     }
 
-    /// CC.EN to 0, and waits for CSTS.RDY.
+    /// Clears CC.EN, and waits until CSTS.RDY is clear.
     pub fn disable(&mut self) -> Check {
         let cc = Cc::from_bits(self.read32(regs::CC)?);
         self.write32(
@@ -191,7 +191,7 @@ impl Host {
         Ok(())
     }
 
-    /// Enables the controller as hosts do.
+    /// Enables the controller with the usual parameters.
     pub fn enable(&mut self) -> Check {
         let mut how = Enable::default();
         if self.cap.css().iocss() && !self.cap.css().ncss() {
@@ -203,7 +203,7 @@ impl Host {
 
     // Memory.
 
-    /// New memory that is zero, at a page's beginning; its IOVA.
+    /// Allocates zeroed memory at the start of a page, and returns its IOVA.
     pub fn alloc(&mut self, len: u64) -> Check<u64> {
         let align = self.page_size;
         self.alloc_at(len, align)
@@ -219,7 +219,7 @@ impl Host {
         Ok(at)
     }
 
-    /// Commands find memory of the controller's at this IOVA, and so does this host from now on.
+    /// Adds the controller's memory at this IOVA, so that commands and this host can use it.
     pub fn know_buffer(&mut self, iova: u64, memory: Memory) {
         self.ram.add(iova, memory);
     }
@@ -236,14 +236,14 @@ impl Host {
         Ok(self.ram.write(iova, data)?)
     }
 
-    /// Takes all memory away from the controller.
+    /// Unmaps all memory from the controller.
     pub fn unmap_all(&mut self) -> Check {
         self.client.dma_unmap(DmaUnmapping::All)?;
         Ok(())
     }
 
-    /// PRP entries 1 and 2 of `len` bytes from an IOVA on, with a list in new memory if one is
-    /// needed.
+    /// Returns PRP entries 1 and 2 for `len` bytes from an IOVA on, with a PRP list in new memory
+    /// if needed.
     pub fn prps(&mut self, iova: u64, len: u64) -> Check<(u64, u64)> {
         let page = self.page_size;
         let list = if len > 2 * page - iova % page {
@@ -256,7 +256,7 @@ impl Host {
 
     // Queues.
 
-    /// This host uses a submission queue from now on.
+    /// Adds a submission queue to those that this host uses.
     pub fn know_sq(&mut self, qid: u16, iova: u64, entries: u16, cqid: u16) {
         let sq = Sq {
             ring: test_host::Sq::new(iova, entries.into()),
@@ -266,17 +266,17 @@ impl Host {
         self.sqs.insert(qid, sq);
     }
 
-    /// This host uses a completion queue from now on.
+    /// Adds a completion queue to those that this host uses.
     pub fn know_cq(&mut self, qid: u16, iova: u64, entries: u16) {
         self.cqs.insert(qid, Cq::new(iova, entries.into()));
     }
 
-    /// This host does not use a submission queue any more.
+    /// Removes a submission queue from those that this host uses.
     pub fn forget_sq(&mut self, qid: u16) {
         self.sqs.remove(&qid);
     }
 
-    /// Offset in BAR0 of a doorbell.
+    /// Returns the offset in BAR0 of a doorbell.
     pub fn doorbell(&self, qid: u16, cq: bool) -> u64 {
         test_host::doorbell(qid, cq, self.cap.dstrd())
     }
@@ -299,7 +299,7 @@ impl Host {
         Ok(cid)
     }
 
-    /// Appends a command with an identifier of the case's choice.
+    /// Appends a command with the identifier `cid`.
     pub fn put_command_as(&mut self, qid: u16, command: Command, cid: u16) -> Check {
         let sq = self.sqs.get_mut(&qid).ok_or_else(|| without(qid))?;
         sq.ring.push(&self.ram, &command.with_cid(cid))?;
@@ -307,7 +307,7 @@ impl Host {
         Ok(())
     }
 
-    /// The tail of a submission queue, as this host has it.
+    /// Returns the tail of a submission queue, as this host counts it.
     pub fn tail(&mut self, qid: u16) -> Check<u16> {
         Ok(self.sq(qid)?.ring.tail as u16)
     }
@@ -318,15 +318,15 @@ impl Host {
         self.ring(qid, false, tail)
     }
 
-    /// Puts and rings.
+    /// Appends a command and rings the doorbell; returns its identifier.
     pub fn submit(&mut self, qid: u16, command: Command) -> Check<u16> {
         let cid = self.put_command(qid, command)?;
         self.ring_tail(qid)?;
         Ok(cid)
     }
 
-    /// Returns the next completion of a queue if there is one. The entry is checked, and the head
-    /// doorbell is written.
+    /// Returns the next completion of a queue if it has arrived. Checks the entry, and writes the
+    /// head doorbell.
     pub fn poll(&mut self, cqid: u16) -> Check<Option<Completion>> {
         let entry = self.poll_quietly(cqid)?;
         if entry.is_some() {
@@ -434,8 +434,8 @@ impl Host {
         Ok(())
     }
 
-    /// Runs one command of a queue to its end. Nothing else may be in the queue but commands that
-    /// wait for an event.
+    /// Submits a command and waits for its completion. Other commands in the queue may only be
+    /// waiting for an event.
     pub fn run(&mut self, qid: u16, command: Command) -> Check<Completion> {
         let cid = self.submit(qid, command)?;
         let entry = self.wait_for(qid, cid)?;
@@ -449,17 +449,17 @@ impl Host {
         Ok(entry)
     }
 
-    /// Runs an admin command.
+    /// Executes an admin command.
     pub fn admin(&mut self, command: Command) -> Check<Completion> {
         self.run(0, command)
     }
 
-    /// Runs a command of I/O queue 1.
+    /// Executes a command on I/O queue 1.
     pub fn io(&mut self, command: Command) -> Check<Completion> {
         self.run(1, command)
     }
 
-    /// The commands that make an I/O queue pair, and where its queues are.
+    /// Returns the commands that create an I/O queue pair, after allocating its memory.
     pub fn pair_commands(&mut self, qid: u16, entries: u16) -> Check<(Command, Command)> {
         let cq = self.alloc(16 * u64::from(entries))?;
         let sq = self.alloc(64 * u64::from(entries))?;
@@ -467,7 +467,7 @@ impl Host {
         Ok((cq, sq))
     }
 
-    /// Makes an I/O queue pair.
+    /// Creates an I/O queue pair.
     pub fn create_pair(&mut self, qid: u16, entries: u16) -> Check {
         let (cq, sq) = self.pair_commands(qid, entries)?;
         self.admin(cq)?
@@ -479,7 +479,7 @@ impl Host {
         Ok(())
     }
 
-    /// Entries that I/O queues of the cases have.
+    /// Returns the number of entries of the cases' I/O queues.
     pub fn io_entries(&self) -> u16 {
         ENTRIES.min(self.cap.mqes_z().saturating_add(1))
     }

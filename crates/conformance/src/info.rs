@@ -1,4 +1,4 @@
-//! Identify data of the controller, and the commands that nearly every case needs.
+//! Identify data of the controller and its namespaces, and commands that most cases use.
 
 use crate::bytes::{u8_at, u16_at, u32_at, u64_at};
 use crate::host::{Host, PAGE, admin, nvm};
@@ -7,79 +7,80 @@ use nvme::feature::Fid;
 use nvme::{AdminOpcode, NvmOpcode};
 use test_host::{Command, Completion};
 
-/// The broadcast NSID.
+/// Broadcast NSID.
 pub const ALL: u32 = 0xffff_ffff;
 
-/// Identify Controller (NVMe Base 2.1, 5.1.13.2.1).
+/// Identify Controller data (NVMe Base 2.1, 5.1.13.2.1).
 pub struct Controller(pub Vec<u8>);
 
 impl Controller {
-    /// VER.
+    /// Returns the version (VER).
     pub fn ver(&self) -> u32 {
         u32_at(&self.0, 80)
     }
-    /// MDTS in bytes, for the smallest page; `None`: there is no limit.
+    /// Returns the maximum data transfer size in bytes for the smallest page size; `None` without
+    /// limit (MDTS).
     pub fn max_transfer(&self, page: u64) -> Option<u64> {
         let mdts = u8_at(&self.0, 77);
         (mdts != 0 && mdts < 40).then(|| page << mdts)
     }
-    /// CMIC.
+    /// Returns the multi-path capabilities (CMIC).
     pub fn cmic(&self) -> u8 {
         u8_at(&self.0, 76)
     }
-    /// CNTLID.
+    /// Returns the controller ID (CNTLID).
     pub fn cntlid(&self) -> u16 {
         u16_at(&self.0, 78)
     }
-    /// CTRATT.
+    /// Returns the controller attributes (CTRATT).
     pub fn ctratt(&self) -> u32 {
         u32_at(&self.0, 96)
     }
-    /// A bit of OACS.
+    /// Returns a bit of the optional admin commands (OACS).
     pub fn oacs(&self, bit: u32) -> bool {
         u16_at(&self.0, 256) >> bit & 1 != 0
     }
-    /// ACL, as a number.
+    /// Returns the maximum number of outstanding Abort commands (ACL + 1).
     pub fn abort_limit(&self) -> usize {
         usize::from(u8_at(&self.0, 258)) + 1
     }
-    /// AERL, as a number.
+    /// Returns the maximum number of outstanding Asynchronous Event Requests (AERL + 1).
     pub fn event_limit(&self) -> usize {
         usize::from(u8_at(&self.0, 259)) + 1
     }
-    /// A bit of LPA.
+    /// Returns a bit of the log page attributes (LPA).
     pub fn lpa(&self, bit: u32) -> bool {
         u8_at(&self.0, 261) >> bit & 1 != 0
     }
-    /// ELPE, as a number.
+    /// Returns the number of error log entries (ELPE + 1).
     pub fn error_entries(&self) -> usize {
         usize::from(u8_at(&self.0, 262)) + 1
     }
-    /// NPSS.
+    /// Returns the number of power states, zero-based (NPSS).
     pub fn npss(&self) -> u8 {
         u8_at(&self.0, 263)
     }
-    /// KAS, in units of 100 ms.
+    /// Returns the keep-alive granularity in units of 100 ms (KAS).
     pub fn kas(&self) -> u16 {
         u16_at(&self.0, 320)
     }
-    /// SANICAP.
+    /// Returns the sanitize capabilities (SANICAP).
     pub fn sanicap(&self) -> u32 {
         u32_at(&self.0, 328)
     }
-    /// NN.
+    /// Returns the maximum NSID (NN).
     pub fn nn(&self) -> u32 {
         u32_at(&self.0, 516)
     }
-    /// A bit of ONCS.
+    /// Returns a bit of the optional I/O commands (ONCS).
     pub fn oncs(&self, bit: u32) -> bool {
         u16_at(&self.0, 520) >> bit & 1 != 0
     }
-    /// VWC.
+    /// Returns the volatile write cache field (VWC).
     pub fn vwc(&self) -> u8 {
         u8_at(&self.0, 525)
     }
-    /// SGLS.
+    /// Returns the SGL support field (SGLS).
     pub fn sgls(&self) -> u32 {
         u32_at(&self.0, 536)
     }
@@ -87,18 +88,18 @@ impl Controller {
 
 /// A namespace as Identify Namespace describes it (NVM Command Set 1.1, 4.1.5.1).
 pub struct Namespace {
-    /// NSID of the namespace.
+    /// Namespace ID.
     pub nsid: u32,
-    /// The data structure.
+    /// Identify Namespace data.
     pub page: Vec<u8>,
-    /// Blocks.
+    /// Size in blocks.
     pub blocks: u64,
-    /// Bytes of a block's data.
+    /// Data of a block in bytes.
     pub block: u64,
 }
 
 impl Namespace {
-    /// Bytes of metadata of a block.
+    /// Returns the metadata size of a block in bytes.
     pub fn metadata(&self) -> u16 {
         u16_at(&self.page, 128 + 4 * self.format())
     }
@@ -109,7 +110,7 @@ impl Namespace {
         usize::from(flbas & 0xf | (flbas >> 1 & 0x30))
     }
 
-    /// Bytes that a number of blocks takes in the data buffer.
+    /// Returns the size in bytes of `blocks` blocks in the data buffer.
     pub fn bytes(&self, blocks: u64) -> u64 {
         let extended = u8_at(&self.page, 26) & 0x10 != 0;
         let metadata = if extended { self.metadata() } else { 0 };
@@ -118,7 +119,7 @@ impl Namespace {
 }
 
 impl Host {
-    /// Runs Identify; dword 10 whole.
+    /// Executes Identify with the whole of dword 10 as argument.
     pub fn identify_raw(
         &mut self,
         cdw10: u32,
@@ -126,7 +127,7 @@ impl Host {
         cdw11: u32,
     ) -> Check<(Completion, Vec<u8>)> {
         let at = self.alloc(PAGE)?;
-        // Shows bytes that the controller does not write.
+        // Reveals bytes that the controller does not write.
         self.put(at, &[0xa5; PAGE as usize])?;
         let command = admin(AdminOpcode::IDENTIFY, nsid)
             .prp(at, 0)
@@ -136,26 +137,26 @@ impl Host {
         Ok((entry, self.get(at, PAGE as usize)?))
     }
 
-    /// Runs Identify, which has to succeed.
+    /// Executes Identify, which must succeed.
     pub fn identify(&mut self, cns: u8, nsid: u32) -> Check<Vec<u8>> {
         let (entry, page) = self.identify_raw(cns.into(), nsid, 0)?;
         entry.succeeds(&format!("Identify CNS {cns:02x}h of NSID {nsid:#x}"))?;
         Ok(page)
     }
 
-    /// Identify Controller.
+    /// Returns the Identify Controller data.
     pub fn controller(&mut self) -> Check<Controller> {
         Ok(Controller(self.identify(1, 0)?))
     }
 
-    /// The active NSIDs.
+    /// Returns the active NSIDs.
     pub fn nsids(&mut self) -> Check<Vec<u32>> {
         let page = self.identify(2, 0)?;
         let all = page.chunks_exact(4).map(|chunk| u32_at(chunk, 0));
         Ok(all.take_while(|nsid| *nsid != 0).collect())
     }
 
-    /// A namespace.
+    /// Returns a namespace by its ID.
     pub fn namespace_of(&mut self, nsid: u32) -> Check<Namespace> {
         let page = self.identify(0, nsid)?;
         let flbas = u8_at(&page, 26);
@@ -173,7 +174,7 @@ impl Host {
         })
     }
 
-    /// The first namespace that is not write protected, with the size that the cases need.
+    /// Returns the first namespace that is not write protected and is large enough for the cases.
     pub fn namespace(&mut self) -> Check<Namespace> {
         for nsid in self.nsids()? {
             let namespace = self.namespace_of(nsid)?;
@@ -187,7 +188,7 @@ impl Host {
         )
     }
 
-    /// Reads or writes blocks of a buffer; dword 12's upper half is `flags`.
+    /// Creates a Read or Write of blocks with a buffer; `flags` is the upper half of dword 12.
     pub fn rw_command(
         &mut self,
         opcode: NvmOpcode,
@@ -203,7 +204,7 @@ impl Host {
             .dw(12, (blocks.wrapping_sub(1) & 0xffff) as u32))
     }
 
-    /// Reads blocks by I/O queue 1.
+    /// Reads blocks through I/O queue 1.
     pub fn read(&mut self, ns: &Namespace, slba: u64, blocks: u64) -> Check<Vec<u8>> {
         let len = ns.bytes(blocks);
         let at = self.alloc(len)?;
@@ -214,7 +215,7 @@ impl Host {
         self.get(at, len as usize)
     }
 
-    /// Writes blocks by I/O queue 1.
+    /// Writes blocks through I/O queue 1.
     pub fn write(&mut self, ns: &Namespace, slba: u64, data: &[u8]) -> Check {
         let at = self.alloc(data.len() as u64)?;
         self.put(at, data)?;
@@ -224,7 +225,7 @@ impl Host {
             .succeeds(&format!("Write of {blocks} blocks to LBA {slba:#x}"))
     }
 
-    /// Blocks have this content.
+    /// Checks that blocks have this content.
     pub fn holds(&mut self, ns: &Namespace, slba: u64, data: &[u8], what: &str) -> Check {
         let found = self.read(ns, slba, data.len() as u64 / ns.block)?;
         let differs = found.iter().zip(data).position(|(a, b)| a != b);
@@ -236,7 +237,7 @@ impl Host {
         Ok(())
     }
 
-    /// Runs Get Log Page; NUMD from bytes, which are a multiple of 4.
+    /// Executes Get Log Page; NUMD follows from `bytes`, which is a multiple of 4.
     pub fn log_raw(
         &mut self,
         lid: u8,
@@ -259,14 +260,14 @@ impl Host {
         Ok((entry, self.get(at, bytes as usize)?))
     }
 
-    /// Reads a log page from its beginning, which has to succeed.
+    /// Reads a log page from its beginning, which must succeed.
     pub fn log(&mut self, lid: u8, bytes: u64) -> Check<Vec<u8>> {
         let (entry, page) = self.log_raw(lid, ALL, bytes, 0, 0)?;
         entry.succeeds(&format!("Get Log Page {lid:02x}h"))?;
         Ok(page)
     }
 
-    /// Get Features with a Select; dword 10 without FID is `sel` at bit 8.
+    /// Executes Get Features; `sel` is the Select field, bits 10:8 of dword 10.
     pub fn get_feature(&mut self, fid: u8, sel: u8, nsid: u32, cdw11: u32) -> Check<Completion> {
         let at = self.alloc(PAGE)?;
         let command = admin(AdminOpcode::GET_FEATURES, nsid)
@@ -293,7 +294,7 @@ impl Host {
             .succeeds("Set Features, Host Behavior Support")
     }
 
-    /// Set Features without data.
+    /// Executes Set Features without data.
     pub fn set_feature(&mut self, fid: u8, nsid: u32, cdw11: u32) -> Check<Completion> {
         let command = admin(AdminOpcode::SET_FEATURES, nsid)
             .dw(10, fid.into())

@@ -1,4 +1,4 @@
-//! docs/conformance.md, made of the plan and of the table of cases.
+//! Generator of docs/conformance.md from the test plan and the table of cases.
 
 use crate::case::{Case, Need};
 use crate::cases::CASES;
@@ -6,10 +6,10 @@ use crate::plan::{self, GROUPS};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// An entry of the plan that has cases, with their numbers in the table.
+/// Plan entries that have cases, in order.
 type Covered = BTreeMap<Key, Vec<&'static Case>>;
 
-/// Sorts "1.10-b" behind "1.9-a": test, then the number or letter behind it.
+/// Sort key of an entry, which sorts "1.10-b" after "1.9-a": test, then the number or letter.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key(u32, u32, u32, &'static str);
 
@@ -61,7 +61,7 @@ fn case_row(text: &mut String, id: &str, case: &Case) {
     );
 }
 
-/// The document.
+/// Returns the text of the document.
 pub fn text() -> String {
     let covered = covered();
     let mut text = String::from(HEAD);

@@ -12,7 +12,7 @@ use crate::case::Need::{self, Always, If};
 pub struct Group {
     /// Number and name of the group.
     pub title: &'static str,
-    /// Requirements of the group for which there is no case of ours.
+    /// Requirements of the group that no case covers.
     pub left_out: &'static [LeftOut],
 }
 
@@ -22,9 +22,9 @@ pub struct LeftOut {
     pub id: &'static str,
     /// Requirement of the entry.
     pub title: &'static str,
-    /// Controllers that have to pass.
+    /// Controllers that must fulfil the requirement.
     pub need: Need,
-    /// Why there is no case.
+    /// Reason why there is no case.
     pub reason: &'static str,
 }
 
@@ -172,7 +172,7 @@ pub const GROUPS: &[Group] = &[
     },
 ];
 
-/// The number of the group that an entry belongs to.
+/// Returns the number of the group to which an entry belongs.
 pub fn group_of(id: &str) -> &str {
     let end = id.find(['.', '-']).unwrap_or(id.len());
     id.get(..end).unwrap_or(id)

@@ -1,6 +1,6 @@
-//! `vnvme` as a child process, for the suite to run against: a disk of its own (with a controller
-//! memory buffer and boot partitions), one for namespaces made by its host, one with placement
-//! handles, one with metadata in its blocks, one with zones, and two disks of one subsystem.
+//! `vnvme` as a child process that serves the suite's disks: a plain one (with a controller memory
+//! buffer and boot partitions), and disks for namespace management, placement handles, metadata,
+//! zones, and two disks of one subsystem.
 
 use crate::bytes::pattern;
 use crate::suite::Target;
@@ -12,10 +12,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Longest time for the program to listen.
+/// Time limit for the program to start listening.
 const START: Duration = Duration::from_secs(60);
 
-/// A running program; it ends with this.
+/// A running `vnvme`, which is killed on drop.
 pub struct Served {
     child: Child,
     dir: TempDir,
@@ -143,7 +143,7 @@ impl Served {
         self.dir.path().join(format!("{name}.sock"))
     }
 
-    /// The disk of its own.
+    /// Returns the plain disk.
     pub fn alone(&self) -> Target {
         Target {
             socket: self.socket("alone"),
@@ -159,7 +159,7 @@ impl Served {
         }
     }
 
-    /// The disk with placement handles.
+    /// Returns the disk with placement handles.
     pub fn placed(&self) -> Target {
         Target {
             socket: self.socket("placed"),
@@ -167,7 +167,7 @@ impl Served {
         }
     }
 
-    /// The disk with metadata.
+    /// Returns the disk with metadata.
     pub fn protected(&self) -> Target {
         Target {
             socket: self.socket("protected"),
@@ -175,7 +175,7 @@ impl Served {
         }
     }
 
-    /// The disk with zones.
+    /// Returns the zoned disk.
     pub fn zoned(&self) -> Target {
         Target {
             socket: self.socket("zoned"),
@@ -183,7 +183,7 @@ impl Served {
         }
     }
 
-    /// The two disks of a subsystem.
+    /// Returns the two disks of a subsystem.
     pub fn shared(&self) -> Target {
         Target {
             socket: self.socket("one"),
@@ -191,7 +191,7 @@ impl Served {
         }
     }
 
-    /// Returns whether the program still runs: it must, whatever a host does.
+    /// Returns whether the program still runs, which it must, whatever a host does.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }

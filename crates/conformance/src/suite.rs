@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Controllers that the cases run against.
+/// Sockets of the controllers that the cases test.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// The vfio-user socket of the controller.
+    /// vfio-user socket of the controller.
     pub socket: PathBuf,
-    /// The socket of a second controller of the same subsystem, if there is one.
+    /// Socket of a second controller of the same subsystem, if there is one.
     pub second: Option<PathBuf>,
 }
 
@@ -22,13 +22,13 @@ pub struct Target {
 pub enum Outcome {
     /// The controller meets the requirement.
     Passed,
-    /// The controller does not: the text has the expected and the actual result.
+    /// The controller violates the requirement; the text has the expected and the actual result.
     Failed(String),
     /// The controller lacks the feature of the case.
     NotApplicable(String),
 }
 
-/// A case that ran.
+/// Result of a case that ran.
 pub struct Report {
     /// The case.
     pub case: &'static Case,
@@ -38,7 +38,7 @@ pub struct Report {
     pub took: Duration,
 }
 
-/// The cases whose name, plan entry or title has this text in it.
+/// Returns the cases whose name, plan entry or title matches the filter.
 pub fn chosen(filter: &str) -> impl Iterator<Item = &'static Case> {
     CASES.iter().copied().flatten().filter(move |case| {
         case.name.contains(filter)
@@ -127,7 +127,7 @@ impl Report {
     }
 }
 
-/// Passed, failed, not applicable.
+/// Counts the passed, failed and not applicable cases.
 pub fn count(reports: &[Report]) -> [usize; 3] {
     let count = |is: fn(&Outcome) -> bool| reports.iter().filter(|r| is(&r.outcome)).count();
     [

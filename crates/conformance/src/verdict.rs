@@ -4,7 +4,7 @@ use nvme::Status;
 use test_host::Completion;
 use vfio_user::client::ClientError;
 
-/// Why a case did not pass.
+/// Reason why a case did not pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The controller violates the standard: the text has the expected and the actual result.
@@ -16,17 +16,17 @@ pub enum Verdict {
 /// Result of a case, or of a step of one.
 pub type Check<T = ()> = Result<T, Verdict>;
 
-/// The case fails, with this text.
+/// Ends the case as failed, with this text.
 pub fn failed<T>(text: impl Into<String>) -> Check<T> {
     Err(Verdict::Failed(text.into()))
 }
 
-/// The case does not apply, for this reason.
+/// Ends the case as not applicable, for this reason.
 pub fn not_applicable<T>(reason: impl Into<String>) -> Check<T> {
     Err(Verdict::NotApplicable(reason.into()))
 }
 
-/// The case does not apply unless the condition holds.
+/// Ends the case as not applicable unless the condition holds.
 pub fn applies_if(condition: bool, otherwise: &str) -> Check {
     if condition {
         Ok(())
@@ -44,7 +44,7 @@ macro_rules! require {
     };
 }
 
-/// Fails unless two numbers are the same; the text names both.
+/// Fails unless two numbers are equal; the text names both.
 macro_rules! same {
     ($got:expr, $expected:expr, $($what:tt)+) => {{
         let (got, expected) = (u128::from($got), u128::from($expected));
@@ -90,7 +90,7 @@ impl From<rustix::io::Errno> for Verdict {
 pub trait Expect {
     /// Returns the completion's status.
     fn status(&self) -> Status;
-    /// Checks that the status is this one; the flags do not count.
+    /// Checks that the status is this one, ignoring the flags.
     fn expect(&self, status: Status, what: &str) -> Check;
     /// Checks that the status is among `statuses`.
     fn expect_one(&self, statuses: &[Status], what: &str) -> Check;

@@ -1,4 +1,4 @@
-//! The controller's side of transactions, on one queue.
+//! State machine of the controller in DH-HMAC-CHAP authentication of one queue.
 
 use crate::group::Group;
 use crate::hash::Hash;
@@ -8,23 +8,23 @@ use crate::random::Random;
 use crate::{Names, Secrets};
 use zeroize::Zeroizing;
 
-/// Result of a message from the host.
+/// Effect of a message on the authentication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// The message was accepted; the host asks for the next one.
+    /// The message was accepted, and the host requests the next one.
     Next,
-    /// The host has authenticated, and the transaction is over.
+    /// The host has authenticated, and the transaction is complete.
     Authenticated,
-    /// The transaction has failed; the host may ask why, and the queue is of no use.
+    /// The transaction has failed. The host may request the reason; the queue is unusable.
     Failed(Failure),
 }
 
-/// Message of the controller for the host.
+/// Message from the controller to the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// The message.
+    /// Encoded message.
     pub message: Vec<u8>,
-    /// The queue's state with it.
+    /// State of the authentication after this message.
     pub step: Step,
 }
 
@@ -36,23 +36,23 @@ struct Negotiated {
 
 /// State of a transaction.
 enum State {
-    /// The host begins.
+    /// Waits for the host's AUTH_Negotiate.
     Waits,
-    /// The challenge is to be fetched.
+    /// The host will request the challenge.
     Challenges(Negotiated),
-    /// The host's reply is expected.
+    /// The challenge was sent, and the host's reply is expected.
     Challenged(Negotiated),
-    /// The success is to be fetched; the host's own challenge has been answered by that response.
+    /// The host will request the success message, which contains the response to its own challenge.
     Succeeds {
         transaction: u16,
         hash: Hash,
         response: Option<Zeroizing<Vec<u8>>>,
     },
-    /// The host's verdict on the controller's response is expected.
+    /// The host's confirmation of the controller's response is expected.
     Asked { transaction: u16 },
-    /// The transaction is over.
+    /// The transaction is complete.
     Authenticated,
-    /// The transaction has failed; the host may fetch the reason.
+    /// The transaction has failed; the host may request the reason.
     Failed { transaction: u16, why: Failure },
 }
 
@@ -64,7 +64,7 @@ impl State {
     };
 }
 
-/// The controller's side, on one queue.
+/// The controller's side of the authentication of one queue.
 pub struct Controller {
     names: Names,
     secrets: Secrets,
@@ -82,7 +82,7 @@ impl std::fmt::Debug for Controller {
 }
 
 impl Controller {
-    /// Creates the controller's side for a new queue of a host whose secret is known.
+    /// Creates the controller's side for a new queue of a host with a known secret.
     pub const fn new(names: Names, secrets: Secrets, random: Random) -> Self {
         Self {
             names,
@@ -93,15 +93,15 @@ impl Controller {
         }
     }
 
-    /// Restricts the groups that are offered.
+    /// Restricts the Diffie-Hellman groups that the controller accepts.
     #[must_use]
     pub const fn with_groups(mut self, groups: &'static [Group]) -> Self {
         self.groups = groups;
         self
     }
 
-    /// Returns whether the next step takes Diffie-Hellman arithmetic, which is too slow for a
-    /// thread that serves further connections.
+    /// Returns whether the next step needs Diffie-Hellman arithmetic, which is too slow for a
+    /// thread that serves other connections.
     pub const fn is_slow(&self) -> bool {
         match &self.state {
             State::Challenges(negotiated) | State::Challenged(negotiated) => {
@@ -157,7 +157,7 @@ impl Controller {
         }
     }
 
-    /// Returns the message that the host asks for.
+    /// Returns the message that the host has requested.
     pub fn answer(&mut self) -> Answer {
         let state = std::mem::replace(&mut self.state, State::FAILED);
         let (message, state) = match state {
@@ -251,7 +251,7 @@ impl Controller {
         }
         let response = match (reply.challenge, &self.secrets.controller) {
             (None, _) => None,
-            // The host asks the controller to authenticate, but there is no secret for that.
+            // The host requests authentication of the controller, which has no secret for that.
             (Some(_), None) => return Err(Failure::FAILED),
             (Some(challenge), Some(secret)) => {
                 let own = self.random.challenge.get(..hash.len()).unwrap_or_default();

@@ -5,10 +5,10 @@ use crypto_bigint::modular::{BoxedMontyForm, BoxedMontyParams};
 use crypto_bigint::{BoxedUint, Odd};
 use zeroize::Zeroize;
 
-/// A group's identifier ("NVMe Base 2.1", 8.3.5.5.2).
+/// A Diffie-Hellman group identifier ("NVMe Base 2.1", 8.3.5.5.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
-    /// No Diffie-Hellman.
+    /// No Diffie-Hellman exchange.
     Null,
     /// ffdhe2048.
     Ffdhe2048,
@@ -23,8 +23,8 @@ pub enum Group {
 }
 
 impl Group {
-    /// All groups, in the order of preference: the smallest that is not weak first, because a step
-    /// of the largest takes a hundred times as long.
+    /// All groups in order of preference: the smallest secure group is first, because a step of the
+    /// largest takes a hundred times as long.
     pub const ALL: [Group; 6] = [
         Group::Ffdhe2048,
         Group::Ffdhe3072,
@@ -34,7 +34,7 @@ impl Group {
         Group::Null,
     ];
 
-    /// Returns the group of an identifier.
+    /// Returns the group with this identifier.
     pub const fn of(id: u8) -> Option<Self> {
         Some(match id {
             0 => Self::Null,
@@ -87,8 +87,8 @@ impl Group {
             Self::Ffdhe6144 => 15_705_020,
             Self::Ffdhe8192 => 10_965_728,
         };
-        // The first and the last 64 bits are ones. Between them are the first digits of e, to which
-        // X is added, less the 1 that the last ones take.
+        // The first and last 64 bits are ones. Between them are the first digits of e, to which X
+        // is added; the last ones take 1 from it.
         let digits = E.as_bytes().chunks_exact(2).take(self.len() - 16);
         let mut middle: Vec<u8> = digits
             .map(|pair| {
@@ -110,11 +110,11 @@ impl Group {
         let prime = self.prime();
         let number = BoxedUint::from_be_slice(&prime, bits(&prime)).ok()?;
         let odd: Option<Odd<BoxedUint>> = number.to_odd().into();
-        // The time of this depends on the prime, which is public.
+        // The time of this call depends on the prime, which is public.
         Some(BoxedMontyParams::new_vartime(odd?))
     }
 
-    /// Returns the public value of an exponent; an empty one for [`Group::Null`].
+    /// Returns the public value for an exponent; empty for [`Group::Null`].
     pub(crate) fn public(self, exponent: &[u8; EXPONENT]) -> Vec<u8> {
         let generator = self.len().checked_sub(1).map(|zeros| {
             let mut bytes = vec![0; zeros];
@@ -126,13 +126,12 @@ impl Group {
             .unwrap_or_default()
     }
 
-    /// Returns the session key, derived from the other side's public value. `None`: the value is
-    /// invalid.
+    /// Returns the session key from the other side's public value; `None` if that value is invalid.
     pub(crate) fn shared(self, public: &[u8], exponent: &[u8; EXPONENT]) -> Option<Vec<u8>> {
         if public.len() != self.len() || self.is_null() {
             return None;
         }
-        // 0, 1, and p - 1 make a key that everybody can guess.
+        // The values 0, 1 and p - 1 lead to a key that anybody can guess.
         let number = BoxedUint::from_be_slice(public, bits(public)).ok()?;
         let prime = self.prime();
         let prime = BoxedUint::from_be_slice(&prime, bits(&prime)).ok()?;
@@ -143,7 +142,7 @@ impl Group {
         self.power(public, exponent)
     }
 
-    /// Returns the power, in a time that does not depend on the exponent.
+    /// Computes the modular power in a time that does not depend on the exponent.
     fn power(self, base: &[u8], exponent: &[u8; EXPONENT]) -> Option<Vec<u8>> {
         let params = self.params()?;
         let base = BoxedUint::from_be_slice(base, params.bits_precision()).ok()?;
@@ -172,7 +171,7 @@ const fn nibble(digit: u8) -> u8 {
     }
 }
 
-/// The first 8064 bits of e, hexadecimal, of which two are before the point.
+/// First 8064 bits of e in hexadecimal, two of them before the binary point.
 const E: &str = "\
     adf85458a2bb4a9aafdc5620273d3cf1d8b9c583ce2d3695a9e13641146433fbcc939dce249b3ef97d2f\
     e363630c75d8f681b202aec4617ad3df1ed5d5fd65612433f51f5f066ed0856365553ded1af3b557135e\
@@ -205,7 +204,7 @@ mod tests {
 
     #[test]
     fn primes_are_those_of_the_rfc() {
-        // Their ends, as RFC 7919 prints them.
+        // Last bytes of the primes, as RFC 7919 prints them.
         let ends: [(Group, &[u8]); 5] = [
             (Group::Ffdhe2048, &[0x61, 0x28, 0x5c, 0x97]),
             (Group::Ffdhe3072, &[0x66, 0xc6, 0x2e, 0x37]),

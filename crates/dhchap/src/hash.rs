@@ -4,7 +4,7 @@ use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256, Sha384, Sha512};
 use zeroize::Zeroizing;
 
-/// A hash function's identifier ("NVMe Base 2.1", 8.3.5.5.2).
+/// A hash function identifier ("NVMe Base 2.1", 8.3.5.5.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hash {
     /// SHA-256.
@@ -36,10 +36,10 @@ macro_rules! each {
 }
 
 impl Hash {
-    /// All hashes, in the order of preference.
+    /// All hash functions in order of preference.
     pub const ALL: [Hash; 3] = [Hash::Sha512, Hash::Sha384, Hash::Sha256];
 
-    /// Returns the hash of an identifier.
+    /// Returns the hash function with this identifier.
     pub const fn of(id: u8) -> Option<Self> {
         Some(match id {
             1 => Self::Sha256,
@@ -72,16 +72,16 @@ impl Hash {
         Zeroizing::new(each!(self, H => H::digest(bytes).to_vec()))
     }
 
-    /// Returns the HMAC of the concatenation of these parts.
+    /// Returns the HMAC of the concatenation of `parts`.
     pub(crate) fn hmac(self, key: &[u8], parts: &[&[u8]]) -> Zeroizing<Vec<u8>> {
         Zeroizing::new(each!(self, H => match Hmac::<H>::new_from_slice(key) {
             Ok(mac) => sum(mac, parts).finalize().into_bytes().to_vec(),
-            // A key of any length is one.
+            // HMAC accepts a key of any length.
             Err(_) => Vec::new(),
         }))
     }
 
-    /// Returns whether `found` is that HMAC, in constant time.
+    /// Returns whether `found` is the HMAC of `parts`, in constant time.
     pub(crate) fn is_hmac(self, key: &[u8], parts: &[&[u8]], found: &[u8]) -> bool {
         each!(self, H => match Hmac::<H>::new_from_slice(key) {
             Ok(mac) => sum(mac, parts).verify_slice(found).is_ok(),

@@ -1,4 +1,4 @@
-//! The host's side of a transaction.
+//! State machine of the host in DH-HMAC-CHAP authentication of one queue.
 
 use crate::group::Group;
 use crate::hash::Hash;
@@ -7,13 +7,13 @@ use crate::random::Random;
 use crate::{Names, Secrets};
 use zeroize::Zeroizing;
 
-/// Reason for the end of the host's transaction.
+/// Reason why authentication failed, as the host sees it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The controller has ended the transaction.
     #[error("the controller reports: {0}")]
     ByController(Failure),
-    /// The controller has failed to authenticate, or violates the protocol.
+    /// The controller failed to authenticate, or violated the protocol.
     #[error("{why}")]
     ByHost {
         /// Reason of the failure.
@@ -23,14 +23,14 @@ pub enum Refused {
     },
 }
 
-/// State after the challenge.
+/// State after the reply to the controller's challenge.
 struct Replied {
     hash: Hash,
-    /// The host's challenge as it is hashed: with the session key, if there is one.
+    /// Host's challenge as it enters the response, augmented by the session key if there is one.
     challenge: Zeroizing<Vec<u8>>,
 }
 
-/// The host's side of one transaction.
+/// The host's side of the authentication of one queue.
 pub struct Host {
     names: Names,
     secrets: Secrets,
@@ -47,8 +47,8 @@ impl std::fmt::Debug for Host {
 }
 
 impl Host {
-    /// Creates the host's side for a queue whose Connect was answered with Authentication Required.
-    /// With a secret of the controller, the controller has to authenticate, too.
+    /// Creates the host's side for a queue whose Connect command returned Authentication Required.
+    /// If the secrets include one of the controller, the controller must authenticate, too.
     pub const fn new(names: Names, secrets: Secrets, random: Random) -> Self {
         Self {
             names,
@@ -58,15 +58,16 @@ impl Host {
         }
     }
 
-    /// Builds the first message.
+    /// Encodes the first message, AUTH_Negotiate.
     pub fn negotiate(&self) -> Vec<u8> {
         message::negotiate(self.random.transaction, &Hash::ALL, &Group::ALL)
     }
 
-    /// Builds the reply to the controller's challenge.
+    /// Encodes the reply to the controller's challenge.
     ///
     /// # Errors
-    /// [`Refused`]: the connection is of no use then.
+    /// [`Refused`] when the controller reports a failure or its challenge is invalid; the
+    /// connection is then unusable.
     pub fn reply(&mut self, message: &[u8]) -> Result<Vec<u8>, Refused> {
         let challenge = self.read(message, |message, transaction| {
             Challenge::parse(message, transaction)
@@ -106,10 +107,11 @@ impl Host {
         Ok(message)
     }
 
-    /// Handles the controller's success message. Returns the message to send then, if there is one.
+    /// Handles the controller's success message. Returns the message to send next, if any.
     ///
     /// # Errors
-    /// [`Refused`]: the connection is of no use then.
+    /// [`Refused`] when the controller reports a failure or its response is wrong; the connection
+    /// is then unusable.
     pub fn conclude(&mut self, message: &[u8]) -> Result<Option<Vec<u8>>, Refused> {
         let Some(Replied { hash, challenge }) = self.replied.take() else {
             return Err(self.refuse(Failure::ORDER));
@@ -148,7 +150,7 @@ impl Host {
     }
 }
 
-/// Returns a challenge as it is hashed: with the session key, if there is one.
+/// Returns a challenge as it enters the response, augmented by the session key if there is one.
 pub(crate) fn augmented(
     hash: Hash,
     session: Option<&Vec<u8>>,
@@ -192,8 +194,8 @@ pub(crate) fn of_controller<'a>(
     )
 }
 
-/// Returns the parts of a response's HMAC input, with the names of the responder and of the other
-/// side. The first 0 stands for no secure channel.
+/// Returns the parts of a response's HMAC input, with the NQNs of the responder and the other side.
+/// The first 0 means no secure channel.
 fn proven<'a>(
     label: &'a [u8],
     challenge: &'a [u8],

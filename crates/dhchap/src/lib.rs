@@ -40,20 +40,20 @@ pub use private::read_private;
 pub use random::Random;
 pub use secret::{Secret, SecretError};
 
-/// NQNs of host and subsystem, which are parts of both responses.
+/// NQNs of host and subsystem, which both responses include.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Names {
-    /// The host's NQN.
+    /// NQN of the host.
     pub host: String,
-    /// The subsystem's NQN.
+    /// NQN of the subsystem.
     pub subsystem: String,
 }
 
 /// Secrets shared by the two sides.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Secrets {
-    /// Secret by which the host authenticates.
+    /// Secret that authenticates the host.
     pub host: Secret,
-    /// Secret by which the controller authenticates, where the host asks for that.
+    /// Secret that authenticates the controller, if the host requires that.
     pub controller: Option<Secret>,
 }

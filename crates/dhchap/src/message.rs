@@ -3,7 +3,7 @@
 use crate::group::Group;
 use crate::hash::Hash;
 
-/// Bytes of the longest message that either side sends: a reply with the largest values.
+/// Maximum size of a message in bytes: a reply with the largest hash and group.
 pub const LONGEST: usize = 16 + 2 * 64 + 1024;
 
 /// Type and identifier of a message.
@@ -27,17 +27,17 @@ impl Kind {
 pub struct Failure(pub u8);
 
 impl Failure {
-    /// The other side has failed to authenticate.
+    /// Authentication failed.
     pub const FAILED: Failure = Failure(1);
-    /// No protocol that both know.
+    /// The two sides have no authentication protocol in common.
     pub const PROTOCOL: Failure = Failure(2);
     /// Secure channel concatenation is not supported.
     pub const CONCATENATION: Failure = Failure(3);
-    /// No hash function that both know.
+    /// The two sides have no hash function in common.
     pub const HASH: Failure = Failure(4);
-    /// No group that both know.
+    /// The two sides have no Diffie-Hellman group in common.
     pub const GROUP: Failure = Failure(5);
-    /// A message has wrong contents.
+    /// A message has invalid contents.
     pub const PAYLOAD: Failure = Failure(6);
     /// The message is out of order.
     pub const ORDER: Failure = Failure(7);
@@ -90,7 +90,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns the kind and the transaction of a message, from its first 6 bytes.
+/// Returns the kind and the transaction identifier of a message, from its first 6 bytes.
 pub(crate) fn head(message: &[u8]) -> Option<(Kind, u16)> {
     let mut reader = Reader::new(message);
     let kind = Kind(reader.u8()?, reader.u8()?);
@@ -98,7 +98,7 @@ pub(crate) fn head(message: &[u8]) -> Option<(Kind, u16)> {
     Some((kind, reader.u16()?))
 }
 
-/// Returns the rest of a message of that kind and transaction; a failure reason, if either differs.
+/// Returns the contents of a message, or a failure reason unless it has this kind and transaction.
 fn body(message: &[u8], wanted: Kind, transaction: u16) -> Result<Reader<'_>, Failure> {
     let (kind, of) = head(message).ok_or(Failure::PAYLOAD)?;
     if kind != wanted {
@@ -119,7 +119,7 @@ fn begin(kind: Kind, transaction: u16) -> Vec<u8> {
 /// Builds the host's AUTH_Negotiate message.
 pub(crate) fn negotiate(transaction: u16, hashes: &[Hash], groups: &[Group]) -> Vec<u8> {
     let mut message = begin(Kind::NEGOTIATE, transaction);
-    // No secure channel; one protocol.
+    // No secure channel, and one authentication protocol.
     message.extend([0, 1]);
     message.extend([1, 0, hashes.len() as u8, groups.len() as u8]);
     let mut list = [0; 60];
@@ -133,7 +133,8 @@ pub(crate) fn negotiate(transaction: u16, hashes: &[Hash], groups: &[Group]) -> 
     message
 }
 
-/// Returns the hashes and groups of these that a host offers, and its transaction.
+/// Returns the transaction identifier of an AUTH_Negotiate message, and which of `hashes` and
+/// `groups` the host offers.
 pub(crate) fn negotiated(
     message: &[u8],
     hashes: &[Hash],
@@ -182,7 +183,7 @@ pub(crate) fn negotiated(
     Err(Failure::PROTOCOL)
 }
 
-/// The controller's challenge.
+/// Contents of the controller's challenge message.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Challenge<'a> {
     pub hash: u8,
@@ -221,11 +222,11 @@ impl<'a> Challenge<'a> {
     }
 }
 
-/// The host's reply.
+/// Contents of the host's reply message.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reply<'a> {
     pub response: &'a [u8],
-    /// The host's own challenge, if the controller has to authenticate.
+    /// The host's own challenge, if the controller must authenticate.
     pub challenge: Option<&'a [u8]>,
     pub sequence: u32,
     pub public: &'a [u8],
@@ -305,14 +306,14 @@ pub(crate) fn success2(transaction: u16) -> Vec<u8> {
     message
 }
 
-/// Builds a message that ends a transaction, from the host or the controller.
+/// Encodes a message that ends a transaction, from the host or the controller.
 pub(crate) fn failure(kind: Kind, transaction: u16, why: Failure) -> Vec<u8> {
     let mut message = begin(kind, transaction);
     message.extend([1, why.0]);
     message
 }
 
-/// Returns the reason if this message ends the transaction.
+/// Returns the failure reason if this message ends the transaction.
 pub(crate) fn failed(message: &[u8], kind: Kind) -> Option<Failure> {
     let (found, _) = head(message)?;
     (found == kind).then(|| Failure(message.get(7).copied().unwrap_or_default()))

@@ -6,15 +6,15 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use zeroize::Zeroizing;
 
-/// Maximum size of the file, in bytes.
+/// Maximum size of the file in bytes.
 const MOST: u64 = 1 << 20;
-/// Permissions of everybody.
+/// Permission bits of users other than owner and group.
 const OTHERS: u32 = 0o007;
 
 /// Reads a file that only its owner and group may access.
 ///
 /// # Errors
-/// If the file cannot be read, everybody may access it, or it is not UTF-8.
+/// The I/O error when the file cannot be read, all users may access it, or it is not UTF-8.
 pub fn read_private(path: &Path) -> io::Result<Zeroizing<String>> {
     let file = File::open(path)?;
     let about = file.metadata()?;
@@ -24,7 +24,7 @@ pub fn read_private(path: &Path) -> io::Result<Zeroizing<String>> {
             "everybody may read it or write to it, and it holds a secret (chmod 600)",
         ));
     }
-    // With all its room at once: nothing is left behind in memory that was too small.
+    // All memory is allocated at once, so that growing leaves no copy of the secret behind.
     let len = about.len().min(MOST);
     let mut text = Zeroizing::new(String::with_capacity(len as usize + 1));
     file.take(MOST).read_to_string(&mut text)?;

@@ -1,21 +1,21 @@
-//! The random numbers of one transaction.
+//! Random numbers for one authentication transaction.
 
 use zeroize::Zeroize;
 
-/// Bytes of the longest challenge.
+/// Size of the longest challenge in bytes.
 pub(crate) const CHALLENGE: usize = 64;
-/// Bytes of an exponent: as many as the largest group needs at least (RFC 7919, 5.2), and more.
+/// Size of an exponent in bytes, above the minimum for the largest group (RFC 7919, 5.2).
 pub(crate) const EXPONENT: usize = 56;
 
-/// The random numbers of one side of one transaction.
+/// Random numbers for one side of an authentication transaction.
 pub struct Random {
-    /// Challenge; shorter hashes use its first bytes.
+    /// Challenge; shorter hashes use only its first bytes.
     pub challenge: [u8; CHALLENGE],
     /// Exponent, big-endian.
     pub exponent: [u8; EXPONENT],
-    /// Sequence number; not 0, which stands for no challenge.
+    /// Sequence number; never 0, which means no challenge.
     pub sequence: u32,
-    /// A host's number of the transaction.
+    /// Transaction identifier, which the host chooses.
     pub transaction: u16,
 }
 
@@ -26,10 +26,10 @@ impl std::fmt::Debug for Random {
 }
 
 impl Random {
-    /// Reads the numbers from the kernel.
+    /// Reads random numbers from the kernel.
     ///
     /// # Errors
-    /// The kernel's, if it has no random numbers.
+    /// The I/O error when the kernel provides no random numbers.
     pub fn new() -> std::io::Result<Self> {
         let mut random = Self {
             challenge: [0; CHALLENGE],

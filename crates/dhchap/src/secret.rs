@@ -1,4 +1,4 @@
-//! Secrets, and the form in which they are written down.
+//! Secrets for DH-HMAC-CHAP, and their text representation.
 
 use crate::hash::Hash;
 use base64ct::{Base64, Encoding};
@@ -11,7 +11,7 @@ const FABRICS: &[u8] = b"NVMe-over-Fabrics";
 #[derive(Clone)]
 pub struct Secret {
     bytes: Zeroizing<Vec<u8>>,
-    /// Hash of the transformation before use.
+    /// Hash function of the transformation before use; `None` without transformation.
     transform: Option<Hash>,
 }
 
@@ -21,19 +21,19 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// Error in the text of a secret. It contains nothing of the text.
+/// Reason why the text of a secret is invalid. The error contains nothing of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SecretError {
-    /// The text has another form.
+    /// The text does not have the form `DHHC-1:HH:BASE64:`.
     #[error("a secret has the form DHHC-1:HH:BASE64: (as `nvme gen-dhchap-key` prints it)")]
     Form,
-    /// The hash function for its transformation is none.
+    /// The identifier of the transformation's hash function is unknown.
     #[error("the secret's hash function is none of 00, 01, 02 and 03")]
     Hash,
     /// The base64 part is invalid.
     #[error("the secret's base64 is damaged")]
     Base64,
-    /// The number of bytes is invalid.
+    /// The secret has an invalid length.
     #[error("the secret has neither 32, 48 nor 64 bytes")]
     Length,
     /// The checksum does not match.
@@ -42,11 +42,11 @@ pub enum SecretError {
 }
 
 impl Secret {
-    /// Reads `DHHC-1:HH:BASE64:`, where HH is how it is transformed, and the base64 is that of its
-    /// bytes and their CRC-32, little-endian ("NVMe Base 2.1", 8.3.5.5.7).
+    /// Parses `DHHC-1:HH:BASE64:`. HH identifies the transformation, and the base64 text encodes
+    /// the secret and its CRC-32, little-endian ("NVMe Base 2.1", 8.3.5.5.7).
     ///
     /// # Errors
-    /// [`SecretError`].
+    /// [`SecretError`] when a part of the text is invalid.
     pub fn parse(text: &str) -> Result<Self, SecretError> {
         let rest = text.trim().strip_prefix("DHHC-1:");
         let rest = rest.and_then(|rest| rest.strip_suffix(':'));
@@ -74,8 +74,7 @@ impl Secret {
         Ok(Self { bytes, transform })
     }
 
-    /// Returns the key for the HMAC: transformed with the name of the secret's owner, if the secret
-    /// requires it.
+    /// Returns the HMAC key: the secret, transformed with the NQN of its owner if required.
     pub(crate) fn key(&self, nqn: &str) -> Zeroizing<Vec<u8>> {
         match self.transform {
             Some(hash) => hash.hmac(&self.bytes, &[nqn.as_bytes(), FABRICS]),
@@ -84,7 +83,7 @@ impl Secret {
     }
 }
 
-/// Comparison not in constant time: for secrets of one owner.
+/// Comparison that is not in constant time, for secrets of the same owner.
 impl PartialEq for Secret {
     fn eq(&self, other: &Self) -> bool {
         *self.bytes == *other.bytes && self.transform == other.transform
@@ -97,7 +96,7 @@ impl Eq for Secret {}
 mod tests {
     use super::*;
 
-    /// The one that nvme-cli's documents show.
+    /// Example secret from the documentation of nvme-cli.
     const TEXT: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
 
     #[test]

@@ -1,7 +1,7 @@
 //! Start of a connection: the initialization request (ICReq), and the Connect command, which names
 //! the queue.
 //!
-//! Nothing beyond these is read, so that later bytes belong to the queue. Time and size are
+//! Bytes beyond these are not read, so that later bytes belong to the queue. Time and size are
 //! limited.
 
 use crate::link::End;

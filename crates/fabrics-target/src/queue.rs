@@ -173,7 +173,7 @@ impl Queue {
         if self.starved {
             self.feed_capsule(around);
         }
-        // Nothing is read from a host that has sent more than there is room for, so its hang-up is
+        // A host that has sent more than there is room for is not read from, so its hang-up is
         // detected here.
         if self.is_held_up() && self.link.has_hung_up() {
             return Err(End::Closed);

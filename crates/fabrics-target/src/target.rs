@@ -1,4 +1,4 @@
-//! A subsystem: its namespaces, its hosts and its associations.
+//! NVMe subsystem that is exported by TCP: its namespaces, hosts and associations.
 
 use crate::handshake::Connected;
 use crate::members::Members;
@@ -21,30 +21,30 @@ use sync::Unpoisoned;
 use volume::Inbox;
 use zerocopy::IntoBytes;
 
-/// Limits on hosts.
+/// Limits on hosts and their associations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TargetLimits {
-    /// I/O queues of an association, 1 to 64.
+    /// Number of I/O queues of an association, 1 to 64.
     pub queues: u16,
-    /// Entries of an I/O queue, 2 to 256.
+    /// Number of entries of an I/O queue, 2 to 256.
     pub entries: u16,
-    /// Bytes of data that a capsule may have: a multiple of 16, up to 64 KiB.
+    /// Maximum in-capsule data in bytes: a multiple of 16, up to 64 KiB.
     pub in_capsule: u32,
-    /// Bytes of memory for the data of one association's commands.
+    /// Memory in bytes for the data of one association's commands.
     pub memory: u32,
-    /// Bytes of memory for the data of all associations of one host. Further associations get a
+    /// Memory in bytes for the data of all associations of one host. Further associations get a
     /// quarter of the rest, at least [`TargetLimits::least_memory`].
     pub host_memory: u64,
-    /// Associations at a time, without those in authentication.
+    /// Maximum number of concurrent associations, without those that have not authenticated.
     pub associations: usize,
-    /// Associations of one host at a time.
+    /// Maximum number of concurrent associations of one host.
     pub host_associations: usize,
-    /// Associations in authentication at a time. The oldest one ends when another one arrives.
+    /// Maximum number of concurrent associations that have not authenticated. Above it the oldest
+    /// one is closed.
     pub authenticating: usize,
-    /// Maximum of connections before their Connect. The oldest one is closed when another one
-    /// arrives.
+    /// Maximum number of connections that have not sent Connect. Above it the oldest one is closed.
     pub newcomers: usize,
-    /// Time limit for the Connect of a connection.
+    /// Time limit of a new connection for its Connect command.
     pub handshake: Duration,
 }
 
@@ -66,54 +66,54 @@ impl Default for TargetLimits {
 }
 
 impl TargetLimits {
-    /// Returns the memory of an association whose host has used up its budget, in bytes.
+    /// Returns the memory in bytes of an association whose host has used up its budget.
     pub fn least_memory(&self) -> u32 {
         self.memory.min(4 << 20)
     }
 }
 
-/// Configuration of a subsystem and its address.
+/// Configuration of a subsystem.
 #[derive(Debug, Clone)]
 pub struct TargetConfig {
-    /// The subsystem's name.
+    /// NQN of the subsystem.
     pub nqn: String,
     /// Common configuration of the subsystem's controllers.
     pub controller: ControllerConfig,
     /// Namespaces of the subsystem.
     pub namespaces: Vec<NamespaceConfig>,
-    /// Address that hosts are told by discovery.
+    /// Address that discovery log pages contain.
     pub address: SocketAddr,
     /// Limits on hosts.
     pub limits: TargetLimits,
-    /// Names of hosts that may connect; all may where there is none.
+    /// NQNs of the hosts that may connect; if empty, all may.
     pub hosts: Vec<String>,
-    /// Keys of hosts that have to authenticate. Without any key no host has to; otherwise no other
-    /// host may connect.
+    /// Keys of hosts that must authenticate. If there is any, only hosts with a key may connect;
+    /// otherwise no host must authenticate.
     pub keys: Vec<HostKey>,
 }
 
 /// Message to an association.
 #[derive(Debug)]
 pub(crate) enum Letter {
-    /// A connection for an I/O queue.
+    /// A new connection for an I/O queue.
     Connected(Box<Connected>),
-    /// The arithmetic for an authentication command of this queue has ended.
+    /// A slow authentication step of this queue is complete.
     Proven {
         qid: u16,
         place: u16,
         outcome: Box<Outcome>,
     },
-    /// The state of the namespaces has changed.
+    /// The ANA state of the namespaces has changed.
     State,
-    /// A volume has another size.
+    /// The size of a volume has changed.
     Sizes,
-    /// The association has to make room for another one in authentication.
+    /// The association must end to make room for another unauthenticated one.
     Displaced,
-    /// The subsystem is not served any more.
+    /// The subsystem is being shut down.
     End,
 }
 
-/// Counters of events, readable from any thread.
+/// Counters of a subsystem, readable from any thread.
 #[derive(Debug, Default)]
 pub struct TargetStats {
     associations: AtomicU64,
@@ -122,7 +122,7 @@ pub struct TargetStats {
 }
 
 impl TargetStats {
-    /// Associations so far.
+    /// Returns the number of associations so far.
     pub fn associations(&self) -> u64 {
         self.associations.load(Ordering::Relaxed)
     }
@@ -146,18 +146,18 @@ impl TargetStats {
     }
 }
 
-/// A subsystem at a port. All its front-ends share it.
+/// A subsystem that is exported at a TCP port. All its front-ends share it.
 pub struct Target {
     pub(crate) config: TargetConfig,
     pub(crate) ana: Arc<AnaGroup>,
     members: Mutex<Members>,
     stats: TargetStats,
     pub(crate) log: Log,
-    /// Thread for authentication, where hosts have to authenticate.
+    /// Thread for slow authentication steps; `None` if no host must authenticate.
     pub(crate) prover: Option<Prover>,
 }
 
-/// Hosts can cause these lines as often as they want.
+/// Rate limits of log messages, which hosts can cause as often as they like.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     pub connected: LogLimit,
@@ -201,7 +201,7 @@ impl Target {
         &self.config
     }
 
-    /// Returns the names of the connected hosts, one for each association.
+    /// Returns the NQNs of the connected hosts, one for each association.
     pub fn hosts(&self) -> Vec<String> {
         self.members.lock().unpoisoned().hosts()
     }
@@ -213,7 +213,7 @@ impl Target {
         }
     }
 
-    /// Volumes have other sizes: their associations look.
+    /// Notifies the associations that the size of a volume has changed.
     pub fn sizes_changed(&self) {
         self.tell_all(|| Letter::Sizes);
     }
@@ -235,11 +235,11 @@ impl Target {
         listed && (keys.is_empty() || keys.iter().any(|key| key.nqn == hostnqn))
     }
 
-    /// Returns the initial authentication state of a new queue of that host.
+    /// Returns the initial authentication state of a new queue of a host.
     ///
     /// # Errors
-    /// The error of the kernel, if it has no random numbers; `PermissionDenied`, if the host has no
-    /// key.
+    /// `PermissionDenied` when the host has no key; otherwise the I/O error when the kernel
+    /// provides no random numbers.
     pub(crate) fn proof(&self, hostnqn: &str, now: Instant) -> std::io::Result<Proof> {
         let keys = &self.config.keys;
         if keys.is_empty() {
@@ -274,11 +274,11 @@ impl Target {
         });
     }
 
-    /// Reserves the controller ID and the memory of a new association.
+    /// Reserves a controller ID and memory for a new association.
     ///
     /// # Errors
-    /// Connect Controller Busy, if the host, its address or all hosts together have the maximum of
-    /// associations.
+    /// Connect Controller Busy when the host, its address or all hosts together have reached the
+    /// maximum number of associations.
     pub(crate) fn reserve(self: &Arc<Self>, connected: &Connected) -> Result<Reservation, Status> {
         let mut members = self.members.lock().unpoisoned();
         let (cntlid, memory) = members.reserve(&self.config, connected)?;
@@ -291,15 +291,15 @@ impl Target {
         })
     }
 
-    /// Enters the association of a reserved place.
+    /// Registers the inbox of an association that was created for a reservation.
     pub(crate) fn enter(&self, cntlid: u16, mail: &Arc<Inbox<Letter>>) {
         self.members.lock().unpoisoned().enter(cntlid, mail);
     }
 
-    /// Moves an association from those in authentication to the authenticated ones.
+    /// Moves an association from the unauthenticated to the authenticated ones.
     ///
     /// # Errors
-    /// Connect Controller Busy, as [`Self::reserve`].
+    /// Connect Controller Busy when the authenticated associations have reached a limit.
     pub(crate) fn authenticated(&self, cntlid: u16) -> Result<(), Status> {
         let mut members = self.members.lock().unpoisoned();
         members.authenticated(&self.config, cntlid)
@@ -310,19 +310,21 @@ impl Target {
         self.members.lock().unpoisoned().leave(cntlid);
     }
 
-    /// Checks whether a connection belongs to an association.
+    /// Checks whether the association named in a Connect command exists and belongs to its host.
     ///
     /// # Errors
-    /// The status to answer with, if there is no such association, or it belongs to another host.
+    /// The status with which the Connect command must fail.
     pub(crate) fn owns(&self, connected: &Connected) -> Result<(), Status> {
         let mut members = self.members.lock().unpoisoned();
         members.owns(connected)
     }
 
-    /// Passes a connection on to its association.
+    /// Passes a connection to its association.
     ///
     /// # Errors
-    /// As [`Self::owns`]; or its worker stands still, and as many wait there as may.
+    /// Returns the connection and the status with which its Connect command must fail: the
+    /// association does not exist, belongs to another host, or has too many connections pending on
+    /// a stuck worker.
     pub(crate) fn pass(&self, connected: Box<Connected>) -> Result<(), (Box<Connected>, Status)> {
         let most = self.config.limits.queues;
         self.members.lock().unpoisoned().pass(connected, most)
@@ -377,7 +379,7 @@ impl Target {
     }
 }
 
-/// A place for an association; it is free again when this is dropped and was not used.
+/// A reserved slot for an association, released on drop unless used.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     target: Arc<Target>,
@@ -397,7 +399,8 @@ impl Reservation {
         self.memory
     }
 
-    /// Marks the place as used by an association, which frees it; returns its controller's ID.
+    /// Marks the reservation as used, so that it is not released on drop. Returns the controller
+    /// ID.
     pub(crate) fn using(mut self) -> u16 {
         self.used = true;
         self.cntlid

@@ -1,10 +1,10 @@
-//! Parser of a controller's PDUs: capsules, data, requests to transfer.
+//! Parser of a controller's PDUs: responses, data, and requests to transfer (R2T).
 //!
 //! The bytes arrive in pieces of any size. [`Answers::next`] consumes some of them and returns
 //! their meaning. Everything is checked against the command that it answers, so that the caller can
 //! act on it without further checks. Data lies within its command and arrives in order, and no byte
 //! is received twice. No more data is requested than the command has, and no command succeeds
-//! before all of its data has been moved.
+//! before all of its data has been transferred.
 
 use crate::frame::{Body, Came, DataRule, Digests, Head, Shape, head};
 use crate::in_flight::{Entry, InFlight};
@@ -14,10 +14,10 @@ use crate::violation::{Terminated, Violation};
 use nvme::Completion;
 use zerocopy::FromBytes;
 
-/// Meaning of consumed bytes.
+/// Meaning of the consumed bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer<'a> {
-    /// No event.
+    /// No event; more bytes may be needed.
     More,
     /// Data of a command.
     Data {
@@ -28,31 +28,31 @@ pub enum Answer<'a> {
         /// Received data.
         bytes: &'a [u8],
     },
-    /// The controller is ready for a part of a command's data.
+    /// The controller requests a part of a command's data (R2T).
     Transfer {
         /// Identifier of the command.
         cid: u16,
-        /// The controller's name of the request.
+        /// Transfer tag that the controller has assigned.
         tag: u16,
         /// Offset in the command's data, in bytes.
         at: u32,
         /// Number of bytes.
         len: u32,
     },
-    /// A command is over.
+    /// A command has completed.
     End {
         /// Identifier of the command.
         cid: u16,
-        /// Completion of the command; a success, if the last piece of data was its only answer.
+        /// Completion of the command; a successful one, if the last piece of data implied it.
         completion: Completion,
-        /// The digest of some of its data did not match: none of that counts.
+        /// The digest of some data did not match, so none of the data is valid.
         corrupt: bool,
     },
-    /// The controller ends the connection, with a reason.
+    /// The controller terminates the connection, with a reason.
     Terminated(Terminated),
 }
 
-/// Data that follows in the stream.
+/// Data of a command that follows in the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
     /// Identifier of the command.
@@ -65,22 +65,22 @@ pub struct Expected {
 
 #[derive(Debug)]
 enum State {
-    /// A PDU begins.
+    /// The header of a PDU is next.
     Head,
-    /// Data of a command follows; with `success`, its end completes the command.
+    /// Data of a command is next; with `success`, its end completes the command.
     Data {
         cid: u16,
         at: u32,
         success: bool,
         body: Body,
     },
-    /// The rest of a PDU that ends the connection.
+    /// The rest of a PDU that terminates the connection is next.
     Skip(Body),
-    /// A command is over, and its data has come.
+    /// A command is complete, after its last data.
     Success { cid: u16 },
 }
 
-/// The stream of a connection's answers, from the end of its initialization on.
+/// Parser state of a connection's stream of PDUs from the controller, after initialization.
 #[derive(Debug)]
 pub struct Answers {
     digests: Digests,
@@ -88,7 +88,7 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Creates the parser of a connection with these limits.
+    /// Creates the parser of a connection with these negotiated parameters.
     pub fn new(limits: &Limits) -> Self {
         Self {
             digests: limits.digests(),
@@ -109,7 +109,8 @@ impl Answers {
         }
     }
 
-    /// Records that `len` bytes of the expected data have been received into the command's memory.
+    /// Records that `len` bytes of the expected data were received directly into the command's
+    /// memory.
     pub fn took(&mut self, len: u32) {
         if let State::Data { at, body, .. } = &mut self.state {
             let len = len.min(body.left);
@@ -122,7 +123,7 @@ impl Answers {
     /// are needed if none were consumed and the result is [`Answer::More`].
     ///
     /// # Errors
-    /// [`Violation`].
+    /// [`Violation`] when the controller violates the protocol; the connection is then unusable.
     pub fn next<'a, T>(
         &mut self,
         input: &'a [u8],
@@ -165,7 +166,7 @@ impl Answers {
             }
             State::Skip(body) => Ok(match body.next(input) {
                 Came::Padding(used) => (used, Answer::More),
-                // All bytes behind it are dropped.
+                // All bytes after the PDU are discarded.
                 _ => (input.len(), Answer::More),
             }),
             State::Success { cid } => {
@@ -228,7 +229,7 @@ fn shape(kind: u8) -> Option<Shape> {
     })
 }
 
-/// Returns the unanswered command of an identifier.
+/// Returns the outstanding command with this identifier.
 fn find<T>(commands: &mut InFlight<T>, cid: u16) -> Result<&mut Entry<T>, Violation> {
     commands.open(cid).ok_or(Violation::Cid(cid))
 }
@@ -237,7 +238,7 @@ fn piece(head: &Head<'_>) -> Piece {
     Piece::read_from_bytes(head.header).unwrap_or_default()
 }
 
-/// Data of a command is announced.
+/// Handles the header of a PDU with data.
 fn data<T>(head: Head<'_>, commands: &mut InFlight<T>) -> Result<State, Violation> {
     let piece = piece(&head);
     let (cid, offset, len) = (piece.cccid.get(), piece.offset.get(), piece.len.get());
@@ -257,7 +258,7 @@ fn data<T>(head: Head<'_>, commands: &mut InFlight<T>) -> Result<State, Violatio
         });
     };
     let success = head.has(flags::SUCCESS);
-    // With the last piece only, and a command that fails has a capsule of its own.
+    // The flag is valid only with the last piece; a failing command gets a response capsule.
     if success && (!head.has(flags::LAST) || (entry.asked.whole && end != entry.asked.data_in)) {
         return Err(Violation::Last);
     }
@@ -270,7 +271,7 @@ fn data<T>(head: Head<'_>, commands: &mut InFlight<T>) -> Result<State, Violatio
     })
 }
 
-/// The controller is ready for data.
+/// Handles a request to transfer (R2T).
 fn transfer<T>(head: &Head<'_>, commands: &mut InFlight<T>) -> Result<Answer<'static>, Violation> {
     let piece = piece(head);
     let (cid, offset, len) = (piece.cccid.get(), piece.offset.get(), piece.len.get());
@@ -295,7 +296,7 @@ fn transfer<T>(head: &Head<'_>, commands: &mut InFlight<T>) -> Result<Answer<'st
     })
 }
 
-/// Handles the end of a command.
+/// Handles the completion of a command.
 fn end<T>(
     commands: &mut InFlight<T>,
     cid: u16,

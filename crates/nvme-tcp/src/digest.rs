@@ -1,17 +1,17 @@
-//! Header and data digests: CRC32C ("NVMe over TCP Transport 1.1", 3.3.1.1), by the processor where
-//! it can.
+//! Header and data digests: CRC-32C ("NVMe over TCP Transport 1.1", 3.3.1.1), computed by processor
+//! instructions where available.
 
-/// Returns the digest of some bytes.
+/// Returns the CRC-32C of some bytes.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
 }
 
-/// A digest of bytes that come in pieces.
+/// CRC-32C of bytes that arrive in pieces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Running(u32);
 
 impl Running {
-    /// Starts a digest of no bytes.
+    /// Creates the digest of an empty sequence of bytes.
     pub const fn new() -> Self {
         Self(0)
     }
@@ -31,7 +31,7 @@ impl Running {
 mod tests {
     use super::*;
 
-    /// RFC 3720, B.4.
+    /// Test vectors of RFC 3720, B.4.
     #[test]
     fn known_values() {
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);

@@ -1,11 +1,11 @@
-//! Framing common to both directions: the header of a PDU, and its data.
+//! Framing of PDUs in both directions: headers, padding, data and digests.
 
 use crate::digest::{Running, crc32c};
 use crate::pdu::{CommonHeader, DIGEST, flags};
 use crate::violation::Violation;
 use zerocopy::FromBytes;
 
-/// Negotiated digests.
+/// Digests that were negotiated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Digests {
     pub header: bool,
@@ -18,17 +18,17 @@ pub(crate) struct Shape {
     /// Header Length in bytes.
     pub hlen: u8,
     pub data: DataRule,
-    /// Digests are not for the PDUs that begin and end a connection.
+    /// Digests apply; they do not to the PDUs that begin and end a connection.
     pub digests: bool,
 }
 
-/// Whether data follows.
+/// Rule whether data may follow a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DataRule {
     Never,
     Maybe,
     Always,
-    /// Up to so many bytes, which nobody looks at.
+    /// At most this number of bytes, which are discarded.
     Skipped(u32),
 }
 
@@ -51,13 +51,13 @@ impl Shape {
     }
 }
 
-/// The beginning of a PDU, all of which has come.
+/// A PDU header that has been received completely.
 #[derive(Debug)]
 pub(crate) struct Head<'a> {
     pub ch: CommonHeader,
     /// The header, without its digest.
     pub header: &'a [u8],
-    /// Bytes up to here.
+    /// Number of bytes consumed by the header.
     pub used: usize,
     /// Padding and data that follow.
     pub body: Body,
@@ -79,37 +79,38 @@ impl Head<'_> {
     }
 }
 
-/// State of the body that follows a header.
+/// Progress of receiving the body that follows a header.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Body {
-    /// Bytes of padding that are still to come.
+    /// Number of padding bytes that were not received yet.
     padding: u32,
-    /// Bytes of data that are still to come.
+    /// Number of data bytes that were not received yet.
     pub left: u32,
-    /// The digest of those that have come, if one follows.
+    /// Digest of the data received so far, if a digest follows.
     digest: Option<Running>,
 }
 
-/// Meaning of bytes of a body.
+/// Meaning of consumed bytes of a body.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Came<'a> {
     /// More bytes are needed.
     Nothing,
-    /// Number of bytes of padding.
+    /// This number of padding bytes.
     Padding(usize),
     /// Data.
     Data(&'a [u8]),
-    /// The end: so many bytes of digest were used, and it matches, or there is none.
+    /// End of the body: number of consumed digest bytes, and whether the digest matches or is
+    /// absent.
     End { used: usize, matches: bool },
 }
 
 impl Body {
-    /// Returns whether data follows that needs no digest.
+    /// Returns whether data follows that has no digest, so that it can be received directly.
     pub(crate) fn is_direct(&self) -> bool {
         self.padding == 0 && self.left > 0 && self.digest.is_none()
     }
 
-    /// Records that `len` bytes of data have been received elsewhere.
+    /// Records that `len` bytes of data were received directly.
     pub(crate) fn took(&mut self, len: u32) {
         self.left = self.left.saturating_sub(len);
     }
@@ -155,7 +156,8 @@ impl Body {
 /// Parses the header of a PDU; `None` while it is incomplete.
 ///
 /// # Errors
-/// [`Violation`], if `shape` has no shape for its type, or the header is invalid for its type.
+/// [`Violation`] when `shape` does not accept the type of the PDU, or a field of the header is
+/// invalid.
 pub(crate) fn head(
     input: &[u8],
     digests: Digests,

@@ -1,22 +1,22 @@
-//! A controller's requests to transfer (R2T) that have not been answered with all of their data.
+//! A controller's outstanding requests to transfer (R2T).
 
 use crate::violation::Violation;
 
-/// A request to transfer.
+/// An outstanding request to transfer (R2T).
 #[derive(Debug)]
 pub struct Grant<T> {
-    /// Data of the caller about the request.
+    /// Caller's data for the request.
     pub item: T,
-    /// The command's identifier.
+    /// Identifier of the command.
     pub cid: u16,
-    /// Offset of the next byte to be received, from the command's first one.
+    /// Offset of the next byte to receive, in the command's data.
     pub(crate) next: u32,
-    /// Offset behind the last byte.
+    /// Offset after the last byte.
     pub(crate) end: u32,
 }
 
-/// The requests to transfer of one queue, by their tags. As with a host's commands, a tag has a
-/// place and a sequence.
+/// Table of the requests to transfer of a queue, by tag. A tag contains an index and a sequence
+/// number, so that stale tags are detected.
 #[derive(Debug)]
 pub struct Grants<T> {
     places: Vec<(u16, Option<Grant<T>>)>,
@@ -25,7 +25,7 @@ pub struct Grants<T> {
 }
 
 impl<T> Grants<T> {
-    /// Creates a table with room for so many requests, 1 to 4096.
+    /// Creates a table for at most `room` requests, 1 to 4096.
     pub fn new(room: u16) -> Self {
         let room = room.clamp(1, 4096);
         Self {
@@ -45,10 +45,10 @@ impl<T> Grants<T> {
         self.len() == 0
     }
 
-    /// Enters a request for `len` bytes of a command's data from `from` on, and returns its tag.
+    /// Adds a request for `len` bytes of a command's data from `from` on, and returns its tag.
     ///
     /// # Errors
-    /// `item`, if there is no room, `len` is 0, or the range exceeds 32 bits.
+    /// Returns `item` if the table is full, `len` is 0, or the range exceeds 32 bits.
     pub fn insert(&mut self, cid: u16, from: u32, len: u32, item: T) -> Result<u16, T> {
         let bits = self.bits;
         let end = from.checked_add(len).filter(|_| len > 0);
@@ -70,7 +70,7 @@ impl<T> Grants<T> {
         Ok(sequence.wrapping_shl(bits) | place)
     }
 
-    /// Returns the request of a tag.
+    /// Returns the request with this tag.
     pub fn get(&mut self, tag: u16) -> Option<&mut Grant<T>> {
         let (place, bits) = (self.place(tag), self.bits);
         let (sequence, grant) = self.places.get_mut(place)?;
@@ -82,7 +82,7 @@ impl<T> Grants<T> {
         usize::from(tag & ((1u32 << self.bits) - 1) as u16)
     }
 
-    /// Removes a request.
+    /// Removes and returns the request with this tag.
     pub fn remove(&mut self, tag: u16) -> Option<Grant<T>> {
         self.get(tag)?;
         let place = self.place(tag);
@@ -91,7 +91,8 @@ impl<T> Grants<T> {
         grant
     }
 
-    /// Checks announced data; returns whether it is the rest of the request's.
+    /// Checks the range of received data against its request; returns whether it completes the
+    /// request.
     pub(crate) fn announce(
         &mut self,
         tag: u16,

@@ -1,54 +1,54 @@
-//! A host's commands that have been sent and are not answered, by their identifiers.
+//! A host's outstanding commands, by their identifiers.
 
-/// Properties of a command that its answer is checked against.
+/// Properties of a command against which its response is checked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Asked {
-    /// Maximum of bytes that the controller may send.
+    /// Maximum number of bytes that the controller may send.
     pub data_in: u32,
     /// The controller sends all `data_in` bytes, if the command succeeds.
     pub whole: bool,
-    /// Maximum of bytes that the controller may request, without those in the capsule.
+    /// Maximum number of bytes that the controller may request, without in-capsule data.
     pub data_out: u32,
 }
 
-/// A command in flight.
+/// An outstanding command.
 #[derive(Debug)]
 pub struct Entry<T> {
     /// Properties of the command.
     pub asked: Asked,
-    /// Data of the caller about the command.
+    /// Caller's data for the command.
     pub item: T,
-    /// Bytes of data that have been announced, or come.
+    /// Number of data bytes that have been announced or received.
     pub(crate) received: u32,
-    /// Bytes of data that have been asked for.
+    /// Number of data bytes that the controller has requested.
     pub(crate) requested: u32,
     /// The digest of some of its data did not match.
     pub(crate) corrupt: bool,
-    /// The command was answered.
+    /// The command has completed.
     pub(crate) ended: bool,
 }
 
-/// Commands in flight of one queue. An identifier has a place and a sequence, so that a stale one
-/// is known; none is FFFFh.
+/// Table of the outstanding commands of a queue. An identifier contains an index and a sequence
+/// number, so that stale ones are detected; none is FFFFh.
 #[derive(Debug)]
 pub struct InFlight<T> {
     places: Vec<(u16, Option<Entry<T>>)>,
     free: Vec<u16>,
-    /// Low bits of an identifier that are the place.
+    /// Number of low bits of an identifier that hold the index.
     bits: u32,
 }
 
 impl<T> InFlight<T> {
-    /// Maximum number of places.
+    /// Maximum number of commands of a table.
     pub const MOST: u16 = 4096;
 
-    /// Creates a table with room for so many commands, 1 to [`Self::MOST`].
+    /// Creates a table for at most `room` commands, 1 to [`Self::MOST`].
     pub fn new(room: u16) -> Self {
         let room = room.clamp(1, Self::MOST);
         Self {
             places: (0..room).map(|_| (0, None)).collect(),
             free: (0..room).rev().collect(),
-            // The place with all bits set is never there.
+            // No command has the index with all bits set.
             bits: (u32::from(room) + 1).next_power_of_two().trailing_zeros(),
         }
     }
@@ -63,15 +63,15 @@ impl<T> InFlight<T> {
         self.len() == 0
     }
 
-    /// Returns whether there is no room.
+    /// Returns whether the table is full.
     pub fn is_full(&self) -> bool {
         self.free.is_empty()
     }
 
-    /// Enters a command and returns its identifier.
+    /// Adds a command and returns its identifier.
     ///
     /// # Errors
-    /// `item`, if there is no room.
+    /// Returns `item` if the table is full.
     pub fn insert(&mut self, asked: Asked, item: T) -> Result<u16, T> {
         let bits = self.bits;
         let place = self.free.last().copied();
@@ -98,7 +98,7 @@ impl<T> InFlight<T> {
         usize::from(cid & ((1u32 << self.bits) - 1) as u16)
     }
 
-    /// Returns the command of an identifier.
+    /// Returns the command with this identifier.
     #[inline]
     pub fn get(&mut self, cid: u16) -> Option<&mut Entry<T>> {
         let (place, bits) = (self.place(cid), self.bits);
@@ -107,13 +107,13 @@ impl<T> InFlight<T> {
         entry.as_mut().filter(|_| named)
     }
 
-    /// Returns the unanswered command of an identifier.
+    /// Returns the command with this identifier, if it has not completed.
     #[inline]
     pub(crate) fn open(&mut self, cid: u16) -> Option<&mut Entry<T>> {
         self.get(cid).filter(|entry| !entry.ended)
     }
 
-    /// Removes a command.
+    /// Removes and returns the command with this identifier.
     pub fn remove(&mut self, cid: u16) -> Option<Entry<T>> {
         self.get(cid)?;
         let place = self.place(cid);
@@ -122,7 +122,7 @@ impl<T> InFlight<T> {
         entry
     }
 
-    /// Iterates over all commands, with their identifiers.
+    /// Iterates over all commands, each with its identifier.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut Entry<T>)> {
         let bits = self.bits;
         let places = (0u16..).zip(&mut self.places);
@@ -131,7 +131,7 @@ impl<T> InFlight<T> {
         })
     }
 
-    /// Removes all commands.
+    /// Removes and returns all commands.
     pub fn drain(&mut self) -> impl Iterator<Item = Entry<T>> {
         self.free.clear();
         self.free.extend((0..self.places.len() as u16).rev());
@@ -140,13 +140,13 @@ impl<T> InFlight<T> {
 }
 
 impl<T> Entry<T> {
-    /// Returns whether the command was answered, and is only kept by its sender.
+    /// Returns whether the command has completed, and its sender only keeps the entry.
     pub fn has_ended(&self) -> bool {
         self.ended
     }
 }
 
-/// Makes an identifier of a place, and of as many bits of a sequence as there is room for.
+/// Combines an index and the low bits of a sequence number into an identifier.
 fn name(place: u16, sequence: u16, bits: u32) -> u16 {
     sequence.wrapping_shl(bits) | place
 }

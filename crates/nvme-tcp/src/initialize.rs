@@ -10,15 +10,15 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Negotiated parameters of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Headers have digests.
+    /// PDU headers have digests.
     pub header_digest: bool,
-    /// Data has digests.
+    /// PDU data has digests.
     pub data_digest: bool,
-    /// Data alignment of the other side: a number of dwords, zero-based.
+    /// Data alignment that the other side requires, in dwords (zero-based).
     pub alignment: u8,
-    /// Maximum of data in one H2CData, in bytes.
+    /// Maximum data of one H2CData PDU in bytes.
     pub h2c_data: u32,
-    /// Maximum of outstanding requests to transfer for a command, set by the host.
+    /// Maximum number of outstanding requests to transfer (R2T) of a command, set by the host.
     pub r2t: u32,
 }
 
@@ -34,24 +34,23 @@ impl Limits {
 /// Parameters that a host requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Host {
-    /// Headers have digests.
+    /// Request digests of PDU headers.
     pub header_digest: bool,
-    /// Data has digests.
+    /// Request digests of PDU data.
     pub data_digest: bool,
 }
 
 impl Host {
-    /// Returns the request. It allows one outstanding R2T for each command, which may request any
-    /// length.
+    /// Encodes the ICReq PDU. It allows one outstanding R2T of any length for each command.
     pub fn request(&self) -> [u8; INITIALIZE] {
         let dgst = dgst(self.header_digest, self.data_digest);
         bytes(kind::IC_REQ, 0, dgst, 0)
     }
 
-    /// Returns the negotiated parameters, from the controller's response.
+    /// Returns the negotiated parameters from the controller's ICResp PDU.
     ///
     /// # Errors
-    /// [`Violation`]: also when the controller does not have the digests that were requested.
+    /// [`Violation`] when the response is invalid, or lacks a digest that was requested.
     pub fn agree(&self, response: &[u8; INITIALIZE]) -> Result<Limits, Violation> {
         let response = read(response, kind::IC_RESP)?;
         if response.dgst & 3 != dgst(self.header_digest, self.data_digest) {
@@ -73,18 +72,19 @@ impl Host {
     }
 }
 
-/// Parameters of a controller's response.
+/// Parameters that a controller announces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Controller {
-    /// Maximum of data in one H2CData, in bytes: a multiple of 4, at least 4096.
+    /// Maximum data of one H2CData PDU in bytes: a multiple of 4, at least 4096.
     pub h2c_data: u32,
 }
 
 impl Controller {
-    /// Returns the negotiated parameters, from a host's request, and the response. Digests are the
-    /// host's choice.
+    /// Returns the negotiated parameters from a host's ICReq PDU, and the ICResp PDU to send. The
+    /// host chooses the digests.
     ///
     /// # Errors
+    /// [`Violation`] when the request is invalid.
     /// [`Violation`].
     pub fn agree(
         &self,

@@ -1,12 +1,12 @@
-//! NVMe over TCP ("NVMe over TCP Transport 1.1"), as code that touches no socket.
+//! The NVMe over TCP protocol ("NVMe over TCP Transport 1.1"), without sockets.
 //!
-//! Both sides are implemented: a host sends command capsules and data and reads the controller's
-//! answers ([`Answers`]), a controller reads the host's PDUs ([`Requests`]). Bytes arrive in pieces
+//! Both sides are implemented. A host sends command capsules and data, and parses the controller's
+//! PDUs ([`Answers`]); a controller parses the host's PDUs ([`Requests`]). Bytes arrive in pieces
 //! of any size, as from a socket. Nothing from the other side is trusted: types, lengths, data
-//! offsets, flags and digests are checked, and each answer against its command. So the caller can
-//! act on a parser's results without further checks.
+//! offsets, flags and digests are checked, and each response against its command. The caller can
+//! therefore act on a parser's results without further checks.
 //!
-//! This crate handles bytes. It has no sockets, clocks, queues or guest memory.
+//! This crate processes bytes only. It has no sockets, clocks, queues or guest memory.
 //!
 //! # Sequence of a connection
 //!
@@ -42,10 +42,10 @@ pub use requests::{Request, Requests};
 pub use violation::{Terminated, Violation};
 pub use write::{Header, Writer};
 
-/// The port of NVMe over TCP (IANA).
+/// Default TCP port of NVMe over TCP (IANA).
 pub const PORT: u16 = 4420;
-/// The port of discovery controllers (IANA).
+/// Default TCP port of discovery controllers (IANA).
 pub const DISCOVERY_PORT: u16 = 8009;
-/// Bytes of data that a capsule on an Admin queue, or for a fabrics command, may carry ("NVMe over
-/// TCP Transport 1.1", 3.2).
+/// Maximum in-capsule data in bytes on an Admin queue, or for a fabrics command ("NVMe over TCP
+/// Transport 1.1", 3.2).
 pub const ADMIN_IN_CAPSULE: u32 = 8192;

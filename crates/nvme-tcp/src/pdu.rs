@@ -5,22 +5,22 @@ use nvme::{Command, Completion};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a digest.
+/// Size of a digest in bytes.
 pub const DIGEST: usize = 4;
-/// Maximum offset of a PDU's data: a capsule's header and digest, with the alignment that fits them
-/// worst, 72.
+/// Maximum offset of a PDU's data in bytes: a capsule's header and digest, with the least
+/// favourable alignment, 72.
 pub const LONGEST_OFFSET: usize = 144;
-/// Bytes of [`Initialize`].
+/// Size of [`Initialize`] in bytes.
 pub const INITIALIZE: usize = 128;
-/// Bytes of a capsule's header with its command.
+/// Size in bytes of a command capsule's header, including the command.
 pub const CAPSULE: usize = 72;
-/// Size of the headers with a data offset, and of the capsule with an answer, in bytes.
+/// Size in bytes of headers with a data offset, and of response capsules.
 pub const SHORT: usize = 24;
-/// The longest PDU that ends a connection, in bytes.
+/// Maximum length in bytes of a PDU that terminates a connection.
 pub const LONGEST_TERMINATE: u32 = 152;
-/// Smallest MAXH2CDATA, in bytes.
+/// Minimum value of MAXH2CDATA in bytes.
 pub const LEAST_H2C_DATA: u32 = 4096;
-/// Largest PDU data alignment (HPDA, CPDA), zero-based, in dwords.
+/// Maximum PDU data alignment (HPDA, CPDA) in dwords, zero-based.
 pub const MOST_ALIGNMENT: u8 = 31;
 
 /// PDU-Type.
@@ -51,7 +51,7 @@ pub mod flags {
     pub const HDGST: u8 = 1;
     /// DDGSTF: a data digest follows the data.
     pub const DDGST: u8 = 1 << 1;
-    /// LAST_PDU: of an R2T's data, or of a command's.
+    /// LAST_PDU: the last data of an R2T, or of a command.
     pub const LAST: u8 = 1 << 2;
     /// SUCCESS: the command has succeeded, and no Capsule Response follows.
     pub const SUCCESS: u8 = 1 << 3;
@@ -67,7 +67,7 @@ pub mod digests {
 
 /// Fatal Error Status of [`Terminate`] ("NVMe over TCP Transport 1.1", 3.6.2.4).
 pub mod fes {
-    /// Invalid PDU Header Field; the information is its place.
+    /// Invalid PDU Header Field; the information is the offset of the field.
     pub const HEADER_FIELD: u16 = 1;
     /// PDU Sequence Error.
     pub const SEQUENCE: u16 = 2;
@@ -77,10 +77,10 @@ pub mod fes {
     pub const OUT_OF_RANGE: u16 = 4;
     /// R2T Limit Exceeded, or Data Transfer Limit Exceeded.
     pub const LIMIT: u16 = 5;
-    /// Unsupported Parameter; the information is its place.
+    /// Unsupported Parameter; the information is the offset of the parameter.
     pub const UNSUPPORTED: u16 = 6;
 
-    /// Returns the standard's name.
+    /// Returns the name of a Fatal Error Status in the standard.
     pub const fn name(fes: u16) -> Option<&'static str> {
         match fes {
             HEADER_FIELD => Some("Invalid PDU Header Field"),
@@ -121,7 +121,7 @@ wire! {
         pub flags @ 1: u8,
         /// Header Length in bytes, without the digest.
         pub hlen @ 2: u8,
-        /// PDU Data Offset in bytes from the PDU's first one; 0 without data.
+        /// PDU Data Offset in bytes from the start of the PDU; 0 without data.
         pub pdo @ 3: u8,
         /// PDU Length in bytes, with digests, padding and data.
         pub plen @ 4: U32,
@@ -133,19 +133,19 @@ wire! {
         pub ch @ 0: CommonHeader,
         /// PDU Format Version: 0.
         pub pfv @ 8: U16,
-        /// PDU Data Alignment that the sender wants of the data which it receives: dwords, zero-
-        /// based, at most 31 (HPDA in the request, CPDA in the response).
+        /// PDU Data Alignment that the sender requires for data it receives: dwords, zero-based, at
+        /// most 31 (HPDA in the request, CPDA in the response).
         pub pda @ 10: u8,
         /// [`digests`].
         pub dgst @ 11: u8,
-        /// MAXR2T in the request: maximum of outstanding requests to transfer for a command,
-        /// zero-based. MAXH2CDATA in the response: maximum of data in one H2CData, in bytes.
+        /// MAXR2T in the request: maximum number of outstanding R2Ts of a command, zero-based.
+        /// MAXH2CDATA in the response: maximum data of one H2CData PDU in bytes.
         pub limit @ 12: U32,
         /// Reserved.
         pub reserved @ 16: [u8; 112],
     }
 
-    /// H2CTermReq and C2HTermReq; up to 128 bytes of the header that was wrong follow.
+    /// H2CTermReq and C2HTermReq; up to 128 bytes of the invalid header follow.
     pub struct Terminate = 24 {
         /// Common header.
         pub ch @ 0: CommonHeader,
@@ -157,11 +157,11 @@ wire! {
         pub reserved @ 14: [u8; 10],
     }
 
-    /// CapsuleCmd; data may follow.
+    /// CapsuleCmd; in-capsule data may follow.
     pub struct CapsuleCmd = 72 {
         /// Common header.
         pub ch @ 0: CommonHeader,
-        /// The submission queue entry.
+        /// Submission queue entry.
         pub command @ 8: Command,
     }
 
@@ -169,18 +169,18 @@ wire! {
     pub struct CapsuleResp = 24 {
         /// Common header.
         pub ch @ 0: CommonHeader,
-        /// The completion queue entry.
+        /// Completion queue entry.
         pub completion @ 8: Completion,
     }
 
-    /// H2CData, C2HData and R2T: a piece of a command's data.
+    /// Header of H2CData, C2HData and R2T, which describe a piece of a command's data.
     #[derive(Default)]
     pub struct Piece = 24 {
         /// Common header.
         pub ch @ 0: CommonHeader,
         /// CCCID: the command's identifier.
         pub cccid @ 8: U16,
-        /// Transfer Tag: the controller's name of the R2T; reserved in C2HData.
+        /// Transfer Tag that the controller has assigned to the R2T; reserved in C2HData.
         pub ttag @ 10: U16,
         /// Offset in the command's data, in bytes (DATAO, R2TO).
         pub offset @ 12: U32,
@@ -191,8 +191,8 @@ wire! {
     }
 }
 
-/// Returns the offset of a PDU's data: behind the header and its digest, at a multiple of the
-/// receiver's alignment (`pda`, as in [`Initialize::pda`]).
+/// Returns the offset of a PDU's data: after the header and its digest, aligned as the receiver
+/// requires (`pda`, as in [`Initialize::pda`]).
 pub const fn data_offset(hlen: usize, header_digest: bool, pda: u8) -> usize {
     let alignment = (pda as usize + 1) * 4;
     let behind = if header_digest { hlen + DIGEST } else { hlen };

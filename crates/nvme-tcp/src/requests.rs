@@ -1,8 +1,8 @@
-//! Parser of a host's PDUs: capsules with commands, and data.
+//! Parser of a host's PDUs: command capsules and data.
 //!
 //! The bytes arrive in pieces of any size. [`Requests::next`] consumes some of them and returns
-//! their meaning. Data in a capsule is at most as long as negotiated. Other data belongs to a
-//! request to transfer and is its next piece.
+//! their meaning. In-capsule data is at most as long as negotiated. Other data answers a request to
+//! transfer (R2T), and must be its next piece.
 
 use crate::frame::{Body, Came, DataRule, Digests, Shape, head};
 use crate::grants::Grants;
@@ -12,51 +12,51 @@ use crate::violation::{Terminated, Violation};
 use nvme::Command;
 use zerocopy::FromBytes;
 
-/// Meaning of consumed bytes.
+/// Meaning of the consumed bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// No event.
+    /// No event; more bytes may be needed.
     More,
-    /// A command; so many bytes of data follow in its capsule.
+    /// A command, with `data` bytes of in-capsule data to follow.
     Command {
         /// The command.
         command: Command,
-        /// Bytes of data.
+        /// Number of bytes of in-capsule data.
         data: u32,
     },
     /// Data for a request to transfer follows.
     Transfer {
-        /// The request's tag.
+        /// Tag of the request to transfer.
         tag: u16,
         /// Offset in the command's data, in bytes.
         at: u32,
         /// Number of bytes.
         len: u32,
     },
-    /// Data of the command or request to transfer that was named last.
+    /// Data of the command or request to transfer that was returned last.
     Data(&'a [u8]),
     /// The end of that data.
     DataEnd {
         /// The digest does not match: the data is invalid.
         corrupt: bool,
-        /// The request to transfer has all of its data now.
+        /// The request to transfer is complete.
         whole: bool,
     },
-    /// The host ends the connection, with a reason.
+    /// The host terminates the connection, with a reason.
     Terminated(Terminated),
 }
 
 #[derive(Debug)]
 enum State {
-    /// A PDU begins.
+    /// The header of a PDU is next.
     Head,
-    /// Data follows; `whole`: its end completes the request to transfer.
+    /// Data is next; with `whole`, its end completes the request to transfer.
     Data { body: Body, whole: bool },
-    /// The rest of a PDU that ends the connection.
+    /// The rest of a PDU that terminates the connection is next.
     Skip(Body),
 }
 
-/// The stream of a connection's requests, from the end of its initialization on.
+/// Parser state of a connection's stream of PDUs from the host, after initialization.
 #[derive(Debug)]
 pub struct Requests {
     digests: Digests,
@@ -66,8 +66,8 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Creates the parser of a connection with these limits, on which a capsule has at most
-    /// `in_capsule` bytes of data.
+    /// Creates the parser of a connection with these negotiated parameters. `in_capsule` is the
+    /// maximum in-capsule data in bytes.
     pub fn new(limits: &Limits, in_capsule: u32) -> Self {
         Self {
             digests: limits.digests(),
@@ -87,7 +87,8 @@ impl Requests {
         }
     }
 
-    /// Records that `len` bytes of the expected data have been received into the request's memory.
+    /// Records that `len` bytes of the expected data were received directly into the request's
+    /// memory.
     pub fn took(&mut self, len: u32) {
         if let State::Data { body, .. } = &mut self.state {
             body.took(len);
@@ -98,7 +99,7 @@ impl Requests {
     /// are needed if none were consumed and the result is [`Request::More`].
     ///
     /// # Errors
-    /// [`Violation`].
+    /// [`Violation`] when the host violates the protocol; the connection is then unusable.
     pub fn next<'a, T>(
         &mut self,
         input: &'a [u8],
@@ -119,7 +120,7 @@ impl Requests {
             }),
             State::Skip(body) => Ok(match body.next(input) {
                 Came::Padding(used) => (used, Request::More),
-                // All bytes behind it are dropped.
+                // All bytes after the PDU are discarded.
                 _ => (input.len(), Request::More),
             }),
         }

@@ -1,19 +1,19 @@
-//! Violations of the protocol by the other side.
+//! Protocol violations by the other side.
 
 use crate::pdu::fes;
 
-/// Violation of the protocol by the other side. The connection cannot be used any more.
+/// A protocol violation by the other side. The connection is then unusable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// A PDU of a kind that does not belong here.
     #[error("an unexpected PDU of type {0:#04x}")]
     Kind(u8),
-    /// A field of a header that has no such value.
+    /// A header field has an invalid value.
     #[error("a PDU of type {kind:#04x} whose {field} is {value}")]
     Field {
         /// Type of the PDU.
         kind: u8,
-        /// The field.
+        /// Name of the field.
         field: &'static str,
         /// Offset of the field in the header, in bytes.
         at: u8,
@@ -23,9 +23,9 @@ pub enum Violation {
     /// The digest of a header does not match.
     #[error("a header with a wrong digest (type {kind:#04x}, digest {digest:#010x})")]
     HeaderDigest {
-        /// The PDU's type.
+        /// Type of the PDU.
         kind: u8,
-        /// The received digest.
+        /// Digest that was received.
         digest: u32,
     },
     /// No command has this identifier.
@@ -34,7 +34,7 @@ pub enum Violation {
     /// No request to transfer has this tag.
     #[error("data without an outstanding request to transfer (tag {0:#06x})")]
     Tag(u16),
-    /// Data outside of the requested range, out of order, or more than was requested.
+    /// Data is outside the requested range, out of order, or longer than requested.
     #[error(
         "data outside the requested range (from {offset}, {len} bytes, expected from {expected})"
     )]
@@ -46,7 +46,7 @@ pub enum Violation {
         /// Expected offset of the next byte.
         expected: u32,
     },
-    /// A PDU with more data than negotiated.
+    /// A PDU has more data than negotiated.
     #[error("a PDU with {0} bytes of data, more than was agreed")]
     Limit(u32),
     /// A command has succeeded, and not all of its data has been moved.
@@ -55,19 +55,20 @@ pub enum Violation {
     /// The LAST flag is set before the last piece, or missing on it.
     #[error("the end of a command's data is marked at the wrong place")]
     Last,
-    /// Negotiated parameters are invalid.
+    /// Negotiated parameters are invalid, for this reason.
     #[error("{0}")]
     Negotiation(&'static str),
 }
 
 impl Violation {
-    /// Returns Fatal Error Status and Information for a request to terminate the connection.
+    /// Returns Fatal Error Status and Fatal Error Information for the PDU that terminates the
+    /// connection.
     pub const fn fatal_error(&self) -> (u16, u32) {
         match *self {
             Self::Kind(_) | Self::Last | Self::Incomplete => (fes::SEQUENCE, 0),
             Self::Field { at, .. } => (fes::HEADER_FIELD, at as u32),
             Self::HeaderDigest { digest, .. } => (fes::HEADER_DIGEST, digest),
-            // The field CCCID, or TTAG.
+            // Offset of the field CCCID or TTAG.
             Self::Cid(_) => (fes::HEADER_FIELD, 8),
             Self::Tag(_) => (fes::HEADER_FIELD, 10),
             Self::Range { .. } => (fes::OUT_OF_RANGE, 0),
@@ -77,7 +78,7 @@ impl Violation {
     }
 }
 
-/// Reason for which the other side has ended the connection.
+/// Reason with which the other side terminated the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terminated {
     /// Fatal Error Status ([`fes`]).

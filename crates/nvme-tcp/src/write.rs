@@ -1,5 +1,4 @@
-//! PDUs as they are sent: their headers, with digest and padding. Data, and its digest, is appended
-//! by the sender.
+//! Encoding of PDUs: headers with digest and padding. The sender appends the data and its digest.
 
 use crate::digest::crc32c;
 use crate::initialize::Limits;
@@ -12,7 +11,7 @@ use nvme::{Command, Completion};
 use std::ops::Deref;
 use zerocopy::IntoBytes;
 
-/// A PDU up to its data.
+/// Encoded header of a PDU, up to its data.
 #[derive(Debug, Clone, Copy)]
 pub struct Header {
     bytes: [u8; LONGEST_OFFSET],
@@ -27,14 +26,14 @@ impl Deref for Header {
     }
 }
 
-/// Makes the headers of a connection's PDUs.
+/// Encoder of the PDU headers of a connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Writer {
     limits: Limits,
 }
 
 impl Writer {
-    /// Creates the writer of a connection with these limits.
+    /// Creates the encoder of a connection with these negotiated parameters.
     pub const fn new(limits: Limits) -> Self {
         Self { limits }
     }
@@ -49,7 +48,7 @@ impl Writer {
         self.limits.data_digest
     }
 
-    /// Builds the header of a host's command, which is followed by `data` bytes of data.
+    /// Encodes a command capsule's header; `data` bytes of in-capsule data must follow.
     pub fn command(&self, command: &Command, data: u32) -> Header {
         let pdu = CapsuleCmd {
             ch: self.common(kind::CAPSULE_CMD, CAPSULE, 0, data),
@@ -58,14 +57,13 @@ impl Writer {
         self.header(pdu.as_bytes(), data)
     }
 
-    /// Builds the header of a host's data for a request to transfer. `last`: it completes the
-    /// request.
+    /// Encodes the header of an H2CData PDU, which answers an R2T. `last`: this data completes it.
     pub fn h2c_data(&self, cid: u16, tag: u16, at: u32, len: u32, last: bool) -> Header {
         let flags = if last { flags::LAST } else { 0 };
         self.piece(kind::H2C_DATA, flags, (cid, tag), (at, len), len)
     }
 
-    /// Builds a controller's answer.
+    /// Encodes a response capsule.
     pub fn completion(&self, completion: &Completion) -> Header {
         let pdu = CapsuleResp {
             ch: self.common(kind::CAPSULE_RESP, SHORT, 0, 0),
@@ -74,15 +72,15 @@ impl Writer {
         self.header(pdu.as_bytes(), 0)
     }
 
-    /// Builds the header of a controller's data. `last`: it completes the command's data.
-    /// `success`: it is the command's answer, too.
+    /// Encodes the header of a C2HData PDU. `last`: this data is the command's last. `success`: the
+    /// command succeeds without a response capsule.
     pub fn c2h_data(&self, cid: u16, at: u32, len: u32, last: bool, success: bool) -> Header {
         let last = if last { flags::LAST } else { 0 };
         let flags = last | if success { flags::SUCCESS } else { 0 };
         self.piece(kind::C2H_DATA, flags, (cid, 0), (at, len), len)
     }
 
-    /// Builds a controller's request to transfer.
+    /// Encodes a request to transfer (R2T).
     pub fn r2t(&self, cid: u16, tag: u16, at: u32, len: u32) -> Header {
         self.piece(kind::R2T, 0, (cid, tag), (at, len), 0)
     }
@@ -157,8 +155,8 @@ fn crc_if(wanted: bool, header: &[u8]) -> Option<[u8; DIGEST]> {
     wanted.then(|| crc32c(header).to_le_bytes())
 }
 
-/// Builds the last PDU to a side that violated the protocol, with the reason. `from_host`: this
-/// side is the host.
+/// Encodes the PDU that terminates the connection after a violation, with the reason. `from_host`:
+/// this side is the host.
 pub(crate) fn terminate(from_host: bool, why: Terminated) -> Header {
     let kind = match from_host {
         true => kind::H2C_TERM_REQ,
@@ -184,13 +182,13 @@ pub(crate) fn terminate(from_host: bool, why: Terminated) -> Header {
 }
 
 impl Violation {
-    /// Builds the PDU by which a host reports a controller's violation, before it closes the
+    /// Encodes the PDU by which a host reports a controller's violation before closing the
     /// connection.
     pub fn h2c_term_req(&self) -> Header {
         terminate(true, self.terminated())
     }
 
-    /// Builds the PDU by which a controller reports a host's violation, before it closes the
+    /// Encodes the PDU by which a controller reports a host's violation before closing the
     /// connection.
     pub fn c2h_term_req(&self) -> Header {
         terminate(false, self.terminated())

@@ -9,7 +9,7 @@ pub enum Todo {
     From(u64),
     /// A flush after all other commands, because the server lacks Force Unit Access.
     Flush,
-    /// Nothing remains.
+    /// No part remains.
     Nothing,
 }
 

@@ -34,18 +34,18 @@ pub struct Needs {
     /// Open memory files are reopened by `/proc/self/fd`. Landlock allows only them. Left out if
     /// that directory is missing.
     pub reopen: bool,
-    /// Disks of an earlier process are recovered while the process runs: it listens with their
-    /// sockets, and asks for the fill level of their pipes.
+    /// The process recovers disks of an earlier process while it runs: it listens on their sockets,
+    /// and queries the fill level of their pipes.
     pub takes_over: bool,
-    /// Addresses that stream sockets are connected to while the process runs.
+    /// Addresses to which stream sockets are connected while the process runs.
     pub connect: Vec<Connect>,
     /// A client library with threads and an event loop of its own serves volumes (Ceph's): allows
     /// the older calls that it uses.
     pub library: bool,
-    /// Memory is locked beyond the limit of locked memory, if the process may: `CAP_IPC_LOCK` is
-    /// kept. For fixed buffers of io_uring, and for memory that a device reads and writes.
+    /// The process locks memory beyond RLIMIT_MEMLOCK if permitted, so `CAP_IPC_LOCK` is kept. For
+    /// fixed buffers of io_uring, and for memory that a device accesses.
     pub lock_memory: bool,
-    /// Devices are driven through VFIO: its ioctls are allowed.
+    /// The process drives devices through VFIO, whose ioctls are allowed.
     pub vfio: bool,
     /// Block devices are served through ublk. The kernel requires `CAP_SYS_ADMIN` for each control
     /// command (Linux 6.12, `ublk_ctrl_uring_cmd`), and each queue creates a ring of its own after

@@ -1,13 +1,15 @@
-//! Threads that were started before the sandbox was entered, and have dropped no rights.
+//! Detection of threads that were started before the sandbox was entered, and have not dropped
+//! their rights.
 
 use std::fs;
 use std::time::Duration;
 
-/// Number of looks, and the pause between them: a joined thread may be visible for a moment.
+/// Number of checks, with a pause between them, because a joined thread may be visible for a
+/// moment.
 const LOOKS: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Returns the names of such threads, except the calling one. Empty if /proc is unavailable.
+/// Returns the names of such threads, except the calling one; empty if /proc is unavailable.
 pub(crate) fn outside() -> Vec<String> {
     let mut found = Vec::new();
     for look in 0..LOOKS {
@@ -22,8 +24,8 @@ pub(crate) fn outside() -> Vec<String> {
     found
 }
 
-/// Looks once. The calling thread has given up new privileges, as has every thread that dropped its
-/// rights.
+/// Checks once. A thread that has dropped its rights has `no_new_privs` set, including the calling
+/// one.
 fn look_once() -> Vec<String> {
     let Ok(tasks) = fs::read_dir("/proc/self/task") else {
         return Vec::new();
@@ -35,7 +37,8 @@ fn look_once() -> Vec<String> {
         .collect()
 }
 
-/// The name of a thread that may still get new privileges, from its status (proc_pid_status(5)).
+/// Returns the name in a thread's status (proc_pid_status(5)) if the thread has not set
+/// `no_new_privs`.
 fn name_outside(status: &str) -> Option<String> {
     let field = |name: &str| {
         let mut lines = status.lines();

@@ -2,7 +2,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, Unaligned};
 
-/// Admin opcodes that the host itself sends.
+/// Opcodes of admin commands that the host itself sends.
 pub(crate) mod admin {
     pub(crate) const CREATE_IO_SQ: u8 = 0x01;
     pub(crate) const CREATE_IO_CQ: u8 = 0x05;
@@ -15,12 +15,12 @@ pub(crate) mod admin {
 pub struct Command([[u8; 4]; 16]);
 
 impl Command {
-    /// A command without identifier, which [`Command::with_cid`] or the host sets.
+    /// Creates a command without identifier, which [`Command::with_cid`] or the host sets.
     pub fn new(opcode: u8, nsid: u32) -> Self {
         Self([[0; 4]; 16]).dw(0, opcode.into()).dw(1, nsid)
     }
 
-    /// Copies an entry of another type, for example `nvme::Command`. Bytes past 64 are left out.
+    /// Copies an entry of another type, such as `nvme::Command`. Bytes past 64 are ignored.
     pub fn of(entry: &(impl IntoBytes + Immutable)) -> Self {
         let (words, _) = entry.as_bytes().as_chunks();
         let mut command = Self([[0; 4]; 16]);

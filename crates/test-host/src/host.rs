@@ -1,4 +1,4 @@
-//! A host over vfio-user: memory, queue pairs and doorbells of every kind.
+//! An NVMe host over vfio-user: memory, queue pairs, and all kinds of doorbells.
 
 use crate::{Command, Completion, GuestMemory, Link, Pair, Shadow, Windows, doorbell};
 use anyhow::{Context, Result, ensure};
@@ -9,27 +9,27 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use zerocopy::{Immutable, IntoBytes};
 
-/// CC of every enable: entries of 64 and 16 bytes, the NVM command set, pages of 4 KiB.
+/// Value of CC for enabling: entries of 64 and 16 bytes, the NVM command set, pages of 4 KiB.
 const CC: u32 = 4 << 20 | 6 << 16;
 const CC_EN: u32 = 1;
 
-/// A host with its connection, which ends when it is dropped.
+/// An NVMe host with its connection, which is closed when the host is dropped.
 pub struct Host {
     /// Registers and configuration space.
     pub link: Link,
     /// Guest memory.
     pub ram: Windows,
-    /// Queue pairs that exist.
+    /// Existing queue pairs, by identifier.
     pub pairs: BTreeMap<u16, Pair>,
-    /// Limit for CSTS.RDY and for a command.
+    /// Time limit for CSTS.RDY and for a command.
     pub limit: Duration,
-    /// Doorbell registers are written without an answer, whatever [`Link::posted`] is.
+    /// Doorbell registers are written without waiting for a reply, whatever [`Link::posted`] is.
     pub posted_doorbells: bool,
-    /// Mapping of BAR0; doorbells are stored to it.
+    /// Mapping of BAR0, through which doorbells are written if present.
     pub mapped: Option<Memory>,
-    /// Shadow doorbells of I/O queues.
+    /// Shadow doorbells of the I/O queues, if used.
     pub shadow: Option<Shadow>,
-    /// The server has ended: no doorbell is rung.
+    /// The server has ended, so doorbells are not written.
     pub silent: bool,
     next_cid: u16,
 }
@@ -49,7 +49,7 @@ impl DerefMut for Host {
 }
 
 impl Host {
-    /// A host without queues.
+    /// Creates a host without queues.
     pub fn new(link: Link, ram: Windows, limit: Duration) -> Self {
         Self {
             link,
@@ -64,12 +64,12 @@ impl Host {
         }
     }
 
-    /// Returns a queue pair.
+    /// Returns the queue pair with this identifier.
     pub fn pair(&mut self, qid: u16) -> Result<&mut Pair> {
         self.pairs.get_mut(&qid).context("no such queue pair")
     }
 
-    /// Resets the controller and enables it with these admin queues.
+    /// Resets the controller and enables it with these Admin queues.
     pub fn enable(&mut self, admin: Pair) -> Result<()> {
         let limit = self.limit;
         self.link.disable(limit)?;
@@ -95,14 +95,14 @@ impl Host {
         Ok(())
     }
 
-    /// Uses shadow doorbells for I/O queues from now on.
+    /// Enables shadow doorbells for I/O queues.
     pub fn use_shadow(&mut self, shadow: Shadow) -> Result<()> {
         self.admin(&shadow.configure())?;
         self.shadow = Some(shadow);
         Ok(())
     }
 
-    /// Writes a doorbell, by the mapped page, the shadow buffer or a register.
+    /// Writes a doorbell through the mapped page, the shadow buffer or a register.
     pub fn ring(&mut self, qid: u16, cq: bool, value: u32) -> Result<()> {
         let offset = doorbell(qid, cq, 0);
         if self.silent {
@@ -135,14 +135,14 @@ impl Host {
         Ok((cid, pair.sq.tail))
     }
 
-    /// Writes a command and rings; returns its identifier.
+    /// Writes a command and rings the doorbell; returns the command identifier.
     pub fn submit(&mut self, qid: u16, command: &(impl IntoBytes + Immutable)) -> Result<u16> {
         let (cid, tail) = self.push(qid, command)?;
         self.ring(qid, false, tail)?;
         Ok(cid)
     }
 
-    /// Takes the next completion if it is there, and writes the head doorbell.
+    /// Returns the next completion if it has arrived, and writes the head doorbell.
     pub fn poll(&mut self, qid: u16) -> Result<Option<Completion>> {
         let pair = self.pairs.get_mut(&qid).context("no such queue pair")?;
         let entry = pair.pop(&self.ram)?;
@@ -169,13 +169,14 @@ impl Host {
         }
     }
 
-    /// Runs one command to its end; nothing else is outstanding in its queue.
+    /// Submits a command and waits for its completion; no other command may be outstanding in the
+    /// queue.
     pub fn run(&mut self, qid: u16, command: &(impl IntoBytes + Immutable)) -> Result<Completion> {
         self.submit(qid, command)?;
         self.wait(qid)
     }
 
-    /// Runs one admin command that must succeed.
+    /// Executes an admin command, and fails unless it succeeds.
     pub fn admin(&mut self, command: &(impl IntoBytes + Immutable)) -> Result<()> {
         let status = self.run(0, command)?.status_bits();
         ensure!(
@@ -190,7 +191,7 @@ impl Host {
     pub fn reap(&mut self, qid: u16) -> Result<Vec<Completion>> {
         let pair = self.pairs.get_mut(&qid).context("no such queue pair")?;
         let mut reaped = Vec::new();
-        // A controller that overruns its queue must not hold the host.
+        // The loop is bounded, in case the controller overruns its queue.
         while reaped.len() < pair.cq.size as usize
             && let Some(entry) = pair.pop(&self.ram)?
         {
@@ -203,8 +204,8 @@ impl Host {
         Ok(reaped)
     }
 
-    /// Writes all entries of a submission queue by their index, without ringing. Their identifiers
-    /// are their indices.
+    /// Writes all entries of a submission queue, without ringing the doorbell. `make` returns the
+    /// command for an index, which is also its identifier.
     pub fn fill<C>(&mut self, qid: u16, mut make: impl FnMut(u16) -> C) -> Result<()>
     where
         C: IntoBytes + Immutable,
@@ -217,7 +218,7 @@ impl Host {
         Ok(())
     }
 
-    /// Rings for this many more entries, which [`Host::fill`] wrote.
+    /// Rings the doorbell for `count` more entries, which [`Host::fill`] wrote.
     pub fn post(&mut self, qid: u16, count: u32) -> Result<()> {
         let sq = &mut self.pair(qid)?.sq;
         sq.tail = (sq.tail + count) % sq.size;

@@ -28,7 +28,7 @@ pub mod reg {
 const RDY: u32 = 1;
 const CFS: u32 = 2;
 
-/// Connects, waiting while the server has not begun or an earlier client still leaves.
+/// Connects to a server, waiting while it is starting or an earlier client is leaving.
 pub fn connect(socket: &Path, limit: Duration) -> Result<Client> {
     let deadline = Instant::now() + limit;
     loop {
@@ -40,7 +40,7 @@ pub fn connect(socket: &Path, limit: Duration) -> Result<Client> {
     }
 }
 
-/// Returns a mapping for reading and writing.
+/// Returns the description of a mapping for reading and writing.
 pub fn window(iova: u64, size: u64, offset: u64) -> DmaMapping {
     DmaMapping {
         iova,
@@ -55,12 +55,12 @@ pub fn window(iova: u64, size: u64, offset: u64) -> DmaMapping {
 pub struct Link {
     /// The connection.
     pub client: Client,
-    /// Writes to registers are posted: they ask for no answer.
+    /// Register writes are posted: they need no reply.
     pub posted: bool,
 }
 
 impl Link {
-    /// Creates a link with writes that are answered.
+    /// Creates a link whose writes wait for replies.
     pub fn new(client: Client) -> Self {
         let posted = false;
         Self { client, posted }
@@ -125,7 +125,7 @@ impl Link {
         self.write_config(4, &bits.to_le_bytes())
     }
 
-    /// Waits until CSTS is as wanted, and returns it.
+    /// Waits until CSTS fulfils `wanted`, and returns it.
     pub fn wait_csts(&mut self, limit: Duration, wanted: impl Fn(u32) -> bool) -> Result<u32> {
         let deadline = Instant::now() + limit;
         loop {
@@ -148,8 +148,8 @@ impl Link {
         Ok(())
     }
 
-    /// Sets AQA, ASQ and ACQ, writes CC, which has CC.EN, and waits until the controller is ready
-    /// or has failed; returns CSTS.
+    /// Sets AQA, ASQ and ACQ, writes `cc` (which includes CC.EN), and waits until the controller is
+    /// ready or has failed. Returns CSTS.
     pub fn enable(&mut self, admin: &Pair, cc: u32, limit: Duration) -> Result<u32> {
         let aqa = (admin.cq.size - 1) << 16 | (admin.sq.size - 1);
         self.write32(reg::AQA, aqa)?;

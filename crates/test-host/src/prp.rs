@@ -3,14 +3,14 @@
 use crate::GuestMemory;
 use anyhow::Result;
 
-/// Returns the bytes, in whole pages, that the PRP list of a transfer takes at most.
+/// Returns the maximum size in bytes of the PRP list of a transfer, a multiple of the page size.
 pub fn prp_list_bytes(page: u64, len: u64) -> u64 {
     // Each page of a list has a pointer to the next one.
     page * ((len / page + 1) / (page / 8 - 1) + 1)
 }
 
-/// Returns PRP entries 1 and 2 of `len` bytes from an IOVA on. A list that is needed is written at
-/// `list`, and continues in the pages behind.
+/// Returns PRP entries 1 and 2 for `len` bytes from an IOVA on. If a PRP list is needed, it is
+/// written to `list` and the following pages.
 pub fn prps(
     memory: &impl GuestMemory,
     page: u64,

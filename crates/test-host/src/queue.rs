@@ -11,20 +11,20 @@ use zerocopy::{FromZeros, IntoBytes};
 pub struct Sq {
     /// IOVA of its first entry.
     pub iova: u64,
-    /// Entries.
+    /// Number of entries.
     pub size: u32,
-    /// Index of the entry that the next command is written to.
+    /// Index of the entry for the next command.
     pub tail: u32,
 }
 
 impl Sq {
-    /// An empty queue.
+    /// Creates an empty queue.
     pub fn new(iova: u64, size: u32) -> Self {
         let tail = 0;
         Self { iova, size, tail }
     }
 
-    /// Writes an entry, wherever the tail is.
+    /// Writes an entry at index `at`, regardless of the tail.
     pub fn put(&self, memory: &impl GuestMemory, at: u32, entry: &Command) -> Result<()> {
         memory.write(self.iova + 64 * u64::from(at), entry.as_bytes())
     }
@@ -42,7 +42,7 @@ impl Sq {
 pub struct Cq {
     /// IOVA of its first entry.
     pub iova: u64,
-    /// Entries.
+    /// Number of entries.
     pub size: u32,
     /// Index of the next entry.
     pub head: u32,
@@ -64,7 +64,8 @@ impl Cq {
     /// Returns the next entry if the controller has written it.
     pub fn peek(&self, memory: &impl GuestMemory) -> Result<Option<Completion>> {
         let at = self.iova + 16 * u64::from(self.head);
-        // The Phase Tag's dword is loaded first: the rest of the entry is older.
+        // The dword with the Phase Tag is loaded first; the rest of the entry was written before
+        // it.
         let last = memory.cell(at + 12)?.load(Ordering::Acquire);
         if (u32::from_le(last) >> 16 & 1 != 0) != self.phase {
             return Ok(None);
@@ -74,13 +75,13 @@ impl Cq {
         Ok(Some(entry))
     }
 
-    /// Moves the head behind the next entry.
+    /// Moves the head past the next entry.
     pub fn advance(&mut self) {
         self.head = (self.head + 1) % self.size;
         self.phase ^= self.head == 0;
     }
 
-    /// Takes the next entry if the controller has written it.
+    /// Consumes the next entry if the controller has written it.
     pub fn pop(&mut self, memory: &impl GuestMemory) -> Result<Option<Completion>> {
         let entry = self.peek(memory)?;
         if entry.is_some() {
@@ -97,12 +98,12 @@ pub struct Pair {
     pub sq: Sq,
     /// Completion queue.
     pub cq: Cq,
-    /// Submission queue's head, as the newest completion has it.
+    /// Submission queue head, as reported by the newest completion.
     pub sq_head: u32,
 }
 
 impl Pair {
-    /// Empty queues of the same number of entries.
+    /// Creates empty queues with the same number of entries.
     pub fn new(sq: u64, cq: u64, size: u32) -> Self {
         Self {
             sq: Sq::new(sq, size),
@@ -111,7 +112,8 @@ impl Pair {
         }
     }
 
-    /// Returns the number of entries that can be posted: those that the controller has fetched.
+    /// Returns the number of free submission queue entries, as far as the controller has reported
+    /// them fetched.
     pub fn free(&self) -> u32 {
         let sq = &self.sq;
         (self.sq_head + 2 * sq.size - 1 - sq.tail) % sq.size
@@ -122,7 +124,7 @@ impl Pair {
         memory.write(self.cq.iova, &vec![0; 16 * self.cq.size as usize])
     }
 
-    /// Takes a completion.
+    /// Consumes the next completion, and records the submission queue head.
     pub fn pop(&mut self, memory: &impl GuestMemory) -> Result<Option<Completion>> {
         let entry = self.cq.pop(memory)?;
         if let Some(entry) = &entry {
@@ -167,8 +169,8 @@ pub struct Shadow {
 }
 
 impl Shadow {
-    /// Stores a doorbell's value in memory; `offset` is the doorbell's in BAR0. Returns whether the
-    /// controller wants the register written, too.
+    /// Stores a doorbell's value in the shadow buffer; `offset` is the doorbell's offset in BAR0.
+    /// Returns whether the register must be written, too.
     pub fn store(&self, memory: &impl GuestMemory, offset: u64, value: u32) -> Result<bool> {
         let at = offset - DOORBELLS;
         let shadow = memory.cell(self.doorbells + at)?;

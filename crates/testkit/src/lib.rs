@@ -5,7 +5,7 @@
 //! names: `harness/skips.sh`, in which each tier of tests runs, empties that file first, prints it
 //! at the end, and in CI fails on a line that `.ci/skips` does not list.
 //!
-//! For tests only: a `dev-dependency`, and a dependency of the guest harness and the benchmarks.
+//! Only for tests: a `dev-dependency`, and a dependency of the guest harness and the benchmarks.
 #![forbid(unsafe_code)]
 
 use std::fmt::Display;
@@ -39,12 +39,12 @@ pub fn serving(pid: u32) -> u32 {
 /// reason.
 ///
 /// # Panics
-/// If the file cannot be written: a skip that is not seen is a failure.
+/// When the file cannot be written, because an unreported skip counts as a failure.
 #[track_caller]
 pub fn skip(what: &str, reason: impl Display) {
     let line = line(what, reason);
-    // Not by eprintln!, which the test runner hides when the test passes. If it cannot be written,
-    // the file still counts.
+    // `eprintln!` would not do, because the test runner hides its output when the test passes. If
+    // writing fails, the file still counts.
     let _ = io::stderr().write_all(format!("skipped: {line}").as_bytes());
     if let Some(file) = std::env::var_os(FILE).filter(|file| !file.is_empty()) {
         record(Path::new(&file), &line);
@@ -69,8 +69,8 @@ fn record(file: &Path, line: &str) {
     }
 }
 
-/// Appends a line in one system call: lines of processes that write at the same time do not mix
-/// (open(2), `O_APPEND`).
+/// Appends a line in one system call, so that lines of concurrent processes do not mix (open(2),
+/// `O_APPEND`).
 fn append(file: &Path, line: &str) -> io::Result<()> {
     let mut file = File::options().create(true).append(true).open(file)?;
     match file.write(line.as_bytes())? {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
 const CONTROL: &str = "/dev/ublk-control";
-/// Values for any free device number, and for no queue.
+/// Value for any free device number, or for no queue.
 const ANY: u32 = u32::MAX;
 const NO_QUEUE: u16 = u16::MAX;
 /// Maximum time until the kernel notices the end of a killed process.
@@ -119,8 +119,8 @@ impl Control {
         Ok(params)
     }
 
-    /// Makes the block device visible, when all queues fetch. `sensible` is polled: `false` when
-    /// they no longer do.
+    /// Makes the block device visible, once all queues fetch requests. Polls `sensible`, and gives
+    /// up when it returns `false` because a queue has ended.
     pub(crate) fn start(
         &mut self,
         id: u32,
@@ -141,7 +141,7 @@ impl Control {
         }
     }
 
-    /// Begins to take over a device after its server's death.
+    /// Starts recovery of a device whose server has died.
     pub(crate) fn begin_recovery(&mut self, id: u32) -> Result<(), UblkError> {
         let deadline = Instant::now() + RECOVERY_LIMIT;
         loop {
@@ -156,7 +156,7 @@ impl Control {
         }
     }
 
-    /// Removes the block device; its queues end outstanding requests first.
+    /// Removes the block device; outstanding requests complete first.
     pub(crate) fn stop(&mut self, id: u32) -> Result<(), UblkError> {
         match self.plain(uapi::STOP_DEV, command(id, 0)) {
             Ok(_) => Ok(()),
@@ -165,7 +165,7 @@ impl Control {
         }
     }
 
-    /// Deletes a device; waits until all users have closed it.
+    /// Deletes a device after all users have closed it.
     pub(crate) fn delete(&mut self, id: u32) -> Result<(), UblkError> {
         match self.plain(uapi::DEL_DEV, command(id, 0)) {
             Ok(_) => Ok(()),

@@ -1,4 +1,4 @@
-//! Life cycle of a disk: created or taken over, served, resized, stopped.
+//! Life cycle of a ublk disk: created or recovered, served, resized, stopped.
 
 use crate::control::{Control, open_device};
 use crate::queue::{Parts, Queue, Served};
@@ -18,17 +18,17 @@ use std::time::{Duration, Instant};
 use volume::{Limits, PinnedWindows, Volume};
 use worker::Context;
 
-/// Maximum request in bytes: each tag has a buffer of that size.
+/// Maximum length of a request in bytes; each tag has a buffer of that size.
 pub const MAX_IO: u64 = 512 << 10;
 /// Supported numbers of queues of a disk.
 const QUEUES: std::ops::RangeInclusive<u16> = 1..=64;
 /// Maximum time until the kernel notices the end of a server.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time to wait for other users of the device to close it, when it is removed.
+/// Time for which removal waits until other users have closed the device.
 const OTHERS: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Options of a disk.
+/// Options of a ublk disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskOptions {
     /// Number of the device, N of `/dev/ublkbN`; chosen by the kernel if `None`.
@@ -39,9 +39,9 @@ pub struct DiskOptions {
     pub depth: u16,
     /// Logical block size in bytes; by default the volume's, at least 512.
     pub block_size: Option<u32>,
-    /// When this process is killed, the disk waits for the next one that is started with the same
-    /// number, which repeats the unfinished requests. Without this option, the disk disappears with
-    /// the process.
+    /// Keep the disk when this process is killed. The next process that is started with the same
+    /// number continues it and repeats the unfinished requests. Without this option the disk
+    /// disappears with the process.
     pub recover: bool,
 }
 
@@ -72,29 +72,28 @@ impl DiskOptions {
     }
 }
 
-/// A disk that is served. [`Disk::stop`] removes it, and so does dropping it, without reporting
-/// errors.
+/// A served disk. [`Disk::stop`] removes it; dropping it does the same without reporting errors.
 pub struct Disk {
     id: u32,
     control: Control,
     volume: Arc<dyn Volume>,
-    /// Size in bytes known to the kernel.
+    /// Size in bytes that was announced to the kernel.
     size: u64,
     stats: Arc<DiskStats>,
     served: Arc<Served>,
     queues: usize,
-    /// Channel that ends when all queues have been dropped: each has a sender.
+    /// Receiver that fails once all queues, each with a sender, have been dropped.
     gone: Receiver<Infallible>,
-    /// Registrations of the queues' memory with devices below, kept until the queues have been
-    /// dropped.
+    /// Registrations of the queues' memory with NVMe devices of the volume, kept until the queues
+    /// have been dropped.
     registrations: Vec<Box<dyn Any + Send>>,
     halted: bool,
     stopped: bool,
 }
 
-/// A disk that is not served yet. Dropping it removes it.
+/// A disk that is not served yet. Dropping it removes the device.
 pub struct NewDisk {
-    /// Sender that is dropped first, because the disk's end waits for it.
+    /// Sender that must be dropped first, because the end of the disk waits for it.
     going: Sender<Infallible>,
     disk: Disk,
     device: Arc<OwnedFd>,
@@ -103,8 +102,8 @@ pub struct NewDisk {
 }
 
 impl NewDisk {
-    /// Creates a disk of the volume, or takes over the one of that number after its server was
-    /// killed. It is served from [`NewDisk::start`] on.
+    /// Creates a disk for the volume, or recovers the disk with the configured number after its
+    /// server was killed. [`NewDisk::start`] begins serving it.
     ///
     /// # Errors
     /// [`UblkError`] when the options are invalid, or the kernel refuses the device.
@@ -180,8 +179,8 @@ impl NewDisk {
         }
     }
 
-    /// Starts serving the disk. `register` registers a queue's memory with devices below the
-    /// volume; its result is kept while the memory is used. `serve` passes each queue to its worker
+    /// Starts serving the disk. `register` registers a queue's memory with NVMe devices of the
+    /// volume; its result is kept while the memory is used. `serve` passes each queue to a worker
     /// on another thread, which must call [`QueueSetup::open`].
     ///
     /// # Errors
@@ -216,7 +215,7 @@ impl NewDisk {
     }
 }
 
-/// A queue that is being passed to its worker.
+/// A queue on its way to the worker that will serve it.
 pub struct QueueSetup {
     number: u16,
     info: DevInfo,
@@ -229,7 +228,7 @@ pub struct QueueSetup {
     gone: Sender<Infallible>,
 }
 
-/// Error of a queue that could not be created; its disk has received the reason.
+/// Error of a queue that could not be created; the disk has already received the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("a queue of a ublk disk could not be made")]
 pub struct Told;
@@ -290,7 +289,7 @@ impl QueueSetup {
 }
 
 impl Disk {
-    /// Passes the queues to their workers, and waits until all of them fetch.
+    /// Passes the queues to their workers, and waits until all of them fetch requests.
     fn serve(
         &mut self,
         info: &DevInfo,
@@ -318,7 +317,7 @@ impl Disk {
         }
         drop((ready, gone));
         let told: Vec<()> = readies.into_iter().collect::<Result<_, _>>()?;
-        // A queue of an ended worker sends no result.
+        // A queue whose worker has ended sends no result.
         match told.len() == self.queues {
             true => Ok(()),
             false => Err(UblkError::QueueEnded { id: self.id }),
@@ -362,8 +361,8 @@ impl Disk {
         Ok(told)
     }
 
-    /// Ends serving the disk: pending data of the block layer is written, and made durable by the
-    /// workers of its queues. [`Disk::stop`] removes it afterwards.
+    /// Ends serving the disk: the block layer writes its pending data, and the queues' workers make
+    /// it durable. [`Disk::stop`] removes the device afterwards.
     ///
     /// # Errors
     /// [`UblkError`] when the kernel cannot stop the device.
@@ -371,12 +370,12 @@ impl Disk {
         if std::mem::replace(&mut self.halted, true) {
             return Ok(());
         }
-        // Without limits the block layer's pending data is written soon.
+        // Without limits, the block layer's pending data is written quickly.
         if let Some(limits) = self.volume.limits() {
             limits.set(Limits::default());
         }
         let stopped = self.control.stop(self.id);
-        // All senders are dropped when the kernel has ended the tags.
+        // The kernel has ended all tags when every sender is dropped.
         let _ = self.gone.recv();
         self.registrations.clear();
         stopped
@@ -397,7 +396,7 @@ impl Disk {
         let halted = self.halt();
         let failed = self.served.clean.load(Ordering::Relaxed) != self.queues;
         halted?;
-        // Other users may keep it open for long: the device is deleted after their last close.
+        // Other users may keep the device open for long. It is deleted after their last close.
         let deadline = Instant::now() + OTHERS;
         if !self
             .control
@@ -437,7 +436,7 @@ fn wanted(options: &DiskOptions, features: u64) -> DevInfo {
     }
 }
 
-/// Clears away an earlier server's device of this number, or returns it for recovery.
+/// Deletes the device with this number that an earlier server left, or returns it for recovery.
 fn left_over(control: &mut Control, id: u32, recover: bool) -> Result<Option<DevInfo>, UblkError> {
     let deadline = Instant::now() + DEATH_TIMEOUT;
     while let Some(info) = control.info(id)? {
@@ -448,7 +447,7 @@ fn left_over(control: &mut Control, id: u32, recover: bool) -> Result<Option<Dev
                 if Path::new(&format!("/proc/{pid}")).exists() || Instant::now() > deadline {
                     return Err(UblkError::InUse { id, pid });
                 }
-                // The process was killed a moment ago; the kernel is about to notice.
+                // The process was killed a moment ago, and the kernel has not noticed yet.
                 std::thread::sleep(PAUSE);
             }
             _ => {
@@ -460,7 +459,7 @@ fn left_over(control: &mut Control, id: u32, recover: bool) -> Result<Option<Dev
     Ok(None)
 }
 
-/// Removes a disk that a killed process left, waiting for recovery or not.
+/// Removes a disk that a killed process left, whether or not it waits for recovery.
 ///
 /// # Errors
 /// [`UblkError`], for example when the disk is being served.

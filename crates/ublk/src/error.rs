@@ -5,8 +5,8 @@ use volume::VolumeError;
 
 /// Reason why a disk cannot be created or served, with the remedy in its message.
 ///
-/// An error that is part of the message is no [`source`](std::error::Error::source), because a
-/// printed chain would repeat it.
+/// Errors that are part of the message are not a [`source`](std::error::Error::source), because a
+/// printed chain would repeat them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UblkError {
@@ -38,7 +38,7 @@ pub enum UblkError {
         /// Process ID of the server.
         pid: i32,
     },
-    /// A device that a killed process left differs from the requested one.
+    /// A device that a killed process left has other parameters than requested.
     #[error(
         "ublk device {id} waits for recovery, but its {what} differs; remove it with: vnvme ublk \
          --remove {id}"
@@ -46,7 +46,7 @@ pub enum UblkError {
     Shape {
         /// The device's number.
         id: u32,
-        /// Difference.
+        /// Parameter that differs.
         what: String,
     },
     /// Invalid number of queues, depth or block size.
@@ -58,7 +58,7 @@ pub enum UblkError {
     /// The volume could not be opened for a queue.
     #[error("ublk device: {0}")]
     Volume(VolumeError),
-    /// No memory is left for the queues.
+    /// Memory for the queues could not be allocated.
     #[error("no memory for the device's queues: {0}")]
     Memory(dma::MapError),
     /// A queue ended while the device was created.
@@ -67,10 +67,10 @@ pub enum UblkError {
         /// The device's number.
         id: u32,
     },
-    /// Any other refusal of the system.
+    /// Another system call or control command failed.
     #[error("ublk device: {what}: {error}")]
     System {
-        /// The step that failed.
+        /// Failed operation.
         what: &'static str,
         /// Error of the system.
         error: io::Error,

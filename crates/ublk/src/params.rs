@@ -1,15 +1,15 @@
-//! Disk parameters for the block layer.
+//! Parameters of a disk for the block layer.
 
 use crate::uapi::*;
 use crate::{MAX_IO, UblkError};
 use volume::Info;
 
-/// Maximum discard and maximum range of zeroes, in sectors of 512 bytes: 1 GiB.
+/// Maximum length of a discard or of writing zeroes, in sectors of 512 bytes: 1 GiB.
 const MAX_RANGE: u32 = 1 << 21;
 /// Supported block sizes in bytes.
 const BLOCKS: std::ops::RangeInclusive<u32> = 512..=4096;
 
-/// Returns the block size of a disk on such a volume, with an optional requested one.
+/// Returns the block size in bytes of a disk on a volume; `wanted` is the requested one, if any.
 pub(crate) fn block_size(info: &Info, wanted: Option<u32>) -> Result<u32, UblkError> {
     let block_size = wanted.unwrap_or_else(|| info.block_size.max(512));
     let wrong = |why: String| UblkError::Options {
@@ -30,7 +30,7 @@ pub(crate) fn block_size(info: &Info, wanted: Option<u32>) -> Result<u32, UblkEr
     Ok(block_size)
 }
 
-/// Returns the parameters of a disk with these blocks.
+/// Returns the parameters of a disk with this block size.
 pub(crate) fn params(info: &Info, block_size: u32) -> Params {
     let shift = |bytes: u32| bytes.max(block_size).ilog2() as u8;
     let mut attrs = 0;
@@ -40,7 +40,7 @@ pub(crate) fn params(info: &Info, block_size: u32) -> Params {
     if info.volatile_cache {
         attrs |= ATTR_VOLATILE_CACHE | ATTR_FUA;
     }
-    // Every writable volume supports zeroing; discards are offered if they release space.
+    // Every writable volume supports zeroing; discards are supported if they release space.
     let (mut discard, mut zeroes) = (0, 0);
     if !info.read_only {
         zeroes = MAX_RANGE;

@@ -1,5 +1,5 @@
-//! A queue as a front-end of a worker: requests of the kernel become requests of the volume, and
-//! completions are returned.
+//! A ublk queue as a front-end of a worker: passes requests of the kernel to the volume, and
+//! returns their results.
 
 use crate::error::UblkError;
 use crate::stats::{DiskStats, QueueStats};
@@ -20,21 +20,21 @@ use volume::{
 };
 use worker::{Descriptors, Frontend, Interest};
 
-/// Lower 48 bits of a tag that no request of the kernel uses.
+/// Lower 48 bits of the tag of the final flush, which no request of the kernel uses.
 const FLUSH_TAG: u64 = (1 << 48) - 1;
-/// epoll token of the only descriptor: the ring, readable when the kernel has added an entry.
+/// epoll token of the ring's descriptor, which is readable when the kernel has added an entry.
 const TOKEN_RING: u32 = 0;
 
-/// Number of a disk's queues that have ended, shared with the disk.
+/// Counts of a disk's queues that have ended, shared with the disk.
 #[derive(Debug, Default)]
 pub(crate) struct Served {
-    /// Queues that have ended.
+    /// Number of queues that have ended.
     pub gone: AtomicUsize,
-    /// Queues that have ended properly.
+    /// Number of queues that have ended without an error.
     pub clean: AtomicUsize,
 }
 
-/// Guard that counts the end of a queue in every case.
+/// Guard that counts the end of a queue when it is dropped.
 struct Life(Arc<Served>, #[allow(dead_code)] Sender<Infallible>);
 
 impl Drop for Life {
@@ -46,7 +46,7 @@ impl Drop for Life {
 /// Progress of a queue from serving to ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
-    /// Tags have requests, or may get some.
+    /// Tags have requests, or may receive some.
     Serving,
     /// The kernel has ended all tags; written data is being made durable.
     Flushing,
@@ -57,7 +57,7 @@ enum End {
 pub(crate) struct Parts {
     pub ring: QueueRing,
     pub volume: OpenQueue,
-    /// Buffers of the tags, to be pinned for the volume's requests if requested.
+    /// Buffers of the tags, to be pinned for the volume's requests if configured.
     pub pinned: PinnedWindows,
     pub number: u16,
     pub depth: u16,
@@ -69,10 +69,10 @@ pub(crate) struct Parts {
     pub descriptors: Descriptors,
 }
 
-/// A queue of a disk, on the worker that created it: the kernel accepts a queue's commands from one
-/// thread only.
+/// A queue of a disk. Only the thread that created it may use it, because the kernel accepts a
+/// queue's commands from one thread only.
 pub struct Queue {
-    /// Volume queue that waits for its requests on drop, before the memory that they use.
+    /// Volume queue; dropping it waits for its requests, before their memory is freed.
     volume: OpenQueue,
     pinned: PinnedWindows,
     ring: QueueRing,
@@ -81,9 +81,9 @@ pub struct Queue {
     io: Rc<Io>,
     stats: Arc<DiskStats>,
     tags: Vec<Tag>,
-    /// Number of tags that have requests, or may get some.
+    /// Number of tags that have requests, or may receive some.
     live: usize,
-    /// Number of requests outstanding at the volume.
+    /// Number of requests that the volume executes.
     in_flight: usize,
     end: End,
     /// Number of requests before the next timed one.
@@ -92,21 +92,21 @@ pub struct Queue {
     life: Life,
 }
 
-/// Request of a tag while the volume works on it.
+/// State of a tag.
 #[derive(Default)]
 struct Tag {
     op: u8,
-    /// The request was passed on, and has no result yet.
+    /// The request was passed to the volume, and has no result yet.
     busy: bool,
     /// Arrival time ([`cycles`]) of a timed request, otherwise 0.
     came_at: u64,
     len: u32,
-    /// Reused list.
+    /// Segment list, reused for each request.
     data: SegmentList,
 }
 
 impl Queue {
-    /// Fetches the first requests from the kernel.
+    /// Creates the queue, and fetches the first requests from the kernel.
     pub(crate) fn new(parts: Parts) -> io::Result<Self> {
         let mut tags = Vec::new();
         tags.resize_with(parts.depth.into(), Tag::default);
@@ -141,8 +141,8 @@ impl Queue {
         self.stats.queues.get(usize::from(self.number))
     }
 
-    /// Handles a failure of the ring: the queue ends, and its disk with it, when written data is
-    /// durable.
+    /// Handles a failure of the ring: the queue ends after making written data durable, and so does
+    /// its disk.
     fn fail(&mut self, error: &io::Error) {
         if self.live > 0 {
             let (disk, queue) = (self.stats.id, self.number);
@@ -151,12 +151,12 @@ impl Queue {
         }
     }
 
-    /// Returns whether the ring of the volumes, which is shared, accepts no further request.
+    /// Returns whether the ring of the volumes, which is shared, is full.
     fn is_full(&self) -> bool {
         self.io.in_flight() >= self.io.capacity()
     }
 
-    /// Handles the kernel's entries in the ring.
+    /// Handles completions from the kernel.
     fn arrivals(&mut self, budget: &mut Budget) -> io::Result<bool> {
         let mut worked = false;
         while !self.is_full()
@@ -169,8 +169,8 @@ impl Queue {
         Ok(worked)
     }
 
-    /// All tags have ended. All requests of the device have completed then: the kernel waits for
-    /// them before it ends the tags. One queue makes them durable.
+    /// Handles the end of all tags. All requests of the device have completed by then, because the
+    /// kernel waits for them before it ends the tags. One queue makes their data durable.
     fn finish(&mut self) {
         if self.end != End::Serving || self.live > 0 || self.is_full() {
             return;
@@ -201,7 +201,7 @@ impl Queue {
         }
     }
 
-    /// Handles the end of a fetch command: there is a request, or there will be no further one.
+    /// Handles the completion of a fetch command: a new request, or the end of the tag.
     fn arrived(&mut self, tag: u16, result: i32, budget: &mut Budget) -> io::Result<()> {
         budget.spend(1);
         if result != uapi::RES_OK {
@@ -249,7 +249,7 @@ impl Queue {
         }
     }
 
-    /// Starts a request; returns the result, if it has completed at once.
+    /// Starts a request; returns the result if it completes at once.
     fn start(&mut self, tag: u16, descriptor: IoDesc) -> Option<Result<(), IoError>> {
         let Some((operation, offset, len)) = operation(descriptor) else {
             return Some(Err(IoErrorKind::Unsupported.into()));
@@ -286,12 +286,12 @@ impl Queue {
         }
     }
 
-    /// Offers a failed request to the volume again, which may repeat it by its policy. `None`: the
-    /// volume has taken it, and another completion follows.
+    /// Passes a failed request to the volume again, which may repeat it by its error policy.
+    /// Returns `None` if it does, so that another completion follows.
     fn offer_again(&mut self, tag: u16, error: IoError, completion: Completion) -> Option<IoError> {
         let operation = self.ring.descriptor(tag).and_then(operation);
         let failed = match operation {
-            // Deallocation is advice.
+            // Deallocation is advisory, so a failure is ignored.
             None | Some((Op::Deallocate, ..)) => completion,
             Some((op, offset, len)) => {
                 let request = Request {
@@ -444,7 +444,7 @@ impl Frontend for Queue {
         self.volume.state().wake == Wake::Poll
     }
 
-    /// Requests arrive by memory while the queue is served.
+    /// Requests arrive through shared memory while the queue is served.
     #[inline]
     fn keeps_window(&self) -> bool {
         self.end != End::Ended
@@ -470,7 +470,7 @@ impl Frontend for Queue {
         pace.step(&mut self.pinned);
     }
 
-    /// No action: the disk makes the kernel end all tags, and then all data is made durable.
+    /// Does nothing: the disk makes the kernel end all tags, and then all data is made durable.
     fn flush(&mut self) {}
 
     fn is_drained(&self) -> bool {
@@ -487,7 +487,7 @@ impl Frontend for Queue {
     }
 }
 
-/// Converts an error for the block layer, which knows a handful of them (`blk_errors` in
+/// Converts an error to one of the few that the block layer distinguishes (`blk_errors` in
 /// `block/blk-core.c`).
 fn errno(error: IoError) -> i32 {
     match error.kind {

@@ -1,15 +1,15 @@
-//! Counters of a disk: written by the threads of its queues, read by any thread.
+//! Counters of a disk, which its queues' threads write and any thread may read.
 
 use probes::{Counter, IoRecord};
 
 /// Counters of a queue since the disk was created.
 #[derive(Debug, Default)]
 pub struct QueueStats {
-    /// Requests that the kernel has passed on.
+    /// Number of requests from the kernel.
     pub requests: Counter,
     /// Results of requests by kind; zeroing and deallocation count as other.
     pub io: IoRecord,
-    /// Times that the thread slept.
+    /// Number of times that the thread slept.
     pub sleeps: Counter,
 }
 

@@ -15,10 +15,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Time between two checks whether a pending control command is still sensible.
+/// Interval between checks whether to continue waiting for a control command.
 const WAIT: Duration = Duration::from_millis(100);
 
-/// Ring for control commands: one at a time, each waited for.
+/// Ring for control commands, which executes one at a time.
 pub(crate) struct ControlRing {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
     device: OwnedFd,
@@ -35,7 +35,7 @@ impl ControlRing {
         })
     }
 
-    /// Executes a command with a buffer; returns its result.
+    /// Executes a command with a buffer, and returns its result.
     pub(crate) fn with_buffer(
         &mut self,
         op: u32,
@@ -49,8 +49,8 @@ impl ControlRing {
         self.execute(op, command, &mut || true)
     }
 
-    /// Executes a command without a buffer. It is abandoned when `sensible` returns `false`; the
-    /// kernel may still execute it.
+    /// Executes a command without a buffer. Stops waiting when `sensible` returns `false`; the
+    /// kernel may still execute the command.
     pub(crate) fn execute(
         &mut self,
         op: u32,
@@ -105,8 +105,8 @@ fn is_temporary(error: &io::Error) -> bool {
     )
 }
 
-/// Kernel descriptors of a queue's requests. The kernel writes a descriptor before the completion
-/// that announces it.
+/// Descriptors of a queue's requests in memory shared with the kernel. The kernel writes a
+/// descriptor before the completion that announces it.
 struct Descriptors {
     at: NonNull<IoDesc>,
     bytes: usize,
@@ -144,15 +144,15 @@ impl Drop for Descriptors {
     }
 }
 
-/// End of a fetch command: its tag and result.
+/// Completion of a fetch command: tag and result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Arrival {
     pub tag: u16,
     pub result: i32,
 }
 
-/// Ring of a queue: fetches requests and commits their results. It belongs to one thread, because
-/// the kernel accepts a queue's commands only from the thread that began.
+/// Ring of a queue, which fetches requests and commits their results. It belongs to one thread,
+/// because the kernel accepts a queue's commands only from the thread that sent the first.
 pub(crate) struct QueueRing {
     ring: IoUring,
     device: Arc<OwnedFd>,
@@ -162,7 +162,8 @@ pub(crate) struct QueueRing {
     memory: Memory,
     buffers: SegmentList,
     buffer_bytes: u64,
-    /// Number of commands at the kernel: it may write to the memory until they have completed.
+    /// Number of commands that the kernel executes. It may write to the memory until they have
+    /// completed.
     held: usize,
 }
 
@@ -201,12 +202,13 @@ impl QueueRing {
         })
     }
 
-    /// Returns the descriptor of a tag's request, after its arrival.
+    /// Returns the descriptor of a tag's request, which must have arrived.
     pub(crate) fn descriptor(&self, tag: u16) -> Option<IoDesc> {
         self.descriptors.get(tag)
     }
 
-    /// Makes `list` the first `len` bytes of a tag's buffer; `false` when the buffer is shorter.
+    /// Points `list` at the first `len` bytes of a tag's buffer; returns `false` if the buffer is
+    /// shorter.
     pub(crate) fn data(&self, tag: u16, len: u64, list: &mut SegmentList) -> bool {
         let start = u64::from(tag) * self.buffer_bytes;
         len <= self.buffer_bytes && self.buffers.slice(start, len, list) == len
@@ -217,7 +219,7 @@ impl QueueRing {
         self.command(uapi::FETCH_REQ, tag, -1)
     }
 
-    /// Ends the request of a tag, and fetches the next one.
+    /// Returns the result of a tag's request, and fetches the next request.
     pub(crate) fn commit(&mut self, tag: u16, result: i32) -> io::Result<()> {
         self.command(uapi::COMMIT_AND_FETCH_REQ, tag, result)
     }
@@ -265,18 +267,18 @@ impl QueueRing {
         temporary(self.ring.submit().map(drop))
     }
 
-    /// Returns a descriptor that is readable while there are arrivals.
+    /// Returns a descriptor that is readable while completions are available.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the ring keeps its descriptor open as long as it lives.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
     }
 
-    /// Returns whether there are arrivals.
+    /// Returns whether completions are available.
     pub(crate) fn has_arrivals(&mut self) -> bool {
         !self.ring.completion().is_empty()
     }
 
-    /// Returns the next arrival.
+    /// Returns the next completion.
     pub(crate) fn next(&mut self) -> Option<Arrival> {
         loop {
             let entry = self.ring.completion().next()?;

@@ -1,4 +1,4 @@
-//! Used part of the kernel's interface (`linux/ublk_cmd.h`). Native byte order.
+//! The part of the kernel's ublk interface that is used (`linux/ublk_cmd.h`). Native byte order.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -32,21 +32,21 @@ pub(crate) const COMMIT_AND_FETCH_REQ: u32 = command(READ_WRITE, 0x21, IO);
 /// follow.
 pub(crate) const RES_OK: i32 = 0;
 
-/// The device waits for another server after this one's death.
+/// Feature: the device waits for another server after its server has died.
 pub(crate) const F_USER_RECOVERY: u64 = 1 << 3;
-/// The next server repeats the unfinished requests.
+/// Feature: the next server repeats the unfinished requests.
 pub(crate) const F_USER_RECOVERY_REISSUE: u64 = 1 << 4;
-/// Commands are encoded as above.
+/// Feature: commands are encoded as ioctl numbers.
 pub(crate) const F_CMD_IOCTL_ENCODE: u64 = 1 << 6;
-/// The size may change ([`UPDATE_SIZE`]).
+/// Feature: the size may change ([`UPDATE_SIZE`]).
 pub(crate) const F_UPDATE_SIZE: u64 = 1 << 10;
 
-/// States of a device: served, or waiting for another server after the death of its own; 0 for
-/// neither.
+/// Device state: served. The next state means waiting for another server after its server has died;
+/// 0 means neither.
 pub(crate) const STATE_LIVE: u16 = 1;
 pub(crate) const STATE_QUIESCED: u16 = 2;
 
-/// Maximum number of requests of a queue; each queue's descriptors have room for that many.
+/// Maximum number of requests of a queue; the mapped descriptors have room for that many.
 pub(crate) const MAX_DEPTH: u16 = 4096;
 
 pub(crate) const OP_READ: u8 = 0;
@@ -68,9 +68,9 @@ pub(crate) const PARAM_DISCARD: u32 = 1 << 1;
 #[repr(C)]
 pub(crate) struct CtrlCmd {
     pub dev_id: u32,
-    /// Index of the queue; -1 for none.
+    /// Index of the queue; -1 if the command concerns no queue.
     pub queue_id: u16,
-    /// Length of the buffer.
+    /// Length of the buffer in bytes.
     pub len: u16,
     pub addr: u64,
     pub data: u64,
@@ -119,13 +119,13 @@ pub(crate) struct IoDesc {
 pub(crate) struct IoCmd {
     pub q_id: u16,
     pub tag: u16,
-    /// Bytes done, or a negative error number.
+    /// Number of bytes transferred, or a negative error number.
     pub result: i32,
-    /// The tag's buffer.
+    /// Address of the tag's buffer.
     pub addr: u64,
 }
 
-/// `struct ublk_params` up to the parameters that are used.
+/// Beginning of `struct ublk_params`, up to the last parameter that is used.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]

@@ -129,7 +129,7 @@ fn files_of_each(specs: &Specs, workers: usize, limit: u64) -> u64 {
 /// Returns the number of descriptors of everything except the clients' memory files.
 fn taken(specs: &Specs, workers: usize) -> u64 {
     let controllers = specs.controllers.iter().map(|spec| {
-        // One vector for each queue pair, including the Admin queue's, and the pin.
+        // A vector for each queue pair, including the Admin queue's, and the pin.
         let vectors = u64::from(spec.io_queues.unwrap_or(DEFAULT_IO_QUEUES)) + 2;
         SOCKET + INCOMPLETE + vectors
     });

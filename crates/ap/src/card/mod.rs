@@ -1,10 +1,10 @@
-//! AP cards made in software: queues with the timing of real ones, and a [`Coprocessor`] that
+//! AP cards emulated in software: queues with the timing of real ones, and a [`Coprocessor`] that
 //! computes.
 //!
-//! Resets, changes of the interrupt bit and the work on a request take time ([`Latency`]), as on a
-//! machine. The answer to an instruction reports that the operation was begun, and a later TAPQ
-//! that it is done. Nothing happens by itself: [`Cards::advance`] executes everything that is due
-//! by now, and every instruction calls it first.
+//! Resets, changes of the interrupt bit and processing of requests take time ([`Latency`]), as on a
+//! real machine. The response to an instruction reports that an operation has started, and a later
+//! TAPQ that it is complete. Time advances only in [`Cards::advance`], which executes all
+//! operations that are due; every instruction calls it first.
 
 mod queue;
 
@@ -18,13 +18,12 @@ use crate::status::{QueueStatus, Response};
 
 use queue::{Event, Queue};
 
-/// Computation behind a card's queues.
+/// Processor of the requests to a card's queues.
 pub trait Coprocessor {
     /// Adapter type and facility bits; the domains and the depth are filled in by [`Cards`].
     fn hardware(&self) -> Hardware;
 
-    /// The reply to a request. A request that makes no sense gets an error
-    /// reply; there is always one.
+    /// Processes a request and returns the reply; an invalid request gets an error reply.
     fn process(&mut self, request: &[u8]) -> Vec<u8>;
 }
 
@@ -37,24 +36,24 @@ pub trait Notify {
 /// Durations of operations, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Latency {
-    /// A reset.
+    /// Duration of a reset.
     pub reset: u64,
-    /// Time from AQIC to the change of the interrupt bit.
+    /// Delay between AQIC and the change of the interrupt bit.
     pub interrupts: u64,
-    /// A request.
+    /// Duration of a request.
     pub request: u64,
 }
 
-/// The dimensions of a set of cards.
+/// Configuration of a set of cards.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// Domains on every card.
+    /// Domains that every card has.
     pub domains: Mask,
-    /// Requests and replies that a queue holds, 1-16.
+    /// Number of requests and replies that a queue holds, 1 to 16.
     pub depth: u8,
-    /// Longest request in bytes.
+    /// Maximum length of a request in bytes.
     pub largest_request: usize,
-    /// Timing.
+    /// Durations of operations.
     pub latency: Latency,
 }
 
@@ -71,7 +70,7 @@ struct Card<P> {
     state: State,
 }
 
-/// A set of cards.
+/// A set of emulated cards.
 #[derive(Debug)]
 pub struct Cards<C, N, P> {
     clock: C,
@@ -82,7 +81,7 @@ pub struct Cards<C, N, P> {
 }
 
 impl<C: Clock, N: Notify, P: Coprocessor> Cards<C, N, P> {
-    /// No card yet.
+    /// Creates a set without cards.
     pub fn new(layout: Layout, clock: C, notify: N) -> Cards<C, N, P> {
         let layout = Layout {
             depth: layout.depth.clamp(1, 16),
@@ -140,13 +139,12 @@ impl<C: Clock, N: Notify, P: Coprocessor> Cards<C, N, P> {
         }
     }
 
-    /// The queues that there are.
+    /// Returns all existing queues.
     pub fn queues(&self) -> impl Iterator<Item = Apqn> {
         self.queues.keys().copied()
     }
 
-    /// Carries out everything that was due by now. Answers when the next thing is due,
-    /// if anything is under way.
+    /// Executes all operations that are due. Returns the time of the next one, if any is pending.
     pub fn advance(&mut self) -> Option<u64> {
         let now = self.clock.now();
         let mut next = None;
@@ -161,7 +159,8 @@ impl<C: Clock, N: Notify, P: Coprocessor> Cards<C, N, P> {
         next
     }
 
-    /// Runs an instruction against a queue that can work, else answers why it cannot.
+    /// Executes an instruction on an operational queue, or returns the status that explains why it
+    /// is not.
     fn with(
         &mut self,
         apqn: Apqn,
@@ -193,7 +192,7 @@ impl<C: Clock, N: Notify, P: Coprocessor> Cards<C, N, P> {
     }
 }
 
-/// The instant of an instruction, and the layout.
+/// Time of an instruction, and the configuration of the cards.
 struct Now {
     time: u64,
     layout: Layout,

@@ -1,5 +1,5 @@
-//! A queue of a card: its messages, its reset and its interrupt bit, each with the time when it is
-//! done.
+//! Queue of an emulated card: its messages, its reset and its interrupt bit, each with the time of
+//! completion.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -37,7 +37,7 @@ pub(super) struct Queue {
     parts: Option<(u64, Vec<u8>)>,
     requests: VecDeque<Message>,
     replies: VecDeque<Message>,
-    /// Bytes of the oldest reply that a program has.
+    /// Number of bytes of the oldest reply that were already returned.
     taken: usize,
     reset: Option<u64>,
     interrupts: Interrupts,
@@ -73,7 +73,8 @@ impl Queue {
         self.requests.len() + self.replies.len()
     }
 
-    /// The target while the interrupt bit is one; only then may a notification be written.
+    /// Returns the notification target while the interrupt bit is one; only then may a notification
+    /// be written.
     fn target(&self) -> Option<Target> {
         match self.interrupts {
             Interrupts::On(target) | Interrupts::Disabling { target, .. } => Some(target),
@@ -123,7 +124,7 @@ impl Queue {
         self.target().map_or(Event::Quiet, Event::Notify)
     }
 
-    /// Begins a reset. Messages and the interrupt bit go when it ends.
+    /// Starts a reset. Messages and the interrupt bit are cleared when it ends.
     pub(super) fn reset(&mut self, until: u64) -> QueueStatus {
         if self.reset.is_some() {
             return self.status();

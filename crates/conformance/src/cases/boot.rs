@@ -24,7 +24,7 @@ cases! {
 const SUCCESS: u8 = BootReadStatus::SUCCESS.into_bits();
 const ERROR: u8 = BootReadStatus::ERROR.into_bits();
 
-/// Units of 4 KiB of each partition.
+/// Returns the size of each partition in units of 4 KiB.
 fn units(host: &mut Host) -> Check<u32> {
     applies_if(host.cap.bps(), "CAP.BPS is 0")?;
     let size = Bpinfo::from_bits(host.read32(regs::BPINFO)?).bpsz();
@@ -32,7 +32,7 @@ fn units(host: &mut Host) -> Check<u32> {
     Ok(u32::from(size) * 32)
 }
 
-/// Reads so many units, from one on, to `buffer`; how that ended.
+/// Reads `units` units from unit `from` on to `buffer`; returns the resulting status.
 fn read(host: &mut Host, buffer: u64, id: bool, from: u32, units: u16) -> Check<u8> {
     host.write64(regs::BPMBL, buffer)?;
     let select = Bprsel::new()

@@ -38,13 +38,13 @@ cases! {
 const CRE: u64 = 1;
 const CMSE: u64 = 2;
 
-/// Location and abilities of the buffer by the registers.
+/// Location and capabilities of the buffer, as the registers report them.
 struct Buffer {
     bir: u32,
-    /// In its BAR, in bytes.
+    /// Offset in its BAR in bytes.
     offset: u64,
     size: u64,
-    /// CMBLOC and CMBSZ.
+    /// Values of CMBLOC and CMBSZ.
     location: u32,
     supports: u32,
 }
@@ -66,7 +66,7 @@ impl Buffer {
         })
     }
 
-    /// The buffer directly before the host's memory, known to both sides, and where that is. Not
+    /// Places the buffer directly before the host's memory, and returns its IOVA. Does not apply
     /// where the host cannot map it.
     fn place(&self, host: &mut Host) -> Check<u64> {
         let base = RAM_BASE.checked_sub(self.size);
@@ -137,7 +137,7 @@ fn cmb_base_address(host: &mut Host) -> Check {
             continue;
         }
         let value = base | CRE | CMSE;
-        // The upper half first: an intermediate value would be one that the host has not asked for.
+        // The upper half is written first, so that no unintended intermediate value takes effect.
         host.write32(regs::CMBMSC, CRE as u32)?;
         host.write32(regs::CMBMSC + 4, (value >> 32) as u32)?;
         host.write32(regs::CMBMSC, value as u32)?;
@@ -172,7 +172,7 @@ fn cmb_bar(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// Writes and reads data by queue pair 1.
+/// Writes and reads data through queue pair 1.
 fn moves_data(host: &mut Host, ns: &Namespace, seed: u64) -> Check {
     let data = pattern(seed, (8 * ns.block) as usize);
     host.write(ns, 0, &data)?;
@@ -181,7 +181,7 @@ fn moves_data(host: &mut Host, ns: &Namespace, seed: u64) -> Check {
     Ok(())
 }
 
-/// Makes queue pair 1 with one of its queues in the buffer.
+/// Creates queue pair 1 with one of its queues in the buffer.
 fn queue_in_buffer(host: &mut Host, bit: u32, name: &str) -> Check {
     let buffer = Buffer::find(host)?;
     buffer.has(bit, name)?;
@@ -197,7 +197,7 @@ fn queue_in_buffer(host: &mut Host, bit: u32, name: &str) -> Check {
     host.admin(sq)?.succeeds("Create I/O Submission Queue")?;
     host.know_sq(1, sq.prp1(), entries, 1);
     let ns = host.namespace()?;
-    // More than the queue has entries.
+    // More commands than the queue has entries.
     for seed in 0..u64::from(entries) {
         moves_data(host, &ns, seed)?;
     }

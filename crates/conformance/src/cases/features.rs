@@ -165,7 +165,7 @@ fn features_reserved_identifiers(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// Features that can be tried: identifier, value.
+/// Features that are changed: identifier and value.
 const TRIED: [(u8, u32); 4] = [
     (0x04, 0x0150),
     (0x08, 0x0203),
@@ -222,7 +222,7 @@ fn features_reset(host: &mut Host) -> Check {
     let mut before = Vec::new();
     for (fid, value) in TRIED {
         let now = host.get_feature(fid, 0, 0, 0)?.dw0();
-        // The value that the host found may be left from an earlier host: the default is read.
+        // The current value may be left from an earlier host, so the default is read.
         let default = match select {
             true => host.get_feature(fid, 1, 0, 0)?.dw0(),
             false => now,
@@ -529,9 +529,9 @@ fn feature_event_configuration(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// Attempts to keep a timer alive, of which a machine with other work may spoil some.
+/// Number of attempts to keep a timer alive; load on the machine may spoil some.
 const ATTEMPTS: u32 = 50;
-/// Time in which a controller on such a machine notices its host's silence.
+/// Time within which a controller on a loaded machine must notice its host's silence.
 const NOTICED: Duration = Duration::from_secs(60);
 
 fn feature_keep_alive(host: &mut Host) -> Check {

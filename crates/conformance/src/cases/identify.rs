@@ -392,7 +392,7 @@ fn identify_reserved_cns(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// The descriptors: type and content.
+/// Returns the descriptors: type and content.
 fn descriptors(page: &[u8]) -> Check<Vec<(u8, Vec<u8>)>> {
     let (mut at, mut found) = (0, Vec::new());
     while at < page.len() && u8_at(page, at + 1) != 0 {

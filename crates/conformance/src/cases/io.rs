@@ -63,7 +63,7 @@ cases! {
         "without Compare it is Invalid Command Opcode";
 }
 
-/// The command for blocks that need not be there: the buffer is a page.
+/// Creates a command for blocks that may not exist, with a buffer of one page.
 fn plain(opcode: Op, ns: &Namespace, slba: u64, nlb_z: u32, at: u64) -> Command {
     nvm(opcode, ns.nsid)
         .prp(at, at + PAGE)

@@ -90,7 +90,7 @@ fn filled(host: &mut Host, ns: &Namespace, slba: u64, blocks: u64) -> Check<Vec<
     Ok(data)
 }
 
-/// Bytes of these blocks in a buffer that begins with another one.
+/// Returns the byte range of some blocks in a buffer that begins one block earlier.
 fn part(ns: &Namespace, from: u64, to: u64) -> std::ops::Range<usize> {
     (from * ns.block) as usize..(to * ns.block) as usize
 }
@@ -164,7 +164,7 @@ fn write_zeroes_absent(host: &mut Host) -> Check {
     absent(host, 3, Op::WRITE_ZEROES)
 }
 
-/// Dataset Management with ranges: first block, count.
+/// Creates Dataset Management with ranges (first block, count).
 fn dataset(host: &mut Host, nsid: u32, ranges: &[(u64, u32)], attributes: u32) -> Check<Command> {
     let at = host.alloc(PAGE)?;
     let mut bytes = Vec::new();
@@ -343,7 +343,7 @@ fn verify_absent(host: &mut Host) -> Check {
     absent(host, 7, Op::VERIFY)
 }
 
-/// Copy with descriptors of format 0h: first block, count.
+/// Creates Copy with descriptors of format 0h for ranges (first block, count).
 fn copy(host: &mut Host, ns: &Namespace, to: u64, ranges: &[(u64, u64)]) -> Check<Command> {
     let ranges: Vec<_> = ranges
         .iter()
@@ -352,7 +352,7 @@ fn copy(host: &mut Host, ns: &Namespace, to: u64, ranges: &[(u64, u64)]) -> Chec
     copy_from(host, ns, to, &ranges)
 }
 
-/// Copy of ranges with the namespace of each.
+/// Creates Copy whose ranges each name a namespace.
 fn copy_from(
     host: &mut Host,
     ns: &Namespace,

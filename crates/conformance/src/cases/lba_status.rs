@@ -70,7 +70,7 @@ fn ask(nsid: u32, atype: u32, (slba, rl): (u64, u32), bytes: u32, at: u64) -> Co
         .prp(at, 0)
 }
 
-/// Ranges that were marked, as far as there is room, and CMPC.
+/// Returns the reported ranges, as far as they fit, and CMPC.
 fn status(
     host: &mut Host,
     ns: &Namespace,

@@ -72,7 +72,7 @@ fn logs_mandatory(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// Bits of the log of supported logs.
+/// Returns the entries of the log of supported log pages.
 fn supported(host: &mut Host) -> Check<Vec<u32>> {
     applies_if(
         host.controller()?.lpa(5),
@@ -161,7 +161,7 @@ fn logs_longer_than_mdts(host: &mut Host) -> Check {
     )
 }
 
-/// Makes a read fail behind the end of the namespace; its identifier.
+/// Makes a read beyond the end of the namespace fail; returns its identifiers for the error log.
 fn fail(host: &mut Host) -> Check<(u16, u32, u64)> {
     let ns = host.namespace()?;
     let at = host.alloc(PAGE)?;
@@ -333,7 +333,7 @@ fn telemetry(host: &mut Host) -> Check {
     )
 }
 
-/// Checks a header; the number of its last block.
+/// Checks the header of a telemetry log; returns the number of its last data block.
 fn telemetry_header(page: &[u8], lid: u8) -> Check<u64> {
     same!(
         u8_at(page, 0),
@@ -433,7 +433,7 @@ fn log_firmware_slots(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// The log of commands supported, admin and I/O.
+/// Returns the log of supported commands: admin and I/O.
 pub(super) fn commands(host: &mut Host) -> Check<(Vec<u32>, Vec<u32>)> {
     applies_if(
         host.controller()?.lpa(1),

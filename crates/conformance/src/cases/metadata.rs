@@ -54,7 +54,7 @@ const ALL_CHECKS: u32 = GUARD | APPLICATION | REFERENCE;
 
 const BLOCKS: u64 = 3;
 
-/// A namespace with metadata, with its blocks extended by it or not.
+/// Returns a namespace with metadata, either in extended blocks or in a separate buffer.
 fn with_metadata(host: &mut Host, extended: bool) -> Check<Namespace> {
     for nsid in host.nsids()? {
         let ns = host.namespace_of(nsid)?;
@@ -67,8 +67,8 @@ fn with_metadata(host: &mut Host, extended: bool) -> Check<Namespace> {
     not_applicable("no namespace of 4096 blocks at least has such metadata")
 }
 
-/// A namespace with protection information of Type 1 in the last bytes of metadata in a buffer of
-/// its own, with guards of 16 bits and no storage tags.
+/// Returns a namespace with Type 1 protection information at the end of metadata in a separate
+/// buffer, with 16-bit guards and no storage tags.
 fn protected(host: &mut Host) -> Check<Namespace> {
     for nsid in host.nsids()? {
         let ns = host.namespace_of(nsid)?;
@@ -86,7 +86,7 @@ fn protected(host: &mut Host) -> Check<Namespace> {
     not_applicable("no namespace has protection information of Type 1 with guards of 16 bits alone")
 }
 
-/// A namespace with protection information in an extended format, in a buffer of its own.
+/// Returns a namespace with protection information in an extended format and a separate buffer.
 fn extended_format(host: &mut Host) -> Check<Namespace> {
     for nsid in host.nsids()? {
         let ns = host.namespace_of(nsid)?;
@@ -103,7 +103,7 @@ fn extended_format(host: &mut Host) -> Check<Namespace> {
     not_applicable("no namespace has guards of more than 16 bits, or storage tags")
 }
 
-/// CRC-16/T10-DIF, bit by bit.
+/// Computes CRC-16/T10-DIF, bit by bit.
 fn crc(data: &[u8]) -> u16 {
     data.iter().fold(0, |crc, byte| {
         (0..8).fold(crc ^ u16::from(*byte) << 8, |crc: u16, _| {
@@ -117,7 +117,7 @@ fn crc(data: &[u8]) -> u16 {
     })
 }
 
-/// Guard, application tag and reference tag, as they are in metadata.
+/// Encodes guard, application tag and reference tag, as in metadata.
 fn tuple(data: &[u8], application: u16, reference: u32) -> Vec<u8> {
     let mut bytes = crc(data).to_be_bytes().to_vec();
     bytes.extend(application.to_be_bytes());
@@ -125,7 +125,7 @@ fn tuple(data: &[u8], application: u16, reference: u32) -> Vec<u8> {
     bytes
 }
 
-/// A read or write with metadata in a buffer of its own, and the expected tags.
+/// Creates a read or write with metadata in a separate buffer, and the expected tags.
 fn command(
     host: &mut Host,
     opcode: Op,
@@ -145,7 +145,7 @@ fn command(
         .dw(15, 0xffff_0000 | u32::from(tag)))
 }
 
-/// Writes the contents of both buffers.
+/// Writes the contents of the data and metadata buffers.
 fn write(
     host: &mut Host,
     ns: &Namespace,
@@ -160,7 +160,7 @@ fn write(
     host.io(command)
 }
 
-/// Reads into both buffers, which has to succeed.
+/// Reads into the data and metadata buffers, which must succeed.
 fn read(host: &mut Host, ns: &Namespace, slba: u64, how: (u32, u16)) -> Check<(Vec<u8>, Vec<u8>)> {
     let bytes = BLOCKS * ns.block;
     let at = (host.alloc(bytes)?, host.alloc(4096)?);
@@ -171,7 +171,7 @@ fn read(host: &mut Host, ns: &Namespace, slba: u64, how: (u32, u16)) -> Check<(V
     Ok((host.get(at.0, bytes as usize)?, host.get(at.1, metadata)?))
 }
 
-/// Tuples of all blocks.
+/// Encodes the protection information of all blocks.
 fn tuples(ns: &Namespace, data: &[u8], application: u16, slba: u64) -> Vec<u8> {
     let blocks = data.chunks_exact(ns.block as usize).zip(slba as u32..);
     let one = |(block, lba)| tuple(block, application, lba);
@@ -263,7 +263,7 @@ fn metadata_pointer_errors(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// A namespace with metadata that may be in an SGL.
+/// Returns a namespace that accepts metadata through an SGL.
 fn with_metadata_sgl(host: &mut Host) -> Check<Namespace> {
     let said = host.controller()?.sgls() >> 19 & 1 != 0;
     applies_if(said, "SGLS bit 19 is 0: there are no SGLs of metadata")?;
@@ -455,7 +455,7 @@ fn protection_initial(host: &mut Host) -> Check {
     )
 }
 
-/// A Copy of blocks with the tags of the range, and with PRACT on both sides.
+/// Creates a Copy of blocks with the tags of the range, and PRACT for both source and destination.
 fn copy(host: &mut Host, ns: &Namespace, slba: u64, to: u64, tag: u16) -> Check<Command> {
     let at = host.alloc(32)?;
     let mut range = [0; 8].to_vec();

@@ -1,4 +1,4 @@
-//! The cases, by subject.
+//! Conformance cases, by subject.
 
 mod abort;
 mod atomic;
@@ -34,7 +34,7 @@ mod zoned;
 
 use crate::case::Case;
 
-/// Every case, in the order in which they run.
+/// Tables of all cases, in the order in which they run.
 pub const CASES: &[&[Case]] = &[
     pci::CASES,
     registers::CASES,

@@ -25,7 +25,7 @@ cases! {
         "a namespace that is attached is detached by its deletion";
 }
 
-/// Blocks of the namespaces that are made here.
+/// Size in blocks of the namespaces that the cases create.
 const BLOCKS: u64 = 2048;
 
 fn offered(host: &mut Host) -> Check {

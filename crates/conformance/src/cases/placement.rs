@@ -46,7 +46,7 @@ const PLACEMENT: u32 = 2;
 const NOT_FULL: u8 = 0;
 const INVALID_ID: u8 = 3;
 
-/// Fails unless two values are the same; the text names both.
+/// Fails unless two values are equal; `what` names them in the message.
 fn alike<T: PartialEq + std::fmt::Debug>(got: T, expected: T, what: &str) -> Check {
     require!(
         got == expected,
@@ -55,7 +55,7 @@ fn alike<T: PartialEq + std::fmt::Debug>(got: T, expected: T, what: &str) -> Che
     Ok(())
 }
 
-/// A namespace with handles, and its Endurance Group.
+/// Returns a namespace with placement handles, and its Endurance Group.
 fn placed(host: &mut Host) -> Check<(Namespace, u16)> {
     let offered = host.controller()?.ctratt() >> 19 & 1 != 0;
     applies_if(offered, "CTRATT bit 19 is 0: there is no data placement")?;
@@ -71,7 +71,7 @@ fn placed(host: &mut Host) -> Check<(Namespace, u16)> {
     not_applicable("no namespace of 4096 blocks at least is in a group with data placement")
 }
 
-/// A log page of a group.
+/// Reads a log page of an Endurance Group.
 fn group_log(host: &mut Host, lid: u8, group: u16, bytes: u64, lsp: u32) -> Check<Vec<u8>> {
     let (entry, page) = get_group_log(host, lid, group, bytes, lsp)?;
     entry.succeeds(&format!(
@@ -97,7 +97,7 @@ fn get_group_log(
     Ok((entry, host.get(at, bytes as usize)?))
 }
 
-/// A handle's Placement Identifier, Reclaim Unit Handle and RUAMW.
+/// Placement Identifier, Reclaim Unit Handle, and RUAMW of a placement handle.
 type Handle = (u16, u16, u64);
 
 fn receive(host: &mut Host, nsid: u32, operation: u32, bytes: u64) -> Check<(Command, u64)> {
@@ -129,7 +129,7 @@ fn handles(host: &mut Host, ns: &Namespace) -> Check<Vec<Handle>> {
     Ok((0..count).map(one).collect())
 }
 
-/// Writes blocks from LBA 0 on; `placement`: by this Placement Identifier.
+/// Writes blocks from LBA 0 on, with an optional Placement Identifier.
 fn write_by(host: &mut Host, ns: &Namespace, blocks: u64, placement: Option<u16>) -> Check {
     let at = host.alloc(ns.bytes(blocks))?;
     let mut command = host.rw_command(Op::WRITE, ns, 0, blocks, at)?;
@@ -152,13 +152,13 @@ fn update(host: &mut Host, ns: &Namespace, ids: &[u16]) -> Check<test_host::Comp
     host.io(command)
 }
 
-/// An identifier that no handle has.
+/// Returns a Placement Identifier that belongs to no handle.
 fn invalid_id(handles: &[Handle]) -> u16 {
     let used = |id: &u16| handles.iter().any(|(known, ..)| known == id);
     (0..u16::MAX).rev().find(|id| !used(id)).unwrap_or(u16::MAX)
 }
 
-/// Types of host events, with the Placement Identifier of each.
+/// Returns the types of host events, each with its Placement Identifier.
 fn events(host: &mut Host, group: u16) -> Check<Vec<(u8, u16)>> {
     let page = group_log(host, 0x23, group, 4096, 1)?;
     let count = u32_at(&page, 0) as usize;
@@ -170,7 +170,7 @@ fn events(host: &mut Host, group: u16) -> Check<Vec<(u8, u16)>> {
     Ok((0..count).map(one).collect())
 }
 
-/// Enables events of placement handle 0, or disables them.
+/// Enables or disables events of placement handle 0.
 fn set_events(host: &mut Host, ns: &Namespace, types: &[u8], on: bool) -> Check {
     set_events_of(host, ns, 0, types, on)?.succeeds("Set Features, FDP Events")
 }

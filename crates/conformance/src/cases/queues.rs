@@ -72,7 +72,7 @@ fn granted(host: &mut Host) -> Check<(u32, u32)> {
     Ok(((told & 0xffff) + 1, (told >> 16) + 1))
 }
 
-/// Returns the same numbers by Get Features, where queues exist.
+/// Returns the granted numbers from Get Features, while queues exist.
 fn told(host: &mut Host) -> Check<(u32, u32)> {
     let told = host.get_feature(0x07, 0, 0, 0)?.dw0();
     Ok(((told & 0xffff) + 1, (told >> 16) + 1))
@@ -109,7 +109,7 @@ fn queue_create_delete(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// Size and identifier of a queue: dword 10.
+/// Encodes the size and identifier of a queue for dword 10.
 fn dw10(qid: u32, entries: u32) -> u32 {
     entries.wrapping_sub(1) << 16 | qid & 0xffff
 }
@@ -186,7 +186,7 @@ fn create_cq_not_contiguous(host: &mut Host) -> Check {
         .refused(Status::INVALID_FIELD, "a completion queue with PC 0")
 }
 
-/// Vectors of MSI-X or MSI.
+/// Returns the number of MSI-X or MSI vectors.
 fn vectors(host: &mut Host) -> Check<u32> {
     for (id, at) in super::pci::capabilities(host)? {
         let control = u16_at(&host.read_config::<4>(at)?, 2);

@@ -178,7 +178,7 @@ pub(super) fn report(host: &mut Host, ns: &Namespace) -> Check<Report> {
     crate::verdict::failed("Reservation Report refuses both of its forms")
 }
 
-/// A namespace that can be reserved, without registrants.
+/// Returns a namespace that supports reservations and has no registrants.
 fn fresh(host: &mut Host) -> Check<Namespace> {
     applies_if(
         host.controller()?.oncs(5),
@@ -235,7 +235,7 @@ fn registered(host: &mut Host) -> Check<Namespace> {
     Ok(ns)
 }
 
-/// Types that RESCAP has.
+/// Returns the reservation types that RESCAP reports.
 pub(super) fn kinds(ns: &Namespace) -> Vec<u32> {
     let rescap = u32::from(u8_at(&ns.page, 31));
     (1..=6).filter(|kind| rescap >> kind & 1 != 0).collect()

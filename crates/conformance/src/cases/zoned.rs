@@ -1,4 +1,4 @@
-//! Zoned namespaces (Zoned Namespace Command Set 1.1), as their cases see and write them.
+//! Zoned namespaces (Zoned Namespace Command Set 1.1): discovery, reports and writes for the cases.
 
 use crate::bytes::{pattern, u8_at, u16_at, u32_at, u64_at};
 use crate::host::{Enable, Host, PAGE, admin, nvm};
@@ -19,29 +19,29 @@ pub(super) const FULL: u8 = 0xe;
 pub(super) const CSI: u32 = 2 << 24;
 /// A zone's attribute: it has a Zone Random Write Area.
 pub(super) const ZRWAV: u8 = 1 << 3;
-/// A zone of more bytes is not written from its beginning to its end.
+/// Maximum size in bytes of a zone that the cases write completely.
 pub(super) const MOST: u64 = 16 << 20;
 
 /// A zoned namespace.
 pub(super) struct Zoned {
     pub(super) ns: Namespace,
-    /// Blocks of a zone.
+    /// Size of a zone in blocks.
     pub(super) size: u64,
     pub(super) count: u64,
-    /// Blocks of the first zone that can be written.
+    /// Capacity in blocks of the first writable zone.
     pub(super) capacity: u64,
     /// MAR and MOR, as numbers.
     pub(super) active: Option<u32>,
     pub(super) open: Option<u32>,
     pub(super) ozcs: u16,
-    /// Bytes of a zone's descriptor extension.
+    /// Size of a zone's descriptor extension in bytes.
     pub(super) extension: u64,
-    /// Zone Random Write Areas: how many, their size, and the granularity, in blocks.
+    /// Zone Random Write Areas: number, size, and granularity in blocks.
     pub(super) areas: (u64, u64, u64),
     pub(super) explicit_flush: bool,
 }
 
-/// A zone's descriptor.
+/// A zone descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Zone {
     pub(super) kind: u8,
@@ -62,7 +62,7 @@ impl Zoned {
     }
 }
 
-/// Enables the controller with all command sets, and makes queue pair 1.
+/// Enables the controller with all command sets, and creates queue pair 1.
 pub(super) fn enable(host: &mut Host) -> Check {
     applies_if(host.cap.css().iocss(), "CAP.CSS bit 6 is 0")?;
     let mut how = Enable::default();
@@ -73,7 +73,7 @@ pub(super) fn enable(host: &mut Host) -> Check {
     host.create_pair(1, entries)
 }
 
-/// The NSIDs of active zoned namespaces.
+/// Returns the NSIDs of the active zoned namespaces.
 pub(super) fn listed(host: &mut Host) -> Check<Vec<u32>> {
     let (entry, page) = host.identify_raw(7, 0, CSI)?;
     if !entry.status().is_success() {
@@ -83,7 +83,8 @@ pub(super) fn listed(host: &mut Host) -> Check<Vec<u32>> {
     Ok(all.take_while(|nsid| *nsid != 0).collect())
 }
 
-/// Enables the controller; the NSIDs of its zoned namespaces. Not without one.
+/// Enables the controller and returns the NSIDs of its zoned namespaces; does not apply without
+/// any.
 pub(super) fn present(host: &mut Host) -> Check<Vec<u32>> {
     enable(host)?;
     let all = listed(host)?;
@@ -119,7 +120,7 @@ pub(super) fn zoned(host: &mut Host, nsid: u32) -> Check<Zoned> {
     Ok(found)
 }
 
-/// Does this with every zoned namespace that can be written, when all its zones are empty.
+/// Runs a check on every writable zoned namespace, with all its zones empty.
 pub(super) fn each(
     host: &mut Host,
     has: impl Fn(&Zoned) -> bool,
@@ -145,7 +146,7 @@ pub(super) fn each(
     )
 }
 
-/// Any zoned namespace.
+/// Accepts any zoned namespace.
 pub(super) fn any(_: &Zoned) -> bool {
     true
 }
@@ -177,7 +178,7 @@ pub(super) fn send_all(host: &mut Host, z: &Zoned, zsa: Zsa) -> Check<Completion
     host.io(send_command(z, zsa, 0).dw(13, 1 << 8 | u32::from(zsa.0)))
 }
 
-/// Open Zone with ZRWAA.
+/// Executes Open Zone with ZRWAA.
 pub(super) fn open_with_area(host: &mut Host, z: &Zoned, zone: u64) -> Check<Completion> {
     let command = send_command(z, Zsa::OPEN, z.start(zone));
     host.io(command.dw(13, 1 << 9 | u32::from(Zsa::OPEN.0)))
@@ -191,7 +192,7 @@ pub(super) fn receive(z: &Zoned, slba: u64, bytes: u64, cdw13: u32, at: (u64, u6
         .dw(13, cdw13)
 }
 
-/// A report in a buffer of so many bytes: its number of zones, and its descriptors.
+/// Reads a report with a buffer of limited size; returns its number of zones and its descriptors.
 pub(super) fn report(
     host: &mut Host,
     z: &Zoned,
@@ -227,7 +228,7 @@ pub(super) fn zone(host: &mut Host, z: &Zoned, zone: u64) -> Check<Zone> {
     })
 }
 
-/// A zone is in this state, and its write pointer so many blocks behind its first one.
+/// Checks that a zone has this state, and the write pointer `written` blocks after its start.
 pub(super) fn is(host: &mut Host, z: &Zoned, number: u64, state: u8, written: u64) -> Check {
     let found = zone(host, z, number)?;
     same!(found.state, state, "the state of zone {number}");
@@ -268,7 +269,7 @@ pub(super) fn holds(host: &mut Host, z: &Zoned, slba: u64, blocks: u64, seed: u6
     host.holds(&z.ns, slba, &bytes, "a zone")
 }
 
-/// Writes a zone from there on, until so many blocks are left.
+/// Writes a zone from `from` on, until `left` blocks remain.
 pub(super) fn fill(host: &mut Host, z: &Zoned, number: u64, mut from: u64, left: u64) -> Check {
     let piece = (64 << 10) / z.ns.block;
     let at = host.alloc(64 << 10)?;
@@ -293,7 +294,7 @@ pub(super) fn effects(host: &mut Host) -> Check<Vec<u8>> {
     host.get(at, PAGE as usize)
 }
 
-/// The case does not apply where there is no Zone Append.
+/// Ends the case as not applicable if Zone Append is not supported.
 pub(super) fn with_append(host: &mut Host) -> Check {
     present(host)?;
     let effects = u32_at(&effects(host)?, 1024 + 4 * usize::from(Op::ZONE_APPEND.0));

@@ -1,6 +1,5 @@
-//! One thread's view of the registered memory, including older tables that its outstanding commands
+//! A thread's view of the registered memory, including older tables that its outstanding commands
 //! still use.
-//! use.
 
 use std::sync::Arc;
 

@@ -247,7 +247,7 @@ impl QueuePair {
     }
 
     /// Returns whether the device is lost and may still access the memory of outstanding commands.
-    /// That memory must then never be reused.
+    /// In that case the memory must never be reused.
     #[inline]
     pub fn is_wild(&self) -> bool {
         self.core

@@ -1,4 +1,4 @@
-//! One command of a request: its operation, progress, and encoding.
+//! A command of a request: its operation, progress, and encoding.
 
 use crate::connect::Facts;
 use dma::{Buffer, SegmentList};

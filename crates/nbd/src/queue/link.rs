@@ -1,4 +1,4 @@
-//! One connection of a queue: sends commands, receives replies, and closes; a new connection then
+//! A connection of a queue: sends commands, receives replies, and closes; a new connection then
 //! replaces it.
 //!
 //! ```text

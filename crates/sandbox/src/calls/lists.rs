@@ -31,9 +31,9 @@ pub(super) const ALWAYS: &[c_long] = &[
     // New pipes, and bytes between them and sockets.
     libc::SYS_pipe2,
     libc::SYS_splice,
-    // Identification of a descriptor (/proc/self/fd), and the check that a socket's file is still
-    // this process's at its removal. They also reveal the attributes of files that this user can
-    // see.
+    // Identification of a descriptor (/proc/self/fd), and the check before removing a socket's file
+    // that it still belongs to this process. They also reveal the attributes of files that this
+    // user can see.
     libc::SYS_newfstatat,
     libc::SYS_statx,
     libc::SYS_readlinkat,
@@ -109,7 +109,7 @@ pub(super) const OF_ARCHITECTURE: &[c_long] = &[
     libc::SYS_unlink,
 ];
 
-/// No older forms exist.
+/// This architecture has no older forms.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) const OF_ARCHITECTURE: &[c_long] = &[];
 
@@ -138,7 +138,7 @@ pub(super) const OPENING: &[c_long] = &[
 pub(super) const LISTENING: &[c_long] = &[
     libc::SYS_bind,
     libc::SYS_listen,
-    // Whether another one listens there, and is alive.
+    // Check whether another process listens on the socket.
     libc::SYS_connect,
     libc::SYS_pidfd_open,
     // Check of the lock file's owner.
@@ -184,7 +184,7 @@ pub(super) const NEVER: &[c_long] = &[
     libc::SYS_process_madvise,
     libc::SYS_pidfd_getfd,
     libc::SYS_kcmp,
-    // Another view of files.
+    // Changes of the visible file system.
     libc::SYS_open_by_handle_at,
     libc::SYS_mount,
     libc::SYS_umount2,
@@ -199,7 +199,7 @@ pub(super) const NEVER: &[c_long] = &[
     libc::SYS_chroot,
     libc::SYS_setns,
     libc::SYS_unshare,
-    // Another user.
+    // Changes of the user.
     libc::SYS_setuid,
     libc::SYS_setgid,
     libc::SYS_setreuid,
