@@ -9,8 +9,8 @@ use std::rc::Rc;
 use ap::card::{Cards, Latency, Layout, Notify};
 use ap::instruction::{Cpu, execute};
 use ap::outside::{
-    CannotPin, CannotRegister, Clock, GuestPage, HostAddress, HostSubclass, PAGE_SIZE, Pages,
-    Subclasses, Target,
+    CannotPin, CannotRegister, Clock, GuestPage, HostAddress, HostSubclass, InterruptTarget,
+    PAGE_SIZE, Pages, Subclasses,
 };
 use ap::{Apqn, Facilities, Mask, Mediated, Outside, ProgramException, Subclass};
 use ap_accel::Accelerator;
@@ -78,7 +78,7 @@ impl Clock for Shared {
 }
 
 impl Notify for Shared {
-    fn notify(&mut self, apqn: Apqn, target: Target) {
+    fn notify(&mut self, apqn: Apqn, target: InterruptTarget) {
         let page = GuestPage::of(target.notification.0);
         let pinned = self.0.pins.borrow().contains_key(&page);
         assert!(pinned, "{apqn} writes to {page:?}, which is not pinned");

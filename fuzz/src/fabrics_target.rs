@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use controller::{ControllerConfig, NamespaceConfig};
 use dhchap::{Names, Random, Secret, Secrets};
 use fabrics_target::{
-    Association, Door, HostKey, NewAssociation, Target, TargetConfig, TargetLimits,
+    Association, HostKey, NewAssociation, Target, TargetConfig, TargetLimits, TargetListener,
 };
 use nvme::fabrics::{
     Authentication, CNTLID_DYNAMIC, Cattr, Connect, ConnectData, DISCOVERY_NQN, Property,
@@ -25,7 +25,7 @@ use nvme::identify::Nqn;
 use nvme::regs::{self, Cc};
 use nvme::sgl::SglDescriptor;
 use nvme::{Command, Completion};
-use nvme_tcp::{Host, Limits, Writer, digest};
+use nvme_tcp::{ConnectionLimits, Host, Writer, digest};
 use rustix::net::{SendFlags, send};
 use volume::{Budget, Io, IoOptions, MemVolume};
 use worker::{ConnectRate, Frontend, Handle, Options, Worker};
@@ -39,10 +39,10 @@ const OPCODES: [u8; 16] = [
 /// Offsets of existing properties, and invalid ones.
 const PROPERTIES: [u32; 6] = [0x00, 0x14, 0x1c, 0x20, 0x24, 0x68];
 /// No end needs more turns.
-const MOST_TURNS: usize = 10_000;
+const MAX_TURNS: usize = 10_000;
 
 enum Front {
-    Door(Box<Door>),
+    Door(Box<TargetListener>),
     Association(Box<Association>),
 }
 
@@ -237,13 +237,14 @@ impl Bench {
             });
         });
         let served = target.clone();
-        let door = worker.add(|context| {
+        let target_listener = worker.add(|context| {
             let listener = listener.into();
             let rate = ConnectRate::UNLIMITED;
-            let door = Door::new(served, listener, rate, None, launch, context)?;
-            Ok::<_, fabrics_target::DoorError>(Front::Door(Box::new(door)))
+            let target_listener =
+                TargetListener::new(served, listener, rate, None, launch, context)?;
+            Ok::<_, fabrics_target::ListenerError>(Front::Door(Box::new(target_listener)))
         });
-        door.unwrap().unwrap();
+        target_listener.unwrap().unwrap();
         Self {
             worker,
             target,
@@ -262,7 +263,7 @@ impl Bench {
     fn open(&self) -> Link {
         let stream = UnixStream::connect_addr(&self.address).unwrap();
         stream.set_nonblocking(true).unwrap();
-        let limits = Limits {
+        let limits = ConnectionLimits {
             header_digest: self.host.header_digest,
             data_digest: self.host.data_digest,
             alignment: 0,
@@ -471,7 +472,7 @@ pub fn fabrics_target(input: &[u8]) {
         link.read();
         link.check();
     }
-    let gone = (0..MOST_TURNS).any(|_| {
+    let gone = (0..MAX_TURNS).any(|_| {
         bench.turns(1);
         bench.target.hosts().is_empty()
     });
@@ -486,7 +487,7 @@ fn serves_another(bench: &mut Bench) {
     let mut admin = bench.connect(0, CNTLID_DYNAMIC, 7);
     let digest = if bench.host.header_digest { 4 } else { 0 };
     let all = 128 + 8 + size_of::<Completion>() + digest;
-    for _ in 0..MOST_TURNS {
+    for _ in 0..MAX_TURNS {
         bench.turns(1);
         admin.read();
         if admin.said.len() >= all {

@@ -1,7 +1,7 @@
 //! Hostile partition tables: every accepted partition lies within the disk and behind the table.
 
 use dma::{Buffer, SegmentList};
-use volume::gpt::{Which, find};
+use volume::gpt::{PartitionSelector, find};
 use volume::{Io, IoOptions, MemVolume, Op, Request, Volume};
 
 const BLOCK: usize = 512;
@@ -108,8 +108,12 @@ pub fn gpt(data: &[u8]) {
     let Some(volume) = volume(&disk) else {
         return;
     };
-    let label = Which::Label("b".into());
-    for which in [Which::Number(1), Which::Number(4), label] {
+    let label = PartitionSelector::Label("b".into());
+    for which in [
+        PartitionSelector::Number(1),
+        PartitionSelector::Number(4),
+        label,
+    ] {
         let Ok(found) = find(&volume, &which) else {
             continue;
         };
@@ -150,12 +154,17 @@ mod tests {
         sum(&mut disk, 1);
         sum(&mut disk, LAST);
         let good = volume(&disk).unwrap();
-        assert_eq!(find(&good, &Which::Number(2)).unwrap().offset, 21 * 512);
+        assert_eq!(
+            find(&good, &PartitionSelector::Number(2)).unwrap().offset,
+            21 * 512
+        );
         // The second copy alone, too.
         disk[BLOCK] = 0;
         let good = volume(&disk).unwrap();
         assert_eq!(
-            find(&good, &Which::Label("a".into())).unwrap().len,
+            find(&good, &PartitionSelector::Label("a".into()))
+                .unwrap()
+                .len,
             18 * 512
         );
     }

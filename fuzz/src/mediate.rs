@@ -6,7 +6,7 @@
 #[allow(dead_code)]
 mod model;
 
-use controller::{Passed, Passthrough};
+use controller::{Passthrough, PassthroughResult};
 use dma::{DmaMap, Memory};
 use driver::iova::Registration;
 use driver::{Device, Options};
@@ -109,16 +109,22 @@ impl Passthrough for Path {
         Some(self.queue.room())
     }
 
-    fn submit(&mut self, _qid: u16, command: &Command, map: &DmaMap, token: u64) -> Passed {
+    fn submit(
+        &mut self,
+        _qid: u16,
+        command: &Command,
+        map: &DmaMap,
+        token: u64,
+    ) -> PassthroughResult {
         if !self.queue.supports(command.nvm_opcode()) {
-            return Passed::NotMine;
+            return PassthroughResult::NotMine;
         }
         match self.queue.submit(command, map, token) {
             Ok(()) => {
                 self.in_flight += 1;
-                Passed::Taken
+                PassthroughResult::Taken
             }
-            Err(status) => Passed::Refused(status),
+            Err(status) => PassthroughResult::Refused(status),
         }
     }
 

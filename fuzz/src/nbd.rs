@@ -1,7 +1,7 @@
 //! A hostile NBD server: for any handshake and replies, no data lies outside the requested range,
 //! every byte is parsed once, and a completed read has each of its bytes exactly once.
 
-use nbd::protocol::{Asked, Event, InFlight, Replies, negotiate};
+use nbd::protocol::{Event, InFlight, Replies, RequestInfo, negotiate};
 use std::io::{self, Cursor, Read, Write};
 
 /// First bytes and lengths of the requests that are in flight, and whether they read.
@@ -56,9 +56,9 @@ fn handshake(input: &[u8]) {
 fn replies(structured: bool, piece: usize, input: &[u8]) {
     let mut requests = InFlight::new(REQUESTS.len() as u32);
     for (number, (read, offset, len)) in REQUESTS.into_iter().enumerate() {
-        let asked = Asked { read, offset, len };
+        let info = RequestInfo { read, offset, len };
         // The place and the sequence 1: inputs can name it.
-        let cookie = requests.insert(asked, vec![false; len as usize]).unwrap();
+        let cookie = requests.insert(info, vec![false; len as usize]).unwrap();
         assert_eq!(cookie, 1 << 32 | number as u64);
     }
     let mut replies = Replies::new(structured);
@@ -73,7 +73,7 @@ fn replies(structured: bool, piece: usize, input: &[u8]) {
             {
                 let entry = requests.get(expected.cookie).unwrap();
                 assert!(
-                    u64::from(expected.at) + u64::from(expected.left) <= u64::from(entry.asked.len)
+                    u64::from(expected.at) + u64::from(expected.left) <= u64::from(entry.info.len)
                 );
                 let at = expected.at as usize;
                 entry.item[at..at + 4].fill(true);
@@ -94,7 +94,7 @@ fn replies(structured: bool, piece: usize, input: &[u8]) {
                 Event::Hole { cookie, at, len } => take(&mut requests, cookie, at, len),
                 Event::End { cookie, error } => {
                     let entry = requests.remove(cookie).unwrap();
-                    if error.is_none() && entry.asked.read {
+                    if error.is_none() && entry.info.read {
                         assert!(entry.item.iter().all(|come| *come), "bytes missing");
                     }
                     assert_ne!(error, Some(0));
@@ -113,7 +113,7 @@ fn replies(structured: bool, piece: usize, input: &[u8]) {
 /// Data of a request, which asked for it, and to which these bytes have not come before.
 fn take(requests: &mut InFlight<Vec<bool>>, cookie: u64, at: u32, len: u32) {
     let entry = requests.get(cookie).unwrap();
-    assert!(entry.asked.read);
+    assert!(entry.info.read);
     let come = &mut entry.item[at as usize..][..len as usize];
     assert!(!come.contains(&true), "bytes come twice");
     come.fill(true);

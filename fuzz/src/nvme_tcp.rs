@@ -4,7 +4,8 @@
 //! respect the negotiated length, and its data is the requested data, in order, once.
 
 use nvme_tcp::{
-    Answer, Answers, Asked, Controller, Grants, Host, InFlight, Limits, Request, Requests,
+    Answer, Answers, CommandInfo, ConnectionLimits, Controller, Grants, Host, InFlight, Request,
+    Requests,
 };
 
 /// Bytes that a command may be answered with, whether they all have to come, and bytes that it
@@ -22,7 +23,7 @@ pub fn nvme_tcp(input: &[u8]) {
     let Some((&first, input)) = input.split_first() else {
         return;
     };
-    let limits = Limits {
+    let limits = ConnectionLimits {
         header_digest: first & 1 != 0,
         data_digest: first & 2 != 0,
         alignment: 0,
@@ -63,16 +64,16 @@ fn initialize(wanted: u8, input: &[u8]) {
     }
 }
 
-fn answers(limits: &Limits, piece: usize, input: &[u8]) {
+fn answers(limits: &ConnectionLimits, piece: usize, input: &[u8]) {
     let mut commands = InFlight::new(COMMANDS.len() as u16);
     for (number, (data_in, whole, data_out)) in (0u16..).zip(COMMANDS) {
-        let asked = Asked {
+        let info = CommandInfo {
             data_in,
             whole,
             data_out,
         };
         // The place and the sequence 1: inputs can name it.
-        assert_eq!(commands.insert(asked, (0, 0)).unwrap(), 8 | number);
+        assert_eq!(commands.insert(info, (0, 0)).unwrap(), 8 | number);
     }
     let mut answers = Answers::new(limits);
     let (mut have, mut used_up, mut ends) = (0, 0, 0);
@@ -88,7 +89,7 @@ fn answers(limits: &Limits, piece: usize, input: &[u8]) {
                 assert_eq!(entry.item.0, expected.at);
                 assert!(
                     u64::from(expected.at) + u64::from(expected.left)
-                        <= u64::from(entry.asked.data_in)
+                        <= u64::from(entry.info.data_in)
                 );
                 entry.item.0 += 4;
                 answers.took(4);
@@ -108,13 +109,13 @@ fn answers(limits: &Limits, piece: usize, input: &[u8]) {
                     assert!(!bytes.is_empty() && bytes.len() == used);
                     assert_eq!(entry.item.0, at);
                     entry.item.0 += bytes.len() as u32;
-                    assert!(entry.item.0 <= entry.asked.data_in);
+                    assert!(entry.item.0 <= entry.info.data_in);
                 }
                 Answer::Transfer { cid, at, len, .. } => {
                     let entry = commands.get(cid).unwrap();
                     assert!(len > 0 && entry.item.1 == at);
                     entry.item.1 += len;
-                    assert!(entry.item.1 <= entry.asked.data_out);
+                    assert!(entry.item.1 <= entry.info.data_out);
                 }
                 Answer::End {
                     cid, completion, ..
@@ -122,8 +123,8 @@ fn answers(limits: &Limits, piece: usize, input: &[u8]) {
                     let entry = commands.remove(cid).unwrap();
                     assert_eq!(completion.cid.get(), cid);
                     if completion.status().is_success() {
-                        assert!(!entry.asked.whole || entry.item.0 == entry.asked.data_in);
-                        assert_eq!(entry.item.1, entry.asked.data_out);
+                        assert!(!entry.info.whole || entry.item.0 == entry.info.data_in);
+                        assert_eq!(entry.item.1, entry.info.data_out);
                     }
                     ends += 1;
                 }
@@ -136,7 +137,7 @@ fn answers(limits: &Limits, piece: usize, input: &[u8]) {
     assert!(ends <= COMMANDS.len());
 }
 
-fn requests(limits: &Limits, piece: usize, input: &[u8]) {
+fn requests(limits: &ConnectionLimits, piece: usize, input: &[u8]) {
     let mut grants = Grants::new(GRANTS.len() as u16);
     for (number, (cid, from, len)) in (0u16..).zip(GRANTS) {
         assert_eq!(

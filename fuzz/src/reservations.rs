@@ -6,7 +6,7 @@ use nvme::cmd::reservation::{
 use reservations::{CommandGroup, HostId, Image, MAX_REGISTRANTS, Operation, Reservations};
 
 /// Minimum length of an image, without its checksum.
-const SHORTEST: usize = 88;
+const MIN_IMAGE_LEN: usize = 88;
 
 /// Takes the input as an image, as it is and with a right checksum; then, on the state that it is
 /// (or one without registrants), as reservation commands of four hosts.
@@ -78,7 +78,7 @@ fn image_of(bytes: &[u8]) -> Option<Image> {
     if let Ok(image) = Image::decode(bytes) {
         return Some(image);
     }
-    if bytes.len() < SHORTEST {
+    if bytes.len() < MIN_IMAGE_LEN {
         return None;
     }
     let mut bytes = bytes.to_vec();

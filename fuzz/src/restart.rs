@@ -1,7 +1,9 @@
 //! State memory of a process that was controlled by a hostile guest, as read by the next process.
 //! The input overwrites the state of an honest process, or replaces its control state.
 
-use controller::{Controller, ControllerConfig, DoorbellPage, IrqSink, Kept, NamespaceConfig};
+use controller::{
+    Controller, ControllerConfig, DoorbellPage, IrqSink, NamespaceConfig, RetainedObjects,
+};
 use dma::{Memory, Prot};
 use nvme::regs::{self, Aqa, Cc};
 use nvme::{AdminOpcode, Command, NvmOpcode};
@@ -40,7 +42,7 @@ impl IrqSink for Deaf {
 
 struct Keeper(Memory, Option<OwnedFd>);
 
-impl Kept for Keeper {
+impl RetainedObjects for Keeper {
     fn memory(&mut self, number: NonZeroU32, end: u64, _: bool) -> Option<Memory> {
         let found = number.get() == RAM && end <= MEMORY as u64;
         found.then(|| self.0.clone())

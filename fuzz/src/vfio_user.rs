@@ -16,7 +16,8 @@ use rustix::net::{
 };
 use vfio_user::{
     Connection, ConnectionStatus, Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, Interest,
-    IrqData, IrqInfo, Limits, MmapArea, Outcome, RegionInfo, RegionMmap, SetIrqs, Unmapped,
+    IrqData, IrqInfo, MmapArea, OperationOutcome, RegionInfo, RegionMmap, ServerLimits, SetIrqs,
+    Unmapped,
 };
 
 /// Region sizes by index: BAR0, a read-only one that is huge, configuration space.
@@ -53,13 +54,13 @@ impl Checker {
         Ok(())
     }
 
-    fn outcome(&mut self) -> Result<Outcome, Errno> {
+    fn outcome(&mut self) -> Result<OperationOutcome, Errno> {
         self.called()?;
         self.pending = self.defer;
         Ok(if self.defer {
-            Outcome::Pending
+            OperationOutcome::Pending
         } else {
-            Outcome::Done
+            OperationOutcome::Done
         })
     }
 
@@ -104,11 +105,16 @@ impl Device for Checker {
         Ok(())
     }
 
-    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<Outcome, Errno> {
+    fn region_write(
+        &mut self,
+        index: u32,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<OperationOutcome, Errno> {
         self.called()?;
         self.check_access(index, offset, data.len());
         assert_ne!(index, 2, "read-only");
-        Ok(Outcome::Done)
+        Ok(OperationOutcome::Done)
     }
 
     fn irq(&self, index: u32) -> Option<IrqInfo> {
@@ -120,7 +126,7 @@ impl Device for Checker {
         })
     }
 
-    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<Outcome, Errno> {
+    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<OperationOutcome, Errno> {
         let available = IRQS[irqs.index as usize];
         assert!(irqs.start <= available && irqs.count <= available - irqs.start);
         let count = irqs.count as usize;
@@ -151,7 +157,7 @@ impl Device for Checker {
         Ok(Unmapped { size: 0, outcome })
     }
 
-    fn reset(&mut self) -> Result<Outcome, Errno> {
+    fn reset(&mut self) -> Result<OperationOutcome, Errno> {
         self.outcome()
     }
 
@@ -194,10 +200,10 @@ impl Bench {
     fn new(setup: u8) -> Result<Self, Errno> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, peer) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        let limits = Limits {
+        let limits = ServerLimits {
             work_per_call: 1 + u32::from(setup >> 4),
             max_data_xfer_size: if setup & 8 != 0 { 4096 } else { 1 << 20 },
-            ..Limits::default()
+            ..ServerLimits::default()
         };
         let device = Checker {
             file: memfd_create("region", MemfdFlags::CLOEXEC)?,

@@ -94,9 +94,10 @@ impl Cache {
             let age = meta.modified().ok().and_then(|m| m.elapsed().ok());
             if age.is_some_and(|age| age > KEEP) {
                 // Another process may have removed it first.
-                let _ = match meta.is_dir() {
-                    true => fs::remove_dir_all(entry.path()),
-                    false => fs::remove_file(entry.path()),
+                let _ = if meta.is_dir() {
+                    fs::remove_dir_all(entry.path())
+                } else {
+                    fs::remove_file(entry.path())
                 };
             }
         }

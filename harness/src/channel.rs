@@ -60,7 +60,7 @@ impl Channel {
         let head = format!("{} {}", script.len(), limit.as_secs().max(1));
         // The guest's own clock ends the script; the host waits longer, for an answer
         // that takes its time to come.
-        self.request("RUN", &head, script.as_bytes(), limit + GRACE)
+        self.request("RUN", &head, script.as_bytes(), limit + EXTRA_TIMEOUT)
     }
 
     /// Writes a file in the guest, with permission bits `mode`.
@@ -156,7 +156,7 @@ impl Channel {
 }
 
 /// Additional time for which the host waits beyond the guest's limit.
-const GRACE: Duration = Duration::from_secs(15);
+const EXTRA_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Lines that scripts in the guest send to the host while they run (`echo word >&4`).
 #[derive(Clone, Debug, Default)]

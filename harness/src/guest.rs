@@ -370,9 +370,10 @@ fn shell_line(words: &[OsString]) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:+@%".contains(c);
     let quoted = words.iter().map(|word| {
         let word = word.to_string_lossy();
-        match !word.is_empty() && word.chars().all(plain) {
-            true => word.into_owned(),
-            false => format!("'{}'", word.replace('\'', "'\\''")),
+        if !word.is_empty() && word.chars().all(plain) {
+            word.into_owned()
+        } else {
+            format!("'{}'", word.replace('\'', "'\\''"))
         }
     });
     let mut line = String::new();

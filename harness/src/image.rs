@@ -17,13 +17,13 @@ use crate::cache::{self, Cache};
 use crate::cpio::Archive;
 use crate::kernel;
 use crate::progress::say;
-use crate::tree::{LINKER, Tree, Wish};
+use crate::tree::{LINKER, PackageSet, Tree};
 
 /// Changes when the way an image is made changes.
 const RECIPE: &str = "image-1";
 
 /// The guest's userland and kernel, and the programs that the host's own checks use.
-const WISH: Wish = Wish {
+const WISH: PackageSet = PackageSet {
     name: "guest",
     suites: &["trixie"],
     release: None,
@@ -193,7 +193,7 @@ impl Image {
 }
 
 /// A newer kernel for clouds: with PCI peer-to-peer memory, which the one of the image is without.
-const NEWER_WISH: Wish = Wish {
+const NEWER_WISH: PackageSet = PackageSet {
     name: "kernel",
     suites: &["trixie", "trixie-backports"],
     release: Some("trixie-backports"),

@@ -64,5 +64,5 @@ pub use daemon::Daemon;
 pub use guest::{Guest, Output};
 pub use machine::{Disk, Firmware, GuestBuilder};
 pub use options::BenchOptions;
-pub use served::Served;
+pub use served::ServedVolumes;
 pub use tree::Tree;

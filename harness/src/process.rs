@@ -24,11 +24,11 @@ const TICK: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub struct Process {
     name: String,
-    shared: Arc<Shared>,
+    shared: Arc<SharedProcess>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct SharedProcess {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -41,7 +41,7 @@ struct State {
     overdue: bool,
 }
 
-impl Shared {
+impl SharedProcess {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unpoisoned()
     }
@@ -75,7 +75,7 @@ impl Process {
             .stdin(Stdio::null())
             .stdout(out.try_clone()?)
             .stderr(out);
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(SharedProcess::default());
         let watched = Arc::clone(&shared);
         std::thread::Builder::new()
             .name(format!("watch-{name}"))
@@ -152,7 +152,7 @@ impl Drop for Process {
     }
 }
 
-fn watch(shared: &Shared, mut command: Command, limit: Duration) {
+fn watch(shared: &SharedProcess, mut command: Command, limit: Duration) {
     let mut child: Child = match command.spawn() {
         Ok(child) => child,
         Err(e) => {

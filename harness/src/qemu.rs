@@ -12,20 +12,20 @@ use anyhow::{Context, Result, bail};
 use crate::cache::{self, Cache};
 use crate::guest::Guest;
 use crate::progress::say;
-use crate::tree::{Tree, Wish};
+use crate::tree::{PackageSet, Tree};
 
 /// The first version with `vfio-user-pci`.
 const NEEDED: (u32, u32) = (10, 1);
 
 /// Debian's suites with it, best first.
-const WISHES: [Wish; 3] = [
+const WISHES: [PackageSet; 3] = [
     wish(&["trixie", "trixie-backports"], Some("trixie-backports")),
     wish(&["forky"], None),
     wish(&["sid"], None),
 ];
 
 /// Dependencies of QEMU's packages that no QEMU needs here.
-pub(crate) const WITHOUT: [&str; 16] = [
+pub(crate) const EXCLUDED_PACKAGES: [&str; 16] = [
     "adduser",
     "coreutils",
     "debconf",
@@ -44,18 +44,18 @@ pub(crate) const WITHOUT: [&str; 16] = [
     "tzdata",
 ];
 
-const fn wish(suites: &'static [&'static str], release: Option<&'static str>) -> Wish {
-    Wish {
+const fn wish(suites: &'static [&'static str], release: Option<&'static str>) -> PackageSet {
+    PackageSet {
         name: "qemu",
         suites,
         release,
         packages: &["qemu-system-x86"],
-        without: &WITHOUT,
+        without: &EXCLUDED_PACKAGES,
     }
 }
 
 /// The firmware for UEFI guests; fetched only when a guest asks for it.
-const OVMF: Wish = Wish {
+const OVMF: PackageSet = PackageSet {
     name: "ovmf",
     suites: &["trixie"],
     release: None,
@@ -111,7 +111,7 @@ impl Qemu {
         )
     }
 
-    fn from_debian(cache: &Cache, wish: &Wish) -> Result<Qemu> {
+    fn from_debian(cache: &Cache, wish: &PackageSet) -> Result<Qemu> {
         let tree = Tree::fetch(cache, wish, |packages| {
             let qemu = packages.iter().find(|p| p.name == "qemu-system-x86");
             let version = qemu.map_or("", |p| p.version.as_str());

@@ -18,8 +18,8 @@ use crate::cpio::Archive;
 use crate::guest::{Guest, Launch};
 use crate::kernel;
 use crate::progress::say;
-use crate::qemu::{WITHOUT, parse_version};
-use crate::tree::{Tree, Wish};
+use crate::qemu::{EXCLUDED_PACKAGES, parse_version};
+use crate::tree::{PackageSet, Tree};
 
 /// Changes when the way an image is made changes.
 const RECIPE: &str = "s390x-3";
@@ -28,25 +28,25 @@ const RECIPE: &str = "s390x-3";
 const NEEDED: (u32, u32) = (11, 1);
 
 /// QEMU, and OpenSSL to compare with. Where Debian has it, best first.
-const HOST: [Wish; 3] = [
+const HOST: [PackageSet; 3] = [
     host(&["trixie", "trixie-backports"], Some("trixie-backports")),
     host(&["forky"], None),
     host(&["sid"], None),
 ];
 
-const fn host(suites: &'static [&'static str], release: Option<&'static str>) -> Wish {
-    Wish {
+const fn host(suites: &'static [&'static str], release: Option<&'static str>) -> PackageSet {
+    PackageSet {
         name: "qemu-s390x",
         suites,
         release,
         packages: &["qemu-system-s390x", "openssl"],
-        without: &WITHOUT,
+        without: &EXCLUDED_PACKAGES,
     }
 }
 
 /// The guest's kernel and userland. A mirror may lack packages of this architecture that its index
 /// names, so several suites are tried.
-const GUEST: [Wish; 5] = [
+const GUEST: [PackageSet; 5] = [
     guest(&["trixie"], None),
     guest(&["bookworm"], None),
     guest(&["trixie", "trixie-backports"], Some("trixie-backports")),
@@ -57,8 +57,8 @@ const GUEST: [Wish; 5] = [
     guest(&["forky"], None),
 ];
 
-const fn guest(suites: &'static [&'static str], release: Option<&'static str>) -> Wish {
-    Wish {
+const fn guest(suites: &'static [&'static str], release: Option<&'static str>) -> PackageSet {
+    PackageSet {
         name: "s390x",
         suites,
         release,
@@ -157,7 +157,7 @@ impl Mainframe {
             .with_context(|| {
                 format!("no qemu-system-s390x of {}.{} or newer", NEEDED.0, NEEDED.1)
             })?;
-        let fetch = |wish: &Wish| Tree::fetch_for(cache, wish, "s390x", |_| Ok(()));
+        let fetch = |wish: &PackageSet| Tree::fetch_for(cache, wish, "s390x", |_| Ok(()));
         let guest = first_complete(cache, &GUEST, fetch).context("no packages for the guest")?;
         Ok(Mainframe {
             host,
@@ -276,8 +276,8 @@ fn placed(root: &Path, path: &str) -> PathBuf {
 /// The first set of packages that is complete on a mirror, those in the cache first.
 fn first_complete<T>(
     cache: &Cache,
-    wishes: &[Wish],
-    fetch: impl Fn(&Wish) -> Result<T>,
+    wishes: &[PackageSet],
+    fetch: impl Fn(&PackageSet) -> Result<T>,
 ) -> Result<T> {
     let cached = wishes
         .iter()
@@ -292,7 +292,7 @@ fn first_complete<T>(
     bail!("no suite has them:{failures}")
 }
 
-fn from_debian(cache: &Cache, wish: &Wish) -> Result<(Tree, Vec<OsString>, String)> {
+fn from_debian(cache: &Cache, wish: &PackageSet) -> Result<(Tree, Vec<OsString>, String)> {
     let host = Tree::fetch(cache, wish, |packages| {
         let qemu = packages.iter().find(|p| p.name == "qemu-system-s390x");
         let version = qemu.map_or("", |p| p.version.as_str());

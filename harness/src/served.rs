@@ -56,14 +56,14 @@ impl Volumes {
     }
 
     /// Serves them.
-    pub fn serve(self) -> Result<Served> {
+    pub fn serve(self) -> Result<ServedVolumes> {
         if Controller::chosen()? == Controller::Qemu {
             let disk = Disk::QemuNvme {
                 files: self.files,
                 block_size: self.block_size,
                 read_only: self.read_only,
             };
-            return Ok(Served { disk, daemon: None });
+            return Ok(ServedVolumes { disk, daemon: None });
         }
         let mut daemon = Daemon::builder(&self.name)
             .arg("--block-size")
@@ -81,7 +81,7 @@ impl Volumes {
         let disk = Disk::VfioUser {
             socket: daemon.socket().to_path_buf(),
         };
-        Ok(Served {
+        Ok(ServedVolumes {
             disk,
             daemon: Some(daemon),
         })
@@ -90,12 +90,12 @@ impl Volumes {
 
 /// Served volumes.
 #[derive(Debug)]
-pub struct Served {
+pub struct ServedVolumes {
     disk: Disk,
     daemon: Option<Daemon>,
 }
 
-impl Served {
+impl ServedVolumes {
     /// The disk to give to a guest.
     pub fn disk(&self) -> Disk {
         self.disk.clone()

@@ -17,10 +17,10 @@ use crate::apt::on_path;
 use crate::cache::{Cache, checkout};
 use crate::guest::tail;
 use crate::process::Process;
-use crate::tree::{Tree, Wish};
+use crate::tree::{PackageSet, Tree};
 
 /// systemd, dpkg, a shell, and checkers of packages and manual pages.
-pub const PACKAGES: Wish = Wish {
+pub const PACKAGES: PackageSet = PackageSet {
     name: "systemd",
     suites: &["trixie"],
     release: None,
@@ -52,7 +52,7 @@ const TARGET: &str = "[Unit]\nDescription=The journal\nDefaultDependencies=no\n\
                       Wants=systemd-journald.service\n";
 
 /// Bounds a start, and each wait.
-pub const LIMIT: Duration = Duration::from_secs(60);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A running machine; dropping it ends all that runs in it.
 #[derive(Debug)]
@@ -174,8 +174,8 @@ impl Machine {
         let words = ["sh".into(), script.into_os_string()];
         let places = [tree.root(), work.path(), &cgroup.0].map(|path| path.as_os_str().to_owned());
         let words = [&words[..], &places[..]].concat();
-        let process = Process::start("systemd", &words, &[], &log, 40 * LIMIT)?;
-        let deadline = Instant::now() + LIMIT;
+        let process = Process::start("systemd", &words, &[], &log, 40 * WAIT_TIMEOUT)?;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         let init = loop {
             if let Some(init) = init(process.pid()) {
                 break init;
@@ -240,7 +240,7 @@ impl Machine {
         name: &str,
         is_right: impl Fn(&str) -> bool,
     ) -> Result<String> {
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         loop {
             // While systemd executes itself anew it answers no requests.
             let value = self.property(unit, name);

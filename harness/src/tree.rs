@@ -19,11 +19,11 @@ use crate::progress::say;
 /// Changes when the way a tree is made changes.
 const RECIPE: &str = "tree-1";
 /// When mirrors are asked again that do not serve something.
-const AGAIN: Duration = Duration::from_secs(30);
+const MIRROR_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Packages of a tree.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish {
+pub struct PackageSet {
     /// Name of the artefact in the cache.
     pub name: &'static str,
     /// Suites of Debian, all offered to apt at once.
@@ -38,7 +38,7 @@ pub struct Wish {
     pub without: &'static [&'static str],
 }
 
-impl Wish {
+impl PackageSet {
     fn recipe(&self) -> String {
         let what = (self.suites, self.release, self.packages, self.without);
         cache::key(&[RECIPE, &format!("{what:?}")])
@@ -63,7 +63,7 @@ impl Tree {
     /// list before the download and refuses it by an error (for example a QEMU that is too old).
     pub fn fetch(
         cache: &Cache,
-        wish: &Wish,
+        wish: &PackageSet,
         accept: impl Fn(&[Package]) -> Result<()>,
     ) -> Result<Tree> {
         Tree::fetch_for(cache, wish, AMD64, accept)
@@ -72,7 +72,7 @@ impl Tree {
     /// Fetches packages of another architecture. Their programs run in a guest, not here.
     pub fn fetch_for(
         cache: &Cache,
-        wish: &Wish,
+        wish: &PackageSet,
         architecture: &'static str,
         accept: impl Fn(&[Package]) -> Result<()>,
     ) -> Result<Tree> {
@@ -91,9 +91,9 @@ impl Tree {
             Err(error) if architecture == AMD64 && is_not_served(&error) => {
                 say(format!(
                     "apt: {error:#}; once more in {} s",
-                    AGAIN.as_secs()
+                    MIRROR_RETRY_INTERVAL.as_secs()
                 ));
-                std::thread::sleep(AGAIN);
+                std::thread::sleep(MIRROR_RETRY_INTERVAL);
                 Tree::fetch_now(cache, wish, architecture, &accept)
             }
             first => first,
@@ -102,7 +102,7 @@ impl Tree {
 
     fn fetch_now(
         cache: &Cache,
-        wish: &Wish,
+        wish: &PackageSet,
         architecture: &'static str,
         accept: impl Fn(&[Package]) -> Result<()>,
     ) -> Result<Tree> {
@@ -131,7 +131,7 @@ impl Tree {
     }
 
     /// The directory that a wish led to last time, if it is complete.
-    pub fn cached(cache: &Cache, wish: &Wish) -> Option<PathBuf> {
+    pub fn cached(cache: &Cache, wish: &PackageSet) -> Option<PathBuf> {
         let name = fs::read_to_string(wish.pointer(cache)).ok()?;
         let dir = cache.path(name.trim());
         dir.is_dir().then_some(dir)

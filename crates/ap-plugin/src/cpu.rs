@@ -17,14 +17,14 @@ pub(crate) fn base(vcpu: &Vcpu, number: u8) -> u64 {
 }
 
 /// A processor that executes an AP instruction.
-pub(crate) struct Executing<'a> {
+pub(crate) struct ExecutingCpu<'a> {
     /// The processor.
     pub(crate) vcpu: &'a mut Vcpu,
     /// The left half of its PSW.
     pub(crate) mask: u64,
 }
 
-impl Cpu for Executing<'_> {
+impl Cpu for ExecutingCpu<'_> {
     fn gr(&self, register: u8) -> u64 {
         self.vcpu.read(Register::General(register))
     }

@@ -14,7 +14,7 @@ use ap::{Facilities, Mediated, Outside, ProgramException, Subclass};
 use ap_accel::Accelerator;
 
 use crate::config::Config;
-use crate::cpu::{Executing, Storage, base};
+use crate::cpu::{ExecutingCpu, Storage, base};
 use crate::ffi::{self, Register, Vcpu};
 use crate::outside::{GuestPages, Outbox, Registry, WallClock};
 use sync::Unpoisoned;
@@ -179,7 +179,7 @@ pub(crate) fn at_ap(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
         mask: vcpu.read(Register::PswMask),
         address: at.wrapping_add(4),
     };
-    let mut cpu = Executing {
+    let mut cpu = ExecutingCpu {
         vcpu,
         mask: old.mask,
     };
@@ -261,9 +261,10 @@ pub(crate) fn at_block(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
     let mut guard = lock();
     let machine = guard.as_mut()?;
     let mut code = [0; 2];
-    let [first, second] = match vcpu.load(at, &mut code) {
-        true => code,
-        false => return None,
+    let [first, second] = if vcpu.load(at, &mut code) {
+        code
+    } else {
+        return None;
     };
     if first == EX || (first, second & 15) == EXRL {
         // An EXECUTE and its target are one: this may be in between. The next block is soon enough.
@@ -354,7 +355,12 @@ impl Machine {
         due
     }
 
-    fn count(&mut self, code: [u8; 4], cpu: &Executing<'_>, result: &Result<u8, ProgramException>) {
+    fn count(
+        &mut self,
+        code: [u8; 4],
+        cpu: &ExecutingCpu<'_>,
+        result: &Result<u8, ProgramException>,
+    ) {
         let function = cpu.gr(0) >> 24 & 0xff;
         let name = match (u16::from_be_bytes([code[0], code[1]]), function) {
             (instruction::NQAP, _) => "nqap",

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use ap::card::Notify;
 use ap::outside::{
-    CannotPin, CannotRegister, Clock, GuestPage, HostAddress, HostSubclass, PAGE_SIZE, Pages,
-    Subclasses, Target,
+    CannotPin, CannotRegister, Clock, GuestPage, HostAddress, HostSubclass, InterruptTarget,
+    PAGE_SIZE, Pages, Subclasses,
 };
 use ap::{Apqn, Subclass};
 
@@ -108,7 +108,7 @@ impl Outbox {
 }
 
 impl Notify for Outbox {
-    fn notify(&mut self, _apqn: Apqn, target: Target) {
+    fn notify(&mut self, _apqn: Apqn, target: InterruptTarget) {
         ffi::store_absolute(target.notification.0, &[1]);
         let mut subclasses = self.0.lock().unpoisoned();
         subclasses.push(target.guest);

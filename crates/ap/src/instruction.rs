@@ -10,7 +10,7 @@ use alloc::vec;
 use crate::command::{Facilities, Function, InterruptControl, Pqap, ProgramException};
 use crate::matrix::Apqn;
 use crate::mediated::Mediated;
-use crate::outside::{Clock, Pages, Part, Queues, Subclasses};
+use crate::outside::{Clock, Pages, Queues, RequestPart, Subclasses};
 use crate::status::{QueueStatus, Response};
 
 /// The processor that executes the instruction.
@@ -161,7 +161,7 @@ where
     let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
     cpu.load(address(cpu, from), &mut data)?;
     let last = gr0 & LAST_PART != 0;
-    let part = Part {
+    let part = RequestPart {
         id: cpu.gr(r1) << 32 | cpu.gr(r1 + 1) & 0xffff_ffff,
         data: &data,
         last,

@@ -30,7 +30,7 @@ pub struct Registers {
 
 /// Result of the interception.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum InterceptOutcome {
     /// The instruction was executed. This is the word for general register 1; it also determines
     /// the condition code.
     Status(QueueStatus),
@@ -53,21 +53,25 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Hook for Mediated<P, S, C, Q>
 }
 
 /// Handles an intercepted PQAP. Without a hook the guest has no queues.
-pub fn pqap(installed: Installed, registers: Registers, hook: Option<&mut dyn Hook>) -> Outcome {
+pub fn pqap(
+    installed: Installed,
+    registers: Registers,
+    hook: Option<&mut dyn Hook>,
+) -> InterceptOutcome {
     let [gr0, gr1, gr2] = registers.gr;
     let ours = installed.host_instructions && installed.guest.instructions;
     if !ours || (gr0 >> 24) & 0xff != 3 {
-        return Outcome::NotSupported;
+        return InterceptOutcome::NotSupported;
     }
     let pqap = match Pqap::decode(gr0, installed.guest, registers.problem_state) {
         Ok(pqap) => pqap,
-        Err(exception) => return Outcome::Exception(exception),
+        Err(exception) => return InterceptOutcome::Exception(exception),
     };
     debug_assert_eq!(pqap.function, Function::Aqic);
     if !installed.host_adapter_interruptions {
-        return Outcome::NotSupported;
+        return InterceptOutcome::NotSupported;
     }
-    Outcome::Status(match hook {
+    InterceptOutcome::Status(match hook {
         Some(hook) => hook.aqic(pqap.apqn, InterruptControl::decode(gr1, gr2)),
         None => QueueStatus::of(Response::QUEUE_NOT_AVAILABLE),
     })
@@ -97,7 +101,7 @@ mod tests {
         problem_state: false,
     };
 
-    fn run(installed: Installed, registers: Registers) -> (Outcome, usize) {
+    fn run(installed: Installed, registers: Registers) -> (InterceptOutcome, usize) {
         let mut seen = Seen(alloc::vec::Vec::new());
         let outcome = pqap(installed, registers, Some(&mut seen));
         (outcome, seen.0.len())
@@ -107,7 +111,7 @@ mod tests {
     fn aqic_reaches_the_hook() {
         let mut seen = Seen(alloc::vec::Vec::new());
         let outcome = pqap(ALL, ENABLE, Some(&mut seen));
-        assert_eq!(outcome, Outcome::Status(QueueStatus::default()));
+        assert_eq!(outcome, InterceptOutcome::Status(QueueStatus::default()));
         let (gr1, gr2) = (ENABLE.gr[1], ENABLE.gr[2]);
         assert_eq!(
             seen.0,
@@ -130,7 +134,7 @@ mod tests {
             ..ALL
         };
         for installed in [no_host, no_guest, no_delivery] {
-            assert_eq!(run(installed, ENABLE), (Outcome::NotSupported, 0));
+            assert_eq!(run(installed, ENABLE), (InterceptOutcome::NotSupported, 0));
         }
         // The problem state makes no difference: an instruction that is not installed is not ours
         // to forbid.
@@ -138,7 +142,7 @@ mod tests {
             problem_state: true,
             ..ENABLE
         };
-        assert_eq!(run(no_host, problem), (Outcome::NotSupported, 0));
+        assert_eq!(run(no_host, problem), (InterceptOutcome::NotSupported, 0));
     }
 
     #[test]
@@ -148,7 +152,11 @@ mod tests {
                 gr: [code << 24 | 0x0106, 0, 0],
                 problem_state: false,
             };
-            assert_eq!(run(ALL, registers), (Outcome::NotSupported, 0), "{code}");
+            assert_eq!(
+                run(ALL, registers),
+                (InterceptOutcome::NotSupported, 0),
+                "{code}"
+            );
         }
     }
 
@@ -158,7 +166,7 @@ mod tests {
             problem_state: true,
             ..ENABLE
         };
-        let privileged = Outcome::Exception(ProgramException::PrivilegedOperation);
+        let privileged = InterceptOutcome::Exception(ProgramException::PrivilegedOperation);
         assert_eq!(run(ALL, problem), (privileged, 0));
         let no_aqic = Installed {
             guest: Facilities {
@@ -167,13 +175,13 @@ mod tests {
             },
             ..ALL
         };
-        let specification = Outcome::Exception(ProgramException::Specification);
+        let specification = InterceptOutcome::Exception(ProgramException::Specification);
         assert_eq!(run(no_aqic, ENABLE), (specification, 0));
     }
 
     #[test]
     fn without_a_hook_there_are_no_queues() {
         let gone = QueueStatus::of(Response::QUEUE_NOT_AVAILABLE);
-        assert_eq!(pqap(ALL, ENABLE, None), Outcome::Status(gone));
+        assert_eq!(pqap(ALL, ENABLE, None), InterceptOutcome::Status(gone));
     }
 }

@@ -54,7 +54,7 @@
 //! | odd registers of NQAP and DQAP: specification | [`instruction::execute`] | `exceptions_of_*` in `tests/it/instructions.rs` |
 //! | **4. Interrupts off** | | |
 //! | the page stays pinned until the interrupt bit reads zero | `Mediated::settle` | `disabling_waits_*`, histories (no byte after the bit has cleared) |
-//! | a bit of zero counts only after the queue accepted the order: before it may be on its way to one | `Held::Leaving` | `unmapping_waits_*`, histories |
+//! | a bit of zero counts only after the queue accepted the order: before it may be on its way to one | `InterruptResources::Leaving` | `unmapping_waits_*`, histories |
 //! | a busy queue is tried again; one that is late keeps its page | `Mediated::disable`, [`Mediated::poll`] | `a_queue_that_is_late_*`, `busy_and_reset_*`, histories |
 //! | a removed queue (0x01, 0x03, 0x04) cannot write any more and is released | `Mediated::settle` | `a_queue_that_is_gone_*` |
 //! | **5. Queues that are removed while in use** | | |

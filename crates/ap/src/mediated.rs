@@ -16,16 +16,17 @@ use crate::command::{InterruptControl, Subclass};
 use crate::information::{Configuration, Hardware};
 use crate::matrix::{Apqn, Matrix};
 use crate::outside::{
-    Clock, GuestPage, HostAddress, PAGE_SIZE, Pages, Part, Queues, Reply, Subclasses, Target,
+    Clock, GuestPage, HostAddress, InterruptTarget, PAGE_SIZE, Pages, Queues, Reply, RequestPart,
+    Subclasses,
 };
-use crate::registration::{Held, Kept, Registration};
+use crate::registration::{InterruptResources, QueueRecord, Registration};
 use crate::status::{QueueStatus, Response};
 
 /// Maximum number of attempts at an instruction on a busy queue, and of checks of the interrupt bit
 /// (as in vfio_ap).
-const TRIES: u32 = 5;
+const MAX_ATTEMPTS: u32 = 5;
 /// Pause between two attempts, in nanoseconds.
-const PAUSE: u64 = 20_000_000;
+const RETRY_INTERVAL: u64 = 20_000_000;
 
 /// Interfaces to everything outside the crate.
 #[derive(Debug)]
@@ -53,7 +54,7 @@ pub struct Mediated<P, S, C, Q> {
     matrix: Matrix,
     bound: BTreeSet<Apqn>,
     attached: bool,
-    kept: BTreeMap<Apqn, Kept>,
+    kept: BTreeMap<Apqn, QueueRecord>,
 }
 
 impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
@@ -154,7 +155,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
     /// Prepares guest pages for unmapping. After `Ok` no queue writes to them; after an error they
     /// must stay mapped, and [`Mediated::poll`] must be called later.
     pub fn unmap(&mut self, first: GuestPage, count: u64) -> Result<(), StillHeld> {
-        let within = |kept: &Kept| {
+        let within = |kept: &QueueRecord| {
             let page = kept.registration().map(Registration::page);
             page.is_some_and(|page| page.0.wrapping_sub(first.0) < count)
         };
@@ -166,7 +167,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
             if let Some(kept) = self.kept.get_mut(apqn) {
                 kept.leave(false);
             }
-            self.settle(*apqn, TRIES);
+            self.settle(*apqn, MAX_ATTEMPTS);
         }
         match self.kept.values().filter(|kept| within(kept)).count() {
             0 => Ok(()),
@@ -253,7 +254,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
     }
 
     /// Executes NQAP.
-    pub fn nqap(&mut self, apqn: Apqn, part: Part<'_>) -> QueueStatus {
+    pub fn nqap(&mut self, apqn: Apqn, part: RequestPart<'_>) -> QueueStatus {
         if !self.owns(apqn) {
             return QueueStatus::of(Response::QUEUE_NOT_AVAILABLE);
         }
@@ -286,7 +287,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
                 Ok(taken) => taken,
                 Err(response) => return QueueStatus::of(response),
             };
-        let target = Target {
+        let target = InterruptTarget {
             notification: HostAddress(frame.0 + notification % PAGE_SIZE),
             guest: subclass,
             host,
@@ -302,18 +303,18 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         // here.
         let kept = self.kept.entry(apqn).or_default();
         kept.release(pages, subclasses);
-        kept.held = Held::Active(registration);
+        kept.held = InterruptResources::Active(registration);
         status
     }
 
     /// Turns interrupts off. Resources remain held only if the queue does not finish in time.
     fn disable(&mut self, apqn: Apqn) -> QueueStatus {
         let mut status = self.outside.queues.aqic(apqn, None);
-        for _ in 1..TRIES {
+        for _ in 1..MAX_ATTEMPTS {
             if !is_busy(status.response) {
                 break;
             }
-            self.outside.clock.wait(PAUSE);
+            self.outside.clock.wait(RETRY_INTERVAL);
             status = self.outside.queues.aqic(apqn, None);
         }
         let told = accepts_off(status.response);
@@ -323,7 +324,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
             .filter(|_| told || status.response.is_gone())
         {
             kept.leave(told);
-            self.settle(apqn, TRIES);
+            self.settle(apqn, MAX_ATTEMPTS);
         }
         status
     }
@@ -350,11 +351,11 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
     fn abandon(&mut self, queues: &[Apqn]) -> Result<(), StillHeld> {
         for apqn in queues {
             let mut status = self.outside.queues.zapq(*apqn);
-            for _ in 1..TRIES {
+            for _ in 1..MAX_ATTEMPTS {
                 if !is_busy(status.response) {
                     break;
                 }
-                self.outside.clock.wait(PAUSE);
+                self.outside.clock.wait(RETRY_INTERVAL);
                 status = self.outside.queues.zapq(*apqn);
             }
             let kept = self.kept.entry(*apqn).or_default();
@@ -362,7 +363,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
             kept.leave(accepts_off(status.response));
         }
         for apqn in queues {
-            self.settle(*apqn, TRIES);
+            self.settle(*apqn, MAX_ATTEMPTS);
         }
         let kept = queues.iter().filter_map(|apqn| self.kept.get(apqn));
         match kept.filter(|kept| kept.is_leaving()).count() {
@@ -388,9 +389,9 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
                 break;
             }
             if attempt > 0 {
-                clock.wait(PAUSE);
+                clock.wait(RETRY_INTERVAL);
             }
-            if let Held::Leaving { told, .. } = &mut kept.held
+            if let InterruptResources::Leaving { told, .. } = &mut kept.held
                 && !*told
             {
                 *told = accepts_off(queues.aqic(apqn, None).response);
@@ -407,7 +408,9 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
             } else if !in_reset {
                 continue;
             }
-            if !status.interrupts && matches!(kept.held, Held::Leaving { told: true, .. }) {
+            if !status.interrupts
+                && matches!(kept.held, InterruptResources::Leaving { told: true, .. })
+            {
                 kept.release(pages, subclasses);
             }
         }

@@ -79,7 +79,7 @@ pub trait Clock {
 
 /// Destination of a queue's interrupts: the operand of the host's AQIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct InterruptTarget {
     /// Address of the notification byte.
     pub notification: HostAddress,
     /// The guest's subclass, made pending in its GISA.
@@ -90,7 +90,7 @@ pub struct Target {
 
 /// A request for NQAP, or a part of one.
 #[derive(Clone, Copy, Debug)]
-pub struct Part<'a> {
+pub struct RequestPart<'a> {
     /// Program-supplied message identifier.
     pub id: u64,
     /// Bytes of the request.
@@ -126,13 +126,13 @@ pub trait Queues {
 
     /// Turns interrupts on for a target, or off for `None`. The interrupt bit of the status follows
     /// later.
-    fn aqic(&mut self, apqn: Apqn, target: Option<Target>) -> QueueStatus;
+    fn aqic(&mut self, apqn: Apqn, target: Option<InterruptTarget>) -> QueueStatus;
 
     /// Returns the machine's configuration; its matrix is that of the host.
     fn qci(&mut self) -> Configuration;
 
     /// Adds a request to the queue.
-    fn nqap(&mut self, apqn: Apqn, part: Part<'_>) -> QueueStatus;
+    fn nqap(&mut self, apqn: Apqn, part: RequestPart<'_>) -> QueueStatus;
 
     /// Returns up to `room` bytes of the oldest reply: with `continued` from where the last call
     /// ended, otherwise from its beginning. The reply leaves the queue with its last byte.

@@ -51,7 +51,7 @@ impl Registration {
 
 /// Resources held for a queue's interrupts.
 #[derive(Debug, Default)]
-pub(crate) enum Held {
+pub(crate) enum InterruptResources {
     /// No resources.
     #[default]
     Nothing,
@@ -68,38 +68,39 @@ pub(crate) enum Held {
 
 /// State that is kept for a queue.
 #[derive(Debug, Default)]
-pub(crate) struct Kept {
+pub(crate) struct QueueRecord {
     /// Resources held for its interrupts.
-    pub(crate) held: Held,
+    pub(crate) held: InterruptResources,
     /// A reset was started, and its end was not observed yet.
     pub(crate) resetting: bool,
 }
 
-impl Kept {
+impl QueueRecord {
     pub(crate) fn registration(&self) -> Option<&Registration> {
         match &self.held {
-            Held::Nothing => None,
-            Held::Active(registration) | Held::Leaving { registration, .. } => Some(registration),
+            InterruptResources::Nothing => None,
+            InterruptResources::Active(registration)
+            | InterruptResources::Leaving { registration, .. } => Some(registration),
         }
     }
 
     pub(crate) fn is_leaving(&self) -> bool {
-        matches!(self.held, Held::Leaving { .. })
+        matches!(self.held, InterruptResources::Leaving { .. })
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        matches!(self.held, Held::Nothing) && !self.resetting
+        matches!(self.held, InterruptResources::Nothing) && !self.resetting
     }
 
     /// Begins turning interrupts off; `now_told` if the queue has accepted the order.
     pub(crate) fn leave(&mut self, now_told: bool) {
         self.held = match mem::take(&mut self.held) {
-            Held::Nothing => Held::Nothing,
-            Held::Active(registration) => Held::Leaving {
+            InterruptResources::Nothing => InterruptResources::Nothing,
+            InterruptResources::Active(registration) => InterruptResources::Leaving {
                 registration,
                 told: now_told,
             },
-            Held::Leaving { registration, told } => Held::Leaving {
+            InterruptResources::Leaving { registration, told } => InterruptResources::Leaving {
                 registration,
                 told: told || now_told,
             },
@@ -109,8 +110,9 @@ impl Kept {
     /// Releases the resources; the queue does not use them any more.
     pub(crate) fn release(&mut self, pages: &mut impl Pages, subclasses: &mut impl Subclasses) {
         match mem::take(&mut self.held) {
-            Held::Nothing => {}
-            Held::Active(registration) | Held::Leaving { registration, .. } => {
+            InterruptResources::Nothing => {}
+            InterruptResources::Active(registration)
+            | InterruptResources::Leaving { registration, .. } => {
                 registration.release(pages, subclasses);
             }
         }

@@ -3,8 +3,8 @@
 //! The saved figures are medians, without their runs, in a file of the same form as `results.json`.
 //! A folder has one file for each machine, named after its processors. Figures of two hours are no
 //! ratios of one run: a shared machine adds differences of its own, and more the fewer slices a
-//! median has. So a difference is shown from [`ALIKE`] on, and is marked where one of the two
-//! figures is unreliable. `--beside` decides whether a change made something faster.
+//! median has. So a difference is shown from [`MAX_EQUAL_RATIO`] on, and is marked where one of the
+//! two figures is unreliable. `--beside` decides whether a change made something faster.
 
 use crate::distance::agree;
 use crate::results::{FILE, Machine, Results, Row};
@@ -13,7 +13,7 @@ use output::outln;
 use std::path::{Path, PathBuf};
 
 /// Maximum factor between two figures that count as equal.
-const ALIKE: f64 = 1.05;
+const MAX_EQUAL_RATIO: f64 = 1.05;
 
 /// Direction in which a figure improves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,7 +180,7 @@ fn lines(kept: &Results, today: &Results, file: &Path) -> Vec<String> {
     }
     let (mut pairs, alone) = pairs(kept, today);
     let all = pairs.len();
-    pairs.retain(|pair| !(1.0 / ALIKE..=ALIKE).contains(&pair.times));
+    pairs.retain(|pair| !(1.0 / MAX_EQUAL_RATIO..=MAX_EQUAL_RATIO).contains(&pair.times));
     // The worst first.
     pairs.sort_by(|one, other| one.times.total_cmp(&other.times));
     let names: Vec<String> = pairs.iter().map(|pair| name(pair.today)).collect();
@@ -205,7 +205,7 @@ fn lines(kept: &Results, today: &Results, file: &Path) -> Vec<String> {
         "{all} figures of both: {worse} worse, {} better, {} within {:.0}%; {alone} of today only",
         pairs.len() - worse,
         all - pairs.len(),
-        (ALIKE - 1.0) * 100.0
+        (MAX_EQUAL_RATIO - 1.0) * 100.0
     ));
     lines
 }

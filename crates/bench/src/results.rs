@@ -52,19 +52,19 @@ pub struct Slices {
 
 impl Slices {
     /// Minimum number of slices for a reliable figure.
-    const FEW: usize = 5;
+    const MIN_SLICES: usize = 5;
 
     /// Returns whether the figure is unreliable, because there were few slices or they differ
     /// widely.
     pub fn is_doubtful(&self) -> bool {
-        self.count < Self::FEW || self.p90 > 2.0 * self.p10
+        self.count < Self::MIN_SLICES || self.p90 > 2.0 * self.p10
     }
 }
 
 /// Circumstances of the measurements.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct About {
+pub struct RunInfo {
     pub machine: Machine,
     /// Commands that measured, oldest first, as one text.
     pub command: String,
@@ -116,7 +116,7 @@ pub struct Machine {
 /// Contents of the results file.
 #[derive(Clone, Debug, Default)]
 pub struct Results {
-    pub about: About,
+    pub about: RunInfo,
     pub rows: Vec<Row>,
 }
 
@@ -131,7 +131,7 @@ enum Object {
 struct TaggedAbout {
     suite: String,
     #[serde(flatten)]
-    about: About,
+    about: RunInfo,
 }
 
 /// Name of the file in the output directory.
@@ -231,7 +231,7 @@ impl Row {
     }
 }
 
-impl About {
+impl RunInfo {
     /// Returns the distances of a suite, nearest first.
     pub fn distances(&self, suite: &str) -> impl Iterator<Item = &Distance> {
         let all = self.distances.iter();
@@ -280,13 +280,13 @@ impl Machine {
 
 /// Measures the time to read the clock in nanoseconds: the minimum of several attempts.
 fn clock() -> f64 {
-    const LOOKS: u32 = 1000;
+    const CLOCK_READINGS: u32 = 1000;
     let stretch = |_| {
         let start = Instant::now();
-        (0..LOOKS).for_each(|_| {
+        (0..CLOCK_READINGS).for_each(|_| {
             std::hint::black_box(Instant::now());
         });
-        start.elapsed().as_nanos() as f64 / f64::from(LOOKS)
+        start.elapsed().as_nanos() as f64 / f64::from(CLOCK_READINGS)
     };
     (0..20).map(stretch).fold(f64::INFINITY, f64::min)
 }
@@ -360,12 +360,12 @@ pub struct Collector {
 struct Sliced {
     /// Row of the figure, without values.
     row: Row,
-    slices: Vec<(Taken, f64)>,
+    slices: Vec<(SlicePosition, f64)>,
 }
 
 /// Round and distance of a measured slice.
 #[derive(Clone, Copy, Debug)]
-pub struct Taken {
+pub struct SlicePosition {
     pub round: u32,
     /// Round trip of a cache line in nanoseconds.
     pub round_trip: f64,
@@ -401,7 +401,14 @@ impl Collector {
     }
 
     /// Adds the figure of a slice.
-    pub fn add_at(&mut self, case: Case<'_>, metric: &str, unit: &str, value: f64, taken: Taken) {
+    pub fn add_at(
+        &mut self,
+        case: Case<'_>,
+        metric: &str,
+        unit: &str,
+        value: f64,
+        taken: SlicePosition,
+    ) {
         let slice = (taken, value);
         match self.sliced.iter_mut().find(|s| s.row.is(case, metric)) {
             Some(sliced) => sliced.slices.push(slice),
@@ -571,7 +578,7 @@ mod tests {
             } else {
                 100.0 + f64::from(round)
             };
-            let taken = Taken { round, round_trip };
+            let taken = SlicePosition { round, round_trip };
             for (case, speed) in [("null mapped", 2.0), ("null shadow", 1.0)] {
                 // The shadow case has no slice in every fifth round.
                 if case == "null shadow" && round % 5 == 1 {

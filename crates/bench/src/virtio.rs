@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use dma::{Access, Area, DmaMap, Memory, Prot};
 use frontend::{Frontend, Vring};
 use load::job::Job;
-use load::lane::{Geometry, Lane, Outcome, Target};
+use load::lane::{Geometry, IoResult, Lane, Target};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
@@ -265,7 +265,7 @@ impl Lane for VirtioLane {
         Ok(())
     }
 
-    fn poll(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+    fn poll(&mut self, done: &mut impl FnMut(u16, IoResult)) -> Result<usize> {
         let mut count = 0;
         let ended = self.area.load16_acquire(self.layout.used + 2);
         while self.seen != ended {
@@ -286,7 +286,7 @@ impl Lane for VirtioLane {
         Ok(count)
     }
 
-    fn wait(&mut self, limit: Duration, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+    fn wait(&mut self, limit: Duration, done: &mut impl FnMut(u16, IoResult)) -> Result<usize> {
         if self.arm() {
             let limit = Timespec::try_from(limit)?;
             match poll(&mut [PollFd::new(&self.call, PollFlags::IN)], Some(&limit)) {

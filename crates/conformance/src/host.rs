@@ -20,7 +20,7 @@ use vfio_user::DmaUnmapping;
 /// Time limit for the server's reply to a message, and for a command's completion.
 const ANSWER: Duration = Duration::from_secs(10);
 /// Time without a completion after which none is expected.
-pub const QUIET: Duration = Duration::from_millis(60);
+pub const QUIET_TIME: Duration = Duration::from_millis(60);
 /// First IOVA of guest memory.
 pub const RAM_BASE: u64 = 0x1_0000_0000;
 /// Size of guest memory in bytes.
@@ -420,7 +420,7 @@ impl Host {
 
     /// Checks that no command completes for a while.
     pub fn stays_quiet(&mut self, cqid: u16, what: &str) -> Check {
-        let until = Instant::now() + QUIET;
+        let until = Instant::now() + QUIET_TIME;
         while Instant::now() < until {
             if let Some(entry) = self.poll(cqid)? {
                 return failed(format!(

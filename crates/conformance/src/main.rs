@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use clap::Parser;
-use conformance::suite::{self, Report, Target};
+use conformance::suite::{self, CaseReport, TestTarget};
 use conformance::{Need, matrix, served};
 use output::outln;
 use serde_json::json;
@@ -72,7 +72,7 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn Error>> {
         return Ok(true);
     }
     if let Some(socket) = &arguments.socket {
-        let target = Target {
+        let target = TestTarget {
             socket: socket.clone(),
             second: arguments.second.clone(),
         };
@@ -99,8 +99,8 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn Error>> {
     Ok(good)
 }
 
-fn all(arguments: &Arguments, target: &Target, name: &str) -> Result<bool, Box<dyn Error>> {
-    let mut reports: Vec<Report> = Vec::new();
+fn all(arguments: &Arguments, target: &TestTarget, name: &str) -> Result<bool, Box<dyn Error>> {
+    let mut reports: Vec<CaseReport> = Vec::new();
     for case in suite::chosen(&arguments.filter) {
         let report = suite::run(case, target);
         if !arguments.json {
@@ -113,7 +113,7 @@ fn all(arguments: &Arguments, target: &Target, name: &str) -> Result<bool, Box<d
     }
     let [passed, failed, other] = suite::count(&reports);
     if arguments.json {
-        let cases: Vec<_> = reports.iter().map(Report::json).collect();
+        let cases: Vec<_> = reports.iter().map(CaseReport::json).collect();
         let told = json!({
             "target": name, "passed": passed, "failed": failed, "not applicable": other,
             "cases": cases,

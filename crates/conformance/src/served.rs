@@ -3,7 +3,7 @@
 //! zones, and two disks of one subsystem.
 
 use crate::bytes::pattern;
-use crate::suite::Target;
+use crate::suite::TestTarget;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 const START: Duration = Duration::from_secs(60);
 
 /// A running `vnvme`, which is killed on drop.
-pub struct Served {
+pub struct ServedProgram {
     child: Child,
     dir: TempDir,
 }
@@ -25,7 +25,7 @@ pub struct Served {
 ///
 /// # Errors
 /// The program cannot be started, or does not listen within a minute.
-pub fn start(program: &Path) -> io::Result<Served> {
+pub fn start(program: &Path) -> io::Result<ServedProgram> {
     let dir = tempfile::tempdir()?;
     let path = |name: &str| dir.path().join(name);
     for name in ["first.raw", "second.raw"] {
@@ -108,12 +108,12 @@ pub fn start(program: &Path) -> io::Result<Served> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()?;
-    let mut served = Served { child, dir };
+    let mut served = ServedProgram { child, dir };
     served.wait()?;
     Ok(served)
 }
 
-impl Served {
+impl ServedProgram {
     fn wait(&mut self) -> io::Result<()> {
         let deadline = Instant::now() + START;
         for name in [
@@ -144,48 +144,48 @@ impl Served {
     }
 
     /// Returns the plain disk.
-    pub fn alone(&self) -> Target {
-        Target {
+    pub fn alone(&self) -> TestTarget {
+        TestTarget {
             socket: self.socket("alone"),
             second: None,
         }
     }
 
     /// Returns the disk for namespaces made by its host.
-    pub fn pool(&self) -> Target {
-        Target {
+    pub fn pool(&self) -> TestTarget {
+        TestTarget {
             socket: self.socket("pool"),
             second: None,
         }
     }
 
     /// Returns the disk with placement handles.
-    pub fn placed(&self) -> Target {
-        Target {
+    pub fn placed(&self) -> TestTarget {
+        TestTarget {
             socket: self.socket("placed"),
             second: None,
         }
     }
 
     /// Returns the disk with metadata.
-    pub fn protected(&self) -> Target {
-        Target {
+    pub fn protected(&self) -> TestTarget {
+        TestTarget {
             socket: self.socket("protected"),
             second: None,
         }
     }
 
     /// Returns the zoned disk.
-    pub fn zoned(&self) -> Target {
-        Target {
+    pub fn zoned(&self) -> TestTarget {
+        TestTarget {
             socket: self.socket("zoned"),
             second: None,
         }
     }
 
     /// Returns the two disks of a subsystem.
-    pub fn shared(&self) -> Target {
-        Target {
+    pub fn shared(&self) -> TestTarget {
+        TestTarget {
             socket: self.socket("one"),
             second: Some(self.socket("two")),
         }
@@ -197,7 +197,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for ServedProgram {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

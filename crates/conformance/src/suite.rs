@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Sockets of the controllers that the cases test.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct TestTarget {
     /// vfio-user socket of the controller.
     pub socket: PathBuf,
     /// Socket of a second controller of the same subsystem, if there is one.
@@ -19,7 +19,7 @@ pub struct Target {
 
 /// Outcome of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CaseOutcome {
     /// The controller meets the requirement.
     Passed,
     /// The controller violates the requirement; the text has the expected and the actual result.
@@ -29,11 +29,11 @@ pub enum Outcome {
 }
 
 /// Result of a case that ran.
-pub struct Report {
+pub struct CaseReport {
     /// The case.
     pub case: &'static Case,
     /// Outcome of the case.
-    pub outcome: Outcome,
+    pub outcome: CaseOutcome,
     /// Duration of the case.
     pub took: Duration,
 }
@@ -48,21 +48,21 @@ pub fn chosen(filter: &str) -> impl Iterator<Item = &'static Case> {
 }
 
 /// Runs one case.
-pub fn run(case: &'static Case, target: &Target) -> Report {
+pub fn run(case: &'static Case, target: &TestTarget) -> CaseReport {
     let begun = Instant::now();
     let outcome = match attempt(case, target) {
-        Ok(()) => Outcome::Passed,
-        Err(Verdict::Failed(text)) => Outcome::Failed(text),
-        Err(Verdict::NotApplicable(reason)) => Outcome::NotApplicable(reason),
+        Ok(()) => CaseOutcome::Passed,
+        Err(Verdict::Failed(text)) => CaseOutcome::Failed(text),
+        Err(Verdict::NotApplicable(reason)) => CaseOutcome::NotApplicable(reason),
     };
-    Report {
+    CaseReport {
         case,
         outcome,
         took: begun.elapsed(),
     }
 }
 
-fn attempt(case: &Case, target: &Target) -> Check {
+fn attempt(case: &Case, target: &TestTarget) -> Check {
     let mut host = Host::attach(&target.socket)?;
     match case.run {
         Run::One(run) => {
@@ -92,23 +92,23 @@ fn prepare(host: &mut Host, setup: Setup) -> Check {
     Ok(())
 }
 
-impl Report {
+impl CaseReport {
     /// Formats the report as a line.
     pub fn line(&self) -> String {
         let (name, plan) = (self.case.name, self.case.plan.join(" "));
         match &self.outcome {
-            Outcome::Passed => format!("passed  {name:<38} {plan}"),
-            Outcome::Failed(text) => format!("FAILED  {name:<38} {plan}\n        {text}"),
-            Outcome::NotApplicable(reason) => format!("n/a     {name:<38} {plan}  ({reason})"),
+            CaseOutcome::Passed => format!("passed  {name:<38} {plan}"),
+            CaseOutcome::Failed(text) => format!("FAILED  {name:<38} {plan}\n        {text}"),
+            CaseOutcome::NotApplicable(reason) => format!("n/a     {name:<38} {plan}  ({reason})"),
         }
     }
 
     /// Formats the report as JSON.
     pub fn json(&self) -> Value {
         let (outcome, text) = match &self.outcome {
-            Outcome::Passed => ("passed", None),
-            Outcome::Failed(text) => ("failed", Some(text)),
-            Outcome::NotApplicable(reason) => ("not applicable", Some(reason)),
+            CaseOutcome::Passed => ("passed", None),
+            CaseOutcome::Failed(text) => ("failed", Some(text)),
+            CaseOutcome::NotApplicable(reason) => ("not applicable", Some(reason)),
         };
         let need = match self.case.need {
             Need::Always => "always",
@@ -128,11 +128,11 @@ impl Report {
 }
 
 /// Counts the passed, failed and not applicable cases.
-pub fn count(reports: &[Report]) -> [usize; 3] {
-    let count = |is: fn(&Outcome) -> bool| reports.iter().filter(|r| is(&r.outcome)).count();
+pub fn count(reports: &[CaseReport]) -> [usize; 3] {
+    let count = |is: fn(&CaseOutcome) -> bool| reports.iter().filter(|r| is(&r.outcome)).count();
     [
-        count(|o| matches!(o, Outcome::Passed)),
-        count(|o| matches!(o, Outcome::Failed(_))),
-        count(|o| matches!(o, Outcome::NotApplicable(_))),
+        count(|o| matches!(o, CaseOutcome::Passed)),
+        count(|o| matches!(o, CaseOutcome::Failed(_))),
+        count(|o| matches!(o, CaseOutcome::NotApplicable(_))),
     ]
 }

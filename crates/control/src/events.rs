@@ -8,7 +8,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{Receiver, Sender, channel};
 
 /// Events that are kept for listeners that have not taken them yet.
-const KEPT: usize = 1024;
+const MAX_QUEUED_EVENTS: usize = 1024;
 
 /// Sender of events. Clones send to the same listeners.
 #[derive(Clone, Debug)]
@@ -21,7 +21,7 @@ impl EventSender {
     /// Makes a sender without listeners.
     pub fn new() -> Self {
         Self {
-            sender: channel(KEPT).0,
+            sender: channel(MAX_QUEUED_EVENTS).0,
             sequence: Arc::default(),
         }
     }

@@ -7,7 +7,7 @@ use control::api::{
     EventKind, LimitChange, Namespace, PathChange, PathState, Plan, Stats, VolumeErrors,
     VolumeLimits,
 };
-use control::server::{Access, Endpoint, MAX_CLIENTS, MAX_LISTENERS, Running, Server};
+use control::server::{Access, Endpoint, MAX_CLIENTS, MAX_LISTENERS, RunningServer, Server};
 use control::{Client, ClientError, Daemon, Error, EventReceiver, EventSender, Received};
 use receive::Intake;
 use serde_json::{Map, Value, json};
@@ -48,9 +48,10 @@ fn disk(name: &str) -> Disk {
 impl Daemon for Fake {
     fn disks(&self) -> Result<Vec<Disk>, Error> {
         let names = self.names.lock().unwrap();
-        match names.iter().any(|name| name == "starting") {
-            true => Err(Error::busy("the process is starting")),
-            false => Ok(names.iter().map(|name| disk(name)).collect()),
+        if names.iter().any(|name| name == "starting") {
+            Err(Error::busy("the process is starting"))
+        } else {
+            Ok(names.iter().map(|name| disk(name)).collect())
         }
     }
 
@@ -202,7 +203,7 @@ static ONE: Mutex<()> = Mutex::new(());
 /// A server with both kinds of sockets.
 struct World {
     dir: tempfile::TempDir,
-    running: Option<Running>,
+    running: Option<RunningServer>,
     daemon: Arc<Fake>,
     begun: Receiver<()>,
     go_on: Sender<()>,
@@ -759,9 +760,10 @@ fn events_reach_every_listener() {
                 let each = |received| {
                     let last = matches!(&received, Received::Event(event) if event.disk == "end");
                     told.send(received).unwrap();
-                    match last {
-                        true => ControlFlow::Break(()),
-                        false => ControlFlow::Continue(()),
+                    if last {
+                        ControlFlow::Break(())
+                    } else {
+                        ControlFlow::Continue(())
                     }
                 };
                 client.events(|| ready.send(()).unwrap(), each).unwrap();

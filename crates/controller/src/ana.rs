@@ -77,7 +77,7 @@ pub(crate) fn describe(page: &mut IdentifyController, last_group: u32) {
 }
 
 /// Descriptor of one group in the ANA log page.
-pub(crate) struct Told {
+pub(crate) struct AnaGroupEntry {
     pub group: u32,
     pub state: AnaState,
     /// Number of changes of the group's state so far, starting at 1.
@@ -88,7 +88,7 @@ pub(crate) struct Told {
 }
 
 /// Builds the ANA log page of these groups; `changes` is the number of changes of its content.
-pub(crate) fn log_page(changes: u64, groups: &[Told]) -> Vec<u8> {
+pub(crate) fn log_page(changes: u64, groups: &[AnaGroupEntry]) -> Vec<u8> {
     let header = AnaHeader {
         chgcnt: changes.into(),
         nagd: (groups.len() as u16).into(),

@@ -15,7 +15,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// Maximum length of a device name in bytes: the size of Amazon's field.
-const LONGEST: usize = 32;
+const MAX_NAME_LEN: usize = 32;
 
 /// Cloud provider whose disks the controller imitates: model number, PCI IDs and vendor specific
 /// bytes.
@@ -61,9 +61,10 @@ impl FromStr for Cloud {
             };
             let name = name.ok_or(CloudError::NoName(which, example))?;
             let fits = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
-            match (1..=LONGEST).contains(&name.len()) && name.chars().all(fits) {
-                true => Ok(name.to_owned()),
-                false => Err(CloudError::Name(name.to_owned())),
+            if (1..=MAX_NAME_LEN).contains(&name.len()) && name.chars().all(fits) {
+                Ok(name.to_owned())
+            } else {
+                Err(CloudError::Name(name.to_owned()))
             }
         };
         match (cloud, name) {
@@ -114,7 +115,7 @@ impl Cloud {
     /// Sets the cloud's vendor specific bytes of Identify Controller.
     pub(crate) fn describe(&self, page: &mut IdentifyController) {
         if let Cloud::Amazon(device) = self {
-            let (name, _) = page.vs.split_at_mut(LONGEST);
+            let (name, _) = page.vs.split_at_mut(MAX_NAME_LEN);
             name.fill(b' ');
             put(name, device);
         }

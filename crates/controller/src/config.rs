@@ -1,7 +1,7 @@
 //! Configuration of a controller: identity, limits, namespaces.
 
 use crate::cloud::Cloud;
-use crate::controller::BootImage;
+use crate::control::BootImage;
 use crate::engine::commands::Offer;
 use crate::fabrics::FabricsConfig;
 use crate::formats::Formats;
@@ -503,9 +503,10 @@ impl NamespaceConfig {
         if self.formats.as_ref().is_some_and(fixed) {
             return Err(ConfigError::FixedFormat(self.nsid));
         }
-        match self.placement.is_none() || (alone && self.zones.is_none()) {
-            true => Ok(()),
-            false => Err(ConfigError::SharedPlacement(self.nsid)),
+        if self.placement.is_none() || (alone && self.zones.is_none()) {
+            Ok(())
+        } else {
+            Err(ConfigError::SharedPlacement(self.nsid))
         }
     }
 

@@ -6,7 +6,7 @@
 //! that network hosts must not send (creation of queues by Admin commands, doorbell writes).
 
 use crate::ana;
-use crate::controller::Controller;
+use crate::control::Controller;
 use nvme::aen::{AsyncEvent, Notice};
 use nvme::cmd::admin::GetLogPage;
 use nvme::feature::AsyncEventConfig;
@@ -120,7 +120,7 @@ impl Controller {
             nsids.clear();
         }
         let changes = fabrics.ana.changes();
-        let group = ana::Told {
+        let group = ana::AnaGroupEntry {
             group: GROUP,
             state: fabrics.ana.state(),
             changes,

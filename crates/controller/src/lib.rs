@@ -9,7 +9,7 @@
 //! The control half (registers, admin commands, events: `controller`, `admin`) sends orders to the
 //! data half (queues and outstanding commands: `engine`), and receives events from it. Queues may
 //! migrate to other workers. Each of those has a [`RemoteEngine`], a data half of its own, which
-//! receives orders as messages (`remote`; module `controller::migration` is the control half's
+//! receives orders as messages (`remote`; module `control::migration` is the control half's
 //! part).
 //!
 //! *Out of scope.* The crate has no socket, thread, event loop or device model of a VMM. It
@@ -96,7 +96,7 @@ mod admin;
 mod ana;
 mod cloud;
 mod config;
-mod controller;
+mod control;
 mod engine;
 mod fabrics;
 mod formats;
@@ -123,17 +123,17 @@ pub use config::{
     ConfigError, ControllerConfig, DEFAULT_IO_QUEUES, InSubsystem, MAX_CMB_SIZE, MAX_IO_QUEUES,
     MAX_QUEUE_ENTRIES, MIN_CMB_SIZE, NamespaceConfig,
 };
-pub use controller::{Attach, BootImage, BootImageError, Controller, DoorbellPage, MAX_BOOT_IMAGE};
+pub use control::{Attach, BootImage, BootImageError, Controller, DoorbellPage, MAX_BOOT_IMAGE};
 pub use engine::{Recovery, tag_owner};
 pub use fabrics::{AnaGroup, FabricsConfig};
 pub use formats::{BlockFormat, FormatSaved, FormatStore, Formats, KeptFormat, SavedFormat};
 pub use irq::IrqSink;
-pub use passthrough::{Passed, Passthrough};
+pub use passthrough::{Passthrough, PassthroughResult};
 pub use pool::{NamespacePool, PoolChange, PoolDone, PoolError, PooledNamespace};
 pub use remote::{RemoteEngine, RemoteEngineSetup};
 pub use stats::{ControllerStats, Counter, EarlierIo, IoStats, QueueStats};
 pub use subsystem::{MAX_CNTLID, ReservationStore, Saved, Subsystem};
 pub use survival::{
-    Kept, RestoreError, STATE_OLDEST_READ, STATE_VERSION, ShownIdentity, ShownNamespace,
+    RestoreError, RetainedObjects, STATE_OLDEST_READ, STATE_VERSION, ShownIdentity, ShownNamespace,
     shown_identity, state_layout,
 };

@@ -6,7 +6,7 @@
 
 use dma::{MapError, SharedPages};
 use protection::Layout;
-use protection::table::{self, Block, Found};
+use protection::table::{self, Block, BlockLookup};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use volume::Volume;
@@ -26,7 +26,7 @@ pub struct MetadataState {
 
 /// State of one block's metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kept {
+pub(crate) enum StoredMetadata {
     /// The block was never written, so its metadata is the default.
     Unwritten,
     /// The metadata belongs to the data that was read.
@@ -107,21 +107,26 @@ impl MetadataState {
 
     /// Reads the metadata of a block; `checksum` of the block's data selects between the newest and
     /// the previous version. Returns `None` when the file is truncated.
-    pub(crate) fn read(&self, lba: u64, checksum: u32, metadata: &mut [u8]) -> Option<Kept> {
+    pub(crate) fn read(
+        &self,
+        lba: u64,
+        checksum: u32,
+        metadata: &mut [u8],
+    ) -> Option<StoredMetadata> {
         let (_, bytes, len) = self.entry(lba)?;
         let found = table::find(bytes.get(..len)?, self.block(lba, checksum));
         Some(match found {
-            Found::Unwritten => {
+            BlockLookup::Unwritten => {
                 self.layout.unwritten(metadata);
-                Kept::Unwritten
+                StoredMetadata::Unwritten
             }
-            Found::Written(kept) => {
+            BlockLookup::Written(kept) => {
                 metadata.copy_from_slice(kept);
-                Kept::Written
+                StoredMetadata::Written
             }
-            Found::Damaged(kept) => {
+            BlockLookup::Damaged(kept) => {
                 metadata.copy_from_slice(kept);
-                Kept::Damaged
+                StoredMetadata::Damaged
             }
         })
     }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 /// Outcome of offering a command to a pass-through device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Passed {
+pub enum PassthroughResult {
     /// The device executes the command; [`Passthrough::poll`] reports its completion.
     Taken,
     /// The command is not for the device: the namespace's volume executes it.
@@ -33,7 +33,13 @@ pub trait Passthrough {
 
     /// Offers a command to the device. `command` is a copy that the host cannot modify; `token`
     /// identifies its completion.
-    fn submit(&mut self, qid: u16, command: &Command, map: &DmaMap, token: u64) -> Passed;
+    fn submit(
+        &mut self,
+        qid: u16,
+        command: &Command,
+        map: &DmaMap,
+        token: u64,
+    ) -> PassthroughResult;
 
     /// Notifies the device of submitted commands, and calls `done` for each completion with token,
     /// status and completion dword 0. Returns the number of completions.

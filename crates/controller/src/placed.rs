@@ -7,7 +7,7 @@
 
 use dma::{MapError, MemoryError, Rows, SharedPages};
 use nvme::log::FdpEventType;
-use placement::{Event, Geometry, GeometryError, Identity, Placement, Row, Words, table};
+use placement::{Event, Geometry, GeometryError, Identity, Placement, Row, WordStore, table};
 use std::sync::Arc;
 use volume::Volume;
 
@@ -36,7 +36,7 @@ impl PlacementTable {
     }
 }
 
-impl Words for PlacementTable {
+impl WordStore for PlacementTable {
     fn row(&self, number: usize) -> Option<&Row> {
         self.rows.get(number)
     }

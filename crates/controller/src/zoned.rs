@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use sync::Unpoisoned;
 use volume::Volume;
-use zones::{Geometry, State, Zones, table};
+use zones::{Geometry, ZoneState, Zones, table};
 
 /// Number of 64-bit words in a row of the table.
 const WORDS: usize = table::HEADER / table::WORD;
@@ -109,7 +109,7 @@ impl ZonedState {
         let mut states = all.clone().filter_map(|number| zones.get(number));
         Self {
             geometry,
-            offline: AtomicBool::new(states.any(|zone| zone.state == State::Offline)),
+            offline: AtomicBool::new(states.any(|zone| zone.state == ZoneState::Offline)),
             writes: all.map(|_| AtomicU32::new(0)).collect(),
             zones: Mutex::new(zones),
             table,
@@ -135,7 +135,7 @@ impl ZonedState {
             let Some(zone) = zones.get(number) else {
                 continue;
             };
-            if zone.state == State::Offline {
+            if zone.state == ZoneState::Offline {
                 self.offline.store(true, Ordering::Release);
             }
             if let Some(kept) = &self.table {

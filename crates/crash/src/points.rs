@@ -33,9 +33,10 @@ static PROCESS: OnceLock<Option<(String, AtomicU64)>> = OnceLock::new();
 
 fn of_environment() -> Option<(String, AtomicU64)> {
     let value = std::env::var(crate::VARIABLE).ok()?;
-    let line = match value.starts_with('/') {
-        true => taken_from(Path::new(&value))?,
-        false => value,
+    let line = if value.starts_with('/') {
+        taken_from(Path::new(&value))?
+    } else {
+        value
     };
     let (name, count) = line.trim().rsplit_once(':')?;
     Some((name.to_owned(), AtomicU64::new(count.parse().ok()?)))

@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 
 /// Effect of a message on the authentication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum AuthStatus {
     /// The message was accepted, and the host requests the next one.
     Next,
     /// The host has authenticated, and the transaction is complete.
@@ -25,7 +25,7 @@ pub struct Answer {
     /// Encoded message.
     pub message: Vec<u8>,
     /// State of the authentication after this message.
-    pub step: Step,
+    pub step: AuthStatus,
 }
 
 struct Negotiated {
@@ -117,7 +117,7 @@ impl Controller {
     }
 
     /// Handles a message from the host.
-    pub fn take(&mut self, message: &[u8]) -> Step {
+    pub fn take(&mut self, message: &[u8]) -> AuthStatus {
         let state = std::mem::replace(&mut self.state, State::FAILED);
         let transaction = match &state {
             State::Waits | State::Authenticated => {
@@ -146,13 +146,13 @@ impl Controller {
             Ok(state) => {
                 self.state = state;
                 match self.state {
-                    State::Authenticated => Step::Authenticated,
-                    _ => Step::Next,
+                    State::Authenticated => AuthStatus::Authenticated,
+                    _ => AuthStatus::Next,
                 }
             }
             Err(why) => {
                 self.state = State::Failed { transaction, why };
-                Step::Failed(why)
+                AuthStatus::Failed(why)
             }
         }
     }
@@ -191,9 +191,9 @@ impl Controller {
         };
         self.state = state;
         let step = match self.state {
-            State::Authenticated => Step::Authenticated,
-            State::Failed { why, .. } => Step::Failed(why),
-            _ => Step::Next,
+            State::Authenticated => AuthStatus::Authenticated,
+            State::Failed { why, .. } => AuthStatus::Failed(why),
+            _ => AuthStatus::Next,
         };
         Answer { message, step }
     }

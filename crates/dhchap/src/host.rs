@@ -9,7 +9,7 @@ use zeroize::Zeroizing;
 
 /// Reason why authentication failed, as the host sees it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum AuthFailure {
     /// The controller has ended the transaction.
     #[error("the controller reports: {0}")]
     ByController(Failure),
@@ -66,9 +66,9 @@ impl Host {
     /// Encodes the reply to the controller's challenge.
     ///
     /// # Errors
-    /// [`Refused`] when the controller reports a failure or its challenge is invalid; the
+    /// [`AuthFailure`] when the controller reports a failure or its challenge is invalid; the
     /// connection is then unusable.
-    pub fn reply(&mut self, message: &[u8]) -> Result<Vec<u8>, Refused> {
+    pub fn reply(&mut self, message: &[u8]) -> Result<Vec<u8>, AuthFailure> {
         let challenge = self.read(message, |message, transaction| {
             Challenge::parse(message, transaction)
         })?;
@@ -110,9 +110,9 @@ impl Host {
     /// Handles the controller's success message. Returns the message to send next, if any.
     ///
     /// # Errors
-    /// [`Refused`] when the controller reports a failure or its response is wrong; the connection
-    /// is then unusable.
-    pub fn conclude(&mut self, message: &[u8]) -> Result<Option<Vec<u8>>, Refused> {
+    /// [`AuthFailure`] when the controller reports a failure or its response is wrong; the
+    /// connection is then unusable.
+    pub fn conclude(&mut self, message: &[u8]) -> Result<Option<Vec<u8>>, AuthFailure> {
         let Some(Replied { hash, challenge }) = self.replied.take() else {
             return Err(self.refuse(Failure::ORDER));
         };
@@ -127,9 +127,10 @@ impl Host {
         let parts = of_controller(&challenge, &sequence, &transaction, &self.names);
         let key = secret.key(&self.names.subsystem);
         let proven = response.is_some_and(|found| hash.is_hmac(&key, &parts, found));
-        match proven {
-            true => Ok(Some(message::success2(self.random.transaction))),
-            false => Err(self.refuse(Failure::FAILED)),
+        if proven {
+            Ok(Some(message::success2(self.random.transaction)))
+        } else {
+            Err(self.refuse(Failure::FAILED))
         }
     }
 
@@ -137,16 +138,16 @@ impl Host {
         &self,
         message: &'a [u8],
         parse: impl FnOnce(&'a [u8], u16) -> Result<T, Failure>,
-    ) -> Result<T, Refused> {
+    ) -> Result<T, AuthFailure> {
         if let Some(why) = message::failed(message, Kind::FAILURE1) {
-            return Err(Refused::ByController(why));
+            return Err(AuthFailure::ByController(why));
         }
         parse(message, self.random.transaction).map_err(|why| self.refuse(why))
     }
 
-    fn refuse(&self, why: Failure) -> Refused {
+    fn refuse(&self, why: Failure) -> AuthFailure {
         let message = message::failure(Kind::FAILURE2, self.random.transaction, why);
-        Refused::ByHost { why, message }
+        AuthFailure::ByHost { why, message }
     }
 }
 

@@ -31,11 +31,11 @@ mod secret;
 #[cfg(test)]
 mod tests;
 
-pub use controller::{Answer, Controller, Step};
+pub use controller::{Answer, AuthStatus, Controller};
 pub use group::Group;
 pub use hash::Hash;
-pub use host::{Host, Refused};
-pub use message::{Failure, LONGEST};
+pub use host::{AuthFailure, Host};
+pub use message::{Failure, MAX_MESSAGE_LEN};
 pub use private::read_private;
 pub use random::Random;
 pub use secret::{Secret, SecretError};

@@ -4,7 +4,7 @@ use crate::group::Group;
 use crate::hash::Hash;
 
 /// Maximum size of a message in bytes: a reply with the largest hash and group.
-pub const LONGEST: usize = 16 + 2 * 64 + 1024;
+pub const MAX_MESSAGE_LEN: usize = 16 + 2 * 64 + 1024;
 
 /// Type and identifier of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 
 use crate::group::Group;
 use crate::hash::Hash;
-use crate::message::{Challenge, Failure, LONGEST, Reply};
+use crate::message::{Challenge, Failure, MAX_MESSAGE_LEN, Reply};
 use crate::random::{CHALLENGE, EXPONENT};
-use crate::{Controller, Host, Names, Random, Refused, Secret, Secrets, Step};
+use crate::{AuthFailure, AuthStatus, Controller, Host, Names, Random, Secret, Secrets};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -54,9 +54,9 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 /// Passes messages from one side to the other; returns the result of each side.
-fn run(host: &mut Host, controller: &mut Controller) -> (Result<(), Refused>, Step) {
+fn run(host: &mut Host, controller: &mut Controller) -> (Result<(), AuthFailure>, AuthStatus) {
     let step = controller.take(&host.negotiate());
-    if step != Step::Next {
+    if step != AuthStatus::Next {
         let told = host.reply(&controller.answer().message);
         return (told.map(drop), step);
     }
@@ -74,10 +74,10 @@ fn run(host: &mut Host, controller: &mut Controller) -> (Result<(), Refused>, St
 }
 
 /// The host ends the transaction, and reports the reason.
-fn tell(why: Refused, controller: &mut Controller) -> (Result<(), Refused>, Step) {
+fn tell(why: AuthFailure, controller: &mut Controller) -> (Result<(), AuthFailure>, AuthStatus) {
     let step = match &why {
-        Refused::ByHost { message, .. } => controller.take(message),
-        Refused::ByController(failure) => Step::Failed(*failure),
+        AuthFailure::ByHost { message, .. } => controller.take(message),
+        AuthFailure::ByController(failure) => AuthStatus::Failed(*failure),
     };
     (Err(why), step)
 }
@@ -148,7 +148,7 @@ fn messages_on_the_wire() {
     assert_eq!(hex(&first[..15]), "000000003412000101000306030201");
     assert_eq!(hex(&first[12 + 30..12 + 36]), "010203040500");
     let mut controller = controller(secrets(0, None)).with_groups(&[Group::Null]);
-    assert_eq!(controller.take(&first), Step::Next);
+    assert_eq!(controller.take(&first), AuthStatus::Next);
     let challenge = controller.answer().message;
     assert_eq!(
         hex(&challenge[..20]),
@@ -167,11 +167,11 @@ fn both_sides_prove_who_they_are() {
                 controller(secrets(1, Some(asks.unwrap_or(2)))).with_groups(groups);
             assert!(!controller.is_slow());
             let came_to = run(&mut host, &mut controller);
-            assert_eq!(came_to, (Ok(()), Step::Authenticated), "{groups:?}");
+            assert_eq!(came_to, (Ok(()), AuthStatus::Authenticated), "{groups:?}");
             assert!(controller.is_authenticated());
         }
     }
-    assert!(LONGEST >= 16 + 2 * 64 + Group::Ffdhe8192.len());
+    assert!(MAX_MESSAGE_LEN >= 16 + 2 * 64 + Group::Ffdhe8192.len());
 }
 
 #[test]
@@ -186,10 +186,10 @@ fn slow_arithmetic_is_announced() {
     assert!(!controller.is_slow());
 }
 
-fn refused(why: Failure) -> impl Fn(&Result<(), Refused>) -> bool {
+fn refused(why: Failure) -> impl Fn(&Result<(), AuthFailure>) -> bool {
     move |result| match result {
-        Err(Refused::ByController(found)) => *found == why,
-        Err(Refused::ByHost { why: found, .. }) => *found == why,
+        Err(AuthFailure::ByController(found)) => *found == why,
+        Err(AuthFailure::ByHost { why: found, .. }) => *found == why,
         Ok(()) => false,
     }
 }
@@ -205,7 +205,7 @@ fn wrong_secrets_are_found_by_either_side() {
         let mut controller = controller(secrets(1, None));
         let (told, step) = run(&mut cheat, &mut controller);
         assert!(refused(Failure::FAILED)(&told), "{told:?}");
-        assert_eq!(step, Step::Failed(Failure::FAILED));
+        assert_eq!(step, AuthStatus::Failed(Failure::FAILED));
         assert!(!controller.is_authenticated());
     }
     // The controller's.
@@ -216,7 +216,7 @@ fn wrong_secrets_are_found_by_either_side() {
     });
     let (told, step) = run(&mut host, &mut cheat);
     assert!(refused(Failure::FAILED)(&told), "{told:?}");
-    assert_eq!(step, Step::Failed(Failure::FAILED));
+    assert_eq!(step, AuthStatus::Failed(Failure::FAILED));
     assert!(!cheat.is_authenticated(), "the host has not taken it");
 }
 
@@ -226,7 +226,7 @@ fn a_controller_that_does_not_say_who_it_is_is_refused() {
     let mut controller = controller(secrets(1, Some(0)));
     controller.take(&host.negotiate());
     let reply = host.reply(&controller.answer().message).unwrap();
-    assert_eq!(controller.take(&reply), Step::Next);
+    assert_eq!(controller.take(&reply), AuthStatus::Next);
     let without = crate::message::success1(0x1234, Hash::Sha512, None);
     let told = host.conclude(&without).map(drop);
     assert!(refused(Failure::FAILED)(&told), "{told:?}");
@@ -250,11 +250,11 @@ fn what_is_repeated_proves_nothing() {
     other = other.with_groups(&[Group::Null]);
     other.take(&host.negotiate());
     other.answer();
-    assert_eq!(other.take(&reply), Step::Failed(Failure::FAILED));
+    assert_eq!(other.take(&reply), AuthStatus::Failed(Failure::FAILED));
     // The reply's own transaction accepts it once.
-    assert_eq!(first.take(&reply), Step::Next);
-    assert_eq!(first.answer().step, Step::Authenticated);
-    assert_eq!(first.take(&reply), Step::Failed(Failure::ORDER));
+    assert_eq!(first.take(&reply), AuthStatus::Next);
+    assert_eq!(first.answer().step, AuthStatus::Authenticated);
+    assert_eq!(first.take(&reply), AuthStatus::Failed(Failure::ORDER));
     assert!(!first.is_authenticated());
 }
 
@@ -286,26 +286,29 @@ fn messages_out_of_turn_end_it() {
         .unwrap();
     // A success that nobody has asked for is none.
     for wrong in [&reply, &success] {
-        assert_eq!(controllers().take(wrong), Step::Failed(Failure::ORDER));
+        assert_eq!(
+            controllers().take(wrong),
+            AuthStatus::Failed(Failure::ORDER)
+        );
     }
     let mut early = controllers();
-    assert_eq!(early.answer().step, Step::Failed(Failure::ORDER));
+    assert_eq!(early.answer().step, AuthStatus::Failed(Failure::ORDER));
     let mut early = controllers();
     early.take(&first);
-    assert_eq!(early.take(&reply), Step::Failed(Failure::ORDER));
+    assert_eq!(early.take(&reply), AuthStatus::Failed(Failure::ORDER));
     let mut early = controllers();
     early.take(&first);
     early.answer();
-    assert_eq!(early.take(&success), Step::Failed(Failure::ORDER));
+    assert_eq!(early.take(&success), AuthStatus::Failed(Failure::ORDER));
     assert_eq!(
         early.take(&first),
-        Step::Failed(Failure::ORDER),
+        AuthStatus::Failed(Failure::ORDER),
         "once failed"
     );
     let mut twice = controllers();
     twice.take(&first);
     twice.answer();
-    assert_eq!(twice.answer().step, Step::Failed(Failure::ORDER));
+    assert_eq!(twice.answer().step, AuthStatus::Failed(Failure::ORDER));
     // The host's side.
     let mut early = self::host(secrets(1, None));
     let success = crate::message::success1(0x1234, Hash::Sha512, None);
@@ -333,7 +336,11 @@ fn offers_without_anything_in_common_are_refused() {
         (12, &[9, 9, 9], Failure::HASH),
         (42, &[9; 6], Failure::GROUP),
     ] {
-        assert_eq!(changed(at, bytes), Step::Failed(why), "at {at}: {bytes:?}");
+        assert_eq!(
+            changed(at, bytes),
+            AuthStatus::Failed(why),
+            "at {at}: {bytes:?}"
+        );
     }
 }
 
@@ -366,7 +373,7 @@ proptest! {
                 let step = controller.take(&last);
                 // The change was to reserved bytes, or only to further offers.
                 let kept = Controller::is_authenticated(&controller);
-                prop_assert_eq!(step == Step::Authenticated, kept);
+                prop_assert_eq!(step == AuthStatus::Authenticated, kept);
                 let silent = match which {
                     0 => true,
                     1 => at.index(80) == 2 || at.index(80) == 3 || at.index(80) == 7,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use crate::table::Table;
+use crate::table::PageAddresses;
 use crate::{Access, DmaError, DmaMap, racy};
 
 /// A structure in guest memory, resolved once and accessed field by field at byte offsets. An area
@@ -13,7 +13,7 @@ use crate::{Access, DmaError, DmaMap, racy};
 /// aligned. An access outside the structure or to a misaligned field has no effect, and a load
 /// returns zero. The same holds for stores into an area resolved for [`Access::Read`].
 pub struct Area {
-    table: Table,
+    table: PageAddresses,
     len: usize,
     writable: bool,
     generation: u64,
@@ -44,7 +44,7 @@ impl Area {
             return Err(DmaError::Misaligned { iova });
         }
         Ok(Area {
-            table: Table::resolve(map, iova, len as u64, align, access)?,
+            table: PageAddresses::resolve(map, iova, len as u64, align, access)?,
             len,
             writable: access == Access::Write,
             generation: map.generation(),

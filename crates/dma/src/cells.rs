@@ -2,14 +2,14 @@
 
 use std::sync::atomic::AtomicU32;
 
-use crate::table::Table;
+use crate::table::PageAddresses;
 use crate::{Access, DmaError, DmaMap, racy};
 
 /// A buffer of 32-bit cells in guest memory, accessed by index (NVMe Base 2.1, 5.2.5: Doorbell
 /// Buffer Config). The buffer is kept mapped. After a change of the map ([`DmaMap::generation`])
 /// its owner must resolve it again.
 pub struct Cells {
-    table: Table,
+    table: PageAddresses,
     iova: u64,
     count: usize,
     generation: u64,
@@ -35,7 +35,7 @@ impl Cells {
         access: Access,
     ) -> Result<Cells, DmaError> {
         let bytes = (count as u64).checked_mul(4).ok_or(DmaError::Overflow)?;
-        let table = Table::resolve(map, iova, bytes, 8, access)?;
+        let table = PageAddresses::resolve(map, iova, bytes, 8, access)?;
         if !table.memories().iter().all(crate::Memory::is_writable) {
             return Err(DmaError::Protection { iova });
         }

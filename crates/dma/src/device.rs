@@ -2,7 +2,7 @@
 //! Controller Memory Buffer). The host can write to it at any time, as to its own memory.
 
 use crate::map::{PAGE, Prot, Window};
-use crate::windows::Entry;
+use crate::windows::WindowEntry;
 use crate::{DmaError, MapError, Memory, Segment, SegmentList};
 
 /// Address range and memory of the device itself, which hides the windows there.
@@ -46,7 +46,7 @@ impl DeviceMemory {
     }
 
     /// Returns the visible part of a window around an address outside the device's memory.
-    pub(crate) fn around(&self, iova: u64, mut entry: Entry) -> Entry {
+    pub(crate) fn around(&self, iova: u64, mut entry: WindowEntry) -> WindowEntry {
         if iova < self.start {
             // `iova` is lower, so there is an address before the start.
             entry.last = entry.last.min(self.start - 1);
@@ -85,9 +85,10 @@ impl DeviceMemory {
     pub(crate) fn unmixed(&self, list: &SegmentList) -> Result<(), DmaError> {
         let mut here = list.segments().iter().map(|segment| self.has(segment));
         let first = here.next().unwrap_or_default();
-        match here.all(|here| here == first) {
-            true => Ok(()),
-            false => Err(DmaError::Mixed),
+        if here.all(|here| here == first) {
+            Ok(())
+        } else {
+            Err(DmaError::Mixed)
         }
     }
 }

@@ -110,4 +110,4 @@ pub use rows::{ROW, Row, Rows};
 pub use segment::Segment;
 pub use sgl::SglError;
 pub use shared::SharedPages;
-pub use view::{Piece, View};
+pub use view::{GuestSlice, View};

@@ -7,7 +7,7 @@ use crate::epoch::Epochs;
 use crate::list::Inner;
 use crate::memories::Memories;
 use crate::sigbus::MappingSlot;
-use crate::windows::{Entry, Windows};
+use crate::windows::{WindowEntry, Windows};
 use crate::{DmaError, MapError, Memory, Pin, SegmentList, racy};
 
 /// Unit of windows: their addresses, lengths and offsets into memory files are multiples of it (the
@@ -184,7 +184,7 @@ impl DmaMap {
             return Err(MapError::Overlap { iova: entry.start });
         }
         let memory = backing.map(|(memory, _)| self.memories.hold(memory));
-        self.windows.insert(Entry {
+        self.windows.insert(WindowEntry {
             start: iova,
             last,
             host,
@@ -440,7 +440,7 @@ impl DmaMap {
         self.entry_at(iova).map(|entry| self.window(&entry))
     }
 
-    fn window(&self, entry: &Entry) -> Window {
+    fn window(&self, entry: &WindowEntry) -> Window {
         let memory = entry.memory.and_then(|memory| self.memories.get(memory));
         Window {
             iova: entry.start,
@@ -478,7 +478,7 @@ impl DmaMap {
 
     /// Returns the visible part of the window that contains an address outside of the device's own
     /// memory.
-    fn entry_at(&self, iova: u64) -> Option<Entry> {
+    fn entry_at(&self, iova: u64) -> Option<WindowEntry> {
         let entry = self.windows.at_or_below(iova)?;
         let entry = (iova <= entry.last).then_some(*entry)?;
         Some(match &self.device {

@@ -6,11 +6,11 @@ use crate::Memory;
 #[derive(Debug, Default)]
 pub(crate) struct Memories {
     /// Memories by number. Limited by the client's mappings; often there is only one.
-    places: Vec<Option<Held>>,
+    places: Vec<Option<MemoryUse>>,
 }
 
 #[derive(Debug)]
-struct Held {
+struct MemoryUse {
     memory: Memory,
     windows: usize,
 }
@@ -19,14 +19,14 @@ impl Memories {
     /// Adds a window to the count of `memory`. Returns the memory's number.
     pub(crate) fn hold(&mut self, memory: Memory) -> u32 {
         let is_it =
-            |place: &Option<Held>| place.as_ref().is_some_and(|h| h.memory.is_same(&memory));
+            |place: &Option<MemoryUse>| place.as_ref().is_some_and(|h| h.memory.is_same(&memory));
         let known = self.places.iter().position(is_it);
         let at = known.or_else(|| self.places.iter().position(Option::is_none));
         let at = at.unwrap_or(self.places.len());
         match self.places.get_mut(at) {
             Some(Some(held)) => held.windows += 1,
-            Some(place) => *place = Some(Held { memory, windows: 1 }),
-            None => self.places.push(Some(Held { memory, windows: 1 })),
+            Some(place) => *place = Some(MemoryUse { memory, windows: 1 }),
+            None => self.places.push(Some(MemoryUse { memory, windows: 1 })),
         }
         // The number of memories is small, so it fits.
         at as u32

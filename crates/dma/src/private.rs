@@ -370,8 +370,9 @@ fn reopened(fd: OwnedFd, len: u64) -> Result<OwnedFd, MapError> {
         return Err(MapError::OutOfBacking { end: len, size });
     }
     let seals = rustix::fs::fcntl_get_seals(&fd).map_err(system("fcntl"))?;
-    match seals.contains(SealFlags::SHRINK) {
-        true => Ok(fd),
-        false => Err(MapError::WrongKind),
+    if seals.contains(SealFlags::SHRINK) {
+        Ok(fd)
+    } else {
+        Err(MapError::WrongKind)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::table::Table;
+use crate::table::PageAddresses;
 use crate::{Access, DmaError, DmaMap, lines::Evict, prefetch, racy};
 
 /// Memory of a submission or completion queue: entries of one size, resolved once, page by page (a
@@ -12,7 +12,7 @@ use crate::{Access, DmaError, DmaMap, lines::Evict, prefetch, racy};
 /// An access with an invalid index, or of another size than an entry, has no effect, and a load
 /// returns zeroes. The same holds for stores into a ring resolved for [`Access::Read`].
 pub struct Ring {
-    table: Table,
+    table: PageAddresses,
     iova: u64,
     entries: u32,
     entry_shift: u32,
@@ -54,7 +54,7 @@ impl Ring {
         let bytes = u64::from(entries)
             .checked_mul(entry_size as u64)
             .ok_or(DmaError::Overflow)?;
-        let table = Table::resolve(map, iova, bytes, 8, access)?;
+        let table = PageAddresses::resolve(map, iova, bytes, 8, access)?;
         let load64 = if entry_size == 64 { entries } else { 0 };
         let load16 = if entry_size == 16 { entries } else { 0 };
         let (store64, store16) = match access {
@@ -129,7 +129,7 @@ impl Ring {
         let (wanted, _) = entries.split_at_mut(count);
         let mut at: *mut u8 = first;
         for entry in wanted {
-            let words: Words<'_> = Words(at.cast(), std::marker::PhantomData);
+            let words: EntryWords<'_> = EntryWords(at.cast(), std::marker::PhantomData);
             let (bytes, _) = entry.as_chunks_mut::<8>();
             for (i, bytes) in bytes.iter_mut().enumerate() {
                 *bytes = words.get(i).load(Ordering::Relaxed).to_ne_bytes();
@@ -186,11 +186,11 @@ impl Ring {
         let offset = (index as usize) << 4;
         match self.table.at(offset) {
             Some(first) if left > 0 => CqeRun {
-                first: Words(first.cast(), std::marker::PhantomData),
+                first: EntryWords(first.cast(), std::marker::PhantomData),
                 len: (left as usize).min(self.table.run(offset) >> 4),
             },
             _ => CqeRun {
-                first: Words(std::ptr::null_mut(), std::marker::PhantomData),
+                first: EntryWords(std::ptr::null_mut(), std::marker::PhantomData),
                 len: 0,
             },
         }
@@ -221,20 +221,20 @@ impl Ring {
 
     /// Returns the memory of the entry at `index`, if `index` is below `limit`.
     #[inline(always)]
-    fn words(&self, index: u32, limit: u32, shift: u32) -> Option<Words<'_>> {
+    fn words(&self, index: u32, limit: u32, shift: u32) -> Option<EntryWords<'_>> {
         if index >= limit {
             return None;
         }
-        // Entries times entry size was checked against `Table`'s limit.
+        // Entries times entry size was checked against `PageAddresses`'s limit.
         self.table
             .at((index as usize) << shift)
-            .map(|ptr| Words(ptr.cast(), std::marker::PhantomData))
+            .map(|ptr| EntryWords(ptr.cast(), std::marker::PhantomData))
     }
 }
 
 /// Memory of consecutive completions that are about to be posted, resolved once for all of them.
 pub struct CqeRun<'a> {
-    first: Words<'a>,
+    first: EntryWords<'a>,
     len: usize,
 }
 
@@ -258,7 +258,7 @@ impl CqeRun<'_> {
         let i = i as usize;
         if i < self.len {
             store_cqe(
-                &Words(self.first.0.wrapping_add(i * 2), std::marker::PhantomData),
+                &EntryWords(self.first.0.wrapping_add(i * 2), std::marker::PhantomData),
                 cqe,
             );
         }
@@ -267,16 +267,16 @@ impl CqeRun<'_> {
 
 /// Stores a completion, the half with the phase bit last.
 #[inline(always)]
-fn store_cqe(words: &Words<'_>, cqe: [u8; 16]) {
+fn store_cqe(words: &EntryWords<'_>, cqe: [u8; 16]) {
     let (low, high) = cqe.split_at(8);
     words.get(0).store(word(low), Ordering::Relaxed);
     words.get(1).store(word(high), Ordering::Release);
 }
 
 /// The 64-bit words of an entry.
-struct Words<'a>(*mut u64, std::marker::PhantomData<&'a Ring>);
+struct EntryWords<'a>(*mut u64, std::marker::PhantomData<&'a Ring>);
 
-impl Words<'_> {
+impl EntryWords<'_> {
     /// Returns word `i` of the entry. Private to this module, which keeps `i` inside the entry by
     /// its limits.
     #[inline]

@@ -11,7 +11,7 @@ const MAX_BYTES: u64 = 256 << 20;
 const WHOLE: u32 = 48;
 
 /// Host addresses of a structure, by page; a single one if it is contiguous.
-pub(crate) struct Table {
+pub(crate) struct PageAddresses {
     pages: Box<[*mut u8]>,
     /// Log2 of the page size.
     shift: u32,
@@ -19,7 +19,7 @@ pub(crate) struct Table {
     keep: Vec<Memory>,
 }
 
-impl Table {
+impl PageAddresses {
     /// Resolves `bytes` at `iova`, which must be aligned to `align` in host memory (a power of two,
     /// at most a page), and to a page if they are scattered.
     pub(crate) fn resolve(
@@ -28,7 +28,7 @@ impl Table {
         bytes: u64,
         align: usize,
         access: Access,
-    ) -> Result<Table, DmaError> {
+    ) -> Result<PageAddresses, DmaError> {
         if bytes == 0 || bytes > MAX_BYTES {
             return Err(DmaError::Overflow);
         }
@@ -38,7 +38,7 @@ impl Table {
         }
         let mut keep = Vec::new();
         if let Some(ptr) = contiguous(map, iova, bytes, align, access, &mut keep)? {
-            return Ok(Table {
+            return Ok(PageAddresses {
                 pages: Box::new([ptr]),
                 shift: WHOLE,
                 keep,
@@ -56,7 +56,7 @@ impl Table {
                     .ok_or(DmaError::Misaligned { iova: at })?,
             );
         }
-        Ok(Table {
+        Ok(PageAddresses {
             pages: pages.into_boxed_slice(),
             shift: PAGE.trailing_zeros(),
             keep,

@@ -3,7 +3,7 @@
 use crate::{Access, DmaError, DmaMap, Segment, SegmentList, racy};
 
 /// Memory of a transfer that completes within a call, borrowed from a [`SegmentList`] or a
-/// [`Piece`], which keeps it mapped.
+/// [`GuestSlice`], which keeps it mapped.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     segments: &'a [Segment],
@@ -69,13 +69,13 @@ impl SegmentList {
 /// A contiguous range of guest memory, borrowed from its map: for the most frequent transfer, one
 /// page.
 #[derive(Clone, Copy, Debug)]
-pub struct Piece<'a> {
+pub struct GuestSlice<'a> {
     segment: Segment,
     writable: bool,
     map: std::marker::PhantomData<&'a DmaMap>,
 }
 
-impl Piece<'_> {
+impl GuestSlice<'_> {
     /// Returns the piece's memory, for a transfer that completes within a call.
     #[inline(always)]
     pub fn view(&self) -> View<'_> {
@@ -98,12 +98,12 @@ impl DmaMap {
         iova: u64,
         len: u64,
         access: Access,
-    ) -> Result<Option<Piece<'_>>, DmaError> {
+    ) -> Result<Option<GuestSlice<'_>>, DmaError> {
         let run = self.translate(iova, access)?;
         if run.len < len {
             return Ok(None);
         }
-        Ok(Some(Piece {
+        Ok(Some(GuestSlice {
             // Not longer than the run, which lies in this process's address space.
             segment: Segment::new(run.ptr, len as usize),
             writable: access == Access::Write,

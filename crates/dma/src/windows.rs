@@ -12,7 +12,7 @@ const CHUNK: usize = 256;
 
 /// A window, as stored in the map.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct WindowEntry {
     /// First IOVA.
     pub(crate) start: u64,
     /// Last IOVA, inclusive: a window may end at the end of the address space.
@@ -24,7 +24,7 @@ pub(crate) struct Entry {
     pub(crate) prot: Prot,
 }
 
-impl Entry {
+impl WindowEntry {
     /// Returns the length in bytes.
     pub(crate) fn len(&self) -> u64 {
         // The value was passed in as a length, so it fits.
@@ -38,7 +38,7 @@ pub(crate) struct Windows {
     /// First address of each chunk.
     firsts: Vec<u64>,
     /// Chunks of sorted windows, in order; none of them is empty.
-    chunks: Vec<Vec<Entry>>,
+    chunks: Vec<Vec<WindowEntry>>,
     count: usize,
 }
 
@@ -49,12 +49,12 @@ impl Windows {
     }
 
     /// Returns all windows, by address.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &WindowEntry> {
         self.chunks.iter().flatten()
     }
 
     /// Returns the window with the highest first address that is not above `iova`.
-    pub(crate) fn at_or_below(&self, iova: u64) -> Option<&Entry> {
+    pub(crate) fn at_or_below(&self, iova: u64) -> Option<&WindowEntry> {
         let chunk = self.firsts.partition_point(|first| *first <= iova);
         let chunk = self.chunks.get(chunk.checked_sub(1)?)?;
         let at = chunk.partition_point(|entry| entry.start <= iova);
@@ -62,7 +62,7 @@ impl Windows {
     }
 
     /// Adds a window that overlaps no existing one, as the caller has checked.
-    pub(crate) fn insert(&mut self, entry: Entry) {
+    pub(crate) fn insert(&mut self, entry: WindowEntry) {
         self.count += 1;
         let start = entry.start;
         let behind = self.firsts.partition_point(|first| *first <= start);
@@ -98,14 +98,14 @@ impl Windows {
         let from = from.saturating_sub(1);
         let to = self.firsts.partition_point(|start| *start <= last);
         let chunks = self.chunks.get(from..to).unwrap_or_default();
-        let inside = |entry: &&Entry| entry.start >= first && entry.start <= last;
-        let lens = chunks.iter().flatten().filter(inside).map(Entry::len);
+        let inside = |entry: &&WindowEntry| entry.start >= first && entry.start <= last;
+        let lens = chunks.iter().flatten().filter(inside).map(WindowEntry::len);
         lens.fold(0, u64::saturating_add)
     }
 
     /// Removes all windows that begin between two addresses, both inclusive, after a call of
     /// `each`.
-    pub(crate) fn remove(&mut self, first: u64, last: u64, mut each: impl FnMut(&Entry)) {
+    pub(crate) fn remove(&mut self, first: u64, last: u64, mut each: impl FnMut(&WindowEntry)) {
         let from = self.firsts.partition_point(|start| *start <= first);
         let from = from.saturating_sub(1);
         let to = self.firsts.partition_point(|start| *start <= last);
@@ -121,7 +121,7 @@ impl Windows {
     }
 
     /// Removes all windows, after a call of `each`.
-    pub(crate) fn clear(&mut self, mut each: impl FnMut(&Entry)) {
+    pub(crate) fn clear(&mut self, mut each: impl FnMut(&WindowEntry)) {
         self.iter().for_each(&mut each);
         *self = Windows::default();
     }
@@ -130,7 +130,7 @@ impl Windows {
     /// predecessors.
     fn forget_empty(&mut self, from: usize, to: usize) {
         // Only the first and the last of a range of chunks can have anything left.
-        let kept: Vec<Vec<Entry>> = match self.chunks.get(from..to) {
+        let kept: Vec<Vec<WindowEntry>> = match self.chunks.get(from..to) {
             Some(_) => self
                 .chunks
                 .drain(from..to)
@@ -174,8 +174,8 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    fn entry(start: u64, len: u64) -> Entry {
-        Entry {
+    fn entry(start: u64, len: u64) -> WindowEntry {
+        WindowEntry {
             start,
             last: start + (len - 1),
             host: std::ptr::null_mut(),

@@ -1,7 +1,7 @@
 //! Controller side: detection of new doorbell values, and the position of EventIdx.
 
 use crate::{
-    Cell, Step,
+    Cell, ProtocolAccess,
     ring::{before, distance},
 };
 
@@ -174,7 +174,7 @@ impl Watch {
     /// Queue completes.
     pub fn create<C: Cell>(size: u32, cells: Cells<'_, C>) -> Self {
         let mut watch = Self::new(size);
-        cells.register.store(0, Step::Initialise);
+        cells.register.store(0, ProtocolAccess::Initialise);
         if let Some(shadow) = cells.shadow {
             watch.attach(shadow);
         }
@@ -188,8 +188,12 @@ impl Watch {
     /// EventIdx is armed: the host's first move rings, so that the time of the worker's first look
     /// does not matter.
     pub fn attach<C: Cell>(&mut self, shadow: Shadow<'_, C>) {
-        shadow.doorbell.store(self.s.current, Step::Initialise);
-        shadow.eventidx.store(self.s.current, Step::Initialise);
+        shadow
+            .doorbell
+            .store(self.s.current, ProtocolAccess::Initialise);
+        shadow
+            .eventidx
+            .store(self.s.current, ProtocolAccess::Initialise);
         self.s.last_shadow = self.s.current;
         self.s.eventidx = self.s.current;
     }
@@ -240,17 +244,21 @@ impl Watch {
     /// returns the last good index again.
     #[inline]
     pub fn poll<C: Cell>(&mut self, cells: Cells<'_, C>) -> Result<u32, Invalid> {
-        self.look(cells, Step::PollShadow, Step::PollRegister)
+        self.look(
+            cells,
+            ProtocolAccess::PollShadow,
+            ProtocolAccess::PollRegister,
+        )
     }
 
     /// Returns whether [`Watch::poll`] would return a new value. Only a hint for when to call it.
     #[inline]
     #[must_use]
     pub fn has_news<C: Cell>(&self, cells: Cells<'_, C>) -> bool {
-        let register = || cells.register.load(Step::PollRegister) != self.s.last_register;
+        let register = || cells.register.load(ProtocolAccess::PollRegister) != self.s.last_register;
         match cells.shadow {
             Some(shadow) => {
-                shadow.doorbell.load(Step::PollShadow) != self.s.last_shadow
+                shadow.doorbell.load(ProtocolAccess::PollShadow) != self.s.last_shadow
                     || (!self.s.shadow_live && register())
             }
             None => self.s.shadow_live || register(),
@@ -291,7 +299,7 @@ impl Watch {
         };
         if let Some(best) = self.better_park(horizon) {
             self.s.eventidx = best;
-            shadow.eventidx.store(best, Step::Park);
+            shadow.eventidx.store(best, ProtocolAccess::Park);
         }
     }
 
@@ -338,8 +346,10 @@ impl Watch {
     pub fn arm<C: Cell>(&mut self, cells: Cells<'_, C>) -> Result<Armed, Invalid> {
         if let Some(shadow) = cells.shadow {
             self.s.eventidx = self.s.current;
-            shadow.eventidx.store(self.s.eventidx, Step::ArmEventIdx);
-            shadow.doorbell.fence(Step::ArmFence);
+            shadow
+                .eventidx
+                .store(self.s.eventidx, ProtocolAccess::ArmEventIdx);
+            shadow.doorbell.fence(ProtocolAccess::ArmFence);
         }
         self.recheck(cells)
     }
@@ -356,7 +366,11 @@ impl Watch {
     /// [`Invalid`], as from [`Watch::poll`], when the host wrote a value outside the ring.
     pub fn recheck<C: Cell>(&mut self, cells: Cells<'_, C>) -> Result<Armed, Invalid> {
         let armed_at = self.s.current;
-        let now = self.look(cells, Step::ArmShadow, Step::ArmRegister)?;
+        let now = self.look(
+            cells,
+            ProtocolAccess::ArmShadow,
+            ProtocolAccess::ArmRegister,
+        )?;
         Ok(if now == armed_at {
             Armed::Idle
         } else {
@@ -368,8 +382,8 @@ impl Watch {
     fn look<C: Cell>(
         &mut self,
         cells: Cells<'_, C>,
-        shadow_step: Step,
-        register_step: Step,
+        shadow_step: ProtocolAccess,
+        register_step: ProtocolAccess,
     ) -> Result<u32, Invalid> {
         if let Some(shadow) = cells.shadow {
             let value = shadow.doorbell.load(shadow_step);

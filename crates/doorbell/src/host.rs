@@ -2,7 +2,7 @@
 //! written.
 
 use crate::{
-    Cell, Shadow, Step,
+    Cell, ProtocolAccess, Shadow,
     ring::{need_event, need_event_annex},
 };
 
@@ -142,13 +142,13 @@ impl Publisher {
         // cell.
         let old = match self.behaviour.previous {
             Previous::Own => own,
-            Previous::Entry => doorbell.load(Step::HostPrevious) as u16,
+            Previous::Entry => doorbell.load(ProtocolAccess::HostPrevious) as u16,
         };
-        doorbell.store(u32::from(new), Step::HostShadow);
+        doorbell.store(u32::from(new), ProtocolAccess::HostShadow);
         if self.behaviour.barrier {
-            doorbell.fence(Step::HostFence);
+            doorbell.fence(ProtocolAccess::HostFence);
         }
-        let event_idx = eventidx.load(Step::HostEventIdx) as u16;
+        let event_idx = eventidx.load(ProtocolAccess::HostEventIdx) as u16;
         let asked = match self.behaviour.compare {
             Compare::Linux => need_event(event_idx, new, old),
             Compare::Annex => need_event_annex(event_idx, new, old, self.size),

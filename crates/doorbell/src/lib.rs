@@ -10,7 +10,7 @@
 //! *Scope.* 32-bit cells that the caller maps, through [`Cell`], and the plain data of one
 //! doorbell. Queues, entries, buffers' addresses, their mapping and lifetime, clocks, sleeping and
 //! locks belong to callers. There is no allocation and no unsafe code. Every access to a cell is
-//! named by a [`Step`], so that models and fault injectors run the production code.
+//! named by a [`ProtocolAccess`], so that models and fault injectors run the production code.
 //!
 //! # Controller
 //!
@@ -53,7 +53,7 @@
 //! | buffers used after a controller-level reset | cells are borrowed per call; a reset drops every [`Watch`] before it ends, and no call writes without cells | loom `reset_*`; controller `register_only_queue_*` |
 //! | queue created again with stale cells | [`Watch::create`] writes register, shadow entry and EventIdx | loom `recreation_*`, `mutants_of_a_queues_life`; controller `recreation_*` |
 //! | EventIdx of a CQ not kept up | [`Watch::arm`] when the CQ is full, [`Watch::park_until`] its tail otherwise | loom `full_cq_*`, `mutants_of_a_full_cq`; controller `cq_*` |
-//! | no full barrier between EventIdx and the look after it | [`Step::ArmFence`], [`Step::ArmShadow`] | loom `every_*`, `sleeping_*`, `mutants_of_the_controller` |
+//! | no full barrier between EventIdx and the look after it | [`ProtocolAccess::ArmFence`], [`ProtocolAccess::ArmShadow`] | loom `every_*`, `sleeping_*`, `mutants_of_the_controller` |
 //! | host without the barrier | [`Watch::recheck`] | loom `barrierless_*`, `mutants_of_the_host` |
 //! | EventIdx far behind or "never": a ring per turn | [`Watch::park`], proof in [`ring`] | arithmetic; controller `park_*`, `histories` |
 //! | unvalidated value | [`Invalid`]; a value outside the ring is never returned | controller `invalid_*` |
@@ -70,7 +70,7 @@ pub mod controller;
 pub mod host;
 pub mod ring;
 
-pub use cell::{Cell, Step};
+pub use cell::{Cell, ProtocolAccess};
 pub use controller::{Armed, Cells, Invalid, Shadow, Source, Watch, WatchState};
 pub use host::{Compare, HostBehaviour, Previous, Publisher, Ring, ShadowUse};
 pub use ring::{advance, before, distance, need_event};

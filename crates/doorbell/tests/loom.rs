@@ -14,7 +14,7 @@
 #[path = "loom/mod.rs"]
 mod model;
 
-use doorbell::{HostBehaviour, Step};
+use doorbell::{HostBehaviour, ProtocolAccess};
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
@@ -445,11 +445,11 @@ fn mutant_of_submission(fault: Fault) -> bool {
 #[test]
 fn mutants_of_the_host() {
     assert!(
-        mutant_of_submission(Fault::Omit(Step::HostFence)),
+        mutant_of_submission(Fault::Omit(ProtocolAccess::HostFence)),
         "host's full fence"
     );
     assert!(
-        mutant_of_submission(Fault::Relax(Step::HostShadow)),
+        mutant_of_submission(Fault::Relax(ProtocolAccess::HostShadow)),
         "host's release of the shadow entry"
     );
     let register = |fault| {
@@ -463,7 +463,7 @@ fn mutants_of_the_host() {
         })
     };
     assert!(
-        register(Fault::Relax(Step::HostRegister)),
+        register(Fault::Relax(ProtocolAccess::HostRegister)),
         "host's release of the register"
     );
 }
@@ -471,23 +471,23 @@ fn mutants_of_the_host() {
 #[test]
 fn mutants_of_the_controller() {
     assert!(
-        mutant_of_submission(Fault::Omit(Step::ArmFence)),
+        mutant_of_submission(Fault::Omit(ProtocolAccess::ArmFence)),
         "full fence after arming"
     );
     assert!(
-        mutant_of_submission(Fault::Omit(Step::ArmShadow)),
+        mutant_of_submission(Fault::Omit(ProtocolAccess::ArmShadow)),
         "the look after arming"
     );
     assert!(
-        mutant_of_submission(Fault::Omit(Step::ArmEventIdx)),
+        mutant_of_submission(Fault::Omit(ProtocolAccess::ArmEventIdx)),
         "arming"
     );
     assert!(
-        mutant_of_submission(Fault::Relax(Step::PollShadow)),
+        mutant_of_submission(Fault::Relax(ProtocolAccess::PollShadow)),
         "acquire of the shadow entry"
     );
     assert!(
-        mutant_of_submission(Fault::Relax(Step::ArmShadow)),
+        mutant_of_submission(Fault::Relax(ProtocolAccess::ArmShadow)),
         "acquire of the look after arming"
     );
     let register = |fault| {
@@ -501,11 +501,11 @@ fn mutants_of_the_controller() {
         })
     };
     assert!(
-        register(Fault::Relax(Step::PollRegister)),
+        register(Fault::Relax(ProtocolAccess::PollRegister)),
         "acquire of the register"
     );
     assert!(
-        register(Fault::Relax(Step::ArmRegister)),
+        register(Fault::Relax(ProtocolAccess::ArmRegister)),
         "acquire of the register after arming"
     );
 }
@@ -513,7 +513,7 @@ fn mutants_of_the_controller() {
 #[test]
 fn mutants_of_a_queues_life() {
     assert_eq!(STALE, 2, "an index of the ring: stale, but not invalid");
-    let fault = Fault::Omit(Step::Initialise);
+    let fault = Fault::Omit(ProtocolAccess::Initialise);
     assert!(
         fails(move || recreation(&[2, 1], HostBehaviour::LINUX, fault)),
         "first values of the cells"
@@ -527,10 +527,10 @@ fn mutants_of_a_queues_life() {
 #[test]
 fn mutants_of_a_full_cq() {
     for step in [
-        Step::ArmFence,
-        Step::ArmShadow,
-        Step::ArmEventIdx,
-        Step::HostFence,
+        ProtocolAccess::ArmFence,
+        ProtocolAccess::ArmShadow,
+        ProtocolAccess::ArmEventIdx,
+        ProtocolAccess::HostFence,
     ] {
         assert!(
             fails(move || full_cq(3, HostBehaviour::LINUX, Fault::Omit(step))),

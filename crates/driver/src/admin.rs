@@ -122,7 +122,11 @@ impl Admin {
             (&mut self.cq_doorbell, stride, self.head),
         ] {
             if let Some(cells) = buffers.cells(at) {
-                doorbell::Cell::store(cells.get().doorbell, index, doorbell::Step::Initialise);
+                doorbell::Cell::store(
+                    cells.get().doorbell,
+                    index,
+                    doorbell::ProtocolAccess::Initialise,
+                );
                 doorbell.attach(Some(cells));
             }
         }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use dma::{MapError, Memory, MemoryError};
 
-use crate::iova::{End, MapFailure, Mapper, Region, Registration, Space};
+use crate::iova::{MapFailure, Mapper, RangeEnd, Region, Registration, Space};
 use crate::options::MemorySource;
 use sync::Unpoisoned;
 
@@ -180,7 +180,7 @@ impl Heap {
         let found = chunks
             .iter_mut()
             .enumerate()
-            .find_map(|(i, chunk)| Some((i, chunk.space.allocate(wanted, End::Low)?)));
+            .find_map(|(i, chunk)| Some((i, chunk.space.allocate(wanted, RangeEnd::Low)?)));
         let (index, at) = match found {
             Some(found) => found,
             None => {
@@ -201,7 +201,7 @@ impl Heap {
                 let region = self.mapper.map(&memory, 0, size)?;
                 let mut space = Space::new(&[self.page..=self.page + size - 1], self.page);
                 let at = space
-                    .allocate(wanted, End::Low)
+                    .allocate(wanted, RangeEnd::Low)
                     .ok_or(MapFailure::NoSpace { len: wanted })?;
                 chunks.push(Chunk { region, space });
                 (chunks.len() - 1, at)

@@ -42,7 +42,7 @@ const MAX_NAMESPACES: usize = 4096;
 
 /// Capabilities of the controller that matter to queue pairs. They never change.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct DeviceLimits {
     /// Maximum entries of a queue (CAP.MQES + 1).
     pub queue_entries: u32,
     /// Maximum number of I/O queue pairs.
@@ -86,7 +86,7 @@ pub enum Event {
 /// Operating state of the controller, as queue pairs see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum State {
+pub(crate) enum DeviceState {
     Live = 0,
     /// The device is lost, and certain to access no memory.
     GoneQuiet = 1,
@@ -99,7 +99,7 @@ pub(crate) enum State {
 }
 
 /// State shared by the device handle and its queue pairs.
-pub(crate) struct Shared {
+pub(crate) struct SharedDevice {
     pub transport: Arc<dyn Transport>,
     pub mapper: Arc<Mapper>,
     pub heap: Arc<Heap>,
@@ -110,9 +110,9 @@ pub(crate) struct Shared {
     state: AtomicU8,
     /// Number of controller resets since it was opened.
     pub resets: AtomicU64,
-    pub limits: Limits,
+    pub limits: DeviceLimits,
     /// Number of outstanding commands of each queue pair. The queue pair's thread stores it;
-    /// [`Shared::release`] reads it.
+    /// [`SharedDevice::release`] reads it.
     flying: Mutex<Vec<Weak<AtomicU32>>>,
     control: Mutex<Control>,
 }
@@ -137,7 +137,7 @@ pub(crate) struct Control {
     request: Option<OwnedFd>,
 }
 
-impl Shared {
+impl SharedDevice {
     /// Initializes a controller: reset, Admin queues, enable, Identify, namespaces.
     pub fn open(transport: Arc<dyn Transport>, options: Options) -> Result<Self, Error> {
         transport.set_bus_master(true)?;
@@ -182,7 +182,7 @@ impl Shared {
                 control.eventfds.push(fd);
             }
         }
-        let mut limits = Limits {
+        let mut limits = DeviceLimits {
             queue_entries: u32::from(cap.mqes_z()) + 1,
             io_queues: wanted,
             max_transfer: 0,
@@ -224,7 +224,7 @@ impl Shared {
             heap,
             options,
             epoch: AtomicU32::new(0),
-            state: AtomicU8::new(State::Live as u8),
+            state: AtomicU8::new(DeviceState::Live as u8),
             resets: AtomicU64::new(0),
             limits,
             flying: Mutex::default(),
@@ -237,13 +237,13 @@ impl Shared {
         self.control.lock().unpoisoned()
     }
 
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> DeviceState {
         match self.state.load(Ordering::Acquire) {
-            0 => State::Live,
-            1 => State::GoneQuiet,
-            3 => State::Suspended,
-            4 => State::Draining,
-            _ => State::GoneWild,
+            0 => DeviceState::Live,
+            1 => DeviceState::GoneQuiet,
+            3 => DeviceState::Suspended,
+            4 => DeviceState::Draining,
+            _ => DeviceState::GoneWild,
         }
     }
 
@@ -252,10 +252,10 @@ impl Shared {
     pub fn recover(&self, observed: u32, why: &'static str) -> Result<(), Error> {
         let mut control = self.lock();
         let state = self.state();
-        if self.epoch.load(Ordering::Acquire) != observed || state != State::Live {
+        if self.epoch.load(Ordering::Acquire) != observed || state != DeviceState::Live {
             return match state {
-                State::Live => Ok(()),
-                State::Suspended => Err(Error::Suspended),
+                DeviceState::Live => Ok(()),
+                DeviceState::Suspended => Err(Error::Suspended),
                 _ => Err(Error::Gone),
             };
         }
@@ -317,9 +317,9 @@ impl Shared {
             }
         }
         let state = if quiet {
-            State::GoneQuiet
+            DeviceState::GoneQuiet
         } else {
-            State::GoneWild
+            DeviceState::GoneWild
         };
         self.state.store(state as u8, Ordering::Release);
         self.epoch.fetch_add(1, Ordering::Release);
@@ -328,7 +328,7 @@ impl Shared {
     /// Orderly shutdown (NVMe Base 2.1, 3.6.1), then disable. No queue pair works afterwards.
     pub fn close(&self) {
         let mut control = self.lock();
-        if matches!(self.state(), State::GoneQuiet | State::GoneWild) {
+        if matches!(self.state(), DeviceState::GoneQuiet | DeviceState::GoneWild) {
             return;
         }
         if let Err(error) = control.shut_down(&*self.transport) {
@@ -339,7 +339,8 @@ impl Shared {
                 control.grave.clear();
                 let _ = self.transport.set_msix(&[]);
                 let _ = self.transport.set_bus_master(false);
-                self.state.store(State::GoneQuiet as u8, Ordering::Release);
+                self.state
+                    .store(DeviceState::GoneQuiet as u8, Ordering::Release);
                 self.epoch.fetch_add(1, Ordering::Release);
             }
             Err(_) => self.give_up(&mut control),
@@ -347,7 +348,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedDevice {
     fn drop(&mut self) {
         self.close();
         self.mapper.trim();
@@ -585,7 +586,7 @@ impl Control {
 
     /// Returns the shadow doorbell buffers for a newly created queue pair; `None` if shadow
     /// doorbells are not used. The first call in an epoch sends Doorbell Buffer Config.
-    pub fn shadow(&mut self, shared: &Shared) -> Option<Arc<ShadowBuffers>> {
+    pub fn shadow(&mut self, shared: &SharedDevice) -> Option<Arc<ShadowBuffers>> {
         let choice = shared.options.doorbells;
         if !choice.shadow || !self.identify.oacs.dbcs() {
             return None;

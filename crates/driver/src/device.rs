@@ -12,7 +12,7 @@ use nvme::{AdminOpcode, Command};
 use zerocopy::FromBytes;
 
 use crate::buffer::DmaBuffer;
-use crate::control::{Event, Limits, Shared, State};
+use crate::control::{DeviceLimits, DeviceState, Event, SharedDevice};
 use crate::error::Error;
 use crate::iova::{MapFailure, Mapper, Registration};
 use crate::namespace::Namespace;
@@ -25,7 +25,7 @@ use crate::transport::Transport;
 /// by [`Device::close`].
 #[derive(Clone)]
 pub struct Device {
-    shared: Arc<Shared>,
+    shared: Arc<SharedDevice>,
 }
 
 impl std::fmt::Debug for Device {
@@ -45,12 +45,12 @@ impl Device {
     /// unusable.
     pub fn open(transport: Arc<dyn Transport>, options: Options) -> Result<Self, Error> {
         Ok(Self {
-            shared: Arc::new(Shared::open(transport, options)?),
+            shared: Arc::new(SharedDevice::open(transport, options)?),
         })
     }
 
     /// Returns the capabilities of the controller.
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self) -> DeviceLimits {
         self.shared.limits
     }
 
@@ -251,8 +251,8 @@ impl Device {
 
     fn alive(&self) -> Result<(), Error> {
         match self.shared.state() {
-            State::Live => Ok(()),
-            State::Suspended => Err(Error::Suspended),
+            DeviceState::Live => Ok(()),
+            DeviceState::Suspended => Err(Error::Suspended),
             _ => Err(Error::Gone),
         }
     }
@@ -274,7 +274,10 @@ impl Device {
 
     /// Returns whether the device is lost or closed.
     pub fn is_gone(&self) -> bool {
-        matches!(self.shared.state(), State::GoneQuiet | State::GoneWild)
+        matches!(
+            self.shared.state(),
+            DeviceState::GoneQuiet | DeviceState::GoneWild
+        )
     }
 
     /// Shuts the controller down and disables it, for example before an external reset, a power
@@ -299,7 +302,7 @@ impl Device {
 
     /// Returns whether the device is suspended.
     pub fn is_suspended(&self) -> bool {
-        self.shared.state() == State::Suspended
+        self.shared.state() == DeviceState::Suspended
     }
 
     /// Returns a descriptor that becomes readable when the system asks for the device (VFIO's

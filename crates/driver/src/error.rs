@@ -1,5 +1,5 @@
 //! Errors of the controller ([`Error`]), of one command ([`CommandError`]), and of requests refused
-//! before submission ([`Refusal`]).
+//! before submission ([`SubmitRefusal`]).
 
 use std::time::Duration;
 
@@ -107,7 +107,7 @@ pub enum CommandError {
 /// Reason why a command was refused before submission; the controller never saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum SubmitRefusal {
     /// The queue pair has no room for more outstanding commands: poll first.
     #[error("the queue is full")]
     Full,
@@ -132,9 +132,9 @@ pub enum Refusal {
 /// A refused request; the error returns its buffer.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
-pub struct Refused {
+pub struct RefusedRequest {
     /// Reason for the refusal.
-    pub why: Refusal,
+    pub why: SubmitRefusal,
     /// The request's buffer.
     pub buffer: Option<DmaBuffer>,
 }

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use crate::error::Refused;
+use crate::error::RefusedRequest;
 use crate::queue::{Completion, QueuePair, Request};
 
 enum State {
@@ -53,8 +53,9 @@ impl AsyncQueue {
     /// buffer until it has completed.
     ///
     /// # Errors
-    /// [`Refused`]: with [`Refusal::Full`](crate::Refusal::Full), drive and try again.
-    pub fn request(&self, mut request: Request) -> Result<Pending, Refused> {
+    /// [`RefusedRequest`]: with [`SubmitRefusal::Full`](crate::SubmitRefusal::Full), drive and try
+    /// again.
+    pub fn request(&self, mut request: Request) -> Result<Pending, RefusedRequest> {
         let mut inner = self.0.borrow_mut();
         let token = inner.next;
         inner.next = token.wrapping_add(1);

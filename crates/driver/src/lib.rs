@@ -77,15 +77,15 @@ pub mod vfio_user;
 mod volume;
 
 pub use buffer::{DmaBuffer, Heap};
-pub use control::{Event, Limits};
+pub use control::{DeviceLimits, Event};
 pub use device::Device;
-pub use error::{CommandError, Error, Refusal, Refused};
+pub use error::{CommandError, Error, RefusedRequest, SubmitRefusal};
 pub use future::{AsyncQueue, Pending};
 pub use namespace::{Atomicity, Namespace};
 pub use options::{Doorbells, MemorySource, Options, QueueOptions, ShadowMemory};
 pub use queue::raw;
 pub use queue::{
-    BlockingError, Completion, Look, Op, QueueCounters, QueuePair, Request, ShadowBuffers, Tap,
+    BlockingError, Completion, Op, QueueCounters, QueuePair, Request, ShadowBuffers, Tap, TapResult,
 };
-pub use url::{NVME, OpenError, Place, Target, VFIO_USER, open};
+pub use url::{ControllerAddress, DeviceTarget, NVME, OpenError, VFIO_USER, open};
 pub use volume::{NvmeVolume, status_error};

@@ -56,9 +56,9 @@ impl Default for Options {
 /// [`Device::allocate`](crate::Device::allocate). Memfds by default; huge pages, or memory on a
 /// chosen NUMA node, are alternatives.
 #[derive(Clone)]
-pub struct MemorySource(Arc<Make>);
+pub struct MemorySource(Arc<AllocateMemory>);
 
-type Make = dyn Fn(usize) -> Result<Memory, MapError> + Send + Sync;
+type AllocateMemory = dyn Fn(usize) -> Result<Memory, MapError> + Send + Sync;
 
 impl MemorySource {
     /// Creates a source from an allocation function. The function returns at least the given number

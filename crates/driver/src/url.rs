@@ -126,7 +126,7 @@ pub enum OpenError {
 
 /// Address of a controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ControllerAddress {
     /// A PCI function, through VFIO.
     Pci(crate::vfio::Bdf),
     /// A vfio-user socket.
@@ -135,9 +135,9 @@ pub enum Place {
 
 /// A parsed device URL: controller, namespace and options.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct DeviceTarget {
     /// The controller.
-    pub place: Place,
+    pub place: ControllerAddress,
     /// ID of the namespace, 1 by default.
     pub nsid: u32,
     /// Options of the controller.
@@ -148,7 +148,7 @@ pub struct Target {
     pub read_only: bool,
 }
 
-impl Target {
+impl DeviceTarget {
     /// Parses a URL.
     ///
     /// | URL | device |
@@ -182,10 +182,10 @@ impl Target {
         let place = match scheme {
             _ if scheme == NVME.name => {
                 let address = base.strip_prefix('/').unwrap_or(base);
-                Place::Pci(address.parse().map_err(|_| form())?)
+                ControllerAddress::Pci(address.parse().map_err(|_| form())?)
             }
             _ if scheme == VFIO_USER.name && base.starts_with('/') && base.len() > 1 => {
-                Place::Socket(base.into())
+                ControllerAddress::Socket(base.into())
             }
             _ => return Err(form()),
         };
@@ -265,8 +265,10 @@ impl Target {
     /// Returns a short name of the device for messages.
     pub fn name(&self) -> String {
         match &self.place {
-            Place::Pci(address) => format!("nvme://{address}/{}", self.nsid),
-            Place::Socket(path) => format!("vfio-user://{}/{}", path.display(), self.nsid),
+            ControllerAddress::Pci(address) => format!("nvme://{address}/{}", self.nsid),
+            ControllerAddress::Socket(path) => {
+                format!("vfio-user://{}/{}", path.display(), self.nsid)
+            }
         }
     }
 
@@ -278,13 +280,13 @@ impl Target {
         let name = self.name();
         let transport: Arc<dyn Transport> = match &self.place {
             #[cfg(feature = "vfio")]
-            Place::Pci(address) => Arc::new(crate::vfio::Vfio::open(
+            ControllerAddress::Pci(address) => Arc::new(crate::vfio::Vfio::open(
                 *address,
                 &crate::vfio::VfioOptions::default(),
             )?),
             #[cfg(not(feature = "vfio"))]
-            Place::Pci(_) => return Err(OpenError::NotBuilt { name }),
-            Place::Socket(path) => match VfioUser::connect(path, MESSAGE_TIMEOUT) {
+            ControllerAddress::Pci(_) => return Err(OpenError::NotBuilt { name }),
+            ControllerAddress::Socket(path) => match VfioUser::connect(path, MESSAGE_TIMEOUT) {
                 Ok(transport) => transport,
                 Err(source) => return Err(OpenError::Transport { name, source }),
             },
@@ -294,12 +296,12 @@ impl Target {
     }
 }
 
-/// Opens the namespace that a URL names (see [`Target::parse`]) as a volume.
+/// Opens the namespace that a URL names (see [`DeviceTarget::parse`]) as a volume.
 ///
 /// # Errors
 /// [`OpenError`] when the URL is invalid, or the device or namespace cannot be opened.
 pub fn open(url: &str) -> Result<NvmeVolume, OpenError> {
-    let target = Target::parse(url)?;
+    let target = DeviceTarget::parse(url)?;
     let device = target.open()?;
     let name = target.name();
     NvmeVolume::new(
@@ -323,26 +325,30 @@ mod tests {
             "nvme:///0000:44:00.0/1",
             "nvme://0000:44:00.0",
         ] {
-            let target = Target::parse(url).unwrap();
+            let target = DeviceTarget::parse(url).unwrap();
             assert_eq!(
                 (target.name().as_str(), target.nsid),
                 ("nvme://0000:44:00.0/1", 1)
             );
         }
-        let target =
-            Target::parse("vfio-user:///run/a.sock/12?depth=4&shadow=off&timeout=2s&read-only=on")
-                .unwrap();
-        assert_eq!(target.place, Place::Socket("/run/a.sock".into()));
+        let target = DeviceTarget::parse(
+            "vfio-user:///run/a.sock/12?depth=4&shadow=off&timeout=2s&read-only=on",
+        )
+        .unwrap();
+        assert_eq!(
+            target.place,
+            ControllerAddress::Socket("/run/a.sock".into())
+        );
         assert_eq!(
             (target.nsid, target.queue.depth, target.read_only),
             (12, 4, true)
         );
         assert!(!target.options.doorbells.shadow);
         assert_eq!(target.options.command_timeout, Duration::from_secs(2));
-        let target = Target::parse("vfio-user:///run/a.sock").unwrap();
+        let target = DeviceTarget::parse("vfio-user:///run/a.sock").unwrap();
         assert_eq!(
             (target.place, target.nsid),
-            (Place::Socket("/run/a.sock".into()), 1)
+            (ControllerAddress::Socket("/run/a.sock".into()), 1)
         );
     }
 
@@ -358,7 +364,7 @@ mod tests {
             };
             for value in values.split('|') {
                 let url = format!("vfio-user:///a.sock/1?{}={value}", option.name);
-                let target = Target::parse(&url).unwrap();
+                let target = DeviceTarget::parse(&url).unwrap();
                 let differs = format!("{target:?}") != format!("{:?}", plain());
                 let default = if option.name == "read-only" {
                     "off"
@@ -370,8 +376,8 @@ mod tests {
         }
     }
 
-    fn plain() -> Target {
-        Target::parse("vfio-user:///a.sock/1").unwrap()
+    fn plain() -> DeviceTarget {
+        DeviceTarget::parse("vfio-user:///a.sock/1").unwrap()
     }
 
     #[test]
@@ -387,7 +393,7 @@ mod tests {
             "nvme://0000:44:00.0/99999999999",
         ] {
             assert!(
-                matches!(Target::parse(url), Err(OpenError::Form { .. })),
+                matches!(DeviceTarget::parse(url), Err(OpenError::Form { .. })),
                 "{url}"
             );
         }
@@ -404,7 +410,7 @@ mod tests {
         ] {
             let url = format!("vfio-user:///a.sock/1?{option}");
             assert!(
-                matches!(Target::parse(&url), Err(OpenError::Option { .. })),
+                matches!(DeviceTarget::parse(&url), Err(OpenError::Option { .. })),
                 "{option}"
             );
         }

@@ -350,9 +350,10 @@ impl Transport for VfioUser {
         let mut command = config16(&mut client, at)?;
         // This driver receives no INTx.
         command |= pci::command::MEMORY_SPACE | pci::command::INTERRUPT_DISABLE;
-        match enable {
-            true => command |= pci::command::BUS_MASTER,
-            false => command &= !pci::command::BUS_MASTER,
+        if enable {
+            command |= pci::command::BUS_MASTER
+        } else {
+            command &= !pci::command::BUS_MASTER
         }
         let written = client.region_write(CONFIG, at, &command.to_le_bytes());
         written.map_err(failed)

@@ -17,15 +17,15 @@ use volume::{
 };
 
 use crate::buffer::DmaBuffer;
-use crate::control::State;
+use crate::control::DeviceState;
 use crate::device::Device;
-use crate::error::{CommandError, Error, Refusal};
+use crate::error::{CommandError, Error, SubmitRefusal};
 use crate::iova::{Registration, Tables};
 use crate::namespace::{Atomicity, Namespace};
 use crate::options::QueueOptions;
 use crate::queue::core::Data;
 use crate::queue::data::{IovaRange, Method};
-use crate::queue::split::Parent;
+use crate::queue::split::SplitRequest;
 use crate::queue::{Op, QueuePair};
 
 /// Size of the zero buffer that is written repeatedly if the controller lacks Write Zeroes.
@@ -33,7 +33,7 @@ const ZEROES: u64 = 1 << 20;
 /// Maximum range zeroed with that buffer.
 const MAX_ZEROED: u64 = 1 << 30;
 /// Number of bounce buffers kept for later transfers, and the size from which they are not kept.
-const KEPT: usize = 64;
+const MAX_SPARE_BUFFERS: usize = 64;
 const KEPT_BYTES: usize = 1 << 20;
 
 /// A namespace of a device, as a [`Volume`].
@@ -415,9 +415,9 @@ impl Queue {
         blocks: u64,
         method: Method,
         user_data: u64,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), SubmitRefusal> {
         let mut queue = self.queue.borrow_mut();
-        let core = queue.core().ok_or(Refusal::Gone)?;
+        let core = queue.core().ok_or(SubmitRefusal::Gone)?;
         let most = if op.has_data() {
             u64::from(core.max_blocks())
         } else {
@@ -431,7 +431,7 @@ impl Queue {
             };
             let single = crate::queue::SINGLE;
             match core.push(op, lba, blocks as u32, data, single, user_data) {
-                Err(Refusal::Full) => {}
+                Err(SubmitRefusal::Full) => {}
                 other => return other.map(drop),
             }
         }
@@ -458,7 +458,7 @@ impl Queue {
             .borrow_mut()
             .core()
             .map(|core| core.shared.state());
-        if state == Some(State::GoneWild) {
+        if state == Some(DeviceState::GoneWild) {
             // The device may still write there: that memory is never used again.
             std::mem::forget(std::mem::take(&mut pending.data));
             std::mem::forget(pending.bounce.take());
@@ -468,7 +468,7 @@ impl Queue {
             if pending.read && result.is_ok() && !copy(&pending.data, &buffer, len, false) {
                 result = Err(IoErrorKind::Memory.into());
             }
-            if self.spare.len() < KEPT && buffer.len() <= KEPT_BYTES {
+            if self.spare.len() < MAX_SPARE_BUFFERS && buffer.len() <= KEPT_BYTES {
                 self.spare.push(buffer);
             }
         }
@@ -503,8 +503,8 @@ fn parent(
     ranges: Vec<IovaRange>,
     method: Method,
     user_data: u64,
-) -> Parent {
-    Parent {
+) -> SplitRequest {
+    SplitRequest {
         op,
         lba,
         left,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-const PATIENT: Duration = Duration::from_secs(60);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 const FULL: u64 = u64::MAX - 1;
 
 fn new(flags: EventfdFlags) -> OwnedFd {
@@ -34,7 +34,7 @@ fn in_time(act: impl FnOnce() + Send + 'static) {
         act();
         let _ = tell.send(());
     });
-    assert!(told.recv_timeout(PATIENT).is_ok(), "it is blocked");
+    assert!(told.recv_timeout(WAIT_TIMEOUT).is_ok(), "it is blocked");
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn who_waits_for_it_is_woken() {
     let eventfd = ClientEventfd::new(theirs.try_clone().unwrap()).unwrap();
     let waiter = std::thread::spawn(move || {
         let limit = Timespec {
-            tv_sec: PATIENT.as_secs() as i64,
+            tv_sec: WAIT_TIMEOUT.as_secs() as i64,
             tv_nsec: 0,
         };
         let mut fds = [PollFd::new(&theirs, PollFlags::IN)];

@@ -9,15 +9,15 @@
 mod frontend;
 mod io_queues;
 
+use crate::authentication::AuthResult;
 use crate::decide::{Register, create, decide_io, delete};
 use crate::handshake::{Connected, invalid};
-use crate::link::{End, Link};
-use crate::memory::{BASE, PAGE, Pool};
-use crate::prove::Outcome;
-use crate::queue::{Phase, Queue, Surroundings};
+use crate::link::{ConnectionEnd, Link};
+use crate::memory::{AssociationMemory, BASE, PAGE};
+use crate::queue::{Phase, Queue, QueueContext};
 use crate::rings;
-use crate::slots::Step;
-use crate::target::{Letter, Reservation, Target};
+use crate::slots::QueueStep;
+use crate::target::{AssociationMessage, Reservation, Target};
 use controller::{Controller, ControllerConfig, ControllerStats, FabricsConfig, KeepAlive};
 use dma::Prot;
 use nvme::fabrics::{self, SQHD_NO_FLOW_CONTROL, status};
@@ -112,7 +112,7 @@ impl NewAssociation {
             // Unreachable: only this method takes the value, and it consumes `self`.
             return Err(rustix::io::Errno::BADF.into());
         };
-        match Parts::new(&self.target, &connected, &reservation, context) {
+        match AssociationParts::new(&self.target, &connected, &reservation, context) {
             Ok(parts) => Ok(Association::new(
                 parts,
                 self.target.clone(),
@@ -137,16 +137,16 @@ impl Drop for NewAssociation {
 }
 
 /// Resources of an association whose creation may fail.
-struct Parts {
+struct AssociationParts {
     controller: Controller,
-    pool: Pool,
+    pool: AssociationMemory,
     admin: Queue,
-    mail: Arc<Inbox<Letter>>,
+    inbox: Arc<Inbox<AssociationMessage>>,
     streams: RingStreams,
     descriptors: Descriptors,
 }
 
-impl Parts {
+impl AssociationParts {
     fn new(
         target: &Target,
         connected: &Connected,
@@ -157,13 +157,14 @@ impl Parts {
         let queues = limits.queues + 1;
         let capsule = limits.in_capsule.max(ADMIN_IN_CAPSULE).div_ceil(PAGE);
         let data = reservation.memory().div_ceil(PAGE);
-        let pool = Pool::new(rings::PAGES * u32::from(queues), (queues, capsule), data)?;
+        let pool =
+            AssociationMemory::new(rings::PAGES * u32::from(queues), (queues, capsule), data)?;
         let config = ControllerConfig {
             cntlid: reservation.cntlid(),
             subnqn: Some(target.config.nqn.clone()),
             io_queues: limits.queues,
             // The rings are larger than the host's queues; hosts see a smaller maximum in CAP.
-            queue_entries: rings::MOST_ENTRIES.into(),
+            queue_entries: rings::MAX_QUEUE_ENTRIES.into(),
             shadow_doorbells: false,
             mapped_doorbells: false,
             workers: 1,
@@ -182,7 +183,7 @@ impl Parts {
         let len = memory.len() as u64;
         controller.dma_map(BASE, len, Some((memory, 0)), Prot::RW)?;
         let streams = context.io.streams()?;
-        let mail = Inbox::new(context.io).map_err(AssociationError::Event)?;
+        let inbox = Inbox::new(context.io).map_err(AssociationError::Event)?;
         let fd = rustix::io::fcntl_dupfd_cloexec(&connected.fd, 0)?;
         let link = Link::new(&streams, &context.descriptors, 0, fd, connected.limits)?;
         let entries = connected
@@ -197,7 +198,7 @@ impl Parts {
             controller,
             pool,
             admin,
-            mail,
+            inbox,
             streams,
             descriptors: context.descriptors.clone(),
         })
@@ -206,7 +207,7 @@ impl Parts {
 
 /// Phase of an association's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Life {
+enum AssociationState {
     Open,
     /// The controller is being reset for the last time.
     Ending,
@@ -220,12 +221,12 @@ pub struct Association {
     hostnqn: String,
     peer: Option<SocketAddr>,
     controller: Controller,
-    pool: Pool,
+    pool: AssociationMemory,
     admin: Queue,
     io: Vec<Queue>,
     /// New I/O queue connections whose rings could not be requested from the controller yet.
     early: Vec<Connected>,
-    mail: Arc<Inbox<Letter>>,
+    inbox: Arc<Inbox<AssociationMessage>>,
     streams: RingStreams,
     descriptors: Descriptors,
     /// Value of CC that the host has written.
@@ -234,13 +235,13 @@ pub struct Association {
     began: Instant,
     /// The controller is being reset while the Admin queue stays connected.
     resetting: bool,
-    life: Life,
+    life: AssociationState,
     /// The association counts among those of authenticated hosts.
     is_admitted: bool,
     flushing: bool,
     now: Instant,
     /// Buffer for completions of this side's own commands, kept for reuse.
-    own: Vec<(u16, Step, Status)>,
+    own: Vec<(u16, QueueStep, Status)>,
 }
 
 impl std::fmt::Debug for Association {
@@ -265,23 +266,23 @@ impl Association {
     }
 
     fn new(
-        parts: Parts,
+        parts: AssociationParts,
         target: Arc<Target>,
         connected: Connected,
         reservation: Reservation,
     ) -> Self {
         let now = Instant::now();
-        let Parts {
+        let AssociationParts {
             controller,
             pool,
             mut admin,
-            mail,
+            inbox,
             streams,
             descriptors,
         } = parts;
         let hostnqn = connected.hostnqn;
         let cntlid = reservation.cntlid();
-        target.enter(cntlid, &mail);
+        target.enter(cntlid, &inbox);
         reservation.using();
         target.stats().count_connection();
         let peer = rustix::net::getpeername(&connected.fd).ok().flatten();
@@ -311,14 +312,14 @@ impl Association {
             admin,
             io: Vec::new(),
             early: Vec::new(),
-            mail,
+            inbox,
             streams,
             descriptors,
             cc: Cc::new(),
             keep_alive: KeepAlive::new(timeout, now),
             began: now,
             resetting: false,
-            life: Life::Open,
+            life: AssociationState::Open,
             is_admitted: false,
             flushing: false,
             now,
@@ -342,7 +343,7 @@ impl Association {
 
     // ---- the Admin queue
 
-    fn read_admin(&mut self) -> Result<bool, End> {
+    fn read_admin(&mut self) -> Result<bool, ConnectionEnd> {
         let max_transfer = self.max_transfer();
         let mut register = Register {
             cc: &mut self.cc,
@@ -352,12 +353,12 @@ impl Association {
             written: false,
             entries: self.target.config.limits.entries,
         };
-        let mut around = Surroundings {
+        let mut around = QueueContext {
             controller: &mut self.controller,
             pool: &mut self.pool,
             max_transfer,
             prover: self.target.prover.as_ref(),
-            mail: &self.mail,
+            inbox: &self.inbox,
         };
         let resetting = self.resetting;
         let decide = |command: &Command, controller: &mut Controller| {
@@ -382,7 +383,7 @@ impl Association {
         let old = Cc::from_bits(u32::from_le_bytes(bytes));
         if old.en() && !new.en() {
             // Disabling the controller removes all I/O queues.
-            let why = End::Refused("the controller was disabled");
+            let why = ConnectionEnd::Refused("the controller was disabled");
             self.io
                 .iter_mut()
                 .for_each(|queue| queue.close(&why, &mut self.pool));
@@ -424,12 +425,12 @@ impl Association {
     fn respond(&mut self) -> bool {
         let max_transfer = self.max_transfer();
         let mut own = std::mem::take(&mut self.own);
-        let mut around = Surroundings {
+        let mut around = QueueContext {
             controller: &mut self.controller,
             pool: &mut self.pool,
             max_transfer,
             prover: self.target.prover.as_ref(),
-            mail: &self.mail,
+            inbox: &self.inbox,
         };
         let mut worked = false;
         for queue in &mut self.io {
@@ -452,11 +453,11 @@ impl Association {
     }
 
     /// Ends the association, with all its connections.
-    fn end(&mut self, why: &End) {
-        if self.life != Life::Open {
+    fn end(&mut self, why: &ConnectionEnd) {
+        if self.life != AssociationState::Open {
             return;
         }
-        self.life = Life::Ending;
+        self.life = AssociationState::Ending;
         self.target.log.ended.line(|left_out| {
             let (cntlid, host) = (self.cntlid, &self.hostnqn);
             tracing::info!(left_out, cntlid, host, "a host's association ends: {why}");
@@ -466,7 +467,7 @@ impl Association {
             queue.close(why, &mut self.pool);
         }
         self.early.clear();
-        self.mail.close();
+        self.inbox.close();
         self.target.leave(self.cntlid);
         self.resetting = true;
         self.controller.bar0_write(regs::CC, &0u32.to_le_bytes());
@@ -483,7 +484,7 @@ impl Association {
             && self.admin.is_quiet();
         if over {
             self.admin.release(&mut self.pool);
-            self.life = Life::Over;
+            self.life = AssociationState::Over;
         }
         over
     }
@@ -492,22 +493,24 @@ impl Association {
         let since = |at: Instant| self.now.saturating_duration_since(at);
         let has_timeout = !self.keep_alive.timeout().is_zero();
         if self.keep_alive.has_expired(self.now) {
-            self.end(&End::Refused("no Keep Alive in time"));
+            self.end(&ConnectionEnd::Refused("no Keep Alive in time"));
         } else if self.has_waited(&self.admin) {
-            self.end(&End::Refused(NOT_PROVEN));
+            self.end(&ConnectionEnd::Refused(NOT_PROVEN));
         } else if !self.cc.en() && since(self.began) >= ENABLING && !has_timeout {
-            self.end(&End::Refused("its controller was not enabled in time"));
+            self.end(&ConnectionEnd::Refused(
+                "its controller was not enabled in time",
+            ));
         } else {
             let mut bytes = [0; 4];
             self.controller.bar0_read(regs::CSTS, &mut bytes);
             if Csts::from_bits(u32::from_le_bytes(bytes)).cfs() && self.cc.en() {
-                self.end(&End::Refused("its controller has failed"));
+                self.end(&ConnectionEnd::Refused("its controller has failed"));
             }
         }
         for place in 0..self.io.len() {
             let late = self.io.get(place).is_some_and(|q| self.has_waited(q));
             if late && let Some(queue) = self.io.get_mut(place) {
-                queue.close(&End::Refused(NOT_PROVEN), &mut self.pool);
+                queue.close(&ConnectionEnd::Refused(NOT_PROVEN), &mut self.pool);
             }
         }
     }
@@ -521,18 +524,18 @@ impl Association {
 
     /// Counts the association among those of authenticated hosts, once its host has authenticated.
     fn admit(&mut self) {
-        if self.is_admitted || !self.admin.proof.is_given() || self.life != Life::Open {
+        if self.is_admitted || !self.admin.proof.is_given() || self.life != AssociationState::Open {
             return;
         }
         self.is_admitted = true;
         if self.target.authenticated(self.cntlid).is_err() {
             let why = "its host has as many associations as it may have, or all places are taken";
-            self.end(&End::Refused(why));
+            self.end(&ConnectionEnd::Refused(why));
         }
     }
 
     /// Handles the result of the authentication thread.
-    fn proven(&mut self, qid: u16, place: u16, outcome: Outcome) {
+    fn proven(&mut self, qid: u16, place: u16, outcome: AuthResult) {
         let max_transfer = self.max_transfer();
         let Self {
             target,
@@ -540,15 +543,15 @@ impl Association {
             pool,
             admin,
             io,
-            mail,
+            inbox,
             ..
         } = self;
-        let mut around = Surroundings {
+        let mut around = QueueContext {
             controller,
             pool,
             max_transfer,
             prover: target.prover.as_ref(),
-            mail,
+            inbox,
         };
         let mut queues = std::iter::once(admin).chain(io);
         if let Some(queue) = queues.find(|q| q.qid == qid && q.phase == Phase::Open) {
@@ -557,25 +560,27 @@ impl Association {
     }
 
     fn read_mail(&mut self) {
-        for letter in self.mail.take() {
-            match letter {
-                Letter::Connected(connected) => {
+        for message in self.inbox.take() {
+            match message {
+                AssociationMessage::Connected(connected) => {
                     self.target.passed(self.cntlid);
                     self.arrive(*connected);
                 }
-                Letter::Proven {
+                AssociationMessage::Proven {
                     qid,
                     place,
                     outcome,
                 } => self.proven(qid, place, *outcome),
-                Letter::State => self.controller.ana_changed(),
-                Letter::Sizes => {
+                AssociationMessage::State => self.controller.ana_changed(),
+                AssociationMessage::Sizes => {
                     self.controller.check_sizes();
                 }
-                Letter::Displaced => self.end(&End::Refused(
+                AssociationMessage::Displaced => self.end(&ConnectionEnd::Refused(
                     "displaced by a newer association before its host had authenticated",
                 )),
-                Letter::End => self.end(&End::Refused("its subsystem is not served any more")),
+                AssociationMessage::End => self.end(&ConnectionEnd::Refused(
+                    "its subsystem is not served any more",
+                )),
             }
         }
     }
@@ -583,7 +588,7 @@ impl Association {
 
 impl Drop for Association {
     fn drop(&mut self) {
-        self.mail.close();
+        self.inbox.close();
         self.target.leave(self.cntlid);
     }
 }

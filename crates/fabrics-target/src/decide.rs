@@ -1,7 +1,7 @@
 //! Checks of a host's commands before its controller executes them, and the commands by which this
 //! side creates and deletes the controller's queues.
 
-use crate::queue::{Fate, Queue};
+use crate::queue::{CommandDecision, Queue};
 use crate::rings::Rings;
 use controller::{Controller, KeepAlive};
 use nvme::cmd::admin::{
@@ -34,8 +34,8 @@ impl Register<'_> {
         command: &Command,
         controller: &mut Controller,
         resetting: bool,
-    ) -> Fate {
-        let refused = |status: Status| Fate::Answer(status.with_dnr(true), 0);
+    ) -> CommandDecision {
+        let refused = |status: Status| CommandDecision::Answer(status.with_dnr(true), 0);
         match fabrics::fctype(command) {
             Some(Fctype::PROPERTY_GET) => return self.property_get(command, controller),
             Some(Fctype::PROPERTY_SET) => return self.property_set(command),
@@ -57,7 +57,7 @@ impl Register<'_> {
             | AdminOpcode::DOORBELL_BUFFER_CONFIG => refused(Status::INVALID_OPCODE),
             AdminOpcode::KEEP_ALIVE => {
                 self.keep_alive.restart(self.now);
-                Fate::Answer(Status::SUCCESS, 0)
+                CommandDecision::Answer(Status::SUCCESS, 0)
             }
             AdminOpcode::SET_FEATURES => {
                 let cdw10 = SetFeaturesCdw10::from_bits(command.cdw10.get());
@@ -65,11 +65,11 @@ impl Register<'_> {
                     Fid::KEEP_ALIVE_TIMER => {
                         let timeout = Duration::from_millis(command.cdw11.get().into());
                         self.keep_alive.set(timeout, self.now);
-                        Fate::Answer(Status::SUCCESS, 0)
+                        CommandDecision::Answer(Status::SUCCESS, 0)
                     }
                     // Connect carries the Host Identifier ("NVMe Base 2.1", 5.1.25.1.28).
                     Fid::HOST_IDENTIFIER => refused(Status::COMMAND_SEQUENCE_ERROR),
-                    _ => Fate::Pass,
+                    _ => CommandDecision::Pass,
                 }
             }
             AdminOpcode::GET_FEATURES => {
@@ -79,19 +79,19 @@ impl Register<'_> {
                     Fid::KEEP_ALIVE_TIMER if current => {
                         let kato = u64::try_from(self.keep_alive.timeout().as_millis())
                             .unwrap_or(u64::MAX);
-                        Fate::Answer(Status::SUCCESS, kato)
+                        CommandDecision::Answer(Status::SUCCESS, kato)
                     }
-                    _ => Fate::Pass,
+                    _ => CommandDecision::Pass,
                 }
             }
             AdminOpcode::ABORT => self.abort(command),
-            _ => Fate::Pass,
+            _ => CommandDecision::Pass,
         }
     }
 
     /// Decides how to handle Abort, whose command identifier is converted from the host's to the
     /// controller's.
-    fn abort(&self, command: &Command) -> Fate {
+    fn abort(&self, command: &Command) -> CommandDecision {
         let cdw10 = AbortCdw10::from_bits(command.cdw10.get());
         let queue = self.io.iter().find(|queue| queue.qid == cdw10.sqid());
         let place = queue.and_then(|queue| queue.slots.named(cdw10.cid()));
@@ -99,17 +99,17 @@ impl Register<'_> {
             Some(place) => {
                 let mut command = *command;
                 command.cdw10 = cdw10.with_cid(place).into_bits().into();
-                Fate::PassAs(command)
+                CommandDecision::PassAs(command)
             }
             // The command has been answered, or has not arrived yet.
             None => {
                 let result = AbortResult::new().with_ianp(true);
-                Fate::Answer(Status::SUCCESS, result.into_bits().into())
+                CommandDecision::Answer(Status::SUCCESS, result.into_bits().into())
             }
         }
     }
 
-    fn property_get(&self, command: &Command, controller: &mut Controller) -> Fate {
+    fn property_get(&self, command: &Command, controller: &mut Controller) -> CommandDecision {
         let property = Property::from_command(command);
         let mut bytes = [0; 8];
         let mut dword = |offset: u64| {
@@ -131,21 +131,21 @@ impl Register<'_> {
             (regs::CC, false) => self.cc.into_bits().into(),
             // No subsystem reset is offered (CAP.NSSRS).
             (regs::NSSR, false) => 0,
-            _ => return Fate::Answer(Status::INVALID_FIELD.with_dnr(true), 0),
+            _ => return CommandDecision::Answer(Status::INVALID_FIELD.with_dnr(true), 0),
         };
-        Fate::Answer(Status::SUCCESS, value)
+        CommandDecision::Answer(Status::SUCCESS, value)
     }
 
-    fn property_set(&mut self, command: &Command) -> Fate {
+    fn property_set(&mut self, command: &Command) -> CommandDecision {
         let property = Property::from_command(command);
         let is_cc = u64::from(property.offset) == regs::CC;
         if !is_cc || property.is_64_bits || property.is_other {
-            return Fate::Answer(Status::INVALID_FIELD.with_dnr(true), 0);
+            return CommandDecision::Answer(Status::INVALID_FIELD.with_dnr(true), 0);
         }
         *self.cc = Cc::from_bits(property.value as u32);
         self.keep_alive.restart(self.now);
         self.written = true;
-        Fate::Answer(Status::SUCCESS, 0)
+        CommandDecision::Answer(Status::SUCCESS, 0)
     }
 }
 
@@ -154,8 +154,8 @@ pub(crate) fn decide_io(
     command: &Command,
     state: AnaState,
     namespaces: &[controller::NamespaceConfig],
-) -> Fate {
-    let refused = |status: Status| Fate::Answer(status.with_dnr(true), 0);
+) -> CommandDecision {
+    let refused = |status: Status| CommandDecision::Answer(status.with_dnr(true), 0);
     match fabrics::fctype(command) {
         // These commands are not supported.
         Some(Fctype::DISCONNECT) => return refused(Status::INVALID_OPCODE),
@@ -166,9 +166,11 @@ pub(crate) fn decide_io(
     // Another path may execute the command ("NVMe Base 2.1", 8.1.1.3), so Do Not Retry is clear.
     match state {
         AnaState::OPTIMIZED | AnaState::NON_OPTIMIZED => {}
-        AnaState::INACCESSIBLE => return Fate::Answer(Status::ANA_INACCESSIBLE, 0),
-        AnaState::PERSISTENT_LOSS => return Fate::Answer(Status::ANA_PERSISTENT_LOSS, 0),
-        _ => return Fate::Answer(Status::ANA_TRANSITION, 0),
+        AnaState::INACCESSIBLE => return CommandDecision::Answer(Status::ANA_INACCESSIBLE, 0),
+        AnaState::PERSISTENT_LOSS => {
+            return CommandDecision::Answer(Status::ANA_PERSISTENT_LOSS, 0);
+        }
+        _ => return CommandDecision::Answer(Status::ANA_TRANSITION, 0),
     }
     if matches!(
         command.nvm_opcode(),
@@ -184,7 +186,7 @@ pub(crate) fn decide_io(
             return refused(Status::DATA_SGL_LENGTH_INVALID);
         }
     }
-    Fate::Pass
+    CommandDecision::Pass
 }
 
 /// Returns the commands that create a pair of rings.

@@ -2,7 +2,7 @@
 //! subsystem. It needs no volume, no memory and no disk's controller.
 
 use crate::handshake::{Connected, completion};
-use crate::link::{End, Link};
+use crate::link::{ConnectionEnd, Link};
 use crate::target::Target;
 use controller::KeepAlive;
 use nvme::cmd::admin::{Cns, GetLogPage, IdentifyCdw10, SetFeaturesCdw10};
@@ -26,14 +26,14 @@ use zerocopy::{FromZeros, IntoBytes};
 /// Maximum number of outstanding Asynchronous Event Requests.
 const EVENTS: usize = 4;
 /// Maximum length in bytes of the data of one Get Log Page command.
-const MOST: u32 = 64 << 10;
+const MAX_ANSWER_LEN: u32 = 64 << 10;
 /// Time limit of a whole connection if the host uses no Keep Alive.
-const LIMIT: Duration = Duration::from_secs(120);
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Returns the time after which a silent host with this Keep Alive Timeout is disconnected.
 fn timeout(milliseconds: u32) -> Duration {
     match milliseconds {
-        0 => LIMIT,
+        0 => DISCOVERY_TIMEOUT,
         milliseconds => Duration::from_millis(milliseconds.into()),
     }
 }
@@ -107,7 +107,7 @@ impl Discovery {
         // time-out.
         let mut result = self.read(now);
         if result.is_ok() && self.keep_alive.has_expired(now) {
-            result = Err(End::Refused("no Keep Alive in time"));
+            result = Err(ConnectionEnd::Refused("no Keep Alive in time"));
         }
         match result {
             Ok(()) => {
@@ -116,7 +116,7 @@ impl Discovery {
             Err(why) => {
                 tracing::debug!("a host's discovery ends: {why}");
                 let last = match &why {
-                    End::Violation(violation) => Some(violation.c2h_term_req()),
+                    ConnectionEnd::Violation(violation) => Some(violation.c2h_term_req()),
                     _ => None,
                 };
                 self.link.end(last.as_deref(), |_, _| ());
@@ -126,7 +126,7 @@ impl Discovery {
         true
     }
 
-    fn read(&mut self, now: Instant) -> Result<(), End> {
+    fn read(&mut self, now: Instant) -> Result<(), ConnectionEnd> {
         self.link.sent(|_, _| ())?;
         self.link.received(drop)?;
         loop {
@@ -144,7 +144,7 @@ impl Discovery {
                 }
                 // In-capsule data of an unknown command is discarded.
                 Request::Command { command, .. } => Some(command),
-                Request::Terminated(why) => return Err(End::Terminated(why)),
+                Request::Terminated(why) => return Err(ConnectionEnd::Terminated(why)),
                 _ => None,
             };
             self.link.consume(used);
@@ -218,7 +218,7 @@ impl Discovery {
             AdminOpcode::GET_LOG_PAGE => {
                 let log = GetLogPage::from_command(command);
                 let len = log.bytes();
-                let fits = len <= u64::from(room.min(MOST)) && !log.ot;
+                let fits = len <= u64::from(room.min(MAX_ANSWER_LEN)) && !log.ot;
                 if log.lid != Lid::DISCOVERY {
                     let wrong = Err(Status::INVALID_LOG_PAGE.with_dnr(true));
                     return self.answer(command, wrong);
@@ -299,7 +299,7 @@ impl Discovery {
         page.sn = Ascii::new(&config.serial).unwrap_or_default();
         page.mn = Ascii::new(&config.model).unwrap_or_default();
         page.fr = Ascii::new(&config.firmware).unwrap_or_default();
-        page.mdts = 4; // 64 KiB, as `MOST`
+        page.mdts = 4; // 64 KiB, as `MAX_ANSWER_LEN`
         page.cntlid = self.cntlid.into();
         page.ver = Vs::V2_1.into_bits().into();
         page.oaes = Oaes::new();

@@ -4,12 +4,12 @@
 //! Bytes beyond these are not read, so that later bytes belong to the queue. Time and size are
 //! limited.
 
-use crate::link::End;
+use crate::link::ConnectionEnd;
 use nvme::Status;
 use nvme::fabrics::{self, Connect, ConnectData, Fctype, InvalidParameter, status};
 use nvme::{Command, Completion};
-use nvme_tcp::pdu::{CommonHeader, DIGEST, INITIALIZE, LONGEST_OFFSET};
-use nvme_tcp::{ADMIN_IN_CAPSULE, Controller, Grants, Limits, Request, Requests, Writer};
+use nvme_tcp::pdu::{CommonHeader, DIGEST, INITIALIZE, MAX_DATA_OFFSET};
+use nvme_tcp::{ADMIN_IN_CAPSULE, ConnectionLimits, Controller, Grants, Request, Requests, Writer};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::net::{IpAddr, SocketAddr};
@@ -22,16 +22,16 @@ const H2C_DATA: u32 = 1 << 20;
 /// Size of the common header in bytes.
 const COMMON: usize = size_of::<CommonHeader>();
 /// Maximum size in bytes of a capsule with a Connect command.
-const LONGEST: usize = LONGEST_OFFSET + fabrics::CONNECT_DATA_LEN as usize + DIGEST;
+const MAX_CAPSULE_LEN: usize = MAX_DATA_OFFSET + fabrics::CONNECT_DATA_LEN as usize + DIGEST;
 
 /// A connection before its Connect.
 #[derive(Debug)]
-pub(crate) struct Newcomer {
+pub(crate) struct PendingConnection {
     fd: OwnedFd,
     pub(crate) address: Option<IpAddr>,
     pub(crate) began: Instant,
     bytes: Vec<u8>,
-    limits: Option<Limits>,
+    limits: Option<ConnectionLimits>,
 }
 
 /// A connection whose Connect command has arrived, and was not answered yet.
@@ -39,7 +39,7 @@ pub(crate) struct Newcomer {
 pub(crate) struct Connected {
     pub fd: OwnedFd,
     pub address: Option<IpAddr>,
-    pub limits: Limits,
+    pub limits: ConnectionLimits,
     pub cid: u16,
     pub connect: Connect,
     pub data: ConnectData,
@@ -51,12 +51,12 @@ pub(crate) struct Connected {
 #[derive(Debug)]
 pub(crate) enum Progress {
     /// The Connect command is incomplete.
-    Waits(Newcomer),
+    Waits(PendingConnection),
     /// The Connect command has arrived.
     Connected(Box<Connected>),
 }
 
-impl Newcomer {
+impl PendingConnection {
     pub(crate) fn new(fd: OwnedFd, now: Instant) -> Self {
         let _ = rustix::net::sockopt::set_tcp_nodelay(&fd, true);
         let _ = rustix::net::sockopt::set_socket_keepalive(&fd, true);
@@ -76,7 +76,7 @@ impl Newcomer {
     }
 
     /// Reads and handles the available bytes.
-    pub(crate) fn read(mut self) -> Result<Progress, End> {
+    pub(crate) fn read(mut self) -> Result<Progress, ConnectionEnd> {
         loop {
             let wanted = self.wanted()?;
             if self.bytes.len() >= wanted {
@@ -93,16 +93,16 @@ impl Newcomer {
             let len = got.map_or(0, |(_, len)| len);
             self.bytes.truncate(had + len);
             match got {
-                Ok((_, 0)) => return Err(End::Closed),
+                Ok((_, 0)) => return Err(ConnectionEnd::Closed),
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(Progress::Waits(self)),
-                Err(errno) => return Err(End::Io(errno.into())),
+                Err(errno) => return Err(ConnectionEnd::Io(errno.into())),
             }
         }
     }
 
     /// Returns the number of bytes that the next step of parsing needs.
-    fn wanted(&self) -> Result<usize, End> {
+    fn wanted(&self) -> Result<usize, ConnectionEnd> {
         if self.limits.is_none() {
             return Ok(INITIALIZE);
         }
@@ -110,12 +110,14 @@ impl Newcomer {
             return Ok(COMMON);
         };
         match usize::try_from(header.plen.get()) {
-            Ok(len @ COMMON..=LONGEST) => Ok(len),
-            _ => Err(End::Refused("a host's first command is not a Connect")),
+            Ok(len @ COMMON..=MAX_CAPSULE_LEN) => Ok(len),
+            _ => Err(ConnectionEnd::Refused(
+                "a host's first command is not a Connect",
+            )),
         }
     }
 
-    fn initialize(&mut self) -> Result<(), End> {
+    fn initialize(&mut self) -> Result<(), ConnectionEnd> {
         let Some(request) = self.bytes.first_chunk::<INITIALIZE>() else {
             return Ok(());
         };
@@ -134,9 +136,9 @@ impl Newcomer {
         }
     }
 
-    fn connect(self) -> Result<Progress, End> {
+    fn connect(self) -> Result<Progress, ConnectionEnd> {
         let Some(limits) = self.limits else {
-            return Err(End::Refused("no limits"));
+            return Err(ConnectionEnd::Refused("no limits"));
         };
         let mut requests = Requests::new(&limits, ADMIN_IN_CAPSULE);
         let mut grants = Grants::<()>::new(1);
@@ -155,14 +157,14 @@ impl Newcomer {
                 Request::Command { command: this, .. } => command = Some(this),
                 Request::Data(bytes) => data.extend_from_slice(bytes),
                 Request::DataEnd { corrupt: true, .. } => {
-                    return Err(End::Refused("Connect with a wrong data digest"));
+                    return Err(ConnectionEnd::Refused("Connect with a wrong data digest"));
                 }
-                Request::Terminated(why) => return Err(End::Terminated(why)),
+                Request::Terminated(why) => return Err(ConnectionEnd::Terminated(why)),
                 Request::More if used == 0 => break,
                 _ => {}
             }
         }
-        let refused = End::Refused("a host's first command is not a Connect");
+        let refused = ConnectionEnd::Refused("a host's first command is not a Connect");
         let command: Command = command.ok_or(refused)?;
         let cid = command.cid.get();
         let refuse = |why: Status, dw0: u32| {
@@ -173,7 +175,9 @@ impl Newcomer {
         };
         if fabrics::fctype(&command) != Some(Fctype::CONNECT) {
             refuse(Status::COMMAND_SEQUENCE_ERROR.with_dnr(true), 0);
-            return Err(End::Refused("a host's first command is not a Connect"));
+            return Err(ConnectionEnd::Refused(
+                "a host's first command is not a Connect",
+            ));
         }
         let data = ConnectData::read_from_bytes(&data);
         let connect = Connect::from_command(&command);
@@ -187,11 +191,11 @@ impl Newcomer {
                 status::CONNECT_INVALID_PARAMETERS.with_dnr(true),
                 invalid(512, true),
             );
-            return Err(End::Refused("a Connect without names"));
+            return Err(ConnectionEnd::Refused("a Connect without names"));
         };
         if connect.recfmt != 0 {
             refuse(status::CONNECT_INCOMPATIBLE_FORMAT.with_dnr(true), 0);
-            return Err(End::Refused("a Connect of another format"));
+            return Err(ConnectionEnd::Refused("a Connect of another format"));
         }
         Ok(Progress::Connected(Box::new(Connected {
             fd: self.fd,
@@ -233,10 +237,10 @@ pub(crate) fn completion(cid: u16, status: Status, dw0: u32) -> Completion {
 }
 
 /// Writes a few bytes, for which a new connection always has room.
-fn write(fd: &OwnedFd, bytes: &[u8]) -> Result<(), End> {
+fn write(fd: &OwnedFd, bytes: &[u8]) -> Result<(), ConnectionEnd> {
     match send(fd, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
         Ok(len) if len == bytes.len() => Ok(()),
-        Ok(_) => Err(End::Refused("a host that reads nothing")),
-        Err(errno) => Err(End::Io(errno.into())),
+        Ok(_) => Err(ConnectionEnd::Refused("a host that reads nothing")),
+        Err(errno) => Err(ConnectionEnd::Io(errno.into())),
     }
 }

@@ -1,8 +1,8 @@
 //! NVMe over TCP target: exports volumes to other hosts.
 //!
-//! A [`Target`] is a subsystem at a port. A [`Door`] accepts its connections and reads their
-//! Connect. A host's Admin queue becomes an [`Association`], which may be on another worker, and
-//! its I/O queues follow it there. Both are front-ends of a worker.
+//! A [`Target`] is a subsystem at a port. A [`TargetListener`] accepts its connections and reads
+//! their Connect. A host's Admin queue becomes an [`Association`], which may be on another worker,
+//! and its I/O queues follow it there. Both are front-ends of a worker.
 //!
 //! The controller of an association is that of the crate `controller`, the same as for guests. This
 //! crate gives it queues in memory of this process, and turns capsules into entries and entries
@@ -24,20 +24,20 @@
 #![forbid(unsafe_code)]
 
 mod association;
+mod authentication;
 mod decide;
 mod discovery;
-mod door;
 mod handshake;
 mod link;
+mod listener;
 mod members;
 mod memory;
-mod prove;
 mod queue;
 mod rings;
 mod slots;
 mod target;
 
 pub use association::{Association, AssociationError, NewAssociation};
-pub use door::{Door, DoorError, Launch};
-pub use prove::HostKey;
+pub use authentication::HostKey;
+pub use listener::{Launch, ListenerError, TargetListener};
 pub use target::{Target, TargetConfig, TargetLimits, TargetStats};

@@ -1,7 +1,7 @@
 //! Connection of a queue on the worker's ring: sends PDUs and receives bytes.
 
 use dma::SegmentList;
-use nvme_tcp::{Header, Limits, Writer};
+use nvme_tcp::{ConnectionLimits, Header, Writer};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io;
@@ -16,7 +16,7 @@ const STAGED: u64 = 1 << 20;
 
 /// Reason why a connection ends.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum End {
+pub(crate) enum ConnectionEnd {
     #[error("the host has closed the connection")]
     Closed,
     #[error(transparent)]
@@ -29,7 +29,7 @@ pub(crate) enum End {
     Refused(&'static str),
 }
 
-impl From<nvme_tcp::Violation> for End {
+impl From<nvme_tcp::Violation> for ConnectionEnd {
     fn from(error: nvme_tcp::Violation) -> Self {
         Self::Violation(error)
     }
@@ -62,7 +62,7 @@ impl Link {
         descriptors: &Descriptors,
         token: u32,
         fd: OwnedFd,
-        limits: Limits,
+        limits: ConnectionLimits,
     ) -> Result<Self, Errno> {
         // The ring waits for a blocking socket.
         rustix::io::ioctl_fionbio(&fd, false)?;
@@ -138,7 +138,7 @@ impl Link {
     }
 
     /// Handles a completed send, and returns its memory through `back`.
-    pub(crate) fn sent(&mut self, back: impl FnMut(u64, SegmentList)) -> Result<(), End> {
+    pub(crate) fn sent(&mut self, back: impl FnMut(u64, SegmentList)) -> Result<(), ConnectionEnd> {
         let Some((mut outgoing, sent)) = self.stream.sent() else {
             return Ok(());
         };
@@ -156,12 +156,15 @@ impl Link {
 
     /// Handles a completed receive. Returns the number of bytes that were received directly into a
     /// command's memory, which is passed to `back`.
-    pub(crate) fn received(&mut self, mut back: impl FnMut(SegmentList)) -> Result<u64, End> {
+    pub(crate) fn received(
+        &mut self,
+        mut back: impl FnMut(SegmentList),
+    ) -> Result<u64, ConnectionEnd> {
         let Some((mut incoming, received)) = self.stream.received() else {
             return Ok(0);
         };
         let result = match received {
-            Ok(0) => Err(End::Closed),
+            Ok(0) => Err(ConnectionEnd::Closed),
             Ok(len) => Ok(incoming.received(len)),
             Err(error) => Err(error.into()),
         };

@@ -12,7 +12,7 @@
 //!   most is closed, so that an attacker without the secret displaces itself.
 
 use crate::handshake::Connected;
-use crate::target::{Letter, TargetConfig, TargetLimits};
+use crate::target::{AssociationMessage, TargetConfig, TargetLimits};
 use nvme::Status;
 use nvme::fabrics::status;
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ enum Standing {
 
 struct Member {
     /// Inbox of the association; `None` until it is created.
-    mail: Option<Arc<Inbox<Letter>>>,
+    inbox: Option<Arc<Inbox<AssociationMessage>>>,
     hostnqn: String,
     hostid: [u8; 16],
     address: Option<IpAddr>,
@@ -64,7 +64,7 @@ impl Members {
 
     fn member(&mut self, connected: &Connected) -> Result<&mut Member, Status> {
         let member = self.open.get_mut(&connected.data.cntlid.get());
-        let Some(member) = member.filter(|member| member.mail.is_some()) else {
+        let Some(member) = member.filter(|member| member.inbox.is_some()) else {
             return Err(status::CONNECT_INVALID_PARAMETERS);
         };
         if connected.data.hostid != member.hostid || connected.hostnqn != member.hostnqn {
@@ -74,14 +74,14 @@ impl Members {
     }
 
     pub(crate) fn hosts(&self) -> Vec<String> {
-        let entered = self.open.values().filter(|member| member.mail.is_some());
+        let entered = self.open.values().filter(|member| member.inbox.is_some());
         entered.map(|member| member.hostnqn.clone()).collect()
     }
 
-    pub(crate) fn mails(&self) -> impl Iterator<Item = &Inbox<Letter>> {
+    pub(crate) fn mails(&self) -> impl Iterator<Item = &Inbox<AssociationMessage>> {
         self.open
             .values()
-            .filter_map(|member| member.mail.as_deref())
+            .filter_map(|member| member.inbox.as_deref())
     }
 
     /// Reserves a controller ID for a new association. Returns it with the size in bytes of the
@@ -93,12 +93,11 @@ impl Members {
     ) -> Result<(u16, u32), Status> {
         let (hostnqn, address) = (&connected.hostnqn, connected.address);
         self.has_room(config, hostnqn, address)?;
-        let standing = match config.keys.is_empty() {
-            true => Standing::Admitted,
-            false => {
-                self.displace(config.limits.authenticating)?;
-                Standing::Authenticating
-            }
+        let standing = if config.keys.is_empty() {
+            Standing::Admitted
+        } else {
+            self.displace(config.limits.authenticating)?;
+            Standing::Authenticating
         };
         let memory = self.memory(&config.limits, hostnqn);
         let mut id = self.last;
@@ -113,7 +112,7 @@ impl Members {
         self.last = id;
         self.arrived += 1;
         let member = Member {
-            mail: None,
+            inbox: None,
             hostnqn: hostnqn.clone(),
             hostid: connected.data.hostid,
             address,
@@ -180,7 +179,7 @@ impl Members {
             waiting.filter(|member| member.address == address).count()
         };
         let oldest = of(Standing::Authenticating)
-            .filter(|member| member.mail.is_some())
+            .filter(|member| member.inbox.is_some())
             .max_by_key(|member| (from(member.address), std::cmp::Reverse(member.number)))
             .map(|member| member.number);
         let mut members = self.open.values_mut();
@@ -188,8 +187,8 @@ impl Members {
             return Err(status::CONNECT_CONTROLLER_BUSY);
         };
         member.standing = Standing::Displaced;
-        if let Some(mail) = &member.mail {
-            mail.put(Letter::Displaced);
+        if let Some(inbox) = &member.inbox {
+            inbox.put(AssociationMessage::Displaced);
         }
         Ok(())
     }
@@ -208,9 +207,9 @@ impl Members {
         quarter.clamp(limits.least_memory(), limits.memory)
     }
 
-    pub(crate) fn enter(&mut self, cntlid: u16, mail: &Arc<Inbox<Letter>>) {
+    pub(crate) fn enter(&mut self, cntlid: u16, inbox: &Arc<Inbox<AssociationMessage>>) {
         if let Some(member) = self.open.get_mut(&cntlid) {
-            member.mail = Some(mail.clone());
+            member.inbox = Some(inbox.clone());
         }
     }
 
@@ -242,8 +241,8 @@ impl Members {
         match self.member(&connected) {
             Ok(member) if member.coming < most => {
                 member.coming += 1;
-                if let Some(mail) = &member.mail {
-                    mail.put(Letter::Connected(connected));
+                if let Some(inbox) = &member.inbox {
+                    inbox.put(AssociationMessage::Connected(connected));
                 }
                 Ok(())
             }
@@ -273,7 +272,7 @@ mod tests {
             assert!((limits.least_memory()..=limits.memory).contains(&memory));
             sum += u64::from(memory);
             let member = Member {
-                mail: None,
+                inbox: None,
                 hostnqn: "host".into(),
                 hostid: [0; 16],
                 address: None,

@@ -39,7 +39,7 @@ impl Block {
 
 /// Memory of one association.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct AssociationMemory {
     memory: Memory,
     /// A bit for each page, set while the page is allocated.
     taken: Vec<u64>,
@@ -71,7 +71,7 @@ impl Reserve {
     }
 }
 
-impl Pool {
+impl AssociationMemory {
     /// Creates a pool of `pages` pages. They are preceded by `rings` pages for queues, and by the
     /// reserved blocks: (number of queues, pages of each).
     ///
@@ -239,7 +239,7 @@ mod tests {
         fn blocks_are_ones_own(
             steps in proptest::collection::vec((any::<bool>(), 0..30_000u64), 1..200),
         ) {
-            let mut pool = Pool::new(QUEUES - 2, (2, 1), 130).unwrap();
+            let mut pool = AssociationMemory::new(QUEUES - 2, (2, 1), 130).unwrap();
             let mut held: Vec<Block> = Vec::new();
             for (take, bytes) in steps {
                 if take || held.is_empty() {
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn each_queue_has_a_block_of_its_own() {
-        let mut pool = Pool::new(1, (2, 2), 8).unwrap();
+        let mut pool = AssociationMemory::new(1, (2, 2), 8).unwrap();
         let all = pool.take(8 * u64::from(PAGE)).unwrap();
         let blocks = [0, 1].map(|qid| pool.take_reserved(qid, 8192).unwrap());
         assert_eq!(
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn bytes_of_a_block() {
-        let mut pool = Pool::new(1, (0, 0), 8).unwrap();
+        let mut pool = AssociationMemory::new(1, (0, 0), 8).unwrap();
         let block = pool.take(5000).unwrap();
         assert_eq!(block.len(), 8192);
         let data: Vec<u8> = (0..6000u32).map(|i| i as u8).collect();

@@ -11,17 +11,17 @@
 //! and request their data (R2T) when they have it. Slots and memory thus bound the resources of a
 //! host.
 
-use crate::link::{End, Link};
-use crate::memory::{Block, PAGE, Pool, point};
-use crate::prove::{Outcome, Proof, Prover, Stepped, is_of_proof};
+use crate::authentication::{AuthResult, AuthState, Prover, SubmittedStep, is_of_proof};
+use crate::link::{ConnectionEnd, Link};
+use crate::memory::{AssociationMemory, Block, PAGE, point};
 use crate::rings::Rings;
-use crate::slots::{Direction, Sender, Slot, Slots, Step};
-use crate::target::Letter;
+use crate::slots::{Direction, QueueStep, Sender, Slot, Slots};
+use crate::target::AssociationMessage;
 use controller::Controller;
 use dma::{DmaMap, SegmentList};
 use nvme::sgl::{SglDescriptor, SglSubtype, SglType};
 use nvme::{AdminOpcode, Command, Completion, Status, fabrics};
-use nvme_tcp::{Grants, Limits, Request, Requests, digest};
+use nvme_tcp::{ConnectionLimits, Grants, Request, Requests, digest};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use volume::Inbox;
@@ -34,7 +34,7 @@ const SPARE_LISTS: usize = 64;
 
 /// Destination of received data.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct DataDestination {
     /// Slot of the command; `None` if the data is discarded.
     slot: Option<u16>,
     at: u32,
@@ -60,18 +60,18 @@ pub(crate) enum Phase {
 }
 
 /// Parts of the association that its queues use.
-pub(crate) struct Surroundings<'a> {
+pub(crate) struct QueueContext<'a> {
     pub controller: &'a mut Controller,
-    pub pool: &'a mut Pool,
+    pub pool: &'a mut AssociationMemory,
     /// Maximum transfer length in bytes.
     pub max_transfer: u32,
     /// Thread for Diffie-Hellman arithmetic, and the inbox for its results.
     pub prover: Option<&'a Prover>,
-    pub mail: &'a Arc<Inbox<Letter>>,
+    pub inbox: &'a Arc<Inbox<AssociationMessage>>,
 }
 
 /// Decision on how to handle a command.
-pub(crate) enum Fate {
+pub(crate) enum CommandDecision {
     /// The controller executes the command.
     Pass,
     /// The controller executes this command instead.
@@ -88,7 +88,7 @@ pub(crate) struct Queue {
     pub rings: Rings,
     pub slots: Slots,
     /// State of the host's authentication.
-    pub proof: Proof,
+    pub proof: AuthState,
     /// Reason of a failed authentication, until it is logged.
     pub refusal: Option<dhchap::Failure>,
     requests: Requests,
@@ -97,7 +97,7 @@ pub(crate) struct Queue {
     entries: u16,
     flow_control: bool,
     sqhd: u16,
-    place: Option<Place>,
+    place: Option<DataDestination>,
     /// Slot of the command into whose memory the kernel receives.
     direct: Option<u16>,
     /// In-capsule data has no memory yet, so reading is paused.
@@ -110,7 +110,7 @@ pub(crate) struct Queue {
 impl Queue {
     pub(crate) fn new(
         link: Link,
-        limits: &Limits,
+        limits: &ConnectionLimits,
         qid: u16,
         entries: u16,
         in_capsule: u32,
@@ -121,14 +121,14 @@ impl Queue {
         let room = entries
             .saturating_mul(2)
             .saturating_add(8)
-            .min(crate::rings::MOST_ENTRIES - 1);
+            .min(crate::rings::MAX_QUEUE_ENTRIES - 1);
         Self {
             link,
             qid,
             phase: Phase::Open,
             rings: Rings::new(qid, room),
             slots: Slots::new(room),
-            proof: Proof::Given,
+            proof: AuthState::Given,
             refusal: None,
             requests: Requests::new(limits, in_capsule),
             grants: Grants::new(room),
@@ -163,9 +163,9 @@ impl Queue {
     /// Handles received bytes; `decide` decides on each command. Returns `true` if there was work.
     pub(crate) fn read(
         &mut self,
-        around: &mut Surroundings<'_>,
-        mut decide: impl FnMut(&Command, &mut Controller) -> Fate,
-    ) -> Result<bool, End> {
+        around: &mut QueueContext<'_>,
+        mut decide: impl FnMut(&Command, &mut Controller) -> CommandDecision,
+    ) -> Result<bool, ConnectionEnd> {
         let mut worked = self.collect(around)?;
         if self.phase != Phase::Open {
             return Ok(worked);
@@ -176,7 +176,7 @@ impl Queue {
         // A host that has sent more than there is room for is not read from, so its hang-up is
         // detected here.
         if self.is_held_up() && self.link.has_hung_up() {
-            return Err(End::Closed);
+            return Err(ConnectionEnd::Closed);
         }
         loop {
             if self.is_held_up() {
@@ -195,7 +195,7 @@ impl Queue {
                 Request::Transfer { tag, at, .. } => {
                     let slot = self.grants.get(tag).map(|grant| grant.item);
                     let tag = Some(tag);
-                    self.place = Some(Place { slot, at, tag });
+                    self.place = Some(DataDestination { slot, at, tag });
                 }
                 Request::Data(bytes) => {
                     if let Some(place) = &mut self.place {
@@ -207,7 +207,7 @@ impl Queue {
                     }
                 }
                 Request::DataEnd { corrupt, whole } => self.data_end(corrupt, whole, around),
-                Request::Terminated(why) => return Err(End::Terminated(why)),
+                Request::Terminated(why) => return Err(ConnectionEnd::Terminated(why)),
             }
             self.link.consume(used);
             if !more {
@@ -225,7 +225,7 @@ impl Queue {
     }
 
     /// Handles completed sends and receives.
-    fn collect(&mut self, around: &mut Surroundings<'_>) -> Result<bool, End> {
+    fn collect(&mut self, around: &mut QueueContext<'_>) -> Result<bool, ConnectionEnd> {
         if !self.link.has_news() {
             return Ok(false);
         }
@@ -283,14 +283,14 @@ impl Queue {
         &mut self,
         command: &Command,
         data: u32,
-        around: &mut Surroundings<'_>,
-        decide: &mut impl FnMut(&Command, &mut Controller) -> Fate,
+        around: &mut QueueContext<'_>,
+        decide: &mut impl FnMut(&Command, &mut Controller) -> CommandDecision,
     ) {
         self.sqhd = match self.sqhd + 1 {
             head if head >= self.entries => 0,
             head => head,
         };
-        self.place = (data > 0).then_some(Place {
+        self.place = (data > 0).then_some(DataDestination {
             slot: None,
             at: 0,
             tag: None,
@@ -301,17 +301,18 @@ impl Queue {
             Ok(transfer) => transfer,
             Err(status) => return self.answer(cid, status.with_dnr(true), 0),
         };
-        let fate = match self.proof.is_given() {
-            true => decide(command, around.controller),
-            false => match self.proof.refuses(command, len) {
-                Some(status) => Fate::Answer(status.with_dnr(true), 0),
-                None => Fate::Pass,
-            },
+        let fate = if self.proof.is_given() {
+            decide(command, around.controller)
+        } else {
+            match self.proof.refuses(command, len) {
+                Some(status) => CommandDecision::Answer(status.with_dnr(true), 0),
+                None => CommandDecision::Pass,
+            }
         };
         let command = match fate {
-            Fate::Pass => *command,
-            Fate::PassAs(other) => other,
-            Fate::Answer(status, result) => return self.answer(cid, status, result),
+            CommandDecision::Pass => *command,
+            CommandDecision::PassAs(other) => other,
+            CommandDecision::Answer(status, result) => return self.answer(cid, status, result),
         };
         let slot = Slot {
             cid,
@@ -327,7 +328,7 @@ impl Queue {
         match direction {
             Direction::None => self.start(slot, around),
             Direction::Out if data > 0 => {
-                self.place = Some(Place {
+                self.place = Some(DataDestination {
                     slot: Some(slot),
                     at: 0,
                     tag: None,
@@ -342,7 +343,7 @@ impl Queue {
     }
 
     /// Allocates memory for the in-capsule data that follows.
-    fn feed_capsule(&mut self, around: &mut Surroundings<'_>) {
+    fn feed_capsule(&mut self, around: &mut QueueContext<'_>) {
         self.starved = false;
         let slot = self.place.and_then(|place| place.slot);
         if let Some(slot) = slot.and_then(|slot| self.slots.get(slot))
@@ -355,7 +356,7 @@ impl Queue {
     }
 
     /// Allocates memory for waiting commands, in order.
-    pub(crate) fn feed(&mut self, around: &mut Surroundings<'_>) {
+    pub(crate) fn feed(&mut self, around: &mut QueueContext<'_>) {
         while let Some(&place) = self.waiting.front() {
             let Some(slot) = self.slots.get(place) else {
                 self.waiting.pop_front();
@@ -387,7 +388,7 @@ impl Queue {
     }
 
     /// Handles the end of a PDU's data.
-    fn data_end(&mut self, corrupt: bool, whole: bool, around: &mut Surroundings<'_>) {
+    fn data_end(&mut self, corrupt: bool, whole: bool, around: &mut QueueContext<'_>) {
         let Some(place) = self.place.take() else {
             return;
         };
@@ -404,15 +405,16 @@ impl Queue {
             return;
         };
         let corrupt = corrupt || self.slots.get(slot).is_some_and(|slot| slot.corrupt);
-        match corrupt {
+        if corrupt {
             // The host may send the command again.
-            true => self.end(slot, Status::TRANSIENT_TRANSPORT_ERROR, 0, around.pool),
-            false => self.start(slot, around),
+            self.end(slot, Status::TRANSIENT_TRANSPORT_ERROR, 0, around.pool)
+        } else {
+            self.start(slot, around)
         }
     }
 
     /// Passes a command, with all of its data, to the controller.
-    fn start(&mut self, place: u16, around: &mut Surroundings<'_>) {
+    fn start(&mut self, place: u16, around: &mut QueueContext<'_>) {
         let Some(slot) = self.slots.get(place) else {
             return;
         };
@@ -434,7 +436,7 @@ impl Queue {
     }
 
     /// Executes an authentication command after its data has arrived.
-    fn prove(&mut self, place: u16, around: &mut Surroundings<'_>) {
+    fn prove(&mut self, place: u16, around: &mut QueueContext<'_>) {
         let Some(slot) = self.slots.get(place).copied() else {
             return;
         };
@@ -449,10 +451,10 @@ impl Queue {
             _ => None,
         };
         let of = (self.qid, place);
-        match self.proof.step(message, of, around.prover, around.mail) {
-            Some(Stepped::Done(outcome)) => self.proven(place, outcome, around),
-            Some(Stepped::Away) => {}
-            Some(Stepped::Full) => {
+        match self.proof.step(message, of, around.prover, around.inbox) {
+            Some(SubmittedStep::Done(outcome)) => self.proven(place, outcome, around),
+            Some(SubmittedStep::Away) => {}
+            Some(SubmittedStep::Full) => {
                 self.end(place, Status::NOT_ENOUGH_RESOURCES, 0, around.pool);
             }
             None => {
@@ -463,7 +465,12 @@ impl Queue {
     }
 
     /// Completes an authentication command after its step.
-    pub(crate) fn proven(&mut self, place: u16, outcome: Outcome, around: &mut Surroundings<'_>) {
+    pub(crate) fn proven(
+        &mut self,
+        place: u16,
+        outcome: AuthResult,
+        around: &mut QueueContext<'_>,
+    ) {
         let Some((message, failed)) = self.proof.ended(outcome) else {
             return;
         };
@@ -490,7 +497,13 @@ impl Queue {
     }
 
     /// Submits a command of this side to the controller.
-    pub(crate) fn ask(&mut self, mut command: Command, qid: u16, step: Step, pool: &Pool) -> bool {
+    pub(crate) fn ask(
+        &mut self,
+        mut command: Command,
+        qid: u16,
+        step: QueueStep,
+        pool: &AssociationMemory,
+    ) -> bool {
         let slot = Slot {
             sender: Sender::Own { qid, step },
             command,
@@ -530,7 +543,7 @@ impl Queue {
     }
 
     /// Completes a command that was not passed to the controller.
-    fn end(&mut self, place: u16, status: Status, result: u64, pool: &mut Pool) {
+    fn end(&mut self, place: u16, status: Status, result: u64, pool: &mut AssociationMemory) {
         let Some(slot) = self.slots.get(place) else {
             return;
         };
@@ -545,8 +558,8 @@ impl Queue {
     /// side's own commands are added to `own`. Returns `true` if there were any.
     pub(crate) fn reap(
         &mut self,
-        around: &mut Surroundings<'_>,
-        own: &mut Vec<(u16, Step, Status)>,
+        around: &mut QueueContext<'_>,
+        own: &mut Vec<(u16, QueueStep, Status)>,
     ) -> bool {
         let mut worked = false;
         while let Some(entry) = self.rings.take(around.pool.memory()) {
@@ -573,7 +586,7 @@ impl Queue {
         place: u16,
         slot: &Slot,
         entry: Completion,
-        around: &mut Surroundings<'_>,
+        around: &mut QueueContext<'_>,
     ) {
         let status = entry.status();
         let entry = Completion {
@@ -610,7 +623,7 @@ impl Queue {
             }
         } else {
             keep(&mut self.lists, list);
-            let mut sum = digest::Running::new();
+            let mut sum = digest::RunningDigest::new();
             let staged = &mut self.link.staged;
             around.pool.read(block, 0, len, |bytes| {
                 if sums {
@@ -633,7 +646,7 @@ impl Queue {
     // ---- the end
 
     /// Closes the connection; the controller may still execute commands.
-    pub(crate) fn close(&mut self, why: &End, pool: &mut Pool) {
+    pub(crate) fn close(&mut self, why: &ConnectionEnd, pool: &mut AssociationMemory) {
         if !matches!(self.phase, Phase::Open | Phase::Making { .. }) {
             return;
         }
@@ -642,7 +655,7 @@ impl Queue {
             _ => Phase::Ended,
         };
         let last = match why {
-            End::Violation(violation) => Some(violation.c2h_term_req()),
+            ConnectionEnd::Violation(violation) => Some(violation.c2h_term_req()),
             _ => None,
         };
         let (slots, lists) = (&mut self.slots, &mut self.lists);
@@ -658,7 +671,7 @@ impl Queue {
     }
 
     /// Regains memory from the kernel while the queue is ending.
-    pub(crate) fn drain(&mut self, pool: &mut Pool) {
+    pub(crate) fn drain(&mut self, pool: &mut AssociationMemory) {
         let (slots, lists) = (&mut self.slots, &mut self.lists);
         let _ = self.link.sent(|name, list| {
             keep(lists, list);
@@ -672,7 +685,7 @@ impl Queue {
     }
 
     /// Frees the memory of the queue. Neither the controller nor the kernel may use it any more.
-    pub(crate) fn release(&mut self, pool: &mut Pool) {
+    pub(crate) fn release(&mut self, pool: &mut AssociationMemory) {
         for place in self.slots.places() {
             if let Some(block) = self.slots.free(place) {
                 pool.free(block);
@@ -682,7 +695,7 @@ impl Queue {
 
     /// Frees the commands that the controller had when it was reset, without answering them, while
     /// the connection stays open.
-    pub(crate) fn forget_started(&mut self, pool: &mut Pool) {
+    pub(crate) fn forget_started(&mut self, pool: &mut AssociationMemory) {
         for place in self.slots.places() {
             let started = self.slots.get(place).is_some_and(|slot| slot.started);
             if started && let Some(block) = self.slots.free(place) {
@@ -700,14 +713,14 @@ fn keep(lists: &mut Vec<SegmentList>, mut list: SegmentList) {
 }
 
 /// Allocates memory for a command's data, including a page for the PRP list if PRPs are used.
-fn take(pool: &mut Pool, len: u32, prps: bool) -> Option<Block> {
+fn take(pool: &mut AssociationMemory, len: u32, prps: bool) -> Option<Block> {
     let list = if prps && len > 2 * PAGE { PAGE } else { 0 };
     pool.take(u64::from(len.next_multiple_of(PAGE)) + u64::from(list))
 }
 
 /// Sets the PRPs of an Admin command to its data. If it has more than two pages, the PRP list is in
 /// the last page of the block.
-fn point_prps(command: &mut Command, block: Block, len: u32, pool: &Pool) {
+fn point_prps(command: &mut Command, block: Block, len: u32, pool: &AssociationMemory) {
     let pages = u64::from(len.div_ceil(PAGE));
     let at = |page: u64| block.iova() + page * u64::from(PAGE);
     match pages {

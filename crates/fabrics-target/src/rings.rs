@@ -7,11 +7,11 @@ use nvme::{Command, Completion, regs};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Maximum number of entries of a queue.
-pub(crate) const MOST_ENTRIES: u16 = 1024;
+pub(crate) const MAX_QUEUE_ENTRIES: u16 = 1024;
 /// Number of pages of a submission queue of maximum size.
-const SQ_PAGES: u32 = MOST_ENTRIES as u32 * 64 / PAGE;
+const SQ_PAGES: u32 = MAX_QUEUE_ENTRIES as u32 * 64 / PAGE;
 /// Number of pages of a queue pair of maximum size.
-pub(crate) const PAGES: u32 = SQ_PAGES + MOST_ENTRIES as u32 * 16 / PAGE;
+pub(crate) const PAGES: u32 = SQ_PAGES + MAX_QUEUE_ENTRIES as u32 * 16 / PAGE;
 
 /// A submission queue and its completion queue, with the same number of entries.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Rings {
             qid,
             entries: (room.saturating_add(1))
                 .next_power_of_two()
-                .clamp(4, MOST_ENTRIES),
+                .clamp(4, MAX_QUEUE_ENTRIES),
             tail: 0,
             rung: 0,
             head: 0,
@@ -63,7 +63,7 @@ impl Rings {
         (self.tail, self.rung, self.head, self.phase) = (0, 0, 0, true);
         let at = self.place() + u64::from(SQ_PAGES) * u64::from(PAGE);
         // Clears the phase bits of old entries.
-        let _ = memory.write(at as usize, &[0; MOST_ENTRIES as usize * 16]);
+        let _ = memory.write(at as usize, &[0; MAX_QUEUE_ENTRIES as usize * 16]);
     }
 
     /// Appends a command to the submission queue; the caller has checked that there is room.

@@ -24,13 +24,13 @@ pub(crate) enum Sender {
         /// The queue's identifier.
         qid: u16,
         /// Step of the creation or deletion.
-        step: Step,
+        step: QueueStep,
     },
 }
 
 /// Steps of creating and deleting a queue's rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum QueueStep {
     CreateCq,
     CreateSq,
     DeleteSq,

@@ -1,8 +1,8 @@
 //! NVMe subsystem that is exported by TCP: its namespaces, hosts and associations.
 
+use crate::authentication::{AuthResult, AuthState, HostKey, Prover};
 use crate::handshake::Connected;
 use crate::members::Members;
-use crate::prove::{HostKey, Outcome, Proof, Prover};
 use controller::{AnaGroup, ControllerConfig, NamespaceConfig};
 use dhchap::Names;
 use nvme::Status;
@@ -94,14 +94,14 @@ pub struct TargetConfig {
 
 /// Message to an association.
 #[derive(Debug)]
-pub(crate) enum Letter {
+pub(crate) enum AssociationMessage {
     /// A new connection for an I/O queue.
     Connected(Box<Connected>),
     /// A slow authentication step of this queue is complete.
     Proven {
         qid: u16,
         place: u16,
-        outcome: Box<Outcome>,
+        outcome: Box<AuthResult>,
     },
     /// The ANA state of the namespaces has changed.
     State,
@@ -177,9 +177,10 @@ impl std::fmt::Debug for Target {
 impl Target {
     /// Creates a subsystem.
     pub fn new(config: TargetConfig) -> Arc<Self> {
-        let prover = match config.keys.is_empty() {
-            true => None,
-            false => Prover::start(),
+        let prover = if config.keys.is_empty() {
+            None
+        } else {
+            Prover::start()
         };
         Arc::new(Self {
             prover,
@@ -209,23 +210,23 @@ impl Target {
     /// Sets the ANA state of the namespaces for hosts, which are notified by an event.
     pub fn set_ana_state(&self, state: AnaState) {
         if self.ana.set(state) {
-            self.tell_all(|| Letter::State);
+            self.tell_all(|| AssociationMessage::State);
         }
     }
 
     /// Notifies the associations that the size of a volume has changed.
     pub fn sizes_changed(&self) {
-        self.tell_all(|| Letter::Sizes);
+        self.tell_all(|| AssociationMessage::Sizes);
     }
 
     /// Ends the associations of all hosts.
     pub fn end(&self) {
-        self.tell_all(|| Letter::End);
+        self.tell_all(|| AssociationMessage::End);
     }
 
-    fn tell_all(&self, letter: impl Fn() -> Letter) {
+    fn tell_all(&self, message: impl Fn() -> AssociationMessage) {
         let members = self.members.lock().unpoisoned();
-        members.mails().for_each(|mail| mail.put(letter()));
+        members.mails().for_each(|inbox| inbox.put(message()));
     }
 
     /// Returns whether the host may connect.
@@ -240,10 +241,10 @@ impl Target {
     /// # Errors
     /// `PermissionDenied` when the host has no key; otherwise the I/O error when the kernel
     /// provides no random numbers.
-    pub(crate) fn proof(&self, hostnqn: &str, now: Instant) -> std::io::Result<Proof> {
+    pub(crate) fn proof(&self, hostnqn: &str, now: Instant) -> std::io::Result<AuthState> {
         let keys = &self.config.keys;
         if keys.is_empty() {
-            return Ok(Proof::Given);
+            return Ok(AuthState::Given);
         }
         let key = keys.iter().find(|key| key.nqn == hostnqn);
         // Hosts without a key were refused before.
@@ -252,7 +253,7 @@ impl Target {
             host: hostnqn.into(),
             subsystem: self.config.nqn.clone(),
         };
-        Proof::wanted(names, key.secrets.clone(), self.prover.is_some(), now)
+        AuthState::wanted(names, key.secrets.clone(), self.prover.is_some(), now)
     }
 
     /// Counts and logs a failed authentication of a host.
@@ -292,8 +293,8 @@ impl Target {
     }
 
     /// Registers the inbox of an association that was created for a reservation.
-    pub(crate) fn enter(&self, cntlid: u16, mail: &Arc<Inbox<Letter>>) {
-        self.members.lock().unpoisoned().enter(cntlid, mail);
+    pub(crate) fn enter(&self, cntlid: u16, inbox: &Arc<Inbox<AssociationMessage>>) {
+        self.members.lock().unpoisoned().enter(cntlid, inbox);
     }
 
     /// Moves an association from the unauthenticated to the authenticated ones.

@@ -1,7 +1,7 @@
 //! Client for discovery controllers, for `vnvme discover`.
 
 use crate::connect::{
-    Client, ConnectError, Portal, Queue, Trouble, connect_queue, enable, log_page,
+    Client, ConnectError, ConversationError, Portal, Queue, connect_queue, enable, log_page,
 };
 use crate::identity::HostIdentity;
 use nvme::fabrics::DISCOVERY_NQN;
@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
 /// Time limit for a whole discovery.
-const LIMIT: Duration = Duration::from_secs(10);
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of discovery log records that are read.
-const MOST_RECORDS: u64 = 4096;
+const MAX_RECORDS: u64 = 4096;
 /// Number of records that one command reads.
-const AT_ONCE: u64 = 16;
+const RECORDS_PER_READ: u64 = 16;
 /// Maximum number of times that the log page is read again because it changed during reading.
-const MOST_CHANGES: u32 = 10;
+const MAX_REREADS: u32 = 10;
 const LEN: u64 = 1024;
 
 /// Contents of a discovery log page.
@@ -38,23 +38,25 @@ pub struct Discovered {
 pub fn discover(place: HostPort, identity: &HostIdentity) -> Result<Discovered, ConnectError> {
     let portal = Portal::new(place, DISCOVERY_NQN, identity, Host::default(), None)?;
     let now = Instant::now();
-    let deadline = now.checked_add(LIMIT).unwrap_or(now);
+    let deadline = now.checked_add(DISCOVERY_TIMEOUT).unwrap_or(now);
     let (mut client, _) = connect_queue(&portal, Queue::admin(Duration::ZERO), deadline)?;
     read(&mut client, deadline).map_err(|trouble| portal.trouble(trouble))
 }
 
-fn read(client: &mut Client, deadline: Instant) -> Result<Discovered, Trouble> {
+fn read(client: &mut Client, deadline: Instant) -> Result<Discovered, ConversationError> {
     enable(client, deadline)?;
-    for _ in 0..MOST_CHANGES {
+    for _ in 0..MAX_REREADS {
         let before = header(client)?;
         let count = before.numrec.get();
-        if count > MOST_RECORDS {
-            return Err(Trouble::Unusable("it has more records than any network"));
+        if count > MAX_RECORDS {
+            return Err(ConversationError::Unusable(
+                "it has more records than any network",
+            ));
         }
         let mut records = Vec::new();
         while (records.len() as u64) < count {
             let done = records.len() as u64;
-            let wanted = (count - done).min(AT_ONCE);
+            let wanted = (count - done).min(RECORDS_PER_READ);
             // At most 16 KiB.
             let len = (wanted * LEN) as u32;
             let page = log_page(client, Lid::DISCOVERY, (done + 1) * LEN, len, true)?;
@@ -62,7 +64,7 @@ fn read(client: &mut Client, deadline: Instant) -> Result<Discovered, Trouble> {
             let read = chunks.filter_map(|chunk| DiscoveryRecord::read_from_bytes(chunk).ok());
             records.extend(read.take(wanted as usize));
             if records.len() as u64 != done + wanted {
-                return Err(Trouble::Unusable(
+                return Err(ConversationError::Unusable(
                     "the discovery log page is shorter than its header \
                                               states",
                 ));
@@ -77,11 +79,13 @@ fn read(client: &mut Client, deadline: Instant) -> Result<Discovered, Trouble> {
             });
         }
     }
-    Err(Trouble::Unusable("its log page changes all the time"))
+    Err(ConversationError::Unusable(
+        "its log page changes all the time",
+    ))
 }
 
-fn header(client: &mut Client) -> Result<DiscoveryHeader, Trouble> {
+fn header(client: &mut Client) -> Result<DiscoveryHeader, ConversationError> {
     let page = log_page(client, Lid::DISCOVERY, 0, LEN as u32, true)?;
     let header = DiscoveryHeader::read_from_bytes(&page);
-    header.map_err(|_| Trouble::Unusable("its log page is too short"))
+    header.map_err(|_| ConversationError::Unusable("its log page is too short"))
 }

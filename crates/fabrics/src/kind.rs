@@ -9,7 +9,7 @@ use remote::{HostPort, ReachWatch};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use volume::{
-    OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind, VolumeUrl, Whole,
+    BareVolume, OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind, VolumeUrl,
     parse_count, parse_duration,
 };
 
@@ -94,7 +94,7 @@ pub fn kind<X: 'static>(opened: impl Fn(ReachWatch) + Send + Sync + 'static) -> 
     VolumeKind::new(NVME_TCP, move |url: &mut VolumeUrl<'_>, options| {
         let volume = open(url, options)?;
         opened(volume.watch());
-        Ok(Whole::new(Arc::new(volume)))
+        Ok(BareVolume::new(Arc::new(volume)))
     })
 }
 
@@ -162,8 +162,8 @@ fn open(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<FabricsVolume, Ope
         "queue-depth" => Ok(Policy::QueueDepth),
         _ => Err("it is round-robin or queue-depth"),
     };
-    let queues = count(FabricsOptions::MOST_QUEUES, "it is a number from 1 to 16");
-    let depth = count(FabricsOptions::MOST_DEPTH, "it is a number from 1 to 1024");
+    let queues = count(FabricsOptions::MAX_QUEUES, "it is a number from 1 to 16");
+    let depth = count(FabricsOptions::MAX_DEPTH, "it is a number from 1 to 1024");
     if let Some(queues) = taken.take("queues", queues)? {
         options.queues = queues;
     }

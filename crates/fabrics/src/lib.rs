@@ -36,7 +36,7 @@ mod shared;
 mod subsystem;
 mod volume;
 
-pub use connect::{ConnectError, Trouble};
+pub use connect::{ConnectError, ConversationError};
 pub use discovery::{Discovered, discover};
 pub use identity::{HostIdentity, local as local_identity};
 pub use kind::{NVME_TCP, kind, portals};

@@ -17,9 +17,9 @@ pub enum Policy {
 /// Options for using a subsystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FabricsOptions {
-    /// Number of I/O queues of each worker on each path, 1 to [`Self::MOST_QUEUES`].
+    /// Number of I/O queues of each worker on each path, 1 to [`Self::MAX_QUEUES`].
     pub queues: u16,
-    /// Maximum number of outstanding commands of a queue, 1 to [`Self::MOST_DEPTH`].
+    /// Maximum number of outstanding commands of a queue, 1 to [`Self::MAX_DEPTH`].
     pub depth: u16,
     /// Request header digests (CRC-32C of PDU headers).
     pub header_digest: bool,
@@ -49,9 +49,9 @@ pub struct FabricsOptions {
 
 impl FabricsOptions {
     /// Maximum number of I/O queues of a worker on a path.
-    pub const MOST_QUEUES: u16 = 16;
+    pub const MAX_QUEUES: u16 = 16;
     /// Maximum number of outstanding commands of a queue.
-    pub const MOST_DEPTH: u16 = 1024;
+    pub const MAX_DEPTH: u16 = 1024;
     /// Number of workers for which queues are requested from a controller.
     pub(crate) const WORKERS: u16 = 64;
 

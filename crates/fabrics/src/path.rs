@@ -11,11 +11,11 @@
 //! An association has certainly ended in one of two cases. Either the controller has closed all of
 //! its connections, or it has received nothing for its keep-alive time-out plus the time that it
 //! needs to end commands. Before that, outstanding commands may still be executed, so workers hold
-//! them until [`Message::Ended`].
+//! them until [`PathMessage::Ended`].
 
-use crate::connect::{ConnectError, Controller, Portal, Queue, Trouble, connect_queue};
-use crate::queue::{Message, Ready};
-use crate::shared::{CONNECT_LIMIT, Shared};
+use crate::connect::{ConnectError, Controller, ConversationError, Portal, Queue, connect_queue};
+use crate::queue::{PathMessage, Ready};
+use crate::shared::{CONNECT_LIMIT, SharedVolume};
 use nvme::log::AnaState;
 use nvme::{AdminOpcode, Command};
 use remote::{LOG_INTERVAL, pause};
@@ -51,7 +51,7 @@ pub(crate) struct Path {
     first: Mutex<Option<Controller>>,
     /// A thread serves the path.
     served: AtomicBool,
-    reports: Mutex<Vec<Report>>,
+    reports: Mutex<Vec<QueueReport>>,
     /// Eventfd that wakes the thread; `None` if it could not be created, so that the thread polls
     /// instead.
     wake: Option<OwnedFd>,
@@ -59,7 +59,7 @@ pub(crate) struct Path {
 
 /// Report of a worker's queue to the thread of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Report {
+pub(crate) enum QueueReport {
     /// A connection of the association has failed.
     Broken { epoch: u64, why: &'static str },
     /// The connection of the queue is closed, by the controller or by this host alone.
@@ -105,8 +105,8 @@ impl Path {
     }
 
     /// Sends a report to the path's thread.
-    pub(crate) fn report(&self, report: Report) {
-        if let Report::State(state) = report {
+    pub(crate) fn report(&self, report: QueueReport) {
+        if let QueueReport::State(state) = report {
             self.set_state(state);
         }
         self.reports.lock().unpoisoned().push(report);
@@ -122,7 +122,7 @@ impl Path {
     }
 
     /// Starts the path's thread, unless it runs.
-    pub(crate) fn start(&self, shared: &Arc<Shared>, number: usize) -> io::Result<()> {
+    pub(crate) fn start(&self, shared: &Arc<SharedVolume>, number: usize) -> io::Result<()> {
         if self.served.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
@@ -165,9 +165,9 @@ impl Path {
 
 /// Reason for the end of an association.
 #[derive(Debug, thiserror::Error)]
-enum Lost {
+enum AssociationError {
     #[error(transparent)]
-    Trouble(#[from] Trouble),
+    Trouble(#[from] ConversationError),
     #[error(transparent)]
     Connect(#[from] ConnectError),
     #[error("an I/O queue: {0}")]
@@ -178,7 +178,7 @@ enum Lost {
 
 /// State of a path's thread.
 struct Keeper<'a> {
-    shared: &'a Shared,
+    shared: &'a SharedVolume,
     path: &'a Path,
     number: usize,
     /// Number of the association, counted from 1.
@@ -195,7 +195,7 @@ struct Keeper<'a> {
 }
 
 impl<'a> Keeper<'a> {
-    fn new(shared: &'a Shared, path: &'a Path, number: usize) -> Self {
+    fn new(shared: &'a SharedVolume, path: &'a Path, number: usize) -> Self {
         Self {
             shared,
             path,
@@ -246,7 +246,7 @@ impl Keeper<'_> {
             // The controller through which the volume was opened existed before this thread.
             let away = (!is_first).then(|| began.elapsed());
             let why = self.keep(controller, away);
-            if matches!(why, Lost::Unused) {
+            if matches!(why, AssociationError::Unused) {
                 break;
             }
             self.shared.has_lost(self.number, &why);
@@ -273,7 +273,7 @@ impl Keeper<'_> {
     }
 
     /// Keeps an association alive until it ends. `away`: time without a connection before it.
-    fn keep(&mut self, mut controller: Controller, away: Option<Duration>) -> Lost {
+    fn keep(&mut self, mut controller: Controller, away: Option<Duration>) -> AssociationError {
         self.epoch += 1;
         self.made.clear();
         self.open.clear();
@@ -301,7 +301,10 @@ impl Keeper<'_> {
         why
     }
 
-    fn serve(&mut self, controller: &mut Controller) -> Result<std::convert::Infallible, Lost> {
+    fn serve(
+        &mut self,
+        controller: &mut Controller,
+    ) -> Result<std::convert::Infallible, AssociationError> {
         let kato = controller.kato;
         let interval = kato / 4;
         let mut keep_alive: Option<(u16, Instant)> = None;
@@ -310,16 +313,16 @@ impl Keeper<'_> {
         let mut changed = false;
         loop {
             if !self.shared.is_used() {
-                return Err(Lost::Unused);
+                return Err(AssociationError::Unused);
             }
             let mut broken = None;
             // All reports are handled, because a queue reports the end of its connection only once.
             for report in std::mem::take(&mut *self.path.reports.lock().unpoisoned()) {
                 match report {
-                    Report::Broken { epoch, why } if epoch == self.epoch => broken = Some(why),
-                    Report::Broken { .. } => {}
-                    Report::State(_) => changed = true,
-                    Report::Closed {
+                    QueueReport::Broken { epoch, why } if epoch == self.epoch => broken = Some(why),
+                    QueueReport::Broken { .. } => {}
+                    QueueReport::State(_) => changed = true,
+                    QueueReport::Closed {
                         epoch,
                         qid,
                         by_controller,
@@ -327,7 +330,7 @@ impl Keeper<'_> {
                 }
             }
             if let Some(why) = broken {
-                return Err(Lost::Queue(why));
+                return Err(AssociationError::Queue(why));
             }
             self.make_queues(controller)?;
             self.path.connected.store(true, Ordering::Relaxed);
@@ -348,7 +351,7 @@ impl Keeper<'_> {
                         // An answer that arrived while this thread did not run is handled first.
                         && !is_readable(controller.client.fd())
                     {
-                        return Err(Trouble::Silent.into());
+                        return Err(ConversationError::Silent.into());
                     }
                 }
                 None if now.duration_since(sent) >= interval => {
@@ -374,7 +377,7 @@ impl Keeper<'_> {
     }
 
     /// Reads the namespace's size and ANA state again.
-    fn look(&mut self, controller: &mut Controller) -> Result<(), Lost> {
+    fn look(&mut self, controller: &mut Controller) -> Result<(), AssociationError> {
         let size = controller.read_size()?;
         // A temporarily unavailable namespace keeps its size, because it may return.
         if size > 0 {
@@ -386,7 +389,7 @@ impl Keeper<'_> {
         self.path.set_state(state);
         let before = std::mem::replace(&mut self.looked_at, state);
         if state != found {
-            self.shared.tell_all(&Message::Look);
+            self.shared.tell_all(&PathMessage::Look);
         }
         if state != before {
             self.shared.log.states.line(|left_out| {
@@ -398,9 +401,9 @@ impl Keeper<'_> {
     }
 
     /// Creates the I/O queues that workers need and do not have yet.
-    fn make_queues(&mut self, controller: &Controller) -> Result<(), Lost> {
+    fn make_queues(&mut self, controller: &Controller) -> Result<(), AssociationError> {
         let each = usize::from(self.shared.options.queues.max(1));
-        for (place, mail) in self.shared.queues() {
+        for (place, inbox) in self.shared.queues() {
             for link in 0..each {
                 let qid = place.saturating_mul(each).saturating_add(link + 1);
                 let qid = u16::try_from(qid).unwrap_or(u16::MAX);
@@ -424,7 +427,7 @@ impl Keeper<'_> {
                 self.made.insert(qid);
                 self.open.insert(qid);
                 self.shared.has_path();
-                mail.put(Message::Ready {
+                inbox.put(PathMessage::Ready {
                     path: self.number,
                     link,
                     ready,
@@ -434,7 +437,7 @@ impl Keeper<'_> {
         Ok(())
     }
 
-    fn make_queue(&self, controller: &Controller, qid: u16) -> Result<Ready, Lost> {
+    fn make_queue(&self, controller: &Controller, qid: u16) -> Result<Ready, AssociationError> {
         let now = Instant::now();
         let limit = CONNECT_LIMIT.min(controller.kato / 2);
         let deadline = now.checked_add(limit).unwrap_or(now);
@@ -455,7 +458,7 @@ impl Keeper<'_> {
             qid,
             depth: u16::try_from(entries - 1).unwrap_or(u16::MAX),
             in_capsule: controller.in_capsule,
-            fd: client.into_fd().map_err(Lost::Trouble)?,
+            fd: client.into_fd().map_err(AssociationError::Trouble)?,
         })
     }
 
@@ -466,17 +469,18 @@ impl Keeper<'_> {
     }
 
     /// Closes an association, and notifies the workers when its end is certain.
-    fn end(&mut self, mut controller: Controller, why: &Lost) {
+    fn end(&mut self, mut controller: Controller, why: &AssociationError) {
         let epoch = self.epoch;
         let (path, number) = (self.path, self.number);
-        self.shared.tell_all(&Message::Broken {
+        self.shared.tell_all(&PathMessage::Broken {
             path: number,
             epoch,
         });
         let began = Instant::now();
         let until = began.checked_add(CLOSING).unwrap_or(began);
-        let mut admin_closed = matches!(why, Lost::Trouble(trouble) if trouble.is_closed());
-        if matches!(why, Lost::Unused) {
+        let mut admin_closed =
+            matches!(why, AssociationError::Trouble(trouble) if trouble.is_closed());
+        if matches!(why, AssociationError::Unused) {
             let until = began.checked_add(SHUT_DOWN).unwrap_or(began);
             controller.client.set_deadline(until);
             if let Err(error) = controller.shut_down() {
@@ -488,7 +492,7 @@ impl Keeper<'_> {
         }
         loop {
             for report in std::mem::take(&mut *path.reports.lock().unpoisoned()) {
-                if let Report::Closed {
+                if let QueueReport::Closed {
                     epoch,
                     qid,
                     by_controller,
@@ -521,7 +525,7 @@ impl Keeper<'_> {
         let now = Instant::now();
         let after = if closed { quiesces } else { lingers };
         tracing::debug!(epoch, closed, ?after, "{}: ended", path.portal.place);
-        self.shared.tell_all(&Message::Ended {
+        self.shared.tell_all(&PathMessage::Ended {
             path: number,
             epoch,
             at: now.checked_add(after).unwrap_or(now),

@@ -1,12 +1,14 @@
 //! State of a volume, shared by its queues and threads.
 
-use crate::connect::{ConnectError, Controller, Facts, Portal, Wanted};
+use crate::connect::{
+    ConnectError, Controller, ControllerRequirements, NamespaceProperties, Portal,
+};
 use crate::options::FabricsOptions;
 use crate::path::Path;
-use crate::queue::Message;
+use crate::queue::PathMessage;
 use crate::subsystem::Subsystem;
 use probes::LogLimit;
-use remote::{Reach, Reachable};
+use remote::{ConnectionState, Reachable};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -17,14 +19,14 @@ use volume::{Inbox, Info, Kind};
 pub(crate) const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
 /// Inbox through which a worker's queue receives connections and notices.
-pub(crate) type Mail = Inbox<Message>;
+pub(crate) type QueueInbox = Inbox<PathMessage>;
 
 /// State of a volume, shared by its queues and threads.
-pub(crate) struct Shared {
+pub(crate) struct SharedVolume {
     pub subsystem: Subsystem,
     pub options: FabricsOptions,
     /// Properties of the namespace when the volume was opened.
-    pub facts: Facts,
+    pub facts: NamespaceProperties,
     /// Paths to the namespace, in the order of the portals.
     pub paths: Vec<Path>,
     /// Current size of the namespace in bytes.
@@ -32,7 +34,7 @@ pub(crate) struct Shared {
     /// Size in bytes that was last reported to the user.
     told: AtomicU64,
     /// Inboxes of the workers' queues. The index determines the queue identifiers.
-    queues: Mutex<Vec<Option<Arc<Mail>>>>,
+    queues: Mutex<Vec<Option<Arc<QueueInbox>>>>,
     /// Number of users: the volume's handle and its queues. At 0 the paths' threads end.
     users: AtomicUsize,
     /// Number of associations that have ended.
@@ -53,7 +55,7 @@ pub(crate) struct Log {
     pub queues: LogLimit,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for SharedVolume {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Shared")
             .field("subsystem", &self.subsystem)
@@ -62,7 +64,7 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-impl Shared {
+impl SharedVolume {
     /// Creates the state of a volume with its first controller, which is on path `number`.
     pub(crate) fn new(
         subsystem: Subsystem,
@@ -92,8 +94,11 @@ impl Shared {
         })
     }
 
-    pub(crate) fn wanted(subsystem: &Subsystem, options: &FabricsOptions) -> Wanted {
-        Wanted {
+    pub(crate) fn wanted(
+        subsystem: &Subsystem,
+        options: &FabricsOptions,
+    ) -> ControllerRequirements {
+        ControllerRequirements {
             nsid: subsystem.nsid,
             kato: options.kato,
             queues: options.queues.saturating_mul(FabricsOptions::WORKERS),
@@ -122,7 +127,7 @@ impl Shared {
     pub(crate) fn set_size(&self, size: u64) {
         let before = self.size.swap(size, Ordering::Relaxed);
         if before != size {
-            self.tell_all(&Message::Look);
+            self.tell_all(&PathMessage::Look);
             self.log.sizes.line(|left_out| {
                 let subsystem = &self.subsystem;
                 tracing::warn!(
@@ -144,7 +149,7 @@ impl Shared {
     }
 
     pub(crate) fn info(&self) -> Info {
-        let Facts {
+        let NamespaceProperties {
             namespace, model, ..
         } = &self.facts;
         let read_only = self.options.read_only || namespace.write_protected;
@@ -177,7 +182,7 @@ impl Shared {
     // ---- users
 
     /// Adds a worker's queue; returns its index.
-    pub(crate) fn enter(self: &Arc<Self>, mail: &Arc<Mail>) -> usize {
+    pub(crate) fn enter(self: &Arc<Self>, inbox: &Arc<QueueInbox>) -> usize {
         self.users.fetch_add(1, Ordering::SeqCst);
         let mut queues = self.queues.lock().unpoisoned();
         let place = match queues.iter().position(Option::is_none) {
@@ -188,7 +193,7 @@ impl Shared {
             }
         };
         if let Some(vacant) = queues.get_mut(place) {
-            *vacant = Some(mail.clone());
+            *vacant = Some(inbox.clone());
         }
         drop(queues);
         for number in 0..self.paths.len() {
@@ -233,18 +238,18 @@ impl Shared {
     }
 
     /// Returns the workers' queues with their indexes.
-    pub(crate) fn queues(&self) -> Vec<(usize, Arc<Mail>)> {
+    pub(crate) fn queues(&self) -> Vec<(usize, Arc<QueueInbox>)> {
         let queues = self.queues.lock().unpoisoned();
         let queues = queues.iter().enumerate();
         queues
-            .filter_map(|(place, mail)| Some((place, mail.clone()?)))
+            .filter_map(|(place, inbox)| Some((place, inbox.clone()?)))
             .collect()
     }
 
-    pub(crate) fn tell_all(&self, message: &Message) {
-        for (_, mail) in self.queues() {
+    pub(crate) fn tell_all(&self, message: &PathMessage) {
+        for (_, inbox) in self.queues() {
             if let Some(copy) = message.copy() {
-                mail.put(copy);
+                inbox.put(copy);
             }
         }
     }
@@ -285,10 +290,10 @@ impl Shared {
     }
 }
 
-impl Reachable for Shared {
-    fn reach(&self) -> Option<Reach> {
+impl Reachable for SharedVolume {
+    fn reach(&self) -> Option<ConnectionState> {
         // Threads may run for a moment after the last user.
-        self.is_used().then(|| Reach {
+        self.is_used().then(|| ConnectionState {
             server: self.subsystem.to_string(),
             connected: self.paths.iter().all(Path::is_connected),
             lost: self.lost.load(Ordering::Relaxed),

@@ -6,7 +6,7 @@ use remote::{HostPort, HostPortError, decode, encode};
 use std::fmt;
 
 /// Maximum number of portals in a URL.
-const MOST_PORTALS: usize = 16;
+const MAX_PORTALS: usize = 16;
 /// Form of the URL, for error messages.
 const FORM: &str = "nvme+tcp://HOST:PORT/SUBNQN/NSID";
 
@@ -78,8 +78,8 @@ pub(crate) fn portals(text: &str) -> Result<Vec<HostPort>, String> {
         }
         places.push(place);
     }
-    if places.len() > MOST_PORTALS {
-        return Err(format!("more than {MOST_PORTALS} portals"));
+    if places.len() > MAX_PORTALS {
+        return Err(format!("more than {MAX_PORTALS} portals"));
     }
     Ok(places)
 }

@@ -1,9 +1,9 @@
 //! A namespace of a remote subsystem as a [`Volume`].
 
-use crate::connect::{ConnectError, Controller, Facts, Portal};
+use crate::connect::{ConnectError, Controller, NamespaceProperties, Portal};
 use crate::options::FabricsOptions;
 use crate::queue::FabricsQueue;
-use crate::shared::{CONNECT_LIMIT, Mail, Shared};
+use crate::shared::{CONNECT_LIMIT, QueueInbox, SharedVolume};
 use crate::subsystem::Subsystem;
 use nvme_tcp::Host;
 use remote::ReachWatch;
@@ -14,7 +14,7 @@ use volume::{AtomicWrites, Extent, Info, Io, OpenQueue, Volume, VolumeError};
 
 /// A namespace of a remote subsystem.
 #[derive(Debug)]
-pub struct FabricsVolume(Arc<Shared>);
+pub struct FabricsVolume(Arc<SharedVolume>);
 
 impl FabricsVolume {
     /// Connects to a subsystem by the first of its portals that answers, and opens its namespace.
@@ -44,7 +44,7 @@ impl FabricsVolume {
         let (number, controller) = first(&subsystem, &options, &portals)?;
         check(&subsystem, &options, &controller.facts)?;
         let first = (number, controller);
-        Ok(Self(Shared::new(subsystem, options, portals, first)))
+        Ok(Self(SharedVolume::new(subsystem, options, portals, first)))
     }
 
     /// Returns a handle to watch the connection state.
@@ -67,7 +67,7 @@ fn first(
     options: &FabricsOptions,
     portals: &[Portal],
 ) -> Result<(usize, Controller), Box<dyn std::error::Error + Send + Sync>> {
-    let wanted = Shared::wanted(subsystem, options);
+    let wanted = SharedVolume::wanted(subsystem, options);
     let mut errors = Vec::new();
     for (number, portal) in portals.iter().enumerate() {
         let now = Instant::now();
@@ -85,7 +85,7 @@ fn first(
 fn check(
     subsystem: &Subsystem,
     options: &FabricsOptions,
-    facts: &Facts,
+    facts: &NamespaceProperties,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let block = facts.namespace.block_size();
     if let Some(wanted) = options.block_size
@@ -113,11 +113,11 @@ impl Volume for FabricsVolume {
 
     fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
         let streams = io.streams()?;
-        let mail = Mail::new(io);
-        let mail =
-            mail.map_err(|error| self.error("has no event descriptor for connections", error))?;
+        let inbox = QueueInbox::new(io);
+        let inbox =
+            inbox.map_err(|error| self.error("has no event descriptor for connections", error))?;
         // From here on the queue counts itself out.
-        let queue = FabricsQueue::new(self.0.clone(), streams, mail, io.ending_watch());
+        let queue = FabricsQueue::new(self.0.clone(), streams, inbox, io.ending_watch());
         Ok(OpenQueue::with_fast_path(queue))
     }
 

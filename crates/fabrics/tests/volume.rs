@@ -13,7 +13,7 @@ mod model;
 #[path = "volume/paths.rs"]
 mod paths;
 
-use common::{BOUND, Way, Worker, bytes};
+use common::{BOUND, SubmitCall, Worker, bytes};
 use dma::SegmentList;
 use fabrics::{FabricsOptions, FabricsVolume, HostIdentity, Policy, Subsystem};
 use fake_target::{Answer, BLOCK as SECTOR, Setup, Target};
@@ -23,12 +23,12 @@ use nvme::log::discovery::{AddressFamily, DiscoveryRecord, SubsystemType, Transp
 use nvme::{NvmOpcode, Status};
 use proptest::collection::vec;
 use proptest::prelude::*;
-use remote::{HostPort, Reach, ReachWatch};
+use remote::{ConnectionState, HostPort, ReachWatch};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use volume::{
-    FairGroup, FairVolume, FaultVolume, IoErrorKind, LimitVolume, Limits, Op, OpenOptions, Rates,
+    FairGroup, FairVolume, FaultVolume, IoErrorKind, IoLimits, LimitVolume, Op, OpenOptions, Rates,
     Registry, SliceVolume, Volume,
 };
 
@@ -516,7 +516,7 @@ fn another_namespace_in_its_place_is_not_taken() {
 }
 
 /// What is known of the way to the subsystem, once it is said to be there.
-fn reached(watch: &ReachWatch) -> Reach {
+fn reached(watch: &ReachWatch) -> ConnectionState {
     let began = Instant::now();
     loop {
         let reach = watch.look().unwrap();

@@ -1,7 +1,7 @@
 //! A file in memory that is a disk with a volatile cache, and can break.
 
 use crate::message::{Answer, EIO, ENOENT, Errno, Node, Operation, Request};
-use crate::mount::{Mount, Sender, Serve};
+use crate::mount::{Mount, RequestHandler, Sender};
 use crate::random::Random;
 use std::io;
 use std::ops::Range;
@@ -16,7 +16,7 @@ pub const SECTOR: usize = 512;
 
 /// A kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What {
+pub enum RequestKind {
     /// Reads.
     Read,
     /// Writes.
@@ -67,7 +67,7 @@ pub struct Cut {
 }
 
 struct Rule {
-    what: What,
+    what: RequestKind,
     range: Range<u64>,
     times: u64,
     fault: Fault,
@@ -96,7 +96,7 @@ impl Volatile {
     }
 }
 
-enum Todo {
+enum PendingOperation {
     Read {
         offset: u64,
         len: u32,
@@ -109,9 +109,9 @@ enum Todo {
     Sync,
 }
 
-struct Held {
+struct HeldRequest {
     id: u64,
-    todo: Todo,
+    todo: PendingOperation,
 }
 
 #[derive(Default)]
@@ -122,7 +122,7 @@ struct State {
     durable: Vec<u8>,
     volatile: Vec<Volatile>,
     rules: Vec<Rule>,
-    held: Vec<Held>,
+    held: Vec<HeldRequest>,
     log: Log,
     /// The power is off.
     off: bool,
@@ -133,10 +133,10 @@ struct State {
 }
 
 impl State {
-    fn strike(&mut self, what: What, range: &Range<u64>) -> Option<Fault> {
+    fn strike(&mut self, what: RequestKind, range: &Range<u64>) -> Option<Fault> {
         let hits = |rule: &&mut Rule| {
             let overlap = range.start < rule.range.end && rule.range.start < range.end;
-            rule.what == what && (overlap || what == What::Sync)
+            rule.what == what && (overlap || what == RequestKind::Sync)
         };
         let rule = self.rules.iter_mut().find(hits)?;
         rule.times -= 1;
@@ -148,7 +148,7 @@ impl State {
     /// Cuts the power: a random part of the volatile data is lost.
     fn lose(&mut self, random: &mut Random, sender: &Sender) -> Cut {
         self.off = true;
-        for Held { id, .. } in std::mem::take(&mut self.held) {
+        for HeldRequest { id, .. } in std::mem::take(&mut self.held) {
             sender.answer(id, Answer::Error(EIO));
         }
         let mut volatile = std::mem::take(&mut self.volatile);
@@ -180,17 +180,17 @@ impl State {
         cut
     }
 
-    fn carry_out(&mut self, todo: &Todo) -> Answer {
+    fn carry_out(&mut self, todo: &PendingOperation) -> Answer {
         if self.off {
             return Answer::Error(EIO);
         }
         match todo {
-            Todo::Read { offset, len } => {
+            PendingOperation::Read { offset, len } => {
                 let end = (self.current.len() as u64).min(offset.saturating_add((*len).into()));
                 let range = (*offset).min(end) as usize..end as usize;
                 Answer::Data(self.current.get(range).unwrap_or_default().to_vec())
             }
-            Todo::Write {
+            PendingOperation::Write {
                 offset,
                 data,
                 durable,
@@ -213,7 +213,7 @@ impl State {
                 store(&mut self.durable, *offset, data);
                 Answer::Done
             }
-            Todo::Sync => {
+            PendingOperation::Sync => {
                 for one in self.volatile.drain(..) {
                     store(&mut self.durable, one.offset, &one.data);
                 }
@@ -236,13 +236,13 @@ fn store(bytes: &mut [u8], offset: u64, data: &[u8]) -> bool {
 }
 
 #[derive(Default)]
-struct Shared {
+struct SharedDisk {
     state: Mutex<State>,
     /// A request has been held.
     held: Condvar,
 }
 
-impl Shared {
+impl SharedDisk {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unpoisoned()
     }
@@ -266,11 +266,11 @@ impl Shared {
 }
 
 struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<SharedDisk>,
     sender: Sender,
 }
 
-impl Serve for Server {
+impl RequestHandler for Server {
     fn serve(&mut self, request: &Request<'_>) -> Answer {
         if request.node != Node::file(0) {
             return Answer::Error(ENOENT);
@@ -292,7 +292,11 @@ impl Serve for Server {
             Operation::Read { offset, len } => {
                 state.log.reads += 1;
                 let range = offset..offset.saturating_add(len.into());
-                (What::Read, range, Todo::Read { offset, len })
+                (
+                    RequestKind::Read,
+                    range,
+                    PendingOperation::Read { offset, len },
+                )
             }
             Operation::Write {
                 offset,
@@ -301,12 +305,12 @@ impl Serve for Server {
             } => {
                 state.log.writes += 1;
                 state.log.syncs += u64::from(durable);
-                let todo = Todo::Write {
+                let todo = PendingOperation::Write {
                     offset,
                     data: data.to_vec(),
                     durable,
                 };
-                (What::Write, offset..offset + data.len() as u64, todo)
+                (RequestKind::Write, offset..offset + data.len() as u64, todo)
             }
             Operation::Zero { offset, len } => {
                 let size = state.current.len() as u64;
@@ -314,16 +318,16 @@ impl Serve for Server {
                 if offset >= end {
                     return Answer::Done;
                 }
-                let todo = Todo::Write {
+                let todo = PendingOperation::Write {
                     offset,
                     data: vec![0; (end - offset) as usize],
                     durable: false,
                 };
-                (What::Zero, offset..end, todo)
+                (RequestKind::Zero, offset..end, todo)
             }
             Operation::Sync => {
                 state.log.syncs += 1;
-                (What::Sync, everywhere, Todo::Sync)
+                (RequestKind::Sync, everywhere, PendingOperation::Sync)
             }
         };
         match state.strike(what, &range) {
@@ -332,7 +336,7 @@ impl Serve for Server {
             Some(Fault::Lie) => Answer::Done,
             Some(Fault::Short) => short(&mut state, todo),
             Some(Fault::Held) => {
-                state.held.push(Held {
+                state.held.push(HeldRequest {
                     id: request.id,
                     todo,
                 });
@@ -357,21 +361,21 @@ impl Serve for Server {
 }
 
 /// Executes the first half of a request, and returns an answer for that half.
-fn short(state: &mut State, todo: Todo) -> Answer {
+fn short(state: &mut State, todo: PendingOperation) -> Answer {
     let half = |len: usize| len / 2 / SECTOR * SECTOR;
     match todo {
-        Todo::Read { offset, len } => {
+        PendingOperation::Read { offset, len } => {
             let len = half(len as usize) as u32;
-            state.carry_out(&Todo::Read { offset, len })
+            state.carry_out(&PendingOperation::Read { offset, len })
         }
-        Todo::Write {
+        PendingOperation::Write {
             offset,
             mut data,
             durable,
         } => {
             data.truncate(half(data.len()));
             let len = data.len() as u32;
-            let todo = Todo::Write {
+            let todo = PendingOperation::Write {
                 offset,
                 data,
                 durable,
@@ -388,7 +392,7 @@ fn short(state: &mut State, todo: Todo) -> Answer {
 /// A file system with one file, of a fixed size. Written data is volatile until an fsync, or is
 /// durable at once if the write asks for it.
 pub struct Disk {
-    shared: Arc<Shared>,
+    shared: Arc<SharedDisk>,
     mount: Arc<Mount>,
     thread: Option<JoinHandle<()>>,
 }
@@ -397,7 +401,7 @@ impl Disk {
     /// Mounts one of `size` zero bytes at a directory. Only root may.
     pub fn new(point: &Path, size: usize) -> io::Result<Self> {
         let mount = Arc::new(Mount::new(point)?);
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(SharedDisk::default());
         let mut state = shared.lock();
         state.current = vec![0; size];
         state.durable = vec![0; size];
@@ -423,7 +427,7 @@ impl Disk {
 
     /// Adds a rule: the next `times` requests of a kind that touch `range` (bytes) have a fault.
     /// Earlier rules take precedence.
-    pub fn fail(&self, what: What, range: Range<u64>, times: u64, fault: Fault) {
+    pub fn fail(&self, what: RequestKind, range: Range<u64>, times: u64, fault: Fault) {
         let rule = Rule {
             what,
             range,
@@ -457,7 +461,7 @@ impl Disk {
         let mut state = self.shared.lock();
         let held = std::mem::take(&mut state.held);
         let count = held.len();
-        for Held { id, todo } in held {
+        for HeldRequest { id, todo } in held {
             let answer = state.carry_out(&todo);
             self.mount.sender().answer(id, answer);
         }
@@ -545,7 +549,7 @@ mod tests {
                 let count = 1 + random.below((SECTORS - first) as u64) as usize;
                 let (offset, len) = (first * SECTOR, count * SECTOR);
                 let durable = random.percent(30);
-                let write = Todo::Write {
+                let write = PendingOperation::Write {
                     offset: offset as u64,
                     data: vec![version; len],
                     durable,
@@ -554,7 +558,10 @@ mod tests {
                 let medium = &state.durable[offset..offset + len];
                 assert!(!durable || medium.iter().all(|byte| *byte == version));
             }
-            assert!(matches!(state.carry_out(&Todo::Sync), Answer::Done));
+            assert!(matches!(
+                state.carry_out(&PendingOperation::Sync),
+                Answer::Done
+            ));
             assert_eq!(state.durable, state.current);
         }
     }

@@ -1,9 +1,9 @@
 //! A FUSE file system for tests: disks with the faults of real ones, below all layers of the
 //! kernel.
 //!
-//! [`Mount`] mounts a file system and transfers its messages; [`Serve`] answers them. [`Disk`] is
-//! one file in memory that keeps unflushed data apart: it can hold back requests, fail them, answer
-//! late, and lose power ([`Disk::cut`]).
+//! [`Mount`] mounts a file system and transfers its messages; [`RequestHandler`] answers them.
+//! [`Disk`] is one file in memory that keeps unflushed data apart: it can hold back requests, fail
+//! them, answer late, and lose power ([`Disk::cut`]).
 //!
 //! For tests only. It needs root and `/dev/fuse`; a mount that fails is an error, for the test to
 //! skip. Nothing here is `unsafe`: the mount is rustix's, and messages are bytes.
@@ -23,7 +23,7 @@ mod message;
 mod mount;
 mod random;
 
-pub use disk::{Cut, Disk, Fault, Log, SECTOR, What};
+pub use disk::{Cut, Disk, Fault, Log, RequestKind, SECTOR};
 pub use message::{Answer, Errno, Node, Operation, Request};
-pub use mount::{Mount, Sender, Serve};
+pub use mount::{Mount, RequestHandler, Sender};
 pub use random::Random;

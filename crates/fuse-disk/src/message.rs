@@ -11,7 +11,7 @@ const ENOSYS: Errno = 38;
 /// Bytes of `fuse_in_header`.
 const HEADER: usize = 40;
 /// Maximum size of a read or write, in bytes.
-pub(crate) const MOST: u32 = 1 << 20;
+pub(crate) const MAX_TRANSFER: u32 = 1 << 20;
 
 const O_SYNC: u32 = 0o4_010_000;
 const O_DSYNC: u32 = 0o10_000;
@@ -121,7 +121,7 @@ pub enum Answer {
 }
 
 /// Handling of a message.
-pub(crate) enum Asked<'a> {
+pub(crate) enum Dispatch<'a> {
     /// The server is asked; how its answer is put in words.
     Server(Request<'a>, Form),
     /// The message is answered without the server.
@@ -158,7 +158,7 @@ fn long(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// Parses a message of the kernel.
-pub(crate) fn parse(message: &[u8]) -> Asked<'_> {
+pub(crate) fn parse(message: &[u8]) -> Dispatch<'_> {
     let (opcode, id, node) = (word(message, 4), long(message, 8), long(message, 16));
     let body = message.get(HEADER..).unwrap_or_default();
     let node = Node(node);
@@ -168,11 +168,11 @@ pub(crate) fn parse(message: &[u8]) -> Asked<'_> {
             node,
             operation,
         };
-        Asked::Server(request, form)
+        Dispatch::Server(request, form)
     };
-    let here = |body: Vec<u8>| Asked::Here(reply(id, Ok(body)));
+    let here = |body: Vec<u8>| Dispatch::Here(reply(id, Ok(body)));
     match opcode {
-        op::FORGET | op::BATCH_FORGET | op::INTERRUPT | op::DESTROY => Asked::Nothing,
+        op::FORGET | op::BATCH_FORGET | op::INTERRUPT | op::DESTROY => Dispatch::Nothing,
         op::INIT => here(init(body)),
         op::STATFS => here(statfs()),
         op::OPENDIR => here(vec![0; 16]),
@@ -186,7 +186,7 @@ pub(crate) fn parse(message: &[u8]) -> Asked<'_> {
                     let node = Node::file(number);
                     server(node, Operation::Size, Form::Entry(node))
                 }
-                None => Asked::Here(reply(id, Err(ENOENT))),
+                None => Dispatch::Here(reply(id, Err(ENOENT))),
             }
         }
         op::GETATTR => server(node, Operation::Size, Form::Attributes(node)),
@@ -200,7 +200,7 @@ pub(crate) fn parse(message: &[u8]) -> Asked<'_> {
         }
         op::OPEN => server(node, Operation::Size, Form::Open),
         op::READ => {
-            let (offset, len) = (long(body, 8), word(body, 16).min(MOST));
+            let (offset, len) = (long(body, 8), word(body, 16).min(MAX_TRANSFER));
             server(node, Operation::Read { offset, len }, Form::Data)
         }
         op::WRITE => {
@@ -222,13 +222,14 @@ pub(crate) fn parse(message: &[u8]) -> Asked<'_> {
             const PUNCH_HOLE: u32 = 2;
             const ZERO_RANGE: u32 = 0x10;
             let (offset, len, mode) = (long(body, 8), long(body, 16), word(body, 24));
-            match mode & (PUNCH_HOLE | ZERO_RANGE) != 0 && mode & KEEP_SIZE != 0 {
-                true => server(node, Operation::Zero { offset, len }, Form::Empty),
-                false => Asked::Here(reply(id, Err(95))),
+            if mode & (PUNCH_HOLE | ZERO_RANGE) != 0 && mode & KEEP_SIZE != 0 {
+                server(node, Operation::Zero { offset, len }, Form::Empty)
+            } else {
+                Dispatch::Here(reply(id, Err(95)))
             }
         }
         op::FSYNC => server(node, Operation::Sync, Form::Empty),
-        _ => Asked::Here(reply(id, Err(ENOSYS))),
+        _ => Dispatch::Here(reply(id, Err(ENOSYS))),
     }
 }
 
@@ -281,8 +282,12 @@ fn init(body: &[u8]) -> Vec<u8> {
     let mut out: Vec<u8> = [7, minor, readahead, flags].map(u32::to_ne_bytes).concat();
     // Requests that nobody waits for by name, and when the kernel slows down.
     out.extend([256u16, 192].map(u16::to_ne_bytes).concat());
-    out.extend([MOST, 1].map(u32::to_ne_bytes).concat());
-    out.extend([(MOST / 4096) as u16, 0].map(u16::to_ne_bytes).concat());
+    out.extend([MAX_TRANSFER, 1].map(u32::to_ne_bytes).concat());
+    out.extend(
+        [(MAX_TRANSFER / 4096) as u16, 0]
+            .map(u16::to_ne_bytes)
+            .concat(),
+    );
     out.resize(64, 0);
     out
 }

@@ -1,6 +1,6 @@
 //! A file system that is mounted, and the way of its messages.
 
-use crate::message::{Answer, Asked, Form, Request, answer, parse};
+use crate::message::{Answer, Dispatch, Form, Request, answer, parse};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -15,7 +15,7 @@ use sync::Unpoisoned;
 const MESSAGE: usize = (1 << 20) + 0x1000;
 
 /// Answers requests. Called by one thread.
-pub trait Serve {
+pub trait RequestHandler {
     /// Answers one.
     fn serve(&mut self, request: &Request<'_>) -> Answer;
 }
@@ -94,12 +94,16 @@ impl Mount {
     }
 
     /// Answers until the connection ends.
-    pub fn serve(&self, server: &mut impl Serve) {
+    pub fn serve(&self, server: &mut impl RequestHandler) {
         let mut message = vec![0; MESSAGE];
         while self.serve_message(server, &mut message).is_ok() {}
     }
 
-    fn serve_message(&self, server: &mut impl Serve, message: &mut [u8]) -> io::Result<()> {
+    fn serve_message(
+        &self,
+        server: &mut impl RequestHandler,
+        message: &mut [u8],
+    ) -> io::Result<()> {
         let len = match (&*self.sender.device).read(message) {
             Ok(len) => len,
             // A request that was interrupted before it was read (ENOENT).
@@ -108,9 +112,9 @@ impl Mount {
             Err(error) => return Err(error),
         };
         match parse(message.get(..len).unwrap_or_default()) {
-            Asked::Nothing => {}
-            Asked::Here(reply) => drop((&*self.sender.device).write(&reply)),
-            Asked::Server(request, form) => {
+            Dispatch::Nothing => {}
+            Dispatch::Here(reply) => drop((&*self.sender.device).write(&reply)),
+            Dispatch::Server(request, form) => {
                 // Before it is asked: another thread may answer before this one returns.
                 let pending = &self.sender.pending;
                 pending.lock().unpoisoned().insert(request.id, form);
@@ -165,7 +169,7 @@ fn connection(point: &Path) -> Option<u32> {
 /// Answers nothing but the kernel's first message, which nobody is asked for.
 struct Nothing;
 
-impl Serve for Nothing {
+impl RequestHandler for Nothing {
     fn serve(&mut self, _: &Request<'_>) -> Answer {
         Answer::Error(crate::message::EIO)
     }

@@ -138,7 +138,7 @@ thread_local! {
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 #[derive(Debug)]
-enum Place {
+enum Execution {
     /// The controller runs in the thread that created it, under this number.
     Here(u64),
     Thread {
@@ -150,7 +150,7 @@ enum Place {
 /// Transport to a controller in this process.
 #[derive(Debug)]
 pub struct InProcess {
-    place: Place,
+    execution: Execution,
     pages: SharedPages,
     /// Doorbells are stores, because the controller polls the page.
     mapped_doorbells: bool,
@@ -165,7 +165,7 @@ pub fn local(host: Host) -> Arc<InProcess> {
         pages: (**host.controller_ref().bar0_pages()).clone(),
         mapped_doorbells: host.controller_ref().config().mapped_doorbells,
         vectors: host.controller_ref().vectors(),
-        place: Place::Here(key),
+        execution: Execution::Here(key),
     };
     HOSTS.with_borrow_mut(|hosts| hosts.push((key, host)));
     Arc::new(made)
@@ -206,7 +206,7 @@ pub fn spawn<E: Send + 'static>(
         },
     };
     Ok(Arc::new(InProcess {
-        place: Place::Thread {
+        execution: Execution::Thread {
             handle,
             thread: Mutex::new(Some(thread)),
         },
@@ -256,9 +256,9 @@ impl InProcess {
         &self,
         act: impl FnOnce(&mut Host) -> R + Send + 'static,
     ) -> Result<R, TransportError> {
-        match &self.place {
-            Place::Here(key) => here(*key, act),
-            Place::Thread { handle, .. } => {
+        match &self.execution {
+            Execution::Here(key) => here(*key, act),
+            Execution::Thread { handle, .. } => {
                 let (tell, told) = channel();
                 handle.post(move |worker| drop(tell.send(act(Host::ref_cast_mut(worker)))));
                 told.recv().map_err(|_| ended())
@@ -268,9 +268,9 @@ impl InProcess {
 
     /// Runs a function on the controller as [`InProcess::with`] does, without waiting for it.
     fn post(&self, act: impl FnOnce(&mut Host) + Send + 'static) -> Result<(), TransportError> {
-        match &self.place {
-            Place::Here(key) => here(*key, act),
-            Place::Thread { handle, .. } => {
+        match &self.execution {
+            Execution::Here(key) => here(*key, act),
+            Execution::Thread { handle, .. } => {
                 let posted = handle.post(move |worker| act(Host::ref_cast_mut(worker)));
                 posted.then_some(()).ok_or_else(ended)
             }
@@ -300,8 +300,8 @@ fn ended() -> TransportError {
 
 impl Drop for InProcess {
     fn drop(&mut self) {
-        match &mut self.place {
-            Place::Here(key) => {
+        match &mut self.execution {
+            Execution::Here(key) => {
                 // If thread-locals are already destroyed, so is the controller.
                 let _ = HOSTS.try_with(|hosts| {
                     let mut hosts = hosts.borrow_mut();
@@ -311,7 +311,7 @@ impl Drop for InProcess {
                     drop(host);
                 });
             }
-            Place::Thread { handle, thread } => {
+            Execution::Thread { handle, thread } => {
                 handle.post(|worker| worker.stop());
                 let thread = thread.get_mut().unpoisoned();
                 if let Some(thread) = thread.take() {
@@ -429,9 +429,10 @@ impl Transport for InProcess {
             host.controller().config_read(at, &mut bytes);
             let mut command = u16::from_le_bytes(bytes);
             command |= command::MEMORY_SPACE | command::INTERRUPT_DISABLE;
-            match enable {
-                true => command |= command::BUS_MASTER,
-                false => command &= !command::BUS_MASTER,
+            if enable {
+                command |= command::BUS_MASTER
+            } else {
+                command &= !command::BUS_MASTER
             }
             host.controller().config_write(at, &command.to_le_bytes());
             host.settle(Controller::config_settled)
@@ -460,17 +461,17 @@ impl Transport for InProcess {
     }
 
     fn pause(&self) {
-        match &self.place {
-            Place::Here(key) => HOSTS.with_borrow_mut(|hosts| {
+        match &self.execution {
+            Execution::Here(key) => HOSTS.with_borrow_mut(|hosts| {
                 if let Some(host) = find(hosts, *key) {
                     host.step();
                 }
             }),
-            Place::Thread { .. } => std::hint::spin_loop(),
+            Execution::Thread { .. } => std::hint::spin_loop(),
         }
     }
 
     fn is_stepped(&self) -> bool {
-        matches!(self.place, Place::Here(_))
+        matches!(self.execution, Execution::Here(_))
     }
 }

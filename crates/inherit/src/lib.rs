@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const FIRST: RawFd = 3;
 /// Maximum number of descriptors; systemd keeps at most as many for a service
 /// (FileDescriptorStoreMax=).
-const MOST: RawFd = 1 << 16;
+const MAX_DESCRIPTORS: RawFd = 1 << 16;
 
 /// Whether the descriptors have been taken.
 static TAKEN: AtomicBool = AtomicBool::new(false);
@@ -76,7 +76,7 @@ pub fn take_named() -> Vec<(String, OwnedFd)> {
 fn count(count: &str, process: &str) -> RawFd {
     let own = std::process::id().to_string();
     match count.parse() {
-        Ok(count @ 1..=MOST) if process == own => count,
+        Ok(count @ 1..=MAX_DESCRIPTORS) if process == own => count,
         _ => 0,
     }
 }

@@ -1,7 +1,7 @@
 //! The serving process that runs now.
 
-use crate::arrival::Sending;
-use crate::upgrade::{Programs, Which};
+use crate::handover::HandoverSender;
+use crate::upgrade::{ProgramSelector, Programs};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -29,7 +29,7 @@ pub(crate) struct Serving {
     pidfd: OwnedFd,
     /// None when it has closed its end.
     pub channel: Option<OwnedFd>,
-    pub sending: Sending,
+    pub sending: HandoverSender,
     /// The process has reported that it serves.
     pub is_ready: bool,
     /// The process has reported that it ends in order.
@@ -42,8 +42,8 @@ impl Serving {
     /// Starts a process with a socket as its standard input.
     pub(crate) fn start(
         programs: &mut dyn Programs,
-        which: Which,
-        sending: Sending,
+        which: ProgramSelector,
+        sending: HandoverSender,
     ) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
@@ -77,7 +77,7 @@ impl Serving {
             pid,
             pidfd,
             channel,
-            sending: Sending::default(),
+            sending: HandoverSender::default(),
             is_ready,
             is_stopping: false,
             status: None,

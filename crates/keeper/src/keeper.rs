@@ -3,16 +3,16 @@
 //! The process has one thread and one `poll`. It never waits for the serving process, which may
 //! stand still, be stopped in a debugger, or send anything.
 
-use crate::arrival::{ArrivalError, Facts, Sending, Transfer, passed_name};
 use crate::child::{Ended, Serving};
+use crate::handover::{ArrivalError, HandoverSender, RestartHistory, Transfer, passed_name};
 use crate::packet;
 use crate::restart::Pace;
 use crate::resume::{ResumeError, State, Written};
 use crate::signals::{Signals, UPGRADE, ends};
 use crate::standby::{Backup, News, next};
-use crate::store::{Done, Kept, Store};
+use crate::store::{KeptDescriptor, MessageResult, Store};
 use crate::text::{KEEPER, NO_UPGRADE};
-use crate::upgrade::{Programs, Step, Upgrade};
+use crate::upgrade::{Programs, Upgrade, UpgradeStep};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::RecvFlags;
@@ -25,7 +25,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// Messages that are handled between two looks at everything else.
-const AT_ONCE: usize = 64;
+const MAX_MESSAGE_BATCH: usize = 64;
 
 /// Between the beginnings of two upgrades: a serving process that a client has taken over may ask
 /// again and again, and has no more of the machine by that.
@@ -40,7 +40,7 @@ const ERROR: i32 = 1;
 /// A descriptor that a service manager has opened for the keeper process: the serving one gets it
 /// each time.
 #[derive(Debug)]
-pub struct Given {
+pub struct PassedDescriptor {
     /// Name given by the service manager.
     pub name: String,
     /// The descriptor.
@@ -54,7 +54,7 @@ pub struct Keeper<'a> {
     /// Most descriptors that are kept.
     pub most: usize,
     /// Descriptors that a service manager has opened.
-    pub given: Vec<Given>,
+    pub given: Vec<PassedDescriptor>,
     /// A socket that is connected to the service manager, if there is one.
     pub manager: Option<OwnedFd>,
     /// No other process is to be the keeper after this one.
@@ -63,7 +63,7 @@ pub struct Keeper<'a> {
 
 /// End of the keeper process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum KeeperExit {
     /// With this exit code.
     Code(u8),
     /// By this signal.
@@ -86,14 +86,14 @@ pub enum KeepFailed {
     StandBy(#[source] ArrivalError),
 }
 
-struct Running<'a> {
+struct RunningKeeper<'a> {
     keeper: Keeper<'a>,
     upgrade: Upgrade,
-    given: Vec<Kept>,
+    given: Vec<KeptDescriptor>,
     store: Store,
     signals: Signals,
     pace: Pace,
-    facts: Facts,
+    facts: RestartHistory,
     serving: Option<Serving>,
     /// When the next serving process is started, while there is none.
     next_start: Instant,
@@ -124,7 +124,7 @@ impl<'a> Keeper<'a> {
     pub fn run(
         self,
         confine: impl FnOnce() -> Result<(), Box<dyn Error + Send + Sync>>,
-    ) -> Result<End, KeepFailed> {
+    ) -> Result<KeeperExit, KeepFailed> {
         let mut running = self.begin()?;
         confine().map_err(KeepFailed::Confine)?;
         running.run()
@@ -139,7 +139,7 @@ impl<'a> Keeper<'a> {
         self,
         channel: OwnedFd,
         confine: impl FnOnce() -> Result<(), Box<dyn Error + Send + Sync>>,
-    ) -> Result<Option<End>, KeepFailed> {
+    ) -> Result<Option<KeeperExit>, KeepFailed> {
         let mut running = self.begin()?;
         confine().map_err(KeepFailed::Confine)?;
         let all = Transfer::receive(channel.as_fd()).map_err(KeepFailed::StandBy)?;
@@ -147,7 +147,7 @@ impl<'a> Keeper<'a> {
         loop {
             match next(&channel) {
                 News::Request(packet) => {
-                    if let Done::Tell(lines) = running.store.handle(packet)
+                    if let MessageResult::Tell(lines) = running.store.handle(packet)
                         && let Some(serving) = &mut running.serving
                     {
                         serving.told(&lines);
@@ -186,7 +186,7 @@ impl<'a> Keeper<'a> {
         state: BorrowedFd<'_>,
         open: Vec<OwnedFd>,
         unblock: impl FnOnce(),
-    ) -> Result<Result<End, KeepFailed>, (ResumeError, Vec<OwnedFd>)> {
+    ) -> Result<Result<KeeperExit, KeepFailed>, (ResumeError, Vec<OwnedFd>)> {
         let state = State::read(state, open)?;
         crash::point!("keeper.resumed");
         let mut running = match self.begin() {
@@ -210,16 +210,16 @@ impl<'a> Keeper<'a> {
         Ok(running.run())
     }
 
-    fn begin(self) -> Result<Running<'a>, KeepFailed> {
+    fn begin(self) -> Result<RunningKeeper<'a>, KeepFailed> {
         let signals = Signals::new().map_err(|error| KeepFailed::System("signals", error))?;
-        let mut running = Running {
+        let mut running = RunningKeeper {
             store: Store::new(self.most),
             given: Vec::new(),
             keeper: self,
             upgrade: Upgrade::default(),
             signals,
             pace: Pace::default(),
-            facts: Facts::default(),
+            facts: RestartHistory::default(),
             serving: None,
             next_start: Instant::now(),
             has_served: false,
@@ -232,7 +232,7 @@ impl<'a> Keeper<'a> {
             replaces_itself: false,
         };
         let given = std::mem::take(&mut running.keeper.given).into_iter();
-        let given = given.map(|given| Kept {
+        let given = given.map(|given| KeptDescriptor {
             name: passed_name(&given.name),
             fd: Rc::new(given.fd),
         });
@@ -241,10 +241,10 @@ impl<'a> Keeper<'a> {
     }
 }
 
-impl Running<'_> {
+impl RunningKeeper<'_> {
     /// Takes what another keeper has sent.
     fn take_over(&mut self, all: Transfer) {
-        let kept = |(name, fd): (String, OwnedFd)| Kept {
+        let kept = |(name, fd): (String, OwnedFd)| KeptDescriptor {
             name: name.into(),
             fd: Rc::new(fd),
         };
@@ -287,7 +287,7 @@ impl Running<'_> {
             return;
         }
         let (kept, most) = (self.store.all(), self.store.most());
-        let sending = Sending::new(&kept, &self.given, most, &self.facts);
+        let sending = HandoverSender::new(&kept, &self.given, most, &self.facts);
         let programs = &mut *self.keeper.programs;
         if let Err(error) = self.backup.start(programs, sending, serving) {
             self.say(&format!("there is no stand-by for the keeper: {error}"));
@@ -328,8 +328,8 @@ impl Running<'_> {
     }
 }
 
-impl Running<'_> {
-    fn run(&mut self) -> Result<End, KeepFailed> {
+impl RunningKeeper<'_> {
+    fn run(&mut self) -> Result<KeeperExit, KeepFailed> {
         let end = loop {
             match self.step() {
                 Ok(None) => {}
@@ -364,7 +364,7 @@ impl Running<'_> {
     }
 
     /// Waits until there is something to do, and does it.
-    fn step(&mut self) -> Result<Option<End>, KeepFailed> {
+    fn step(&mut self) -> Result<Option<KeeperExit>, KeepFailed> {
         if self.serving.is_none()
             && Instant::now() >= self.next_start
             && let Some(end) = self.start()?
@@ -403,7 +403,7 @@ impl Running<'_> {
             }
             // Data that the last process was to make durable cannot be flushed.
             None if self.ordered.is_some() && self.held.is_none() => {
-                return Ok(Some(End::NotDurable));
+                return Ok(Some(KeeperExit::NotDurable));
             }
             None => None,
         };
@@ -443,11 +443,11 @@ impl Running<'_> {
     }
 
     /// Starts a serving process. One that cannot be started counts as one that has ended.
-    fn start(&mut self) -> Result<Option<End>, KeepFailed> {
+    fn start(&mut self) -> Result<Option<KeeperExit>, KeepFailed> {
         self.store.begin();
         self.backup.ended(&self.facts);
         let (kept, most) = (self.store.all(), self.store.most());
-        let sending = Sending::new(&kept, &self.given, most, &self.facts);
+        let sending = HandoverSender::new(&kept, &self.given, most, &self.facts);
         match Serving::start(self.keeper.programs, self.upgrade.which(), sending) {
             Ok(serving) => {
                 if let Err(error) = self.backup.serves(&serving) {
@@ -474,7 +474,7 @@ impl Running<'_> {
         let Some(serving) = &mut self.serving else {
             return;
         };
-        for _ in 0..AT_ONCE {
+        for _ in 0..MAX_MESSAGE_BATCH {
             let Some(channel) = &serving.channel else {
                 return;
             };
@@ -493,15 +493,15 @@ impl Running<'_> {
             }
             match packet::receive(channel.as_fd(), RecvFlags::DONTWAIT) {
                 Ok(Some(packet)) => match self.store.handle(packet) {
-                    Done::Tell(lines) => {
+                    MessageResult::Tell(lines) => {
                         serving.told(&lines);
                         tell(self.keeper.manager.as_ref(), &lines);
                     }
-                    Done::Upgrade => {
+                    MessageResult::Upgrade => {
                         self.upgrade_asked = true;
                         self.tells_refusal = true;
                     }
-                    Done::Handled | Done::Refused => {}
+                    MessageResult::Handled | MessageResult::Refused => {}
                 },
                 Err(Errno::AGAIN) => return,
                 Ok(None) | Err(_) => serving.channel = None,
@@ -510,7 +510,7 @@ impl Running<'_> {
     }
 
     /// The serving process has ended.
-    fn ended(&mut self, end: Ended) -> Option<End> {
+    fn ended(&mut self, end: Ended) -> Option<KeeperExit> {
         // Messages that it has sent before its end count.
         while self.serving.as_ref().is_some_and(is_readable) {
             self.read();
@@ -542,9 +542,9 @@ impl Running<'_> {
             }
             Ended::Code(code) if !self.has_served => return Some(end_with(code)),
             Ended::Signal(signal) if self.ordered.is_some() || !self.has_served => {
-                return Some(End::Signal(signal));
+                return Some(KeeperExit::Signal(signal));
             }
-            _ if self.ordered.is_some() => return Some(End::NotDurable),
+            _ if self.ordered.is_some() => return Some(KeeperExit::NotDurable),
             _ => {}
         }
         self.start_later(was_ready);
@@ -570,7 +570,7 @@ impl Running<'_> {
     }
 }
 
-impl Running<'_> {
+impl RunningKeeper<'_> {
     /// Another program is to take the present one's place, if that was asked for: as soon as there
     /// is a process that serves, and no other upgrade.
     fn ask_new(&mut self) {
@@ -617,18 +617,18 @@ impl Running<'_> {
         let now = Instant::now();
         let serves = self.has_served_now();
         match self.upgrade.advance(self.keeper.programs, serves, now) {
-            Step::Nothing => {}
-            Step::Refused(why) => self.refuse(&why),
-            Step::Replace => {
+            UpgradeStep::Nothing => {}
+            UpgradeStep::Refused(why) => self.refuse(&why),
+            UpgradeStep::Replace => {
                 if let Some(serving) = &self.serving {
                     serving.signal(Signal::KILL);
                 }
             }
-            Step::Done => {
+            UpgradeStep::Done => {
                 self.say("upgraded: the new program serves");
                 self.replaces_itself = true;
             }
-            Step::Late => {
+            UpgradeStep::Late => {
                 if let Some(serving) = &self.serving {
                     serving.signal(Signal::KILL);
                 }
@@ -667,8 +667,8 @@ fn tell(manager: Option<&OwnedFd>, lines: &str) {
     }
 }
 
-fn end_with(code: i32) -> End {
-    End::Code(u8::try_from(code).unwrap_or(u8::MAX))
+fn end_with(code: i32) -> KeeperExit {
+    KeeperExit::Code(u8::try_from(code).unwrap_or(u8::MAX))
 }
 
 fn in_words(end: Ended) -> String {

@@ -1,6 +1,6 @@
 //! The descriptors of one disk: noted in its state memory, then kept.
 
-use crate::desk::{Desk, KeepError, Ticket};
+use crate::client::{KeepError, KeeperClient, Ticket};
 use crate::link::{Keeping, Link};
 use receive::kind;
 use rustix::fs::{Mode, OFlags, fcntl_getfl, open};
@@ -37,7 +37,7 @@ impl From<StateError> for LedgerError {
 pub struct Ledger {
     prefix: String,
     table: DescriptorTable,
-    desk: Desk,
+    client: KeeperClient,
     /// The name of the state memory, after the prefix.
     state: Option<String>,
     failed: Option<LedgerError>,
@@ -49,7 +49,7 @@ impl Ledger {
         Self {
             prefix,
             table,
-            desk: Desk::new(link),
+            client: KeeperClient::new(link),
             state: None,
             failed: None,
         }
@@ -62,7 +62,7 @@ impl Ledger {
 
     /// The way to the keeper.
     pub fn link(&self) -> &Link {
-        self.desk.link()
+        self.client.link()
     }
 
     /// Returns the keeper's name of the disk.
@@ -102,7 +102,7 @@ impl Ledger {
         crash::point!("keeper.ledger.noted");
         let own = opened_anew(fd, self.link().keeping());
         let fd = own.as_ref().map_or(fd, AsFd::as_fd);
-        let stored = self.desk.store(&self.name(number), fd);
+        let stored = self.client.store(&self.name(number), fd);
         crash::point!("keeper.ledger.stored");
         self.checked(stored.map_err(Into::into))?;
         Ok(number)
@@ -115,7 +115,7 @@ impl Ledger {
     /// The errors of [`Ledger::keep`].
     pub fn keep_state(&mut self, name: &str, fd: BorrowedFd<'_>) -> Result<(), LedgerError> {
         self.check()?;
-        let stored = self.desk.store(&format!("{}.{name}", self.prefix), fd);
+        let stored = self.client.store(&format!("{}.{name}", self.prefix), fd);
         self.state = Some(name.to_owned());
         self.checked(stored.map_err(Into::into))
     }
@@ -125,7 +125,7 @@ impl Ledger {
         // Without the state memory the remaining descriptors are garbage: the next process removes
         // them.
         if let Some(name) = self.state.take() {
-            let _ = self.desk.remove(&format!("{}.{name}", self.prefix));
+            let _ = self.client.remove(&format!("{}.{name}", self.prefix));
         }
         for noted in self.noted() {
             self.forget(noted.number);
@@ -152,7 +152,7 @@ impl Ledger {
         if self.find(number).is_none() {
             return;
         }
-        let removed = self.desk.remove(&self.name(number));
+        let removed = self.client.remove(&self.name(number));
         crash::point!("keeper.ledger.removed");
         self.table.remove(number);
         let _ = self.checked(removed.map_err(Into::into));
@@ -164,43 +164,43 @@ impl Ledger {
     /// The errors of [`Ledger::keep`].
     pub fn barrier(&mut self) -> Result<Ticket, LedgerError> {
         self.check()?;
-        let asked = self.desk.barrier();
+        let asked = self.client.barrier();
         self.checked(asked.map_err(Into::into))
     }
 
-    /// See [`Desk::is_waiting`].
+    /// See [`KeeperClient::is_waiting`].
     pub fn is_waiting(&self) -> bool {
-        self.desk.is_waiting()
+        self.client.is_waiting()
     }
 
     /// Returns the barrier that is to be answered next: each one has its own descriptor to be
     /// watched.
     pub fn next_answer(&self) -> Option<Ticket> {
-        self.desk.next_answer()
+        self.client.next_answer()
     }
 
-    /// See [`Desk::is_answered`].
+    /// See [`KeeperClient::is_answered`].
     pub fn is_answered(&self, ticket: Ticket) -> bool {
-        self.desk.is_answered(ticket)
+        self.client.is_answered(ticket)
     }
 
-    /// See [`Desk::fd`].
+    /// See [`KeeperClient::fd`].
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.desk.fd()
+        self.client.fd()
     }
 
-    /// See [`Desk::deadline`].
+    /// See [`KeeperClient::deadline`].
     pub fn deadline(&self) -> Option<Instant> {
-        self.desk.deadline()
+        self.client.deadline()
     }
 
-    /// See [`Desk::advance`].
+    /// See [`KeeperClient::advance`].
     ///
     /// # Errors
     /// The errors of [`Ledger::keep`].
     pub fn advance(&mut self, now: Instant) -> Result<bool, LedgerError> {
         self.check()?;
-        let advanced = self.desk.advance(now);
+        let advanced = self.client.advance(now);
         self.checked(advanced.map_err(Into::into))
     }
 

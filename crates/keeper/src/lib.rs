@@ -7,9 +7,9 @@
 //! ```text
 //!   operator --starts--> keeper (this crate's `Keeper`: a few hundred kilobytes, no thread, no
 //!                          |     protocol of disks; forwards signals; ends as its child ends)
-//!                          | starts, again and again; gives it what is kept (`Arrival`)
+//!                          | starts, again and again; gives it what is kept (`Handover`)
 //!                          v
-//!                        serving process --FDSTORE=1, FDSTOREREMOVE=1, BARRIER=1 (`Link`, `Desk`)--> keeper
+//!                        serving process --FDSTORE=1, FDSTOREREMOVE=1, BARRIER=1 (`Link`, `KeeperClient`)--> keeper
 //! ```
 //!
 //! There are two keepers and one protocol. systemd has a store of descriptors for each service
@@ -29,7 +29,7 @@
 //! keeper has it ([`Ledger`]): names here are short and have no meaning.
 //!
 //! *The order.* Messages of a process are handled in the order in which they were sent. A barrier
-//! ([`Desk::barrier`]) is answered when all earlier messages have been handled: only then a
+//! ([`KeeperClient::barrier`]) is answered when all earlier messages have been handled: only then a
 //! descriptor is kept. No call here waits for it.
 //!
 //! *Trust.* The serving process may have been taken over by a client. The keeper takes from it
@@ -40,9 +40,9 @@
 //! No unsafe code.
 #![forbid(unsafe_code)]
 
-mod arrival;
 mod child;
-mod desk;
+mod client;
+mod handover;
 mod keeper;
 mod last;
 mod ledger;
@@ -56,9 +56,9 @@ mod store;
 mod text;
 mod upgrade;
 
-pub use arrival::{Arrival, ArrivalError, Facts};
-pub use desk::{Desk, KeepError, Ticket};
-pub use keeper::{End, Given, KeepFailed, Keeper};
+pub use client::{KeepError, KeeperClient, Ticket};
+pub use handover::{ArrivalError, Handover, RestartHistory};
+pub use keeper::{KeepFailed, Keeper, KeeperExit, PassedDescriptor};
 pub use last::outlive;
 pub use ledger::{Ledger, LedgerError};
 pub use link::{Keeping, Link, UpgradeError};
@@ -66,4 +66,4 @@ pub use restart::Pace;
 pub use resume::{MAX_STATE, ResumeError};
 pub use store::may_be_kept;
 pub use text::{LASTING, MAX_NAME, OLDEST_PROTOCOL, PROTOCOL, is_name};
-pub use upgrade::{MayGo, Programs, REPLACED, Which};
+pub use upgrade::{MayGo, ProgramSelector, Programs, REPLACED};

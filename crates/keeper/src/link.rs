@@ -24,10 +24,10 @@ pub enum Keeping {
 
 /// The way to the keeper, for any number of threads: clones are the same.
 #[derive(Clone, Debug)]
-pub struct Link(Arc<Shared>);
+pub struct Link(Arc<LinkState>);
 
 #[derive(Debug)]
-struct Shared {
+struct LinkState {
     socket: OwnedFd,
     keeping: Keeping,
     /// Process ID of the keeper, which another process may become; 0 for systemd.
@@ -152,7 +152,7 @@ impl Link {
         most: usize,
         kept: impl IntoIterator<Item = String>,
     ) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(LinkState {
             socket,
             keeping,
             keeper: AtomicU32::new(match keeping {

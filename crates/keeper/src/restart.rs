@@ -3,16 +3,16 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Number of restarts within [`WINDOW`] without a pause; later ones follow after [`PAUSE`]. Each
-/// costs some tens of milliseconds of a processor.
-const AT_ONCE: usize = 10;
-const WINDOW: Duration = Duration::from_secs(10);
-const PAUSE: Duration = Duration::from_secs(1);
+/// Number of restarts within [`RESTART_WINDOW`] without a pause; later ones follow after
+/// [`RESTART_DELAY`]. Each costs some tens of milliseconds of a processor.
+const MAX_RESTARTS: usize = 10;
+const RESTART_WINDOW: Duration = Duration::from_secs(10);
+const RESTART_DELAY: Duration = Duration::from_secs(1);
 
 /// Number of processes in a row that never became ready and are followed without a pause. Each
 /// later one follows after a pause twice as long as the one before. None is the last: the disks
 /// have no other.
-const FAILURES_AT_ONCE: u32 = 3;
+const MAX_QUICK_FAILURES: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 
@@ -27,25 +27,26 @@ impl Pace {
     /// A process has ended that was ready to serve, or was not. Returns the pause after which the
     /// next is to be started.
     pub fn ended(&mut self, was_ready: bool, now: Instant) -> Duration {
-        self.failures = match was_ready {
-            true => 0,
-            false => self.failures.saturating_add(1),
+        self.failures = if was_ready {
+            0
+        } else {
+            self.failures.saturating_add(1)
         };
         while let Some(first) = self.ends.front()
-            && now.duration_since(*first) >= WINDOW
+            && now.duration_since(*first) >= RESTART_WINDOW
         {
             self.ends.pop_front();
         }
         self.ends.push_back(now);
         let pause = match self.ends.len() {
-            ..=AT_ONCE => Duration::ZERO,
-            _ => PAUSE,
+            ..=MAX_RESTARTS => Duration::ZERO,
+            _ => RESTART_DELAY,
         };
         pause.max(self.pause_after_failures())
     }
 
     fn pause_after_failures(&self) -> Duration {
-        let Some(doubled) = self.failures.checked_sub(FAILURES_AT_ONCE) else {
+        let Some(doubled) = self.failures.checked_sub(MAX_QUICK_FAILURES) else {
             return Duration::ZERO;
         };
         // Longer than the longest pause by far.
@@ -66,18 +67,18 @@ mod tests {
     fn a_few_follow_at_once_and_many_after_a_pause() {
         let mut pace = Pace::default();
         let start = Instant::now();
-        for _ in 0..AT_ONCE {
+        for _ in 0..MAX_RESTARTS {
             assert_eq!(pace.ended(true, start), Duration::ZERO);
         }
         let second = |n| start + Duration::from_secs(n);
-        assert_eq!(pace.ended(true, second(1)), PAUSE);
-        assert_eq!(pace.ended(true, second(9)), PAUSE);
+        assert_eq!(pace.ended(true, second(1)), RESTART_DELAY);
+        assert_eq!(pace.ended(true, second(9)), RESTART_DELAY);
         // Only the last two are recent then.
         assert_eq!(pace.ended(true, second(10)), Duration::ZERO);
         // The memory of it is bounded by the pause.
         for n in 11..1000 {
             pace.ended(true, second(n));
-            assert!(pace.ends.len() <= AT_ONCE + 10);
+            assert!(pace.ends.len() <= MAX_RESTARTS + 10);
         }
     }
 
@@ -88,13 +89,13 @@ mod tests {
         let mut before = Duration::ZERO;
         for failure in 1..100 {
             let pause = pace.ended(false, now);
-            assert_eq!(pause.is_zero(), failure < FAILURES_AT_ONCE, "{failure}");
+            assert_eq!(pause.is_zero(), failure < MAX_QUICK_FAILURES, "{failure}");
             assert!(pause >= before && pause <= MAX_PAUSE, "{failure}");
             (before, now) = (pause, now + pause);
         }
         assert_eq!(before, MAX_PAUSE);
         // A process that was ready resets the count.
-        assert_eq!(pace.ended(true, now + WINDOW), Duration::ZERO);
-        assert_eq!(pace.ended(false, now + WINDOW), Duration::ZERO);
+        assert_eq!(pace.ended(true, now + RESTART_WINDOW), Duration::ZERO);
+        assert_eq!(pace.ended(false, now + RESTART_WINDOW), Duration::ZERO);
     }
 }

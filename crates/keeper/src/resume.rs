@@ -2,9 +2,9 @@
 //! The process keeps its number, its child and its descriptors; the state is a memory file that
 //! says which descriptor is which.
 
-use crate::arrival::{Facts, Lines, facts_in, facts_text};
 use crate::child::Serving;
-use crate::store::Kept;
+use crate::handover::{Lines, RestartHistory, facts_in, facts_text};
+use crate::store::KeptDescriptor;
 use crate::text::{OLDEST_PROTOCOL, PROTOCOL, is_name};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{Errno, FdFlags, fcntl_setfd, pread};
@@ -38,9 +38,9 @@ pub enum ResumeError {
 /// State of a keeper with a serving process that is ready.
 #[derive(Debug)]
 pub(crate) struct State {
-    pub given: Vec<Kept>,
-    pub kept: Vec<Kept>,
-    pub facts: Facts,
+    pub given: Vec<KeptDescriptor>,
+    pub kept: Vec<KeptDescriptor>,
+    pub facts: RestartHistory,
     pub serving: Serving,
     /// Process ID and socket of the stand-by, which the next program replaces.
     pub standby: Option<(Pid, OwnedFd)>,
@@ -58,9 +58,9 @@ pub(crate) struct Written<'a> {
 
 impl<'a> Written<'a> {
     pub(crate) fn new(
-        given: &'a [Kept],
-        kept: &'a [Kept],
-        facts: &Facts,
+        given: &'a [KeptDescriptor],
+        kept: &'a [KeptDescriptor],
+        facts: &RestartHistory,
         serving: &'a Serving,
         standby: Option<(Pid, BorrowedFd<'a>)>,
     ) -> Result<Self, std::io::Error> {
@@ -183,7 +183,7 @@ impl State {
                 "KEPT" => &mut kept,
                 _ => continue,
             };
-            all.push(Kept {
+            all.push(KeptDescriptor {
                 name: name.into(),
                 fd: Rc::new(take(number.parse().ok())?),
             });
@@ -228,8 +228,8 @@ mod tests {
         eventfd(0, EventfdFlags::CLOEXEC).unwrap()
     }
 
-    fn kept(name: &str) -> Kept {
-        Kept {
+    fn kept(name: &str) -> KeptDescriptor {
+        KeptDescriptor {
             name: name.into(),
             fd: Rc::new(event()),
         }
@@ -246,10 +246,10 @@ mod tests {
         let pidfd = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
         let serving = Serving::adopted(getpid(), pidfd, Some(event()), true);
         let (given, all) = ([kept("control")], [kept("d1.s"), kept("d1.2")]);
-        let facts = Facts {
+        let facts = RestartHistory {
             restarts: 3,
             how: Some("signal 9".into()),
-            ..Facts::default()
+            ..RestartHistory::default()
         };
         let standby = event();
         let fds = || {
@@ -281,7 +281,8 @@ mod tests {
             open.push(copy);
         }
         let state = State::read(file(&text).as_fd(), open).unwrap();
-        let names = |all: &[Kept]| all.iter().map(|k| k.name.to_string()).collect::<Vec<_>>();
+        let names =
+            |all: &[KeptDescriptor]| all.iter().map(|k| k.name.to_string()).collect::<Vec<_>>();
         assert_eq!(names(&state.given), ["control"]);
         assert_eq!(names(&state.kept), ["d1.s", "d1.2"]);
         assert_eq!(

@@ -15,7 +15,7 @@ const ENDING: [Signal; 4] = [Signal::TERM, Signal::INT, Signal::QUIT, Signal::XC
 pub(crate) const UPGRADE: Signal = Signal::USR2;
 
 /// Signals that end nothing; the serving process defines their meaning.
-const OTHERS: [Signal; 8] = [
+const FORWARDED_SIGNALS: [Signal; 8] = [
     Signal::HUP,
     Signal::USR1,
     Signal::USR2,
@@ -39,7 +39,7 @@ impl Signals {
         let (come, told) = UnixStream::pair()?;
         come.set_nonblocking(true)?;
         let mut flags = Vec::new();
-        for signal in ENDING.into_iter().chain(OTHERS) {
+        for signal in ENDING.into_iter().chain(FORWARDED_SIGNALS) {
             let flag = Arc::new(AtomicBool::new(false));
             // In this order: the flag is there when the descriptor is readable.
             signal_hook::flag::register(signal.as_raw(), flag.clone())?;

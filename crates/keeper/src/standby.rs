@@ -9,8 +9,8 @@
 //! The keeper waits for the stand-by with nothing. A stand-by that takes no messages for a while is
 //! replaced.
 
-use crate::arrival::{Facts, Sending, facts_in, facts_text};
 use crate::child::Serving;
+use crate::handover::{HandoverSender, RestartHistory, facts_in, facts_text};
 use crate::packet::{self, Packet};
 use crate::text::{self, Request};
 use crate::upgrade::Programs;
@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// The serving process has been started: its process ID, and whether it is ready.
 const SERVING: &str = "SERVING=";
-/// The serving process has ended: [`Facts`] follow.
+/// The serving process has ended: [`RestartHistory`] follow.
 const ENDED: &str = "ENDED=1\n";
 /// The keeper ends in order.
 const QUIT: &str = "QUIT=1\n";
@@ -40,7 +40,7 @@ const QUIT: &str = "QUIT=1\n";
 struct Started {
     child: Child,
     channel: OwnedFd,
-    sending: Sending,
+    sending: HandoverSender,
 }
 
 /// The keeper's side: a stand-by, or the time when the next one is started.
@@ -69,7 +69,7 @@ impl Backup {
     pub fn start(
         &mut self,
         programs: &mut dyn Programs,
-        sending: Sending,
+        sending: HandoverSender,
         serving: &Serving,
     ) -> io::Result<()> {
         self.next_start = Some(Instant::now() + PAUSE);
@@ -100,7 +100,7 @@ impl Backup {
     }
 
     /// Sends that the serving process has ended.
-    pub fn ended(&mut self, facts: &Facts) {
+    pub fn ended(&mut self, facts: &RestartHistory) {
         self.push(format!("{ENDED}{}", facts_text(facts)), Vec::new());
     }
 
@@ -181,9 +181,10 @@ impl Backup {
             // A start that is due waits for a process that serves.
             return self.next_start.filter(|at| *at > Instant::now());
         };
-        let wanted = match started.sending.is_under_way() {
-            true => PollFlags::OUT,
-            false => PollFlags::empty(),
+        let wanted = if started.sending.is_under_way() {
+            PollFlags::OUT
+        } else {
+            PollFlags::empty()
         };
         fds.push(PollFd::new(&started.channel, wanted));
         None
@@ -213,7 +214,7 @@ pub(crate) enum News {
     /// The serving process has been started.
     Serving(Serving),
     /// The serving process has ended.
-    Ended(Facts),
+    Ended(RestartHistory),
     /// The keeper ends in order.
     Quit,
     /// The keeper has ended, and nothing is left of its messages.
@@ -237,9 +238,10 @@ pub(crate) fn next(channel: &OwnedFd) -> News {
         if let Some(facts) = text.strip_prefix(ENDED) {
             return News::Ended(facts_in(facts));
         }
-        return match &*text == QUIT {
-            true => News::Quit,
-            false => News::Request(packet),
+        return if &*text == QUIT {
+            News::Quit
+        } else {
+            News::Request(packet)
         };
     }
 }

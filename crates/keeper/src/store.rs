@@ -10,14 +10,14 @@ use std::rc::Rc;
 
 /// A descriptor with its name.
 #[derive(Clone, Debug)]
-pub(crate) struct Kept {
+pub(crate) struct KeptDescriptor {
     pub name: Rc<str>,
     pub fd: Rc<OwnedFd>,
 }
 
 /// Result of a message.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Done {
+pub(crate) enum MessageResult {
     /// The message was for the store, and is handled.
     Handled,
     /// Lines for the service manager.
@@ -31,7 +31,7 @@ pub(crate) enum Done {
 /// Descriptors by their names, of which there are never two of a kind.
 #[derive(Debug)]
 pub(crate) struct Store {
-    kept: Vec<Kept>,
+    kept: Vec<KeptDescriptor>,
     most: usize,
     /// Barriers that are not answered: a message before them was refused, and their senders are to
     /// find out that it is not kept.
@@ -51,12 +51,12 @@ impl Store {
     }
 
     /// Enters a descriptor that another keeper had.
-    pub(crate) fn enter(&mut self, kept: Kept) {
+    pub(crate) fn enter(&mut self, kept: KeptDescriptor) {
         self.kept.push(kept);
     }
 
     /// Returns all kept descriptors.
-    pub(crate) fn all(&self) -> Vec<Kept> {
+    pub(crate) fn all(&self) -> Vec<KeptDescriptor> {
         self.kept.clone()
     }
 
@@ -72,12 +72,9 @@ impl Store {
     }
 
     /// Executes a message.
-    pub(crate) fn handle(&mut self, packet: Packet) -> Done {
+    pub(crate) fn handle(&mut self, packet: Packet) -> MessageResult {
         let Packet { text, mut fds, cut } = packet;
-        let request = match cut {
-            true => None,
-            false => text::parse(&text),
-        };
+        let request = if cut { None } else { text::parse(&text) };
         let fd = match fds.len() {
             0 | 1 => fds.pop(),
             // A message has one descriptor at most.
@@ -87,41 +84,41 @@ impl Store {
             (Some(Request::Store(name)), Some(fd)) if may_be_kept(&fd) => self.store(name, fd),
             (Some(Request::Remove(name)), None) if !is_lasting(name) => {
                 self.kept.retain(|kept| &*kept.name != name);
-                Done::Handled
+                MessageResult::Handled
             }
             (Some(Request::Barrier), Some(fd)) => {
                 // Closing the descriptor answers the barrier.
                 if self.refused && self.held.len() < self.most {
                     self.held.push(fd);
                 }
-                Done::Handled
+                MessageResult::Handled
             }
-            (Some(Request::Upgrade), None) => Done::Upgrade,
-            (Some(Request::Tell(lines)), None) => Done::Tell(lines.join("\n") + "\n"),
+            (Some(Request::Upgrade), None) => MessageResult::Upgrade,
+            (Some(Request::Tell(lines)), None) => MessageResult::Tell(lines.join("\n") + "\n"),
             _ => self.refuse(),
         }
     }
 
-    fn refuse(&mut self) -> Done {
+    fn refuse(&mut self) -> MessageResult {
         self.refused = true;
-        Done::Refused
+        MessageResult::Refused
     }
 
-    fn store(&mut self, name: &str, fd: OwnedFd) -> Done {
+    fn store(&mut self, name: &str, fd: OwnedFd) -> MessageResult {
         let fd = Rc::new(fd);
         if let Some(kept) = self.kept.iter_mut().find(|kept| &*kept.name == name) {
             if is_lasting(name) {
                 return self.refuse();
             }
             kept.fd = fd;
-            return Done::Handled;
+            return MessageResult::Handled;
         }
         if self.kept.len() >= self.most {
             return self.refuse();
         }
         let name = name.into();
-        self.kept.push(Kept { name, fd });
-        Done::Handled
+        self.kept.push(KeptDescriptor { name, fd });
+        MessageResult::Handled
     }
 }
 
@@ -183,24 +180,24 @@ mod tests {
         ] {
             assert_eq!(
                 store.handle(packet(&text::store(name), vec![fd])),
-                Done::Handled
+                MessageResult::Handled
             );
         }
         assert_eq!(names(&store), ["r", "w", "e", "s"]);
         assert_eq!(
             store.handle(packet(&text::remove("w"), vec![])),
-            Done::Handled
+            MessageResult::Handled
         );
         assert_eq!(
             store.handle(packet(&text::remove("none"), vec![])),
-            Done::Handled
+            MessageResult::Handled
         );
         assert_eq!(names(&store), ["r", "e", "s"]);
         // A second descriptor of the same name replaces the first.
         let before = store.all().len();
         assert_eq!(
             store.handle(packet(&text::store("e"), vec![memory()])),
-            Done::Handled
+            MessageResult::Handled
         );
         assert_eq!(store.all().len(), before);
     }
@@ -213,11 +210,11 @@ mod tests {
         let inode = |fd: &OwnedFd| fstat(fd).unwrap().st_ino;
         let wanted = inode(&first);
         let stored = store.handle(packet(&text::store(&name), vec![first]));
-        assert_eq!(stored, Done::Handled);
+        assert_eq!(stored, MessageResult::Handled);
         let again = store.handle(packet(&text::store(&name), vec![memory()]));
-        assert_eq!(again, Done::Refused);
+        assert_eq!(again, MessageResult::Refused);
         let removed = store.handle(packet(&text::remove(&name), vec![]));
-        assert_eq!(removed, Done::Refused);
+        assert_eq!(removed, MessageResult::Refused);
         assert_eq!(inode(&store.all()[0].fd), wanted);
     }
 
@@ -232,7 +229,7 @@ mod tests {
         store.handle(packet(&text::store("a"), vec![memory()]));
         assert!(answered(&mut store));
         let more = store.handle(packet(&text::store("b"), vec![memory()]));
-        assert_eq!(more, Done::Refused);
+        assert_eq!(more, MessageResult::Refused);
         assert!(!answered(&mut store), "who waits believes that it is kept");
         store.begin();
         assert!(answered(&mut store));
@@ -262,12 +259,12 @@ mod tests {
         ];
         for packet in nonsense {
             let said = format!("{packet:?}");
-            assert_eq!(store.handle(packet), Done::Refused, "{said}");
+            assert_eq!(store.handle(packet), MessageResult::Refused, "{said}");
         }
         // A file of a disk, unless the test's own is on tmpfs.
         if !kind::is_memory(&file) {
             let refused = store.handle(packet(&store_a, vec![file.into()]));
-            assert_eq!(refused, Done::Refused);
+            assert_eq!(refused, MessageResult::Refused);
         }
         assert!(store.all().is_empty());
     }

@@ -17,15 +17,15 @@ const ASK_LIMIT: Duration = Duration::from_secs(5);
 /// else to do, or with many disks, more. No guest takes a disk for dead so soon.
 const SERVE_LIMIT: Duration = Duration::from_secs(5);
 /// Longest report of a program (bytes).
-const LONGEST: usize = 1024;
+const MAX_REPORT_LEN: usize = 1024;
 
 /// Description of the end of a process that was replaced by an upgrade
-/// ([`Facts::how`](crate::Facts::how)).
+/// ([`RestartHistory::how`](crate::RestartHistory::how)).
 pub const REPLACED: &str = "it was replaced by another version";
 
 /// Selector of one of two programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
+pub enum ProgramSelector {
     /// The one that serves, or has served last.
     Present,
     /// The one that is to take its place.
@@ -38,11 +38,11 @@ pub type MayGo = Box<dyn Fn() -> bool + Send + Sync>;
 /// The programs that a keeper process starts.
 pub trait Programs {
     /// Starts a serving process with the socket as its standard input. It is to call
-    /// [`Arrival::receive`](crate::Arrival::receive) with it, and to end when this process ends.
+    /// [`Handover::receive`](crate::Handover::receive) with it, and to end when this process ends.
     ///
     /// # Errors
     /// The program cannot be started.
-    fn start(&mut self, which: Which, channel: OwnedFd) -> io::Result<Child>;
+    fn start(&mut self, which: ProgramSelector, channel: OwnedFd) -> io::Result<Child>;
 
     /// Finds another program, and asks for the formats that it reads. The program writes them to
     /// this standard output, and ends.
@@ -59,7 +59,7 @@ pub trait Programs {
     fn fits(&mut self, said: &str) -> Result<(), String>;
 
     /// The new program is the present one from now on, or is not looked at any more.
-    fn decide(&mut self, which: Which);
+    fn decide(&mut self, which: ProgramSelector);
 
     /// Starts a stand-by with the socket as its standard input, from the program of this process.
     /// It is to call [`Keeper::stand_by`](crate::Keeper::stand_by).
@@ -89,7 +89,7 @@ pub trait Programs {
 
 /// Next action of the keeper.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum UpgradeStep {
     Nothing,
     /// The program does not fit.
     Refused(String),
@@ -154,7 +154,7 @@ impl Upgrade {
         programs: &mut dyn Programs,
         serves: bool,
         now: Instant,
-    ) -> Step {
+    ) -> UpgradeStep {
         match self {
             Self::Asked {
                 child,
@@ -163,7 +163,7 @@ impl Upgrade {
                 ..
             } => {
                 let fits = match child.try_wait() {
-                    Ok(None) if now < *limit => return Step::Nothing,
+                    Ok(None) if now < *limit => return UpgradeStep::Nothing,
                     Ok(Some(status)) if status.success() => programs.fits(&read(said)),
                     Ok(Some(status)) => {
                         Err(format!("the new program does not know how ({status})"))
@@ -176,33 +176,33 @@ impl Upgrade {
                 match fits {
                     Ok(()) if serves => {
                         *self = Self::Ending;
-                        Step::Replace
+                        UpgradeStep::Replace
                     }
                     Ok(()) => {
                         *self = Self::Waiting;
-                        Step::Nothing
+                        UpgradeStep::Nothing
                     }
                     Err(why) => {
                         self.give_up(programs);
-                        Step::Refused(why)
+                        UpgradeStep::Refused(why)
                     }
                 }
             }
             Self::Waiting if serves => {
                 *self = Self::Ending;
-                Step::Replace
+                UpgradeStep::Replace
             }
             Self::Tried { .. } if serves => {
-                programs.decide(Which::New);
+                programs.decide(ProgramSelector::New);
                 *self = Self::None;
-                Step::Done
+                UpgradeStep::Done
             }
             Self::Tried { end } if now >= *end => {
                 // The end of the process is waited for then.
                 *end = now + SERVE_LIMIT;
-                Step::Late
+                UpgradeStep::Late
             }
-            Self::None | Self::Waiting | Self::Ending | Self::Tried { .. } => Step::Nothing,
+            Self::None | Self::Waiting | Self::Ending | Self::Tried { .. } => UpgradeStep::Nothing,
         }
     }
 
@@ -230,16 +230,17 @@ impl Upgrade {
     }
 
     /// Returns the program that is to be started.
-    pub(crate) fn which(&self) -> Which {
-        match self.is_tried() {
-            true => Which::New,
-            false => Which::Present,
+    pub(crate) fn which(&self) -> ProgramSelector {
+        if self.is_tried() {
+            ProgramSelector::New
+        } else {
+            ProgramSelector::Present
         }
     }
 
     /// The present program stays.
     pub(crate) fn give_up(&mut self, programs: &mut dyn Programs) {
-        programs.decide(Which::Present);
+        programs.decide(ProgramSelector::Present);
         *self = Self::None;
     }
 
@@ -261,9 +262,9 @@ fn end(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// Reads the program's report, up to [`LONGEST`] bytes.
+/// Reads the program's report, up to [`MAX_REPORT_LEN`] bytes.
 fn read(said: &OwnedFd) -> String {
-    let mut bytes = [0; LONGEST];
+    let mut bytes = [0; MAX_REPORT_LEN];
     let len = rustix::io::read(said, &mut bytes).unwrap_or(0);
     let text = bytes.get(..len).map(|bytes| String::from_utf8_lossy(bytes));
     text.unwrap_or_default().into_owned()

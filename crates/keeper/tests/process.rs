@@ -2,7 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
-use keeper::{Arrival, Desk, End, Given, Keeper, Keeping, MayGo, Programs, Which, outlive};
+use keeper::{
+    Handover, Keeper, KeeperClient, KeeperExit, Keeping, MayGo, PassedDescriptor, ProgramSelector,
+    Programs, outlive,
+};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -46,10 +49,10 @@ struct Pair {
 }
 
 impl Programs for Pair {
-    fn start(&mut self, which: Which, channel: OwnedFd) -> std::io::Result<Child> {
+    fn start(&mut self, which: ProgramSelector, channel: OwnedFd) -> std::io::Result<Child> {
         let what = match which {
-            Which::Present => &self.present,
-            Which::New => &self.new,
+            ProgramSelector::Present => &self.present,
+            ProgramSelector::New => &self.new,
         };
         if what == "is missing" {
             return Err(std::io::ErrorKind::NotFound.into());
@@ -86,8 +89,8 @@ impl Programs for Pair {
         }
     }
 
-    fn decide(&mut self, which: Which) {
-        if which == Which::New {
+    fn decide(&mut self, which: ProgramSelector) {
+        if which == ProgramSelector::New {
             self.present.clone_from(&self.new);
         }
     }
@@ -168,7 +171,7 @@ fn child_keeper() {
         None => Vec::new(),
     };
     let is_first = open.is_empty() && std::env::var_os(STANDBY).is_none();
-    let given = is_first.then(|| Given {
+    let given = is_first.then(|| PassedDescriptor {
         name: "control".into(),
         fd: memfd_create("given", MemfdFlags::CLOEXEC).unwrap(),
     });
@@ -200,9 +203,9 @@ fn child_keeper() {
         keeper.run(|| Ok(())).unwrap()
     };
     let code = match end {
-        End::Code(code) => code.into(),
-        End::Signal(signal) => BY_SIGNAL + signal,
-        End::NotDurable => NOT_DURABLE,
+        KeeperExit::Code(code) => code.into(),
+        KeeperExit::Signal(signal) => BY_SIGNAL + signal,
+        KeeperExit::NotDurable => NOT_DURABLE,
     };
     std::process::exit(code);
 }
@@ -214,21 +217,21 @@ fn child_serving() {
         return;
     };
     let channel = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
-    let arrival = Arrival::receive(channel).unwrap();
+    let arrival = Handover::receive(channel).unwrap();
     assert!(matches!(arrival.link.keeping(), Keeping::Process(_)));
     assert_eq!(arrival.given.len(), 1);
     assert_eq!(arrival.given[0].0, "control");
-    let mut desk = Desk::new(&arrival.link);
+    let mut client = KeeperClient::new(&arrival.link);
     let count = arrival.kept.into_iter().find(|(name, _)| name == "count");
     let before = count.is_some();
     let count: File = match count {
         Some((_, fd)) => fd.into(),
         None => {
             let memory = memfd_create("count", MemfdFlags::CLOEXEC).unwrap();
-            desk.store("count", memory.as_fd()).unwrap();
-            let ticket = desk.barrier().unwrap();
-            while !desk.is_answered(ticket) {
-                desk.advance(Instant::now()).unwrap();
+            client.store("count", memory.as_fd()).unwrap();
+            let ticket = client.barrier().unwrap();
+            while !client.is_answered(ticket) {
+                client.advance(Instant::now()).unwrap();
                 std::thread::sleep(Duration::from_millis(1));
             }
             memory.into()
@@ -277,10 +280,10 @@ fn child_serving() {
             let mut control = SendAncillaryBuffer::new(&mut space);
             assert!(control.push(SendAncillaryMessage::ScmRights(&rights)));
             sendmsg(&ours, &bytes, &mut control, SendFlags::empty()).unwrap();
-            desk.store("socket", kept.as_fd()).unwrap();
-            let ticket = desk.barrier().unwrap();
-            while !desk.is_answered(ticket) {
-                desk.advance(Instant::now()).unwrap();
+            client.store("socket", kept.as_fd()).unwrap();
+            let ticket = client.barrier().unwrap();
+            while !client.is_answered(ticket) {
+                client.advance(Instant::now()).unwrap();
                 std::thread::sleep(Duration::from_millis(1));
             }
             arrival.link.tell("READY=1\n").unwrap();
@@ -323,7 +326,7 @@ fn child_serving() {
                 .map(|_| memfd_create("more", MemfdFlags::CLOEXEC).unwrap())
                 .collect();
             for (n, fd) in stored.iter().enumerate().filter(|_| times == 0) {
-                desk.store(&format!("d.{n}"), fd.as_fd()).unwrap();
+                client.store(&format!("d.{n}"), fd.as_fd()).unwrap();
             }
             for _ in 0..10_000 {
                 let _ = arrival.link.tell("FDSTORE=1\nREADY=1\n\u{1}");
@@ -351,14 +354,14 @@ fn child_last() {
     }
 }
 
-struct Running {
+struct KeeperProcess {
     keeper: Child,
     lines: BufReader<std::process::ChildStdout>,
     /// Lines of the keeper and the serving processes, in any order, that no call has consumed yet.
     said: Vec<String>,
 }
 
-impl Drop for Running {
+impl Drop for KeeperProcess {
     /// Ends all processes: those that serve outlive their keeper.
     fn drop(&mut self) {
         let group = Pid::from_raw(self.keeper.id().try_into().unwrap()).unwrap();
@@ -367,25 +370,25 @@ impl Drop for Running {
     }
 }
 
-fn start(what: &str) -> Running {
+fn start(what: &str) -> KeeperProcess {
     let mut command = Command::new("/proc/self/exe");
     command.args(["--exact", "child_keeper", "--nocapture"]);
     command.env(KEEPER, what).stdin(Stdio::null());
     started(command)
 }
 
-fn started(mut command: Command) -> Running {
+fn started(mut command: Command) -> KeeperProcess {
     command.process_group(0);
     let mut keeper = command.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(keeper.stdout.take().unwrap());
-    Running {
+    KeeperProcess {
         keeper,
         lines,
         said: Vec::new(),
     }
 }
 
-impl Running {
+impl KeeperProcess {
     /// Returns the rest of the next line that begins with `begin`.
     fn next(&mut self, begin: &str) -> String {
         let found = |line: &String| line.starts_with(begin);
@@ -537,9 +540,10 @@ fn standby_follows_keeper_that_dies_with_its_process() {
         let mut running = start("goes on");
         let (serving, keeper) = (running.serving(), running.pid());
         let next = standby(keeper);
-        let both = match keeper_first {
-            false => [serving, keeper],
-            true => [keeper, serving],
+        let both = if keeper_first {
+            [keeper, serving]
+        } else {
+            [serving, keeper]
         };
         for pid in both {
             kill_process(pid, Signal::KILL).unwrap();
@@ -595,7 +599,7 @@ fn a_stopped_process_holds_up_nothing_and_a_killed_one_is_followed() {
 }
 
 /// Starts a keeper whose process continues, and is to be replaced by one that does `new`.
-fn upgrade(new: &str) -> (Running, Pid) {
+fn upgrade(new: &str) -> (KeeperProcess, Pid) {
     let mut command = Command::new("/proc/self/exe");
     command.args(["--exact", "child_keeper", "--nocapture"]);
     command
@@ -609,7 +613,7 @@ fn upgrade(new: &str) -> (Running, Pid) {
     (running, first)
 }
 
-impl Running {
+impl KeeperProcess {
     /// Waits until the keeper has logged this.
     fn wait_said(&mut self, wanted: &str) -> String {
         loop {

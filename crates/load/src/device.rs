@@ -2,7 +2,7 @@
 //! socket, or in this process.
 
 use crate::job::{Doorbells, Job};
-use crate::lane::{Geometry, Lane, Outcome, Target};
+use crate::lane::{Geometry, IoResult, Lane, Target};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use controller::{Controller, ControllerConfig, NamespaceConfig};
 use driver::{
@@ -15,13 +15,13 @@ use volume::{Io, IoOptions, OpenOptions, Volume, open_url};
 
 /// A namespace of an NVMe controller, as a target.
 pub struct DeviceTarget {
-    place: Place,
+    place: Attachment,
     geometry: Geometry,
     options: Options,
     interrupt: bool,
 }
 
-enum Place {
+enum Attachment {
     /// A controller that any thread may use, and its namespace.
     Open(Device, Namespace),
     /// A controller in the thread that generates the load.
@@ -76,8 +76,8 @@ impl DeviceTarget {
             ..Options::default()
         };
         options.doorbells.shadow = job.doorbells == Doorbells::Shadow;
-        if driver::Target::is_named_by(url) {
-            let mut target = driver::Target::parse(url)?;
+        if driver::DeviceTarget::is_named_by(url) {
+            let mut target = driver::DeviceTarget::parse(url)?;
             target.options = Options {
                 max_transfer: target.options.max_transfer,
                 sgl: target.options.sgl,
@@ -115,7 +115,7 @@ impl DeviceTarget {
                     info.description
                 ),
             },
-            place: Place::Local(local),
+            place: Attachment::Local(local),
             options,
             interrupt: false,
         })
@@ -142,7 +142,7 @@ impl DeviceTarget {
                 block_size: namespace.block_size(),
                 description,
             },
-            place: Place::Open(device, namespace),
+            place: Attachment::Open(device, namespace),
             options,
             interrupt: job.interrupt,
         })
@@ -165,8 +165,8 @@ impl Target for DeviceTarget {
             ..QueueOptions::default()
         };
         let (device, namespace) = match &self.place {
-            Place::Open(device, namespace) => (device.clone(), *namespace),
-            Place::Local(local) => {
+            Attachment::Open(device, namespace) => (device.clone(), *namespace),
+            Attachment::Local(local) => {
                 let device = Device::open(in_process::local(local.host()?), self.options.clone())?;
                 let namespace = device.namespace(1)?;
                 (device, namespace)
@@ -208,7 +208,7 @@ pub struct DeviceLane {
 #[inline]
 fn end(
     buffers: &mut [Option<DmaBuffer>],
-    done: &mut impl FnMut(u16, Outcome),
+    done: &mut impl FnMut(u16, IoResult),
     completion: Completion,
 ) {
     let slot = completion.user_data as u16;
@@ -266,19 +266,19 @@ impl Lane for DeviceLane {
     }
 
     #[inline]
-    fn poll(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+    fn poll(&mut self, done: &mut impl FnMut(u16, IoResult)) -> Result<usize> {
         let buffers = &mut self.buffers;
         Ok(self.queue.poll(|completion| end(buffers, done, completion)))
     }
 
     #[inline]
-    fn look(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+    fn look(&mut self, done: &mut impl FnMut(u16, IoResult)) -> Result<usize> {
         let buffers = &mut self.buffers;
         let done = |completion| end(buffers, done, completion);
         Ok(self.queue.poll_restless(done))
     }
 
-    fn wait(&mut self, limit: Duration, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+    fn wait(&mut self, limit: Duration, done: &mut impl FnMut(u16, IoResult)) -> Result<usize> {
         let buffers = &mut self.buffers;
         Ok(self
             .queue

@@ -28,7 +28,7 @@ pub trait Target: Sync {
 }
 
 /// Result of an I/O.
-pub type Outcome = Result<(), String>;
+pub type IoResult = Result<(), String>;
 
 /// A queue with the buffers of its I/Os, which stays on the thread that opened it. Its functions
 /// run in the hot loop: after the first calls they allocate nothing, take no lock, and make only
@@ -48,16 +48,16 @@ pub trait Lane {
     fn kick(&mut self) -> Result<()>;
 
     /// Passes completed I/Os to `done`.
-    fn poll(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize>;
+    fn poll(&mut self, done: &mut impl FnMut(u16, IoResult)) -> Result<usize>;
 
     /// Polls like [`Lane::poll`], for a thread that polls further lanes next: does not pause when
     /// there are no completions.
-    fn look(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+    fn look(&mut self, done: &mut impl FnMut(u16, IoResult)) -> Result<usize> {
         self.poll(done)
     }
 
     /// Polls like [`Lane::poll`], but blocks until an I/O has completed, or for about `limit`.
-    fn wait(&mut self, limit: Duration, done: &mut impl FnMut(u16, Outcome)) -> Result<usize>;
+    fn wait(&mut self, limit: Duration, done: &mut impl FnMut(u16, IoResult)) -> Result<usize>;
 
     /// Copies `data` into the slot's buffer.
     fn put(&mut self, slot: u16, data: &[u8]);

@@ -98,7 +98,7 @@ pub(crate) struct Sequence {
 
 /// An I/O of a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Step {
+pub(crate) struct PatternIo {
     /// Whether the I/O is a write, or a deallocation in a job that trims.
     pub write: bool,
     /// Index of the block in the region.
@@ -122,7 +122,7 @@ impl Sequence {
 
     /// Returns the next I/O.
     #[inline]
-    pub fn step(&mut self) -> Step {
+    pub fn step(&mut self) -> PatternIo {
         let write = match self.rw {
             Rw::Read | Rw::RandRead => false,
             Rw::Write | Rw::RandWrite | Rw::Trim | Rw::RandTrim => true,
@@ -144,8 +144,8 @@ impl Sequence {
     }
 
     /// Returns the I/O on a given block.
-    pub fn at(&self, block: u64, write: bool) -> Step {
-        Step {
+    pub fn at(&self, block: u64, write: bool) -> PatternIo {
+        PatternIo {
             write,
             block,
             offset: self.region.start + block * self.bs,

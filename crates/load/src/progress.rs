@@ -63,9 +63,12 @@ impl Watch for Progress {
         }
         self.rate = ended.saturating_sub(before) as f64 / span.as_secs_f64();
         self.last = (now, ended);
-        let text = || match elapsed.is_zero() {
-            true => format!("{} IOPS, ramping up", quantity(self.rate)),
-            false => format!("{} IOPS", quantity(self.rate)),
+        let text = || {
+            if elapsed.is_zero() {
+                format!("{} IOPS, ramping up", quantity(self.rate))
+            } else {
+                format!("{} IOPS", quantity(self.rate))
+            }
         };
         if self.terminal {
             self.bar.set_position(elapsed.as_millis() as u64);

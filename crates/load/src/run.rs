@@ -7,8 +7,8 @@
 //! timed I/Os have changing positions in the batches. A job may set the interval instead.
 
 use crate::job::Job;
-use crate::lane::{Lane, Outcome, Target};
-use crate::pattern::{self, Region, Sequence, Step, Written};
+use crate::lane::{IoResult, Lane, Target};
+use crate::pattern::{self, PatternIo, Region, Sequence, Written};
 use crate::stats::{GAP, Measured};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -24,11 +24,11 @@ const TIMED_APART: Duration = Duration::from_micros(8);
 /// Time limit for outstanding I/Os after the load has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum sleep of a thread between two checks whether the job is over.
-const LONGEST_SLEEP: Duration = Duration::from_millis(50);
+const MAX_SLEEP: Duration = Duration::from_millis(50);
 /// Extra time for a queue to end its job. A queue normally ends with the first timed I/O that
 /// completes after the job's time; a queue that waits without a completion ends after this extra
 /// time. The value in tests is so long that they can distinguish the two.
-const GRACE: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 50 });
+const STRAGGLER_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 50 });
 /// Interval of calls to the watcher, if it wants them.
 const TICK: Duration = Duration::from_millis(20);
 
@@ -39,17 +39,17 @@ const STOP: u8 = 2;
 /// A value on cache lines of its own: two lines, because processors fetch pairs.
 #[repr(align(128))]
 #[derive(Default)]
-struct Alone<T>(T);
+struct CachePadded<T>(T);
 
 /// State shared by the threads.
-struct Shared {
-    phase: Alone<AtomicU8>,
+struct RunState {
+    phase: CachePadded<AtomicU8>,
     /// Number of I/Os completed so far by each queue; written only by the queue's thread.
-    ended: Vec<Alone<AtomicU64>>,
+    ended: Vec<CachePadded<AtomicU64>>,
     /// Number of open queues.
-    open: Alone<AtomicU64>,
+    open: CachePadded<AtomicU64>,
     /// Number of queues that have ended.
-    over: Alone<AtomicU64>,
+    over: CachePadded<AtomicU64>,
 }
 
 /// Observer of a job's progress.
@@ -93,22 +93,22 @@ pub fn run<T: Target>(target: &T, job: &Job, watch: &mut dyn Watch) -> Result<Me
         "the target's {} bytes are less than one I/O for each queue",
         geometry.size
     );
-    let shared = Shared {
-        phase: Alone(AtomicU8::new(if job.ios.is_some() {
+    let shared = RunState {
+        phase: CachePadded(AtomicU8::new(if job.ios.is_some() {
             MEASURE
         } else {
             RAMP
         })),
-        ended: regions.iter().map(|_| Alone::default()).collect(),
-        open: Alone::default(),
-        over: Alone::default(),
+        ended: regions.iter().map(|_| CachePadded::default()).collect(),
+        open: CachePadded::default(),
+        over: CachePadded::default(),
     };
     let watcher = std::thread::current();
     std::thread::scope(|scope| {
         let mut threads = Vec::new();
         for ((index, region), ended) in (0u16..).zip(&regions).zip(&shared.ended) {
             let shared = &shared;
-            let over = Over(&shared.over.0, watcher.clone());
+            let over = EndGuard(&shared.over.0, watcher.clone());
             let body = move || {
                 let _over = over;
                 pin(&job.cpus, index)?;
@@ -162,9 +162,9 @@ impl std::fmt::Display for NothingEnded {
 impl std::error::Error for NothingEnded {}
 
 /// Guard of a queue's thread: when dropped, it counts the queue as ended and wakes the watcher.
-struct Over<'a>(&'a AtomicU64, Thread);
+struct EndGuard<'a>(&'a AtomicU64, Thread);
 
-impl Drop for Over<'_> {
+impl Drop for EndGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_add(1, Ordering::Release);
         self.1.unpark();
@@ -193,7 +193,7 @@ pub fn waited(schedstat: &str) -> Duration {
 
 /// Leads the queues through the phases of the job. Returns the user and system CPU time that was
 /// used while measuring.
-fn watch_over(shared: &Shared, job: &Job, watch: &mut dyn Watch) -> (Duration, Duration) {
+fn watch_over(shared: &RunState, job: &Job, watch: &mut dyn Watch) -> (Duration, Duration) {
     let count = shared.ended.len() as u64;
     let over = || shared.over.0.load(Ordering::Relaxed);
     let ended = || {
@@ -232,7 +232,7 @@ fn watch_over(shared: &Shared, job: &Job, watch: &mut dyn Watch) -> (Duration, D
         shared.phase.0.store(MEASURE, Ordering::Relaxed);
         // The queues see for themselves when their time is over: to wake up then would take the CPU
         // from one of them in the last moments of its time.
-        sleep_for(job.runtime.saturating_add(GRACE), true);
+        sleep_for(job.runtime.saturating_add(STRAGGLER_TIMEOUT), true);
         shared.phase.0.store(STOP, Ordering::Relaxed);
         before
     };
@@ -264,7 +264,7 @@ struct Loop<'a, L> {
     lane: L,
     sequence: Sequence,
     ended: &'a AtomicU64,
-    shared: &'a Shared,
+    shared: &'a RunState,
     slots: Slots,
     /// Buffer for verification, if the job verifies.
     scratch: Vec<u8>,
@@ -273,7 +273,7 @@ struct Loop<'a, L> {
 /// Outstanding I/Os and their results.
 struct Slots {
     free: Vec<u16>,
-    steps: Vec<Step>,
+    steps: Vec<PatternIo>,
     /// Submission times of the timed I/Os.
     stamps: Vec<Option<Instant>>,
     /// Whether the block of each read had been written before the read was submitted, so that its
@@ -300,7 +300,7 @@ struct Slots {
 
 impl Slots {
     #[inline]
-    fn end(&mut self, slot: u16, outcome: Outcome) {
+    fn end(&mut self, slot: u16, outcome: IoResult) {
         let index = usize::from(slot);
         let (Some(step), Some(stamp)) =
             (self.steps.get(index).copied(), self.stamps.get_mut(index))
@@ -359,7 +359,7 @@ impl<'a, L: Lane> Loop<'a, L> {
         sequence: Sequence,
         region: Region,
         ended: &'a AtomicU64,
-        shared: &'a Shared,
+        shared: &'a RunState,
     ) -> Self {
         let depth = usize::from(job.depth);
         Self {
@@ -370,7 +370,7 @@ impl<'a, L: Lane> Loop<'a, L> {
             shared,
             slots: Slots {
                 free: (0..job.depth).rev().collect(),
-                steps: vec![Step::default(); depth],
+                steps: vec![PatternIo::default(); depth],
                 stamps: vec![None; depth],
                 known: vec![false; depth],
                 written: Written::new(if job.verify { region.blocks } else { 0 }),
@@ -468,7 +468,7 @@ impl<'a, L: Lane> Loop<'a, L> {
     }
 
     #[inline]
-    fn start(&mut self, slot: u16, step: Step, until_timed: &mut u32) -> Result<()> {
+    fn start(&mut self, slot: u16, step: PatternIo, until_timed: &mut u32) -> Result<()> {
         let index = usize::from(slot);
         if self.job.verify {
             self.prepare(slot, step);
@@ -484,15 +484,16 @@ impl<'a, L: Lane> Loop<'a, L> {
             }
         }
         *until_timed = until_timed.wrapping_sub(1);
-        match self.slots.trims {
-            false => self.lane.submit(slot, step.write, step.offset),
-            true => self.lane.trim(slot, step.offset),
+        if self.slots.trims {
+            self.lane.trim(slot, step.offset)
+        } else {
+            self.lane.submit(slot, step.write, step.offset)
         }
     }
 
     /// Generates the data of a write, or determines whether the data of a read is known.
     #[cold]
-    fn prepare(&mut self, slot: u16, step: Step) {
+    fn prepare(&mut self, slot: u16, step: PatternIo) {
         if step.write {
             pattern::fill(&mut self.scratch, step.offset, self.job.seed);
             self.lane.put(slot, &self.scratch);
@@ -509,7 +510,7 @@ impl<'a, L: Lane> Loop<'a, L> {
         let slots = &mut self.slots;
         let done = &mut |slot, outcome| slots.end(slot, outcome);
         let count = if self.job.interrupt {
-            self.lane.wait(LONGEST_SLEEP, done)?
+            self.lane.wait(MAX_SLEEP, done)?
         } else {
             self.lane.poll(done)?
         };

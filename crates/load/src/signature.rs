@@ -14,7 +14,7 @@ const END: u64 = 128 << 10;
 /// Bytes of one read.
 const CHUNK: u64 = 64 << 10;
 /// Interval between two checks whether a read has completed.
-const PAUSE: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Name, offset and bytes of a signature. Signatures that other formats also contain come last: a
 /// filesystem's boot sector ends like a partition table.
@@ -131,7 +131,7 @@ fn read<L: Lane>(lane: &mut L, offset: u64, data: &mut [u8]) -> Result<()> {
     lane.submit(0, false, offset)?;
     lane.kick()?;
     while over.is_none() {
-        lane.wait(PAUSE, &mut |_, outcome| over = Some(outcome))?;
+        lane.wait(POLL_INTERVAL, &mut |_, outcome| over = Some(outcome))?;
     }
     if let Some(Err(error)) = over {
         bail!("reading at offset {offset}: {error}");

@@ -4,7 +4,7 @@ use hdrhistogram::Histogram;
 use std::time::Duration;
 
 /// Maximum recorded latency in nanoseconds: one minute.
-const LONGEST: u64 = 60_000_000_000;
+const MAX_LATENCY: u64 = 60_000_000_000;
 
 /// Minimum time without a completed timed I/O that counts as a gap. With a target that answers
 /// within microseconds, the thread then had no CPU.
@@ -29,7 +29,7 @@ pub struct Flow {
 impl Default for Flow {
     fn default() -> Self {
         // The bounds are constants that are right; the other way there is a histogram that grows.
-        let latency = Histogram::new_with_bounds(1, LONGEST, 3)
+        let latency = Histogram::new_with_bounds(1, MAX_LATENCY, 3)
             .or_else(|_| Histogram::new(2))
             .unwrap_or_else(|_| unreachable!("a histogram with two digits exists"));
         Self {
@@ -231,6 +231,6 @@ mod tests {
         flow.record(0);
         flow.record(u64::MAX / 4);
         assert_eq!(flow.latency.len(), 2);
-        assert!(flow.percentile(100.0) >= LONGEST);
+        assert!(flow.percentile(100.0) >= MAX_LATENCY);
     }
 }

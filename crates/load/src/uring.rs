@@ -7,7 +7,7 @@
 //! I/Os before these are freed.
 #![allow(unsafe_code)]
 
-use crate::lane::{Geometry, Lane, Outcome, Target};
+use crate::lane::{Geometry, IoResult, Lane, Target};
 use anyhow::{Context, Result, bail};
 use dma::Memory;
 use driver::MemorySource;
@@ -29,11 +29,11 @@ pub struct UringTarget {
     register: bool,
     /// Source of the buffers.
     memory: MemorySource,
-    spare: Spare,
+    spare: SpareBuffers,
 }
 
 /// Buffers of lanes that have ended, reused by later lanes because finding memory may take long.
-type Spare = Arc<Mutex<Vec<Memory>>>;
+type SpareBuffers = Arc<Mutex<Vec<Memory>>>;
 
 impl UringTarget {
     /// Opens the file or block device, with `O_DIRECT` where the filesystem supports it.
@@ -65,7 +65,7 @@ impl UringTarget {
             direct,
             register: true,
             memory: MemorySource::default(),
-            spare: Spare::default(),
+            spare: SpareBuffers::default(),
         })
     }
 
@@ -126,7 +126,7 @@ pub struct UringLane {
     _file: File,
     buffers: Memory,
     /// Pool to which the buffers are returned at the end.
-    spare: Spare,
+    spare: SpareBuffers,
     bytes: usize,
     /// Whether the buffers are registered.
     fixed: bool,
@@ -143,7 +143,7 @@ impl UringLane {
         bytes: usize,
         register: bool,
         buffers: Memory,
-        spare: Spare,
+        spare: SpareBuffers,
     ) -> Result<Self> {
         let entries = u32::from(depth).next_power_of_two().max(8);
         let best = IoUring::builder()
@@ -256,7 +256,7 @@ impl Lane for UringLane {
     }
 
     #[inline]
-    fn poll(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+    fn poll(&mut self, done: &mut impl FnMut(u16, IoResult)) -> Result<usize> {
         // A job either reads and writes, or trims; the kernel counts no bytes of a trim.
         let bytes = if self.trims { 0 } else { self.bytes };
         let mut count = 0;
@@ -271,7 +271,7 @@ impl Lane for UringLane {
         Ok(count)
     }
 
-    fn wait(&mut self, _limit: Duration, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+    fn wait(&mut self, _limit: Duration, done: &mut impl FnMut(u16, IoResult)) -> Result<usize> {
         let count = self.poll(done)?;
         if count > 0 || self.in_flight == 0 {
             return Ok(count);
@@ -291,7 +291,7 @@ impl Lane for UringLane {
 }
 
 #[inline]
-fn outcome(entry: &cqueue::Entry, bytes: usize) -> Outcome {
+fn outcome(entry: &cqueue::Entry, bytes: usize) -> IoResult {
     match usize::try_from(entry.result()) {
         Ok(n) if n == bytes => Ok(()),
         Ok(n) => Err(format!("only {n} of {bytes} bytes")),

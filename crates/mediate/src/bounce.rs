@@ -6,11 +6,11 @@ use nvme::Status;
 
 /// Maximum number of buffers kept for later transfers. Buffers larger than [`KEPT_BYTES`] are not
 /// kept.
-const KEPT: usize = 64;
+const MAX_SPARE_BUFFERS: usize = 64;
 const KEPT_BYTES: usize = 1 << 20;
 /// Limit for the bytes in use at one time. Without it, a guest could use as much as its queue depth
 /// allows.
-const MOST: usize = 64 << 20;
+const MAX_BOUNCE_BYTES: usize = 64 << 20;
 
 /// Bounce buffers of a physical queue pair.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Bounces {
     /// Returns a buffer of at least `len` bytes.
     pub fn take(&mut self, len: u64) -> Result<DmaBuffer, Status> {
         let len = usize::try_from(len).unwrap_or(usize::MAX);
-        if len > MOST - self.used.min(MOST) {
+        if len > MAX_BOUNCE_BYTES - self.used.min(MAX_BOUNCE_BYTES) {
             // The host should retry after other commands have completed.
             return Err(Status::COMMAND_INTERRUPTED);
         }
@@ -58,7 +58,7 @@ impl Bounces {
     /// Keeps an unused buffer for a later transfer.
     pub fn recycle(&mut self, buffer: DmaBuffer) {
         self.used -= buffer.len().min(self.used);
-        if self.spare.len() < KEPT && buffer.len() <= KEPT_BYTES {
+        if self.spare.len() < MAX_SPARE_BUFFERS && buffer.len() <= KEPT_BYTES {
             self.spare.push(buffer);
         }
     }

@@ -5,7 +5,7 @@
 //! does not offer, therefore never reach the device.
 
 use dma::Access;
-use driver::Limits;
+use driver::DeviceLimits;
 use nvme::cmd::Fuse;
 use nvme::cmd::io::{DsmCdw10, DsmCdw11, RwCdw12, WriteZeroesCdw12};
 use nvme::{Command, NvmOpcode, Status};
@@ -14,7 +14,7 @@ use crate::slice::Slice;
 
 /// Memory that a command refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wants {
+pub(crate) enum DataRequirement {
     Nothing,
     /// This many bytes of guest memory.
     Data {
@@ -29,7 +29,7 @@ pub(crate) enum Wants {
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub command: Command,
-    pub wants: Wants,
+    pub wants: DataRequirement,
 }
 
 /// Parameters that are common to all commands of a queue.
@@ -47,7 +47,7 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    pub fn new(nsid: u32, slice: Slice, limits: &Limits) -> Self {
+    pub fn new(nsid: u32, slice: Slice, limits: &DeviceLimits) -> Self {
         Self {
             nsid,
             slice,
@@ -101,7 +101,7 @@ impl Rules {
                 } else {
                     Access::Read
                 };
-                Wants::Data { len, access }
+                DataRequirement::Data { len, access }
             }
             NvmOpcode::VERIFY => {
                 self.extent(guest, &mut command, cdw12.nlb(), false)?;
@@ -110,7 +110,7 @@ impl Rules {
                     .with_fua(cdw12.fua())
                     .with_lr(cdw12.lr());
                 command.cdw12 = made.into_bits().into();
-                Wants::Nothing
+                DataRequirement::Nothing
             }
             NvmOpcode::WRITE_ZEROES => {
                 let cdw12 = WriteZeroesCdw12::from_bits(guest.cdw12.get());
@@ -121,7 +121,7 @@ impl Rules {
                     .with_fua(cdw12.fua() || self.force_fua)
                     .with_lr(cdw12.lr());
                 command.cdw12 = made.into_bits().into();
-                Wants::Nothing
+                DataRequirement::Nothing
             }
             NvmOpcode::DATASET_MANAGEMENT => {
                 let count = DsmCdw10::from_bits(guest.cdw10.get()).nr();
@@ -136,9 +136,9 @@ impl Rules {
                     .with_idw(hints.idw())
                     .with_ad(hints.ad());
                 command.cdw11 = made.into_bits().into();
-                Wants::Ranges(usize::from(count))
+                DataRequirement::Ranges(usize::from(count))
             }
-            _ => Wants::Nothing,
+            _ => DataRequirement::Nothing,
         };
         Ok(Plan { command, wants })
     }

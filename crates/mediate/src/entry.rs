@@ -7,7 +7,7 @@ use nvme::{Command, Status};
 
 /// State of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
+pub(crate) enum EntryUse {
     /// Unused.
     Free,
     /// A command that the device executes as a single command, directly on the guest's memory. Its
@@ -21,7 +21,7 @@ pub(crate) enum Use {
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct InFlight {
-    pub used: Use,
+    pub used: EntryUse,
     /// Virtual queue pair that submitted the command.
     pub client: usize,
     pub token: u64,
@@ -48,7 +48,7 @@ pub(crate) type Copied = (DmaBuffer, SegmentList);
 impl InFlight {
     pub fn new() -> Self {
         Self {
-            used: Use::Free,
+            used: EntryUse::Free,
             client: 0,
             token: 0,
             pin: None,
@@ -64,7 +64,7 @@ impl InFlight {
 
 /// A completed command of the guest.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Done {
+pub(crate) struct CompletedCommand {
     pub token: u64,
     /// Status and dword 0 in one word, because they are read a few instructions after they were
     /// written. A processor forwards a store to a load at once only if the store covers the whole
@@ -72,7 +72,7 @@ pub(crate) struct Done {
     end: u64,
 }
 
-impl Done {
+impl CompletedCommand {
     #[inline]
     pub fn new(token: u64, status: Status, dw0: u32) -> Self {
         Self {

@@ -5,7 +5,7 @@ use driver::iova::Tables;
 use nvme::Status;
 
 use crate::bounce::{Bounces, copy};
-use crate::entry::{Copied, Done, InFlight, Use};
+use crate::entry::{CompletedCommand, Copied, EntryUse, InFlight};
 
 /// Number of polls of the physical queue pair after which a virtual one that asked for room without
 /// success, and has not asked again, no longer counts as waiting.
@@ -19,7 +19,7 @@ pub(crate) struct Client {
     /// Round of the lane in which the virtual queue pair last asked for room without success.
     pub hungry: Option<u64>,
     /// Results of commands that completed while another virtual queue pair polled.
-    pub inbox: Vec<Done>,
+    pub inbox: Vec<CompletedCommand>,
 }
 
 impl Client {
@@ -57,14 +57,14 @@ impl Flight {
     /// Processes a command that the device completed successfully. Returns the owner and the result
     /// if it was a simple command.
     #[inline(always)]
-    pub fn worked(&mut self, index: u16, dw0: u32) -> Option<(usize, Done)> {
+    pub fn worked(&mut self, index: u16, dw0: u32) -> Option<(usize, CompletedCommand)> {
         let entry = self.entries.get_mut(usize::from(index))?;
-        if entry.used != Use::Simple {
+        if entry.used != EntryUse::Simple {
             return self.part_over(index, Status::SUCCESS, dw0, false);
         }
-        entry.used = Use::Free;
+        entry.used = EntryUse::Free;
         entry.pin = None;
-        let done = Done::new(entry.token, Status::SUCCESS, dw0);
+        let done = CompletedCommand::new(entry.token, Status::SUCCESS, dw0);
         let (owner, table) = (entry.client, entry.table);
         self.free(index, owner, table);
         Some((owner, done))
@@ -79,9 +79,9 @@ impl Flight {
         status: Status,
         dw0: u32,
         wild: bool,
-    ) -> Option<(usize, Done)> {
+    ) -> Option<(usize, CompletedCommand)> {
         let entry = self.entries.get_mut(usize::from(index))?;
-        if entry.used == Use::Free {
+        if entry.used == EntryUse::Free {
             return None;
         }
         if !status.is_success() && entry.status.is_success() {
@@ -111,8 +111,8 @@ impl Flight {
             }
             self.bounces.recycle(buffer);
         }
-        entry.used = Use::Free;
-        let done = Done::new(entry.token, entry.status, dw0);
+        entry.used = EntryUse::Free;
+        let done = CompletedCommand::new(entry.token, entry.status, dw0);
         let (owner, table) = (entry.client, entry.table);
         self.free(index, owner, table);
         Some((owner, done))
@@ -151,7 +151,13 @@ impl Flight {
     /// Delivers a command's result to its owner: into `out` if that is `client`, otherwise into the
     /// owner's inbox.
     #[inline(always)]
-    pub fn deliver(&mut self, owner: usize, done: Done, client: usize, out: &mut Vec<Done>) {
+    pub fn deliver(
+        &mut self,
+        owner: usize,
+        done: CompletedCommand,
+        client: usize,
+        out: &mut Vec<CompletedCommand>,
+    ) {
         if owner == client {
             out.push(done);
         } else if let Some(owner) = self.clients.get_mut(owner)

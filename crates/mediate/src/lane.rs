@@ -6,15 +6,15 @@
 //! waits only until the first has completed its excess commands.
 
 use dma::{Access, DmaMap, SegmentList};
-use driver::raw::{Ended, IovaRange, RawData};
-use driver::{CommandError, Device, Error, QueueOptions, QueuePair, Refusal};
+use driver::raw::{IovaRange, RawCompletionHandler, RawData};
+use driver::{CommandError, Device, Error, QueueOptions, QueuePair, SubmitRefusal};
 use nvme::cmd::io::{DSM_MAX_RANGES, RwCdw12};
 use nvme::{Command, Status};
 use std::collections::VecDeque;
 
 use crate::bounce::copy;
-use crate::check::{Plan, Rules, Wants};
-use crate::entry::{Done, Parked, Use, status_of};
+use crate::check::{DataRequirement, Plan, Rules};
+use crate::entry::{CompletedCommand, EntryUse, Parked, status_of};
 use crate::flight::{Client, Flight};
 use crate::options::DirectOptions;
 use crate::stats::QueueStats;
@@ -54,10 +54,10 @@ pub(crate) struct Submission<'a> {
     pub stats: &'a QueueStats,
 }
 
-fn refusal(refusal: Refusal) -> Status {
+fn refusal(refusal: SubmitRefusal) -> Status {
     match refusal {
-        Refusal::Full => Status::COMMAND_INTERRUPTED,
-        Refusal::Gone => Status::INTERNAL_ERROR.with_dnr(true),
+        SubmitRefusal::Full => Status::COMMAND_INTERRUPTED,
+        SubmitRefusal::Gone => Status::INTERNAL_ERROR.with_dnr(true),
         _ => Status::INTERNAL_ERROR,
     }
 }
@@ -186,7 +186,11 @@ impl Lane {
         let Some(&index) = self.flight.free.last() else {
             // A host must not be asked to retry for ever.
             let gone = self.queue.is_gone();
-            return Err(refusal(if gone { Refusal::Gone } else { Refusal::Full }));
+            return Err(refusal(if gone {
+                SubmitRefusal::Gone
+            } else {
+                SubmitRefusal::Full
+            }));
         };
         self.promised = self.promised.saturating_sub(1);
         self.flight.tables.keep_up();
@@ -200,13 +204,13 @@ impl Lane {
         let user_data = u64::from(index);
         let most = self.queue.max_bytes();
         match plan.wants {
-            Wants::Nothing => {
+            DataRequirement::Nothing => {
                 let put = self
                     .queue
                     .submit_raw(&plan.command, RawData::None, user_data);
                 put.map_err(refusal)?;
             }
-            Wants::Data { len, access } => {
+            DataRequirement::Data { len, access } => {
                 let table = self.flight.tables.current();
                 let near = job.translator.near(job.map, table, job.guest, len, access);
                 let pages;
@@ -235,14 +239,18 @@ impl Lane {
                     None => self.start_far(index, plan, job, len, access)?,
                 }
             }
-            Wants::Ranges(count) => self.start_ranges(index, plan, job, count)?,
+            DataRequirement::Ranges(count) => self.start_ranges(index, plan, job, count)?,
         }
         self.flight.free.pop();
         if let Some(entry) = self.flight.entries.get_mut(usize::from(index)) {
             // A command that was split may have failed already, with its last part still at the
             // device.
             let simple = entry.parts == 1 && !entry.copied && entry.status.is_success();
-            entry.used = if simple { Use::Simple } else { Use::Composite };
+            entry.used = if simple {
+                EntryUse::Simple
+            } else {
+                EntryUse::Composite
+            };
             entry.client = job.client;
             entry.token = job.token;
             entry.table = self.flight.tables.number();
@@ -409,7 +417,7 @@ impl Lane {
                     let next = parked.command.slba().wrapping_add(blocks);
                     parked.command.set_slba(next);
                 }
-                Err(Refusal::Full) => return,
+                Err(SubmitRefusal::Full) => return,
                 Err(why) => entry.status = refusal(why),
             }
         }
@@ -480,7 +488,12 @@ impl Lane {
     /// and keeps those of the others in their inboxes. Returns the cycle counter at the first
     /// entry, if `measure` is set.
     #[inline]
-    pub fn reap(&mut self, client: usize, out: &mut Vec<Done>, measure: bool) -> Option<u64> {
+    pub fn reap(
+        &mut self,
+        client: usize,
+        out: &mut Vec<CompletedCommand>,
+        measure: bool,
+    ) -> Option<u64> {
         // Unregistered memory is released even if nothing is ever submitted again.
         self.flight.tables.keep_up();
         self.round = self.round.wrapping_add(1);
@@ -495,7 +508,7 @@ impl Lane {
             over,
             ..
         } = self;
-        let mut harvest = Harvest {
+        let mut harvest = CompletionDispatch {
             flight: &mut *flight,
             over: &mut *over,
             client,
@@ -529,20 +542,20 @@ impl Lane {
 }
 
 /// Distributes the completions of a poll to the virtual queue pairs.
-struct Harvest<'a> {
+struct CompletionDispatch<'a> {
     flight: &'a mut Flight,
     /// Parts that ended without a completion entry; see [`Lane::over`].
     over: &'a mut Vec<(u16, Status, u32)>,
     /// Virtual queue pair that polls, and its results.
     client: usize,
-    out: &'a mut Vec<Done>,
+    out: &'a mut Vec<CompletedCommand>,
     /// Whether to measure the cycle counter.
     measure: bool,
     /// Cycle counter at the first entry.
     start: Option<u64>,
 }
 
-impl Harvest<'_> {
+impl CompletionDispatch<'_> {
     #[inline(always)]
     fn begin(&mut self) {
         if self.measure && self.start.is_none() {
@@ -551,14 +564,14 @@ impl Harvest<'_> {
     }
 
     #[inline(always)]
-    fn deliver(&mut self, ended: Option<(usize, Done)>) {
+    fn deliver(&mut self, ended: Option<(usize, CompletedCommand)>) {
         if let Some((owner, done)) = ended {
             self.flight.deliver(owner, done, self.client, self.out);
         }
     }
 }
 
-impl Ended for Harvest<'_> {
+impl RawCompletionHandler for CompletionDispatch<'_> {
     #[inline(always)]
     fn worked(&mut self, user_data: u64, dw0: u32) {
         self.begin();

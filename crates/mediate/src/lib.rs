@@ -45,7 +45,7 @@ mod stats;
 mod translate;
 
 pub use options::DirectOptions;
-pub use pool::Pool;
+pub use pool::QueuePairPool;
 pub use queue::{DirectQueue, Waker};
 pub use slice::{Geometry, Slice, SliceError};
 pub use stats::QueueStats;

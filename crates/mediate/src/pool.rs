@@ -12,12 +12,12 @@ use crate::queue::DirectQueue;
 
 /// Physical queue pairs of a device that one worker has taken. Unused ones are released.
 #[derive(Debug)]
-pub struct Pool {
+pub struct QueuePairPool {
     device: Device,
     lanes: Vec<Weak<RefCell<Lane>>>,
 }
 
-impl Pool {
+impl QueuePairPool {
     /// Creates an empty pool.
     pub fn new(device: Device) -> Self {
         Self {

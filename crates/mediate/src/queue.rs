@@ -10,8 +10,8 @@ use dma::DmaMap;
 use driver::{Device, Error};
 use nvme::{Command, NvmOpcode, Status};
 
-use crate::check::{Rules, Wants};
-use crate::entry::Done;
+use crate::check::{DataRequirement, Rules};
+use crate::entry::CompletedCommand;
 use crate::lane::{Lane, Submission};
 use crate::options::DirectOptions;
 use crate::slice::Slice;
@@ -32,7 +32,7 @@ pub struct DirectQueue {
     max_transfer: u64,
     stats: Arc<QueueStats>,
     /// Reused buffer of results.
-    done: Vec<Done>,
+    done: Vec<CompletedCommand>,
 }
 
 /// Wake-up source for a worker that sleeps with outstanding commands. Belongs to a physical queue
@@ -175,7 +175,7 @@ impl DirectQueue {
     #[inline]
     fn start(&mut self, guest: &Command, map: &DmaMap, token: u64) -> Result<(), Status> {
         let plan = self.rules.check(guest)?;
-        if let Wants::Data { len, .. } = plan.wants
+        if let DataRequirement::Data { len, .. } = plan.wants
             && len > self.max_transfer
         {
             return Err(Status::INVALID_FIELD.with_dnr(true));

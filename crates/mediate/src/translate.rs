@@ -8,7 +8,7 @@
 //! guest memory.
 
 use dma::{Access, DmaMap, Prot, SegmentList};
-use driver::iova::Table;
+use driver::iova::RegionTable;
 use driver::raw::IovaRange;
 use nvme::cmd::Psdt;
 use nvme::{Command, Status};
@@ -111,7 +111,7 @@ impl Translator {
     pub fn near(
         &mut self,
         map: &DmaMap,
-        table: &Table,
+        table: &RegionTable,
         command: &Command,
         len: u64,
         access: Access,
@@ -146,7 +146,7 @@ impl Translator {
     fn find(
         &mut self,
         map: &DmaMap,
-        table: &Table,
+        table: &RegionTable,
         at: u64,
         len: u64,
         access: Access,
@@ -163,7 +163,7 @@ impl Translator {
     fn find_slowly(
         &mut self,
         map: &DmaMap,
-        table: &Table,
+        table: &RegionTable,
         at: u64,
         len: u64,
         access: Access,
@@ -199,7 +199,7 @@ impl Translator {
 
     /// Resolves a walked list to ranges of device addresses, as the second step of the slow path.
     /// Returns `false` when a part of it is not registered.
-    pub fn resolve(table: &Table, list: &SegmentList, ranges: &mut Vec<IovaRange>) -> bool {
+    pub fn resolve(table: &RegionTable, list: &SegmentList, ranges: &mut Vec<IovaRange>) -> bool {
         ranges.clear();
         for segment in list.segments() {
             let len = segment.len() as u64;

@@ -1,7 +1,7 @@
 //! Files of a pool's folder: its lock, the manifest, and the files of namespaces.
 
 use crate::error::PoolError;
-use crate::manifest::{Entry, MANIFEST, Manifest, Nguid};
+use crate::manifest::{MANIFEST, Manifest, Nguid, PoolEntry};
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 const BEFORE: &str = "namespace-";
 const AFTER: &str = ".raw";
 /// Maximum size in bytes of a manifest that is read.
-const LONGEST: u64 = 16 << 20;
+const MAX_MANIFEST_LEN: u64 = 16 << 20;
 /// Interval between attempts to lock the folder.
-const PAUSE: Duration = Duration::from_millis(20);
+const LOCK_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Returns the path of a namespace's file in the pool's folder.
 pub fn file_of(folder: &Path, nguid: Nguid) -> PathBuf {
@@ -53,7 +53,7 @@ impl Folder {
             match file.try_lock() {
                 Ok(()) => break,
                 Err(TryLockError::WouldBlock) if Instant::now() < until => {
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(LOCK_CHECK_INTERVAL);
                 }
                 Err(TryLockError::WouldBlock) => return Err(PoolError::Locked(path.into())),
                 Err(TryLockError::Error(error)) => return Err(failed(error)),
@@ -113,9 +113,9 @@ impl Folder {
             return Err(wrong("not a regular file"));
         }
         let mut bytes = Vec::new();
-        let read = file.take(LONGEST + 1).read_to_end(&mut bytes);
+        let read = file.take(MAX_MANIFEST_LEN + 1).read_to_end(&mut bytes);
         read.map_err(failed)?;
-        if bytes.len() as u64 > LONGEST {
+        if bytes.len() as u64 > MAX_MANIFEST_LEN {
             return Err(wrong("it is too long"));
         }
         let text = String::from_utf8(bytes);
@@ -154,7 +154,7 @@ impl Folder {
     }
 
     /// Creates the file of a namespace, as a hole. Replaces a file left by a killed process.
-    pub fn make_file(&self, entry: &Entry) -> Result<(), PoolError> {
+    pub fn make_file(&self, entry: &PoolEntry) -> Result<(), PoolError> {
         let path = self.file(entry.nguid());
         let made = || -> io::Result<()> {
             let file = options().write(true).create_new(true).open(&path)?;
@@ -178,7 +178,7 @@ impl Folder {
     }
 
     /// Checks that the file of a namespace matches the manifest.
-    pub fn check_file(&self, entry: &Entry) -> Result<(), PoolError> {
+    pub fn check_file(&self, entry: &PoolEntry) -> Result<(), PoolError> {
         let path = self.file(entry.nguid());
         let found = std::fs::symlink_metadata(&path);
         let why = match found {

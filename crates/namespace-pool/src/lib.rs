@@ -23,7 +23,7 @@ mod manifest;
 
 pub use error::PoolError;
 pub use files::file_of;
-pub use manifest::{Entry, MANIFEST, Nguid};
+pub use manifest::{MANIFEST, Nguid, PoolEntry};
 
 use files::Folder;
 use manifest::Manifest;
@@ -87,7 +87,7 @@ impl PoolFolder {
     }
 
     /// Returns the namespaces that the manifest lists.
-    pub fn namespaces(&self) -> &[Entry] {
+    pub fn namespaces(&self) -> &[PoolEntry] {
         self.manifest.namespaces()
     }
 
@@ -106,9 +106,9 @@ impl PoolFolder {
         if self.manifest.find(new.nguid).is_some() {
             return Ok(());
         }
-        let with = self.manifest.with(Entry::new(new));
+        let with = self.manifest.with(PoolEntry::new(new));
         with.check(&self.folder.manifest_path())?;
-        let entry = Entry::new(new);
+        let entry = PoolEntry::new(new);
         self.replace(self.manifest.with_pending(new.nguid))?;
         crash::point!("namespace-pool.create.pending");
         let made = self.folder.make_file(&entry).and_then(|()| {
@@ -160,9 +160,10 @@ impl PoolFolder {
         attached: bool,
     ) -> Result<(), PoolError> {
         let Some(entry) = self.manifest.find(nguid) else {
-            return match attached {
-                true => Err(PoolError::Unknown(nguid)),
-                false => Ok(()),
+            return if attached {
+                Err(PoolError::Unknown(nguid))
+            } else {
+                Ok(())
             };
         };
         if entry.attached().contains(&cntlid) == attached {

@@ -13,7 +13,7 @@ pub const MANIFEST: &str = "pool.toml";
 /// Version of the format that is written, and the newest that is accepted.
 const VERSION: u32 = 1;
 /// Maximum number of namespaces, and the largest NSID.
-const MOST: u32 = 1024;
+const MAX_NAMESPACES: u32 = 1024;
 /// Maximum number of controllers of a subsystem, and thus of attachments of a namespace.
 const CONTROLLERS: usize = 65_520;
 
@@ -86,7 +86,7 @@ impl<'de> Deserialize<'de> for Nguid {
 /// A namespace that the manifest lists.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Entry {
+pub struct PoolEntry {
     nsid: u32,
     nguid: Nguid,
     blocks: u64,
@@ -95,7 +95,7 @@ pub struct Entry {
     attached: BTreeSet<u16>,
 }
 
-impl Entry {
+impl PoolEntry {
     pub(crate) fn new(new: &New) -> Self {
         Self {
             nsid: new.nsid,
@@ -152,7 +152,7 @@ pub(crate) struct Manifest {
     #[serde(default)]
     pending: BTreeSet<Nguid>,
     #[serde(default, rename = "namespace")]
-    namespaces: Vec<Entry>,
+    namespaces: Vec<PoolEntry>,
 }
 
 impl Default for Manifest {
@@ -204,9 +204,11 @@ impl Manifest {
         }
         let (mut nsids, mut nguids) = (BTreeSet::new(), self.pending.clone());
         for entry in &self.namespaces {
-            let Entry { nsid, nguid, .. } = entry;
-            if !(1..=MOST).contains(nsid) {
-                return Err(wrong(format!("namespace {nsid}: 1 to {MOST} are allowed")));
+            let PoolEntry { nsid, nguid, .. } = entry;
+            if !(1..=MAX_NAMESPACES).contains(nsid) {
+                return Err(wrong(format!(
+                    "namespace {nsid}: 1 to {MAX_NAMESPACES} are allowed"
+                )));
             }
             if !nsids.insert(*nsid) {
                 return Err(wrong(format!("there are two namespaces {nsid}")));
@@ -228,7 +230,7 @@ impl Manifest {
         Ok(())
     }
 
-    pub fn namespaces(&self) -> &[Entry] {
+    pub fn namespaces(&self) -> &[PoolEntry] {
         &self.namespaces
     }
 
@@ -236,7 +238,7 @@ impl Manifest {
         &self.pending
     }
 
-    pub fn find(&self, nguid: Nguid) -> Option<&Entry> {
+    pub fn find(&self, nguid: Nguid) -> Option<&PoolEntry> {
         self.namespaces.iter().find(|entry| entry.nguid == nguid)
     }
 
@@ -254,7 +256,7 @@ impl Manifest {
         next
     }
 
-    pub fn with(&self, entry: Entry) -> Self {
+    pub fn with(&self, entry: PoolEntry) -> Self {
         let mut next = self.clone();
         next.pending.remove(&entry.nguid);
         next.namespaces.push(entry);
@@ -289,9 +291,10 @@ impl Manifest {
         let mut next = self.clone();
         for entry in &mut next.namespaces {
             if entry.nguid == nguid {
-                match attached {
-                    true => entry.attached.insert(cntlid),
-                    false => entry.attached.remove(&cntlid),
+                if attached {
+                    entry.attached.insert(cntlid)
+                } else {
+                    entry.attached.remove(&cntlid)
                 };
             }
         }

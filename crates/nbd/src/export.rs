@@ -1,11 +1,13 @@
 //! An export of an NBD server as a [`Volume`].
 
-use crate::connect::{ConnectError, Connected, ConnectionKeeper, Inbox, Kept, Server, connect};
+use crate::connect::{
+    ConnectError, Connected, ConnectionGuard, ConnectionKeeper, Inbox, NbdServer, connect,
+};
 use crate::protocol::Export;
 use crate::protocol::wire::export_flags as flags;
 use crate::queue::NbdQueue;
 use probes::LogLimit;
-use remote::{Reach, ReachWatch, Reachable};
+use remote::{ConnectionState, ReachWatch, Reachable};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -36,7 +38,7 @@ pub struct NbdOptions {
 
 impl NbdOptions {
     /// Maximum number of connections of a worker.
-    pub const MOST_CONNECTIONS: usize = 16;
+    pub const MAX_CONNECTIONS: usize = 16;
 }
 
 impl Default for NbdOptions {
@@ -53,8 +55,8 @@ impl Default for NbdOptions {
 
 /// State of a volume, shared by its queues and threads.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) server: Server,
+pub(crate) struct SharedExport {
+    pub(crate) server: NbdServer,
     /// Keeper that each connection is registered with.
     keeper: Option<Arc<dyn ConnectionKeeper>>,
     addresses: Vec<SocketAddr>,
@@ -88,11 +90,11 @@ struct Log {
     threads: LogLimit,
 }
 
-impl Reachable for Shared {
-    fn reach(&self) -> Option<Reach> {
+impl Reachable for SharedExport {
+    fn reach(&self) -> Option<ConnectionState> {
         let queues = self.queues.load(Ordering::Relaxed);
         let is_used = queues > 0 || !self.closed.load(Ordering::Relaxed);
-        is_used.then(|| Reach {
+        is_used.then(|| ConnectionState {
             server: self.server.to_string(),
             connected: self.awaited.load(Ordering::Relaxed) == 0,
             lost: self.lost.load(Ordering::Relaxed),
@@ -100,7 +102,7 @@ impl Reachable for Shared {
     }
 }
 
-impl Shared {
+impl SharedExport {
     /// Connects to the export, and verifies that it has not changed except perhaps in size.
     pub(crate) fn connect(&self) -> Result<Connected, ConnectError> {
         let mut connected = connect(&self.server, &self.addresses, CONNECT_LIMIT)?;
@@ -163,13 +165,15 @@ impl Shared {
     pub(crate) fn info(&self) -> Info {
         let read_only = self.is_read_only();
         let deallocate = self.has(flags::SEND_TRIM) && !read_only;
-        let several = match self.has(flags::CAN_MULTI_CONN) {
-            true => "several connections",
-            false => "one connection",
+        let several = if self.has(flags::CAN_MULTI_CONN) {
+            "several connections"
+        } else {
+            "one connection"
         };
-        let replies = match self.export.structured {
-            true => "structured",
-            false => "simple",
+        let replies = if self.export.structured {
+            "structured"
+        } else {
+            "simple"
         };
         Info {
             size: self.size(),
@@ -250,9 +254,9 @@ impl Shared {
 /// Registers a connection with the keeper before anything is sent on it.
 fn kept(
     keeper: Option<&dyn ConnectionKeeper>,
-    server: &Server,
+    server: &NbdServer,
     connected: &Connected,
-) -> Option<Kept> {
+) -> Option<ConnectionGuard> {
     keeper?.keep(&server.to_string(), connected.fd.as_fd())
 }
 
@@ -263,7 +267,7 @@ fn whole_blocks(size: u64, block_size: u32) -> u64 {
 
 /// An export of an NBD server.
 #[derive(Debug)]
-pub struct NbdVolume(Arc<Shared>);
+pub struct NbdVolume(Arc<SharedExport>);
 
 impl NbdVolume {
     /// Connects to a server, and opens its export.
@@ -271,7 +275,7 @@ impl NbdVolume {
     /// # Errors
     /// Words that name the server, after ten seconds at the latest.
     pub fn open(
-        server: Server,
+        server: NbdServer,
         options: NbdOptions,
     ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         Self::open_kept(server, options, None)
@@ -283,7 +287,7 @@ impl NbdVolume {
     /// # Errors
     /// As [`NbdVolume::open`].
     pub fn open_kept(
-        server: Server,
+        server: NbdServer,
         options: NbdOptions,
         keeper: Option<Arc<dyn ConnectionKeeper>>,
     ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
@@ -313,7 +317,7 @@ impl NbdVolume {
             .into());
         }
         connected.kept = kept(keeper.as_deref(), &server, &connected);
-        Ok(Self(Arc::new(Shared {
+        Ok(Self(Arc::new(SharedExport {
             keeper,
             size: export.size.into(),
             told: export.size.into(),

@@ -1,11 +1,11 @@
 //! URL schemes `nbd` and `nbd+unix`, and the volume kinds that open such URLs.
 
-use crate::connect::{ConnectionKeeper, Server};
+use crate::connect::{ConnectionKeeper, NbdServer};
 use crate::export::{NbdOptions, NbdVolume};
 use remote::{Address, ReachWatch};
 use std::sync::Arc;
 use volume::{
-    OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind, VolumeUrl, Whole,
+    BareVolume, OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind, VolumeUrl,
     parse_count, parse_duration,
 };
 
@@ -65,7 +65,7 @@ pub fn kinds_kept<X: 'static>(
         VolumeKind::new(scheme, move |url: &mut VolumeUrl<'_>, options| {
             let volume = open(url, options, keeper.clone())?;
             opened(volume.watch());
-            Ok(Whole::new(Arc::new(volume)))
+            Ok(BareVolume::new(Arc::new(volume)))
         })
     })
 }
@@ -74,14 +74,14 @@ pub fn kinds_kept<X: 'static>(
 ///
 /// # Errors
 /// [`OpenError`] when an option or the name of the export is invalid.
-fn server(url: &mut VolumeUrl<'_>) -> Result<Server, OpenError> {
+fn server(url: &mut VolumeUrl<'_>) -> Result<NbdServer, OpenError> {
     let socket = url.options.take("socket", |text| Ok(text.to_owned()))?;
     let server = match (url.scheme() == NBD_UNIX.name, socket) {
-        (true, Some(socket)) => Server::unix(url.name, &socket),
+        (true, Some(socket)) => NbdServer::unix(url.name, &socket),
         (true, None) => Err("nbd+unix:// names the server's socket: \
                              nbd+unix:///EXPORT?socket=PATH"
             .into()),
-        (false, _) => Server::tcp(url.name),
+        (false, _) => NbdServer::tcp(url.name),
     };
     server.map_err(|why| OpenError::Other(why.into()))
 }
@@ -92,10 +92,10 @@ pub fn address(url: &str) -> Option<Address> {
     let (scheme, rest) = url.split_once("://")?;
     let (name, query) = rest.rsplit_once('?').unwrap_or((rest, ""));
     let server = match scheme {
-        "nbd" => Server::tcp(name),
+        "nbd" => NbdServer::tcp(name),
         "nbd+unix" => {
             let mut options = query.split('&');
-            Server::unix(
+            NbdServer::unix(
                 name,
                 options.find_map(|option| option.strip_prefix("socket="))?,
             )
@@ -113,7 +113,7 @@ fn open(
     let server = server(url)?;
     let default = NbdOptions::default();
     let connections = |text: &str| match parse_count(text)?.try_into() {
-        Ok(count @ 1..=NbdOptions::MOST_CONNECTIONS) => Ok(count),
+        Ok(count @ 1..=NbdOptions::MAX_CONNECTIONS) => Ok(count),
         _ => Err("it is a number from 1 to 16"),
     };
     let timeout = |text: &str| match parse_duration(text)? {

@@ -30,6 +30,8 @@ pub mod protocol;
 mod queue;
 
 pub use connect::end_previous;
-pub use connect::{ConnectError, ConnectionKeeper, Kept, PORT, PreviousError, Server};
+pub use connect::{
+    ConnectError, ConnectionGuard, ConnectionKeeper, NbdServer, PORT, PreviousError,
+};
 pub use export::{NbdOptions, NbdVolume};
 pub use kind::{NBD, NBD_UNIX, address, kinds, kinds_kept};

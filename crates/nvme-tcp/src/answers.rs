@@ -6,10 +6,10 @@
 //! is received twice. No more data is requested than the command has, and no command succeeds
 //! before all of its data has been transferred.
 
-use crate::frame::{Body, Came, DataRule, Digests, Head, Shape, head};
-use crate::in_flight::{Entry, InFlight};
-use crate::initialize::Limits;
-use crate::pdu::{CapsuleResp, LONGEST_TERMINATE, Piece, SHORT, Terminate, flags, kind};
+use crate::frame::{Body, BodyContent, DataRule, Digests, Head, Shape, head};
+use crate::in_flight::{InFlight, InFlightCommand};
+use crate::initialize::ConnectionLimits;
+use crate::pdu::{CapsuleResp, DataPdu, MAX_TERMINATE_LEN, SHORT, Terminate, flags, kind};
 use crate::violation::{Terminated, Violation};
 use nvme::Completion;
 use zerocopy::FromBytes;
@@ -89,7 +89,7 @@ pub struct Answers {
 
 impl Answers {
     /// Creates the parser of a connection with these negotiated parameters.
-    pub fn new(limits: &Limits) -> Self {
+    pub fn new(limits: &ConnectionLimits) -> Self {
         Self {
             digests: limits.digests(),
             state: State::Head,
@@ -139,22 +139,23 @@ impl Answers {
             } => {
                 let cid = *cid;
                 Ok(match body.next(input) {
-                    Came::Nothing => (0, Answer::More),
-                    Came::Padding(used) => (used, Answer::More),
-                    Came::Data(bytes) => {
+                    BodyContent::Nothing => (0, Answer::More),
+                    BodyContent::Padding(used) => (used, Answer::More),
+                    BodyContent::Data(bytes) => {
                         let here = *at;
                         *at = at.saturating_add(bytes.len() as u32);
                         let at = here;
                         (bytes.len(), Answer::Data { cid, at, bytes })
                     }
-                    Came::End { used, matches } => {
+                    BodyContent::End { used, matches } => {
                         let success = *success;
                         if !matches {
                             find(commands, cid)?.corrupt = true;
                         }
-                        self.state = match success {
-                            true => State::Success { cid },
-                            false => State::Head,
+                        self.state = if success {
+                            State::Success { cid }
+                        } else {
+                            State::Head
                         };
                         match (used, success) {
                             (0, true) => return self.next(input, commands),
@@ -165,7 +166,7 @@ impl Answers {
                 })
             }
             State::Skip(body) => Ok(match body.next(input) {
-                Came::Padding(used) => (used, Answer::More),
+                BodyContent::Padding(used) => (used, Answer::More),
                 // All bytes after the PDU are discarded.
                 _ => (input.len(), Answer::More),
             }),
@@ -222,7 +223,7 @@ fn shape(kind: u8) -> Option<Shape> {
         kind::CAPSULE_RESP | kind::R2T => Shape::new(SHORT, DataRule::Never),
         kind::C2H_DATA => Shape::new(SHORT, DataRule::Always),
         kind::C2H_TERM_REQ => {
-            let most = LONGEST_TERMINATE - SHORT as u32;
+            let most = MAX_TERMINATE_LEN - SHORT as u32;
             Shape::new(SHORT, DataRule::Skipped(most)).without_digests()
         }
         _ => return None,
@@ -230,12 +231,12 @@ fn shape(kind: u8) -> Option<Shape> {
 }
 
 /// Returns the outstanding command with this identifier.
-fn find<T>(commands: &mut InFlight<T>, cid: u16) -> Result<&mut Entry<T>, Violation> {
+fn find<T>(commands: &mut InFlight<T>, cid: u16) -> Result<&mut InFlightCommand<T>, Violation> {
     commands.open(cid).ok_or(Violation::Cid(cid))
 }
 
-fn piece(head: &Head<'_>) -> Piece {
-    Piece::read_from_bytes(head.header).unwrap_or_default()
+fn piece(head: &Head<'_>) -> DataPdu {
+    DataPdu::read_from_bytes(head.header).unwrap_or_default()
 }
 
 /// Handles the header of a PDU with data.
@@ -249,7 +250,7 @@ fn data<T>(head: Head<'_>, commands: &mut InFlight<T>) -> Result<State, Violatio
     let expected = entry.received;
     let end = offset
         .checked_add(len)
-        .filter(|end| *end <= entry.asked.data_in);
+        .filter(|end| *end <= entry.info.data_in);
     let Some(end) = end.filter(|_| offset == expected) else {
         return Err(Violation::Range {
             offset,
@@ -259,7 +260,7 @@ fn data<T>(head: Head<'_>, commands: &mut InFlight<T>) -> Result<State, Violatio
     };
     let success = head.has(flags::SUCCESS);
     // The flag is valid only with the last piece; a failing command gets a response capsule.
-    if success && (!head.has(flags::LAST) || (entry.asked.whole && end != entry.asked.data_in)) {
+    if success && (!head.has(flags::LAST) || (entry.info.whole && end != entry.info.data_in)) {
         return Err(Violation::Last);
     }
     entry.received = end;
@@ -279,7 +280,7 @@ fn transfer<T>(head: &Head<'_>, commands: &mut InFlight<T>) -> Result<Answer<'st
     let expected = entry.requested;
     let end = offset
         .checked_add(len)
-        .filter(|end| *end <= entry.asked.data_out);
+        .filter(|end| *end <= entry.info.data_out);
     let Some(end) = end.filter(|_| offset == expected && len > 0) else {
         return Err(Violation::Range {
             offset,
@@ -303,9 +304,9 @@ fn end<T>(
     completion: Completion,
 ) -> Result<Answer<'static>, Violation> {
     let entry = find(commands, cid)?;
-    let asked = entry.asked;
+    let info = entry.info;
     let missing =
-        (asked.whole && entry.received != asked.data_in) || entry.requested != asked.data_out;
+        (info.whole && entry.received != info.data_in) || entry.requested != info.data_out;
     if completion.status().is_success() && missing {
         return Err(Violation::Incomplete);
     }

@@ -8,9 +8,9 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
 
 /// CRC-32C of bytes that arrive in pieces.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Running(u32);
+pub struct RunningDigest(u32);
 
-impl Running {
+impl RunningDigest {
     /// Creates the digest of an empty sequence of bytes.
     pub const fn new() -> Self {
         Self(0)
@@ -45,7 +45,7 @@ mod tests {
     fn pieces_are_the_same_as_the_whole() {
         let bytes: Vec<u8> = (0..1000u32).map(|i| (i * 7) as u8).collect();
         for piece in [1, 3, 16, 77, 1000] {
-            let mut running = Running::new();
+            let mut running = RunningDigest::new();
             bytes.chunks(piece).for_each(|piece| running.update(piece));
             assert_eq!(running.value(), crc32c(&bytes));
         }

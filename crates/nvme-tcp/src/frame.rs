@@ -1,6 +1,6 @@
 //! Framing of PDUs in both directions: headers, padding, data and digests.
 
-use crate::digest::{Running, crc32c};
+use crate::digest::{RunningDigest, crc32c};
 use crate::pdu::{CommonHeader, DIGEST, flags};
 use crate::violation::Violation;
 use zerocopy::FromBytes;
@@ -87,12 +87,12 @@ pub(crate) struct Body {
     /// Number of data bytes that were not received yet.
     pub left: u32,
     /// Digest of the data received so far, if a digest follows.
-    digest: Option<Running>,
+    digest: Option<RunningDigest>,
 }
 
 /// Meaning of consumed bytes of a body.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Came<'a> {
+pub(crate) enum BodyContent<'a> {
     /// More bytes are needed.
     Nothing,
     /// This number of padding bytes.
@@ -116,36 +116,36 @@ impl Body {
     }
 
     /// Parses received bytes of the body.
-    pub(crate) fn next<'a>(&mut self, input: &'a [u8]) -> Came<'a> {
+    pub(crate) fn next<'a>(&mut self, input: &'a [u8]) -> BodyContent<'a> {
         if self.padding > 0 {
             let used = input.len().min(self.padding as usize);
             self.padding -= used as u32;
             return match used {
-                0 => Came::Nothing,
-                used => Came::Padding(used),
+                0 => BodyContent::Nothing,
+                used => BodyContent::Padding(used),
             };
         }
         if self.left > 0 {
             let bytes = input.get(..self.left as usize).unwrap_or(input);
             if bytes.is_empty() {
-                return Came::Nothing;
+                return BodyContent::Nothing;
             }
             // No longer than `left`.
             self.left -= bytes.len() as u32;
             if let Some(digest) = &mut self.digest {
                 digest.update(bytes);
             }
-            return Came::Data(bytes);
+            return BodyContent::Data(bytes);
         }
         let Some(digest) = &self.digest else {
-            return Came::End {
+            return BodyContent::End {
                 used: 0,
                 matches: true,
             };
         };
         match input.first_chunk() {
-            None => Came::Nothing,
-            Some(bytes) => Came::End {
+            None => BodyContent::Nothing,
+            Some(bytes) => BodyContent::End {
                 used: DIGEST,
                 matches: u32::from_le_bytes(*bytes) == digest.value(),
             },
@@ -214,7 +214,7 @@ pub(crate) fn head(
             Body {
                 padding,
                 left: left.filter(|left| *left > 0).ok_or(length)?,
-                digest: data_digest.then(Running::new),
+                digest: data_digest.then(RunningDigest::new),
             }
         }
         DataRule::Skipped(most) if rest > most => return Err(length),

@@ -2,7 +2,7 @@
 
 /// Properties of a command against which its response is checked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct CommandInfo {
     /// Maximum number of bytes that the controller may send.
     pub data_in: u32,
     /// The controller sends all `data_in` bytes, if the command succeeds.
@@ -13,9 +13,9 @@ pub struct Asked {
 
 /// An outstanding command.
 #[derive(Debug)]
-pub struct Entry<T> {
+pub struct InFlightCommand<T> {
     /// Properties of the command.
-    pub asked: Asked,
+    pub info: CommandInfo,
     /// Caller's data for the command.
     pub item: T,
     /// Number of data bytes that have been announced or received.
@@ -32,7 +32,7 @@ pub struct Entry<T> {
 /// number, so that stale ones are detected; none is FFFFh.
 #[derive(Debug)]
 pub struct InFlight<T> {
-    places: Vec<(u16, Option<Entry<T>>)>,
+    places: Vec<(u16, Option<InFlightCommand<T>>)>,
     free: Vec<u16>,
     /// Number of low bits of an identifier that hold the index.
     bits: u32,
@@ -40,11 +40,11 @@ pub struct InFlight<T> {
 
 impl<T> InFlight<T> {
     /// Maximum number of commands of a table.
-    pub const MOST: u16 = 4096;
+    pub const MAX_COMMANDS: u16 = 4096;
 
-    /// Creates a table for at most `room` commands, 1 to [`Self::MOST`].
+    /// Creates a table for at most `room` commands, 1 to [`Self::MAX_COMMANDS`].
     pub fn new(room: u16) -> Self {
-        let room = room.clamp(1, Self::MOST);
+        let room = room.clamp(1, Self::MAX_COMMANDS);
         Self {
             places: (0..room).map(|_| (0, None)).collect(),
             free: (0..room).rev().collect(),
@@ -72,7 +72,7 @@ impl<T> InFlight<T> {
     ///
     /// # Errors
     /// Returns `item` if the table is full.
-    pub fn insert(&mut self, asked: Asked, item: T) -> Result<u16, T> {
+    pub fn insert(&mut self, info: CommandInfo, item: T) -> Result<u16, T> {
         let bits = self.bits;
         let place = self.free.last().copied();
         let Some((place, (sequence, empty))) =
@@ -82,8 +82,8 @@ impl<T> InFlight<T> {
         };
         self.free.pop();
         *sequence = sequence.wrapping_add(1);
-        *empty = Some(Entry {
-            asked,
+        *empty = Some(InFlightCommand {
+            info,
             item,
             received: 0,
             requested: 0,
@@ -100,7 +100,7 @@ impl<T> InFlight<T> {
 
     /// Returns the command with this identifier.
     #[inline]
-    pub fn get(&mut self, cid: u16) -> Option<&mut Entry<T>> {
+    pub fn get(&mut self, cid: u16) -> Option<&mut InFlightCommand<T>> {
         let (place, bits) = (self.place(cid), self.bits);
         let (sequence, entry) = self.places.get_mut(place)?;
         let named = name(place as u16, *sequence, bits) == cid;
@@ -109,12 +109,12 @@ impl<T> InFlight<T> {
 
     /// Returns the command with this identifier, if it has not completed.
     #[inline]
-    pub(crate) fn open(&mut self, cid: u16) -> Option<&mut Entry<T>> {
+    pub(crate) fn open(&mut self, cid: u16) -> Option<&mut InFlightCommand<T>> {
         self.get(cid).filter(|entry| !entry.ended)
     }
 
     /// Removes and returns the command with this identifier.
-    pub fn remove(&mut self, cid: u16) -> Option<Entry<T>> {
+    pub fn remove(&mut self, cid: u16) -> Option<InFlightCommand<T>> {
         self.get(cid)?;
         let place = self.place(cid);
         let entry = self.places.get_mut(place)?.1.take();
@@ -123,7 +123,7 @@ impl<T> InFlight<T> {
     }
 
     /// Iterates over all commands, each with its identifier.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut Entry<T>)> {
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut InFlightCommand<T>)> {
         let bits = self.bits;
         let places = (0u16..).zip(&mut self.places);
         places.filter_map(move |(place, (sequence, entry))| {
@@ -132,14 +132,14 @@ impl<T> InFlight<T> {
     }
 
     /// Removes and returns all commands.
-    pub fn drain(&mut self) -> impl Iterator<Item = Entry<T>> {
+    pub fn drain(&mut self) -> impl Iterator<Item = InFlightCommand<T>> {
         self.free.clear();
         self.free.extend((0..self.places.len() as u16).rev());
         self.places.iter_mut().filter_map(|(_, entry)| entry.take())
     }
 }
 
-impl<T> Entry<T> {
+impl<T> InFlightCommand<T> {
     /// Returns whether the command has completed, and its sender only keeps the entry.
     pub fn has_ended(&self) -> bool {
         self.ended
@@ -164,10 +164,10 @@ mod tests {
             let mut seen = HashSet::new();
             for _ in 0..uses {
                 let cids: Vec<u16> = (0..room)
-                    .map(|item| commands.insert(Asked::default(), item).unwrap())
+                    .map(|item| commands.insert(CommandInfo::default(), item).unwrap())
                     .collect();
                 assert!(commands.is_full());
-                assert_eq!(commands.insert(Asked::default(), 7), Err(7));
+                assert_eq!(commands.insert(CommandInfo::default(), 7), Err(7));
                 for (item, cid) in (0..room).zip(cids) {
                     assert!(cid != u16::MAX && seen.insert(cid), "{cid:#x}");
                     assert_eq!(commands.get(cid).unwrap().item, item);
@@ -182,9 +182,9 @@ mod tests {
     #[test]
     fn stale_and_unknown_identifiers_name_nothing() {
         let mut commands = InFlight::new(3);
-        let first = commands.insert(Asked::default(), ()).unwrap();
+        let first = commands.insert(CommandInfo::default(), ()).unwrap();
         commands.remove(first);
-        let second = commands.insert(Asked::default(), ()).unwrap();
+        let second = commands.insert(CommandInfo::default(), ()).unwrap();
         assert_ne!(first, second);
         assert!(commands.get(first).is_none() && commands.get(second).is_some());
         assert!(commands.get(u16::MAX).is_none());

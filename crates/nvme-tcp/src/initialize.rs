@@ -2,14 +2,14 @@
 
 use crate::frame::Digests;
 use crate::pdu::{
-    CommonHeader, INITIALIZE, Initialize, LEAST_H2C_DATA, MOST_ALIGNMENT, digests, kind,
+    CommonHeader, INITIALIZE, Initialize, LEAST_H2C_DATA, MAX_ALIGNMENT, digests, kind,
 };
 use crate::violation::Violation;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Negotiated parameters of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct ConnectionLimits {
     /// PDU headers have digests.
     pub header_digest: bool,
     /// PDU data has digests.
@@ -22,7 +22,7 @@ pub struct Limits {
     pub r2t: u32,
 }
 
-impl Limits {
+impl ConnectionLimits {
     pub(crate) const fn digests(&self) -> Digests {
         Digests {
             header: self.header_digest,
@@ -51,7 +51,7 @@ impl Host {
     ///
     /// # Errors
     /// [`Violation`] when the response is invalid, or lacks a digest that was requested.
-    pub fn agree(&self, response: &[u8; INITIALIZE]) -> Result<Limits, Violation> {
+    pub fn agree(&self, response: &[u8; INITIALIZE]) -> Result<ConnectionLimits, Violation> {
         let response = read(response, kind::IC_RESP)?;
         if response.dgst & 3 != dgst(self.header_digest, self.data_digest) {
             return Err(Violation::Negotiation(
@@ -62,7 +62,7 @@ impl Host {
         if h2c_data < LEAST_H2C_DATA || h2c_data % 4 != 0 {
             return Err(field(&response, "MAXH2CDATA", 12, h2c_data));
         }
-        Ok(Limits {
+        Ok(ConnectionLimits {
             header_digest: self.header_digest,
             data_digest: self.data_digest,
             alignment: response.pda,
@@ -89,12 +89,12 @@ impl Controller {
     pub fn agree(
         &self,
         request: &[u8; INITIALIZE],
-    ) -> Result<(Limits, [u8; INITIALIZE]), Violation> {
+    ) -> Result<(ConnectionLimits, [u8; INITIALIZE]), Violation> {
         let request = read(request, kind::IC_REQ)?;
         let header_digest = request.dgst & digests::HEADER != 0;
         let data_digest = request.dgst & digests::DATA != 0;
         let h2c_data = (self.h2c_data & !3).max(LEAST_H2C_DATA);
-        let limits = Limits {
+        let limits = ConnectionLimits {
             header_digest,
             data_digest,
             alignment: request.pda,
@@ -155,7 +155,7 @@ fn read(bytes: &[u8; INITIALIZE], kind: u8) -> Result<Initialize, Violation> {
             "another format of PDUs than 1.0 (PFV 0)",
         ));
     }
-    if pda > MOST_ALIGNMENT {
+    if pda > MAX_ALIGNMENT {
         return Err(field(&pdu, "data alignment", 10, pda.into()));
     }
     Ok(pdu)

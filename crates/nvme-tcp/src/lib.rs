@@ -13,7 +13,7 @@
 //! ```text
 //! host                                   controller
 //!   ICReq  ------------------------------>         requested parameters: Host::request
-//!          <------------------------------ ICResp  negotiated parameters: Limits
+//!          <------------------------------ ICResp  negotiated parameters: ConnectionLimits
 //!   CapsuleCmd [data in the capsule] ---->
 //!          <------------------------------ R2T     a part of a write may be sent
 //!   H2CData ----------------------------->
@@ -36,8 +36,8 @@ mod write;
 
 pub use answers::{Answer, Answers, Expected};
 pub use grants::{Grant, Grants};
-pub use in_flight::{Asked, Entry, InFlight};
-pub use initialize::{Controller, Host, Limits};
+pub use in_flight::{CommandInfo, InFlight, InFlightCommand};
+pub use initialize::{ConnectionLimits, Controller, Host};
 pub use requests::{Request, Requests};
 pub use violation::{Terminated, Violation};
 pub use write::{Header, Writer};

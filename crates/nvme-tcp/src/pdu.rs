@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const DIGEST: usize = 4;
 /// Maximum offset of a PDU's data in bytes: a capsule's header and digest, with the least
 /// favourable alignment, 72.
-pub const LONGEST_OFFSET: usize = 144;
+pub const MAX_DATA_OFFSET: usize = 144;
 /// Size of [`Initialize`] in bytes.
 pub const INITIALIZE: usize = 128;
 /// Size in bytes of a command capsule's header, including the command.
@@ -17,11 +17,11 @@ pub const CAPSULE: usize = 72;
 /// Size in bytes of headers with a data offset, and of response capsules.
 pub const SHORT: usize = 24;
 /// Maximum length in bytes of a PDU that terminates a connection.
-pub const LONGEST_TERMINATE: u32 = 152;
+pub const MAX_TERMINATE_LEN: u32 = 152;
 /// Minimum value of MAXH2CDATA in bytes.
 pub const LEAST_H2C_DATA: u32 = 4096;
 /// Maximum PDU data alignment (HPDA, CPDA) in dwords, zero-based.
-pub const MOST_ALIGNMENT: u8 = 31;
+pub const MAX_ALIGNMENT: u8 = 31;
 
 /// PDU-Type.
 pub mod kind {
@@ -175,7 +175,7 @@ wire! {
 
     /// Header of H2CData, C2HData and R2T, which describe a piece of a command's data.
     #[derive(Default)]
-    pub struct Piece = 24 {
+    pub struct DataPdu = 24 {
         /// Common header.
         pub ch @ 0: CommonHeader,
         /// CCCID: the command's identifier.
@@ -211,12 +211,12 @@ mod tests {
         assert_eq!(data_offset(SHORT, false, 31), 128);
         assert_eq!(data_offset(CAPSULE, true, 31), 128);
         assert_eq!(data_offset(CAPSULE, true, 2), 84);
-        for pda in 0..=MOST_ALIGNMENT {
+        for pda in 0..=MAX_ALIGNMENT {
             for hlen in [SHORT, CAPSULE] {
                 let offset = data_offset(hlen, true, pda);
-                assert!(offset <= LONGEST_OFFSET && offset.is_multiple_of(4));
+                assert!(offset <= MAX_DATA_OFFSET && offset.is_multiple_of(4));
             }
         }
-        assert_eq!(data_offset(CAPSULE, true, 17), LONGEST_OFFSET);
+        assert_eq!(data_offset(CAPSULE, true, 17), MAX_DATA_OFFSET);
     }
 }

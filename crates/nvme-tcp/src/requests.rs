@@ -4,10 +4,10 @@
 //! their meaning. In-capsule data is at most as long as negotiated. Other data answers a request to
 //! transfer (R2T), and must be its next piece.
 
-use crate::frame::{Body, Came, DataRule, Digests, Shape, head};
+use crate::frame::{Body, BodyContent, DataRule, Digests, Shape, head};
 use crate::grants::Grants;
-use crate::initialize::Limits;
-use crate::pdu::{CAPSULE, CapsuleCmd, LONGEST_TERMINATE, Piece, SHORT, Terminate, flags, kind};
+use crate::initialize::ConnectionLimits;
+use crate::pdu::{CAPSULE, CapsuleCmd, DataPdu, MAX_TERMINATE_LEN, SHORT, Terminate, flags, kind};
 use crate::violation::{Terminated, Violation};
 use nvme::Command;
 use zerocopy::FromBytes;
@@ -68,7 +68,7 @@ pub struct Requests {
 impl Requests {
     /// Creates the parser of a connection with these negotiated parameters. `in_capsule` is the
     /// maximum in-capsule data in bytes.
-    pub fn new(limits: &Limits, in_capsule: u32) -> Self {
+    pub fn new(limits: &ConnectionLimits, in_capsule: u32) -> Self {
         Self {
             digests: limits.digests(),
             in_capsule,
@@ -108,10 +108,10 @@ impl Requests {
         match &mut self.state {
             State::Head => self.head(input, grants),
             State::Data { body, whole } => Ok(match body.next(input) {
-                Came::Nothing => (0, Request::More),
-                Came::Padding(used) => (used, Request::More),
-                Came::Data(bytes) => (bytes.len(), Request::Data(bytes)),
-                Came::End { used, matches } => {
+                BodyContent::Nothing => (0, Request::More),
+                BodyContent::Padding(used) => (used, Request::More),
+                BodyContent::Data(bytes) => (bytes.len(), Request::Data(bytes)),
+                BodyContent::End { used, matches } => {
                     let whole = *whole;
                     self.state = State::Head;
                     let corrupt = !matches;
@@ -119,7 +119,7 @@ impl Requests {
                 }
             }),
             State::Skip(body) => Ok(match body.next(input) {
-                Came::Padding(used) => (used, Request::More),
+                BodyContent::Padding(used) => (used, Request::More),
                 // All bytes after the PDU are discarded.
                 _ => (input.len(), Request::More),
             }),
@@ -152,7 +152,7 @@ impl Requests {
                 Request::Command { command, data }
             }
             kind::H2C_DATA => {
-                let piece = Piece::read_from_bytes(head.header).unwrap_or_default();
+                let piece = DataPdu::read_from_bytes(head.header).unwrap_or_default();
                 let (at, len) = (piece.offset.get(), piece.len.get());
                 if len != head.body.left {
                     return Err(head.field("data length", 16, len));
@@ -190,7 +190,7 @@ fn shape(kind: u8) -> Option<Shape> {
         kind::CAPSULE_CMD => Shape::new(CAPSULE, DataRule::Maybe),
         kind::H2C_DATA => Shape::new(SHORT, DataRule::Always),
         kind::H2C_TERM_REQ => {
-            let most = LONGEST_TERMINATE - SHORT as u32;
+            let most = MAX_TERMINATE_LEN - SHORT as u32;
             Shape::new(SHORT, DataRule::Skipped(most)).without_digests()
         }
         _ => return None,

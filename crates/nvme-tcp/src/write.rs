@@ -1,9 +1,9 @@
 //! Encoding of PDUs: headers with digest and padding. The sender appends the data and its digest.
 
 use crate::digest::crc32c;
-use crate::initialize::Limits;
+use crate::initialize::ConnectionLimits;
 use crate::pdu::{
-    CAPSULE, CapsuleCmd, CapsuleResp, CommonHeader, DIGEST, LONGEST_OFFSET, Piece, SHORT,
+    CAPSULE, CapsuleCmd, CapsuleResp, CommonHeader, DIGEST, DataPdu, MAX_DATA_OFFSET, SHORT,
     Terminate, data_offset, flags, kind,
 };
 use crate::violation::{Terminated, Violation};
@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 /// Encoded header of a PDU, up to its data.
 #[derive(Debug, Clone, Copy)]
 pub struct Header {
-    bytes: [u8; LONGEST_OFFSET],
+    bytes: [u8; MAX_DATA_OFFSET],
     len: usize,
 }
 
@@ -29,17 +29,17 @@ impl Deref for Header {
 /// Encoder of the PDU headers of a connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Writer {
-    limits: Limits,
+    limits: ConnectionLimits,
 }
 
 impl Writer {
     /// Creates the encoder of a connection with these negotiated parameters.
-    pub const fn new(limits: Limits) -> Self {
+    pub const fn new(limits: ConnectionLimits) -> Self {
         Self { limits }
     }
 
     /// Returns the negotiated parameters.
-    pub const fn limits(&self) -> &Limits {
+    pub const fn limits(&self) -> &ConnectionLimits {
         &self.limits
     }
 
@@ -93,7 +93,7 @@ impl Writer {
         (at, len): (u32, u32),
         data: u32,
     ) -> Header {
-        let pdu = Piece {
+        let pdu = DataPdu {
             ch: self.common(kind, SHORT, flags, data),
             cccid: cid.into(),
             ttag: tag.into(),
@@ -105,7 +105,7 @@ impl Writer {
     }
 
     fn common(&self, kind: u8, hlen: usize, flags: u8, data: u32) -> CommonHeader {
-        let Limits {
+        let ConnectionLimits {
             header_digest,
             data_digest,
             alignment,
@@ -133,7 +133,7 @@ impl Writer {
     }
 
     fn header(&self, header: &[u8], data: u32) -> Header {
-        let mut bytes = [0; LONGEST_OFFSET];
+        let mut bytes = [0; MAX_DATA_OFFSET];
         let digest = crc_if(self.limits.header_digest, header);
         let digest = digest.as_ref().map_or(&[][..], |digest| digest);
         for (to, from) in bytes.iter_mut().zip(header.iter().chain(digest)) {
@@ -158,9 +158,10 @@ fn crc_if(wanted: bool, header: &[u8]) -> Option<[u8; DIGEST]> {
 /// Encodes the PDU that terminates the connection after a violation, with the reason. `from_host`:
 /// this side is the host.
 pub(crate) fn terminate(from_host: bool, why: Terminated) -> Header {
-    let kind = match from_host {
-        true => kind::H2C_TERM_REQ,
-        false => kind::C2H_TERM_REQ,
+    let kind = if from_host {
+        kind::H2C_TERM_REQ
+    } else {
+        kind::C2H_TERM_REQ
     };
     let pdu = Terminate {
         ch: CommonHeader {
@@ -174,7 +175,7 @@ pub(crate) fn terminate(from_host: bool, why: Terminated) -> Header {
         fei: why.fei.into(),
         reserved: [0; 10],
     };
-    let mut bytes = [0; LONGEST_OFFSET];
+    let mut bytes = [0; MAX_DATA_OFFSET];
     for (to, from) in bytes.iter_mut().zip(pdu.as_bytes()) {
         *to = *from;
     }

@@ -37,4 +37,4 @@ pub mod table;
 pub use event::{Event, EventSet, SUPPORTED_EVENTS};
 pub use geometry::{Geometry, GeometryError, MAX_HANDLES, MAX_UNIT};
 pub use state::{Chosen, Placement, Writer};
-pub use table::{Identity, Row, TableError, Words};
+pub use table::{Identity, Row, TableError, WordStore};

@@ -1,6 +1,6 @@
 //! State of a namespace's placement, and all changes of it.
 
-use crate::table::{COUNTERS, HANDLES, Row, Words};
+use crate::table::{COUNTERS, HANDLES, Row, WordStore};
 use crate::{Event, EventSet, Geometry, GeometryError};
 use nvme::log::{FDP_EVENTS, FdpEventType};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -66,7 +66,7 @@ fn load(word: Option<&AtomicU64>) -> u64 {
     word.map_or(0, |word| word.load(Ordering::Relaxed))
 }
 
-impl<W: Words> Placement<W> {
+impl<W: WordStore> Placement<W> {
     /// Creates the placement on a table that [`table::check`](crate::table::check) has accepted.
     ///
     /// # Errors
@@ -208,9 +208,10 @@ impl<W: Words> Placement<W> {
         let Some(flags) = self.counter(FLAGS) else {
             return;
         };
-        match on {
-            true => flags.fetch_and(!DISABLED, Ordering::Relaxed),
-            false => flags.fetch_or(DISABLED, Ordering::Relaxed),
+        if on {
+            flags.fetch_and(!DISABLED, Ordering::Relaxed)
+        } else {
+            flags.fetch_or(DISABLED, Ordering::Relaxed)
         };
     }
 
@@ -226,9 +227,10 @@ impl<W: Words> Placement<W> {
         let Some(word) = self.of_handle(handle, ENABLED) else {
             return;
         };
-        match on {
-            true => word.fetch_or(events.0, Ordering::Relaxed),
-            false => word.fetch_and(!events.0, Ordering::Relaxed),
+        if on {
+            word.fetch_or(events.0, Ordering::Relaxed)
+        } else {
+            word.fetch_and(!events.0, Ordering::Relaxed)
         };
     }
 

@@ -28,12 +28,12 @@ pub(crate) const COUNTERS: usize = 1;
 pub(crate) const HANDLES: usize = 2;
 
 /// Storage of the table's rows.
-pub trait Words {
+pub trait WordStore {
     /// Returns the row with this index; `None` when it does not exist.
     fn row(&self, number: usize) -> Option<&Row>;
 }
 
-impl Words for Vec<Row> {
+impl WordStore for Vec<Row> {
     fn row(&self, number: usize) -> Option<&Row> {
         self.get(number)
     }
@@ -200,12 +200,13 @@ fn check_header(
     let (block, unit) = (field32(found, 12), field(found, 16));
     let handles = u16::try_from(field(found, 24)).unwrap_or(u16::MAX);
     let same = (handles, unit, block) == (geometry.handles, geometry.unit, geometry.block);
-    match same {
-        true => Err(TableError::OtherNamespace),
-        false => Err(TableError::OtherGeometry {
+    if same {
+        Err(TableError::OtherNamespace)
+    } else {
+        Err(TableError::OtherGeometry {
             handles,
             unit,
             block,
-        }),
+        })
     }
 }

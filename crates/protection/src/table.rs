@@ -37,7 +37,7 @@ const DONE: u64 = 1 << 39;
 /// Newest version of the file format that this program writes.
 pub const VERSION: u32 = 2;
 /// Version of files whose storage tags have the minimum size.
-const LEAST: u32 = 1;
+const MIN_VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"vnvmemet";
 /// Number of header bytes that the checksum covers.
@@ -168,9 +168,10 @@ impl Shape {
 
     /// Returns the version of the file format, and the header field for storage tags.
     fn version(&self) -> (u32, u8) {
-        match self.storage == Self::least(self.guard) {
-            true => (LEAST, 0),
-            false => (VERSION, self.storage),
+        if self.storage == Self::least(self.guard) {
+            (MIN_VERSION, 0)
+        } else {
+            (VERSION, self.storage)
         }
     }
 }
@@ -196,7 +197,7 @@ pub fn decode(
         return Err(TableError::Magic);
     }
     let version = u32::from_le_bytes(take(&mut rest));
-    if !matches!(version, LEAST | VERSION) {
+    if !matches!(version, MIN_VERSION | VERSION) {
         return Err(TableError::Version(version));
     }
     let block = u32::from_le_bytes(take(&mut rest));
@@ -213,7 +214,7 @@ pub fn decode(
         guard,
         first: first != 0,
         storage: match version {
-            LEAST => Shape::least(guard),
+            MIN_VERSION => Shape::least(guard),
             _ => storage,
         },
     };
@@ -255,9 +256,10 @@ pub fn check_owner(bytes: &[u8], namespace: [u8; 16]) -> Result<(), TableError> 
         return Err(TableError::Magic);
     }
     let _: [u8; 8] = take(&mut rest);
-    match take(&mut rest) == namespace {
-        true => Ok(()),
-        false => Err(TableError::OtherNamespace),
+    if take(&mut rest) == namespace {
+        Ok(())
+    } else {
+        Err(TableError::OtherNamespace)
     }
 }
 
@@ -310,7 +312,7 @@ impl Block {
 
 /// Result of looking up the metadata of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found<'a> {
+pub enum BlockLookup<'a> {
     /// The block was never written.
     Unwritten,
     /// Metadata that belongs to the data.
@@ -320,10 +322,10 @@ pub enum Found<'a> {
 }
 
 /// A written slot of an entry: its word and its metadata.
-type Place<'a> = (u64, &'a [u8]);
+type StoredBlock<'a> = (u64, &'a [u8]);
 
 /// Parses a slot; `None` when it was not written in this generation.
-fn place(bytes: &[u8], generation: u32) -> Option<Place<'_>> {
+fn place(bytes: &[u8], generation: u32) -> Option<StoredBlock<'_>> {
     let (word, metadata) = bytes.split_first_chunk::<WORD>()?;
     let word = u64::from_le_bytes(*word);
     ((word >> 40) as u32 == wrapped(generation)).then_some((word, metadata))
@@ -334,7 +336,7 @@ const fn number(word: u64) -> u8 {
 }
 
 /// Returns both slots with their offsets, the newer one first.
-fn places(entry: &[u8], generation: u32) -> [(usize, Option<Place<'_>>); 2] {
+fn places(entry: &[u8], generation: u32) -> [(usize, Option<StoredBlock<'_>>); 2] {
     let half = entry.len() / 2;
     let (first, second) = entry.split_at(half);
     let (a, b) = (place(first, generation), place(second, generation));
@@ -343,21 +345,23 @@ fn places(entry: &[u8], generation: u32) -> [(usize, Option<Place<'_>>); 2] {
         (None, _) => true,
         _ => false,
     };
-    match swapped {
-        true => [(half, b), (0, a)],
-        false => [(0, a), (half, b)],
+    if swapped {
+        [(half, b), (0, a)]
+    } else {
+        [(0, a), (half, b)]
     }
 }
 
 /// Looks up the metadata that belongs to the block's data.
-pub fn find(entry: &[u8], block: Block) -> Found<'_> {
+pub fn find(entry: &[u8], block: Block) -> BlockLookup<'_> {
     let [(_, newer), (_, older)] = places(entry, block.generation);
-    let matches = |(word, metadata): Place<'_>| block.word(metadata, number(word)) == word & !DONE;
+    let matches =
+        |(word, metadata): StoredBlock<'_>| block.word(metadata, number(word)) == word & !DONE;
     match (newer, older) {
-        (Some(newer), _) if matches(newer) => Found::Written(newer.1),
-        (_, Some(older)) if matches(older) => Found::Written(older.1),
-        (Some((_, metadata)), _) | (None, Some((_, metadata))) => Found::Damaged(metadata),
-        (None, None) => Found::Unwritten,
+        (Some(newer), _) if matches(newer) => BlockLookup::Written(newer.1),
+        (_, Some(older)) if matches(older) => BlockLookup::Written(older.1),
+        (Some((_, metadata)), _) | (None, Some((_, metadata))) => BlockLookup::Damaged(metadata),
+        (None, None) => BlockLookup::Unwritten,
     }
 }
 

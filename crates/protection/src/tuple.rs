@@ -340,9 +340,10 @@ impl Protection {
             return Err(Mismatch::Storage);
         }
         let compared = checks.reference && self.kind != Type::Three;
-        match compared && differs & mask != 0 {
-            true => Err(Mismatch::Reference),
-            false => Ok(()),
+        if compared && differs & mask != 0 {
+            Err(Mismatch::Reference)
+        } else {
+            Ok(())
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Blocking access to the files of a chain, for code that opens, resizes and closes images.
 
-use crate::store::{Access, Outcome, Store};
+use crate::store::{Access, IoOutcome, Store};
 use dma::SegmentList;
 use std::fs::File;
 use std::future::Future;
@@ -86,7 +86,7 @@ pub(crate) fn fill(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
 impl Store for Blocking {
     type Shield = ();
 
-    fn start(&self, mut access: Access) -> impl Future<Output = Outcome> + 'static {
+    fn start(&self, mut access: Access) -> impl Future<Output = IoOutcome> + 'static {
         let result = self.carry_out(&access);
         let data: SegmentList = std::mem::take(&mut access.data);
         std::future::ready((result, data))

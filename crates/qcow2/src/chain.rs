@@ -5,10 +5,10 @@
 //! from its first bytes.
 
 use crate::blocking::{Blocking, block_on, fill};
-use crate::check::{Found, Skeleton, check};
+use crate::check::{RefcountErrors, Skeleton, check};
 use crate::error::ImageError;
 use crate::format::{Geometry, HEADER_ROOM, Header, OFFSET_FEATURES, table_entry};
-use crate::image::{Image, Parts, Writer};
+use crate::image::{Image, ImageParts, Writer};
 use crate::ranges::Ranges;
 use crate::refcounts::Refcounts;
 use crate::tables::{L1, Tables, numbers};
@@ -23,7 +23,7 @@ use std::time::Duration;
 use volume::{Direct, FileOptions, FileVolume, PreviousProcess, VolumeError};
 
 /// Maximum number of images in a chain.
-const LONGEST_CHAIN: usize = 64;
+const MAX_CHAIN: usize = 64;
 /// Maximum size, in bytes, of a table that is kept in memory as a whole.
 const LARGEST_TABLE: u64 = 1 << 30;
 /// Smallest cluster size for access past the page cache: tables and clusters share no page.
@@ -75,7 +75,7 @@ pub(crate) struct Chain {
 }
 
 /// A file of the chain that has been opened.
-struct Opened {
+struct OpenedFile {
     path: PathBuf,
     volume: FileVolume,
     file: File,
@@ -86,7 +86,7 @@ struct Opened {
     id: (u64, u64),
 }
 
-fn open_file(path: &Path, options: FileOptions) -> Result<Opened, ImageError> {
+fn open_file(path: &Path, options: FileOptions) -> Result<OpenedFile, ImageError> {
     let volume = FileVolume::open_unlocked(path, options).map_err(|error| match error {
         VolumeError::NotFound { path } => ImageError::Missing { path },
         error => error.into(),
@@ -106,15 +106,16 @@ fn open_file(path: &Path, options: FileOptions) -> Result<Opened, ImageError> {
     let len = file
         .seek(SeekFrom::End(0))
         .map_err(failed("has no length"))?;
-    Ok(Opened {
+    Ok(OpenedFile {
         path: path.to_owned(),
         volume,
         file,
         len,
         is_device,
-        id: match is_device {
-            true => (u64::MAX, metadata.rdev()),
-            false => (metadata.dev(), metadata.ino()),
+        id: if is_device {
+            (u64::MAX, metadata.rdev())
+        } else {
+            (metadata.dev(), metadata.ino())
         },
     })
 }
@@ -148,7 +149,7 @@ pub(crate) fn open(path: &Path, options: &Qcow2Options) -> Result<Chain, ImageEr
                 name,
                 allowed: options.backing.as_deref(),
             };
-            if layer + 1 >= LONGEST_CHAIN {
+            if layer + 1 >= MAX_CHAIN {
                 return Err(backing.refuse("would be one of more than 64 in the chain"));
             }
             let is_image = backing.is_image(header.backing_format.as_deref())?;
@@ -212,7 +213,7 @@ fn one_unit(images: &mut [Image]) -> Result<(), ImageError> {
     Ok(())
 }
 
-fn header(opened: &Opened) -> Result<Header, ImageError> {
+fn header(opened: &OpenedFile) -> Result<Header, ImageError> {
     let path = &opened.path;
     let room = opened.len.min(HEADER_ROOM as u64);
     let mut bytes = vec![0; usize::try_from(room).unwrap_or(HEADER_ROOM)];
@@ -276,7 +277,11 @@ impl Backing<'_> {
             .map_err(|error| self.refuse(format!("cannot be found as {}: {error}", path.display())))
     }
 
-    fn open(&self, seen: &HashSet<(u64, u64)>, options: FileOptions) -> Result<Opened, ImageError> {
+    fn open(
+        &self,
+        seen: &HashSet<(u64, u64)>,
+        options: FileOptions,
+    ) -> Result<OpenedFile, ImageError> {
         let path = self.path()?;
         let Some(allowed) = self.allowed else {
             let folder = path.parent().unwrap_or(&path).display();
@@ -302,9 +307,10 @@ impl Backing<'_> {
         }
         // Before it is locked, for it may be one that is locked already.
         let metadata = fs::metadata(&path).map_err(|error| self.refuse(error.to_string()))?;
-        let id = match metadata.file_type().is_block_device() {
-            true => (u64::MAX, metadata.rdev()),
-            false => (metadata.dev(), metadata.ino()),
+        let id = if metadata.file_type().is_block_device() {
+            (u64::MAX, metadata.rdev())
+        } else {
+            (metadata.dev(), metadata.ino())
         };
         if seen.contains(&id) {
             return Err(self.refuse("is an image of the chain already: it leads back to itself"));
@@ -321,9 +327,9 @@ impl Backing<'_> {
 }
 
 /// Opens a raw disk at the lower end of a chain.
-fn raw(opened: Opened, layer: usize) -> Result<(Image, File), ImageError> {
+fn raw(opened: OpenedFile, layer: usize) -> Result<(Image, File), ImageError> {
     let unit = opened.volume.unit().max(512);
-    let parts = Parts {
+    let parts = ImageParts {
         path: opened.path,
         layer,
         data: opened.volume,
@@ -342,7 +348,7 @@ fn raw(opened: Opened, layer: usize) -> Result<(Image, File), ImageError> {
 }
 
 fn image(
-    opened: Opened,
+    opened: OpenedFile,
     header: &Header,
     layer: usize,
     write: bool,
@@ -367,9 +373,10 @@ fn image(
             what: "an entry of its L1 table is against the rules".into(),
         });
     }
-    let writer = match write {
-        true => Some(writer(&opened, header, &l1)?),
-        false => None,
+    let writer = if write {
+        Some(writer(&opened, header, &l1)?)
+    } else {
+        None
     };
     let tables = Tables::new(geometry, layer, L1::new(header.l1_offset, &bytes), cache);
     let tables_file = opened.volume.reopen(Direct::Off)?;
@@ -381,7 +388,7 @@ fn image(
             why: "a disk consists of blocks of 512 bytes; change it with qemu-img resize",
         });
     }
-    let mut image = Image::new(Parts {
+    let mut image = Image::new(ImageParts {
         path: path.clone(),
         layer,
         data: opened.volume,
@@ -435,12 +442,12 @@ fn prepare(
 }
 
 /// The clusters of the image's own tables, each once.
-struct Own<'a> {
+struct TableClusters<'a> {
     path: &'a Path,
     clusters: HashSet<u64>,
 }
 
-impl Own<'_> {
+impl TableClusters<'_> {
     fn damaged(&self, what: impl Into<String>) -> ImageError {
         ImageError::Damaged {
             path: self.path.to_owned(),
@@ -458,7 +465,7 @@ impl Own<'_> {
     }
 }
 
-fn writer(opened: &Opened, header: &Header, l1: &[u64]) -> Result<Writer, ImageError> {
+fn writer(opened: &OpenedFile, header: &Header, l1: &[u64]) -> Result<Writer, ImageError> {
     let path = &opened.path;
     header.check_writable().map_err(|why| ImageError::Format {
         path: path.clone(),
@@ -466,7 +473,7 @@ fn writer(opened: &Opened, header: &Header, l1: &[u64]) -> Result<Writer, ImageE
     })?;
     let geometry = header.geometry;
     let (bits, size) = (geometry.cluster_bits, geometry.cluster_size());
-    let mut own = Own {
+    let mut own = TableClusters {
         path,
         clusters: HashSet::new(),
     };
@@ -504,7 +511,8 @@ fn writer(opened: &Opened, header: &Header, l1: &[u64]) -> Result<Writer, ImageE
         let found = check(&skeleton, &mut refcounts, |at, bytes| {
             fill(&opened.file, bytes, at)
         });
-        let Found { leaked, uncounted } = found.map_err(|error| own.damaged(format!("{error}")))?;
+        let RefcountErrors { leaked, uncounted } =
+            found.map_err(|error| own.damaged(format!("{error}")))?;
         tracing::info!(
             "{}: was not closed cleanly; repaired its refcounts: {leaked} clusters were leaked, \
              {uncounted} used without a refcount",
@@ -524,9 +532,9 @@ fn writer(opened: &Opened, header: &Header, l1: &[u64]) -> Result<Writer, ImageE
 }
 
 fn read_refcounts(
-    opened: &Opened,
+    opened: &OpenedFile,
     header: &Header,
-    own: &mut Own<'_>,
+    own: &mut TableClusters<'_>,
 ) -> Result<Refcounts, ImageError> {
     let geometry = header.geometry;
     let (bits, size) = (geometry.cluster_bits, geometry.cluster_size());

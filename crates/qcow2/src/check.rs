@@ -5,14 +5,14 @@
 //! and after a loss of power perhaps some that are used and not counted. References are right in
 //! any case (section "Header", dirty bit), so they are counted anew.
 
-use crate::format::{Entry, Geometry, Mapping, table_entry};
+use crate::format::{Geometry, L2Entry, Mapping, table_entry};
 use crate::refcounts::Refcounts;
 use crate::tables::numbers;
 use std::io;
 use std::ops::Range;
 
 /// Maximum number of clusters of an image that can be checked. Each count takes two bytes.
-const MOST_CLUSTERS: u64 = 1 << 28;
+const MAX_CLUSTERS: u64 = 1 << 28;
 
 /// Reason why an image's refcounts cannot be corrected.
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +31,7 @@ pub(crate) enum CheckError {
 
 /// Refcount errors found by a check.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct RefcountErrors {
     /// Number of leaked clusters, which had a refcount without being used.
     pub(crate) leaked: u64,
     /// Number of used clusters whose refcount was too low.
@@ -45,7 +45,7 @@ struct Counts {
 
 impl Counts {
     fn add(&mut self, clusters: Range<u64>, shared: bool) -> Result<(), CheckError> {
-        if clusters.end > MOST_CLUSTERS {
+        if clusters.end > MAX_CLUSTERS {
             return Err(CheckError::TooLarge);
         }
         let end = usize::try_from(clusters.end).map_err(|_| CheckError::TooLarge)?;
@@ -61,9 +61,10 @@ impl Counts {
             if *count == OWN || (*count > 0 && !shared) {
                 return Err(CheckError::Twice(cluster));
             }
-            *count = match shared {
-                true => (*count + 1).min(OWN - 1),
-                false => OWN,
+            *count = if shared {
+                (*count + 1).min(OWN - 1)
+            } else {
+                OWN
             };
         }
         Ok(())
@@ -87,7 +88,7 @@ pub(crate) fn check(
     skeleton: &Skeleton<'_>,
     refcounts: &mut Refcounts,
     mut read: impl FnMut(u64, &mut [u8]) -> io::Result<()>,
-) -> Result<Found, CheckError> {
+) -> Result<RefcountErrors, CheckError> {
     let geometry = &skeleton.geometry;
     let bits = geometry.cluster_bits;
     let mut counts = Counts { counts: Vec::new() };
@@ -106,7 +107,7 @@ pub(crate) fn check(
         counts.add(at >> bits..(at >> bits) + 1, false)?;
         read(at, &mut table).map_err(CheckError::Read)?;
         for entry in numbers(&table) {
-            match Entry(entry).mapping(geometry) {
+            match L2Entry(entry).mapping(geometry) {
                 Mapping::Invalid => return Err(CheckError::Entry),
                 Mapping::Data { host, .. } | Mapping::Zero { host: Some(host) } => {
                     counts.add(host >> bits..(host >> bits) + 1, false)?;
@@ -121,8 +122,8 @@ pub(crate) fn check(
     correct(refcounts, &counts.counts)
 }
 
-fn correct(refcounts: &mut Refcounts, counts: &[u16]) -> Result<Found, CheckError> {
-    let mut found = Found::default();
+fn correct(refcounts: &mut Refcounts, counts: &[u16]) -> Result<RefcountErrors, CheckError> {
+    let mut found = RefcountErrors::default();
     let covered = refcounts.covered();
     let counted = covered.iter().cloned().flatten();
     let most = refcounts.most();
@@ -149,9 +150,10 @@ fn correct(refcounts: &mut Refcounts, counts: &[u16]) -> Result<Found, CheckErro
         }
     }
     for (cluster, was, used) in changes {
-        match was > used {
-            true => found.leaked += 1,
-            false => found.uncounted += 1,
+        if was > used {
+            found.leaked += 1
+        } else {
+            found.uncounted += 1
         }
         refcounts.set(cluster, used);
     }
@@ -171,7 +173,10 @@ mod tests {
 
     /// Checks an image with these clusters. 0: header, 1: refcount table, 2: its block, 3: L1, 4:
     /// an L2 table with `entries`.
-    fn check_with(entries: &[u64], counted: &[u64]) -> Result<(Found, Refcounts), CheckError> {
+    fn check_with(
+        entries: &[u64],
+        counted: &[u64],
+    ) -> Result<(RefcountErrors, Refcounts), CheckError> {
         let mut refcounts = Refcounts::new(GEOMETRY, 64, None);
         refcounts.enter(0, 2 << 9, vec![0; 512].into());
         for &cluster in counted {
@@ -203,7 +208,7 @@ mod tests {
         let (found, refcounts) = check_with(&[data(6), data(7), 0, 1], &counted).unwrap();
         assert_eq!(
             found,
-            Found {
+            RefcountErrors {
                 leaked: 1,
                 uncounted: 1
             }
@@ -211,7 +216,7 @@ mod tests {
         let counts: Vec<u64> = (0..10).map(|cluster| refcounts.get(cluster)).collect();
         assert_eq!(counts, [1, 1, 1, 1, 1, 0, 1, 1, 0, 0]);
         let (found, _) = check_with(&[data(7)], &[&PARTS[..], &[7]].concat()).unwrap();
-        assert_eq!(found, Found::default());
+        assert_eq!(found, RefcountErrors::default());
     }
 
     #[test]

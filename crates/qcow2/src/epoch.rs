@@ -13,12 +13,12 @@ use sync::Unpoisoned;
 #[derive(Debug, Default)]
 pub(crate) struct Epochs {
     now: AtomicU64,
-    queues: Mutex<Vec<Weak<Seen>>>,
+    queues: Mutex<Vec<Weak<OldestEpoch>>>,
 }
 
 /// Oldest epoch with outstanding requests, as published by one queue.
 #[derive(Debug)]
-pub(crate) struct Seen(AtomicU64);
+pub(crate) struct OldestEpoch(AtomicU64);
 
 /// Epoch value of a queue without outstanding requests.
 const IDLE: u64 = u64::MAX;
@@ -32,8 +32,8 @@ impl Epochs {
     }
 
     /// Adds a queue without outstanding requests.
-    pub(crate) fn join(&self) -> Arc<Seen> {
-        let seen = Arc::new(Seen(AtomicU64::new(IDLE)));
+    pub(crate) fn join(&self) -> Arc<OldestEpoch> {
+        let seen = Arc::new(OldestEpoch(AtomicU64::new(IDLE)));
         self.queues.lock().unpoisoned().push(Arc::downgrade(&seen));
         seen
     }
@@ -43,7 +43,7 @@ impl Epochs {
     pub(crate) fn advance(&self) -> u64 {
         let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
         // A queue that is idle as it is looked at finds the entries removed when it begins:
-        // `Seen::begin` has the other fence.
+        // `OldestEpoch::begin` has the other fence.
         fence(Ordering::SeqCst);
         now
     }
@@ -63,7 +63,7 @@ impl Epochs {
     }
 }
 
-impl Seen {
+impl OldestEpoch {
     /// Publishes that an idle queue starts a request. To be called before an entry is looked up.
     pub(crate) fn begin(&self, epochs: &Epochs) -> u64 {
         let now = epochs.now();

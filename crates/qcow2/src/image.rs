@@ -1,12 +1,12 @@
 //! State of one image of a chain, shared by all queues.
 
 use crate::epoch::Epochs;
-use crate::format::{COPIED, DIRTY, Entry, Geometry, Header, Mapping, OFFSET_FEATURES};
+use crate::format::{COPIED, DIRTY, Geometry, Header, L2Entry, Mapping, OFFSET_FEATURES};
 use crate::inflate::Inflated;
 use crate::ranges::Ranges;
 use crate::refcounts::{NoRun, Refcounts, Run, Settle};
 use crate::store::Store;
-use crate::tables::{Look, Slice, Tables, checked};
+use crate::tables::{Slice, TableLookup, Tables, checked};
 use crate::wait::{RangeLocks, wait};
 use probes::LogLimit;
 use std::collections::HashSet;
@@ -19,7 +19,7 @@ use sync::Unpoisoned;
 use volume::{Direct, Extent, FileVolume, IoError, IoErrorKind, Op, Volume, VolumeError};
 
 /// Maximum number of clusters whose space is returned to the file system by one operation.
-const MOST_PUNCHED: u64 = 1024;
+const MAX_PUNCHED_CLUSTERS: u64 = 1024;
 
 /// An image of a chain, or the raw file at its lower end.
 pub(crate) struct Image {
@@ -54,7 +54,7 @@ impl std::fmt::Debug for Image {
 }
 
 /// Parts from which an [`Image`] is created.
-pub(crate) struct Parts {
+pub(crate) struct ImageParts {
     pub(crate) path: PathBuf,
     pub(crate) layer: usize,
     pub(crate) data: FileVolume,
@@ -66,7 +66,7 @@ pub(crate) struct Parts {
 }
 
 impl Image {
-    pub(crate) fn new(parts: Parts) -> Self {
+    pub(crate) fn new(parts: ImageParts) -> Self {
         Self {
             path: parts.path,
             layer: parts.layer,
@@ -109,9 +109,9 @@ impl Image {
     }
 
     /// Returns an entry in the form in which it may be used. An invalid entry becomes
-    /// [`Entry::INVALID`]. An entry that refers to a cluster without refcount or to a table's
+    /// [`L2Entry::INVALID`]. An entry that refers to a cluster without refcount or to a table's
     /// cluster becomes read-only.
-    pub(crate) fn check(&self, entry: Entry) -> Entry {
+    pub(crate) fn check(&self, entry: L2Entry) -> L2Entry {
         let checked = checked(entry, &self.geometry);
         let Some(writer) = &self.writer else {
             return checked;
@@ -121,12 +121,11 @@ impl Image {
             // With compressed data, too: where it is replaced its clusters are freed.
             _ => self.clusters_of(checked),
         };
-        match clusters.all(|cluster| writer.owns(cluster)) {
-            true => checked,
-            false => {
-                self.complain("leads to a cluster that is not its own");
-                Entry::INVALID
-            }
+        if clusters.all(|cluster| writer.owns(cluster)) {
+            checked
+        } else {
+            self.complain("leads to a cluster that is not its own");
+            L2Entry::INVALID
         }
     }
 
@@ -142,10 +141,14 @@ impl Image {
     }
 
     /// Looks up the `slice`th slice of the image's L2 tables.
-    pub(crate) async fn look(&self, store: &impl Store, slice: u64) -> Result<Look, IoError> {
+    pub(crate) async fn look(
+        &self,
+        store: &impl Store,
+        slice: u64,
+    ) -> Result<TableLookup, IoError> {
         match &self.tables {
             Some(tables) => tables.look(store, slice, |entry| self.check(entry)).await,
-            None => Ok(Look::NoTable),
+            None => Ok(TableLookup::NoTable),
         }
     }
 }
@@ -185,7 +188,7 @@ pub(crate) struct Writer {
     changes: AtomicU64,
     /// Number of those changes that are durable.
     durable: AtomicU64,
-    limbo: Mutex<Limbo>,
+    removed_clusters: Mutex<RemovedClusters>,
     /// Number of clusters in the limbo's first list.
     waiting: AtomicU64,
     /// Whether a task is processing the limbo.
@@ -196,7 +199,7 @@ pub(crate) struct Writer {
 
 /// Freed clusters that cannot be reused yet.
 #[derive(Debug, Default)]
-struct Limbo {
+struct RemovedClusters {
     /// Freed clusters, each with the epoch from which on no request can access them.
     removed: Vec<(u64, Ranges)>,
     /// Clusters that read as zeroes now, and durably so after the next flush.
@@ -233,10 +236,7 @@ impl Writer {
         header: &Header,
     ) -> Self {
         let waiting = unknown.len();
-        let phase = match dirty {
-            true => Phase::Dirty,
-            false => Phase::Clean,
-        };
+        let phase = if dirty { Phase::Dirty } else { Phase::Clean };
         Self {
             clusters: RangeLocks::default(),
             structure: RangeLocks::default(),
@@ -250,7 +250,7 @@ impl Writer {
             unsound: AtomicBool::new(false),
             changes: AtomicU64::new(0),
             durable: AtomicU64::new(0),
-            limbo: Mutex::new(Limbo {
+            removed_clusters: Mutex::new(RemovedClusters {
                 removed: vec![(0, unknown)],
                 zeroed: Ranges::default(),
             }),
@@ -301,9 +301,9 @@ impl Writer {
     /// Makes all completed writes durable.
     pub(crate) async fn flush(&self, store: &impl Store) -> Result<(), IoError> {
         let changes = self.changes();
-        let zeroed = Zeroed {
+        let zeroed = ZeroedClusters {
             writer: self,
-            clusters: std::mem::take(&mut self.limbo().zeroed),
+            clusters: std::mem::take(&mut self.removed_clusters().zeroed),
         };
         store.flush().await?;
         self.durable.fetch_max(changes, Ordering::AcqRel);
@@ -311,8 +311,8 @@ impl Writer {
         Ok(())
     }
 
-    fn limbo(&self) -> MutexGuard<'_, Limbo> {
-        self.limbo.lock().unpoisoned()
+    fn removed_clusters(&self) -> MutexGuard<'_, RemovedClusters> {
+        self.removed_clusters.lock().unpoisoned()
     }
 
     fn dirty(&self) -> MutexGuard<'_, Dirty> {
@@ -340,7 +340,7 @@ impl Writer {
         })
         .await?;
         if writes {
-            let mut turn = Turn {
+            let mut turn = DirtyBitGuard {
                 writer: self,
                 end: Phase::Clean,
             };
@@ -370,7 +370,7 @@ impl Writer {
             }
             dirty.phase = Phase::Changing;
         }
-        let mut turn = Turn {
+        let mut turn = DirtyBitGuard {
             writer: self,
             end: Phase::Dirty,
         };
@@ -401,19 +401,19 @@ impl Writer {
         }
         let count = clusters.len();
         let epoch = self.epochs.advance();
-        self.limbo().removed.push((epoch, clusters));
+        self.removed_clusters().removed.push((epoch, clusters));
         self.waiting.fetch_add(count, Ordering::Relaxed);
     }
 
     /// Removes the clusters from the limbo that no outstanding request can access any more.
     fn take_ripe(&self) -> Ranges {
         let oldest = self.epochs.oldest();
-        let mut limbo = self.limbo();
+        let mut removed_clusters = self.removed_clusters();
         let mut ripe = Ranges::default();
-        limbo.removed.retain_mut(|(epoch, clusters)| {
+        removed_clusters.removed.retain_mut(|(epoch, clusters)| {
             while *epoch <= oldest
-                && ripe.len() < MOST_PUNCHED
-                && let Some(range) = clusters.take(MOST_PUNCHED)
+                && ripe.len() < MAX_PUNCHED_CLUSTERS
+                && let Some(range) = clusters.take(MAX_PUNCHED_CLUSTERS)
             {
                 ripe.insert(range);
             }
@@ -444,10 +444,10 @@ impl Image {
             let len = (range.end - range.start) << bits;
             // Clusters that cannot be zeroed stay unused until the image is opened the next time.
             store.change(op, range.start << bits, len).await?;
-            writer.limbo().zeroed.insert(range);
+            writer.removed_clusters().zeroed.insert(range);
         }
         // A guest that never flushes would have the file grow.
-        if writer.limbo().zeroed.len() >= MOST_PUNCHED {
+        if writer.removed_clusters().zeroed.len() >= MAX_PUNCHED_CLUSTERS {
             writer.flush(store).await?;
         }
         Ok(true)
@@ -485,7 +485,7 @@ impl Image {
         slice: u64,
     ) -> Result<Arc<Slice>, IoError> {
         loop {
-            if let Look::Slice(slice) = self.look(store, slice).await? {
+            if let TableLookup::Slice(slice) = self.look(store, slice).await? {
                 return Ok(slice);
             }
             self.add_table(writer, store, slice).await?;
@@ -539,14 +539,14 @@ impl Image {
         store: &impl Store,
         slice: &Slice,
         first: usize,
-        entries: &[Entry],
+        entries: &[L2Entry],
     ) -> Result<(), IoError> {
         let _shield = store.shield();
         let bytes: Vec<u8> = entries
             .iter()
             .flat_map(|entry| entry.0.to_be_bytes())
             .collect();
-        let before: Vec<Entry> = (first..first + entries.len())
+        let before: Vec<L2Entry> = (first..first + entries.len())
             .map(|at| slice.get(at))
             .collect();
         let mut setting = Setting {
@@ -570,7 +570,7 @@ impl Image {
     }
 
     /// Returns the clusters that an entry refers to.
-    fn clusters_of(&self, entry: Entry) -> Range<u64> {
+    fn clusters_of(&self, entry: L2Entry) -> Range<u64> {
         let bits = self.geometry.cluster_bits;
         match entry.mapping(&self.geometry) {
             Mapping::Data { host, .. } | Mapping::Zero { host: Some(host) } => {
@@ -682,12 +682,12 @@ impl Drop for Change<'_> {
 }
 
 /// Exclusive right to write the header's dirty bit.
-struct Turn<'a> {
+struct DirtyBitGuard<'a> {
     writer: &'a Writer,
     end: Phase,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for DirtyBitGuard<'_> {
     fn drop(&mut self) {
         let mut dirty = self.writer.dirty();
         dirty.phase = self.end;
@@ -719,7 +719,7 @@ struct Setting<'a> {
     writer: &'a Writer,
     slice: &'a Slice,
     first: usize,
-    entries: &'a [Entry],
+    entries: &'a [L2Entry],
     done: bool,
 }
 
@@ -730,7 +730,7 @@ impl Drop for Setting<'_> {
             match self.done {
                 true => self.slice.set(at, entry),
                 // Entries that do not change have the same bytes on the disk in any case.
-                false if self.slice.get(at) != entry => self.slice.set(at, Entry::INVALID),
+                false if self.slice.get(at) != entry => self.slice.set(at, L2Entry::INVALID),
                 false => {}
             }
         }
@@ -742,22 +742,22 @@ impl Drop for Setting<'_> {
 }
 
 /// Clusters that read as zeroes. They do so durably after the flush that this guard waits for.
-struct Zeroed<'a> {
+struct ZeroedClusters<'a> {
     writer: &'a Writer,
     clusters: Ranges,
 }
 
-impl Zeroed<'_> {
+impl ZeroedClusters<'_> {
     fn done(mut self) -> Ranges {
         std::mem::take(&mut self.clusters)
     }
 }
 
-impl Drop for Zeroed<'_> {
+impl Drop for ZeroedClusters<'_> {
     fn drop(&mut self) {
         let clusters = std::mem::take(&mut self.clusters);
         if clusters.len() > 0 {
-            self.writer.limbo().zeroed.extend(clusters);
+            self.writer.removed_clusters().zeroed.extend(clusters);
         }
     }
 }

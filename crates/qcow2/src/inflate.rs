@@ -13,7 +13,7 @@ use sync::Unpoisoned;
 use volume::{IoError, IoErrorKind};
 
 /// Maximum number of threads.
-const MOST_THREADS: usize = 4;
+const MAX_THREADS: usize = 4;
 /// Idle time after which a thread ends.
 const IDLE_LIMIT: Duration = Duration::from_secs(5);
 /// Stack size of a thread in bytes.
@@ -30,32 +30,32 @@ pub fn inflate(from: &[u8], len: usize) -> Option<Vec<u8>> {
     whole.then_some(to)
 }
 
-struct Work {
+struct InflateJob {
     from: Vec<u8>,
     len: usize,
-    done: Arc<Mutex<Done>>,
+    done: Arc<Mutex<InflateResult>>,
 }
 
 #[derive(Default)]
-struct Done {
+struct InflateResult {
     result: Option<Option<Vec<u8>>>,
     waker: Option<Waker>,
 }
 
 #[derive(Default)]
 struct State {
-    due: VecDeque<Work>,
+    due: VecDeque<InflateJob>,
     threads: usize,
     idle: usize,
 }
 
-struct Pool {
+struct InflatePool {
     state: Mutex<State>,
     due: Condvar,
 }
 
 /// The process's pool of threads.
-static POOL: Pool = Pool {
+static POOL: InflatePool = InflatePool {
     state: Mutex::new(State {
         due: VecDeque::new(),
         threads: 0,
@@ -64,16 +64,16 @@ static POOL: Pool = Pool {
     due: Condvar::new(),
 };
 
-impl Pool {
+impl InflatePool {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unpoisoned()
     }
 
     /// Passes work to a thread of the pool. Returns the work if no thread can be started.
-    fn start(&'static self, work: Work) -> Option<Work> {
+    fn start(&'static self, work: InflateJob) -> Option<InflateJob> {
         let mut state = self.lock();
         state.due.push_back(work);
-        if state.idle >= state.due.len() || state.threads >= MOST_THREADS {
+        if state.idle >= state.due.len() || state.threads >= MAX_THREADS {
             drop(state);
             self.due.notify_one();
             return None;
@@ -116,7 +116,7 @@ impl Pool {
     }
 }
 
-impl Work {
+impl InflateJob {
     fn carry_out(self) {
         let result = inflate(&self.from, self.len);
         let mut done = self.done.lock().unpoisoned();
@@ -133,8 +133,8 @@ pub(crate) async fn inflate_elsewhere(
     from: Vec<u8>,
     len: usize,
 ) -> Result<Vec<u8>, IoError> {
-    let done = Arc::<Mutex<Done>>::default();
-    let work = Work {
+    let done = Arc::<Mutex<InflateResult>>::default();
+    let work = InflateJob {
         from,
         len,
         done: done.clone(),
@@ -163,13 +163,13 @@ pub(crate) struct Inflated {
 }
 
 /// Maximum size in bytes of an image's cache.
-const KEPT: u64 = 4 << 20;
+const MAX_CACHED_BYTES: u64 = 4 << 20;
 
 impl Inflated {
     pub(crate) fn new(cluster_size: u64) -> Self {
         Self {
             clusters: Mutex::default(),
-            most: (KEPT / cluster_size).clamp(2, 64) as usize,
+            most: (MAX_CACHED_BYTES / cluster_size).clamp(2, 64) as usize,
         }
     }
 

@@ -5,8 +5,8 @@ use crate::volume::Qcow2Volume;
 use std::path::PathBuf;
 use std::sync::Arc;
 use volume::{
-    Direct, OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind, VolumeUrl, Whole,
-    parse_duration, parse_size, path_of_name,
+    BareVolume, Direct, OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind,
+    VolumeUrl, parse_duration, parse_size, path_of_name,
 };
 
 /// Images.
@@ -50,7 +50,7 @@ pub fn kind<X: 'static>() -> VolumeKind<X> {
     VolumeKind::new(QCOW2, open)
 }
 
-fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<X>, OpenError> {
+fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<BareVolume<X>, OpenError> {
     let path = path_of_name(url)?;
     let direct = |text: &str| match text {
         "auto" => Ok(Direct::Auto),
@@ -81,5 +81,5 @@ fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<X>, OpenE
     };
     let volume = Qcow2Volume::open(&path, &options);
     let volume = volume.map_err(|error| OpenError::Other(error.into()))?;
-    Ok(Whole::new(Arc::new(volume)))
+    Ok(BareVolume::new(Arc::new(volume)))
 }

@@ -4,7 +4,7 @@
 //! operations and waits for them, for other tasks, or for threads. The worker polls the tasks that
 //! have been woken in the rounds of their queue.
 
-use crate::store::{Access, Outcome, Part, Store};
+use crate::store::{Access, FileRole, IoOutcome, Store};
 use dma::SegmentList;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -31,7 +31,7 @@ enum Slot {
         /// Whether the future that waited for the operation was dropped.
         orphan: bool,
     },
-    Done(Outcome),
+    Done(IoOutcome),
 }
 
 /// State of a task that is shared with its operations.
@@ -169,9 +169,10 @@ impl Lanes {
         }
         self.busy.set(self.busy.get() - 1);
         let (waker, orphan) = (waker.take(), *orphan);
-        *slot = match orphan {
-            true => Slot::Free,
-            false => Slot::Done((result, data)),
+        *slot = if orphan {
+            Slot::Free
+        } else {
+            Slot::Done((result, data))
         };
         drop(slots);
         if orphan {
@@ -225,14 +226,14 @@ impl Lanes {
 
 /// Access to the files on a worker's ring, for tasks.
 #[derive(Clone)]
-pub(crate) struct Shared(pub(crate) Rc<Lanes>);
+pub(crate) struct TaskLanes(pub(crate) Rc<Lanes>);
 
-impl Store for Shared {
+impl Store for TaskLanes {
     type Shield = Shield;
 
-    fn start(&self, access: Access) -> impl Future<Output = Outcome> + 'static {
+    fn start(&self, access: Access) -> impl Future<Output = IoOutcome> + 'static {
         let lanes = &self.0;
-        let file = access.layer * 2 + usize::from(access.part == Part::Tables);
+        let file = access.layer * 2 + usize::from(access.part == FileRole::Tables);
         let task = lanes.current.borrow().clone();
         let number = lanes.free.borrow_mut().pop().unwrap_or_else(|| {
             let mut slots = lanes.slots.borrow_mut();
@@ -240,13 +241,14 @@ impl Store for Shared {
             slots.len() - 1
         });
         let cancelled = task.as_ref().is_some_and(|task| task.is_cancelled());
-        let slot = match cancelled {
-            true => Slot::Done((
+        let slot = if cancelled {
+            Slot::Done((
                 Err(IoErrorKind::Aborted.into()),
                 // Not started.
                 SegmentList::new(),
-            )),
-            false => Slot::Busy {
+            ))
+        } else {
+            Slot::Busy {
                 waker: None,
                 file,
                 op: access.op,
@@ -254,7 +256,7 @@ impl Store for Shared {
                 len: access.len,
                 task,
                 orphan: false,
-            },
+            }
         };
         if let Some(place) = lanes.slots.borrow_mut().get_mut(number) {
             *place = slot;
@@ -308,9 +310,9 @@ struct Operation {
 }
 
 impl Future for Operation {
-    type Output = Outcome;
+    type Output = IoOutcome;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<IoOutcome> {
         let aborted = || (Err(IoErrorKind::Aborted.into()), SegmentList::new());
         let Some(number) = self.number else {
             return Poll::Ready(aborted());
@@ -361,10 +363,10 @@ pub(crate) enum For {
     Nobody,
 }
 
-type Work = Pin<Box<dyn Future<Output = Result<(), IoError>>>>;
+type TaskFuture = Pin<Box<dyn Future<Output = Result<(), IoError>>>>;
 
 struct Task {
-    work: Work,
+    work: TaskFuture,
     whose: For,
     data: Option<Rc<SegmentList>>,
     state: Rc<TaskState>,
@@ -442,7 +444,7 @@ impl Tasks {
         whose: For,
         data: SegmentList,
         parity: usize,
-        make: impl FnOnce(Shared, Rc<SegmentList>) -> Work,
+        make: impl FnOnce(TaskLanes, Rc<SegmentList>) -> TaskFuture,
     ) -> Option<Completion> {
         let place = self.free.pop().unwrap_or_else(|| {
             self.places.push(None);
@@ -455,7 +457,7 @@ impl Tasks {
             place: (place as u32, self.generation),
         }));
         let task = Task {
-            work: make(Shared(self.lanes.clone()), data.clone()),
+            work: make(TaskLanes(self.lanes.clone()), data.clone()),
             whose,
             data: Some(data),
             state: Rc::default(),

@@ -4,13 +4,13 @@
 //! unchanged, under its own tag. This costs two more memory accesses than a raw file, and the
 //! completion bypasses this module. Every other request becomes a task.
 
-use crate::format::Entry;
+use crate::format::L2Entry;
 use crate::image::Image;
 use crate::lanes::{For, Lanes, Tasks};
 use crate::read::read;
 use crate::tables::{L1, Slice};
-use crate::write::Target;
-use crate::{epoch::Seen, image::Writer};
+use crate::write::WriteTarget;
+use crate::{epoch::OldestEpoch, image::Writer};
 use dma::{SegmentList, View};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -24,13 +24,13 @@ use volume::{
 /// Maximum number of polls of tasks in one round.
 const STEPS: usize = 64;
 /// Number of bytes of zeroes up to which a read completes immediately.
-const AT_ONCE: u64 = 128 << 10;
+const MAX_INLINE_ZEROES: u64 = 128 << 10;
 /// Interval between checks for reusable freed clusters while the queue is idle.
-const LIMBO: Duration = Duration::from_millis(20);
+const REMOVED_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Interval between checks for reusable freed clusters while tasks are active, in rounds.
-const LIMBO_ROUNDS: u32 = 256;
+const REMOVED_CHECK_ROUNDS: u32 = 256;
 /// Maximum number of slices that a queue caches for a layer.
-const MOST_AT_HAND: usize = 4096;
+const MAX_CACHED_SLICES: usize = 4096;
 
 /// Cache of slices in a queue, by slice number.
 struct AtHand {
@@ -58,7 +58,7 @@ enum Located {
 }
 
 /// Location of a whole range within a layer.
-enum Found {
+enum CachedLocation {
     Data(u64),
     Zero,
     Below,
@@ -81,7 +81,7 @@ pub(crate) struct ImageQueue {
     idle: Cell<bool>,
     rounds: u32,
     /// Epoch that this queue publishes; removed when nothing is outstanding any more.
-    seen: Option<Arc<Seen>>,
+    seen: Option<Arc<OldestEpoch>>,
 }
 
 impl ImageQueue {
@@ -160,9 +160,9 @@ impl ImageQueue {
         let layers = self.layers.iter_mut().zip(self.images.iter()).enumerate();
         for (number, (layer, image)) in layers {
             match layer.find(image, write, offset, len) {
-                Some(Found::Data(at)) => return Located::File(number, at),
-                Some(Found::Below) if !write => {}
-                Some(Found::Zero) if !write => return Located::Zero,
+                Some(CachedLocation::Data(at)) => return Located::File(number, at),
+                Some(CachedLocation::Below) if !write => {}
+                Some(CachedLocation::Zero) if !write => return Located::Zero,
                 _ => return Located::Task,
             }
         }
@@ -196,10 +196,11 @@ impl ImageQueue {
                     return file.start(tag, op, at, data);
                 }
             }
-            Located::Zero if len <= AT_ONCE => {
-                let result = match data.fill(0) == len {
-                    true => Ok(()),
-                    false => Err(IoErrorKind::Memory.into()),
+            Located::Zero if len <= MAX_INLINE_ZEROES => {
+                let result = if data.fill(0) == len {
+                    Ok(())
+                } else {
+                    Err(IoErrorKind::Memory.into())
                 };
                 return Some(Completion { tag, result, data });
             }
@@ -224,15 +225,15 @@ impl ImageQueue {
                     match op {
                         Op::Read => read(&images, &store, 0, offset, &data).await,
                         Op::Write { fua } => {
-                            let target = Target::new(&images, &store)?;
+                            let target = WriteTarget::new(&images, &store)?;
                             target.write(offset, &data, fua).await
                         }
                         Op::Flush => {
-                            let target = Target::new(&images, &store)?;
+                            let target = WriteTarget::new(&images, &store)?;
                             target.writer.flush(&store).await
                         }
                         op => {
-                            let target = Target::new(&images, &store)?;
+                            let target = WriteTarget::new(&images, &store)?;
                             target.zero(offset, len, op).await
                         }
                     }
@@ -286,7 +287,7 @@ impl ImageQueue {
     /// Starts a task that makes freed clusters reusable.
     fn reap(&mut self) {
         self.rounds = self.rounds.wrapping_add(1);
-        if !self.rounds.is_multiple_of(LIMBO_ROUNDS) && self.tasks.len() > 0 {
+        if !self.rounds.is_multiple_of(REMOVED_CHECK_ROUNDS) && self.tasks.len() > 0 {
             return;
         }
         let Some(writer) = self.writer() else {
@@ -302,7 +303,7 @@ impl ImageQueue {
             self.parity,
             move |store, _| {
                 Box::pin(async move {
-                    let target = Target::new(&images, &store)?;
+                    let target = WriteTarget::new(&images, &store)?;
                     let _turn = Reaping(target.writer);
                     while target.image.reap(&store).await? {
                         crate::wait::pause().await;
@@ -330,7 +331,7 @@ fn slices(image: &Image) -> usize {
     };
     let bytes = 1u64 << (tables.slice_bits() + image.geometry.cluster_bits);
     let all = usize::try_from(image.size().div_ceil(bytes)).unwrap_or(usize::MAX);
-    let most = (tables.most() / 4).clamp(1, MOST_AT_HAND);
+    let most = (tables.most() / 4).clamp(1, MAX_CACHED_SLICES);
     all.min(most).next_power_of_two()
 }
 
@@ -338,14 +339,20 @@ impl Layer {
     /// Returns the location of a whole range within the layer, if it lies in one piece and the
     /// cached tables suffice.
     #[inline]
-    fn find(&mut self, image: &Image, write: bool, offset: u64, len: u64) -> Option<Found> {
+    fn find(
+        &mut self,
+        image: &Image,
+        write: bool,
+        offset: u64,
+        len: u64,
+    ) -> Option<CachedLocation> {
         let size = image.size();
         let end = offset + len;
         if end > size {
-            return (offset >= size).then_some(Found::Zero);
+            return (offset >= size).then_some(CachedLocation::Zero);
         }
         let Some(at_hand) = &mut self.at_hand else {
-            return Some(Found::Data(offset));
+            return Some(CachedLocation::Data(offset));
         };
         let tables = image.tables.as_ref()?;
         let (bits, slice_bits) = (image.geometry.cluster_bits, tables.slice_bits());
@@ -358,7 +365,7 @@ impl Layer {
                 Some(slice) => slice,
                 None => {
                     let end_of_slice = (number + 1) << (slice_bits + bits);
-                    return (end <= end_of_slice).then_some(Found::Below);
+                    return (end <= end_of_slice).then_some(CachedLocation::Below);
                 }
             },
         };
@@ -370,7 +377,7 @@ impl Layer {
                 if len > first && !goes_on(slice, index, host, write, len - first, bits) {
                     return None;
                 }
-                Some(Found::Data(host + within))
+                Some(CachedLocation::Data(host + within))
             }
             None if write => None,
             // Entries without a host cluster: only unallocated and zero clusters are handled here.
@@ -378,8 +385,8 @@ impl Layer {
                 let last = index + ((within + len - 1) >> bits) as usize;
                 let mut all = index..=last;
                 let entry = match entry {
-                    Entry(0) => Found::Below,
-                    Entry(crate::format::ZERO) => Found::Zero,
+                    L2Entry(0) => CachedLocation::Below,
+                    L2Entry(crate::format::ZERO) => CachedLocation::Zero,
                     _ => return None,
                 };
                 all.all(|at| slice.get(at) == slice.get(index))
@@ -506,7 +513,7 @@ impl VolumeQueue for ImageQueue {
                 seen.idle();
             }
             if self.writer().is_some_and(Writer::has_limbo) {
-                wake = Wake::After(LIMBO);
+                wake = Wake::After(REMOVED_CHECK_INTERVAL);
             }
         }
         QueueState { in_flight, wake }
@@ -540,9 +547,10 @@ impl FastPath for ImageQueue {
                 Op::Write { .. } => !self.info.read_only,
                 _ => false,
             };
-        match is_fine {
-            true => self.transfer(tag, op, offset, data),
-            false => self.submit(Request::transfer(tag, op, offset, data)),
+        if is_fine {
+            self.transfer(tag, op, offset, data)
+        } else {
+            self.submit(Request::transfer(tag, op, offset, data))
         }
     }
 
@@ -576,7 +584,7 @@ impl FastPath for ImageQueue {
         self.begin();
         match self.locate(writes, offset, len) {
             Located::File(layer, at) => self.file(layer)?.try_now(op, at, data),
-            Located::Zero if len <= AT_ONCE => {
+            Located::Zero if len <= MAX_INLINE_ZEROES => {
                 data.fill(0);
                 Some(Ok(()))
             }

@@ -1,10 +1,10 @@
 //! Reads from a chain that take more than one operation on one file.
 
-use crate::format::{Entry, Mapping};
+use crate::format::{L2Entry, Mapping};
 use crate::image::Image;
 use crate::inflate::inflate_elsewhere;
-use crate::store::{Access, Outcome, Part, Store};
-use crate::tables::Look;
+use crate::store::{Access, FileRole, IoOutcome, Store};
+use crate::tables::TableLookup;
 use crate::wait::pause;
 use dma::SegmentList;
 use std::collections::VecDeque;
@@ -13,13 +13,13 @@ use std::sync::Arc;
 use volume::{IoError, IoErrorKind, Op};
 
 /// Maximum number of concurrent operations of one request.
-const MOST_STARTED: usize = 64;
+const MAX_STARTED: usize = 64;
 /// Number of parts of a request after which a task yields to the worker's other tasks.
 const PARTS: u32 = 64;
 
 /// Location of the beginning of a range within a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum RangeLocation {
     /// In the layer's file, at this offset.
     Data(u64),
     /// Reads as zeroes.
@@ -27,7 +27,7 @@ pub(crate) enum Place {
     /// Unallocated: in the layers below.
     Below,
     /// In a compressed cluster.
-    Compressed { entry: Entry, host: u64, len: u64 },
+    Compressed { entry: L2Entry, host: u64, len: u64 },
 }
 
 /// A remaining part of the range to read.
@@ -47,14 +47,14 @@ impl Image {
         store: &impl Store,
         offset: u64,
         len: u64,
-    ) -> Result<(Place, u64), IoError> {
+    ) -> Result<(RangeLocation, u64), IoError> {
         let size = self.size();
         if offset >= size {
-            return Ok((Place::Zero, len));
+            return Ok((RangeLocation::Zero, len));
         }
         let len = len.min(size - offset);
         let Some(tables) = &self.tables else {
-            return Ok((Place::Data(offset), len));
+            return Ok((RangeLocation::Data(offset), len));
         };
         let bits = self.geometry.cluster_bits;
         let cluster = offset >> bits;
@@ -62,23 +62,26 @@ impl Image {
         let number = cluster >> slice_bits;
         let first = (cluster & ((1 << slice_bits) - 1)) as usize;
         let slice = match self.look(store, number).await? {
-            Look::Slice(slice) => slice,
-            Look::NoTable => {
+            TableLookup::Slice(slice) => slice,
+            TableLookup::NoTable => {
                 let end = (number + 1) << (slice_bits + bits);
-                return Ok((Place::Below, len.min(end - offset)));
+                return Ok((RangeLocation::Below, len.min(end - offset)));
             }
         };
         let within = offset & (self.geometry.cluster_size() - 1);
         let begin = self.whereabouts(slice.get(first), within)?;
         let mut found = (self.geometry.cluster_size() - within).min(len);
         let mut next = first + 1;
-        while found < len && next < slice.len() && !matches!(begin, Place::Compressed { .. }) {
+        while found < len
+            && next < slice.len()
+            && !matches!(begin, RangeLocation::Compressed { .. })
+        {
             // An invalid entry is reported when the read reaches it.
             let Ok(place) = self.whereabouts(slice.get(next), 0) else {
                 break;
             };
             let goes_on = match (begin, place) {
-                (Place::Data(start), Place::Data(more)) => start + found == more,
+                (RangeLocation::Data(start), RangeLocation::Data(more)) => start + found == more,
                 (begin, place) => begin == place,
             };
             if !goes_on {
@@ -91,12 +94,12 @@ impl Image {
     }
 
     /// Returns the location of a byte within a cluster.
-    fn whereabouts(&self, entry: Entry, within: u64) -> Result<Place, IoError> {
+    fn whereabouts(&self, entry: L2Entry, within: u64) -> Result<RangeLocation, IoError> {
         Ok(match entry.mapping(&self.geometry) {
-            Mapping::Unallocated => Place::Below,
-            Mapping::Zero { .. } => Place::Zero,
-            Mapping::Data { host, .. } => Place::Data(host + within),
-            Mapping::Compressed { host, len } => Place::Compressed { entry, host, len },
+            Mapping::Unallocated => RangeLocation::Below,
+            Mapping::Zero { .. } => RangeLocation::Zero,
+            Mapping::Data { host, .. } => RangeLocation::Data(host + within),
+            Mapping::Compressed { host, len } => RangeLocation::Compressed { entry, host, len },
             Mapping::Invalid => return Err(IoErrorKind::MediaRead.into()),
         })
     }
@@ -105,7 +108,7 @@ impl Image {
     async fn decompress(
         &self,
         store: &impl Store,
-        entry: Entry,
+        entry: L2Entry,
         host: u64,
         len: u64,
     ) -> Result<Arc<Vec<u8>>, IoError> {
@@ -137,17 +140,17 @@ impl<T> IsKind for Result<T, IoError> {
 
 /// Started operations of a request.
 #[derive(Default)]
-pub(crate) struct Started(VecDeque<Pin<Box<dyn Future<Output = Outcome>>>>);
+pub(crate) struct StartedOperations(VecDeque<Pin<Box<dyn Future<Output = IoOutcome>>>>);
 
-impl Started {
+impl StartedOperations {
     /// Adds an operation.
-    pub(crate) fn push(&mut self, operation: impl Future<Output = Outcome> + 'static) {
+    pub(crate) fn push(&mut self, operation: impl Future<Output = IoOutcome> + 'static) {
         self.0.push_back(Box::pin(operation));
     }
 
     /// Waits until fewer operations than the maximum are outstanding.
     pub(crate) async fn below_most(&mut self) -> Result<(), IoError> {
-        while self.0.len() >= MOST_STARTED
+        while self.0.len() >= MAX_STARTED
             && let Some(operation) = self.0.pop_front()
         {
             operation.await.0?;
@@ -173,7 +176,7 @@ pub(crate) async fn read<S: Store>(
     offset: u64,
     data: &SegmentList,
 ) -> Result<(), IoError> {
-    let mut started = Started::default();
+    let mut started = StartedOperations::default();
     let result = read_parts(images, store, layer, offset, data, &mut started).await;
     // All started operations have ended before this function returns.
     let rest = started.all().await;
@@ -204,9 +207,9 @@ pub(crate) async fn reads_as_zeroes<S: Store>(
             left.push((layer, offset + found, len - found));
         }
         match place {
-            Place::Zero => {}
-            Place::Below => left.push((layer + 1, offset, found)),
-            Place::Data(_) | Place::Compressed { .. } => return Ok(false),
+            RangeLocation::Zero => {}
+            RangeLocation::Below => left.push((layer + 1, offset, found)),
+            RangeLocation::Data(_) | RangeLocation::Compressed { .. } => return Ok(false),
         }
     }
     Ok(true)
@@ -218,7 +221,7 @@ async fn read_parts<S: Store>(
     layer: usize,
     offset: u64,
     data: &SegmentList,
-    started: &mut Started,
+    started: &mut StartedOperations,
 ) -> Result<(), IoError> {
     let mut left = vec![Range {
         layer,
@@ -234,7 +237,7 @@ async fn read_parts<S: Store>(
         }
         let (place, len) = match images.get(range.layer) {
             Some(image) => image.find(store, range.offset, range.len).await?,
-            None => (Place::Zero, range.len),
+            None => (RangeLocation::Zero, range.len),
         };
         if len < range.len {
             left.push(Range {
@@ -248,28 +251,28 @@ async fn read_parts<S: Store>(
         let mut memory = SegmentList::new();
         let slice = |memory: &mut SegmentList| data.slice(range.to, len, memory);
         match place {
-            Place::Data(at) => {
+            RangeLocation::Data(at) => {
                 slice(&mut memory);
                 started.below_most().await?;
                 started.push(store.start(Access {
                     layer: range.layer,
-                    part: Part::Data,
+                    part: FileRole::Data,
                     op: Op::Read,
                     at,
                     len,
                     data: memory,
                 }));
             }
-            Place::Zero => {
+            RangeLocation::Zero => {
                 if slice(&mut memory) != len || memory.fill(0) != len {
                     return Err(IoErrorKind::Memory.into());
                 }
             }
-            Place::Below => left.push(Range {
+            RangeLocation::Below => left.push(Range {
                 layer: range.layer + 1,
                 ..range
             }),
-            Place::Compressed {
+            RangeLocation::Compressed {
                 entry,
                 host,
                 len: packed,

@@ -247,9 +247,10 @@ impl Refcounts {
         }
         let (index, number) = self.place(self.fresh);
         if !matches!(self.blocks.get(index), Some(Some(_))) {
-            return Err(match index < self.room {
-                true => NoRun::Block(index),
-                false => NoRun::Full,
+            return Err(if index < self.room {
+                NoRun::Block(index)
+            } else {
+                NoRun::Full
             });
         }
         let in_block = (1 << self.geometry.refcount_bits()) - number;

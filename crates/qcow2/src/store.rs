@@ -7,7 +7,7 @@ use volume::{IoError, Op};
 
 /// Opening of a file through which an operation is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum FileRole {
     /// For clusters, bypassing the page cache where possible.
     Data,
     /// For tables and unaligned accesses, through the page cache.
@@ -18,7 +18,7 @@ pub(crate) enum Part {
 #[derive(Debug)]
 pub(crate) struct Access {
     pub(crate) layer: usize,
-    pub(crate) part: Part,
+    pub(crate) part: FileRole,
     pub(crate) op: Op,
     pub(crate) at: u64,
     pub(crate) len: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Access {
 }
 
 /// Result of an operation, and the memory that it used.
-pub(crate) type Outcome = (Result<(), IoError>, SegmentList);
+pub(crate) type IoOutcome = (Result<(), IoError>, SegmentList);
 
 /// Access to the files of a chain.
 pub(crate) trait Store: Clone + 'static {
@@ -34,7 +34,7 @@ pub(crate) trait Store: Clone + 'static {
     type Shield;
 
     /// Starts an operation immediately; the returned future yields its result.
-    fn start(&self, access: Access) -> impl Future<Output = Outcome> + 'static;
+    fn start(&self, access: Access) -> impl Future<Output = IoOutcome> + 'static;
 
     /// Returns whether the request of the calling task was cancelled. The task then ends, unless it
     /// waits for an operation.
@@ -53,7 +53,7 @@ pub(crate) trait Store: Clone + 'static {
     ) -> impl Future<Output = Result<Buffer, IoError>> + 'static {
         let read = self.start(Access {
             layer,
-            part: Part::Tables,
+            part: FileRole::Tables,
             op: Op::Read,
             at,
             len: len as u64,
@@ -71,7 +71,7 @@ pub(crate) trait Store: Clone + 'static {
     fn write(&self, at: u64, bytes: &[u8]) -> impl Future<Output = Result<(), IoError>> + 'static {
         let write = self.start(Access {
             layer: 0,
-            part: Part::Tables,
+            part: FileRole::Tables,
             op: Op::Write { fua: false },
             at,
             len: bytes.len() as u64,
@@ -89,7 +89,7 @@ pub(crate) trait Store: Clone + 'static {
     ) -> impl Future<Output = Result<(), IoError>> + 'static {
         let change = self.start(Access {
             layer: 0,
-            part: Part::Data,
+            part: FileRole::Data,
             op,
             at,
             len,

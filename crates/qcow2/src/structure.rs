@@ -14,10 +14,10 @@ use std::sync::atomic::Ordering;
 use volume::{IoError, IoErrorKind};
 
 /// Maximum number of entries in a refcount table (`QCOW_MAX_REFTABLE_SIZE`).
-const LONGEST_REFTABLE: usize = (8 << 20) / 8;
+const MAX_REFTABLE_LEN: usize = (8 << 20) / 8;
 
 /// Table that receives the entries of new refcount blocks.
-enum Table {
+enum EntryTable {
     /// The current refcount table.
     Current,
     /// A new refcount table of this many bytes, placed into the allocated clusters.
@@ -36,7 +36,9 @@ impl Image {
         if writer.refcounts().blocks().any(|(known, _)| known == index) {
             return Ok(());
         }
-        self.place(writer, store, 0, Table::Current).await.map(drop)
+        self.place(writer, store, 0, EntryTable::Current)
+            .await
+            .map(drop)
     }
 
     /// Allocates adjacent clusters that were never used, with a refcount of one, and creates the
@@ -46,7 +48,7 @@ impl Image {
         writer: &Writer,
         store: &impl Store,
         count: u64,
-        table: Table,
+        table: EntryTable,
     ) -> Result<Range<u64>, IoError> {
         let _shield = store.shield();
         let placed = self.try_place(writer, store, count, table).await;
@@ -62,12 +64,12 @@ impl Image {
         writer: &Writer,
         store: &impl Store,
         count: u64,
-        table: Table,
+        table: EntryTable,
     ) -> Result<Range<u64>, IoError> {
         let bits = self.geometry.cluster_bits;
         let room = match table {
-            Table::Current => writer.refcounts().room(),
-            Table::New(bytes) => bytes / 8,
+            EntryTable::Current => writer.refcounts().room(),
+            EntryTable::New(bytes) => bytes / 8,
         };
         let (start, indices) = {
             let mut refcounts = writer.refcounts();
@@ -86,9 +88,10 @@ impl Image {
             new.enter(index, cluster << bits, vec![0; 1 << bits].into());
         }
         for cluster in all.clone() {
-            match new.counts(cluster) {
-                true => new.set(cluster, 1),
-                false => writer.refcounts().set(cluster, 1),
+            if new.counts(cluster) {
+                new.set(cluster, 1)
+            } else {
+                writer.refcounts().set(cluster, 1)
             }
         }
         let blocks: Vec<(usize, u64, Box<[u8]>)> = new
@@ -99,7 +102,7 @@ impl Image {
             store.write(*at, bytes).await?;
         }
         writer.settle(store, &all).await?;
-        if let Table::New(bytes) = table {
+        if let EntryTable::New(bytes) = table {
             let mut entries = vec![0u8; bytes];
             let (slots, _) = entries.as_chunks_mut::<8>();
             let known: Vec<(usize, u64)> = {
@@ -121,7 +124,7 @@ impl Image {
         }
         store.flush().await?;
         match table {
-            Table::Current => {
+            EntryTable::Current => {
                 let table = writer.reftable.load(Ordering::Acquire);
                 for (&index, at) in &places {
                     store
@@ -129,7 +132,7 @@ impl Image {
                         .await?;
                 }
             }
-            Table::New(_) => {
+            EntryTable::New(_) => {
                 let mut field = [0; 12];
                 let (place, number) = field.split_at_mut(8);
                 place.copy_from_slice(&(start << bits).to_be_bytes());
@@ -170,7 +173,7 @@ impl Image {
             (refcounts.room(), refcounts.next_block())
         };
         // The new table and its blocks need some, too; no table is longer than QEMU has it.
-        let needed = (needed.max(next) + 2).min(LONGEST_REFTABLE);
+        let needed = (needed.max(next) + 2).min(MAX_REFTABLE_LEN);
         if needed <= room {
             return Ok(());
         }
@@ -179,12 +182,13 @@ impl Image {
         let room = writer.refcounts().room();
         let mut own = geometry.clusters(needed as u64 * 8);
         let more = needed as u64 + (own >> geometry.refcount_bits()) + 1;
-        own = geometry.clusters(more.min(LONGEST_REFTABLE as u64) * 8);
+        own = geometry.clusters(more.min(MAX_REFTABLE_LEN as u64) * 8);
         let bytes = usize::try_from(own << geometry.cluster_bits);
         let bytes = bytes.map_err(|_| IoErrorKind::NoSpace)?;
         let old = writer.reftable.load(Ordering::Acquire) >> geometry.cluster_bits;
         let old = old..old + geometry.clusters(room as u64 * 8);
-        self.place(writer, store, own, Table::New(bytes)).await?;
+        self.place(writer, store, own, EntryTable::New(bytes))
+            .await?;
         writer.leave_own(old.clone());
         self.release(writer, store, vec![old]).await
     }
@@ -219,7 +223,8 @@ impl Image {
         let number = u32::try_from(entries).map_err(|_| IoErrorKind::NoSpace)?;
         let place = {
             let _turn = writer.structure.lock(store, 0..1).await?;
-            self.place(writer, store, clusters, Table::Current).await?
+            self.place(writer, store, clusters, EntryTable::Current)
+                .await?
         };
         let at = place.start << geometry.cluster_bits;
         let mut bytes: Vec<u8> = old.iter().flat_map(u64::to_be_bytes).collect();

@@ -6,7 +6,7 @@
 //! that a guest reads through it survives this process. The lock on the list of slices is taken
 //! only to find a slice that the caller has not cached, and never while waiting for a file.
 
-use crate::format::{Entry, Geometry, Mapping, table_entry};
+use crate::format::{Geometry, L2Entry, Mapping, table_entry};
 use crate::store::Store;
 use crate::wait::wait;
 use std::collections::HashMap;
@@ -81,9 +81,11 @@ pub(crate) struct Slice {
 impl Slice {
     /// Returns an entry; an invalid one for an index behind the end.
     #[inline(always)]
-    pub(crate) fn get(&self, index: usize) -> Entry {
+    pub(crate) fn get(&self, index: usize) -> L2Entry {
         let entry = self.entries.get(index);
-        entry.map_or(Entry::INVALID, |entry| Entry(entry.load(Ordering::Acquire)))
+        entry.map_or(L2Entry::INVALID, |entry| {
+            L2Entry(entry.load(Ordering::Acquire))
+        })
     }
 
     /// Returns the number of entries.
@@ -97,7 +99,7 @@ impl Slice {
     }
 
     /// Sets an entry in memory, after it was written to the disk.
-    pub(crate) fn set(&self, index: usize, entry: Entry) {
+    pub(crate) fn set(&self, index: usize, entry: L2Entry) {
         if let Some(place) = self.entries.get(index) {
             place.store(entry.0, Ordering::Release);
         }
@@ -106,7 +108,7 @@ impl Slice {
 
 /// Result of looking up a guest cluster in the cached tables.
 #[derive(Debug, Clone)]
-pub(crate) enum Look {
+pub(crate) enum TableLookup {
     Slice(Arc<Slice>),
     /// There is no L2 table, so none of the slice's clusters is allocated.
     NoTable,
@@ -200,22 +202,22 @@ impl Tables {
         &self,
         store: &impl Store,
         slice: u64,
-        check: impl Fn(Entry) -> Entry,
-    ) -> Result<Look, IoError> {
+        check: impl Fn(L2Entry) -> L2Entry,
+    ) -> Result<TableLookup, IoError> {
         loop {
             let table = self.l1().get(self.l1_index(slice));
             let Some((table, _)) = table_entry(table, &self.geometry) else {
                 return Err(IoErrorKind::MediaRead.into());
             };
             if table == 0 {
-                return Ok(Look::NoTable);
+                return Ok(TableLookup::NoTable);
             }
             let loads = {
                 let mut slices = self.slices.lock().unpoisoned();
                 match slices.get(&slice) {
                     Some(Slot::Ready(found)) => {
                         found.used.store(true, Ordering::Relaxed);
-                        return Ok(Look::Slice(found.clone()));
+                        return Ok(TableLookup::Slice(found.clone()));
                     }
                     Some(Slot::Loading(_)) => false,
                     None => {
@@ -231,7 +233,7 @@ impl Tables {
                     done: None,
                 };
                 let found = self.load(store, slice, table, loading, &check).await?;
-                return Ok(Look::Slice(found));
+                return Ok(TableLookup::Slice(found));
             }
             wait(store, |context| {
                 match self.slices.lock().unpoisoned().get_mut(&slice) {
@@ -252,12 +254,12 @@ impl Tables {
         slice: u64,
         table: u64,
         mut loading: Loading<'_>,
-        check: &impl Fn(Entry) -> Entry,
+        check: &impl Fn(L2Entry) -> L2Entry,
     ) -> Result<Arc<Slice>, IoError> {
         let in_table = slice & ((1 << (self.geometry.table_bits() - self.slice_bits)) - 1);
         let at = table + (in_table << (self.slice_bits + 3));
         let bytes = store.read(self.layer, at, 8 << self.slice_bits).await?;
-        let entries = numbers(&bytes).map(|entry| AtomicU64::new(check(Entry(entry)).0));
+        let entries = numbers(&bytes).map(|entry| AtomicU64::new(check(L2Entry(entry)).0));
         let found = Arc::new(Slice {
             at,
             entries: entries.collect(),
@@ -288,10 +290,10 @@ impl Tables {
     }
 }
 
-/// Returns the entry if its mapping is valid, otherwise [`Entry::INVALID`].
-pub(crate) fn checked(entry: Entry, geometry: &Geometry) -> Entry {
+/// Returns the entry if its mapping is valid, otherwise [`L2Entry::INVALID`].
+pub(crate) fn checked(entry: L2Entry, geometry: &Geometry) -> L2Entry {
     match entry.mapping(geometry) {
-        Mapping::Invalid => Entry::INVALID,
+        Mapping::Invalid => L2Entry::INVALID,
         _ => entry,
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 /// Builder of an empty image: header, refcount table, its block, and L1 table, each in clusters of
 /// its own.
-pub struct Make<'a> {
+pub struct EmptyImage<'a> {
     pub size: u64,
     pub cluster_bits: u32,
     pub refcount_order: u32,
@@ -13,7 +13,7 @@ pub struct Make<'a> {
     pub backing: Option<(&'a str, &'a str)>,
 }
 
-impl Default for Make<'_> {
+impl Default for EmptyImage<'_> {
     fn default() -> Self {
         Self {
             size: 8 << 20,
@@ -24,7 +24,7 @@ impl Default for Make<'_> {
     }
 }
 
-impl Make<'_> {
+impl EmptyImage<'_> {
     /// Writes the image to a file.
     pub fn image(&self, path: &Path) {
         fs::write(path, self.bytes()).unwrap();
@@ -67,7 +67,7 @@ impl Make<'_> {
 
 /// Result of a naive read of an image: references and refcount of each cluster, and the contents of
 /// the disk.
-pub struct Seen {
+pub struct ImageSummary {
     pub leaked: usize,
     pub wrong: Vec<String>,
     pub dirty: bool,
@@ -82,7 +82,7 @@ fn be(bytes: &[u8], at: usize, len: usize) -> u64 {
 }
 
 /// Reads an image without compressed clusters, on top of the contents of its backing file.
-pub fn see(image: &[u8], below: &[u8]) -> Seen {
+pub fn see(image: &[u8], below: &[u8]) -> ImageSummary {
     let bits = be(image, 20, 4) as u32;
     let cluster = 1usize << bits;
     let width = 1usize << (be(image, 96, 4) - 3);
@@ -159,7 +159,7 @@ pub fn see(image: &[u8], below: &[u8]) -> Seen {
             std::cmp::Ordering::Equal => {}
         }
     }
-    Seen {
+    ImageSummary {
         leaked,
         wrong,
         dirty: be(image, 72, 8) & 1 != 0,

@@ -15,7 +15,7 @@ use volume::{Extent, Info, Io, IoError, IoErrorKind, Kind, OpenQueue, Volume, Vo
 
 /// Number of size checks, one second apart, for which an image is at rest until its dirty bit is
 /// cleared.
-const REST: u32 = 10;
+const IDLE_CHECKS: u32 = 10;
 /// Time limit, at the end of a volume, for clearing the header's dirty bit.
 const END_LIMIT: Duration = Duration::from_secs(4);
 
@@ -137,18 +137,20 @@ fn describe(images: &[Image], read_only: bool) -> String {
         0 => format!("{size} bytes"),
         kib => format!("{kib} KiB"),
     };
-    let how = match image.data.is_direct() {
-        true => "direct I/O",
-        false => "buffered I/O",
+    let how = if image.data.is_direct() {
+        "direct I/O"
+    } else {
+        "buffered I/O"
     };
     let only = if read_only { ", read-only" } else { "" };
     let behind: Vec<String> = below
         .iter()
         .map(|image| image.path.display().to_string())
         .collect();
-    let behind = match behind.is_empty() {
-        true => String::new(),
-        false => format!(", on {}", behind.join(", on ")),
+    let behind = if behind.is_empty() {
+        String::new()
+    } else {
+        format!(", on {}", behind.join(", on "))
     };
     format!(
         "qcow2 image {}, clusters of {clusters}, {how}{only}{behind}",
@@ -213,12 +215,13 @@ impl Volume for Qcow2Volume {
     fn read_at(&self, offset: u64, buffer: &mut Buffer) -> Option<Result<(), IoError>> {
         let data = SegmentList::owned(Buffer::new(buffer.len()));
         let result = block_on(read(&self.images, &self.files, 0, offset, &data));
-        Some(
-            result.and_then(|()| match data.copy_to(0, buffer) == buffer.len() {
-                true => Ok(()),
-                false => Err(IoErrorKind::Memory.into()),
-            }),
-        )
+        Some(result.and_then(|()| {
+            if data.copy_to(0, buffer) == buffer.len() {
+                Ok(())
+            } else {
+                Err(IoErrorKind::Memory.into())
+            }
+        }))
     }
 
     /// Refreshes the size without waiting, and clears the dirty bit of an image that is at rest.
@@ -227,14 +230,13 @@ impl Volume for Qcow2Volume {
         if let Some((_, Some(writer))) = self.image() {
             let changes = writer.changes();
             let quiet = self.changes.swap(changes, Ordering::Relaxed) == changes;
-            let rest = match quiet && writer.is_at_rest() {
-                true => self.rest.fetch_add(1, Ordering::Relaxed) + 1,
-                false => {
-                    self.rest.store(0, Ordering::Relaxed);
-                    0
-                }
+            let rest = if quiet && writer.is_at_rest() {
+                self.rest.fetch_add(1, Ordering::Relaxed) + 1
+            } else {
+                self.rest.store(0, Ordering::Relaxed);
+                0
             };
-            if rest >= REST {
+            if rest >= IDLE_CHECKS {
                 self.rest.store(0, Ordering::Relaxed);
                 let ended = block_on(writer.end(&self.files));
                 ended.map_err(|error| self.failed("its header cannot be written", error))?;

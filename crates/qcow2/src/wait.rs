@@ -27,9 +27,10 @@ pub(crate) async fn wait<T>(
 /// Yields to the other tasks of the worker once.
 pub(crate) async fn pause() {
     let mut paused = false;
-    poll_fn(|context| match std::mem::replace(&mut paused, true) {
-        true => Poll::Ready(()),
-        false => {
+    poll_fn(|context| {
+        if std::mem::replace(&mut paused, true) {
+            Poll::Ready(())
+        } else {
             context.waker().wake_by_ref();
             Poll::Pending
         }
@@ -68,10 +69,10 @@ pub(crate) async fn both<A, B>(
 
 /// Locks on ranges of numbers.
 #[derive(Debug, Default)]
-pub(crate) struct RangeLocks(Mutex<Held>);
+pub(crate) struct RangeLocks(Mutex<LockedRanges>);
 
 #[derive(Debug, Default)]
-struct Held {
+struct LockedRanges {
     ranges: Vec<Range<u64>>,
     waiters: Vec<Waker>,
 }

@@ -1,11 +1,11 @@
 //! Writes to an image that take more than one operation on its file, because clusters are
 //! allocated, zeroed or freed. [`Writer`] defines the order of the operations.
 
-use crate::format::{Entry, Mapping};
+use crate::format::{L2Entry, Mapping};
 use crate::image::{Allocated, Image, Writer};
-use crate::read::{self, Started};
+use crate::read::{self, StartedOperations};
 use crate::store::{self, Access, Store};
-use crate::tables::{Look, Slice};
+use crate::tables::{Slice, TableLookup};
 use crate::wait::{both, pause};
 use dma::{Buffer, SegmentList};
 use std::ops::Range;
@@ -14,7 +14,7 @@ use volume::{IoError, IoErrorKind, Op};
 const WRITE: Op = Op::Write { fua: false };
 
 /// The image that is written, with the chain behind it.
-pub(crate) struct Target<'a, S> {
+pub(crate) struct WriteTarget<'a, S> {
     pub(crate) images: &'a [Image],
     pub(crate) image: &'a Image,
     pub(crate) writer: &'a Writer,
@@ -48,7 +48,7 @@ struct Span {
     from: u64,
 }
 
-impl<'a, S: Store> Target<'a, S> {
+impl<'a, S: Store> WriteTarget<'a, S> {
     /// Creates a target for the first image of a chain, if it may be written.
     pub(crate) fn new(images: &'a [Image], store: &'a S) -> Result<Self, IoError> {
         let image = images.first().ok_or(IoErrorKind::Gone)?;
@@ -116,18 +116,19 @@ impl<'a, S: Store> Target<'a, S> {
                 pause().await;
             }
         }
-        match fua {
-            true => self.writer.flush(self.store).await,
-            false => Ok(()),
+        if fua {
+            self.writer.flush(self.store).await
+        } else {
+            Ok(())
         }
     }
 
     async fn write_span(&self, span: Span, data: &SegmentList) -> Result<(), IoError> {
         let number = span.offset / self.slice_bytes();
-        if let Look::Slice(slice) = self.image.look(self.store, number).await?
+        if let TableLookup::Slice(slice) = self.image.look(self.store, number).await?
             && let Some(moves) = self.in_place(&slice, span)
         {
-            let mut started = Started::default();
+            let mut started = StartedOperations::default();
             self.start(&mut started, moves, data);
             return started.all().await;
         }
@@ -185,7 +186,7 @@ impl<'a, S: Store> Target<'a, S> {
     }
 
     /// Splits a span at cluster boundaries.
-    fn pieces(&self, span: Span) -> impl Iterator<Item = Piece> + use<S> {
+    fn pieces(&self, span: Span) -> impl Iterator<Item = ClusterPiece> + use<S> {
         let (size, first) = (self.cluster_size(), self.index(span.offset));
         let start = span.offset & !(size - 1);
         let clusters = self.clusters(span.offset, span.len);
@@ -193,7 +194,7 @@ impl<'a, S: Store> Target<'a, S> {
             let cluster = start + n * size;
             let begin = span.offset.max(cluster);
             let end = (span.offset + span.len).min(cluster + size);
-            Piece {
+            ClusterPiece {
                 index: first + n as usize,
                 cluster,
                 within: begin - cluster,
@@ -208,9 +209,9 @@ impl<'a, S: Store> Target<'a, S> {
     where
         'a: 'p,
     {
-        let pieces: Vec<Piece> = self.pieces(span).collect();
-        let mapping = |piece: &Piece| slice.get(piece.index).mapping(&self.image.geometry);
-        let is_new = |piece: &Piece| {
+        let pieces: Vec<ClusterPiece> = self.pieces(span).collect();
+        let mapping = |piece: &ClusterPiece| slice.get(piece.index).mapping(&self.image.geometry);
+        let is_new = |piece: &ClusterPiece| {
             use Mapping::{Compressed, Unallocated, Zero};
             matches!(
                 mapping(piece),
@@ -223,8 +224,8 @@ impl<'a, S: Store> Target<'a, S> {
         for (at, &piece) in pieces.iter().enumerate() {
             let (host, zeroed) = match mapping(&piece) {
                 Mapping::Data { host, copied: true } => {
-                    plan.entries.push(Entry::data(host));
-                    plan.parts.push(Part {
+                    plan.entries.push(L2Entry::data(host));
+                    plan.parts.push(ClusterWrite {
                         piece,
                         host,
                         zeroed: false,
@@ -250,7 +251,7 @@ impl<'a, S: Store> Target<'a, S> {
                     (cluster << self.bits(), zeroed)
                 }
             };
-            plan.entries.push(Entry::data(host));
+            plan.entries.push(L2Entry::data(host));
             let reads_zeroes = match mapping(&piece) {
                 Mapping::Zero { .. } => true,
                 Mapping::Unallocated if self.is_backed(piece.cluster) => {
@@ -265,7 +266,7 @@ impl<'a, S: Store> Target<'a, S> {
             let is_whole = piece.within == 0 && piece.len == self.cluster_size();
             let is_plain = is_whole || (reads_zeroes && zeroed);
             plan.barrier |= is_whole && !(reads_zeroes && zeroed);
-            plan.parts.push(Part {
+            plan.parts.push(ClusterWrite {
                 piece,
                 host,
                 zeroed,
@@ -277,8 +278,8 @@ impl<'a, S: Store> Target<'a, S> {
 
     /// Writes the parts of a request to their clusters. Returns whether these must be durable
     /// before any entry refers to them.
-    async fn carry_out(&self, parts: &[Part], data: &SegmentList) -> Result<bool, IoError> {
-        let mut started = Started::default();
+    async fn carry_out(&self, parts: &[ClusterWrite], data: &SegmentList) -> Result<bool, IoError> {
+        let mut started = StartedOperations::default();
         let result = self.start_parts(parts, data, &mut started).await;
         // All writes to the clusters have ended before the clusters are freed.
         let rest = started.all().await;
@@ -287,9 +288,9 @@ impl<'a, S: Store> Target<'a, S> {
 
     async fn start_parts(
         &self,
-        parts: &[Part],
+        parts: &[ClusterWrite],
         data: &SegmentList,
-        started: &mut Started,
+        started: &mut StartedOperations,
     ) -> Result<bool, IoError> {
         let mut moves = Vec::new();
         let mut barrier = false;
@@ -315,7 +316,7 @@ impl<'a, S: Store> Target<'a, S> {
             started.below_most().await?;
             started.push(self.store.start(Access {
                 layer: 0,
-                part: store::Part::Data,
+                part: store::FileRole::Data,
                 op: WRITE,
                 at: part.host,
                 len: self.cluster_size(),
@@ -327,7 +328,11 @@ impl<'a, S: Store> Target<'a, S> {
     }
 
     /// Reads the content of a cluster before the request, to be merged with a piece.
-    async fn content(&self, piece: &Piece, reads_zeroes: bool) -> Result<SegmentList, IoError> {
+    async fn content(
+        &self,
+        piece: &ClusterPiece,
+        reads_zeroes: bool,
+    ) -> Result<SegmentList, IoError> {
         let size = self.cluster_size();
         let content = SegmentList::owned(Buffer::new(size as usize));
         if !reads_zeroes {
@@ -340,13 +345,13 @@ impl<'a, S: Store> Target<'a, S> {
         Ok(content)
     }
 
-    fn start(&self, started: &mut Started, moves: Vec<Move>, data: &SegmentList) {
+    fn start(&self, started: &mut StartedOperations, moves: Vec<Move>, data: &SegmentList) {
         for Move { at, from, len } in moves {
             let mut memory = SegmentList::new();
             data.slice(from, len, &mut memory);
             started.push(self.store.start(Access {
                 layer: 0,
-                part: store::Part::Data,
+                part: store::FileRole::Data,
                 op: WRITE,
                 at,
                 len,
@@ -382,7 +387,7 @@ impl<'a, S: Store> Target<'a, S> {
     async fn zero_span(&self, span: Span, left: u64, op: Op) -> Result<u64, IoError> {
         let number = span.offset / self.slice_bytes();
         let looked = self.image.look(self.store, number).await?;
-        if matches!(looked, Look::NoTable) && !self.is_backed(span.offset) {
+        if matches!(looked, TableLookup::NoTable) && !self.is_backed(span.offset) {
             // The whole range that the L2 table would map.
             let table = self.cluster_size() << self.image.geometry.table_bits();
             return Ok(left.min(table - (span.offset & (table - 1))));
@@ -410,10 +415,10 @@ impl<'a, S: Store> Target<'a, S> {
     }
 
     /// Zeroes a part of a cluster.
-    async fn zero_piece(&self, number: u64, piece: &Piece, op: Op) -> Result<(), IoError> {
+    async fn zero_piece(&self, number: u64, piece: &ClusterPiece, op: Op) -> Result<(), IoError> {
         let mapping = match self.image.look(self.store, number).await? {
-            Look::Slice(slice) => slice.get(piece.index).mapping(&self.image.geometry),
-            Look::NoTable => Mapping::Unallocated,
+            TableLookup::Slice(slice) => slice.get(piece.index).mapping(&self.image.geometry),
+            TableLookup::NoTable => Mapping::Unallocated,
         };
         let discards = op == Op::Deallocate;
         match mapping {
@@ -459,8 +464,8 @@ impl<'a, S: Store> Target<'a, S> {
             }
         );
         let slice = match self.image.look(self.store, number).await? {
-            Look::Slice(slice) => slice,
-            Look::NoTable => {
+            TableLookup::Slice(slice) => slice,
+            TableLookup::NoTable => {
                 let _change = self.writer.begin(self.store).await?;
                 self.image
                     .slice_to_write(self.writer, self.store, number)
@@ -471,9 +476,10 @@ impl<'a, S: Store> Target<'a, S> {
         for piece in self.pieces(span) {
             let entry = slice.get(piece.index);
             // An unallocated entry would expose the data of the backing file again.
-            let nothing = match self.is_backed(piece.cluster) {
-                true => Entry::zero(),
-                false => Entry(0),
+            let nothing = if self.is_backed(piece.cluster) {
+                L2Entry::zero()
+            } else {
+                L2Entry(0)
             };
             entries.push(match entry.mapping(&self.image.geometry) {
                 Mapping::Invalid => return Err(IoErrorKind::MediaWrite.into()),
@@ -529,7 +535,7 @@ async fn settle(allocated: &[Allocated<'_>], store: &impl Store) -> Result<(), I
 
 /// Part of a request within one cluster.
 #[derive(Clone, Copy)]
-struct Piece {
+struct ClusterPiece {
     /// Index of the cluster in the slice.
     index: usize,
     /// Offset of the cluster on the disk.
@@ -541,7 +547,7 @@ struct Piece {
     from: u64,
 }
 
-impl Piece {
+impl ClusterPiece {
     /// Returns the move of this piece into the host cluster at offset `host`.
     fn to(&self, host: u64) -> Move {
         Move {
@@ -553,8 +559,8 @@ impl Piece {
 }
 
 /// A piece of a request, and its destination cluster.
-struct Part {
-    piece: Piece,
+struct ClusterWrite {
+    piece: ClusterPiece,
     /// Offset of the host cluster.
     host: u64,
     /// Whether the cluster reads as zeroes durably.
@@ -574,8 +580,8 @@ struct Merge {
 struct Plan<'a> {
     allocated: Vec<Allocated<'a>>,
     /// New values of the slice's entries.
-    entries: Vec<Entry>,
-    parts: Vec<Part>,
+    entries: Vec<L2Entry>,
+    parts: Vec<ClusterWrite>,
     /// Whether the clusters must be durable before any entry refers to them.
     ///
     /// After a loss of power the guest finds old or new data. Zeroes, where written data has not

@@ -4,8 +4,8 @@
 use crate::error::RbdError;
 use crate::ffi::{Image, STACK, drop_last};
 use crate::owner::METADATUM;
-use crate::settings::Told;
-use crate::volume::{LockMode, Shared};
+use crate::settings::SettingsText;
+use crate::volume::{LockMode, SharedVolume};
 use dma::Buffer;
 use std::io;
 use std::sync::mpsc;
@@ -13,9 +13,9 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// Time limit for one attempt to reach the monitors.
-const ATTEMPT: Duration = Duration::from_secs(20);
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Pauses between attempts.
-const PAUSES: [Duration; 4] = [
+const RETRY_INTERVALS: [Duration; 4] = [
     Duration::from_millis(100),
     Duration::from_millis(500),
     Duration::from_secs(1),
@@ -30,7 +30,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(60);
 const EXCLUSIVE_LOCK: u64 = 1 << 2;
 
 /// Result of opening an image briefly.
-pub(crate) struct Found {
+pub(crate) struct ImageProbe {
     pub(crate) size: u64,
     /// The image's ID, if the cluster tells it.
     pub(crate) id: Option<String>,
@@ -47,7 +47,7 @@ fn is_final(error: &io::Error) -> bool {
 /// Opens an image for a moment, on a thread of its own; nothing when that takes longer than
 /// `limit`. Nothing of the library runs any more afterwards.
 pub(crate) fn look<T: Send + 'static>(
-    shared: &Arc<Shared>,
+    shared: &Arc<SharedVolume>,
     limit: Duration,
     see: impl FnOnce(&Arc<Image>) -> io::Result<T> + Send + 'static,
 ) -> Result<Option<T>, RbdError> {
@@ -82,11 +82,11 @@ pub(crate) fn look<T: Send + 'static>(
 }
 
 /// Reads the properties of an image before it is served.
-pub(crate) fn find(shared: &Arc<Shared>) -> Result<Option<Found>, RbdError> {
+pub(crate) fn find(shared: &Arc<SharedVolume>) -> Result<Option<ImageProbe>, RbdError> {
     let me = shared.me.clone();
     look(shared, shared.options.wait, move |image| {
         let record = image.metadatum(METADATUM).ok();
-        Ok(Found {
+        Ok(ImageProbe {
             size: image.size()?,
             id: image.id().ok(),
             dead: record.and_then(|record| me.dead(&record)),
@@ -95,10 +95,10 @@ pub(crate) fn find(shared: &Arc<Shared>) -> Result<Option<Found>, RbdError> {
 }
 
 /// Reads a part of an image, and waits for it.
-pub(crate) fn read(shared: &Arc<Shared>, offset: u64, len: usize) -> Option<Buffer> {
+pub(crate) fn read(shared: &Arc<SharedVolume>, offset: u64, len: usize) -> Option<Buffer> {
     let read = look(shared, shared.options.wait, move |image| {
         let (told, tell) = mpsc::channel();
-        let work = crate::ffi::Work::Read(Buffer::new(len));
+        let work = crate::ffi::ImageOperation::Read(Buffer::new(len));
         let done = Box::new(move |answer: isize, buffer: Option<Buffer>| {
             let _ = told.send((answer, buffer));
         });
@@ -111,17 +111,21 @@ pub(crate) fn read(shared: &Arc<Shared>, offset: u64, len: usize) -> Option<Buff
     read.ok().flatten()
 }
 
-fn open(shared: &Shared, limit: Duration, brief: bool) -> Result<Image, (&'static str, io::Error)> {
+fn open(
+    shared: &SharedVolume,
+    limit: Duration,
+    brief: bool,
+) -> Result<Image, (&'static str, io::Error)> {
     let cluster = shared.told.connect(limit, brief);
     let cluster = cluster.map_err(|error| ("the cluster does not answer", error))?;
     if !brief {
-        shared.set_copies(Told::copies(&cluster));
+        shared.set_copies(SettingsText::copies(&cluster));
     }
     Image::open(cluster, &shared.name, brief || shared.options.read_only)
 }
 
 /// Starts the thread that connects for good.
-pub(crate) fn start(shared: &Arc<Shared>) -> io::Result<()> {
+pub(crate) fn start(shared: &Arc<SharedVolume>) -> io::Result<()> {
     let weak = Arc::downgrade(shared);
     let builder = std::thread::Builder::new()
         .name("rbd".into())
@@ -130,9 +134,9 @@ pub(crate) fn start(shared: &Arc<Shared>) -> io::Result<()> {
 }
 
 /// Rate limit of a repeated log message.
-struct Said(Option<Instant>);
+struct RepeatedLog(Option<Instant>);
 
-impl Said {
+impl RepeatedLog {
     fn is_due(&mut self) -> bool {
         let due = self.0.is_none_or(|at| at.elapsed() >= LOG_INTERVAL);
         if due {
@@ -142,10 +146,10 @@ impl Said {
     }
 }
 
-fn run(weak: &Weak<Shared>) {
+fn run(weak: &Weak<SharedVolume>) {
     sync::leave_cpu();
     let began = Instant::now();
-    let (mut attempts, mut said) = (0usize, Said(None));
+    let (mut attempts, mut said) = (0usize, RepeatedLog(None));
     loop {
         let Some(shared) = weak.upgrade() else {
             return;
@@ -170,16 +174,16 @@ fn run(weak: &Weak<Shared>) {
             }
         }
         drop(shared);
-        let pause = PAUSES.get(attempts).or(PAUSES.last());
-        std::thread::sleep(pause.copied().unwrap_or(ATTEMPT));
+        let pause = RETRY_INTERVALS.get(attempts).or(RETRY_INTERVALS.last());
+        std::thread::sleep(pause.copied().unwrap_or(ATTEMPT_TIMEOUT));
         attempts = attempts.saturating_add(1);
     }
 }
 
 type Attempt = Result<Option<Arc<Image>>, (&'static str, io::Error)>;
 
-fn connect(shared: &Arc<Shared>, weak: &Weak<Shared>) -> Attempt {
-    let mut image = open(shared, ATTEMPT, false)?;
+fn connect(shared: &Arc<SharedVolume>, weak: &Weak<SharedVolume>) -> Attempt {
+    let mut image = open(shared, ATTEMPT_TIMEOUT, false)?;
     let mine = weak.clone();
     let watched = image.watch(move || {
         if let Some(shared) = mine.upgrade() {
@@ -189,9 +193,12 @@ fn connect(shared: &Arc<Shared>, weak: &Weak<Shared>) -> Attempt {
     watched.map_err(|error| ("its header cannot be watched", error))?;
     let image = Arc::new(image);
     let locked = lock(shared, &image, weak);
-    let size = locked.and_then(|locked| match locked {
-        true => image.size().map(Some).map_err(|error| ("its size", error)),
-        false => Ok(None),
+    let size = locked.and_then(|locked| {
+        if locked {
+            image.size().map(Some).map_err(|error| ("its size", error))
+        } else {
+            Ok(None)
+        }
     });
     match size {
         Ok(Some(size)) => {
@@ -211,9 +218,9 @@ fn connect(shared: &Arc<Shared>, weak: &Weak<Shared>) -> Attempt {
 
 /// Takes the image's exclusive lock. `false`: the volume was closed meanwhile.
 fn lock(
-    shared: &Shared,
+    shared: &SharedVolume,
     image: &Image,
-    weak: &Weak<Shared>,
+    weak: &Weak<SharedVolume>,
 ) -> Result<bool, (&'static str, io::Error)> {
     if shared.options.read_only || shared.options.lock == LockMode::Off {
         return Ok(true);
@@ -227,7 +234,7 @@ fn lock(
         );
         return Ok(true);
     }
-    let mut said = Said(None);
+    let mut said = RepeatedLog(None);
     loop {
         if image.has_lock().map_err(|error| ("its lock", error))? {
             break;

@@ -46,9 +46,9 @@ impl Process {
 
 /// Identity of this process, read while `/proc` is accessible.
 #[derive(Debug, Clone)]
-pub(crate) struct Myself(Option<Process>);
+pub(crate) struct ProcessIdentity(Option<Process>);
 
-impl Myself {
+impl ProcessIdentity {
     pub(crate) fn new() -> Self {
         Self(Process::of(std::process::id()))
     }
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn only_the_dead_of_this_machine_are_known_to_be_dead() {
-        let me = Myself::new();
+        let me = ProcessIdentity::new();
         let record = me.record("client.7").unwrap();
         assert_eq!(me.dead(&record), None, "it is alive");
         let words: Vec<&str> = record.split(' ').collect();

@@ -1,20 +1,20 @@
 //! Queue of one worker to an image.
 
-use crate::ffi::Work;
-use crate::volume::Shared;
+use crate::ffi::ImageOperation;
+use crate::volume::SharedVolume;
 use dma::{Buffer, SegmentList};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use volume::{
-    Completion, Ending, Inbox, Info, Io, IoError, IoErrorKind, Op, QueueState, Request, SleepHint,
-    VolumeQueue, Wake,
+    Completion, DrainWatch, Inbox, Info, Io, IoError, IoErrorKind, Op, QueueState, Request,
+    SleepHint, VolumeQueue, Wake,
 };
 
 /// Maximum number of parts of requests that the library executes for a queue.
-const MOST: usize = 512;
+const MAX_REQUESTS: usize = 512;
 /// Maximum number of bytes of those parts.
-const MOST_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 /// Maximum length in bytes of a part that transfers data.
 const PIECE: u64 = 1 << 20;
 /// Maximum length in bytes of a part without data: a few hundred objects.
@@ -24,16 +24,16 @@ const ROUND: u64 = 1 << 20;
 
 /// Event from a thread of the library.
 #[derive(Debug)]
-pub(crate) enum Done {
+pub(crate) enum LibraryEvent {
     /// The image was connected.
     Connected,
     /// A part of a request has completed, with the library's result and the buffer of a read.
-    Part(Part, isize, Option<Buffer>),
+    Part(Subrequest, isize, Option<Buffer>),
 }
 
 /// A part of a request that the library executes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Part {
+pub(crate) struct Subrequest {
     place: usize,
     generation: u64,
     /// Offset in the request's memory.
@@ -46,7 +46,7 @@ pub(crate) struct Part {
 }
 
 /// A request and the state of its parts.
-struct Parent {
+struct SplitRequest {
     request: Request,
     generation: u64,
     /// Number of bytes whose parts were submitted to the library.
@@ -58,30 +58,30 @@ struct Parent {
 }
 
 pub(crate) struct RbdQueue {
-    shared: Arc<Shared>,
+    shared: Arc<SharedVolume>,
     info: Info,
-    inbox: Arc<Inbox<Done>>,
-    parents: Vec<Option<Parent>>,
+    inbox: Arc<Inbox<LibraryEvent>>,
+    parents: Vec<Option<SplitRequest>>,
     free: Vec<usize>,
     count: usize,
     generation: u64,
     /// Indexes of requests with parts that were not submitted yet.
     waiting: VecDeque<usize>,
-    finished: VecDeque<Done>,
+    finished: VecDeque<LibraryEvent>,
     /// Number of parts that the library executes; their bytes are the next field.
     in_flight: usize,
     bytes: u64,
     /// Number of outstanding parts of cancelled requests that change data.
     given_up: usize,
     ended: Vec<Completion>,
-    ending: Ending,
+    ending: DrainWatch,
     sleep_hint: SleepHint,
     /// Number of requests other than reads.
     changes: usize,
 }
 
 impl RbdQueue {
-    pub(crate) fn new(shared: Arc<Shared>, inbox: Arc<Inbox<Done>>, io: &Io) -> Self {
+    pub(crate) fn new(shared: Arc<SharedVolume>, inbox: Arc<Inbox<LibraryEvent>>, io: &Io) -> Self {
         Self {
             info: shared.info(),
             shared,
@@ -116,8 +116,8 @@ impl RbdQueue {
 
     fn can_issue(&self) -> bool {
         self.given_up == 0
-            && self.in_flight < MOST
-            && self.bytes < MOST_BYTES
+            && self.in_flight < MAX_REQUESTS
+            && self.bytes < MAX_BYTES
             && self.shared.image().is_some()
     }
 
@@ -135,7 +135,7 @@ impl RbdQueue {
         let most = if op.has_data() { PIECE } else { RANGE };
         let now = (len - parent.given).min(most);
         let at = parent.given;
-        let part = Part {
+        let subrequest = Subrequest {
             place,
             generation: parent.generation,
             at,
@@ -148,29 +148,29 @@ impl RbdQueue {
         let is_given = parent.is_given;
         let mut piece = SegmentList::new();
         let work = match op {
-            Op::Read => Work::Read(Buffer::new(now as usize)),
+            Op::Read => ImageOperation::Read(Buffer::new(now as usize)),
             Op::Write { .. } if self.shared.copies() && now == len => {
-                Work::Write(&parent.request.data)
+                ImageOperation::Write(&parent.request.data)
             }
             Op::Write { .. } if self.shared.copies() => {
                 parent.request.data.slice(at, now, &mut piece);
-                Work::Write(&piece)
+                ImageOperation::Write(&piece)
             }
             Op::Write { .. } => {
                 let mut buffer = Buffer::new(now as usize);
                 parent.request.data.copy_to(at, &mut buffer);
-                Work::WriteBuffer(buffer)
+                ImageOperation::WriteBuffer(buffer)
             }
-            Op::Flush => Work::Flush,
-            Op::Deallocate => Work::Discard(now),
-            Op::WriteZeroes { deallocate, .. } => Work::Zeroes {
+            Op::Flush => ImageOperation::Flush,
+            Op::Deallocate => ImageOperation::Discard(now),
+            Op::WriteZeroes { deallocate, .. } => ImageOperation::Zeroes {
                 len: now,
                 thick: !deallocate,
             },
         };
         let inbox = self.inbox.clone();
         let done = Box::new(move |answer: isize, buffer: Option<Buffer>| {
-            inbox.put(Done::Part(part, answer, buffer));
+            inbox.put(LibraryEvent::Part(subrequest, answer, buffer));
         });
         let started = image.start(offset + at, work, done);
         crate::ffi::drop_last(image);
@@ -195,17 +195,18 @@ impl RbdQueue {
     }
 
     /// Handles the completion of a part.
-    fn finish(&mut self, done: Done) {
-        let Done::Part(part, answer, buffer) = done else {
+    fn finish(&mut self, done: LibraryEvent) {
+        let LibraryEvent::Part(subrequest, answer, buffer) = done else {
             return;
         };
         self.shared.ended.fetch_add(1, Ordering::Relaxed);
         self.in_flight -= 1;
-        self.bytes -= if part.data { part.len } else { 0 };
-        let place = part.place;
+        self.bytes -= if subrequest.data { subrequest.len } else { 0 };
+        let place = subrequest.place;
         let parent = self.parents.get_mut(place).and_then(Option::as_mut);
-        let Some(parent) = parent.filter(|parent| parent.generation == part.generation) else {
-            self.given_up -= usize::from(part.changes);
+        let Some(parent) = parent.filter(|parent| parent.generation == subrequest.generation)
+        else {
+            self.given_up -= usize::from(subrequest.changes);
             return;
         };
         let op = parent.request.op;
@@ -215,10 +216,13 @@ impl RbdQueue {
                 let errno = i32::try_from(answer.unsigned_abs()).unwrap_or(0);
                 Err(IoError::from_errno(errno, op.changes()))
             }
-            (_, Some(buffer)) if op == Op::Read && answer.unsigned_abs() as u64 == part.len => {
-                match parent.request.data.copy_from(part.at, &buffer) as u64 == part.len {
-                    true => Ok(()),
-                    false => Err(IoErrorKind::Memory.into()),
+            (_, Some(buffer))
+                if op == Op::Read && answer.unsigned_abs() as u64 == subrequest.len =>
+            {
+                if parent.request.data.copy_from(subrequest.at, &buffer) as u64 == subrequest.len {
+                    Ok(())
+                } else {
+                    Err(IoErrorKind::Memory.into())
                 }
             }
             // A read that returns less than requested fails: the image shrank, or the library is
@@ -238,7 +242,7 @@ impl RbdQueue {
 
     fn end_if_over(&mut self, place: usize) {
         let parent = self.parents.get_mut(place);
-        let over = |parent: &Parent| parent.is_given && parent.parts == 0;
+        let over = |parent: &SplitRequest| parent.is_given && parent.parts == 0;
         if let Some(slot) = parent.filter(|slot| slot.as_ref().is_some_and(over))
             && let Some(parent) = slot.take()
         {
@@ -316,7 +320,7 @@ impl VolumeQueue for RbdQueue {
             _ => {}
         }
         self.generation += 1;
-        let parent = Parent {
+        let parent = SplitRequest {
             request,
             generation: self.generation,
             given: 0,
@@ -352,8 +356,8 @@ impl VolumeQueue for RbdQueue {
         while moved < ROUND
             && let Some(finished) = self.finished.pop_front()
         {
-            if let Done::Part(part, _, Some(_)) = &finished {
-                moved += part.len;
+            if let LibraryEvent::Part(subrequest, _, Some(_)) = &finished {
+                moved += subrequest.len;
             }
             self.finish(finished);
         }
@@ -368,19 +372,21 @@ impl VolumeQueue for RbdQueue {
 
     fn state(&self) -> QueueState {
         let in_flight = self.count + self.ended.len();
-        match self.goes_on() {
-            true => QueueState {
+        if self.goes_on() {
+            QueueState {
                 in_flight,
                 wake: Wake::Poll,
-            },
-            false => QueueState::of_ring(in_flight),
+            }
+        } else {
+            QueueState::of_ring(in_flight)
         }
     }
 
     /// Cancels a request. The next round returns its completion, whether or not the cluster
     /// answers.
     fn cancel(&mut self, tag: u64) {
-        let is = |parent: &Option<Parent>| parent.as_ref().is_some_and(|p| p.request.tag == tag);
+        let is =
+            |parent: &Option<SplitRequest>| parent.as_ref().is_some_and(|p| p.request.tag == tag);
         if let Some(place) = self.parents.iter().position(is) {
             self.give_up(place);
         }

@@ -20,7 +20,7 @@ const DAEMONS: Ports = Ports {
     last: 7568,
 };
 /// Maximum number of ports that a sandbox permits.
-const MOST_PORTS: u16 = 2048;
+const MAX_PORTS: u16 = 2048;
 
 /// A range of TCP ports, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,9 +41,10 @@ impl FromStr for Ports {
             (Ok(first), Ok(last)) => (first, last),
             _ => return Err(wrong),
         };
-        match first > 0 && first <= last && last - first < MOST_PORTS {
-            true => Ok(Self { first, last }),
-            false => Err(wrong),
+        if first > 0 && first <= last && last - first < MAX_PORTS {
+            Ok(Self { first, last })
+        } else {
+            Err(wrong)
         }
     }
 }
@@ -63,7 +64,7 @@ pub struct Settings {
 
 /// Settings of librados as text, independent of files.
 #[derive(Debug, Clone)]
-pub(crate) struct Told {
+pub(crate) struct SettingsText {
     id: String,
     key: Option<String>,
     monitors: Option<String>,
@@ -73,7 +74,7 @@ pub(crate) struct Told {
 
 /// Configuration settings that concern a client. They are saved and set again, because a sandboxed
 /// process cannot read the configuration file.
-const KEPT: [&str; 22] = [
+const RETAINED_SETTINGS: [&str; 22] = [
     "fsid",
     "mon_host",
     "mon_initial_members",
@@ -127,11 +128,11 @@ impl Settings {
     }
 
     /// Reads all files and resolves all names that the settings refer to.
-    pub(crate) fn told(&self) -> Result<Told, RbdError> {
+    pub(crate) fn told(&self) -> Result<SettingsText, RbdError> {
         crate::ffi::load()?;
         let cluster = self.read()?;
         let get = |name: &str| cluster.get(name).ok().filter(|value| !value.is_empty());
-        let kept = KEPT
+        let kept = RETAINED_SETTINGS
             .iter()
             .filter_map(|name| Some(((*name).to_owned(), get(name)?)));
         let settings: Vec<(String, String)> = kept.collect();
@@ -154,7 +155,7 @@ impl Settings {
                 io::ErrorKind::NotFound.into(),
             ));
         };
-        Ok(Told {
+        Ok(SettingsText {
             id: self.id.clone(),
             key,
             monitors: Some(addresses(hosts).unwrap_or_else(|| hosts.clone())),
@@ -170,7 +171,7 @@ impl Settings {
         let daemons = self.ports.unwrap_or_else(|| {
             let (first, last) = (number("ms_bind_port_min"), number("ms_bind_port_max"));
             match first.zip(last) {
-                Some((first, last)) if first <= last && last - first < MOST_PORTS => {
+                Some((first, last)) if first <= last && last - first < MAX_PORTS => {
                     Ports { first, last }
                 }
                 _ => DAEMONS,
@@ -186,7 +187,7 @@ impl Settings {
     }
 }
 
-impl Told {
+impl SettingsText {
     /// Connects to the cluster within `limit`. `brief`: the client makes a single query, which must
     /// not take longer either.
     ///

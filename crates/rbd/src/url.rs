@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use volume::{
-    OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind, VolumeUrl, Whole,
+    BareVolume, OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind, VolumeUrl,
     parse_duration, parse_size,
 };
 
@@ -65,7 +65,7 @@ pub fn kind<X: 'static>(opened: impl Fn(ReachWatch) + Send + Sync + 'static) -> 
     VolumeKind::new(RBD, move |url: &mut VolumeUrl<'_>, options| {
         let volume = open(url, options)?;
         opened(volume.watch());
-        Ok(Whole::new(Arc::new(volume)))
+        Ok(BareVolume::new(Arc::new(volume)))
     })
 }
 
@@ -110,7 +110,7 @@ impl Query<'_> {
 
 /// Files and ports that a process needs for an image, for a sandbox that permits no others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reach {
+pub struct SandboxNeeds {
     /// Path of the cluster's configuration file, if the URL names one.
     pub conf: Option<PathBuf>,
     /// Path of the client's key file, if the URL names one.
@@ -127,7 +127,7 @@ pub fn is_image(url: &str) -> bool {
 
 /// Returns the files and ports that a URL of this scheme needs; `None` for other URLs. Loads the
 /// library and reads the configuration.
-pub fn reach(url: &str) -> Option<Reach> {
+pub fn reach(url: &str) -> Option<SandboxNeeds> {
     let rest = url.strip_prefix(RBD.name)?.strip_prefix("://")?;
     let query = Query(rest.rsplit_once('?').map_or("", |(_, query)| query));
     let settings = Settings {
@@ -138,7 +138,7 @@ pub fn reach(url: &str) -> Option<Reach> {
     };
     // Errors are reported when the image is opened.
     let ports = settings.ports().unwrap_or_default();
-    Some(Reach {
+    Some(SandboxNeeds {
         conf: settings.conf,
         keyring: settings.keyring,
         ports,
@@ -157,9 +157,12 @@ fn open(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<RbdVolume, OpenErr
         ));
     };
     let path = |text: &str| Ok(PathBuf::from(text));
-    let id = |text: &str| match text.is_empty() || text.starts_with("client.") {
-        true => Err("it is NAME of client.NAME"),
-        false => Ok(text.to_owned()),
+    let id = |text: &str| {
+        if text.is_empty() || text.starts_with("client.") {
+            Err("it is NAME of client.NAME")
+        } else {
+            Ok(text.to_owned())
+        }
     };
     let lock = |text: &str| match text {
         "wait" => Ok(LockMode::Wait),

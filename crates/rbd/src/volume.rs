@@ -3,12 +3,12 @@
 use crate::connect;
 use crate::error::RbdError;
 use crate::ffi::{Image, Name, STACK, drop_last};
-use crate::owner::Myself;
-use crate::queue::{Done, RbdQueue};
-use crate::settings::{Settings, Told};
+use crate::owner::ProcessIdentity;
+use crate::queue::{LibraryEvent, RbdQueue};
+use crate::settings::{Settings, SettingsText};
 use dma::Buffer;
 use probes::LogLimit;
-use remote::{Reach, ReachWatch, Reachable};
+use remote::{ConnectionState, ReachWatch, Reachable};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,7 +22,7 @@ const BLOCK: u32 = 512;
 /// Smallest discard that the library passes to the cluster (`rbd_discard_granularity_bytes`).
 const DISCARDED: u32 = 64 << 10;
 /// A cluster that answers no request for so long is silent.
-const SILENT: Duration = Duration::from_secs(2);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time limit, at the end of a volume, for the cluster.
 const END_LIMIT: Duration = Duration::from_secs(4);
 
@@ -65,13 +65,13 @@ impl Default for RbdOptions {
 
 /// State of a volume, shared by its queues and threads.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedVolume {
     pub(crate) name: Name,
     /// URL of the image, without options.
     pub(crate) text: String,
-    pub(crate) told: Told,
+    pub(crate) told: SettingsText,
     pub(crate) options: RbdOptions,
-    pub(crate) me: Myself,
+    pub(crate) me: ProcessIdentity,
     /// A client that has the lock, of a process that is dead.
     dead: OnceLock<String>,
     /// ID of the image that was found when the volume was opened.
@@ -90,12 +90,12 @@ pub(crate) struct Shared {
     /// Parts of requests that the library was given, and that it has ended.
     pub(crate) started: AtomicU64,
     pub(crate) ended: AtomicU64,
-    silence: Mutex<Silence>,
-    queues: Mutex<Vec<Weak<Inbox<Done>>>>,
+    silence: Mutex<Responsiveness>,
+    queues: Mutex<Vec<Weak<Inbox<LibraryEvent>>>>,
     pub(crate) log: LogLimit,
 }
 
-impl Shared {
+impl SharedVolume {
     pub(crate) fn failed(&self, what: &'static str, error: io::Error) -> RbdError {
         RbdError::Image {
             name: self.text.clone(),
@@ -166,7 +166,7 @@ impl Shared {
         }
         for queue in self.queues.lock().unpoisoned().drain(..) {
             if let Some(inbox) = queue.upgrade() {
-                inbox.put(Done::Connected);
+                inbox.put(LibraryEvent::Connected);
             }
         }
     }
@@ -196,7 +196,7 @@ impl Shared {
 
 /// Whether requests are answered.
 #[derive(Debug, Default)]
-struct Silence {
+struct Responsiveness {
     /// Number of ended parts, and the time when it was first seen.
     at: Option<(u64, Instant)>,
     silent: bool,
@@ -209,12 +209,12 @@ enum Change {
     Back(Duration),
 }
 
-impl Silence {
+impl Responsiveness {
     fn look(&mut self, started: u64, ended: u64) -> Option<Change> {
         let (at, since) = *self.at.get_or_insert((ended, Instant::now()));
         let waited = since.elapsed();
         if at == ended && started > ended {
-            if self.silent || waited < SILENT {
+            if self.silent || waited < SILENCE_TIMEOUT {
                 return None;
             }
             self.silent = true;
@@ -226,10 +226,10 @@ impl Silence {
     }
 }
 
-impl Reachable for Shared {
-    fn reach(&self) -> Option<Reach> {
+impl Reachable for SharedVolume {
+    fn reach(&self) -> Option<ConnectionState> {
         let silence = self.silence.lock().unpoisoned();
-        Some(Reach {
+        Some(ConnectionState {
             server: self.text.clone(),
             connected: self.image().is_some() && !silence.silent,
             lost: silence.times,
@@ -237,7 +237,7 @@ impl Reachable for Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedVolume {
     fn drop(&mut self) {
         if let Some(image) = self.image.take() {
             drop_last(image);
@@ -247,7 +247,7 @@ impl Drop for Shared {
 
 /// An image of a Ceph cluster, or a snapshot of one.
 #[derive(Debug)]
-pub struct RbdVolume(Arc<Shared>);
+pub struct RbdVolume(Arc<SharedVolume>);
 
 impl RbdVolume {
     /// Opens an image. If the cluster does not answer in [`RbdOptions::wait`], the volume has
@@ -259,11 +259,11 @@ impl RbdVolume {
     pub fn open(name: Name, settings: Settings, options: RbdOptions) -> Result<Self, RbdError> {
         let told = settings.told()?;
         let text = url(&name);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedVolume {
             name,
             told,
             options,
-            me: Myself::new(),
+            me: ProcessIdentity::new(),
             dead: OnceLock::new(),
             id: OnceLock::new(),
             image: OnceLock::new(),
@@ -335,9 +335,10 @@ fn url(name: &Name) -> String {
         image,
         snapshot,
     } = name;
-    let namespace = match namespace.is_empty() {
-        true => String::new(),
-        false => format!("{namespace}/"),
+    let namespace = if namespace.is_empty() {
+        String::new()
+    } else {
+        format!("{namespace}/")
     };
     let snapshot = snapshot
         .as_ref()
@@ -367,7 +368,7 @@ impl Volume for RbdVolume {
         }
         if self.0.image().is_some() {
             // The image was connected between the two checks.
-            inbox.put(Done::Connected);
+            inbox.put(LibraryEvent::Connected);
         }
         let queue = RbdQueue::new(self.0.clone(), inbox, io);
         Ok(OpenQueue::new(queue))
@@ -378,7 +379,7 @@ impl Volume for RbdVolume {
     }
 
     fn own_id(&self) -> Option<Vec<u8>> {
-        let Shared { id, name, .. } = &*self.0;
+        let SharedVolume { id, name, .. } = &*self.0;
         let snapshot = name.snapshot.as_ref();
         let snapshot = snapshot.map_or_else(String::new, |name| format!("@{name}"));
         Some(format!("rbd:{}{snapshot}", id.get()?).into_bytes())

@@ -1,7 +1,7 @@
 //! Reading of the clients of one listening socket.
 
-use crate::door::Door;
-use crate::kind::Wanted;
+use crate::kind::AcceptedDescriptors;
+use crate::listener_link::ListenerLink;
 use crate::plain::PlainSocket;
 use crate::receiver::Receiver;
 use crate::socket::Socket;
@@ -22,17 +22,17 @@ const MAX_LEAVING: usize = 8;
 const MAX_LEAVING_PLAIN: usize = 64;
 
 /// Pause before the receiver process is looked for again after its end.
-const RETRY: Duration = Duration::from_millis(100);
+const RECONNECT_DELAY: Duration = Duration::from_millis(100);
 
 /// Reader of the clients of one listening socket: in place, or by the receiver process.
 ///
 /// With the receiver process, its owner waits for [`Intake::fd`] to become readable, calls
 /// [`Intake::ready`] then, and reads from the client's socket if that [waits](Socket::is_waiting).
 #[derive(Debug)]
-pub struct Intake(Way);
+pub struct Intake(IntakeMode);
 
 #[derive(Debug)]
-enum Way {
+enum IntakeMode {
     InPlace { max_fds: usize },
     Receiver(Process),
 }
@@ -43,7 +43,7 @@ struct Process {
     max_leaving: usize,
     /// See [`Intake::ending_with_process`].
     ends: bool,
-    door: Arc<Mutex<Door>>,
+    link: Arc<Mutex<ListenerLink>>,
     channel: Option<Arc<OwnedFd>>,
     /// Time of the next attempt to reach the receiver process.
     retry: Option<Instant>,
@@ -52,30 +52,30 @@ struct Process {
 impl Intake {
     /// Creates a reader for trusted clients: see [`Socket::in_place`].
     pub fn in_place(max_fds: usize) -> Intake {
-        Intake(Way::InPlace { max_fds })
+        Intake(IntakeMode::InPlace { max_fds })
     }
 
     /// Creates a reader for untrusted clients. [Connect](Intake::connect) it before the first
     /// client is accepted.
-    pub fn new(receiver: &Receiver, wanted: Wanted) -> Intake {
-        Intake(Way::Receiver(Process {
+    pub fn new(receiver: &Receiver, wanted: AcceptedDescriptors) -> Intake {
+        Intake(IntakeMode::Receiver(Process {
             receiver: receiver.clone(),
             max_leaving: match wanted.max_fds {
                 0 => MAX_LEAVING_PLAIN,
                 _ => MAX_LEAVING,
             },
             ends: false,
-            door: Arc::new(Mutex::new(Door::new(wanted))),
+            link: Arc::new(Mutex::new(ListenerLink::new(wanted))),
             channel: None,
             retry: None,
         }))
     }
 
     /// Marks clients that reconnect after the end of the process. The receiver process then shuts
-    /// their sockets down, even if sockets of other doors are [kept](crate::Receiver::keep).
+    /// their sockets down, even if sockets of other listeners are [kept](crate::Receiver::keep).
     #[must_use]
     pub fn ending_with_process(mut self) -> Self {
-        if let Way::Receiver(process) = &mut self.0 {
+        if let IntakeMode::Receiver(process) = &mut self.0 {
             process.ends = true;
         }
         self
@@ -91,21 +91,21 @@ impl Intake {
     /// The kernel's error when the receiver process has not started or restarted yet, or no
     /// descriptor is left. The next attempt is due at the deadline.
     pub fn connect(&mut self, listener: BorrowedFd<'_>) -> Result<bool, Errno> {
-        let Way::Receiver(process) = &mut self.0 else {
+        let IntakeMode::Receiver(process) = &mut self.0 else {
             return Ok(false);
         };
         if process.channel.is_some() {
             return Ok(false);
         }
-        let mut door = process.door.lock().unpoisoned();
-        process.retry = Some(Instant::now() + RETRY);
+        let mut link = process.link.lock().unpoisoned();
+        process.retry = Some(Instant::now() + RECONNECT_DELAY);
         let opened = process
             .receiver
-            .open_door(listener, door.wanted(), process.ends);
+            .open_listener(listener, link.wanted(), process.ends);
         let channel = Arc::new(opened?);
         process.retry = None;
         process.channel = Some(channel.clone());
-        door.open(channel);
+        link.open(channel);
         Ok(true)
     }
 
@@ -113,17 +113,19 @@ impl Intake {
     /// while there is nothing to wait for.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.0 {
-            Way::Receiver(process) => process.channel.as_ref().map(|channel| channel.as_fd()),
-            Way::InPlace { .. } => None,
+            IntakeMode::Receiver(process) => {
+                process.channel.as_ref().map(|channel| channel.as_fd())
+            }
+            IntakeMode::InPlace { .. } => None,
         }
     }
 
     /// Handles the receiver process's messages: answers to waiting clients, and closed sockets.
     /// When the process has ended, [`Intake::fd`] is closed, and [`Intake::connect`] is due.
     pub fn ready(&mut self) {
-        if let Way::Receiver(process) = &mut self.0 {
-            let mut door = process.door.lock().unpoisoned();
-            if !door.dispatch() || !door.is_open() {
+        if let IntakeMode::Receiver(process) = &mut self.0 {
+            let mut link = process.link.lock().unpoisoned();
+            if !link.dispatch() || !link.is_open() {
                 process.channel = None;
                 process.retry = Some(Instant::now());
                 process.receiver.restart();
@@ -134,8 +136,8 @@ impl Intake {
     /// Returns when [`Intake::connect`] is due.
     pub fn deadline(&self) -> Option<Instant> {
         match &self.0 {
-            Way::Receiver(process) => process.retry,
-            Way::InPlace { .. } => None,
+            IntakeMode::Receiver(process) => process.retry,
+            IntakeMode::InPlace { .. } => None,
         }
     }
 
@@ -143,22 +145,22 @@ impl Intake {
     /// cannot be closed. No further one may be accepted before [`Intake::fd`] becomes readable.
     pub fn is_crowded(&self) -> bool {
         match &self.0 {
-            Way::Receiver(process) => {
-                process.door.lock().unpoisoned().leaving() >= process.max_leaving
+            IntakeMode::Receiver(process) => {
+                process.link.lock().unpoisoned().leaving() >= process.max_leaving
             }
-            Way::InPlace { .. } => false,
+            IntakeMode::InPlace { .. } => false,
         }
     }
 
     /// Wraps the socket of a client to be served. With the receiver process: one at a time.
     pub fn admit(&mut self, socket: OwnedFd) -> Socket {
         match &self.0 {
-            Way::InPlace { max_fds } => Socket::in_place(socket, *max_fds),
-            Way::Receiver(process) => {
+            IntakeMode::InPlace { max_fds } => Socket::in_place(socket, *max_fds),
+            IntakeMode::Receiver(process) => {
                 // Otherwise a read would drop an out-of-band byte with its descriptors. The call
                 // cannot fail on a Unix socket.
                 let _ = sockopt::set_socket_oobinline(&socket, true);
-                Socket::received(socket, &process.door)
+                Socket::received(socket, &process.link)
             }
         }
     }
@@ -166,11 +168,11 @@ impl Intake {
     /// Wraps the socket of a client of a protocol without descriptors. There may be many at a time.
     pub fn admit_plain<S: AsFd + Send + 'static>(&mut self, socket: S) -> PlainSocket<S> {
         match &self.0 {
-            Way::InPlace { .. } => PlainSocket::in_place(socket),
-            Way::Receiver(process) => {
+            IntakeMode::InPlace { .. } => PlainSocket::in_place(socket),
+            IntakeMode::Receiver(process) => {
                 // Out-of-band bytes are handled as in `admit`.
                 let _ = sockopt::set_socket_oobinline(&socket, true);
-                PlainSocket::received(socket, &process.door)
+                PlainSocket::received(socket, &process.link)
             }
         }
     }
@@ -178,8 +180,8 @@ impl Intake {
     /// Closes the socket of a client that is not served.
     pub fn dismiss(&mut self, socket: OwnedFd) {
         let _ = shutdown(&socket, Shutdown::Both);
-        if let Way::Receiver(process) = &self.0
-            && let Some(socket) = process.door.lock().unpoisoned().dismiss(socket)
+        if let IntakeMode::Receiver(process) = &self.0
+            && let Some(socket) = process.link.lock().unpoisoned().dismiss(socket)
         {
             sync::discard(socket);
         }

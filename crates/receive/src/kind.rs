@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 /// Descriptors that a protocol accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct AcceptedDescriptors {
     /// Maximum number of descriptors in one read, 253 at most (the kernel's SCM_MAX_FD).
     pub max_fds: u8,
     /// Unix stream sockets are accepted, besides memory files and eventfds. They are for writing
@@ -29,7 +29,7 @@ pub struct Wanted {
 /// Returns whether the descriptor is harmless and of an accepted kind.
 ///
 /// Called by the receiver process: for a Unix stream socket it may block.
-pub fn is_harmless(fd: BorrowedFd<'_>, wanted: Wanted) -> bool {
+pub fn is_harmless(fd: BorrowedFd<'_>, wanted: AcceptedDescriptors) -> bool {
     is_memory(fd) || is_eventfd(fd) || (wanted.streams && made_harmless(fd))
 }
 
@@ -88,7 +88,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream, UdpSocket};
     use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 
-    const WANTED: Wanted = Wanted {
+    const WANTED: AcceptedDescriptors = AcceptedDescriptors {
         max_fds: 8,
         streams: true,
     };
@@ -98,7 +98,7 @@ mod tests {
         let memory = memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
         let sealable = memfd_create("memory", MemfdFlags::ALLOW_SEALING).unwrap();
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        let no_streams = Wanted {
+        let no_streams = AcceptedDescriptors {
             streams: false,
             ..WANTED
         };

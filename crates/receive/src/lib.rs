@@ -13,7 +13,7 @@
 //! client -- socket --> | Socket::read: peek; no descriptors there: take the bytes      |
 //!              |       |               descriptors there: ask, and wait for the answer |
 //!              |       +------------------^--------------------------------------------+
-//!              |                          | door: a socket pair for each listening socket
+//!              |                          | listener link: a socket pair for each listening socket
 //!              |       +------------------v--------------------------------------------+
 //!              +-----> | receiver process: takes bytes and descriptors, checks these,  |
 //!                      | passes on what is harmless, closes the rest: may hang         |
@@ -38,10 +38,11 @@
 //! descriptors only.
 #![forbid(unsafe_code)]
 
-mod door;
 mod error;
+mod foreign_protocol;
 mod intake;
 pub mod kind;
+mod listener_link;
 mod message;
 mod plain;
 mod pool;
@@ -50,14 +51,13 @@ mod server;
 mod session;
 mod socket;
 mod spawner;
-mod stranger;
 
 pub use error::{ReadError, StartError};
+pub use foreign_protocol::ForeignProtocol;
 pub use intake::Intake;
-pub use kind::Wanted;
+pub use kind::AcceptedDescriptors;
 pub use plain::PlainSocket;
 pub use receiver::Receiver;
 pub use server::{ServeError, serve};
 pub use socket::{Read, Socket};
 pub use spawner::{Spawner, start_receivers};
-pub use stranger::Stranger;

@@ -1,7 +1,7 @@
 //! Messages between server and receiver process: packets of a socket pair, each a [`Message`], with
 //! bytes and descriptors behind it. Both sides are the same program.
 
-use crate::kind::Wanted;
+use crate::kind::AcceptedDescriptors;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -16,16 +16,16 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// Maximum bytes that the receiver process reads at once: a packet is contiguous in the kernel.
 pub(crate) const MAX_READ: usize = 32 << 10;
 /// Size of a message without bytes, and of the longest.
-pub(crate) const SHORT: usize = size_of::<Message>();
-pub(crate) const LONG: usize = SHORT + MAX_READ;
+pub(crate) const MESSAGE_LEN: usize = size_of::<Message>();
+pub(crate) const MAX_PACKET_LEN: usize = MESSAGE_LEN + MAX_READ;
 /// The kernel's SCM_MAX_FD: a sender cannot attach more to one call.
 pub(crate) const MAX_FDS: usize = 253;
 
 /// Kinds of messages.
 pub(crate) mod kind {
-    /// To the receiver process, with two descriptors: a door, and its listening socket. `value`:
-    /// accepted descriptors.
-    pub const DOOR: u32 = 1;
+    /// To the receiver process, with two descriptors: a listener link, and its listening socket.
+    /// `value`: accepted descriptors.
+    pub const LISTENER: u32 = 1;
     /// To the receiver process, with a client's socket.
     pub const OPEN: u32 = 2;
     /// Read at most `value` bytes from the client's socket. No other process reads until the
@@ -34,7 +34,7 @@ pub(crate) mod kind {
     /// The client's socket is closed in the server.
     pub const END: u32 = 4;
     /// To the server: the bytes read, with their descriptors. `value`: an error number, or
-    /// [`TOO_MANY`](super::TOO_MANY).
+    /// [`TOO_MANY_FDS`](super::TOO_MANY_FDS).
     pub const ANSWER: u32 = 5;
     /// To the server: the client's socket is closed, including its unread data.
     pub const CLOSED: u32 = 6;
@@ -45,9 +45,9 @@ pub(crate) mod kind {
     pub const FAILED: u32 = 9;
     /// Reads as [`RECEIVE`], but all data stays in the client's socket, and its descriptors also
     /// stay open in the receiver process.
-    pub const LOOK: u32 = 10;
+    pub const PEEK: u32 = 10;
     /// The peeked bytes were taken from the socket: the receiver process closes their descriptors.
-    pub const LOOKED: u32 = 11;
+    pub const PEEKED: u32 = 11;
     /// To the receiver process, with a socket that is hung up when no other process keeps the
     /// clients' sockets any more.
     pub const KEPT: u32 = 12;
@@ -56,7 +56,7 @@ pub(crate) mod kind {
 }
 
 /// More descriptors arrived than are accepted.
-pub(crate) const TOO_MANY: u32 = u32::MAX;
+pub(crate) const TOO_MANY_FDS: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
@@ -79,17 +79,17 @@ impl Message {
 }
 
 const STREAMS: u32 = 1 << 8;
-/// Flag of a [`kind::DOOR`]: its clients' connections end with the server, even if those of other
-/// doors are kept.
+/// Flag of a [`kind::LISTENER`]: its clients' connections end with the server, even if those of
+/// other listeners are kept.
 pub(crate) const ENDS: u32 = 1 << 9;
 
-impl Wanted {
+impl AcceptedDescriptors {
     pub(crate) fn to_value(self) -> u32 {
         u32::from(self.max_fds) | if self.streams { STREAMS } else { 0 }
     }
 
     pub(crate) fn of_value(value: u32) -> Self {
-        Wanted {
+        AcceptedDescriptors {
             max_fds: value as u8,
             streams: value & STREAMS != 0,
         }

@@ -1,8 +1,8 @@
 //! Client sockets of a protocol without descriptors.
 
-use crate::door::Door;
 use crate::error::ReadError;
-use crate::socket::{Read, Seen, look, take};
+use crate::listener_link::ListenerLink;
+use crate::socket::{Read, SocketContent, look, take};
 use rustix::net::{Shutdown, shutdown};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
@@ -25,7 +25,7 @@ enum Closing {
     Here,
     /// The receiver process closes the socket, or another thread if that process has no duplicate.
     Elsewhere {
-        door: Arc<Mutex<Door>>,
+        link: Arc<Mutex<ListenerLink>>,
         client: Option<u64>,
     },
 }
@@ -38,12 +38,12 @@ impl<S: AsFd + Send + 'static> PlainSocket<S> {
         }
     }
 
-    pub(crate) fn received(socket: S, door: &Arc<Mutex<Door>>) -> Self {
-        let client = door.lock().unpoisoned().enter_plain(socket.as_fd());
-        let door = door.clone();
+    pub(crate) fn received(socket: S, link: &Arc<Mutex<ListenerLink>>) -> Self {
+        let client = link.lock().unpoisoned().enter_plain(socket.as_fd());
+        let link = link.clone();
         Self {
             socket: Some(socket),
-            closing: Closing::Elsewhere { door, client },
+            closing: Closing::Elsewhere { link, client },
         }
     }
 
@@ -62,10 +62,10 @@ impl<S: AsFd + Send + 'static> PlainSocket<S> {
     /// system call fails.
     pub fn read(&self, buf: &mut [u8]) -> Result<Read, ReadError> {
         match look(self.as_fd(), buf)? {
-            Seen::Nothing => Ok(Read::Blocked),
-            Seen::Eof => Ok(Read::Eof),
-            Seen::Bytes(len) => take(self.as_fd(), buf, len),
-            Seen::WithFds(_) => Err(ReadError::TooManyFds),
+            SocketContent::Nothing => Ok(Read::Blocked),
+            SocketContent::Eof => Ok(Read::Eof),
+            SocketContent::Bytes(len) => take(self.as_fd(), buf, len),
+            SocketContent::WithFds(_) => Err(ReadError::TooManyFds),
         }
     }
 }
@@ -81,18 +81,18 @@ impl<S: AsFd + Send + 'static> Drop for PlainSocket<S> {
         let Some(socket) = self.socket.take() else {
             return;
         };
-        let Closing::Elsewhere { door, client } = &self.closing else {
+        let Closing::Elsewhere { link, client } = &self.closing else {
             return;
         };
         // The client sees the end now, even if closing takes time.
         let _ = shutdown(&socket, Shutdown::Both);
-        let mut door = door.lock().unpoisoned();
-        match client.filter(|client| door.leave_plain(*client)) {
+        let mut link = link.lock().unpoisoned();
+        match client.filter(|client| link.leave_plain(*client)) {
             Some(client) => {
                 // The receiver process has a duplicate until it is notified, so this is not the
                 // last close.
                 drop(socket);
-                door.end(client);
+                link.end(client);
             }
             None => sync::discard(socket),
         }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
 /// Time after which an idle thread ends.
-const IDLE: Duration = Duration::from_secs(1);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Stack size. The largest objects on a thread's stack are control messages, of about a kilobyte.
 const STACK: usize = 128 << 10;
 
@@ -22,9 +22,9 @@ struct Tasks {
 
 /// Threads that are created on demand. Clones refer to the same pool.
 #[derive(Clone, Default)]
-pub(crate) struct Pool(Arc<(Mutex<Tasks>, Condvar)>);
+pub(crate) struct ThreadPool(Arc<(Mutex<Tasks>, Condvar)>);
 
-impl Pool {
+impl ThreadPool {
     /// Runs a task on a thread at once.
     pub(crate) fn run(&self, task: impl FnOnce() + Send + 'static) {
         let (tasks, news) = &*self.0;
@@ -61,7 +61,7 @@ impl Pool {
     fn next(&self) -> Option<Task> {
         let (tasks, news) = &*self.0;
         let mut tasks = tasks.lock().unpoisoned();
-        let end = Instant::now() + IDLE;
+        let end = Instant::now() + IDLE_TIMEOUT;
         loop {
             if let Some(task) = tasks.waiting.pop_front() {
                 return Some(task);
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn tasks_that_hang_hold_up_no_other() {
-        let pool = Pool::default();
+        let pool = ThreadPool::default();
         let mut held = Vec::new();
         for _ in 0..20 {
             let (release, hangs) = mpsc::channel::<()>();
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn idle_threads_end() {
-        let pool = Pool::default();
+        let pool = ThreadPool::default();
         for _ in 0..4 {
             pool.run(|| ());
         }

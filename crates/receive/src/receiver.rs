@@ -1,7 +1,7 @@
 //! The server's handle of the receiver process.
 
 use crate::error::StartError;
-use crate::kind::Wanted;
+use crate::kind::AcceptedDescriptors;
 use crate::message::{self, Message};
 use crate::spawner::{Spawner, spawn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -18,16 +18,16 @@ use std::time::Duration;
 use sync::Unpoisoned;
 
 /// Pause between the end of a receiver process and the start of the next.
-const PAUSE: Duration = Duration::from_millis(100);
+const RESTART_DELAY: Duration = Duration::from_millis(100);
 
 /// Handle of the receiver process. Clones refer to the same process, which ends when the last of
 /// them is dropped.
 #[derive(Clone)]
-pub struct Receiver(Arc<Shared>);
+pub struct Receiver(Arc<ReceiverState>);
 
-struct Shared {
+struct ReceiverState {
     start: Start,
-    running: Mutex<Running>,
+    running: Mutex<ReceiverProcess>,
     control: Mutex<Arc<OwnedFd>>,
     /// Socket passed to [`Receiver::keep`].
     kept: Mutex<Option<Arc<OwnedFd>>>,
@@ -42,18 +42,18 @@ enum Start {
 }
 
 /// The present receiver process.
-enum Running {
+enum ReceiverProcess {
     /// A child of this process.
     Child(Child),
     /// A child of the spawner, by its process ID.
     Other(u32),
 }
 
-impl Running {
+impl ReceiverProcess {
     fn id(&self) -> u32 {
         match self {
-            Running::Child(child) => child.id(),
-            Running::Other(id) => *id,
+            ReceiverProcess::Child(child) => child.id(),
+            ReceiverProcess::Other(id) => *id,
         }
     }
 }
@@ -65,13 +65,13 @@ impl fmt::Debug for Receiver {
 }
 
 impl Start {
-    fn start(&self) -> Result<(Running, Arc<OwnedFd>), StartError> {
+    fn start(&self) -> Result<(ReceiverProcess, Arc<OwnedFd>), StartError> {
         let (ours, theirs) = message::pair().map_err(StartError::Socket)?;
         let running = match self {
             Start::Here(command) => {
-                Running::Child(spawn(command(), theirs).map_err(StartError::Spawn)?)
+                ReceiverProcess::Child(spawn(command(), theirs).map_err(StartError::Spawn)?)
             }
-            Start::By(spawner) => Running::Other(spawner.ask(theirs.as_fd())?),
+            Start::By(spawner) => ReceiverProcess::Other(spawner.ask(theirs.as_fd())?),
         };
         Ok((running, Arc::new(ours)))
     }
@@ -99,7 +99,7 @@ impl Receiver {
 
     fn new(start: Start) -> Result<Receiver, StartError> {
         let (running, control) = start.start()?;
-        Ok(Receiver(Arc::new(Shared {
+        Ok(Receiver(Arc::new(ReceiverState {
             start,
             running: Mutex::new(running),
             control: Mutex::new(control),
@@ -132,17 +132,17 @@ impl Receiver {
         }
     }
 
-    /// Opens a new door, with its other end in the receiver process. Never waits.
-    pub(crate) fn open_door(
+    /// Opens a new listener link, with its other end in the receiver process. Never waits.
+    pub(crate) fn open_listener(
         &self,
         listener: BorrowedFd<'_>,
-        wanted: Wanted,
+        wanted: AcceptedDescriptors,
         ends: bool,
     ) -> Result<OwnedFd, Errno> {
         let control = self.0.control.lock().unpoisoned().clone();
         let (ours, theirs) = message::pair()?;
         let message = Message {
-            kind: message::kind::DOOR,
+            kind: message::kind::LISTENER,
             value: wanted.to_value() | if ends { message::ENDS } else { 0 },
             client: 0,
         };
@@ -178,7 +178,7 @@ impl Receiver {
                         return;
                     }
                     drop(shared);
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(RESTART_DELAY);
                 }
             });
         if started.is_err() {
@@ -187,19 +187,19 @@ impl Receiver {
     }
 }
 
-impl Shared {
+impl ReceiverState {
     /// Returns `false` if the start must be retried; an error is logged once.
     fn start_again(&self, said: &mut bool) -> bool {
         let mut running = self.running.lock().unpoisoned();
         let first = !std::mem::replace(said, true);
         let status = match &mut *running {
-            Running::Child(child) => match child.try_wait() {
+            ReceiverProcess::Child(child) => match child.try_wait() {
                 Ok(None) => return !self.is_hung_up(),
                 Ok(Some(status)) => Some(status.to_string()),
                 Err(_) => None,
             },
-            Running::Other(_) if !self.is_hung_up() => return true,
-            Running::Other(_) => None,
+            ReceiverProcess::Other(_) if !self.is_hung_up() => return true,
+            ReceiverProcess::Other(_) => None,
         };
         if first {
             tracing::error!(

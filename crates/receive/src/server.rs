@@ -1,9 +1,9 @@
 //! The receiver process: one thread that reads messages and never closes clients' descriptors, and
 //! a pool of threads that do.
 
-use crate::kind::Wanted;
-use crate::message::{self, Incoming, Message, SHORT};
-use crate::pool::Pool;
+use crate::kind::AcceptedDescriptors;
+use crate::message::{self, Incoming, MESSAGE_LEN, Message};
+use crate::pool::ThreadPool;
 use crate::session::Session;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::fs::{Mode, OFlags, open};
@@ -16,8 +16,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// Time until the creation of a thread is retried, in nanoseconds.
-const RETRY: i64 = 100_000_000;
-/// Number of the control socket in the epoll set. Doors count from 1.
+const THREAD_RETRY_DELAY: i64 = 100_000_000;
+/// Number of the control socket in the epoll set. Listeners count from 1.
 const CONTROL: u64 = 0;
 
 /// Reason why the receiver process cannot continue.
@@ -42,22 +42,22 @@ fn system(call: &'static str) -> impl Fn(Errno) -> ServeError {
 }
 
 /// A listening socket and its clients.
-struct Door {
+struct ServedListener {
     channel: Arc<OwnedFd>,
     listener: OwnedFd,
-    wanted: Wanted,
+    wanted: AcceptedDescriptors,
     clients: HashMap<u64, Arc<Session>>,
-    /// No process keeps the clients' sockets of this door for the next server.
+    /// No process keeps the clients' sockets of this listener for the next server.
     ends: bool,
-    /// The door is closed because the server no longer listens there.
+    /// The link is closed because the server no longer listens there.
     shut: bool,
 }
 
 struct Server {
     epoll: OwnedFd,
-    doors: HashMap<u64, Door>,
-    last_door: u64,
-    pool: Pool,
+    listeners: HashMap<u64, ServedListener>,
+    last_listener: u64,
+    pool: ThreadPool,
     stand_in: Arc<OwnedFd>,
     /// Socket that is hung up when no other process keeps the clients' sockets.
     kept: Option<OwnedFd>,
@@ -78,9 +78,9 @@ pub fn serve(
     let stand_in = open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
     let mut server = Server {
         epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll_create1"))?,
-        doors: HashMap::new(),
-        last_door: CONTROL,
-        pool: Pool::default(),
+        listeners: HashMap::new(),
+        last_listener: CONTROL,
+        pool: ThreadPool::default(),
         stand_in: Arc::new(stand_in.map_err(system("open"))?),
         kept: None,
     };
@@ -105,7 +105,7 @@ impl Server {
         loop {
             let retry = self.pool.is_behind().then_some(Timespec {
                 tv_sec: 0,
-                tv_nsec: RETRY as _,
+                tv_nsec: THREAD_RETRY_DELAY as _,
             });
             let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; 64];
             let ready: Vec<u64> = match epoll::wait(&self.epoll, &mut events[..], retry.as_ref()) {
@@ -119,68 +119,68 @@ impl Server {
             for number in ready {
                 if number != CONTROL {
                     self.door_ready(number);
-                } else if !self.open_doors(control) {
+                } else if !self.accept_listeners(control) {
                     return Ok(());
                 }
             }
         }
     }
 
-    /// Accepts doors. Returns `false` when the server has ended.
-    fn open_doors(&mut self, control: BorrowedFd<'_>) -> bool {
+    /// Accepts listeners. Returns `false` when the server has ended.
+    fn accept_listeners(&mut self, control: BorrowedFd<'_>) -> bool {
         loop {
-            match message::receive::<SHORT>(control) {
+            match message::receive::<MESSAGE_LEN>(control) {
                 Ok(Some(incoming)) => match incoming.message.kind {
                     message::kind::KEPT => self.kept = incoming.fds.into_iter().next(),
                     message::kind::SHUT => self.kept = None,
-                    _ => self.open_door(incoming),
+                    _ => self.open_listener(incoming),
                 },
                 Ok(None) => return false,
                 Err(Errno::AGAIN) => return true,
-                // A dropped message is a door; its other end sees the hang-up.
+                // A dropped message is a listener link; its other end sees the hang-up.
                 Err(_) => {}
             }
         }
     }
 
-    fn open_door(&mut self, incoming: Incoming) {
+    fn open_listener(&mut self, incoming: Incoming) {
         let mut fds = incoming.fds.into_iter();
         let (Some(channel), Some(listener)) = (fds.next(), fds.next()) else {
             return;
         };
-        let number = self.last_door + 1;
-        self.last_door = number;
-        let door = Door {
+        let number = self.last_listener + 1;
+        self.last_listener = number;
+        let served = ServedListener {
             channel: Arc::new(channel),
             listener,
-            wanted: Wanted::of_value(incoming.message.value),
+            wanted: AcceptedDescriptors::of_value(incoming.message.value),
             clients: HashMap::new(),
             ends: incoming.message.value & message::ENDS != 0,
             shut: false,
         };
-        match self.watch(door.channel.as_fd(), number) {
+        match self.watch(served.channel.as_fd(), number) {
             Ok(()) => {
-                self.doors.insert(number, door);
+                self.listeners.insert(number, served);
             }
             // The listening socket may have clients by now.
-            Err(_) => self.pool.run(move || drop(door)),
+            Err(_) => self.pool.run(move || drop(served)),
         }
     }
 
     fn door_ready(&mut self, number: u64) {
-        while let Some(door) = self.doors.get_mut(&number) {
-            match message::receive::<SHORT>(door.channel.as_fd()) {
-                Ok(Some(incoming)) => door.handle(incoming, &self.pool, &self.stand_in),
+        while let Some(served) = self.listeners.get_mut(&number) {
+            match message::receive::<MESSAGE_LEN>(served.channel.as_fd()) {
+                Ok(Some(incoming)) => served.handle(incoming, &self.pool, &self.stand_in),
                 Err(Errno::AGAIN) => return,
                 Ok(None) | Err(_) => {
                     // The server's front-end has ended.
-                    let _ = epoll::delete(&self.epoll, &door.channel);
+                    let _ = epoll::delete(&self.epoll, &served.channel);
                     let kept = self.is_kept();
-                    if let Some(door) = self.doors.remove(&number) {
-                        door.shut_down(kept && !door.shut);
-                        let Door {
+                    if let Some(served) = self.listeners.remove(&number) {
+                        served.shut_down(kept && !served.shut);
+                        let ServedListener {
                             clients, listener, ..
-                        } = door;
+                        } = served;
                         for session in clients.into_values() {
                             self.pool.run(move || drop(session));
                         }
@@ -202,21 +202,24 @@ impl Server {
     }
 
     /// Ends listening, and shuts all clients' sockets down. If sockets are `kept`, only the clients
-    /// of other doors are shut down.
+    /// of other listeners are shut down.
     fn shut_down(&self, kept: bool) {
-        self.doors.values().for_each(|door| door.shut_down(kept));
+        self.listeners
+            .values()
+            .for_each(|served| served.shut_down(kept));
     }
 }
 
-impl Door {
-    fn handle(&mut self, incoming: Incoming, pool: &Pool, stand_in: &Arc<OwnedFd>) {
+impl ServedListener {
+    fn handle(&mut self, incoming: Incoming, pool: &ThreadPool, stand_in: &Arc<OwnedFd>) {
         let Incoming { message, fds, .. } = incoming;
         let client = message.client;
         match message.kind {
             message::kind::OPEN => match fds.into_iter().next() {
                 Some(socket) => {
-                    let door = self.channel.clone();
-                    let session = Session::new(client, socket, door, self.wanted, stand_in.clone());
+                    let served = self.channel.clone();
+                    let session =
+                        Session::new(client, socket, served, self.wanted, stand_in.clone());
                     // Client numbers are unique.
                     if let Some(former) = self.clients.insert(client, Arc::new(session)) {
                         pool.run(move || drop(former));
@@ -232,14 +235,14 @@ impl Door {
                 }
                 None => self.say(message::kind::CLOSED, client),
             },
-            message::kind::LOOK => match self.clients.get(&client) {
+            message::kind::PEEK => match self.clients.get(&client) {
                 Some(session) => {
                     let session = session.clone();
                     pool.run(move || session.look(message.value));
                 }
                 None => self.say(message::kind::CLOSED, client),
             },
-            message::kind::LOOKED => {
+            message::kind::PEEKED => {
                 if let Some(session) = self.clients.get(&client) {
                     let looked = session.take_looked();
                     pool.run(move || drop(looked));

@@ -1,7 +1,7 @@
 //! The receiver process's state of a client.
 
-use crate::kind::{Wanted, is_harmless};
-use crate::message::{self, MAX_FDS, MAX_READ, Message, TOO_MANY};
+use crate::kind::{AcceptedDescriptors, is_harmless};
+use crate::message::{self, MAX_FDS, MAX_READ, Message, TOO_MANY_FDS};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, recvmsg,
@@ -17,8 +17,8 @@ pub(crate) struct Session {
     client: u64,
     /// `None` only inside `drop`.
     socket: Option<OwnedFd>,
-    door: Arc<OwnedFd>,
-    wanted: Wanted,
+    channel: Arc<OwnedFd>,
+    wanted: AcceptedDescriptors,
     /// Replacement for a descriptor that is not harmless.
     stand_in: Arc<OwnedFd>,
     /// Descriptors of peeked messages that are still in the socket, held so that the server that
@@ -31,7 +31,7 @@ pub(crate) struct Session {
 
 /// Result of a read.
 #[derive(Default)]
-struct Taken {
+struct ReadResult {
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
     /// More descriptors than are accepted: none is passed on.
@@ -42,14 +42,14 @@ impl Session {
     pub(crate) fn new(
         client: u64,
         socket: OwnedFd,
-        door: Arc<OwnedFd>,
-        wanted: Wanted,
+        channel: Arc<OwnedFd>,
+        wanted: AcceptedDescriptors,
         stand_in: Arc<OwnedFd>,
     ) -> Session {
         Session {
             client,
             socket: Some(socket),
-            door,
+            channel,
             wanted,
             stand_in,
             looked: Mutex::default(),
@@ -88,11 +88,11 @@ impl Session {
         std::mem::take(&mut *self.looked.lock().unpoisoned())
     }
 
-    fn read(&self, most: u32, flags: RecvFlags) -> (u32, Taken) {
+    fn read(&self, most: u32, flags: RecvFlags) -> (u32, ReadResult) {
         match self.take((most as usize).min(MAX_READ), flags) {
-            Ok(taken) if taken.too_many => (TOO_MANY, taken),
+            Ok(taken) if taken.too_many => (TOO_MANY_FDS, taken),
             Ok(taken) => (0, taken),
-            Err(errno) => (code(errno), Taken::default()),
+            Err(errno) => (code(errno), ReadResult::default()),
         }
     }
 
@@ -109,13 +109,14 @@ impl Session {
 
     /// Returns the descriptor, or its replacement.
     fn harmless<'a>(&'a self, fd: &'a OwnedFd) -> BorrowedFd<'a> {
-        match is_harmless(fd.as_fd(), self.wanted) {
-            true => fd.as_fd(),
-            false => self.stand_in.as_fd(),
+        if is_harmless(fd.as_fd(), self.wanted) {
+            fd.as_fd()
+        } else {
+            self.stand_in.as_fd()
         }
     }
 
-    fn take(&self, most: usize, flags: RecvFlags) -> Result<Taken, Errno> {
+    fn take(&self, most: usize, flags: RecvFlags) -> Result<ReadResult, Errno> {
         let socket = self.socket().ok_or(Errno::NOTCONN)?;
         let mut bytes = vec![0; most];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -140,7 +141,7 @@ impl Session {
         }
         let cut = received.flags.contains(ReturnFlags::CTRUNC);
         bytes.truncate(received.bytes);
-        Ok(Taken {
+        Ok(ReadResult {
             bytes,
             too_many: cut || fds.len() > usize::from(self.wanted.max_fds),
             fds,
@@ -160,7 +161,13 @@ impl Session {
             value,
             client: self.client,
         };
-        message::send(self.door.as_fd(), message, bytes, fds, SendFlags::empty())
+        message::send(
+            self.channel.as_fd(),
+            message,
+            bytes,
+            fds,
+            SendFlags::empty(),
+        )
     }
 }
 

@@ -1,7 +1,7 @@
 //! Client sockets.
 
-use crate::door::Door;
 use crate::error::ReadError;
+use crate::listener_link::ListenerLink;
 use crate::message::MAX_FDS;
 use rustix::io::Errno;
 use rustix::net::{
@@ -38,10 +38,10 @@ pub enum Read {
 
 /// A client's Unix stream socket. No read blocks, even if the socket is blocking.
 #[derive(Debug)]
-pub struct Socket(Way);
+pub struct Socket(SocketMode);
 
 #[derive(Debug)]
-enum Way {
+enum SocketMode {
     InPlace { socket: OwnedFd, max_fds: usize },
     Receiver(Received),
 }
@@ -50,7 +50,7 @@ enum Way {
 struct Received {
     /// `None` only inside `drop`.
     socket: Option<Arc<OwnedFd>>,
-    door: Arc<Mutex<Door>>,
+    link: Arc<Mutex<ListenerLink>>,
     client: u64,
     waiting: bool,
     /// The receiver process has peeked, and holds descriptors that are still in the socket.
@@ -85,7 +85,7 @@ fn read_with(
 }
 
 /// Content of a socket.
-pub(crate) enum Seen {
+pub(crate) enum SocketContent {
     Nothing,
     /// The peer has closed its end.
     Eof,
@@ -98,14 +98,14 @@ pub(crate) enum Seen {
 /// Peeks into a socket without taking anything from it. The kernel ends a read behind the first
 /// packet with descriptors, and reports that they were cut off if there is no room for them. They
 /// stay in the socket: a peek only lends them, so none is closed.
-pub(crate) fn look(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<Seen, ReadError> {
+pub(crate) fn look(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<SocketContent, ReadError> {
     let mut none = RecvAncillaryBuffer::new(&mut []);
     let seen = read_with(socket, buf, &mut none, RecvFlags::PEEK)?;
     Ok(match seen {
-        None => Seen::Nothing,
-        Some((len, flags)) if flags.contains(ReturnFlags::CTRUNC) => Seen::WithFds(len),
-        Some((0, _)) => Seen::Eof,
-        Some((len, _)) => Seen::Bytes(len),
+        None => SocketContent::Nothing,
+        Some((len, flags)) if flags.contains(ReturnFlags::CTRUNC) => SocketContent::WithFds(len),
+        Some((0, _)) => SocketContent::Eof,
+        Some((len, _)) => SocketContent::Bytes(len),
     })
 }
 
@@ -132,15 +132,15 @@ impl Socket {
     /// received by this process, at most `max_fds` (up to 253) with one read, and this process
     /// closes them.
     pub fn in_place(socket: OwnedFd, max_fds: usize) -> Socket {
-        Socket(Way::InPlace { socket, max_fds })
+        Socket(SocketMode::InPlace { socket, max_fds })
     }
 
-    pub(crate) fn received(socket: OwnedFd, door: &Arc<Mutex<Door>>) -> Socket {
+    pub(crate) fn received(socket: OwnedFd, link: &Arc<Mutex<ListenerLink>>) -> Socket {
         let socket = Arc::new(socket);
-        let client = door.lock().unpoisoned().enter(socket.clone());
-        Socket(Way::Receiver(Received {
+        let client = link.lock().unpoisoned().enter(socket.clone());
+        Socket(SocketMode::Receiver(Received {
             socket: Some(socket),
-            door: door.clone(),
+            link: link.clone(),
             client,
             waiting: false,
             looked: false,
@@ -154,10 +154,10 @@ impl Socket {
     /// [`ReadError`] when the stream cannot be read any more.
     pub fn read(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {
         match &mut self.0 {
-            Way::InPlace { socket, max_fds } => {
+            SocketMode::InPlace { socket, max_fds } => {
                 read_in_place(socket.as_fd(), *max_fds, buf, fds, RecvFlags::empty())
             }
-            Way::Receiver(received) => received.read(buf, fds),
+            SocketMode::Receiver(received) => received.read(buf, fds),
         }
     }
 
@@ -168,10 +168,10 @@ impl Socket {
     /// [`ReadError`] when the stream cannot be read any more.
     pub fn look(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {
         match &mut self.0 {
-            Way::InPlace { socket, max_fds } => {
+            SocketMode::InPlace { socket, max_fds } => {
                 read_in_place(socket.as_fd(), *max_fds, buf, fds, RecvFlags::PEEK)
             }
-            Way::Receiver(received) => received.look(buf, fds),
+            SocketMode::Receiver(received) => received.look(buf, fds),
         }
     }
 
@@ -183,9 +183,9 @@ impl Socket {
     /// [`ReadError`]: EAGAIN when the pipe is full. Also when the receiver process has ended,
     /// because this process would otherwise close the peeked descriptors itself.
     pub fn consume(&mut self, pipe: BorrowedFd<'_>, len: usize) -> Result<usize, ReadError> {
-        if let Way::Receiver(received) = &self.0
+        if let SocketMode::Receiver(received) = &self.0
             && received.looked
-            && !received.door.lock().unpoisoned().holds(received.client)
+            && !received.link.lock().unpoisoned().holds(received.client)
         {
             return Err(ReadError::ReceiverGone);
         }
@@ -200,27 +200,30 @@ impl Socket {
 
     /// Reports that all peeked data has been consumed.
     pub fn consumed(&mut self) {
-        if let Way::Receiver(received) = &mut self.0
+        if let SocketMode::Receiver(received) = &mut self.0
             && std::mem::take(&mut received.looked)
         {
-            received.door.lock().unpoisoned().looked(received.client);
+            received.link.lock().unpoisoned().looked(received.client);
         }
     }
 
     /// Returns whether the receiver process reads. [`Intake::ready`](crate::Intake) handles its
     /// answer; the next [`Socket::read`] returns it.
     pub fn is_waiting(&self) -> bool {
-        matches!(&self.0, Way::Receiver(Received { waiting: true, .. }))
+        matches!(
+            &self.0,
+            SocketMode::Receiver(Received { waiting: true, .. })
+        )
     }
 
     /// Returns the deadline of the outstanding answer, at which [`Socket::read`] must be called.
     pub fn deadline(&self) -> Option<Instant> {
         match &self.0 {
-            Way::Receiver(Received {
+            SocketMode::Receiver(Received {
                 waiting: true,
-                door,
+                link,
                 ..
-            }) => door.lock().unpoisoned().deadline(),
+            }) => link.lock().unpoisoned().deadline(),
             _ => None,
         }
     }
@@ -229,8 +232,8 @@ impl Socket {
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.0 {
-            Way::InPlace { socket, .. } => socket.as_fd(),
-            Way::Receiver(received) => received.as_fd(),
+            SocketMode::InPlace { socket, .. } => socket.as_fd(),
+            SocketMode::Receiver(received) => received.as_fd(),
         }
     }
 }
@@ -275,12 +278,12 @@ impl Received {
             return self.take_answer(buf, fds);
         }
         let len = match look(self.as_fd(), buf)? {
-            Seen::Nothing => return Ok(Read::Blocked),
-            Seen::Eof => return Ok(Read::Eof),
-            Seen::Bytes(len) => return take(self.as_fd(), buf, len),
-            Seen::WithFds(len) => len,
+            SocketContent::Nothing => return Ok(Read::Blocked),
+            SocketContent::Eof => return Ok(Read::Eof),
+            SocketContent::Bytes(len) => return take(self.as_fd(), buf, len),
+            SocketContent::WithFds(len) => len,
         };
-        self.door.lock().unpoisoned().ask(self.client, len);
+        self.link.lock().unpoisoned().ask(self.client, len);
         self.waiting = true;
         Ok(Read::Waiting)
     }
@@ -292,14 +295,14 @@ impl Received {
             return Ok(read);
         }
         match look(self.as_fd(), buf)? {
-            Seen::Nothing => Ok(Read::Blocked),
-            Seen::Eof => Ok(Read::Eof),
-            Seen::Bytes(len) => Ok(Read::Bytes {
+            SocketContent::Nothing => Ok(Read::Blocked),
+            SocketContent::Eof => Ok(Read::Eof),
+            SocketContent::Bytes(len) => Ok(Read::Bytes {
                 len,
                 more: len == buf.len(),
             }),
-            Seen::WithFds(len) => {
-                self.door.lock().unpoisoned().ask_look(self.client, len);
+            SocketContent::WithFds(len) => {
+                self.link.lock().unpoisoned().ask_look(self.client, len);
                 self.waiting = true;
                 Ok(Read::Waiting)
             }
@@ -307,7 +310,7 @@ impl Received {
     }
 
     fn take_answer(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {
-        let Some(taken) = self.door.lock().unpoisoned().answer(self.client)? else {
+        let Some(taken) = self.link.lock().unpoisoned().answer(self.client)? else {
             return Ok(Read::Waiting);
         };
         self.waiting = false;
@@ -331,12 +334,12 @@ impl Drop for Received {
         };
         // The client sees the end now, even if closing takes time.
         let _ = shutdown(&socket, Shutdown::Both);
-        let mut door = self.door.lock().unpoisoned();
-        if door.leave(self.client) {
+        let mut link = self.link.lock().unpoisoned();
+        if link.leave(self.client) {
             // The receiver process has a duplicate until it is notified, so this is not the last
             // close.
             drop(socket);
-            door.end(self.client);
+            link.end(self.client);
         } else {
             sync::discard(socket);
         }

@@ -3,10 +3,10 @@
 //!
 //! The spawner receives nothing from clients. The server sends a control socket for each receiver
 //! process, and gets the process ID. A thread waits for the end of each child. A compromised server
-//! gets no more processes from the spawner than [`MOST`].
+//! gets no more processes from the spawner than [`MAX_CHILDREN`].
 
 use crate::error::StartError;
-use crate::message::{self, Message, SHORT, kind};
+use crate::message::{self, MESSAGE_LEN, Message, kind};
 use crate::server::ServeError;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Maximum number of receiver processes at a time. One serves; the remaining ones are ending, and
 /// may hang.
-const MOST: usize = 16;
+const MAX_CHILDREN: usize = 16;
 
 /// The server's handle of the spawner.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl Spawner {
 /// closed.
 fn next(channel: BorrowedFd<'_>) -> Result<Option<(Message, Option<OwnedFd>)>, Errno> {
     loop {
-        match message::receive::<SHORT>(channel) {
+        match message::receive::<MESSAGE_LEN>(channel) {
             Ok(incoming) => {
                 return Ok(incoming.map(|it| (it.message, it.fds.into_iter().next())));
             }
@@ -109,7 +109,7 @@ pub fn start_receivers(
     let living = Arc::new(AtomicUsize::new(0));
     while let Some((_, control)) = next(requests).map_err(system("recvmsg"))? {
         let started = match control {
-            Some(_) if living.load(Ordering::Relaxed) >= MOST => Err(Errno::AGAIN.into()),
+            Some(_) if living.load(Ordering::Relaxed) >= MAX_CHILDREN => Err(Errno::AGAIN.into()),
             Some(control) => spawn(command(), control),
             // This process may not open a further descriptor.
             None => Err(Errno::MFILE.into()),

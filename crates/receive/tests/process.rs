@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
-use receive::{Intake, Read, ReadError, Receiver, Socket, Wanted};
+use receive::{AcceptedDescriptors, Intake, Read, ReadError, Receiver, Socket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{
@@ -20,7 +20,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(30);
-const WANTED: Wanted = Wanted {
+const WANTED: AcceptedDescriptors = AcceptedDescriptors {
     max_fds: 4,
     streams: true,
 };

@@ -89,9 +89,10 @@ impl HostPort {
 impl fmt::Display for HostPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, port } = self;
-        match host.contains(':') {
-            true => write!(f, "[{host}]:{port}"),
-            false => write!(f, "{host}:{port}"),
+        if host.contains(':') {
+            write!(f, "[{host}]:{port}")
+        } else {
+            write!(f, "{host}:{port}")
         }
     }
 }
@@ -132,9 +133,10 @@ pub fn encode(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:@!$'()*+,;=".contains(&byte);
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
-        match plain(byte) {
-            true => encoded.push(byte.into()),
-            false => encoded += &format!("%{byte:02x}"),
+        if plain(byte) {
+            encoded.push(byte.into())
+        } else {
+            encoded += &format!("%{byte:02x}")
         }
     }
     encoded

@@ -6,13 +6,13 @@
 #![forbid(unsafe_code)]
 
 mod address;
-mod again;
-mod parents;
-mod reach;
+mod connection_state;
+mod reconnect;
 mod socket;
+mod split_requests;
 
 pub use address::{Address, HostPort, HostPortError, decode, encode};
-pub use again::{LOG_INTERVAL, pause, spawn};
-pub use parents::{Parent, Parents, Todo};
-pub use reach::{Reach, ReachWatch, Reachable};
+pub use connection_state::{ConnectionState, ReachWatch, Reachable};
+pub use reconnect::{LOG_INTERVAL, pause, spawn};
 pub use socket::{Conversation, connect_tcp, connect_unix};
+pub use split_requests::{Remaining, SplitRequest, SplitRequests};

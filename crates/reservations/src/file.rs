@@ -10,7 +10,7 @@
 //! The file belongs to the process that has locked it. Writes begun by a killed process hold its
 //! lock, so they are finished when the next process gets it.
 
-use crate::image::{Executed, Image, ImageError, LONGEST, MAX_EXECUTED};
+use crate::image::{Executed, Image, ImageError, MAX_EXECUTED, MAX_IMAGE_LEN};
 use crate::state::Reservations;
 use rustix::fs::{CWD, OFlags, RenameFlags};
 use std::fs::{File, TryLockError};
@@ -22,10 +22,10 @@ use std::time::{Duration, Instant};
 /// Size of a slot in bytes.
 const SLOT: usize = 16 << 10;
 const SIZE: usize = 2 * SLOT;
-const _: () = assert!(LONGEST <= SLOT);
+const _: () = assert!(MAX_IMAGE_LEN <= SLOT);
 
 /// Interval between checks of the lock.
-const PAUSE: Duration = Duration::from_millis(20);
+const LOCK_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Error of opening, reading or writing the file.
 #[derive(Debug, thiserror::Error)]
@@ -250,7 +250,9 @@ fn lock(file: &File, path: &Path, until: Instant) -> Result<(), FileError> {
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(()),
-            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(PAUSE),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => {
+                std::thread::sleep(LOCK_CHECK_INTERVAL)
+            }
             Err(TryLockError::WouldBlock) => return Err(FileError::Locked(path.into())),
             Err(TryLockError::Error(error)) => return Err(io_error(path, error)),
         }

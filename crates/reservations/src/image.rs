@@ -32,7 +32,7 @@ const PTPL: u8 = 1;
 pub const MAX_EXECUTED: usize = 32;
 
 /// Size of the largest image in bytes.
-pub(crate) const LONGEST: usize = length(MAX_REGISTRANTS, MAX_EXECUTED);
+pub(crate) const MAX_IMAGE_LEN: usize = length(MAX_REGISTRANTS, MAX_EXECUTED);
 
 /// Returns the size in bytes of an image with these numbers of entries.
 const fn length(registrants: usize, executed: usize) -> usize {
@@ -196,9 +196,10 @@ impl Image {
         let (header, _) = Header::ref_from_prefix(bytes).map_err(|_| ImageError::Foreign)?;
         if header.magic != MAGIC {
             let empty = bytes.iter().all(|byte| *byte == 0);
-            return Err(match empty {
-                true => ImageError::Empty,
-                false => ImageError::Foreign,
+            return Err(if empty {
+                ImageError::Empty
+            } else {
+                ImageError::Foreign
             });
         }
         // Common to every version: magic, version, length, and the checksum at the end.

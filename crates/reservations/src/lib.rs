@@ -23,7 +23,7 @@
 //! let change = shared.execute(&active, &fence)?;
 //! assert_eq!(change.preempted, [hung]);
 //! assert_eq!(shared.access(&hung), Access { read: true, write: false });
-//! # Ok::<(), reservations::Refusal>(())
+//! # Ok::<(), reservations::ReservationRefusal>(())
 //! ```
 //!
 //! [`Image`] is the encoded state, and [`ReservationFile`] a small file of images beside the
@@ -47,4 +47,4 @@ pub use host::HostId;
 pub use image::{Executed, Image, ImageError, MAX_EXECUTED};
 pub use operation::Operation;
 pub use state::{Change, MAX_REGISTRANTS, Notice, Registrant, Reservation, Reservations};
-pub use types::{Access, CommandGroup, Notification, Refusal, ReservationType};
+pub use types::{Access, CommandGroup, Notification, ReservationRefusal, ReservationType};

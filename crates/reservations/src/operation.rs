@@ -1,6 +1,6 @@
 //! Reservation commands after their fields were checked ("NVMe Base 2.1", 7.5 to 7.7).
 
-use crate::types::{Refusal, ReservationType};
+use crate::types::{ReservationRefusal, ReservationType};
 use nvme::cmd::reservation::{
     AcquireCdw10, AcquireData, Cptpl, Racqa, RegisterCdw10, RegisterData, ReleaseCdw10,
     ReleaseData, Rrega, Rrela,
@@ -76,13 +76,13 @@ impl Operation {
     /// Parses Reservation Register.
     ///
     /// # Errors
-    /// [`Refusal::InvalidField`] for a reserved action or change of PTPL.
-    pub fn register(cdw10: RegisterCdw10, data: &RegisterData) -> Result<Self, Refusal> {
+    /// [`ReservationRefusal::InvalidField`] for a reserved action or change of PTPL.
+    pub fn register(cdw10: RegisterCdw10, data: &RegisterData) -> Result<Self, ReservationRefusal> {
         let ptpl = match cdw10.cptpl() {
             Cptpl::NO_CHANGE => None,
             Cptpl::CLEAR => Some(false),
             Cptpl::SET => Some(true),
-            _ => return Err(Refusal::InvalidField),
+            _ => return Err(ReservationRefusal::InvalidField),
         };
         let key = (!cdw10.iekey()).then(|| data.crkey.get());
         let new = data.nrkey.get();
@@ -90,19 +90,19 @@ impl Operation {
             Rrega::REGISTER => Ok(Self::Register { key: new, ptpl }),
             Rrega::UNREGISTER => Ok(Self::Unregister { key, ptpl }),
             Rrega::REPLACE => Ok(Self::Replace { key, new, ptpl }),
-            _ => Err(Refusal::InvalidField),
+            _ => Err(ReservationRefusal::InvalidField),
         }
     }
 
     /// Parses Reservation Acquire.
     ///
     /// # Errors
-    /// [`Refusal::InvalidField`] for a reserved action or type, or when IEKEY is set.
-    pub fn acquire(cdw10: AcquireCdw10, data: &AcquireData) -> Result<Self, Refusal> {
+    /// [`ReservationRefusal::InvalidField`] for a reserved action or type, or when IEKEY is set.
+    pub fn acquire(cdw10: AcquireCdw10, data: &AcquireData) -> Result<Self, ReservationRefusal> {
         if cdw10.iekey() {
-            return Err(Refusal::InvalidField);
+            return Err(ReservationRefusal::InvalidField);
         }
-        let rtype = ReservationType::of(cdw10.rtype()).ok_or(Refusal::InvalidField)?;
+        let rtype = ReservationType::of(cdw10.rtype()).ok_or(ReservationRefusal::InvalidField)?;
         let (key, victim) = (data.crkey.get(), data.prkey.get());
         let preempt = |abort| Self::Preempt {
             key,
@@ -114,27 +114,28 @@ impl Operation {
             Racqa::ACQUIRE => Ok(Self::Acquire { key, rtype }),
             Racqa::PREEMPT => Ok(preempt(false)),
             Racqa::PREEMPT_AND_ABORT => Ok(preempt(true)),
-            _ => Err(Refusal::InvalidField),
+            _ => Err(ReservationRefusal::InvalidField),
         }
     }
 
     /// Parses Reservation Release.
     ///
     /// # Errors
-    /// [`Refusal::InvalidField`] for a reserved action, a reserved type where it matters, or when
-    /// IEKEY is set.
-    pub fn release(cdw10: ReleaseCdw10, data: &ReleaseData) -> Result<Self, Refusal> {
+    /// [`ReservationRefusal::InvalidField`] for a reserved action, a reserved type where it
+    /// matters, or when IEKEY is set.
+    pub fn release(cdw10: ReleaseCdw10, data: &ReleaseData) -> Result<Self, ReservationRefusal> {
         if cdw10.iekey() {
-            return Err(Refusal::InvalidField);
+            return Err(ReservationRefusal::InvalidField);
         }
         let key = data.crkey.get();
         match cdw10.rrela() {
             Rrela::RELEASE => {
-                let rtype = ReservationType::of(cdw10.rtype()).ok_or(Refusal::InvalidField)?;
+                let rtype =
+                    ReservationType::of(cdw10.rtype()).ok_or(ReservationRefusal::InvalidField)?;
                 Ok(Self::Release { key, rtype })
             }
             Rrela::CLEAR => Ok(Self::Clear { key }),
-            _ => Err(Refusal::InvalidField),
+            _ => Err(ReservationRefusal::InvalidField),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::host::HostId;
 use crate::operation::Operation;
-use crate::types::{Access, Notification, Refusal, ReservationType};
+use crate::types::{Access, Notification, ReservationRefusal, ReservationType};
 
 /// Maximum number of registrants of a namespace. Without a limit, a host could register repeatedly
 /// under new Host Identifiers.
@@ -100,9 +100,10 @@ impl Reservations {
         let Some(Reservation { rtype, holder }) = &self.reservation else {
             return Access::FULL;
         };
-        let admitted = match rtype.admits_registrants() {
-            true => self.is_registrant(host),
-            false => holder.as_ref() == Some(host),
+        let admitted = if rtype.admits_registrants() {
+            self.is_registrant(host)
+        } else {
+            holder.as_ref() == Some(host)
         };
         Access {
             read: admitted || !rtype.excludes_reads(),
@@ -142,8 +143,12 @@ impl Reservations {
     /// Executes an operation of a host.
     ///
     /// # Errors
-    /// [`Refusal`] when the operation is not allowed; nothing has changed then.
-    pub fn execute(&mut self, host: &HostId, operation: &Operation) -> Result<Change, Refusal> {
+    /// [`ReservationRefusal`] when the operation is not allowed; nothing has changed then.
+    pub fn execute(
+        &mut self,
+        host: &HostId,
+        operation: &Operation,
+    ) -> Result<Change, ReservationRefusal> {
         match *operation {
             Operation::Register { key, ptpl } => {
                 self.check_ptpl(ptpl)?;
@@ -193,18 +198,18 @@ impl Reservations {
         }
     }
 
-    fn check_ptpl(&self, ptpl: Option<bool>) -> Result<(), Refusal> {
+    fn check_ptpl(&self, ptpl: Option<bool>) -> Result<(), ReservationRefusal> {
         match ptpl {
-            Some(true) if !self.can_persist => Err(Refusal::InvalidField),
+            Some(true) if !self.can_persist => Err(ReservationRefusal::InvalidField),
             _ => Ok(()),
         }
     }
 
     /// Checks that the host is a registrant with this key.
-    fn check_key(&self, host: &HostId, key: u64) -> Result<(), Refusal> {
+    fn check_key(&self, host: &HostId, key: u64) -> Result<(), ReservationRefusal> {
         match self.key_of(host) {
             Some(found) if found == key => Ok(()),
-            _ => Err(Refusal::Conflict),
+            _ => Err(ReservationRefusal::Conflict),
         }
     }
 
@@ -220,23 +225,28 @@ impl Reservations {
 
     // ---- registrants
 
-    fn register(&mut self, host: &HostId, key: u64) -> Result<(), Refusal> {
+    fn register(&mut self, host: &HostId, key: u64) -> Result<(), ReservationRefusal> {
         match self.key_of(host) {
             Some(found) if found == key => Ok(()),
-            Some(_) => Err(Refusal::Conflict),
+            Some(_) => Err(ReservationRefusal::Conflict),
             None => self.add(host, key),
         }
     }
 
-    fn add(&mut self, host: &HostId, key: u64) -> Result<(), Refusal> {
+    fn add(&mut self, host: &HostId, key: u64) -> Result<(), ReservationRefusal> {
         if self.registrants.len() >= MAX_REGISTRANTS {
-            return Err(Refusal::Full);
+            return Err(ReservationRefusal::Full);
         }
         self.registrants.push(Registrant { host: *host, key });
         Ok(())
     }
 
-    fn replace(&mut self, host: &HostId, key: Option<u64>, new: u64) -> Result<(), Refusal> {
+    fn replace(
+        &mut self,
+        host: &HostId,
+        key: Option<u64>,
+        new: u64,
+    ) -> Result<(), ReservationRefusal> {
         if let Some(key) = key {
             self.check_key(host, key)?;
         }
@@ -248,7 +258,11 @@ impl Reservations {
         Ok(())
     }
 
-    fn unregister(&mut self, host: &HostId, key: Option<u64>) -> Result<Change, Refusal> {
+    fn unregister(
+        &mut self,
+        host: &HostId,
+        key: Option<u64>,
+    ) -> Result<Change, ReservationRefusal> {
         if let Some(key) = key {
             self.check_key(host, key)?;
         }
@@ -295,22 +309,30 @@ impl Reservations {
         });
     }
 
-    fn acquire(&mut self, host: &HostId, rtype: ReservationType) -> Result<Change, Refusal> {
+    fn acquire(
+        &mut self,
+        host: &HostId,
+        rtype: ReservationType,
+    ) -> Result<Change, ReservationRefusal> {
         match self.reservation {
             None => self.take(host, rtype),
             Some(held) if held.rtype == rtype && self.is_holder(host) => {}
-            Some(_) => return Err(Refusal::Conflict),
+            Some(_) => return Err(ReservationRefusal::Conflict),
         }
         Ok(Change::default())
     }
 
-    fn release(&mut self, host: &HostId, rtype: ReservationType) -> Result<Change, Refusal> {
+    fn release(
+        &mut self,
+        host: &HostId,
+        rtype: ReservationType,
+    ) -> Result<Change, ReservationRefusal> {
         let mut change = Change::default();
         let Some(held) = self.reservation.filter(|_| self.is_holder(host)) else {
             return Ok(change);
         };
         if held.rtype != rtype {
-            return Err(Refusal::InvalidField);
+            return Err(ReservationRefusal::InvalidField);
         }
         self.reservation = None;
         if rtype.admits_registrants() {
@@ -332,7 +354,7 @@ impl Reservations {
         host: &HostId,
         victim: u64,
         rtype: ReservationType,
-    ) -> Result<Change, Refusal> {
+    ) -> Result<Change, ReservationRefusal> {
         let held = self.reservation;
         let has_key = |registrant: &Registrant| registrant.key == victim;
         let other = |registrant: &Registrant| registrant.host != *host;
@@ -340,7 +362,7 @@ impl Reservations {
             None => false,
             Some(Reservation { holder: None, .. }) => {
                 if victim != 0 && !self.registrants.iter().any(has_key) {
-                    return Err(Refusal::Conflict);
+                    return Err(ReservationRefusal::Conflict);
                 }
                 victim == 0
             }
@@ -350,7 +372,7 @@ impl Reservations {
             }) => {
                 let of_holder = self.key_of(&holder) == Some(victim);
                 if !of_holder && victim == 0 {
-                    return Err(Refusal::InvalidField);
+                    return Err(ReservationRefusal::InvalidField);
                 }
                 of_holder
             }

@@ -137,7 +137,7 @@ impl Notification {
 
 /// Reason why a reservation command is refused. Nothing has changed then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum ReservationRefusal {
     /// The host is not a registrant, its key differs, or another host holds the reservation.
     #[error("the command conflicts with a reservation or registration")]
     Conflict,
@@ -149,7 +149,7 @@ pub enum Refusal {
     Full,
 }
 
-impl Refusal {
+impl ReservationRefusal {
     /// Returns the status of the command.
     pub const fn status(self) -> Status {
         match self {

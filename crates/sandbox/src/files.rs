@@ -29,7 +29,7 @@ const FILES_IN: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
 
 /// Scope of a Landlock domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub(crate) enum DomainScope {
     /// The process: it may send no signal outside.
     Process,
     /// A single thread, which may send signals to the process's remaining threads: kernels before
@@ -38,7 +38,7 @@ pub(crate) enum Reach {
 }
 
 /// Removes all rights except the needed ones.
-pub(crate) fn restrict(needs: &Needs, reach: Reach) -> Result<Landlock, Error> {
+pub(crate) fn restrict(needs: &Needs, reach: DomainScope) -> Result<Landlock, Error> {
     let status = ruleset(needs, reach).map_err(Error::Files)?;
     Ok(match (status.landlock, status.ruleset) {
         (LandlockStatus::NotImplemented, _) => Landlock::NotImplemented,
@@ -48,14 +48,14 @@ pub(crate) fn restrict(needs: &Needs, reach: Reach) -> Result<Landlock, Error> {
     })
 }
 
-type Refused = Box<dyn std::error::Error + Send + Sync>;
+type RuleError = Box<dyn std::error::Error + Send + Sync>;
 
-fn ruleset(needs: &Needs, reach: Reach) -> Result<RestrictionStatus, Refused> {
+fn ruleset(needs: &Needs, reach: DomainScope) -> Result<RestrictionStatus, RuleError> {
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(NEWEST))?
         .handle_access(AccessNet::from_all(NEWEST))?;
-    if reach == Reach::Process {
+    if reach == DomainScope::Process {
         rules = rules.scope(Scope::from_all(NEWEST))?;
     }
     let mut rules = rules.create()?;
@@ -64,16 +64,18 @@ fn ruleset(needs: &Needs, reach: Reach) -> Result<RestrictionStatus, Refused> {
         rules = rules.add_rule(PathBeneath::new(directory, AccessFs::ReadFile))?;
     }
     for place in needs.read_below.iter().filter(|path| path.exists()) {
-        let rights = match place.is_dir() {
-            true => AccessFs::ReadFile | AccessFs::ReadDir,
-            false => AccessFs::ReadFile.into(),
+        let rights = if place.is_dir() {
+            AccessFs::ReadFile | AccessFs::ReadDir
+        } else {
+            AccessFs::ReadFile.into()
         };
         rules = rules.add_rule(PathBeneath::new(PathFd::new(place)?, rights))?;
     }
     for place in needs.open_below.iter().filter(|path| path.exists()) {
-        let rights = match place.is_dir() {
-            true => OPEN_FILE | OPEN_BELOW,
-            false => OPEN_FILE,
+        let rights = if place.is_dir() {
+            OPEN_FILE | OPEN_BELOW
+        } else {
+            OPEN_FILE
         };
         rules = rules.add_rule(PathBeneath::new(PathFd::new(place)?, rights))?;
     }
@@ -82,9 +84,10 @@ fn ruleset(needs: &Needs, reach: Reach) -> Result<RestrictionStatus, Refused> {
         rules = rules.add_rule(PathBeneath::new(directory, FILES_IN))?;
     }
     for directory in &needs.remove_in {
-        let directory = match directory.as_os_str().is_empty() {
-            true => Path::new("."),
-            false => directory,
+        let directory = if directory.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            directory
         };
         if directory.exists() {
             let directory = PathFd::new(directory)?;

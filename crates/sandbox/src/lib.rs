@@ -19,8 +19,8 @@
 //! [`Sandbox::seal`] is called when the threads have created their resources, before the first
 //! client is served: it installs the list of system calls in all threads at once.
 //!
-//! If the kernel lacks a part, that part is left out, and [`Report`] lists it. This crate serves
-//! and logs nothing.
+//! If the kernel lacks a part, that part is left out, and [`SandboxReport`] lists it. This crate
+//! serves and logs nothing.
 //!
 //! # Example
 //!
@@ -49,7 +49,7 @@ mod threads;
 
 pub use error::Error;
 pub use needs::{Connect, Needs};
-pub use report::{Landlock, Report};
+pub use report::{Landlock, SandboxReport};
 
 use rustix::thread::CapabilitySet;
 use std::io;
@@ -76,15 +76,15 @@ impl Sandbox {
     /// # Errors
     /// [`Error`] when the kernel supports a part, but refuses to enforce it. A part of the rights
     /// is dropped by then.
-    pub fn enter(&self) -> Result<Report, Error> {
+    pub fn enter(&self) -> Result<SandboxReport, Error> {
         limits::lower().map_err(Error::system("limits (setrlimit)"))?;
         no_new_privileges()?;
         let capabilities = drop_all_but(capabilities::of(&self.needs))?;
         let outside = threads::outside();
         // Landlock is last: the kernel files that list held rights are inaccessible afterwards.
-        let landlock = files::restrict(&self.needs, files::Reach::Process)?;
+        let landlock = files::restrict(&self.needs, files::DomainScope::Process)?;
         let _ = self.holds.set(matches!(landlock, Landlock::Abi(_)));
-        Ok(Report {
+        Ok(SandboxReport {
             landlock,
             capabilities,
             outside,
@@ -113,7 +113,7 @@ impl Sandbox {
 pub fn leave_nothing() -> Result<(), Error> {
     no_new_privileges()?;
     drop_all_but(CapabilitySet::empty())?;
-    files::restrict(&Needs::default(), files::Reach::Thread).map(drop)
+    files::restrict(&Needs::default(), files::DomainScope::Thread).map(drop)
 }
 
 /// Leaves the calling thread and its children only rights to files and programs: those of its user,
@@ -135,9 +135,10 @@ pub fn leave_files() -> Result<(), Error> {
 /// The errors of [`Sandbox::enter`].
 pub fn leave_user() -> Result<(), Error> {
     no_new_privileges()?;
-    match calls::is_known() {
-        true => calls::install_for_starter(),
-        false => Ok(()),
+    if calls::is_known() {
+        calls::install_for_starter()
+    } else {
+        Ok(())
     }
 }
 

@@ -5,7 +5,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Limits that may never be raised again. The number of processes is excluded: that limit belongs
 /// to the user, not to the process, and counts the kernel's threads for io_uring.
-const KEPT: [Resource; 2] = [Resource::Nofile, Resource::Memlock];
+const UNCHANGED_LIMITS: [Resource; 2] = [Resource::Nofile, Resource::Memlock];
 
 /// Disables core dumps, which would contain guests' memory, and freezes the limits.
 pub(crate) fn lower() -> io::Result<()> {
@@ -14,7 +14,7 @@ pub(crate) fn lower() -> io::Result<()> {
         maximum: Some(0),
     };
     setrlimit(Resource::Core, none)?;
-    for resource in KEPT {
+    for resource in UNCHANGED_LIMITS {
         let Rlimit { current, .. } = getrlimit(resource);
         let maximum = current;
         setrlimit(resource, Rlimit { current, maximum })?;

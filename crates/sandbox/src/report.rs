@@ -26,7 +26,7 @@ impl fmt::Display for Landlock {
 
 /// Dropped and remaining rights of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct SandboxReport {
     /// Restrictions of files by paths, the network, other processes.
     pub landlock: Landlock,
     /// Remaining capabilities.
@@ -38,7 +38,7 @@ pub struct Report {
     pub seccomp: bool,
 }
 
-impl Report {
+impl SandboxReport {
     /// Describes the missing parts; `None` when the sandbox is complete.
     pub fn missing(&self) -> Option<String> {
         let mut missing = Vec::new();
@@ -68,12 +68,13 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for SandboxReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "landlock: {}", self.landlock)?;
-        match self.seccomp {
-            true => f.write_str("; seccomp: on")?,
-            false => f.write_str("; seccomp: off")?,
+        if self.seccomp {
+            f.write_str("; seccomp: on")?
+        } else {
+            f.write_str("; seccomp: off")?
         }
         match self.capabilities().as_slice() {
             [] => f.write_str("; capabilities: none"),

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 /// Number of checks, with a pause between them, because a joined thread may be visible for a
 /// moment.
-const LOOKS: u32 = 50;
-const PAUSE: Duration = Duration::from_millis(1);
+const MAX_CHECKS: u32 = 50;
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Returns the names of such threads, except the calling one; empty if /proc is unavailable.
 pub(crate) fn outside() -> Vec<String> {
     let mut found = Vec::new();
-    for look in 0..LOOKS {
+    for look in 0..MAX_CHECKS {
         if look > 0 {
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(CHECK_INTERVAL);
         }
         found = look_once();
         if found.is_empty() {

@@ -1,7 +1,7 @@
 //! Table of the descriptors that a keeper holds for the disk, by number.
 
 use crate::layout::Kind;
-use crate::table::Table;
+use crate::table::EntryTable;
 use crate::{StateError, StateMemory};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -59,13 +59,13 @@ pub struct Descriptor {
 /// Table of the descriptors that the keeper holds for a disk.
 #[derive(Debug)]
 pub struct DescriptorTable {
-    table: Table,
+    table: EntryTable,
     places: BTreeMap<NonZeroU32, u32>,
 }
 
 impl DescriptorTable {
     pub(crate) fn open(state: StateMemory) -> Result<DescriptorTable, StateError> {
-        let table = Table::open(state, Kind::Descriptors)?;
+        let table = EntryTable::open(state, Kind::Descriptors)?;
         let numbers = table
             .iter()
             .map(|(place, entry)| Some((decode(entry)?.number, place)));

@@ -19,9 +19,9 @@ const HEADER: usize = PAGE;
 /// Number of words before the list of sections.
 const LIST: usize = 4;
 /// Maximum number of sections that a header can list.
-const MOST: u64 = 64;
+const MAX_SECTIONS: u64 = 64;
 /// Maximum size of the file in bytes: more than any layout needs, and far from overflow in sums.
-const LARGEST: usize = 1 << 32;
+const MAX_FILE_SIZE: usize = 1 << 32;
 
 /// Size in bytes of each of the two control buffers, including its header.
 pub(crate) const CONTROL_BUFFER: usize = 128 << 10;
@@ -100,7 +100,7 @@ impl Layout {
         ];
         let (mut sections, mut at) = (Sections::default(), HEADER);
         for (section, (len, stride)) in sections.iter_mut().zip(lens) {
-            let len = len.filter(|len| *len <= LARGEST);
+            let len = len.filter(|len| *len <= MAX_FILE_SIZE);
             let len = len.ok_or(StateError::OutOfRange)?;
             *section = Section {
                 offset: at,
@@ -109,7 +109,7 @@ impl Layout {
             };
             at = (at + len).next_multiple_of(PAGE);
         }
-        if at > LARGEST {
+        if at > MAX_FILE_SIZE {
             return Err(StateError::OutOfRange);
         }
         Ok((sections, at))
@@ -157,7 +157,7 @@ pub(crate) fn read_header(memory: &Memory) -> Result<Sections, StateError> {
         return Err(StateError::TooOld { version });
     }
     let count = get(memory, 2)?;
-    if count > MOST {
+    if count > MAX_SECTIONS {
         return Err(StateError::Damaged("too many sections"));
     }
     let mut sections = Sections::default();

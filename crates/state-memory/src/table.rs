@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Entries of a section. The section's first row describes the table: the number of entries that
 /// were ever used, and a word for the owner.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct EntryTable {
     state: StateMemory,
     kind: Kind,
     rows: Rows,
@@ -18,15 +18,15 @@ pub(crate) struct Table {
     free: Vec<u32>,
 }
 
-impl Table {
-    pub fn open(state: StateMemory, kind: Kind) -> Result<Table, StateError> {
+impl EntryTable {
+    pub fn open(state: StateMemory, kind: Kind) -> Result<EntryTable, StateError> {
         let count = state.section(kind).len / ROW;
         let entries = count
             .checked_sub(1)
             .ok_or(StateError::Damaged("a table is missing"))?;
         state.prepare(kind, ROW)?;
         let rows = state.rows(kind, 0, count)?;
-        let mut table = Table {
+        let mut table = EntryTable {
             state,
             kind,
             rows,

@@ -1,7 +1,7 @@
 //! Table of guest memory windows, with one entry for each.
 
 use crate::layout::Kind;
-use crate::table::Table;
+use crate::table::EntryTable;
 use crate::{StateError, StateMemory};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -64,7 +64,7 @@ impl KeptWindow {
 /// Table of guest memory windows.
 #[derive(Debug)]
 pub struct WindowTable {
-    table: Table,
+    table: EntryTable,
     /// Index of each window's entry, by first IOVA.
     places: BTreeMap<u64, u32>,
     /// Number of windows on each kept file.
@@ -73,7 +73,7 @@ pub struct WindowTable {
 
 impl WindowTable {
     pub(crate) fn open(state: StateMemory) -> Result<WindowTable, StateError> {
-        let table = Table::open(state, Kind::Windows)?;
+        let table = EntryTable::open(state, Kind::Windows)?;
         let places = table.iter().map(|(place, [_, iova, ..])| (iova, place));
         let places: BTreeMap<u64, u32> = places.collect();
         if places.len() != table.iter().count() {

@@ -4,9 +4,9 @@
 //! of gigabytes takes time. A thread with other duties leaves both to this module.
 //!
 //! One thread drops the values, in order, and another stands ready. When a drop takes longer than
-//! [`Pool::stuck_after`], the ready thread continues with the next values, and starts another ready
-//! one. Up to [`Pool::most`] drops may thus be stuck; further values then wait. Threads without
-//! work end after [`Pool::idle`]: a process that discards nothing has none.
+//! [`DropPool::stuck_after`], the ready thread continues with the next values, and starts another
+//! ready one. Up to [`DropPool::most`] drops may thus be stuck; further values then wait. Threads
+//! without work end after [`DropPool::idle`]: a process that discards nothing has none.
 
 use crate::{Unpoisoned, leave_cpu};
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// The process's pool of threads.
-static PROCESS: Pool = Pool::new(16, Duration::from_millis(100), Duration::from_secs(5));
+static PROCESS: DropPool = DropPool::new(16, Duration::from_millis(100), Duration::from_secs(5));
 
 /// Stack size of a thread in bytes. Drops are shallow.
 const STACK: usize = 256 << 10;
@@ -41,7 +41,7 @@ pub fn discard(value: impl Send + 'static) {
 type Value = Box<dyn Send>;
 
 /// Queue of values to be dropped, and the threads that drop them.
-struct Pool {
+struct DropPool {
     state: Mutex<State>,
     /// Signalled when a value was queued or a drop has ended.
     news: Condvar,
@@ -74,9 +74,9 @@ impl State {
     }
 }
 
-impl Pool {
-    const fn new(most: usize, stuck_after: Duration, idle: Duration) -> Pool {
-        Pool {
+impl DropPool {
+    const fn new(most: usize, stuck_after: Duration, idle: Duration) -> DropPool {
+        DropPool {
             state: Mutex::new(State {
                 values: VecDeque::new(),
                 threads: 0,
@@ -173,9 +173,10 @@ impl Pool {
                 return None;
             }
             // While values wait, they may be left to another thread for so long.
-            let wait = match state.values.is_empty() {
-                true => self.idle,
-                false => self.idle.min(leaves),
+            let wait = if state.values.is_empty() {
+                self.idle
+            } else {
+                self.idle.min(leaves)
             };
             (state, _) = self.news.wait_timeout(state, wait).unpoisoned();
         }
@@ -190,9 +191,13 @@ mod tests {
     /// Long enough for every machine, when something does happen.
     const BOUND: Duration = Duration::from_secs(60);
 
-    fn pool(most: usize, stuck_after: u64, idle: u64) -> &'static Pool {
+    fn pool(most: usize, stuck_after: u64, idle: u64) -> &'static DropPool {
         let millis = Duration::from_millis;
-        Box::leak(Box::new(Pool::new(most, millis(stuck_after), millis(idle))))
+        Box::leak(Box::new(DropPool::new(
+            most,
+            millis(stuck_after),
+            millis(idle),
+        )))
     }
 
     /// A value with a drop that reports its start, then waits until it may end.
@@ -206,7 +211,7 @@ mod tests {
     }
 
     /// Discards a value with a stuck drop, which ends when the returned sender is dropped.
-    fn stuck(pool: &'static Pool) -> Sender<()> {
+    fn stuck(pool: &'static DropPool) -> Sender<()> {
         let (begun, begins) = channel();
         let (end, ends) = channel();
         pool.discard(Box::new(Stuck(begun, ends)));
@@ -215,7 +220,7 @@ mod tests {
     }
 
     /// Discards a value, and returns a channel that reports its drop.
-    fn witness(pool: &'static Pool) -> Receiver<()> {
+    fn witness(pool: &'static DropPool) -> Receiver<()> {
         let (sender, receiver) = channel();
         pool.discard(Box::new(sender));
         receiver
@@ -226,7 +231,7 @@ mod tests {
         receiver.recv_timeout(BOUND) == Err(Disconnected)
     }
 
-    fn wait_until(pool: &Pool, what: impl Fn(&State) -> bool) {
+    fn wait_until(pool: &DropPool, what: impl Fn(&State) -> bool) {
         let end = Instant::now() + BOUND;
         while !what(&pool.lock()) {
             assert!(Instant::now() < end);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use roxmltree::{Document, Node};
 
-use crate::step::{Outcome, TestResult};
+use crate::step::{TestOutcome, TestResult};
 
 /// Runs tests; answers whether all passed, and the result of each.
 ///
@@ -54,14 +54,14 @@ fn result(case: Node<'_, '_>, logs: &Path) -> Result<TestResult> {
     let test = format!("{} {}", attribute("classname"), attribute("name"));
     let has = |tag| case.children().any(|child| child.has_tag_name(tag));
     let outcome = if has("failure") || has("error") {
-        Outcome::Failed
+        TestOutcome::Failed
     } else if has("flakyFailure") || has("flakyError") {
-        Outcome::Flaky
+        TestOutcome::Flaky
     } else {
-        Outcome::Passed
+        TestOutcome::Passed
     };
     let mut written = Vec::new();
-    if outcome == Outcome::Flaky {
+    if outcome == TestOutcome::Flaky {
         fs::create_dir_all(logs)?;
         let failed = case.children();
         let failed =
@@ -123,9 +123,9 @@ mod tests {
         assert_eq!(
             outcomes,
             [
-                ("a::it one", Outcome::Passed),
-                ("a::it two::x", Outcome::Flaky),
-                ("a::it three", Outcome::Failed)
+                ("a::it one", TestOutcome::Passed),
+                ("a::it two::x", TestOutcome::Flaky),
+                ("a::it three", TestOutcome::Failed)
             ]
         );
         assert_eq!(results[0].seconds, Some(1.5));

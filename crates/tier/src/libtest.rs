@@ -7,7 +7,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result};
 
-use crate::step::{Outcome, TestResult};
+use crate::step::{TestOutcome, TestResult};
 
 /// Runs tests; answers whether all passed, and the result of each.
 ///
@@ -19,7 +19,7 @@ pub fn run(
     arguments: &[String],
 ) -> Result<(bool, Vec<TestResult>)> {
     let (passed, mut results, output) = cargo_test(arguments)?;
-    let only_tests_failed = results.iter().any(|r| r.outcome == Outcome::Failed);
+    let only_tests_failed = results.iter().any(|r| r.outcome == TestOutcome::Failed);
     if passed || !repeat || !only_tests_failed {
         return Ok((passed, results));
     }
@@ -28,15 +28,18 @@ pub fn run(
     // Options of cargo; the names that the first run selected are replaced by the one test's.
     let options = arguments.split(|word| word == "--").next();
     let options = options.unwrap_or_default();
-    for result in results.iter_mut().filter(|r| r.outcome == Outcome::Failed) {
+    for result in results
+        .iter_mut()
+        .filter(|r| r.outcome == TestOutcome::Failed)
+    {
         let name = result.test.split(' ').next_back().unwrap_or_default();
         println!("--- once more: {name}");
         // An ignored test was asked for by an option that is not among those of cargo.
         let exact = ["--", "--include-ignored", "--exact", name].map(str::to_owned);
         let (_, repeated, again) = cargo_test(&[options, &exact].concat())?;
         let of_test = |one: &&TestResult| one.test == result.test;
-        if repeated.iter().find(of_test).map(|one| one.outcome) == Some(Outcome::Passed) {
-            result.outcome = Outcome::Flaky;
+        if repeated.iter().find(of_test).map(|one| one.outcome) == Some(TestOutcome::Passed) {
+            result.outcome = TestOutcome::Flaky;
             for (attempt, text) in [(1, &output), (2, &again)] {
                 let file = logs.join(format!("{}.{attempt}.log", name.replace("::", "-")));
                 fs::write(&file, text)?;
@@ -44,7 +47,7 @@ pub fn run(
             }
         }
     }
-    let passed = results.iter().all(|r| r.outcome != Outcome::Failed);
+    let passed = results.iter().all(|r| r.outcome != TestOutcome::Failed);
     Ok((passed, results))
 }
 
@@ -93,8 +96,8 @@ impl Parser {
             return;
         };
         let outcome = match verdict {
-            "ok" => Outcome::Passed,
-            "FAILED" => Outcome::Failed,
+            "ok" => TestOutcome::Passed,
+            "FAILED" => TestOutcome::Failed,
             _ => return,
         };
         self.results.push(TestResult {
@@ -128,8 +131,8 @@ mod tests {
         assert_eq!(
             parser.results.iter().map(of).collect::<Vec<_>>(),
             [
-                (format!("{program} a::b"), Outcome::Passed),
-                (format!("{program} a::c"), Outcome::Failed)
+                (format!("{program} a::b"), TestOutcome::Passed),
+                (format!("{program} a::c"), TestOutcome::Failed)
             ]
         );
     }

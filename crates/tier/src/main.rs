@@ -26,7 +26,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::report::Report;
+use crate::report::TierReport;
 use crate::step::Record;
 
 /// Environment variable that names the directory of the running tier.
@@ -82,7 +82,7 @@ fn run(tier: &str, words: &[String]) -> Result<bool> {
         .env(DIRECTORY, &directory)
         .status()
         .with_context(|| format!("starting {program}"))?;
-    let report = Report::read(tier, &directory, began.elapsed(), status.success())?;
+    let report = TierReport::read(tier, &directory, began.elapsed(), status.success())?;
     print!("{report}");
     report.write(&target().join("test-times.json"))?;
     let history = target().join("tier").join(format!("{tier}.history"));

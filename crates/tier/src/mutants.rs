@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
 use crate::report;
-use crate::step::{Outcome, TestResult};
+use crate::step::{TestOutcome, TestResult};
 
 /// The list, from the root of the workspace.
 const LIST: &str = "harness/mutants.toml";
@@ -229,7 +229,9 @@ fn tests(tree: &Path, name: &str, mutant: &Mutant) -> Result<(bool, Vec<TestResu
 }
 
 fn verdict(passed: bool, results: &[TestResult]) -> Verdict {
-    let failed = results.iter().find(|one| one.outcome == Outcome::Failed);
+    let failed = results
+        .iter()
+        .find(|one| one.outcome == TestOutcome::Failed);
     match failed {
         Some(failed) => Verdict::Caught(failed.test.clone()),
         None if passed && !results.is_empty() => Verdict::Survived,

@@ -9,14 +9,14 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::step::{Outcome, Record, TestResult};
+use crate::step::{Record, TestOutcome, TestResult};
 
 /// Slowest tests that the report names.
 const SLOWEST: usize = 20;
 
 /// Steps and tests of a tier.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct TierReport {
     tier: String,
     seconds: f64,
     passed: bool,
@@ -25,19 +25,19 @@ pub struct Report {
     tests: Vec<TestResult>,
 }
 
-impl Report {
+impl TierReport {
     /// Reads the records that the steps of a tier have left in its directory.
     ///
     /// # Errors
     /// A record cannot be read.
-    pub fn read(tier: &str, directory: &Path, took: Duration, passed: bool) -> Result<Report> {
+    pub fn read(tier: &str, directory: &Path, took: Duration, passed: bool) -> Result<TierReport> {
         let mut tests: Vec<TestResult> = lines(&directory.join("tests"))?;
         tests.sort_by(|a, b| {
             b.seconds
                 .unwrap_or(0.0)
                 .total_cmp(&a.seconds.unwrap_or(0.0))
         });
-        Ok(Report {
+        Ok(TierReport {
             tier: tier.to_owned(),
             seconds: took.as_secs_f64(),
             passed,
@@ -48,7 +48,10 @@ impl Report {
 
     /// Names of the tests that passed only when repeated.
     pub fn flaky(&self) -> Vec<String> {
-        let flaky = self.tests.iter().filter(|t| t.outcome == Outcome::Flaky);
+        let flaky = self
+            .tests
+            .iter()
+            .filter(|t| t.outcome == TestOutcome::Flaky);
         flaky.map(|test| test.test.clone()).collect()
     }
 
@@ -61,7 +64,7 @@ impl Report {
             .with_context(|| format!("writing {}", path.display()))
     }
 
-    fn count(&self, outcome: Outcome) -> usize {
+    fn count(&self, outcome: TestOutcome) -> usize {
         self.tests.iter().filter(|t| t.outcome == outcome).count()
     }
 }
@@ -80,7 +83,7 @@ pub fn lines<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
     parsed.with_context(|| format!("reading {}", path.display()))
 }
 
-impl Display for Report {
+impl Display for TierReport {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "\n{}: the slowest tests", self.tier)?;
         for test in self.tests.iter().take(SLOWEST) {
@@ -94,17 +97,26 @@ impl Display for Report {
             writeln!(f, "{:9.1} s  {}{failed}", step.seconds, step.step)?;
         }
         writeln!(f, "{:9.1} s  together", self.seconds)?;
-        for test in self.tests.iter().filter(|t| t.outcome == Outcome::Failed) {
+        for test in self
+            .tests
+            .iter()
+            .filter(|t| t.outcome == TestOutcome::Failed)
+        {
             writeln!(f, "FAILED: {}", test.test)?;
         }
-        for test in self.tests.iter().filter(|t| t.outcome == Outcome::Flaky) {
+        for test in self
+            .tests
+            .iter()
+            .filter(|t| t.outcome == TestOutcome::Flaky)
+        {
             writeln!(f, "FLAKY: {}", test.test)?;
             for log in &test.logs {
                 writeln!(f, "       {}", log.display())?;
             }
         }
         let [passed, failed, flaky] =
-            [Outcome::Passed, Outcome::Failed, Outcome::Flaky].map(|outcome| self.count(outcome));
+            [TestOutcome::Passed, TestOutcome::Failed, TestOutcome::Flaky]
+                .map(|outcome| self.count(outcome));
         writeln!(
             f,
             "{}: {} passed, {failed} failed, {flaky} flaky",
@@ -129,15 +141,15 @@ mod tests {
             outcome,
             logs: Vec::new(),
         };
-        let mut flaky = result("a flaky", 3.0, Outcome::Flaky);
+        let mut flaky = result("a flaky", 3.0, TestOutcome::Flaky);
         flaky.logs.push("logs/1".into());
-        let results = [result("a fast", 0.5, Outcome::Passed), flaky];
+        let results = [result("a fast", 0.5, TestOutcome::Passed), flaky];
         let record = Record::new("unit tests", Duration::from_secs(4), true);
         record.append(directory.path(), &results).unwrap();
-        let failed = result("b failed", 1.0, Outcome::Failed);
+        let failed = result("b failed", 1.0, TestOutcome::Failed);
         let record = Record::new("guests", Duration::from_secs(2), false);
         record.append(directory.path(), &[failed]).unwrap();
-        let report = Report::read("test", directory.path(), Duration::from_secs(6), false);
+        let report = TierReport::read("test", directory.path(), Duration::from_secs(6), false);
         let report = report.unwrap();
         assert_eq!(report.flaky(), ["a flaky"]);
         assert_eq!(

@@ -28,7 +28,7 @@ pub struct TestResult {
     /// Seconds that the last attempt took; absent where the runner does not measure them.
     pub seconds: Option<f64>,
     /// How the test ended.
-    pub outcome: Outcome,
+    pub outcome: TestOutcome,
     /// Output of each attempt of a flaky test, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub logs: Vec<PathBuf>,
@@ -37,7 +37,7 @@ pub struct TestResult {
 /// How a test ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Outcome {
+pub enum TestOutcome {
     /// Passed at the first attempt.
     Passed,
     /// Failed at each attempt.

@@ -17,8 +17,8 @@ const NO_QUEUE: u16 = u16::MAX;
 /// Maximum time until the kernel notices the end of a killed process.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(10);
 /// Maximum time until a device's node appears.
-const NODE_LIMIT: Duration = Duration::from_secs(5);
-const PAUSE: Duration = Duration::from_millis(20);
+const NODE_TIMEOUT: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Connection to the ublk driver.
 pub(crate) struct Control {
@@ -127,9 +127,10 @@ impl Control {
         recovered: bool,
         sensible: &mut dyn FnMut() -> bool,
     ) -> Result<(), UblkError> {
-        let op = match recovered {
-            true => uapi::END_USER_RECOVERY,
-            false => uapi::START_DEV,
+        let op = if recovered {
+            uapi::END_USER_RECOVERY
+        } else {
+            uapi::START_DEV
         };
         let pid = rustix::process::getpid().as_raw_nonzero().get();
         match self.ring.execute(op, command(id, pid as u64), sensible) {
@@ -149,7 +150,7 @@ impl Control {
                 Ok(_) => return Ok(()),
                 // The kernel has not finished with the previous server.
                 Err(error) if no(&error, libc::EBUSY) && Instant::now() < deadline => {
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(RETRY_INTERVAL);
                 }
                 Err(error) => return Err(UblkError::system("taking it over")(error)),
             }
@@ -203,14 +204,14 @@ impl Control {
 /// Opens the device's node for its server.
 pub(crate) fn open_device(id: u32) -> Result<OwnedFd, UblkError> {
     let path = format!("/dev/ublkc{id}");
-    let deadline = Instant::now() + NODE_LIMIT;
+    let deadline = Instant::now() + NODE_TIMEOUT;
     loop {
         match open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
             Ok(device) => return Ok(device),
             // udev creates the node, and sets its owner, a moment later. A killed process keeps it
             // open for a moment.
             Err(Errno::NOENT | Errno::ACCESS | Errno::BUSY) if Instant::now() < deadline => {
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(RETRY_INTERVAL);
             }
             Err(Errno::ACCESS) => return Err(UblkError::Permission { path }),
             Err(errno) => return Err(UblkError::system("its node in /dev")(errno.into())),

@@ -1,7 +1,7 @@
 //! Life cycle of a ublk disk: created or recovered, served, resized, stopped.
 
 use crate::control::{Control, open_device};
-use crate::queue::{Parts, Queue, Served};
+use crate::queue::{EndedQueues, Queue, QueueParts};
 use crate::stats::{DiskStats, QueueStats};
 use crate::sys::QueueRing;
 use crate::uapi::{self, DevInfo};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
-use volume::{Limits, PinnedWindows, Volume};
+use volume::{IoLimits, PinnedWindows, Volume};
 use worker::Context;
 
 /// Maximum length of a request in bytes; each tag has a buffer of that size.
@@ -25,8 +25,8 @@ const QUEUES: std::ops::RangeInclusive<u16> = 1..=64;
 /// Maximum time until the kernel notices the end of a server.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for which removal waits until other users have closed the device.
-const OTHERS: Duration = Duration::from_secs(5);
-const PAUSE: Duration = Duration::from_millis(20);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Options of a ublk disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub struct Disk {
     /// Size in bytes that was announced to the kernel.
     size: u64,
     stats: Arc<DiskStats>,
-    served: Arc<Served>,
+    served: Arc<EndedQueues>,
     queues: usize,
     /// Receiver that fails once all queues, each with a sender, have been dropped.
     gone: Receiver<Infallible>,
@@ -223,7 +223,7 @@ pub struct QueueSetup {
     memory: Memory,
     volume: Arc<dyn Volume>,
     stats: Arc<DiskStats>,
-    served: Arc<Served>,
+    served: Arc<EndedQueues>,
     ready: Sender<Result<(), UblkError>>,
     gone: Sender<Infallible>,
 }
@@ -231,7 +231,7 @@ pub struct QueueSetup {
 /// Error of a queue that could not be created; the disk has already received the reason.
 #[derive(Debug, thiserror::Error)]
 #[error("a queue of a ublk disk could not be made")]
-pub struct Told;
+pub struct QueueSetupFailed;
 
 impl QueueSetup {
     /// Returns the index of the queue in its disk, from 0.
@@ -247,12 +247,12 @@ impl QueueSetup {
     /// Creates the queue, on the thread that will serve it, and fetches requests from the kernel.
     ///
     /// # Errors
-    /// [`Told`] when the queue cannot be created; the disk gets the reason.
-    pub fn open(self, context: &Context<'_>) -> Result<Queue, Told> {
+    /// [`QueueSetupFailed`] when the queue cannot be created; the disk gets the reason.
+    pub fn open(self, context: &Context<'_>) -> Result<Queue, QueueSetupFailed> {
         let ready = self.ready.clone();
         let (made, told) = match self.make(context) {
             Ok(queue) => (Ok(queue), Ok(())),
-            Err(error) => (Err(Told), Err(error)),
+            Err(error) => (Err(QueueSetupFailed), Err(error)),
         };
         // The disk waits for the result, unless another queue has failed.
         let _ = ready.send(told);
@@ -271,7 +271,7 @@ impl QueueSetup {
             self.memory,
             bytes,
         );
-        let parts = Parts {
+        let parts = QueueParts {
             ring: ring.map_err(UblkError::system("a queue's ring"))?,
             volume,
             pinned,
@@ -318,9 +318,10 @@ impl Disk {
         drop((ready, gone));
         let told: Vec<()> = readies.into_iter().collect::<Result<_, _>>()?;
         // A queue whose worker has ended sends no result.
-        match told.len() == self.queues {
-            true => Ok(()),
-            false => Err(UblkError::QueueEnded { id: self.id }),
+        if told.len() == self.queues {
+            Ok(())
+        } else {
+            Err(UblkError::QueueEnded { id: self.id })
         }
     }
 
@@ -372,7 +373,7 @@ impl Disk {
         }
         // Without limits, the block layer's pending data is written quickly.
         if let Some(limits) = self.volume.limits() {
-            limits.set(Limits::default());
+            limits.set(IoLimits::default());
         }
         let stopped = self.control.stop(self.id);
         // The kernel has ended all tags when every sender is dropped.
@@ -397,7 +398,7 @@ impl Disk {
         let failed = self.served.clean.load(Ordering::Relaxed) != self.queues;
         halted?;
         // Other users may keep the device open for long. It is deleted after their last close.
-        let deadline = Instant::now() + OTHERS;
+        let deadline = Instant::now() + CLOSE_TIMEOUT;
         if !self
             .control
             .delete_before(self.id, &mut || Instant::now() < deadline)?
@@ -448,7 +449,7 @@ fn left_over(control: &mut Control, id: u32, recover: bool) -> Result<Option<Dev
                     return Err(UblkError::InUse { id, pid });
                 }
                 // The process was killed a moment ago, and the kernel has not noticed yet.
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(RETRY_INTERVAL);
             }
             _ => {
                 control.stop(id)?;

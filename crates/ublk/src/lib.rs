@@ -35,7 +35,7 @@ mod stats;
 mod sys;
 mod uapi;
 
-pub use disk::{Disk, DiskOptions, MAX_IO, NewDisk, QueueSetup, Told, remove};
+pub use disk::{Disk, DiskOptions, MAX_IO, NewDisk, QueueSetup, QueueSetupFailed, remove};
 pub use error::UblkError;
 pub use queue::Queue;
 pub use stats::{DiskStats, QueueStats};

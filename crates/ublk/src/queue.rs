@@ -3,7 +3,7 @@
 
 use crate::error::UblkError;
 use crate::stats::{DiskStats, QueueStats};
-use crate::sys::{Arrival, QueueRing};
+use crate::sys::{FetchCompletion, QueueRing};
 use crate::uapi::{self, IoDesc};
 use dma::SegmentList;
 use probes::{IoKind, TIMED_EVERY, cycles};
@@ -27,7 +27,7 @@ const TOKEN_RING: u32 = 0;
 
 /// Counts of a disk's queues that have ended, shared with the disk.
 #[derive(Debug, Default)]
-pub(crate) struct Served {
+pub(crate) struct EndedQueues {
     /// Number of queues that have ended.
     pub gone: AtomicUsize,
     /// Number of queues that have ended without an error.
@@ -35,9 +35,9 @@ pub(crate) struct Served {
 }
 
 /// Guard that counts the end of a queue when it is dropped.
-struct Life(Arc<Served>, #[allow(dead_code)] Sender<Infallible>);
+struct QueueEndGuard(Arc<EndedQueues>, #[allow(dead_code)] Sender<Infallible>);
 
-impl Drop for Life {
+impl Drop for QueueEndGuard {
     fn drop(&mut self) {
         self.0.gone.fetch_add(1, Ordering::Release);
     }
@@ -45,7 +45,7 @@ impl Drop for Life {
 
 /// Progress of a queue from serving to ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum End {
+enum QueuePhase {
     /// Tags have requests, or may receive some.
     Serving,
     /// The kernel has ended all tags; written data is being made durable.
@@ -54,7 +54,7 @@ enum End {
 }
 
 /// Resources of a queue.
-pub(crate) struct Parts {
+pub(crate) struct QueueParts {
     pub ring: QueueRing,
     pub volume: OpenQueue,
     /// Buffers of the tags, to be pinned for the volume's requests if configured.
@@ -64,7 +64,7 @@ pub(crate) struct Parts {
     pub owner: u16,
     pub io: Rc<Io>,
     pub stats: Arc<DiskStats>,
-    pub served: Arc<Served>,
+    pub served: Arc<EndedQueues>,
     pub gone: Sender<Infallible>,
     pub descriptors: Descriptors,
 }
@@ -85,11 +85,11 @@ pub struct Queue {
     live: usize,
     /// Number of requests that the volume executes.
     in_flight: usize,
-    end: End,
+    end: QueuePhase,
     /// Number of requests before the next timed one.
     until_timed: u32,
     descriptors: Descriptors,
-    life: Life,
+    life: QueueEndGuard,
 }
 
 /// State of a tag.
@@ -107,7 +107,7 @@ struct Tag {
 
 impl Queue {
     /// Creates the queue, and fetches the first requests from the kernel.
-    pub(crate) fn new(parts: Parts) -> io::Result<Self> {
+    pub(crate) fn new(parts: QueueParts) -> io::Result<Self> {
         let mut tags = Vec::new();
         tags.resize_with(parts.depth.into(), Tag::default);
         let mut queue = Self {
@@ -121,10 +121,10 @@ impl Queue {
             tags,
             live: usize::from(parts.depth),
             in_flight: 0,
-            end: End::Serving,
+            end: QueuePhase::Serving,
             until_timed: 0,
             descriptors: parts.descriptors,
-            life: Life(parts.served, parts.gone),
+            life: QueueEndGuard(parts.served, parts.gone),
         };
         let ring = queue.ring.fd();
         queue
@@ -161,7 +161,7 @@ impl Queue {
         let mut worked = false;
         while !self.is_full()
             && !budget.is_spent()
-            && let Some(Arrival { tag, result }) = self.ring.next()
+            && let Some(FetchCompletion { tag, result }) = self.ring.next()
         {
             worked = true;
             self.arrived(tag, result, budget)?;
@@ -172,14 +172,14 @@ impl Queue {
     /// Handles the end of all tags. All requests of the device have completed by then, because the
     /// kernel waits for them before it ends the tags. One queue makes their data durable.
     fn finish(&mut self) {
-        if self.end != End::Serving || self.live > 0 || self.is_full() {
+        if self.end != QueuePhase::Serving || self.live > 0 || self.is_full() {
             return;
         }
         if self.number != 0 {
-            self.end = End::Ended;
+            self.end = QueuePhase::Ended;
             return;
         }
-        self.end = End::Flushing;
+        self.end = QueuePhase::Flushing;
         let request = Request {
             tag: u64::from(self.owner) << 48 | FLUSH_TAG,
             op: Op::Flush,
@@ -194,7 +194,7 @@ impl Queue {
     }
 
     fn flushed(&mut self, completion: &Completion) {
-        self.end = End::Ended;
+        self.end = QueuePhase::Ended;
         if let Err(error) = completion.result {
             let disk = self.stats.id;
             tracing::error!(disk, %error, "ublk: a flush failed: completed writes may not be durable");
@@ -447,7 +447,7 @@ impl Frontend for Queue {
     /// Requests arrive through shared memory while the queue is served.
     #[inline]
     fn keeps_window(&self) -> bool {
-        self.end != End::Ended
+        self.end != QueuePhase::Ended
     }
 
     /// The ring is always armed: its descriptor is readable while it has entries.
@@ -474,7 +474,7 @@ impl Frontend for Queue {
     fn flush(&mut self) {}
 
     fn is_drained(&self) -> bool {
-        self.end == End::Ended && self.in_flight == 0
+        self.end == QueuePhase::Ended && self.in_flight == 0
     }
 
     fn close(&mut self) -> Result<(), UblkError> {

@@ -16,7 +16,7 @@ use std::time::Duration;
 use zerocopy::IntoBytes;
 
 /// Interval between checks whether to continue waiting for a control command.
-const WAIT: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Ring for control commands, which executes one at a time.
 pub(crate) struct ControlRing {
@@ -70,7 +70,7 @@ impl ControlRing {
         // command's end.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|_| io::Error::from(io::ErrorKind::WouldBlock))?;
-        let pause = Timespec::from(WAIT);
+        let pause = Timespec::from(CHECK_INTERVAL);
         loop {
             let args = SubmitArgs::new().timespec(&pause);
             match self.ring.submitter().submit_with_args(1, &args) {
@@ -146,7 +146,7 @@ impl Drop for Descriptors {
 
 /// Completion of a fetch command: tag and result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Arrival {
+pub(crate) struct FetchCompletion {
     pub tag: u16,
     pub result: i32,
 }
@@ -279,13 +279,13 @@ impl QueueRing {
     }
 
     /// Returns the next completion.
-    pub(crate) fn next(&mut self) -> Option<Arrival> {
+    pub(crate) fn next(&mut self) -> Option<FetchCompletion> {
         loop {
             let entry = self.ring.completion().next()?;
             self.held = self.held.saturating_sub(1);
             if let Ok(tag) = u16::try_from(entry.user_data()) {
                 let result = entry.result();
-                return Some(Arrival { tag, result });
+                return Some(FetchCompletion { tag, result });
             }
         }
     }

@@ -4,22 +4,22 @@ use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-use receive::{Read, Socket, Stranger};
+use receive::{ForeignProtocol, Read, Socket};
 use rustix::net::{SendFlags, Shutdown, UCred, send, shutdown};
 
 use crate::device::Device;
 use crate::error::ConnectionError;
 use crate::inbox::{Inbox, Message};
 use crate::journal::{Journal, JournalError, JournalSetup};
-use crate::outbox::{Outbox, Sent};
-use crate::session::{self, Handled, Request, Session};
+use crate::outbox::{Outbox, SendResult};
+use crate::session::{self, MessageResult, Request, Session};
 use crate::version::Capabilities;
 use crate::wire::{self, Command, Header};
 use rustix::io::Errno;
 
 /// Limits that a server sets for its clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ServerLimits {
     /// Largest region access in bytes. Clients that cannot be informed (no JSON in their version
     /// message, or no room for it in the reply) assume the specification's default,
     /// [`wire::DEFAULT_MAX_DATA_XFER_SIZE`].
@@ -33,7 +33,7 @@ pub struct Limits {
     pub work_per_call: u32,
 }
 
-impl Limits {
+impl ServerLimits {
     /// Limits of [`Connection::new`].
     pub const DEFAULT: Self = Self {
         max_data_xfer_size: wire::DEFAULT_MAX_DATA_XFER_SIZE,
@@ -42,7 +42,7 @@ impl Limits {
     };
 }
 
-impl Default for Limits {
+impl Default for ServerLimits {
     fn default() -> Self {
         Self::DEFAULT
     }
@@ -109,7 +109,7 @@ pub struct Connection {
     journal: Option<Journal>,
     /// A previous process has begun to handle the first message.
     again: bool,
-    limits: Limits,
+    limits: ServerLimits,
     counters: Counters,
     closed: bool,
 }
@@ -128,7 +128,7 @@ fn effect(header: &Header) -> (usize, bool) {
 }
 
 /// Next step after a message.
-enum Next {
+enum NextAction {
     /// Handle the next message.
     Message,
     /// Stop with this status.
@@ -138,18 +138,18 @@ enum Next {
 impl Connection {
     /// Creates a connection over a Unix stream socket, with the default limits.
     pub fn new(socket: OwnedFd) -> Self {
-        Self::with_limits(socket, Limits::default())
+        Self::with_limits(socket, ServerLimits::default())
     }
 
     /// Creates a connection over a Unix stream socket. Descriptors are received in place: the
     /// client is trusted to send none that blocks on `close`.
-    pub fn with_limits(socket: OwnedFd, limits: Limits) -> Self {
+    pub fn with_limits(socket: OwnedFd, limits: ServerLimits) -> Self {
         Self::over(Socket::in_place(socket, wire::MAX_MSG_FDS), limits)
     }
 
     /// Creates a connection over a Unix stream socket with its own method of receiving descriptors:
     /// at most [`wire::MAX_MSG_FDS`] with one read.
-    pub fn over(socket: Socket, limits: Limits) -> Self {
+    pub fn over(socket: Socket, limits: ServerLimits) -> Self {
         let ours = Capabilities {
             max_msg_fds: wire::MAX_MSG_FDS as u64,
             max_data_xfer_size: u64::from(limits.max_data_xfer_size),
@@ -176,7 +176,7 @@ impl Connection {
     /// without one is handed to the keeper first.
     pub fn kept(
         socket: Socket,
-        limits: Limits,
+        limits: ServerLimits,
         mut journal: Journal,
         kept: Option<NonZeroU32>,
     ) -> Self {
@@ -198,7 +198,7 @@ impl Connection {
     /// [`JournalError`] when no process can continue with this client.
     pub fn resume(
         socket: Socket,
-        limits: Limits,
+        limits: ServerLimits,
         journal: JournalSetup,
         fd: impl FnMut(NonZeroU32) -> Option<OwnedFd>,
         device: &dyn Device,
@@ -348,7 +348,7 @@ impl Connection {
     }
 
     /// Sends the remaining bytes of a reply. After the last byte the next message can be handled.
-    fn flush(&mut self, device: &dyn Device) -> Result<Sent, ConnectionError> {
+    fn flush(&mut self, device: &dyn Device) -> Result<SendResult, ConnectionError> {
         let socket = self.socket.as_fd();
         let Some(journal) = &mut self.journal else {
             let sent = self.outbox.flush(socket);
@@ -356,7 +356,7 @@ impl Connection {
         };
         let sent = journal.flush(&mut self.outbox, socket);
         let sent = sent.map_err(ConnectionError::Send)?;
-        if sent == Sent::All && self.deferred.is_none() && !self.again {
+        if sent == SendResult::All && self.deferred.is_none() && !self.again {
             journal.done(|number| device.needs_kept(number));
         }
         Ok(sent)
@@ -364,9 +364,9 @@ impl Connection {
 
     fn run(&mut self, device: &mut dyn Device) -> Result<ConnectionStatus, ConnectionError> {
         match self.flush(device)? {
-            Sent::All => {}
-            Sent::Blocked => return Ok(ConnectionStatus::Open),
-            Sent::PeerGone => return Ok(ConnectionStatus::Closed),
+            SendResult::All => {}
+            SendResult::Blocked => return Ok(ConnectionStatus::Open),
+            SendResult::PeerGone => return Ok(ConnectionStatus::Closed),
         }
         if self.deferred.is_some() {
             return Ok(ConnectionStatus::Pending);
@@ -376,7 +376,7 @@ impl Connection {
         loop {
             while let Some(message) = self.inbox.next(self.session.max_message())? {
                 let (next, cost) = self.handle(message, device)?;
-                if let Next::Stop(status) = next {
+                if let NextAction::Stop(status) = next {
                     return Ok(status);
                 }
                 budget = budget.saturating_sub(cost);
@@ -407,8 +407,8 @@ impl Connection {
     /// Refuses a client that speaks another protocol, in that protocol if it is known.
     fn check_first_bytes(&self) -> Result<(), ConnectionError> {
         let first = self.inbox.first_bytes();
-        match Stranger::of(first) {
-            None | Some(Stranger::VfioUser) => Ok(()),
+        match ForeignProtocol::of(first) {
+            None | Some(ForeignProtocol::VfioUser) => Ok(()),
             Some(stranger) => {
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
                 // The client may not wait for an answer.
@@ -423,7 +423,7 @@ impl Connection {
         &mut self,
         message: Message,
         device: &mut dyn Device,
-    ) -> Result<(Next, usize), ConnectionError> {
+    ) -> Result<(NextAction, usize), ConnectionError> {
         let Message {
             header,
             payload,
@@ -467,24 +467,25 @@ impl Connection {
         let cost = 1 + work / bytes;
 
         let result = match result {
-            Ok(Handled::Deferred(payload)) => {
+            Ok(MessageResult::Deferred(payload)) => {
                 self.outbox.clear();
                 self.deferred = Some(Deferred {
                     request: header,
                     payload,
                 });
-                return Ok((Next::Stop(ConnectionStatus::Pending), cost));
+                return Ok((NextAction::Stop(ConnectionStatus::Pending), cost));
             }
-            Ok(Handled::Reply(fd)) => Ok(fd),
+            Ok(MessageResult::Reply(fd)) => Ok(fd),
             Err(errno) => {
                 self.counters.refused += 1;
                 tracing::debug!(command = header.command.0, %errno, "message refused");
                 Err(errno)
             }
         };
-        match wants_reply {
-            true => self.outbox.finish(&header, result),
-            false => self.outbox.clear(),
+        if wants_reply {
+            self.outbox.finish(&header, result)
+        } else {
+            self.outbox.clear()
         }
         let sent = self.flush(device)?;
         if early {
@@ -493,9 +494,9 @@ impl Connection {
             });
         }
         let next = match sent {
-            Sent::All => Next::Message,
-            Sent::Blocked => Next::Stop(ConnectionStatus::Open),
-            Sent::PeerGone => Next::Stop(ConnectionStatus::Closed),
+            SendResult::All => NextAction::Message,
+            SendResult::Blocked => NextAction::Stop(ConnectionStatus::Open),
+            SendResult::PeerGone => NextAction::Stop(ConnectionStatus::Closed),
         };
         Ok((next, cost))
     }

@@ -150,13 +150,13 @@ pub struct Unmapped {
     /// Sum of the lengths of the removed mappings, in bytes; 0 if there was none.
     pub size: u64,
     /// Whether the memory is no longer accessed.
-    pub outcome: Outcome,
+    pub outcome: OperationOutcome,
 }
 
 /// Whether an operation is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Outcome {
+pub enum OperationOutcome {
     /// Complete: the reply is sent now.
     Done,
     /// Incomplete: [`Connection::complete`](crate::Connection::complete) will report the end. No
@@ -184,14 +184,19 @@ pub trait Device {
     ///
     /// Several writes of one message may follow each other while one is incomplete.
     /// [`Connection::complete`](crate::Connection::complete) then reports the end of all of them.
-    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<Outcome, Errno>;
+    fn region_write(
+        &mut self,
+        index: u32,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<OperationOutcome, Errno>;
 
     /// Returns an interrupt type; `None` if the index does not exist.
     fn irq(&self, index: u32) -> Option<IrqInfo>;
 
     /// Assigns, masks, unmasks or triggers interrupts. The answer must wait until no removed
     /// eventfd can be signalled any more.
-    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<Outcome, Errno>;
+    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<OperationOutcome, Errno>;
 
     /// Makes client memory accessible. `fd` is missing for memory that cannot be
     /// shared, for example ROMs.
@@ -231,7 +236,7 @@ pub trait Device {
     fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<Unmapped, Errno>;
 
     /// Resets the device, as a PCI function-level reset does.
-    fn reset(&mut self) -> Result<Outcome, Errno>;
+    fn reset(&mut self) -> Result<OperationOutcome, Errno>;
 
     /// Ends the connection, closed by either side; called once. A pending operation must no longer
     /// be completed.

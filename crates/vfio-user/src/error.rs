@@ -1,6 +1,6 @@
 //! Errors that make the server close a connection.
 
-use receive::{ReadError, Stranger};
+use receive::{ForeignProtocol, ReadError};
 use rustix::io::Errno;
 
 use crate::wire::Command;
@@ -12,7 +12,7 @@ use crate::wire::Command;
 pub enum ConnectionError {
     /// The client speaks another protocol.
     #[error("{0}")]
-    Stranger(Stranger),
+    Stranger(ForeignProtocol),
     /// The size in a header is below that of the header itself.
     #[error("message of {size} bytes is shorter than a header")]
     ShortMessage {

@@ -179,9 +179,10 @@ impl Inbox {
         };
         if !fds.is_empty() {
             journal.arrive(len, fds);
-            return match journal.is_settled() {
-                true => self.receive_kept(socket, journal),
-                false => Ok(Read::Waiting),
+            return if journal.is_settled() {
+                self.receive_kept(socket, journal)
+            } else {
+                Ok(Read::Waiting)
             };
         }
         let bytes = self.buf.get(self.end..).and_then(|room| room.get(..len));
@@ -216,9 +217,10 @@ impl Inbox {
 
     /// Returns the first bytes of a client before its first message is taken.
     pub fn first_bytes(&self) -> &[u8] {
-        match self.position == self.origin {
-            true => self.buf.get(self.start..self.end).unwrap_or_default(),
-            false => &[],
+        if self.position == self.origin {
+            self.buf.get(self.start..self.end).unwrap_or_default()
+        } else {
+            &[]
         }
     }
 

@@ -43,26 +43,26 @@
 //!         data.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
 //!         Ok(())
 //!     }
-//!     fn region_write(&mut self, _: u32, offset: u64, data: &[u8]) -> Result<Outcome, Errno> {
+//!     fn region_write(&mut self, _: u32, offset: u64, data: &[u8]) -> Result<OperationOutcome, Errno> {
 //!         let to = self.0.iter_mut().skip(offset as usize);
 //!         to.zip(data).for_each(|(to, from)| *to = *from);
-//!         Ok(Outcome::Done)
+//!         Ok(OperationOutcome::Done)
 //!     }
 //!     fn irq(&self, index: u32) -> Option<IrqInfo> {
 //!         (index < 5).then(IrqInfo::default)
 //!     }
-//!     fn set_irqs(&mut self, _: SetIrqs) -> Result<Outcome, Errno> {
+//!     fn set_irqs(&mut self, _: SetIrqs) -> Result<OperationOutcome, Errno> {
 //!         Err(Errno::INVAL)
 //!     }
 //!     fn dma_map(&mut self, _: DmaMapping, _: Option<OwnedFd>) -> Result<(), Errno> {
 //!         Ok(()) // it reaches no memory
 //!     }
 //!     fn dma_unmap(&mut self, _: DmaUnmapping) -> Result<Unmapped, Errno> {
-//!         Ok(Unmapped { size: 0, outcome: Outcome::Done })
+//!         Ok(Unmapped { size: 0, outcome: OperationOutcome::Done })
 //!     }
-//!     fn reset(&mut self) -> Result<Outcome, Errno> {
+//!     fn reset(&mut self) -> Result<OperationOutcome, Errno> {
 //!         self.0 = [0; 4];
-//!         Ok(Outcome::Done)
+//!         Ok(OperationOutcome::Done)
 //!     }
 //!     fn disconnected(&mut self) {}
 //! }
@@ -108,10 +108,10 @@ pub mod version;
 pub mod wire;
 
 pub use access::Access;
-pub use connection::{Connection, ConnectionStatus, Counters, Interest, Limits};
+pub use connection::{Connection, ConnectionStatus, Counters, Interest, ServerLimits};
 pub use device::{
-    Device, DeviceInfo, DmaMapping, DmaUnmapping, IrqAction, IrqData, IrqInfo, MmapArea, Outcome,
-    RegionInfo, RegionMmap, SetIrqs, Unmapped,
+    Device, DeviceInfo, DmaMapping, DmaUnmapping, IrqAction, IrqData, IrqInfo, MmapArea,
+    OperationOutcome, RegionInfo, RegionMmap, SetIrqs, Unmapped,
 };
 pub use error::ConnectionError;
 pub use journal::{

@@ -15,7 +15,7 @@ const KEEP: usize = 64 << 10;
 
 /// Result of sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sent {
+pub(crate) enum SendResult {
     /// Everything is sent.
     All,
     /// The socket accepts no more for now.
@@ -88,20 +88,22 @@ impl Outbox {
     }
 
     /// Sends as much as the socket accepts.
-    pub fn flush(&mut self, socket: BorrowedFd<'_>) -> Result<Sent, Errno> {
+    pub fn flush(&mut self, socket: BorrowedFd<'_>) -> Result<SendResult, Errno> {
         while let Some(rest) = self.buf.get(self.sent..).filter(|rest| !rest.is_empty()) {
             match send_with_fd(socket, rest, self.fd.as_ref().map(AsFd::as_fd)) {
                 Ok(n) => {
                     self.sent = self.sent.saturating_add(n);
                     self.fd = None;
                 }
-                Err(Errno::AGAIN) => return Ok(Sent::Blocked),
-                Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => return Ok(Sent::PeerGone),
+                Err(Errno::AGAIN) => return Ok(SendResult::Blocked),
+                Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
+                    return Ok(SendResult::PeerGone);
+                }
                 Err(errno) => return Err(errno),
             }
         }
         self.clear();
-        Ok(Sent::All)
+        Ok(SendResult::All)
     }
 
     /// Discards the waiting reply.

@@ -21,8 +21,8 @@ use crate::listener::ListenError;
 
 /// Number of attempts to take the lock, and the pause between them: a holder needs less than a
 /// millisecond.
-const TRIES: u32 = 100;
-const PAUSE: Duration = Duration::from_millis(10);
+const MAX_ATTEMPTS: u32 = 100;
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Lock of a socket's path, held until it is dropped.
 #[derive(Debug)]
@@ -54,13 +54,13 @@ impl PathLock {
         name.push(".lock");
         let path = PathBuf::from(name);
         let mut busy = Busy::Held;
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             match try_lock(&path)? {
                 Ok(file) => return Ok(PathLock { path, _file: file }),
                 Err(why) => busy = why,
             }
             if !matches!(busy, Busy::Replaced) {
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(RETRY_INTERVAL);
             }
         }
         Err(match busy {

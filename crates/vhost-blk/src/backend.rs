@@ -7,7 +7,7 @@ use crate::session::{Session, SessionStatus};
 use crate::stats::Stats;
 use crate::wire::MAX_FDS;
 use dma::MemoryLimits;
-use receive::{Intake, Receiver, Wanted};
+use receive::{AcceptedDescriptors, Intake, Receiver};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,7 +29,7 @@ const TOKEN_KICK: u32 = 16;
 
 /// Descriptors that clients send: memory files, eventfds, and the channel for the back-end's
 /// requests.
-const WANTED: Wanted = Wanted {
+const WANTED: AcceptedDescriptors = AcceptedDescriptors {
     max_fds: MAX_FDS as u8,
     streams: true,
 };
@@ -66,7 +66,7 @@ pub struct Export {
 }
 
 /// Progress from serving to closed.
-enum End {
+enum BackendPhase {
     Serving,
     /// Fetching has stopped; requests are outstanding at the volume.
     Draining,
@@ -97,7 +97,7 @@ pub struct Backend {
     resized: Option<Arc<OwnedFd>>,
     /// Time of the next attempt to notify the front-end of the volume's size.
     tell_again: Option<Instant>,
-    end: End,
+    end: BackendPhase,
 }
 
 fn system(call: &'static str) -> impl Fn(Errno) -> Error {
@@ -144,7 +144,7 @@ impl Backend {
             more: false,
             resized: export.resized,
             tell_again: None,
-            end: End::Serving,
+            end: BackendPhase::Serving,
         };
         let listener = backend.acceptor.listener().as_fd();
         backend
@@ -187,12 +187,12 @@ impl Backend {
     /// Starts the final flush when all requests have completed.
     fn flush_everything(&mut self) -> bool {
         let busy = self.disk.in_flight() > 0 || !self.disk.has_room();
-        if !matches!(self.end, End::Draining) || busy {
+        if !matches!(self.end, BackendPhase::Draining) || busy {
             return false;
         }
         self.end = match self.disk.flush() {
-            None => End::Flushing,
-            Some(completion) => End::flushed(completion),
+            None => BackendPhase::Flushing,
+            Some(completion) => BackendPhase::flushed(completion),
         };
         true
     }
@@ -389,10 +389,10 @@ impl Backend {
     }
 }
 
-impl End {
-    fn flushed(completion: Completion) -> End {
+impl BackendPhase {
+    fn flushed(completion: Completion) -> BackendPhase {
         let result = completion.result;
-        End::Flushed(result.map_err(|error| Error::Flush(error.to_string())))
+        BackendPhase::Flushed(result.map_err(|error| Error::Flush(error.to_string())))
     }
 }
 
@@ -416,7 +416,7 @@ impl Frontend for Backend {
     fn complete(&mut self, completion: Completion) {
         self.disk.completed();
         if is_flush(completion.tag) {
-            self.end = End::flushed(completion);
+            self.end = BackendPhase::flushed(completion);
         } else if let (Some(session), disk) = self.owner_of_requests() {
             session.complete(completion, disk);
         }
@@ -541,13 +541,13 @@ impl Frontend for Backend {
         if let Some(session) = &mut self.session {
             session.stop();
         }
-        if matches!(self.end, End::Serving) {
-            self.end = End::Draining;
+        if matches!(self.end, BackendPhase::Serving) {
+            self.end = BackendPhase::Draining;
         }
     }
 
     fn is_drained(&self) -> bool {
-        matches!(self.end, End::Flushed(_))
+        matches!(self.end, BackendPhase::Flushed(_))
     }
 
     fn close(&mut self) -> Result<(), Error> {
@@ -555,8 +555,8 @@ impl Frontend for Backend {
         stats.span.in_scope(|| self.disconnect(None));
         // The receiver process has a duplicate, which would stay in the epoll set.
         self.acceptor.close();
-        match std::mem::replace(&mut self.end, End::Serving) {
-            End::Flushed(result) => result,
+        match std::mem::replace(&mut self.end, BackendPhase::Serving) {
+            BackendPhase::Flushed(result) => result,
             _ => Err(Error::Flush("it was closed before".into())),
         }
     }

@@ -1,7 +1,7 @@
 //! Volume and guest-visible properties, shared by all queues of an export.
 
 use crate::error::Error;
-use crate::request::Limits;
+use crate::request::RequestLimits;
 use crate::virtio::{ID_BYTES, SECTOR, Shape, feature};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ pub(crate) struct Disk {
     /// State of the write cache in the present connection; each begins with the option's state.
     pub(crate) write_cache: bool,
     write_cache_at_first: bool,
-    pub(crate) limits: Limits,
+    pub(crate) limits: RequestLimits,
 }
 
 impl Disk {
@@ -140,7 +140,7 @@ impl Disk {
             in_flight: 0,
             write_cache: options.write_cache,
             write_cache_at_first: options.write_cache,
-            limits: Limits {
+            limits: RequestLimits {
                 block_size,
                 max_transfer: shape.max_transfer(),
                 fua: true,

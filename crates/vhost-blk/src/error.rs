@@ -1,7 +1,7 @@
 //! Errors of setting up and running an export ([`Error`]), and reasons for disconnecting a client
 //! ([`ClientError`], for the log).
 
-use receive::{ReadError, Stranger};
+use receive::{ForeignProtocol, ReadError};
 use rustix::io::Errno;
 
 /// Reason why an export cannot be served.
@@ -34,7 +34,7 @@ pub enum Error {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
     #[error("{0}")]
-    Stranger(Stranger),
+    Stranger(ForeignProtocol),
     #[error("receiving: {0}")]
     Receive(Errno),
     #[error("sending: {0}")]
@@ -48,12 +48,12 @@ pub(crate) enum ClientError {
     #[error(transparent)]
     Receiver(ReadError),
     #[error("request {request}: {why}")]
-    Refused { request: u32, why: Refusal },
+    Refused { request: u32, why: RequestRefusal },
 }
 
 /// Reason why a request of a client was refused.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refusal {
+pub(crate) enum RequestRefusal {
     #[error("not known")]
     Unknown,
     #[error("its feature was not negotiated")]
@@ -83,13 +83,13 @@ pub(crate) enum Refusal {
     System { call: &'static str, errno: Errno },
 }
 
-impl From<dma::MapError> for Refusal {
+impl From<dma::MapError> for RequestRefusal {
     fn from(error: dma::MapError) -> Self {
         Self::Memory(error)
     }
 }
 
-impl From<dma::DmaError> for Refusal {
+impl From<dma::DmaError> for RequestRefusal {
     fn from(error: dma::DmaError) -> Self {
         Self::Dma(error)
     }

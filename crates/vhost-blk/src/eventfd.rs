@@ -1,15 +1,15 @@
 //! Descriptors that a front-end sends for kicks and interrupts: eventfds, and nothing else.
 
-use crate::error::Refusal;
+use crate::error::RequestRefusal;
 use eventfd::{ClientEventfd, KindError};
 use std::os::fd::OwnedFd;
 use worker::{Descriptors, Interest};
 
-impl From<KindError> for Refusal {
+impl From<KindError> for RequestRefusal {
     fn from(error: KindError) -> Self {
         match error {
-            KindError::WrongKind => Refusal::WrongKind,
-            KindError::System(errno) => Refusal::System {
+            KindError::WrongKind => RequestRefusal::WrongKind,
+            KindError::System(errno) => RequestRefusal::System {
                 call: "readlink",
                 errno,
             },
@@ -22,7 +22,7 @@ impl From<KindError> for Refusal {
 pub(crate) struct Signal(ClientEventfd);
 
 impl Signal {
-    pub(crate) fn new(fd: OwnedFd) -> Result<Signal, Refusal> {
+    pub(crate) fn new(fd: OwnedFd) -> Result<Signal, RequestRefusal> {
         Ok(Signal(ClientEventfd::new(fd)?))
     }
 
@@ -42,10 +42,14 @@ pub(crate) struct Kick {
 
 impl Kick {
     /// Puts the descriptor into the set, under `token`.
-    pub(crate) fn new(fd: OwnedFd, descriptors: &Descriptors, token: u32) -> Result<Kick, Refusal> {
+    pub(crate) fn new(
+        fd: OwnedFd,
+        descriptors: &Descriptors,
+        token: u32,
+    ) -> Result<Kick, RequestRefusal> {
         let fd = ClientEventfd::new(fd)?;
         let added = descriptors.add(&fd, token, Interest::Edge);
-        added.map_err(|errno| Refusal::System {
+        added.map_err(|errno| RequestRefusal::System {
             call: "epoll_ctl",
             errno,
         })?;

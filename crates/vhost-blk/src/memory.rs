@@ -1,7 +1,7 @@
 //! Guest memory as described by the front-end. Each region is a piece of a file, with a
 //! guest-physical address (in descriptors) and an address of the front-end (for the rings).
 
-use crate::error::Refusal;
+use crate::error::RequestRefusal;
 use crate::pins::Pins;
 use crate::wire::Region;
 use dma::{DmaMap, MapError, Memory, MemoryCache, MemoryLimits, Prot};
@@ -68,7 +68,7 @@ impl GuestMemory {
         self.files.import(fd, end, true)
     }
 
-    fn import(&mut self, region: &Region, fd: OwnedFd) -> Result<Memory, Refusal> {
+    fn import(&mut self, region: &Region, fd: OwnedFd) -> Result<Memory, RequestRefusal> {
         let end = region.mmap_offset.checked_add(region.size);
         let end = end.ok_or(MapError::Overflow)?;
         // Rings are looked up by this range.
@@ -78,7 +78,7 @@ impl GuestMemory {
         Ok(self.files.import(fd, end, true)?)
     }
 
-    fn map_one(&mut self, region: Region, memory: Memory) -> Result<(), Refusal> {
+    fn map_one(&mut self, region: Region, memory: Memory) -> Result<(), RequestRefusal> {
         let backing = Some((memory.clone(), region.mmap_offset));
         self.map
             .map(region.guest_address, region.size, backing, Prot::RW)?;
@@ -95,9 +95,9 @@ impl GuestMemory {
     }
 
     /// Replaces all of the memory. After an error there is none.
-    pub(crate) fn replace(&mut self, table: Vec<(Region, OwnedFd)>) -> Result<(), Refusal> {
+    pub(crate) fn replace(&mut self, table: Vec<(Region, OwnedFd)>) -> Result<(), RequestRefusal> {
         // Retained files are found in the cache while the old regions hold them.
-        let imported: Result<Vec<(Region, Memory)>, Refusal> = table
+        let imported: Result<Vec<(Region, Memory)>, RequestRefusal> = table
             .into_iter()
             .map(|(region, fd)| Ok((region, self.import(&region, fd)?)))
             .collect();
@@ -115,7 +115,7 @@ impl GuestMemory {
     }
 
     /// Adds a region.
-    pub(crate) fn add(&mut self, region: Region, fd: OwnedFd) -> Result<(), Refusal> {
+    pub(crate) fn add(&mut self, region: Region, fd: OwnedFd) -> Result<(), RequestRefusal> {
         let memory = self.import(&region, fd)?;
         self.map_one(region, memory)?;
         self.pins.update(&self.regions);
@@ -123,14 +123,14 @@ impl GuestMemory {
     }
 
     /// Removes a region, identified by its addresses and its size.
-    pub(crate) fn remove(&mut self, region: &Region) -> Result<(), Refusal> {
+    pub(crate) fn remove(&mut self, region: &Region) -> Result<(), RequestRefusal> {
         let same = |known: &Region| {
             known.guest_address == region.guest_address
                 && known.user_address == region.user_address
                 && known.size == region.size
         };
         let index = self.regions.iter().position(|(known, _)| same(known));
-        let index = index.ok_or(Refusal::Address(region.guest_address))?;
+        let index = index.ok_or(RequestRefusal::Address(region.guest_address))?;
         self.map.unmap(region.guest_address, region.size)?;
         self.regions.remove(index);
         self.pins.update(&self.regions);
@@ -184,13 +184,13 @@ impl GuestMemory {
 
     /// Returns the guest-physical address of `len` bytes at an address of the front-end; they must
     /// lie in one region.
-    pub(crate) fn guest_address(&self, user: u64, len: usize) -> Result<u64, Refusal> {
+    pub(crate) fn guest_address(&self, user: u64, len: usize) -> Result<u64, RequestRefusal> {
         let found = self.regions.iter().find_map(|(region, _)| {
             let offset = user.checked_sub(region.user_address)?;
             let end = offset.checked_add(len as u64)?;
             (end <= region.size).then(|| region.guest_address.checked_add(offset))?
         });
-        found.ok_or(Refusal::Address(user))
+        found.ok_or(RequestRefusal::Address(user))
     }
 }
 

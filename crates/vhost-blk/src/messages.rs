@@ -2,7 +2,7 @@
 
 use crate::backend::kick_token;
 use crate::disk::{Disk, MAX_QUEUE_SIZE};
-use crate::error::{ClientError, Refusal};
+use crate::error::{ClientError, RequestRefusal};
 use crate::eventfd::{Kick, Signal};
 use crate::inflight::Inflight;
 use crate::queue::Queue;
@@ -27,7 +27,7 @@ enum Answer {
 /// Maximum end of a read of configuration space (VHOST_USER_MAX_CONFIG_SIZE).
 const MAX_CONFIG: u32 = 256;
 
-type Handled = Result<Answer, Refusal>;
+type MessageResult = Result<Answer, RequestRefusal>;
 
 /// Returns whether the request answers with a payload; a failure can then not be reported by
 /// anything else.
@@ -56,7 +56,7 @@ impl Session {
         crash::point!("vhost-blk.message.taken");
         let handled = self.request(message, disk);
         crash::point!("vhost-blk.message.handled");
-        if let Err(Refusal::NotShared) = handled {
+        if let Err(RequestRefusal::NotShared) = handled {
             self.say_not_shared();
         }
         match handled {
@@ -74,7 +74,7 @@ impl Session {
         }
     }
 
-    fn request(&mut self, message: Message, disk: &mut Disk) -> Handled {
+    fn request(&mut self, message: Message, disk: &mut Disk) -> MessageResult {
         let Message {
             header,
             payload,
@@ -120,7 +120,7 @@ impl Session {
                 self.stop();
                 Ok(Answer::Later(Pending::Reset(header)))
             }
-            _ => Err(Refusal::Unknown),
+            _ => Err(RequestRefusal::Unknown),
         }
     }
 
@@ -136,18 +136,18 @@ impl Session {
         });
     }
 
-    fn needs(&self, feature: u64) -> Result<(), Refusal> {
+    fn needs(&self, feature: u64) -> Result<(), RequestRefusal> {
         if self.protocol & feature == 0 {
-            return Err(Refusal::NotNegotiated);
+            return Err(RequestRefusal::NotNegotiated);
         }
         Ok(())
     }
 
     /// Returns the queue of that number, created on first use.
-    fn queue(&mut self, index: u64, disk: &Disk) -> Result<&mut Queue, Refusal> {
+    fn queue(&mut self, index: u64, disk: &Disk) -> Result<&mut Queue, RequestRefusal> {
         let queues = u64::from(disk.shape.queues);
         if index >= queues {
-            return Err(Refusal::Ring(index));
+            return Err(RequestRefusal::Ring(index));
         }
         while self.queues.len() as u64 <= index {
             // Queue numbers are below 256.
@@ -158,29 +158,29 @@ impl Session {
         }
         self.queues
             .get_mut(index as usize)
-            .ok_or(Refusal::Ring(index))
+            .ok_or(RequestRefusal::Ring(index))
     }
 
     fn with_state(
         &mut self,
         payload: &[u8],
         disk: &Disk,
-        set: impl FnOnce(&mut Queue, u32) -> Result<(), Refusal>,
-    ) -> Handled {
-        let state: VringState = exactly(payload).ok_or(Refusal::Size)?;
+        set: impl FnOnce(&mut Queue, u32) -> Result<(), RequestRefusal>,
+    ) -> MessageResult {
+        let state: VringState = exactly(payload).ok_or(RequestRefusal::Size)?;
         set(self.queue(state.index.into(), disk)?, state.num)?;
         Ok(Answer::Done)
     }
 
-    fn set_features(&mut self, payload: &[u8], disk: &mut Disk) -> Handled {
-        let features: u64 = exactly(payload).ok_or(Refusal::Size)?;
+    fn set_features(&mut self, payload: &[u8], disk: &mut Disk) -> MessageResult {
+        let features: u64 = exactly(payload).ok_or(RequestRefusal::Size)?;
         if features & !disk.shape.features(&disk.info()) != 0 {
-            return Err(Refusal::Value("features that were not offered"));
+            return Err(RequestRefusal::Value("features that were not offered"));
         }
         if self.queues.iter().any(|queue| queue.run.is_some())
             && (features ^ self.features) & !feature::PROTOCOL_FEATURES != 0
         {
-            return Err(Refusal::Value("features of a running device"));
+            return Err(RequestRefusal::Value("features of a running device"));
         }
         self.features = features;
         for queue in &mut self.queues {
@@ -190,23 +190,23 @@ impl Session {
         Ok(Answer::Done)
     }
 
-    fn set_protocol_features(&mut self, payload: &[u8]) -> Handled {
-        let features: u64 = exactly(payload).ok_or(Refusal::Size)?;
+    fn set_protocol_features(&mut self, payload: &[u8]) -> MessageResult {
+        let features: u64 = exactly(payload).ok_or(RequestRefusal::Size)?;
         if features & !protocol::ALL != 0 {
-            return Err(Refusal::Value("features that were not offered"));
+            return Err(RequestRefusal::Value("features that were not offered"));
         }
         self.protocol = features;
         Ok(Answer::Done)
     }
 
-    fn get_config(&mut self, payload: &[u8], disk: &Disk) -> Handled {
+    fn get_config(&mut self, payload: &[u8], disk: &Disk) -> MessageResult {
         self.needs(protocol::CONFIG)?;
-        let (header, _): (ConfigHeader, _) = prefix(payload).ok_or(Refusal::Size)?;
+        let (header, _): (ConfigHeader, _) = prefix(payload).ok_or(RequestRefusal::Size)?;
         let end = header.offset.checked_add(header.size);
         if end.is_none_or(|end| end > MAX_CONFIG)
             || payload.len() != size_of::<ConfigHeader>() + header.size as usize
         {
-            return Err(Refusal::Size);
+            return Err(RequestRefusal::Size);
         }
         let config = disk.config();
         let mut answer = header.as_bytes().to_vec();
@@ -221,16 +221,16 @@ impl Session {
         Ok(Answer::Payload(answer, None))
     }
 
-    fn set_config(&mut self, payload: &[u8], disk: &mut Disk) -> Handled {
+    fn set_config(&mut self, payload: &[u8], disk: &mut Disk) -> MessageResult {
         self.needs(protocol::CONFIG)?;
-        let (header, bytes): (ConfigHeader, _) = prefix(payload).ok_or(Refusal::Size)?;
+        let (header, bytes): (ConfigHeader, _) = prefix(payload).ok_or(RequestRefusal::Size)?;
         if bytes.len() != header.size as usize {
-            return Err(Refusal::Size);
+            return Err(RequestRefusal::Size);
         }
         // The only field that a driver may write.
         if let (WRITEBACK_OFFSET, &[writeback]) = (header.offset, bytes) {
             if self.features & feature::CONFIG_WCE == 0 {
-                return Err(Refusal::NotNegotiated);
+                return Err(RequestRefusal::NotNegotiated);
             }
             disk.set_write_cache(writeback != 0, self.features);
             if let Some(inflight) = &self.inflight {
@@ -238,28 +238,33 @@ impl Session {
             }
             return Ok(Answer::Done);
         }
-        Err(Refusal::Value("field of the device's"))
+        Err(RequestRefusal::Value("field of the device's"))
     }
 
-    fn regions(&self, header: &TableHeader, rest: &[u8]) -> Result<Vec<Region>, Refusal> {
+    fn regions(&self, header: &TableHeader, rest: &[u8]) -> Result<Vec<Region>, RequestRefusal> {
         let count = header.regions as usize;
         if count > MAX_TABLE || rest.len() != count * size_of::<Region>() {
-            return Err(Refusal::Size);
+            return Err(RequestRefusal::Size);
         }
         let regions = rest.chunks_exact(size_of::<Region>());
         regions
-            .map(|bytes| exactly(bytes).ok_or(Refusal::Size))
+            .map(|bytes| exactly(bytes).ok_or(RequestRefusal::Size))
             .collect()
     }
 
-    fn set_mem_table(&mut self, header: Header, payload: &[u8], fds: Vec<OwnedFd>) -> Handled {
-        let (table, rest): (TableHeader, _) = prefix(payload).ok_or(Refusal::Size)?;
+    fn set_mem_table(
+        &mut self,
+        header: Header,
+        payload: &[u8],
+        fds: Vec<OwnedFd>,
+    ) -> MessageResult {
+        let (table, rest): (TableHeader, _) = prefix(payload).ok_or(RequestRefusal::Size)?;
         let regions = self.regions(&table, rest)?;
         if fds.is_empty() && !regions.is_empty() {
-            return Err(Refusal::NotShared);
+            return Err(RequestRefusal::NotShared);
         }
         if regions.len() != fds.len() {
-            return Err(Refusal::Fds);
+            return Err(RequestRefusal::Fds);
         }
         let result = self.memory.replace(regions.into_iter().zip(fds).collect());
         self.memory_changed();
@@ -267,29 +272,29 @@ impl Session {
         Ok(Answer::Later(Pending::Unmap(header)))
     }
 
-    fn add_mem_reg(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Handled {
+    fn add_mem_reg(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> MessageResult {
         self.needs(protocol::CONFIGURE_MEM_SLOTS)?;
-        let single: SingleRegion = exactly(payload).ok_or(Refusal::Size)?;
+        let single: SingleRegion = exactly(payload).ok_or(RequestRefusal::Size)?;
         if self.memory.regions() >= MAX_SLOTS {
-            return Err(Refusal::Value("one region too many"));
+            return Err(RequestRefusal::Value("one region too many"));
         }
         self.memory.add(single.region, one(fds)?)?;
         self.memory_changed();
         Ok(Answer::Done)
     }
 
-    fn remove_mem_reg(&mut self, header: Header, payload: &[u8]) -> Handled {
+    fn remove_mem_reg(&mut self, header: Header, payload: &[u8]) -> MessageResult {
         self.needs(protocol::CONFIGURE_MEM_SLOTS)?;
-        let single: SingleRegion = exactly(payload).ok_or(Refusal::Size)?;
+        let single: SingleRegion = exactly(payload).ok_or(RequestRefusal::Size)?;
         self.memory.remove(&single.region)?;
         self.memory_changed();
         Ok(Answer::Later(Pending::Unmap(header)))
     }
 
-    fn set_vring_addr(&mut self, payload: &[u8], disk: &Disk) -> Handled {
-        let addr: VringAddr = exactly(payload).ok_or(Refusal::Size)?;
+    fn set_vring_addr(&mut self, payload: &[u8], disk: &Disk) -> MessageResult {
+        let addr: VringAddr = exactly(payload).ok_or(RequestRefusal::Size)?;
         if addr.flags != 0 {
-            return Err(Refusal::Value("logging was not offered"));
+            return Err(RequestRefusal::Value("logging was not offered"));
         }
         let address = RingAddress {
             descriptors: addr.descriptor,
@@ -301,8 +306,8 @@ impl Session {
     }
 
     /// Stops the queue; the answer is sent when its requests have completed.
-    fn get_vring_base(&mut self, header: Header, payload: &[u8], disk: &Disk) -> Handled {
-        let state: VringState = exactly(payload).ok_or(Refusal::Size)?;
+    fn get_vring_base(&mut self, header: Header, payload: &[u8], disk: &Disk) -> MessageResult {
+        let state: VringState = exactly(payload).ok_or(RequestRefusal::Size)?;
         self.queue(state.index.into(), disk)?.stop();
         // There is such a queue, so its number fits.
         Ok(Answer::Later(Pending::Base(header, state.index as u16)))
@@ -313,8 +318,8 @@ impl Session {
         &self,
         payload: &[u8],
         fds: Vec<OwnedFd>,
-    ) -> Result<(u64, Option<OwnedFd>), Refusal> {
-        let value: u64 = exactly(payload).ok_or(Refusal::Size)?;
+    ) -> Result<(u64, Option<OwnedFd>), RequestRefusal> {
+        let value: u64 = exactly(payload).ok_or(RequestRefusal::Size)?;
         let index = value & VRING_INDEX_MASK;
         if value & VRING_NOFD != 0 {
             return Ok((index, None));
@@ -322,9 +327,9 @@ impl Session {
         Ok((index, Some(one(fds)?)))
     }
 
-    fn set_vring_kick(&mut self, payload: &[u8], fds: Vec<OwnedFd>, disk: &Disk) -> Handled {
+    fn set_vring_kick(&mut self, payload: &[u8], fds: Vec<OwnedFd>, disk: &Disk) -> MessageResult {
         let (index, fd) = self.vring_fd(payload, fds)?;
-        let number = u8::try_from(index).map_err(|_| Refusal::Ring(index))?;
+        let number = u8::try_from(index).map_err(|_| RequestRefusal::Ring(index))?;
         let kick = match fd {
             Some(fd) => Some(Kick::new(fd, &self.descriptors, kick_token(number))?),
             None => None,
@@ -338,7 +343,7 @@ impl Session {
         }
         // There is such a queue, so its number fits.
         match self.begin(index as u16) {
-            Err(Refusal::Address(_)) => Err(Refusal::NotShared),
+            Err(RequestRefusal::Address(_)) => Err(RequestRefusal::NotShared),
             begun => begun.map(|()| Answer::Done),
         }
     }
@@ -349,7 +354,7 @@ impl Session {
         payload: &[u8],
         fds: Vec<OwnedFd>,
         disk: &Disk,
-    ) -> Handled {
+    ) -> MessageResult {
         let (index, fd) = self.vring_fd(payload, fds)?;
         let signal = fd.map(Signal::new).transpose()?;
         let queue = self.queue(index, disk)?;
@@ -361,38 +366,38 @@ impl Session {
         Ok(Answer::Done)
     }
 
-    fn set_backend_channel(&mut self, fds: Vec<OwnedFd>) -> Handled {
+    fn set_backend_channel(&mut self, fds: Vec<OwnedFd>) -> MessageResult {
         self.needs(protocol::BACKEND_REQ)?;
         let fd = one(fds)?;
         if !receive::kind::is_stream(&fd) {
-            return Err(Refusal::WrongKind);
+            return Err(RequestRefusal::WrongKind);
         }
         self.backend_channel = Some(fd);
         Ok(Answer::Done)
     }
 
     /// Parses the description, which front-ends send with or without padding.
-    fn inflight_description(&self, payload: &[u8]) -> Result<InflightDescription, Refusal> {
+    fn inflight_description(&self, payload: &[u8]) -> Result<InflightDescription, RequestRefusal> {
         self.needs(protocol::INFLIGHT_SHMFD)?;
         let mut padded = [0; size_of::<InflightDescription>()];
         if payload.len() != INFLIGHT_SIZE && payload.len() != padded.len() {
-            return Err(Refusal::Size);
+            return Err(RequestRefusal::Size);
         }
         if let Some(part) = padded.get_mut(..payload.len()) {
             part.copy_from_slice(payload);
         }
-        let description: InflightDescription = exactly(&padded).ok_or(Refusal::Size)?;
+        let description: InflightDescription = exactly(&padded).ok_or(RequestRefusal::Size)?;
         let size = description.queue_size;
         if description.queues == 0 || size == 0 || size > MAX_QUEUE_SIZE {
-            return Err(Refusal::Value("queues to be tracked"));
+            return Err(RequestRefusal::Value("queues to be tracked"));
         }
         Ok(description)
     }
 
-    fn get_inflight(&mut self, payload: &[u8], disk: &Disk) -> Handled {
+    fn get_inflight(&mut self, payload: &[u8], disk: &Disk) -> MessageResult {
         let asked = self.inflight_description(payload)?;
         if asked.queues > disk.shape.queues {
-            return Err(Refusal::Ring(asked.queues.into()));
+            return Err(RequestRefusal::Ring(asked.queues.into()));
         }
         let inflight = Inflight::new(asked.queues, asked.queue_size)?;
         inflight.set_write_cache(disk.write_cache);
@@ -402,7 +407,7 @@ impl Session {
             ..asked
         };
         let fd = inflight.fd().try_clone_to_owned();
-        let fd = fd.map_err(|_| Refusal::Value("no descriptor is left"))?;
+        let fd = fd.map_err(|_| RequestRefusal::Value("no descriptor is left"))?;
         let bytes = answer.as_bytes().get(..payload.len());
         Ok(Answer::Payload(
             bytes.unwrap_or_default().to_vec(),
@@ -410,10 +415,15 @@ impl Session {
         ))
     }
 
-    fn set_inflight(&mut self, payload: &[u8], fds: Vec<OwnedFd>, disk: &mut Disk) -> Handled {
+    fn set_inflight(
+        &mut self,
+        payload: &[u8],
+        fds: Vec<OwnedFd>,
+        disk: &mut Disk,
+    ) -> MessageResult {
         let given = self.inflight_description(payload)?;
         if self.queues.iter().any(|queue| queue.run.is_some()) {
-            return Err(Refusal::Value("tracking of a running device"));
+            return Err(RequestRefusal::Value("tracking of a running device"));
         }
         let fd = one(fds)?;
         let inflight = Inflight::import(
@@ -435,10 +445,10 @@ fn number(value: u64) -> Answer {
     Answer::Payload(value.as_bytes().to_vec(), None)
 }
 
-fn one(fds: Vec<OwnedFd>) -> Result<OwnedFd, Refusal> {
+fn one(fds: Vec<OwnedFd>) -> Result<OwnedFd, RequestRefusal> {
     let mut fds = fds.into_iter();
     match (fds.next(), fds.next()) {
         (Some(fd), None) => Ok(fd),
-        _ => Err(Refusal::Fds),
+        _ => Err(RequestRefusal::Fds),
     }
 }

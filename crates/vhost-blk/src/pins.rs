@@ -12,20 +12,20 @@ use volume::{PinPace, PinnedWindows, Pinner};
 /// Size of a piece in bytes, unless the guest is large: some milliseconds to pin.
 const PIECE: u64 = 64 << 20;
 /// Maximum size of a piece in bytes, the kernel's limit for a fixed buffer.
-const LONGEST: u64 = 1 << 30;
+const MAX_PIECE_LEN: u64 = 1 << 30;
 /// Maximum number of pieces: the slots of the ring's table.
 const PIECES: usize = 256;
 
 /// A part of a memory.
 #[derive(Clone, Debug)]
-struct Piece {
+struct MemoryPiece {
     memory: Memory,
     offset: u64,
     len: u64,
 }
 
-impl Piece {
-    fn is_same(&self, other: &Piece) -> bool {
+impl MemoryPiece {
+    fn is_same(&self, other: &MemoryPiece) -> bool {
         self.offset == other.offset && self.len == other.len && self.memory.is_same(&other.memory)
     }
 }
@@ -35,24 +35,24 @@ impl Piece {
 pub(crate) struct Pins {
     pins: bool,
     /// Pieces, each with the address that represents it in `windows`.
-    pieces: Vec<(Piece, u64)>,
+    pieces: Vec<(MemoryPiece, u64)>,
     windows: PinnedWindows,
     next: u64,
 }
 
-fn pieces(regions: &[(Region, Memory)]) -> Vec<Piece> {
+fn pieces(regions: &[(Region, Memory)]) -> Vec<MemoryPiece> {
     let sizes = regions.iter().map(|(region, _)| region.size);
     let total = sizes.fold(0u64, u64::saturating_add);
     // Half of the slots are left for the edges of regions.
     let len = (total / (PIECES as u64 / 2)).next_power_of_two();
-    let len = len.clamp(PIECE, LONGEST);
-    let mut pieces: Vec<Piece> = Vec::new();
+    let len = len.clamp(PIECE, MAX_PIECE_LEN);
+    let mut pieces: Vec<MemoryPiece> = Vec::new();
     for (region, memory) in regions {
         let end = region.mmap_offset.saturating_add(region.size);
         let mut at = region.mmap_offset;
         while at < end && pieces.len() < PIECES {
             let next = (at / len).saturating_add(1).saturating_mul(len).min(end);
-            let piece = Piece {
+            let piece = MemoryPiece {
                 memory: memory.clone(),
                 offset: at,
                 len: next - at,

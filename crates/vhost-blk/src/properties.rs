@@ -2,7 +2,7 @@
 //! resulting memory lies in the guest's.
 
 use crate::chain::{Buffer, ChainError, MAX_CHAIN, Walker};
-use crate::request::{Action, Limits, NoStatus, Parsed, Work, parse};
+use crate::request::{Action, NoStatus, Parsed, RequestLimits, VolumeOperation, parse};
 use crate::ring::{Descriptor, Ring, RingAddress, flag};
 use crate::virtio::BlkStatus;
 use dma::{DmaMap, Memory, Prot, SegmentList};
@@ -120,8 +120,8 @@ fn descriptor() -> impl Strategy<Value = Descriptor> {
     })
 }
 
-fn limits() -> Limits {
-    Limits {
+fn limits() -> RequestLimits {
+    RequestLimits {
         block_size: 512,
         max_transfer: 1 << 20,
         fua: false,
@@ -135,7 +135,7 @@ fn check_parsed(
     parsed: Result<Parsed, NoStatus>,
     buffers: &[Buffer],
     data: &SegmentList,
-    ranges: &VecDeque<Work>,
+    ranges: &VecDeque<VolumeOperation>,
     memory: &Memory,
 ) -> Result<(), TestCaseError> {
     let Ok(parsed) = parsed else {
@@ -255,9 +255,9 @@ proptest! {
         // The parsed request is the expected one.
         let offset = sector.checked_mul(512);
         let expected = match kind {
-            0 if wanted % 512 == 0 => offset.map(|offset| Work { op: Op::Read, offset, len: u64::from(wanted) }),
-            1 if out % 512 == 0 => offset.map(|offset| Work { op: Op::Write { fua: false }, offset, len: u64::from(out) }),
-            4 => Some(Work { op: Op::Flush, offset: 0, len: 0 }),
+            0 if wanted % 512 == 0 => offset.map(|offset| VolumeOperation { op: Op::Read, offset, len: u64::from(wanted) }),
+            1 if out % 512 == 0 => offset.map(|offset| VolumeOperation { op: Op::Write { fua: false }, offset, len: u64::from(out) }),
+            4 => Some(VolumeOperation { op: Op::Flush, offset: 0, len: 0 }),
             _ => None,
         };
         let action = first.unwrap().action;
@@ -287,7 +287,7 @@ fn data_is_bounded() {
     };
     let status = Buffer { len: 1, ..one };
     for (buffers, fits) in [(4, true), (5, false), (1000, false)] {
-        let limits = Limits {
+        let limits = RequestLimits {
             max_transfer: 2048,
             ..limits()
         };

@@ -2,7 +2,7 @@
 //! enabled.
 
 use crate::disk::{Disk, MAX_QUEUE_SIZE};
-use crate::error::Refusal;
+use crate::error::RequestRefusal;
 use crate::eventfd::{Kick, Signal};
 use crate::inflight::Inflight;
 use crate::memory::GuestMemory;
@@ -75,30 +75,30 @@ impl Queue {
     }
 
     /// Checks that the queue is stopped, since its layout may change only then.
-    fn stopped(&self) -> Result<(), Refusal> {
+    fn stopped(&self) -> Result<(), RequestRefusal> {
         match self.run {
-            Some(_) => Err(Refusal::Running(self.index)),
+            Some(_) => Err(RequestRefusal::Running(self.index)),
             None => Ok(()),
         }
     }
 
-    pub(crate) fn set_size(&mut self, size: u32) -> Result<(), Refusal> {
+    pub(crate) fn set_size(&mut self, size: u32) -> Result<(), RequestRefusal> {
         self.stopped()?;
         if !size.is_power_of_two() || size > MAX_SIZE {
-            return Err(Refusal::Value("ring size"));
+            return Err(RequestRefusal::Value("ring size"));
         }
         // At most 1024.
         self.size = size as u16;
         Ok(())
     }
 
-    pub(crate) fn set_base(&mut self, base: u32) -> Result<(), Refusal> {
+    pub(crate) fn set_base(&mut self, base: u32) -> Result<(), RequestRefusal> {
         self.stopped()?;
-        self.base = u16::try_from(base).map_err(|_| Refusal::Value("ring index"))?;
+        self.base = u16::try_from(base).map_err(|_| RequestRefusal::Value("ring index"))?;
         Ok(())
     }
 
-    pub(crate) fn set_address(&mut self, address: RingAddress) -> Result<(), Refusal> {
+    pub(crate) fn set_address(&mut self, address: RingAddress) -> Result<(), RequestRefusal> {
         // QEMU repeats the address when memory moves: a running queue is resolved again.
         self.address = Some(address);
         Ok(())
@@ -128,11 +128,11 @@ impl Queue {
         self.err = err;
     }
 
-    pub(crate) fn set_enabled(&mut self, enabled: u32) -> Result<(), Refusal> {
+    pub(crate) fn set_enabled(&mut self, enabled: u32) -> Result<(), RequestRefusal> {
         self.enabled = Some(match enabled {
             0 => false,
             1 => true,
-            _ => return Err(Refusal::Value("neither 0 nor 1")),
+            _ => return Err(RequestRefusal::Value("neither 0 nor 1")),
         });
         Ok(())
     }
@@ -163,8 +163,10 @@ impl Queue {
     }
 
     /// Resolves the memory of the ring.
-    fn resolve(&self, features: u64, memory: &GuestMemory) -> Result<Ring, Refusal> {
-        let address = self.address.ok_or(Refusal::Value("ring without address"))?;
+    fn resolve(&self, features: u64, memory: &GuestMemory) -> Result<Ring, RequestRefusal> {
+        let address = self
+            .address
+            .ok_or(RequestRefusal::Value("ring without address"))?;
         let event_idx = features & feature::EVENT_IDX != 0;
         let (descriptors, available, used) = part_sizes(self.size, event_idx);
         let at = RingAddress {
@@ -176,12 +178,12 @@ impl Queue {
     }
 
     /// Begins to run, if the queue is started and not running.
-    pub(crate) fn begin(&mut self, with: &Negotiated<'_>) -> Result<(), Refusal> {
+    pub(crate) fn begin(&mut self, with: &Negotiated<'_>) -> Result<(), RequestRefusal> {
         if self.run.is_some() || matches!(self.start, Start::Stopped) {
             return Ok(());
         }
         if self.size == 0 {
-            return Err(Refusal::Value("ring without size"));
+            return Err(RequestRefusal::Value("ring without size"));
         }
         let ring = self.resolve(with.features, with.memory)?;
         let tracker = with

@@ -13,7 +13,7 @@ const RANGE_BYTES: usize = 16;
 
 /// Limits that requests are checked against.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct RequestLimits {
     /// Logical block size in bytes.
     pub(crate) block_size: u32,
     /// Maximum data in bytes.
@@ -28,7 +28,7 @@ pub(crate) struct Limits {
 
 /// An operation on a range of bytes of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Work {
+pub(crate) struct VolumeOperation {
     pub(crate) op: Op,
     pub(crate) offset: u64,
     pub(crate) len: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Work {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// An operation, with the gathered data if it has any.
-    Work(Work),
+    Work(VolumeOperation),
     /// The identifier, to be written to the gathered memory.
     Id,
     /// The gathered ranges, one after the other; at least one.
@@ -66,9 +66,9 @@ pub(crate) struct NoStatus;
 pub(crate) fn parse(
     buffers: &[Buffer],
     map: &DmaMap,
-    limits: &Limits,
+    limits: &RequestLimits,
     data: &mut SegmentList,
-    ranges: &mut VecDeque<Work>,
+    ranges: &mut VecDeque<VolumeOperation>,
 ) -> Result<Parsed, NoStatus> {
     let status = buffers
         .last()
@@ -106,7 +106,7 @@ pub(crate) fn parse(
 struct Chain<'a> {
     buffers: &'a [Buffer],
     map: &'a DmaMap,
-    limits: &'a Limits,
+    limits: &'a RequestLimits,
     /// Bytes that the driver provides, including the header.
     out_len: u64,
     /// Bytes that the driver requests, without the status.
@@ -117,7 +117,7 @@ impl Chain<'_> {
     fn action(
         &self,
         data: &mut SegmentList,
-        ranges: &mut VecDeque<Work>,
+        ranges: &mut VecDeque<VolumeOperation>,
     ) -> Result<Action, BlkStatus> {
         let mut header = [0; HEADER_BYTES];
         self.copy_out(0, &mut header)?;
@@ -135,7 +135,7 @@ impl Chain<'_> {
                 self.gather(false, HEADER_BYTES as u64, out_data, data)?;
                 Ok(Action::Work(work))
             }
-            kind::FLUSH => Ok(Action::Work(Work {
+            kind::FLUSH => Ok(Action::Work(VolumeOperation {
                 op: Op::Flush,
                 offset: 0,
                 len: 0,
@@ -157,7 +157,7 @@ impl Chain<'_> {
         &self,
         kind: u32,
         len: u64,
-        ranges: &mut VecDeque<Work>,
+        ranges: &mut VecDeque<VolumeOperation>,
     ) -> Result<Action, BlkStatus> {
         let count = len / RANGE_BYTES as u64;
         if !len.is_multiple_of(RANGE_BYTES as u64) || count == 0 || count > u64::from(MAX_RANGES) {
@@ -183,7 +183,7 @@ impl Chain<'_> {
     }
 
     /// Returns the operation, if it covers whole blocks. The volume checks that they exist.
-    fn work(&self, op: Op, sector: u64, len: u64) -> Result<Work, BlkStatus> {
+    fn work(&self, op: Op, sector: u64, len: u64) -> Result<VolumeOperation, BlkStatus> {
         let offset = sector.checked_mul(SECTOR).ok_or(BlkStatus::IoErr)?;
         let mask = u64::from(self.limits.block_size).max(SECTOR) - 1;
         if (offset | len) & mask != 0 {
@@ -192,7 +192,7 @@ impl Chain<'_> {
         if op.has_data() && len > self.limits.max_transfer {
             return Err(BlkStatus::IoErr);
         }
-        Ok(Work { op, offset, len })
+        Ok(VolumeOperation { op, offset, len })
     }
 
     /// Copies from the driver's output, starting at byte `skip`.

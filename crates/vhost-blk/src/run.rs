@@ -4,7 +4,7 @@ use crate::chain::Walker;
 use crate::disk::Disk;
 use crate::eventfd::Signal;
 use crate::inflight::Tracker;
-use crate::request::{Action, NoStatus, Parsed, Work, parse};
+use crate::request::{Action, NoStatus, Parsed, VolumeOperation, parse};
 use crate::ring::{Ring, need_event};
 use crate::stats::{QueueStats, Stats};
 use crate::virtio::BlkStatus;
@@ -33,7 +33,7 @@ struct RequestSlot {
     fetched_at: u64,
     bytes: u64,
     /// Remaining operations, one after the other.
-    ranges: VecDeque<Work>,
+    ranges: VecDeque<VolumeOperation>,
     /// Segment list, in the slot while the request is not at the volume; kept for its capacity.
     data: SegmentList,
 }
@@ -359,7 +359,7 @@ impl Run {
             let Some(slot) = self.slots.get_mut(usize::from(index)) else {
                 return;
             };
-            let Some(Work { op, offset, len }) = slot.ranges.pop_front() else {
+            let Some(VolumeOperation { op, offset, len }) = slot.ranges.pop_front() else {
                 return self.finish(index, Ok(()), map, stats);
             };
             slot.op = Some(op);
@@ -579,12 +579,12 @@ impl Run {
 /// Classifies an action for the counters.
 fn kind_of(action: &Action) -> IoKind {
     match action {
-        Action::Work(Work { op: Op::Read, .. }) => IoKind::Read,
-        Action::Work(Work {
+        Action::Work(VolumeOperation { op: Op::Read, .. }) => IoKind::Read,
+        Action::Work(VolumeOperation {
             op: Op::Write { .. },
             ..
         }) => IoKind::Write,
-        Action::Work(Work { op: Op::Flush, .. }) => IoKind::Flush,
+        Action::Work(VolumeOperation { op: Op::Flush, .. }) => IoKind::Flush,
         _ => IoKind::Other,
     }
 }

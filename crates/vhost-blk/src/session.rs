@@ -1,7 +1,7 @@
 //! Connection of a front-end: negotiated features, memory, queues.
 
 use crate::disk::Disk;
-use crate::error::{ClientError, Refusal};
+use crate::error::{ClientError, RequestRefusal};
 use crate::inflight::Inflight;
 use crate::memory::GuestMemory;
 use crate::queue::{Negotiated, Queue};
@@ -313,14 +313,14 @@ impl Session {
     }
 
     /// Starts a queue, if possible.
-    pub(crate) fn begin(&mut self, index: u16) -> Result<(), Refusal> {
+    pub(crate) fn begin(&mut self, index: u16) -> Result<(), RequestRefusal> {
         let with = Negotiated {
             features: self.features,
             inflight: self.inflight.as_ref(),
             memory: &self.memory,
         };
         let Some(queue) = self.queues.get_mut(usize::from(index)) else {
-            return Err(Refusal::Ring(index.into()));
+            return Err(RequestRefusal::Ring(index.into()));
         };
         queue.begin(&with)?;
         if queue.run.is_some() && !std::mem::replace(&mut self.is_said, true) {
@@ -343,7 +343,7 @@ impl Session {
     pub(crate) fn acknowledge(
         &mut self,
         header: &Header,
-        result: Result<(), Refusal>,
+        result: Result<(), RequestRefusal>,
     ) -> Result<(), ClientError> {
         let request = header.request;
         let wanted =

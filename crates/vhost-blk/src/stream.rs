@@ -6,7 +6,7 @@
 
 use crate::error::ClientError;
 use crate::wire::{HEADER_SIZE, Header, MAX_FDS, MAX_PAYLOAD, flags};
-use receive::{Read, Socket, Stranger};
+use receive::{ForeignProtocol, Read, Socket};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 use std::io::IoSlice;
@@ -89,8 +89,8 @@ impl Stream {
         if std::mem::replace(&mut self.is_known, true) {
             return Ok(());
         }
-        match Stranger::of(&self.buf) {
-            None | Some(Stranger::VhostUser) => Ok(()),
+        match ForeignProtocol::of(&self.buf) {
+            None | Some(ForeignProtocol::VhostUser) => Ok(()),
             Some(stranger) => {
                 let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
                 // The client may not wait for an answer.

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 /// Counters of a disk at the last check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Seen {
+struct DiskCounters {
     errors: u64,
     /// The disk is an export with a front-end attached; other disks report connections themselves.
     connected: bool,
@@ -15,7 +15,7 @@ struct Seen {
 
 /// Counters of a volume's limits at the last check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Held {
+struct LimitCounters {
     delayed: u64,
     /// Requests were delayed by the limits between the last two checks.
     waits: bool,
@@ -24,8 +24,8 @@ struct Held {
 /// Counters of all disks and volumes at the last check.
 #[derive(Debug, Default)]
 pub struct Alarms {
-    disks: HashMap<String, Seen>,
-    volumes: HashMap<(String, u32, String), Held>,
+    disks: HashMap<String, DiskCounters>,
+    volumes: HashMap<(String, u32, String), LimitCounters>,
     /// Volumes that are stopped after an error.
     stopped: HashSet<(String, u32, String)>,
 }
@@ -63,21 +63,21 @@ impl Alarms {
 
     fn look_at_disks(&mut self, stats: &Stats, events: &EventSender) {
         let controllers = stats.controllers.iter().map(|one| {
-            let seen = Seen {
+            let seen = DiskCounters {
                 errors: one.errors,
                 connected: false,
             };
             (&one.name, seen)
         });
         let exports = stats.vhost_user_blk.iter().map(|one| {
-            let seen = Seen {
+            let seen = DiskCounters {
                 errors: one.queues.iter().map(|queue| queue.errors).sum(),
                 connected: one.connected,
             };
             (&one.name, seen)
         });
         let ublk = stats.ublk.iter().map(|one| {
-            let seen = Seen {
+            let seen = DiskCounters {
                 errors: one.queues.iter().map(|queue| queue.errors).sum(),
                 connected: false,
             };
@@ -115,7 +115,7 @@ impl Alarms {
                 events.send(EventKind::Limited, &one.disk, nsid, Some(message));
             }
             let delayed = one.delayed;
-            volumes.insert(name, Held { delayed, waits });
+            volumes.insert(name, LimitCounters { delayed, waits });
         }
         self.volumes = volumes;
     }

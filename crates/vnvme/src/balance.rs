@@ -14,15 +14,15 @@ use std::time::{Duration, Instant};
 /// Time over which the workers' loads are averaged.
 const PERIOD: Duration = Duration::from_millis(250);
 /// Time after a decision in which no other is made, so that its effect shows first.
-const PAUSE: Duration = Duration::from_millis(600);
+const SETTLE_TIME: Duration = Duration::from_millis(600);
 /// Share of time below which a worker keeps its queues.
-const BUSY: f64 = 0.6;
+const MIN_BUSY_SHARE: f64 = 0.6;
 /// Difference between the loads of two workers below which they count as equal.
-const UNEVEN: f64 = 0.3;
+const MIN_DIFFERENCE: f64 = 0.3;
 /// Load of a queue below which moving it is not worthwhile.
-const WORTH: f64 = 0.02;
+const MIN_QUEUE_SHARE: f64 = 0.02;
 /// Interval between two moves of [`Spread::Stir`].
-const STIR: Duration = Duration::from_micros(300);
+const STIR_INTERVAL: Duration = Duration::from_micros(300);
 
 /// Migration of a controller's queues between several workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
@@ -61,13 +61,13 @@ fn plan(mut busy: Vec<f64>, mut queues: Vec<Queue>) -> Vec<(u16, usize)> {
             return moves;
         };
         let gap = of(from) - of(to);
-        if of(from) < BUSY || gap < UNEVEN {
+        if of(from) < MIN_BUSY_SHARE || gap < MIN_DIFFERENCE {
             return moves;
         }
         // The best queue is half of the difference; one that is nearly all of it would only swap
         // the roles of the workers.
         let fits = |queue: &&mut Queue| {
-            queue.worker == from && queue.load >= WORTH && queue.load <= gap * 0.75
+            queue.worker == from && queue.load >= MIN_QUEUE_SHARE && queue.load <= gap * 0.75
         };
         let off = |queue: &Queue| (queue.load - gap / 2.0).abs();
         let best = queues.iter_mut().filter(fits);
@@ -137,7 +137,7 @@ impl Balance {
             return;
         }
         if self.spread == Spread::Stir {
-            self.next = now + STIR;
+            self.next = now + STIR_INTERVAL;
             return self.stir(controller);
         }
         self.next = now + PERIOD;
@@ -221,7 +221,7 @@ impl Balance {
             })
             .collect();
         let moves = plan(busy.clone(), queues);
-        if moves.is_empty() || !self.peers.may_decide(now, PAUSE) {
+        if moves.is_empty() || !self.peers.may_decide(now, SETTLE_TIME) {
             return;
         }
         tracing::debug!(?busy, ?moves, "uneven");

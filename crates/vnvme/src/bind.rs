@@ -21,7 +21,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use usage::Usage;
+use usage::DeviceClaim;
 pub use usage::users;
 
 /// Devices, and how to report.
@@ -48,7 +48,7 @@ impl BindArgs {
         self.print(&unbind(&Host::system(), &System, &self.devices)?)
     }
 
-    fn print(&self, reports: &[Report]) -> Result<()> {
+    fn print(&self, reports: &[BindReport]) -> Result<()> {
         if self.json {
             outln!("{}", serde_json::to_string_pretty(reports)?);
         } else {
@@ -103,16 +103,17 @@ impl Kernel for System {
             .arg(module)
             .output()
             .map_err(|e| e.to_string())?;
-        match output.status.success() {
-            true => Ok(()),
-            false => Err(String::from_utf8_lossy(&output.stderr).trim().to_string()),
+        if output.status.success() {
+            Ok(())
+        } else {
+            Err(String::from_utf8_lossy(&output.stderr).trim().to_string())
         }
     }
 }
 
 /// Result for one device.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Report {
+struct BindReport {
     /// The device's address.
     device: String,
     /// Driver before the command.
@@ -127,13 +128,14 @@ struct Report {
     nodes: Vec<String>,
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for BindReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |driver: &Option<String>| driver.clone().unwrap_or_else(|| "no driver".into());
         write!(f, "{}: ", self.device)?;
-        match self.changed {
-            true => write!(f, "{} -> {}", name(&self.from), name(&self.driver))?,
-            false => write!(f, "already bound to {}", name(&self.driver))?,
+        if self.changed {
+            write!(f, "{} -> {}", name(&self.from), name(&self.driver))?
+        } else {
+            write!(f, "already bound to {}", name(&self.driver))?
         }
         if !self.nodes.is_empty() {
             write!(f, " ({})", self.nodes.join(", "))?;
@@ -142,8 +144,8 @@ impl fmt::Display for Report {
     }
 }
 
-impl Report {
-    fn new(device: &PciDevice, from: Option<String>, changed: bool) -> Report {
+impl BindReport {
+    fn new(device: &PciDevice, from: Option<String>, changed: bool) -> BindReport {
         let driver = device.driver();
         let group = device.group();
         let mut nodes = Vec::new();
@@ -156,7 +158,7 @@ impl Report {
                     .map(|group| format!("/dev/vfio/{}", group.id)),
             );
         }
-        Report {
+        BindReport {
             device: device.bdf.to_string(),
             from,
             driver,
@@ -171,7 +173,7 @@ fn is_vfio(driver: Option<&str>) -> bool {
     driver.is_some_and(|name| name.replace('_', "-").ends_with(VFIO_PCI))
 }
 
-fn bind(host: &Host, kernel: &impl Kernel, bdfs: &[Bdf]) -> Result<Vec<Report>> {
+fn bind(host: &Host, kernel: &impl Kernel, bdfs: &[Bdf]) -> Result<Vec<BindReport>> {
     let mut checked = Vec::new();
     for bdf in bdfs {
         let device = find(host, *bdf)?;
@@ -180,7 +182,7 @@ fn bind(host: &Host, kernel: &impl Kernel, bdfs: &[Bdf]) -> Result<Vec<Report>> 
             continue;
         }
         usable_group(&device, bdfs)?;
-        let usage = Usage::of(host, &device)?;
+        let usage = DeviceClaim::of(host, &device)?;
         checked.push((device, Some(usage)));
     }
     if checked.iter().any(|(_, usage)| usage.is_some()) {
@@ -204,12 +206,12 @@ fn bind(host: &Host, kernel: &impl Kernel, bdfs: &[Bdf]) -> Result<Vec<Report>> 
                 );
             }
         }
-        reports.push(Report::new(&device, from, changed));
+        reports.push(BindReport::new(&device, from, changed));
     }
     Ok(reports)
 }
 
-fn unbind(host: &Host, kernel: &impl Kernel, bdfs: &[Bdf]) -> Result<Vec<Report>> {
+fn unbind(host: &Host, kernel: &impl Kernel, bdfs: &[Bdf]) -> Result<Vec<BindReport>> {
     let mut devices = Vec::new();
     for bdf in bdfs {
         let device = find(host, *bdf)?;
@@ -235,7 +237,7 @@ fn unbind(host: &Host, kernel: &impl Kernel, bdfs: &[Bdf]) -> Result<Vec<Report>
                 now.unwrap_or_default()
             );
         }
-        reports.push(Report::new(&device, from, changed));
+        reports.push(BindReport::new(&device, from, changed));
     }
     Ok(reports)
 }

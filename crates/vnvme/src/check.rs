@@ -1,12 +1,12 @@
 //! Validation of the whole configuration before anything is opened: duplicates, missing values,
 //! contradictions.
 
-use crate::crew::{config, target_controller};
 use crate::direct::PathChoice;
 use crate::manage::DiskSpec;
 use crate::options::{Names, Size};
 use crate::origin::Origin;
 use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, Specs, hex};
+use crate::worker_context::{config, target_controller};
 use anyhow::{Result, anyhow, bail, ensure};
 use controller::{ConfigError, ControllerConfig};
 use nvme::identify::Nqn;
@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
     crate::parts::check(specs)?;
     let mut sockets = Unique::new("socket");
-    let mut seen = Seen {
+    let mut seen = UniqueValues {
         serials: Unique::new("serial number"),
         subnqns: Unique::new("subsystem NQN"),
         nguids: Unique::new("NGUID"),
@@ -80,9 +80,10 @@ pub fn check_filled(specs: &Specs) -> Result<()> {
         let (socket, origin) = (controller.socket.display(), &controller.origin);
         let empty = controller.namespaces.is_empty() && controller.pool.is_none();
         if empty && controller.max_namespaces.is_none() {
-            return Err(match origin.is_known() {
-                true => origin.error("", "no volume to serve"),
-                false => anyhow!("{socket}: no volume to serve"),
+            return Err(if origin.is_known() {
+                origin.error("", "no volume to serve")
+            } else {
+                anyhow!("{socket}: no volume to serve")
             });
         }
     }
@@ -110,7 +111,7 @@ fn check_name(name: &str) -> Result<()> {
 }
 
 /// Values of the controllers that were checked so far.
-struct Seen {
+struct UniqueValues {
     serials: Unique<String>,
     subnqns: Unique<String>,
     nguids: Unique<[u8; 16]>,
@@ -130,7 +131,7 @@ struct InOne {
     namespaces: HashMap<u32, NamespaceSpec>,
 }
 
-impl Seen {
+impl UniqueValues {
     fn check(&mut self, controller: &ControllerSpec) -> Result<()> {
         let origin = &controller.origin;
         self.check_pool(controller)?;
@@ -588,9 +589,10 @@ impl<T: Eq + Hash> Unique<T> {
     }
 
     fn enter_unless(&mut self, none: bool, value: T, text: &str) -> Result<()> {
-        match none {
-            true => Ok(()),
-            false => self.enter(value, text),
+        if none {
+            Ok(())
+        } else {
+            self.enter(value, text)
         }
     }
 }

@@ -44,7 +44,7 @@ use crate::keep;
 use crate::log::Filter;
 use crate::log_format::{self, JournalLines, LogFormat};
 use crate::options;
-use crate::options::flags::{self, Given};
+use crate::options::flags::{self, GivenFlags};
 use crate::serve::serve;
 use crate::spec::ServeOptions;
 use crate::stderr::LogLines;
@@ -233,14 +233,14 @@ struct Named {
 struct ServeArgs {
     named: Named,
     /// Options from the tables of [`crate::options`].
-    given: Given,
+    given: GivenFlags,
 }
 
 impl FromArgMatches for ServeArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         Ok(Self {
             named: Named::from_arg_matches(matches)?,
-            given: Given::of(options::Command::Serve, matches),
+            given: GivenFlags::of(options::Command::Serve, matches),
         })
     }
 

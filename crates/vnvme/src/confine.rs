@@ -8,7 +8,7 @@ use crate::spec::{DoorbellMode, ServeOptions, Specs};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use remote::Address;
-use sandbox::{Connect, Needs, Report, Sandbox};
+use sandbox::{Connect, Needs, Sandbox, SandboxReport};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use std::sync::{OnceLock, mpsc};
@@ -73,7 +73,7 @@ impl Confinement {
     }
 
     /// Before the threads are started that serve.
-    pub fn enter(&self) -> Result<Option<Report>> {
+    pub fn enter(&self) -> Result<Option<SandboxReport>> {
         let report = self.sandbox.as_ref().map(Sandbox::enter).transpose()?;
         if let Some(report) = &report {
             tracing::info!("sandbox: {report}");
@@ -148,9 +148,12 @@ fn later(options: &ServeOptions) -> Needs {
     let mut open_below = places(options);
     // The state is written anew beside the old one.
     let state = options.state.as_ref().and_then(|state| state.parent());
-    open_below.extend(state.map(|folder| match folder.as_os_str().is_empty() {
-        true => PathBuf::from("."),
-        false => folder.to_owned(),
+    open_below.extend(state.map(|folder| {
+        if folder.as_os_str().is_empty() {
+            PathBuf::from(".")
+        } else {
+            folder.to_owned()
+        }
     }));
     let mut read_below: Vec<PathBuf> = daemon.config.iter().cloned().collect();
     read_below.extend(daemon.config.as_deref().and_then(own_folder));

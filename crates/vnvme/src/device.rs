@@ -12,8 +12,8 @@ use std::num::NonZeroU32;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use vfio_user::{
-    Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction, IrqData, IrqInfo, Limits,
-    MmapArea, Outcome, RegionInfo, RegionMmap, SetIrqs, Unmapped,
+    Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction, IrqData, IrqInfo, MmapArea,
+    OperationOutcome, RegionInfo, RegionMmap, ServerLimits, SetIrqs, Unmapped,
 };
 use volume::{PinPace, PinnedWindows, Pinner};
 
@@ -36,7 +36,7 @@ static DOORBELL_AREA: [MmapArea; 1] = [MmapArea {
 
 /// Event for which a VMM's request waits before it is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Waiting {
+pub enum WaitReason {
     /// No request is waiting.
     No,
     /// End of outstanding commands that may still access memory that is being unmapped.
@@ -54,7 +54,7 @@ pub enum Waiting {
 /// A controller behind a vfio-user connection.
 pub struct NvmeDevice {
     pub controller: Controller,
-    pub waiting: Waiting,
+    pub waiting: WaitReason,
     /// Memory files of the current client.
     memories: MemoryCache,
     limits: ClientLimits,
@@ -90,7 +90,7 @@ impl NvmeDevice {
         let mut device = NvmeDevice {
             mapped_doorbells: controller.config().mapped_doorbells,
             controller,
-            waiting: Waiting::No,
+            waiting: WaitReason::No,
             memories,
             limits,
             backends,
@@ -133,11 +133,11 @@ impl NvmeDevice {
     }
 
     /// Returns the protocol limits that are announced to the client.
-    pub fn protocol_limits(&self) -> Limits {
+    pub fn protocol_limits(&self) -> ServerLimits {
         let windows = self.limits.windows.map(u32::from);
-        Limits {
-            max_dma_maps: windows.unwrap_or(Limits::DEFAULT.max_dma_maps),
-            ..Limits::DEFAULT
+        ServerLimits {
+            max_dma_maps: windows.unwrap_or(ServerLimits::DEFAULT.max_dma_maps),
+            ..ServerLimits::DEFAULT
         }
     }
 
@@ -168,11 +168,11 @@ impl NvmeDevice {
             self.leaving.clear();
         }
         match self.waiting {
-            Waiting::No => false,
-            Waiting::Unmap => self.controller.dma_quiesced(),
-            Waiting::Reset => !self.controller.is_resetting(),
-            Waiting::Receivers => self.controller.receivers_settled(),
-            Waiting::BusMaster => self.controller.config_settled(),
+            WaitReason::No => false,
+            WaitReason::Unmap => self.controller.dma_quiesced(),
+            WaitReason::Reset => !self.controller.is_resetting(),
+            WaitReason::Receivers => self.controller.receivers_settled(),
+            WaitReason::BusMaster => self.controller.config_settled(),
         }
     }
 
@@ -202,13 +202,13 @@ impl NvmeDevice {
         self.registered.push((memory.clone(), registrations));
     }
 
-    fn outcome(&mut self, waiting: Waiting) -> Outcome {
+    fn outcome(&mut self, waiting: WaitReason) -> OperationOutcome {
         self.waiting = waiting;
         if self.wait_is_over() {
-            self.waiting = Waiting::No;
-            return Outcome::Done;
+            self.waiting = WaitReason::No;
+            return OperationOutcome::Done;
         }
-        Outcome::Pending
+        OperationOutcome::Pending
     }
 }
 
@@ -274,32 +274,37 @@ impl Device for NvmeDevice {
         Ok(())
     }
 
-    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<Outcome, Errno> {
+    fn region_write(
+        &mut self,
+        index: u32,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<OperationOutcome, Errno> {
         match index {
             REGION_BAR0 => {
                 self.controller.bar0_write(offset, data);
                 // Other workers need the address of the controller memory buffer.
                 let has_buffer = self.controller.cmb_size() > 0;
                 if !has_buffer || self.controller.receivers_settled() {
-                    return Ok(Outcome::Done);
+                    return Ok(OperationOutcome::Done);
                 }
-                if self.waiting == Waiting::BusMaster {
-                    return Ok(Outcome::Pending);
+                if self.waiting == WaitReason::BusMaster {
+                    return Ok(OperationOutcome::Pending);
                 }
-                Ok(self.outcome(Waiting::Receivers))
+                Ok(self.outcome(WaitReason::Receivers))
             }
             REGION_CMB => {
                 self.controller.cmb_write(offset, data);
-                Ok(Outcome::Done)
+                Ok(OperationOutcome::Done)
             }
             REGION_CONFIG => {
                 self.controller.config_write(offset, data);
                 // Another write of the same message may already be waiting; both are answered
                 // together.
-                if self.waiting == Waiting::BusMaster {
-                    return Ok(Outcome::Pending);
+                if self.waiting == WaitReason::BusMaster {
+                    return Ok(OperationOutcome::Pending);
                 }
-                Ok(self.outcome(Waiting::BusMaster))
+                Ok(self.outcome(WaitReason::BusMaster))
             }
             _ => Err(Errno::INVAL),
         }
@@ -327,7 +332,7 @@ impl Device for NvmeDevice {
         }
     }
 
-    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<Outcome, Errno> {
+    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<OperationOutcome, Errno> {
         let tear_down = irqs.is_tear_down();
         let (data, mut sinks) = match irqs.data {
             IrqData::Eventfd(fds) => (None, self.sinks(fds)?),
@@ -359,7 +364,7 @@ impl Device for NvmeDevice {
             }
             _ => return Err(Errno::INVAL),
         }
-        Ok(self.outcome(Waiting::Receivers))
+        Ok(self.outcome(WaitReason::Receivers))
     }
 
     fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno> {
@@ -502,18 +507,18 @@ impl Device for NvmeDevice {
         };
         Ok(Unmapped {
             size,
-            outcome: self.outcome(Waiting::Unmap),
+            outcome: self.outcome(WaitReason::Unmap),
         })
     }
 
-    fn reset(&mut self) -> Result<Outcome, Errno> {
+    fn reset(&mut self) -> Result<OperationOutcome, Errno> {
         tracing::debug!("device reset");
         self.controller.reset();
-        Ok(self.outcome(Waiting::Reset))
+        Ok(self.outcome(WaitReason::Reset))
     }
 
     fn disconnected(&mut self) {
-        self.waiting = Waiting::No;
+        self.waiting = WaitReason::No;
         self.warned_not_shared = false;
         self.controller.disconnect();
         self.pinned.clear();

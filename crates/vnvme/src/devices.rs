@@ -65,9 +65,10 @@ impl DeviceRegistry {
         drop(list);
         let servers = self.servers.lock().unpoisoned();
         for reach in servers.iter().filter_map(ReachWatch::look) {
-            let state = match reach.connected {
-                true => DeviceState::Live,
-                false => DeviceState::Connecting,
+            let state = if reach.connected {
+                DeviceState::Live
+            } else {
+                DeviceState::Connecting
             };
             // Several volumes can use the same server.
             match all.iter_mut().find(|known| known.device == reach.server) {

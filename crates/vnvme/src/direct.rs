@@ -6,16 +6,16 @@
 //! be used at the same time. The path can therefore be changed while commands are outstanding, by a
 //! flag that the worker checks for each batch; the control socket sets it.
 
-use crate::described::Described;
-use crate::roll::{Listing, Roll};
+use crate::descriptions::DiskDescriptions;
+use crate::guarded_list::{GuardedList, ListEntry};
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use control::Error;
 use control::api::{Cycles, LaneCounters, PathChange, PathCounters, PathState};
-use controller::{Passed, Passthrough};
+use controller::{Passthrough, PassthroughResult};
 use dma::DmaMap;
 use driver::Device;
-use mediate::{DirectOptions, DirectQueue, Pool, QueueStats, Slice};
+use mediate::{DirectOptions, DirectQueue, QueuePairPool, QueueStats, Slice};
 use nvme::{Command, Status};
 use probes::Summary;
 use serde::Deserialize;
@@ -67,7 +67,7 @@ pub struct PathEntry {
 
 /// Registry of the namespaces that have a direct path.
 #[derive(Clone, Default)]
-pub struct PathRegistry(Roll<PathEntry>);
+pub struct PathRegistry(GuardedList<PathEntry>);
 
 fn lock<T>(list: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
     // If a thread panicked while it held the lock, the list is still consistent.
@@ -112,13 +112,14 @@ fn lane(stats: &QueueStats) -> LaneCounters {
 
 impl PathEntry {
     fn path(&self) -> control::api::PathChoice {
-        match self.generic.load(Ordering::Relaxed) {
-            true => control::api::PathChoice::Generic,
-            false => control::api::PathChoice::Direct,
+        if self.generic.load(Ordering::Relaxed) {
+            control::api::PathChoice::Generic
+        } else {
+            control::api::PathChoice::Direct
         }
     }
 
-    fn state(&self, described: &Described) -> PathState {
+    fn state(&self, described: &DiskDescriptions) -> PathState {
         PathState {
             disk: described.name(&self.socket),
             nsid: self.nsid,
@@ -151,7 +152,7 @@ impl PathRegistry {
     pub fn change(
         &self,
         change: &PathChange,
-        described: &Described,
+        described: &DiskDescriptions,
     ) -> Result<Vec<PathState>, Error> {
         change.check().map_err(Error::invalid)?;
         let list = self.0.all();
@@ -180,7 +181,7 @@ impl PathRegistry {
 
 /// The direct path of a namespace's commands on one worker.
 pub struct DirectPath {
-    pool: Pool,
+    pool: QueuePairPool,
     options: DirectOptions,
     /// Physical queue pairs, to which virtual queues are assigned in turn.
     lanes: Vec<DirectQueue>,
@@ -193,7 +194,7 @@ pub struct DirectPath {
     idle: u32,
     entry: PathEntry,
     /// Registration for the control socket.
-    _entered: Listing<PathEntry>,
+    _entered: ListEntry<PathEntry>,
 }
 
 impl DirectPath {
@@ -214,7 +215,7 @@ impl DirectPath {
             lanes: Arc::default(),
         };
         let mut path = Self {
-            pool: Pool::new(direct.device.clone()),
+            pool: QueuePairPool::new(direct.device.clone()),
             options: DirectOptions {
                 max_transfer,
                 depth: direct.depth,
@@ -298,20 +299,26 @@ impl Passthrough for DirectPath {
         Some(lane.room())
     }
 
-    fn submit(&mut self, qid: u16, command: &Command, map: &DmaMap, token: u64) -> Passed {
+    fn submit(
+        &mut self,
+        qid: u16,
+        command: &Command,
+        map: &DmaMap,
+        token: u64,
+    ) -> PassthroughResult {
         let lane = self.lane(qid);
         let Some(lane) = self.lanes.get_mut(lane) else {
-            return Passed::NotMine;
+            return PassthroughResult::NotMine;
         };
         if !lane.supports(command.nvm_opcode()) {
-            return Passed::NotMine;
+            return PassthroughResult::NotMine;
         }
         match lane.submit(command, map, token) {
             Ok(()) => {
                 self.in_flight += 1;
-                Passed::Taken
+                PassthroughResult::Taken
             }
-            Err(status) => Passed::Refused(status),
+            Err(status) => PassthroughResult::Refused(status),
         }
     }
 

@@ -29,7 +29,7 @@ pub struct DevicesArgs {
 impl DevicesArgs {
     /// Prints the list of devices.
     pub fn run(self) -> Result<()> {
-        let found = Found::on(&Host::below(&self.root));
+        let found = DiscoveredDevices::on(&Host::below(&self.root));
         if self.json {
             outln!("{}", serde_json::to_string_pretty(&found)?);
         } else {
@@ -43,7 +43,7 @@ impl DevicesArgs {
 
 /// Devices that were found.
 #[derive(Debug, Serialize)]
-struct Found {
+struct DiscoveredDevices {
     /// NVMe controllers, sorted by PCI address.
     nvme: Vec<Nvme>,
     /// ublk block devices that vnvme serves on this machine.
@@ -116,7 +116,7 @@ struct Kernel {
     front_ends: [&'static str; 3],
 }
 
-impl Found {
+impl DiscoveredDevices {
     fn on(host: &Host) -> Self {
         let pci = entries(&host.sysfs.path("bus/pci/devices"));
         let addresses = pci.iter().filter_map(|name| name.parse::<Bdf>().ok());
@@ -271,9 +271,10 @@ fn next(bdf: Bdf, driver: Option<&str>, has_group: bool, namespaces: &[Namespace
     if let Some(used) = namespaces.iter().find_map(|one| one.used.as_deref()) {
         return format!("not free: {used}");
     }
-    match has_group {
-        true => format!("free: vnvme bind {bdf} hands it to {VFIO_PCI}, for nvme://{bdf}/1"),
-        false => "free, but behind no IOMMU: its disks can be served as block devices".to_owned(),
+    if has_group {
+        format!("free: vnvme bind {bdf} hands it to {VFIO_PCI}, for nvme://{bdf}/1")
+    } else {
+        "free, but behind no IOMMU: its disks can be served as block devices".to_owned()
     }
 }
 
@@ -392,7 +393,7 @@ mod tests {
     #[test]
     fn each_controller_is_shown_with_its_users() {
         let tree = tree();
-        let found = Found::on(&Host::below(tree.path()));
+        let found = DiscoveredDevices::on(&Host::below(tree.path()));
         let [first, second, third] = found.nvme.as_slice() else {
             panic!("{found:?}");
         };
@@ -445,7 +446,7 @@ mod tests {
     #[test]
     fn a_machine_without_anything_says_so() {
         let dir = tempfile::tempdir().unwrap();
-        let found = Found::on(&Host::below(dir.path()));
+        let found = DiscoveredDevices::on(&Host::below(dir.path()));
         let lines = found.lines();
         assert!(lines[0].starts_with("no NVMe controllers"), "{lines:?}");
         assert!(lines[1].contains("IOMMU: no"), "{lines:?}");

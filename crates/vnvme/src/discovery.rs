@@ -1,6 +1,6 @@
 //! `vnvme discover`: prints the log page of a discovery controller.
 
-use crate::cli::table::{Column, Table};
+use crate::cli::table::{Column, TextTable};
 use anyhow::{Result, bail};
 use clap::Args;
 use fabrics::{Discovered, HostIdentity, discover, local_identity};
@@ -50,7 +50,7 @@ struct Record {
 }
 
 #[derive(Debug, Serialize)]
-struct Report {
+struct DiscoveryReport {
     generation: u64,
     records: Vec<Record>,
 }
@@ -66,7 +66,7 @@ impl DiscoverArgs {
             },
             None => local_identity().clone(),
         };
-        let report = Report::from(&discover(place, &identity)?);
+        let report = DiscoveryReport::from(&discover(place, &identity)?);
         if self.json {
             outln!("{}", serde_json::to_string_pretty(&report)?);
             return Ok(());
@@ -100,9 +100,10 @@ impl From<&DiscoveryRecord> for Record {
         let service = text(record.trsvcid.trimmed());
         let subnqn = text(record.subnqn.trimmed());
         let tcp = record.trtype == TransportType::TCP;
-        let host = match address.contains(':') {
-            true => format!("[{address}]"),
-            false => address.clone(),
+        let host = if address.contains(':') {
+            format!("[{address}]")
+        } else {
+            address.clone()
         };
         let security = match (tcp, record.tcp_security()) {
             (true, security) if security != TcpSecurity::NONE => security.to_string(),
@@ -124,7 +125,7 @@ impl From<&DiscoveryRecord> for Record {
     }
 }
 
-impl From<&Discovered> for Report {
+impl From<&Discovered> for DiscoveryReport {
     fn from(found: &Discovered) -> Self {
         Self {
             generation: found.generation,
@@ -133,10 +134,10 @@ impl From<&Discovered> for Report {
     }
 }
 
-impl Report {
-    fn table(&self) -> Table<5> {
+impl DiscoveryReport {
+    fn table(&self) -> TextTable<5> {
         let columns = ["TYPE", "TRANSPORT", "ADDRESS", "SECURITY", "SUBSYSTEM"];
-        let mut table = Table::new(columns.map(Column::Left));
+        let mut table = TextTable::new(columns.map(Column::Left));
         for record in &self.records {
             let address = match record.service.as_str() {
                 "" => record.address.clone(),
@@ -176,7 +177,7 @@ mod tests {
             generation: 3,
             records: vec![record],
         };
-        let report = Report::from(&found);
+        let report = DiscoveryReport::from(&found);
         let json = serde_json::to_string(&report).unwrap();
         assert!(
             json.contains(r"nvme+tcp://[fe80::1]:4420/nqn.x:%1b%5b2J"),

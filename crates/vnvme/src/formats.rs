@@ -11,7 +11,7 @@
 //! has been erased by then.
 
 use crate::identity;
-use crate::metadata::{self, Before, MetadataFile};
+use crate::metadata::{self, MetadataFile, SavedHeader};
 use crate::spec::NamespaceSpec;
 use crate::table_file;
 use anyhow::{Context, Result, bail, ensure};
@@ -125,12 +125,13 @@ pub fn open(
 /// mask.
 fn configured(kept: BlockFormat, first: &BlockFormat) -> BlockFormat {
     let sized = kept.protection.is_none() || kept.storage.bits == first.storage.bits;
-    match kept.is_lba_format_of(first) && sized {
-        true => BlockFormat {
+    if kept.is_lba_format_of(first) && sized {
+        BlockFormat {
             storage: first.storage,
             ..kept
-        },
-        false => kept,
+        }
+    } else {
+        kept
     }
 }
 
@@ -145,7 +146,7 @@ fn open_files(
     let namespace = identity::nguid("format", 1, &volume.id());
     let mut file = FormatFile::open(path, first, namespace, previous)?;
     file.newest.format = configured(file.newest.format, &first);
-    let Kept { format, remake, .. } = file.newest;
+    let FormatRecord { format, remake, .. } = file.newest;
     let Some(metadata) = metadata else {
         ensure!(
             format.metadata == 0 && !remake,
@@ -172,7 +173,7 @@ fn open_files(
 
 /// Contents of a record in the format file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Kept {
+struct FormatRecord {
     format: BlockFormat,
     /// The metadata must be initialized for this format.
     remake: bool,
@@ -182,7 +183,7 @@ struct Kept {
     sequence: u64,
 }
 
-impl Kept {
+impl FormatRecord {
     fn encode(&self) -> [u8; LEN] {
         let mut bytes = [0; LEN];
         let format = self.format;
@@ -227,7 +228,7 @@ impl Kept {
         let [guard, kind, flags, bits] = *at(42)?.first_chunk()?;
         let guard = Guard::of(guard).unwrap_or(Guard::Bits16);
         let mask = u64::from_le_bytes(*at(46)?.first_chunk()?);
-        let kept = Kept {
+        let kept = FormatRecord {
             format: BlockFormat {
                 block: word(12)?,
                 metadata: u16::from_le_bytes(*at(40)?.first_chunk()?),
@@ -250,7 +251,7 @@ struct FormatFile {
     file: File,
     /// Volume with a lock that also protects this file.
     _locked: FileVolume,
-    newest: Kept,
+    newest: FormatRecord,
     /// True if the next process will find `newest`, with metadata that matches or will be
     /// initialized, and the namespace has that format.
     known: bool,
@@ -269,7 +270,7 @@ impl FormatFile {
         namespace: [u8; 16],
         previous: PreviousProcess,
     ) -> Result<Self> {
-        let new = Kept {
+        let new = FormatRecord {
             format: first,
             remake: false,
             namespace,
@@ -285,7 +286,7 @@ impl FormatFile {
         let bytes = table_file::read(&pages, 2 * APART)?;
         drop(pages);
         let (first, second) = bytes.split_at(bytes.len().min(APART));
-        let (newest, next) = match (Kept::decode(first), Kept::decode(second)) {
+        let (newest, next) = match (FormatRecord::decode(first), FormatRecord::decode(second)) {
             (Some(a), Some(b)) if a.1.sequence > b.1.sequence => (a, 1),
             (_, Some(b)) => (b, 0),
             (Some(a), None) => (a, 1),
@@ -336,9 +337,10 @@ impl FormatFile {
         let size = volume.context("the volume is closed")?.info().size;
         let before = self.newest.format;
         let table = self.metadata.as_ref().context("there is no such file")?;
-        let old = match self.known {
-            true => table.before(before, size)?,
-            false => None,
+        let old = if self.known {
+            table.before(before, size)?
+        } else {
+            None
         };
         table.grow(format, size, old.as_ref())?;
         crash::point!("vnvme.format.grown");
@@ -359,7 +361,7 @@ impl FormatFile {
     }
 
     /// Restores the metadata file of the previous format.
-    fn restore(&self, old: Option<&Before>) -> Result<()> {
+    fn restore(&self, old: Option<&SavedHeader>) -> Result<()> {
         let table = self.metadata.as_ref().context("there is no such file")?;
         table.restore(old.context("it was of no format")?)
     }
@@ -389,7 +391,7 @@ impl FormatFile {
     /// The error of the failed write. The file contains the old format if `known` is true.
     fn keep(&mut self, format: BlockFormat, remake: bool) -> std::io::Result<()> {
         let before = self.newest;
-        let kept = Kept {
+        let kept = FormatRecord {
             format,
             remake,
             sequence: before.sequence + 1,
@@ -398,7 +400,7 @@ impl FormatFile {
         if let Err(error) = self.write(kept) {
             // The failed write may still have reached the file, so a newer record restores the old
             // format.
-            let again = Kept {
+            let again = FormatRecord {
                 sequence: kept.sequence + 1,
                 ..before
             };
@@ -414,7 +416,7 @@ impl FormatFile {
         Ok(())
     }
 
-    fn write(&self, kept: Kept) -> std::io::Result<()> {
+    fn write(&self, kept: FormatRecord) -> std::io::Result<()> {
         let at = (self.next * APART) as u64;
         self.file.write_all_at(&kept.encode(), at)?;
         self.file.sync_data()
@@ -455,9 +457,10 @@ impl Writer {
                     Err(error) => {
                         let path = file.path.display();
                         tracing::error!(%path, "an LBA format cannot be stored: {error:#}");
-                        match file.known {
-                            true => SavedFormat::Before,
-                            false => SavedFormat::Unknown,
+                        if file.known {
+                            SavedFormat::Before
+                        } else {
+                            SavedFormat::Unknown
                         }
                     }
                 });

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Number of removed disks that justifies a release, which delays workers that allocate meanwhile.
-const MANY: u32 = 32;
+const RELEASE_AFTER: u32 = 32;
 
 /// Count of the disks removed since the last release.
 #[derive(Default)]
@@ -29,7 +29,7 @@ impl Heap {
 
     fn look_with(&self, release: impl FnOnce()) {
         let gone = self.gone.load(Ordering::Relaxed);
-        if gone < MANY || self.seen.swap(gone, Ordering::Relaxed) != gone {
+        if gone < RELEASE_AFTER || self.seen.swap(gone, Ordering::Relaxed) != gone {
             return;
         }
         self.gone.fetch_sub(gone, Ordering::Relaxed);
@@ -51,7 +51,7 @@ mod tests {
             released
         };
         assert!(!look() && !look());
-        (1..MANY).for_each(|_| heap.freed());
+        (1..RELEASE_AFTER).for_each(|_| heap.freed());
         assert!(!look() && !look(), "not many");
         heap.freed();
         assert!(!look(), "more may go");

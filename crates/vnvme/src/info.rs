@@ -90,7 +90,7 @@ struct Health {
 impl InfoArgs {
     /// Queries the device and prints its properties.
     pub fn run(self) -> Result<()> {
-        let target = driver::Target::parse(&self.url)?;
+        let target = driver::DeviceTarget::parse(&self.url)?;
         let device = target.open()?;
         let info = Info::of(target.name(), &device);
         device.close();

@@ -6,7 +6,7 @@ use control::api::{LimitChange, VolumeLimits};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 use sync::Unpoisoned;
-use volume::{LimitHandle, Limits, MAX_WEIGHT, ShareHandle, Volume};
+use volume::{IoLimits, LimitHandle, MAX_WEIGHT, ShareHandle, Volume};
 
 /// The limits and weights of the volumes that have any, under the names that the user gave the
 /// volumes.
@@ -60,11 +60,11 @@ impl LimitEntry {
 
     fn shown(&self) -> VolumeLimits {
         let limits = self.limits.as_ref();
-        let none = Limits {
+        let none = IoLimits {
             burst: Duration::ZERO,
-            ..Limits::default()
+            ..IoLimits::default()
         };
-        let Limits { iops, bps, burst } = limits.map_or(none, LimitHandle::get);
+        let IoLimits { iops, bps, burst } = limits.map_or(none, LimitHandle::get);
         VolumeLimits {
             volume: self.name.clone(),
             iops: iops.total,
@@ -87,7 +87,7 @@ impl LimitEntry {
 
 /// Changes a volume's limits.
 pub fn apply_limits(change: &LimitChange, handle: &LimitHandle) {
-    let Limits {
+    let IoLimits {
         mut iops,
         mut bps,
         burst,
@@ -104,7 +104,7 @@ pub fn apply_limits(change: &LimitChange, handle: &LimitHandle) {
         *field = wanted.unwrap_or(*field);
     }
     let burst = change.burst_us.map_or(burst, Duration::from_micros);
-    handle.set(Limits { iops, bps, burst });
+    handle.set(IoLimits { iops, bps, burst });
 }
 
 /// Refuses values that no volume can have, since clients other than this program exist.
@@ -197,16 +197,18 @@ fn nothing_meant(change: &LimitChange, list: &[LimitEntry]) -> String {
         return format!(
             "\"{}\" has neither limits nor a weight; volumes that have: {}",
             named.map_or("", |name| name),
-            match names.is_empty() {
-                true => "none".to_owned(),
-                false => names.join(", "),
+            if names.is_empty() {
+                "none".to_owned()
+            } else {
+                names.join(", ")
             }
         );
     }
-    match change.wants_limits() {
-        true => "no volume has limits; start with iops=0 in its URL to set them later",
-        false => "no volume has a weight; start with weight=100 in its URL to change it later",
-    }
+    (if change.wants_limits() {
+        "no volume has limits; start with iops=0 in its URL to set them later"
+    } else {
+        "no volume has a weight; start with weight=100 in its URL to change it later"
+    })
     .to_owned()
 }
 

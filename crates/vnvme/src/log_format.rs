@@ -25,9 +25,10 @@ impl LogFormat {
     /// (systemd.exec(5), `JOURNAL_STREAM`), otherwise text.
     pub fn usual() -> Self {
         let stream = std::env::var("JOURNAL_STREAM").ok();
-        match stream.is_some_and(|stream| is_standard_error(&stream)) {
-            true => Self::Journal,
-            false => Self::Text,
+        if stream.is_some_and(|stream| is_standard_error(&stream)) {
+            Self::Journal
+        } else {
+            Self::Text
         }
     }
 }
@@ -47,9 +48,10 @@ static TO_JOURNAL: AtomicBool = AtomicBool::new(false);
 
 /// Prefix of the last message of the process (see [`crate::stderr::say`]).
 pub fn prefix_of_errors() -> &'static str {
-    match TO_JOURNAL.load(Ordering::Relaxed) {
-        true => prefix(Level::ERROR),
-        false => "",
+    if TO_JOURNAL.load(Ordering::Relaxed) {
+        prefix(Level::ERROR)
+    } else {
+        ""
     }
 }
 

@@ -17,17 +17,18 @@ mod cli;
 mod config;
 mod confine;
 mod counters;
-mod crew;
-mod described;
+mod descriptions;
 mod descriptors;
 mod device;
 mod devices;
 mod direct;
 mod discover;
 mod discovery;
-mod ending;
+#[cfg(test)]
+mod error_texts;
 mod formats;
 mod front;
+mod guarded_list;
 mod heap;
 mod host_keys;
 mod identity;
@@ -41,7 +42,6 @@ mod log_format;
 mod manage;
 mod metadata;
 mod notify;
-mod numbers;
 mod on_error;
 mod open;
 mod options;
@@ -58,12 +58,13 @@ mod record;
 mod registry;
 mod removal;
 mod rings;
-mod roll;
 mod scrape;
 mod serve;
 mod settings;
+mod shutdown;
 mod signals;
 mod sizes;
+mod snapshot;
 mod sockets;
 mod spec;
 mod stderr;
@@ -72,12 +73,11 @@ mod table_file;
 mod tcp;
 mod top;
 mod ublk;
-mod usage;
+mod usage_error;
 mod vhost_blk;
 mod volume_help;
 mod watch;
-#[cfg(test)]
-mod words;
+mod worker_context;
 mod zones;
 
 use clap::{CommandFactory, Parser};
@@ -147,10 +147,10 @@ fn failed(error: &anyhow::Error) -> ExitCode {
         return output::end_quietly();
     }
     stderr::say(format_args!("{error:#}"));
-    if error.is::<usage::Usage>() {
+    if error.is::<usage_error::UsageError>() {
         ExitCode::from(2)
-    } else if error.is::<ending::NotDurable>() {
-        ExitCode::from(ending::NOT_DURABLE)
+    } else if error.is::<shutdown::NotDurable>() {
+        ExitCode::from(shutdown::NOT_DURABLE)
     } else {
         ExitCode::FAILURE
     }

@@ -138,7 +138,7 @@ pub struct MetadataFile {
 }
 
 /// Header of the file for the previous format, with which that format is restored.
-pub struct Before {
+pub struct SavedHeader {
     header: Vec<u8>,
     len: u64,
 }
@@ -239,11 +239,11 @@ impl MetadataFile {
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn before(&self, format: BlockFormat, size: u64) -> Result<Option<Before>> {
+    pub fn before(&self, format: BlockFormat, size: u64) -> Result<Option<SavedHeader>> {
         let (layout, identity, len) = self.content(format, size)?;
         let (header, found) = self.header()?;
         let is_of = table::decode(&header, found.min(len), &layout, identity).is_ok();
-        Ok(is_of.then_some(Before { header, len }))
+        Ok(is_of.then_some(SavedHeader { header, len }))
     }
 
     /// Allocates space for the metadata of a further format, without changing the file's current
@@ -251,7 +251,7 @@ impl MetadataFile {
     ///
     /// # Errors
     /// The error when no space is available; the file then has its previous length.
-    pub fn grow(&self, format: BlockFormat, size: u64, before: Option<&Before>) -> Result<()> {
+    pub fn grow(&self, format: BlockFormat, size: u64, before: Option<&SavedHeader>) -> Result<()> {
         let (_, _, len) = self.content(format, size)?;
         let old = before.map_or(0, |before| before.len);
         let grown = table_file::allocate(&self.file, len.max(old));
@@ -296,7 +296,7 @@ impl MetadataFile {
     ///
     /// # Errors
     /// The error of the failed write; the file may be invalid.
-    pub fn restore(&self, before: &Before) -> Result<()> {
+    pub fn restore(&self, before: &SavedHeader) -> Result<()> {
         table_file::zero(&self.file, table::HEADER as u64, before.len)?;
         self.file.write_all_at(&before.header, 0)?;
         self.file.set_len(before.len)?;

@@ -30,12 +30,12 @@ pub struct ServiceManager {
 
 /// Handle to notify the service manager from any thread.
 pub struct ServiceLink {
-    way: Option<Way>,
+    way: Option<NotifyTransport>,
     phase: Mutex<Phase>,
 }
 
 /// Transport of notifications.
-enum Way {
+enum NotifyTransport {
     Socket(UnixDatagram),
     /// Through the keeper process, which started this one.
     Keeper(Link),
@@ -65,8 +65,8 @@ impl ServiceManager {
         let keeper = kept().map(|kept| kept.link());
         let keeper = keeper.filter(|link| matches!(link.keeping(), Keeping::Process(_)));
         let way = match keeper {
-            Some(link) => Some(Way::Keeper(link.clone())),
-            None => socket().map(Way::Socket),
+            Some(link) => Some(NotifyTransport::Keeper(link.clone())),
+            None => socket().map(NotifyTransport::Socket),
         };
         let text = |name| variable(name).and_then(|text| text.into_string().ok());
         let interval = interval(text(WATCHDOG).as_deref(), text(WATCHDOG_PROCESS).as_deref());
@@ -112,7 +112,7 @@ impl ServiceManager {
 }
 
 impl ServiceLink {
-    fn new(way: Option<Way>) -> Self {
+    fn new(way: Option<NotifyTransport>) -> Self {
         let phase = Mutex::new(Phase::Starting);
         Self { way, phase }
     }
@@ -137,8 +137,8 @@ impl ServiceLink {
 
     fn tell(&self, text: &str) {
         let sent = match &self.way {
-            Some(Way::Socket(socket)) => socket.send(text.as_bytes()).map(drop),
-            Some(Way::Keeper(link)) => link.tell(text).map_err(Into::into),
+            Some(NotifyTransport::Socket(socket)) => socket.send(text.as_bytes()).map(drop),
+            Some(NotifyTransport::Keeper(link)) => link.tell(text).map_err(Into::into),
             None => Ok(()),
         };
         if let Err(error) = sent {
@@ -221,7 +221,7 @@ mod tests {
         let (manager, socket) = UnixDatagram::pair().unwrap();
         manager.set_nonblocking(true).unwrap();
         let mut told = ServiceManager {
-            link: Arc::new(ServiceLink::new(Some(Way::Socket(socket)))),
+            link: Arc::new(ServiceLink::new(Some(NotifyTransport::Socket(socket)))),
             watchdog: Some(Watchdog {
                 interval: Duration::from_secs(3600),
                 next: Instant::now(),

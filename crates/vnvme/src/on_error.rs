@@ -1,6 +1,6 @@
 //! Error policy of requests, as options state it and the control API shows and changes it.
 
-use crate::described::Described;
+use crate::descriptions::DiskDescriptions;
 use crate::manage::{DiskVolumes, VolumeRef};
 use clap::ValueEnum;
 use control::Error;
@@ -100,7 +100,7 @@ struct Entry {
 }
 
 impl Entry {
-    fn shown(&self, described: &Described) -> VolumeErrors {
+    fn shown(&self, described: &DiskDescriptions) -> VolumeErrors {
         let (policy, status) = (self.handle.get(), self.handle.status());
         let (disk, nsid) = described.place(&self.name).unwrap_or_default();
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
@@ -172,7 +172,7 @@ impl OnErrorRegistry {
     }
 
     /// Returns the volumes with a changed policy or with errors.
-    pub fn list(&self, described: &Described) -> Vec<VolumeErrors> {
+    pub fn list(&self, described: &DiskDescriptions) -> Vec<VolumeErrors> {
         let list = self.lock();
         let all = list.iter().map(|entry| entry.shown(described));
         all.filter(|one| !one.is_plain()).collect()
@@ -188,7 +188,7 @@ impl OnErrorRegistry {
         &self,
         change: &ErrorChange,
         volumes: Option<&DiskVolumes>,
-        described: &Described,
+        described: &DiskDescriptions,
         record: impl FnOnce(&[VolumeRef]) -> Result<(), Error>,
     ) -> Result<Vec<VolumeErrors>, Error> {
         change.check().map_err(Error::invalid)?;
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn policies_are_changed_of_what_is_meant_and_nothing_else() {
-        let (registry, described) = (OnErrorRegistry::default(), Described::default());
+        let (registry, described) = (OnErrorRegistry::default(), DiskDescriptions::default());
         let change = |change: ErrorChange, volumes: Option<&DiskVolumes>| {
             registry.change(&change, volumes, &described, |_| Ok(()))
         };

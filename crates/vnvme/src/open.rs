@@ -8,7 +8,7 @@ use crate::keep::{self, KeptServers};
 use crate::limits::LimitRegistry;
 use crate::on_error::OnErrorRegistry;
 use crate::parts::qcow2;
-use crate::pools::{Pool, Pools};
+use crate::pools::{DiskPool, Pools};
 use crate::record::Records;
 use crate::removal::RemovalWatch;
 use crate::settings::Settings;
@@ -20,7 +20,7 @@ use control::EventSender;
 use controller::{
     Controller, ControllerConfig, MetadataState, NamespaceConfig, PlacementState, ZonedState,
 };
-use driver::{Device, NvmeVolume, Options, Place, QueueOptions, Target};
+use driver::{ControllerAddress, Device, DeviceTarget, NvmeVolume, Options, QueueOptions};
 use in_process::{self, Host};
 use mediate::Slice;
 use nbd::ConnectionKeeper;
@@ -29,11 +29,13 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
+use volume::{
+    BareVolume, PreviousProcess, Registry, Scheme, Volume, VolumeKind, VolumeUrl, open_url,
+};
 use volume::{Extras, Io, IoOptions, OnError, OnErrorVolume, OpenError, OpenOptions};
-use volume::{PreviousProcess, Registry, Scheme, Volume, VolumeKind, VolumeUrl, Whole, open_url};
 
 /// An opened volume.
-pub struct Opened {
+pub struct OpenedVolume {
     pub volume: Arc<dyn Volume>,
     /// The device below, if it is one that reaches guest memory itself.
     pub device: Option<Arc<NvmeVolume>>,
@@ -53,16 +55,16 @@ pub struct Opened {
 
 /// The kinds of volumes that this program knows: those of `volume`, and devices, which are entered
 /// in `registry`.
-pub fn kinds(registry: DeviceRegistry) -> Registry<Below> {
+pub fn kinds(registry: DeviceRegistry) -> Registry<DeviceNamespace> {
     all_kinds(registry, SandboxMode::default(), Arc::default(), None)
 }
 
 fn all_kinds(
     registry: DeviceRegistry,
     sandbox: SandboxMode,
-    within: Arc<Within>,
+    within: Arc<InnerVolumes>,
     kept: Option<KeptServers>,
-) -> Registry<Below> {
+) -> Registry<DeviceNamespace> {
     let servers = registry.clone();
     let kept = kept.map(|kept| Arc::new(kept) as Arc<dyn ConnectionKeeper>);
     let [tcp, unix] = nbd::kinds_kept(move |server| servers.enter_server(server), kept);
@@ -87,10 +89,10 @@ fn all_kinds(
 }
 
 /// Volumes on devices.
-fn device_kind(scheme: Scheme, devices: Arc<Devices>) -> VolumeKind<Below> {
-    let open = move |url: &str, read_only| -> Result<Below> {
-        let target = Target::parse(url)?;
-        Below::new(
+fn device_kind(scheme: Scheme, devices: Arc<Devices>) -> VolumeKind<DeviceNamespace> {
+    let open = move |url: &str, read_only| -> Result<DeviceNamespace> {
+        let target = DeviceTarget::parse(url)?;
+        DeviceNamespace::new(
             devices.device(&target)?,
             target.nsid,
             target.queue,
@@ -102,7 +104,7 @@ fn device_kind(scheme: Scheme, devices: Arc<Devices>) -> VolumeKind<Below> {
     VolumeKind::new(scheme, move |url: &mut VolumeUrl<'_>, options| {
         let below = open(url.take_text(), options.read_only);
         let below = below.map_err(|error| OpenError::Other(error.into()))?;
-        Ok(Whole::attached(below.volume.clone(), below))
+        Ok(BareVolume::attached(below.volume.clone(), below))
     })
 }
 
@@ -117,9 +119,9 @@ pub struct Opener {
     pub settings: Settings,
     /// How long the previous process of a file is waited for.
     pub previous: PreviousProcess,
-    kinds: Registry<Below>,
+    kinds: Registry<DeviceNamespace>,
     /// Open volumes below the volumes that their workers open.
-    within: Arc<Within>,
+    within: Arc<InnerVolumes>,
     /// Namespaces that disks of a subsystem share.
     pub subsystems: Subsystems,
     /// Pools of namespaces that guests make.
@@ -175,7 +177,7 @@ impl Opener {
             let inner = open_url(url.name, options)?;
             within.put(url.name, inner.clone());
             url.take_text();
-            Ok(Whole::new(inner))
+            Ok(BareVolume::new(inner))
         });
         let kinds = Registry::<()>::new().with(below);
         kinds.open(&spec.volume, OpenOptions::default())?;
@@ -183,7 +185,7 @@ impl Opener {
     }
 
     /// Opens the pool of a disk, if it is to have one.
-    pub fn open_pool(&self, spec: &ControllerSpec) -> Result<Option<Arc<Pool>>> {
+    pub fn open_pool(&self, spec: &ControllerSpec) -> Result<Option<Arc<DiskPool>>> {
         let opened = self.pools.open(
             spec,
             (&self.on_error, &self.settings),
@@ -194,7 +196,7 @@ impl Opener {
     }
 
     /// Opens the volume of a namespace: of the disk of this name, under this number.
-    pub fn open(&self, spec: &NamespaceSpec, disk: &str, nsid: u32) -> Result<Opened> {
+    pub fn open(&self, spec: &NamespaceSpec, disk: &str, nsid: u32) -> Result<OpenedVolume> {
         let url = &*spec.volume;
         let place = keep::memory_place(disk, nsid);
         if let Some(why) = no_nbd(url) {
@@ -227,7 +229,7 @@ impl Opener {
         }
         let opened = match opened.attached {
             Some(below) => below.opened(spec, opened.volume, &opened.extras)?,
-            None => Opened {
+            None => OpenedVolume {
                 volume: opened.volume,
                 device: None,
                 direct: None,
@@ -246,7 +248,7 @@ impl Opener {
         let metadata = metadata::open(spec, &volume, self.previous)?;
         let formats = formats::open(spec, &volume, self.previous)?;
         self.block_sizes.enter(disk, nsid, formats.as_ref());
-        let opened = Opened {
+        let opened = OpenedVolume {
             volume,
             zones,
             placement,
@@ -285,12 +287,12 @@ struct Devices {
     /// Registry of devices, through which they are suspended and resumed.
     registry: DeviceRegistry,
     sandbox: SandboxMode,
-    open: Mutex<Vec<(Place, Device, Option<RemovalWatch>)>>,
+    open: Mutex<Vec<(ControllerAddress, Device, Option<RemovalWatch>)>>,
 }
 
 impl Devices {
     /// The device, opened when it is first asked for.
-    fn device(&self, target: &Target) -> Result<Device> {
+    fn device(&self, target: &DeviceTarget) -> Result<Device> {
         // Another worker that panicked while it held the lock left a whole list.
         let mut devices = self.open.lock().unpoisoned();
         if let Some((_, device, _)) = devices.iter().find(|(place, ..)| *place == target.place) {
@@ -308,10 +310,10 @@ impl Devices {
 }
 
 /// A device's URL, without a namespace.
-fn device_name(place: &Place) -> String {
+fn device_name(place: &ControllerAddress) -> String {
     match place {
-        Place::Pci(bdf) => format!("nvme://{bdf}"),
-        Place::Socket(path) => format!("vfio-user://{}", path.display()),
+        ControllerAddress::Pci(bdf) => format!("nvme://{bdf}"),
+        ControllerAddress::Socket(path) => format!("vfio-user://{}", path.display()),
     }
 }
 
@@ -355,9 +357,9 @@ pub fn is_within(url: &str) -> bool {
 /// Volumes below those that their workers open, by name. The main thread, which may open files,
 /// opens them, and the workers take them.
 #[derive(Default)]
-struct Within(Mutex<Vec<(String, Arc<dyn Volume>)>>);
+struct InnerVolumes(Mutex<Vec<(String, Arc<dyn Volume>)>>);
 
-impl Within {
+impl InnerVolumes {
     fn put(&self, name: &str, volume: Arc<dyn Volume>) {
         self.0.lock().unpoisoned().push((name.to_owned(), volume));
     }
@@ -370,7 +372,7 @@ impl Within {
 }
 
 /// Volumes behind a controller in this very thread: devices without a CPU of their own.
-fn controller_kind(within: Arc<Within>) -> VolumeKind<Below> {
+fn controller_kind(within: Arc<InnerVolumes>) -> VolumeKind<DeviceNamespace> {
     VolumeKind::new(CONTROLLER, move |url: &mut VolumeUrl<'_>, options| {
         let inner = match within.take(url.name) {
             Some(inner) => inner,
@@ -378,11 +380,11 @@ fn controller_kind(within: Arc<Within>) -> VolumeKind<Below> {
         };
         let below = open_within(url.take_text(), inner, options.read_only);
         let below = below.map_err(|error| OpenError::Other(error.into()))?;
-        Ok(Whole::attached(below.volume.clone(), below))
+        Ok(BareVolume::attached(below.volume.clone(), below))
     })
 }
 
-fn open_within(whole: &str, volume: Arc<dyn Volume>, read_only: bool) -> Result<Below> {
+fn open_within(whole: &str, volume: Arc<dyn Volume>, read_only: bool) -> Result<DeviceNamespace> {
     static COUNT: AtomicU64 = AtomicU64::new(1);
     let namespace = NamespaceConfig {
         nsid: 1,
@@ -406,7 +408,7 @@ fn open_within(whole: &str, volume: Arc<dyn Volume>, read_only: bool) -> Result<
     let controller = Controller::new(0, config, vec![namespace], &io)?;
     let transport = in_process::local(Host::new(controller, io)?);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    Below::new(
+    DeviceNamespace::new(
         Device::open(transport, Options::default())?,
         1,
         // The volume works only while this thread polls.
@@ -421,7 +423,7 @@ fn open_within(whole: &str, volume: Arc<dyn Volume>, read_only: bool) -> Result<
 }
 
 /// A namespace of a device.
-pub struct Below {
+pub struct DeviceNamespace {
     device: Device,
     nsid: u32,
     queue: QueueOptions,
@@ -430,7 +432,7 @@ pub struct Below {
     volume: Arc<NvmeVolume>,
 }
 
-impl Below {
+impl DeviceNamespace {
     fn new(
         device: Device,
         nsid: u32,
@@ -455,7 +457,7 @@ impl Below {
         spec: &NamespaceSpec,
         volume: Arc<dyn Volume>,
         extras: &Extras,
-    ) -> Result<Opened> {
+    ) -> Result<OpenedVolume> {
         let Self {
             device,
             nsid,
@@ -471,7 +473,7 @@ impl Below {
                 "{url}: limits and weights are kept on the generic path only, and so is what \
                  becomes of requests that fail"
             );
-            return Ok(Opened {
+            return Ok(OpenedVolume {
                 volume,
                 device: Some(below),
                 direct: None,
@@ -496,7 +498,7 @@ impl Below {
             interrupts: queue.interrupts,
             choice: spec.path.unwrap_or(PathChoice::Direct),
         };
-        Ok(Opened {
+        Ok(OpenedVolume {
             volume,
             device: Some(below),
             direct: Some(direct),

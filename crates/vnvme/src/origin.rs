@@ -12,10 +12,10 @@ use toml::de::{DeTable, DeValue};
 /// Location of a table in a configuration file; empty for values of the command line. All locations
 /// compare as equal, so that equal tables are equal wherever they stand.
 #[derive(Clone, Debug, Default)]
-pub struct Origin(Option<Arc<Told>>);
+pub struct Origin(Option<Arc<TableLocation>>);
 
 #[derive(Debug)]
-struct Told {
+struct TableLocation {
     file: String,
     /// Name of the described disk or table: `controller /run/vnvme/vm0.sock`.
     what: String,
@@ -167,7 +167,7 @@ impl Finder<'_> {
             let line = self.line(key.span().start);
             (key.get_ref().to_string(), line)
         });
-        Origin(Some(Arc::new(Told {
+        Origin(Some(Arc::new(TableLocation {
             file: self.file.clone(),
             what,
             line: self.line(start),

@@ -2,7 +2,7 @@
 //! the load of each.
 
 use crate::front::{Front, Handle, Remote};
-use crate::roll::{Listing, Roll};
+use crate::guarded_list::{GuardedList, ListEntry};
 use controller::{ControllerStats, RemoteEngineSetup};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
 /// Maximum age of a command count, which each controller requests.
-const FRESH: Duration = Duration::from_millis(20);
+const COUNT_LIFETIME: Duration = Duration::from_millis(20);
 
 /// Number of commands that each worker had fetched at one time.
 struct Count {
@@ -22,20 +22,20 @@ struct Count {
 type Fetched = Box<dyn Fn() -> u64 + Send + Sync>;
 
 /// Guard of a front-end's assignment to a worker, which ends when it is dropped.
-pub type Assignment = Listing<usize>;
+pub type Assignment = ListEntry<usize>;
 /// Guard of the registered counter of a front-end that never migrates.
-pub type Fixed = Listing<(usize, Fetched)>;
+pub type FixedCounter = ListEntry<(usize, Fetched)>;
 
 /// All workers that serve front-ends.
 pub struct Peers {
     all: Vec<Handle>,
     /// Counters of all controllers.
-    stats: Roll<Arc<ControllerStats>>,
+    stats: GuardedList<Arc<ControllerStats>>,
     /// Counters of front-ends that never migrate (exports, queues of block devices), with their
     /// workers' indexes.
-    fixed: Roll<(usize, Fetched)>,
+    fixed: GuardedList<(usize, Fetched)>,
     /// Worker index of every assigned front-end.
-    assigned: Roll<usize>,
+    assigned: GuardedList<usize>,
     /// Latest command count, reused while it is fresh.
     count: Mutex<Option<Count>>,
     start: Instant,
@@ -54,9 +54,9 @@ impl Peers {
     pub fn new(all: Vec<Handle>) -> Self {
         Peers {
             all,
-            stats: Roll::default(),
-            fixed: Roll::default(),
-            assigned: Roll::default(),
+            stats: GuardedList::default(),
+            fixed: GuardedList::default(),
+            assigned: GuardedList::default(),
             count: Mutex::default(),
             start: Instant::now(),
             decided: AtomicU64::new(0),
@@ -99,7 +99,7 @@ impl Peers {
     }
 
     /// Registers a controller's counters until the guard is dropped.
-    pub fn enter(&self, stats: Arc<ControllerStats>) -> Listing<Arc<ControllerStats>> {
+    pub fn enter(&self, stats: Arc<ControllerStats>) -> ListEntry<Arc<ControllerStats>> {
         self.stats.enter(stats)
     }
 
@@ -129,7 +129,7 @@ impl Peers {
         &self,
         worker: usize,
         fetched: impl Fn() -> u64 + Send + Sync + 'static,
-    ) -> Fixed {
+    ) -> FixedCounter {
         self.fixed.enter((worker, Box::new(fetched)))
     }
 
@@ -139,7 +139,7 @@ impl Peers {
     pub fn commands(&self, now: Instant) -> Arc<[u64]> {
         let mut count = lock(&self.count);
         if let Some(count) = &*count
-            && now.saturating_duration_since(count.at) < FRESH
+            && now.saturating_duration_since(count.at) < COUNT_LIFETIME
         {
             return count.commands.clone();
         }
@@ -227,7 +227,7 @@ mod tests {
         let _stay = [(1, 90), (0, 7), (2, 5)].map(|(at, n)| peers.enter_fixed(at, move || n));
         assert_eq!(*peers.commands(peers.start), [7, 90 + queues]);
         drop(entered);
-        assert_eq!(*peers.commands(peers.start + FRESH), [7, 90]);
+        assert_eq!(*peers.commands(peers.start + COUNT_LIFETIME), [7, 90]);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use control::EventSender;
 use control::api::EventKind;
 use controller::{NamespacePool, PoolChange, PoolDone, PoolError, PooledNamespace};
-use namespace_pool::{Entry, New, Nguid, PoolFolder};
+use namespace_pool::{New, Nguid, PoolEntry, PoolFolder};
 use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -21,11 +21,11 @@ use volume::{FileOptions, FileVolume, Format, OnError, OnErrorVolume, PreviousPr
 
 /// The pools of the process, by the names of their disks.
 #[derive(Default)]
-pub struct Pools(Mutex<HashMap<String, Weak<Pool>>>);
+pub struct Pools(Mutex<HashMap<String, Weak<DiskPool>>>);
 
 impl Pools {
     /// The pool of a disk, if it has one.
-    pub fn of(&self, disk: &str) -> Option<Arc<Pool>> {
+    pub fn of(&self, disk: &str) -> Option<Arc<DiskPool>> {
         self.0.lock().unpoisoned().get(disk)?.upgrade()
     }
 
@@ -39,12 +39,12 @@ impl Pools {
         (on_error, settings): (&OnErrorRegistry, &Settings),
         events: &EventSender,
         previous: PreviousProcess,
-    ) -> Result<Option<Arc<Pool>>> {
+    ) -> Result<Option<Arc<DiskPool>>> {
         let Some(path) = &spec.pool else {
             return Ok(None);
         };
         let disk = spec.any_name();
-        let opened = || -> Result<Pool> {
+        let opened = || -> Result<DiskPool> {
             let folder = open_folder(path, previous.limit)?;
             check_numbers(&folder, &spec.namespaces)?;
             let opener = Opener {
@@ -54,7 +54,7 @@ impl Pools {
                 disk: disk.clone(),
                 previous,
             };
-            Pool::new(spec, folder, opener)
+            DiskPool::new(spec, folder, opener)
         };
         let pool = Arc::new(opened().with_context(|| format!("pool {}", path.display()))?);
         let mut all = self.0.lock().unpoisoned();
@@ -100,7 +100,7 @@ struct Opener {
 }
 
 impl Opener {
-    fn open(&self, path: &Path, entry: &Entry) -> Result<Arc<dyn Volume>> {
+    fn open(&self, path: &Path, entry: &PoolEntry) -> Result<Arc<dyn Volume>> {
         let options = FileOptions {
             block_size: Some(entry.block_size()),
             // The format stays raw, whatever a guest writes into its first blocks.
@@ -121,9 +121,9 @@ impl Opener {
 
 /// Known content of the folder, for callers that must not wait.
 #[derive(Default)]
-struct Known(Mutex<Vec<PooledNamespace>>);
+struct PoolContent(Mutex<Vec<PooledNamespace>>);
 
-impl Known {
+impl PoolContent {
     /// Takes the content of the folder. Open volumes stay open where they are needed. Unneeded
     /// volumes are returned, to be closed without the lock.
     fn update(&self, folder: &PoolFolder) -> Vec<Arc<dyn Volume>> {
@@ -137,9 +137,10 @@ impl Known {
         for entry in folder.namespaces() {
             let volume = volumes.remove(&entry.nguid().0).flatten();
             let attached: Vec<u16> = entry.attached().iter().copied().collect();
-            let (volume, closed) = match attached.is_empty() {
-                true => (None, volume),
-                false => (volume, None),
+            let (volume, closed) = if attached.is_empty() {
+                (None, volume)
+            } else {
+                (volume, None)
             };
             left.extend(closed);
             known.push(PooledNamespace {
@@ -173,7 +174,7 @@ impl Known {
 struct Writer {
     folder: PoolFolder,
     opener: Opener,
-    known: Arc<Known>,
+    known: Arc<PoolContent>,
 }
 
 impl Writer {
@@ -203,9 +204,12 @@ impl Writer {
     }
 
     fn change(&mut self, change: &PoolChange, nguid: Nguid) -> Result<(), (PoolError, String)> {
-        let failed = |error: namespace_pool::PoolError| match error.is_full() {
-            true => (PoolError::NoSpace, error.to_string()),
-            false => (PoolError::Failed, error.to_string()),
+        let failed = |error: namespace_pool::PoolError| {
+            if error.is_full() {
+                (PoolError::NoSpace, error.to_string())
+            } else {
+                (PoolError::Failed, error.to_string())
+            }
         };
         match change {
             PoolChange::Create {
@@ -272,15 +276,15 @@ enum State {
 }
 
 /// The pool of a disk.
-pub struct Pool {
+pub struct DiskPool {
     path: PathBuf,
     capacity: u64,
     block_size: u32,
-    known: Arc<Known>,
+    known: Arc<PoolContent>,
     state: Mutex<State>,
 }
 
-impl fmt::Debug for Pool {
+impl fmt::Debug for DiskPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool")
             .field("path", &self.path)
@@ -288,12 +292,12 @@ impl fmt::Debug for Pool {
     }
 }
 
-impl Pool {
+impl DiskPool {
     fn new(spec: &ControllerSpec, folder: PoolFolder, opener: Opener) -> Result<Self> {
         let Some(Size(capacity)) = spec.pool_capacity else {
             bail!("the size of a pool is that of pool-capacity");
         };
-        let known = Arc::<Known>::default();
+        let known = Arc::<PoolContent>::default();
         drop(known.update(&folder));
         for entry in folder.namespaces() {
             if !entry.attached().is_empty() {
@@ -323,7 +327,7 @@ impl Pool {
     }
 }
 
-impl NamespacePool for Pool {
+impl NamespacePool for DiskPool {
     fn capacity(&self) -> u64 {
         self.capacity
     }
@@ -375,9 +379,10 @@ mod tests {
     use std::sync::mpsc::channel;
 
     fn spec(path: &Path, more: &str) -> ControllerSpec {
-        let none = match more.contains("namespace =") {
-            true => "",
-            false => "namespace = []\n",
+        let none = if more.contains("namespace =") {
+            ""
+        } else {
+            "namespace = []\n"
         };
         let text = format!(
             "[[controller]]\nname = \"d\"\nsocket = \"/s\"\npool = {path:?}\n\
@@ -387,7 +392,7 @@ mod tests {
         specs.controllers.into_iter().next().unwrap()
     }
 
-    fn open(pools: &Pools, spec: &ControllerSpec) -> Result<Arc<Pool>> {
+    fn open(pools: &Pools, spec: &ControllerSpec) -> Result<Arc<DiskPool>> {
         let registry = Registry::default();
         let previous = PreviousProcess {
             limit: Duration::from_secs(10),
@@ -398,7 +403,7 @@ mod tests {
         Ok(opened?.unwrap())
     }
 
-    fn change(pool: &Pool, change: PoolChange) -> Result<(), PoolError> {
+    fn change(pool: &DiskPool, change: PoolChange) -> Result<(), PoolError> {
         let (told, result) = channel();
         pool.change(change, Box::new(move |result| told.send(result).unwrap()));
         result.recv_timeout(Duration::from_secs(30)).unwrap()
@@ -463,7 +468,7 @@ mod tests {
         let block_size = 4096;
         let format = PoolChange::Format { nguid, block_size };
         assert_eq!(change(&pool, format), Ok(()));
-        let shape = |pool: &Pool| {
+        let shape = |pool: &DiskPool| {
             let ns = pool.namespaces().remove(0);
             (ns.block_size, ns.blocks, ns.volume.is_some())
         };

@@ -4,28 +4,30 @@
 //! (`crate::confine`), where nothing can be opened any more.
 
 use crate::access::SocketAccess;
-use crate::crew;
-use crate::ending::{self, NotDurable};
 use crate::front;
 use crate::host_keys;
 use crate::inherited;
-use crate::keep::{self, First, Identity, KeptSocket, Left, LeftSocket, Survival};
+use crate::keep::{
+    self, Identity, InitialDescriptors, KeptSocket, LeftSocket, PreviousDisk, Survival,
+};
 use crate::manage::{DiskSpec, Source};
-use crate::open::{Opened, Opener};
+use crate::open::{OpenedVolume, Opener};
 use crate::origin::Origin;
 use crate::parts::vhost_blk;
-use crate::pools::Pool;
+use crate::pools::DiskPool;
 use crate::record::{self, Guest, Open as OpenNamespace, Shown};
-use crate::signals::Stop;
+use crate::shutdown::{self, NotDurable};
+use crate::signals::StopSignal;
 use crate::sockets;
 use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, ServeOptions, Specs, VhostBlkSpec};
 use crate::subsystems;
 use crate::tcp;
 use crate::ublk::OpenDisk;
+use crate::worker_context;
 use anyhow::{Context, Result, anyhow};
 use controller::{BootImage, ControllerConfig, DoorbellPage, MAX_BOOT_IMAGE, Subsystem};
 use fabrics_target::HostKey;
-use keeper::Desk;
+use keeper::KeeperClient;
 use receive::{Intake, Receiver};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::OFlags;
@@ -50,20 +52,21 @@ pub struct Prepared {
     of: (String, u32),
     /// `None`: the volume is opened by the thread that serves it, and only the volume below it is
     /// open ([`Opener::open_below`]).
-    opened: Option<Opened>,
+    opened: Option<OpenedVolume>,
 }
 
 impl Prepared {
     fn new(spec: NamespaceSpec, (disk, nsid): (String, u32), opener: &Opener) -> Result<Self> {
-        let opened = match opener.open_below(&spec, &disk, nsid)? {
-            true => None,
-            false => Some(opener.open(&spec, &disk, nsid)?),
+        let opened = if opener.open_below(&spec, &disk, nsid)? {
+            None
+        } else {
+            Some(opener.open(&spec, &disk, nsid)?)
         };
         let of = (disk, nsid);
         Ok(Self { spec, of, opened })
     }
 
-    fn opened(spec: NamespaceSpec, of: (String, u32), opened: Opened) -> Self {
+    fn opened(spec: NamespaceSpec, of: (String, u32), opened: OpenedVolume) -> Self {
         let opened = Some(opened);
         Self { spec, of, opened }
     }
@@ -105,7 +108,7 @@ impl Prepared {
     }
 
     /// The volume, on the thread that serves it.
-    pub fn open(self, opener: &Opener) -> Result<Opened> {
+    pub fn open(self, opener: &Opener) -> Result<OpenedVolume> {
         let (disk, nsid) = &self.of;
         self.opened
             .map_or_else(|| opener.open(&self.spec, disk, *nsid), Ok)
@@ -119,7 +122,7 @@ pub struct ReadyController {
     /// Subsystem of the controller.
     subsystem: Option<Arc<Subsystem>>,
     /// Pool of the namespaces that the guest makes.
-    pool: Option<Arc<Pool>>,
+    pool: Option<Arc<DiskPool>>,
     boot: Option<BootImage>,
     shown: Shown,
 }
@@ -189,7 +192,7 @@ impl ReadyController {
         } = self;
         let identity = Identity::of(&spec);
         let left = keep::left_of(&identity);
-        let kept = left.as_ref().and_then(Left::listener);
+        let kept = left.as_ref().and_then(PreviousDisk::listener);
         let access = spec.access.or(usual);
         let listener = bind(&spec.socket, &access, &spec.origin, kept)?;
         let mut intake = front::intake(receiver);
@@ -198,7 +201,7 @@ impl ReadyController {
             session: vfio_user::SESSION,
             ..controller::state_layout(&ControllerConfig {
                 workers: u16::try_from(workers).unwrap_or(u16::MAX),
-                ..crew::config(&spec, String::new())
+                ..worker_context::config(&spec, String::new())
             })
         };
         let ends = match &subsystem {
@@ -268,7 +271,7 @@ pub struct OpenController {
     /// Subsystem of the controller.
     pub subsystem: Option<Arc<Subsystem>>,
     /// Pool of the namespaces that the guest makes.
-    pub pool: Option<Arc<Pool>>,
+    pub pool: Option<Arc<DiskPool>>,
     /// Content of the Boot Partitions.
     pub boot: Option<BootImage>,
     /// Identity of the disk.
@@ -499,14 +502,14 @@ fn event() -> Result<Arc<OwnedFd>> {
 /// process whose controller has a client.
 fn survive(
     identity: &Identity,
-    left: Option<Left>,
+    left: Option<PreviousDisk>,
     layout: impl Fn() -> Layout,
     listener: &Listener,
 ) -> Result<(DoorbellPage, Option<Survival>)> {
     let Some(kept) = keep::kept() else {
         return Ok((DoorbellPage::new()?, None));
     };
-    let mut desk = Desk::new(kept.link());
+    let mut keeper_client = KeeperClient::new(kept.link());
     let mut before = None;
     if let Some(left) = left {
         match Journal::client_in(&left.state.session()) {
@@ -517,11 +520,11 @@ fn survive(
                 }
                 Ok((survival, None)) => {
                     let left = survival.left.into_iter();
-                    left.for_each(|left| left.discard(&mut desk, "its page was not kept"));
+                    left.for_each(|left| left.discard(&mut keeper_client, "its page was not kept"));
                 }
                 Err(refused) => {
                     let (left, why) = *refused;
-                    left.discard(&mut desk, &format!("{why:#}"));
+                    left.discard(&mut keeper_client, &format!("{why:#}"));
                 }
             },
             // A client that has not sent anything yet finds the same disk as before.
@@ -529,15 +532,15 @@ fn survive(
         }
     }
     let page = DoorbellPage::new()?;
-    let first = First {
+    let first = InitialDescriptors {
         page: Some(page.as_fd()),
         listener,
-        client: before.as_mut().and_then(Left::take_client),
+        client: before.as_mut().and_then(PreviousDisk::take_client),
     };
     let made = Survival::new(identity, layout(), first);
     // Not before the client is kept as the new one's.
     if let Some(before) = before {
-        before.discard(&mut desk, "it was about to be accepted");
+        before.discard(&mut keeper_client, "it was about to be accepted");
     }
     match made {
         Ok(survival) => Ok((page, Some(survival))),
@@ -550,14 +553,14 @@ fn survive(
 }
 
 /// Gives up the kept state of a disk, including the state that a previous process has left.
-fn end_with_process(identity: &Identity, left: Option<Left>, why: &str) {
+fn end_with_process(identity: &Identity, left: Option<PreviousDisk>, why: &str) {
     let Some(kept) = keep::kept() else {
         return;
     };
     let disk = &identity.name;
     tracing::warn!(disk, "this disk will not outlive its process: {why}");
     if let Some(left) = left {
-        left.discard(&mut Desk::new(kept.link()), why);
+        left.discard(&mut KeeperClient::new(kept.link()), why);
     }
 }
 
@@ -621,13 +624,13 @@ impl Load {
 }
 
 /// A disk that cannot be served now.
-pub struct Unserved {
+pub struct UnavailableDisk {
     pub disk: DiskSpec,
     /// Why not.
     pub why: String,
 }
 
-impl Unserved {
+impl UnavailableDisk {
     /// Makes the record of an unavailable disk, and logs the error.
     pub fn new(disk: DiskSpec, error: &anyhow::Error) -> Self {
         let (name, why) = (disk.name(), format!("{error:#}"));
@@ -641,7 +644,7 @@ pub struct Open {
     /// Loads of the workers: controllers, exports and subsystems in turn.
     pub loads: Vec<Load>,
     pub disks: Vec<OpenDisk>,
-    pub unserved: Vec<Unserved>,
+    pub unserved: Vec<UnavailableDisk>,
 }
 
 /// Disks that have been opened so far, in the order of the specification. No client can connect
@@ -652,7 +655,7 @@ struct Opening {
     exports: Vec<ReadyExport>,
     targets: Vec<ReadyTarget>,
     disks: Vec<OpenDisk>,
-    unserved: Vec<Unserved>,
+    unserved: Vec<UnavailableDisk>,
 }
 
 /// Opens all volumes; each is in `all` once it is open. Disks of the configuration come first, so
@@ -671,19 +674,20 @@ fn open(
         if options.may_be_unavailable(&name)
             && let Some(why) = keep::deaths_of(&name)
         {
-            let unserved = Unserved::new(disk, &anyhow!(why));
+            let unserved = UnavailableDisk::new(disk, &anyhow!(why));
             all.lock().unpoisoned().unserved.push(unserved);
             continue;
         }
         let _attempt = keep::Attempt::part(&name);
-        let room = match options.may_be_left_out(&name) {
-            true => make_room_for(&disk),
-            false => Ok(()),
+        let room = if options.may_be_left_out(&name) {
+            make_room_for(&disk)
+        } else {
+            Ok(())
         };
         match room.and_then(|()| open_disk(&disk, opener, all)) {
             Ok(()) => {}
             Err(error) if options.may_be_unavailable(&name) => {
-                let unserved = Unserved::new(disk, &error);
+                let unserved = UnavailableDisk::new(disk, &error);
                 all.lock().unpoisoned().unserved.push(unserved);
             }
             Err(error) => return Err(not_served(&name, error)),
@@ -695,9 +699,10 @@ fn open(
 /// Returns the error of a disk that keeps the process from serving any.
 pub fn not_served(name: &str, error: anyhow::Error) -> anyhow::Error {
     // The operator of an upgrade has not named the disk.
-    match keep::is_replacement() {
-        true => error.context(format!("disk {name} cannot be served")),
-        false => error,
+    if keep::is_replacement() {
+        error.context(format!("disk {name} cannot be served"))
+    } else {
+        error
     }
 }
 
@@ -766,12 +771,11 @@ fn listen(
     }
     let mut leave_out = |disk: DiskSpec, error: anyhow::Error| {
         let name = disk.name();
-        match options.may_be_left_out(&name) {
-            true => {
-                unserved.push(Unserved::new(disk, &error));
-                Ok(())
-            }
-            false => Err(not_served(&name, error)),
+        if options.may_be_left_out(&name) {
+            unserved.push(UnavailableDisk::new(disk, &error));
+            Ok(())
+        } else {
+            Err(not_served(&name, error))
         }
     };
     for ready in opening.controllers {
@@ -821,7 +825,7 @@ fn listen(
 }
 
 /// Between two looks for the order to end.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Opens everything, the volumes on a thread of their own: a file that is being opened may hang,
 /// which is not to keep the process from ending. And the kernel executes some requests (ublk's) in
@@ -836,7 +840,7 @@ pub fn open_all(
     opener: &Opener,
     receiver: &Receiver,
     options: &ServeOptions,
-    (stop, limit): (&Stop, Duration),
+    (stop, limit): (&StopSignal, Duration),
     mut clean_up: impl FnMut(),
 ) -> Result<Open> {
     let all = Mutex::<Opening>::default();
@@ -848,7 +852,7 @@ pub fn open_all(
         let thread = thread.context("thread \"open\"")?;
         let mut ordered = None;
         let opened = loop {
-            match opened.recv_timeout(LOOK) {
+            match opened.recv_timeout(CHECK_INTERVAL) {
                 Ok(opened) => break opened,
                 Err(RecvTimeoutError::Timeout) if !stop.is_ordered() => {}
                 Err(RecvTimeoutError::Timeout) => {
@@ -862,7 +866,7 @@ pub fn open_all(
                         all.targets.clear();
                         drop(all);
                         let what = "not all disks were open";
-                        ending::exit(&NotDurable(format!("ended by force: {what}")));
+                        shutdown::exit(&NotDurable(format!("ended by force: {what}")));
                     }
                 }
                 Err(RecvTimeoutError::Disconnected) => break Err(anyhow!("it ended by a bug")),

@@ -3,19 +3,19 @@
 
 use crate::alarms::Alarms;
 use crate::counters;
-use crate::described::{Described, device};
+use crate::descriptions::{DiskDescriptions, device};
 use crate::devices::DeviceRegistry;
 use crate::direct::PathRegistry;
+use crate::guarded_list::{GuardedList, ListEntry};
 use crate::limits::LimitRegistry;
 use crate::manage::DiskSpec;
-use crate::numbers::{About, Numbers};
 use crate::on_error::OnErrorRegistry;
 use crate::parts::ublk::DiskStats;
 use crate::parts::vhost_blk;
 use crate::peers::Peers;
 use crate::rings::RingRegistry;
-use crate::roll::{Listing, Roll};
 use crate::settings::Settings;
+use crate::snapshot::{ProcessInfo, SnapshotBuilder};
 use crate::spec::Specs;
 use crate::watch;
 use control::api::{ControllerCounters, Stats};
@@ -32,11 +32,11 @@ pub struct Registry {
     /// Sockets in the order of the configuration: workers that start at the same time register
     /// their disks in any order.
     order: Arc<[PathBuf]>,
-    controllers: Roll<ControllerEntry>,
-    vhost_blk: Roll<VhostBlkEntry>,
-    disks: Roll<DiskEntry>,
+    controllers: GuardedList<ControllerEntry>,
+    vhost_blk: GuardedList<VhostBlkEntry>,
+    disks: GuardedList<DiskEntry>,
     /// Names of disks that are unavailable.
-    pub unserved: Roll<String>,
+    pub unserved: GuardedList<String>,
     /// Limits of volumes.
     pub limits: LimitRegistry,
     /// Error policies of volumes.
@@ -55,9 +55,9 @@ pub struct Registry {
     /// The workers.
     workers: Option<Arc<Peers>>,
     /// Constant data of the process.
-    pub about: About,
+    pub about: ProcessInfo,
     /// Names of disks, and their volumes.
-    pub described: Described,
+    pub described: DiskDescriptions,
 }
 
 /// A block device's volume and counters.
@@ -80,7 +80,7 @@ impl Registry {
     pub fn new(specs: &Specs, workers: &Arc<Peers>) -> Self {
         let controllers = specs.controllers.iter().map(|spec| &spec.socket);
         let exports = specs.vhost_user_blk.iter().map(|spec| &spec.socket);
-        let described = Described::default();
+        let described = DiskDescriptions::default();
         described.set(DiskSpec::all(specs).iter());
         Self {
             order: controllers.chain(exports).cloned().collect(),
@@ -91,7 +91,7 @@ impl Registry {
     }
 
     /// Entries in the order of the configuration.
-    fn sorted<T: Clone>(&self, list: &Roll<(PathBuf, T)>) -> Vec<(PathBuf, T)> {
+    fn sorted<T: Clone>(&self, list: &GuardedList<(PathBuf, T)>) -> Vec<(PathBuf, T)> {
         let mut list = list.all();
         // Disks that were added later are last.
         list.sort_by_cached_key(|(socket, _)| {
@@ -108,7 +108,7 @@ impl Registry {
         socket: &Path,
         stats: Arc<ControllerStats>,
         accepts: Arc<AcceptStats>,
-    ) -> Listing<ControllerEntry> {
+    ) -> ListEntry<ControllerEntry> {
         self.controllers
             .enter((socket.to_owned(), (stats, accepts)))
     }
@@ -118,12 +118,12 @@ impl Registry {
         &self,
         socket: &Path,
         stats: Arc<vhost_blk::Stats>,
-    ) -> Listing<VhostBlkEntry> {
+    ) -> ListEntry<VhostBlkEntry> {
         self.vhost_blk.enter((socket.to_owned(), stats))
     }
 
     /// Enters a block device under the name of its volume.
-    pub fn enter_disk(&self, volume: &str, stats: Arc<DiskStats>) -> Listing<DiskEntry> {
+    pub fn enter_disk(&self, volume: &str, stats: Arc<DiskStats>) -> ListEntry<DiskEntry> {
         self.disks.enter((volume.to_owned(), stats))
     }
 
@@ -153,7 +153,7 @@ impl Registry {
     }
 
     /// Returns the metrics of all served disks, as of now.
-    pub fn disks(&self, mut numbers: Numbers<'_>) -> Vec<metrics::Disk> {
+    pub fn disks(&self, mut numbers: SnapshotBuilder<'_>) -> Vec<metrics::Disk> {
         let mut all = Vec::new();
         for (socket, (stats, accepts)) in self.sorted(&self.controllers) {
             let direct = self.paths.of(&socket);

@@ -5,7 +5,7 @@
 //! displaces one: a silent one before one that has sent its request, then one of the address with
 //! the most clients, then the oldest.
 
-use crate::keep::Listens;
+use crate::keep::ProcessSocket;
 use crate::registry::Registry;
 use crate::tcp;
 use anyhow::{Context, Result};
@@ -23,13 +23,13 @@ use sync::Unpoisoned;
 /// Clients at a time.
 const MAX_CLIENTS: usize = 8;
 /// In which a client has sent its request and taken the answer.
-const TIME: Duration = Duration::from_secs(10);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it is waited for the end of a client's sending, after the answer.
 const LINGER: Duration = Duration::from_secs(1);
 /// Longest request.
 const REQUEST_MAX: usize = 8192;
 /// Pause after a client that could not be accepted.
-const PAUSE: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Pause after a client was displaced, so that a flood of connections costs little processor time.
 const DISPLACED_PAUSE: Duration = Duration::from_millis(10);
 
@@ -104,13 +104,13 @@ impl MetricsListener {
     /// Listens on `address`.
     pub fn bind(address: SocketAddr) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let socket = match Listens::Metrics.left_tcp(address) {
+        let socket = match ProcessSocket::Metrics.left_tcp(address) {
             Some(socket) => socket,
             None => {
                 let socket = tcp::listen(address);
                 let socket =
                     socket.with_context(|| format!("metrics: cannot listen on {address}"))?;
-                Listens::Metrics.keep_tcp(&socket);
+                ProcessSocket::Metrics.keep_tcp(&socket);
                 socket
             }
         };
@@ -141,9 +141,9 @@ impl MetricsListener {
         let (clients, log) = (Clients::default(), LogLimit::default());
         loop {
             match self.next() {
-                Ok(Next::Stop) => return,
-                Ok(Next::Nobody) => {}
-                Ok(Next::Client(client)) => {
+                Ok(NextClient::Stop) => return,
+                Ok(NextClient::Nobody) => {}
+                Ok(NextClient::Client(client)) => {
                     let client = Arc::new(client);
                     if clients.add(&client) {
                         std::thread::sleep(DISPLACED_PAUSE);
@@ -162,45 +162,45 @@ impl MetricsListener {
                 }
                 Err(error) => {
                     log.line(|left_out| tracing::warn!(%error, left_out, "metrics"));
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(RETRY_INTERVAL);
                 }
             }
         }
     }
 
-    fn next(&self) -> Result<Next, Errno> {
+    fn next(&self) -> Result<NextClient, Errno> {
         let mut fds = [
             PollFd::new(&*self.stop, PollFlags::IN),
             PollFd::new(&self.socket, PollFlags::IN),
         ];
         match poll(&mut fds, None) {
             Ok(_) => {}
-            Err(Errno::INTR) => return Ok(Next::Nobody),
+            Err(Errno::INTR) => return Ok(NextClient::Nobody),
             Err(error) => return Err(error),
         }
         let [stop, client] = fds.map(|fd| !fd.revents().is_empty());
         if stop {
-            return Ok(Next::Stop);
+            return Ok(NextClient::Stop);
         }
         if !client {
-            return Ok(Next::Nobody);
+            return Ok(NextClient::Nobody);
         }
         match acceptfrom_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok((socket, peer)) => {
                 let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
-                Ok(Next::Client(Client {
+                Ok(NextClient::Client(Client {
                     address: peer.map(|peer| peer.ip().to_canonical()),
                     socket,
                     has_asked: AtomicBool::new(false),
                 }))
             }
-            Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(Next::Nobody),
+            Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(NextClient::Nobody),
             Err(error) => Err(error),
         }
     }
 }
 
-enum Next {
+enum NextClient {
     Stop,
     Nobody,
     Client(Client),
@@ -232,7 +232,7 @@ fn wait(socket: &OwnedFd, flags: PollFlags, until: Instant) -> Result<(), Errno>
 /// Reads a request, and answers it.
 fn serve(client: &Client, registry: &Registry) -> Result<(), Errno> {
     let socket = &client.socket;
-    let until = Instant::now() + TIME;
+    let until = Instant::now() + CLIENT_TIMEOUT;
     let mut request = Vec::new();
     while !is_whole(&request) {
         if request.len() >= REQUEST_MAX {

@@ -1,29 +1,29 @@
 //! `vnvme serve`, `vnvme daemon`: from a specification to running workers.
 
-use crate::api::{ControlPlace, ControlSocket, Served as ServedApi};
+use crate::api::{ControlPlace, ControlSocket, ServedProcess as ServedApi};
 use crate::balance::Spread;
 use crate::check::{check, check_filled};
 use crate::confine::Confinement;
-use crate::crew::{Added, Crew, say_listening};
 use crate::descriptors::limit_clients;
-use crate::ending::{self, Ends, NotDurable};
 use crate::front::{Front, Handle, Worker};
 use crate::heap::Heap;
 use crate::inherited;
-use crate::keep::{self, Before};
-use crate::manage::{DiskSpec, Manager, Running, Server, Table};
+use crate::keep::{self, PreviousConfiguration};
+use crate::manage::{DiskServer, DiskSpec, DiskTable, Manager, ServedDisk};
 use crate::notify::ServiceManager;
 use crate::open::Opener;
 use crate::peers::Peers;
-use crate::prepare::{Load, Open, Unserved, make_room_for_all, not_served, open_all};
+use crate::prepare::{Load, Open, UnavailableDisk, make_room_for_all, not_served, open_all};
 use crate::receiver;
 use crate::registry::Registry;
 use crate::scrape::MetricsListener;
-use crate::signals::Stop;
+use crate::shutdown::{self, NotDurable, ThreadResults};
+use crate::signals::StopSignal;
 use crate::sizes::Sizes;
 use crate::spec::{MAX_WORKERS, ServeOptions, Specs};
 use crate::ublk::{Disks, OpenDisk};
 use crate::watch::Watch;
+use crate::worker_context::{AddedFrontend, WorkerContext, say_listening};
 use anyhow::{Context, Result, anyhow, ensure};
 use controller::ControllerConfig;
 use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
@@ -53,25 +53,30 @@ const START_LOOK: Duration = Duration::from_millis(250);
 const TIMER_SLACK: u64 = 1000;
 
 /// Makes a worker and its front-ends, on its own thread.
-fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew) -> Result<Worker> {
+fn worker(
+    index: usize,
+    load: Load,
+    stop: OwnedFd,
+    worker_context: &WorkerContext,
+) -> Result<Worker> {
     // A failure now is better than a guest whose interrupts are missing.
     eventfd::prepare()?;
-    let options = &crew.options;
-    let handle = crew
+    let options = &worker_context.options;
+    let handle = worker_context
         .peers
         .handle(index)
         .context("a worker without a handle")?;
     // Queues of any controller may come here.
     let controllers = match options.spread {
         Spread::Off => load.controllers.len(),
-        Spread::Auto | Spread::Stir => crew.controllers,
+        Spread::Auto | Spread::Stir => worker_context.controllers,
     };
     // Queues of any block device may come here, too. The room is for the requests that each
     // front-end may have in flight.
     let room = controllers * usize::from(ControllerConfig::default().max_in_flight)
         + load.exports.len() * EXPORT_IN_FLIGHT
-        + crew.tags
-        + crew.hosts;
+        + worker_context.tags
+        + worker_context.hosts;
     let of_export = match room.div_ceil(RING_CAPACITY) {
         0 | 1 => EXPORT_IN_FLIGHT,
         times => EXPORT_IN_FLIGHT / times,
@@ -84,8 +89,8 @@ fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew) -> Result<Worker
         capacity: room.clamp(least, RING_CAPACITY) as u32,
         ..options.polling.io()
     }));
-    crew.registry.rings.enter(io.stats());
-    if crew.rings
+    worker_context.registry.rings.enter(io.stats());
+    if worker_context.rings
         && let Err(error) = io.make_ring()
     {
         tracing::warn!(worker = index, %error, "queues of files cannot migrate to this worker");
@@ -100,52 +105,54 @@ fn worker(index: usize, load: Load, stop: OwnedFd, crew: &Crew) -> Result<Worker
         let spec = DiskSpec::Controller(open.spec.clone());
         let _attempt = keep::Attempt::new(&spec.name());
         let (volumes, resized) = (open.volumes(), open.resized.clone());
-        let assignment = crew.peers.assign(index);
-        let owner = crew.add_controller(&mut worker, index, open, assignment);
-        enter(crew, spec, index, owner, volumes, resized)?;
+        let assignment = worker_context.peers.assign(index);
+        let owner = worker_context.add_controller(&mut worker, index, open, assignment);
+        enter(worker_context, spec, index, owner, volumes, resized)?;
     }
     for open in load.exports {
         let spec = DiskSpec::VhostBlk(open.spec.clone());
         let _attempt = keep::Attempt::new(&spec.name());
         let (volumes, resized) = (open.volumes(), open.resized.clone());
-        let assignment = crew.peers.assign(index);
-        let owner = crew.add_export(&mut worker, index, open, of_export, assignment);
-        enter(crew, spec, index, owner, volumes, resized)?;
+        let assignment = worker_context.peers.assign(index);
+        let owner = worker_context.add_export(&mut worker, index, open, of_export, assignment);
+        enter(worker_context, spec, index, owner, volumes, resized)?;
     }
     for open in load.targets {
         let spec = DiskSpec::NvmeTcp(open.spec.clone());
         let _attempt = keep::Attempt::new(&spec.name());
         let (volumes, resized) = (open.volumes(), open.resized.clone());
-        let assignment = crew.peers.assign(index);
-        let owner = crew.add_target(&mut worker, open, assignment);
-        enter(crew, spec, index, owner, volumes, resized)?;
+        let assignment = worker_context.peers.assign(index);
+        let owner = worker_context.add_target(&mut worker, open, assignment);
+        enter(worker_context, spec, index, owner, volumes, resized)?;
     }
     Ok(worker)
 }
 
 /// Enters a disk that is served from the start. One that an earlier process has kept may fail.
 fn enter(
-    crew: &Crew,
+    worker_context: &WorkerContext,
     spec: DiskSpec,
     worker: usize,
-    owner: Result<Added>,
+    owner: Result<AddedFrontend>,
     volumes: Vec<(u32, Weak<dyn Volume>)>,
     resized: Arc<OwnedFd>,
 ) -> Result<()> {
-    let source = crew.options.source(&spec.name());
+    let source = worker_context.options.source(&spec.name());
     match owner {
-        Ok(Added { owner, serial }) => {
+        Ok(AddedFrontend { owner, serial }) => {
             say_listening(&spec, &serial);
-            let running = Running {
-                server: Server::Worker { worker, owner },
+            let running = ServedDisk {
+                server: DiskServer::Worker { worker, owner },
                 volumes,
                 resized,
             };
-            crew.table.enter(spec.completed(), source, running);
+            worker_context
+                .table
+                .enter(spec.completed(), source, running);
             Ok(())
         }
-        Err(error) if crew.options.may_be_left_out(&spec.name()) => {
-            crew.leave_out(Unserved::new(spec, &error));
+        Err(error) if worker_context.options.may_be_left_out(&spec.name()) => {
+            worker_context.leave_out(UnavailableDisk::new(spec, &error));
             Ok(())
         }
         Err(error) => Err(not_served(&spec.name(), error)),
@@ -194,12 +201,12 @@ fn run_worker(
     index: usize,
     load: Load,
     stop: OwnedFd,
-    crew: &Crew,
+    worker_context: &WorkerContext,
     started: &mpsc::Sender<Result<()>>,
 ) -> Result<()> {
-    let made = worker(index, load, stop, crew);
+    let made = worker(index, load, stop, worker_context);
     go(made, started, |mut worker| {
-        crew.confinement.wait();
+        worker_context.confinement.wait();
         worker.run().map_err(ended)
     })
 }
@@ -209,12 +216,12 @@ fn run_worker(
 fn run_disks(
     disks: Vec<OpenDisk>,
     stop: OwnedFd,
-    crew: &Crew,
+    worker_context: &WorkerContext,
     started: &mpsc::Sender<Result<()>>,
 ) -> Result<()> {
-    let made = crew.disks.start(disks, crew);
-    let goes_on = crew.options.daemon.is_some();
-    go(made, started, |()| crew.disks.run(&stop, goes_on))
+    let made = worker_context.disks.start(disks, worker_context);
+    let goes_on = worker_context.options.daemon.is_some();
+    go(made, started, |()| worker_context.disks.run(&stop, goes_on))
 }
 
 /// Converts a worker's error.
@@ -258,7 +265,7 @@ impl Drop for Close<'_> {
 }
 
 /// Ends all threads when it is dropped: they are not left waiting for one that has failed.
-struct EndAll<'a>(&'a Stop);
+struct EndAll<'a>(&'a StopSignal);
 
 impl Drop for EndAll<'_> {
     fn drop(&mut self) {
@@ -282,9 +289,12 @@ pub fn named(specs: &Specs, options: &ServeOptions) -> Result<Specs> {
         disk.origin().place("name", refused)?;
         twice.insert(name);
     }
-    let whole = |name: String, socket: &std::path::Path| match twice.contains(&name) {
-        true => socket.display().to_string(),
-        false => name,
+    let whole = |name: String, socket: &std::path::Path| {
+        if twice.contains(&name) {
+            socket.display().to_string()
+        } else {
+            name
+        }
     };
     for spec in &mut specs.controllers {
         spec.name = Some(whole(spec.any_name(), &spec.socket));
@@ -296,7 +306,7 @@ pub fn named(specs: &Specs, options: &ServeOptions) -> Result<Specs> {
 }
 
 /// Has SIGHUP read the configuration again.
-fn reload_on_hangup(stop: &Stop, managed: &Arc<Manager>) -> Result<()> {
+fn reload_on_hangup(stop: &StopSignal, managed: &Arc<Manager>) -> Result<()> {
     let hangups = stop.hangups();
     let managed = managed.clone();
     let builder = std::thread::Builder::new().name("reload".into());
@@ -319,7 +329,7 @@ fn ensure_unique(name: &str, options: &ServeOptions) -> Result<()> {
     Ok(())
 }
 
-/// Serves until a signal asks for the end (see [`Stop`]).
+/// Serves until a signal asks for the end (see [`StopSignal`]).
 pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let served = serve_all(specs, options);
     if let Err(error) = &served
@@ -346,11 +356,16 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
         let process = &specs.process;
         let disks = DiskSpec::all(specs);
         let now = match &options.daemon {
-            Some(daemon) => Before {
+            Some(daemon) => PreviousConfiguration {
                 file: daemon.file.clone(),
-                ..Before::new(disks.iter(), process, daemon.kept.clone(), &daemon.process)
+                ..PreviousConfiguration::new(
+                    disks.iter(),
+                    process,
+                    daemon.kept.clone(),
+                    &daemon.process,
+                )
             },
-            None => Before::new(disks.iter(), process, Vec::new(), process),
+            None => PreviousConfiguration::new(disks.iter(), process, Vec::new(), process),
         };
         keep::note_first(&now).context("keeper")?;
     }
@@ -376,7 +391,7 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let receiver = receiver::start(options.sandbox)?;
     keep::tell_receiver(&receiver)?;
     keep::die_of_panics();
-    let stop = &Stop::on_signals(options.sandbox)?;
+    let stop = &StopSignal::on_signals(options.sandbox)?;
     let handles = (0..workers).map(|_| Handle::new());
     let peers = Arc::new(Peers::new(handles.collect::<Result<_, _>>()?));
     let registry = Registry::new(specs, &peers);
@@ -406,13 +421,13 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
         unserved,
     } = open?;
     inherited::warn_of_others();
-    let left_out: Vec<Unserved> = left_out.into_iter().chain(unserved).collect();
+    let left_out: Vec<UnavailableDisk> = left_out.into_iter().chain(unserved).collect();
     let unavailable: Vec<DiskSpec> = left_out.iter().map(|one| one.disk.clone()).collect();
     keep::discard_rest(&unavailable);
     let confinement = Confinement::new(specs, &options, &unavailable);
     // An unavailable disk may come to any worker later.
     let grows = grows || !unavailable.is_empty();
-    let crew = Arc::new(Crew {
+    let worker_context = Arc::new(WorkerContext {
         rings: grows
             || !specs.nvme_tcp.is_empty()
             || (options.spread != Spread::Off && loads.iter().any(Load::needs_rings)),
@@ -423,7 +438,7 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
             .iter()
             .map(|disk| usize::from(disk.queues()) * (usize::from(disk.depth()) + 1))
             .sum(),
-        table: Arc::new(Table::new(options.control.clone())),
+        table: Arc::new(DiskTable::new(options.control.clone())),
         disks: Disks::new()?,
         sizes: Sizes::default(),
         heap: Heap::default(),
@@ -435,19 +450,29 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
         receiver,
         confinement,
     });
-    left_out.into_iter().for_each(|disk| crew.leave_out(disk));
+    left_out
+        .into_iter()
+        .for_each(|disk| worker_context.leave_out(disk));
     keep::outlive_keeper()?;
-    crew.confinement.enter()?;
-    let managed = Manager::new(crew.clone(), room, specs.process.clone());
-    if crew.options.daemon.is_some() {
+    worker_context.confinement.enter()?;
+    let managed = Manager::new(worker_context.clone(), room, specs.process.clone());
+    if worker_context.options.daemon.is_some() {
         reload_on_hangup(stop, &managed)?;
     }
     let daemon = Arc::new(ServedApi::new(managed.clone()));
     let control = control.map(|socket| socket.start(daemon)).transpose()?;
     let _metrics = metrics
-        .map(|socket| socket.start(&crew.registry))
+        .map(|socket| socket.start(&worker_context.registry))
         .transpose()?;
-    let served = serve_opened(loads, disks, control, manager, stop, &managed, &crew);
+    let served = serve_opened(
+        loads,
+        disks,
+        control,
+        manager,
+        stop,
+        &managed,
+        &worker_context,
+    );
     if served.is_ok() || stop.is_ordered() {
         managed.end_unavailable();
     }
@@ -459,21 +484,21 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
 fn serve_opened(
     loads: Vec<Load>,
     disks: Vec<OpenDisk>,
-    mut control: Option<control::server::Running>,
+    mut control: Option<control::server::RunningServer>,
     mut manager: ServiceManager,
-    stop: &Stop,
+    stop: &StopSignal,
     managed: &Arc<Manager>,
-    crew: &Crew,
+    worker_context: &WorkerContext,
 ) -> Result<()> {
-    let cpus = &crew.options.cpus;
+    let cpus = &worker_context.options.cpus;
     let workers = loads.len();
-    let ends = &Ends::new();
-    let mut watch = Watch::new(&crew.peers);
+    let ends = &ThreadResults::new();
+    let mut watch = Watch::new(&worker_context.peers);
     std::thread::scope(|scope| {
         // Also where a thread cannot be started.
         let _end = EndAll(stop);
-        let _release = Release(&crew.confinement);
-        let complete = Complete(&crew.table);
+        let _release = Release(&worker_context.confinement);
+        let complete = Complete(&worker_context.table);
         let (started, starts) = mpsc::channel::<Result<()>>();
         for (i, load) in loads.into_iter().enumerate() {
             let (descriptor, started) = (stop.descriptor()?, started.clone());
@@ -490,9 +515,9 @@ fn serve_opened(
                 // If this worker fails or panics, all others are to end in order: queues of their
                 // controllers may be here.
                 let end = EndAll(stop);
-                let _close = Close(crew.peers.handle(i));
+                let _close = Close(worker_context.peers.handle(i));
                 match cpu.map_or(Ok(()), pin) {
-                    Ok(()) => run_worker(i, load, descriptor, crew, &started),
+                    Ok(()) => run_worker(i, load, descriptor, worker_context, &started),
                     Err(error) => go(Err::<(), _>(error), &started, Ok),
                 }?;
                 std::mem::forget(end);
@@ -506,14 +531,14 @@ fn serve_opened(
         let mut result = all_started(&starts, workers, stop, &mut watch);
         // The queues of block devices need running workers. The sandbox permits the system calls
         // that make them.
-        result = result.and(crew.confinement.seal());
+        result = result.and(worker_context.confinement.seal());
         let mut threads = workers;
-        if (!disks.is_empty() || crew.confinement.has_ublk()) && result.is_ok() {
+        if (!disks.is_empty() || worker_context.confinement.has_ublk()) && result.is_ok() {
             let (started, starts) = mpsc::channel();
             let (descriptor, tell) = (stop.descriptor()?, ends.tell(threads));
             let run = move || -> Result<()> {
                 let end = EndAll(stop);
-                run_disks(disks, descriptor, crew, &started)?;
+                run_disks(disks, descriptor, worker_context, &started)?;
                 std::mem::forget(end);
                 Ok(())
             };
@@ -533,19 +558,19 @@ fn serve_opened(
             Err(_) => stop.now(),
         }
         // Until the end: a thread that fails asks for it, too.
-        let sizes = &crew.sizes;
+        let sizes = &worker_context.sizes;
         sizes.run(&stop.descriptor()?, || {
             watch.look();
-            crew.registry.look();
-            crew.heap.look();
+            worker_context.registry.look();
+            worker_context.heap.look();
             if sizes.have_changed() {
                 managed.refresh_records();
             }
             manager.alive(|interval| !watch.all_stuck(interval));
         });
         manager.stopping();
-        crew.receiver.shut();
-        let limit = crew.options.polling.stop_timeout;
+        worker_context.receiver.shut();
+        let limit = worker_context.options.polling.stop_timeout;
         match ends.wait(threads, workers, limit, || stop.now(), &mut watch) {
             Ok(end) => {
                 sizes.end();
@@ -560,7 +585,7 @@ fn serve_opened(
                     tracing::error!(error = format_args!("{error:#}"), "start-up failed");
                 }
                 keep::end();
-                ending::exit(&left)
+                shutdown::exit(&left)
             }
         }
     })
@@ -571,7 +596,7 @@ fn serve_opened(
 fn all_started(
     starts: &mpsc::Receiver<Result<()>>,
     count: usize,
-    stop: &Stop,
+    stop: &StopSignal,
     watch: &mut Watch,
 ) -> Result<()> {
     let mut result = Ok(());
@@ -604,7 +629,7 @@ impl Drop for Release<'_> {
 
 /// Guard that marks the table of disks as complete, so that clients do not wait for a start that
 /// has failed.
-struct Complete<'a>(&'a Table);
+struct Complete<'a>(&'a DiskTable);
 
 impl Drop for Complete<'_> {
     fn drop(&mut self) {

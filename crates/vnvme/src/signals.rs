@@ -2,8 +2,8 @@
 //! no effect.
 //!
 //! The default action of nearly all signals ends a process at once. Here each external signal has a
-//! defined effect: [`ENDING`] request the shutdown, [`OTHERS`] are only logged. SIGPIPE is ignored
-//! by Rust's start-up code; SIGBUS is handled by `dma`.
+//! defined effect: [`ENDING`] request the shutdown, [`IGNORED_SIGNALS`] are only logged. SIGPIPE is
+//! ignored by Rust's start-up code; SIGBUS is handled by `dma`.
 
 use crate::confine::{SandboxMode, spawn_early};
 use crate::keep::is_systemd;
@@ -30,7 +30,7 @@ const ENDING: [i32; 4] = [SIGTERM, SIGINT, SIGQUIT, SIGXCPU];
 /// Signals without effect on the process. SIGHUP is also sent when the terminal of the process
 /// closes. SIGXFSZ is sent for a write beyond the file size limit (RLIMIT_FSIZE), which a guest can
 /// cause; only the write fails.
-const OTHERS: [i32; 8] = [
+const IGNORED_SIGNALS: [i32; 8] = [
     SIGHUP, SIGUSR1, SIGUSR2, SIGXFSZ, SIGALRM, SIGVTALRM, SIGPROF, SIGIO,
 ];
 
@@ -43,7 +43,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Shutdown request, shared by all workers. Each waits until its own descriptor becomes readable;
 /// nothing reads from it, so that all workers see the request.
-pub struct Stop {
+pub struct StopSignal {
     reader: UnixStream,
     writer: UnixStream,
     /// Receiver of SIGHUP.
@@ -52,21 +52,21 @@ pub struct Stop {
 
 type Hangups = Arc<Mutex<Option<SyncSender<()>>>>;
 
-impl Stop {
+impl StopSignal {
     /// Starts handling signals. The first of [`ENDING`] requests the shutdown. Another one more
     /// than [`SAME_ORDER`] later ends the process at once, by its default action. All other signals
     /// have no effect.
-    pub fn on_signals(sandbox: SandboxMode) -> Result<Stop> {
+    pub fn on_signals(sandbox: SandboxMode) -> Result<StopSignal> {
         let (reader, writer) = UnixStream::pair().context("socket pair for signals")?;
         // With systemd as the keeper, SIGUSR2 kills the process, and the next process continues.
-        let others = OTHERS.iter();
+        let others = IGNORED_SIGNALS.iter();
         let others = others.filter(|signal| **signal != SIGUSR2 || !is_systemd());
         let signals = Signals::new(ENDING.iter().chain(others)).context("signal handlers")?;
         let order = writer.try_clone().context("socket pair for signals")?;
         let hangups = Hangups::default();
         let told = hangups.clone();
         spawn_early("signals", sandbox, move || answer(signals, &order, &told))?;
-        Ok(Stop {
+        Ok(StopSignal {
             reader,
             writer,
             hangups,

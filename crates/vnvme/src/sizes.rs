@@ -5,8 +5,8 @@
 //!
 //! One thread keeps the time ([`Sizes::run`]). Once in an interval it wakes an asker, a thread that
 //! queries the volumes which are due, one after the other. A volume that hangs blocks its asker; in
-//! the next interval another asker continues with the rest. There are [`ASKERS`] at most, and one
-//! while none hangs.
+//! the next interval another asker continues with the rest. There are [`MAX_THREADS`] at most, and
+//! one while none hangs.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
@@ -23,11 +23,11 @@ const INTERVAL: Timespec = Timespec {
 };
 /// Maximum number of threads that wait for volumes. While all of them hang, no volume's size is
 /// queried.
-const ASKERS: usize = 8;
+const MAX_THREADS: usize = 8;
 /// Time that the end waits for askers, so that their volumes are closed in order.
 const END_LIMIT: Duration = Duration::from_secs(1);
 
-struct Watched {
+struct WatchedVolume {
     /// Volume, which may be closed when no thread serves it any more.
     volume: Weak<dyn Volume>,
     /// Size that was last reported.
@@ -37,7 +37,7 @@ struct Watched {
     failed: bool,
 }
 
-impl Watched {
+impl WatchedVolume {
     /// Returns whether the size has changed.
     fn ask(&mut self) -> bool {
         let Some(volume) = self.volume.upgrade() else {
@@ -63,10 +63,10 @@ impl Watched {
 
 /// Volumes with watched sizes.
 #[derive(Clone, Default)]
-pub struct Sizes(Arc<Shared>);
+pub struct Sizes(Arc<SharedState>);
 
 #[derive(Default)]
-struct Shared {
+struct SharedState {
     state: Mutex<State>,
     /// Volumes are due, or the end has come.
     due: Condvar,
@@ -74,7 +74,7 @@ struct Shared {
     idle: Condvar,
 }
 
-impl Shared {
+impl SharedState {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unpoisoned()
     }
@@ -83,9 +83,9 @@ impl Shared {
 #[derive(Default)]
 struct State {
     /// Volumes that were queried in this interval.
-    asked: Vec<Watched>,
+    asked: Vec<WatchedVolume>,
     /// Volumes that are queried next. A volume under query is in neither list.
-    due: VecDeque<Watched>,
+    due: VecDeque<WatchedVolume>,
     askers: usize,
     /// Number of askers that wait for volumes to be due: one at most.
     idle: usize,
@@ -98,7 +98,7 @@ struct State {
 }
 
 /// Thread that queries the volumes which are due.
-struct Asker(Arc<Shared>);
+struct Asker(Arc<SharedState>);
 
 impl Asker {
     fn run(self) {
@@ -140,7 +140,7 @@ impl Sizes {
         if matches!(info.kind, Kind::Memory | Kind::Null) {
             return;
         }
-        self.0.lock().asked.push(Watched {
+        self.0.lock().asked.push(WatchedVolume {
             volume: Arc::downgrade(volume),
             size: info.size,
             wake: wake.clone(),
@@ -202,10 +202,10 @@ impl Sizes {
             self.0.due.notify_one();
             return;
         }
-        if state.askers == ASKERS {
+        if state.askers == MAX_THREADS {
             if !std::mem::replace(&mut state.said, true) {
                 tracing::warn!(
-                    "{ASKERS} volumes do not answer queries of their size; no further volume is \
+                    "{MAX_THREADS} volumes do not answer queries of their size; no further volume is \
                      queried"
                 );
             }
@@ -368,20 +368,20 @@ mod tests {
     #[test]
     fn however_many_hang_the_threads_are_bounded() {
         let sizes = Sizes::default();
-        let hangs = [(); ASKERS + 2].map(|()| Slow::new(false));
+        let hangs = [(); MAX_THREADS + 2].map(|()| Slow::new(false));
         for volume in &hangs {
             sizes.watch(&as_volume(volume), &event());
         }
         wait_until(|| {
             sizes.begin_interval();
-            hangs[..ASKERS]
+            hangs[..MAX_THREADS]
                 .iter()
                 .all(|v| v.asked.load(Ordering::SeqCst) > 0)
         });
         sizes.begin_interval();
         {
             let state = sizes.0.lock();
-            assert_eq!((state.askers, state.due.len()), (ASKERS, 2));
+            assert_eq!((state.askers, state.due.len()), (MAX_THREADS, 2));
         }
         // The end does not wait for them for ever.
         let stop = event();

@@ -14,12 +14,12 @@ use sync::Unpoisoned;
 use vfio_user::Listener;
 
 /// A socket at which no client is served.
-enum Held {
+enum IdleSocket {
     Unix(Listener),
     Tcp(SocketAddr, TcpListener),
 }
 
-static HELD: Mutex<Vec<Held>> = Mutex::new(Vec::new());
+static IDLE_SOCKETS: Mutex<Vec<IdleSocket>> = Mutex::new(Vec::new());
 
 /// Makes the socket of a disk, unless there is one: a service manager's, or one that is kept.
 /// `usual` is the access control of disks that have none of their own.
@@ -31,7 +31,7 @@ pub fn hold(disk: &DiskSpec, usual: &SocketAccess) -> Result<()> {
         DiskSpec::Ublk(_) => return Ok(()),
         DiskSpec::NvmeTcp(spec) => {
             let listener = spec.origin.place("listen", listen_at(spec.listen()))?;
-            Held::Tcp(spec.listen(), listener)
+            IdleSocket::Tcp(spec.listen(), listener)
         }
         DiskSpec::Controller(_) | DiskSpec::VhostBlk(_) => {
             let (Some(socket), Some(access)) = (disk.socket(), disk.access()) else {
@@ -41,39 +41,40 @@ pub fn hold(disk: &DiskSpec, usual: &SocketAccess) -> Result<()> {
             if is_kept || inherited::is_there(socket) {
                 return Ok(());
             }
-            Held::Unix(bind(socket, &access.or(usual), disk.origin(), None)?)
+            IdleSocket::Unix(bind(socket, &access.or(usual), disk.origin(), None)?)
         }
     };
-    HELD.lock().unpoisoned().push(held);
+    IDLE_SOCKETS.lock().unpoisoned().push(held);
     Ok(())
 }
 
 /// Returns whether a socket is held at this path.
 pub fn is_held(path: &Path) -> bool {
-    let held = HELD.lock().unpoisoned();
+    let held = IDLE_SOCKETS.lock().unpoisoned();
     held.iter()
-        .any(|held| matches!(held, Held::Unix(listener) if listener.path() == path))
+        .any(|held| matches!(held, IdleSocket::Unix(listener) if listener.path() == path))
 }
 
 /// Returns the socket that is held at this path, which is not held any more.
 pub fn take(path: &Path) -> Option<Listener> {
-    let mut all = HELD.lock().unpoisoned();
-    let is_it = |held: &Held| matches!(held, Held::Unix(listener) if listener.path() == path);
+    let mut all = IDLE_SOCKETS.lock().unpoisoned();
+    let is_it =
+        |held: &IdleSocket| matches!(held, IdleSocket::Unix(listener) if listener.path() == path);
     let place = all.iter().position(is_it)?;
     match all.remove(place) {
-        Held::Unix(listener) => Some(listener),
-        Held::Tcp(..) => None,
+        IdleSocket::Unix(listener) => Some(listener),
+        IdleSocket::Tcp(..) => None,
     }
 }
 
 /// Returns the socket that is held at this address, which is not held any more.
 pub fn take_tcp(address: SocketAddr) -> Option<TcpListener> {
-    let mut all = HELD.lock().unpoisoned();
-    let is_it = |held: &Held| matches!(held, Held::Tcp(at, _) if *at == address);
+    let mut all = IDLE_SOCKETS.lock().unpoisoned();
+    let is_it = |held: &IdleSocket| matches!(held, IdleSocket::Tcp(at, _) if *at == address);
     let place = all.iter().position(is_it)?;
     match all.remove(place) {
-        Held::Tcp(_, listener) => Some(listener),
-        Held::Unix(_) => None,
+        IdleSocket::Tcp(_, listener) => Some(listener),
+        IdleSocket::Unix(_) => None,
     }
 }
 
@@ -87,6 +88,6 @@ pub fn release(disk: &DiskSpec) {
 
 /// Closes all that are held, at the end of the process.
 pub fn release_all() {
-    let all = std::mem::take(&mut *HELD.lock().unpoisoned());
+    let all = std::mem::take(&mut *IDLE_SOCKETS.lock().unpoisoned());
     drop(all);
 }

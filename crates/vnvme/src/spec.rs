@@ -11,7 +11,7 @@ use crate::manage::{DiskSpec, Source, StateLock, beside};
 use crate::on_error::{self, OnReadError, OnWriteError};
 use crate::options::{Bits, Names, Paths, Setting, Size, Url, file, url};
 use crate::origin::{self, Origin};
-use crate::prepare::Unserved;
+use crate::prepare::UnavailableDisk;
 use crate::record::IdentityRule;
 use crate::registry::disk_name;
 use crate::settings::AllSettings;
@@ -511,9 +511,10 @@ impl ServeOptions {
     /// Returns the source of a disk of this name, among those that are served from the start.
     pub fn source(&self, name: &str) -> Source {
         let kept = self.daemon.iter().flat_map(|daemon| &daemon.kept);
-        match kept.into_iter().any(|disk| disk.name() == name) {
-            true => Source::Runtime,
-            false => Source::Config,
+        if kept.into_iter().any(|disk| disk.name() == name) {
+            Source::Runtime
+        } else {
+            Source::Config
         }
     }
 
@@ -521,23 +522,25 @@ impl ServeOptions {
     /// disks are served. A process that replaces another version has to serve all disks that the
     /// other version serves.
     pub fn may_be_unavailable(&self, name: &str) -> bool {
-        match keep::is_replacement() {
-            true => self.unavailable.disks.contains(name),
-            false => self.daemon.is_some() || keep::is_successor(),
+        if keep::is_replacement() {
+            self.unavailable.disks.contains(name)
+        } else {
+            self.daemon.is_some() || keep::is_successor()
         }
     }
 
     /// Whether a disk is left out that cannot be served although its volumes are open.
     pub fn may_be_left_out(&self, name: &str) -> bool {
-        match keep::is_replacement() {
-            true => self.unavailable.disks.contains(name),
-            false => self.source(name) == Source::Runtime || keep::is_successor(),
+        if keep::is_replacement() {
+            self.unavailable.disks.contains(name)
+        } else {
+            self.source(name) == Source::Runtime || keep::is_successor()
         }
     }
 
     /// Splits the disks that an earlier process has kept into those that can be served beside the
     /// configured ones, and the rest.
-    pub fn kept_beside(&self, configured: &Specs) -> (Specs, Vec<Unserved>) {
+    pub fn kept_beside(&self, configured: &Specs) -> (Specs, Vec<UnavailableDisk>) {
         let kept = self.daemon.as_ref().map_or(&[][..], |daemon| &daemon.kept);
         beside(configured, kept, self.control.as_deref())
     }

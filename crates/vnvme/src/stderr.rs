@@ -15,21 +15,21 @@ use std::time::Duration;
 /// there is for so much (`PIPE_BUF`).
 const PIECE: usize = 4096;
 /// Time that the first line waits for room. The lines after it do not wait.
-const WAIT: Duration = Duration::from_millis(10);
+const FIRST_LINE_TIMEOUT: Duration = Duration::from_millis(10);
 /// Time that the last message of the process waits for room.
 const LAST_WAIT: Duration = Duration::from_millis(200);
 
 /// Count of the lines that were lost on the way to one reader.
-struct Losses(AtomicU64);
+struct LostLines(AtomicU64);
 
-static LOSSES: Losses = Losses(AtomicU64::new(0));
+static LOSSES: LostLines = LostLines(AtomicU64::new(0));
 
 /// Lines for the log. Each write is one line.
 pub struct LogLines;
 
 impl Write for LogLines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        LOSSES.write(io::stderr().as_fd(), line, WAIT);
+        LOSSES.write(io::stderr().as_fd(), line, FIRST_LINE_TIMEOUT);
         Ok(line.len())
     }
 
@@ -45,7 +45,7 @@ pub fn say(words: Arguments<'_>) {
     LOSSES.write(io::stderr().as_fd(), line.as_bytes(), LAST_WAIT);
 }
 
-impl Losses {
+impl LostLines {
     /// Writes a line, if that does not block.
     fn write(&self, fd: BorrowedFd<'_>, line: &[u8], limit: Duration) {
         let lost = self.0.load(Ordering::Relaxed);
@@ -59,11 +59,10 @@ impl Losses {
         }
         // Only one of several threads that write at the same time reports the losses.
         let told = self.0.fetch_sub(lost, Ordering::Relaxed) >= lost && lost > 0;
-        let note = match told {
-            true => {
-                format!("vnvme: {lost} log lines were lost because their reader was too slow\n")
-            }
-            false => String::new(),
+        let note = if told {
+            format!("vnvme: {lost} log lines were lost because their reader was too slow\n")
+        } else {
+            String::new()
         };
         let pieces = note.as_bytes().chunks(PIECE).chain(line.chunks(PIECE));
         for (at, piece) in pieces.enumerate() {
@@ -105,8 +104,8 @@ mod tests {
     fn lines_that_nobody_reads_are_lost_and_counted() {
         let (read, writer) = pipe().unwrap();
         fcntl_setpipe_size(&writer, PIECE).unwrap();
-        let losses = Losses(AtomicU64::new(0));
-        let say = |line: &str| losses.write(writer.as_fd(), line.as_bytes(), WAIT);
+        let losses = LostLines(AtomicU64::new(0));
+        let say = |line: &str| losses.write(writer.as_fd(), line.as_bytes(), FIRST_LINE_TIMEOUT);
         let long = "x".repeat(PIECE - 1) + "\n";
         say(&long);
         // These would block for ever.
@@ -129,8 +128,8 @@ mod tests {
     fn a_reader_that_has_gone_is_no_error() {
         let (read, writer) = pipe().unwrap();
         drop(read);
-        let losses = Losses(AtomicU64::new(0));
-        losses.write(writer.as_fd(), b"nobody\n", WAIT);
+        let losses = LostLines(AtomicU64::new(0));
+        losses.write(writer.as_fd(), b"nobody\n", FIRST_LINE_TIMEOUT);
         assert_eq!(losses.0.into_inner(), 0);
     }
 }

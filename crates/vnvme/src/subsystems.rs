@@ -6,7 +6,7 @@
 
 use crate::formats::Chosen;
 use crate::identity;
-use crate::open::{Opened, Opener};
+use crate::open::{OpenedVolume, Opener};
 use crate::spec::{ControllerSpec, NamespaceSpec, hex};
 use anyhow::{Context, Result, ensure};
 use controller::{InSubsystem, ReservationStore, Saved, Subsystem, ZonedState};
@@ -21,10 +21,10 @@ use volume::Volume;
 
 /// The subsystems of the process, by their names.
 #[derive(Default)]
-pub struct Subsystems(Mutex<HashMap<String, Known>>);
+pub struct Subsystems(Mutex<HashMap<String, OpenSubsystem>>);
 
 #[derive(Default)]
-struct Known {
+struct OpenSubsystem {
     subsystem: Weak<Subsystem>,
     /// By namespace.
     open: HashMap<u32, Open>,
@@ -42,9 +42,9 @@ struct Open {
 
 impl Open {
     /// While a disk has it.
-    fn get(&self) -> Option<Shared> {
+    fn get(&self) -> Option<OpenNamespace> {
         let zones = self.zones.as_ref().map(Weak::upgrade);
-        Some(Shared {
+        Some(OpenNamespace {
             volume: self.volume.upgrade()?,
             // A volume that is open without its zones is not the one that the disks share.
             zones: match zones {
@@ -58,19 +58,19 @@ impl Open {
 }
 
 /// Shared parts of an open namespace, as strong references of one disk.
-struct Shared {
+struct OpenNamespace {
     volume: Arc<dyn Volume>,
     zones: Option<Arc<ZonedState>>,
     formats: Option<Chosen>,
     block_size: Option<u32>,
 }
 
-impl Shared {
+impl OpenNamespace {
     /// For this disk's namespace.
-    fn opened(self, opener: &Opener, disk: &ControllerSpec, nsid: u32) -> Opened {
+    fn opened(self, opener: &Opener, disk: &ControllerSpec, nsid: u32) -> OpenedVolume {
         let sizes = &opener.block_sizes;
         sizes.enter(&disk.any_name(), nsid, self.formats.as_ref());
-        Opened {
+        OpenedVolume {
             volume: self.volume,
             device: None,
             direct: None,
@@ -110,12 +110,12 @@ impl Subsystems {
         }))
     }
 
-    fn get(&self, name: &str, nsid: u32) -> Option<Shared> {
+    fn get(&self, name: &str, nsid: u32) -> Option<OpenNamespace> {
         let all = self.0.lock().unpoisoned();
         all.get(name)?.open.get(&nsid)?.get()
     }
 
-    fn enter(&self, name: &str, nsid: u32, shared: &Shared) {
+    fn enter(&self, name: &str, nsid: u32, shared: &OpenNamespace) {
         let mut all = self.0.lock().unpoisoned();
         let known = all.entry(name.to_owned()).or_default();
         let open = Open {
@@ -157,7 +157,7 @@ pub fn open(
     disk: &ControllerSpec,
     namespace: &NamespaceSpec,
     nsid: u32,
-) -> Result<Opened> {
+) -> Result<OpenedVolume> {
     let name = disk.subsystem.as_deref().unwrap_or_default();
     if let Some(shared) = opener.subsystems.get(name, nsid)
         && subsystem.has_namespace(nsid)
@@ -173,7 +173,7 @@ pub fn open(
         "{}: a device that is driven by this process cannot be shared by disks of a subsystem",
         namespace.volume
     );
-    let shared = Shared {
+    let shared = OpenNamespace {
         volume: opened.volume,
         zones: opened.zones,
         formats: opened.formats,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// whose keeper was killed.
 const ENDING: Duration = Duration::from_secs(1);
 /// Between two tries.
-const PAUSE: Duration = Duration::from_millis(10);
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Listens at an address.
 ///
@@ -23,7 +23,7 @@ fn listen_within(address: SocketAddr, limit: Duration) -> io::Result<TcpListener
     loop {
         match TcpListener::bind(address) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < end => {
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(RETRY_INTERVAL);
             }
             result => return result,
         }
@@ -45,7 +45,7 @@ mod tests {
         std::thread::scope(|scope| {
             // Long enough for any machine: it ends as soon as the address is free.
             let second = scope.spawn(|| listen_within(address, Duration::from_secs(60)));
-            std::thread::sleep(10 * PAUSE);
+            std::thread::sleep(10 * RETRY_INTERVAL);
             drop(first);
             second.join().unwrap().unwrap();
         });

@@ -1,15 +1,15 @@
 //! Volumes as block devices of the host.
 
-use crate::crew::Crew;
-use crate::manage::{DiskSpec, Running, Server, Source};
-use crate::open::{Opened, Opener, is_within};
+use crate::guarded_list::ListEntry;
+use crate::manage::{DiskServer, DiskSpec, ServedDisk, Source};
+use crate::open::{OpenedVolume, Opener, is_within};
 use crate::parts::ublk::{Disk, DiskOptions, NewDisk, QueueSetup};
-use crate::peers::{Assignment, Fixed};
-use crate::prepare::Unserved;
+use crate::peers::{Assignment, FixedCounter};
+use crate::prepare::UnavailableDisk;
 use crate::record;
 use crate::registry::DiskEntry;
-use crate::roll::Listing;
 use crate::spec::UblkSpec;
+use crate::worker_context::WorkerContext;
 use anyhow::{Context, Result, anyhow, ensure};
 use control::Error;
 use driver::NvmeVolume;
@@ -23,7 +23,7 @@ use sync::Unpoisoned;
 use volume::Volume;
 
 /// Between two looks whether the kernel has taken the device away.
-const ALIVE: Timespec = Timespec {
+const DEVICE_CHECK_INTERVAL: Timespec = Timespec {
     tv_sec: 2,
     tv_nsec: 0,
 };
@@ -34,9 +34,9 @@ struct Ublk {
     volume: String,
     /// Readable when the volume has been resized.
     resized: Arc<OwnedFd>,
-    _entry: Listing<DiskEntry>,
+    _entry: ListEntry<DiskEntry>,
     /// Assignments of the device's queues to workers.
-    _queues: Vec<(Fixed, Assignment)>,
+    _queues: Vec<(FixedCounter, Assignment)>,
 }
 
 /// A block device that has been made, and is not served yet.
@@ -58,7 +58,7 @@ impl OpenDisk {
         );
         let (namespace, called) = (spec.namespace(), spec.any_name());
         let opened = opener.open(&namespace, &called, 1)?;
-        let Opened {
+        let OpenedVolume {
             volume,
             device,
             block_size,
@@ -98,7 +98,7 @@ impl OpenDisk {
     }
 
     /// The disk, its queues with the workers that have the fewest front-ends.
-    fn start(self, crew: &Crew) -> Result<(Ublk, Running, UblkSpec)> {
+    fn start(self, worker_context: &WorkerContext) -> Result<(Ublk, ServedDisk, UblkSpec)> {
         let Self {
             mut spec,
             disk,
@@ -118,23 +118,23 @@ impl OpenDisk {
         };
         let mut queues = Vec::new();
         let mut serve = |setup: QueueSetup| {
-            let (worker, assignment) = crew.peers.assign_any();
-            let fixed = crew.pass_queue(worker, setup);
+            let (worker, assignment) = worker_context.peers.assign_any();
+            let fixed = worker_context.pass_queue(worker, setup);
             queues.extend(fixed.map(|fixed| (fixed, assignment)));
         };
         let disk = disk.start(&mut register, &mut serve);
         let disk = disk.with_context(|| name.clone())?;
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let resized = Arc::new(eventfd(0, flags).context("eventfd")?);
-        crew.sizes.watch(&volume, &resized);
-        let running = Running {
-            server: Server::Ublk(disk.id()),
+        worker_context.sizes.watch(&volume, &resized);
+        let running = ServedDisk {
+            server: DiskServer::Ublk(disk.id()),
             volumes: vec![(1, Arc::downgrade(&volume))],
             resized: resized.clone(),
         };
         spec.id = Some(disk.id());
         let ublk = Ublk {
-            _entry: crew.registry.enter_disk(&name, disk.stats()),
+            _entry: worker_context.registry.enter_disk(&name, disk.stats()),
             _queues: queues,
             disk,
             volume: name,
@@ -166,14 +166,14 @@ impl Disks {
     }
 
     /// Starts devices that are there from the start.
-    pub fn start(&self, disks: Vec<OpenDisk>, crew: &Crew) -> Result<()> {
+    pub fn start(&self, disks: Vec<OpenDisk>, worker_context: &WorkerContext) -> Result<()> {
         for disk in disks {
             let named = DiskSpec::Ublk(disk.spec.clone());
-            let source = crew.options.source(&named.name());
-            let (ublk, running, spec) = match disk.start(crew) {
+            let source = worker_context.options.source(&named.name());
+            let (ublk, running, spec) = match disk.start(worker_context) {
                 Ok(started) => started,
                 Err(error) if source == Source::Runtime => {
-                    crew.leave_out(Unserved::new(named, &error));
+                    worker_context.leave_out(UnavailableDisk::new(named, &error));
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -183,16 +183,16 @@ impl Disks {
                 ..spec
             };
             let disk = DiskSpec::Ublk(spec);
-            crew.registry.described.add(&disk);
-            crew.table.enter(disk, source, running);
+            worker_context.registry.described.add(&disk);
+            worker_context.table.enter(disk, source, running);
             self.all.lock().unpoisoned().push(ublk);
         }
         Ok(())
     }
 
     /// Starts a further one.
-    pub fn add(&self, disk: OpenDisk, crew: &Crew) -> Result<Running> {
-        let (ublk, running, _) = disk.start(crew)?;
+    pub fn add(&self, disk: OpenDisk, worker_context: &WorkerContext) -> Result<ServedDisk> {
+        let (ublk, running, _) = disk.start(worker_context)?;
         self.all.lock().unpoisoned().push(ublk);
         let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
         Ok(running)
@@ -237,7 +237,7 @@ impl Disks {
             let own = [stopped, &self.changed];
             let fds = own.into_iter().chain(resized.iter().map(|fd| &**fd));
             let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-            match poll(&mut fds, Some(&ALIVE)) {
+            match poll(&mut fds, Some(&DEVICE_CHECK_INTERVAL)) {
                 Ok(_) if fds.first().is_some_and(|stop| !stop.revents().is_empty()) => break,
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,

@@ -1,12 +1,12 @@
 //! `vhost-user-blk` exports: a volume for a guest with a virtio driver.
 
+use crate::guarded_list::ListEntry;
 use crate::keep::KeptSocket;
-use crate::open::{Opened, Opener, is_within};
+use crate::open::{OpenedVolume, Opener, is_within};
 use crate::parts::vhost_blk::{Attach, Backend, DiskOptions, Export};
-use crate::peers::{Assignment, Fixed};
+use crate::peers::{Assignment, FixedCounter};
 use crate::prepare::OpenExport;
 use crate::registry::{Registry, VhostBlkEntry};
-use crate::roll::Listing;
 use crate::sizes::Sizes;
 use anyhow::{Context as _, Result};
 use dma::MemoryLimits;
@@ -37,8 +37,8 @@ pub struct VhostBlk {
     /// accepted.
     file: Listener,
     backend: Backend,
-    _entry: Listing<VhostBlkEntry>,
-    kept: Option<(Fixed, Assignment)>,
+    _entry: ListEntry<VhostBlkEntry>,
+    kept: Option<(FixedCounter, Assignment)>,
     serial: String,
 }
 
@@ -65,7 +65,7 @@ impl VhostBlk {
             shown,
         } = open;
         let _entered = span.clone().entered();
-        let Opened {
+        let OpenedVolume {
             volume,
             device,
             block_size,
@@ -81,12 +81,11 @@ impl VhostBlk {
             write_cache: spec.write_cache.unwrap_or(defaults.write_cache),
         };
         let serial = disk.serial.clone();
-        let resized = match is_within(&spec.volume) {
-            true => None,
-            false => {
-                sizes.watch(&volume, &resized);
-                Some(resized)
-            }
+        let resized = if is_within(&spec.volume) {
+            None
+        } else {
+            sizes.watch(&volume, &resized);
+            Some(resized)
         };
         let export = Export {
             volume,
@@ -115,7 +114,7 @@ impl VhostBlk {
 
 impl VhostBlk {
     /// Stores guards that are dropped together with the export.
-    pub fn keep(&mut self, fixed: Fixed, assignment: Assignment) {
+    pub fn keep(&mut self, fixed: FixedCounter, assignment: Assignment) {
         self.kept = Some((fixed, assignment));
     }
 

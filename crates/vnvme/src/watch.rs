@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use worker::{Activity, Finding, Watchdog};
 
 /// Time without a round of its loop after which a worker is reported as stuck.
-const LIMIT: Duration = Duration::from_secs(1);
+const STALL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Watchdog of all workers, which the process's timer thread calls.
 pub struct Watch {
@@ -24,7 +24,7 @@ impl Watch {
             .iter()
             .map(|handle| (handle.pulse().clone(), handle.stalls().clone()));
         Self {
-            watchdog: Watchdog::new(LIMIT, pulses, Instant::now()),
+            watchdog: Watchdog::new(STALL_TIMEOUT, pulses, Instant::now()),
             peers: peers.clone(),
         }
     }

@@ -149,10 +149,10 @@ pub use file::{
 pub use inbox::Inbox;
 pub use info::{Info, Kind};
 pub use io::{
-    Armed, Ending, Incoming, Io, IoCounters, IoOptions, IoStats, Lane, Outgoing, PinPace,
+    Armed, DrainWatch, Incoming, Io, IoCounters, IoOptions, IoStats, Lane, Outgoing, PinPace,
     PinnedMemory, PinnedWindows, Pinner, RingStream, RingStreams, SleepHint, Watcher,
 };
-pub use limit::{LimitHandle, LimitVolume, Limits, Rates};
+pub use limit::{IoLimits, LimitHandle, LimitVolume, Rates};
 pub use mem::MemVolume;
 pub use null::{NullOptions, NullVolume};
 pub use on_error::{ErrorAction, OnError, OnErrorHandle, OnErrorStatus, OnErrorVolume, RETRY_FOR};
@@ -160,9 +160,10 @@ pub use request::{Completion, Op, Request};
 pub use slice::SliceVolume;
 pub use traits::{FastPath, OpenQueue, QueueState, Volume, VolumeQueue};
 pub use url::{
-    Extras, MemoryPlace, OpenError, OpenKind, OpenOptions, Opened, Options as UrlOptions,
-    READ_ONLY, Registry, Scheme, UrlOption, VolumeKind, VolumeUrl, Whole, journal_of_url, open_url,
-    parse_count, parse_duration, parse_number, parse_size, path_of_name, path_of_url, similar,
+    BareVolume, Extras, MemoryPlace, OpenError, OpenKind, OpenOptions, OpenedUrl,
+    Options as UrlOptions, READ_ONLY, Registry, Scheme, UrlOption, VolumeKind, VolumeUrl,
+    journal_of_url, open_url, parse_count, parse_duration, parse_number, parse_size, path_of_name,
+    path_of_url, similar,
 };
 pub use wait_log::WaitLog;
 pub use wake::Wake;

@@ -6,7 +6,7 @@ use dma::{Buffer, SegmentList};
 use std::time::Duration;
 
 /// Sleep between two polls of an outstanding read.
-const PAUSE: Duration = Duration::from_micros(50);
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// Reader of a volume, for one read at a time.
 pub(crate) struct Reader<'a> {
@@ -69,7 +69,7 @@ impl Queue {
             self.io.poll(&mut |completion| done = Some(completion));
             self.queue.poll(&mut |completion| done = Some(completion));
             if done.is_none() {
-                std::thread::sleep(PAUSE);
+                std::thread::sleep(POLL_INTERVAL);
             }
         }
         let completion = done.ok_or(IoErrorKind::Gone)?;

@@ -5,7 +5,7 @@ use dma::{SegmentList, View};
 
 /// Longest request in bytes that a volume executes immediately, within the submitting call. Longer
 /// ones would make the worker's other clients wait.
-pub(crate) const AT_ONCE: u64 = 128 << 10;
+pub(crate) const MAX_INLINE_BYTES: u64 = 128 << 10;
 
 /// Operation of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 /// Time until the first line; the next ones follow at growing intervals of up to a minute.
 const FIRST: Duration = Duration::from_millis(200);
-const LONGEST: Duration = Duration::from_secs(60);
+const MAX_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Duration of a wait and the times of its log messages, at growing intervals.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl WaitLog {
             return None;
         }
         self.said = true;
-        self.next = waited.saturating_add(waited.clamp(FIRST, LONGEST));
+        self.next = waited.saturating_add(waited.clamp(FIRST, MAX_INTERVAL));
         Some(waited)
     }
 

@@ -26,7 +26,7 @@ use std::time::Duration;
 pub(crate) const QUANTUM: Duration = Duration::from_micros(25);
 /// Maximum debt; more is forgiven at once. No piece of work takes this long: only a machine or
 /// thread that was suspended does.
-const MOST_DEBT: Duration = Duration::from_millis(100);
+const MAX_DEBT: Duration = Duration::from_millis(100);
 /// Time that a guest with one command at a time may take before its next command, at the cost of
 /// overdrawn front-ends. They wait this long, and no longer than they have overdrawn. Most guests
 /// that poll take less; guests that sleep until an interrupt take about as long.
@@ -48,7 +48,7 @@ const FLUSH_UNITS: u32 = 16;
 /// A turn that takes less than this fraction of a quantum, and completes its work, is a light one.
 const LIGHT_PER_QUANTUM: u64 = 8;
 /// Maximum number of light front-ends that are served between the pieces of heavier ones.
-const MOST_LIGHT: usize = 4;
+const MAX_LIGHT: usize = 4;
 
 /// Number of fair shares of the thread that a light front-end may use between the pieces of heavier
 /// ones. With one command at a time it would otherwise wait for the share of each of them, a
@@ -56,7 +56,7 @@ const MOST_LIGHT: usize = 4;
 const LIGHT_SHARES: u64 = 2;
 
 /// Index that stands for no front-end at all.
-const NOBODY: usize = usize::MAX;
+const NO_FRONTEND: usize = usize::MAX;
 
 /// A time counter and its rate.
 #[derive(Clone, Copy, Debug)]
@@ -135,17 +135,17 @@ impl Accounts {
         Self {
             counter,
             quantum: counter.ticks(QUANTUM),
-            most: counter.ticks(QUANTUM + MOST_DEBT),
+            most: counter.ticks(QUANTUM + MAX_DEBT),
             anticipation: counter.ticks(ANTICIPATION),
             hold: counter.ticks(HOLD),
             accounts: Vec::new(),
-            last: NOBODY,
+            last: NO_FRONTEND,
             shared: false,
             mark: 0,
             settled: 0,
             changed: 0,
             left_out: 0,
-            light: Vec::with_capacity(MOST_LIGHT + 1),
+            light: Vec::with_capacity(MAX_LIGHT + 1),
             active: 0,
             unsent: Vec::new(),
             unsent_units: 0,
@@ -180,7 +180,7 @@ impl Accounts {
     #[cold]
     #[inline(never)]
     fn another(&mut self, at: usize) {
-        if self.last != NOBODY {
+        if self.last != NO_FRONTEND {
             let now = (self.counter.read)();
             (self.mark, self.settled, self.changed) = (now, now, now);
             self.accounts.fill(Account::default());
@@ -197,9 +197,10 @@ impl Accounts {
     /// Returns whether the front-end may handle more messages; `begun` is the counter value at its
     /// first one.
     pub fn may_read(&self, at: usize, begun: u64) -> bool {
-        match self.shared {
-            true => self.may_work(at),
-            false => self.now().saturating_sub(begun) < self.quantum,
+        if self.shared {
+            self.may_work(at)
+        } else {
+            self.now().saturating_sub(begun) < self.quantum
         }
     }
 
@@ -258,9 +259,10 @@ impl Accounts {
     /// turn has left work.
     pub fn end_turn(&mut self, at: usize, spent_before: u64, undone: bool) {
         if let Some(account) = self.accounts.get_mut(at) {
-            account.turn = match undone {
-                true => u64::MAX,
-                false => account.spent.saturating_sub(spent_before),
+            account.turn = if undone {
+                u64::MAX
+            } else {
+                account.spent.saturating_sub(spent_before)
             };
         }
     }
@@ -413,9 +415,9 @@ impl Accounts {
             return;
         }
         let place = self.light.partition_point(|&other| turn(other) <= own);
-        if place < MOST_LIGHT {
+        if place < MAX_LIGHT {
             self.light.insert(place, at);
-            self.light.truncate(MOST_LIGHT);
+            self.light.truncate(MAX_LIGHT);
         }
     }
 

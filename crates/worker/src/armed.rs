@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use volume::Budget;
 
 /// Distance of a deadline below which the thread waits for it without arming.
-const SOON: Duration = Duration::from_millis(1);
+const NEAR_DEADLINE: Duration = Duration::from_millis(1);
 /// Housekeeping calls to awake front-ends for each such call to an armed one.
 const HOUSEKEEPING_TURN: usize = 16;
 
@@ -144,8 +144,8 @@ impl<F: Frontend + 'static> Worker<F> {
             || front.has_more()
             || front.is_pinning()
             || front.has_ended()
-            || self.places.get(at).is_none_or(|p| p.leaving.is_some())
-            || front.deadline().is_some_and(|at| at <= now + SOON);
+            || self.slots.get(at).is_none_or(|p| p.leaving.is_some())
+            || front.deadline().is_some_and(|at| at <= now + NEAR_DEADLINE);
         if stays {
             self.run_queue.stay(at, now);
         } else if front.arm() {

@@ -110,9 +110,9 @@ impl Wake for WakeFlag {
 
 /// Handle of a worker for other threads: it wakes the worker, posts jobs to it, and reads its load.
 /// It is created before the worker; clones refer to the same worker.
-pub struct Handle<F: Frontend>(Arc<Shared<F>>);
+pub struct Handle<F: Frontend>(Arc<WorkerState<F>>);
 
-struct Shared<F: Frontend> {
+struct WorkerState<F: Frontend> {
     flag: Arc<WakeFlag>,
     /// Event descriptor, readable when the flag was raised while the worker slept.
     wake: Arc<OwnedFd>,
@@ -153,7 +153,7 @@ impl<F: Frontend + 'static> Handle<F> {
             // already.
             let _ = rustix::io::write(&*signal, &1u64.to_ne_bytes());
         }));
-        Ok(Handle(Arc::new(Shared {
+        Ok(Handle(Arc::new(WorkerState {
             flag,
             wake,
             jobs: Mutex::new(Some(VecDeque::new())),

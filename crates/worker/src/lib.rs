@@ -64,7 +64,7 @@
 mod acceptor;
 mod accounts;
 mod armed;
-mod crowd;
+mod contention;
 mod descriptors;
 mod error;
 mod frontend;

@@ -18,7 +18,7 @@ pub(crate) struct Meter {
 
 /// Use of the time since the previous reading of the clock, with totals up to now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Spent {
+pub(crate) enum TimeUse {
     /// No round took place.
     Nothing,
     /// Only rounds without work; the total of such time.
@@ -47,8 +47,8 @@ impl Meter {
     }
 
     /// Reads the time after the counted rounds.
-    pub fn tick(&mut self, now: Instant) -> Spent {
-        let mut spent = Spent::Nothing;
+    pub fn tick(&mut self, now: Instant) -> TimeUse {
+        let mut spent = TimeUse::Nothing;
         let passed = now.saturating_duration_since(self.last);
         let nanos = passed.as_nanos() as f64;
         if self.rounds > 0 && self.idle == self.rounds {
@@ -60,7 +60,7 @@ impl Meter {
                 self.cost + (sample - self.cost) / 64.0
             };
             self.polling += passed;
-            spent = Spent::Polling(self.polling);
+            spent = TimeUse::Polling(self.polling);
         } else if self.rounds > 0 {
             let cost = if self.cost.is_finite() {
                 self.cost
@@ -71,7 +71,7 @@ impl Meter {
             let busy = Duration::from_nanos(busy as u64).min(passed);
             self.busy += busy;
             self.polling += passed - busy;
-            spent = Spent::Working {
+            spent = TimeUse::Working {
                 busy: self.busy,
                 polling: self.polling,
             };
@@ -100,15 +100,15 @@ mod tests {
         // Ten rounds without work in a microsecond.
         (0..10).for_each(|_| meter.round(false));
         let ns = Duration::from_nanos;
-        assert_eq!(meter.tick(at(1)), Spent::Polling(ns(1000)));
+        assert_eq!(meter.tick(at(1)), TimeUse::Polling(ns(1000)));
         // Half of ten rounds took the rest of two microseconds.
         (0..10).for_each(|i| meter.round(i % 2 == 0));
         let (busy, polling) = (ns(1500), ns(1500));
-        assert_eq!(meter.tick(at(3)), Spent::Working { busy, polling });
+        assert_eq!(meter.tick(at(3)), TimeUse::Working { busy, polling });
         meter.skip(at(1000));
-        assert_eq!(meter.tick(at(1000)), Spent::Nothing);
+        assert_eq!(meter.tick(at(1000)), TimeUse::Nothing);
         (0..10).for_each(|_| meter.round(true));
         let busy = ns(3500);
-        assert_eq!(meter.tick(at(1002)), Spent::Working { busy, polling });
+        assert_eq!(meter.tick(at(1002)), TimeUse::Working { busy, polling });
     }
 }

@@ -3,7 +3,7 @@
 //! Most of many disks are idle most of the time, and polling each of them in each round would cost
 //! more than the work of the busy ones. *Hot* front-ends, which had work lately, are polled in
 //! every round. *Idle* ones are polled in turn, all of them within [`IDLE_TURN`] rounds. When more
-//! than [`MOST_IDLE`] are idle, those idle for [`ARM_AFTER`] are *armed* as before the thread's own
+//! than [`MAX_IDLE`] are idle, those idle for [`ARM_AFTER`] are *armed* as before the thread's own
 //! sleep. Armed front-ends are not polled until an event wakes them, and cost a round nothing.
 //!
 //! ```text
@@ -24,7 +24,7 @@ const IDLE_TURN: usize = 32;
 const UNITS_PER_ROUND: u32 = 8;
 /// Number of idle front-ends that are always polled: one in sixteen rounds without work. A poll
 /// takes some hundred nanoseconds, which delays a busy front-end with one command at a time.
-const MOST_IDLE: usize = 2;
+const MAX_IDLE: usize = 2;
 /// Idle time after which a front-end may be armed. Commands for an armed front-end are found by a
 /// check of the sockets, within 100 us, and cost its guest a register write.
 const ARM_AFTER: Duration = Duration::from_millis(10);
@@ -234,7 +234,7 @@ impl RunQueue {
 
     /// Returns a front-end that may be armed: many are idle, and this one has been idle for long.
     pub fn arms_next(&self, now: Instant) -> Option<usize> {
-        if self.awake - self.hot <= MOST_IDLE {
+        if self.awake - self.hot <= MAX_IDLE {
             return None;
         }
         let mut idle = self.entries.get(self.hot..self.awake)?.iter();

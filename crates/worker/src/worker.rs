@@ -2,9 +2,9 @@
 
 use crate::accounts::{ALONE_UNITS, Accounts, Counter};
 use crate::armed::Armed;
-use crate::crowd::{Crowd, GAP};
+use crate::contention::{CpuContention, GAP};
 use crate::descriptors::{Descriptors, OWN, Token};
-use crate::meter::{Meter, Spent};
+use crate::meter::{Meter, TimeUse};
 use crate::pace::Pace;
 use crate::run_queue::RunQueue;
 use crate::watchdog::{Activity, Pulse};
@@ -36,7 +36,7 @@ const SPIN_POLLS: u32 = 6;
 /// Rounds without work after which a worker without its own CPU yields to other threads.
 const ROUNDS_PER_YIELD: u32 = 8;
 /// Length of a nap between rounds without work, for a worker whose processor other threads want.
-const NAP: Duration = Duration::from_micros(50);
+const YIELD_TIME: Duration = Duration::from_micros(50);
 /// Maximum time without a completion while volumes make all data durable, when the worker is asked
 /// to end.
 const FLUSH_LIMIT: Duration = Duration::from_secs(60);
@@ -79,7 +79,7 @@ pub struct Context<'a> {
 type Removed<F> = Box<dyn FnOnce(F, Result<(), <F as Frontend>::Error>)>;
 
 /// A slot of the worker's list of front-ends.
-pub(crate) struct Place<F: Frontend> {
+pub(crate) struct FrontendSlot<F: Frontend> {
     /// Number that events for the slot's present front-end carry; each new front-end gets another
     /// one.
     number: u32,
@@ -88,7 +88,7 @@ pub(crate) struct Place<F: Frontend> {
 }
 
 /// The loop's position between two turns.
-pub(crate) struct Turns {
+pub(crate) struct LoopPosition {
     pub(crate) now: Instant,
     last_look: Instant,
     rounds: u32,
@@ -99,7 +99,7 @@ pub struct Worker<F: Frontend> {
     /// Front-ends, indexed by owner.
     pub(crate) fronts: Vec<Option<F>>,
     /// Slots of the front-ends; as long as `fronts`.
-    pub(crate) places: Vec<Place<F>>,
+    pub(crate) slots: Vec<FrontendSlot<F>>,
     /// Selection of the front-ends that a round polls.
     pub(crate) run_queue: RunQueue,
     /// Bookkeeping of the armed front-ends, which rounds do not poll.
@@ -116,12 +116,12 @@ pub struct Worker<F: Frontend> {
     pub(crate) others_watched: bool,
     meter: Meter,
     pace: Pace,
-    crowd: Crowd,
+    crowd: CpuContention,
     shares_cpu: bool,
     /// Pace of pinning guest memory.
     pub(crate) pace_of_pins: PinPace,
     pub(crate) completions: Vec<Completion>,
-    pub(crate) turns: Turns,
+    pub(crate) turns: LoopPosition,
     /// Time accounts, used while several front-ends have work.
     pub(crate) accounts: Accounts,
     /// Activity of the worker for the watchdog. Dropped last.
@@ -183,7 +183,7 @@ impl<F: Frontend + 'static> Worker<F> {
         let now = Instant::now();
         let worker = Worker {
             fronts: Vec::new(),
-            places: Vec::new(),
+            slots: Vec::new(),
             run_queue: RunQueue::default(),
             armed: Armed::default(),
             generation: 0,
@@ -197,11 +197,11 @@ impl<F: Frontend + 'static> Worker<F> {
             others_watched: false,
             meter: Meter::new(now),
             pace: Pace::new(options.idle_window, now),
-            crowd: Crowd::new(now),
+            crowd: CpuContention::new(now),
             shares_cpu: options.shares_cpu,
             pace_of_pins: PinPace::default(),
             completions: Vec::with_capacity(1024),
-            turns: Turns {
+            turns: LoopPosition {
                 now,
                 last_look: now,
                 rounds: 0,
@@ -248,18 +248,18 @@ impl<F: Frontend + 'static> Worker<F> {
             io: &self.io,
             descriptors: Descriptors::new(self.epoll.clone(), number),
         })?;
-        let place = Place {
+        let slot = FrontendSlot {
             number,
             leaving: None,
         };
-        match (self.fronts.get_mut(at), self.places.get_mut(at)) {
+        match (self.fronts.get_mut(at), self.slots.get_mut(at)) {
             (Some(empty), Some(old)) => {
                 *empty = Some(front);
-                *old = place;
+                *old = slot;
             }
             _ => {
                 self.fronts.push(Some(front));
-                self.places.push(place);
+                self.slots.push(slot);
             }
         }
         self.accounts.open(at);
@@ -277,14 +277,14 @@ impl<F: Frontend + 'static> Worker<F> {
         removed: impl FnOnce(F, Result<(), F::Error>) + 'static,
     ) -> bool {
         let at = usize::from(owner);
-        let (Some(Some(front)), Some(place)) = (self.fronts.get_mut(at), self.places.get_mut(at))
+        let (Some(Some(front)), Some(slot)) = (self.fronts.get_mut(at), self.slots.get_mut(at))
         else {
             return false;
         };
-        if place.leaving.is_some() {
+        if slot.leaving.is_some() {
             return false;
         }
-        place.leaving = Some(Box::new(removed));
+        slot.leaving = Some(Box::new(removed));
         front.flush();
         self.leaving += 1;
         self.run_queue.wake(owner);
@@ -436,9 +436,9 @@ impl<F: Frontend + 'static> Worker<F> {
 
     fn measure(&mut self, now: Instant) {
         match self.meter.tick(now) {
-            Spent::Nothing => {}
-            Spent::Polling(polling) => self.handle.load().set_polling(polling),
-            Spent::Working { busy, polling } => {
+            TimeUse::Nothing => {}
+            TimeUse::Polling(polling) => self.handle.load().set_polling(polling),
+            TimeUse::Working { busy, polling } => {
                 self.handle.load().set_busy(busy);
                 self.handle.load().set_polling(polling);
             }
@@ -503,7 +503,7 @@ impl<F: Frontend + 'static> Worker<F> {
     #[cold]
     fn nap(&mut self) -> Result<bool, Error<F::Error>> {
         let before = Instant::now();
-        let ended = self.look(Some(NAP))?;
+        let ended = self.look(Some(YIELD_TIME))?;
         let now = Instant::now();
         self.pace.napped(before, now);
         self.crowd.slept();
@@ -610,9 +610,9 @@ impl<F: Frontend + 'static> Worker<F> {
         let mut worked = completed > 0;
         worked |= self.handle.flag().take() && self.drain_messages();
         let now = self.turns.now;
-        let (mut long, mut units, mut place) = (false, 0u32, 0);
-        while let Some(at) = self.run_queue.hot_at(place) {
-            place += 1;
+        let (mut long, mut units, mut slot) = (false, 0u32, 0);
+        while let Some(at) = self.run_queue.hot_at(slot) {
+            slot += 1;
             let Some(Some(front)) = self.fronts.get_mut(at) else {
                 continue;
             };
@@ -623,9 +623,9 @@ impl<F: Frontend + 'static> Worker<F> {
                 long |= budget.is_spent();
                 units = units.saturating_add(budget.spent());
                 self.accounts.worked_alone(at);
-                self.run_queue.worked(place - 1);
-            } else if self.run_queue.was_quiet(place - 1) {
-                place -= usize::from(self.demote(place - 1));
+                self.run_queue.worked(slot - 1);
+            } else if self.run_queue.was_quiet(slot - 1) {
+                slot -= usize::from(self.demote(slot - 1));
             }
         }
         for _ in 0..self.run_queue.idle_share(units) {
@@ -666,15 +666,15 @@ impl<F: Frontend + 'static> Worker<F> {
     /// Closes front-ends that are being removed and have no outstanding requests left.
     fn finish_removals(&mut self) -> bool {
         let mut worked = false;
-        for (at, (front, place)) in self.fronts.iter_mut().zip(&mut self.places).enumerate() {
-            if place.leaving.is_none() || !front.as_ref().is_some_and(F::is_drained) {
+        for (at, (front, slot)) in self.fronts.iter_mut().zip(&mut self.slots).enumerate() {
+            if slot.leaving.is_none() || !front.as_ref().is_some_and(F::is_drained) {
                 continue;
             }
             worked = true;
             self.leaving -= 1;
             self.pulse.enter(Activity::Closing(at as u16));
             self.run_queue.remove(at as u16);
-            if let (Some(mut front), Some(removed)) = (front.take(), place.leaving.take()) {
+            if let (Some(mut front), Some(removed)) = (front.take(), slot.leaving.take()) {
                 let closed = front.close();
                 removed(front, closed);
             }
@@ -789,7 +789,7 @@ impl<F: Frontend + 'static> Worker<F> {
         // The lower half is the slot. An event for a former front-end of the slot is dropped.
         let at = usize::from(number as u16);
         let may_work = !self.accounts.is_shared() || self.accounts.may_work(at);
-        if self.places.get(at).is_some_and(|p| p.number == number)
+        if self.slots.get(at).is_some_and(|p| p.number == number)
             && let Some(Some(front)) = self.fronts.get_mut(at)
             // Otherwise the next look reports the event again.
             && (once || may_work)
@@ -810,8 +810,8 @@ impl<F: Frontend + 'static> Worker<F> {
         tracing::info!("ending: making everything durable");
         self.run_queue.wake_all();
         self.io.end();
-        for (front, place) in self.fronts.iter_mut().zip(&self.places) {
-            if let (Some(front), None) = (front, &place.leaving) {
+        for (front, slot) in self.fronts.iter_mut().zip(&self.slots) {
+            if let (Some(front), None) = (front, &slot.leaving) {
                 front.flush();
             }
         }

@@ -112,9 +112,10 @@ impl Geometry {
             });
         }
         let more = matches!((zrwa.resources, self.max_active), (Some(r), Some(a)) if r > a);
-        match zrwa.resources == Some(0) || more {
-            true => Err(GeometryError::ZrwaResources),
-            false => Ok(()),
+        if zrwa.resources == Some(0) || more {
+            Err(GeometryError::ZrwaResources)
+        } else {
+            Ok(())
         }
     }
 

@@ -8,17 +8,17 @@
 //! [`Zones::end_reset`], between which the caller discards the zone's data.
 //!
 //! ```
-//! use zones::{Action, Geometry, Refusal, State, Zones};
+//! use zones::{Action, Geometry, ZoneRefusal, ZoneState, Zones};
 //!
 //! let (max_open, max_active) = (Some(2), None);
 //! let geometry = Geometry { zones: 4, size: 16, capacity: 12, max_open, max_active, zrwa: None };
 //! let mut zones = Zones::new(geometry)?;
 //! zones.write(0, 8)?;
-//! assert_eq!(zones.check_write(4, 1), Err(Refusal::InvalidWrite));
+//! assert_eq!(zones.check_write(4, 1), Err(ZoneRefusal::InvalidWrite));
 //! // Where an append goes to, the namespace says.
 //! assert_eq!(zones.check_append(0, 4)?, 8);
 //! zones.write(8, 4)?;
-//! assert_eq!(zones.get(0).map(|zone| zone.state), Some(State::Full));
+//! assert_eq!(zones.get(0).map(|zone| zone.state), Some(ZoneState::Full));
 //! zones.act(1, Action::Open)?;
 //! assert_eq!(zones.open(), 1);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -42,4 +42,4 @@ mod types;
 
 pub use geometry::{Geometry, GeometryError, MAX_ZONES, Zrwa};
 pub use state::{Reported, Zone, Zones};
-pub use types::{Action, Filter, Refusal, State};
+pub use types::{Action, Filter, ZoneRefusal, ZoneState};

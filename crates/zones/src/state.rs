@@ -1,13 +1,13 @@
 //! State of a namespace's zones, and all changes of it.
 
-use crate::{Action, Filter, Geometry, GeometryError, Refusal, State, Zrwa};
+use crate::{Action, Filter, Geometry, GeometryError, ZoneRefusal, ZoneState, Zrwa};
 use std::collections::VecDeque;
 
 /// State and write position of one zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zone {
     /// Zone state.
-    pub state: State,
+    pub state: ZoneState,
     /// Number of written blocks, counted from the first block of the zone up to the write pointer.
     /// For a full zone, the blocks written before it was finished. With a Zone Random Write Area,
     /// blocks after the write pointer may be written, too; in a full zone that had one, all blocks
@@ -21,7 +21,7 @@ pub struct Zone {
 
 impl Zone {
     pub(crate) const EMPTY: Self = Self {
-        state: State::Empty,
+        state: ZoneState::Empty,
         written: 0,
         zrwa: false,
         resetting: false,
@@ -32,7 +32,7 @@ impl Zone {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reported {
     /// Zone state.
-    pub state: State,
+    pub state: ZoneState,
     /// First block of the zone.
     pub start: u64,
     /// Writable blocks of the zone.
@@ -79,13 +79,13 @@ impl Zones {
 
     /// Restores zones from saved states, one for each zone of the geometry.
     pub(crate) fn of(geometry: Geometry, zones: Vec<Zone>) -> Self {
-        let count = |is: fn(State) -> bool| zones.iter().filter(|z| is(z.state)).count() as u32;
+        let count = |is: fn(ZoneState) -> bool| zones.iter().filter(|z| is(z.state)).count() as u32;
         let implicit = (0..).zip(&zones);
-        let implicit = implicit.filter(|(_, zone)| zone.state == State::ImplicitlyOpen);
+        let implicit = implicit.filter(|(_, zone)| zone.state == ZoneState::ImplicitlyOpen);
         Self {
             geometry,
-            open: count(State::is_open),
-            active: count(State::is_active),
+            open: count(ZoneState::is_open),
+            active: count(ZoneState::is_active),
             zrwas: zones.iter().filter(|zone| zone.zrwa).count() as u32,
             implicit: implicit.map(|(zone, _)| zone).collect(),
             changed: Vec::new(),
@@ -138,9 +138,9 @@ impl Zones {
             }
             match zone.state {
                 _ if zone.state.is_active() && zone.written == 0 && !zone.zrwa => {
-                    self.change(number, State::Empty, 0);
+                    self.change(number, ZoneState::Empty, 0);
                 }
-                state if state.is_open() => self.change(number, State::Closed, zone.written),
+                state if state.is_open() => self.change(number, ZoneState::Closed, zone.written),
                 _ => {}
             }
         }
@@ -149,9 +149,10 @@ impl Zones {
     /// Makes a zone read-only or offline, as worn-out media do; for tests, too.
     pub fn set_worn(&mut self, number: u32, offline: bool) {
         if let Some(zone) = self.get(number) {
-            let state = match offline {
-                true => State::Offline,
-                false => State::ReadOnly,
+            let state = if offline {
+                ZoneState::Offline
+            } else {
+                ZoneState::ReadOnly
             };
             self.change(number, state, zone.written);
         }
@@ -162,33 +163,35 @@ impl Zones {
     /// Checks that blocks can be read. They may lie in several zones, and after write pointers.
     ///
     /// # Errors
-    /// [`Refusal::OutOfRange`] outside the namespace, [`Refusal::Offline`] in an offline zone.
-    pub fn check_read(&self, lba: u64, blocks: u64) -> Result<(), Refusal> {
+    /// [`ZoneRefusal::OutOfRange`] outside the namespace, [`ZoneRefusal::Offline`] in an offline
+    /// zone.
+    pub fn check_read(&self, lba: u64, blocks: u64) -> Result<(), ZoneRefusal> {
         let last = lba.checked_add(blocks.max(1) - 1);
         let last = last.and_then(|last| self.geometry.zone_of(last));
         let (Some(first), Some(last)) = (self.geometry.zone_of(lba), last) else {
-            return Err(Refusal::OutOfRange);
+            return Err(ZoneRefusal::OutOfRange);
         };
         let zones = self.zones.get(first as usize..=last as usize);
         let mut zones = zones.unwrap_or_default().iter();
-        match zones.any(|zone| zone.state == State::Offline) {
-            true => Err(Refusal::Offline),
-            false => Ok(()),
+        if zones.any(|zone| zone.state == ZoneState::Offline) {
+            Err(ZoneRefusal::Offline)
+        } else {
+            Ok(())
         }
     }
 
     /// Checks that the zone accepts a write of these blocks in its current state.
     ///
     /// # Errors
-    /// [`Refusal`] with the status that the write command has to fail with.
-    pub fn check_write(&self, lba: u64, blocks: u64) -> Result<(), Refusal> {
+    /// [`ZoneRefusal`] with the status that the write command has to fail with.
+    pub fn check_write(&self, lba: u64, blocks: u64) -> Result<(), ZoneRefusal> {
         let (number, zone) = self.writable(lba)?;
         let offset = lba - self.geometry.start_of(number);
         if let Some(zrwa) = self.zrwa_of(&zone) {
             return self.check_random(zone, zrwa, offset, blocks);
         }
         if offset != zone.written {
-            return Err(Refusal::InvalidWrite);
+            return Err(ZoneRefusal::InvalidWrite);
         }
         self.check_room(zone, blocks)
     }
@@ -202,13 +205,13 @@ impl Zones {
         zrwa: Zrwa,
         offset: u64,
         blocks: u64,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ZoneRefusal> {
         let end = offset.saturating_add(blocks.max(1));
         if offset < zone.written || end > zone.written + 2 * u64::from(zrwa.size) {
-            return Err(Refusal::InvalidWrite);
+            return Err(ZoneRefusal::InvalidWrite);
         }
         if end > self.geometry.capacity {
-            return Err(Refusal::Boundary);
+            return Err(ZoneRefusal::Boundary);
         }
         self.check_limits(zone.state)
     }
@@ -222,12 +225,12 @@ impl Zones {
     /// to be written.
     ///
     /// # Errors
-    /// [`Refusal`] when the zone does not accept the append.
-    pub fn check_append(&self, start: u64, blocks: u64) -> Result<u64, Refusal> {
+    /// [`ZoneRefusal`] when the zone does not accept the append.
+    pub fn check_append(&self, start: u64, blocks: u64) -> Result<u64, ZoneRefusal> {
         let number = self.zone_at(start)?;
         let (_, zone) = self.writable(start)?;
         if zone.zrwa {
-            return Err(Refusal::InvalidOperation);
+            return Err(ZoneRefusal::InvalidOperation);
         }
         self.check_room(zone, blocks)?;
         Ok(self.geometry.start_of(number) + zone.written)
@@ -238,13 +241,13 @@ impl Zones {
     ///
     /// # Errors
     /// The conditions of [`Zones::check_write`]; nothing has changed then.
-    pub fn write(&mut self, lba: u64, blocks: u64) -> Result<(), Refusal> {
+    pub fn write(&mut self, lba: u64, blocks: u64) -> Result<(), ZoneRefusal> {
         self.check_write(lba, blocks)?;
         let Some(number) = self.geometry.zone_of(lba) else {
-            return Err(Refusal::OutOfRange);
+            return Err(ZoneRefusal::OutOfRange);
         };
         let Some(zone) = self.get(number) else {
-            return Err(Refusal::OutOfRange);
+            return Err(ZoneRefusal::OutOfRange);
         };
         let Some(zrwa) = self.zrwa_of(&zone) else {
             self.advance(number, zone, zone.written + blocks);
@@ -263,14 +266,14 @@ impl Zones {
     /// Moves the write pointer, and makes the zone open or full.
     fn advance(&mut self, number: u32, zone: Zone, written: u64) {
         if written == self.geometry.capacity {
-            return self.change(number, State::Full, written);
+            return self.change(number, ZoneState::Full, written);
         }
         if !zone.state.is_open() {
             self.make_room();
         }
         let state = match zone.state {
-            State::ExplicitlyOpen => State::ExplicitlyOpen,
-            _ => State::ImplicitlyOpen,
+            ZoneState::ExplicitlyOpen => ZoneState::ExplicitlyOpen,
+            _ => ZoneState::ImplicitlyOpen,
         };
         self.change(number, state, written);
     }
@@ -284,7 +287,7 @@ impl Zones {
         zone.is_some_and(|(number, zone)| {
             let end = (lba - self.geometry.start_of(number)).saturating_add(blocks);
             match (zone.state, self.zrwa_of(&zone)) {
-                (State::Full, _) => end <= self.geometry.capacity,
+                (ZoneState::Full, _) => end <= self.geometry.capacity,
                 (_, Some(zrwa)) => end <= zone.written + u64::from(zrwa.size),
                 _ => end <= zone.written,
             }
@@ -292,37 +295,37 @@ impl Zones {
     }
 
     /// Returns the zone of a block, if it accepts writes.
-    fn writable(&self, lba: u64) -> Result<(u32, Zone), Refusal> {
-        let number = self.geometry.zone_of(lba).ok_or(Refusal::OutOfRange)?;
-        let zone = self.get(number).ok_or(Refusal::OutOfRange)?;
+    fn writable(&self, lba: u64) -> Result<(u32, Zone), ZoneRefusal> {
+        let number = self.geometry.zone_of(lba).ok_or(ZoneRefusal::OutOfRange)?;
+        let zone = self.get(number).ok_or(ZoneRefusal::OutOfRange)?;
         match zone.state {
-            _ if zone.resetting => Err(Refusal::Resetting),
-            State::Full => Err(Refusal::Full),
-            State::ReadOnly => Err(Refusal::ReadOnly),
-            State::Offline => Err(Refusal::Offline),
+            _ if zone.resetting => Err(ZoneRefusal::Resetting),
+            ZoneState::Full => Err(ZoneRefusal::Full),
+            ZoneState::ReadOnly => Err(ZoneRefusal::ReadOnly),
+            ZoneState::Offline => Err(ZoneRefusal::Offline),
             _ => Ok((number, zone)),
         }
     }
 
     /// Checks that `blocks` more blocks fit into the zone, and that it may be open.
-    fn check_room(&self, zone: Zone, blocks: u64) -> Result<(), Refusal> {
+    fn check_room(&self, zone: Zone, blocks: u64) -> Result<(), ZoneRefusal> {
         let end = zone.written.checked_add(blocks.max(1));
         if end.is_none_or(|end| end > self.geometry.capacity) {
-            return Err(Refusal::Boundary);
+            return Err(ZoneRefusal::Boundary);
         }
         self.check_limits(zone.state)
     }
 
     /// Checks that a zone in this state may become open under the limits.
-    fn check_limits(&self, state: State) -> Result<(), Refusal> {
+    fn check_limits(&self, state: ZoneState) -> Result<(), ZoneRefusal> {
         let is_below = |count: u32, limit: Option<u32>| limit.is_none_or(|limit| count < limit);
         if !state.is_active() && !is_below(self.active, self.geometry.max_active) {
-            return Err(Refusal::TooManyActive);
+            return Err(ZoneRefusal::TooManyActive);
         }
         // An implicitly open zone gives way.
         let room = is_below(self.open, self.geometry.max_open) || !self.implicit.is_empty();
         if !state.is_open() && !room {
-            return Err(Refusal::TooManyOpen);
+            return Err(ZoneRefusal::TooManyOpen);
         }
         Ok(())
     }
@@ -336,7 +339,7 @@ impl Zones {
             && let Some(oldest) = self.implicit.front().copied()
             && let Some(zone) = self.get(oldest)
         {
-            self.change(oldest, State::Closed, zone.written);
+            self.change(oldest, ZoneState::Closed, zone.written);
         }
     }
 
@@ -345,26 +348,30 @@ impl Zones {
     /// Returns the zone that begins with this block.
     ///
     /// # Errors
-    /// [`Refusal::OutOfRange`] outside the namespace, [`Refusal::NotAtStart`] when no zone begins
-    /// at this block.
-    pub fn zone_at(&self, start: u64) -> Result<u32, Refusal> {
-        let number = self.geometry.zone_of(start).ok_or(Refusal::OutOfRange)?;
-        match self.geometry.start_of(number) == start {
-            true => Ok(number),
-            false => Err(Refusal::NotAtStart),
+    /// [`ZoneRefusal::OutOfRange`] outside the namespace, [`ZoneRefusal::NotAtStart`] when no zone
+    /// begins at this block.
+    pub fn zone_at(&self, start: u64) -> Result<u32, ZoneRefusal> {
+        let number = self
+            .geometry
+            .zone_of(start)
+            .ok_or(ZoneRefusal::OutOfRange)?;
+        if self.geometry.start_of(number) == start {
+            Ok(number)
+        } else {
+            Err(ZoneRefusal::NotAtStart)
         }
     }
 
     /// Applies an action to a zone.
     ///
     /// # Errors
-    /// [`Refusal`] when the zone's state or a limit does not allow the action; nothing has changed
-    /// then.
-    pub fn act(&mut self, number: u32, action: Action) -> Result<(), Refusal> {
-        use State as S;
-        let zone = self.get(number).ok_or(Refusal::OutOfRange)?;
+    /// [`ZoneRefusal`] when the zone's state or a limit does not allow the action; nothing has
+    /// changed then.
+    pub fn act(&mut self, number: u32, action: Action) -> Result<(), ZoneRefusal> {
+        use ZoneState as S;
+        let zone = self.get(number).ok_or(ZoneRefusal::OutOfRange)?;
         if zone.resetting {
-            return Err(Refusal::Resetting);
+            return Err(ZoneRefusal::Resetting);
         }
         let state = match (action, zone.state) {
             (Action::Close, S::ImplicitlyOpen | S::ExplicitlyOpen | S::Closed) => S::Closed,
@@ -377,12 +384,13 @@ impl Zones {
                 S::ExplicitlyOpen
             }
             (Action::Offline, S::ReadOnly | S::Offline) => S::Offline,
-            _ => return Err(Refusal::InvalidTransition),
+            _ => return Err(ZoneRefusal::InvalidTransition),
         };
         // Which blocks of its Zone Random Write Area were written is not recorded.
-        let written = match zone.zrwa && state == S::Full {
-            true => self.geometry.capacity,
-            false => zone.written,
+        let written = if zone.zrwa && state == S::Full {
+            self.geometry.capacity
+        } else {
+            zone.written
         };
         self.change(number, state, written);
         Ok(())
@@ -391,21 +399,22 @@ impl Zones {
     /// Checks that a zone can be opened with a Zone Random Write Area now.
     ///
     /// # Errors
-    /// [`Refusal`] when the zone's state or a limit does not allow it.
-    pub fn check_open_with_zrwa(&self, number: u32) -> Result<(), Refusal> {
-        let zone = self.get(number).ok_or(Refusal::OutOfRange)?;
+    /// [`ZoneRefusal`] when the zone's state or a limit does not allow it.
+    pub fn check_open_with_zrwa(&self, number: u32) -> Result<(), ZoneRefusal> {
+        let zone = self.get(number).ok_or(ZoneRefusal::OutOfRange)?;
         match zone.state {
-            _ if zone.resetting => return Err(Refusal::Resetting),
-            State::Empty => {}
-            state if state.is_active() => return Err(Refusal::InvalidOperation),
-            _ => return Err(Refusal::InvalidTransition),
+            _ if zone.resetting => return Err(ZoneRefusal::Resetting),
+            ZoneState::Empty => {}
+            state if state.is_active() => return Err(ZoneRefusal::InvalidOperation),
+            _ => return Err(ZoneRefusal::InvalidTransition),
         }
         let resources = self.geometry.zrwa_resources();
-        let resources = resources.ok_or(Refusal::InvalidOperation)?;
+        let resources = resources.ok_or(ZoneRefusal::InvalidOperation)?;
         self.check_limits(zone.state)?;
-        match self.zrwas < resources {
-            true => Ok(()),
-            false => Err(Refusal::ZrwaResources),
+        if self.zrwas < resources {
+            Ok(())
+        } else {
+            Err(ZoneRefusal::ZrwaResources)
         }
     }
 
@@ -413,10 +422,10 @@ impl Zones {
     ///
     /// # Errors
     /// The conditions of [`Zones::check_open_with_zrwa`]; nothing has changed then.
-    pub fn open_with_zrwa(&mut self, number: u32) -> Result<(), Refusal> {
+    pub fn open_with_zrwa(&mut self, number: u32) -> Result<(), ZoneRefusal> {
         self.check_open_with_zrwa(number)?;
         self.make_room();
-        self.change(number, State::ExplicitlyOpen, 0);
+        self.change(number, ZoneState::ExplicitlyOpen, 0);
         if let Some(zone) = self.zones.get_mut(number as usize) {
             zone.zrwa = true;
             self.zrwas += 1;
@@ -428,21 +437,21 @@ impl Zones {
     /// blocks must be within the area and a multiple of the granularity.
     ///
     /// # Errors
-    /// [`Refusal`] when the zone or the block does not allow the flush.
-    pub fn check_flush(&self, lba: u64) -> Result<(), Refusal> {
-        let number = self.geometry.zone_of(lba).ok_or(Refusal::OutOfRange)?;
-        let zone = self.get(number).ok_or(Refusal::OutOfRange)?;
+    /// [`ZoneRefusal`] when the zone or the block does not allow the flush.
+    pub fn check_flush(&self, lba: u64) -> Result<(), ZoneRefusal> {
+        let number = self.geometry.zone_of(lba).ok_or(ZoneRefusal::OutOfRange)?;
+        let zone = self.get(number).ok_or(ZoneRefusal::OutOfRange)?;
         if zone.resetting {
-            return Err(Refusal::Resetting);
+            return Err(ZoneRefusal::Resetting);
         }
-        let zrwa = self.zrwa_of(&zone).ok_or(Refusal::InvalidOperation)?;
+        let zrwa = self.zrwa_of(&zone).ok_or(ZoneRefusal::InvalidOperation)?;
         let end = lba - self.geometry.start_of(number) + 1;
         let reach = zone.written + u64::from(zrwa.size);
         if end <= zone.written || end > reach.min(self.geometry.capacity) {
-            return Err(Refusal::InvalidOperation);
+            return Err(ZoneRefusal::InvalidOperation);
         }
         if !(end - zone.written).is_multiple_of(u64::from(zrwa.granularity)) {
-            return Err(Refusal::Granularity);
+            return Err(ZoneRefusal::Granularity);
         }
         self.check_limits(zone.state)
     }
@@ -452,10 +461,10 @@ impl Zones {
     ///
     /// # Errors
     /// The conditions of [`Zones::check_flush`]; nothing has changed then.
-    pub fn flush(&mut self, lba: u64) -> Result<(), Refusal> {
+    pub fn flush(&mut self, lba: u64) -> Result<(), ZoneRefusal> {
         self.check_flush(lba)?;
-        let number = self.geometry.zone_of(lba).ok_or(Refusal::OutOfRange)?;
-        let zone = self.get(number).ok_or(Refusal::OutOfRange)?;
+        let number = self.geometry.zone_of(lba).ok_or(ZoneRefusal::OutOfRange)?;
+        let zone = self.get(number).ok_or(ZoneRefusal::OutOfRange)?;
         let end = lba - self.geometry.start_of(number) + 1;
         self.advance(number, zone, end);
         Ok(())
@@ -465,17 +474,17 @@ impl Zones {
     /// finishes the active ones, opens the closed ones, or takes the read-only ones offline.
     ///
     /// # Errors
-    /// [`Refusal`] when a zone or a limit does not allow the action; nothing has changed then.
-    pub fn act_on_all(&mut self, action: Action) -> Result<(), Refusal> {
-        let selects = |state: State| match action {
+    /// [`ZoneRefusal`] when a zone or a limit does not allow the action; nothing has changed then.
+    pub fn act_on_all(&mut self, action: Action) -> Result<(), ZoneRefusal> {
+        let selects = |state: ZoneState| match action {
             Action::Close => state.is_open(),
             Action::Finish => state.is_active(),
-            Action::Open => state == State::Closed,
-            Action::Offline => state == State::ReadOnly,
+            Action::Open => state == ZoneState::Closed,
+            Action::Offline => state == ZoneState::ReadOnly,
         };
         let selected = |zone: &Zone| selects(zone.state);
         if self.zones.iter().any(|z| selected(z) && z.resetting) {
-            return Err(Refusal::Resetting);
+            return Err(ZoneRefusal::Resetting);
         }
         if action == Action::Open {
             // Implicitly open zones give way, one after the other.
@@ -483,7 +492,7 @@ impl Zones {
             let explicit = u64::from(self.open) - self.implicit.len() as u64;
             let limit = self.geometry.max_open.map_or(u64::MAX, u64::from);
             if closed > 0 && explicit + closed > limit {
-                return Err(Refusal::TooManyOpen);
+                return Err(ZoneRefusal::TooManyOpen);
             }
         }
         let zones = (0..).zip(&self.zones).filter(|(_, zone)| selected(zone));
@@ -499,16 +508,16 @@ impl Zones {
     /// blocks that may hold data; the number may be 0.
     ///
     /// # Errors
-    /// [`Refusal`] when the zone's state does not allow a reset; nothing has changed then.
-    pub fn begin_reset(&mut self, number: u32) -> Result<(u64, u64), Refusal> {
+    /// [`ZoneRefusal`] when the zone's state does not allow a reset; nothing has changed then.
+    pub fn begin_reset(&mut self, number: u32) -> Result<(u64, u64), ZoneRefusal> {
         let (start, capacity) = (self.geometry.start_of(number), self.geometry.capacity);
         let zone = self.zones.get_mut(number as usize);
-        let zone = zone.ok_or(Refusal::OutOfRange)?;
+        let zone = zone.ok_or(ZoneRefusal::OutOfRange)?;
         if zone.resetting {
-            return Err(Refusal::Resetting);
+            return Err(ZoneRefusal::Resetting);
         }
-        if matches!(zone.state, State::ReadOnly | State::Offline) {
-            return Err(Refusal::InvalidTransition);
+        if matches!(zone.state, ZoneState::ReadOnly | ZoneState::Offline) {
+            return Err(ZoneRefusal::InvalidTransition);
         }
         zone.resetting = true;
         // Which blocks of its Zone Random Write Area were written is not recorded, nor how large it
@@ -520,11 +529,11 @@ impl Zones {
     /// Returns the zones affected by a reset of all zones: those that are active or full.
     ///
     /// # Errors
-    /// [`Refusal::Resetting`] when one of them is being reset.
-    pub fn resettable(&self) -> Result<Vec<u32>, Refusal> {
-        let is = |zone: &Zone| zone.state.is_active() || zone.state == State::Full;
+    /// [`ZoneRefusal::Resetting`] when one of them is being reset.
+    pub fn resettable(&self) -> Result<Vec<u32>, ZoneRefusal> {
+        let is = |zone: &Zone| zone.state.is_active() || zone.state == ZoneState::Full;
         if self.zones.iter().any(|zone| is(zone) && zone.resetting) {
-            return Err(Refusal::Resetting);
+            return Err(ZoneRefusal::Resetting);
         }
         let zones = (0..).zip(&self.zones).filter(|(_, zone)| is(zone));
         Ok(zones.map(|(number, _)| number).collect())
@@ -533,7 +542,7 @@ impl Zones {
     /// Makes a zone empty, after its data was discarded.
     pub fn end_reset(&mut self, number: u32) {
         self.cancel_reset(number);
-        self.change(number, State::Empty, 0);
+        self.change(number, ZoneState::Empty, 0);
     }
 
     /// Cancels the reset of a zone, which keeps its state.
@@ -544,7 +553,7 @@ impl Zones {
     }
 
     /// Changes the state of a zone.
-    fn change(&mut self, number: u32, state: State, written: u64) {
+    fn change(&mut self, number: u32, state: ZoneState, written: u64) {
         let Some(zone) = self.zones.get_mut(number as usize) else {
             return;
         };
@@ -556,7 +565,7 @@ impl Zones {
         }
         self.open = self.open + u32::from(state.is_open()) - u32::from(before.is_open());
         self.active = self.active + u32::from(state.is_active()) - u32::from(before.is_active());
-        let implicit = |state| state == State::ImplicitlyOpen;
+        let implicit = |state| state == ZoneState::ImplicitlyOpen;
         match (implicit(before), implicit(state)) {
             (false, true) => self.implicit.push_back(number),
             (true, false) => self.implicit.retain(|zone| *zone != number),
@@ -581,9 +590,10 @@ impl Zones {
                 start,
                 capacity: self.geometry.capacity,
                 zrwa: zone.zrwa,
-                write_pointer: match zone.state.has_write_pointer() {
-                    true => start + zone.written,
-                    false => u64::MAX,
+                write_pointer: if zone.state.has_write_pointer() {
+                    start + zone.written
+                } else {
+                    u64::MAX
                 },
             }
         })

@@ -10,7 +10,7 @@
 //! untrusted: every field is checked, and allocations are bounded by the namespace's expected
 //! geometry.
 
-use crate::{Geometry, State, Zone, Zones};
+use crate::{Geometry, Zone, ZoneState, Zones};
 
 /// Size of the header in bytes, before the first word.
 pub const HEADER: usize = 64;
@@ -132,11 +132,11 @@ fn zone(number: u32, word: u64, geometry: &Geometry) -> Result<Zone, TableError>
     let damaged = TableError::Zone(number);
     let content = word & ((1 << 56) - 1);
     let zrwa = content & ZRWA != 0;
-    let state = State::of(((content & !ZRWA) >> WRITTEN_BITS) as u8).ok_or(damaged)?;
+    let state = ZoneState::of(((content & !ZRWA) >> WRITTEN_BITS) as u8).ok_or(damaged)?;
     let written = content & ((1 << WRITTEN_BITS) - 1);
     let possible = match state {
-        State::Empty => written == 0,
-        State::Full | State::ReadOnly | State::Offline => written <= geometry.capacity,
+        ZoneState::Empty => written == 0,
+        ZoneState::Full | ZoneState::ReadOnly | ZoneState::Offline => written <= geometry.capacity,
         _ => written < geometry.capacity,
     };
     let whole = word >> 56 == check(number, content);

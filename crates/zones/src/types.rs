@@ -6,7 +6,7 @@ use nvme::Status;
 /// descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
-pub enum State {
+pub enum ZoneState {
     /// The zone has no written blocks since its reset.
     Empty = 0x1,
     /// The zone was opened by a write.
@@ -23,7 +23,7 @@ pub enum State {
     Offline = 0xf,
 }
 
-impl State {
+impl ZoneState {
     /// All states.
     pub const ALL: [Self; 7] = [
         Self::Empty,
@@ -80,7 +80,7 @@ pub enum Filter {
     /// All zones.
     All,
     /// Zones in this state.
-    In(State),
+    In(ZoneState),
 }
 
 impl Filter {
@@ -89,18 +89,18 @@ impl Filter {
     pub const fn of(number: u8) -> Option<Self> {
         Some(match number {
             0 => Self::All,
-            1 => Self::In(State::Empty),
-            2 => Self::In(State::ImplicitlyOpen),
-            3 => Self::In(State::ExplicitlyOpen),
-            4 => Self::In(State::Closed),
-            5 => Self::In(State::Full),
-            6 => Self::In(State::ReadOnly),
-            7 => Self::In(State::Offline),
+            1 => Self::In(ZoneState::Empty),
+            2 => Self::In(ZoneState::ImplicitlyOpen),
+            3 => Self::In(ZoneState::ExplicitlyOpen),
+            4 => Self::In(ZoneState::Closed),
+            5 => Self::In(ZoneState::Full),
+            6 => Self::In(ZoneState::ReadOnly),
+            7 => Self::In(ZoneState::Offline),
             _ => return None,
         })
     }
 
-    pub(crate) fn takes(self, state: State) -> bool {
+    pub(crate) fn takes(self, state: ZoneState) -> bool {
         match self {
             Self::All => true,
             Self::In(wanted) => wanted == state,
@@ -110,7 +110,7 @@ impl Filter {
 
 /// Reason why a command is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum Refusal {
+pub enum ZoneRefusal {
     /// The blocks are outside the namespace.
     #[error("blocks outside the namespace")]
     OutOfRange,
@@ -159,7 +159,7 @@ pub enum Refusal {
     Resetting,
 }
 
-impl Refusal {
+impl ZoneRefusal {
     /// Returns the status with which the command fails.
     pub const fn status(self) -> Status {
         let status = match self {

@@ -12,7 +12,7 @@ use rustix::net::{
 };
 use vfio_user::{
     Connection, ConnectionStatus, Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqData,
-    IrqInfo, Outcome, RegionInfo, SetIrqs, Unmapped,
+    IrqInfo, OperationOutcome, RegionInfo, SetIrqs, Unmapped,
 };
 
 use super::Message;
@@ -57,7 +57,7 @@ impl Device for Taker {
         Err(Errno::INVAL)
     }
 
-    fn region_write(&mut self, _: u32, _: u64, _: &[u8]) -> Result<Outcome, Errno> {
+    fn region_write(&mut self, _: u32, _: u64, _: &[u8]) -> Result<OperationOutcome, Errno> {
         Err(Errno::INVAL)
     }
 
@@ -69,7 +69,7 @@ impl Device for Taker {
         })
     }
 
-    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<Outcome, Errno> {
+    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<OperationOutcome, Errno> {
         if let IrqData::Eventfd(fds) = irqs.data {
             for (vector, fd) in (irqs.start as usize..).zip(fds) {
                 self.vectors[vector] = match fd {
@@ -89,7 +89,7 @@ impl Device for Taker {
             .iter()
             .flatten()
             .for_each(ClientEventfd::signal);
-        Ok(Outcome::Done)
+        Ok(OperationOutcome::Done)
     }
 
     fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno> {
@@ -123,12 +123,12 @@ impl Device for Taker {
         };
         let size = size.map_err(|_| Errno::INVAL)?;
         self.map.quiesced();
-        let outcome = Outcome::Done;
+        let outcome = OperationOutcome::Done;
         Ok(Unmapped { size, outcome })
     }
 
-    fn reset(&mut self) -> Result<Outcome, Errno> {
-        Ok(Outcome::Done)
+    fn reset(&mut self) -> Result<OperationOutcome, Errno> {
+        Ok(OperationOutcome::Done)
     }
 
     fn disconnected(&mut self) {

@@ -10,7 +10,7 @@ use std::time::Instant;
 const BLOCK: u64 = 512;
 const THREADS: u64 = 4;
 /// Bytes of a request, at most.
-const LARGEST: u64 = 256 << 10;
+const MAX_REQUEST_BYTES: u64 = 256 << 10;
 
 /// Loads the device, and returns its expected contents.
 pub fn run(device: &str, end: Instant) -> Outcome<Vec<u8>> {
@@ -41,7 +41,7 @@ struct Buffer {
 
 impl Buffer {
     fn new() -> Buffer {
-        let bytes = vec![0u8; LARGEST as usize + 4096];
+        let bytes = vec![0u8; MAX_REQUEST_BYTES as usize + 4096];
         let start = bytes.as_ptr().align_offset(4096);
         Buffer { bytes, start }
     }
@@ -76,7 +76,7 @@ fn load(device: &str, first: u64, blocks: u64, end: Instant) -> Outcome<Vec<u8>>
     };
     while Instant::now() < end {
         requests += 1;
-        let most = [16, LARGEST / BLOCK][usize::from(random.below(8) == 0)];
+        let most = [16, MAX_REQUEST_BYTES / BLOCK][usize::from(random.below(8) == 0)];
         let count = 1 + random.below(most);
         let lba = first + random.below(blocks - count + 1);
         match random.below(64) {
@@ -112,7 +112,7 @@ fn load(device: &str, first: u64, blocks: u64, end: Instant) -> Outcome<Vec<u8>>
     }
     let mut lba = first;
     while lba < first + blocks {
-        let count = (LARGEST / BLOCK).min(first + blocks - lba);
+        let count = (MAX_REQUEST_BYTES / BLOCK).min(first + blocks - lba);
         read(&model, &mut buffer, lba, count)?;
         lba += count;
     }

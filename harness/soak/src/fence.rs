@@ -25,7 +25,7 @@ const WRITERS: u64 = 4;
 /// it does.
 const WRITES: u64 = 8;
 /// Time limit for a step of the other host.
-const LIMIT: Duration = Duration::from_secs(120);
+const HOST_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Content of a written block: its writer, turn and count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -204,7 +204,7 @@ impl Host {
     /// Until each writer of the other host has done some writes in its turn.
     fn wait_for_writes(&self, turn: u64, other: u64) -> Outcome {
         let mut block = Block::new();
-        let end = Instant::now() + LIMIT;
+        let end = Instant::now() + HOST_TIMEOUT;
         for number in 0..=WRITERS {
             loop {
                 let mark = block.read(&self.namespace, number)?;
@@ -261,7 +261,7 @@ impl Host {
             return self.command("clear", opcode, cdw10.into(), &data);
         }
         crate::ensure(
-            began.elapsed() < LIMIT,
+            began.elapsed() < HOST_TIMEOUT,
             format!("turn {turn} is not taken away"),
         )?;
         self.is_fenced(turn)
@@ -271,7 +271,7 @@ impl Host {
     /// uses the block in this turn.
     fn write_on(&self, number: u64, turn: u64, is_last: bool) -> Outcome {
         let mut block = Block::new();
-        let end = Instant::now() + LIMIT;
+        let end = Instant::now() + HOST_TIMEOUT;
         let mut last = None;
         for count in 1.. {
             let mark = Mark {
@@ -311,7 +311,7 @@ impl Host {
     fn is_fenced(&self, turn: u64) -> Outcome {
         let mut block = Block::new();
         let mut seen = [0; WRITERS as usize];
-        let end = Instant::now() + LIMIT;
+        let end = Instant::now() + HOST_TIMEOUT;
         for round in 0.. {
             let mut all = true;
             for (number, seen) in (1..).zip(&mut seen) {

@@ -5,7 +5,7 @@ use crate::pattern::{Model, Random};
 use crate::worker::Worker;
 use crate::{Outcome, ensure};
 use dma::Memory;
-use driver::{Device, Op, QueueOptions, Target};
+use driver::{Device, DeviceTarget, Op, QueueOptions};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ const BYSTANDER: usize = 4 << 20;
 
 /// Loads the namespace, and returns its expected contents.
 pub fn run(socket: &str, end: Instant) -> Outcome<Vec<u8>> {
-    let target = Target::parse(&format!("vfio-user://{socket}/1"))?;
+    let target = DeviceTarget::parse(&format!("vfio-user://{socket}/1"))?;
     let device = target.open()?;
     let namespace = device.namespace(1)?;
     let block = u64::from(namespace.block_size());

@@ -7,4 +7,4 @@ use std::time::Duration;
 pub mod host;
 
 /// Time limit of every wait.
-pub const LIMIT: Duration = Duration::from_secs(60);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);

@@ -18,7 +18,7 @@ use vhost::VhostBackend;
 const SECTOR: u64 = 512;
 const QUEUES: usize = 2;
 /// Maximum sectors of a request: the driver's buffer size.
-const LARGEST: u64 = 80;
+const MAX_REQUEST_SECTORS: u64 = 80;
 
 /// A queue, its half of the disk, and its outstanding requests.
 struct Half {
@@ -97,7 +97,7 @@ pub fn run(socket: &Path, end: Instant) -> Outcome<Vec<u8>> {
 
 impl Half {
     fn place(&mut self) -> (u64, u64) {
-        let count = 1 + self.random.below(LARGEST);
+        let count = 1 + self.random.below(MAX_REQUEST_SECTORS);
         let blocks = self.model.blocks();
         (
             self.model.first() + self.random.below(blocks - count + 1),
@@ -171,8 +171,10 @@ impl Half {
 
     fn chunks(&self) -> Vec<(u64, u64)> {
         let (first, end) = (self.model.first(), self.model.first() + self.model.blocks());
-        let starts = (first..end).step_by(LARGEST as usize);
-        starts.map(|lba| (lba, LARGEST.min(end - lba))).collect()
+        let starts = (first..end).step_by(MAX_REQUEST_SECTORS as usize);
+        starts
+            .map(|lba| (lba, MAX_REQUEST_SECTORS.min(end - lba)))
+            .collect()
     }
 
     fn zero_all(&mut self) -> Outcome {

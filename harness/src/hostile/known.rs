@@ -2,17 +2,21 @@
 //! that shows each time has to be removed from the list when its bound begins to hold.
 
 /// Known failure of an attack.
-pub(super) struct Known {
+pub(super) struct KnownFailure {
     pub(super) attack: &'static str,
-    /// Names of failures in [`super::outcome::Outcome::failures`].
+    /// Names of failures in [`super::outcome::AttackOutcome::failures`].
     pub(super) fails: &'static [&'static str],
     /// The failure shows in each run, also a short one: if it does not, it is mended.
     pub(super) always: bool,
     pub(super) why: &'static str,
 }
 
-const fn known(attack: &'static str, fails: &'static [&'static str], why: &'static str) -> Known {
-    Known {
+const fn known(
+    attack: &'static str,
+    fails: &'static [&'static str],
+    why: &'static str,
+) -> KnownFailure {
+    KnownFailure {
         attack,
         fails,
         always: true,
@@ -25,15 +29,15 @@ const fn at_times(
     attack: &'static str,
     fails: &'static [&'static str],
     why: &'static str,
-) -> Known {
-    Known {
+) -> KnownFailure {
+    KnownFailure {
         always: false,
         ..known(attack, fails, why)
     }
 }
 
 /// All of them.
-pub(super) const KNOWN: &[Known] = &[
+pub(super) const KNOWN: &[KnownFailure] = &[
     known(
         "silent-volume",
         &["end"],

@@ -11,15 +11,15 @@ use anyhow::{Context, Result};
 use super::attacks::{Attack, Fuse};
 use super::child::{Child, Skip};
 use super::client::fuse;
-use super::neighbour::{self, Seen};
-use super::outcome::Outcome;
-use super::place::{self, Footprint, Place};
+use super::neighbour::{self, NeighbourSample};
+use super::outcome::AttackOutcome;
 use super::sampler::{Sampler, WORKER};
 use super::schedule::{self, Threads};
+use super::test_daemon::{self, Footprint, TestDaemon};
 
 /// Durations of the parts.
 #[derive(Clone, Copy)]
-pub(super) struct Times {
+pub(super) struct AttackTimes {
     /// Beside the honest client.
     honest: Duration,
     /// Under attack.
@@ -29,7 +29,7 @@ pub(super) struct Times {
     pub(super) long: bool,
 }
 
-impl Times {
+impl AttackTimes {
     pub(super) const LONG: Self = Self {
         honest: Duration::from_millis(1200),
         attack: Duration::from_millis(3000),
@@ -58,7 +58,7 @@ const START: Duration = Duration::from_secs(20);
 const TRIED: Duration = Duration::from_secs(90);
 
 /// Runs one attack; values that could not be measured are `None`.
-pub(super) fn run(program: &Path, attack: &Attack, times: Times) -> Result<Outcome> {
+pub(super) fn run(program: &Path, attack: &Attack, times: AttackTimes) -> Result<AttackOutcome> {
     let dir = tempfile::Builder::new()
         .prefix("vnvme-hostile-")
         .tempdir()?;
@@ -66,7 +66,7 @@ pub(super) fn run(program: &Path, attack: &Attack, times: Times) -> Result<Outco
     fuse::unmount_all(dir.path());
     match result {
         Err(error) if error.is::<Skip>() => {
-            let mut outcome = Outcome::new(attack);
+            let mut outcome = AttackOutcome::new(attack);
             outcome.skipped = Some(format!("{error:#}"));
             Ok(outcome)
         }
@@ -89,12 +89,17 @@ fn tried(hostile: &Child) -> u64 {
     did.and_then(|did| did.parse().ok()).unwrap_or(0)
 }
 
-fn attacked(program: &Path, attack: &Attack, times: Times, dir: &Path) -> Result<Outcome> {
-    let mut outcome = Outcome::new(attack);
+fn attacked(
+    program: &Path,
+    attack: &Attack,
+    times: AttackTimes,
+    dir: &Path,
+) -> Result<AttackOutcome> {
+    let mut outcome = AttackOutcome::new(attack);
     let mut server = fuse_server(attack, dir)?;
     let kept = attack.before.map(|before| before(dir)).transpose()?;
-    let place = match Place::start(program, dir, attack.fuse == Fuse::Volume) {
-        Ok(place) => place,
+    let daemon = match TestDaemon::start(program, dir, attack.fuse == Fuse::Volume) {
+        Ok(daemon) => daemon,
         Err(error) => {
             outcome.note(format!("{error:#}"));
             return Ok(outcome);
@@ -110,20 +115,20 @@ fn attacked(program: &Path, attack: &Attack, times: Times, dir: &Path) -> Result
         .wait_for("ready", START)
         .context("the honest client")?;
     std::thread::sleep(SETTLE);
-    let worker = schedule::thread(&place.family(), WORKER);
+    let worker = schedule::thread(&daemon.family(), WORKER);
     let reader = schedule::thread(&[good.pid()], neighbour::READER);
     let reads = Reads::new(&good, worker.into_iter().chain(reader));
     std::thread::sleep(times.honest);
     outcome.honest = Some(reads.rate(&good, times.honest, times.long));
     honest.end(Duration::from_secs(1));
     std::thread::sleep(SETTLE);
-    let before = place.footprint();
+    let before = daemon.footprint();
     outcome.before = Some(before);
-    let log = place.log_bytes();
+    let log = daemon.log_bytes();
 
     let mut hostile = Child::start("attack", attack.name, dir, times.long)?;
     hostile.wait_for("ready", START).context("the attack")?;
-    let sampler = Sampler::start(&place.family());
+    let sampler = Sampler::start(&daemon.family());
     let reads = reads.again(&good);
     std::thread::sleep(times.attack / 2);
     let probes = Probes::start(dir, attack.after.is_none());
@@ -137,7 +142,7 @@ fn attacked(program: &Path, attack: &Attack, times: Times, dir: &Path) -> Result
     let until = Instant::now();
     if let Some(why) = hostile.said("skip ") {
         drop((hostile, server));
-        place.kill(END);
+        daemon.kill(END);
         return Err(super::child::skip(why));
     }
     outcome.attacked = Some(rate);
@@ -149,7 +154,7 @@ fn attacked(program: &Path, attack: &Attack, times: Times, dir: &Path) -> Result
             outcome.blocked_in = Some(call);
         }
     }
-    let log = place.log_bytes().saturating_sub(log);
+    let log = daemon.log_bytes().saturating_sub(log);
     outcome.log_rate = Some(log as f64 / times.attack.as_secs_f64());
     probes.finish(&mut outcome);
 
@@ -162,12 +167,12 @@ fn attacked(program: &Path, attack: &Attack, times: Times, dir: &Path) -> Result
     if attack.fuse == Fuse::Files {
         drop(server.take());
     }
-    outcome.after = Some(freed(&place, before));
-    outcome.alive = place.is_alive();
+    outcome.after = Some(freed(&daemon, before));
+    outcome.alive = daemon.is_alive();
     if outcome.alive {
-        end(&place, attack, times, &mut server, &mut outcome)?;
+        end(&daemon, attack, times, &mut server, &mut outcome)?;
     } else {
-        outcome.note(place.tail());
+        outcome.note(daemon.tail());
     }
     drop(server);
     // Both directions of every socket are closed now; the neighbour's counts are final.
@@ -183,16 +188,16 @@ fn attacked(program: &Path, attack: &Attack, times: Times, dir: &Path) -> Result
         outcome.note(format!("{error:#}"));
     }
     drop(kept);
-    place.kill(END);
+    daemon.kill(END);
     Ok(outcome)
 }
 
 /// Waits until memory and descriptors are back to their former size, up to a limit.
-fn freed(place: &Place, before: Footprint) -> Footprint {
+fn freed(daemon: &TestDaemon, before: Footprint) -> Footprint {
     let deadline = Instant::now() + FREE;
     loop {
-        let now = place.footprint();
-        if Outcome::is_freed(before, now) || Instant::now() > deadline || !place.is_alive() {
+        let now = daemon.footprint();
+        if AttackOutcome::is_freed(before, now) || Instant::now() > deadline || !daemon.is_alive() {
             return now;
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -201,13 +206,13 @@ fn freed(place: &Place, before: Footprint) -> Footprint {
 
 /// Attacks again, and asks the daemon to end meanwhile.
 fn end(
-    place: &Place,
+    daemon: &TestDaemon,
     attack: &Attack,
-    times: Times,
+    times: AttackTimes,
     server: &mut Option<Child>,
-    outcome: &mut Outcome,
+    outcome: &mut AttackOutcome,
 ) -> Result<()> {
-    let dir = &place.dir;
+    let dir = &daemon.dir;
     if attack.fuse == Fuse::Files {
         fuse::unmount_all(dir);
         let _ = std::fs::remove_file(fuse::silence(dir));
@@ -215,19 +220,19 @@ fn end(
     }
     let hostile = Child::start("attack", attack.name, dir, times.long)?;
     std::thread::sleep(SETTLE + times.again);
-    match place.terminate(END) {
+    match daemon.terminate(END) {
         Some((took, well)) => {
             outcome.end = Some(took);
             if !well {
-                outcome.note(format!("it ended with an error: {}", place.tail()));
+                outcome.note(format!("it ended with an error: {}", daemon.tail()));
             }
         }
-        None if !place.kill(Duration::from_secs(5)) => {
+        None if !daemon.kill(Duration::from_secs(5)) => {
             outcome.note("SIGKILL did not end it".to_owned());
             // The object for which it waits is dropped now.
             drop(server.take());
             drop(hostile);
-            place.kill(END);
+            daemon.kill(END);
         }
         None => {}
     }
@@ -235,9 +240,9 @@ fn end(
 }
 
 /// Returns the last report of the neighbour.
-fn last(good: &Child) -> Option<Seen> {
+fn last(good: &Child) -> Option<NeighbourSample> {
     good.said("seen ")
-        .and_then(|rest| Seen::parse(&format!("seen {rest}")))
+        .and_then(|rest| NeighbourSample::parse(&format!("seen {rest}")))
 }
 
 /// The beginning of a measurement of the neighbour's reads.
@@ -289,10 +294,10 @@ impl Reads {
 /// The neighbour's median reads per second in a time, and its longest register read.
 fn window(good: &Child, from: Instant, until: Instant) -> (f64, Duration) {
     let lines = good.lines();
-    let seen: Vec<(Instant, Seen)> = lines
+    let seen: Vec<(Instant, NeighbourSample)> = lines
         .iter()
         .filter(|(at, _)| (from..=until).contains(at))
-        .filter_map(|(at, line)| Some((*at, Seen::parse(line)?)))
+        .filter_map(|(at, line)| Some((*at, NeighbourSample::parse(line)?)))
         .collect();
     let mut rates: Vec<f64> = seen
         .windows(2)
@@ -327,12 +332,12 @@ impl Probes {
                 let _ = tell.send((is_control, ask(&dir)));
             })
         };
-        let control = control.then(|| spawn(true, place::control_answers));
-        spawn(false, place::newcomer);
+        let control = control.then(|| spawn(true, test_daemon::control_answers));
+        spawn(false, test_daemon::newcomer);
         Self { control, answers }
     }
 
-    fn finish(self, outcome: &mut Outcome) {
+    fn finish(self, outcome: &mut AttackOutcome) {
         outcome.asked_control = self.control.is_some();
         let deadline = Instant::now() + Duration::from_secs(6);
         let wanted = 1 + usize::from(self.control.is_some());
@@ -341,13 +346,13 @@ impl Probes {
             let Ok((is_control, answer)) = self.answers.recv_timeout(left) else {
                 break;
             };
-            let place = if is_control {
+            let daemon = if is_control {
                 &mut outcome.control
             } else {
                 &mut outcome.newcomer
             };
             match answer {
-                Ok(took) => *place = Some(took),
+                Ok(took) => *daemon = Some(took),
                 Err(error) => {
                     let who = if is_control { "control" } else { "newcomer" };
                     outcome.note(format!("{who}: {error:#}"));

@@ -21,10 +21,10 @@ mod known;
 mod measure;
 mod neighbour;
 mod outcome;
-mod place;
 mod report;
 mod sampler;
 mod schedule;
+mod test_daemon;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -36,11 +36,11 @@ use serde_json::Value;
 use sync::Unpoisoned;
 
 use attacks::{ATTACKS, Attack};
-use measure::Times;
-use outcome::{Limits, Outcome};
+use measure::AttackTimes;
+use outcome::{AttackLimits, AttackOutcome};
 
 /// A machine with other work may fail an attack once; a broken bound fails each time.
-const TRIES: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 
 /// Attacks a running daemon by hostile clients, and tells what became of a good neighbour
 ///
@@ -68,7 +68,7 @@ struct Options {
     #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"])]
     compare: Option<Vec<PathBuf>>,
     /// How often an attack that does not hold is tried; the best run counts
-    #[arg(long, value_name = "N", default_value_t = TRIES)]
+    #[arg(long, value_name = "N", default_value_t = MAX_ATTEMPTS)]
     tries: usize,
     /// Attacks tried beside each other, on a daemon each; one that does not hold there is tried
     /// again alone
@@ -120,14 +120,20 @@ pub fn main(words: &[String]) -> Result<ExitCode> {
         Some(path) => path.canonicalize().context("--vnvme")?,
         None => crate::daemon::program()?,
     };
-    let (times, limits) = match options.long {
-        true => (Times::LONG, Limits::LONG),
-        false => (Times::SHORT, Limits::SHORT),
+    let (times, limits) = if options.long {
+        (AttackTimes::LONG, AttackLimits::LONG)
+    } else {
+        (AttackTimes::SHORT, AttackLimits::SHORT)
     };
     run(&program, &options, times, limits)
 }
 
-fn run(program: &Path, options: &Options, times: Times, limits: Limits) -> Result<ExitCode> {
+fn run(
+    program: &Path,
+    options: &Options,
+    times: AttackTimes,
+    limits: AttackLimits,
+) -> Result<ExitCode> {
     let mut all = Vec::new();
     let mut bad = Vec::new();
     println!("{}", report::HEAD);
@@ -173,9 +179,10 @@ fn run(program: &Path, options: &Options, times: Times, limits: Limits) -> Resul
     for line in &bad {
         println!("FAILED {line}");
     }
-    Ok(match bad.is_empty() {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    Ok(if bad.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     })
 }
 
@@ -184,10 +191,11 @@ fn run(program: &Path, options: &Options, times: Times, limits: Limits) -> Resul
 fn beside(
     program: &Path,
     attacks: &[&Attack],
-    times: Times,
+    times: AttackTimes,
     at_once: usize,
-) -> Vec<Option<Outcome>> {
-    let outcomes: Vec<Mutex<Option<Outcome>>> = attacks.iter().map(|_| Mutex::default()).collect();
+) -> Vec<Option<AttackOutcome>> {
+    let outcomes: Vec<Mutex<Option<AttackOutcome>>> =
+        attacks.iter().map(|_| Mutex::default()).collect();
     let left = Mutex::new(attacks.iter().zip(&outcomes));
     let work = || {
         while let Some((attack, outcome)) = {
@@ -213,12 +221,12 @@ fn beside(
 fn best(
     program: &Path,
     attack: &Attack,
-    times: Times,
-    limits: Limits,
+    times: AttackTimes,
+    limits: AttackLimits,
     tries: usize,
-    first: Option<Outcome>,
-) -> Result<(Outcome, Vec<&'static str>)> {
-    let mut best: Option<(usize, Outcome)> = None;
+    first: Option<AttackOutcome>,
+) -> Result<(AttackOutcome, Vec<&'static str>)> {
+    let mut best: Option<(usize, AttackOutcome)> = None;
     let mut mended = None;
     let alone = (0..tries.max(1)).map(|_| measure::run(program, attack, times));
     for outcome in first.map(Ok).into_iter().chain(alone) {

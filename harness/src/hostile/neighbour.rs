@@ -15,7 +15,7 @@ use driver::vfio_user::VfioUser;
 use driver::{Device, DmaBuffer, Op, Options, QueueOptions, QueuePair, Request};
 
 use super::client::nvme::REG_CSTS;
-use super::place::{self, GOOD_FILE_NSID, GOOD_MEMORY_NSID, MEMORY_NSID, VOLUME_SIZE};
+use super::test_daemon::{self, GOOD_FILE_NSID, GOOD_MEMORY_NSID, MEMORY_NSID, VOLUME_SIZE};
 
 /// Interval of its output lines.
 pub(super) const PERIOD: Duration = Duration::from_millis(50);
@@ -32,7 +32,7 @@ const FOREVER: Duration = Duration::from_secs(600);
 
 /// A line of its output.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct NeighbourSample {
     /// Reads completed so far.
     pub(super) reads: u64,
     /// The longest register read since the last line, in microseconds; one that is not answered
@@ -42,7 +42,7 @@ pub(super) struct Seen {
     pub(super) kept: u64,
 }
 
-impl Seen {
+impl NeighbourSample {
     pub(super) fn parse(line: &str) -> Option<Self> {
         let mut words = line.strip_prefix("seen ")?.split_whitespace();
         let mut next = || words.next()?.parse().ok();
@@ -155,7 +155,7 @@ fn keep(device: &Device, kept: &AtomicU64) -> Result<()> {
 
 /// Returns the first durable write with wrong contents in its block.
 pub(super) fn first_lost(dir: &Path, kept: u64) -> Result<Option<u64>> {
-    let bytes = std::fs::read(place::good_file(dir))?;
+    let bytes = std::fs::read(test_daemon::good_file(dir))?;
     for number in kept.saturating_sub(KEPT - 1).max(1)..=kept {
         let at = (number % KEPT * BLOCK) as usize;
         let block = bytes.get(at..at + BLOCK as usize).context("a short file")?;
@@ -170,7 +170,7 @@ pub(super) fn first_lost(dir: &Path, kept: u64) -> Result<Option<u64>> {
 
 /// The neighbour's process.
 pub(super) fn good(dir: &Path) -> Result<()> {
-    let (device, transport) = open(&place::good_socket(dir))?;
+    let (device, transport) = open(&test_daemon::good_socket(dir))?;
     let (reads, kept) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let spawn = |name: &str, work: Box<dyn FnOnce() -> Result<()> + Send>| {
         let thread = std::thread::Builder::new().name(name.into());
@@ -215,7 +215,7 @@ pub(super) fn good(dir: &Path) -> Result<()> {
 
 /// Writes the disk in memory once where the other client will be, so that all of it is there.
 pub(super) fn fill(dir: &Path) -> Result<()> {
-    let (device, _) = open(&place::bad_socket(dir))?;
+    let (device, _) = open(&test_daemon::bad_socket(dir))?;
     let mut queue = device.queue(MEMORY_NSID, QueueOptions::default())?;
     let mut buffer = device.allocate(1 << 20)?;
     let blocks = (1u64 << 20) / 512;

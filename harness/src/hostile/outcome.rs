@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 
 use super::attacks::Attack;
 use super::known::KNOWN;
-use super::place::Footprint;
+use super::test_daemon::Footprint;
 
 /// Bounds that must hold.
 #[derive(Clone, Copy)]
-pub(super) struct Limits {
+pub(super) struct AttackLimits {
     /// Lowest ratio of the neighbour's throughput to that beside an equally busy honest client.
     ratio: f64,
     /// The neighbour's longest register read.
@@ -27,7 +27,7 @@ pub(super) struct Limits {
     log: f64,
 }
 
-impl Limits {
+impl AttackLimits {
     /// Bounds of a release build with a machine of its own.
     pub(super) const LONG: Self = Self {
         ratio: 0.8,
@@ -58,7 +58,7 @@ const SLACK_DESCRIPTORS: u64 = 2;
 
 /// Measured effects of an attack. Values that could not be measured are `None`.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Outcome {
+pub(super) struct AttackOutcome {
     pub(super) name: &'static str,
     pub(super) what: &'static str,
     waiting: bool,
@@ -91,7 +91,7 @@ pub(super) struct Outcome {
     pub(super) notes: Vec<String>,
 }
 
-impl Outcome {
+impl AttackOutcome {
     pub(super) fn new(attack: &Attack) -> Self {
         Self {
             name: attack.name,
@@ -125,7 +125,7 @@ impl Outcome {
     }
 
     /// Returns the bounds that do not hold.
-    pub(super) fn failures(&self, limits: Limits) -> Vec<&'static str> {
+    pub(super) fn failures(&self, limits: AttackLimits) -> Vec<&'static str> {
         if self.skipped.is_some() {
             return Vec::new();
         }
@@ -164,7 +164,7 @@ impl Outcome {
     }
 
     /// Returns the new failures, and the known ones that no longer occur.
-    pub(super) fn verdict(&self, limits: Limits) -> (Vec<&'static str>, Vec<&'static str>) {
+    pub(super) fn verdict(&self, limits: AttackLimits) -> (Vec<&'static str>, Vec<&'static str>) {
         let known: Vec<&str> = KNOWN
             .iter()
             .filter(|known| known.attack == self.name)
@@ -188,7 +188,7 @@ impl Outcome {
     }
 
     /// All of it, for another program.
-    pub(super) fn json(&self, limits: Limits) -> Value {
+    pub(super) fn json(&self, limits: AttackLimits) -> Value {
         let millis = |time: Option<Duration>| time.map(|t| t.as_secs_f64() * 1e3);
         json!({
             "attack": self.name,

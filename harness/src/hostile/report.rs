@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::outcome::{Limits, Outcome};
+use super::outcome::{AttackLimits, AttackOutcome};
 
 /// Above the lines of [`line`].
 pub(super) const HEAD: &str = "| attack | ratio | longest read, ms | blocked, ms | memory, MiB | \
@@ -21,7 +21,7 @@ fn millis(time: Option<Duration>) -> String {
 }
 
 /// Formats the line of an attack.
-pub(super) fn line(outcome: &Outcome, limits: Limits) -> String {
+pub(super) fn line(outcome: &AttackOutcome, limits: AttackLimits) -> String {
     if let Some(why) = &outcome.skipped {
         return format!("| {} | skipped: {why} |", outcome.name);
     }
@@ -38,9 +38,12 @@ pub(super) fn line(outcome: &Outcome, limits: Limits) -> String {
     let fails: Vec<String> = outcome
         .failures(limits)
         .iter()
-        .map(|fail| match new.contains(fail) {
-            true => (*fail).to_owned(),
-            false => format!("{fail} (known)"),
+        .map(|fail| {
+            if new.contains(fail) {
+                (*fail).to_owned()
+            } else {
+                format!("{fail} (known)")
+            }
         })
         .collect();
     [
@@ -90,9 +93,10 @@ fn short(one: &Value) -> String {
     if fails.contains(&"alive") {
         return "the process ends".to_owned();
     }
-    let fails = match fails.is_empty() {
-        true => "holds".to_owned(),
-        false => fails.join(", "),
+    let fails = if fails.is_empty() {
+        "holds".to_owned()
+    } else {
+        fails.join(", ")
     };
     let reads = one["attacked_iops"].as_f64();
     format!(
@@ -113,9 +117,10 @@ pub(super) fn compare(before: &Path, after: &Path) -> Result<String> {
         let old = before.iter().find(|old| old["attack"] == new["attack"]);
         let cells = |one: Option<&Value>| {
             let text = one.map_or_else(String::new, short);
-            match text.contains('|') {
-                true => text,
-                false => format!(" | | {text}"),
+            if text.contains('|') {
+                text
+            } else {
+                format!(" | | {text}")
             }
         };
         text.push_str(&format!(

@@ -52,16 +52,16 @@ impl Sampler {
     /// The longest time that the worker waited in one place, and the number of that system call.
     pub(super) fn end(mut self) -> (Duration, Option<String>) {
         self.stop.store(true, Ordering::Relaxed);
-        let place = self.thread.take().and_then(|t| t.join().ok()).flatten();
+        let daemon = self.thread.take().and_then(|t| t.join().ok()).flatten();
         (
             Duration::from_micros(self.longest.load(Ordering::Relaxed)),
-            place,
+            daemon,
         )
     }
 }
 
 fn watch(file: PathBuf, stop: &AtomicBool, longest: &AtomicU64) -> Option<String> {
-    let mut place = None;
+    let mut daemon = None;
     // The system call in which it waits, and the time since when.
     let mut waits: Option<(String, Instant)> = None;
     while !stop.load(Ordering::Relaxed) {
@@ -79,10 +79,10 @@ fn watch(file: PathBuf, stop: &AtomicBool, longest: &AtomicU64) -> Option<String
             let length = (now - *since).as_micros() as u64;
             if length > longest.load(Ordering::Relaxed) {
                 longest.store(length, Ordering::Relaxed);
-                place = Some(call.to_owned());
+                daemon = Some(call.to_owned());
             }
         }
         std::thread::sleep(PERIOD);
     }
-    place
+    daemon
 }

@@ -1,9 +1,9 @@
 //! Bus Master Enable in a Linux guest, on its stock driver: cleared and set again while there is
 //! I/O, by the function's configuration space in sysfs.
 
-use crate::common::{Checks, Disks, LONG, Part, run, run_for};
+use crate::common::{Checks, Disks, LONG_TIMEOUT, Part, run, run_for};
 use anyhow::{Context, Result, ensure};
-use harness::served::{Served, Volumes};
+use harness::served::{ServedVolumes, Volumes};
 use harness::{Disk, Guest};
 
 /// `command BDF`: the PCI command register. `set_command BDF N` writes it, `off BDF` and `on BDF`
@@ -20,10 +20,10 @@ on() { set_command $1 $(($(command $1) | 4)); [ $(($(command $1) & 4)) = 4 ]; }
 
 /// Milliseconds in which a read ends once the bit is set, however busy the machine is; the driver's
 /// own time-out, which finds completions that were not signalled, is three times as long.
-const SOON: u64 = 10_000;
+const COMPLETION_TIMEOUT_MS: u64 = 10_000;
 
 /// How often the bit is cleared and set under one run of fio, at most.
-const MOST: u32 = 40;
+const MAX_CYCLES: u32 = 40;
 
 /// A read that is started without the bit does not end, and ends when the bit is set.
 fn read_waits(guest: &Guest) -> Result<()> {
@@ -42,7 +42,10 @@ fn read_waits(guest: &Guest) -> Result<()> {
             ),
         )?;
         let took: u64 = took.trim().parse().with_context(|| took.clone())?;
-        ensure!(took < SOON, "{took} ms until the read ended");
+        ensure!(
+            took < COMPLETION_TIMEOUT_MS,
+            "{took} ms until the read ended"
+        );
     }
     quiet(guest)
 }
@@ -51,7 +54,7 @@ fn read_waits(guest: &Guest) -> Result<()> {
 fn under_fio(guest: &Guest, least: u32, pause: &str) -> Result<()> {
     let times = run_for(
         guest,
-        LONG,
+        LONG_TIMEOUT,
         &format!(
             "{PCI}
              b=$(bdf 1); d=$(wait_disk 1 1)
@@ -60,7 +63,7 @@ fn under_fio(guest: &Guest, least: u32, pause: &str) -> Result<()> {
                  --offset_increment=128m >/tmp/fio 2>&1 & pid=$!
              n=0
              # Not for ever: a guest that is emulated on a busy machine does little between two of them.
-             while [ $n -lt {MOST} ] && kill -0 $pid 2>/dev/null; do
+             while [ $n -lt {MAX_CYCLES} ] && kill -0 $pid 2>/dev/null; do
                  off $b; {pause}; on $b; {pause}
                  n=$((n + 1))
              done
@@ -85,7 +88,7 @@ fn quiet(guest: &Guest) -> Result<()> {
 
 /// The disk in a guest that others share.
 pub struct BusMaster {
-    served: Served,
+    served: ServedVolumes,
     _disks: Disks,
 }
 

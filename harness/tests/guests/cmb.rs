@@ -1,7 +1,7 @@
 //! A controller memory buffer under Linux: its I/O submission queues lie there, fio verifies over
 //! them, and what becomes of it in resets and with its process.
 
-use crate::common::{Checks, Disks, LONG, kill_serving, run, run_for};
+use crate::common::{Checks, Disks, LONG_TIMEOUT, kill_serving, run, run_for};
 use anyhow::{Result, ensure};
 use harness::progress::skip;
 use harness::served::Controller;
@@ -21,7 +21,7 @@ is() { [ "$1" = "$2" ] || { echo "$1, and not $2"; exit 1; }; }
 "#;
 
 fn script(guest: &Guest, text: &str) -> Result<String> {
-    run_for(guest, LONG, &format!("{LIB}\n{text}"))
+    run_for(guest, LONG_TIMEOUT, &format!("{LIB}\n{text}"))
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use harness::cache::Cache;
 use harness::progress::skip;
-use harness::tree::{Tree, Wish};
+use harness::tree::{PackageSet, Tree};
 
 /// Shell and file.
 const COMPLETIONS: [(&str, &str); 3] = [
@@ -14,7 +14,7 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("fish", "vnvme.fish"),
 ];
 
-const SHELLS: Wish = Wish {
+const SHELLS: PackageSet = PackageSet {
     name: "shells",
     suites: &["trixie"],
     release: None,

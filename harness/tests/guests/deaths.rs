@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::{Disks, LONG, number, run, run_for};
+use crate::common::{Disks, LONG_TIMEOUT, number, run, run_for};
 use anyhow::{Context, Result, bail, ensure};
 use harness::cache::checkout;
 use harness::daemon::DaemonBuilder;
@@ -29,13 +29,13 @@ const DEATHS: usize = 1;
 /// A process that has not come to its point by then never will.
 const NOT_PASSED: Duration = Duration::from_secs(15);
 /// Looks in a row for a point that is passed now and then only.
-const TRIES: usize = 12;
+const MAX_ATTEMPTS: usize = 12;
 const SIZE: &str = "16m";
 /// For a process that follows one that has died.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// What begins the names of points that only volumes pass which answer at once.
-const AT_ONCE: &str = "controller.answer.";
+const INLINE_POINTS: &str = "controller.answer.";
 
 /// The same where a disk is made: under a load there is one already.
 const MADE: &str = "vnvme.disk.";
@@ -315,7 +315,7 @@ impl Crashing {
                 self.daemon.must_live()?;
                 std::thread::sleep(Duration::from_millis(5));
             }
-            if failed == TRIES {
+            if failed == MAX_ATTEMPTS {
                 return Ok(false);
             }
         }
@@ -464,7 +464,7 @@ fn it_dies_at_every_point_of_the_program_and_nothing_is_lost() -> Result<()> {
     let disks = Disks::new()?;
     let file = disks.sparse("disk.raw", 16)?.display().to_string();
     let mut points = points(|path| !path.ends_with("vhost-blk"))?;
-    points.retain(|point| !point.starts_with(AT_ONCE) && !point.starts_with(MADE));
+    points.retain(|point| !point.starts_with(INLINE_POINTS) && !point.starts_with(MADE));
     let crashing = Crashing::start(disks.dir(), &[&file])?;
     walk_under_load(crashing, &points, |_| ())
 }
@@ -474,7 +474,7 @@ fn it_dies_at_every_point_of_the_program_and_nothing_is_lost() -> Result<()> {
 fn it_dies_at_every_point_where_memory_answers_at_once_and_nothing_is_lost() -> Result<()> {
     let disks = Disks::new()?;
     let mut points = points(|path| path.ends_with("controller"))?;
-    points.retain(|point| point.starts_with(AT_ONCE));
+    points.retain(|point| point.starts_with(INLINE_POINTS));
     let crashing = Crashing::start(disks.dir(), &["mem://16M"])?;
     walk_under_load(crashing, &points, |_| ())
 }
@@ -570,7 +570,7 @@ fn it_dies_at_every_point_of_a_virtio_disk_and_its_guest_goes_on() -> Result<()>
     run(&guest, GUEST)?;
     let walked = crashing.walk(&points, &AtomicBool::new(false));
     let log = || crashing.daemon.log().unwrap_or_default();
-    let turns = run_for(&guest, LONG, ENDED).with_context(log)?;
+    let turns = run_for(&guest, LONG_TIMEOUT, ENDED).with_context(log)?;
     eprintln!("deaths: {}", turns.trim());
     walked?;
     guest.poweroff()?;

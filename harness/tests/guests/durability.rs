@@ -41,7 +41,7 @@ const JOBS: [Job; 2] = [
 const WRITES: u64 = (100 << 20) / BLOCK;
 
 /// The least that must be acknowledged before the kill, so that the test means something.
-const ENOUGH: u64 = 200;
+const MIN_ACKNOWLEDGED: u64 = 200;
 
 /// What a guest's kernel makes of a promise, and of none; and what this program makes of that
 /// kernel's, as a server in the guest on the guest's own disk.
@@ -128,7 +128,8 @@ fn what_fio_saw_flushed_is_in_the_file_after_sigkill() -> Result<()> {
         &format!("d=$(wait_disk 1 1); ({jobs} >&4 2>&1 &) </dev/null >/dev/null 2>&1"),
     )?;
     let reports = guest.events().wait(Duration::from_secs(120), |lines| {
-        JOBS.iter().all(|job| acknowledged(lines, job) >= ENOUGH)
+        JOBS.iter()
+            .all(|job| acknowledged(lines, job) >= MIN_ACKNOWLEDGED)
     })?;
     run(&guest, "pidof fio || { echo fio has ended; exit 1; }")?;
     match Controller::chosen()? {

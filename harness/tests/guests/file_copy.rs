@@ -1,7 +1,7 @@
 //! Copies that a file system does between the files of volumes, on the file systems of a Linux
 //! guest: which of them moves no data, and that what arrives is right.
 
-use crate::common::{Checks, Disks, LONG, boot_with_device, run_for};
+use crate::common::{Checks, Disks, LONG_TIMEOUT, boot_with_device, run_for};
 use anyhow::{Result, ensure};
 use harness::Guest;
 use harness::daemon::build;
@@ -16,7 +16,7 @@ const REST: u64 = MIB + MIB / 2;
 fn copies(guest: &Guest, make: &str, options: &str) -> Result<serde_json::Value> {
     let out = run_for(
         guest,
-        LONG,
+        LONG_TIMEOUT,
         &format!(
             "d=$(wait_disk 1 1); {make} $d >/dev/null 2>&1; mount $d /mnt; status=0
              LD_LIBRARY_PATH=/tools/lib:/tmp /tmp/file_copy /mnt {options} 2>&1 || status=$?

@@ -1,7 +1,7 @@
 //! One short boot for each front-end: the guest tests of `make test`. The other modules, which
 //! `make test-guests` runs, try each front-end at length.
 
-use crate::common::{Disks, LONG, kill_serving, run_for};
+use crate::common::{Disks, LONG_TIMEOUT, kill_serving, run_for};
 use crate::nvme_tcp_host::host;
 use crate::vhost_blk::FIND;
 use anyhow::{Result, ensure};
@@ -37,7 +37,7 @@ fn nvme_disk_verifies_through_reset_and_killed_daemon() -> Result<()> {
     let run = |script: &str| {
         run_for(
             &guest,
-            LONG,
+            LONG_TIMEOUT,
             &format!("{VERIFY}\nd=$(wait_disk 1 1)\n{script}"),
         )
     };
@@ -73,7 +73,7 @@ fn virtio_disk_verifies_through_killed_daemon() -> Result<()> {
         .qemu_args(["-chardev", &chardev])
         .qemu_args(["-device", "vhost-user-blk-pci,id=disk0,chardev=v0"])
         .boot()?;
-    let run = |script: &str| run_for(&guest, LONG, &format!("{VERIFY}\n{FIND}\n{script}"));
+    let run = |script: &str| run_for(&guest, LONG_TIMEOUT, &format!("{VERIFY}\n{FIND}\n{script}"));
     run("[ $(cat /sys/block/$q/size) = 131072 ]; verify $d 8m")?;
     run(&format!("rm -f /tmp/fio; {VERIFY_BEHIND}"))?;
     kill_serving(&daemon)?;

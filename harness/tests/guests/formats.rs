@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::common::{Checks, Disks, LONG, Part, in_two_guests, run_for};
+use crate::common::{Checks, Disks, LONG_TIMEOUT, Part, in_two_guests, run_for};
 use crate::namespaces::Namespaces;
 use anyhow::Result;
 use harness::progress::skip;
@@ -38,7 +38,7 @@ fn serve(disk: &Path) -> Result<Daemon> {
 }
 
 fn script(guest: &Guest, text: &str) -> Result<String> {
-    run_for(guest, LONG, &format!("{LIB}\n{text}"))
+    run_for(guest, LONG_TIMEOUT, &format!("{LIB}\n{text}"))
 }
 
 /// Disks whose guest has chosen something, which the next guest finds at the next process.

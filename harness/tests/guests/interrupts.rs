@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::common::{Checks, Disks, LONG, Part, in_one_guest, run_for};
+use crate::common::{Checks, Disks, LONG_TIMEOUT, Part, in_one_guest, run_for};
 use anyhow::{Result, ensure};
 use harness::daemon::program;
 use harness::progress::{say, skip};
-use harness::served::{Controller, Served, Volumes};
+use harness::served::{Controller, ServedVolumes, Volumes};
 use harness::{Disk, Guest};
 
 const FIO: &str = "fio --name=v --filename=$d --ioengine=io_uring --direct=1 --rw=randrw --bsrange=4k-256k --size=32m \
@@ -31,7 +31,7 @@ pub struct Doorbells {
     expected: &'static str,
     /// Whether the counters are as they must be.
     right: fn(&Counted) -> bool,
-    served: Served,
+    served: ServedVolumes,
     control: PathBuf,
     _dir: tempfile::TempDir,
     _disks: Disks,
@@ -117,7 +117,7 @@ fn verified(part: &Doorbells, guest: &Guest) -> Result<()> {
     let (name, expected) = (part.name, part.expected);
     let interrupts = run_for(
         guest,
-        LONG,
+        LONG_TIMEOUT,
         &format!("d=$(wait_disk 1 1); {FIO}; grep $(ctrl 1)q /proc/interrupts"),
     )?;
     ensure!(
@@ -193,7 +193,7 @@ fn a_queue_for_each_of_128_processors() -> Result<()> {
              --cpus_allowed=127 >/dev/null
          [ $(told) = 1 ]"
     );
-    let said = run_for(&guest, LONG, &script)?;
+    let said = run_for(&guest, LONG_TIMEOUT, &script)?;
     say(format!("{name}: {}", said.trim()));
     Ok(())
 }

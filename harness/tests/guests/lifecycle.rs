@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::common::{Checks, Disks, LONG, run, run_for};
+use crate::common::{Checks, Disks, LONG_TIMEOUT, run, run_for};
 use anyhow::{Result, bail, ensure};
 use harness::progress::skip;
 use harness::qemu::Accel;
-use harness::served::{Controller, Served, Volumes};
+use harness::served::{Controller, ServedVolumes, Volumes};
 use harness::{Daemon, Guest, GuestBuilder};
 use serde_json::json;
 
@@ -22,9 +22,9 @@ const FULL: usize = 4;
 
 /// Disks that are served by a daemon of their own; QEMU's controller has none.
 struct OfDaemons {
-    again: Served,
-    private: Served,
-    plugged: Served,
+    again: ServedVolumes,
+    private: ServedVolumes,
+    plugged: ServedVolumes,
     /// `None` where no tmpfs can be mounted.
     full: Option<Full>,
 }
@@ -144,7 +144,7 @@ fn a_second_guest_finds_what_the_first_left() -> Result<()> {
 fn works(guest: &Guest) -> Result<String> {
     run_for(
         guest,
-        LONG,
+        LONG_TIMEOUT,
         &format!(
             "d=$(wait_disk {BUSY} 1); head -c $((4 << 20)) /dev/urandom >/tmp/r
              dd if=/tmp/r of=$d bs=1M oflag=direct conv=fsync 2>/dev/null
@@ -196,7 +196,7 @@ fn clock(guest: &Guest) -> Result<()> {
 /// Plugs a controller into a running guest, and returns the checksum of its first MiB, written
 /// there before if that is wanted. The controller is not pulled out: QEMU 11.1 itself aborts when
 /// a vfio-user-pci device is (an assertion in memory_region_del_subregion).
-fn plug(guest: &Guest, served: &Served, number: usize, write: bool) -> Result<String> {
+fn plug(guest: &Guest, served: &ServedVolumes, number: usize, write: bool) -> Result<String> {
     let socket = json!({"type": "unix", "path": served.daemon()?.socket()});
     let device = json!({"driver": "vfio-user-pci", "id": "hot", "bus": "slot1", "socket": socket});
     guest.qmp("device_add", device)?;
@@ -228,7 +228,7 @@ fn identify(guest: &Guest) -> Result<String> {
 
 /// A guest whose memory cannot be shared gets no disk, and the log says which QEMU option was left
 /// out.
-fn unshared(served: &Served) -> Result<()> {
+fn unshared(served: &ServedVolumes) -> Result<()> {
     // Whether QEMU starts at all is its affair; firmware would wait long for the disk.
     let guest = Guest::builder("private")
         .disk(served.disk())
@@ -272,7 +272,7 @@ impl Drop for Tmpfs {
 
 /// A disk in a filesystem of the host that runs full.
 struct Full {
-    served: Served,
+    served: ServedVolumes,
     ballast: PathBuf,
     _tmpfs: Tmpfs,
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use crate::common::{Checks, Disks, LONG, run, run_for};
+use crate::common::{Checks, Disks, LONG_TIMEOUT, run, run_for};
 use anyhow::{Context, Result, ensure};
 use harness::daemon::program;
 use harness::progress::skip;
@@ -111,7 +111,7 @@ fn keep_busy(guest: &Guest) -> Result<()> {
 fn another_round(guest: &Guest) -> Result<()> {
     run_for(
         guest,
-        LONG,
+        LONG_TIMEOUT,
         "touch /tmp/rounds; was=$(cat /tmp/rounds)
          for try in $(seq 2000); do
              [ ! -e /tmp/end ] || { cat /tmp/end /tmp/busy; exit 1; }
@@ -161,7 +161,7 @@ fn disks_come_and_go_beside_a_busy_guest() -> Result<()> {
         another_round(&guest)?;
         run_for(
             &guest,
-            LONG,
+            LONG_TIMEOUT,
             "touch /tmp/stop
              for try in $(seq 2000); do [ -e /tmp/end ] && break; sleep 0.1; done
              [ \"$(cat /tmp/end)\" = well ] || { cat /tmp/busy; exit 1; }",
@@ -188,7 +188,7 @@ fn namespace(m: &Managed, guest: &Guest) -> Result<()> {
         let size = 8 + 4 * (turn + 1);
         let filled = run_for(
             guest,
-            LONG,
+            LONG_TIMEOUT,
             &format!(
                 "{disk}; mib=$(($(cat $q/size) >> 11))
                  head -c $((mib << 20)) /dev/urandom >/tmp/r
@@ -309,13 +309,13 @@ fn export_grows(m: &Managed, guest: &Guest) -> Result<()> {
          [ $(cat /sys/block/$q/size) = 98304 ]; {VERIFY} --offset=40m",
         find("EXPORT")
     );
-    run_for(guest, LONG, &script)?;
+    run_for(guest, LONG_TIMEOUT, &script)?;
     m.refused(&["remove", "export"], "a client is attached")?;
     m.refused(&["attach", "export", "mem://1M"], "no controller")
 }
 
 fn until(what: &str, is_so: impl Fn() -> bool) -> Result<()> {
-    let deadline = Instant::now() + LONG;
+    let deadline = Instant::now() + LONG_TIMEOUT;
     while !is_so() {
         ensure!(Instant::now() < deadline, "{what}: not in time");
         std::thread::sleep(Duration::from_millis(100));
@@ -337,7 +337,7 @@ fn export(m: &Managed, guest: &Guest) -> Result<()> {
         let driver = "vhost-user-blk-pci";
         let device = json!({"driver": driver, "id": "hot", "bus": "slot1", "chardev": "added"});
         guest.qmp("device_add", device)?;
-        run_for(guest, LONG, &format!("{}{VERIFY}", find(&serial)))?;
+        run_for(guest, LONG_TIMEOUT, &format!("{}{VERIFY}", find(&serial)))?;
         m.refused(&["remove", "added"], "a client is attached")?;
         guest.qmp("device_del", json!({"id": "hot"}))?;
         // The guest gives it up first; its socket stays connected until it goes, too.

@@ -13,14 +13,14 @@ use anyhow::{Context, Result, bail, ensure};
 use harness::cache::Cache;
 use harness::daemon::{Daemon, program};
 use harness::progress::skip;
-use harness::tree::{Tree, Wish};
+use harness::tree::{PackageSet, Tree};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// In which disks that are used do something.
 const MOMENT: Duration = Duration::from_millis(250);
 
 /// The checker of Prometheus.
-const PROMTOOL: Wish = Wish {
+const PROMTOOL: PackageSet = PackageSet {
     name: "promtool",
     suites: &["trixie"],
     release: None,
@@ -29,7 +29,7 @@ const PROMTOOL: Wish = Wish {
 };
 
 /// A browser without windows.
-const BROWSER: Wish = Wish {
+const BROWSER: PackageSet = PackageSet {
     name: "browser",
     suites: &["trixie"],
     release: None,
@@ -38,7 +38,7 @@ const BROWSER: Wish = Wish {
 };
 
 /// A tree of packages, or why there is none here.
-fn tree(what: &str, wish: &Wish) -> Option<Tree> {
+fn tree(what: &str, wish: &PackageSet) -> Option<Tree> {
     let found = Cache::open().and_then(|cache| Tree::fetch(&cache, wish, |_| Ok(())));
     match found {
         Ok(tree) => Some(tree),

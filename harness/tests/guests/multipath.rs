@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::common::{Checks, Disks, LONG, Part, in_one_guest, run, run_for};
+use crate::common::{Checks, Disks, LONG_TIMEOUT, Part, in_one_guest, run, run_for};
 use crate::zones::ZonePaths;
 use anyhow::{Result, ensure};
 use harness::daemon::program;
@@ -110,7 +110,7 @@ fn script(guest: &Guest, text: &str) -> Result<String> {
 #[test]
 fn paths_change_under_load() -> Result<()> {
     let seconds = seconds()?;
-    let limit = LONG * 6 + Duration::from_secs(seconds);
+    let limit = LONG_TIMEOUT * 6 + Duration::from_secs(seconds);
     let builder = || Guest::builder("multipath").append(ON).limit(limit);
     in_one_guest(builder, [Multipath::serve(seconds)?, ZonePaths::serve()?])
 }
@@ -302,7 +302,7 @@ fn load(paths: &Paths, guest: &Guest, seconds: u64) -> Result<()> {
     }
     let said = run_for(
         guest,
-        LONG,
+        LONG_TIMEOUT,
         &format!(
             "{LIB}\ntouch /tmp/stop
              for try in $(seq 1800); do [ -e /tmp/end ] && break; sleep 0.1; done

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::common::{Checks, Disks, LONG, Part, run, run_for};
+use crate::common::{Checks, Disks, LONG_TIMEOUT, Part, run, run_for};
 use anyhow::{Result, ensure};
 use harness::daemon::program;
 use harness::progress::skip;
@@ -197,7 +197,7 @@ fn attach(guest: &Guest, pooled: &Pooled) -> Result<()> {
          dd if=/tmp/random of=$d bs=1M seek=33 oflag=direct conv=fsync 2>/dev/null
          dd if=$d bs=1M skip=33 count=1 iflag=direct 2>/dev/null | cmp - /tmp/random"
     );
-    run_for(guest, LONG, &text)?;
+    run_for(guest, LONG_TIMEOUT, &text)?;
     let random = guest.pull_file("/tmp/random")?;
     let mut found = 0;
     for file in pooled.files()? {
@@ -290,7 +290,7 @@ fn busy(guest: &Guest) -> Result<()> {
          done
          [ $(field unvmcap) = $((256 << 20)) ]"
     );
-    run_for(guest, LONG, &text)?;
+    run_for(guest, LONG_TIMEOUT, &text)?;
     Ok(())
 }
 

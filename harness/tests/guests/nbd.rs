@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use crate::common::nbd::{LIMIT, NBDKIT, Place, QEMU, nbdkit, port, qemu_nbd, tree};
+use crate::common::nbd::{LIMIT, ListenAddress, NBDKIT, QEMU, nbdkit, port, qemu_nbd, tree};
 use crate::common::{Disks, run_for};
 use anyhow::{Context, Result, bail, ensure};
 use harness::daemon::program;
@@ -56,11 +56,11 @@ fn verified(output: &Output, daemon: &Daemon) -> Result<()> {
 }
 
 /// Kills and starts the server again and again, for as long as there is load.
-fn killed_under_load(tree: &Tree, place: &Place, disk: &Path) -> Result<()> {
+fn killed_under_load(tree: &Tree, address: &ListenAddress, disk: &Path) -> Result<()> {
     let file = disk.display().to_string();
     let words = ["plugin:file", &file];
-    let mut server = nbdkit(tree, place, &words)?;
-    let daemon = Daemon::builder("nbd").volume(place.url()).start()?;
+    let mut server = nbdkit(tree, address, &words)?;
+    let daemon = Daemon::builder("nbd").volume(address.url()).start()?;
     let mut load = load(&daemon, 6)?;
     let mut kills = 0;
     while load.try_wait()?.is_none() {
@@ -68,7 +68,7 @@ fn killed_under_load(tree: &Tree, place: &Place, disk: &Path) -> Result<()> {
         std::thread::sleep(Duration::from_millis(700));
         server.kill()?;
         kills += 1;
-        server = nbdkit(tree, place, &words)?;
+        server = nbdkit(tree, address, &words)?;
         wait_connected(&daemon, kills)?;
     }
     verified(&load.wait_with_output()?, &daemon)?;
@@ -96,9 +96,9 @@ fn nbdkit_is_killed_under_load_and_nothing_is_lost() -> Result<()> {
     };
     let disks = Disks::new()?;
     let disk = disks.sparse("disk.raw", 64)?;
-    let unix = Place::Unix(disks.dir().join("nbd.sock"));
+    let unix = ListenAddress::Unix(disks.dir().join("nbd.sock"));
     killed_under_load(&tree, &unix, &disk)?;
-    killed_under_load(&tree, &Place::Tcp(port()?), &disk)
+    killed_under_load(&tree, &ListenAddress::Tcp(port()?), &disk)
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn delays_and_errors_of_nbdkits_filters() -> Result<()> {
     };
     let disks = Disks::new()?;
     let disk = disks.sparse("disk.raw", 64)?;
-    let place = Place::Unix(disks.dir().join("nbd.sock"));
+    let address = ListenAddress::Unix(disks.dir().join("nbd.sock"));
     let switch = disks.dir().join("errors");
     let (file, error_file) = (disk.display().to_string(), switch.display());
     let error_file = format!("error-file={error_file}");
@@ -123,8 +123,10 @@ fn delays_and_errors_of_nbdkits_filters() -> Result<()> {
         "error-rate=10%",
         &error_file,
     ];
-    let _server = nbdkit(&tree, &place, &words)?;
-    let daemon = Daemon::builder("nbd-filters").volume(place.url()).start()?;
+    let _server = nbdkit(&tree, &address, &words)?;
+    let daemon = Daemon::builder("nbd-filters")
+        .volume(address.url())
+        .start()?;
     verified(&load(&daemon, 2)?.wait_with_output()?, &daemon)?;
     fs::write(&switch, "")?;
     let output = load(&daemon, 2)?.wait_with_output()?;
@@ -150,7 +152,7 @@ fn every_kind_of_server_is_spoken_to() -> Result<()> {
         return Ok(());
     };
     let disks = Disks::new()?;
-    let place = Place::Unix(disks.dir().join("nbd.sock"));
+    let address = ListenAddress::Unix(disks.dir().join("nbd.sock"));
     let memory = ["plugin:memory", "64M"];
     let sizes = [
         "filter:blocksize-policy",
@@ -191,9 +193,9 @@ fn every_kind_of_server_is_spoken_to() -> Result<()> {
         ),
         (sizes.to_vec(), "&block-size=4096", "("),
     ] {
-        let server = nbdkit(&tree, &place, &words)?;
+        let server = nbdkit(&tree, &address, &words)?;
         let daemon = Daemon::builder("nbd-kinds")
-            .volume(format!("{}{options}", place.url()))
+            .volume(format!("{}{options}", address.url()))
             .start()?;
         verified(&load(&daemon, 1)?.wait_with_output()?, &daemon)
             .with_context(|| format!("{words:?}"))?;
@@ -219,17 +221,17 @@ fn every_kind_of_server_is_spoken_to() -> Result<()> {
             "no export \"\"",
         ),
     ] {
-        let _server = nbdkit(&tree, &place, &words)?;
+        let _server = nbdkit(&tree, &address, &words)?;
         let (status, log) = Daemon::builder("nbd-refused")
-            .volume(format!("{}{options}", place.url()))
+            .volume(format!("{}{options}", address.url()))
             .refuse()?;
         ensure!(!status.success(), "{words:?}: {log}");
         ensure!(log.contains(said), "{words:?}: no \"{said}\" in\n{log}");
     }
     // What may only be read.
-    let _server = nbdkit(&tree, &place, &without("--readonly"))?;
+    let _server = nbdkit(&tree, &address, &without("--readonly"))?;
     let daemon = Daemon::builder("nbd-read-only")
-        .volume(place.url())
+        .volume(address.url())
         .start()?;
     let output = load(&daemon, 1)?.wait_with_output()?;
     ensure!(!output.status.success(), "a read-only export was written");
@@ -249,8 +251,8 @@ fn a_server_that_hangs_is_seen_and_hurts_nobody_else() -> Result<()> {
         return Ok(());
     };
     let disks = Disks::new()?;
-    let place = Place::Unix(disks.dir().join("nbd.sock"));
-    let server = nbdkit(&tree, &place, &["plugin:memory", "64M"])?;
+    let address = ListenAddress::Unix(disks.dir().join("nbd.sock"));
+    let server = nbdkit(&tree, &address, &["plugin:memory", "64M"])?;
     let config = disks.dir().join("vnvme.toml");
     let control = disks.dir().join("control.sock");
     let socket = |name: &str| disks.dir().join(format!("{name}.sock"));
@@ -260,7 +262,7 @@ fn a_server_that_hangs_is_seen_and_hurts_nobody_else() -> Result<()> {
             socket(name).display()
         )
     };
-    let url = format!("{}&timeout=1s&reconnect-delay=5s", place.url());
+    let url = format!("{}&timeout=1s&reconnect-delay=5s", address.url());
     let text = [disk("other", "mem://64M"), disk("vm", &url)].concat();
     fs::write(&config, format!("[process]\nworkers = 1\n{text}"))?;
     let daemon = Daemon::builder("nbd-hangs")
@@ -315,13 +317,15 @@ fn disks_are_added_on_the_servers_that_are_allowed() -> Result<()> {
     let disks = Disks::new()?;
     let dir = tempfile::Builder::new().prefix("vnvme-").tempdir()?;
     let places = [
-        Place::Tcp(port()?),
-        Place::Unix(dir.path().join("nbd.sock")),
+        ListenAddress::Tcp(port()?),
+        ListenAddress::Unix(dir.path().join("nbd.sock")),
     ];
     let memory = ["plugin:memory", "64M"];
     let start = || -> Result<Vec<_>> {
         let servers = places.iter();
-        servers.map(|place| nbdkit(&tree, place, &memory)).collect()
+        servers
+            .map(|address| nbdkit(&tree, address, &memory))
+            .collect()
     };
     let servers = start()?;
     let path = |name: &str| dir.path().join(name).display().to_string();
@@ -350,8 +354,8 @@ fn disks_are_added_on_the_servers_that_are_allowed() -> Result<()> {
             .output()
             .context("vnvme add")
     };
-    for (name, place) in ["tcp", "unix"].into_iter().zip(&places) {
-        let added = add(name, &place.url())?;
+    for (name, address) in ["tcp", "unix"].into_iter().zip(&places) {
+        let added = add(name, &address.url())?;
         let said = String::from_utf8_lossy(&added.stderr).into_owned();
         ensure!(added.status.success(), "{name}: {said}\n{}", daemon.log()?);
         verified(
@@ -359,7 +363,7 @@ fn disks_are_added_on_the_servers_that_are_allowed() -> Result<()> {
             &daemon,
         )?;
     }
-    let other = Place::Tcp(port()?);
+    let other = ListenAddress::Tcp(port()?);
     let _other = nbdkit(&tree, &other, &memory)?;
     let refused = add("other", &other.url())?;
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -408,11 +412,11 @@ fn a_guest_verifies_while_its_server_is_killed() -> Result<()> {
     };
     let disks = Disks::new()?;
     let disk = disks.sparse("disk.raw", 256)?;
-    let place = Place::Unix(disks.dir().join("nbd.sock"));
+    let address = ListenAddress::Unix(disks.dir().join("nbd.sock"));
     let file = disk.display().to_string();
     let words = ["plugin:file", file.as_str()];
-    let mut server = nbdkit(&tree, &place, &words)?;
-    let daemon = Daemon::builder("nbd-guest").volume(place.url()).start()?;
+    let mut server = nbdkit(&tree, &address, &words)?;
+    let daemon = Daemon::builder("nbd-guest").volume(address.url()).start()?;
     let guest = Guest::builder("nbd").vfio_user(daemon.socket()).boot()?;
     let fio = std::thread::scope(|scope| -> Result<()> {
         let work = scope.spawn(|| {
@@ -433,7 +437,7 @@ fn a_guest_verifies_while_its_server_is_killed() -> Result<()> {
         while !work.is_finished() {
             std::thread::sleep(Duration::from_secs(2));
             server.kill()?;
-            server = nbdkit(&tree, &place, &words)?;
+            server = nbdkit(&tree, &address, &words)?;
         }
         work.join().expect("the guest's work")?;
         Ok(())

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::nvmet::{NQN, Nvmet, PROVEN_NQN};
-use crate::common::{Checks, LONG, run_for};
+use crate::common::{Checks, LONG_TIMEOUT, run_for};
 use anyhow::{Context, Result, bail, ensure};
 use harness::daemon::program;
 use harness::progress::{say, skip};
@@ -67,7 +67,7 @@ fn linux_is_a_target() -> Result<()> {
     }
     // Two policies that lose ports, and one that loses cables.
     let (seconds, _) = path_seconds(0);
-    let limit = LONG * 3 + Duration::from_secs(4 * seconds);
+    let limit = LONG_TIMEOUT * 3 + Duration::from_secs(4 * seconds);
     let target = Nvmet::start("nvmet", 192, limit)?;
     let mut checks = Checks::new("nvme-tcp");
     checks.check("discovery", || discovered(&target));
@@ -370,7 +370,7 @@ fn in_a_guest(target: &Nvmet) -> Result<()> {
         let work = scope.spawn(|| {
             run_for(
                 &guest,
-                LONG,
+                LONG_TIMEOUT,
                 "d=$(wait_disk 1 1)
                  fio --name=v --filename=$d --ioengine=io_uring --direct=1 --rw=randrw \
                      --bsrange=4k-256k --size=16m --iodepth=16 --fsync=50 --verify=crc32c \

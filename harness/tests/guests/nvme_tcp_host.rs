@@ -3,7 +3,7 @@
 //!
 //! `VNVME_HOST_LONG` set: more kinds of hosts, longer loads, and a daemon that is killed.
 
-use crate::common::{Checks, LONG};
+use crate::common::{Checks, LONG_TIMEOUT};
 use anyhow::{Result, ensure};
 use harness::Guest;
 use harness::daemon::program;
@@ -54,7 +54,7 @@ A=127.0.0.1; N=nqn.2014-08.org.vnvme:served
 
 /// Runs a script that must succeed in a guest, with [`HOST_LIB`].
 pub fn host(guest: &Guest, script: &str) -> Result<String> {
-    guest.run_for(LONG, &format!("{HOST_LIB}\nset -e\n{script}"))
+    guest.run_for(LONG_TIMEOUT, &format!("{HOST_LIB}\nset -e\n{script}"))
 }
 
 /// All that one host is asked for, so that it is booted once.

@@ -1,6 +1,6 @@
 //! Flexible Data Placement under Linux: nvme-cli and fio, by what they see and do to the counts.
 
-use crate::common::{Checks, Disks, LONG, Part, kill_serving, run, run_for};
+use crate::common::{Checks, Disks, LONG_TIMEOUT, Part, kill_serving, run, run_for};
 use anyhow::{Result, ensure};
 use harness::progress::skip;
 use harness::served::Controller;
@@ -21,7 +21,7 @@ is() { [ "$1" = "$2" ] || { echo "$1, and not $2"; exit 1; }; }
 const HANDLES: &str = "fdp-handles=4&fdp-unit=1M";
 
 fn script(guest: &Guest, text: &str) -> Result<String> {
-    run_for(guest, LONG, &format!("{LIB}\n{text}"))
+    run_for(guest, LONG_TIMEOUT, &format!("{LIB}\n{text}"))
 }
 
 /// A disk with placement handles in a guest that others share.

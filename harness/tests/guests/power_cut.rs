@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::common::{Disks, LONG, run, run_for};
+use crate::common::{Disks, LONG_TIMEOUT, run, run_for};
 use anyhow::{Context, Result, bail, ensure};
 use dma::{Buffer, SegmentList};
-use fuse_disk::{Disk, Fault, Random, SECTOR, What};
+use fuse_disk::{Disk, Fault, Random, RequestKind, SECTOR};
 use harness::served::Volumes;
 use harness::{Daemon, Guest};
 use rustix::io::Errno;
@@ -73,13 +73,13 @@ impl Drop for Loop {
 }
 
 /// A disk whose power can be cut, and how it is reached.
-struct Below {
+struct BackingDisk {
     // Goes first.
     device: Option<Loop>,
     disk: Disk,
 }
 
-impl Below {
+impl BackingDisk {
     /// Nothing, with a line that says so, where it cannot be had.
     fn new(what: &str, dir: &Path, size: usize, block_device: bool) -> Option<Self> {
         let skip = |why: String| {
@@ -115,7 +115,7 @@ struct State {
     in_flight: bool,
 }
 
-enum Asked {
+enum SentRequest {
     Write {
         blocks: Range<usize>,
         fua: bool,
@@ -139,7 +139,7 @@ struct Tally {
 struct Load {
     random: Random,
     blocks: Vec<State>,
-    asked: HashMap<u64, Asked>,
+    asked: HashMap<u64, SentRequest>,
     next_tag: u64,
     /// Of a hundred requests so many are flushes, and of a hundred writes so many are durable.
     flushes: u64,
@@ -172,7 +172,7 @@ impl Load {
         let tag = self.next_tag;
         if self.random.percent(self.flushes) {
             let completed = self.blocks.iter().map(|block| block.completed).collect();
-            self.asked.insert(tag, Asked::Flush(completed));
+            self.asked.insert(tag, SentRequest::Flush(completed));
             return Request::transfer(tag, Op::Flush, 0, SegmentList::new());
         }
         let (first, count) = loop {
@@ -197,7 +197,7 @@ impl Load {
         }
         let fua = self.random.percent(self.durable);
         let blocks = first..first + count;
-        self.asked.insert(tag, Asked::Write { blocks, fua });
+        self.asked.insert(tag, SentRequest::Write { blocks, fua });
         let (op, at) = (Op::Write { fua }, (first * BLOCK) as u64);
         Request::transfer(tag, op, at, SegmentList::owned(buffer))
     }
@@ -205,7 +205,7 @@ impl Load {
     fn completed(&mut self, done: &Completion) -> bool {
         let ok = done.result.is_ok();
         match self.asked.remove(&done.tag) {
-            Some(Asked::Write { blocks, fua }) => {
+            Some(SentRequest::Write { blocks, fua }) => {
                 for block in &mut self.blocks[blocks] {
                     block.in_flight = false;
                     if ok {
@@ -216,7 +216,7 @@ impl Load {
                 self.tally.writes += u64::from(ok);
                 self.tally.durable_writes += u64::from(ok && fua);
             }
-            Some(Asked::Flush(covered)) if ok => {
+            Some(SentRequest::Flush(covered)) if ok => {
                 self.tally.flushes += 1;
                 for (block, version) in self.blocks.iter_mut().zip(covered) {
                     block.durable = block.durable.max(version);
@@ -341,7 +341,12 @@ fn kill_meanwhile(daemon: &Daemon, disk: &Disk, random: &mut Random) -> Result<u
 
 /// Serves, works, cuts the power, looks, again and again; with the process killed in between, if
 /// that is to be. Answers how often it was.
-fn cut_again_and_again(below: &Below, load: &mut Load, cuts: u64, kills: bool) -> Result<u64> {
+fn cut_again_and_again(
+    below: &BackingDisk,
+    load: &mut Load,
+    cuts: u64,
+    kills: bool,
+) -> Result<u64> {
     let dir = tempfile::tempdir()?;
     let path = dir.path().join("manager");
     let manager = UnixDatagram::bind(&path)?;
@@ -399,7 +404,7 @@ fn cut_again_and_again(below: &Below, load: &mut Load, cuts: u64, kills: bool) -
 
 fn nothing_durable_is_lost(what: &str, block_device: bool, kills: bool) -> Result<()> {
     let disks = Disks::new()?;
-    let Some(below) = Below::new(what, disks.dir(), BLOCKS * BLOCK, block_device) else {
+    let Some(below) = BackingDisk::new(what, disks.dir(), BLOCKS * BLOCK, block_device) else {
         return Ok(());
     };
     let mut load = Load::new(if block_device { 11 } else { 7 });
@@ -441,12 +446,13 @@ fn nothing_that_was_acknowledged_is_lost_with_kills_between_cuts() -> Result<()>
 #[test]
 fn a_disk_that_lies_is_found_out() -> Result<()> {
     let disks = Disks::new()?;
-    let Some(below) = Below::new("a_disk_that_lies", disks.dir(), BLOCKS * BLOCK, false) else {
+    let Some(below) = BackingDisk::new("a_disk_that_lies", disks.dir(), BLOCKS * BLOCK, false)
+    else {
         return Ok(());
     };
     below
         .disk
-        .fail(What::Sync, 0..u64::MAX, u64::MAX, Fault::Lie);
+        .fail(RequestKind::Sync, 0..u64::MAX, u64::MAX, Fault::Lie);
     let mut load = Load::new(5);
     match cut_again_and_again(&below, &mut load, 20, false) {
         Ok(_) => bail!("nobody noticed: {:?}", load.tally),
@@ -461,7 +467,7 @@ fn a_disk_that_lies_is_found_out() -> Result<()> {
 fn files_that_a_guest_has_synced_outlive_the_power() -> Result<()> {
     let disks = Disks::new()?;
     let what = "a_guest";
-    let Some(below) = Below::new(what, disks.dir(), 192 << 20, true) else {
+    let Some(below) = BackingDisk::new(what, disks.dir(), 192 << 20, true) else {
         return Ok(());
     };
     let mut random = Random::new(3);
@@ -471,7 +477,7 @@ fn files_that_a_guest_has_synced_outlive_the_power() -> Result<()> {
         if round == 0 {
             run_for(
                 &guest,
-                LONG,
+                LONG_TIMEOUT,
                 "d=$(wait_disk 1 1); mkfs.ext4 -q -F -E nodiscard $d; sync",
             )?;
         }
@@ -513,7 +519,7 @@ fn files_that_a_guest_has_synced_outlive_the_power() -> Result<()> {
         let list = names.join(" ");
         run_for(
             &guest,
-            LONG,
+            LONG_TIMEOUT,
             &format!(
                 "d=$(wait_disk 1 1); mount $d /mnt
                  for f in {list}; do

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::common::{Checks, Disks, LONG, Part, run_for};
+use crate::common::{Checks, Disks, LONG_TIMEOUT, Part, run_for};
 use anyhow::Result;
 use harness::progress::skip;
 use harness::served::Controller;
@@ -42,7 +42,7 @@ fn serve(disk: &Path, others: &[(&Path, &str)]) -> Result<Daemon> {
 }
 
 fn script(guest: &Guest, text: &str) -> Result<String> {
-    run_for(guest, LONG, &format!("{LIB}\n{text}"))
+    run_for(guest, LONG_TIMEOUT, &format!("{LIB}\n{text}"))
 }
 
 /// Disks with protection information in a guest that others share.

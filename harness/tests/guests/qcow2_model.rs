@@ -87,9 +87,10 @@ impl Case<'_> {
         for layer in 0..layers {
             let is_top = layer == layers - 1;
             // Layers are of different sizes.
-            let size = match is_top {
-                true => size,
-                false => size / 2 + self.chance.below(size / 512) * 512,
+            let size = if is_top {
+                size
+            } else {
+                size / 2 + self.chance.below(size / 512) * 512
             };
             let raw = !is_top && layer == 0 && self.chance.below(3) == 0;
             let format = if raw { "raw" } else { "qcow2" };

@@ -19,10 +19,10 @@ use crate::common::ceph::{Cluster, tree};
 use anyhow::{Context, Result, ensure};
 use harness::cache::{Cache, checkout};
 use harness::daemon::program;
-use harness::tree::{Tree, Wish};
+use harness::tree::{PackageSet, Tree};
 
 /// QEMU with its driver for images of Ceph clusters, of the release whose cluster it is.
-const QEMU: Wish = Wish {
+const QEMU: PackageSet = PackageSet {
     name: "qemu-rbd",
     suites: &["bookworm"],
     release: None,

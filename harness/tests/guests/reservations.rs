@@ -52,17 +52,17 @@ holds() {
 "#;
 
 /// A shared disk, its configuration, and where its reservations are kept.
-struct Shared {
+struct SharedDisk {
     disks: Disks,
 }
 
-impl Shared {
-    fn new() -> Result<Shared> {
-        Shared::with("")
+impl SharedDisk {
+    fn new() -> Result<SharedDisk> {
+        SharedDisk::with("")
     }
 
     /// Each with these options of its volume.
-    fn with(options: &str) -> Result<Shared> {
+    fn with(options: &str) -> Result<SharedDisk> {
         let disks = Disks::new()?;
         let volume = disks.sparse("shared.raw", 64)?;
         let at = |name: &str| disks.dir().join(name);
@@ -77,7 +77,7 @@ impl Shared {
             );
         }
         fs::write(at("vnvme.toml"), config)?;
-        Ok(Shared { disks })
+        Ok(SharedDisk { disks })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -115,7 +115,7 @@ fn one_host_fences_another_by_nvme_cli() -> Result<()> {
         skip(name, "QEMU's own controller has no reservations");
         return Ok(());
     }
-    let shared = Shared::new()?;
+    let shared = SharedDisk::new()?;
     let daemon = shared.serve()?;
     let guest = shared.boot()?;
     let mut checks = Checks::new("reservations");
@@ -143,7 +143,7 @@ fn one_host_fences_another_by_nvme_cli() -> Result<()> {
 /// The shared disk in the guest after the one that was killed.
 struct AfterKill {
     daemon: Daemon,
-    shared: Shared,
+    shared: SharedDisk,
 }
 
 impl Part for AfterKill {
@@ -274,7 +274,7 @@ struct Two {
 }
 
 impl Two {
-    fn boot(shared: &Shared, name: &str, limit: Duration) -> Result<Two> {
+    fn boot(shared: &SharedDisk, name: &str, limit: Duration) -> Result<Two> {
         let daemon = Daemon::builder(name).limit(limit);
         let daemon = daemon
             .config(&shared.path("vnvme.toml"), &shared.path("b"))
@@ -317,7 +317,7 @@ fn two_guests_fence_each_other() -> Result<()> {
     // A dozen by nvme-cli takes a minute.
     let limit = Duration::from_secs(1200 + slow * 15 + fast);
     // So writes wait: some are in flight at each fence.
-    let shared = Shared::with(", write-iops = 1000")?;
+    let shared = SharedDisk::with(", write-iops = 1000")?;
     let two = Two::boot(&shared, "fencing", limit)?;
     let mut checks = Checks::new("fences");
     // On a disk of zeroes.

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use crate::common::{Checks, Disks, LONG, Part, allocated, json, run, run_for};
+use crate::common::{Checks, Disks, LONG_TIMEOUT, Part, allocated, json, run, run_for};
 use anyhow::{Context, Result, ensure};
 use harness::progress::skip;
-use harness::served::{Controller, Served, Volumes};
+use harness::served::{Controller, ServedVolumes, Volumes};
 use harness::{Disk, Guest};
 
 const FIRST_MIB: u64 = 1024;
@@ -103,7 +103,7 @@ fn a_linux_guest_uses_its_disks() -> Result<()> {
 /// Linux 7.x describes the whole buffer of a passthrough command by an SGL, so that the controller
 /// can tell a transfer that is longer; one that is shorter is an ordinary command.
 pub struct Passthrough {
-    served: Served,
+    served: ServedVolumes,
     _disks: Disks,
 }
 
@@ -343,7 +343,7 @@ fn fio_verify(guest: &Guest, controller: u32, nsid: u32, smallest: &str) -> Resu
     ] {
         run_for(
             guest,
-            LONG,
+            LONG_TIMEOUT,
             &format!(
                 "fio --name=v --filename=$(disk {controller} {nsid}) {common} --bsrange={sizes} --numjobs={jobs} \
                  --iodepth={depth} --size={size} --offset_increment=128m --randseed={depth}"
@@ -733,7 +733,7 @@ fn filesystem(guest: &Guest, controller: u32, nsid: u32, kind: &str) -> Result<(
     };
     run_for(
         guest,
-        LONG,
+        LONG_TIMEOUT,
         &format!(
             "d=$(disk {controller} {nsid})
              {make} $d
@@ -758,7 +758,7 @@ fn filesystem(guest: &Guest, controller: u32, nsid: u32, kind: &str) -> Result<(
 fn survives(guest: &Guest, action: &str) -> Result<()> {
     run_for(
         guest,
-        LONG,
+        LONG_TIMEOUT,
         &format!(
             "d=$(wait_disk 1 1)
              dd if=/dev/urandom of=/tmp/random bs=1M count=8 2>/dev/null
@@ -782,7 +782,7 @@ fn reset(guest: &Guest) -> Result<()> {
 fn reset_under_load(guest: &Guest) -> Result<()> {
     run_for(
         guest,
-        LONG,
+        LONG_TIMEOUT,
         "d=$(wait_disk 1 1)
          rm -f /tmp/stop
          (while [ ! -e /tmp/stop ]; do

@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::common::nbd::{NBDKIT, Place, QEMU, nbdkit, tree};
-use crate::common::{Checks, Disks, LONG, number, run, run_for};
+use crate::common::nbd::{ListenAddress, NBDKIT, QEMU, nbdkit, tree};
+use crate::common::{Checks, Disks, LONG_TIMEOUT, number, run, run_for};
 use anyhow::{Context, Result, ensure};
 use harness::cache::checkout;
 use harness::daemon::program;
@@ -208,7 +208,7 @@ fn kill_under_load(
     let turns = std::thread::scope(|scope| -> Result<String> {
         let load = scope.spawn(|| {
             let seconds = seconds_for(all) + 2;
-            let limit = LONG + Duration::from_secs(2 * seconds);
+            let limit = LONG_TIMEOUT + Duration::from_secs(2 * seconds);
             let script = format!("end=$(($(date +%s) + {seconds}))\n{LOAD}\n{loads}");
             let turns = run_for(guest, limit, &script);
             ended.store(true, Ordering::Release);
@@ -220,15 +220,12 @@ fn kill_under_load(
         while killed + upgraded < all && !ended.load(Ordering::Acquire) {
             std::thread::sleep(Duration::from_micros(20_000 + chance.below(BETWEEN)));
             let left = (all - killed - upgraded) as u64;
-            match chance.below(left) < (upgrades - upgraded) as u64 {
-                true => {
-                    keeps.upgrade()?;
-                    upgraded += 1;
-                }
-                false => {
-                    keeps.kill(pid)?;
-                    killed += 1;
-                }
+            if chance.below(left) < (upgrades - upgraded) as u64 {
+                keeps.upgrade()?;
+                upgraded += 1;
+            } else {
+                keeps.kill(pid)?;
+                killed += 1;
             }
             pid = keeps.serving(Some(pid))?;
         }
@@ -443,7 +440,7 @@ fn verified_data_survives_on_every_kind_of_volume() -> Result<()> {
         volumes.push(("an image", format!("qcow2://{image}").into()));
     }
     let slow = disks.sparse("slow.raw", 64)?.display().to_string();
-    let place = Place::Unix(disks.dir().join("nbd.sock"));
+    let place = ListenAddress::Unix(disks.dir().join("nbd.sock"));
     let words = [
         "filter:delay",
         "plugin:file",
@@ -492,7 +489,7 @@ socket = "/run/vnvme/vm1.sock"
 namespace = [{ volume = "mem://192M" }]
 "#;
 /// Enough for both disks and their clients.
-const MOST: usize = 512;
+const MAX_DESCRIPTORS: usize = 512;
 
 /// The unit of the package, in a machine with a real systemd, which keeps at most so many
 /// descriptors for it.
@@ -538,7 +535,7 @@ fn machine() -> Result<Option<Machine>> {
     fs::write(machine.path("/etc/vnvme/vnvme.toml"), DISKS)?;
     let file = fs::File::create(machine.path("/var/lib/vnvme/vm0.raw"))?;
     file.set_len(MIB << 20)?;
-    configure(&machine, MOST)?;
+    configure(&machine, MAX_DESCRIPTORS)?;
     // systemd keeps nothing of a unit that nobody wants when it stops.
     machine.run(&["systemctl", "add-wants", "test.target", UNIT])?;
     machine.run(&["systemctl", "start", UNIT])?;
@@ -581,7 +578,7 @@ impl Keeps for Machine {
 }
 
 /// Kills between resets, at most: they are about messages, of which one reset has many.
-const MOST_RESETS: usize = 40;
+const MAX_RESETS: usize = 40;
 
 /// Resets of both controllers, again and again: many messages, in between which the process is
 /// killed.
@@ -633,12 +630,12 @@ fn a_guest_survives_under_systemd() -> Result<()> {
         busy > idle,
         "{busy} are stored, and {idle} without a client"
     );
-    ensure!(busy < MOST, "{busy} are stored");
+    ensure!(busy < MAX_DESCRIPTORS, "{busy} are stored");
     // In between messages.
     std::thread::scope(|scope| -> Result<()> {
         let resets = scope.spawn(|| {
-            let seconds = seconds_for(kills.min(MOST_RESETS));
-            let limit = 2 * LONG + Duration::from_secs(seconds);
+            let seconds = seconds_for(kills.min(MAX_RESETS));
+            let limit = 2 * LONG_TIMEOUT + Duration::from_secs(seconds);
             run_for(
                 &guest,
                 limit,

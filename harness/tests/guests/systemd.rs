@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use harness::cache::checkout;
 use harness::daemon::program;
 use harness::progress::skip;
-use harness::systemd::{LIMIT, Machine, PACKAGES};
+use harness::systemd::{Machine, PACKAGES, WAIT_TIMEOUT};
 use harness::{Cache, Disk, Guest, Tree};
 
 const UNIT: &str = "vnvme.service";
@@ -85,7 +85,7 @@ fn signal(machine: &Machine, name: &str) -> Result<()> {
 
 /// Waits until the journal has this of the unit, and answers it.
 fn wait_journal(machine: &Machine, unit: &str, text: &str) -> Result<String> {
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
         let journal = machine.journal(unit)?;
         if journal.contains(text) {
@@ -239,7 +239,7 @@ fn is_written(machine: &Machine) -> Result<()> {
 /// Each line has its level there.
 fn journal(machine: &Machine) -> Result<()> {
     let warning = "for a control socket";
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     // While the guest's client still leaves, a second one is refused before it is read from.
     while !machine.journal(UNIT)?.contains(warning) {
         ensure!(Instant::now() < deadline, "no {warning:?} in the journal");

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::common::{Checks, Disks, LONG, boot_with_device, json, newer_kernel, run, run_for};
+use crate::common::{
+    Checks, Disks, LONG_TIMEOUT, boot_with_device, json, newer_kernel, run, run_for,
+};
 use anyhow::{Context, Result, ensure};
 use harness::Guest;
 use harness::daemon::program;
@@ -43,7 +45,7 @@ fn boot(name: &str, file: &Path, kernel: Option<PathBuf>) -> Result<Guest> {
 }
 
 fn sh(guest: &Guest, script: &str) -> Result<String> {
-    run_for(guest, LONG, &format!("{LIB}{script}"))
+    run_for(guest, LONG_TIMEOUT, &format!("{LIB}{script}"))
 }
 
 /// Data, filesystem, discards, and what the kernel says of the disk.

@@ -3,7 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::common::{Checks, Disks, LONG, boot_with_device, json, newer_kernel, run, run_for};
+use crate::common::{
+    Checks, Disks, LONG_TIMEOUT, boot_with_device, json, newer_kernel, run, run_for,
+};
 use anyhow::{Result, ensure};
 use harness::Guest;
 use harness::daemon::{build, program};
@@ -122,13 +124,13 @@ fn unprivileged(guest: &Guest, interface: &str) -> Result<()> {
 
 /// The kernel's driver fills the disk's first 4 MiB for ours to read.
 fn fill(guest: &Guest) -> Result<()> {
-    run_for(guest, LONG, &format!("d=$(wait_disk 1 1); fio --name=fill --filename=$d --rw=write --size=4m {PATTERN} --do_verify=0"))
+    run_for(guest, LONG_TIMEOUT, &format!("d=$(wait_disk 1 1); fio --name=fill --filename=$d --rw=write --size=4m {PATTERN} --do_verify=0"))
         .map(drop)
 }
 
 /// The kernel's driver finds in the next 4 MiB what ours left there.
 fn found(guest: &Guest) -> Result<()> {
-    run_for(guest, LONG, &format!("d=$(wait_disk 1 1); fio --name=found --filename=$d --rw=read --offset=4m --size=4m {PATTERN}"))
+    run_for(guest, LONG_TIMEOUT, &format!("d=$(wait_disk 1 1); fio --name=found --filename=$d --rw=read --offset=4m --size=4m {PATTERN}"))
         .map(drop)
 }
 
@@ -141,7 +143,7 @@ const PATTERN: &str =
 fn drive(guest: &Guest, interface: &str) -> Result<()> {
     let out = run_for(
         guest,
-        LONG,
+        LONG_TIMEOUT,
         &format!("{ENV}/tmp/vfio_selftest $(bdf 1) {interface}"),
     )?;
     say(format!("vfio: {}", out.trim().replace('\n', "\nvfio: ")));
@@ -157,7 +159,7 @@ fn drive(guest: &Guest, interface: &str) -> Result<()> {
 fn released(guest: &Guest) -> Result<()> {
     let out = run_for(
         guest,
-        LONG,
+        LONG_TIMEOUT,
         &format!(
             "{ENV}b=$(bdf 1)
              /tmp/vnvme serve --socket /tmp/s.sock nvme://$b/1 >/tmp/serve.log 2>&1 & pid=$!

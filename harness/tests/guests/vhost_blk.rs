@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::common::{Checks, Disks, LONG, allocated};
+use crate::common::{Checks, Disks, LONG_TIMEOUT, allocated};
 use anyhow::{Context, Result, ensure};
 use harness::served::Controller;
 use harness::{Daemon, Guest};
@@ -22,7 +22,7 @@ d=/dev/$q
 "#;
 
 fn run(guest: &Guest, script: &str) -> Result<String> {
-    guest.run_for(LONG, &format!("{FIND}\n{script}"))
+    guest.run_for(LONG_TIMEOUT, &format!("{FIND}\n{script}"))
 }
 
 /// The daemon, its disk's file, and the socket that outlives it.
@@ -171,7 +171,7 @@ fn verify(guest: &Guest, export: &Export) -> Result<()> {
 
 fn chained(guest: &Guest) -> Result<()> {
     guest.run_for(
-        LONG,
+        LONG_TIMEOUT,
         &format!(
             "{}\n[ $(cat /sys/block/$q/size) = 131072 ]; [ $(cat /sys/block/$q/queue/logical_block_size) = 4096 ]
              fio --name=v --filename=$d --ioengine=io_uring --direct=1 --rw=randrw --bsrange=4k-64k --iodepth=16 \
@@ -256,9 +256,10 @@ fn restart(
     daemon: &mut Option<Daemon>,
     killed: bool,
 ) -> Result<()> {
-    let (options, size, some) = match killed {
-        true => ("&iops=100", "8m --loops=1", 100),
-        false => ("", "48m --loops=1", 500),
+    let (options, size, some) = if killed {
+        ("&iops=100", "8m --loops=1", 100)
+    } else {
+        ("", "48m --loops=1", 500)
     };
     if killed {
         daemon.take().context("no daemon")?.terminate()?;

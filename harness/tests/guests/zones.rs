@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::{
-    Checks, Disks, LONG, Part, allocated, in_two_guests, kill_serving, run, run_for,
+    Checks, Disks, LONG_TIMEOUT, Part, allocated, in_two_guests, kill_serving, run, run_for,
 };
 use anyhow::{Result, ensure};
 use harness::daemon::{DaemonBuilder, program};
@@ -126,7 +126,7 @@ fn fio(guest: &Guest) -> Result<()> {
              --rw=write --bs=128k --size=24m --do_verify=1 --verify=crc32c --output-format=terse \\
              >/tmp/fio || {{ cat /tmp/fio; exit 1; }}"
     );
-    run_for(guest, LONG, &text)?;
+    run_for(guest, LONG_TIMEOUT, &text)?;
     Ok(())
 }
 
@@ -355,7 +355,7 @@ fn whole(guest: &Guest) -> Result<()> {
          dmesg | grep -Ei 'BTRFS (error|critical)|I/O error|nvme.*(timeout|abort|reset)' && exit 1
          cd /; umount /tmp/m"
     );
-    run_for(guest, LONG, &text)?;
+    run_for(guest, LONG_TIMEOUT, &text)?;
     Ok(())
 }
 
@@ -372,7 +372,7 @@ fn killed_meanwhile(daemon: &Daemon, guest: &Guest, text: &str) -> Result<()> {
             }
             Ok(kills)
         });
-        let said = run_for(guest, LONG, &format!("{LIB}\n{FILES}\n{text}"));
+        let said = run_for(guest, LONG_TIMEOUT, &format!("{LIB}\n{FILES}\n{text}"));
         ended.store(true, Ordering::Release);
         (said, killer.join().unwrap())
     });
@@ -474,21 +474,21 @@ fn filled(said: &str) -> Result<String> {
     let (sums, end) = said.trim_end().rsplit_once('\n').unwrap_or_default();
     let files = sums.lines().count();
     say(format!(
-        "zones: filled: {end}, of {SMALL_ZONES}; {files} MB of {MOST} MB"
+        "zones: filled: {end}, of {SMALL_ZONES}; {files} MB of {MAX_UNITS} MB"
     ));
     let empty = end.split_whitespace().rev().nth(2);
     let empty: usize = empty.unwrap_or_default().parse()?;
-    ensure!(files * 2 > MOST && empty <= SMALL_ZONES / 4, "{end}");
+    ensure!(files * 2 > MAX_UNITS && empty <= SMALL_ZONES / 4, "{end}");
     Ok(format!("{sums}\n"))
 }
 
 /// What the zones take, in units of 10^6 bytes.
-const MOST: usize = SMALL_ZONES * 3 * 1_048_576 / 1_000_000;
+const MAX_UNITS: usize = SMALL_ZONES * 3 * 1_048_576 / 1_000_000;
 
 /// The process that serves is killed once when a third is written.
 fn filled_while_killed(daemon: &Daemon, guest: &Guest, disk: &Path) -> Result<String> {
     std::thread::scope(|scope| {
-        let fill = scope.spawn(|| run_for(guest, LONG, &full("fill")));
+        let fill = scope.spawn(|| run_for(guest, LONG_TIMEOUT, &full("fill")));
         while allocated(disk)? < SMALL_ZONES as u64 * (1 << 20) {
             ensure!(!fill.is_finished(), "{:?}", fill.join().unwrap());
             std::thread::sleep(Duration::from_millis(50));
@@ -510,7 +510,7 @@ fn holds(guest: &Guest, sums: &str) -> Result<()> {
          dmesg | grep -Ei 'BTRFS (error|critical)|I/O error|nvme.*(timeout|abort|reset)' && exit 1
          cd /; umount /tmp/m"
     ));
-    run_for(guest, LONG, &text)?;
+    run_for(guest, LONG_TIMEOUT, &text)?;
     Ok(())
 }
 
@@ -735,7 +735,7 @@ fn under_reads(paths: &Paths, guest: &Guest) -> Result<()> {
          [ $(done_by 1 read) -gt 100 ] && [ $(done_by 2 read) -gt 100 ]
          echo rounds $(cat /tmp/rounds?), reads by both: $(done_by 1 read) $(done_by 2 read)"
     );
-    let said = run_for(guest, LONG, &text)?;
+    let said = run_for(guest, LONG_TIMEOUT, &text)?;
     say(format!("zones: {}", said.trim()));
     Ok(())
 }
@@ -792,7 +792,7 @@ const ZONES_OF_HOSTS: &str = "zone-size=4M&zone-capacity=3M&max-open-zones=8&max
 
 fn of_hosts(guest: &Guest, text: &str) -> Result<String> {
     let text = format!("{LIB}\n{OF_PATHS}\ne=$(wait_disk 2 1); m=/dev/ng${{e#/dev/nvme}}\n{text}");
-    run_for(guest, LONG, &text)
+    run_for(guest, LONG_TIMEOUT, &text)
 }
 
 const TWO_ZONED_DISKS: &str = r#"

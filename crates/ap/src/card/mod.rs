@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 
 use crate::information::{Configuration, Hardware};
 use crate::matrix::{Apqn, Mask, Matrix};
-use crate::outside::{Clock, Part, Queues, Reply, Target};
+use crate::outside::{Clock, InterruptTarget, Queues, Reply, RequestPart};
 use crate::status::{QueueStatus, Response};
 
 use queue::{Event, Queue};
@@ -30,7 +30,7 @@ pub trait Coprocessor {
 /// Receiver of notifications.
 pub trait Notify {
     /// Makes the notification byte non-zero and the subclass pending.
-    fn notify(&mut self, apqn: Apqn, target: Target);
+    fn notify(&mut self, apqn: Apqn, target: InterruptTarget);
 }
 
 /// Durations of operations, in nanoseconds.
@@ -221,7 +221,7 @@ impl<C: Clock, N: Notify, P: Coprocessor> Queues for Cards<C, N, P> {
         self.reset(apqn)
     }
 
-    fn aqic(&mut self, apqn: Apqn, target: Option<Target>) -> QueueStatus {
+    fn aqic(&mut self, apqn: Apqn, target: Option<InterruptTarget>) -> QueueStatus {
         self.with(apqn, |queue, _, now| {
             queue.interrupts(target, now.time + now.layout.latency.interrupts)
         })
@@ -242,7 +242,7 @@ impl<C: Clock, N: Notify, P: Coprocessor> Queues for Cards<C, N, P> {
         }
     }
 
-    fn nqap(&mut self, apqn: Apqn, part: Part<'_>) -> QueueStatus {
+    fn nqap(&mut self, apqn: Apqn, part: RequestPart<'_>) -> QueueStatus {
         self.with(apqn, |queue, coprocessor, now| {
             if part.special {
                 return queue.status().with(Response::FACILITY_NOT_INSTALLED);

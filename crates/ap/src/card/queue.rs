@@ -4,16 +4,16 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use crate::outside::{Part, Reply, Target};
+use crate::outside::{InterruptTarget, Reply, RequestPart};
 use crate::status::{QueueStatus, Response};
 
 /// State of the interrupt bit, including its transitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Interrupts {
     Off,
-    Enabling { target: Target, until: u64 },
-    On(Target),
-    Disabling { target: Target, until: u64 },
+    Enabling { target: InterruptTarget, until: u64 },
+    On(InterruptTarget),
+    Disabling { target: InterruptTarget, until: u64 },
 }
 
 #[derive(Debug)]
@@ -26,7 +26,7 @@ struct Message {
 /// Event of a queue that is due.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    Notify(Target),
+    Notify(InterruptTarget),
     Quiet,
 }
 
@@ -75,7 +75,7 @@ impl Queue {
 
     /// Returns the notification target while the interrupt bit is one; only then may a notification
     /// be written.
-    fn target(&self) -> Option<Target> {
+    fn target(&self) -> Option<InterruptTarget> {
         match self.interrupts {
             Interrupts::On(target) | Interrupts::Disabling { target, .. } => Some(target),
             Interrupts::Off | Interrupts::Enabling { .. } => None,
@@ -142,7 +142,11 @@ impl Queue {
         status
     }
 
-    pub(super) fn interrupts(&mut self, target: Option<Target>, until: u64) -> QueueStatus {
+    pub(super) fn interrupts(
+        &mut self,
+        target: Option<InterruptTarget>,
+        until: u64,
+    ) -> QueueStatus {
         let status = self.status();
         if self.reset.is_some() {
             return status;
@@ -162,7 +166,7 @@ impl Queue {
 
     pub(super) fn enqueue(
         &mut self,
-        part: Part<'_>,
+        part: RequestPart<'_>,
         largest: usize,
         ready: u64,
         compute: impl FnOnce(&[u8]) -> Vec<u8>,

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use ap::card::Latency;
-use ap::outside::{GuestPage, PAGE_SIZE, Part, Queues};
+use ap::outside::{GuestPage, PAGE_SIZE, Queues, RequestPart};
 use ap::{Apqn, InterruptControl, Response, Subclass};
 use proptest::prelude::*;
 
@@ -123,7 +123,7 @@ fn run(device: &mut Device, world: &World, model: &mut Model, step: &Step) {
         Step::Reset(apqn) => drop(device.rapq(apqn)),
         Step::Zeroize(apqn) => drop(device.zapq(apqn)),
         Step::Request(apqn) => {
-            let part = Part {
+            let part = RequestPart {
                 id: 7,
                 data: b"abc",
                 last: true,

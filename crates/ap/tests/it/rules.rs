@@ -2,8 +2,8 @@
 //! always are in `histories.rs` too.
 
 use ap::card::Latency;
-use ap::intercept::{self, Installed, Outcome, Registers};
-use ap::outside::{GuestPage, PAGE_SIZE, Part, Queues};
+use ap::intercept::{self, Installed, InterceptOutcome, Registers};
+use ap::outside::{GuestPage, PAGE_SIZE, Queues, RequestPart};
 use ap::{Apqn, Facilities, Hardware, InterruptControl, Mask, Response, StillHeld, Subclass};
 
 use crate::common::{ADAPTERS, DOMAINS, Device, PAGES, World, all_queues, device, millis};
@@ -27,7 +27,7 @@ fn held(page: u64, subclass: u8) -> Option<(GuestPage, Subclass)> {
 }
 
 fn request(device: &mut Device, apqn: Apqn) -> Response {
-    let part = Part {
+    let part = RequestPart {
         id: 1,
         data: b"x",
         last: true,
@@ -217,9 +217,10 @@ fn unassigned_queues_are_reset_and_hold_nothing() {
         });
         device.aqic(QUEUE, enable(2, 6));
         request(&mut device, QUEUE);
-        let result = match by_domain {
-            true => device.unassign_domain(DOMAINS[0]),
-            false => device.unassign_adapter(ADAPTERS[0]),
+        let result = if by_domain {
+            device.unassign_domain(DOMAINS[0])
+        } else {
+            device.unassign_adapter(ADAPTERS[0])
         };
         assert_eq!(result, Ok(()));
         assert_nothing_held(&world);
@@ -259,9 +260,10 @@ fn a_queue_that_is_gone_is_released() {
         (Response::CHECKSTOPPED, true),
     ] {
         device.aqic(QUEUE, enable(2, 6));
-        match go {
-            true => device.outside().queues.cards.checkstop(ADAPTERS[0]),
-            false => device.outside().queues.cards.configure(ADAPTERS[0], false),
+        if go {
+            device.outside().queues.cards.checkstop(ADAPTERS[0])
+        } else {
+            device.outside().queues.cards.configure(ADAPTERS[0], false)
         }
         let status = device.aqic(QUEUE, InterruptControl::Disable);
         assert_eq!(status.response, respond);
@@ -334,7 +336,7 @@ fn the_hook_answers_through_the_interception() {
         problem_state: false,
     };
     let outcome = intercept::pqap(installed, registers, Some(&mut device));
-    let Outcome::Status(status) = outcome else {
+    let InterceptOutcome::Status(status) = outcome else {
         panic!("{outcome:?}");
     };
     assert_eq!(status.condition_code(), 0);

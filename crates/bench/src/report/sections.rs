@@ -99,9 +99,10 @@ impl<'a> View<'a> {
             (view, words)
         });
         let at: Vec<_> = at.collect();
-        match at.is_empty() {
-            true => vec![(self, String::new())],
-            false => at,
+        if at.is_empty() {
+            vec![(self, String::new())]
+        } else {
+            at
         }
     }
 

@@ -22,7 +22,7 @@
 //!   dearer: the minimum of several runs counts.
 
 use super::scratch::Scratch;
-use super::{Outcome, Plan};
+use super::{Plan, SuiteResults};
 use crate::results::Case;
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
@@ -31,8 +31,8 @@ use std::process::{Command, Stdio};
 
 const SUITE: &str = "cost";
 /// Number of I/Os in the shorter run.
-const FEW: u64 = 4_000;
-const MANY: u64 = 12_000;
+const SHORT_RUN_IOS: u64 = 4_000;
+const LONG_RUN_IOS: u64 = 12_000;
 /// Number of I/Os in the longer run when all instructions count. The cost of starting varies by
 /// 300,000 instructions between runs (address space layout, hash seeds), which must be small
 /// compared with the difference.
@@ -43,18 +43,18 @@ const DEPTH: u16 = 32;
 
 /// Function whose instructions are counted, including its callees; `None`: all instructions. The
 /// compiler must keep it as a separate function: one with a single caller may be inlined.
-type Counted = Option<&'static str>;
+type CountedFunction = Option<&'static str>;
 
-const WHOLE: Counted = None;
+const WHOLE: CountedFunction = None;
 /// Function for one step of the worker that serves a controller in this process.
-const LOOP: Counted = Some("in_process::Host::step");
+const LOOP: CountedFunction = Some("in_process::Host::step");
 /// Function for a controller's part of a round, which all front-ends with a controller share.
-const CONTROLLER: Counted = Some("controller::controller::Controller::poll_within");
+const CONTROLLER: CountedFunction = Some("controller::control::Controller::poll_within");
 /// Function in which a controller starts a batch of commands on a volume that does not complete
 /// them immediately.
-const START: Counted = Some("controller::engine::run::Batch::start");
+const START: CountedFunction = Some("controller::engine::run::Batch::start");
 /// Function in which a controller completes one command.
-const END: Counted =
+const END: CountedFunction =
     Some("controller::engine::complete::<impl controller::engine::Engine>::complete");
 
 /// Placeholder for a file that the suite creates.
@@ -69,7 +69,7 @@ struct Cost {
     target: &'static str,
     rw: &'static str,
     bs: &'static str,
-    counted: Counted,
+    counted: CountedFunction,
 }
 
 const CASES: [Cost; 11] = [
@@ -109,7 +109,7 @@ const fn cost(
     target: &'static str,
     rw: &'static str,
     bs: &'static str,
-    counted: Counted,
+    counted: CountedFunction,
 ) -> Cost {
     Cost {
         case,
@@ -120,8 +120,8 @@ const fn cost(
     }
 }
 
-pub fn run(plan: &Plan) -> Result<Outcome> {
-    let mut outcome = Outcome::default();
+pub fn run(plan: &Plan) -> Result<SuiteResults> {
+    let mut outcome = SuiteResults::default();
     if !has_valgrind() {
         outcome.leave_out(
             "the suite",
@@ -219,7 +219,7 @@ fn instructions(vnvme: &Path, cost: &Cost, target: &str) -> Result<f64> {
     let more = if cost.counted == WHOLE {
         MANY_WHOLE
     } else {
-        MANY
+        LONG_RUN_IOS
     };
     let runs = if cost.target == FILE { RUNS } else { 1 };
     let least = |ios| {
@@ -227,13 +227,13 @@ fn instructions(vnvme: &Path, cost: &Cost, target: &str) -> Result<f64> {
         let counts = counts.collect::<Result<Vec<u64>>>()?;
         counts.into_iter().min().context("no run")
     };
-    let (few, many) = (least(FEW)?, least(more)?);
+    let (few, many) = (least(SHORT_RUN_IOS)?, least(more)?);
     ensure!(
         many > few,
         "callgrind counted {few} instructions, then {many}: is {} still a function of its own?",
         cost.counted.unwrap_or("the program")
     );
-    Ok((many - few) as f64 / (more - FEW) as f64)
+    Ok((many - few) as f64 / (more - SHORT_RUN_IOS) as f64)
 }
 
 /// Runs a case with this many I/Os, and returns the number of instructions.

@@ -5,10 +5,10 @@
 //! can submit. `sleeping`: the worker sleeps at once, so each arming and wake-up is counted.
 //! `interrupt`: the client sleeps too, until an interrupt arrives.
 
-use super::pool::Pool;
-use super::server::{Program, Serve, Server};
+use super::pool::TargetPool;
+use super::server::{Program, Server, ServerConfig};
 use super::slices::{self, Contender, Pings};
-use super::{Cores, Outcome, Plan};
+use super::{Cores, Plan, SuiteResults};
 use anyhow::{Result, bail};
 use load::job::{Doorbells, Job};
 use std::rc::Rc;
@@ -19,7 +19,7 @@ const POINTS: [(u16, u16); 6] = [(1, 1), (2, 1), (4, 1), (8, 1), (32, 1), (32, 4
 /// Measured points of the variants that sleep.
 const FEW_POINTS: [(u16, u16); 2] = [(1, 1), (32, 1)];
 
-struct Way {
+struct DoorbellVariant {
     words: &'static str,
     /// Maximum number of I/Os for each doorbell.
     batch: u16,
@@ -28,36 +28,36 @@ struct Way {
     points: &'static [(u16, u16)],
 }
 
-const WAYS: [Way; 5] = [
-    Way {
+const WAYS: [DoorbellVariant; 5] = [
+    DoorbellVariant {
         words: "",
         batch: 1,
         idle_window: None,
         interrupt: false,
         points: &POINTS,
     },
-    Way {
+    DoorbellVariant {
         words: " batched",
         batch: u16::MAX,
         idle_window: None,
         interrupt: false,
         points: &POINTS,
     },
-    Way {
+    DoorbellVariant {
         words: " sleeping",
         batch: 1,
         idle_window: Some(0),
         interrupt: false,
         points: &POINTS,
     },
-    Way {
+    DoorbellVariant {
         words: " sleeping batched",
         batch: u16::MAX,
         idle_window: Some(0),
         interrupt: false,
         points: &FEW_POINTS,
     },
-    Way {
+    DoorbellVariant {
         words: " interrupt",
         batch: 1,
         idle_window: Some(0),
@@ -69,7 +69,7 @@ const WAYS: [Way; 5] = [
 /// Name for `--only` of the variant without a suffix.
 const PLAIN: &str = "polling";
 
-impl Way {
+impl DoorbellVariant {
     fn name(&self) -> &'static str {
         match self.words.trim_start() {
             "" => PLAIN,
@@ -80,17 +80,17 @@ impl Way {
 
 /// Checks that these words select cases of this suite.
 pub fn check_only(only: &[String]) -> Result<()> {
-    let names = WAYS.each_ref().map(Way::name);
+    let names = WAYS.each_ref().map(DoorbellVariant::name);
     match only.iter().find(|word| !names.contains(&word.as_str())) {
         Some(word) => bail!("--only {word}: the suite doorbell has {}", names.join(", ")),
         None => Ok(()),
     }
 }
 
-pub fn run(plan: &Plan) -> Result<Outcome> {
-    let chosen = plan.chosen(&WAYS.each_ref().map(Way::name));
+pub fn run(plan: &Plan) -> Result<SuiteResults> {
+    let chosen = plan.chosen(&WAYS.each_ref().map(DoorbellVariant::name));
     let cores = Cores::pair()?;
-    let mut outcome = Outcome::default();
+    let mut outcome = SuiteResults::default();
     let mut pings = Pings::new(&cores, plan)?;
     for run in 0..plan.runs {
         eprintln!("  run {} of {}", run + 1, plan.runs);
@@ -105,12 +105,12 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 
 /// Measures a variant with and without shadow doorbells, alternately.
 fn pair(
-    outcome: &mut Outcome,
+    outcome: &mut SuiteResults,
     pings: &mut Pings,
     plan: &Plan,
     run: u32,
     cores: &Cores,
-    way: &Way,
+    way: &DoorbellVariant,
     (depth, queues): (u16, u16),
 ) -> Result<()> {
     let (mut contenders, mut servers) = (Vec::new(), Vec::new());
@@ -124,9 +124,9 @@ fn pair(
         let served = |program: &Program| -> Result<_> {
             let server = Rc::new(Server::start(
                 program,
-                &Serve {
+                &ServerConfig {
                     idle_window: way.idle_window,
-                    ..Serve::one(
+                    ..ServerConfig::one(
                         "null://1T",
                         false,
                         cores.server.get(..1).unwrap_or_default(),
@@ -134,7 +134,7 @@ fn pair(
                 },
             )?);
             // A single thread for all queues: the client has one core.
-            let pool = Pool::queues(&server.url(0), &job, queues, queues)?;
+            let pool = TargetPool::queues(&server.url(0), &job, queues, queues)?;
             let job = pool.job(&job);
             Ok((server.clone(), slices::load(server, pool, job)))
         };

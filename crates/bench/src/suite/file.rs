@@ -1,8 +1,8 @@
 //! Suite `file`: a file behind a controller, compared with direct access through io_uring.
 
 use super::scratch::Scratch;
-use super::server::{Serve, Server};
-use super::{Cores, Outcome, Plan, pingpong};
+use super::server::{Server, ServerConfig};
+use super::{Cores, Plan, SuiteResults, pingpong};
 use crate::results::Case;
 use anyhow::{Context, Result, anyhow, ensure};
 use load::device::DeviceTarget;
@@ -47,13 +47,13 @@ const RETRIES: u32 = 3;
 /// Returns whether another process disturbed a slice; `usual` is the smallest share so far. On a
 /// tmpfs, the kernel does all work of a bare ring in threads on the CPU of the ring's owner, which
 /// waits for them. Such waiting belongs to the way itself.
-fn is_disturbed(way: &Way, medium: &Medium, share: f64, usual: f64) -> bool {
-    let own = medium.word == TMPFS && !matches!(way, Way::Served(..));
+fn is_disturbed(way: &FileAccess, medium: &Medium, share: f64, usual: f64) -> bool {
+    let own = medium.word == TMPFS && !matches!(way, FileAccess::Served(..));
     share > usual + DISTURBED && !own
 }
 
 /// A way to access the file.
-enum Way {
+enum FileAccess {
     /// io_uring directly on the file, with or without registered buffers. The thread runs on the
     /// CPU that the worker has otherwise, so that the disk's interrupts and the kernel's work after
     /// them are handled on the same CPU in both ways.
@@ -68,12 +68,14 @@ enum Way {
     Served(DeviceTarget, Box<Server>, Vec<usize>),
 }
 
-impl Way {
+impl FileAccess {
     /// Returns the CPUs that this way keeps busy.
     fn cpus(&self, cores: &Cores) -> Vec<usize> {
         match self {
-            Way::Bare(_, cpus) | Way::Waiting(_, cpus) => cpus.clone(),
-            Way::Beside(..) | Way::Served(..) => [&cores.client[..], &cores.server].concat(),
+            FileAccess::Bare(_, cpus) | FileAccess::Waiting(_, cpus) => cpus.clone(),
+            FileAccess::Beside(..) | FileAccess::Served(..) => {
+                [&cores.client[..], &cores.server].concat()
+            }
         }
     }
 
@@ -87,20 +89,22 @@ impl Way {
             ..job.clone()
         };
         let (measured, of_server) = match self {
-            Way::Bare(target, cpus) => (load::run(target, &on(cpus), &mut ())?, Duration::ZERO),
-            Way::Waiting(target, cpus) => {
+            FileAccess::Bare(target, cpus) => {
+                (load::run(target, &on(cpus), &mut ())?, Duration::ZERO)
+            }
+            FileAccess::Waiting(target, cpus) => {
                 let job = Job {
                     interrupt: true,
                     ..on(cpus)
                 };
                 (load::run(target, &job, &mut ())?, Duration::ZERO)
             }
-            Way::Beside(target, cpus, other) => {
+            FileAccess::Beside(target, cpus, other) => {
                 let job = on(cpus);
                 let measured = beside_a_poller(other, || load::run(target, &job, &mut ()))?;
                 (measured, Duration::ZERO)
             }
-            Way::Served(target, server, cpus) => {
+            FileAccess::Served(target, server, cpus) => {
                 let before = server.waited();
                 let measured = load::run(target, &on(cpus), &mut ())?;
                 (measured, server.waited().saturating_sub(before))
@@ -163,9 +167,9 @@ pub fn check_only(only: &[String]) -> Result<()> {
     Ok(())
 }
 
-pub fn run(plan: &Plan) -> Result<Outcome> {
+pub fn run(plan: &Plan) -> Result<SuiteResults> {
     let cores = Cores::pair()?;
-    let mut outcome = Outcome::default();
+    let mut outcome = SuiteResults::default();
     let mut media = Vec::new();
     for word in plan.chosen(&MEDIA) {
         let dir = match word {
@@ -248,7 +252,7 @@ fn round_trip(cores: &Cores, plan: &Plan) -> Result<f64> {
 
 /// Returns the ways to access the file. Only one of them can lock it at a time, so there is a
 /// second server only for a disk that can be shared.
-fn ways(medium: &Medium, cores: &Cores, plan: &Plan) -> Result<Vec<(&'static str, Way)>> {
+fn ways(medium: &Medium, cores: &Cores, plan: &Plan) -> Result<Vec<(&'static str, FileAccess)>> {
     let cpus = cores.server.get(..1).unwrap_or_default();
     let mut ways = Vec::new();
     for word in plan.chosen(&WAYS) {
@@ -262,21 +266,21 @@ fn ways(medium: &Medium, cores: &Cores, plan: &Plan) -> Result<Vec<(&'static str
             Ok(target.with_memory(plan.memory.source()))
         };
         let way = match word {
-            "bare" => Way::Bare(bare()?, cpus.to_vec()),
-            "waiting" => Way::Waiting(bare()?, cpus.to_vec()),
-            "plain" => Way::Bare(bare()?.unregistered(), cpus.to_vec()),
-            "beside" => Way::Beside(bare()?, cpus.to_vec(), cores.client.clone()),
+            "bare" => FileAccess::Bare(bare()?, cpus.to_vec()),
+            "waiting" => FileAccess::Waiting(bare()?, cpus.to_vec()),
+            "plain" => FileAccess::Bare(bare()?.unregistered(), cpus.to_vec()),
+            "beside" => FileAccess::Beside(bare()?, cpus.to_vec(), cores.client.clone()),
             _ => {
                 let volume = format!("{}?lock=off", medium.path.display());
                 let server = Server::start(
                     &plan.vnvme,
-                    &Serve {
+                    &ServerConfig {
                         pin_memory,
-                        ..Serve::one(&volume, false, cpus)
+                        ..ServerConfig::one(&volume, false, cpus)
                     },
                 )?;
                 let target = DeviceTarget::open(&server.url(0), &plan.job(1, &cores.client))?;
-                Way::Served(target, Box::new(server), cores.client.clone())
+                FileAccess::Served(target, Box::new(server), cores.client.clone())
             }
         };
         ways.push((word, way));
@@ -298,7 +302,7 @@ struct Total {
 
 /// Measures all ways in turn, [`SLICES`] times, in reverse order every second time.
 fn turns(
-    ways: &[(&'static str, Way)],
+    ways: &[(&'static str, FileAccess)],
     medium: &Medium,
     job: &Job,
     cores: &Cores,

@@ -6,8 +6,8 @@
 
 use super::qsd::{QSD, Qsd, Start};
 use super::scratch::Scratch;
-use super::server::{Serve, Server};
-use super::{Cores, Outcome, Plan};
+use super::server::{Server, ServerConfig};
+use super::{Cores, Plan, SuiteResults};
 use crate::results::Case;
 use crate::virtio::VirtioTarget;
 use anyhow::{Context, Result, ensure};
@@ -78,9 +78,9 @@ pub fn check_only(only: &[String]) -> Result<()> {
     Ok(())
 }
 
-pub fn run(plan: &Plan) -> Result<Outcome> {
+pub fn run(plan: &Plan) -> Result<SuiteResults> {
     let cores = Cores::pair()?;
-    let mut outcome = Outcome::default();
+    let mut outcome = SuiteResults::default();
     let qsd = plan.qsd.as_deref().unwrap_or(Path::new(QSD));
     for program in [qsd, Path::new("qemu-img"), Path::new("qemu-io")] {
         let found = Command::new(program).arg("--version").output();
@@ -143,10 +143,10 @@ impl Sides {
         let backing = ours.parent().unwrap_or(&ours).display();
         let volume = format!("qcow2://{}?backing={backing}", ours.display());
         let serve = |volume: String| {
-            let serve = Serve {
+            let serve = ServerConfig {
                 volumes: Vec::new(),
                 exports: vec![volume],
-                ..Serve::one("", false, cpus)
+                ..ServerConfig::one("", false, cpus)
             };
             Server::start(&plan.vnvme, &serve)
         };
@@ -177,7 +177,7 @@ impl Sides {
     fn measure(
         &self,
         plan: &Plan,
-        outcome: &mut Outcome,
+        outcome: &mut SuiteResults,
         kind: &Kind,
         rw: Rw,
         depth: u16,

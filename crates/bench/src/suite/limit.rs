@@ -2,9 +2,9 @@
 
 use super::copying::Copying;
 use super::pingpong;
-use super::server::{Program, Serve, Server};
+use super::server::{Program, Server, ServerConfig};
 use super::slices::{self, Contender, Load, Pings};
-use super::{Cores, Outcome, Plan};
+use super::{Cores, Plan, SuiteResults};
 use crate::results::Case;
 use anyhow::{Context, Result};
 use load::device::DeviceTarget;
@@ -43,11 +43,11 @@ fn written(job: &Job) -> Job {
     }
 }
 
-pub fn run(plan: &Plan) -> Result<Outcome> {
+pub fn run(plan: &Plan) -> Result<SuiteResults> {
     let cores = Cores::pair()?;
     let client = *cores.client.first().context("no CPU")?;
     let server = *cores.server.first().context("no second CPU")?;
-    let mut outcome = Outcome::default();
+    let mut outcome = SuiteResults::default();
     let copying = Copying::new(SIZE)?;
     let source = plan.memory.source();
     let mut pings = Pings::new(&cores, plan)?;
@@ -106,7 +106,7 @@ fn served<'a>(
     cores: &Cores,
 ) -> Result<Load<'a>> {
     let cpus = cores.server.get(..1).unwrap_or_default();
-    let server = Server::start(program, &Serve::one(volume, mapped, cpus))?;
+    let server = Server::start(program, &ServerConfig::one(volume, mapped, cpus))?;
     let doorbells = if mapped {
         Doorbells::Mmio
     } else {

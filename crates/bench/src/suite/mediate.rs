@@ -11,8 +11,8 @@
 //! figures are their medians.
 
 use super::counters::{ControllerCounters, Cycles};
-use super::server::{Program, Serve, Server};
-use super::{Cores, Outcome, Plan};
+use super::server::{Program, Server, ServerConfig};
+use super::{Cores, Plan, SuiteResults};
 use crate::report::documents;
 use crate::results::{Case, Collector};
 use anyhow::{Context, Result};
@@ -71,13 +71,13 @@ fn cycles(counters: &[ControllerCounters]) -> [(&'static str, Option<f64>); 3] {
 }
 
 /// A variant, ready to be loaded. Its process is stopped while another variant is loaded.
-struct Way {
+struct ReadyVariant {
     target: DeviceTarget,
     served: Server,
     case: String,
 }
 
-impl Drop for Way {
+impl Drop for ReadyVariant {
     /// Resumes the process first, because the driver releases the device by messages that the
     /// process has to answer.
     fn drop(&mut self) {
@@ -85,7 +85,7 @@ impl Drop for Way {
     }
 }
 
-impl Way {
+impl ReadyVariant {
     fn start(
         vnvme: &Program,
         (way, path): (&str, Option<&'static str>),
@@ -101,9 +101,9 @@ impl Way {
         };
         let served = Server::start(
             vnvme,
-            &Serve {
+            &ServerConfig {
                 path,
-                ..Serve::one(&below, true, &[server])
+                ..ServerConfig::one(&below, true, &[server])
             },
         )?;
         let target = DeviceTarget::open(&served.url(0), job)?;
@@ -153,7 +153,7 @@ fn compare(
     };
     let ways = WAYS
         .iter()
-        .map(|way| Way::start(&plan.vnvme, *way, device, &job, server));
+        .map(|way| ReadyVariant::start(&plan.vnvme, *way, device, &job, server));
     let ways = ways.collect::<Result<Vec<_>>>()?;
     for slice in 0..SLICES as usize {
         let mut bare = 0.0;
@@ -195,8 +195,8 @@ fn compare(
     Ok(())
 }
 
-pub fn run(plan: &Plan) -> Result<Outcome> {
-    let mut outcome = Outcome::default();
+pub fn run(plan: &Plan) -> Result<SuiteResults> {
+    let mut outcome = SuiteResults::default();
     for run in 0..plan.runs {
         eprintln!("  run {} of {}", run + 1, plan.runs);
         for device in DEVICES {
@@ -213,7 +213,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 }
 
 /// Prints the figures beside those of the document.
-fn print(outcome: &Outcome) -> Result<(), OutputError> {
+fn print(outcome: &SuiteResults) -> Result<(), OutputError> {
     let rows = outcome.collector.clone().figures().rows;
     let at = |case: &str, depth: u32, metric: &str| {
         let found =

@@ -24,7 +24,7 @@ mod slices;
 mod tail;
 mod tcp;
 
-pub use near::{Choice, Place};
+pub use near::{Choice, NearMemory};
 
 use crate::results::{self, Collector, LeftOut, Machine, Results};
 use anyhow::{Context, Result, bail};
@@ -133,7 +133,7 @@ pub struct Plan {
     /// File with ceilings for suite `cost`; without it the suite only counts.
     pub ceilings: Option<PathBuf>,
     /// Source of memory for queues and data.
-    pub memory: Place,
+    pub memory: NearMemory,
 }
 
 impl Plan {
@@ -198,13 +198,13 @@ impl Cores {
 }
 
 /// Returns the memory source that the user chose.
-pub fn place(choice: Choice) -> Result<Place> {
-    Ok(Place::new(choice, &Cores::here()?))
+pub fn place(choice: Choice) -> Result<NearMemory> {
+    Ok(NearMemory::new(choice, &Cores::here()?))
 }
 
 /// Results of a suite.
 #[derive(Default)]
-struct Outcome {
+struct SuiteResults {
     collector: Collector,
     /// Cases that were not measured, with the reason.
     left_out: Vec<(String, String)>,
@@ -212,7 +212,7 @@ struct Outcome {
     complaint: Option<String>,
 }
 
-impl Outcome {
+impl SuiteResults {
     fn leave_out(&mut self, what: &str, why: impl ToString) {
         self.left_out.push((what.into(), why.to_string()));
     }
@@ -275,10 +275,10 @@ fn one(name: Name, plan: &Plan) -> Result<()> {
         Name::Tcp => tcp::run(plan),
         Name::Processes => processes::run(plan),
         Name::Cost => cost::run(plan),
-        Name::All => Ok(Outcome::default()),
+        Name::All => Ok(SuiteResults::default()),
     };
     let outcome = outcome.unwrap_or_else(|error| {
-        let mut outcome = Outcome::default();
+        let mut outcome = SuiteResults::default();
         outcome.leave_out("the suite", format!("{error:#}"));
         outcome.complaint = Some(format!("{error:#}"));
         outcome
@@ -328,7 +328,7 @@ mod tests {
             runs: 1,
             output: PathBuf::new(),
             ceilings: None,
-            memory: Place::default(),
+            memory: NearMemory::default(),
         };
         let some = plan(&["32", "disk", "1"]);
         assert_eq!(some.chosen(&["1", "8", "32"]), ["1", "32"]);

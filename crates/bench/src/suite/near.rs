@@ -21,8 +21,8 @@ const PIECE: usize = 4 << 20;
 const PAGES: usize = 64;
 /// Minimum and maximum number of candidate pieces. The minimum is needed to know the shortest
 /// distance.
-const LEAST: usize = 6;
-const MOST: usize = 16;
+const MIN_SAMPLES: usize = 6;
+const MAX_SAMPLES: usize = 16;
 /// Maximum factor between the round trip in a near page and in the nearest one.
 const NEAR: f64 = 1.2;
 
@@ -38,13 +38,13 @@ pub enum Choice {
 
 /// Memory for queues between two CPUs.
 #[derive(Clone, Debug, Default)]
-pub struct Place {
+pub struct NearMemory {
     source: MemorySource,
     /// Round trips in nanoseconds of all pages measured so far.
     seen: Arc<Mutex<Vec<f64>>>,
 }
 
-impl Place {
+impl NearMemory {
     /// Creates the memory source that the user chose.
     pub(super) fn new(choice: Choice, cores: &Cores) -> Self {
         let (Choice::Near, Some(&client), Some(&server)) =
@@ -111,13 +111,13 @@ fn choose<T>(
     // All pieces are kept until one is chosen: freed memory would be returned again.
     let mut pieces: Vec<(T, Vec<f64>)> = Vec::new();
     let mut nearest = f64::INFINITY;
-    while pieces.len() < MOST {
+    while pieces.len() < MAX_SAMPLES {
         let piece = make()?;
         let pages = look(&piece)?;
         nearest = pages.iter().copied().fold(nearest, f64::min);
         pieces.push((piece, pages));
         let found = pieces.iter().any(|(_, pages)| far(pages, nearest) == 0);
-        if found && pieces.len() >= LEAST {
+        if found && pieces.len() >= MIN_SAMPLES {
             break;
         }
     }
@@ -148,14 +148,22 @@ mod tests {
     #[test]
     fn the_nearest_of_several_pieces_is_chosen() {
         let (near, far) = ([280.0, 300.0], [420.0, 430.0]);
-        assert_eq!(chosen(&[far, far, near, far, far, far]), (2, LEAST));
-        assert_eq!(chosen(&[near, near]), (0, LEAST), "all are alike");
-        assert_eq!(chosen(&[far, far]), (0, LEAST), "all are alike");
+        assert_eq!(chosen(&[far, far, near, far, far, far]), (2, MIN_SAMPLES));
+        assert_eq!(chosen(&[near, near]), (0, MIN_SAMPLES), "all are alike");
+        assert_eq!(chosen(&[far, far]), (0, MIN_SAMPLES), "all are alike");
         let late = [far, far, far, far, far, far, far, near];
-        assert_eq!(chosen(&late), (0, LEAST), "nothing tells that it is far");
+        assert_eq!(
+            chosen(&late),
+            (0, MIN_SAMPLES),
+            "nothing tells that it is far"
+        );
         let mixed = [[280.0, 420.0], far, far, far, far, far, far, near];
         assert_eq!(chosen(&mixed), (7, 8), "until one is near throughout");
-        assert_eq!(chosen(&[far, [290.0, 430.0], far]), (1, MOST), "the best");
+        assert_eq!(
+            chosen(&[far, [290.0, 430.0], far]),
+            (1, MAX_SAMPLES),
+            "the best"
+        );
     }
 
     #[test]
@@ -167,10 +175,10 @@ mod tests {
     #[test]
     fn memory_is_there_wherever_it_was_looked_for() {
         let cores = Cores::here().unwrap();
-        let any = Place::new(Choice::Any, &cores);
+        let any = NearMemory::new(Choice::Any, &cores);
         assert_eq!(any.source().make(8192).unwrap().len(), 8192);
         assert_eq!(any.farthest(), None);
-        let near = Place::new(Choice::Near, &cores);
+        let near = NearMemory::new(Choice::Near, &cores);
         let (small, large) = (near.source().make(1), near.source().make(PIECE + 4096));
         small.unwrap();
         assert!(large.unwrap().len() >= PIECE + 4096);
@@ -180,7 +188,7 @@ mod tests {
             client: vec![0],
             server: vec![usize::MAX],
         };
-        let memory = Place::new(Choice::Near, &nowhere).source().make(4096);
+        let memory = NearMemory::new(Choice::Near, &nowhere).source().make(4096);
         assert_eq!(memory.unwrap().len(), 4096);
     }
 }

@@ -21,7 +21,7 @@ pub const PAGE: usize = 4096;
 /// Number of rounds between two readings of the clock.
 const ROUNDS: u64 = 200;
 /// Number of rounds for the measurement of one page.
-const FEW: u64 = 64;
+const PROBE_ROUNDS: u64 = 64;
 
 /// Atomic words of one cache line.
 struct Line<'a, const N: usize>([&'a AtomicU64; N]);
@@ -237,13 +237,13 @@ fn one<const THERE: usize, const BACK: usize>(
 pub fn pages(client: usize, server: usize, memory: &Memory, count: usize) -> Result<Vec<f64>> {
     let tables = (0..count).map(|page| Table::<1, 1>::new(memory, page * PAGE));
     let tables = tables.collect::<Result<Vec<_>>>()?;
-    let firsts = [1, 1 + FEW];
+    let firsts = [1, 1 + PROBE_ROUNDS];
     let play = |stop: &AtomicBool| {
         let mut best = vec![f64::INFINITY; tables.len()];
         for first in firsts {
             for (table, best) in tables.iter().zip(&mut best) {
-                let took = table.play(first, FEW, stop)?;
-                *best = best.min(took.as_nanos() as f64 / FEW as f64);
+                let took = table.play(first, PROBE_ROUNDS, stop)?;
+                *best = best.min(took.as_nanos() as f64 / PROBE_ROUNDS as f64);
             }
         }
         Some(best)
@@ -253,7 +253,7 @@ pub fn pages(client: usize, server: usize, memory: &Memory, count: usize) -> Res
             .into_iter()
             .flat_map(|first| tables.iter().map(move |t| (t, first)));
         for (table, first) in all {
-            if !table.echo(first, FEW, stop) {
+            if !table.echo(first, PROBE_ROUNDS, stop) {
                 break;
             }
         }

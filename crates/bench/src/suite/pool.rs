@@ -4,11 +4,11 @@
 use anyhow::{Context, Result};
 use load::device::DeviceTarget;
 use load::job::Job;
-use load::lane::{Geometry, Lane, Outcome, Target};
+use load::lane::{Geometry, IoResult, Lane, Target};
 use std::time::Duration;
 
 /// Targets of one type, whose queues one thread loads.
-pub struct Pool<T = DeviceTarget> {
+pub struct TargetPool<T = DeviceTarget> {
     targets: Vec<T>,
     /// Number of targets that are loaded, from the first on.
     busy: usize,
@@ -18,14 +18,14 @@ pub struct Pool<T = DeviceTarget> {
     loaded: u16,
 }
 
-impl Pool {
+impl TargetPool {
     /// Opens a controller with `open` queues, of which `loaded` are loaded.
-    pub fn queues(url: &str, job: &Job, open: u16, loaded: u16) -> Result<Pool> {
+    pub fn queues(url: &str, job: &Job, open: u16, loaded: u16) -> Result<TargetPool> {
         let job = Job {
             queues: open,
             ..job.clone()
         };
-        Ok(Pool {
+        Ok(TargetPool {
             targets: vec![DeviceTarget::open(url, &job)?],
             busy: 1,
             open,
@@ -35,9 +35,9 @@ impl Pool {
 
     /// Opens controllers with one queue each, of which `busy` are loaded. The others have only
     /// their admin queue.
-    pub fn controllers(urls: &[String], job: &Job, busy: usize) -> Result<Pool> {
+    pub fn controllers(urls: &[String], job: &Job, busy: usize) -> Result<TargetPool> {
         let targets = urls.iter().map(|url| DeviceTarget::open(url, job));
-        Ok(Pool {
+        Ok(TargetPool {
             targets: targets.collect::<Result<_>>()?,
             busy: busy.min(urls.len()),
             open: 1,
@@ -46,7 +46,7 @@ impl Pool {
     }
 }
 
-impl<T> Pool<T> {
+impl<T> TargetPool<T> {
     fn loaded_queues(&self) -> u16 {
         self.busy as u16 * self.loaded
     }
@@ -63,7 +63,7 @@ impl<T> Pool<T> {
     }
 }
 
-impl<T: Target> Target for Pool<T> {
+impl<T: Target> Target for TargetPool<T> {
     type Lane = PoolLane<T::Lane>;
 
     fn geometry(&self) -> Geometry {
@@ -145,7 +145,7 @@ impl<L: Lane> Lane for PoolLane<L> {
     }
 
     #[inline]
-    fn poll(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+    fn poll(&mut self, done: &mut impl FnMut(u16, IoResult)) -> Result<usize> {
         if let [(only, _)] = self.lanes.as_mut_slice() {
             return only.poll(done);
         }
@@ -158,7 +158,7 @@ impl<L: Lane> Lane for PoolLane<L> {
         Ok(count)
     }
 
-    fn wait(&mut self, limit: Duration, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+    fn wait(&mut self, limit: Duration, done: &mut impl FnMut(u16, IoResult)) -> Result<usize> {
         // With one queue it can sleep; with more it looks at each in turn.
         match self.lanes.as_mut_slice() {
             [(only, _)] => only.wait(limit, done),

@@ -2,8 +2,8 @@
 //! Measures memory, start, throughput, and weights, which have no effect between processes.
 
 use super::scratch::Scratch;
-use super::server::{Serve, Server};
-use super::{Outcome, Plan};
+use super::server::{Server, ServerConfig};
+use super::{Plan, SuiteResults};
 use crate::results::Case;
 use anyhow::{Context, Result, anyhow};
 use load::device::DeviceTarget;
@@ -30,18 +30,18 @@ const RAMP: Duration = Duration::from_millis(1500);
 
 /// Distribution of the disks over processes.
 #[derive(Clone, Copy)]
-enum Way {
+enum ProcessLayout {
     Together,
     Each,
 }
 
-impl Way {
-    const ALL: [Way; 2] = [Way::Together, Way::Each];
+impl ProcessLayout {
+    const ALL: [ProcessLayout; 2] = [ProcessLayout::Together, ProcessLayout::Each];
 
     fn word(self) -> &'static str {
         match self {
-            Way::Together => "one process",
-            Way::Each => "a process each",
+            ProcessLayout::Together => "one process",
+            ProcessLayout::Each => "a process each",
         }
     }
 }
@@ -53,16 +53,16 @@ struct Servers {
 }
 
 impl Servers {
-    fn start(plan: &Plan, way: Way, volumes: &[String]) -> Result<Self> {
+    fn start(plan: &Plan, way: ProcessLayout, volumes: &[String]) -> Result<Self> {
         let shares = match way {
-            Way::Together => vec![volumes],
-            Way::Each => volumes.chunks(1).collect(),
+            ProcessLayout::Together => vec![volumes],
+            ProcessLayout::Each => volumes.chunks(1).collect(),
         };
         let (mut servers, mut urls) = (Vec::new(), Vec::new());
         for volumes in shares {
-            let serve = Serve {
+            let serve = ServerConfig {
                 volumes: volumes.to_vec(),
-                ..Serve::one("", false, &[])
+                ..ServerConfig::one("", false, &[])
             };
             let server = Server::start(&plan.vnvme, &serve)?;
             urls.extend((0..volumes.len()).map(|index| server.url(index)));
@@ -107,14 +107,14 @@ fn job(plan: &Plan, depth: u16, ramp: Duration) -> Job {
     }
 }
 
-pub fn run(plan: &Plan) -> Result<Outcome> {
-    let mut outcome = Outcome::default();
+pub fn run(plan: &Plan) -> Result<SuiteResults> {
+    let mut outcome = SuiteResults::default();
     let scratch = Scratch::new_in(&plan.output)?;
     let file = scratch.path().join("disk.raw");
     fill(&file)?;
     for run in 0..plan.runs {
         eprintln!("  run {} of {}", run + 1, plan.runs);
-        for way in Way::ALL {
+        for way in ProcessLayout::ALL {
             cost(plan, &mut outcome, way)?;
             weights(plan, &mut outcome, way, &file)?;
         }
@@ -125,7 +125,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 }
 
 /// Measures the cost of serving idle disks, and their throughput together.
-fn cost(plan: &Plan, outcome: &mut Outcome, way: Way) -> Result<()> {
+fn cost(plan: &Plan, outcome: &mut SuiteResults, way: ProcessLayout) -> Result<()> {
     let volumes = vec![VOLUME.to_owned(); DISKS];
     let servers = Servers::start(plan, way, &volumes)?;
     let (mut memory, mut processes, mut threads) = (0, 0, 0);
@@ -152,7 +152,7 @@ fn cost(plan: &Plan, outcome: &mut Outcome, way: Way) -> Result<()> {
 
 /// Measures two slices of a file with weights, of which the second is due three times as much as
 /// the first.
-fn weights(plan: &Plan, outcome: &mut Outcome, way: Way, file: &Path) -> Result<()> {
+fn weights(plan: &Plan, outcome: &mut SuiteResults, way: ProcessLayout, file: &Path) -> Result<()> {
     let slice = |number: u64, weight: u32| {
         let (file, offset) = (file.display(), number * SLICE);
         format!("{file}?offset={offset}&length={SLICE}&weight={weight}")
@@ -181,7 +181,7 @@ fn fill(path: &Path) -> Result<()> {
     Ok(file.sync_all()?)
 }
 
-fn print(outcome: &Outcome) -> Result<(), OutputError> {
+fn print(outcome: &SuiteResults) -> Result<(), OutputError> {
     for row in outcome.collector.clone().figures().rows {
         outln!(
             "{:<32} {:<10} {:>12.3} {}",

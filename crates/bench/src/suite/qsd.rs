@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// Default path of the program.
 pub const QSD: &str = "qemu-storage-daemon";
 /// Time limit for the start and for the end of the process.
-const LIMIT: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Parameters of a qemu-storage-daemon process.
 pub struct Start<'a> {
@@ -61,7 +61,7 @@ impl Qsd {
             if let Some(status) = qsd.child.try_wait()? {
                 bail!("{QSD} ended ({status})");
             }
-            ensure!(began.elapsed() < LIMIT, "{QSD} does not listen");
+            ensure!(began.elapsed() < START_TIMEOUT, "{QSD} does not listen");
             std::thread::sleep(Duration::from_millis(5));
         }
         Ok(qsd)
@@ -74,7 +74,7 @@ impl Drop for Qsd {
             let _ = kill_process(pid, Signal::TERM);
         }
         let began = Instant::now();
-        while began.elapsed() < LIMIT {
+        while began.elapsed() < START_TIMEOUT {
             if !matches!(self.child.try_wait(), Ok(None)) {
                 return;
             }

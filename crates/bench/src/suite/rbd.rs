@@ -7,8 +7,8 @@
 
 use super::qsd::{QSD, Qsd, Start};
 use super::scratch::Scratch;
-use super::server::{Serve, Server};
-use super::{Outcome, Plan};
+use super::server::{Server, ServerConfig};
+use super::{Plan, SuiteResults};
 use crate::results::Case;
 use crate::virtio::VirtioTarget;
 use anyhow::{Context, Result, ensure};
@@ -34,8 +34,8 @@ pub fn check_only(only: &[String]) -> Result<()> {
     Ok(())
 }
 
-pub fn run(plan: &Plan) -> Result<Outcome> {
-    let mut outcome = Outcome::default();
+pub fn run(plan: &Plan) -> Result<SuiteResults> {
+    let mut outcome = SuiteResults::default();
     let [ours, theirs] = plan.rbd.as_slice() else {
         outcome.leave_out("the suite", "no two images are named (--rbd URL,URL)");
         return Ok(outcome);
@@ -50,10 +50,10 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
         socket: &socket,
         cpus: &[],
     };
-    let serve = Serve {
+    let serve = ServerConfig {
         volumes: Vec::new(),
         exports: vec![ours.clone()],
-        ..Serve::one("", false, &[])
+        ..ServerConfig::one("", false, &[])
     };
     let vnvme = Server::start(&plan.vnvme, &serve)?;
     let qsd = Qsd::start(&start)?;

@@ -2,11 +2,11 @@
 //! idle ones; and a controller with one command at a time beside many busy ones. One thread loads
 //! all of them.
 
-use super::pool::Pool;
-use super::server::{Program, Serve, Server};
+use super::pool::TargetPool;
+use super::server::{Program, Server, ServerConfig};
 use super::slices::{self, Contender, Load, Pings};
-use super::tail::Tail;
-use super::{Cores, Outcome, Plan};
+use super::tail::TailLoad;
+use super::{Cores, Plan, SuiteResults};
 use anyhow::{Result, bail};
 use load::job::Job;
 use std::rc::Rc;
@@ -40,10 +40,10 @@ pub fn check_only(only: &[String]) -> Result<()> {
     }
 }
 
-pub fn run(plan: &Plan) -> Result<Outcome> {
+pub fn run(plan: &Plan) -> Result<SuiteResults> {
     let parts = plan.chosen(&PARTS);
     let cores = Cores::pair()?;
-    let mut outcome = Outcome::default();
+    let mut outcome = SuiteResults::default();
     // The second worker's, which is the load's where there is no third.
     let mut server = cores.server.clone();
     let crowded = server.len() < 2;
@@ -127,12 +127,12 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 }
 
 /// Clients and their server, which is dropped after them.
-struct Beside {
-    tail: Tail,
+struct BackgroundClients {
+    tail: TailLoad,
     _server: Rc<Server>,
 }
 
-impl Beside {
+impl BackgroundClients {
     fn run(&self, ramp: Duration, runtime: Duration) -> Result<load::stats::Measured> {
         self.tail.run(ramp, runtime)
     }
@@ -148,17 +148,17 @@ struct Setup<'a> {
 }
 
 /// Function that starts a contender.
-type Make = Box<dyn Fn(&Setup<'_>) -> Result<Contender<'static>>>;
+type StartContender = Box<dyn Fn(&Setup<'_>) -> Result<Contender<'static>>>;
 
 impl Setup<'_> {
     /// Returns contenders with one to sixteen controllers of one queue each.
-    fn controllers(&self) -> Vec<Make> {
-        let make = |count: u16| -> Make {
+    fn controllers(&self) -> Vec<StartContender> {
+        let make = |count: u16| -> StartContender {
             Box::new(move |setup| {
                 let case = format!("controllers {count}{}", setup.words);
                 let open = move |server: &Server, job: &Job| {
                     let urls: Vec<String> = (0..count.into()).map(|i| server.url(i)).collect();
-                    Pool::controllers(&urls, job, urls.len())
+                    TargetPool::controllers(&urls, job, urls.len())
                 };
                 setup.contender(case, count, count, open)
             })
@@ -168,13 +168,13 @@ impl Setup<'_> {
 
     /// Returns contenders with one to 64 queues of a controller, of which either all or one are
     /// loaded.
-    fn queues(&self) -> Vec<Make> {
-        let make = |(count, loaded): (u16, u16)| -> Make {
+    fn queues(&self) -> Vec<StartContender> {
+        let make = |(count, loaded): (u16, u16)| -> StartContender {
             Box::new(move |setup| {
                 let idle = if loaded < count { " one busy" } else { "" };
                 let case = format!("queues {count}{idle}{}", setup.words);
                 let open = move |server: &Server, job: &Job| {
-                    Pool::queues(&server.url(0), job, count, loaded)
+                    TargetPool::queues(&server.url(0), job, count, loaded)
                 };
                 setup.contender(case, 1, count, open)
             })
@@ -188,7 +188,7 @@ impl Setup<'_> {
     fn crowd(&self, count: u16) -> Result<Contender<'static>> {
         let open = move |server: &Server, job: &Job| {
             let urls: Vec<String> = (0..count.into()).map(|i| server.url(i)).collect();
-            Pool::controllers(&urls, job, 1)
+            TargetPool::controllers(&urls, job, 1)
         };
         self.contender(format!("crowd of {count}"), count, 1, open)
     }
@@ -199,8 +199,8 @@ impl Setup<'_> {
         let case = format!("one beside {busy} busy");
         self.loaded_by(case, busy + 1, 1, |server| {
             let urls: Vec<String> = (0..=busy.into()).map(|i| server.url(i)).collect();
-            let beside = Beside {
-                tail: Tail::open(&urls, &self.job, BUSY_DEPTH)?,
+            let beside = BackgroundClients {
+                tail: TailLoad::open(&urls, &self.job, BUSY_DEPTH)?,
                 _server: server,
             };
             Ok(Box::new(move |ramp, runtime| beside.run(ramp, runtime)))
@@ -212,7 +212,7 @@ impl Setup<'_> {
         case: String,
         controllers: u16,
         queues: u16,
-        open: impl Fn(&Server, &Job) -> Result<Pool>,
+        open: impl Fn(&Server, &Job) -> Result<TargetPool>,
     ) -> Result<Contender<'static>> {
         self.loaded_by(case, controllers, queues, |server| {
             let pool = open(&server, &self.job)?;
@@ -229,10 +229,10 @@ impl Setup<'_> {
         load: impl Fn(Rc<Server>) -> Result<Load<'static>>,
     ) -> Result<Contender<'static>> {
         let served = |program: &Program| -> Result<_> {
-            let serve = Serve {
+            let serve = ServerConfig {
                 volumes: vec![VOLUME.to_owned(); controllers.into()],
                 workers: self.workers,
-                ..Serve::one(VOLUME, false, self.cpus)
+                ..ServerConfig::one(VOLUME, false, self.cpus)
             };
             load(Rc::new(Server::start(program, &serve)?))
         };

@@ -36,7 +36,7 @@ pub struct Program {
 
 /// Configuration of a server.
 #[derive(Clone, Debug)]
-pub struct Serve {
+pub struct ServerConfig {
     /// Volumes, each for one controller.
     pub volumes: Vec<String>,
     /// Volumes, each for one vhost-user-blk export.
@@ -55,7 +55,7 @@ pub struct Serve {
     pub pin_memory: bool,
 }
 
-impl Serve {
+impl ServerConfig {
     /// Returns a configuration with one controller, on one worker bound to these CPUs.
     pub fn one(volume: &str, mapped: bool, cpus: &[usize]) -> Self {
         Self {
@@ -115,7 +115,7 @@ impl Footprint {
 
 impl Server {
     /// Starts a server, and waits until it listens.
-    pub fn start(program: &Program, serve: &Serve) -> Result<Server> {
+    pub fn start(program: &Program, serve: &ServerConfig) -> Result<Server> {
         let dir = Scratch::new()?;
         let mut config = String::new();
         for (i, volume) in serve.volumes.iter().enumerate() {

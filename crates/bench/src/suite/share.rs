@@ -5,8 +5,8 @@
 //! bottleneck, even when two clients and two workers share two of them. Clients wait by interrupts,
 //! workers sleep, and the device needs no CPU.
 
-use super::server::{Serve, Server};
-use super::{Outcome, Plan};
+use super::server::{Server, ServerConfig};
+use super::{Plan, SuiteResults};
 use crate::results::Case;
 use crate::virtio::VirtioTarget;
 use anyhow::{Result, anyhow};
@@ -105,43 +105,46 @@ fn serve(
 ) -> Result<Server> {
     Server::start(
         &plan.vnvme,
-        &Serve {
+        &ServerConfig {
             volumes,
             exports,
             workers,
             idle_window: Some(0),
-            ..Serve::one("", false, &[])
+            ..ServerConfig::one("", false, &[])
         },
     )
 }
 
 /// A slice that is ready to be loaded.
-enum Loaded {
+enum LoadedSlice {
     Nvme(DeviceTarget),
     Virtio(VirtioTarget),
 }
 
-impl Loaded {
+impl LoadedSlice {
     /// Opens slice `index` among those with this kind of client.
     fn open(server: &Server, client: Client, index: usize, job: &Job) -> Result<Self> {
         Ok(match client {
-            Nvme => Loaded::Nvme(DeviceTarget::open(&server.url(index), job)?),
-            Virtio => Loaded::Virtio(VirtioTarget::open(&server.export(index), job)?),
+            Nvme => LoadedSlice::Nvme(DeviceTarget::open(&server.url(index), job)?),
+            Virtio => LoadedSlice::Virtio(VirtioTarget::open(&server.export(index), job)?),
         })
     }
 
     fn run(&self, job: &Job) -> Result<Measured> {
         match self {
-            Loaded::Nvme(target) => load::run(target, job, &mut ()),
-            Loaded::Virtio(target) => load::run(target, job, &mut ()),
+            LoadedSlice::Nvme(target) => load::run(target, job, &mut ()),
+            LoadedSlice::Virtio(target) => load::run(target, job, &mut ()),
         }
     }
 }
 
 /// Loads several slices of a server at the same time.
 fn together(server: &Server, jobs: &[(Client, usize, Job)]) -> Result<Vec<Measured>> {
-    let open = |(client, index, job): &(Client, usize, Job)| -> Result<(Loaded, Job)> {
-        Ok((Loaded::open(server, *client, *index, job)?, job.clone()))
+    let open = |(client, index, job): &(Client, usize, Job)| -> Result<(LoadedSlice, Job)> {
+        Ok((
+            LoadedSlice::open(server, *client, *index, job)?,
+            job.clone(),
+        ))
     };
     let targets = jobs.iter().map(open).collect::<Result<Vec<_>>>()?;
     std::thread::scope(|scope| {
@@ -178,8 +181,8 @@ fn p99(measured: &Measured) -> f64 {
     measured.read.percentile(99.0) as f64
 }
 
-pub fn run(plan: &Plan) -> Result<Outcome> {
-    let mut outcome = Outcome::default();
+pub fn run(plan: &Plan) -> Result<SuiteResults> {
+    let mut outcome = SuiteResults::default();
     for run in 0..plan.runs {
         eprintln!("  run {} of {}", run + 1, plan.runs);
         for (workers, words) in [(1, "one worker"), (2, "two workers")] {
@@ -204,7 +207,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 
 fn shares(
     plan: &Plan,
-    outcome: &mut Outcome,
+    outcome: &mut SuiteResults,
     share: &Share,
     workers: usize,
     name: &str,
@@ -233,7 +236,7 @@ fn shares(
 }
 
 /// Measures a limited slice under full load, and its neighbour with and without the limit.
-fn limits(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
+fn limits(plan: &Plan, outcome: &mut SuiteResults) -> Result<()> {
     let limited = format!("weight=100&iops={LIMIT}");
     let volumes = vec![slice(WIDE, 0, "weight=100"), slice(WIDE, 1, &limited)];
     let server = serve(plan, volumes, Vec::new(), 2)?;
@@ -263,7 +266,7 @@ fn limits(plan: &Plan, outcome: &mut Outcome) -> Result<()> {
     Ok(())
 }
 
-fn print(outcome: &Outcome) -> Result<(), OutputError> {
+fn print(outcome: &SuiteResults) -> Result<(), OutputError> {
     for row in outcome.collector.clone().figures().rows {
         outln!(
             "{:<44} {:<16} {:>12.3} {}",

@@ -10,7 +10,7 @@ use super::pingpong::{self, Ping};
 use super::server::Server;
 use super::{Cores, Plan};
 use crate::distance::agree;
-use crate::results::{Case, Collector, Taken};
+use crate::results::{Case, Collector, SlicePosition};
 use anyhow::{Context, Result};
 use dma::Memory;
 use load::job::Job;
@@ -35,7 +35,7 @@ const RETRIES: u32 = 2;
 pub type Load<'a> = Box<dyn Fn(Duration, Duration) -> Result<Measured> + 'a>;
 
 /// A target and its server. The target is dropped first.
-struct Loaded<T> {
+struct LoadedTarget<T> {
     target: T,
     server: Rc<Server>,
     job: Job,
@@ -43,7 +43,7 @@ struct Loaded<T> {
     in_turn: bool,
 }
 
-impl<T: Target> Loaded<T> {
+impl<T: Target> LoadedTarget<T> {
     fn run(&self, ramp: Duration, runtime: Duration) -> Result<Measured> {
         let job = Job {
             ramp,
@@ -61,7 +61,7 @@ impl<T: Target> Loaded<T> {
     }
 }
 
-impl<T> Drop for Loaded<T> {
+impl<T> Drop for LoadedTarget<T> {
     /// Continues the server first, because it has to answer when the target disconnects.
     fn drop(&mut self) {
         if self.in_turn {
@@ -72,7 +72,7 @@ impl<T> Drop for Loaded<T> {
 
 /// Creates a load of a target by a job. The server lives as long as the load.
 pub fn load<'a, T: Target + 'a>(server: Rc<Server>, target: T, job: Job) -> Load<'a> {
-    let loaded = Loaded {
+    let loaded = LoadedTarget {
         target,
         server,
         job,
@@ -93,7 +93,7 @@ pub fn load_in_turn<'a, T: Target + 'a>(
     job: Job,
 ) -> Result<Load<'a>> {
     server.stand_still(true)?;
-    let loaded = Loaded {
+    let loaded = LoadedTarget {
         target,
         server,
         job,
@@ -230,7 +230,7 @@ pub fn one(
     if let (Some((one, ours)), Some((other, theirs))) = (ours, theirs)
         && agree(one.round_trip, other.round_trip)
     {
-        let taken = Taken {
+        let taken = SlicePosition {
             round: id,
             round_trip: one.mean(other).round_trip,
         };
@@ -256,7 +256,7 @@ fn add(
     measured: &Measured,
     collector: &mut Collector,
 ) {
-    let taken = Taken {
+    let taken = SlicePosition {
         round,
         round_trip: ping.round_trip,
     };

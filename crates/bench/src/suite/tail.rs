@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Controllers of which the first has one command at a time, and the others are busy.
-pub struct Tail {
+pub struct TailLoad {
     light: DeviceTarget,
     heavy: Vec<DeviceTarget>,
     job: Job,
@@ -21,7 +21,7 @@ pub struct Tail {
     depth: u16,
 }
 
-impl Tail {
+impl TailLoad {
     /// Opens the controllers. `job` is for the first one; each busy one has `depth` I/Os in flight.
     pub fn open(urls: &[String], job: &Job, depth: u16) -> Result<Self> {
         let mut targets = urls.iter().map(|url| DeviceTarget::open(url, job));

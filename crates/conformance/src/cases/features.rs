@@ -223,9 +223,10 @@ fn features_reset(host: &mut Host) -> Check {
     for (fid, value) in TRIED {
         let now = host.get_feature(fid, 0, 0, 0)?.dw0();
         // The current value may be left from an earlier host, so the default is read.
-        let default = match select {
-            true => host.get_feature(fid, 1, 0, 0)?.dw0(),
-            false => now,
+        let default = if select {
+            host.get_feature(fid, 1, 0, 0)?.dw0()
+        } else {
+            now
         };
         before.push(default);
         host.set_feature(fid, 0, if default == value { value ^ 1 } else { value })?

@@ -373,7 +373,7 @@ fn delete_sq_with_commands(host: &mut Host) -> Check {
         completed <= count,
         "{completed} completions of {count} commands"
     );
-    std::thread::sleep(crate::host::QUIET);
+    std::thread::sleep(crate::host::QUIET_TIME);
     require!(
         host.poll_quietly(1)?.is_none(),
         "a command completed after its queue was deleted"

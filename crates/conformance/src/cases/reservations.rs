@@ -124,14 +124,14 @@ pub(super) struct Registrant {
 }
 
 #[derive(Debug)]
-pub(super) struct Report {
+pub(super) struct ReservationReport {
     pub(super) generation: u32,
     pub(super) kind: u8,
     pub(super) persists: u8,
     pub(super) registrants: Vec<Registrant>,
 }
 
-pub(super) fn report(host: &mut Host, ns: &Namespace) -> Check<Report> {
+pub(super) fn report(host: &mut Host, ns: &Namespace) -> Check<ReservationReport> {
     for extended in [false, true] {
         let at = host.alloc(PAGE)?;
         let command = nvm(Op::RESERVATION_REPORT, ns.nsid)
@@ -168,7 +168,7 @@ pub(super) fn report(host: &mut Host, ns: &Namespace) -> Check<Report> {
                 },
             }
         };
-        return Ok(Report {
+        return Ok(ReservationReport {
             generation: u32_at(&page, 0),
             kind: u8_at(&page, 4),
             persists: u8_at(&page, 9),

@@ -2,7 +2,7 @@
 
 use crate::bytes::{pattern, u32_at};
 use crate::case::{Need::*, cases};
-use crate::host::{Host, QUIET, nvm};
+use crate::host::{Host, QUIET_TIME, nvm};
 use crate::verdict::{Check, Expect, applies_if, failed, require, same};
 use nvme::{NvmOpcode, regs};
 
@@ -114,7 +114,7 @@ fn reset_controller_with_commands(host: &mut Host) -> Check {
         host.disable()?;
         // CSTS.RDY is 0: whatever was in flight is over.
         host.put(at, &vec![0x5a; len as usize])?;
-        std::thread::sleep(QUIET);
+        std::thread::sleep(QUIET_TIME);
         require!(
             host.get(at, len as usize)?.iter().all(|byte| *byte == 0x5a),
             "round {round}: memory was written after CSTS.RDY was 0"

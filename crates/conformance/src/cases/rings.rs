@@ -2,7 +2,7 @@
 
 use crate::bytes::u16_at;
 use crate::case::{Need::*, cases};
-use crate::host::{Host, PAGE, QUIET, admin, nvm};
+use crate::host::{Host, PAGE, QUIET_TIME, admin, nvm};
 use crate::verdict::{Check, Expect, require, same};
 use nvme::{AdminOpcode, NvmOpcode as Op};
 
@@ -129,7 +129,7 @@ fn ring_completion_full(host: &mut Host) -> Check {
         host.put_command(1, command)?;
     }
     host.ring_tail(1)?;
-    std::thread::sleep(QUIET);
+    std::thread::sleep(QUIET_TIME);
     // Three fit into four entries; the fourth stays free until the head is written.
     let mut taken = 0;
     while host.poll_quietly(1)?.is_some() {
@@ -140,7 +140,7 @@ fn ring_completion_full(host: &mut Host) -> Check {
         );
     }
     same!(taken as u32, 3u32, "completions before the head was told");
-    std::thread::sleep(QUIET);
+    std::thread::sleep(QUIET_TIME);
     require!(
         host.poll_quietly(1)?.is_none(),
         "a completion before the head was told"

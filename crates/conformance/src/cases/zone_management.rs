@@ -168,9 +168,10 @@ fn zone_open_limit(host: &mut Host) -> Check {
         for number in 0..open {
             done(host, z, Zsa::OPEN, number)?;
         }
-        let too_many = match z.active == z.open {
-            true => &[Status::TOO_MANY_OPEN_ZONES, Status::TOO_MANY_ACTIVE_ZONES][..],
-            false => &[Status::TOO_MANY_OPEN_ZONES][..],
+        let too_many = if z.active == z.open {
+            &[Status::TOO_MANY_OPEN_ZONES, Status::TOO_MANY_ACTIVE_ZONES][..]
+        } else {
+            &[Status::TOO_MANY_OPEN_ZONES][..]
         };
         let entry = send(host, z, Zsa::OPEN, open)?;
         entry.expect_one(too_many, "Open Zone beyond MOR")?;

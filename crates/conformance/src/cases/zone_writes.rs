@@ -1,8 +1,8 @@
 //! Writes to zones, and reads from them (Zoned Namespace Command Set 1.1).
 
 use super::zoned::{
-    CSI, EMPTY, FULL, IMPLICIT, MOST, any, each, effects, enable, fill, holds, is, put, small,
-    with_append, write,
+    CSI, EMPTY, FULL, IMPLICIT, MAX_WRITTEN_ZONE, any, each, effects, enable, fill, holds, is, put,
+    small, with_append, write,
 };
 use crate::bytes::{pattern, u8_at, u32_at};
 use crate::case::{Need::*, cases};
@@ -110,9 +110,10 @@ fn zone_read(host: &mut Host) -> Check {
         let at = host.alloc(4 * z.ns.block)?;
         let across = host.rw_command(Op::READ, &z.ns, z.start(1) - 2, 4, at)?;
         let entry = host.io(across)?;
-        match z.ozcs & 1 != 0 {
-            true => entry.succeeds("a read over a zone's border, which OZCS bit 0 allows")?,
-            false => entry.expect(Status::ZONED_BOUNDARY_ERROR, "a read over a zone's border")?,
+        if z.ozcs & 1 != 0 {
+            entry.succeeds("a read over a zone's border, which OZCS bit 0 allows")?
+        } else {
+            entry.expect(Status::ZONED_BOUNDARY_ERROR, "a read over a zone's border")?
         }
         let behind = host.rw_command(Op::READ, &z.ns, z.ns.blocks - 1, 2, at)?;
         host.io(behind)?
@@ -184,7 +185,7 @@ fn zone_append_limit(host: &mut Host) -> Check {
             0 => host.controller()?.max_transfer(page_size),
             zasl => Some(page_size << zasl.min(40)),
         };
-        let Some(limit) = limit.filter(|limit| *limit <= MOST) else {
+        let Some(limit) = limit.filter(|limit| *limit <= MAX_WRITTEN_ZONE) else {
             return not_applicable("neither ZASL nor MDTS is a limit of 16 MiB at most");
         };
         let blocks = limit / z.ns.block;

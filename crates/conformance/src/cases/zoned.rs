@@ -20,7 +20,7 @@ pub(super) const CSI: u32 = 2 << 24;
 /// A zone's attribute: it has a Zone Random Write Area.
 pub(super) const ZRWAV: u8 = 1 << 3;
 /// Maximum size in bytes of a zone that the cases write completely.
-pub(super) const MOST: u64 = 16 << 20;
+pub(super) const MAX_WRITTEN_ZONE: u64 = 16 << 20;
 
 /// A zoned namespace.
 pub(super) struct Zoned {
@@ -153,7 +153,7 @@ pub(super) fn any(_: &Zoned) -> bool {
 
 /// Returns whether the namespace's zones are small enough to be written to their ends.
 pub(super) fn small(z: &Zoned) -> bool {
-    z.capacity * z.ns.block <= MOST
+    z.capacity * z.ns.block <= MAX_WRITTEN_ZONE
 }
 
 pub(super) fn areas(z: &Zoned) -> bool {

@@ -45,9 +45,10 @@ impl ClientError {
                 reset.contains(&error.kind())
             });
         let closed = error.is_incomplete_message() || error.is_canceled() || error.is_closed();
-        match closed || is_reset || error.is_parse() {
-            true => Self::NotControl(path.to_owned()),
-            false => Self::broken(path, error),
+        if closed || is_reset || error.is_parse() {
+            Self::NotControl(path.to_owned())
+        } else {
+            Self::broken(path, error)
         }
     }
 }

@@ -38,9 +38,10 @@ impl Lines {
             self.data = data.to_owned();
         } else if line.is_empty() && !self.data.is_empty() {
             let data = std::mem::take(&mut self.data);
-            return Some(match std::mem::take(&mut self.lost) {
-                true => serde_json::from_str(&data).map(|Lost { lost }| Received::Lost(lost)),
-                false => serde_json::from_str(&data).map(Received::Event),
+            return Some(if std::mem::take(&mut self.lost) {
+                serde_json::from_str(&data).map(|Lost { lost }| Received::Lost(lost))
+            } else {
+                serde_json::from_str(&data).map(Received::Event)
             });
         }
         None

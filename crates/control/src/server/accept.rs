@@ -1,6 +1,6 @@
 //! Acceptance of clients at a socket, and the choice of the client to drop when there are too many.
 
-use super::answer::{Limits, Shared, answer};
+use super::answer::{RequestSlots, ServerState, answer};
 use super::clock::{Clock, Phase};
 use super::pace::Pace;
 use super::stream::Stream;
@@ -25,7 +25,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 /// How long no client is accepted after one could not be.
-const PAUSE: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A client that is connected.
 struct Client {
@@ -49,7 +49,7 @@ pub(super) struct Acceptor {
     /// The oldest first.
     clients: Vec<Client>,
     tasks: JoinSet<()>,
-    shared: Rc<Shared>,
+    shared: Rc<ServerState>,
     log: Rc<LogLimit>,
 }
 
@@ -59,7 +59,7 @@ impl Acceptor {
     pub(super) fn new(
         endpoint: Endpoint,
         daemon: Arc<dyn Daemon>,
-        limits: Rc<Limits>,
+        limits: Rc<RequestSlots>,
     ) -> io::Result<Self> {
         let Endpoint {
             listener,
@@ -76,7 +76,7 @@ impl Acceptor {
             not_before: None,
             clients: Vec::new(),
             tasks: JoinSet::new(),
-            shared: Rc::new(Shared::new(daemon, limits, access, rate)),
+            shared: Rc::new(ServerState::new(daemon, limits, access, rate)),
             log: Rc::default(),
         };
         acceptor.watch_intake();
@@ -154,7 +154,7 @@ impl Acceptor {
             Err(error) => {
                 // Out of descriptors, most likely: not a reason to spin.
                 self.warn(&error);
-                self.not_before = Some(now + PAUSE);
+                self.not_before = Some(now + RETRY_INTERVAL);
                 return;
             }
         };
@@ -200,7 +200,7 @@ fn duplicate(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 }
 
 /// Serves a client until it disconnects or is too slow.
-async fn serve(stream: Stream, clock: Rc<Clock>, shared: Rc<Shared>, log: Rc<LogLimit>) {
+async fn serve(stream: Stream, clock: Rc<Clock>, shared: Rc<ServerState>, log: Rc<LogLimit>) {
     let service = service_fn({
         let clock = clock.clone();
         move |request| answer(shared.clone(), clock.clone(), request)

@@ -22,12 +22,12 @@ use tokio::time::{Instant, sleep_until};
 const CONTENT_POLICY: &str = "default-src 'self' 'unsafe-inline' data:; frame-ancestors 'none'";
 
 /// Limits that all sockets share.
-pub(super) struct Limits {
+pub(super) struct RequestSlots {
     questions: Arc<Semaphore>,
     changes: Arc<Semaphore>,
 }
 
-impl Limits {
+impl RequestSlots {
     pub(super) fn new() -> Self {
         Self {
             questions: Arc::new(Semaphore::new(MAX_QUESTIONS)),
@@ -37,9 +37,9 @@ impl Limits {
 }
 
 /// State that all clients of a socket share.
-pub(super) struct Shared {
+pub(super) struct ServerState {
     daemon: Arc<dyn Daemon>,
-    limits: Rc<Limits>,
+    limits: Rc<RequestSlots>,
     access: Access,
     listeners: Arc<Semaphore>,
     /// Queue of requests, which pass one by one, in turn. A client that disconnects leaves the
@@ -47,10 +47,10 @@ pub(super) struct Shared {
     pace: Mutex<Pace>,
 }
 
-impl Shared {
+impl ServerState {
     pub(super) fn new(
         daemon: Arc<dyn Daemon>,
-        limits: Rc<Limits>,
+        limits: Rc<RequestSlots>,
         access: Access,
         rate: u32,
     ) -> Self {
@@ -76,14 +76,14 @@ impl Shared {
 }
 
 /// A request that is not answered as it was meant.
-struct Refused {
+struct RefusedRequest {
     status: StatusCode,
     message: String,
     /// Methods that the resource has.
     allow: Option<String>,
 }
 
-impl Refused {
+impl RefusedRequest {
     fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self {
             status,
@@ -93,7 +93,7 @@ impl Refused {
     }
 }
 
-impl From<Error> for Refused {
+impl From<Error> for RefusedRequest {
     fn from(error: Error) -> Self {
         let status = match error.kind {
             ErrorKind::NotFound => StatusCode::NOT_FOUND,
@@ -109,7 +109,7 @@ impl From<Error> for Refused {
 
 /// Answers a request. The clock determines when the client is dropped.
 pub(super) async fn answer(
-    shared: Rc<Shared>,
+    shared: Rc<ServerState>,
     clock: Rc<Clock>,
     request: Request<Incoming>,
 ) -> Result<Response<AnswerBody>, Infallible> {
@@ -120,7 +120,7 @@ pub(super) async fn answer(
         clock.enter(Phase::Answering);
     }
     let mut response = answer.unwrap_or_else(|refused| {
-        let Refused {
+        let RefusedRequest {
             status,
             message,
             allow,
@@ -156,15 +156,15 @@ fn whole(reply: Reply, clock: &Rc<Clock>) -> Response<AnswerBody> {
 }
 
 async fn respond(
-    shared: &Shared,
+    shared: &ServerState,
     clock: &Rc<Clock>,
     request: Request<Incoming>,
-) -> Result<Response<AnswerBody>, Refused> {
+) -> Result<Response<AnswerBody>, RefusedRequest> {
     let (head, body) = request.into_parts();
     let is_head = head.method == Method::HEAD;
     let method = if is_head { "GET" } else { head.method.as_str() };
     let (route, mut arguments) = find(method, &head.uri).map_err(|missing| {
-        let mut refused = Refused::from(missing.error);
+        let mut refused = RefusedRequest::from(missing.error);
         if let Some(methods) = missing.allow {
             refused.status = StatusCode::METHOD_NOT_ALLOWED;
             refused.allow = Some(methods);
@@ -173,7 +173,7 @@ async fn respond(
     })?;
     if route.access == Wants::Change && shared.access == Access::ReadOnly {
         let message = "this socket is read-only: send changes to the control socket";
-        return Err(Refused::new(StatusCode::FORBIDDEN, message));
+        return Err(RefusedRequest::new(StatusCode::FORBIDDEN, message));
     }
     if route.body {
         clock.enter(Phase::Asking);
@@ -189,7 +189,7 @@ async fn respond(
                     "{MAX_LISTENERS} clients already listen to events, the \
                                        maximum"
                 );
-                Refused::new(StatusCode::SERVICE_UNAVAILABLE, message)
+                RefusedRequest::new(StatusCode::SERVICE_UNAVAILABLE, message)
             })?;
             let daemon = shared.daemon.clone();
             let question = shared.limits.questions.clone().acquire_owned().await;
@@ -217,10 +217,10 @@ fn events(body: AnswerBody) -> Response<AnswerBody> {
 }
 
 /// Reads the body of a request.
-async fn whole_body(mut body: Incoming) -> Result<Vec<u8>, Refused> {
+async fn whole_body(mut body: Incoming) -> Result<Vec<u8>, RefusedRequest> {
     let too_large = || {
         let message = format!("the request is longer than {BODY_MAX} bytes");
-        Refused::new(StatusCode::PAYLOAD_TOO_LARGE, message)
+        RefusedRequest::new(StatusCode::PAYLOAD_TOO_LARGE, message)
     };
     if body.size_hint().lower() > BODY_MAX as u64 {
         return Err(too_large());
@@ -229,8 +229,8 @@ async fn whole_body(mut body: Incoming) -> Result<Vec<u8>, Refused> {
     // occupy a piece of memory for each of them, and leave the memory fragmented.
     let mut whole = Vec::new();
     while let Some(frame) = body.frame().await {
-        let frame =
-            frame.map_err(|error| Refused::new(StatusCode::BAD_REQUEST, error.to_string()))?;
+        let frame = frame
+            .map_err(|error| RefusedRequest::new(StatusCode::BAD_REQUEST, error.to_string()))?;
         // Trailers are ignored.
         let Ok(data) = frame.into_data() else {
             continue;
@@ -244,21 +244,21 @@ async fn whole_body(mut body: Incoming) -> Result<Vec<u8>, Refused> {
 }
 
 /// The daemon has panicked.
-fn bug() -> Refused {
+fn bug() -> RefusedRequest {
     let message = "the request failed by a bug of vnvme: see its log";
-    Refused::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+    RefusedRequest::new(StatusCode::INTERNAL_SERVER_ERROR, message)
 }
 
 /// Runs the handler of a request on a thread that may block.
 async fn work(
-    shared: &Shared,
+    shared: &ServerState,
     route: &'static Route,
     call: fn(&dyn Daemon, &Arguments) -> Result<Reply, Error>,
     arguments: Arguments,
-) -> Result<Reply, Refused> {
+) -> Result<Reply, RefusedRequest> {
     let busy = || {
         let message = format!("{MAX_CHANGES} changes are in progress: retry later");
-        Refused::new(StatusCode::SERVICE_UNAVAILABLE, message)
+        RefusedRequest::new(StatusCode::SERVICE_UNAVAILABLE, message)
     };
     let limits = &shared.limits;
     let permit = match route.access {

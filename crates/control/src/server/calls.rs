@@ -11,14 +11,14 @@ use crate::error::Error;
 use hyper::StatusCode;
 use serde_json::{Map, Value};
 
-type Outcome = Result<Reply, Error>;
+type CallResult = Result<Reply, Error>;
 
 /// List disks
 #[utoipa::path(get, path = "/v1/disks", tag = "disks", responses(
     (status = 200, body = Vec<Disk>, description = "Disks, sorted by name"),
     (status = 503, body = ErrorBody, description = "The process is starting: retry later"),
 ))]
-pub(super) fn list(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
+pub(super) fn list(daemon: &dyn Daemon, _: &Arguments) -> CallResult {
     Reply::json(&daemon.disks()?)
 }
 
@@ -30,7 +30,7 @@ pub(super) fn list(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
         (status = 404, body = ErrorBody, description = "No disk has this name"),
     ),
 )]
-pub(super) fn show(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
+pub(super) fn show(daemon: &dyn Daemon, arguments: &Arguments) -> CallResult {
     Reply::json(&daemon.disk(arguments.path("name"))?)
 }
 
@@ -46,7 +46,7 @@ pub(super) fn show(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
         "The disk could not be opened for another reason"),
     (status = 501, body = ErrorBody, description = "This process cannot add disks"),
 ))]
-pub(super) fn add(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
+pub(super) fn add(daemon: &dyn Daemon, arguments: &Arguments) -> CallResult {
     let NewDisk { kind, table } = arguments.json()?;
     Ok(Reply::json(&daemon.add(kind, table)?)?.with(StatusCode::CREATED))
 }
@@ -66,7 +66,7 @@ pub(super) fn add(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
         (status = 501, body = ErrorBody, description = "This process cannot remove disks"),
     ),
 )]
-pub(super) fn remove(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
+pub(super) fn remove(daemon: &dyn Daemon, arguments: &Arguments) -> CallResult {
     daemon.remove(arguments.path("name"), arguments.switch("force")?)?;
     Ok(Reply::done())
 }
@@ -83,7 +83,7 @@ pub(super) fn remove(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
         (status = 409, body = ErrorBody, description = "The disk does not wait for that"),
     ),
 )]
-pub(super) fn accept(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
+pub(super) fn accept(daemon: &dyn Daemon, arguments: &Arguments) -> CallResult {
     daemon.accept(arguments.path("name"))?;
     Ok(Reply::done())
 }
@@ -111,7 +111,7 @@ pub(super) fn accept(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
         (status = 501, body = ErrorBody, description = "This process cannot attach namespaces"),
     ),
 )]
-pub(super) fn attach(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
+pub(super) fn attach(daemon: &dyn Daemon, arguments: &Arguments) -> CallResult {
     let table: Map<String, Value> = arguments.json()?;
     let namespace = daemon.attach(arguments.path("name"), table)?;
     Ok(Reply::json(&namespace)?.with(StatusCode::CREATED))
@@ -132,7 +132,7 @@ pub(super) fn attach(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
         (status = 501, body = ErrorBody, description = "This process cannot detach namespaces"),
     ),
 )]
-pub(super) fn detach(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
+pub(super) fn detach(daemon: &dyn Daemon, arguments: &Arguments) -> CallResult {
     daemon.detach(arguments.path("name"), arguments.nsid()?)?;
     Ok(Reply::done())
 }
@@ -157,7 +157,7 @@ pub(super) fn detach(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
         (status = 501, body = ErrorBody, description = "This process cannot resize disks"),
     ),
 )]
-pub(super) fn resize(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
+pub(super) fn resize(daemon: &dyn Daemon, arguments: &Arguments) -> CallResult {
     let Resize { bytes } = arguments.json()?;
     let namespace = daemon.resize(arguments.path("name"), arguments.nsid()?, bytes)?;
     Reply::json(&namespace)
@@ -181,7 +181,7 @@ pub(super) fn resize(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
         (status = 501, body = ErrorBody, description = "This process cannot apply configurations"),
     ),
 )]
-pub(super) fn apply(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
+pub(super) fn apply(daemon: &dyn Daemon, arguments: &Arguments) -> CallResult {
     let dry_run = arguments.switch("dry-run")?;
     Reply::json(&daemon.apply(arguments.json()?, dry_run)?)
 }
@@ -193,7 +193,7 @@ pub(super) fn apply(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
     (status = 501, body = ErrorBody, description =
         "The process was started without a configuration file"),
 ))]
-pub(super) fn reload(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
+pub(super) fn reload(daemon: &dyn Daemon, _: &Arguments) -> CallResult {
     Reply::json(&daemon.reload()?)
 }
 
@@ -202,7 +202,7 @@ pub(super) fn reload(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
     (status = 200, body = String, content_type = "application/toml", description = "Configuration file"),
     (status = 501, body = ErrorBody, description = "This process cannot export its configuration"),
 ))]
-pub(super) fn save(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
+pub(super) fn save(daemon: &dyn Daemon, _: &Arguments) -> CallResult {
     Ok(Reply::text("application/toml", daemon.save()?))
 }
 
@@ -210,7 +210,7 @@ pub(super) fn save(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
 #[utoipa::path(get, path = "/v1/stats", tag = "counters", responses(
     (status = 200, body = Stats, description = "Present counters"),
 ))]
-pub(super) fn stats(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
+pub(super) fn stats(daemon: &dyn Daemon, _: &Arguments) -> CallResult {
     Reply::json(&daemon.stats())
 }
 
@@ -222,7 +222,7 @@ pub(super) fn stats(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
     ),
     (status = 501, body = ErrorBody, description = "This program is built without metrics"),
 ))]
-pub(super) fn metrics(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
+pub(super) fn metrics(daemon: &dyn Daemon, _: &Arguments) -> CallResult {
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     Ok(Reply::text(kind, daemon.metrics()?))
 }
@@ -232,7 +232,7 @@ pub(super) fn metrics(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
     (status = 200, body = String, content_type = "text/html", description = "HTML page"),
     (status = 501, body = ErrorBody, description = "This program is built without the page"),
 ))]
-pub(super) fn page(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
+pub(super) fn page(daemon: &dyn Daemon, _: &Arguments) -> CallResult {
     Ok(Reply::text("text/html; charset=utf-8", daemon.page()?))
 }
 
@@ -240,7 +240,7 @@ pub(super) fn page(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
 #[utoipa::path(get, path = "/v1/openapi.json", tag = "about", responses(
     (status = 200, body = Object, description = "OpenAPI document"),
 ))]
-pub(super) fn openapi(_: &dyn Daemon, _: &Arguments) -> Outcome {
+pub(super) fn openapi(_: &dyn Daemon, _: &Arguments) -> CallResult {
     Ok(Reply::text("application/json", openapi::document()))
 }
 
@@ -248,7 +248,7 @@ pub(super) fn openapi(_: &dyn Daemon, _: &Arguments) -> Outcome {
 #[utoipa::path(get, path = "/v1/limits", tag = "limits", responses(
     (status = 200, body = Vec<VolumeLimits>, description = "Volumes with limits or a weight"),
 ))]
-pub(super) fn list_limits(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
+pub(super) fn list_limits(daemon: &dyn Daemon, _: &Arguments) -> CallResult {
     Reply::json(&daemon.limits(&LimitChange::default())?)
 }
 
@@ -259,7 +259,7 @@ pub(super) fn list_limits(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
     (status = 404, body = ErrorBody, description = "No such disk or volume"),
     (status = 409, body = ErrorBody, description = "A selected volume has no limits or no weight"),
 ))]
-pub(super) fn limits(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
+pub(super) fn limits(daemon: &dyn Daemon, arguments: &Arguments) -> CallResult {
     let change: LimitChange = arguments.json()?;
     change.check().map_err(Error::invalid)?;
     Reply::json(&daemon.limits(&change)?)
@@ -269,7 +269,7 @@ pub(super) fn limits(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
 #[utoipa::path(get, path = "/v1/on-error", tag = "errors", responses(
     (status = 200, body = Vec<VolumeErrors>, description = "Present policies and counters"),
 ))]
-pub(super) fn list_on_error(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
+pub(super) fn list_on_error(daemon: &dyn Daemon, _: &Arguments) -> CallResult {
     Reply::json(&daemon.on_error(&ErrorChange::default())?)
 }
 
@@ -281,7 +281,7 @@ pub(super) fn list_on_error(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
         (status = 404, body = ErrorBody, description = "No such disk or volume"),
     ),
 )]
-pub(super) fn on_error(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
+pub(super) fn on_error(daemon: &dyn Daemon, arguments: &Arguments) -> CallResult {
     let change: ErrorChange = arguments.json()?;
     change.check().map_err(Error::invalid)?;
     Reply::json(&daemon.on_error(&change)?)
@@ -291,7 +291,7 @@ pub(super) fn on_error(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
 #[utoipa::path(get, path = "/v1/paths", tag = "devices", responses(
     (status = 200, body = Vec<PathState>, description = "Namespaces with a direct path"),
 ))]
-pub(super) fn list_paths(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
+pub(super) fn list_paths(daemon: &dyn Daemon, _: &Arguments) -> CallResult {
     Reply::json(&daemon.path(&PathChange::default())?)
 }
 
@@ -304,7 +304,7 @@ pub(super) fn list_paths(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
         description = "No such disk, or it has no direct path"
     ),
 ))]
-pub(super) fn paths(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
+pub(super) fn paths(daemon: &dyn Daemon, arguments: &Arguments) -> CallResult {
     let change: PathChange = arguments.json()?;
     change.check().map_err(Error::invalid)?;
     Reply::json(&daemon.path(&change)?)
@@ -314,7 +314,7 @@ pub(super) fn paths(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
 #[utoipa::path(get, path = "/v1/ana", tag = "namespaces", responses(
     (status = 200, body = Vec<AnaStatus>, description = "Present states"),
 ))]
-pub(super) fn list_ana(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
+pub(super) fn list_ana(daemon: &dyn Daemon, _: &Arguments) -> CallResult {
     Reply::json(&daemon.ana(&AnaChange::default())?)
 }
 
@@ -332,7 +332,7 @@ pub(super) fn list_ana(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
         description = "The state was changed, and outstanding commands of before do not complete"
     ),
 ))]
-pub(super) fn ana(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
+pub(super) fn ana(daemon: &dyn Daemon, arguments: &Arguments) -> CallResult {
     let change: AnaChange = arguments.json()?;
     change.check().map_err(Error::invalid)?;
     Reply::json(&daemon.ana(&change)?)
@@ -342,7 +342,7 @@ pub(super) fn ana(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
 #[utoipa::path(get, path = "/v1/devices", tag = "devices", responses(
     (status = 200, body = Vec<DeviceStatus>, description = "Present states"),
 ))]
-pub(super) fn list_devices(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
+pub(super) fn list_devices(daemon: &dyn Daemon, _: &Arguments) -> CallResult {
     Reply::json(&daemon.stats().devices)
 }
 
@@ -357,7 +357,7 @@ pub(super) fn list_devices(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
         (status = 409, body = ErrorBody, description = "The device is already suspended, or gone"),
     ),
 )]
-pub(super) fn suspend(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
+pub(super) fn suspend(daemon: &dyn Daemon, arguments: &Arguments) -> CallResult {
     Reply::json(&daemon.suspend(arguments.path("address"))?)
 }
 
@@ -372,7 +372,7 @@ pub(super) fn suspend(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
         (status = 409, body = ErrorBody, description = "The device is not suspended, or gone"),
     ),
 )]
-pub(super) fn resume(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
+pub(super) fn resume(daemon: &dyn Daemon, arguments: &Arguments) -> CallResult {
     Reply::json(&daemon.resume(arguments.path("address"))?)
 }
 
@@ -385,7 +385,7 @@ pub(super) fn resume(daemon: &dyn Daemon, arguments: &Arguments) -> Outcome {
         "The installed program cannot replace this one, or is missing"),
     (status = 501, body = ErrorBody, description = "No keeper holds the disks of this process"),
 ))]
-pub(super) fn upgrade(daemon: &dyn Daemon, _: &Arguments) -> Outcome {
+pub(super) fn upgrade(daemon: &dyn Daemon, _: &Arguments) -> CallResult {
     match daemon.upgrade()? {}
 }
 

@@ -18,7 +18,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 /// disconnected.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
 
-type Next = Pin<Box<dyn Future<Output = (Option<Received>, EventReceiver)>>>;
+type NextEvent = Pin<Box<dyn Future<Output = (Option<Received>, EventReceiver)>>>;
 
 /// An answer.
 pub(super) enum AnswerBody {
@@ -34,7 +34,7 @@ pub(super) enum AnswerBody {
 
 /// Stream of events for one listener.
 pub(super) struct Listener {
-    next: Next,
+    next: NextEvent,
     alive: Interval,
     _permit: OwnedSemaphorePermit,
 }
@@ -59,7 +59,7 @@ impl AnswerBody {
     }
 }
 
-fn next(mut receiver: EventReceiver) -> Next {
+fn next(mut receiver: EventReceiver) -> NextEvent {
     Box::pin(async move { (receiver.next().await, receiver) })
 }
 

@@ -29,7 +29,7 @@ mod stream;
 
 use crate::daemon::Daemon;
 use accept::Acceptor;
-use answer::Limits;
+use answer::RequestSlots;
 use receive::Intake;
 use std::io;
 use std::os::fd::AsFd;
@@ -97,7 +97,7 @@ pub struct Server {
 }
 
 /// A server that runs; it ends, and its sockets are closed, when this is dropped.
-pub struct Running {
+pub struct RunningServer {
     /// Dropped to end it.
     stop: Option<oneshot::Sender<()>>,
     /// Closed by the thread when it has ended.
@@ -123,7 +123,7 @@ impl Server {
     ///
     /// # Errors
     /// There is no thread to be had.
-    pub fn start(self, daemon: Arc<dyn Daemon>) -> io::Result<Running> {
+    pub fn start(self, daemon: Arc<dyn Daemon>) -> io::Result<RunningServer> {
         let (stop, stopped) = oneshot::channel();
         let (end, ended) = mpsc::channel::<()>();
         let builder = std::thread::Builder::new().name("control".into());
@@ -137,14 +137,14 @@ impl Server {
             runtime.shutdown_background();
             drop(end);
         })?;
-        Ok(Running {
+        Ok(RunningServer {
             stop: Some(stop),
             ended,
         })
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningServer {
     fn drop(&mut self) {
         drop(self.stop.take());
         // Without it a socket's file stays, and the next server replaces it.
@@ -153,7 +153,7 @@ impl Drop for Running {
 }
 
 async fn serve(endpoints: Vec<Endpoint>, daemon: Arc<dyn Daemon>, stopped: oneshot::Receiver<()>) {
-    let limits = Rc::new(Limits::new());
+    let limits = Rc::new(RequestSlots::new());
     let mut tasks = tokio::task::JoinSet::new();
     for endpoint in endpoints {
         match Acceptor::new(endpoint, daemon.clone(), limits.clone()) {

@@ -1,14 +1,14 @@
 //! Abort command ("NVMe Base 2.1", 5.1.1), which tries to end another command early.
 
-use super::{AdminResult, Outcome};
-use crate::controller::Controller;
+use super::{AdminOutcome, AdminResult};
+use crate::control::Controller;
 use nvme::cmd::admin::{AbortCdw10, AbortResult};
 use nvme::{Command, Status};
 
 /// Maximum number of waiting Abort commands. (ACL of Identify Controller, a zero-based value.)
-pub(super) const LIMIT: usize = 8;
+pub(super) const MAX_ABORTS: usize = 8;
 
-struct Waiting {
+struct WaitingAbort {
     /// Command identifier of the Abort command.
     cid: u16,
     /// Submission queue ID and command identifier of the command to abort.
@@ -17,7 +17,7 @@ struct Waiting {
 
 /// Abort commands that wait until the command to abort has ended.
 #[derive(Default)]
-pub(crate) struct Aborts(Vec<Waiting>);
+pub(crate) struct Aborts(Vec<WaitingAbort>);
 
 impl Aborts {
     /// Returns the waiting Abort commands for the next process: command identifier, then queue ID
@@ -35,7 +35,7 @@ fn not_aborted(ianp: bool) -> u32 {
 impl Controller {
     pub(super) fn abort_command(&mut self, command: &Command) -> AdminResult {
         let target = AbortCdw10::from_bits(command.cdw10.get());
-        if self.admin.aborts.0.len() >= LIMIT {
+        if self.admin.aborts.0.len() >= MAX_ABORTS {
             return Err(Status::ABORT_COMMAND_LIMIT_EXCEEDED);
         }
         if target.sqid() == 0 {
@@ -45,13 +45,13 @@ impl Controller {
             if aborted {
                 self.finish_admin(target.cid(), Status::ABORT_REQUESTED, 0);
             }
-            return Ok(Outcome::Done(not_aborted(!aborted)));
+            return Ok(AdminOutcome::Done(not_aborted(!aborted)));
         }
         let (sqid, cid) = (target.sqid(), target.cid());
         if !self.begin_abort(command.cid.get(), (sqid, cid)) {
-            return Ok(Outcome::Done(not_aborted(true)));
+            return Ok(AdminOutcome::Done(not_aborted(true)));
         }
-        Ok(Outcome::Later)
+        Ok(AdminOutcome::Later)
     }
 
     /// Begins an Abort command, which waits until the command to abort has ended. Returns `false`
@@ -59,7 +59,7 @@ impl Controller {
     fn begin_abort(&mut self, cid: u16, target: (u16, u16)) -> bool {
         let found = self.abort(target.0, target.1);
         if found {
-            self.admin.aborts.0.push(Waiting { cid, target });
+            self.admin.aborts.0.push(WaitingAbort { cid, target });
         }
         found
     }
@@ -67,7 +67,7 @@ impl Controller {
     /// Restores the Abort commands of the previous process: the commands to abort are looked up
     /// again. One that has completed meanwhile counts as not aborted.
     pub(crate) fn restore_aborts(&mut self, saved: &[(u16, u16, u16)]) {
-        for &(cid, sqid, target) in saved.iter().take(LIMIT) {
+        for &(cid, sqid, target) in saved.iter().take(MAX_ABORTS) {
             if !self.begin_abort(cid, (sqid, target)) {
                 self.finish_admin(cid, Status::SUCCESS, not_aborted(true));
             }

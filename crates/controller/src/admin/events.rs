@@ -1,13 +1,13 @@
 //! Asynchronous Event Request ("NVMe Base 2.1", 5.1.2): requests are parked until an event occurs.
 
-use super::{AdminResult, Outcome};
-use crate::controller::Controller;
+use super::{AdminOutcome, AdminResult};
+use crate::control::Controller;
 use nvme::aen::{AsyncEvent, EventType};
 use nvme::{Command, Status};
 use std::collections::VecDeque;
 
 /// Maximum number of parked requests. (AERL of Identify Controller, a zero-based value.)
-pub(super) const LIMIT: usize = 4;
+pub(super) const MAX_EVENT_REQUESTS: usize = 4;
 /// Maximum number of events that wait for a request. An event equal to a waiting one is not added.
 const PENDING: usize = 16;
 
@@ -38,7 +38,7 @@ impl AsyncEvents {
     pub fn restore(parked: &[u16], pending: &[u32], masked: u8) -> Self {
         let pending = pending.iter().take(PENDING);
         AsyncEvents {
-            parked: parked.iter().take(LIMIT).copied().collect(),
+            parked: parked.iter().take(MAX_EVENT_REQUESTS).copied().collect(),
             pending: pending.map(|bits| AsyncEvent::from_bits(*bits)).collect(),
             masked,
         }
@@ -69,12 +69,12 @@ impl AsyncEvents {
 
 impl Controller {
     pub(super) fn async_event_request(&mut self, command: &Command) -> AdminResult {
-        if self.admin.events.parked.len() >= LIMIT {
+        if self.admin.events.parked.len() >= MAX_EVENT_REQUESTS {
             return Err(Status::AER_LIMIT_EXCEEDED.with_dnr(true));
         }
         self.admin.events.parked.push_back(command.cid.get());
         self.deliver_events();
-        Ok(Outcome::Later)
+        Ok(AdminOutcome::Later)
     }
 
     /// Reports an event to the host, as soon as a request is parked and its type is not masked.

@@ -15,9 +15,9 @@
 //! use the feature. The capabilities of a feature (Select 011b) are equal for all namespaces, and
 //! returned for any NSID.
 
-use super::{AdminResult, INVALID_FIELD, Outcome, lba_status};
+use super::{AdminOutcome, AdminResult, INVALID_FIELD, lba_status};
 use crate::config::ControllerConfig;
-use crate::controller::Controller;
+use crate::control::Controller;
 use crate::engine::Coalescing;
 use crate::engine::commands::Offer;
 use crate::engine::copy::CROSS_FORMATS;
@@ -346,7 +346,9 @@ impl Controller {
             FeatureSelect::DEFAULT | FeatureSelect::SAVED => {
                 self.value(fid, command, &Features::new(&self.config), 0)
             }
-            FeatureSelect::SUPPORTED_CAPABILITIES => Ok(Outcome::Done(capabilities.into_bits())),
+            FeatureSelect::SUPPORTED_CAPABILITIES => {
+                Ok(AdminOutcome::Done(capabilities.into_bits()))
+            }
             _ => Err(INVALID_FIELD),
         }
     }
@@ -441,7 +443,7 @@ impl Controller {
             // The power state and the command set combination are 0.
             _ => 0,
         };
-        Ok(Outcome::Done(value))
+        Ok(AdminOutcome::Done(value))
     }
 
     fn queue_counts(&self) -> u32 {
@@ -487,7 +489,7 @@ impl Controller {
                     self.apply_features();
                     self.admin.cache_flushes.push(command.cid.get());
                     self.flush_everywhere();
-                    return Ok(Outcome::Later);
+                    return Ok(AdminOutcome::Later);
                 }
             }
             Fid::NUMBER_OF_QUEUES => {
@@ -543,9 +545,10 @@ impl Controller {
                 if let Some(host) = self.host() {
                     // A guest that could choose its host identifier could impersonate another host.
                     let same = id == *host.bytes() && extended == host.is_extended();
-                    return match same {
-                        true => Ok(Outcome::Done(0)),
-                        false => Err(Status::FEATURE_NOT_CHANGEABLE.with_dnr(true)),
+                    return if same {
+                        Ok(AdminOutcome::Done(0))
+                    } else {
+                        Err(Status::FEATURE_NOT_CHANGEABLE.with_dnr(true))
                     };
                 }
                 self.admin.features.host_identifier = id;
@@ -574,13 +577,13 @@ impl Controller {
                 let ptpl = ReservationPersistence::from_bits(cdw11).ptpl();
                 let one = (nsid != NSID_BROADCAST).then_some(nsid);
                 if self.set_persistence(command.cid.get(), one, ptpl) {
-                    return Ok(Outcome::Later);
+                    return Ok(AdminOutcome::Later);
                 }
             }
             _ => {}
         }
         self.apply_features();
-        Ok(Outcome::Done(result))
+        Ok(AdminOutcome::Done(result))
     }
 
     /// Returns this NSID if it is active, or for the broadcast NSID those of all active namespaces.

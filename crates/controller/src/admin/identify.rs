@@ -1,12 +1,12 @@
 //! Identify ("NVMe Base 2.1", 5.1.13; "NVM Command Set 1.1", 4.1.5).
 
 use super::{
-    AdminResult, INVALID_FIELD, Outcome, abort, erase, events, features, keep_alive, logs,
+    AdminOutcome, AdminResult, INVALID_FIELD, abort, erase, events, features, keep_alive, logs,
     persistent_events, placement, self_test, table,
 };
 use crate::ana;
 use crate::config::NamespaceConfig;
-use crate::controller::Controller;
+use crate::control::Controller;
 use crate::engine::{self, Namespace};
 use crate::fabrics::FabricsConfig;
 use crate::formats::{BlockFormat, Formats, available, plain_from};
@@ -30,14 +30,14 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// WUSL: maximum size of a Write Uncorrectable command, in pages of 4096 bytes, as a power of
 /// two; for blocks of 512 bytes.
-const MARKED_AT_ONCE: u8 = (crate::marks::MOST_BLOCKS / 8).ilog2() as u8;
+const MARKED_AT_ONCE: u8 = (crate::marks::MAX_MARKED_BLOCKS / 8).ilog2() as u8;
 const INVALID_NAMESPACE: Status = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true);
 
 /// Largest NSID that a list can start behind ("NVMe Base 2.1", 5.1.13.2.2).
 const LAST_NSID: u32 = 0xffff_fffd;
 
 /// Kind of namespace under an NSID, as far as Identify distinguishes them.
-enum Found<'a> {
+enum NamespaceKind<'a> {
     Active(&'a Namespace),
     /// A namespace of the pool that is not attached to the controller.
     Allocated(PooledNamespace),
@@ -68,8 +68,8 @@ impl Controller {
             Cns::IOCS_NAMESPACE | Cns::IOCS_ALLOCATED_NAMESPACE => {
                 self.check_csi(cdw11.csi())?;
                 match (cdw11.csi(), self.find(nsid)?) {
-                    (Csi::ZONED, Found::Active(ns)) => page(&zoned_namespace(ns)?),
-                    (Csi::NVM, Found::Active(ns)) => page(&nvm_namespace(ns)),
+                    (Csi::ZONED, NamespaceKind::Active(ns)) => page(&zoned_namespace(ns)?),
+                    (Csi::NVM, NamespaceKind::Active(ns)) => page(&nvm_namespace(ns)),
                     _ => page(&NvmNamespace::new_zeroed()),
                 }
             }
@@ -86,7 +86,9 @@ impl Controller {
                 self.independent_namespace(&self.find_allocated(nsid)?)
             }
             Cns::NAMESPACE_CONTROLLER_LIST => match self.find(nsid)? {
-                Found::Active(_) => controller_list(self.controllers_with(nsid), cdw10.cntid()),
+                NamespaceKind::Active(_) => {
+                    controller_list(self.controllers_with(nsid), cdw10.cntid())
+                }
                 _ => page(&ControllerList::new_zeroed()),
             },
             Cns::CONTROLLER_LIST => controller_list(self.controllers(), cdw10.cntid()),
@@ -109,25 +111,25 @@ impl Controller {
             _ => return Err(INVALID_FIELD),
         };
         self.write_host(command, &*page)?;
-        Ok(Outcome::Done(0))
+        Ok(AdminOutcome::Done(0))
     }
 
-    fn find(&self, nsid: u32) -> Result<Found<'_>, Status> {
+    fn find(&self, nsid: u32) -> Result<NamespaceKind<'_>, Status> {
         if nsid == 0 || nsid > self.config.max_namespaces {
             return Err(INVALID_NAMESPACE);
         }
         let mut namespaces = self.engine.active().filter(|ns| self.is_visible(ns));
         let found = namespaces.find(|ns| ns.config.nsid == nsid);
-        Ok(found.map_or(Found::Inactive, Found::Active))
+        Ok(found.map_or(NamespaceKind::Inactive, NamespaceKind::Active))
     }
 
     /// Finds a namespace, including those attached to no controller.
-    fn find_allocated(&self, nsid: u32) -> Result<Found<'_>, Status> {
+    fn find_allocated(&self, nsid: u32) -> Result<NamespaceKind<'_>, Status> {
         match self.find(nsid)? {
-            Found::Inactive => {
+            NamespaceKind::Inactive => {
                 let mut all = self.not_attached().into_iter();
                 let found = all.find(|pooled| pooled.nsid == nsid);
-                Ok(found.map_or(Found::Inactive, Found::Allocated))
+                Ok(found.map_or(NamespaceKind::Inactive, NamespaceKind::Allocated))
             }
             found => Ok(found),
         }
@@ -182,8 +184,8 @@ impl Controller {
         if config.sanitizes() {
             page.sanicap = erase::sanicap();
         }
-        page.acl_z = (abort::LIMIT - 1) as u8;
-        page.aerl_z = (events::LIMIT - 1) as u8;
+        page.acl_z = (abort::MAX_ABORTS - 1) as u8;
+        page.aerl_z = (events::MAX_EVENT_REQUESTS - 1) as u8;
         page.frmw = Frmw::new().with_ffsro(true).with_nofs(1);
         page.lpa = logs::lpa();
         page.elpe_z = (logs::ERROR_ENTRIES - 1) as u8;
@@ -264,11 +266,11 @@ impl Controller {
         page(&data)
     }
 
-    fn identify_namespace(&self, found: &Found<'_>) -> Page {
+    fn identify_namespace(&self, found: &NamespaceKind<'_>) -> Page {
         let mut data = IdentifyNamespace::new_zeroed();
         let ns = match found {
-            Found::Active(ns) => ns,
-            Found::Allocated(pooled) => {
+            NamespaceKind::Active(ns) => ns,
+            NamespaceKind::Allocated(pooled) => {
                 data.nsze = pooled.blocks.into();
                 data.ncap = pooled.blocks.into();
                 data.nuse = pooled.blocks.into();
@@ -284,7 +286,7 @@ impl Controller {
                 describe_formats(&mut data, &formats, self.flbas_of(pooled).index());
                 return page(&data);
             }
-            Found::Inactive => return page(&data),
+            NamespaceKind::Inactive => return page(&data),
         };
         let nsid = ns.config.nsid;
         let info = ns.config.volume.info();
@@ -300,7 +302,7 @@ impl Controller {
         data.nows_z = data.npwg_z;
         // Reported for every namespace, because the controller has Copy, although zoned ones lack
         // it.
-        let copy = engine::copy::Limits::new(ns.shift);
+        let copy = engine::copy::CopyLimits::new(ns.shift);
         data.mssrl = copy.range.into();
         data.mcl = copy.command.into();
         data.msrc_z = copy.ranges_z;
@@ -338,14 +340,14 @@ impl Controller {
         page(&data)
     }
 
-    fn independent_namespace(&self, found: &Found<'_>) -> Page {
+    fn independent_namespace(&self, found: &NamespaceKind<'_>) -> Page {
         let mut data = IndependentNamespace::new_zeroed();
-        if let Found::Allocated(pooled) = found {
+        if let NamespaceKind::Allocated(pooled) = found {
             data.nmic = Nmic::new().with_shrns(pooled.shared);
             data.fpi = Fpi::new().with_fpis(self.config.erases());
             data.nstat = Nstat::new().with_nrdy(true);
         }
-        if let Found::Active(ns) = found {
+        if let NamespaceKind::Active(ns) = found {
             let nsid = ns.config.nsid;
             (data.nmic, data.rescap) = self.sharing_of(nsid);
             data.nsfeat = IndependentNsfeat::new().with_vwcnp(!ns.volatile_cache);
@@ -403,7 +405,7 @@ impl Controller {
     }
 
     fn namespace_descriptors(&self, nsid: u32) -> Result<Page, Status> {
-        let Found::Active(ns) = self.find(nsid)? else {
+        let NamespaceKind::Active(ns) = self.find(nsid)? else {
             return Err(INVALID_NAMESPACE);
         };
         let descriptors = [
@@ -571,10 +573,7 @@ fn nvm_namespace(ns: &Namespace) -> NvmNamespace {
 
 /// Returns the command set of a namespace.
 fn csi_of(ns: &Namespace) -> Csi {
-    match ns.is_zoned() {
-        true => Csi::ZONED,
-        false => Csi::NVM,
-    }
+    if ns.is_zoned() { Csi::ZONED } else { Csi::NVM }
 }
 
 /// Computes FNV-1a with 128 bits.

@@ -1,8 +1,8 @@
 //! Keep Alive ("NVMe Base 2.1", 3.9 and 5.1.14). Hosts do not need it over PCIe, but a timeout that
 //! a host sets is enforced.
 
-use super::{AdminResult, Outcome};
-use crate::controller::Controller;
+use super::{AdminOutcome, AdminResult};
+use crate::control::Controller;
 use nvme::Command;
 use std::time::{Duration, Instant};
 
@@ -120,7 +120,7 @@ impl Controller {
 
     pub(super) fn keep_alive_command(&mut self, _: &Command) -> AdminResult {
         self.admin.keep_alive.restart(self.now);
-        Ok(Outcome::Done(0))
+        Ok(AdminOutcome::Done(0))
     }
 
     /// Checks the timer. If it has expired, the controller enters the fatal state and fetches no

@@ -5,9 +5,9 @@
 //! that a volume could not read is in the error log, but is not tracked: the next read may succeed,
 //! and a write to the block would not be noticed.
 
-use super::{AdminResult, INVALID_FIELD, Outcome};
-use crate::controller::Controller;
-use crate::marks::{Listed, PIECES};
+use super::{AdminOutcome, AdminResult, INVALID_FIELD};
+use crate::control::Controller;
+use crate::marks::{MarkedRanges, PIECES};
 use crate::survival::Since;
 use crate::survival::state::LbaStatusState;
 use nvme::aen::{AsyncEvent, EventType, Notice};
@@ -41,7 +41,7 @@ pub(crate) struct LbaStatus {
     /// Whether the host was notified of these blocks.
     alerted: bool,
     /// Generation and contents of the page that the host is reading with Retain Asynchronous Event.
-    reading: Option<(u16, Listed)>,
+    reading: Option<(u16, MarkedRanges)>,
     /// Beginning of the current report interval.
     since: Since,
 }
@@ -80,7 +80,7 @@ impl LbaStatus {
         (self.news && !self.alerted).then(|| self.since.instant() + interval)
     }
 
-    pub fn save(&self, marks: Listed) -> LbaStatusState {
+    pub fn save(&self, marks: MarkedRanges) -> LbaStatusState {
         LbaStatusState {
             marks,
             generation: self.generation,
@@ -94,7 +94,7 @@ impl LbaStatus {
     /// Restores the state saved by [`LbaStatus::save`]. [`Controller::restore_marks`] restores the
     /// marks themselves.
     pub fn restore(saved: &LbaStatusState) -> Self {
-        let ranges = |(_, marks): &(u16, Listed)| {
+        let ranges = |(_, marks): &(u16, MarkedRanges)| {
             let all = marks.iter().map(|(_, ranges)| 1 + ranges.len());
             all.sum::<usize>()
         };
@@ -155,7 +155,7 @@ impl Controller {
         let found = ns.marks.within(slba..slba + length);
         let bytes = (u64::from(command.cdw12.get()) + 1) * 4;
         self.write_host(command, &descriptors(&found, bytes))?;
-        Ok(Outcome::Done(0))
+        Ok(AdminOutcome::Done(0))
     }
 
     // ---- the log page
@@ -242,7 +242,7 @@ impl super::Admin {
 }
 
 /// Builds the LBA Status Information log page for these marks.
-fn log_page(generation: u16, marks: &Listed) -> Vec<u8> {
+fn log_page(generation: u16, marks: &MarkedRanges) -> Vec<u8> {
     let (mut elements, mut unreadable) = (Vec::new(), 0u64);
     for (nsid, ranges) in marks {
         let element = LbaStatusElement {
@@ -281,9 +281,10 @@ fn descriptors(found: &[Range<u64>], bytes: u64) -> Vec<u8> {
     let count = found.len().min(room);
     let header = LbaStatusListHeader {
         nlsd: (count as u32).into(),
-        cmpc: match count == found.len() {
-            true => LbaStatusCondition::COMPLETE,
-            false => LbaStatusCondition::INCOMPLETE,
+        cmpc: if count == found.len() {
+            LbaStatusCondition::COMPLETE
+        } else {
+            LbaStatusCondition::INCOMPLETE
         },
         ..Default::default()
     };

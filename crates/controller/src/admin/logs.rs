@@ -1,7 +1,7 @@
 //! Get Log Page ("NVMe Base 2.1", 5.1.12), and the contents of the log pages.
 
-use super::{AdminResult, INVALID_FIELD, Outcome, features, table};
-use crate::controller::Controller;
+use super::{AdminOutcome, AdminResult, INVALID_FIELD, features, table};
+use crate::control::Controller;
 use crate::engine;
 use crate::engine::commands::Offer;
 use crate::survival::Since;
@@ -27,7 +27,7 @@ pub(super) const ERROR_ENTRIES: usize = 64;
 /// Composite temperature in kelvins. A virtual disk does not get warm.
 const TEMPERATURE: u16 = 310;
 /// Maximum number of bytes per Get Log Page command, unless the page itself is larger.
-const LARGEST: usize = 16384;
+const MAX_LOG_BYTES: usize = 16384;
 
 /// Table row of a log page. It determines Get Log Page, the Supported Log Pages log page, and LPA
 /// of Identify Controller.
@@ -255,7 +255,7 @@ impl Controller {
         let row = log_pages(self).find(|row| row.lid == get.lid);
         let row = row.ok_or(Status::INVALID_LOG_PAGE.with_dnr(true))?;
         if !(row.before)(self, &get)? {
-            return Ok(Outcome::Done(0));
+            return Ok(AdminOutcome::Done(0));
         }
         let page = match row.content {
             Content::Made(make) => Cow::Owned(make(self, &get, command.nsid.get())?),
@@ -268,7 +268,7 @@ impl Controller {
         }
         // Bytes beyond the end of the page read as zeroes, for requests of reasonable length.
         let largest = page.len().min(self.config.max_transfer() as usize);
-        if len > LARGEST.max(largest) {
+        if len > MAX_LOG_BYTES.max(largest) {
             return Err(INVALID_FIELD);
         }
         let rest = page.get(offset..).unwrap_or_default();
@@ -278,7 +278,7 @@ impl Controller {
         if !get.rae {
             (row.after)(self);
         }
-        Ok(Outcome::Done(0))
+        Ok(AdminOutcome::Done(0))
     }
 
     /// Returns the error log, newest entry first. Unused entries are zero.

@@ -23,7 +23,7 @@ mod telemetry;
 mod toy;
 
 use crate::config::ControllerConfig;
-use crate::controller::Controller;
+use crate::control::Controller;
 use crate::engine::dma_status;
 use abort::Aborts;
 use dma::{Access, SegmentList};
@@ -38,13 +38,13 @@ use notifications::Notifications;
 use nvme::cmd::{Fuse, Psdt};
 use nvme::{AdminOpcode, Command, Status};
 pub(crate) use persistent_events::{EventLog, PersistentEvents};
-pub(crate) use self_test::{About, SelfTest};
+pub(crate) use self_test::{SelfTest, TestSelection};
 use std::time::Instant;
 pub(crate) use telemetry::Telemetry;
 use volume::Budget;
 
 /// Outcome of an admin command that did not fail.
-pub(crate) enum Outcome {
+pub(crate) enum AdminOutcome {
     /// The command is complete, with this completion dword 0.
     Done(u32),
     /// The completion is posted later.
@@ -52,7 +52,7 @@ pub(crate) enum Outcome {
 }
 
 /// Result of an admin command; the error is its status.
-pub(crate) type AdminResult = Result<Outcome, Status>;
+pub(crate) type AdminResult = Result<AdminOutcome, Status>;
 
 pub(crate) const INVALID_FIELD: Status = Status::INVALID_FIELD.with_dnr(true);
 
@@ -135,10 +135,11 @@ impl Admin {
         let busy = self.self_test.is_running()
             || self.erasure.is_running()
             || self.management.is_running();
-        self.timer = match busy {
+        self.timer = if busy {
             // This time is in the past, so that each round makes the checks.
-            true => Some(self.made),
-            false => self.next_timer(),
+            Some(self.made)
+        } else {
+            self.next_timer()
         };
     }
 }
@@ -206,8 +207,8 @@ impl Controller {
             self.dispatch(opcode, command)
         };
         match result {
-            Ok(Outcome::Done(dw0)) => self.finish_admin(cid, Status::SUCCESS, dw0),
-            Ok(Outcome::Later) => {}
+            Ok(AdminOutcome::Done(dw0)) => self.finish_admin(cid, Status::SUCCESS, dw0),
+            Ok(AdminOutcome::Later) => {}
             Err(status) => {
                 self.failed(0, cid, status, command.nsid.get(), 0);
                 self.finish_admin(cid, status, 0);

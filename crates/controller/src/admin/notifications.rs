@@ -1,7 +1,7 @@
 //! Reservation notifications ("NVMe Base 2.1", 5.1.12.1.32): a queue of log pages, each of which is
 //! read once.
 
-use crate::controller::Controller;
+use crate::control::Controller;
 use nvme::aen::{AsyncEvent, EventType, IoCommandEvent};
 use nvme::log::{Lid, ReservationNotification, ReservationNotificationType};
 use reservations::Notification;

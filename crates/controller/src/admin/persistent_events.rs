@@ -7,7 +7,7 @@
 
 use super::{INVALID_FIELD, erase};
 use crate::config::ControllerConfig;
-use crate::controller::Controller;
+use crate::control::Controller;
 use crate::pool::PooledNamespace;
 use crate::survival::state::{PersistentEventState, SavedEvent};
 use nvme::Status;

@@ -10,8 +10,8 @@
 //! Values that hosts set are stored with the counts, and survive resets. No asynchronous event
 //! announces the FDP Events log page: hosts poll it.
 
-use super::{AdminResult, INVALID_FIELD, Outcome};
-use crate::controller::Controller;
+use super::{AdminOutcome, AdminResult, INVALID_FIELD};
+use crate::control::Controller;
 use crate::engine::Namespace;
 use crate::placed::PlacementState;
 use nvme::cmd::admin::{
@@ -207,9 +207,10 @@ impl Controller {
     /// Executes Set Features for Flexible Data Placement, whose value cannot be changed.
     pub(super) fn set_fdp_mode(&self, command: &Command) -> Result<(), Status> {
         self.group(command.cdw11.get() as u16)?;
-        match FdpMode::from_bits(command.cdw12.get()) == MODE {
-            true => Ok(()),
-            false => Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr(true)),
+        if FdpMode::from_bits(command.cdw12.get()) == MODE {
+            Ok(())
+        } else {
+            Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr(true))
         }
     }
 
@@ -291,7 +292,7 @@ impl Controller {
         let wanted = (u64::from(command.cdw10.get()) + 1) * 4;
         let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
         self.write_host(command, bytes.get(..wanted).unwrap_or(bytes))?;
-        Ok(Outcome::Done(0))
+        Ok(AdminOutcome::Done(0))
     }
 
     /// Executes Directive Send, which enables or disables the Data Placement directive.
@@ -306,6 +307,6 @@ impl Controller {
         }
         let state = self.placement_under(command.nsid.get())?;
         state.get().enable(cdw12.endir());
-        Ok(Outcome::Done(0))
+        Ok(AdminOutcome::Done(0))
     }
 }

@@ -1,8 +1,8 @@
 //! Create and Delete I/O Completion and Submission Queue ("NVMe over PCIe Transport 1.1", 3.3), and
 //! Doorbell Buffer Config ("NVMe Base 2.1", 5.2.5).
 
-use super::{AdminResult, INVALID_FIELD, Outcome};
-use crate::controller::Controller;
+use super::{AdminOutcome, AdminResult, INVALID_FIELD};
+use crate::control::Controller;
 use nvme::cmd::admin::{CreateCqCdw11, CreateQueueCdw10, CreateSqCdw11, DeleteQueueCdw10};
 use nvme::{Command, Completion, Status};
 
@@ -63,7 +63,7 @@ impl Controller {
             return Err(Status::DATA_TRANSFER_ERROR);
         }
         tracing::debug!(qid, size, ?vector, "completion queue created");
-        Ok(Outcome::Done(0))
+        Ok(AdminOutcome::Done(0))
     }
 
     pub(super) fn create_io_sq(&mut self, command: &Command) -> AdminResult {
@@ -85,7 +85,7 @@ impl Controller {
             return Err(Status::DATA_TRANSFER_ERROR);
         }
         tracing::debug!(qid, cqid, size, "submission queue created");
-        Ok(Outcome::Done(0))
+        Ok(AdminOutcome::Done(0))
     }
 
     pub(super) fn delete_io_cq(&mut self, command: &Command) -> AdminResult {
@@ -97,7 +97,7 @@ impl Controller {
             return Err(Status::INVALID_QUEUE_DELETION.with_dnr(true));
         }
         self.delete_cq(qid);
-        Ok(Outcome::Done(0))
+        Ok(AdminOutcome::Done(0))
     }
 
     pub(super) fn delete_io_sq(&mut self, command: &Command) -> AdminResult {
@@ -108,7 +108,7 @@ impl Controller {
         }
         self.admin.deletions.push((qid, command.cid.get()));
         self.delete_sq(qid);
-        Ok(Outcome::Later)
+        Ok(AdminOutcome::Later)
     }
 
     /// Completes the deletion of a submission queue, which has no outstanding command any more.
@@ -130,9 +130,9 @@ impl Controller {
         let done = done.ok_or(INVALID_FIELD)?;
         tracing::debug!(shadow, eventidx, "shadow doorbells configured");
         Ok(if done {
-            Outcome::Done(0)
+            AdminOutcome::Done(0)
         } else {
-            Outcome::Later
+            AdminOutcome::Later
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Detection of volumes whose size has changed.
 
-use crate::controller::Controller;
+use crate::control::Controller;
 use crate::engine::Order;
 use nvme::aen::{AsyncEvent, Notice};
 use nvme::feature::AsyncEventConfig;

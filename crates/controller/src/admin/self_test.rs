@@ -6,8 +6,8 @@
 //! commands of hosts have priority. The extended operation survives a controller-level reset. Both
 //! operations continue in the next process after a restart.
 
-use super::{AdminResult, INVALID_FIELD, Outcome};
-use crate::controller::Controller;
+use super::{AdminOutcome, AdminResult, INVALID_FIELD};
+use crate::control::Controller;
 use crate::engine::{OwnRequest, status_of};
 use crate::survival::state::{SelfTestState, TestRunning};
 use dma::{Buffer, SegmentList};
@@ -29,10 +29,10 @@ const PIECE: u64 = 64 << 10;
 /// Number of reads per namespace in the short operation.
 const SAMPLES: u64 = 64;
 /// Maximum number of retries of an interrupted read.
-const TRIES: u32 = 16;
+const MAX_RETRIES: u32 = 16;
 /// Minimum duration of an operation. Hosts read the percentage once per second, and nvme-cli
 /// considers an operation hung if the percentage was never above zero.
-const LEAST: Duration = Duration::from_secs(3);
+const MIN_DURATION: Duration = Duration::from_secs(3);
 /// Assumed speed in bytes per minute, for the duration of the extended operation in Identify
 /// Controller.
 const PER_MINUTE: u128 = 60 * (512 << 20);
@@ -42,12 +42,12 @@ const SEGMENT: u8 = 1;
 /// The self-test in progress, and the results of earlier ones.
 #[derive(Default)]
 pub(crate) struct SelfTest {
-    running: Option<Running>,
+    running: Option<RunningTest>,
     /// Results of earlier operations, newest first.
     results: VecDeque<SelfTestResult>,
 }
 
-struct Running {
+struct RunningTest {
     code: Code,
     /// NSID of the Device Self-test command.
     nsid: u32,
@@ -56,15 +56,15 @@ struct Running {
     /// Time at which this process continued the operation, and number of pieces read until then.
     begun: Option<(Instant, u64)>,
     /// Piece of the outstanding read, and number of the request.
-    reading: Option<(Piece, u64)>,
+    reading: Option<(TestRange, u64)>,
     tries: u32,
     /// Piece with at least one unreadable block, and the status of its read.
-    bad: Option<(Piece, Status)>,
+    bad: Option<(TestRange, Status)>,
 }
 
 /// A range of blocks in a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Piece {
+struct TestRange {
     nsid: u32,
     /// Block size as a power of two.
     shift: u32,
@@ -73,14 +73,14 @@ struct Piece {
     blocks: u64,
 }
 
-impl Piece {
+impl TestRange {
     fn halves(self) -> (Self, Self) {
         let half = self.blocks / 2;
-        let first = Piece {
+        let first = TestRange {
             blocks: half,
             ..self
         };
-        let second = Piece {
+        let second = TestRange {
             slba: self.slba + half,
             blocks: self.blocks - half,
             ..self
@@ -90,7 +90,7 @@ impl Piece {
 }
 
 /// Selection of the operations to end.
-pub(crate) enum About<'a> {
+pub(crate) enum TestSelection<'a> {
     All,
     /// A test that reads any of these namespaces.
     Some(&'a [u32]),
@@ -98,17 +98,17 @@ pub(crate) enum About<'a> {
 
 /// Next step after a read has completed.
 #[derive(PartialEq, Eq, Debug)]
-enum Next {
+enum NextStep {
     GoOn,
     /// This block cannot be read.
-    Bad(Piece, Status),
+    Bad(TestRange, Status),
     /// The read failed for a reason other than its blocks.
-    Hindered(Piece, Status),
+    Hindered(TestRange, Status),
 }
 
-impl Running {
+impl RunningTest {
     fn new(code: Code, nsid: u32) -> Self {
-        Running {
+        RunningTest {
             code,
             nsid,
             done: 0,
@@ -123,8 +123,8 @@ impl Running {
     fn due(&self, all: u64) -> Option<Instant> {
         let (begun, before) = self.begun?;
         let read = self.done.saturating_sub(before).min(all);
-        let share = u128::from(read) * LEAST.as_micros() / u128::from(all.max(1));
-        // The value is at most `LEAST`, so the conversion does not truncate.
+        let share = u128::from(read) * MIN_DURATION.as_micros() / u128::from(all.max(1));
+        // The value is at most `MIN_DURATION`, so the conversion does not truncate.
         Some(begun + Duration::from_micros(share as u64))
     }
 
@@ -133,22 +133,23 @@ impl Running {
     }
 
     /// Handles the completion of the outstanding read.
-    fn ended(&mut self, status: Status) -> Next {
+    fn ended(&mut self, status: Status) -> NextStep {
         let Some((read, _)) = self.reading.take() else {
-            return Next::GoOn;
+            return NextStep::GoOn;
         };
         if status.is(Status::ABORT_REQUESTED) || status.is(Status::COMMAND_INTERRUPTED) {
             self.tries += 1;
-            return match self.tries < TRIES {
-                true => Next::GoOn,
-                false => Next::Hindered(read, status),
+            return if self.tries < MAX_RETRIES {
+                NextStep::GoOn
+            } else {
+                NextStep::Hindered(read, status)
             };
         }
         self.tries = 0;
         let (bad, why) = match (self.bad, status.is_success()) {
             (None, true) => {
                 self.done += 1;
-                return Next::GoOn;
+                return NextStep::GoOn;
             }
             // The first half is readable, so the bad block is in the second half.
             (Some((bad, why)), true) => (bad.halves().1, why),
@@ -156,8 +157,8 @@ impl Running {
         };
         self.bad = Some((bad, why));
         match bad.blocks {
-            1 => Next::Bad(bad, why),
-            _ => Next::GoOn,
+            1 => NextStep::Bad(bad, why),
+            _ => NextStep::GoOn,
         }
     }
 }
@@ -172,7 +173,7 @@ fn pieces(code: Code, blocks: u64, shift: u32) -> u64 {
 }
 
 /// Returns the piece with this index.
-fn piece(code: Code, nsid: u32, blocks: u64, shift: u32, index: u64) -> Piece {
+fn piece(code: Code, nsid: u32, blocks: u64, shift: u32, index: u64) -> TestRange {
     let each = PIECE >> shift;
     let all = blocks.div_ceil(each);
     let at = match code {
@@ -182,7 +183,7 @@ fn piece(code: Code, nsid: u32, blocks: u64, shift: u32, index: u64) -> Piece {
         _ => (u128::from(index) * u128::from(all - 1) / u128::from(SAMPLES - 1)) as u64,
     };
     let slba = at * each;
-    Piece {
+    TestRange {
         nsid,
         shift,
         slba,
@@ -211,9 +212,9 @@ impl SelfTest {
     pub fn restore(saved: &SelfTestState) -> Self {
         let entries = saved.results.chunks_exact(size_of::<SelfTestResult>());
         let results = entries.filter_map(|entry| SelfTestResult::read_from_bytes(entry).ok());
-        let running = saved.running.as_ref().map(|saved| Running {
+        let running = saved.running.as_ref().map(|saved| RunningTest {
             done: saved.done,
-            ..Running::new(Code(saved.code), saved.nsid)
+            ..RunningTest::new(Code(saved.code), saved.nsid)
         });
         SelfTest {
             running: running.filter(|test| matches!(test.code, Code::SHORT | Code::EXTENDED)),
@@ -223,7 +224,7 @@ impl SelfTest {
 
     /// Ends the self-test in progress, and adds its result to the log; `found` is an unreadable
     /// block and the status of its read.
-    fn end(&mut self, outcome: SelfTestOutcome, hours: u64, found: Option<(Piece, Status)>) {
+    fn end(&mut self, outcome: SelfTestOutcome, hours: u64, found: Option<(TestRange, Status)>) {
         let Some(running) = self.running.take() else {
             return;
         };
@@ -278,7 +279,7 @@ impl Controller {
             Code::SHORT | Code::EXTENDED => {}
             Code::ABORT => {
                 self.end_self_test(SelfTestOutcome::ABORTED, None);
-                return Ok(Outcome::Done(0));
+                return Ok(AdminOutcome::Done(0));
             }
             _ => return Err(INVALID_FIELD),
         }
@@ -295,9 +296,9 @@ impl Controller {
         if test.running.is_some() {
             return Err(Status::SELF_TEST_IN_PROGRESS);
         }
-        test.running = Some(Running::new(code, nsid));
+        test.running = Some(RunningTest::new(code, nsid));
         self.touch();
-        Ok(Outcome::Done(0))
+        Ok(AdminOutcome::Done(0))
     }
 
     pub(super) fn self_test_log(&self) -> Vec<u8> {
@@ -316,7 +317,7 @@ impl Controller {
         log.as_bytes().to_vec()
     }
 
-    fn pieces_to_read(&self, running: &Running) -> u64 {
+    fn pieces_to_read(&self, running: &RunningTest) -> u64 {
         let active = self.engine.active();
         let concerned = active.filter(|ns| running.is_about(ns.config.nsid));
         concerned
@@ -325,7 +326,7 @@ impl Controller {
     }
 
     /// Returns the next piece to read; `None` after the last one.
-    fn next_piece(&self, running: &Running) -> Option<Piece> {
+    fn next_piece(&self, running: &RunningTest) -> Option<TestRange> {
         if let Some((bad, _)) = running.bad {
             return Some(bad.halves().0);
         }
@@ -344,21 +345,21 @@ impl Controller {
         None
     }
 
-    fn end_self_test(&mut self, outcome: SelfTestOutcome, found: Option<(Piece, Status)>) {
+    fn end_self_test(&mut self, outcome: SelfTestOutcome, found: Option<(TestRange, Status)>) {
         let hours = self.admin.logs.power_on_hours();
         self.admin.self_test.end(outcome, hours, found);
         self.touch();
-        if let Some((Piece { nsid, slba, .. }, status)) = found {
+        if let Some((TestRange { nsid, slba, .. }, status)) = found {
             tracing::warn!(nsid, slba, %status, "device self-test: cannot be read");
             self.capture("device self-test failed");
         }
     }
 
     /// Ends tests of namespaces that are about to be erased.
-    pub(crate) fn end_test_of(&mut self, outcome: SelfTestOutcome, about: About) {
-        let concerned = |running: &Running| match about {
-            About::All => true,
-            About::Some(nsids) => nsids.iter().any(|nsid| running.is_about(*nsid)),
+    pub(crate) fn end_test_of(&mut self, outcome: SelfTestOutcome, about: TestSelection) {
+        let concerned = |running: &RunningTest| match about {
+            TestSelection::All => true,
+            TestSelection::Some(nsids) => nsids.iter().any(|nsid| running.is_about(*nsid)),
         };
         if self.admin.self_test.running.as_ref().is_some_and(concerned) {
             self.end_self_test(outcome, None);
@@ -388,11 +389,11 @@ impl Controller {
                 Ok(()) => Status::SUCCESS,
             };
             match running.ended(status) {
-                Next::GoOn => {}
-                Next::Bad(at, status) => {
+                NextStep::GoOn => {}
+                NextStep::Bad(at, status) => {
                     self.end_self_test(SelfTestOutcome::FAILED_SEGMENT, Some((at, status)));
                 }
-                Next::Hindered(at, status) => {
+                NextStep::Hindered(at, status) => {
                     self.end_self_test(SelfTestOutcome::UNKNOWN_ERROR, Some((at, status)));
                 }
             }

@@ -15,7 +15,7 @@
 //! `tests/it/supported.rs` compares reported and actual support for every opcode.
 
 use super::AdminResult;
-use crate::controller::Controller;
+use crate::control::Controller;
 use nvme::identify::Oacs;
 use nvme::log::CommandEffects;
 use nvme::{AdminOpcode as Op, Command};

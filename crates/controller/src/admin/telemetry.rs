@@ -2,7 +2,7 @@
 //! for the analysis of failures. A snapshot is text, with one value per line.
 
 use super::INVALID_FIELD;
-use crate::controller::Controller;
+use crate::control::Controller;
 use crate::survival::state::{CapturedText, TelemetryState};
 use crate::survival::wall_ms;
 use nvme::Status;
@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 /// First line of a snapshot, with the version of the text format.
 const FORM: &str = "vnvme telemetry, form 1";
 /// Maximum size of a snapshot's text in bytes; the rest is cut off.
-const MOST: usize = 8 * TELEMETRY_BLOCK;
+const MAX_TEXT_LEN: usize = 8 * TELEMETRY_BLOCK;
 /// Create Telemetry Host-Initiated Data: bit of the Log Specific Parameter.
 const CREATE: u8 = 1;
 /// Scope of the snapshots: the controller.
@@ -42,7 +42,7 @@ struct Capture {
 
 impl Capture {
     fn next(&mut self, mut text: String, reason: &str) {
-        shorten(&mut text, MOST);
+        shorten(&mut text, MAX_TEXT_LEN);
         let mut reason = reason.to_owned();
         shorten(&mut reason, size_of_val(&TelemetryHeader::default().reason));
         *self = Capture {
@@ -166,7 +166,7 @@ impl Controller {
     /// Returns the present state of the controller as text.
     fn snapshot(&self) -> String {
         let stats = &self.engine.stats;
-        let mut text = String::with_capacity(MOST);
+        let mut text = String::with_capacity(MAX_TEXT_LEN);
         let mut line = |name: &str, value: &dyn std::fmt::Display| {
             // Writing to a string does not fail.
             let _ = writeln!(text, "{name} = {value}");

@@ -2,8 +2,8 @@
 //! tests. Besides this module, the recipe changed `mod.rs` and `table.rs`.
 
 use super::table::AdminCommand;
-use super::{AdminResult, Outcome};
-use crate::controller::Controller;
+use super::{AdminOutcome, AdminResult};
+use crate::control::Controller;
 use nvme::identify::Oacs;
 use nvme::log::CommandEffects;
 use nvme::{AdminOpcode, Command};
@@ -19,14 +19,14 @@ pub(super) const COMMAND: AdminCommand =
 
 /// Completes the example command, with twice its dword 10 as the result.
 fn double(_: &mut Controller, command: &Command) -> AdminResult {
-    Ok(Outcome::Done(command.cdw10.get() * 2))
+    Ok(AdminOutcome::Done(command.cdw10.get() * 2))
 }
 
 mod tests {
-    use super::super::{Outcome, table};
+    use super::super::{AdminOutcome, table};
     use super::OPCODE;
     use crate::config::ControllerConfig;
-    use crate::controller::Controller;
+    use crate::control::Controller;
     use nvme::cmd::admin::Csi;
     use nvme::log::CommandsSupported;
     use nvme::{AdminOpcode, Command, Status};
@@ -51,7 +51,7 @@ mod tests {
         let mut command = Command::new(OPCODE.0, 1, 0);
         command.cdw10 = 21.into();
         let done = with.dispatch(OPCODE, &command);
-        assert!(matches!(done, Ok(Outcome::Done(42))));
+        assert!(matches!(done, Ok(AdminOutcome::Done(42))));
         let effects = log(&with).acs[usize::from(OPCODE.0)];
         assert!(effects.csupp() && effects.ncc() && !effects.lbcc());
         assert!(with.identify_controller().oacs.hmlms());

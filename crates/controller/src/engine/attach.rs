@@ -4,7 +4,7 @@
 //! a detached namespace. When its outstanding commands have ended, it is flushed, and a placeholder
 //! takes its index until another namespace is attached there.
 
-use super::slots::Work;
+use super::slots::RemainingWork;
 use super::{Engine, NO_NAMESPACE, Namespace};
 use crate::stats::IoStats;
 use dma::SegmentList;
@@ -110,7 +110,7 @@ impl Engine {
             if let Some(slot) = self.slots.get(index) {
                 slot.orphan = true;
                 slot.ns = gone.index;
-                slot.work = Work::OwnFlush;
+                slot.work = RemainingWork::OwnFlush;
             }
             self.flushing += 1;
             self.submit(index, gone.index, Op::Flush, 0, 0, SegmentList::new());

@@ -11,7 +11,7 @@
 //! clear, including those that arrive slightly late.
 
 use super::Engine;
-use super::doorbells::Which;
+use super::doorbells::DoorbellKind;
 use super::post::refresh_head;
 
 impl Engine {
@@ -79,7 +79,7 @@ impl Engine {
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) else {
             return;
         };
-        let cells = self.doorbells.cells(qid, Which::CqHead);
+        let cells = self.doorbells.cells(qid, DoorbellKind::CqHead);
         refresh_head(cq, cells, &mut self.events, qid);
         if !cq.has_unconsumed() {
             return;

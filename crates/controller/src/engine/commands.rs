@@ -35,7 +35,7 @@ struct IoCommand {
 
 /// Kind of a namespace, which decides the commands it supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sort {
+pub(crate) enum NamespaceType {
     /// NVM command set, without metadata.
     Plain,
     /// Zoned namespace command set.
@@ -126,11 +126,11 @@ impl IoCommand {
         }
     }
 
-    const fn of(&self, sort: Sort) -> Option<Handler> {
+    const fn of(&self, sort: NamespaceType) -> Option<Handler> {
         match sort {
-            Sort::Zoned => self.zoned,
-            Sort::Metadata => self.metadata,
-            Sort::Plain => self.handler,
+            NamespaceType::Zoned => self.zoned,
+            NamespaceType::Metadata => self.metadata,
+            NamespaceType::Plain => self.handler,
         }
     }
 
@@ -227,7 +227,7 @@ static COMMANDS: &[IoCommand] = &[
 
 /// Returns the handler of a command for namespaces of this kind; `None` when the controller does
 /// not support it for them.
-pub(super) fn handler(opcode: Op, offer: Offer, sort: Sort) -> Option<Handler> {
+pub(super) fn handler(opcode: Op, offer: Offer, sort: NamespaceType) -> Option<Handler> {
     let command = offered(offer).find(|command| command.opcode == opcode)?;
     command.of(sort)
 }
@@ -252,7 +252,11 @@ pub(crate) fn oncs(offer: Offer) -> Oncs {
 /// Returns the entries of the Commands Supported and Effects log page for the NVM command set, or
 /// for zoned namespaces.
 pub(crate) fn effects(offer: Offer, zoned: bool) -> impl Iterator<Item = (Op, CommandEffects)> {
-    let sort = if zoned { Sort::Zoned } else { Sort::Plain };
+    let sort = if zoned {
+        NamespaceType::Zoned
+    } else {
+        NamespaceType::Plain
+    };
     let commands = offered(offer).filter(move |command| command.of(sort).is_some());
     commands.map(|command| (command.opcode, command.effects.with_csupp(true)))
 }

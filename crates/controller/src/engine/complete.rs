@@ -1,6 +1,6 @@
 //! Completions of volume requests, and the end of a command.
 
-use super::slots::{Kind, Work, ZoneWriteKind};
+use super::slots::{Kind, RemainingWork, ZoneWriteKind};
 use super::{Engine, Event};
 use dma::SegmentList;
 use nvme::Status;
@@ -35,7 +35,7 @@ impl Engine {
         let Some((index, slot)) = self.slots.tagged(completion.tag) else {
             return;
         };
-        let plain = slot.is_plain() && matches!(slot.work, Work::Single);
+        let plain = slot.is_plain() && matches!(slot.work, RemainingWork::Single);
         if !plain || completion.result.is_err() {
             return self.complete_other(index, completion);
         }
@@ -67,17 +67,24 @@ impl Engine {
             return Some(completion);
         };
         // Dataset Management ranges are advice, and no host waits for an orphaned command.
-        if slot.orphan || matches!(slot.work, Work::Ranges(_) | Work::ZoneSend(_)) {
+        if slot.orphan
+            || matches!(
+                slot.work,
+                RemainingWork::Ranges(_) | RemainingWork::ZoneSend(_)
+            )
+        {
             return Some(completion);
         }
         // A copy by the file system is not a volume request that could be retried.
-        if matches!(&slot.work, Work::Copy(copying) if copying.is_with_file()) {
+        if matches!(&slot.work, RemainingWork::Copy(copying) if copying.is_with_file()) {
             return Some(completion);
         }
         let copying = slot.copying();
         let op = match (&slot.work, slot.kind) {
-            (Work::Copy(_), _) => copying.map_or(Op::Flush, |(op, ..)| op),
-            (Work::FlushAll(_) | Work::OwnFlush, _) | (_, Kind::Flush) => Op::Flush,
+            (RemainingWork::Copy(_), _) => copying.map_or(Op::Flush, |(op, ..)| op),
+            (RemainingWork::FlushAll(_) | RemainingWork::OwnFlush, _) | (_, Kind::Flush) => {
+                Op::Flush
+            }
             (_, Kind::Read | Kind::Verify) => Op::Read,
             (_, Kind::Write) => Op::Write { fua: false },
             (_, Kind::DurableWrite) => Op::Write { fua: true },
@@ -90,12 +97,12 @@ impl Engine {
         let slba = slot.slba;
         let shift = self.namespaces.get(slot.ns).map_or(0, |ns| ns.shift);
         let zeroes = match slot.work {
-            Work::Zeroes(bytes) => bytes,
-            Work::ZoneWrite(write) => match write.kind {
+            RemainingWork::Zeroes(bytes) => bytes,
+            RemainingWork::ZoneWrite(write) => match write.kind {
                 ZoneWriteKind::Zeroes(blocks) => u64::from(blocks) << shift,
                 _ => 0,
             },
-            Work::Metadata(ref moving) => moving.zeroed(),
+            RemainingWork::Metadata(ref moving) => moving.zeroed(),
             _ => 0,
         };
         let Some(ns) = self.namespaces.get_mut(slot.ns) else {
@@ -109,9 +116,10 @@ impl Engine {
                 None if op == Op::Flush => 0,
                 None => slba << ns.shift,
             },
-            len: match op.has_data() {
-                true => completion.data.len_bytes(),
-                false => zeroes,
+            len: if op.has_data() {
+                completion.data.len_bytes()
+            } else {
+                zeroes
             },
             data: completion.data,
         };
@@ -137,7 +145,10 @@ impl Engine {
             return self.broken("a request completes without its slot");
         };
         match &mut slot.work {
-            Work::Single | Work::Write | Work::Zeroes(_) | Work::ZoneWrite(_) => {
+            RemainingWork::Single
+            | RemainingWork::Write
+            | RemainingWork::Zeroes(_)
+            | RemainingWork::ZoneWrite(_) => {
                 if let Err(error) = completion.result {
                     let write = !matches!(slot.kind, Kind::Read | Kind::Verify);
                     slot.status = match error.kind {
@@ -155,15 +166,15 @@ impl Engine {
                     slot.list = completion.data;
                 }
                 match slot.work {
-                    Work::Write | Work::Zeroes(_) => self.end_write(index),
+                    RemainingWork::Write | RemainingWork::Zeroes(_) => self.end_write(index),
                     _ => self.end(index),
                 }
             }
-            Work::Ranges(_) => {
+            RemainingWork::Ranges(_) => {
                 self.range_done(index, completion.result);
                 self.next_range(index);
             }
-            Work::Compare => {
+            RemainingWork::Compare => {
                 match completion.result {
                     Err(error) => slot.status = status_of(error, false),
                     Ok(()) => {
@@ -178,18 +189,18 @@ impl Engine {
                 }
                 self.end(index);
             }
-            Work::Reservation | Work::Marking(_) => {
+            RemainingWork::Reservation | RemainingWork::Marking(_) => {
                 self.broken("a command is with a volume that the control half executes");
             }
-            Work::Copy(_) => self.complete_copy(index, completion, false),
-            Work::ZoneSend(_) => self.zone_sent(index, completion.result),
-            Work::Metadata(_) => self.complete_metadata(index, completion),
-            Work::FlushAll(_) => {
+            RemainingWork::Copy(_) => self.complete_copy(index, completion, false),
+            RemainingWork::ZoneSend(_) => self.zone_sent(index, completion.result),
+            RemainingWork::Metadata(_) => self.complete_metadata(index, completion),
+            RemainingWork::FlushAll(_) => {
                 self.flush_done(index, completion.result);
                 self.flush_next(index);
             }
-            Work::Own(_) => self.own_completed(index, completion.result),
-            Work::OwnFlush => {
+            RemainingWork::Own(_) => self.own_completed(index, completion.result),
+            RemainingWork::OwnFlush => {
                 if let Err(error) = completion.result {
                     let nsid = self.namespaces.get(slot.ns).map_or(0, |ns| ns.config.nsid);
                     tracing::error!(nsid, %error, "a flush failed: completed writes may not be durable");
@@ -253,15 +264,15 @@ impl Engine {
             (slot.sqid, slot.cid, slot.status, slot.nsid, slot.slba);
         let (kind, orphan, abort) = (slot.kind, slot.orphan, slot.abort);
         let (result, zone) = match slot.work {
-            Work::ZoneWrite(write) => match write.kind {
+            RemainingWork::ZoneWrite(write) => match write.kind {
                 ZoneWriteKind::Append if status.is_success() => (lba, Some(write.zone)),
                 _ => (0, Some(write.zone)),
             },
             _ => (u64::from(result), None),
         };
         let bytes = if status.is_success() { slot.bytes } else { 0 };
-        let own_flush = matches!(slot.work, Work::OwnFlush);
-        let own = own_flush || matches!(slot.work, Work::Own(_));
+        let own_flush = matches!(slot.work, RemainingWork::OwnFlush);
+        let own = own_flush || matches!(slot.work, RemainingWork::Own(_));
         let (ns, fetched_at) = (slot.ns, slot.fetched_at);
         match kind {
             Kind::Read | Kind::Write => self.count(ns, kind, bytes),
@@ -362,7 +373,7 @@ impl Engine {
             if let Some(slot) = self.slots.get(index) {
                 slot.orphan = true;
                 slot.ns = ns;
-                slot.work = Work::OwnFlush;
+                slot.work = RemainingWork::OwnFlush;
             }
             self.submit(index, ns, Op::Flush, 0, 0, SegmentList::new());
         }

@@ -17,9 +17,9 @@
 
 use super::Engine;
 use super::complete::status_of;
-use super::copy_metadata::{self, Carried, Ready};
-use super::metadata::{Held, is_aborted};
-use super::slots::{Kind, Slot, Work};
+use super::copy_metadata::{self, CopyMetadata, Ready};
+use super::metadata::{LockedBlocks, is_aborted};
+use super::slots::{Kind, RemainingWork, Slot};
 use dma::{Buffer, SegmentList};
 use nvme::cmd::io::{CopyCdw12, DirectiveType};
 use nvme::{Command, Status};
@@ -31,7 +31,7 @@ use volume::{Budget, CopyRequest, IoError, IoErrorKind, Op, Request};
 /// Maximum number of bytes per read and write of a copy.
 const PIECE: u64 = 256 << 10;
 /// Maximum number of bytes per command, and per range.
-const MOST: u64 = 64 << 20;
+const MAX_COPY_BYTES: u64 = 64 << 20;
 /// Maximum number of ranges per command, whose descriptors occupy one page or slightly more.
 pub(super) const RANGES: usize = 128;
 
@@ -44,7 +44,7 @@ pub(crate) const CROSS_FORMATS: u16 = 1 << 2 | 1 << 3;
 pub(crate) const FORMATS: u16 = PLAIN_FORMATS | CROSS_FORMATS;
 
 /// Copy limits of a namespace, in blocks, for Identify Namespace.
-pub(crate) struct Limits {
+pub(crate) struct CopyLimits {
     /// Maximum number of blocks per range (MSSRL).
     pub range: u16,
     /// Maximum number of blocks per command (MCL).
@@ -53,10 +53,10 @@ pub(crate) struct Limits {
     pub ranges_z: u8,
 }
 
-impl Limits {
+impl CopyLimits {
     /// Returns the copy limits of a namespace with blocks of 2 to the power of `shift` bytes.
     pub(crate) const fn new(shift: u32) -> Self {
-        let blocks = MOST >> shift;
+        let blocks = MAX_COPY_BYTES >> shift;
         Self {
             range: if blocks < 0xffff {
                 blocks as u16
@@ -82,9 +82,9 @@ pub(super) struct Copying {
     /// Byte offset at the destination where the next piece is written.
     pub to: u64,
     fua: bool,
-    pub step: Step,
+    pub step: CopyStep,
     /// Metadata state of the command, if one of the namespaces has metadata.
-    pub carried: Option<Carried>,
+    pub carried: Option<CopyMetadata>,
     /// Destination metadata of the last piece that was read, to be written with it.
     pub passed: Vec<u8>,
 }
@@ -103,22 +103,22 @@ pub(super) struct Source {
     pub layout: Option<Layout>,
 }
 
-pub(super) enum Step {
+pub(super) enum CopyStep {
     /// A range has not begun; the file system may copy it.
     Begin,
     /// The file system is copying the range.
     File,
     Read,
     /// This piece was read, and is written next.
-    Write(Piece),
+    Write(CopyPiece),
     /// This piece was read; the destination blocks are read next, to determine which version of
     /// their metadata is valid.
-    Settle(Piece),
+    Settle(CopyPiece),
 }
 
 /// Data of a piece that was read from the source.
 #[derive(Default)]
-pub(super) struct Piece {
+pub(super) struct CopyPiece {
     pub data: SegmentList,
     /// Metadata of the piece's blocks at the destination.
     pub metadata: Vec<u8>,
@@ -130,17 +130,17 @@ impl Copying {
         let source = self.sources.last()?;
         let len = source.left.min(PIECE);
         Some(match &self.step {
-            Step::File => (Op::Write { fua: self.fua }, self.to, source.left),
-            Step::Begin | Step::Read => (Op::Read, source.from, len),
-            Step::Settle(_) => (Op::Read, self.to, len),
-            Step::Write(_) => (Op::Write { fua: self.fua }, self.to, len),
+            CopyStep::File => (Op::Write { fua: self.fua }, self.to, source.left),
+            CopyStep::Begin | CopyStep::Read => (Op::Read, source.from, len),
+            CopyStep::Settle(_) => (Op::Read, self.to, len),
+            CopyStep::Write(_) => (Op::Write { fua: self.fua }, self.to, len),
         })
     }
 
     /// Returns the index of the namespace of the next volume request.
     fn place(&self) -> usize {
         match (&self.step, self.sources.last()) {
-            (Step::Begin | Step::Read, Some(source)) => source.ns,
+            (CopyStep::Begin | CopyStep::Read, Some(source)) => source.ns,
             _ => self.ns,
         }
     }
@@ -151,18 +151,18 @@ impl Copying {
     }
 
     /// Returns the blocks of the current request; `None` when no namespace has metadata.
-    pub(super) fn blocks(&self) -> Option<Held> {
+    pub(super) fn blocks(&self) -> Option<LockedBlocks> {
         let shift = self.carried.as_ref()?.shift;
         let (_, offset, len) = self.request()?;
-        Some(Held {
+        Some(LockedBlocks {
             slba: offset >> shift,
             blocks: len >> shift,
-            changes: matches!(self.step, Step::Write(_) | Step::Settle(_)),
+            changes: matches!(self.step, CopyStep::Write(_) | CopyStep::Settle(_)),
         })
     }
 
     /// Returns the blocks that the command has reserved in the namespace at this index.
-    pub(super) fn held(&self, ns: usize) -> Option<Held> {
+    pub(super) fn held(&self, ns: usize) -> Option<LockedBlocks> {
         let held = self.carried.as_ref().is_some_and(|carried| carried.held);
         (held && self.place() == ns).then(|| self.blocks())?
     }
@@ -171,40 +171,40 @@ impl Copying {
     /// after which the metadata file has to be flushed.
     pub(super) fn makes_durable(&self) -> bool {
         let last = matches!(&self.sources[..], [source] if source.left <= PIECE);
-        self.carried.is_some() && self.fua && last && matches!(self.step, Step::Write(_))
+        self.carried.is_some() && self.fua && last && matches!(self.step, CopyStep::Write(_))
     }
 
     /// Returns the data buffer for the next request: the piece to write, or a new buffer to read
     /// into.
     fn data(&mut self, len: u64) -> SegmentList {
         match &mut self.step {
-            Step::Write(piece) => std::mem::take(&mut piece.data),
+            CopyStep::Write(piece) => std::mem::take(&mut piece.data),
             _ => SegmentList::owned(Buffer::new(len as usize)),
         }
     }
 
     /// Returns whether the file system is copying a range.
     pub(super) fn is_with_file(&self) -> bool {
-        matches!(self.step, Step::File)
+        matches!(self.step, CopyStep::File)
     }
 
     /// Advances the progress after a successful request.
     fn advance(&mut self, data: SegmentList) {
         match &mut self.step {
-            Step::Read => {
+            CopyStep::Read => {
                 let metadata = std::mem::take(&mut self.passed);
-                self.step = Step::Write(Piece { data, metadata });
+                self.step = CopyStep::Write(CopyPiece { data, metadata });
                 return;
             }
-            Step::Settle(piece) => {
-                self.step = Step::Write(std::mem::take(piece));
+            CopyStep::Settle(piece) => {
+                self.step = CopyStep::Write(std::mem::take(piece));
                 self.carried.iter_mut().for_each(|c| c.settled = true);
                 return;
             }
             _ => {}
         }
         let whole = self.is_with_file();
-        self.step = Step::Read;
+        self.step = CopyStep::Read;
         self.carried.iter_mut().for_each(|c| c.settled = false);
         let Some(source) = self.sources.last_mut() else {
             return;
@@ -225,7 +225,7 @@ impl Copying {
         }
         if source.left == 0 {
             self.sources.pop();
-            self.step = Step::Begin;
+            self.step = CopyStep::Begin;
         }
     }
 
@@ -249,7 +249,7 @@ impl Slot {
     /// Returns the current volume request of the Copy command in this slot.
     pub(super) fn copying(&self) -> Option<(Op, u64, u64)> {
         match &self.work {
-            Work::Copy(copying) => copying.request(),
+            RemainingWork::Copy(copying) => copying.request(),
             _ => None,
         }
     }
@@ -303,14 +303,14 @@ impl Engine {
             slot.scratch = memory;
             slot.slba = to;
             slot.kind = Kind::Other;
-            slot.work = Work::Copy(Box::new(Copying {
+            slot.work = RemainingWork::Copy(Box::new(Copying {
                 count: sources.len(),
                 sources: std::mem::take(sources),
                 ns,
                 begun: start,
                 to: start,
                 fua,
-                step: Step::Begin,
+                step: CopyStep::Begin,
                 carried,
                 passed: Vec::new(),
             }));
@@ -331,7 +331,7 @@ impl Engine {
             return false;
         };
         let failed = !slot.status.is_success();
-        let Work::Copy(copying) = &mut slot.work else {
+        let RemainingWork::Copy(copying) = &mut slot.work else {
             self.broken("Copy goes on in another command's slot");
             return false;
         };
@@ -345,7 +345,7 @@ impl Engine {
         let ns = slot.ns;
         let (begun, to) = (copying.begun, copying.to);
         let with_metadata = copying.carried.is_some();
-        let reads = matches!(copying.step, Step::Begin | Step::Read);
+        let reads = matches!(copying.step, CopyStep::Begin | CopyStep::Read);
         let Some((op, offset, len)) = request else {
             self.end_copy(index, begun..to, result);
             return false;
@@ -367,7 +367,7 @@ impl Engine {
             self.broken("Copy goes on without its slot");
             return false;
         };
-        let Work::Copy(copying) = &mut slot.work else {
+        let RemainingWork::Copy(copying) = &mut slot.work else {
             self.broken("Copy goes on in another command's slot");
             return false;
         };
@@ -397,13 +397,13 @@ impl Engine {
         let Some(slot) = self.slots.get(index) else {
             return false;
         };
-        let Work::Copy(copying) = &mut slot.work else {
+        let RemainingWork::Copy(copying) = &mut slot.work else {
             return false;
         };
-        if !matches!(copying.step, Step::Begin) {
+        if !matches!(copying.step, CopyStep::Begin) {
             return false;
         }
-        copying.step = Step::Read;
+        copying.step = CopyStep::Read;
         // The file system would not copy the metadata.
         if copying.carried.is_some() {
             return false;
@@ -440,9 +440,9 @@ impl Engine {
             return false;
         }
         if let Some(slot) = self.slots.get(index)
-            && let Work::Copy(copying) = &mut slot.work
+            && let RemainingWork::Copy(copying) = &mut slot.work
         {
-            copying.step = Step::File;
+            copying.step = CopyStep::File;
             slot.ns = ns;
         }
         true
@@ -504,10 +504,10 @@ impl Engine {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("Copy goes on without its slot");
         };
-        let Work::Copy(copying) = &mut slot.work else {
+        let RemainingWork::Copy(copying) = &mut slot.work else {
             return self.broken("Copy goes on in another command's slot");
         };
-        let writes = matches!(copying.step, Step::Write(_) | Step::File);
+        let writes = matches!(copying.step, CopyStep::Write(_) | CopyStep::File);
         match completion.result {
             // The check of the data's tags has failed.
             Ok(()) if !slot.status.is_success() => {}
@@ -515,7 +515,7 @@ impl Engine {
             // The range is copied by reads and writes instead. If that fails, too, the command ends
             // with its error.
             Err(error) if copying.is_with_file() && may_be_repeated(error) => {
-                copying.step = Step::Read;
+                copying.step = CopyStep::Read;
             }
             Err(error) => {
                 slot.status = match error.kind {
@@ -545,7 +545,7 @@ impl Engine {
     fn is_settling(&mut self, index: u16) -> bool {
         let slot = self.slots.get(index);
         slot.is_some_and(|slot| match &slot.work {
-            Work::Copy(copying) => matches!(copying.step, Step::Settle(_)),
+            RemainingWork::Copy(copying) => matches!(copying.step, CopyStep::Settle(_)),
             _ => false,
         })
     }

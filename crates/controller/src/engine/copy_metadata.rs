@@ -14,10 +14,10 @@
 //! command with Command Interrupted, and the host sends it again.
 
 use super::Engine;
-use super::copy::{Piece, Step};
-use super::metadata::{Held, cannot_check, checks, mismatch};
-use super::slots::Work;
-use crate::metadata::{Kept, MetadataState};
+use super::copy::{CopyPiece, CopyStep};
+use super::metadata::{LockedBlocks, cannot_check, checks, mismatch};
+use super::slots::RemainingWork;
+use crate::metadata::{MetadataState, StoredMetadata};
 use dma::SegmentList;
 use nvme::cmd::io::{CopyCdw12, CopyRange, CopyRangeLong, Prinfo};
 use nvme::{Command, Status};
@@ -26,10 +26,10 @@ use std::sync::Arc;
 use zerocopy::FromBytes;
 
 /// Maximum metadata size of a block in bytes.
-const LONGEST: usize = 64;
+const MAX_METADATA_SIZE: usize = 64;
 
 /// State of a Copy command for blocks with metadata.
-pub(super) struct Carried {
+pub(super) struct CopyMetadata {
     pub prinfor: Prinfo,
     pub prinfow: Prinfo,
     /// Whether storage tags are checked: in blocks read (`stcr`), and in blocks written (`stcw`).
@@ -57,7 +57,7 @@ pub(super) struct Fault {
 }
 
 /// Source range that a descriptor of any format describes.
-pub(super) struct Described {
+pub(super) struct SourceDescriptor {
     pub snsid: u32,
     pub sopt: u16,
     pub slba: u64,
@@ -65,7 +65,7 @@ pub(super) struct Described {
     pub tags: Tags,
 }
 
-impl Described {
+impl SourceDescriptor {
     /// Parses a descriptor of format 0h or 2h (16-bit guard).
     pub fn short(raw: &[u8]) -> Option<Self> {
         let range = CopyRange::read_from_bytes(raw).ok()?;
@@ -156,9 +156,10 @@ pub(super) fn may_go(
     if same && protected && pract.0 != pract.1 {
         return Err(Status::INVALID_FIELD.with_dnr(true));
     }
-    match same || goes(from, to, pract) {
-        true => Ok(()),
-        false => Err(Status::INCOMPATIBLE_NAMESPACE_OR_FORMAT.with_dnr(true)),
+    if same || goes(from, to, pract) {
+        Ok(())
+    } else {
+        Err(Status::INCOMPATIBLE_NAMESPACE_OR_FORMAT.with_dnr(true))
     }
 }
 
@@ -168,7 +169,7 @@ pub(super) fn may_go(
 /// The status of protection information that cannot be checked.
 pub(super) fn tags_read(
     from: Option<&Layout>,
-    range: &Described,
+    range: &SourceDescriptor,
     prinfor: Prinfo,
 ) -> Result<Tags, Status> {
     let Some(protection) = from.and_then(|layout| layout.protection) else {
@@ -176,9 +177,10 @@ pub(super) fn tags_read(
     };
     let tags = range.tags_for(protection.guard);
     let fits = protection.is_initial(tags.block, range.slba);
-    match cannot_check(&protection, prinfor, fits) {
-        true => Err(Status::INVALID_PROTECTION_INFORMATION.with_dnr(true)),
-        false => Ok(tags),
+    if cannot_check(&protection, prinfor, fits) {
+        Err(Status::INVALID_PROTECTION_INFORMATION.with_dnr(true))
+    } else {
+        Ok(tags)
     }
 }
 
@@ -202,9 +204,10 @@ pub(super) fn tags_written(to: Option<&Layout>, command: &Command) -> Result<Tag
         .command_tags(cdw2, cdw3, command.cdw14.get());
     let prinfow = CopyCdw12::from_bits(command.cdw12.get()).prinfow();
     let fits = protection.is_initial(tags.block, command.slba());
-    match cannot_check(&protection, prinfow, fits) {
-        true => Err(Status::INVALID_PROTECTION_INFORMATION.with_dnr(true)),
-        false => Ok(tags),
+    if cannot_check(&protection, prinfow, fits) {
+        Err(Status::INVALID_PROTECTION_INFORMATION.with_dnr(true))
+    } else {
+        Ok(tags)
     }
 }
 
@@ -220,8 +223,8 @@ pub(super) fn behind(layout: Option<&Layout>, tags: Tags, blocks: u64) -> Tags {
 }
 
 /// A piece that was read: its data, and the metadata of source and destination.
-struct Passing<'a> {
-    carried: &'a Carried,
+struct PieceMetadata<'a> {
+    carried: &'a CopyMetadata,
     data: &'a [u8],
     from: Option<&'a MetadataState>,
     to: Option<&'a MetadataState>,
@@ -231,14 +234,14 @@ struct Passing<'a> {
     tags: Tags,
 }
 
-impl Passing<'_> {
+impl PieceMetadata<'_> {
     /// Checks all blocks of the piece, and returns their metadata for the destination.
     fn pass(&self) -> Result<Vec<u8>, Fault> {
         let block = 1_usize << self.carried.shift;
         let size = self.to.map_or(0, |to| usize::from(to.layout().metadata));
         let mut all = vec![0; size * (self.data.len() / block)];
         for (data, at) in self.data.chunks_exact(block).zip(0..) {
-            let mut read = [0; LONGEST];
+            let mut read = [0; MAX_METADATA_SIZE];
             self.read(data, at, &mut read)?;
             let begin = size * at as usize;
             let Some(out) = all.get_mut(begin..begin + size) else {
@@ -252,7 +255,12 @@ impl Passing<'_> {
     }
 
     /// Reads and checks the metadata of one source block.
-    fn read(&self, data: &[u8], at: u64, metadata: &mut [u8; LONGEST]) -> Result<(), Fault> {
+    fn read(
+        &self,
+        data: &[u8],
+        at: u64,
+        metadata: &mut [u8; MAX_METADATA_SIZE],
+    ) -> Result<(), Fault> {
         let Some(from) = self.from else {
             return Ok(());
         };
@@ -274,8 +282,8 @@ impl Passing<'_> {
             checked.map_err(|error| fault(mismatch(error)))?;
         }
         match kept {
-            Kept::Damaged => Err(fault(unreadable)),
-            Kept::Written | Kept::Unwritten => Ok(()),
+            StoredMetadata::Damaged => Err(fault(unreadable)),
+            StoredMetadata::Written | StoredMetadata::Unwritten => Ok(()),
         }
     }
 
@@ -324,7 +332,7 @@ impl Engine {
             return Ready::Yes;
         };
         let ns = slot.ns;
-        let Work::Copy(copying) = &slot.work else {
+        let RemainingWork::Copy(copying) = &slot.work else {
             return Ready::Yes;
         };
         let Some(carried) = &copying.carried else {
@@ -348,18 +356,18 @@ impl Engine {
         let Some(slot) = self.slots.get(index) else {
             return Ready::Yes;
         };
-        let Work::Copy(copying) = &mut slot.work else {
+        let RemainingWork::Copy(copying) = &mut slot.work else {
             return Ready::Yes;
         };
         if let Some(carried) = &mut copying.carried {
             carried.held = true;
         }
         match &mut copying.step {
-            Step::Write(piece) if doubt => {
-                copying.step = Step::Settle(std::mem::take(piece));
+            CopyStep::Write(piece) if doubt => {
+                copying.step = CopyStep::Settle(std::mem::take(piece));
                 Ready::Changed
             }
-            Step::Write(piece) => match keep(&state, &wanted, piece) {
+            CopyStep::Write(piece) => match keep(&state, &wanted, piece) {
                 Ok(()) => Ready::Yes,
                 Err(lba) => {
                     slot.status = Status::WRITE_FAULT;
@@ -377,7 +385,7 @@ impl Engine {
             return;
         };
         let ns = slot.ns;
-        let Work::Copy(copying) = &slot.work else {
+        let RemainingWork::Copy(copying) = &slot.work else {
             return;
         };
         let Some(wanted) = copying.blocks().filter(|_| copying.carried.is_some()) else {
@@ -390,17 +398,17 @@ impl Engine {
         let Some(slot) = self.slots.get(index) else {
             return;
         };
-        let Work::Copy(copying) = &mut slot.work else {
+        let RemainingWork::Copy(copying) = &mut slot.work else {
             return;
         };
         let slba_to = copying.to;
         let Some(carried) = &mut copying.carried else {
             return;
         };
-        carried.held &= matches!(copying.step, Step::Settle(_));
+        carried.held &= matches!(copying.step, CopyStep::Settle(_));
         match &copying.step {
-            Step::Begin | Step::Read => {
-                let passing = Passing {
+            CopyStep::Begin | CopyStep::Read => {
+                let passing = PieceMetadata {
                     carried,
                     data: data.buffer().map_or(&[][..], |data| &*data),
                     from: state.as_deref(),
@@ -412,15 +420,16 @@ impl Engine {
                     Ok(metadata) => copying.passed = metadata,
                     Err(fault) => {
                         slot.status = fault.status;
-                        let (nsid, slba) = match fault.written {
-                            true => (to_nsid, slba_to >> carried.shift),
-                            false => (from_nsid, wanted.slba),
+                        let (nsid, slba) = if fault.written {
+                            (to_nsid, slba_to >> carried.shift)
+                        } else {
+                            (from_nsid, wanted.slba)
                         };
                         (slot.nsid, slot.slba) = (nsid, slba + fault.at);
                     }
                 }
             }
-            Step::Settle(_) => {
+            CopyStep::Settle(_) => {
                 if let (Some(state), Some(data)) = (state, data.buffer()) {
                     let datas = data.chunks_exact(1 << carried.shift);
                     for (data, lba) in datas.zip(wanted.slba..) {
@@ -428,8 +437,8 @@ impl Engine {
                     }
                 }
             }
-            Step::Write(_) => done(state, &wanted),
-            Step::File => {}
+            CopyStep::Write(_) => done(state, &wanted),
+            CopyStep::File => {}
         }
     }
 
@@ -440,7 +449,7 @@ impl Engine {
 
 /// Stores the metadata of a piece that is about to be written. Returns the failed block as an error
 /// when the metadata file is truncated.
-fn keep(state: &MetadataState, wanted: &Held, piece: &mut Piece) -> Result<(), u64> {
+fn keep(state: &MetadataState, wanted: &LockedBlocks, piece: &mut CopyPiece) -> Result<(), u64> {
     let layout = state.layout();
     let data = piece.data.buffer();
     let data = data.map_or(&[][..], |data| &*data);
@@ -453,7 +462,7 @@ fn keep(state: &MetadataState, wanted: &Held, piece: &mut Piece) -> Result<(), u
     Ok(())
 }
 
-fn done(state: Option<Arc<MetadataState>>, wanted: &Held) {
+fn done(state: Option<Arc<MetadataState>>, wanted: &LockedBlocks) {
     if let Some(state) = state {
         let lbas = (wanted.slba..).zip(0..wanted.blocks);
         lbas.for_each(|(lba, _)| state.done(lba));

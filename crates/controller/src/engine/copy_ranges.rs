@@ -2,25 +2,25 @@
 //! before anything is copied.
 
 use super::Engine;
-use super::copy::{CROSS_FORMATS, Limits, RANGES, Source};
-use super::copy_metadata::{self, Carried, Described};
+use super::copy::{CROSS_FORMATS, CopyLimits, RANGES, Source};
+use super::copy_metadata::{self, CopyMetadata, SourceDescriptor};
 use dma::{Access, SegmentList};
 use nvme::cmd::io::{CopyCdw12, CopyRange, CopyRangeLong};
 use nvme::{Command, Status};
 
 /// Size in bytes of a short descriptor (formats 0h and 2h) and of a long one (formats 1h and 3h).
-const SHORT: usize = size_of::<CopyRange>();
-const LONG: usize = size_of::<CopyRangeLong>();
+const SHORT_DESCRIPTOR_SIZE: usize = size_of::<CopyRange>();
+const LONG_DESCRIPTOR_SIZE: usize = size_of::<CopyRangeLong>();
 
 /// Source ranges of a Copy command, and their total number of blocks.
-pub(super) struct Asked {
+pub(super) struct CopySources {
     pub sources: Vec<Source>,
     pub blocks: u64,
 }
 
 impl Engine {
     /// Reads and checks the descriptors of a command that writes to the namespace at index `to`.
-    pub(super) fn ranges(&self, command: &Command, to: usize) -> Result<Asked, Status> {
+    pub(super) fn ranges(&self, command: &Command, to: usize) -> Result<CopySources, Status> {
         let cdw12 = CopyCdw12::from_bits(command.cdw12.get());
         let format = cdw12.cdfe();
         let (long, cross) = (format & 1 != 0, CROSS_FORMATS & 1 << format != 0);
@@ -32,29 +32,31 @@ impl Engine {
         }
         let too_large = Status::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr(true);
         let count = usize::from(cdw12.nr());
-        let descriptor = if long { LONG } else { SHORT };
-        let mut bytes = [0u8; RANGES * LONG];
+        let descriptor = if long {
+            LONG_DESCRIPTOR_SIZE
+        } else {
+            SHORT_DESCRIPTOR_SIZE
+        };
+        let mut bytes = [0u8; RANGES * LONG_DESCRIPTOR_SIZE];
         let bytes = bytes.get_mut(..count * descriptor);
         let bytes = bytes.filter(|_| count <= RANGES).ok_or(too_large)?;
         let mut list = SegmentList::new();
         self.walk(command, bytes.len() as u64, Access::Read, &mut list)?;
         list.copy_to(0, bytes);
-        let (shift, limits) = (ns.shift, Limits::new(ns.shift));
+        let (shift, limits) = (ns.shift, CopyLimits::new(ns.shift));
         let (mut sources, mut all) = (Vec::with_capacity(count), 0u64);
         for raw in bytes.chunks_exact(descriptor) {
-            let range = match long {
-                true => Described::long(raw),
-                false => Described::short(raw),
+            let range = if long {
+                SourceDescriptor::long(raw)
+            } else {
+                SourceDescriptor::short(raw)
             };
             let range = range.ok_or(Status::INTERNAL_ERROR)?;
             all += range.blocks;
             if range.blocks > limits.range.into() || all > limits.command.into() {
                 return Err(too_large);
             }
-            let from = match cross {
-                true => self.source(&range, to)?,
-                false => to,
-            };
+            let from = if cross { self.source(&range, to)? } else { to };
             let source = self.namespaces.get(from).ok_or(Status::INTERNAL_ERROR)?;
             let from_layout = self.layout_of(from);
             let (here, there) = (from_layout.as_ref(), layout.as_ref());
@@ -74,7 +76,7 @@ impl Engine {
                 layout: from_layout,
             });
         }
-        Ok(Asked {
+        Ok(CopySources {
             sources,
             blocks: all,
         })
@@ -86,7 +88,7 @@ impl Engine {
         command: &Command,
         sources: &[Source],
         to: usize,
-    ) -> Result<Option<Carried>, Status> {
+    ) -> Result<Option<CopyMetadata>, Status> {
         let layout = self.layout_of(to);
         if layout.is_none() && sources.iter().all(|source| source.layout.is_none()) {
             return Ok(None);
@@ -96,7 +98,7 @@ impl Engine {
             return Err(Status::COMMAND_INTERRUPTED);
         }
         let cdw12 = CopyCdw12::from_bits(command.cdw12.get());
-        Ok(Some(Carried {
+        Ok(Some(CopyMetadata {
             prinfor: cdw12.prinfor(),
             prinfow: cdw12.prinfow(),
             stcr: cdw12.stcr(),
@@ -110,7 +112,7 @@ impl Engine {
     }
 
     /// Returns the index of the namespace of a source range, which may differ from the command's.
-    fn source(&self, range: &Described, to: usize) -> Result<usize, Status> {
+    fn source(&self, range: &SourceDescriptor, to: usize) -> Result<usize, Status> {
         if range.sopt & CopyRange::FAST_COPY_ONLY != 0 {
             return Err(Status::FAST_COPY_NOT_POSSIBLE.with_dnr(true));
         }
@@ -124,9 +126,10 @@ impl Engine {
         }
         let ns = |index: usize| self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR);
         let (source, to) = (ns(index)?, ns(to)?);
-        match source.shift == to.shift && !source.is_zoned() {
-            true => Ok(index),
-            false => Err(Status::INCOMPATIBLE_NAMESPACE_OR_FORMAT.with_dnr(true)),
+        if source.shift == to.shift && !source.is_zoned() {
+            Ok(index)
+        } else {
+            Err(Status::INCOMPATIBLE_NAMESPACE_OR_FORMAT.with_dnr(true))
         }
     }
 }

@@ -11,7 +11,7 @@ use std::num::NonZeroU64;
 
 /// Minimum number of entries in a batch that is timed and evicted. With fewer entries the host
 /// waits for each command, not for stores.
-const FEWEST: usize = 4;
+const MIN_COMMANDS: usize = 4;
 /// Number of batches from one timed batch to the next.
 const INTERVAL: u32 = 16;
 /// Maximum time to load the entries of a batch from a nearby processor, in nanoseconds: base, and
@@ -43,7 +43,7 @@ impl Distance {
     /// timed.
     #[inline(always)]
     pub fn begin(&mut self, entries: usize) -> Option<NonZeroU64> {
-        if entries < FEWEST || self.lines.is_none() {
+        if entries < MIN_COMMANDS || self.lines.is_none() {
             return None;
         }
         self.until_timed = self.until_timed.wrapping_sub(1);
@@ -62,7 +62,7 @@ impl Distance {
             let took = dma::lines::cycles_after_loads().saturating_sub(begun.get());
             self.far = self.is_far(took, entries);
         }
-        self.lines.filter(|_| self.far && entries >= FEWEST)
+        self.lines.filter(|_| self.far && entries >= MIN_COMMANDS)
     }
 
     #[inline(never)]
@@ -90,12 +90,12 @@ mod tests {
     fn one_batch_of_sixteen_is_timed_and_small_ones_are_not() {
         let mut distance = of(false);
         let timed = |distance: &mut Distance| {
-            let timed = (0..INTERVAL * 4).filter(|_| distance.begin(FEWEST).is_some());
+            let timed = (0..INTERVAL * 4).filter(|_| distance.begin(MIN_COMMANDS).is_some());
             timed.count()
         };
         let expected = if distance.lines.is_some() { 4 } else { 0 };
         assert_eq!(timed(&mut distance), expected);
-        assert!((0..INTERVAL * 4).all(|_| distance.begin(FEWEST - 1).is_none()));
+        assert!((0..INTERVAL * 4).all(|_| distance.begin(MIN_COMMANDS - 1).is_none()));
         distance.lines = None;
         assert_eq!(timed(&mut distance), 0);
     }
@@ -113,14 +113,17 @@ mod tests {
     fn lines_are_evicted_where_the_last_timed_batch_was_late() {
         let mut distance = of(true);
         let usable = distance.lines.is_some();
-        assert_eq!(distance.end(None, FEWEST).is_some(), usable);
-        assert!(distance.end(None, FEWEST - 1).is_none(), "too few");
+        assert_eq!(distance.end(None, MIN_COMMANDS).is_some(), usable);
+        assert!(distance.end(None, MIN_COMMANDS - 1).is_none(), "too few");
         // Timed, and over at once.
         let now = NonZeroU64::new(u64::MAX);
-        assert!(distance.end(now, FEWEST).is_none());
-        assert!(distance.end(None, FEWEST).is_none());
+        assert!(distance.end(now, MIN_COMMANDS).is_none());
+        assert!(distance.end(None, MIN_COMMANDS).is_none());
         // Begun when the machine was.
-        assert_eq!(distance.end(NonZeroU64::new(1), FEWEST).is_some(), usable);
-        assert_eq!(distance.end(None, FEWEST).is_some(), usable);
+        assert_eq!(
+            distance.end(NonZeroU64::new(1), MIN_COMMANDS).is_some(),
+            usable
+        );
+        assert_eq!(distance.end(None, MIN_COMMANDS).is_some(), usable);
     }
 }

@@ -10,16 +10,16 @@ use crate::pci::DOORBELL_OFFSET;
 
 /// Kind of doorbell of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Which {
+pub(super) enum DoorbellKind {
     SqTail,
     CqHead,
 }
 
-impl From<Which> for probes::Doorbell {
-    fn from(which: Which) -> Self {
+impl From<DoorbellKind> for probes::Doorbell {
+    fn from(which: DoorbellKind) -> Self {
         match which {
-            Which::SqTail => probes::Doorbell::SqTail,
-            Which::CqHead => probes::Doorbell::CqHead,
+            DoorbellKind::SqTail => probes::Doorbell::SqTail,
+            DoorbellKind::CqHead => probes::Doorbell::CqHead,
         }
     }
 }
@@ -29,7 +29,7 @@ impl From<Which> for probes::Doorbell {
 pub(super) fn trace_eventidx(
     controller: u16,
     qid: u16,
-    which: Which,
+    which: DoorbellKind,
     before: u32,
     watch: &doorbell::Watch,
 ) {
@@ -40,8 +40,8 @@ pub(super) fn trace_eventidx(
 }
 
 /// Returns the index of a doorbell in the register page and in the shadow buffers (CAP.DSTRD is 0).
-pub(super) fn index(qid: u16, which: Which) -> usize {
-    usize::from(qid) * 2 + usize::from(which == Which::CqHead)
+pub(super) fn index(qid: u16, which: DoorbellKind) -> usize {
+    usize::from(qid) * 2 + usize::from(which == DoorbellKind::CqHead)
 }
 
 /// Memory of the shadow doorbell buffer and of the EventIdx buffer.
@@ -78,14 +78,14 @@ impl Doorbells {
     }
 
     /// Returns the register cell of one doorbell.
-    pub fn register(&self, qid: u16, which: Which) -> Option<&AtomicU32> {
+    pub fn register(&self, qid: u16, which: DoorbellKind) -> Option<&AtomicU32> {
         self.page
             .cell(DOORBELL_OFFSET as usize / 4 + index(qid, which))
     }
 
     /// Returns all cells of one doorbell: register, shadow entry and EventIdx.
     #[inline]
-    pub fn cells(&self, qid: u16, which: Which) -> Option<Cells<'_, AtomicU32>> {
+    pub fn cells(&self, qid: u16, which: DoorbellKind) -> Option<Cells<'_, AtomicU32>> {
         let at = index(qid, which);
         let register = self.page.cell(DOORBELL_OFFSET as usize / 4 + at)?;
         let shadow = match &self.buffers {

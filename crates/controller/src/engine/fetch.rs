@@ -1,9 +1,9 @@
 //! Fetching commands from submission queues, as announced by doorbells.
 
-use super::doorbells::{Which, trace_eventidx};
+use super::doorbells::{DoorbellKind, trace_eventidx};
 use super::post::refresh_head;
 use super::queue::Sq;
-use super::run::Next;
+use super::run::BatchOutcome;
 use super::{Engine, Event};
 use doorbell::{Armed, Cells, Invalid};
 use nvme::{Command, Status};
@@ -77,9 +77,9 @@ impl Engine {
     pub fn store_doorbell(&self, index: usize, value: u32) {
         let qid = (index / 2) as u16;
         let which = if index.is_multiple_of(2) {
-            Which::SqTail
+            DoorbellKind::SqTail
         } else {
-            Which::CqHead
+            DoorbellKind::CqHead
         };
         if let Some(cell) = self.doorbells.register(qid, which) {
             if let Some(queue) = self.stats.queues.get(usize::from(qid)) {
@@ -146,7 +146,7 @@ impl Engine {
         let Some(Some(sq)) = self.sqs.get(usize::from(qid)) else {
             return false;
         };
-        let Some(cells) = self.doorbells.cells(qid, Which::SqTail) else {
+        let Some(cells) = self.doorbells.cells(qid, DoorbellKind::SqTail) else {
             return false;
         };
         if let Some(ring) = sq.memory.ring() {
@@ -170,7 +170,7 @@ impl Engine {
             self.broken("a submission queue is polled that is gone");
             return false;
         };
-        let Some(cells) = self.doorbells.cells(qid, Which::SqTail) else {
+        let Some(cells) = self.doorbells.cells(qid, DoorbellKind::SqTail) else {
             return false;
         };
         match take_tail(sq, cells, qid) {
@@ -186,7 +186,7 @@ impl Engine {
                 }
                 let before = sq.watch.state().eventidx;
                 sq.watch.park(cells);
-                trace_eventidx(self.id, qid, Which::SqTail, before, &sq.watch);
+                trace_eventidx(self.id, qid, DoorbellKind::SqTail, before, &sq.watch);
             }
             Err(event) => self.events.push_back(event),
         }
@@ -218,7 +218,7 @@ impl Engine {
                 self.until_timed = self.until_timed.saturating_sub(count);
                 budget.spend(count.saturating_add(self.long.spent(units)));
                 fetched += count;
-                let more = !matches!(next, Next::Idle);
+                let more = !matches!(next, BatchOutcome::Idle);
                 self.after_batch(qid, next, budget);
                 if more {
                     self.note_fetched(qid, 0);
@@ -305,7 +305,7 @@ impl Engine {
         self.polled.poll_all();
         for (qid, sq) in self.sqs.iter_mut().enumerate() {
             let qid = qid as u16;
-            if let (Some(sq), Some(cells)) = (sq, self.doorbells.cells(qid, Which::SqTail))
+            if let (Some(sq), Some(cells)) = (sq, self.doorbells.cells(qid, DoorbellKind::SqTail))
                 && let Err(event) = take_tail(sq, cells, qid)
             {
                 self.events.push_back(event);
@@ -314,7 +314,7 @@ impl Engine {
         for (qid, cq) in self.cqs.iter_mut().enumerate() {
             let qid = qid as u16;
             if let Some(cq) = cq {
-                let cells = self.doorbells.cells(qid, Which::CqHead);
+                let cells = self.doorbells.cells(qid, DoorbellKind::CqHead);
                 refresh_head(cq, cells, &mut self.events, qid);
             }
         }
@@ -357,7 +357,7 @@ impl Engine {
                 && !sq.is_empty()
                 && sq.memory.ring().is_some()
                 && matches!(self.cqs.get(usize::from(sq.cqid)), Some(Some(cq)) if cq.backlog.is_empty());
-            let Some(cells) = self.doorbells.cells(qid, Which::SqTail) else {
+            let Some(cells) = self.doorbells.cells(qid, DoorbellKind::SqTail) else {
                 continue;
             };
             let look = if arm {
@@ -368,7 +368,7 @@ impl Engine {
                 }
                 let before = sq.watch.state().eventidx;
                 let look = sq.watch.arm(cells);
-                trace_eventidx(self.id, qid, Which::SqTail, before, &sq.watch);
+                trace_eventidx(self.id, qid, DoorbellKind::SqTail, before, &sq.watch);
                 look
             } else {
                 sq.watch.recheck(cells)
@@ -381,7 +381,8 @@ impl Engine {
         }
         for (qid, cq) in self.cqs.iter_mut().enumerate() {
             let qid = qid as u16;
-            let (Some(cq), Some(cells)) = (cq, self.doorbells.cells(qid, Which::CqHead)) else {
+            let (Some(cq), Some(cells)) = (cq, self.doorbells.cells(qid, DoorbellKind::CqHead))
+            else {
                 continue;
             };
             let level = pin && cq.vector.is_some() && cq.has_unconsumed();
@@ -391,7 +392,7 @@ impl Engine {
             let look = if arm {
                 let before = cq.watch.state().eventidx;
                 let look = cq.watch.arm(cells);
-                trace_eventidx(self.id, qid, Which::CqHead, before, &cq.watch);
+                trace_eventidx(self.id, qid, DoorbellKind::CqHead, before, &cq.watch);
                 look
             } else {
                 cq.watch.recheck(cells)

@@ -1,7 +1,7 @@
 //! Interrupts for completion queue entries, and their coalescing.
 
 use super::Engine;
-use super::doorbells::Which;
+use super::doorbells::DoorbellKind;
 use super::post::refresh_head;
 use crate::irq::Irqs;
 use crate::stats::ControllerStats;
@@ -102,7 +102,7 @@ impl Engine {
             };
             cq.signalled();
             if cq.vector.is_some() && cq.has_unconsumed() {
-                let cells = self.doorbells.cells(qid as u16, Which::CqHead);
+                let cells = self.doorbells.cells(qid as u16, DoorbellKind::CqHead);
                 refresh_head(cq, cells, &mut self.events, qid as u16);
                 level |= cq.has_unconsumed();
             }

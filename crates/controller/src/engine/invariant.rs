@@ -38,7 +38,7 @@ impl Engine {
 mod tests {
     use super::REPORT;
     use crate::config::ControllerConfig;
-    use crate::controller::Controller;
+    use crate::control::Controller;
     use dma::{Memory, Prot};
     use nvme::Status;
     use nvme::regs::{self, Aqa, Cc, Csts};

@@ -1,7 +1,7 @@
 //! I/O commands of the NVM command set ("NVM Command Set 1.1", 3.3): their checks, translation of
 //! data addresses, and submission to the volume.
 
-use super::slots::{Kind, Work};
+use super::slots::{Kind, RemainingWork};
 use super::{Engine, commands};
 use crate::ana;
 use dma::{Access, DmaError, SegmentList};
@@ -107,7 +107,7 @@ impl Engine {
             }
             if zones.any_offline() {
                 let checked = zones.lock().check_read(slba, blocks);
-                checked.map_err(zones::Refusal::status)?;
+                checked.map_err(zones::ZoneRefusal::status)?;
             }
         }
         if !write && ns.watched && ns.marks.first(slba, blocks).is_some() {
@@ -262,7 +262,7 @@ impl Engine {
         if command.nsid.get() == NSID_BROADCAST {
             let index = self.slot_for(sqid, command, 0)?;
             if let Some(slot) = self.slots.get(index) {
-                slot.work = Work::FlushAll(0);
+                slot.work = RemainingWork::FlushAll(0);
                 slot.kind = Kind::Flush;
             }
             self.flush_next(index);
@@ -287,7 +287,7 @@ impl Engine {
             let Some(slot) = self.slots.get(index) else {
                 return self.broken("a flush goes on without its slot");
             };
-            let Work::FlushAll(next) = &mut slot.work else {
+            let RemainingWork::FlushAll(next) = &mut slot.work else {
                 return self.broken("a flush goes on in another command's slot");
             };
             let ns = *next;
@@ -337,7 +337,7 @@ impl Engine {
             fua: cdw12.fua() || !self.write_cache,
         };
         if let Some(slot) = self.slots.get(index) {
-            slot.work = Work::Zeroes(extent.len);
+            slot.work = RemainingWork::Zeroes(extent.len);
         }
         self.start(index, extent, op, Kind::Other);
         Ok(())

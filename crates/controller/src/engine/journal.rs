@@ -4,11 +4,11 @@
 //! *The rings are the journal* of commands that complete within the call. The completion queue
 //! shows the posted completions, by the phase tag, and the SQ Head Pointer of its newest entry
 //! shows how many entries had been fetched. Once per batch, an engine notes how many commands of
-//! the queue it has fetched ([`Hot::note`]), all of which are posted or recorded. Commands after
-//! the note may be posted only if the note contains the completion queue's tail of just before.
-//! There are therefore fewer of them than entries in the ring, and the newest entry is one of
-//! theirs. If another completion was posted since the queue's last note, a note also precedes the
-//! batch.
+//! the queue it has fetched ([`QueueRows::note`]), all of which are posted or recorded. Commands
+//! after the note may be posted only if the note contains the completion queue's tail of just
+//! before. There are therefore fewer of them than entries in the ring, and the newest entry is one
+//! of theirs. If another completion was posted since the queue's last note, a note also precedes
+//! the batch.
 //!
 //! *A record* is one line for each command with a slot. It contains the submission queue entry, and
 //! the queue and the command's number in it, in fields that the NVM command set does not use here.
@@ -73,7 +73,7 @@ const STALE: u64 = 1 << 34;
 
 /// Rows of the state memory for queue pairs, by queue ID.
 #[derive(Clone)]
-pub(super) struct Hot(Rows);
+pub(super) struct QueueRows(Rows);
 
 /// Noted state of a submission queue, for the next process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -148,9 +148,9 @@ fn option(word: u64) -> Option<u32> {
     (word & FLAG != 0).then_some(word as u32)
 }
 
-impl Hot {
-    pub fn new(rows: Rows) -> Hot {
-        Hot(rows)
+impl QueueRows {
+    pub fn new(rows: Rows) -> QueueRows {
+        QueueRows(rows)
     }
 
     fn row(&self, qid: u16) -> Option<&Row> {
@@ -218,7 +218,7 @@ impl Hot {
         crash::point!("controller.admin.counted");
     }
 
-    /// Returns the number noted by [`Hot::note_admin`].
+    /// Returns the number noted by [`QueueRows::note_admin`].
     pub fn admin(&self) -> u64 {
         self.row(0).map_or(0, |row| load(row, hot::POSTED))
     }
@@ -446,9 +446,10 @@ pub(super) fn recorded(row: &Row) -> Option<Recorded> {
     let status = Status::from_bits((ending >> 32) as u16 & 0x7fff);
     let command = Command::read_from_bytes(words.as_bytes()).ok()?;
     let appended = command.nvm_opcode() == NvmOpcode::ZONE_APPEND && status.is_success();
-    let result = match appended {
-        true => command.slba(),
-        false => ending & 0xffff_ffff,
+    let result = if appended {
+        command.slba()
+    } else {
+        ending & 0xffff_ffff
     };
     Some(Recorded {
         order,

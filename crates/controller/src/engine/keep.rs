@@ -2,7 +2,7 @@
 //! next process post the completion.
 
 use super::Engine;
-use super::journal::{Hot, Records};
+use super::journal::{QueueRows, Records};
 use super::queue::Cq;
 use super::slots::Slots;
 use nvme::Status;
@@ -138,7 +138,7 @@ impl Engine {
 
     /// Notes the state of a completion queue after it was installed, or its memory was mapped or
     /// unmapped.
-    pub(super) fn note_cq(hot: &Option<Hot>, qid: u16, cq: &Cq) {
+    pub(super) fn note_cq(hot: &Option<QueueRows>, qid: u16, cq: &Cq) {
         if let Some(hot) = hot {
             hot.note_cq(qid, cq);
         }

@@ -19,8 +19,8 @@
 use super::Engine;
 use super::complete::status_of;
 use super::io::sgl_status;
-use super::slots::{Kind, Work};
-use crate::metadata::{Kept, MetadataState};
+use super::slots::{Kind, RemainingWork};
+use crate::metadata::{MetadataState, StoredMetadata};
 use dma::sgl::SglError;
 use dma::{Access, Buffer, SegmentList};
 use nvme::cmd::Psdt;
@@ -33,17 +33,17 @@ use volume::{Budget, Completion, IoErrorKind, Op};
 const INVALID: Status = Status::INVALID_FIELD.with_dnr(true);
 
 /// Blocks whose metadata an outstanding command uses.
-pub(super) struct Held {
+pub(super) struct LockedBlocks {
     pub slba: u64,
     pub blocks: u64,
     /// Whether the command writes the blocks.
     pub changes: bool,
 }
 
-impl Held {
+impl LockedBlocks {
     /// Returns whether two commands cannot be outstanding at the same time, so that one has to
     /// wait.
-    pub fn conflicts(&self, other: &Held) -> bool {
+    pub fn conflicts(&self, other: &LockedBlocks) -> bool {
         let apart = other.slba >= self.slba + self.blocks || self.slba >= other.slba + other.blocks;
         !apart && (self.changes || other.changes)
     }
@@ -78,8 +78,8 @@ pub(super) struct Moving {
 impl Moving {
     /// Returns the blocks that the command uses, starting at `slba`, once its request was
     /// submitted.
-    pub fn held(&self, slba: u64) -> Option<Held> {
-        self.begun.then(|| Held {
+    pub fn held(&self, slba: u64) -> Option<LockedBlocks> {
+        self.begun.then(|| LockedBlocks {
             slba,
             blocks: self.blocks,
             changes: self.changes(),
@@ -97,10 +97,7 @@ impl Moving {
 
     /// Returns the number of zero bytes that the command writes; 0 except for Write Zeroes.
     pub fn zeroed(&self) -> u64 {
-        match self.is_zeroes() {
-            true => self.len,
-            false => 0,
-        }
+        if self.is_zeroes() { self.len } else { 0 }
     }
 
     fn is_zeroes(&self) -> bool {
@@ -196,9 +193,10 @@ impl Moving {
 
     /// Returns the offset of a block's data in the guest's data list.
     fn host_data(&self, state: &MetadataState, index: u64, block: u64) -> u64 {
-        match state.layout().extended && !self.stripped {
-            true => index * (block + u64::from(state.layout().metadata)),
-            false => index * block,
+        if state.layout().extended && !self.stripped {
+            index * (block + u64::from(state.layout().metadata))
+        } else {
+            index * block
         }
     }
 }
@@ -288,9 +286,10 @@ impl Engine {
         let stripped = prinfo.pract() && layout.is_tuple_only();
         let size = u64::from(layout.metadata) * blocks;
         let transfers = !zeroes && opcode != NvmOpcode::VERIFY;
-        let moved = match layout.extended && !stripped && transfers {
-            true => extent.len + size,
-            false => extent.len,
+        let moved = if layout.extended && !stripped && transfers {
+            extent.len + size
+        } else {
+            extent.len
         };
         if moved > self.max_transfer {
             return Err(INVALID);
@@ -298,9 +297,10 @@ impl Engine {
         let index = self.slot_for(sqid, command, extent.ns)?;
         let (mut data, mut metadata) = (SegmentList::new(), SegmentList::new());
         if transfers {
-            let access = match opcode == NvmOpcode::READ {
-                true => Access::Write,
-                false => Access::Read,
+            let access = if opcode == NvmOpcode::READ {
+                Access::Write
+            } else {
+                Access::Read
             };
             if !layout.extended && !stripped {
                 self.walk_metadata(command, size, access, &mut metadata)?;
@@ -335,7 +335,7 @@ impl Engine {
                 begun: false,
             };
             slot.kind = moving.kind();
-            slot.work = Work::Metadata(Box::new(moving));
+            slot.work = RemainingWork::Metadata(Box::new(moving));
         }
         // Parked commands continue first.
         if !self.parked.is_empty() || self.next_metadata(index) {
@@ -397,7 +397,7 @@ impl Engine {
             return false;
         };
         let (ns, slba, failed) = (slot.ns, slot.slba, !slot.status.is_success());
-        let Work::Metadata(moving) = &slot.work else {
+        let RemainingWork::Metadata(moving) = &slot.work else {
             self.broken("a command with metadata goes on in another command's slot");
             return false;
         };
@@ -407,7 +407,7 @@ impl Engine {
             self.end_metadata(index);
             return false;
         }
-        let wanted = Held {
+        let wanted = LockedBlocks {
             slba,
             blocks,
             changes,
@@ -423,16 +423,17 @@ impl Engine {
             return false;
         };
         let settling = changes && state.is_in_doubt(slba, blocks);
-        let buffer = match zeroes && !settling {
-            true => None,
-            false => match self.scratch.take(len) {
+        let buffer = if zeroes && !settling {
+            None
+        } else {
+            match self.scratch.take(len) {
                 Ok(buffer) => Some(buffer),
                 Err(_) => return true,
-            },
+            }
         };
         let taken = buffer.is_some();
         if let Some(slot) = self.slots.get(index)
-            && let Work::Metadata(moving) = &mut slot.work
+            && let RemainingWork::Metadata(moving) = &mut slot.work
         {
             slot.scratch = if taken { len } else { 0 };
             moving.begun = true;
@@ -456,7 +457,7 @@ impl Engine {
             return self.broken("a command with metadata goes on without its slot");
         };
         let ns = slot.ns;
-        let Work::Metadata(moving) = &mut slot.work else {
+        let RemainingWork::Metadata(moving) = &mut slot.work else {
             return self.broken("a command with metadata goes on in another command's slot");
         };
         moving.settling = false;
@@ -487,7 +488,7 @@ impl Engine {
     pub(super) fn units_of_metadata(&mut self, index: u16) -> u32 {
         let slot = self.slots.get(index);
         let bytes = slot.map_or(0, |slot| match &slot.work {
-            Work::Metadata(moving) => moving.len,
+            RemainingWork::Metadata(moving) => moving.len,
             _ => 0,
         });
         Budget::units_of(bytes, 0)
@@ -500,7 +501,7 @@ impl Engine {
             return self.broken("a request completes without its slot");
         };
         let (ns, slba, abort) = (slot.ns, slot.slba, slot.abort);
-        let Work::Metadata(moving) = &slot.work else {
+        let RemainingWork::Metadata(moving) = &slot.work else {
             return self.broken("a command with metadata ends in another command's slot");
         };
         let done = match completion.result {
@@ -551,7 +552,7 @@ impl Engine {
     /// Ends the command, and releases its references to guest memory.
     fn end_metadata(&mut self, index: u16) {
         if let Some(slot) = self.slots.get(index) {
-            slot.work = Work::Single;
+            slot.work = RemainingWork::Single;
         }
         self.end(index);
     }
@@ -631,7 +632,7 @@ fn deliver(
             let checked = protection.check(data, metadata, tags, moving.checks());
             checked.map_err(|error| (mismatch(error), lba))?;
         }
-        if kept == Kept::Damaged {
+        if kept == StoredMetadata::Damaged {
             return Err(unreadable);
         }
     }
@@ -678,8 +679,9 @@ fn compare(
             }
         }
     }
-    match host == data && beside == metadata {
-        true => Ok(()),
-        false => Err(Status::COMPARE_FAILURE),
+    if host == data && beside == metadata {
+        Ok(())
+    } else {
+        Err(Status::COMPARE_FAILURE)
     }
 }

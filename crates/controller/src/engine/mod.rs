@@ -58,7 +58,7 @@ use attach::Detached;
 use distance::Distance;
 use dma::{DmaMap, SegmentList, SharedPages};
 use doorbells::Doorbells;
-use journal::Hot;
+use journal::QueueRows;
 use nvme::{Command, Status};
 use polled::PolledQueues;
 use probes::IoRecord;
@@ -80,7 +80,7 @@ pub(crate) use own::OwnRequest;
 pub(crate) use queue::Sq;
 pub use recover::Recovery;
 pub(crate) use recover::{SavedCq, SavedSq};
-pub(crate) use reservation::{Asked, ReservationCommand, ReservationEnd};
+pub(crate) use reservation::{ReservationCommand, ReservationEnd, ReservationRequest};
 pub use slots::tag_owner;
 pub(crate) use uncorrectable::{Change, Marking};
 
@@ -217,7 +217,7 @@ pub(crate) struct Engine {
     /// State memory with the command records, and the index of this engine's share.
     state: Option<(StateMemory, u16)>,
     /// Rows of the state memory for notes of batches.
-    hot: Option<Hot>,
+    hot: Option<QueueRows>,
     /// Number of posted admin completions, including those of previous processes.
     admin_posted: u64,
     /// Slots of commands that the volume executes piece by piece within the call, and that continue
@@ -255,7 +255,7 @@ impl Engine {
     /// [`StateError`] when pages of the state memory cannot be mapped.
     pub fn new(config: EngineConfig, namespaces: Vec<Namespace>) -> Result<Self, StateError> {
         let hot = config.state.as_ref().map(StateMemory::hot).transpose()?;
-        let hot = hot.map(Hot::new);
+        let hot = hot.map(QueueRows::new);
         let queues = config.io_queues + 1;
         let mut by_nsid = vec![NO_NAMESPACE; config.max_namespaces as usize + 1];
         for (i, ns) in namespaces.iter().enumerate() {
@@ -307,7 +307,7 @@ impl Engine {
             slots: Slots::new(config.id, config.max_in_flight),
             starting: None,
             state: config.state.map(|state| (state, config.share)),
-            admin_posted: hot.as_ref().map_or(0, Hot::admin),
+            admin_posted: hot.as_ref().map_or(0, QueueRows::admin),
             hot,
             parked: VecDeque::with_capacity(usize::from(config.max_in_flight)),
             scratch: Budget::new(config.max_transfer),

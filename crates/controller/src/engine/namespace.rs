@@ -1,6 +1,6 @@
 //! A namespace in the data path.
 
-use super::commands::Sort;
+use super::commands::NamespaceType;
 use super::zoned::with_table;
 use crate::config::{ConfigError, NamespaceConfig};
 use crate::formats::{BlockFormat, Formats};
@@ -111,11 +111,11 @@ impl Namespace {
     }
 
     /// Returns the kind that decides the handlers of its commands.
-    pub fn sort(&self) -> Sort {
+    pub fn sort(&self) -> NamespaceType {
         match (self.is_zoned(), self.has_metadata()) {
-            (true, _) => Sort::Zoned,
-            (_, true) => Sort::Metadata,
-            _ => Sort::Plain,
+            (true, _) => NamespaceType::Zoned,
+            (_, true) => NamespaceType::Metadata,
+            _ => NamespaceType::Plain,
         }
     }
 

@@ -2,7 +2,7 @@
 //! erasure of a namespace.
 
 use super::Engine;
-use super::slots::Work;
+use super::slots::RemainingWork;
 use dma::SegmentList;
 use volume::{IoError, Op};
 
@@ -50,7 +50,7 @@ impl Engine {
         if let Some(slot) = self.slots.get(index) {
             slot.orphan = true;
             slot.ns = ns;
-            slot.work = Work::Own(number);
+            slot.work = RemainingWork::Own(number);
         }
         self.own.in_flight = true;
         self.own.erases = !matches!(request.op, Op::Read);
@@ -67,7 +67,7 @@ impl Engine {
 
     pub(super) fn own_completed(&mut self, index: u16, result: Result<(), IoError>) {
         if let Some(slot) = self.slots.get(index)
-            && let Work::Own(number) = slot.work
+            && let RemainingWork::Own(number) = slot.work
         {
             self.own.ended = Some((number, result));
         }

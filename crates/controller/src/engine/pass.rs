@@ -1,9 +1,9 @@
 //! Commands that a physical device executes unchanged ([`Passthrough`](crate::Passthrough)).
 
 use super::Engine;
-use super::run::{Batch, Next};
+use super::run::{Batch, BatchOutcome};
 use super::slots::{Kind, Plain, Slots};
-use crate::passthrough::Passed;
+use crate::passthrough::PassthroughResult;
 use nvme::cmd::io::RwCdw12;
 use nvme::{Command, NvmOpcode, Status};
 
@@ -17,7 +17,12 @@ impl Batch<'_> {
 
     /// Offers the entries of the batch to the device. `number` is the number of commands fetched
     /// before. Returns how many were fetched.
-    pub(super) fn pass(&mut self, slots: &mut Slots, room: usize, number: u64) -> (u32, Next) {
+    pub(super) fn pass(
+        &mut self,
+        slots: &mut Slots,
+        room: usize,
+        number: u64,
+    ) -> (u32, BatchOutcome) {
         let mut fetched = 0;
         for entry in self.entries.iter().take(room) {
             let command: &Command = zerocopy::transmute_ref!(entry);
@@ -59,16 +64,16 @@ impl Batch<'_> {
                 slots.time(tag);
             }
             let next = match passthrough.submit(self.qid, command, self.dma, tag) {
-                Passed::Taken => continue,
-                Passed::NotMine => Next::General(*command),
-                Passed::Refused(status) => Next::Failed(*command, status),
+                PassthroughResult::Taken => continue,
+                PassthroughResult::NotMine => BatchOutcome::General(*command),
+                PassthroughResult::Refused(status) => BatchOutcome::Failed(*command, status),
             };
             if let Some(index) = slots.of_tag(tag) {
                 slots.release(index);
             }
             return (fetched, next);
         }
-        (fetched, Next::Idle)
+        (fetched, BatchOutcome::Idle)
     }
 }
 

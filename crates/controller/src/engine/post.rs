@@ -1,8 +1,8 @@
 //! Posting the completions of ended commands to completion queues.
 
-use super::doorbells::{Doorbells, Which, trace_eventidx};
-use super::journal::Hot;
-use super::queue::{Backlogged, Cq, Entry};
+use super::doorbells::{DoorbellKind, Doorbells, trace_eventidx};
+use super::journal::QueueRows;
+use super::queue::{CompletionWords, Cq, PendingCompletion};
 use super::{Engine, Event};
 use doorbell::{Cells, Invalid};
 use nvme::Status;
@@ -40,7 +40,7 @@ impl Engine {
             self.queue_gone = true;
             return true;
         };
-        let entry = Entry::new(sqid, cid, status, result).with_sqhd(sq.head);
+        let entry = CompletionWords::new(sqid, cid, status, result).with_sqhd(sq.head);
         if !cq.backlog.is_empty()
             || !post(self.id, cq, &self.doorbells, entry, &mut self.events, cqid)
         {
@@ -64,7 +64,7 @@ impl Engine {
     /// is dropped instead of kept.
     #[cold]
     #[inline(never)]
-    fn keep(&mut self, sqid: u16, cqid: u16, entry: Entry) -> bool {
+    fn keep(&mut self, sqid: u16, cqid: u16, entry: CompletionWords) -> bool {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
             self.broken("a completion waits whose submission queue is gone");
             return true;
@@ -78,7 +78,8 @@ impl Engine {
         // The command stays outstanding for its queue.
         if let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) {
             let slot = None;
-            cq.backlog.push_back(Backlogged { sqid, entry, slot });
+            cq.backlog
+                .push_back(PendingCompletion { sqid, entry, slot });
             if !std::mem::replace(&mut cq.blocked, true) {
                 self.blocked.push(cqid);
             }
@@ -144,7 +145,7 @@ impl Engine {
 }
 
 /// Counts a posted completion of an admin command.
-fn count_admin(hot: &Option<Hot>, posted: &mut u64) {
+fn count_admin(hot: &Option<QueueRows>, posted: &mut u64) {
     *posted = posted.wrapping_add(1);
     if let Some(hot) = hot {
         hot.note_admin(*posted);
@@ -160,12 +161,12 @@ fn post(
     controller: u16,
     cq: &mut Cq,
     doorbells: &Doorbells,
-    entry: Entry,
+    entry: CompletionWords,
     events: &mut VecDeque<Event>,
     qid: u16,
 ) -> bool {
     if cq.is_full() {
-        refresh_head(cq, doorbells.cells(qid, Which::CqHead), events, qid);
+        refresh_head(cq, doorbells.cells(qid, DoorbellKind::CqHead), events, qid);
         if cq.is_full() {
             return false;
         }
@@ -181,10 +182,10 @@ fn post(
 /// up to the tail.
 #[inline(never)]
 fn park(controller: u16, cq: &mut Cq, doorbells: &Doorbells, qid: u16) {
-    if let Some(cells) = doorbells.cells(qid, Which::CqHead) {
+    if let Some(cells) = doorbells.cells(qid, DoorbellKind::CqHead) {
         let before = cq.watch.state().eventidx;
         cq.watch.park_until(cells, cq.next_tail());
-        trace_eventidx(controller, qid, Which::CqHead, before, &cq.watch);
+        trace_eventidx(controller, qid, DoorbellKind::CqHead, before, &cq.watch);
     }
 }
 

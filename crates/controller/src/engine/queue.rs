@@ -1,7 +1,7 @@
 //! State of submission and completion queues.
 
 use super::polled::IdleRounds;
-use crate::survival::state::Ending;
+use crate::survival::state::AdminCompletion;
 use dma::{Access, DmaMap, Ring};
 use doorbell::{Watch, distance};
 use nvme::{Completion, Status};
@@ -157,9 +157,9 @@ impl Sq {
 }
 
 /// A completion that waits because its queue is full or the queue's memory unmapped.
-pub(crate) struct Backlogged {
+pub(crate) struct PendingCompletion {
     pub sqid: u16,
-    pub entry: Entry,
+    pub entry: CompletionWords,
     /// Slot whose record keeps the completion for the next process.
     pub slot: Option<u16>,
 }
@@ -167,18 +167,18 @@ pub(crate) struct Backlogged {
 /// Completion queue entry without its phase tag, as two words. These stay in registers, whereas a
 /// [`Completion`] consists of bytes and passes through memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry {
+pub(crate) struct CompletionWords {
     low: u64,
     high: u64,
 }
 
-impl Entry {
+impl CompletionWords {
     /// Creates an entry ("NVMe Base 2.1", 4.2.1) with dwords 0 and 1. The SQ Head Pointer is set
     /// later.
     #[inline(always)]
     pub fn new(sqid: u16, cid: u16, status: Status, result: u64) -> Self {
         let status_phase = Completion::pack_status(status, false).get();
-        Entry {
+        CompletionWords {
             low: result,
             high: u64::from(sqid) << 16 | u64::from(cid) << 32 | u64::from(status_phase) << 48,
         }
@@ -187,15 +187,15 @@ impl Entry {
     /// Returns the entry with this SQ Head Pointer.
     #[inline(always)]
     pub fn with_sqhd(self, head: u32) -> Self {
-        Entry {
+        CompletionWords {
             high: self.high & !0xffff | u64::from(head as u16),
             ..self
         }
     }
 
     /// Returns the completion of an admin command, which never uses dword 1.
-    pub fn ending(self) -> Ending {
-        Ending {
+    pub fn ending(self) -> AdminCompletion {
+        AdminCompletion {
             cid: (self.high >> 32) as u16,
             status: (self.high >> 49) as u16,
             result: self.low as u32,
@@ -223,7 +223,7 @@ pub(crate) struct Cq {
     /// Interrupt vector; `None` when interrupts are disabled for the queue.
     pub vector: Option<u16>,
     /// Completions that wait for room, in order; at most one for each outstanding command.
-    pub backlog: VecDeque<Backlogged>,
+    pub backlog: VecDeque<PendingCompletion>,
     /// Whether the queue is in the engine's list of queues with a backlog.
     pub blocked: bool,
     /// Whether the queue is in the engine's list of queues with entries to signal.
@@ -309,7 +309,7 @@ impl Cq {
     /// Writes `entry` with its phase tag at the tail. Returns `false` when the memory is unmapped.
     /// The caller has to check for room first.
     #[inline(always)]
-    pub fn push(&mut self, entry: Entry) -> bool {
+    pub fn push(&mut self, entry: CompletionWords) -> bool {
         let Some(ring) = self.memory.ring() else {
             return false;
         };
@@ -346,7 +346,7 @@ mod tests {
                 cid: 0xbeef.into(),
                 status_phase: Completion::pack_status(status, phase),
             };
-            let entry = Entry::new(0x1234, 0xbeef, status, 0x0fed_cba9_8765_4321);
+            let entry = CompletionWords::new(0x1234, 0xbeef, status, 0x0fed_cba9_8765_4321);
             let entry = entry.with_sqhd(0x9999).with_sqhd(0x1_fedc);
             let wanted: [u8; 16] = zerocopy::transmute!(wanted);
             assert_eq!(entry.bytes(phase), wanted);

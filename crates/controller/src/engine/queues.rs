@@ -1,7 +1,7 @@
 //! Creation and deletion of queues, for the control half.
 
-use super::doorbells::Which;
-use super::queue::{Backlogged, Cq, QueueMemory, Sq};
+use super::doorbells::DoorbellKind;
+use super::queue::{Cq, PendingCompletion, QueueMemory, Sq};
 use super::{Engine, Event};
 use dma::Access;
 use doorbell::Watch;
@@ -33,7 +33,7 @@ impl Engine {
     pub fn make_cq(&self, qid: u16, iova: u64, size: u32, vector: Option<u16>) -> Option<Cq> {
         let mut memory = QueueMemory::new(&self.dma, iova, size, 16, Access::Write)?;
         memory.release();
-        let cells = self.doorbells.cells(qid, Which::CqHead)?;
+        let cells = self.doorbells.cells(qid, DoorbellKind::CqHead)?;
         let mut cq = Cq::new(memory, Watch::create(size, cells), vector);
         cq.is_stale = self.hot.is_some();
         Some(cq)
@@ -44,7 +44,7 @@ impl Engine {
     pub fn make_sq(&self, qid: u16, cqid: u16, iova: u64, size: u32) -> Option<Sq> {
         let mut memory = QueueMemory::new(&self.dma, iova, size, 64, Access::Read)?;
         memory.release();
-        let cells = self.doorbells.cells(qid, Which::SqTail)?;
+        let cells = self.doorbells.cells(qid, DoorbellKind::SqTail)?;
         Some(Sq::new(cqid, memory, Watch::create(size, cells)))
     }
 
@@ -104,7 +104,7 @@ impl Engine {
         // so that a full completion queue cannot block the deletion.
         if let Some(Some(cq)) = self.cqs.get_mut(usize::from(sq.cqid)) {
             let slots = &mut self.slots;
-            cq.backlog.retain(|&Backlogged { sqid, slot, .. }| {
+            cq.backlog.retain(|&PendingCompletion { sqid, slot, .. }| {
                 if sqid == qid {
                     sq.outstanding = sq.outstanding.saturating_sub(1);
                     slot.into_iter().for_each(|slot| slots.release_kept(slot));
@@ -156,13 +156,13 @@ impl Engine {
         self.doorbells.configure(shadow, eventidx, buffers);
         probes::dbbuf_config(self.id, shadow, eventidx);
         for (qid, sq) in self.sqs.iter_mut().enumerate() {
-            let cells = self.doorbells.cells(qid as u16, Which::SqTail);
+            let cells = self.doorbells.cells(qid as u16, DoorbellKind::SqTail);
             if let (Some(sq), Some(shadow)) = (sq, cells.and_then(|c| c.shadow)) {
                 sq.watch.attach(shadow);
             }
         }
         for (qid, cq) in self.cqs.iter_mut().enumerate() {
-            let cells = self.doorbells.cells(qid as u16, Which::CqHead);
+            let cells = self.doorbells.cells(qid as u16, DoorbellKind::CqHead);
             if let (Some(cq), Some(shadow)) = (cq, cells.and_then(|c| c.shadow)) {
                 cq.watch.attach(shadow);
             }

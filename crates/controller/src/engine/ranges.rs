@@ -2,7 +2,7 @@
 
 use super::Engine;
 use super::complete::status_of;
-use super::slots::{Deallocating, Work};
+use super::slots::{Deallocating, RemainingWork};
 use dma::{Access, SegmentList};
 use nvme::cmd::io::{DsmCdw10, DsmCdw11, DsmRange};
 use nvme::{Command, Status};
@@ -68,7 +68,7 @@ impl Engine {
         let index = self.slot_for(sqid, command, ns_index)?;
         left.reverse();
         if let Some(slot) = self.slots.get(index) {
-            slot.work = Work::Ranges(Box::new(Deallocating {
+            slot.work = RemainingWork::Ranges(Box::new(Deallocating {
                 left,
                 unmarks: unmarked,
             }));
@@ -85,7 +85,7 @@ impl Engine {
             return self.broken("Dataset Management goes on without its slot");
         };
         let ns = slot.ns;
-        let Work::Ranges(ranges) = &mut slot.work else {
+        let RemainingWork::Ranges(ranges) = &mut slot.work else {
             return self.broken("Dataset Management goes on in another command's slot");
         };
         let Some((offset, len)) = ranges.left.pop() else {
@@ -113,7 +113,7 @@ impl Engine {
     fn park_or_end(&mut self, index: u16) {
         match self.slots.get(index).map(|slot| &slot.work) {
             // The command is put at the front, so that parked commands end one after the other.
-            Some(Work::Ranges(ranges)) if !ranges.left.is_empty() => {
+            Some(RemainingWork::Ranges(ranges)) if !ranges.left.is_empty() => {
                 self.parked.push_front(index);
             }
             // No range is left.
@@ -132,18 +132,18 @@ impl Engine {
             budget.spend(RANGE_UNITS);
             self.end_early(index);
             match self.slots.get(index).map(|slot| &slot.work) {
-                Some(Work::Copy(_)) => {
+                Some(RemainingWork::Copy(_)) => {
                     budget.spend(self.units_of_copy(index));
                     if self.next_copy(index) {
                         waiting.push(index);
                     }
                 }
-                Some(Work::ZoneSend(_)) => {
+                Some(RemainingWork::ZoneSend(_)) => {
                     if self.next_send(index) {
                         waiting.push(index);
                     }
                 }
-                Some(Work::Metadata(_)) => {
+                Some(RemainingWork::Metadata(_)) => {
                     budget.spend(self.units_of_metadata(index));
                     if self.next_metadata(index) {
                         waiting.push(index);
@@ -167,7 +167,7 @@ impl Engine {
             false => return,
         };
         slot.status = status;
-        if let Work::Ranges(ranges) = &mut slot.work {
+        if let RemainingWork::Ranges(ranges) = &mut slot.work {
             ranges.stop();
         }
     }
@@ -180,13 +180,13 @@ impl Engine {
             Ok(()) => {}
             // Deallocation is advice: a range that the volume cannot deallocate stays allocated.
             Err(error) if error.kind == IoErrorKind::Unsupported => {
-                if let Work::Ranges(ranges) = &mut slot.work {
+                if let RemainingWork::Ranges(ranges) = &mut slot.work {
                     ranges.unmarks.clear();
                 }
             }
             Err(error) => {
                 slot.status = status_of(error, true);
-                if let Work::Ranges(ranges) = &mut slot.work {
+                if let RemainingWork::Ranges(ranges) = &mut slot.work {
                     ranges.stop();
                 }
             }

@@ -18,12 +18,12 @@
 //! poll finds the current values.
 
 use super::Engine;
-use super::doorbells::Which;
+use super::doorbells::DoorbellKind;
 use super::journal::{Recorded, Records, recorded};
 use super::post::refresh_head;
 use super::queue::{Cq, QueueMemory, Sq};
 use dma::{Access, Ring, Rows};
-use doorbell::{Cell, Step, Watch, WatchState, distance};
+use doorbell::{Cell, ProtocolAccess, Watch, WatchState, distance};
 use nvme::{Command, Completion, Status};
 use std::collections::BTreeMap;
 use zerocopy::{FromBytes, IntoBytes};
@@ -63,7 +63,7 @@ pub struct Recovery {
 }
 
 /// A record found in the state memory, with its location.
-struct Found {
+struct LocatedRecord {
     rows: Rows,
     share: u16,
     row: usize,
@@ -72,7 +72,7 @@ struct Found {
 
 /// The completion that was posted last to a queue.
 #[derive(Clone, Copy)]
-struct Newest {
+struct LastCompletion {
     sqid: u16,
     cid: u16,
     sqhd: u32,
@@ -96,7 +96,7 @@ fn completion(ring: &Ring, index: u32) -> Completion {
 }
 
 /// Returns the entry before the tail, if any completion was ever posted.
-fn newest(ring: &Ring, tail: u32, phase: bool) -> Option<Newest> {
+fn newest(ring: &Ring, tail: u32, phase: bool) -> Option<LastCompletion> {
     let (index, posted_phase) = match tail.checked_sub(1) {
         Some(index) => (index, phase),
         None => (ring.entries().checked_sub(1)?, !phase),
@@ -104,7 +104,7 @@ fn newest(ring: &Ring, tail: u32, phase: bool) -> Option<Newest> {
     let entry = completion(ring, index);
     // In a ring without any completion, the last entry looks like one of the previous turn.
     let nothing = entry.as_bytes().iter().all(|byte| *byte == 0);
-    (!nothing && entry.phase() == posted_phase).then(|| Newest {
+    (!nothing && entry.phase() == posted_phase).then(|| LastCompletion {
         sqid: entry.sqid.get(),
         cid: entry.cid.get(),
         sqhd: entry.sqhd.get().into(),
@@ -117,15 +117,15 @@ fn newest(ring: &Ring, tail: u32, phase: bool) -> Option<Newest> {
 fn taken<'a>(
     size: u32,
     noted: u64,
-    posted: Option<&Newest>,
-    found: impl Iterator<Item = &'a Found>,
+    posted: Option<&LastCompletion>,
+    found: impl Iterator<Item = &'a LocatedRecord>,
 ) -> Option<u64> {
     let mut taken = noted;
     if let Some(newest) = posted.filter(|newest| newest.sqhd < size) {
         let index = (noted % u64::from(size)) as u32;
         taken = noted.checked_add(distance(index, newest.sqhd, size).into())?;
     }
-    for Found { recorded, .. } in found {
+    for LocatedRecord { recorded, .. } in found {
         let behind = recorded.number.checked_add(1)?;
         if behind > noted.checked_add(size.into())? {
             return None;
@@ -153,7 +153,7 @@ impl Engine {
             }
         }
         let mut found = self.find_records();
-        let known = |found: &Found| sqs.iter().any(|sq| sq.qid == found.recorded.sqid);
+        let known = |found: &LocatedRecord| sqs.iter().any(|sq| sq.qid == found.recorded.sqid);
         // The queues of these commands were deleted, so the host does not wait for their
         // completions.
         for gone in found.extract_if(.., |found| !known(found) || found.recorded.sqid == 0) {
@@ -180,7 +180,7 @@ impl Engine {
 
     /// Recovers a completion queue. Returns its newest completion, or `None` when the state is
     /// contradictory.
-    fn recover_cq(&mut self, saved: &SavedCq, shadow_live: bool) -> Option<Option<Newest>> {
+    fn recover_cq(&mut self, saved: &SavedCq, shadow_live: bool) -> Option<Option<LastCompletion>> {
         let SavedCq {
             qid,
             iova,
@@ -207,9 +207,10 @@ impl Engine {
         let watch = Watch::from_state(WatchState {
             size,
             current: head,
-            last_shadow: match shadow_live || note.register.is_some() {
-                true => UNSEEN,
-                false => note.seen,
+            last_shadow: if shadow_live || note.register.is_some() {
+                UNSEEN
+            } else {
+                note.seen
             },
             last_register: note.register.unwrap_or(UNSEEN),
             shadow_live,
@@ -218,8 +219,8 @@ impl Engine {
         let mut cq = Cq::new(memory, watch, vector);
         (cq.tail, cq.phase, cq.head, cq.seen) = (tail, phase, head, UNSEEN);
         cq.is_stale = note.is_stale;
-        self.park_anew(qid, Which::CqHead, head);
-        let cells = self.doorbells.cells(qid, Which::CqHead);
+        self.park_anew(qid, DoorbellKind::CqHead, head);
+        let cells = self.doorbells.cells(qid, DoorbellKind::CqHead);
         refresh_head(&mut cq, cells, &mut self.events, qid);
         self.install_cq(qid, cq);
         crash::point!("controller.recover.cq");
@@ -232,8 +233,8 @@ impl Engine {
         &mut self,
         saved: &SavedSq,
         fetched: Option<u64>,
-        found: &[Found],
-        newest: Option<&Newest>,
+        found: &[LocatedRecord],
+        newest: Option<&LastCompletion>,
     ) -> Option<()> {
         let SavedSq {
             qid,
@@ -261,9 +262,10 @@ impl Engine {
             size,
             current: head,
             // If the host uses the shadow doorbell, any value other than the head is new.
-            last_shadow: match note.shadow_live || note.register.is_some() {
-                true => head,
-                false => note.seen,
+            last_shadow: if note.shadow_live || note.register.is_some() {
+                head
+            } else {
+                note.seen
             },
             last_register: note.register.unwrap_or(head),
             shadow_live: note.shadow_live,
@@ -273,7 +275,7 @@ impl Engine {
         memory.mapped(&self.dma);
         let mut sq = Sq::new(cqid, memory, watch);
         (sq.head, sq.tail, sq.seen, sq.fetched) = (head, head, head, taken);
-        self.park_anew(qid, Which::SqTail, head);
+        self.park_anew(qid, DoorbellKind::SqTail, head);
         self.install_sq(qid, sq);
         crash::point!("controller.recover.sq");
         Some(())
@@ -281,10 +283,10 @@ impl Engine {
 
     /// Sets EventIdx so that the host writes the doorbell register at its next move, however late
     /// the first poll is.
-    fn park_anew(&self, qid: u16, which: Which, index: u32) {
+    fn park_anew(&self, qid: u16, which: DoorbellKind, index: u32) {
         let cells = self.doorbells.cells(qid, which);
         if let Some(shadow) = cells.and_then(|cells| cells.shadow) {
-            Cell::store(shadow.eventidx, index, Step::Initialise);
+            Cell::store(shadow.eventidx, index, ProtocolAccess::Initialise);
         }
     }
 
@@ -313,7 +315,7 @@ impl Engine {
     }
 
     /// Returns whether the completion of a recorded command was posted.
-    fn is_posted(&self, recorded: &Recorded, newest: &BTreeMap<u16, Newest>) -> bool {
+    fn is_posted(&self, recorded: &Recorded, newest: &BTreeMap<u16, LastCompletion>) -> bool {
         let Some(Some(sq)) = self.sqs.get(usize::from(recorded.sqid)) else {
             return false;
         };
@@ -341,7 +343,7 @@ impl Engine {
     }
 
     /// Returns the records of all engines of the previous process.
-    fn find_records(&self) -> Vec<Found> {
+    fn find_records(&self) -> Vec<LocatedRecord> {
         let Some((state, _)) = &self.state else {
             return Vec::new();
         };
@@ -353,7 +355,7 @@ impl Engine {
             for row in 0..rows.count() {
                 if let Some(recorded) = rows.get(row).and_then(recorded) {
                     let rows = rows.clone();
-                    all.push(Found {
+                    all.push(LocatedRecord {
                         rows,
                         share,
                         row,
@@ -381,7 +383,7 @@ impl Engine {
             found.last().map_or(0, |f| f.recorded.order),
         );
         let (mut own, mut inherited, mut all) = (Vec::new(), Vec::new(), Vec::new());
-        for Found {
+        for LocatedRecord {
             rows,
             share,
             row,
@@ -446,7 +448,7 @@ impl Engine {
     }
 }
 
-impl Found {
+impl LocatedRecord {
     fn remove(&self) {
         if let Some(row) = self.rows.get(self.row) {
             Records::remove_row(row);
@@ -456,6 +458,6 @@ impl Found {
 
 /// Commands recovered from the previous process, and their counts so far.
 pub(crate) struct Recovered {
-    found: Vec<Found>,
+    found: Vec<LocatedRecord>,
     recovery: Recovery,
 }

@@ -1,19 +1,19 @@
 //! Reservation commands ("NVMe Base 2.1", 7.5 to 7.8), on the engine's side: this module reads
 //! their fields and data. The control half executes them and reports their end.
 
-use super::slots::{Kind, Work};
+use super::slots::{Kind, RemainingWork};
 use super::{Engine, Event};
 use dma::{Access, SegmentList};
 use nvme::cmd::reservation::{
     AcquireCdw10, AcquireData, RegisterCdw10, RegisterData, ReleaseCdw10, ReleaseData, ReportCdw11,
 };
 use nvme::{Command, NvmOpcode, Status};
-use reservations::{Operation, Refusal};
+use reservations::{Operation, ReservationRefusal};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Parsed contents of a reservation command.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Asked {
+pub(crate) enum ReservationRequest {
     Operation(Operation),
     /// Reservation Report, which returns the reservation status.
     Report {
@@ -27,7 +27,7 @@ pub(crate) struct ReservationCommand {
     /// Tag of the command in the engine.
     pub tag: u64,
     pub command: Command,
-    pub asked: Asked,
+    pub asked: ReservationRequest,
 }
 
 /// Result of a reservation command.
@@ -37,7 +37,7 @@ pub(crate) struct ReservationEnd {
     pub result: Result<Vec<u8>, Status>,
 }
 
-fn status(refusal: Refusal) -> Status {
+fn status(refusal: ReservationRefusal) -> Status {
     refusal.status()
 }
 
@@ -50,27 +50,27 @@ impl Engine {
             NvmOpcode::RESERVATION_REGISTER => {
                 let data: RegisterData = self.read_data(command)?;
                 let cdw10 = RegisterCdw10::from_bits(cdw10);
-                Asked::Operation(Operation::register(cdw10, &data).map_err(status)?)
+                ReservationRequest::Operation(Operation::register(cdw10, &data).map_err(status)?)
             }
             NvmOpcode::RESERVATION_ACQUIRE => {
                 let data: AcquireData = self.read_data(command)?;
                 let cdw10 = AcquireCdw10::from_bits(cdw10);
-                Asked::Operation(Operation::acquire(cdw10, &data).map_err(status)?)
+                ReservationRequest::Operation(Operation::acquire(cdw10, &data).map_err(status)?)
             }
             NvmOpcode::RESERVATION_RELEASE => {
                 let data: ReleaseData = self.read_data(command)?;
                 let cdw10 = ReleaseCdw10::from_bits(cdw10);
-                Asked::Operation(Operation::release(cdw10, &data).map_err(status)?)
+                ReservationRequest::Operation(Operation::release(cdw10, &data).map_err(status)?)
             }
             _ => {
                 let extended = ReportCdw11::from_bits(command.cdw11.get()).eds();
-                Asked::Report { extended }
+                ReservationRequest::Report { extended }
             }
         };
         let index = self.slot_for(sqid, command, ns)?;
         if let Some(slot) = self.slots.get(index) {
             slot.kind = Kind::Other;
-            slot.work = Work::Reservation;
+            slot.work = RemainingWork::Reservation;
         }
         let event = ReservationCommand {
             tag: self.slots.tag(index),
@@ -99,13 +99,14 @@ impl Engine {
         let Some((index, slot)) = self.slots.tagged(command.tag) else {
             return;
         };
-        if !matches!(slot.work, Work::Reservation) {
+        if !matches!(slot.work, RemainingWork::Reservation) {
             return;
         }
-        let result = match self.master {
-            true => result.and_then(|data| self.write_data(&command.command, &data)),
+        let result = if self.master {
+            result.and_then(|data| self.write_data(&command.command, &data))
+        } else {
             // Guest memory must not be accessed without Bus Master Enable.
-            false => Err(Status::COMMAND_INTERRUPTED),
+            Err(Status::COMMAND_INTERRUPTED)
         };
         if let Some(slot) = self.slots.get(index) {
             match result {

@@ -7,7 +7,7 @@
 //! distinguishes plain commands from others.
 
 use super::complete::status_of;
-use super::doorbells::{Doorbells, Which, trace_eventidx};
+use super::doorbells::{DoorbellKind, Doorbells, trace_eventidx};
 use super::namespace::Namespace;
 use super::post::refresh_head;
 use super::queue::{Cq, Sq};
@@ -32,7 +32,7 @@ const GENERAL_UNITS: u32 = 4;
 const SGL_UNITS: u32 = 64;
 
 /// Reason why a batch ended.
-pub(super) enum Next {
+pub(super) enum BatchOutcome {
     /// No entry is left, or none can be fetched now.
     Idle,
     /// This fetched command takes the general path.
@@ -58,7 +58,7 @@ struct ReadWrite {
 
 /// Amounts to add to the counters at the end of a batch.
 #[derive(Default)]
-struct Tally {
+struct BatchCounters {
     posted: u32,
     /// Number of writes among the posted commands.
     writes: u32,
@@ -234,10 +234,10 @@ impl Batch<'_> {
         sq: &Sq,
         places: &CqeRun<'_>,
         phase: bool,
-        tally: &mut Tally,
-    ) -> (u32, Next) {
-        let (mut fetched, mut total) = (0, Tally::default());
-        let mut next = Next::Idle;
+        tally: &mut BatchCounters,
+    ) -> (u32, BatchOutcome) {
+        let (mut fetched, mut total) = (0, BatchCounters::default());
+        let mut next = BatchOutcome::Idle;
         let mut rest = self.entries;
         while let Some((entry, later)) = rest.split_first() {
             rest = later;
@@ -252,7 +252,7 @@ impl Batch<'_> {
             }
             fetched += 1;
             let Some(plain) = self.plain(command) else {
-                next = Next::General(*command);
+                next = BatchOutcome::General(*command);
                 break;
             };
             let ReadWrite { op, len, .. } = plain;
@@ -268,11 +268,11 @@ impl Batch<'_> {
             match done {
                 Some(Ok(())) => {}
                 Some(Err(error)) => {
-                    next = Next::Refused(*command, op, error);
+                    next = BatchOutcome::Refused(*command, op, error);
                     break;
                 }
                 None => {
-                    next = Next::General(*command);
+                    next = BatchOutcome::General(*command);
                     break;
                 }
             }
@@ -292,7 +292,7 @@ impl Batch<'_> {
             places.store(fetched - 1, zerocopy::transmute!(entry));
             crash::point!("controller.answer.posted");
         }
-        total.posted = fetched - u32::from(!matches!(next, Next::Idle));
+        total.posted = fetched - u32::from(!matches!(next, BatchOutcome::Idle));
         *tally = total;
         (fetched, next)
     }
@@ -300,7 +300,7 @@ impl Batch<'_> {
     /// Starts the entries on any other volume. `number` is the number of commands fetched before.
     /// Returns how many were fetched.
     #[inline(never)]
-    fn start(&mut self, slots: &mut Slots, number: u64) -> (u32, Next) {
+    fn start(&mut self, slots: &mut Slots, number: u64) -> (u32, BatchOutcome) {
         let mut fetched = 0;
         for entry in self.entries {
             let command: &Command = zerocopy::transmute_ref!(entry);
@@ -309,7 +309,7 @@ impl Batch<'_> {
             }
             fetched += 1;
             let Some(plain) = self.plain(command) else {
-                return (fetched, Next::General(*command));
+                return (fetched, BatchOutcome::General(*command));
             };
             let found = match self.page(command, plain.len) {
                 Some(prp1) => {
@@ -320,7 +320,7 @@ impl Batch<'_> {
                 None => self.walk(command, &plain),
             };
             if !found {
-                return (fetched, Next::General(*command));
+                return (fetched, BatchOutcome::General(*command));
             }
             let ReadWrite {
                 op,
@@ -342,15 +342,15 @@ impl Batch<'_> {
             };
             let Some((tag, data)) = slots.alloc_plain(plain, self.list) else {
                 self.list.clear();
-                return (fetched, Next::General(*command));
+                return (fetched, BatchOutcome::General(*command));
             };
             let over = self.ns.queue.start(tag, op, offset, data);
             crash::point!("controller.start.submitted");
             if let Some(over) = over {
-                return (fetched, Next::Completed(over));
+                return (fetched, BatchOutcome::Completed(over));
             }
         }
-        (fetched, Next::Idle)
+        (fetched, BatchOutcome::Idle)
     }
 }
 
@@ -366,7 +366,12 @@ fn make_room(
     events: &mut VecDeque<Event>,
 ) -> u32 {
     if cq.is_full() {
-        refresh_head(cq, doorbells.cells(cqid, Which::CqHead), events, cqid);
+        refresh_head(
+            cq,
+            doorbells.cells(cqid, DoorbellKind::CqHead),
+            events,
+            cqid,
+        );
     }
     let used = distance(cq.head, cq.tail, cq.size);
     let room = cq.size - 1 - used;
@@ -379,11 +384,11 @@ fn make_room(
     if room > 0
         && doorbells.shadowed()
         && cq.watch.needs_park(horizon)
-        && let Some(cells) = doorbells.cells(cqid, Which::CqHead)
+        && let Some(cells) = doorbells.cells(cqid, DoorbellKind::CqHead)
     {
         let before = cq.watch.state().eventidx;
         cq.watch.park_until(cells, horizon);
-        trace_eventidx(controller, cqid, Which::CqHead, before, &cq.watch);
+        trace_eventidx(controller, cqid, DoorbellKind::CqHead, before, &cq.watch);
     }
     room
 }
@@ -404,38 +409,38 @@ fn general_units(command: &Command) -> u32 {
 impl Sq {
     /// Fetches the entry at the head for the general path; `command` is a copy of the entry.
     #[inline]
-    fn fetch_general(&mut self, command: Command) -> (u32, Next) {
+    fn fetch_general(&mut self, command: Command) -> (u32, BatchOutcome) {
         self.took(1);
         self.outstanding += 1;
-        (1, Next::General(command))
+        (1, BatchOutcome::General(command))
     }
 }
 
 impl Engine {
     /// Fetches up to `limit` entries of an I/O queue, and starts them as long as they are plain and
-    /// the budget permits. Returns how many were fetched, including the one in [`Next`].
-    pub(super) fn run(&mut self, qid: u16, limit: u32) -> (u32, Next) {
+    /// the budget permits. Returns how many were fetched, including the one in [`BatchOutcome`].
+    pub(super) fn run(&mut self, qid: u16, limit: u32) -> (u32, BatchOutcome) {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
-            return (0, Next::Idle);
+            return (0, BatchOutcome::Idle);
         };
         let cqid = sq.cqid;
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) else {
             self.broken("a submission queue has no completion queue");
-            return (0, Next::Idle);
+            return (0, BatchOutcome::Idle);
         };
         // A full completion queue stops its submission queues, so that the backlog never exceeds
         // the number of outstanding commands.
         if !cq.backlog.is_empty() || !self.flushes.is_empty() {
-            return (0, Next::Idle);
+            return (0, BatchOutcome::Idle);
         }
         let Some(ring) = sq.memory.ring() else {
-            return (0, Next::Idle);
+            return (0, BatchOutcome::Idle);
         };
         let pending = distance(sq.head, sq.tail, sq.size)
             .min(limit)
             .min(self.slots.free());
         if pending == 0 {
-            return (0, Next::Idle);
+            return (0, BatchOutcome::Idle);
         }
         // Only the general path compares command identifiers with pending Aborts, and keeps
         // completions that find no room.
@@ -459,7 +464,7 @@ impl Engine {
         }
         let (entries, _) = self.entries.split_at(count);
         let Some(first) = entries.first() else {
-            return (0, Next::Idle);
+            return (0, BatchOutcome::Idle);
         };
         let first: &Command = zerocopy::transmute_ref!(first);
         let nsid = first.nsid.get();
@@ -486,7 +491,7 @@ impl Engine {
             write_cache: self.write_cache,
             long: &mut self.long,
         };
-        let mut tally = Tally::default();
+        let mut tally = BatchCounters::default();
         let (fetched, next) = if batch.ns.passthrough.is_some()
             && let Some(room) = batch.begin_passing()
         {
@@ -528,7 +533,7 @@ impl Engine {
         }
         // A command that takes the general path is neither posted nor recorded yet.
         if let Some(hot) = &self.hot
-            && matches!(next, Next::Idle | Next::Completed(_))
+            && matches!(next, BatchOutcome::Idle | BatchOutcome::Completed(_))
         {
             hot.note(qid, sq, cq.tail);
         }
@@ -536,17 +541,17 @@ impl Engine {
     }
 
     /// Continues on the general path with the command that ended a batch.
-    pub(super) fn after_batch(&mut self, qid: u16, next: Next, budget: &mut Budget) {
+    pub(super) fn after_batch(&mut self, qid: u16, next: BatchOutcome, budget: &mut Budget) {
         match next {
-            Next::Idle => {}
-            Next::General(command) => {
+            BatchOutcome::Idle => {}
+            BatchOutcome::General(command) => {
                 self.note_fetched(qid, 1);
                 budget.spend(general_units(&command));
                 self.time_general(&command);
                 self.general(qid, &command);
             }
-            Next::Failed(command, status) => self.refuse(qid, &command, status),
-            Next::Refused(command, op, error) => {
+            BatchOutcome::Failed(command, status) => self.refuse(qid, &command, status),
+            BatchOutcome::Refused(command, op, error) => {
                 let index = self.namespace_index(command.nsid.get());
                 let ns = index.ok().and_then(|index| self.namespaces.get(index));
                 if ns.is_some_and(|ns| ns.queue.keeps_failed(op, error)) {
@@ -556,7 +561,7 @@ impl Engine {
                 }
                 self.refuse(qid, &command, status_of(error, op.changes()));
             }
-            Next::Completed(completion) => self.complete(completion),
+            BatchOutcome::Completed(completion) => self.complete(completion),
         }
     }
 

@@ -2,7 +2,7 @@
 //! for all outstanding commands together.
 
 use super::Engine;
-use super::slots::{Kind, Work};
+use super::slots::{Kind, RemainingWork};
 use dma::{Access, Buffer, SegmentList};
 use nvme::cmd::io::RwCdw12;
 use nvme::{Command, Status};
@@ -73,7 +73,7 @@ impl Engine {
         let buffer = self.scratch.take(extent.len)?;
         if let Some(slot) = self.slots.get(index) {
             if compare {
-                slot.work = Work::Compare;
+                slot.work = RemainingWork::Compare;
             }
             slot.kind = if compare { Kind::Read } else { Kind::Verify };
             slot.bytes = extent.len;

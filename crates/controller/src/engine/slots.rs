@@ -2,14 +2,14 @@
 
 use super::copy::Copying;
 use super::journal::Records;
-use super::metadata::{Held, Moving};
-use super::zoned::Sending;
+use super::metadata::{LockedBlocks, Moving};
+use super::zoned::ZoneSend;
 use dma::{Rows, SegmentList};
 use nvme::{Command, Status};
 use volume::Op;
 
 /// Kind of an outstanding command, and the work that remains when a part of it completes.
-pub(super) enum Work {
+pub(super) enum RemainingWork {
     /// Single volume request. `reads` and `writes` select the counters.
     Single,
     /// Single volume request that zeroes this number of bytes.
@@ -36,7 +36,7 @@ pub(super) enum Work {
     /// Write to a zone.
     ZoneWrite(ZoneWrite),
     /// Zone Management Send, which proceeds zone by zone.
-    ZoneSend(Box<Sending>),
+    ZoneSend(Box<ZoneSend>),
     /// Command for blocks with metadata.
     Metadata(Box<Moving>),
 }
@@ -82,7 +82,7 @@ pub(super) struct Slot {
     /// Number of bytes transferred between host and controller, for the counters.
     pub bytes: u64,
     pub kind: Kind,
-    pub work: Work,
+    pub work: RemainingWork,
     /// First error of the command's parts.
     pub status: Status,
     /// Memory segments of the command's data. The list keeps its capacity between commands, to
@@ -120,7 +120,7 @@ impl Slot {
     /// Returns whether the command belongs to the namespace at this index, or still has to read it.
     fn is_of(&self, ns: usize) -> bool {
         match &self.work {
-            Work::Copy(copying) => copying.touches(ns),
+            RemainingWork::Copy(copying) => copying.touches(ns),
             _ => self.ns == ns,
         }
     }
@@ -136,7 +136,7 @@ impl Slot {
             slba: 0,
             bytes: 0,
             kind: Kind::Other,
-            work: Work::Single,
+            work: RemainingWork::Single,
             status: Status::SUCCESS,
             list: SegmentList::new(),
             scratch: 0,
@@ -253,7 +253,7 @@ impl Slots {
         slot.used = true;
         slot.abort = false;
         slot.orphan = false;
-        slot.work = Work::Single;
+        slot.work = RemainingWork::Single;
         slot.status = Status::SUCCESS;
         slot.scratch = 0;
         slot.seq = slot.seq.wrapping_add(1);
@@ -324,7 +324,7 @@ impl Slots {
             slot.used = true;
             slot.abort = false;
             slot.orphan = false;
-            slot.work = Work::Single;
+            slot.work = RemainingWork::Single;
             slot.status = Status::SUCCESS;
             slot.kind = Kind::Other;
             slot.bytes = 0;
@@ -493,7 +493,10 @@ impl Slots {
     /// index.
     pub fn touching(&self, ns: usize) -> impl Iterator<Item = u64> {
         let touches = move |slot: &Slot| {
-            slot.used && !slot.kept && slot.is_of(ns) && !matches!(slot.work, Work::Reservation)
+            slot.used
+                && !slot.kept
+                && slot.is_of(ns)
+                && !matches!(slot.work, RemainingWork::Reservation)
         };
         let slots = self.slots.iter().enumerate();
         let touching = slots.filter(move |(_, slot)| touches(slot));
@@ -502,25 +505,27 @@ impl Slots {
 
     /// Returns whether any outstanding command uses blocks with metadata, in the namespace at this
     /// index, for which `such` returns `true`.
-    pub fn any_metadata(&self, ns: usize, such: impl Fn(Held) -> bool) -> bool {
+    pub fn any_metadata(&self, ns: usize, such: impl Fn(LockedBlocks) -> bool) -> bool {
         let slots = self.slots.iter().filter(|slot| slot.used && !slot.kept);
         let mut held = slots.filter_map(|slot| match &slot.work {
-            Work::Metadata(moving) if slot.ns == ns => moving.held(slot.slba),
-            Work::Copy(copying) => copying.held(ns),
+            RemainingWork::Metadata(moving) if slot.ns == ns => moving.held(slot.slba),
+            RemainingWork::Copy(copying) => copying.held(ns),
             _ => None,
         });
         held.any(such)
     }
 
     /// Returns the namespace index and the work of each outstanding command.
-    pub fn in_flight(&self) -> impl Iterator<Item = (usize, &Work)> {
+    pub fn in_flight(&self) -> impl Iterator<Item = (usize, &RemainingWork)> {
         let slots = self.slots.iter().filter(|slot| slot.used && !slot.kept);
         slots.map(|slot| (slot.ns, &slot.work))
     }
 
     /// Returns the tags of the outstanding reservation commands.
     pub fn reservations(&self) -> impl Iterator<Item = u64> {
-        let waits = |slot: &Slot| slot.used && !slot.kept && matches!(slot.work, Work::Reservation);
+        let waits = |slot: &Slot| {
+            slot.used && !slot.kept && matches!(slot.work, RemainingWork::Reservation)
+        };
         let slots = self.slots.iter().enumerate();
         let waiting = slots.filter(move |(_, slot)| waits(slot));
         waiting.map(|(i, _)| self.tag(i as u16))
@@ -528,7 +533,8 @@ impl Slots {
 
     /// Returns the tags of the commands that wait for a change of marks.
     pub fn marking(&self) -> impl Iterator<Item = u64> {
-        let waits = |slot: &Slot| slot.used && !slot.kept && matches!(slot.work, Work::Marking(_));
+        let waits =
+            |slot: &Slot| slot.used && !slot.kept && matches!(slot.work, RemainingWork::Marking(_));
         let slots = self.slots.iter().enumerate();
         let waiting = slots.filter(move |(_, slot)| waits(slot));
         waiting.map(|(i, _)| self.tag(i as u16))
@@ -544,8 +550,8 @@ impl Slots {
     pub fn guests_in_flight(&self, own_stays: bool) -> impl Iterator<Item = (u64, usize)> {
         let guests = move |(i, s): (usize, &Slot)| {
             let stays = match s.work {
-                Work::OwnFlush => true,
-                Work::Own(_) => own_stays,
+                RemainingWork::OwnFlush => true,
+                RemainingWork::Own(_) => own_stays,
                 _ => false,
             };
             (s.used && !s.kept && !stays).then(|| (self.tag(i as u16), s.ns))

@@ -8,7 +8,7 @@
 //! leaves a batch and is neither read nor write is timed, because such commands cost many times as
 //! much.
 
-use super::run::Next;
+use super::run::BatchOutcome;
 use super::slots::Kind;
 use super::{Engine, Event};
 use doorbell::distance;
@@ -60,7 +60,7 @@ impl Engine {
     /// Runs a batch like [`Engine::run`], and measures the latency of its last command.
     #[cold]
     #[inline(never)]
-    pub(super) fn run_timed(&mut self, qid: u16, limit: u32) -> (u32, Next) {
+    pub(super) fn run_timed(&mut self, qid: u16, limit: u32) -> (u32, BatchOutcome) {
         let Some(Some(sq)) = self.sqs.get(usize::from(qid)) else {
             return self.run(qid, limit);
         };
@@ -79,9 +79,9 @@ impl Engine {
         self.until_timed = fetched.saturating_add(TIMED_EVERY - 1);
         let last = self.entries.get(fetched as usize - 1);
         let command: Option<&Command> = match &next {
-            Next::General(command) | Next::Failed(command, _) | Next::Refused(command, ..) => {
-                Some(command)
-            }
+            BatchOutcome::General(command)
+            | BatchOutcome::Failed(command, _)
+            | BatchOutcome::Refused(command, ..) => Some(command),
             _ => last.map(|entry| zerocopy::transmute_ref!(entry)),
         };
         let Some(command) = command else {
@@ -94,23 +94,23 @@ impl Engine {
         let record = &ns.record;
         record.depth_seen(u64::from(outstanding) + u64::from(fetched));
         match &next {
-            Next::Idle if self.slots.free() == free => {
+            BatchOutcome::Idle if self.slots.free() == free => {
                 let kind = match command.nvm_opcode() {
                     NvmOpcode::WRITE => IoKind::Write,
                     _ => IoKind::Read,
                 };
                 record.timed(kind, cycles().saturating_sub(begun));
             }
-            Next::Idle | Next::Completed(_) => {
+            BatchOutcome::Idle | BatchOutcome::Completed(_) => {
                 if let Some(slot) = slot.and_then(|slot| self.slots.get(slot))
                     && slot.kind.io_kind().is_sampled()
                 {
                     slot.fetched_at = begun;
                 }
             }
-            Next::General(_) => self.fetched_at = begun,
+            BatchOutcome::General(_) => self.fetched_at = begun,
             // A failed command is not timed, because it has not done its work.
-            Next::Failed(..) | Next::Refused(..) => {}
+            BatchOutcome::Failed(..) | BatchOutcome::Refused(..) => {}
         }
         (fetched, next)
     }
@@ -152,9 +152,10 @@ impl Engine {
         let record = ns.map_or(&self.nowhere, |ns| &ns.record);
         let marked = self.is_marked(status, nsid, lba);
         // The host has requested this error by Write Uncorrectable: the medium is not at fault.
-        let failure = match marked {
-            true => Failure::Aborted,
-            false => failure_of(status),
+        let failure = if marked {
+            Failure::Aborted
+        } else {
+            failure_of(status)
         };
         record.failed(failure);
         self.events.push_back(Event::Failed {

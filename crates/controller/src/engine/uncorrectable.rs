@@ -2,13 +2,13 @@
 //! writes that make them readable again. Module [`marks`](crate::marks) describes the whole.
 //!
 //! The control half changes the marks and commits the change. A command that changes marks waits
-//! for the commit ([`Work::Marking`]); a write does so after its volume request. The next process
-//! therefore finds each block's mark as the host has seen it, or as an unfinished command sets it,
-//! which is then executed again.
+//! for the commit ([`RemainingWork::Marking`]); a write does so after its volume request. The next
+//! process therefore finds each block's mark as the host has seen it, or as an unfinished command
+//! sets it, which is then executed again.
 
-use super::slots::{Kind, Work};
+use super::slots::{Kind, RemainingWork};
 use super::{Engine, Event};
-use crate::marks::MOST_BLOCKS;
+use crate::marks::MAX_MARKED_BLOCKS;
 use nvme::cmd::io::RwCdw12;
 use nvme::{Command, Status};
 
@@ -60,7 +60,7 @@ impl Engine {
     ) -> Result<(), Status> {
         let blocks = u64::from(RwCdw12::from_bits(command.cdw12.get()).nlb());
         let extent = self.extent(command, blocks, true)?;
-        if blocks > MOST_BLOCKS {
+        if blocks > MAX_MARKED_BLOCKS {
             return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr(true));
         }
         let index = self.slot_for(sqid, command, extent.ns)?;
@@ -80,7 +80,7 @@ impl Engine {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("a command changes marks without its slot");
         };
-        slot.work = Work::Marking(result);
+        slot.work = RemainingWork::Marking(result);
         let ns = slot.ns;
         self.events
             .push_back(Event::Marking(Box::new(Marking { tag, ns, change })));
@@ -92,7 +92,7 @@ impl Engine {
         let Some((index, slot)) = self.slots.tagged(tag) else {
             return;
         };
-        let Work::Marking(result) = slot.work else {
+        let RemainingWork::Marking(result) = slot.work else {
             return;
         };
         slot.status = status.unwrap_or(slot.status);
@@ -115,7 +115,7 @@ impl Engine {
         if let Some(slot) = self.slots.get(index)
             && self.namespaces.get(slot.ns).is_some_and(|ns| ns.watched)
         {
-            slot.work = Work::Write;
+            slot.work = RemainingWork::Write;
         }
     }
 
@@ -125,14 +125,15 @@ impl Engine {
             return self.broken("a write ends without its slot");
         };
         let (ns, slba, mut bytes) = (slot.ns, slot.slba, slot.bytes);
-        if let Work::Zeroes(zeroed) = slot.work {
+        if let RemainingWork::Zeroes(zeroed) = slot.work {
             bytes = zeroed;
         }
         let failed = !slot.status.is_success();
         let shift = self.namespaces.get(ns).map_or(0, |ns| ns.shift);
-        match failed {
-            true => self.end(index),
-            false => self.end_written(index, &[(slba, bytes >> shift)], 0),
+        if failed {
+            self.end(index)
+        } else {
+            self.end_written(index, &[(slba, bytes >> shift)], 0)
         }
     }
 
@@ -144,9 +145,10 @@ impl Engine {
             let mut written = written.iter();
             written.any(|(slba, blocks)| ns.marks.first(*slba, *blocks).is_some())
         });
-        match any_marked {
-            true => self.change_marks(index, Change::Written(written.to_vec()), result),
-            false => self.end_with(index, result),
+        if any_marked {
+            self.change_marks(index, Change::Written(written.to_vec()), result)
+        } else {
+            self.end_with(index, result)
         }
     }
 

@@ -44,10 +44,10 @@
 //! power loss in the middle leaves the write pointer unchanged. Blocks behind the write pointer
 //! read as the volume has them.
 
-use super::commands::Sort;
+use super::commands::NamespaceType;
 use super::complete::status_of;
 use super::io::Extent;
-use super::slots::{Kind, Slot, Work, ZoneWrite, ZoneWriteKind};
+use super::slots::{Kind, RemainingWork, Slot, ZoneWrite, ZoneWriteKind};
 use super::{Engine, Namespace};
 use crate::zoned::ZonedState;
 use dma::{Access, SegmentList};
@@ -59,7 +59,7 @@ use std::time::Instant;
 use volume::{Completion, Io, IoError, IoErrorKind, Op, OpenQueue, QueueState, Request};
 use volume::{Volume, VolumeError, VolumeQueue};
 use zerocopy::IntoBytes;
-use zones::{Action, Filter, Refusal, Reported};
+use zones::{Action, Filter, Reported, ZoneRefusal};
 
 /// Maximum number of bytes of a reset zone that one request zeroes.
 const PIECE: u64 = 16 << 20;
@@ -69,7 +69,7 @@ const TABLE: u64 = u64::MAX;
 
 /// Progress of a Zone Management Send command.
 #[derive(Default)]
-pub(super) struct Sending {
+pub(super) struct ZoneSend {
     /// Zones that the command resets.
     resets: Vec<Reset>,
     /// Index of the first zone to handle; earlier ones have no outstanding write, or no data.
@@ -82,7 +82,7 @@ pub(super) struct Sending {
 
 /// Action of a Zone Management Send command.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Sent {
+enum ZoneSendAction {
     Act(Action),
     /// Open Zone with a random write area (ZRWAA).
     OpenWithZrwa,
@@ -99,7 +99,7 @@ struct Reset {
     left: u64,
 }
 
-impl Sending {
+impl ZoneSend {
     /// Returns the zone whose reset is the next one to advance.
     fn reset(&self) -> Option<&Reset> {
         self.resets.get(self.next)
@@ -122,10 +122,10 @@ impl Drop for Engine {
 
 impl Engine {
     /// Returns the kind of a namespace, which selects the command handlers.
-    pub(super) fn sort_of(&self, nsid: u32) -> Sort {
+    pub(super) fn sort_of(&self, nsid: u32) -> NamespaceType {
         let index = self.namespace_index(nsid).ok();
         let ns = index.and_then(|index| self.namespaces.get(index));
-        ns.map_or(Sort::Plain, super::Namespace::sort)
+        ns.map_or(NamespaceType::Plain, super::Namespace::sort)
     }
 
     fn zones_of(&self, index: usize) -> Result<Arc<ZonedState>, Status> {
@@ -156,9 +156,10 @@ impl Engine {
         }
         // The zones are not locked here, because guest memory may have to be waited for.
         let mut list = std::mem::take(&mut self.list);
-        let walked = match zeroes {
-            true => Ok(()),
-            false => self.walk(command, len, Access::Read, &mut list),
+        let walked = if zeroes {
+            Ok(())
+        } else {
+            self.walk(command, len, Access::Read, &mut list)
         };
         let started = self.take_write(sqid, command, (index, &zoned), (zeroes, append), walked);
         let (slot, slba) = match started {
@@ -171,12 +172,11 @@ impl Engine {
         };
         crash::point!("controller.zone.taken");
         let fua = cdw12.fua() || !self.write_cache;
-        let (op, kind) = match zeroes {
-            true => {
-                let deallocate = WriteZeroesCdw12::from_bits(command.cdw12.get()).deac();
-                (Op::WriteZeroes { deallocate, fua }, Kind::Other)
-            }
-            false => (Op::Write { fua }, Kind::of_transfer(Op::Write { fua })),
+        let (op, kind) = if zeroes {
+            let deallocate = WriteZeroesCdw12::from_bits(command.cdw12.get()).deac();
+            (Op::WriteZeroes { deallocate, fua }, Kind::Other)
+        } else {
+            (Op::Write { fua }, Kind::of_transfer(Op::Write { fua }))
         };
         if let Some(slot) = self.slots.get(slot) {
             self.list = std::mem::replace(&mut slot.list, list);
@@ -212,19 +212,19 @@ impl Engine {
         let placed = match append && !replayed {
             true => zones.check_append(slba, count),
             false if taken => Ok(slba),
-            false if !ns.covers(slba, count) => Err(Refusal::OutOfRange),
+            false if !ns.covers(slba, count) => Err(ZoneRefusal::OutOfRange),
             false => zones.check_write(slba, count).map(|()| slba),
         };
-        let slba = placed.map_err(Refusal::status)?;
+        let slba = placed.map_err(ZoneRefusal::status)?;
         let zone = zoned.geometry().zone_of(slba);
-        let zone = zone.ok_or(Refusal::OutOfRange.status())?;
+        let zone = zone.ok_or(ZoneRefusal::OutOfRange.status())?;
         walked?;
         let mut recorded = *command;
         recorded.set_slba(slba);
         let slot = self.slot_for(sqid, &recorded, index)?;
         crash::point!("controller.zone.recorded");
         if !taken {
-            zones.write(slba, count).map_err(Refusal::status)?;
+            zones.write(slba, count).map_err(ZoneRefusal::status)?;
             zoned.keep(&mut zones);
         }
         zoned.begin_write(&mut zones, zone);
@@ -234,7 +234,7 @@ impl Engine {
                 (_, true) => ZoneWriteKind::Append,
                 _ => ZoneWriteKind::Write,
             };
-            slot.work = Work::ZoneWrite(ZoneWrite { zone, kind });
+            slot.work = RemainingWork::ZoneWrite(ZoneWrite { zone, kind });
         }
         Ok((slot, slba))
     }
@@ -251,8 +251,8 @@ impl Engine {
                 continue;
             };
             match work {
-                Work::ZoneWrite(write) => zoned.end_write(write.zone),
-                Work::ZoneSend(sending) => {
+                RemainingWork::ZoneWrite(write) => zoned.end_write(write.zone),
+                RemainingWork::ZoneSend(sending) => {
                     zoned.cancel_resets(sending.resets.iter().map(|reset| reset.zone));
                 }
                 _ => {}
@@ -293,9 +293,10 @@ impl Engine {
         let room = bytes.saturating_sub(64) / 64;
         let zones = zoned.lock();
         let found: Vec<Reported> = zones.report(slba, filter).take(room as usize).collect();
-        let count = match cdw13.partial() {
-            true => found.len(),
-            false => zones.report(slba, filter).count(),
+        let count = if cdw13.partial() {
+            found.len()
+        } else {
+            zones.report(slba, filter).count()
         };
         // The lock is released here, because guest memory may have to be waited for.
         drop(zones);
@@ -334,26 +335,27 @@ impl Engine {
         let all = cdw13.select_all();
         let of_zrwa = !all && zoned.geometry().zrwa.is_some();
         let action = match cdw13.zsa() {
-            Zsa::CLOSE => Sent::Act(Action::Close),
-            Zsa::FINISH => Sent::Act(Action::Finish),
-            Zsa::OPEN if !cdw13.zsaso() => Sent::Act(Action::Open),
+            Zsa::CLOSE => ZoneSendAction::Act(Action::Close),
+            Zsa::FINISH => ZoneSendAction::Act(Action::Finish),
+            Zsa::OPEN if !cdw13.zsaso() => ZoneSendAction::Act(Action::Open),
             // Select All would apply only to closed zones, which cannot get a random write area.
-            Zsa::OPEN if of_zrwa => Sent::OpenWithZrwa,
-            Zsa::OFFLINE => Sent::Act(Action::Offline),
-            Zsa::RESET => Sent::Reset,
-            Zsa::FLUSH_ZRWA if of_zrwa => Sent::Flush,
+            Zsa::OPEN if of_zrwa => ZoneSendAction::OpenWithZrwa,
+            Zsa::OFFLINE => ZoneSendAction::Act(Action::Offline),
+            Zsa::RESET => ZoneSendAction::Reset,
+            Zsa::FLUSH_ZRWA if of_zrwa => ZoneSendAction::Flush,
             // Zone descriptor extensions are not supported.
             _ => return Err(Status::INVALID_FIELD.with_dnr(true)),
         };
         let slba = command.slba();
         let mut zones = zoned.lock();
-        let zone = match all || action == Sent::Flush {
-            true => None,
-            false => Some(zones.zone_at(slba).map_err(Refusal::status)?),
+        let zone = if all || action == ZoneSendAction::Flush {
+            None
+        } else {
+            Some(zones.zone_at(slba).map_err(ZoneRefusal::status)?)
         };
         let allowed = match (action, zone) {
-            (Sent::OpenWithZrwa, Some(zone)) => zones.check_open_with_zrwa(zone),
-            (Sent::Flush, _) => zones.check_flush(slba),
+            (ZoneSendAction::OpenWithZrwa, Some(zone)) => zones.check_open_with_zrwa(zone),
+            (ZoneSendAction::Flush, _) => zones.check_flush(slba),
             _ => Ok(()),
         };
         // The previous process has executed the action if its record says so, or if the action was
@@ -361,27 +363,33 @@ impl Engine {
         let again = self.slots.is_reserved();
         let taken = self.slots.is_applied() || (allowed.is_err() && again);
         if !taken {
-            allowed.map_err(Refusal::status)?;
+            allowed.map_err(ZoneRefusal::status)?;
         }
         let slot = self.slot_for(sqid, command, index)?;
         crash::point!("controller.zone.sent");
-        let mut sending = Sending::default();
+        let mut sending = ZoneSend::default();
         match (action, zone) {
             _ if taken => {}
-            (Sent::Act(action), Some(zone)) => zones.act(zone, action).map_err(Refusal::status)?,
-            (Sent::Act(action), None) => zones.act_on_all(action).map_err(Refusal::status)?,
-            (Sent::OpenWithZrwa, Some(zone)) => {
-                zones.open_with_zrwa(zone).map_err(Refusal::status)?;
+            (ZoneSendAction::Act(action), Some(zone)) => {
+                zones.act(zone, action).map_err(ZoneRefusal::status)?
             }
-            (Sent::OpenWithZrwa | Sent::Flush, _) => zones.flush(slba).map_err(Refusal::status)?,
-            (Sent::Reset, zone) => {
+            (ZoneSendAction::Act(action), None) => {
+                zones.act_on_all(action).map_err(ZoneRefusal::status)?
+            }
+            (ZoneSendAction::OpenWithZrwa, Some(zone)) => {
+                zones.open_with_zrwa(zone).map_err(ZoneRefusal::status)?;
+            }
+            (ZoneSendAction::OpenWithZrwa | ZoneSendAction::Flush, _) => {
+                zones.flush(slba).map_err(ZoneRefusal::status)?
+            }
+            (ZoneSendAction::Reset, zone) => {
                 let all = match zone {
                     Some(zone) => vec![zone],
-                    None => zones.resettable().map_err(Refusal::status)?,
+                    None => zones.resettable().map_err(ZoneRefusal::status)?,
                 };
                 for zone in all {
                     // With Select All no zone is refused, because all were just checked.
-                    let (lba, blocks) = zones.begin_reset(zone).map_err(Refusal::status)?;
+                    let (lba, blocks) = zones.begin_reset(zone).map_err(ZoneRefusal::status)?;
                     sending.resets.push(Reset {
                         zone,
                         offset: lba << shift,
@@ -401,7 +409,7 @@ impl Engine {
         if let Some(slot) = self.slots.get(slot) {
             slot.kind = Kind::Other;
             slot.slba = command.slba();
-            slot.work = Work::ZoneSend(Box::new(sending));
+            slot.work = RemainingWork::ZoneSend(Box::new(sending));
         }
         // A replayed command continues after all commands of the previous process were replayed,
         // because later ones may have written its zones.
@@ -420,7 +428,7 @@ impl Engine {
             return false;
         };
         let (ns, failed) = (slot.ns, !slot.status.is_success());
-        let Work::ZoneSend(sending) = &mut slot.work else {
+        let RemainingWork::ZoneSend(sending) = &mut slot.work else {
             self.broken("Zone Management Send goes on in another command's slot");
             return false;
         };
@@ -433,9 +441,10 @@ impl Engine {
             let mut zones = zoned.lock();
             let done = if sending.waits { 0 } else { sending.next };
             for (number, reset) in sending.resets.iter().enumerate() {
-                match number < done {
-                    true => zones.end_reset(reset.zone),
-                    false => zones.cancel_reset(reset.zone),
+                if number < done {
+                    zones.end_reset(reset.zone)
+                } else {
+                    zones.cancel_reset(reset.zone)
                 }
             }
             zoned.keep(&mut zones);
@@ -506,20 +515,19 @@ impl Engine {
             data: SegmentList::new(),
         };
         if let Some(completion) = ns.queue.submit(request) {
-            match flushing {
-                true => self.zone_sent(index, completion.result),
-                false => {
-                    self.zone_piece_done(index, completion.result);
-                    self.parked.push_front(index);
-                }
+            if flushing {
+                self.zone_sent(index, completion.result)
+            } else {
+                self.zone_piece_done(index, completion.result);
+                self.parked.push_front(index);
             }
         }
         false
     }
 
-    fn put_back(&mut self, index: u16, sending: Sending) {
+    fn put_back(&mut self, index: u16, sending: ZoneSend) {
         if let Some(slot) = self.slots.get(index)
-            && let Work::ZoneSend(place) = &mut slot.work
+            && let RemainingWork::ZoneSend(place) = &mut slot.work
         {
             **place = sending;
         }
@@ -530,7 +538,7 @@ impl Engine {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("Zone Management Send goes on without its slot");
         };
-        if let Work::ZoneSend(sending) = &slot.work
+        if let RemainingWork::ZoneSend(sending) = &slot.work
             && sending.flushing
         {
             if let Err(error) = result {
@@ -557,7 +565,7 @@ impl Engine {
             }
             _ => {}
         }
-        if let Work::ZoneSend(sending) = &mut slot.work
+        if let RemainingWork::ZoneSend(sending) = &mut slot.work
             && let Some(reset) = sending.resets.get_mut(sending.next)
         {
             let piece = reset.piece();
@@ -577,7 +585,7 @@ impl Engine {
         if std::mem::take(&mut slot.table) || completion.result.is_err() || !makes_durable(slot) {
             return false;
         }
-        let (ns, own) = (slot.ns, matches!(slot.work, Work::OwnFlush));
+        let (ns, own) = (slot.ns, matches!(slot.work, RemainingWork::OwnFlush));
         let namespace = self.namespaces.get(ns);
         let Some((_, lost)) = namespace.and_then(|ns| ns.config.table()) else {
             return false;
@@ -603,15 +611,17 @@ impl Engine {
 
 /// Returns whether a command's changes have to be durable when the command completes.
 fn makes_durable(slot: &Slot) -> bool {
-    if let Work::Metadata(moving) = &slot.work {
+    if let RemainingWork::Metadata(moving) = &slot.work {
         return moving.makes_durable();
     }
-    if let Work::Copy(copying) = &slot.work {
+    if let RemainingWork::Copy(copying) = &slot.work {
         return copying.makes_durable();
     }
     let zeroes = ZoneWriteKind::is_zeroes;
-    matches!(slot.work, Work::FlushAll(_) | Work::OwnFlush)
-        || matches!(&slot.work, Work::ZoneWrite(write) if zeroes(write.kind))
+    matches!(
+        slot.work,
+        RemainingWork::FlushAll(_) | RemainingWork::OwnFlush
+    ) || matches!(&slot.work, RemainingWork::ZoneWrite(write) if zeroes(write.kind))
         || matches!(slot.kind, Kind::Flush | Kind::DurableWrite)
 }
 
@@ -619,10 +629,7 @@ fn descriptor(zone: &Reported) -> ZoneDescriptor {
     ZoneDescriptor {
         zt: ZoneDescriptor::SEQUENTIAL_WRITE_REQUIRED,
         zs: zone.state.number() << 4,
-        za: match zone.zrwa {
-            true => ZoneDescriptor::ZRWAV,
-            false => 0,
-        },
+        za: if zone.zrwa { ZoneDescriptor::ZRWAV } else { 0 },
         zcap: zone.capacity.into(),
         zslba: zone.start.into(),
         wp: zone.write_pointer.into(),
@@ -649,12 +656,13 @@ pub(super) fn with_table(
 
 impl VolumeQueue for WithTable {
     fn submit(&mut self, request: Request) -> Option<Completion> {
-        match request.op == Op::Flush && request.offset == TABLE {
-            true => self.table.submit(Request {
+        if request.op == Op::Flush && request.offset == TABLE {
+            self.table.submit(Request {
                 offset: 0,
                 ..request
-            }),
-            false => self.data.submit(request),
+            })
+        } else {
+            self.data.submit(request)
         }
     }
 

@@ -36,9 +36,9 @@ use sync::Unpoisoned;
 pub(crate) const PIECES: u64 = 1024;
 
 /// Ranges of marked blocks by NSID: first block and number of blocks.
-pub(crate) type Listed = Vec<(u32, Vec<(u64, u64)>)>;
+pub(crate) type MarkedRanges = Vec<(u32, Vec<(u64, u64)>)>;
 /// Maximum number of blocks of a Write Uncorrectable command.
-pub(crate) const MOST_BLOCKS: u64 = 2 * PIECES;
+pub(crate) const MAX_MARKED_BLOCKS: u64 = 2 * PIECES;
 
 /// Marked blocks of one namespace.
 #[derive(Debug, Default)]
@@ -151,7 +151,7 @@ impl MarkTable {
     }
 
     /// Returns all marked ranges, by NSID.
-    pub fn listed(&self) -> Listed {
+    pub fn listed(&self) -> MarkedRanges {
         let all = self.all();
         let marked = all.iter().filter(|(_, marks)| marks.any());
         marked.map(|(nsid, marks)| (*nsid, marks.all())).collect()

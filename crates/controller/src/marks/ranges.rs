@@ -36,9 +36,10 @@ impl Ranges {
     pub fn within(&self, within: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let before = self.ends.range(..within.start).next_back();
         let before = before.filter(|(_, end)| **end > within.start);
-        let inside = match within.is_empty() {
-            true => self.ends.range(0..0),
-            false => self.ends.range(within.clone()),
+        let inside = if within.is_empty() {
+            self.ends.range(0..0)
+        } else {
+            self.ends.range(within.clone())
         };
         let all = before.filter(|_| !within.is_empty()).into_iter();
         all.chain(inside)

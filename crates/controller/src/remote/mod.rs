@@ -3,7 +3,7 @@
 //! ```text
 //!   the controller's own worker                        another worker
 //!  Controller ---- Order (channel, in order) -----> RemoteEngine
-//!    control half <- Report (channel, bounded) ----   |
+//!    control half <- EngineReport (channel, bounded)  |
 //!    engine       <- Progress (plain stores) ------ engine
 //! ```
 //!
@@ -19,7 +19,7 @@
 mod report;
 mod setup;
 
-pub(crate) use report::{OPEN, OPENING, Progress, Report};
+pub(crate) use report::{EngineReport, OPEN, OPENING, Progress};
 pub(crate) use setup::Connection;
 pub use setup::RemoteEngineSetup;
 
@@ -51,7 +51,7 @@ pub struct RemoteEngine {
     /// Whether the controller was dropped.
     ended: bool,
     orders: Receiver<Order>,
-    reports: SyncSender<Report>,
+    reports: SyncSender<EngineReport>,
     progress: Arc<Progress>,
     /// Waker of the controller's own worker.
     controller: Waker,
@@ -230,7 +230,7 @@ impl RemoteEngine {
     fn report(&mut self) -> bool {
         let mut told = false;
         while let Some(event) = self.engine.events.pop_front() {
-            let report = Report {
+            let report = EngineReport {
                 epoch: self.epoch,
                 event,
             };

@@ -4,7 +4,7 @@ use crate::engine::Event;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
 /// Event that a remote engine reports to the control half.
-pub(crate) struct Report {
+pub(crate) struct EngineReport {
     /// Number of the last reset ([`Order::Stop`](crate::engine::Order)) that the engine had begun
     /// at the time of the event. The control half ignores events from before the latest reset.
     pub epoch: u64,

@@ -1,7 +1,7 @@
 //! Set-up of a remote engine, before it moves to its worker's thread.
 
 use super::report::{CLOSED, OPEN};
-use super::{Progress, RemoteEngine, Report};
+use super::{EngineReport, Progress, RemoteEngine};
 use crate::config::{ConfigError, NamespaceConfig};
 use crate::engine::{Engine, EngineConfig, Namespace, Order};
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use volume::Io;
 /// Channels between a remote engine and the control half, on the engine's side.
 pub(crate) struct Connection {
     pub orders: Receiver<Order>,
-    pub reports: SyncSender<Report>,
+    pub reports: SyncSender<EngineReport>,
     pub progress: Arc<Progress>,
     /// Waker of the controller's own worker.
     pub controller: Waker,

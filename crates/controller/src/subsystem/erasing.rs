@@ -1,8 +1,8 @@
 //! Erasure (Format NVM) of a shared namespace by one of its controllers. The namespace is closed to
 //! the others meanwhile, which adopt its new format when it is reopened.
 
-use super::inbox::Message;
-use super::namespace::{Attached, Awaited, SharedNamespace, State};
+use super::inbox::ControlMessage;
+use super::namespace::{Attached, AwaitedRelease, NamespaceState, SharedNamespace};
 use crate::formats::BlockFormat;
 use nvme::Status;
 use std::sync::Arc;
@@ -23,16 +23,16 @@ pub(crate) struct Erasing {
     left: u8,
 }
 
-impl State {
+impl NamespaceState {
     /// Notifies the other controllers of a change of the erasure state. With `awaited`, the caller
     /// waits until they have applied it.
-    fn tell_of_erasing(&mut self, nsid: u32, cntlid: u16, awaited: Option<&Arc<Awaited>>) {
+    fn tell_of_erasing(&mut self, nsid: u32, cntlid: u16, awaited: Option<&Arc<AwaitedRelease>>) {
         let others = self.attached.iter_mut().filter(|(id, _)| **id != cntlid);
         for (_, attached) in others {
             // A change that was not applied yet is superseded, and its waiter with it.
             attached.erasing_awaited = awaited.cloned();
             if !std::mem::replace(&mut attached.told_of_erasing, true) {
-                attached.inbox.leave(Message::Erasing { nsid });
+                attached.inbox.leave(ControlMessage::Erasing { nsid });
             }
         }
     }
@@ -51,7 +51,7 @@ impl State {
         cntlid: u16,
         closed: Option<Status>,
         format: Option<BlockFormat>,
-        awaited: Option<&Arc<Awaited>>,
+        awaited: Option<&Arc<AwaitedRelease>>,
     ) {
         self.erasing = Erasing {
             closed,
@@ -85,7 +85,7 @@ impl SharedNamespace {
         &self,
         cntlid: u16,
         status: Status,
-        awaited: &Arc<Awaited>,
+        awaited: &Arc<AwaitedRelease>,
     ) -> Result<(), Status> {
         let mut state = self.lock();
         let attached = state.attached.get(&cntlid);
@@ -142,7 +142,7 @@ impl SharedNamespace {
         cntlid: u16,
         closed: Option<Status>,
         format: Option<BlockFormat>,
-        awaited: &Arc<Awaited>,
+        awaited: &Arc<AwaitedRelease>,
     ) {
         let mut state = self.lock();
         if state.erasing.by == Some(cntlid) {
@@ -150,9 +150,9 @@ impl SharedNamespace {
         }
     }
 
-    /// Handles the [`Message::Erasing`] of controller `cntlid`. Returns the state to apply, and the
-    /// reference to drop afterwards.
-    pub fn take_erasing(&self, cntlid: u16) -> (Erasing, Option<Arc<Awaited>>) {
+    /// Handles the [`ControlMessage::Erasing`] of controller `cntlid`. Returns the state to apply,
+    /// and the reference to drop afterwards.
+    pub fn take_erasing(&self, cntlid: u16) -> (Erasing, Option<Arc<AwaitedRelease>>) {
         let mut state = self.lock();
         let erasing = state.erasing;
         let attached: Option<&mut Attached> = state.attached.get_mut(&cntlid);

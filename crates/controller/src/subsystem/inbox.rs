@@ -12,7 +12,7 @@ use sync::Unpoisoned;
 
 /// Message to the control half of a controller from another one of its subsystem.
 #[derive(Debug)]
-pub(crate) enum Message {
+pub(crate) enum ControlMessage {
     /// The host's access to a namespace has changed. The controller calls
     /// [`SharedNamespace::answer`](super::SharedNamespace::answer) when its engine has applied the
     /// change and, with `abort`, no earlier command on the namespace is outstanding.
@@ -46,12 +46,12 @@ pub(crate) enum Message {
 }
 
 /// Maximum number of notices in an inbox. Further ones are dropped while the worker reads none.
-const MOST: usize = 1024;
+const MAX_NOTICES: usize = 1024;
 
 /// Messages to a controller, in order of arrival.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
-    messages: Mutex<VecDeque<Message>>,
+    messages: Mutex<VecDeque<ControlMessage>>,
     /// Number of notices dropped because the inbox was full.
     lost: AtomicU64,
     /// Waker of the controller's own worker, once set.
@@ -68,9 +68,9 @@ impl Inbox {
 
     /// Adds a message and wakes the worker. Only notices are limited; the number of other messages
     /// is bounded by the commands and callers that wait for them.
-    pub fn leave(&self, message: Message) {
+    pub fn leave(&self, message: ControlMessage) {
         let mut messages = self.messages.lock().unpoisoned();
-        if matches!(message, Message::Notice { .. }) && messages.len() >= MOST {
+        if matches!(message, ControlMessage::Notice { .. }) && messages.len() >= MAX_NOTICES {
             self.lost.fetch_add(1, Ordering::Relaxed);
             return;
         }
@@ -94,7 +94,7 @@ impl Inbox {
         }
     }
 
-    pub fn take(&self) -> Option<Message> {
+    pub fn take(&self) -> Option<ControlMessage> {
         self.messages.lock().unpoisoned().pop_front()
     }
 }

@@ -18,12 +18,12 @@
 //! namespaces are added or removed; by no read or write.
 //!
 //! *A fenced host is fenced when the command that fences it completes.* An operation completes
-//! ([`Message::Done`]) only when each controller whose host lost or gained rights by it has
-//! answered the [`Message::Access`] with the new rights. The controller answers when its engine
-//! has applied them; that occurs between two commands, on the thread that fetches them. After the
-//! answer, every command that the engine begins is checked against the new rights, and an earlier
-//! one has either completed or is in flight. With Preempt and Abort the controller answers only
-//! when all of these have ended, in the volume, too. A process that dies on the way leaves the
+//! ([`ControlMessage::Done`]) only when each controller whose host lost or gained rights by it has
+//! answered the [`ControlMessage::Access`] with the new rights. The controller answers when its
+//! engine has applied them; that occurs between two commands, on the thread that fetches them.
+//! After the answer, every command that the engine begins is checked against the new rights, and an
+//! earlier one has either completed or is in flight. With Preempt and Abort the controller answers
+//! only when all of these have ended, in the volume, too. A process that dies on the way leaves the
 //! state before or the one after it.
 
 mod erasing;
@@ -31,8 +31,8 @@ mod inbox;
 mod namespace;
 
 pub(crate) use erasing::Erasing;
-pub(crate) use inbox::{Inbox, Message};
-pub(crate) use namespace::{Awaited, SharedNamespace, Submitted};
+pub(crate) use inbox::{ControlMessage, Inbox};
+pub(crate) use namespace::{AwaitedRelease, SharedNamespace, Submitted};
 
 use crate::admin::EventLog;
 use crate::ana::{AnaChange, FIRST_GROUP};
@@ -147,7 +147,9 @@ impl Subsystem {
         let mut states = self.ana.lock().unpoisoned();
         states.insert((cntlid, group), state);
         if let Some(member) = self.members.lock().unpoisoned().get(&cntlid) {
-            member.inbox.leave(Message::Ana { group, state, done });
+            member
+                .inbox
+                .leave(ControlMessage::Ana { group, state, done });
         }
         change
     }

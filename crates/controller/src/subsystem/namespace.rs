@@ -1,7 +1,7 @@
 //! A namespace that controllers of a subsystem share, with its reservations. Reservation operations
 //! run one at a time.
 
-use super::{Erasing, Inbox, Message, ReservationStore, Subsystem};
+use super::{ControlMessage, Erasing, Inbox, ReservationStore, Subsystem};
 use crate::marks::Marks;
 use crate::zoned::ZonedState;
 use nvme::Status;
@@ -23,7 +23,7 @@ pub(crate) struct Submitted {
 
 /// State of the reservation operation in progress.
 #[derive(Debug)]
-enum Running {
+enum CurrentOperation {
     /// The new reservations are being stored.
     Saving {
         submitted: Submitted,
@@ -46,50 +46,50 @@ pub(super) struct Attached {
     zones: Weak<ZonedState>,
     /// Access rights of the host, as last sent to the controller.
     access: Access,
-    marked: Marked,
+    marked: MarkNotice,
     /// Whether a message about marks waits in the inbox.
     told_of_marks: bool,
     /// Whether a message about an erasure waits in the inbox.
     pub(super) told_of_erasing: bool,
     /// Reference to drop when the controller has applied the message about an erasure.
-    pub(super) erasing_awaited: Option<Arc<Awaited>>,
+    pub(super) erasing_awaited: Option<Arc<AwaitedRelease>>,
 }
 
 /// Changes of marks by other controllers that a controller has not handled yet.
 #[derive(Debug, Default)]
-pub(crate) struct Marked {
+pub(crate) struct MarkNotice {
     /// Whether any change has occurred.
     pub news: bool,
     /// References to drop when the controller's engine has checked the marks.
-    pub awaited: Vec<Arc<Awaited>>,
+    pub awaited: Vec<Arc<AwaitedRelease>>,
 }
 
 /// Reference counted by [`Arc`], which the awaited controllers hold. When the last of them drops
 /// it, the waiting controller is woken.
 #[derive(Debug)]
-pub(crate) struct Awaited(Arc<Inbox>);
+pub(crate) struct AwaitedRelease(Arc<Inbox>);
 
-impl Awaited {
+impl AwaitedRelease {
     /// Creates a reference that wakes the waiting controller, the owner of this inbox.
     pub fn by(inbox: &Arc<Inbox>) -> Arc<Self> {
-        Arc::new(Awaited(inbox.clone()))
+        Arc::new(AwaitedRelease(inbox.clone()))
     }
 }
 
-impl Drop for Awaited {
+impl Drop for AwaitedRelease {
     fn drop(&mut self) {
         self.0.wake();
     }
 }
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct NamespaceState {
     reservations: Reservations,
     pub(super) attached: BTreeMap<u16, Attached>,
     pub(super) erasing: Erasing,
     waiting: VecDeque<Submitted>,
-    running: Option<Running>,
-    /// Number of the last [`Message::Access`], which answers refer to.
+    running: Option<CurrentOperation>,
+    /// Number of the last [`ControlMessage::Access`], which answers refer to.
     number: u64,
 }
 
@@ -101,7 +101,7 @@ pub(crate) struct SharedNamespace {
     subsystem: Weak<Subsystem>,
     store: Option<Box<dyn ReservationStore>>,
     marks: Arc<Marks>,
-    state: Mutex<State>,
+    state: Mutex<NamespaceState>,
 }
 
 impl fmt::Debug for SharedNamespace {
@@ -126,7 +126,7 @@ impl SharedNamespace {
             subsystem,
             store,
             marks: Arc::default(),
-            state: Mutex::new(State {
+            state: Mutex::new(NamespaceState {
                 reservations,
                 attached: BTreeMap::new(),
                 erasing: Erasing::default(),
@@ -165,7 +165,7 @@ impl SharedNamespace {
         self.lock().reservations.report(extended, controller)
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, NamespaceState> {
         self.state.lock().unpoisoned()
     }
 
@@ -191,7 +191,7 @@ impl SharedNamespace {
             host,
             zones,
             access,
-            marked: Marked::default(),
+            marked: MarkNotice::default(),
             told_of_marks: false,
             told_of_erasing: false,
             erasing_awaited: None,
@@ -207,7 +207,7 @@ impl SharedNamespace {
 
     /// Notifies the other controllers that controller `cntlid` has changed marks. With `awaited`,
     /// that controller has marked blocks, and waits until the others have checked the marks.
-    pub fn tell_of_marks(&self, cntlid: u16, awaited: Option<&Arc<Awaited>>) {
+    pub fn tell_of_marks(&self, cntlid: u16, awaited: Option<&Arc<AwaitedRelease>>) {
         let nsid = self.nsid;
         let mut state = self.lock();
         let others = state.attached.iter_mut().filter(|(id, _)| **id != cntlid);
@@ -215,16 +215,16 @@ impl SharedNamespace {
             attached.marked.news |= awaited.is_some();
             attached.marked.awaited.extend(awaited.cloned());
             if !std::mem::replace(&mut attached.told_of_marks, true) {
-                attached.inbox.leave(Message::Marks { nsid });
+                attached.inbox.leave(ControlMessage::Marks { nsid });
             }
         }
     }
 
-    /// Takes the changes that a [`Message::Marks`] announced to controller `cntlid`.
-    pub fn take_marked(&self, cntlid: u16) -> Marked {
+    /// Takes the changes that a [`ControlMessage::Marks`] announced to controller `cntlid`.
+    pub fn take_marked(&self, cntlid: u16) -> MarkNotice {
         let mut state = self.lock();
         let Some(attached) = state.attached.get_mut(&cntlid) else {
-            return Marked::default();
+            return MarkNotice::default();
         };
         attached.told_of_marks = false;
         std::mem::take(&mut attached.marked)
@@ -240,7 +240,8 @@ impl SharedNamespace {
         self.answered(state, cntlid);
     }
 
-    /// Submits a reservation operation of a controller's host. [`Message::Done`] reports its end.
+    /// Submits a reservation operation of a controller's host. [`ControlMessage::Done`] reports its
+    /// end.
     pub fn submit(self: &Arc<Self>, submitted: Submitted) {
         let mut state = self.lock();
         state.waiting.push_back(submitted);
@@ -252,7 +253,7 @@ impl SharedNamespace {
         self.lock().withdraw(cntlid);
     }
 
-    /// Handles the answer of a controller to the [`Message::Access`] with this number.
+    /// Handles the answer of a controller to the [`ControlMessage::Access`] with this number.
     pub fn answer(self: &Arc<Self>, cntlid: u16, number: u64) {
         let state = self.lock();
         if number == state.number {
@@ -260,19 +261,19 @@ impl SharedNamespace {
         }
     }
 
-    fn answered(self: &Arc<Self>, mut state: MutexGuard<'_, State>, cntlid: u16) {
-        if let Some(Running::Settling { waiting_for, .. }) = &mut state.running {
+    fn answered(self: &Arc<Self>, mut state: MutexGuard<'_, NamespaceState>, cntlid: u16) {
+        if let Some(CurrentOperation::Settling { waiting_for, .. }) = &mut state.running {
             waiting_for.remove(&cntlid);
             self.go_on(state);
         }
     }
 
     /// Executes waiting operations, until one has to wait for the store or for controllers.
-    fn go_on(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
+    fn go_on(self: &Arc<Self>, mut state: MutexGuard<'_, NamespaceState>) {
         loop {
             match state.running.take() {
                 None => {}
-                Some(Running::Settling {
+                Some(CurrentOperation::Settling {
                     submitted,
                     waiting_for,
                 }) if waiting_for.is_empty() => state.reply(&submitted, Status::SUCCESS),
@@ -304,7 +305,7 @@ impl SharedNamespace {
                 state.install(self.nsid, submitted, next, &change);
                 continue;
             };
-            state.running = Some(Running::Saving {
+            state.running = Some(CurrentOperation::Saving {
                 submitted,
                 next: next.clone(),
                 change,
@@ -323,22 +324,25 @@ impl SharedNamespace {
     fn saved(self: &Arc<Self>, kept: bool) {
         let mut state = self.lock();
         match state.running.take() {
-            Some(Running::Saving {
+            Some(CurrentOperation::Saving {
                 submitted,
                 next,
                 change,
-            }) => match kept {
-                true => state.install(self.nsid, submitted, next, &change),
-                // The save failed, so the next process may find either state.
-                false => state.reply(&submitted, Status::INTERNAL_ERROR),
-            },
+            }) => {
+                if kept {
+                    state.install(self.nsid, submitted, next, &change)
+                } else {
+                    // The save failed, so the next process may find either state.
+                    state.reply(&submitted, Status::INTERNAL_ERROR)
+                }
+            }
             running => state.running = running,
         }
         self.go_on(state);
     }
 }
 
-impl State {
+impl NamespaceState {
     fn host(&self, cntlid: u16) -> Option<HostId> {
         self.attached.get(&cntlid).map(|attached| attached.host)
     }
@@ -357,7 +361,7 @@ impl State {
         for (cntlid, attached) in &mut self.attached {
             let host = attached.host;
             for notice in change.notices.iter().filter(|notice| notice.host == host) {
-                attached.inbox.leave(Message::Notice {
+                attached.inbox.leave(ControlMessage::Notice {
                     nsid,
                     notification: notice.notification,
                 });
@@ -366,7 +370,7 @@ impl State {
             let abort = submitted.operation.aborts() && change.preempted.contains(&host);
             if std::mem::replace(&mut attached.access, access) != access || abort {
                 waiting_for.insert(*cntlid);
-                attached.inbox.leave(Message::Access {
+                attached.inbox.leave(ControlMessage::Access {
                     nsid,
                     access,
                     abort,
@@ -374,7 +378,7 @@ impl State {
                 });
             }
         }
-        self.running = Some(Running::Settling {
+        self.running = Some(CurrentOperation::Settling {
             submitted,
             waiting_for,
         });
@@ -382,7 +386,7 @@ impl State {
 
     fn reply(&self, submitted: &Submitted, status: Status) {
         if let Some(attached) = self.attached.get(&submitted.cntlid) {
-            attached.inbox.leave(Message::Done {
+            attached.inbox.leave(ControlMessage::Done {
                 ticket: submitted.ticket,
                 status,
             });

@@ -24,11 +24,11 @@ pub use restore::{ShownIdentity, ShownNamespace, shown_identity};
 pub use state::{STATE_OLDEST_READ, STATE_VERSION};
 
 use crate::config::ControllerConfig;
-use crate::controller::Controller;
+use crate::control::Controller;
 use crate::irq::IrqSink;
 use dma::{Memory, Prot};
 use nvme::Status;
-use state::{ControlState, Ending};
+use state::{AdminCompletion, ControlState};
 use state_memory::{Control, KeptMemory, KeptWindow, Layout, StateError, StateMemory, WindowTable};
 use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Access to objects kept outside of the process, by their numbers in the state memory.
-pub trait Kept {
+pub trait RetainedObjects {
     /// Maps the memory file of this number: at least `end` bytes, writable if `writable`. The
     /// memory knows its number ([`Memory::set_kept`]). Returns `None` when the file is not there.
     fn memory(&mut self, number: NonZeroU32, end: u64, writable: bool) -> Option<Memory>;
@@ -184,7 +184,7 @@ impl Controller {
     pub(crate) fn finish_admin(&mut self, cid: u16, status: Status, result: u32) {
         self.touch();
         self.admin.rearm();
-        self.endings.push(Ending {
+        self.endings.push(AdminCompletion {
             cid,
             status: status.into_bits(),
             result,
@@ -214,7 +214,7 @@ impl Controller {
     }
 
     fn post_endings(&mut self) {
-        for Ending {
+        for AdminCompletion {
             cid,
             status,
             result,

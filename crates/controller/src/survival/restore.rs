@@ -1,12 +1,14 @@
 //! Restoring a controller from the state of another process.
 
-use super::state::{AdminQueue, ControlState, Ending, FormatState, Identity, STATE_OLDEST_READ};
-use super::{Kept, RestoreError, STATE_VERSION};
+use super::state::{
+    AdminCompletion, AdminQueue, ControlState, FormatState, Identity, STATE_OLDEST_READ,
+};
+use super::{RestoreError, RetainedObjects, STATE_VERSION};
 use crate::admin::{
     AsyncEvents, Erasure, Features, LbaStatus, Logs, Management, SelfTest, Telemetry,
 };
 use crate::config::{ConfigError, ControllerConfig, NamespaceConfig};
-use crate::controller::{Controller, DoorbellPage};
+use crate::control::{Controller, DoorbellPage};
 use crate::engine::{MemoryChange, Order, Recovery, SavedCq, SavedSq};
 use dma::Prot;
 use nvme::Status;
@@ -145,7 +147,7 @@ impl Controller {
         io: &Io,
         page: DoorbellPage,
         state: StateMemory,
-        kept: &mut dyn Kept,
+        kept: &mut dyn RetainedObjects,
     ) -> Result<(Self, Recovery), RestoreError> {
         let saved = ControlState::read(&state)?;
         let mut controller = Self::make(id, config, namespaces, io, page, Some(state))?;
@@ -172,7 +174,7 @@ impl Controller {
         Ok((controller, recovery))
     }
 
-    fn restore_memory(&mut self, kept: &mut dyn Kept) -> Result<(), RestoreError> {
+    fn restore_memory(&mut self, kept: &mut dyn RetainedObjects) -> Result<(), RestoreError> {
         let windows = self.survival.iter().flat_map(|s| s.windows());
         for window in windows.collect::<Vec<_>>() {
             let iova = window.iova;
@@ -206,7 +208,7 @@ impl Controller {
     fn restore_memory_buffer(
         &mut self,
         saved: &ControlState,
-        kept: &mut dyn Kept,
+        kept: &mut dyn RetainedObjects,
     ) -> Result<(), RestoreError> {
         if self.cmb.is_none() {
             return Ok(());
@@ -222,7 +224,7 @@ impl Controller {
     fn restore_interrupts(
         &mut self,
         saved: &ControlState,
-        kept: &mut dyn Kept,
+        kept: &mut dyn RetainedObjects,
     ) -> Result<(), RestoreError> {
         let mut receiver = |number: u32| {
             let found = NonZeroU32::new(number).and_then(|number| kept.receiver(number));
@@ -409,7 +411,10 @@ impl Controller {
     /// Returns the admin completions that the host does not have yet, and the number posted
     /// before. Those posted since the commit are the first of them. All were counted, except
     /// possibly the last, which the tail shows.
-    fn not_posted<'a>(&self, admin: &'a AdminQueue) -> Result<(&'a [Ending], u64), RestoreError> {
+    fn not_posted<'a>(
+        &self,
+        admin: &'a AdminQueue,
+    ) -> Result<(&'a [AdminCompletion], u64), RestoreError> {
         let contradiction = RestoreError::Contradiction("the admin queue is not where it was");
         let size = self.queues.cqs().next().map_or(0, |cq| cq.size);
         let (Some((tail, phase)), true) = (self.engine.admin_tail(), admin.tail < size) else {

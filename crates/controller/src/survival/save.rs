@@ -4,7 +4,7 @@ use super::state::{
     AdminCommands, AdminQueue, ControlState, Counters, CqPlace, HeldCommand, Identity, LogState,
     NamespaceIdentity, STATE_VERSION, SqPlace,
 };
-use crate::controller::{BootImage, Controller};
+use crate::control::{BootImage, Controller};
 use crate::engine::{SavedCq, SavedSq};
 
 impl Controller {

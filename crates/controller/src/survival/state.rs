@@ -5,7 +5,7 @@
 //! another purpose. Decoded data is not trusted: [`restore`](super::restore) checks it.
 
 use crate::formats::BlockFormat;
-use crate::marks::Listed;
+use crate::marks::MarkedRanges;
 use minicbor::{Decode, Encode};
 use nvme::Command;
 use protection::{Guard, StorageTag, Type};
@@ -241,7 +241,7 @@ pub(crate) struct AdminQueue {
     pub phase: bool,
     /// Completions to be posted there, in order.
     #[n(3)]
-    pub posting: Vec<Ending>,
+    pub posting: Vec<AdminCompletion>,
     /// Completions posted before these, as counted beside the rings.
     #[n(4)]
     pub posted: u64,
@@ -249,7 +249,7 @@ pub(crate) struct AdminQueue {
 
 /// Completion of an admin command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
-pub(crate) struct Ending {
+pub(crate) struct AdminCompletion {
     #[n(0)]
     pub cid: u16,
     /// Status, 15 bits.
@@ -399,7 +399,7 @@ pub(crate) struct LogState {
 pub(crate) struct LbaStatusState {
     /// By NSID: first block and number of blocks.
     #[n(0)]
-    pub marks: Listed,
+    pub marks: MarkedRanges,
     /// LBA Status Generation Counter.
     #[n(1)]
     pub generation: u16,
@@ -411,7 +411,7 @@ pub(crate) struct LbaStatusState {
     pub alerted: bool,
     /// The log page, as it is being read: generation and marks.
     #[n(4)]
-    pub reading: Option<(u16, Listed)>,
+    pub reading: Option<(u16, MarkedRanges)>,
     /// Wall-clock time in ms when the report interval began.
     #[n(5)]
     pub since: u64,

@@ -102,11 +102,11 @@ fn many_copies(h: &Host) -> Command {
 }
 
 /// Makes a command of many pieces.
-type Make = fn(&Host) -> Command;
-const IN_PIECES: [Make; 2] = [many_ranges, many_copies];
+type MakeCommand = fn(&Host) -> Command;
+const IN_PIECES: [MakeCommand; 2] = [many_ranges, many_copies];
 
 /// A controller in the middle of such a command.
-fn in_pieces(make: Make) -> (Host, u16) {
+fn in_pieces(make: MakeCommand) -> (Host, u16) {
     let mut h = Host::ready_with(vec![ns(1, mem(1 << 20), 512)]);
     let command = make(&h);
     let cid = h.submit(1, command);
@@ -125,7 +125,7 @@ fn a_command_of_many_pieces_lets_others_pass() {
     }
 }
 
-fn others_pass(make: Make) {
+fn others_pass(make: MakeCommand) {
     let (mut h, cid) = in_pieces(make);
     let read = h.rw(NvmOpcode::READ, 1, 0, 1, DATA + 8192);
     let other = h.submit(1, read);
@@ -149,7 +149,7 @@ fn a_command_of_many_pieces_is_aborted_between_two() {
     }
 }
 
-fn aborted_between_two(make: Make) {
+fn aborted_between_two(make: MakeCommand) {
     let (mut h, cid) = in_pieces(make);
     let mut abort = Command::new(AdminOpcode::ABORT.0, 0, 0);
     abort.cdw10 = (u32::from(cid) << 16 | 1).into();

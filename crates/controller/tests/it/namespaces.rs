@@ -434,12 +434,11 @@ fn what_is_in_flight_ends_before_its_namespace_does() {
         let write = h.rw(NvmOpcode::WRITE, nsid, 0, 1, DATA);
         h.submit(1, write);
         h.run_held(&faults, 1);
-        let command = match deletes {
-            true => delete_command(nsid),
-            false => {
-                let list = ControllerList::from_iter([1]);
-                attachment_command(&h, nsid, 1, list.as_bytes())
-            }
+        let command = if deletes {
+            delete_command(nsid)
+        } else {
+            let list = ControllerList::from_iter([1]);
+            attachment_command(&h, nsid, 1, list.as_bytes())
         };
         let cid = h.submit(0, command);
         for _ in 0..20 {

@@ -611,9 +611,10 @@ fn a_format_ends_where_its_path_does() {
         assert_eq!(change.wait(Duration::ZERO), !ends);
         release(below);
         w.rounds(20);
-        let expected = match ends {
-            true => Status::ANA_INACCESSIBLE,
-            false => Status::SUCCESS,
+        let expected = if ends {
+            Status::ANA_INACCESSIBLE
+        } else {
+            Status::SUCCESS
         };
         assert_eq!(plain(w.hosts[0].reap(0).unwrap().status()), expected);
         let change = w.subsystem.set_ana_state(1, 5, AnaState::OPTIMIZED);

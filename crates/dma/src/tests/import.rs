@@ -120,9 +120,10 @@ fn other_kinds_of_files_are_refused() {
     if let Ok(directory) = rustix::fs::open("/dev/shm", OFlags::RDONLY, Mode::empty()) {
         wrong.push(("a directory of tmpfs", directory));
     }
-    match on_disk {
-        true => wrong.push(("a disk's file", disk)),
-        false => testkit::skip("dma::import::other_kinds", "/tmp is in memory"),
+    if on_disk {
+        wrong.push(("a disk's file", disk))
+    } else {
+        testkit::skip("dma::import::other_kinds", "/tmp is in memory")
     }
     let mut cache = MemoryCache::new();
     for (what, fd) in wrong {

@@ -416,9 +416,10 @@ fn the_number_of_descriptors_is_bounded_by_the_data() {
             space.map.write(0, &bytes).unwrap();
             let first = descriptor(LAST, 0, bytes.len() as u32);
             let walk = check(&space, first, len);
-            let expected = match count > most {
-                true => Err(SglError::InvalidDescriptorCount),
-                false => Ok(()),
+            let expected = if count > most {
+                Err(SglError::InvalidDescriptorCount)
+            } else {
+                Ok(())
             };
             assert_eq!(walk, expected, "{len} {count}");
         }

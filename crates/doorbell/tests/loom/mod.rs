@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 // memory is not what is modelled.
 use std::sync::Arc;
 
-use doorbell::{Armed, Cell, Cells, HostBehaviour, Publisher, Ring, Shadow, Step, Watch};
+use doorbell::{Armed, Cell, Cells, HostBehaviour, ProtocolAccess, Publisher, Ring, Shadow, Watch};
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use loom::sync::{Condvar, Mutex};
 
@@ -17,9 +17,9 @@ pub enum Fault {
     None,
     /// The step is omitted: no fence, no store, or instead of a load the value of the cell's last
     /// load.
-    Omit(Step),
+    Omit(ProtocolAccess),
     /// The step is executed with relaxed ordering.
-    Relax(Step),
+    Relax(ProtocolAccess),
 }
 
 /// A cell of guest memory that injects faults.
@@ -30,7 +30,7 @@ pub struct Faulty {
 }
 
 impl Faulty {
-    fn ordering(&self, step: Step) -> Ordering {
+    fn ordering(&self, step: ProtocolAccess) -> Ordering {
         if self.fault == Fault::Relax(step) {
             Ordering::Relaxed
         } else {
@@ -40,20 +40,20 @@ impl Faulty {
 }
 
 impl Cell for Faulty {
-    fn load(&self, step: Step) -> u32 {
+    fn load(&self, step: ProtocolAccess) -> u32 {
         if self.fault != Fault::Omit(step) {
             self.last.set(self.memory.load(self.ordering(step)));
         }
         self.last.get()
     }
 
-    fn store(&self, value: u32, step: Step) {
+    fn store(&self, value: u32, step: ProtocolAccess) {
         if self.fault != Fault::Omit(step) {
             self.memory.store(value, self.ordering(step));
         }
     }
 
-    fn fence(&self, step: Step) {
+    fn fence(&self, step: ProtocolAccess) {
         if self.fault != Fault::Omit(step) {
             fence(step.ordering());
         }
@@ -215,7 +215,7 @@ impl Host {
         let shadow = self.shadowed.then(|| self.held.shadow());
         if self.publisher.publish(shadow, new as u16) == Ring::Register {
             self.rings += 1;
-            self.held.register.store(new, Step::HostRegister);
+            self.held.register.store(new, ProtocolAccess::HostRegister);
             self.world.kick();
         }
     }

@@ -17,7 +17,7 @@ mod pattern;
 mod transport;
 mod worker;
 
-use driver::Target;
+use driver::DeviceTarget;
 use driver::transport::Transport;
 use driver::vfio::{Bdf, Interface, Vfio, VfioError, VfioOptions};
 use outcome::{Outcome, ensure};
@@ -53,7 +53,7 @@ fn run() -> Outcome {
 
 /// The way in that programs take, once everything of the first opening has been released.
 fn by_url(bdf: Bdf) -> Outcome {
-    let target = Target::parse(&format!("nvme://{bdf}/1?queues=1"))?;
+    let target = DeviceTarget::parse(&format!("nvme://{bdf}/1?queues=1"))?;
     let device = target.open()?;
     let mut queue = device.queue(1, target.queue)?;
     let mut block = vec![0; queue.block_size() as usize];

@@ -3,7 +3,7 @@
 use crate::pattern::{Model, Random};
 use crate::{Outcome, ensure};
 use dma::Memory;
-use driver::{Completion, Device, DmaBuffer, Op, QueuePair, Refusal, Request};
+use driver::{Completion, Device, DmaBuffer, Op, QueuePair, Request, SubmitRefusal};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -156,7 +156,7 @@ impl Worker {
             match self.queue.submit(request) {
                 Ok(()) => {}
                 // The parts of larger requests have taken all slots.
-                Err(refused) if refused.why == Refusal::Full => {
+                Err(refused) if refused.why == SubmitRefusal::Full => {
                     buffer = refused.buffer;
                     self.reap()?;
                 }

@@ -5,19 +5,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::{Shared, State};
+use super::{DeviceState, SharedDevice};
 use crate::admin::relax;
 use crate::error::Error;
 use sync::Unpoisoned;
 
-impl Shared {
-    /// Shuts the controller down in order and disables it. Until [`Shared::resume`], queue pairs
-    /// keep their outstanding commands and accept more.
+impl SharedDevice {
+    /// Shuts the controller down in order and disables it. Until [`SharedDevice::resume`], queue
+    /// pairs keep their outstanding commands and accept more.
     pub fn suspend(&self) -> Result<(), Error> {
         let mut control = self.lock();
         match self.state() {
-            State::Live => {}
-            State::Suspended => return Ok(()),
+            DeviceState::Live => {}
+            DeviceState::Suspended => return Ok(()),
             _ => return Err(Error::Gone),
         }
         if let Err(error) = control.shut_down(&*self.transport) {
@@ -29,7 +29,7 @@ impl Shared {
             return Err(Error::Gone);
         }
         control.grave.clear();
-        self.enter(State::Suspended);
+        self.enter(DeviceState::Suspended);
         Ok(())
     }
 
@@ -38,8 +38,8 @@ impl Shared {
     pub fn resume(&self) -> Result<(), Error> {
         let mut control = self.lock();
         match self.state() {
-            State::Live => return Ok(()),
-            State::Suspended => {}
+            DeviceState::Live => return Ok(()),
+            DeviceState::Suspended => {}
             _ => return Err(Error::Gone),
         }
         self.transport.set_bus_master(true)?;
@@ -50,7 +50,7 @@ impl Shared {
         }
         let namespaces = control.scan(&self.options)?;
         control.replace(namespaces);
-        self.enter(State::Live);
+        self.enter(DeviceState::Live);
         Ok(())
     }
 
@@ -59,13 +59,16 @@ impl Shared {
     pub fn release(&self, limit: Duration) -> bool {
         {
             let _control = self.lock();
-            if self.state() == State::Live {
-                self.enter(State::Draining);
+            if self.state() == DeviceState::Live {
+                self.enter(DeviceState::Draining);
             }
         }
         let deadline = Instant::now() + limit;
         let mut round = 0;
-        while self.state() == State::Draining && self.in_flight() > 0 && Instant::now() < deadline {
+        while self.state() == DeviceState::Draining
+            && self.in_flight() > 0
+            && Instant::now() < deadline
+        {
             relax(&*self.transport, round);
             round += 1;
         }
@@ -78,7 +81,7 @@ impl Shared {
     }
 
     /// Sets the operating state, and changes the epoch so that queue pairs notice it.
-    fn enter(&self, state: State) {
+    fn enter(&self, state: DeviceState) {
         self.state.store(state as u8, Ordering::Release);
         self.epoch.fetch_add(1, Ordering::Release);
     }

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use dma::{Memory, Prot};
 
-use super::{End, Space};
+use super::{RangeEnd, Space};
 use crate::transport::{DmaLimits, Mapping, Source, Transport, TransportError};
 use sync::Unpoisoned;
 
@@ -46,7 +46,7 @@ pub enum MapFailure {
 
 /// Owner of a region's memory.
 #[derive(Debug)]
-enum Keep {
+enum RegionOwner {
     Memory(Memory),
     /// Memory that the user promised to keep in place (see [`Mapper::register_host`]).
     Promised,
@@ -62,7 +62,7 @@ pub struct Region {
     host: usize,
     /// Offset of the region in its memory.
     offset: u64,
-    keep: Keep,
+    keep: RegionOwner,
 }
 
 impl Region {
@@ -90,8 +90,8 @@ impl Region {
     /// address.
     pub fn memory(&self) -> Option<(&Memory, u64)> {
         match &self.keep {
-            Keep::Memory(memory) => Some((memory, self.offset)),
-            Keep::Promised => None,
+            RegionOwner::Memory(memory) => Some((memory, self.offset)),
+            RegionOwner::Promised => None,
         }
     }
 }
@@ -127,12 +127,12 @@ impl Drop for Registration {
 
 /// Snapshot of the registered memory, for lookups without a lock.
 #[derive(Debug, Default)]
-pub struct Table {
+pub struct RegionTable {
     /// Regions, sorted by address in this process.
     regions: Vec<Arc<Region>>,
 }
 
-impl Table {
+impl RegionTable {
     /// Returns the region that holds all `len` bytes at this address of the process, and their
     /// address for the device; `None` when no region does.
     #[inline]
@@ -182,7 +182,7 @@ struct Inner {
     /// Temporary regions, by their address in this process.
     temporary: BTreeMap<usize, Temporary>,
     clock: u64,
-    table: Arc<Table>,
+    table: Arc<RegionTable>,
     counters: MapperCounters,
     /// Length of every mapping in the transport, by its first IOVA.
     live: BTreeMap<u64, u64>,
@@ -257,7 +257,13 @@ impl Mapper {
             read: true,
             write: memory.is_writable(),
         };
-        self.map_source(Keep::Memory(memory.clone()), offset, len, prot, End::Low)
+        self.map_source(
+            RegionOwner::Memory(memory.clone()),
+            offset,
+            len,
+            prot,
+            RangeEnd::Low,
+        )
     }
 
     /// Maps a part of a memory for one or a few transfers, or returns an existing mapping. The
@@ -291,8 +297,8 @@ impl Mapper {
             read: true,
             write: memory.is_writable(),
         };
-        let keep = Keep::Memory(memory.clone());
-        let region = self.map_source(keep, offset, len, prot, End::High)?;
+        let keep = RegionOwner::Memory(memory.clone());
+        let region = self.map_source(keep, offset, len, prot, RangeEnd::High)?;
         let mut inner = self.lock();
         let used = inner.clock;
         let entry = Temporary {
@@ -338,7 +344,13 @@ impl Mapper {
         if !self.limits.host_ranges {
             return Err(TransportError::NeedsSharedMemory.into());
         }
-        let region = self.map_source(Keep::Promised, address as u64, len, prot, End::Low)?;
+        let region = self.map_source(
+            RegionOwner::Promised,
+            address as u64,
+            len,
+            prot,
+            RangeEnd::Low,
+        )?;
         Ok(self.known(region))
     }
 
@@ -347,7 +359,7 @@ impl Mapper {
         let mut regions = inner.table.regions.clone();
         let at = regions.partition_point(|other| other.host <= region.host);
         regions.insert(at, region.clone());
-        inner.table = Arc::new(Table { regions });
+        inner.table = Arc::new(RegionTable { regions });
         self.generation.fetch_add(1, Ordering::Release);
         Registration { region }
     }
@@ -356,7 +368,7 @@ impl Mapper {
         let mut inner = self.lock();
         let mut regions = inner.table.regions.clone();
         regions.retain(|other| !Arc::ptr_eq(other, region));
-        let before = std::mem::replace(&mut inner.table, Arc::new(Table { regions }));
+        let before = std::mem::replace(&mut inner.table, Arc::new(RegionTable { regions }));
         self.generation.fetch_add(1, Ordering::Release);
         drop(inner);
         drop(before);
@@ -369,21 +381,21 @@ impl Mapper {
     }
 
     /// Returns the current table of registered memory. Holding it keeps its regions mapped.
-    pub fn table(&self) -> Arc<Table> {
+    pub fn table(&self) -> Arc<RegionTable> {
         self.lock().table.clone()
     }
 
     fn map_source(
         self: &Arc<Self>,
-        keep: Keep,
+        keep: RegionOwner,
         offset: u64,
         len: u64,
         prot: Prot,
-        end: End,
+        end: RangeEnd,
     ) -> Result<Arc<Region>, MapFailure> {
         let source = match &keep {
-            Keep::Memory(memory) => Source::File { memory, offset },
-            Keep::Promised => Source::Host {
+            RegionOwner::Memory(memory) => Source::File { memory, offset },
+            RegionOwner::Promised => Source::Host {
                 address: usize::try_from(offset).map_err(|_| MapFailure::Range)?,
             },
         };
@@ -429,7 +441,7 @@ impl Mapper {
 
     /// Reserves an IOVA range and one of the kernel's mappings, evicting temporary regions when
     /// there is no room.
-    fn reserve(&self, len: u64, end: End) -> Result<u64, MapFailure> {
+    fn reserve(&self, len: u64, end: RangeEnd) -> Result<u64, MapFailure> {
         loop {
             {
                 let mut inner = self.lock();
@@ -520,7 +532,7 @@ impl Mapper {
                     %error,
                     "memory could not be unmapped from the device; it is not used again"
                 );
-                let keep = std::mem::replace(&mut region.keep, Keep::Promised);
+                let keep = std::mem::replace(&mut region.keep, RegionOwner::Promised);
                 std::mem::forget(keep);
             }
         }

@@ -4,6 +4,6 @@ mod mapper;
 mod space;
 mod tables;
 
-pub use mapper::{MapFailure, Mapper, MapperCounters, Region, Registration, Table};
-pub use space::{End, Space};
+pub use mapper::{MapFailure, Mapper, MapperCounters, Region, RegionTable, Registration};
+pub use space::{RangeEnd, Space};
 pub use tables::Tables;

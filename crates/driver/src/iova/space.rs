@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 /// short-lived ones the high end, so that short-lived ranges do not fragment the space of
 /// long-lived ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum RangeEnd {
     /// Allocate from the low end.
     Low,
     /// Allocate from the high end.
@@ -73,14 +73,14 @@ impl Space {
 
     /// Allocates `len` bytes (rounded up to granules), and returns the first address; `None` when
     /// no free range is long enough.
-    pub fn allocate(&mut self, len: u64, end: End) -> Option<u64> {
+    pub fn allocate(&mut self, len: u64, end: RangeEnd) -> Option<u64> {
         let len = len.max(1).checked_next_multiple_of(self.granule)?;
         let &(size, start) = self.by_length.range((len, 0)..).next()?;
         self.remove(start, size);
         let rest = size - len;
         let (at, left) = match end {
-            End::Low => (start, start + len),
-            End::High => (start + rest, start),
+            RangeEnd::Low => (start, start + len),
+            RangeEnd::High => (start + rest, start),
         };
         if rest > 0 {
             self.insert(left, rest);
@@ -223,9 +223,9 @@ mod tests {
                     _ => 1 + random.below(4),
                 };
                 let end = if random.below(2) == 0 {
-                    End::Low
+                    RangeEnd::Low
                 } else {
-                    End::High
+                    RangeEnd::High
                 };
                 let len = pages * granule;
                 match space.allocate(len, end) {
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn wrong_frees_change_nothing() {
         let mut space = Space::new(&[0x1000..=0xffff], 0x1000);
-        let at = space.allocate(0x3000, End::Low).unwrap();
+        let at = space.allocate(0x3000, RangeEnd::Low).unwrap();
         for (start, len) in [
             (at + 0x3000, 0x1000),
             (at, 0x4000),

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{Mapper, Table};
+use super::{Mapper, RegionTable};
 
 /// The table of registered memory and earlier versions of it, each kept as long as commands use its
 /// addresses. Belongs to one thread, which compares the mapper's generation (one load) and takes
@@ -12,10 +12,10 @@ use super::{Mapper, Table};
 pub struct Tables {
     mapper: Arc<Mapper>,
     generation: u64,
-    current: Arc<Table>,
+    current: Arc<RegionTable>,
     number: u64,
     users: u32,
-    old: Vec<(u64, u32, Arc<Table>)>,
+    old: Vec<(u64, u32, Arc<RegionTable>)>,
 }
 
 impl Tables {
@@ -35,7 +35,7 @@ impl Tables {
 
     /// Returns the newest table that this thread has fetched.
     #[inline]
-    pub fn current(&self) -> &Table {
+    pub fn current(&self) -> &RegionTable {
         &self.current
     }
 

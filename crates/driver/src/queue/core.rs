@@ -15,10 +15,10 @@ use super::nap::Nap;
 use super::request::{Completion, Op, QueueCounters, Sink, Tap};
 use super::ring::{CqRing, Lists, SqRing};
 use super::slots::{SINGLE, Slots};
-use super::split::{Parent, Parents};
+use super::split::{SplitRequest, SplitRequests};
 use crate::buffer::DmaBuffer;
-use crate::control::{Queues, Shared, State};
-use crate::error::{CommandError, Error, Refusal};
+use crate::control::{DeviceState, Queues, SharedDevice};
+use crate::error::{CommandError, Error, SubmitRefusal};
 use crate::namespace::Namespace;
 use crate::options::QueueOptions;
 
@@ -27,7 +27,7 @@ const MAX_BLOCKS: u64 = 1 << 16;
 /// Number of submission queue entries ahead of the one being written that is prefetched. The
 /// controller has read that entry, maybe on a distant processor, and may have evicted it
 /// ([`dma::lines`]). Prefetching several overlaps their latencies.
-const AHEAD: u32 = 8;
+const PREFETCH_DISTANCE: u32 = 8;
 /// Number of short polls of the completion queue between two long ones.
 const SPIN_POLLS: u32 = 8;
 
@@ -42,7 +42,7 @@ pub(crate) enum Data<'a> {
 
 /// State of a queue pair, without its handle.
 pub(crate) struct QueueCore {
-    pub shared: Arc<Shared>,
+    pub shared: Arc<SharedDevice>,
     /// Epoch of the controller in which the queues were created.
     pub epoch: u32,
     /// No further command can be submitted.
@@ -77,7 +77,7 @@ pub(crate) struct QueueCore {
     pub(super) untold: u32,
     pub(super) lazy: u32,
     pub slots: Slots,
-    pub parents: Parents,
+    pub parents: SplitRequests,
     nsid: u32,
     pub block_shift: u8,
     max_blocks: u32,
@@ -98,7 +98,7 @@ pub(crate) struct QueueCore {
 
 impl QueueCore {
     pub fn new(
-        shared: &Arc<Shared>,
+        shared: &Arc<SharedDevice>,
         namespace: &Namespace,
         options: QueueOptions,
         qid: u16,
@@ -159,7 +159,7 @@ impl QueueCore {
             untold: 0,
             lazy: (cq_entries - sq_entries).max(1),
             slots: Slots::new(depth),
-            parents: Parents::default(),
+            parents: SplitRequests::default(),
             nsid: namespace.nsid,
             block_shift: namespace.block_shift,
             max_blocks: max_blocks as u32,
@@ -205,7 +205,8 @@ impl QueueCore {
     pub fn attach(&mut self) -> Result<(), Error> {
         let shared = self.shared.clone();
         let mut control = shared.lock();
-        if shared.epoch.load(Ordering::Acquire) != self.epoch || shared.state() != State::Live {
+        if shared.epoch.load(Ordering::Acquire) != self.epoch || shared.state() != DeviceState::Live
+        {
             return Err(Error::Gone);
         }
         // The interrupt has existed since the controller was enabled, and the previous owner of
@@ -259,12 +260,12 @@ impl QueueCore {
         data: Data<'_>,
         parent: u32,
         user_data: u64,
-    ) -> Result<u16, Refusal> {
+    ) -> Result<u16, SubmitRefusal> {
         if self.dead {
-            return Err(Refusal::Gone);
+            return Err(SubmitRefusal::Gone);
         }
         let Some(index) = self.slots.next() else {
-            return Err(Refusal::Full);
+            return Err(SubmitRefusal::Full);
         };
         let len = u64::from(blocks) << self.block_shift;
         let list = usize::from(index);
@@ -277,7 +278,7 @@ impl QueueCore {
             }
         };
         let Some(slot) = self.slots.begin(index) else {
-            return Err(Refusal::Full);
+            return Err(SubmitRefusal::Full);
         };
         let cid = slot.cid;
         let mut command = Command::new(op.opcode().0, cid, self.nsid);
@@ -326,7 +327,7 @@ impl QueueCore {
             self.tail = 0;
         }
         self.counters.commands += 1;
-        let ahead = self.tail + AHEAD;
+        let ahead = self.tail + PREFETCH_DISTANCE;
         self.sq
             .prefetch(ahead.checked_sub(self.sq_entries).unwrap_or(ahead));
     }
@@ -430,9 +431,9 @@ impl QueueCore {
     }
 
     /// Starts a split request, whose memory its owner keeps in place.
-    pub fn begin(&mut self, parent: Parent) -> Result<(), Refusal> {
+    pub fn begin(&mut self, parent: SplitRequest) -> Result<(), SubmitRefusal> {
         if self.dead {
-            return Err(Refusal::Gone);
+            return Err(SubmitRefusal::Gone);
         }
         let index = self.parents.add(parent);
         self.parents.waiting.push_back(index);
@@ -594,21 +595,21 @@ impl QueueCore {
             }
             let before = std::mem::replace(&mut self.epoch, epoch);
             match self.shared.state() {
-                State::Live => {}
-                State::Suspended => {
+                DeviceState::Live => {}
+                DeviceState::Suspended => {
                     self.held = true;
                     return;
                 }
                 // The queue continues as it is until it is empty, unless an earlier reset has lost
                 // it.
-                State::Draining => {
+                DeviceState::Draining => {
                     self.dead = true;
                     if self.held || before.wrapping_add(1) != epoch {
                         self.fail_all(CommandError::Reset);
                     }
                     return;
                 }
-                State::GoneQuiet | State::GoneWild => {
+                DeviceState::GoneQuiet | DeviceState::GoneWild => {
                     self.dead = true;
                     return self.fail_all(CommandError::Gone);
                 }
@@ -677,7 +678,7 @@ impl QueueCore {
     /// Returns `buffer` if the controller no longer accesses it. Otherwise leaks it, so that its
     /// memory is never used again.
     fn safe(&self, buffer: Option<DmaBuffer>) -> Option<DmaBuffer> {
-        if self.shared.state() == State::GoneWild {
+        if self.shared.state() == DeviceState::GoneWild {
             std::mem::forget(buffer);
             return None;
         }

@@ -26,18 +26,18 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-pub use request::{Completion, Look, Op, QueueCounters, Request, Tap};
+pub use request::{Completion, Op, QueueCounters, Request, Tap, TapResult};
 pub use ring::ShadowBuffers;
 
 use crate::buffer::DmaBuffer;
-use crate::control::{Shared, State};
-use crate::error::{CommandError, Error, Refusal, Refused};
+use crate::control::{DeviceState, SharedDevice};
+use crate::error::{CommandError, Error, RefusedRequest, SubmitRefusal};
 use crate::namespace::Namespace;
 use crate::options::QueueOptions;
 use core::{Data, QueueCore};
 use data::{IovaRange, Method};
 pub(crate) use slots::SINGLE;
-use split::Parent;
+use split::SplitRequest;
 use wait::Waiter;
 
 /// An I/O queue pair for one namespace. It is `Send`, but only one thread uses it at once; each
@@ -63,7 +63,7 @@ impl std::fmt::Debug for QueuePair {
 
 impl QueuePair {
     pub(crate) fn create(
-        shared: &Arc<Shared>,
+        shared: &Arc<SharedDevice>,
         namespace: &Namespace,
         options: QueueOptions,
     ) -> Result<Self, Error> {
@@ -143,7 +143,7 @@ impl QueuePair {
     /// [`QueuePair::poll`] rings the doorbell.
     ///
     /// # Errors
-    /// [`Refused`], which returns the buffer.
+    /// [`RefusedRequest`], which returns the buffer.
     #[inline]
     pub fn submit_read(
         &mut self,
@@ -151,7 +151,7 @@ impl QueuePair {
         blocks: u32,
         buffer: DmaBuffer,
         user_data: u64,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), RefusedRequest> {
         self.submit_one(Op::Read, lba, blocks, buffer, user_data)
     }
 
@@ -159,7 +159,7 @@ impl QueuePair {
     /// [`QueuePair::poll`] rings the doorbell.
     ///
     /// # Errors
-    /// [`Refused`], which returns the buffer.
+    /// [`RefusedRequest`], which returns the buffer.
     #[inline]
     pub fn submit_write(
         &mut self,
@@ -168,7 +168,7 @@ impl QueuePair {
         buffer: DmaBuffer,
         fua: bool,
         user_data: u64,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), RefusedRequest> {
         self.submit_one(Op::Write { fua }, lba, blocks, buffer, user_data)
     }
 
@@ -180,24 +180,24 @@ impl QueuePair {
         blocks: u32,
         buffer: DmaBuffer,
         user_data: u64,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), RefusedRequest> {
         let refuse = |why, buffer| {
-            Err(Refused {
+            Err(RefusedRequest {
                 why,
                 buffer: Some(buffer),
             })
         };
         let Some(core) = self.core.as_deref_mut() else {
-            return refuse(Refusal::Gone, buffer);
+            return refuse(SubmitRefusal::Gone, buffer);
         };
         if blocks == 0 || blocks > core.max_blocks() {
-            return refuse(Refusal::Range, buffer);
+            return refuse(SubmitRefusal::Range, buffer);
         }
         if (u64::from(blocks) << core.block_shift) > buffer.len() as u64 {
-            return refuse(Refusal::Buffer, buffer);
+            return refuse(SubmitRefusal::Buffer, buffer);
         }
         if buffer.iova() & 3 != 0 {
-            return refuse(Refusal::Alignment, buffer);
+            return refuse(SubmitRefusal::Alignment, buffer);
         }
         match core.push(op, lba, blocks, Data::At(buffer.iova()), SINGLE, user_data) {
             Ok(index) => {
@@ -213,10 +213,10 @@ impl QueuePair {
     /// Submits a Flush, which makes all completed writes durable.
     ///
     /// # Errors
-    /// [`Refusal::Full`] when too many commands are outstanding; [`Refusal::Gone`] when the device
-    /// is lost.
-    pub fn submit_flush(&mut self, user_data: u64) -> Result<(), Refusal> {
-        let core = self.core.as_deref_mut().ok_or(Refusal::Gone)?;
+    /// [`SubmitRefusal::Full`] when too many commands are outstanding; [`SubmitRefusal::Gone`] when
+    /// the device is lost.
+    pub fn submit_flush(&mut self, user_data: u64) -> Result<(), SubmitRefusal> {
+        let core = self.core.as_deref_mut().ok_or(SubmitRefusal::Gone)?;
         core.push(Op::Flush, 0, 0, Data::None, SINGLE, user_data)
             .map(drop)
     }
@@ -224,9 +224,9 @@ impl QueuePair {
     /// Submits a request of any size and operation; a request larger than a command is split.
     ///
     /// # Errors
-    /// [`Refused`], which returns the buffer. A request that must be split is never refused as
-    /// [`Refusal::Full`], because its parts are queued.
-    pub fn submit(&mut self, request: Request) -> Result<(), Refused> {
+    /// [`RefusedRequest`], which returns the buffer. A request that must be split is never refused
+    /// as [`SubmitRefusal::Full`], because its parts are queued.
+    pub fn submit(&mut self, request: Request) -> Result<(), RefusedRequest> {
         let Request {
             op,
             lba,
@@ -234,9 +234,9 @@ impl QueuePair {
             buffer,
             user_data,
         } = request;
-        let refuse = |why, buffer| Err(Refused { why, buffer });
+        let refuse = |why, buffer| Err(RefusedRequest { why, buffer });
         let Some(core) = self.core.as_deref_mut() else {
-            return refuse(Refusal::Gone, buffer);
+            return refuse(SubmitRefusal::Gone, buffer);
         };
         if op == Op::Flush {
             return match core.push(op, 0, 0, Data::None, SINGLE, user_data) {
@@ -257,19 +257,21 @@ impl QueuePair {
             _ => true,
         };
         if !supported {
-            return refuse(Refusal::Unsupported, buffer);
+            return refuse(SubmitRefusal::Unsupported, buffer);
         }
         let bytes = blocks.checked_mul(1 << core.block_shift);
         let Some(bytes) = bytes.filter(|_| blocks > 0 && lba.checked_add(blocks).is_some()) else {
-            return refuse(Refusal::Range, buffer);
+            return refuse(SubmitRefusal::Range, buffer);
         };
         let mut ranges = Vec::new();
         if op.has_data() {
             match buffer.as_ref().map(|b| (b.iova(), b.len() as u64)) {
-                Some((_, len)) if len < bytes => return refuse(Refusal::Buffer, buffer),
-                Some((iova, _)) if iova & 3 != 0 => return refuse(Refusal::Alignment, buffer),
+                Some((_, len)) if len < bytes => return refuse(SubmitRefusal::Buffer, buffer),
+                Some((iova, _)) if iova & 3 != 0 => {
+                    return refuse(SubmitRefusal::Alignment, buffer);
+                }
                 Some((iova, _)) => ranges.push(IovaRange { iova, len: bytes }),
-                None => return refuse(Refusal::Buffer, None),
+                None => return refuse(SubmitRefusal::Buffer, None),
             }
         }
         let small = if op.has_data() {
@@ -293,9 +295,9 @@ impl QueuePair {
             };
         }
         if core.dead {
-            return refuse(Refusal::Gone, buffer);
+            return refuse(SubmitRefusal::Gone, buffer);
         }
-        let parent = Parent {
+        let parent = SplitRequest {
             op,
             lba,
             left: blocks,
@@ -309,7 +311,7 @@ impl QueuePair {
             busy: true,
         };
         core.begin(parent)
-            .map_err(|why| Refused { why, buffer: None })
+            .map_err(|why| RefusedRequest { why, buffer: None })
     }
 
     /// Rings the doorbell once for all commands submitted so far.
@@ -369,8 +371,8 @@ impl QueuePair {
     /// requests. Further completions that arrive meanwhile are delivered by the next poll.
     ///
     /// # Errors
-    /// [`Refused`] when the request cannot be submitted.
-    pub fn execute(&mut self, request: Request) -> Result<Completion, Refused> {
+    /// [`RefusedRequest`] when the request cannot be submitted.
+    pub fn execute(&mut self, request: Request) -> Result<Completion, RefusedRequest> {
         let mine = request.user_data;
         self.submit(request)?;
         let (mut found, mut others) = (None, Vec::new());
@@ -393,8 +395,8 @@ impl QueuePair {
         if let Some(core) = self.core() {
             core.finished.extend(others);
         }
-        found.ok_or(Refused {
-            why: Refusal::Gone,
+        found.ok_or(RefusedRequest {
+            why: SubmitRefusal::Gone,
             buffer: None,
         })
     }
@@ -436,7 +438,7 @@ impl QueuePair {
     fn chunk(&self, len: usize) -> Result<usize, BlockingError> {
         let block = self.block_size() as usize;
         if block == 0 || !len.is_multiple_of(block) {
-            return Err(Refusal::Range.into());
+            return Err(SubmitRefusal::Range.into());
         }
         Ok(self.max_blocks() as usize * block)
     }
@@ -452,7 +454,7 @@ impl QueuePair {
         let buffer = match self.bounce.take() {
             Some(buffer) if buffer.len() >= len => buffer,
             _ => {
-                let core = self.core.as_ref().ok_or(Refusal::Gone)?;
+                let core = self.core.as_ref().ok_or(SubmitRefusal::Gone)?;
                 core.shared.heap.allocate(len.max(64 << 10))?
             }
         };
@@ -487,7 +489,7 @@ const BLOCKING: u64 = u64::MAX;
 pub enum BlockingError {
     /// The command was not submitted.
     #[error(transparent)]
-    Refused(#[from] Refusal),
+    Refused(#[from] SubmitRefusal),
     /// The command failed.
     #[error(transparent)]
     Command(#[from] CommandError),
@@ -518,11 +520,11 @@ impl Drop for QueuePair {
         let memory = (sq, cq, lists, holds);
         let mut control = shared.lock();
         match shared.state() {
-            State::Live | State::Draining => {}
+            DeviceState::Live | DeviceState::Draining => {}
             // A disabled controller has no queues.
-            State::Suspended => return control.free_qid(qid),
-            State::GoneQuiet => return,
-            State::GoneWild => return std::mem::forget(memory),
+            DeviceState::Suspended => return control.free_qid(qid),
+            DeviceState::GoneQuiet => return,
+            DeviceState::GoneWild => return std::mem::forget(memory),
         }
         // Queues of an earlier epoch do not exist after a reset.
         if shared.epoch.load(Ordering::Acquire) != epoch {

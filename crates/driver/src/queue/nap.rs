@@ -12,7 +12,7 @@ use super::wait;
 
 /// Number of completions without a sleep after which the interrupt is detached. Attaching and
 /// detaching are system calls or messages of some microseconds.
-const ENOUGH: u32 = 256;
+const DETACH_AFTER: u32 = 256;
 
 /// Interrupt state of a queue pair with [`QueueOptions::polled`](crate::QueueOptions::polled).
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ impl Nap {
     /// Creates the state in which the interrupt is attached.
     pub fn attached(polled: bool) -> Self {
         Self {
-            left: if polled { ENOUGH } else { 0 },
+            left: if polled { DETACH_AFTER } else { 0 },
             detached: false,
         }
     }

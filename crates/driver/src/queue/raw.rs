@@ -20,8 +20,8 @@ use super::request::Sink;
 use super::slots::SINGLE;
 use super::{Completion, QueuePair};
 use crate::buffer::DmaBuffer;
-use crate::control::State;
-use crate::error::{CommandError, Refusal};
+use crate::control::DeviceState;
+use crate::error::{CommandError, SubmitRefusal};
 
 /// Location of a raw command's data, in device addresses.
 #[derive(Clone, Copy, Debug)]
@@ -61,12 +61,12 @@ impl QueueCore {
         command: &Command,
         data: RawData<'_>,
         user_data: u64,
-    ) -> Result<u16, Refusal> {
+    ) -> Result<u16, SubmitRefusal> {
         if self.dead {
-            return Err(Refusal::Gone);
+            return Err(SubmitRefusal::Gone);
         }
         let Some(index) = self.slots.next() else {
-            return Err(Refusal::Full);
+            return Err(SubmitRefusal::Full);
         };
         let list = usize::from(index);
         let (shape, most) = (self.shape(), self.max_bytes());
@@ -90,11 +90,11 @@ impl QueueCore {
                 let page = DataPointer::prp(self.lists.iova(list, 0), 0);
                 (Default::default(), page)
             }
-            _ => return Err(Refusal::Range),
+            _ => return Err(SubmitRefusal::Range),
         };
         let tick = self.tick;
         let Some(slot) = self.slots.begin(index) else {
-            return Err(Refusal::Full);
+            return Err(SubmitRefusal::Full);
         };
         slot.command = Command {
             opcode: command.opcode,
@@ -128,7 +128,7 @@ impl QueueCore {
 }
 
 /// Receiver of completed raw commands.
-pub trait Ended {
+pub trait RawCompletionHandler {
     /// Handles a successful command. `dw0` is dword 0 of its completion.
     fn worked(&mut self, user_data: u64, dw0: u32);
 
@@ -136,10 +136,10 @@ pub trait Ended {
     fn failed(&mut self, user_data: u64, error: CommandError, dw0: u32);
 }
 
-/// Adapter that passes completions to an [`Ended`]; raw commands have no buffers.
+/// Adapter that passes completions to an [`RawCompletionHandler`]; raw commands have no buffers.
 struct Raw<'a, E>(&'a mut E);
 
-impl<E: Ended> Sink for Raw<'_, E> {
+impl<E: RawCompletionHandler> Sink for Raw<'_, E> {
     #[inline(always)]
     fn single(
         &mut self,
@@ -171,30 +171,30 @@ impl QueuePair {
     /// repeated after a reset.
     ///
     /// # Errors
-    /// [`Refusal::Full`] when too many commands are outstanding; [`Refusal::Gone`] when the device
-    /// is lost; [`Refusal::Range`] for more data than a command can carry.
+    /// [`SubmitRefusal::Full`] when too many commands are outstanding; [`SubmitRefusal::Gone`] when
+    /// the device is lost; [`SubmitRefusal::Range`] for more data than a command can carry.
     #[inline]
     pub fn submit_raw(
         &mut self,
         command: &Command,
         data: RawData<'_>,
         user_data: u64,
-    ) -> Result<(), Refusal> {
-        let core = self.core().ok_or(Refusal::Gone)?;
+    ) -> Result<(), SubmitRefusal> {
+        let core = self.core().ok_or(SubmitRefusal::Gone)?;
         core.push_raw(command, data, user_data).map(drop)
     }
 
     /// Polls for completed raw commands, and passes them to `ended`; does not pause when there are
     /// none. Returns their number.
     #[inline]
-    pub fn look(&mut self, ended: &mut impl Ended) -> usize {
+    pub fn look(&mut self, ended: &mut impl RawCompletionHandler) -> usize {
         match self.core.as_deref_mut() {
             Some(core) => core.look(&mut Raw(ended), false),
             None => 0,
         }
     }
 
-    /// Returns whether the queue pair refuses all further commands with [`Refusal::Gone`].
+    /// Returns whether the queue pair refuses all further commands with [`SubmitRefusal::Gone`].
     #[inline]
     pub fn is_gone(&self) -> bool {
         self.core.as_ref().is_none_or(|core| core.dead)
@@ -252,6 +252,6 @@ impl QueuePair {
     pub fn is_wild(&self) -> bool {
         self.core
             .as_ref()
-            .is_some_and(|core| core.shared.state() == State::GoneWild)
+            .is_some_and(|core| core.shared.state() == DeviceState::GoneWild)
     }
 }

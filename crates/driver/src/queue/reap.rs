@@ -6,7 +6,7 @@ use nvme::Status;
 use nvme::status::StatusCodeType;
 
 use super::core::QueueCore;
-use super::request::{Look, Sink};
+use super::request::{Sink, TapResult};
 use super::ring::Cqe;
 use super::slots::SINGLE;
 use crate::error::CommandError;
@@ -66,14 +66,14 @@ impl QueueCore {
         let entry = nvme::Completion::from(self.cq.raw(self.head)?);
         let new = entry.phase() == self.phase;
         match self.tap.as_mut()?.look(entry, new) {
-            Look::Nothing => None,
-            Look::Entry(entry) => Some(entry.into()),
-            Look::Both(first, second) => {
+            TapResult::Nothing => None,
+            TapResult::Entry(entry) => Some(entry.into()),
+            TapResult::Both(first, second) => {
                 *count += usize::from(self.settle(first.into(), done));
                 Some(second.into())
             }
             // The head advances as for any entry. This entry matches no command, so it is ignored.
-            Look::Lost => Some(nvme::Completion::default().into()),
+            TapResult::Lost => Some(nvme::Completion::default().into()),
         }
     }
 

@@ -150,12 +150,12 @@ pub struct QueueCounters {
 pub trait Tap: Send {
     /// Handles the entry at the head; `new` tells whether its phase tag marks it as new. The result
     /// replaces the entry.
-    fn look(&mut self, entry: nvme::Completion, new: bool) -> Look;
+    fn look(&mut self, entry: nvme::Completion, new: bool) -> TapResult;
 }
 
 /// Result of a [`Tap`]: the entries that the queue pair sees.
 #[derive(Clone, Copy, Debug)]
-pub enum Look {
+pub enum TapResult {
     /// No entry has arrived.
     Nothing,
     /// This entry replaces the original.

@@ -9,7 +9,7 @@ use crate::error::CommandError;
 
 /// A request that is executed as several commands.
 #[derive(Debug)]
-pub(crate) struct Parent {
+pub(crate) struct SplitRequest {
     pub op: Op,
     /// Next block to submit; the number of remaining blocks follows.
     pub lba: u64,
@@ -29,15 +29,15 @@ pub(crate) struct Parent {
 
 /// All split requests of a queue pair.
 #[derive(Debug, Default)]
-pub(crate) struct Parents {
-    parents: Vec<Parent>,
+pub(crate) struct SplitRequests {
+    parents: Vec<SplitRequest>,
     free: Vec<u32>,
     /// Requests with unsubmitted parts, in order.
     pub waiting: VecDeque<u32>,
 }
 
-impl Parents {
-    pub fn add(&mut self, parent: Parent) -> u32 {
+impl SplitRequests {
+    pub fn add(&mut self, parent: SplitRequest) -> u32 {
         if let Some(index) = self.free.pop()
             && let Some(place) = self.parents.get_mut(index as usize)
         {
@@ -48,7 +48,7 @@ impl Parents {
         (self.parents.len() - 1) as u32
     }
 
-    pub fn get(&mut self, index: u32) -> Option<&mut Parent> {
+    pub fn get(&mut self, index: u32) -> Option<&mut SplitRequest> {
         self.parents.get_mut(index as usize)
     }
 

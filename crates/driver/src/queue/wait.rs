@@ -11,7 +11,7 @@ use super::core::QueueCore;
 use super::request::Completion;
 
 /// Minimum polling window.
-const SHORTEST: Duration = Duration::from_micros(2);
+const MIN_WINDOW: Duration = Duration::from_micros(2);
 /// Number of unsuccessful polls between two reads of the clock. Reading the clock costs as much as
 /// several checks of the queue, and such a poll makes nearly ten of them.
 const POLLS_PER_CLOCK: u32 = 2;
@@ -87,7 +87,7 @@ impl Waiter {
         let count = core.poll(done);
         self.window = if count > 0 && slept <= self.longest {
             // A little more polling would have found the completion.
-            (self.window * 2).clamp(SHORTEST.min(self.longest), self.longest)
+            (self.window * 2).clamp(MIN_WINDOW.min(self.longest), self.longest)
         } else {
             self.window / 2
         };

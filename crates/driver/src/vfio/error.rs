@@ -142,9 +142,10 @@ fn list(devices: &[(Bdf, String)]) -> String {
         .iter()
         .map(|(bdf, driver)| format!("{bdf} ({driver})"))
         .collect();
-    match names.is_empty() {
-        true => "another device of it".into(),
-        false => names.join(", "),
+    if names.is_empty() {
+        "another device of it".into()
+    } else {
+        names.join(", ")
     }
 }
 

@@ -1,7 +1,7 @@
 //! [`Vfio`], the transport to a real controller through the kernel's VFIO.
 
 use super::caps::{self, Region};
-use super::iommu::{self, Interface, Iommu, Limits};
+use super::iommu::{self, Interface, Iommu, MappingLimits};
 use super::sysfs::{self, Sysfs};
 use super::{Bdf, VfioError, sys};
 use crate::mmio::Registers;
@@ -51,7 +51,7 @@ pub struct Vfio {
     bar0: Vec<Window>,
     device: OwnedFd,
     iommu: Iommu,
-    limits: Limits,
+    limits: MappingLimits,
     registers: Region,
     config: Region,
     can_reset: bool,
@@ -392,9 +392,10 @@ impl Transport for Vfio {
         // Memory space stays on in both cases: without it, an access to the mapped registers is a
         // SIGBUS.
         command |= pci::command::MEMORY_SPACE | pci::command::INTERRUPT_DISABLE;
-        match enable {
-            true => command |= pci::command::BUS_MASTER,
-            false => command &= !pci::command::BUS_MASTER,
+        if enable {
+            command |= pci::command::BUS_MASTER
+        } else {
+            command &= !pci::command::BUS_MASTER
         }
         self.write_config(pci::COMMAND, &command.to_le_bytes())
     }

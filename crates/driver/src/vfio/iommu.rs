@@ -73,7 +73,7 @@ pub enum Iommu {
 
 /// Limits of DMA mappings in an address space.
 #[derive(Clone, Debug)]
-pub struct Limits {
+pub struct MappingLimits {
     /// Allowed IOVAs, ascending and disjoint.
     pub ranges: Vec<RangeInclusive<u64>>,
     /// Maximum number of simultaneous mappings.
@@ -235,7 +235,7 @@ impl Iommu {
     }
 
     /// Returns the current limits of mappings.
-    pub fn limits(&self) -> Result<Limits, VfioError> {
+    pub fn limits(&self) -> Result<MappingLimits, VfioError> {
         let page = rustix::param::page_size() as u64;
         let (ranges, mappings, page_size) = match self {
             Iommu::Iommufd { iommufd, ioas } => {
@@ -259,7 +259,7 @@ impl Iommu {
                 )
             }
         };
-        Ok(Limits {
+        Ok(MappingLimits {
             ranges: match ranges {
                 Some(ranges) => ordered(ranges),
                 None => USUAL_RANGES.to_vec(),

@@ -89,7 +89,7 @@ pub const IOAS_MAP: Fixed<iommu_ioas_map> = fixed(io_request(IOMMUFD_CMD_IOAS_MA
 pub const IOAS_UNMAP: Fixed<iommu_ioas_unmap> = fixed(io_request(IOMMUFD_CMD_IOAS_UNMAP));
 
 /// Maximum accepted length of a variable-length answer.
-const LARGEST: usize = 64 << 10;
+const MAX_ANSWER_LEN: usize = 64 << 10;
 
 /// Returns the `size` or `argsz` value of a structure.
 pub const fn size<T>() -> u32 {
@@ -145,7 +145,7 @@ pub fn sized(fd: BorrowedFd<'_>, request: Sized, index: u32) -> io::Result<Vec<u
         let wanted = bytes.first_chunk().map_or(0, |w| u32::from_ne_bytes(*w));
         match usize::try_from(wanted) {
             Ok(wanted) if wanted <= len => return Ok(bytes),
-            Ok(wanted) if wanted <= LARGEST => len = wanted,
+            Ok(wanted) if wanted <= MAX_ANSWER_LEN => len = wanted,
             _ => return Err(io::ErrorKind::InvalidData.into()),
         }
     }
@@ -221,7 +221,7 @@ pub fn iova_ranges(iommufd: BorrowedFd<'_>, ioas: u32) -> io::Result<(Vec<(u64, 
                 return Ok((pairs, argument.out_iova_alignment));
             }
             Err(e) if e.raw_os_error() != Some(libc::EMSGSIZE) => return Err(e),
-            Err(_) if count <= ranges.len() || count > LARGEST / 16 => {
+            Err(_) if count <= ranges.len() || count > MAX_ANSWER_LEN / 16 => {
                 return Err(io::ErrorKind::InvalidData.into());
             }
             Err(_) => ranges.resize(count, iommu_iova_range::default()),

@@ -5,7 +5,7 @@
 use crate::common::*;
 use controller::ControllerConfig;
 use driver::transport::{DmaLimits, DoorbellCell, Mapping, Transport, TransportError};
-use driver::{CommandError, Device, Event, Look, Op, Options, QueueOptions, Request, Tap};
+use driver::{CommandError, Device, Event, Op, Options, QueueOptions, Request, Tap, TapResult};
 use nvme::{Status, regs};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -17,18 +17,20 @@ const MIB: u64 = 1 << 20;
 
 /// A tap made of a closure that sees entries in order and says what becomes of them.
 struct Tamper<F>(F);
-impl<F: FnMut(nvme::Completion, bool) -> Look + Send> Tap for Tamper<F> {
-    fn look(&mut self, entry: nvme::Completion, new: bool) -> Look {
+impl<F: FnMut(nvme::Completion, bool) -> TapResult + Send> Tap for Tamper<F> {
+    fn look(&mut self, entry: nvme::Completion, new: bool) -> TapResult {
         self.0(entry, new)
     }
 }
 
 /// Calls `spoil` with a count of the new entries, and nothing else.
-fn each_new(mut spoil: impl FnMut(u64, nvme::Completion) -> Look + Send + 'static) -> Box<dyn Tap> {
+fn each_new(
+    mut spoil: impl FnMut(u64, nvme::Completion) -> TapResult + Send + 'static,
+) -> Box<dyn Tap> {
     let mut seen = 0u64;
     Box::new(Tamper(move |entry, new: bool| {
         if !new {
-            return Look::Nothing;
+            return TapResult::Nothing;
         }
         seen += 1;
         spoil(seen, entry)
@@ -60,9 +62,9 @@ fn under(tap: Box<dyn Tap>, options: Options, requests: u64) -> (driver::QueueCo
 fn lost_completions_are_found_by_time_and_the_commands_repeated() {
     let tap = each_new(|n, entry| {
         if n % 100 == 50 {
-            Look::Lost
+            TapResult::Lost
         } else {
-            Look::Entry(entry)
+            TapResult::Entry(entry)
         }
     });
     let (counters, device) = under(tap, impatient(), 350);
@@ -81,7 +83,7 @@ fn failing(status: Status) -> Box<dyn Tap> {
         if n % 10 == 5 {
             entry.set_status(status);
         }
-        Look::Entry(entry)
+        TapResult::Entry(entry)
     })
 }
 
@@ -123,7 +125,7 @@ fn commands_that_failed_for_good_are_not_repeated() {
         let mut queue = device.queue(1, repeating()).unwrap();
         queue.set_tap(Some(each_new(move |_, mut entry| {
             entry.set_status(status);
-            Look::Entry(entry)
+            TapResult::Entry(entry)
         })));
         queue.submit(flush()).unwrap();
         let done = drain(&mut queue);
@@ -143,7 +145,7 @@ fn a_command_that_goes_on_failing_fails() {
         let mut queue = device.queue(1, options).unwrap();
         queue.set_tap(Some(each_new(|_, mut entry| {
             entry.set_status(Status::INTERNAL_ERROR);
-            Look::Entry(entry)
+            TapResult::Entry(entry)
         })));
         queue.submit(flush()).unwrap();
         let done = drain(&mut queue);
@@ -158,7 +160,7 @@ fn stale_and_repeated_completions_are_recognised() {
     let mut before: Vec<nvme::Completion> = Vec::new();
     let tap = each_new(move |n, entry| {
         let look = match n % 10 {
-            3 => Look::Both(entry, entry),
+            3 => TapResult::Both(entry, entry),
             // Entries of long ago, of every slot in turn: most of their slots are in use again,
             // under another identifier.
             5..9 => match before
@@ -166,10 +168,10 @@ fn stale_and_repeated_completions_are_recognised() {
                 .checked_sub(7 + n as usize % 13)
                 .and_then(|at| before.get(at))
             {
-                Some(old) => Look::Both(*old, entry),
-                None => Look::Entry(entry),
+                Some(old) => TapResult::Both(*old, entry),
+                None => TapResult::Entry(entry),
             },
-            _ => Look::Entry(entry),
+            _ => TapResult::Entry(entry),
         };
         before.push(entry);
         look
@@ -187,9 +189,9 @@ fn a_stale_cid_in_place_of_the_right_one_is_a_lost_completion() {
         match old {
             Some(old) if n % 150 == 75 => {
                 last = Some(old);
-                Look::Entry(old)
+                TapResult::Entry(old)
             }
-            _ => Look::Entry(entry),
+            _ => TapResult::Entry(entry),
         }
     });
     let (counters, device) = under(tap, impatient(), 400);
@@ -198,11 +200,13 @@ fn a_stale_cid_in_place_of_the_right_one_is_a_lost_completion() {
 
 /// Shows the controller's entries as they are, and calls `early` with a count of the looks at a
 /// place where there is none yet.
-fn each_old(mut early: impl FnMut(u64, nvme::Completion) -> Look + Send + 'static) -> Box<dyn Tap> {
+fn each_old(
+    mut early: impl FnMut(u64, nvme::Completion) -> TapResult + Send + 'static,
+) -> Box<dyn Tap> {
     let mut looks = 0u64;
     Box::new(Tamper(move |entry, new: bool| {
         if new {
-            return Look::Entry(entry);
+            return TapResult::Entry(entry);
         }
         looks += 1;
         early(looks, entry)
@@ -216,12 +220,12 @@ fn made_up_completions_are_nobodys() {
     // looked for until a reset.
     let tap = each_old(|looks, entry| {
         if !matches!(looks, 15 | 9000) {
-            return Look::Nothing;
+            return TapResult::Nothing;
         }
         let mut forged = entry;
         forged.cid = (0x7abc ^ looks as u16).into();
         forged.sqid = (1 + looks as u16 % 2).into();
-        Look::Both(forged, forged)
+        TapResult::Both(forged, forged)
     });
     let (counters, device) = under(tap, impatient(), 200);
     assert!(counters.stale >= 2 && device.resets() > 0, "{counters:?}");
@@ -237,9 +241,9 @@ fn a_phase_that_never_turns_is_found_by_time() {
             hidden = Some(entry);
         }
         if hidden == Some(entry) {
-            Look::Nothing
+            TapResult::Nothing
         } else {
-            Look::Entry(entry)
+            TapResult::Entry(entry)
         }
     });
     let (counters, device) = under(tap, impatient(), 200);
@@ -250,9 +254,9 @@ fn a_phase_that_never_turns_is_found_by_time() {
 fn a_phase_that_turns_too_early_is_survived() {
     let tap = each_old(|looks, entry| {
         if looks == 20 {
-            Look::Entry(entry)
+            TapResult::Entry(entry)
         } else {
-            Look::Nothing
+            TapResult::Nothing
         }
     });
     let (counters, device) = under(tap, impatient(), 200);

@@ -18,13 +18,13 @@ use std::time::Duration;
 const MIB: u64 = 1 << 20;
 
 /// A server in a thread of this process.
-struct Running {
+struct ServerThread {
     dir: tempfile::TempDir,
     end: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Running {
+impl ServerThread {
     fn start(foreign: Foreign) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
@@ -38,7 +38,7 @@ impl Running {
         };
         let thread = Some(std::thread::spawn(body));
         listening.recv_timeout(LIMIT).unwrap();
-        Running { dir, end, thread }
+        ServerThread { dir, end, thread }
     }
 
     fn connect(&self) -> Arc<VfioUser> {
@@ -46,7 +46,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for ServerThread {
     fn drop(&mut self) {
         self.end.store(true, Ordering::Relaxed);
         let ended = self.thread.take().unwrap().join();
@@ -72,7 +72,7 @@ fn a_server_that_fails_without_eventfd_serves_a_client_that_polls() {
         strict: Some(strict.clone()),
         ..Foreign::default()
     };
-    let server = Running::start(foreign);
+    let server = ServerThread::start(foreign);
     let options = Options {
         interrupts: false,
         ..Options::default()
@@ -93,7 +93,7 @@ fn a_server_that_looks_at_msix_enable_interrupts_a_client_that_sleeps() {
         strict: Some(strict.clone()),
         ..Foreign::default()
     };
-    let server = Running::start(foreign);
+    let server = ServerThread::start(foreign);
     let device = Device::open(server.connect(), Options::default()).unwrap();
     let options = QueueOptions {
         poll_window: Duration::ZERO,
@@ -125,7 +125,7 @@ fn an_interrupt_that_is_given_up_for_polling_still_has_an_eventfd() {
         strict: Some(strict.clone()),
         ..Foreign::default()
     };
-    let server = Running::start(foreign);
+    let server = ServerThread::start(foreign);
     let options = Options {
         io_queues: 2,
         ..Options::default()
@@ -155,8 +155,8 @@ fn file(len: u64) -> OwnedFd {
     file
 }
 
-fn with_file(fd: OwnedFd, offset: u64) -> Running {
-    Running::start(Foreign {
+fn with_file(fd: OwnedFd, offset: u64) -> ServerThread {
+    ServerThread::start(Foreign {
         file: Some(DoorbellFile { fd, offset }),
         ..Foreign::default()
     })

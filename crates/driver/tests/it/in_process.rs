@@ -5,8 +5,8 @@ use crate::common::*;
 use controller::ControllerConfig;
 use dma::{MapError, Memory};
 use driver::{
-    AsyncQueue, CommandError, Device, Event, MemorySource, Op, Options, QueueOptions, Refusal,
-    Request,
+    AsyncQueue, CommandError, Device, Event, MemorySource, Op, Options, QueueOptions, Request,
+    SubmitRefusal,
 };
 use nvme::Status;
 use std::sync::{Arc, Mutex};
@@ -174,10 +174,10 @@ fn refusals_give_the_buffer_back() {
         assert_eq!(refused.why, why);
         refused.buffer.unwrap()
     };
-    let buffer = refuse(0, 0, buffer, Refusal::Range);
-    let buffer = refuse(u64::MAX, 1, buffer, Refusal::Range);
-    let buffer = refuse(0, u64::MAX, buffer, Refusal::Range);
-    let buffer = refuse(0, 2, buffer, Refusal::Buffer);
+    let buffer = refuse(0, 0, buffer, SubmitRefusal::Range);
+    let buffer = refuse(u64::MAX, 1, buffer, SubmitRefusal::Range);
+    let buffer = refuse(0, u64::MAX, buffer, SubmitRefusal::Range);
+    let buffer = refuse(0, 2, buffer, SubmitRefusal::Buffer);
     queue.submit_read(0, 1, buffer, 1).unwrap();
     queue
         .submit_read(1, 1, device.allocate(512).unwrap(), 2)
@@ -185,7 +185,7 @@ fn refusals_give_the_buffer_back() {
     let full = queue
         .submit_read(2, 1, device.allocate(512).unwrap(), 3)
         .unwrap_err();
-    assert_eq!(full.why, Refusal::Full);
+    assert_eq!(full.why, SubmitRefusal::Full);
     assert_eq!(drain(&mut queue).len(), 2);
     // What the controller refuses comes back with its status.
     queue
@@ -425,7 +425,7 @@ fn a_closed_device_fails_everything_and_hangs_nothing() {
     assert_eq!(done.len(), 1);
     assert!(device.is_gone() && device.health().is_err());
     let refused = queue.submit_read(0, 1, device.allocate(512).unwrap(), 1);
-    assert_eq!(refused.unwrap_err().why, Refusal::Gone);
+    assert_eq!(refused.unwrap_err().why, SubmitRefusal::Gone);
 }
 
 #[test]

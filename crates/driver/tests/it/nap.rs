@@ -5,7 +5,7 @@ use crate::common::*;
 use dma::{Buffer, SegmentList};
 use driver::transport::{DmaLimits, DoorbellCell, Mapping, Transport, TransportError};
 use driver::{
-    Device, DmaBuffer, Look, NvmeVolume, Op, Options, QueueOptions, QueuePair, Request, Tap,
+    Device, DmaBuffer, NvmeVolume, Op, Options, QueueOptions, QueuePair, Request, Tap, TapResult,
 };
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -164,16 +164,16 @@ fn an_interrupt_that_queue_pairs_share_stays_attached() {
 struct Resets(Device, u32);
 
 impl Tap for Resets {
-    fn look(&mut self, entry: nvme::Completion, new: bool) -> Look {
+    fn look(&mut self, entry: nvme::Completion, new: bool) -> TapResult {
         if !new {
-            return Look::Nothing;
+            return TapResult::Nothing;
         }
         self.1 = self.1.saturating_sub(1);
         if self.1 == 0 {
             self.1 = u32::MAX;
             self.0.reset().unwrap();
         }
-        Look::Entry(entry)
+        TapResult::Entry(entry)
     }
 }
 

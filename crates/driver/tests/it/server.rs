@@ -13,7 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use vfio_user::{
     Connection, ConnectionStatus, Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction,
-    IrqData, IrqInfo, Listener, MmapArea, Outcome, RegionInfo, RegionMmap, SetIrqs, Unmapped,
+    IrqData, IrqInfo, Listener, MmapArea, OperationOutcome, RegionInfo, RegionMmap, SetIrqs,
+    Unmapped,
 };
 
 const AREA: [MmapArea; 1] = [MmapArea {
@@ -166,13 +167,18 @@ impl Device for Server {
         }
         Ok(())
     }
-    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<Outcome, Errno> {
+    fn region_write(
+        &mut self,
+        index: u32,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<OperationOutcome, Errno> {
         match index {
             0 => self.host.controller().bar0_write(offset, data),
             _ => self.host.controller().config_write(offset, data),
         }
         self.attend();
-        Ok(Outcome::Done)
+        Ok(OperationOutcome::Done)
     }
     fn irq(&self, index: u32) -> Option<IrqInfo> {
         let count = if index == 2 {
@@ -186,13 +192,13 @@ impl Device for Server {
             ..IrqInfo::default()
         })
     }
-    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<Outcome, Errno> {
+    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<OperationOutcome, Errno> {
         if let (Some(strict), IrqAction::Trigger) = (&self.foreign.strict, irqs.action) {
             match irqs.data {
                 IrqData::Eventfd(fds) => strict.assign(irqs.start as usize, fds),
                 _ => strict.eventfds.lock().unwrap().clear(),
             }
-            return Ok(Outcome::Done);
+            return Ok(OperationOutcome::Done);
         }
         let controller = self.host.controller();
         match (irqs.action, irqs.data) {
@@ -207,7 +213,7 @@ impl Device for Server {
             }
             _ => return Err(Errno::INVAL),
         }
-        Ok(Outcome::Done)
+        Ok(OperationOutcome::Done)
     }
     fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno> {
         let memory = self
@@ -235,14 +241,14 @@ impl Device for Server {
         self.waiting = Some(controller::Controller::dma_quiesced);
         Ok(Unmapped {
             size,
-            outcome: Outcome::Pending,
+            outcome: OperationOutcome::Pending,
         })
     }
-    fn reset(&mut self) -> Result<Outcome, Errno> {
+    fn reset(&mut self) -> Result<OperationOutcome, Errno> {
         self.host.controller().reset();
         self.attend();
         self.waiting = Some(|controller| !controller.is_resetting());
-        Ok(Outcome::Pending)
+        Ok(OperationOutcome::Pending)
     }
     fn disconnected(&mut self) {
         self.waiting = None;

@@ -6,7 +6,7 @@ use crate::server;
 use crate::common::*;
 use driver::transport::Transport;
 use driver::vfio_user::VfioUser;
-use driver::{CommandError, Device, Options, QueueOptions, Target};
+use driver::{CommandError, Device, DeviceTarget, Options, QueueOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -173,7 +173,7 @@ fn urls_reach_sockets() {
         "vfio-user://{}/2?depth=3&shadow=off&queues=2",
         other.path().display()
     );
-    let target = Target::parse(&url).unwrap();
+    let target = DeviceTarget::parse(&url).unwrap();
     let device = target.open().unwrap();
     assert_eq!(device.limits().io_queues, 2);
     let mut queue = device.queue(target.nsid, target.queue).unwrap();

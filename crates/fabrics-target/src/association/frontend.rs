@@ -8,11 +8,11 @@ impl Frontend for Association {
     fn poll(&mut self, now: Instant, budget: &mut Budget) -> bool {
         self.now = now;
         let mut worked = false;
-        if self.life != Life::Open {
+        if self.life != AssociationState::Open {
             self.controller.poll_within(now, budget);
             return self.go_on_ending();
         }
-        if self.mail.has_news() {
+        if self.inbox.has_news() {
             self.read_mail();
             worked = true;
         }
@@ -31,12 +31,12 @@ impl Frontend for Association {
         }
         self.admit();
         let max_transfer = self.max_transfer();
-        self.admin.feed(&mut Surroundings {
+        self.admin.feed(&mut QueueContext {
             controller: &mut self.controller,
             pool: &mut self.pool,
             max_transfer,
             prover: self.target.prover.as_ref(),
-            mail: &self.mail,
+            inbox: &self.inbox,
         });
         worked |= self.read_io();
         self.admin.rings.ring(&mut self.controller);
@@ -58,8 +58,8 @@ impl Frontend for Association {
 
     fn finish_round(&mut self) -> bool {
         match self.life {
-            Life::Open => self.respond(),
-            Life::Ending | Life::Over => false,
+            AssociationState::Open => self.respond(),
+            AssociationState::Ending | AssociationState::Over => false,
         }
     }
 
@@ -75,7 +75,7 @@ impl Frontend for Association {
 
     #[inline]
     fn must_poll(&self) -> bool {
-        self.controller.needs_polling() || self.has_news() || self.mail.has_news()
+        self.controller.needs_polling() || self.has_news() || self.inbox.has_news()
     }
 
     /// The next command arrives on the ring, without a wake-up while its worker polls.
@@ -84,11 +84,12 @@ impl Frontend for Association {
     }
 
     fn arm(&mut self) -> bool {
-        self.controller.arm() || self.has_news() || self.mail.has_news()
+        self.controller.arm() || self.has_news() || self.inbox.has_news()
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let ending = (self.life == Life::Ending).then(|| self.now.checked_add(ENDING_LOOK));
+        let ending =
+            (self.life == AssociationState::Ending).then(|| self.now.checked_add(ENDING_LOOK));
         let alive = match self.keep_alive.timeout().is_zero() {
             false => self.keep_alive.deadline(),
             true if self.cc.en() => None,
@@ -113,7 +114,7 @@ impl Frontend for Association {
 
     fn housekeeping(&mut self, now: Instant) {
         self.now = now;
-        if self.life == Life::Open {
+        if self.life == AssociationState::Open {
             self.check_time();
         }
     }
@@ -128,6 +129,6 @@ impl Frontend for Association {
     }
 
     fn has_ended(&self) -> bool {
-        self.life == Life::Over
+        self.life == AssociationState::Over
     }
 }

@@ -14,7 +14,7 @@ impl Association {
             connected.refuse(why, dw0);
             self.target.stats().count_refusal();
         };
-        let is_open = self.life == Life::Open && self.admin.proof.is_given();
+        let is_open = self.life == AssociationState::Open && self.admin.proof.is_given();
         if !is_open || !self.controller.is_ready() || self.flushing {
             return refuse(Status::COMMAND_SEQUENCE_ERROR, 0);
         }
@@ -59,21 +59,21 @@ impl Association {
         queue.phase = Phase::Making { cid: connected.cid };
         queue.rings.reset(self.pool.memory());
         let [cq, sq] = create(&queue.rings, qid);
-        let asked = self.admin.ask(cq, qid, Step::CreateCq, &self.pool)
-            && self.admin.ask(sq, qid, Step::CreateSq, &self.pool);
+        let asked = self.admin.ask(cq, qid, QueueStep::CreateCq, &self.pool)
+            && self.admin.ask(sq, qid, QueueStep::CreateSq, &self.pool);
         if !asked {
-            queue.close(&End::Refused("no room"), &mut self.pool);
+            queue.close(&ConnectionEnd::Refused("no room"), &mut self.pool);
         }
         self.io.push(queue);
     }
 
     /// Handles the completion of a command of this side that creates or deletes a ring.
-    pub(super) fn answered(&mut self, qid: u16, step: Step, status: Status) {
+    pub(super) fn answered(&mut self, qid: u16, step: QueueStep, status: Status) {
         let Some(queue) = self.io.iter_mut().find(|queue| queue.qid == qid) else {
             return;
         };
         match (step, queue.phase, status.is_success()) {
-            (Step::CreateSq, Phase::Making { cid }, true) => {
+            (QueueStep::CreateSq, Phase::Making { cid }, true) => {
                 queue.phase = Phase::Open;
                 self.target.stats().count_connection();
                 let answer = fabrics::Connected::new()
@@ -94,21 +94,21 @@ impl Association {
                 let capsule = queue.link.writer.completion(&entry);
                 queue.link.header(&capsule);
             }
-            (Step::CreateCq | Step::CreateSq, Phase::Making { .. }, false) => {
+            (QueueStep::CreateCq | QueueStep::CreateSq, Phase::Making { .. }, false) => {
                 tracing::warn!(qid, %status, "no rings for a host's queue");
-                queue.close(&End::Refused("no rings"), &mut self.pool);
+                queue.close(&ConnectionEnd::Refused("no rings"), &mut self.pool);
                 queue.phase = Phase::Removing;
-                self.remove(qid, step == Step::CreateSq);
+                self.remove(qid, step == QueueStep::CreateSq);
             }
             // The connection has ended before the rings were created.
-            (Step::CreateSq, Phase::Removing, created) => self.remove(qid, created),
-            (Step::DeleteSq, ..) => {
+            (QueueStep::CreateSq, Phase::Removing, created) => self.remove(qid, created),
+            (QueueStep::DeleteSq, ..) => {
                 let delete = delete(AdminOpcode::DELETE_IO_CQ, qid);
-                if !self.admin.ask(delete, qid, Step::DeleteCq, &self.pool) {
+                if !self.admin.ask(delete, qid, QueueStep::DeleteCq, &self.pool) {
                     queue.phase = Phase::Ended;
                 }
             }
-            (Step::DeleteCq, ..) => queue.phase = Phase::Gone,
+            (QueueStep::DeleteCq, ..) => queue.phase = Phase::Gone,
             _ => {}
         }
     }
@@ -118,14 +118,16 @@ impl Association {
         let Some(queue) = self.io.iter_mut().find(|queue| queue.qid == qid) else {
             return;
         };
-        let (opcode, step) = match with_sq {
-            true => (AdminOpcode::DELETE_IO_SQ, Step::DeleteSq),
-            false => (AdminOpcode::DELETE_IO_CQ, Step::DeleteCq),
+        let (opcode, step) = if with_sq {
+            (AdminOpcode::DELETE_IO_SQ, QueueStep::DeleteSq)
+        } else {
+            (AdminOpcode::DELETE_IO_CQ, QueueStep::DeleteCq)
         };
-        queue.phase = match self.admin.ask(delete(opcode, qid), qid, step, &self.pool) {
-            true => Phase::Removing,
+        queue.phase = if self.admin.ask(delete(opcode, qid), qid, step, &self.pool) {
+            Phase::Removing
+        } else {
             // The deletion is requested later, when a slot is free.
-            false => Phase::Ended,
+            Phase::Ended
         };
     }
 
@@ -137,18 +139,18 @@ impl Association {
             controller,
             pool,
             io,
-            mail,
+            inbox,
             hostnqn,
             peer,
             ..
         } = self;
         for queue in io.iter_mut().filter(|queue| queue.phase == Phase::Open) {
-            let mut around = Surroundings {
+            let mut around = QueueContext {
                 controller,
                 pool,
                 max_transfer,
                 prover: target.prover.as_ref(),
-                mail,
+                inbox,
             };
             let state = target.ana.state();
             let decide = |command: &Command, _: &mut Controller| {
@@ -168,12 +170,12 @@ impl Association {
             if let Some(why) = queue.refusal.take() {
                 target.not_proven(hostnqn, *peer, &why);
             }
-            queue.feed(&mut Surroundings {
+            queue.feed(&mut QueueContext {
                 controller,
                 pool,
                 max_transfer,
                 prover: target.prover.as_ref(),
-                mail,
+                inbox,
             });
             queue.rings.ring(controller);
         }
@@ -190,7 +192,8 @@ impl Association {
             .map(|queue| queue.qid)
             .collect();
         for qid in ended {
-            if self.controller.is_ready() && self.life == Life::Open && !self.resetting {
+            if self.controller.is_ready() && self.life == AssociationState::Open && !self.resetting
+            {
                 self.remove(qid, true);
                 worked = true;
             }

@@ -3,14 +3,14 @@
 use crate::worker_common;
 
 use crate::common::{BOUND, HOST_NQN, NQN, Other, Queue, Served, Setup};
-use dhchap::{Host, Names, Random, Refused, Secret, Secrets};
+use dhchap::{AuthFailure, Host, Names, Random, Secret, Secrets};
 use fabrics::{FabricsOptions, FabricsVolume, HostIdentity, Subsystem};
 use fabrics_target::{HostKey, TargetLimits};
 use nvme::fabrics::{Authentication, CNTLID_DYNAMIC, Connected, Property, status};
 use nvme::regs;
 use nvme::sgl::SglDescriptor;
 use nvme::{AdminOpcode, Command, Completion, Status};
-use nvme_tcp::Asked;
+use nvme_tcp::CommandInfo;
 use std::time::{Duration, Instant};
 use volume::Volume;
 use worker_common::Worker;
@@ -184,7 +184,7 @@ impl Cheat {
     }
 
     /// Proves who the host is.
-    fn prove(queue: &mut Queue) -> Result<(), Refused> {
+    fn prove(queue: &mut Queue) -> Result<(), AuthFailure> {
         let mut host = host(HOST);
         assert_eq!(send(queue, &host.negotiate(), 72), Status::SUCCESS);
         let reply = host.reply(&ask(queue, 4096).1)?;
@@ -204,7 +204,7 @@ fn host(secret: &str) -> Host {
 fn send(queue: &mut Queue, message: &[u8], said: u32) -> Status {
     let mut command = Authentication::nvme(said).send(0);
     command.set_sgl(SglDescriptor::in_capsule(0, message.len() as u32));
-    let cid = queue.send(command, Asked::default(), message);
+    let cid = queue.send(command, CommandInfo::default(), message);
     queue.wait(cid).unwrap().0.status()
 }
 
@@ -261,7 +261,7 @@ fn an_i_o_queue_has_its_own_proof() {
     assert_eq!(queue.execute(read, 4096).0, required);
     let mut write = crate::common::transfer(nvme::NvmOpcode::WRITE, 0, 8);
     write.set_sgl(SglDescriptor::in_capsule(0, 4096));
-    let cid = queue.send(write, Asked::default(), &[7; 4096]);
+    let cid = queue.send(write, CommandInfo::default(), &[7; 4096]);
     assert_eq!(queue.wait(cid).unwrap().0.status(), required);
     Cheat::prove(&mut queue).unwrap();
     let (status, _, data) = queue.execute(read, 4096);
@@ -310,7 +310,7 @@ fn messages_that_are_wrong_end_it() {
     other.secp = 0xea;
     let mut command = other.send(0);
     command.set_sgl(SglDescriptor::in_capsule(0, 72));
-    let cid = cheat.queue.send(command, Asked::default(), &good);
+    let cid = cheat.queue.send(command, CommandInfo::default(), &good);
     assert_eq!(cheat.queue.wait(cid).unwrap().0.status(), wrong);
     Cheat::prove(&mut cheat.queue).unwrap();
 }
@@ -359,7 +359,7 @@ fn a_host_that_goes_away_in_the_middle_leaves_nothing() {
         cheat.say(&host(HOST).negotiate());
         let mut receive = Authentication::nvme(4096).receive(0);
         receive.set_sgl(SglDescriptor::transport(4096));
-        cheat.queue.send(receive, Asked::default(), &[]);
+        cheat.queue.send(receive, CommandInfo::default(), &[]);
     }
     served.wait_for_hosts(0);
     let volume = open(&served, HOST_NQN, Some(secrets(HOST, None))).unwrap();

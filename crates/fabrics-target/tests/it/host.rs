@@ -16,7 +16,7 @@ use nvme::regs::{self, Cap, Cc, Shn, Shst};
 use nvme::sgl::SglDescriptor;
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use nvme_tcp::pdu::fes;
-use nvme_tcp::{Asked, Host, digest};
+use nvme_tcp::{CommandInfo, Host, digest};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -50,13 +50,13 @@ fn write(queue: &mut Queue, slba: u64, data: &[u8]) -> Status {
     let mut command = transfer(NvmOpcode::WRITE, slba, len / 512);
     if len <= 8192 {
         command.set_sgl(SglDescriptor::in_capsule(0, len));
-        let cid = queue.send(command, Asked::default(), data);
+        let cid = queue.send(command, CommandInfo::default(), data);
         return queue.wait(cid).unwrap().0.status();
     }
     command.set_sgl(SglDescriptor::transport(len));
-    let asked = Asked {
+    let asked = CommandInfo {
         data_out: len,
-        ..Asked::default()
+        ..CommandInfo::default()
     };
     let cid = queue.send(command, asked, &[]);
     let (of, tag, at, asked_for) = queue.wait_transfer().unwrap();
@@ -233,7 +233,7 @@ fn events_tell_of_another_state_and_io_meets_with_it() {
     assert_eq!(admin.execute(set, 0).0, Status::SUCCESS);
     let mut request = Command::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, 0, 0);
     request.set_sgl(SglDescriptor::transport(0));
-    let event = admin.send(request, Asked::default(), &[]);
+    let event = admin.send(request, CommandInfo::default(), &[]);
     assert_eq!(
         admin.wait_within(event, Duration::from_millis(100)),
         Err(Other::Nothing)
@@ -255,7 +255,7 @@ fn events_tell_of_another_state_and_io_meets_with_it() {
         AnaState::CHANGE
     );
     // Read, so the next one comes.
-    let event = admin.send(request, Asked::default(), &[]);
+    let event = admin.send(request, CommandInfo::default(), &[]);
     served.target.set_ana_state(AnaState::OPTIMIZED);
     assert!(admin.wait(event).is_ok());
     assert_eq!(read(&mut queue, 0, 512), [0; 512]);
@@ -436,7 +436,7 @@ fn flow_control_is_there_where_it_is_wanted() {
         for _ in 0..6 {
             let mut command = transfer(NvmOpcode::READ, 0, 1);
             command.set_sgl(SglDescriptor::transport(512));
-            let asked = Asked {
+            let asked = CommandInfo {
                 data_in: 512,
                 whole: true,
                 data_out: 0,
@@ -456,9 +456,9 @@ fn commands_whose_data_does_not_fit_are_refused_alone() {
     let mut queue = client.queue(1, 32);
     let mut status = |mut command: Command, sgl: SglDescriptor, data: &[u8], data_in: u32| {
         command.set_sgl(sgl);
-        let asked = Asked {
+        let asked = CommandInfo {
             data_in,
-            ..Asked::default()
+            ..CommandInfo::default()
         };
         let cid = queue.send(command, asked, data);
         let status = queue.wait(cid).unwrap().0.status();
@@ -496,7 +496,7 @@ fn commands_whose_data_does_not_fit_are_refused_alone() {
     // Without an SGL.
     let mut bare = read;
     bare.set_prps(0x1000, 0);
-    let cid = queue.send(bare, Asked::default(), &[]);
+    let cid = queue.send(bare, CommandInfo::default(), &[]);
     let got = queue.wait(cid).unwrap().0.status();
     assert!(got.is(Status::INVALID_FIELD));
     // What a controller refuses itself.

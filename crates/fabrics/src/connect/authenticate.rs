@@ -2,9 +2,9 @@
 //! 8.3.5).
 
 use super::client::{Client, Data};
-use super::error::Trouble;
+use super::error::ConversationError;
 use super::queue::Portal;
-use dhchap::{Host, Names, Random, Refused, Secrets};
+use dhchap::{AuthFailure, Host, Names, Random, Secrets};
 use nvme::fabrics::Authentication;
 
 /// Authenticates this host to the controller (DH-HMAC-CHAP), and the controller to this host if a
@@ -13,7 +13,7 @@ pub(super) fn authenticate(
     client: &mut Client,
     portal: &Portal,
     secrets: &Secrets,
-) -> Result<(), Trouble> {
+) -> Result<(), ConversationError> {
     let names = Names {
         host: portal.identity.nqn.clone(),
         subsystem: portal.subnqn.clone(),
@@ -30,31 +30,32 @@ pub(super) fn authenticate(
 
 /// Converts the error after this host has sent its reply. A controller that rejects the reply
 /// reports that and closes the connection, and the report may be lost with the connection.
-fn unproven(trouble: Trouble) -> Trouble {
-    match trouble.is_closed() {
-        true => Trouble::Unproven,
-        false => trouble,
+fn unproven(trouble: ConversationError) -> ConversationError {
+    if trouble.is_closed() {
+        ConversationError::Unproven
+    } else {
+        trouble
     }
 }
 
 /// Sends AUTH_Failure2 and returns the error with which the connection attempt fails.
-fn end(client: &mut Client, why: Refused) -> Trouble {
-    if let Refused::ByHost { message, .. } = &why {
+fn end(client: &mut Client, why: AuthFailure) -> ConversationError {
+    if let AuthFailure::ByHost { message, .. } = &why {
         // The connection is closed whether or not the controller answers.
         let _ = send(client, message);
     }
-    Trouble::Authentication(why)
+    ConversationError::Authentication(why)
 }
 
-fn send(client: &mut Client, message: &[u8]) -> Result<(), Trouble> {
+fn send(client: &mut Client, message: &[u8]) -> Result<(), ConversationError> {
     // No message is longer than a few KiB.
     let command = Authentication::nvme(message.len() as u32).send(0);
     client.execute("Authentication Send", command, Data::Out(message))?;
     Ok(())
 }
 
-fn receive(client: &mut Client) -> Result<Vec<u8>, Trouble> {
-    let room = dhchap::LONGEST as u32;
+fn receive(client: &mut Client) -> Result<Vec<u8>, ConversationError> {
+    let room = dhchap::MAX_MESSAGE_LEN as u32;
     let command = Authentication::nvme(room).receive(0);
     let (_, message) = client.execute("Authentication Receive", command, Data::In(room))?;
     Ok(message)
@@ -68,14 +69,14 @@ mod tests {
     #[test]
     fn a_connection_that_ends_with_the_proof_is_said_to_have_failed_by_it() {
         for closed in [
-            Trouble::Closed,
-            Trouble::Io(ErrorKind::ConnectionReset.into()),
+            ConversationError::Closed,
+            ConversationError::Io(ErrorKind::ConnectionReset.into()),
         ] {
             let trouble = unproven(closed);
             assert!(trouble.to_string().contains("authentication failed"));
             assert!(trouble.is_closed(), "it is tried again as before");
         }
-        let silent = unproven(Trouble::Silent);
-        assert!(matches!(silent, Trouble::Silent), "{silent}");
+        let silent = unproven(ConversationError::Silent);
+        assert!(matches!(silent, ConversationError::Silent), "{silent}");
     }
 }

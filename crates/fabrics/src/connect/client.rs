@@ -1,12 +1,12 @@
 //! Synchronous client for one queue: sends a command and waits for its completion. Used for Admin
 //! queues, and for the first commands on I/O queues.
 
-use super::error::Trouble;
+use super::error::ConversationError;
 use nvme::aen::AsyncEvent;
 use nvme::sgl::SglDescriptor;
 use nvme::{AdminOpcode, Command, Completion};
 use nvme_tcp::pdu::INITIALIZE;
-use nvme_tcp::{Answer, Answers, Asked, Host, InFlight, Limits, Writer, digest};
+use nvme_tcp::{Answer, Answers, CommandInfo, ConnectionLimits, Host, InFlight, Writer, digest};
 use remote::Conversation;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -19,7 +19,7 @@ const DEPTH: u16 = 15;
 /// Size of the receive buffer in bytes.
 const BUFFER: usize = 16 << 10;
 /// Maximum data of a command in bytes.
-const MOST_DATA: u32 = 1 << 20;
+const MAX_DATA_LEN: u32 = 1 << 20;
 
 /// Data of a command, with its direction.
 #[derive(Debug, Clone, Copy)]
@@ -55,7 +55,10 @@ pub(crate) struct Client {
 
 impl Client {
     /// Sends the initialization PDU on a connection and waits for the controller's.
-    pub(crate) fn new(mut conversation: Conversation, host: Host) -> Result<Self, Trouble> {
+    pub(crate) fn new(
+        mut conversation: Conversation,
+        host: Host,
+    ) -> Result<Self, ConversationError> {
         conversation.write_all(&host.request())?;
         let mut response = [0; INITIALIZE];
         read_exact(&mut conversation, &mut response)?;
@@ -72,7 +75,7 @@ impl Client {
         })
     }
 
-    pub(crate) fn limits(&self) -> Limits {
+    pub(crate) fn limits(&self) -> ConnectionLimits {
         *self.writer.limits()
     }
 
@@ -86,9 +89,11 @@ impl Client {
     }
 
     /// Returns the socket, in blocking mode, for another user. No command may be outstanding.
-    pub(crate) fn into_fd(self) -> Result<OwnedFd, Trouble> {
+    pub(crate) fn into_fd(self) -> Result<OwnedFd, ConversationError> {
         if !self.received.is_empty() {
-            return Err(Trouble::Unusable("the reply is longer than requested"));
+            return Err(ConversationError::Unusable(
+                "the reply is longer than requested",
+            ));
         }
         Ok(self.conversation.into_blocking()?)
     }
@@ -105,17 +110,18 @@ impl Client {
         name: &'static str,
         command: Command,
         data: Data<'_>,
-    ) -> Result<(Completion, Vec<u8>), Trouble> {
+    ) -> Result<(Completion, Vec<u8>), ConversationError> {
         let cid = self.submit(command, data, false)?;
         loop {
             if let Some((completion, data)) = self.take(cid) {
                 let status = completion.status();
-                return match status.is_success() {
-                    true => Ok((completion, data)),
-                    false => Err(Trouble::Status {
+                return if status.is_success() {
+                    Ok((completion, data))
+                } else {
+                    Err(ConversationError::Status {
                         command: name,
                         status,
-                    }),
+                    })
                 };
             }
             self.receive()?;
@@ -123,7 +129,7 @@ impl Client {
     }
 
     /// Sends a command without waiting; [`Client::take`] returns its completion later.
-    pub(crate) fn begin(&mut self, command: Command) -> Result<u16, Trouble> {
+    pub(crate) fn begin(&mut self, command: Command) -> Result<u16, ConversationError> {
         self.submit(command, Data::None, false)
     }
 
@@ -135,7 +141,7 @@ impl Client {
     }
 
     /// Sends an Asynchronous Event Request.
-    pub(crate) fn request_event(&mut self) -> Result<(), Trouble> {
+    pub(crate) fn request_event(&mut self) -> Result<(), ConversationError> {
         let command = Command::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, 0, 0);
         self.submit(command, Data::None, true)?;
         self.waiting += 1;
@@ -157,10 +163,10 @@ impl Client {
         mut command: Command,
         data: Data<'_>,
         is_event: bool,
-    ) -> Result<u16, Trouble> {
+    ) -> Result<u16, ConversationError> {
         let (expected, out) = match data {
             Data::None => (0, &[][..]),
-            Data::In(len) => (len.min(MOST_DATA), &[][..]),
+            Data::In(len) => (len.min(MAX_DATA_LEN), &[][..]),
             Data::Out(bytes) => (0, bytes),
         };
         // In a capsule of the Admin queue 8 KiB fit.
@@ -169,7 +175,7 @@ impl Client {
             Data::Out(_) => SglDescriptor::in_capsule(0, len),
             _ => SglDescriptor::transport(expected),
         });
-        let asked = Asked {
+        let asked = CommandInfo {
             data_in: expected,
             whole: false,
             data_out: 0,
@@ -180,7 +186,7 @@ impl Client {
             is_event,
         };
         let cid = self.commands.insert(asked, item);
-        let cid = cid.map_err(|_| Trouble::Silent)?;
+        let cid = cid.map_err(|_| ConversationError::Silent)?;
         command.cid = cid.into();
         let mut capsule = self.writer.command(&command, len).to_vec();
         capsule.extend_from_slice(out);
@@ -192,7 +198,7 @@ impl Client {
     }
 
     /// Waits for at least one byte, and receives the available ones.
-    pub(crate) fn receive(&mut self) -> Result<(), Trouble> {
+    pub(crate) fn receive(&mut self) -> Result<(), ConversationError> {
         let had = self.received.len();
         self.received.resize(had + BUFFER, 0);
         let room = self.received.get_mut(had..).unwrap_or_default();
@@ -200,7 +206,7 @@ impl Client {
         let len = *got.as_ref().unwrap_or(&0);
         self.received.truncate(had + len);
         if got? == 0 {
-            return Err(Trouble::Closed);
+            return Err(ConversationError::Closed);
         }
         let mut used_up = 0;
         let result = loop {
@@ -228,14 +234,16 @@ impl Client {
                     corrupt,
                 } => {
                     if corrupt {
-                        break Err(Trouble::Unusable("data with a wrong digest"));
+                        break Err(ConversationError::Unusable("data with a wrong digest"));
                     }
                     self.last_sqhd = completion.sqhd.get();
                     self.ended(cid, completion);
                 }
                 // Data to the controller is always in the capsule.
-                Answer::Transfer { .. } => break Err(Trouble::Unusable("it asks for data again")),
-                Answer::Terminated(why) => break Err(Trouble::Terminated(why)),
+                Answer::Transfer { .. } => {
+                    break Err(ConversationError::Unusable("it asks for data again"));
+                }
+                Answer::Terminated(why) => break Err(ConversationError::Terminated(why)),
             }
         };
         self.received.drain(..used_up);
@@ -259,11 +267,11 @@ impl Client {
     }
 }
 
-fn read_exact(conversation: &mut Conversation, buffer: &mut [u8]) -> Result<(), Trouble> {
+fn read_exact(conversation: &mut Conversation, buffer: &mut [u8]) -> Result<(), ConversationError> {
     conversation
         .read_exact(buffer)
         .map_err(|error| match error.kind() {
-            std::io::ErrorKind::UnexpectedEof => Trouble::Closed,
-            _ => Trouble::Io(error),
+            std::io::ErrorKind::UnexpectedEof => ConversationError::Closed,
+            _ => ConversationError::Io(error),
         })
 }

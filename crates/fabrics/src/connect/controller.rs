@@ -2,7 +2,7 @@
 //! data of the controller and the namespace.
 
 use super::client::{Client, Data};
-use super::error::{ConnectError, Trouble};
+use super::error::{ConnectError, ConversationError};
 use super::queue::{Portal, Queue, connect_queue};
 use driver::Namespace;
 use nvme::cmd::admin::{Cns, Csi, GetLogPage, IdentifyCdw10, IdentifyCdw11, SetFeaturesCdw10};
@@ -19,12 +19,12 @@ use volume::AtomicWrites;
 use zerocopy::FromBytes;
 
 /// Maximum data of one command in bytes; longer requests are split.
-const MOST_DATA: u32 = 1 << 20;
+const MAX_DATA_LEN: u32 = 1 << 20;
 /// Maximum number of bytes that one command zeroes or deallocates. A controller may implement it by
 /// writing, and must complete it in time.
-const MOST_ZEROED: u64 = 64 << 20;
+const MAX_ZEROED_BYTES: u64 = 64 << 20;
 /// Maximum number of ANA groups that are read.
-const MOST_GROUPS: u32 = 4096;
+const MAX_ANA_GROUPS: u32 = 4096;
 /// Request for the ANA log page without lists of namespaces (Return Groups Only).
 const GROUPS_ONLY: u8 = 1;
 /// Interval between checks whether the controller is ready.
@@ -32,7 +32,7 @@ const READY_LOOK: Duration = Duration::from_millis(10);
 
 /// Properties that a controller must have, and the number of queues to request.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Wanted {
+pub(crate) struct ControllerRequirements {
     pub nsid: u32,
     pub kato: Duration,
     /// Number of I/O queues.
@@ -42,7 +42,7 @@ pub(crate) struct Wanted {
 /// Properties of the namespace and the subsystem on which outstanding requests rely. A controller
 /// that replaces another one must have the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Facts {
+pub(crate) struct NamespaceProperties {
     pub namespace: Namespace,
     /// Namespace UUID; zeroes if there is none.
     pub uuid: [u8; 16],
@@ -67,7 +67,7 @@ pub(crate) struct Facts {
 pub(crate) struct Controller {
     pub client: Client,
     pub cntlid: u16,
-    pub facts: Facts,
+    pub facts: NamespaceProperties,
     pub ana: AnaState,
     /// Number of I/O queues that the controller allows this host.
     pub queues: u16,
@@ -89,7 +89,7 @@ impl Controller {
     /// Connects to a portal, and enables and identifies the controller.
     pub(crate) fn bring_up(
         portal: &Portal,
-        wanted: Wanted,
+        wanted: ControllerRequirements,
         deadline: Instant,
     ) -> Result<Self, ConnectError> {
         let admin = Queue::admin(wanted.kato);
@@ -101,18 +101,18 @@ impl Controller {
     fn with(
         mut client: Client,
         cntlid: u16,
-        wanted: Wanted,
+        wanted: ControllerRequirements,
         deadline: Instant,
-    ) -> Result<Self, Trouble> {
+    ) -> Result<Self, ConversationError> {
         let cap = enable(&mut client, deadline)?;
         let page = identify(&mut client, Cns::CONTROLLER, 0)?;
         let id = IdentifyController::read_from_bytes(&page);
-        let id = id.map_err(|_| Trouble::Unusable("Identify Controller is too short"))?;
+        let id = id.map_err(|_| ConversationError::Unusable("Identify Controller is too short"))?;
         if id.kas.get() == 0 {
-            return Err(Trouble::Unusable("it has no Keep Alive"));
+            return Err(ConversationError::Unusable("it has no Keep Alive"));
         }
         if id.ioccsz.get() < 4 || id.iorcsz.get() < 1 {
-            return Err(Trouble::Unusable(
+            return Err(ConversationError::Unusable(
                 "it gives no I/O queues: no size of capsules",
             ));
         }
@@ -146,7 +146,7 @@ impl Controller {
     }
 
     /// Reads the ANA state of the namespace.
-    pub(crate) fn read_ana(&mut self) -> Result<(), Trouble> {
+    pub(crate) fn read_ana(&mut self) -> Result<(), ConversationError> {
         if !self.reports_ana {
             return Ok(());
         }
@@ -156,11 +156,11 @@ impl Controller {
     }
 
     /// Reads the current size of the namespace in bytes; 0 while the namespace is unusable.
-    pub(crate) fn read_size(&mut self) -> Result<u64, Trouble> {
+    pub(crate) fn read_size(&mut self) -> Result<u64, ConversationError> {
         let id = identify_namespace(&mut self.client, self.nsid)?;
         match Namespace::parse(self.nsid, &id) {
             Ok(found) if found.block_shift == self.facts.namespace.block_shift => Ok(found.bytes()),
-            Ok(_) => Err(Trouble::Unusable(
+            Ok(_) => Err(ConversationError::Unusable(
                 "the namespace's blocks have another size",
             )),
             // The namespace was deleted, or is temporarily unusable.
@@ -170,7 +170,7 @@ impl Controller {
 
     /// Handles reported events. Returns `true` if one concerned the namespace, whose size and state
     /// must then be read again.
-    pub(crate) fn handle_events(&mut self) -> Result<bool, Trouble> {
+    pub(crate) fn handle_events(&mut self) -> Result<bool, ConversationError> {
         use nvme::aen::{EventType, Notice};
         let mut concerns = false;
         while let Some(event) = self.client.next_event() {
@@ -189,7 +189,7 @@ impl Controller {
             if event.lid() != Lid::SUPPORTED_LOG_PAGES && notice != Some(Notice::ANA_CHANGE) {
                 let read = log_page(&mut self.client, event.lid(), 0, len, false);
                 match read {
-                    Ok(_) | Err(Trouble::Status { .. }) => {}
+                    Ok(_) | Err(ConversationError::Status { .. }) => {}
                     Err(trouble) => return Err(trouble),
                 }
             }
@@ -201,7 +201,7 @@ impl Controller {
     }
 
     /// Shuts the controller down in order, if it answers before the client's deadline.
-    pub(crate) fn shut_down(&mut self) -> Result<(), Trouble> {
+    pub(crate) fn shut_down(&mut self) -> Result<(), ConversationError> {
         let cc = property_get(&mut self.client, regs::CC, false)?;
         let cc = Cc::from_bits(cc as u32).with_shn(Shn::NORMAL);
         property_set(&mut self.client, regs::CC, cc.into_bits())?;
@@ -233,13 +233,17 @@ fn quiesces(id: &IdentifyController) -> Duration {
     Duration::from_millis(id.cqt.get().into())
 }
 
-pub(super) fn property_get(client: &mut Client, at: u64, wide: bool) -> Result<u64, Trouble> {
+pub(super) fn property_get(
+    client: &mut Client,
+    at: u64,
+    wide: bool,
+) -> Result<u64, ConversationError> {
     let command = Property::get(0, at as u32, wide);
     let (entry, _) = client.execute("Property Get", command, Data::None)?;
     Ok(property(&entry))
 }
 
-fn property_set(client: &mut Client, at: u64, value: u32) -> Result<(), Trouble> {
+fn property_set(client: &mut Client, at: u64, value: u32) -> Result<(), ConversationError> {
     let command = Property::set(0, at as u32, value);
     client
         .execute("Property Set", command, Data::None)
@@ -247,7 +251,7 @@ fn property_set(client: &mut Client, at: u64, value: u32) -> Result<(), Trouble>
 }
 
 /// Enables a controller and returns its capabilities.
-pub(crate) fn enable(client: &mut Client, deadline: Instant) -> Result<Cap, Trouble> {
+pub(crate) fn enable(client: &mut Client, deadline: Instant) -> Result<Cap, ConversationError> {
     let cap = Cap::from_bits(property_get(client, regs::CAP, true)?);
     let cc = Cc::new()
         .with_en(true)
@@ -262,13 +266,13 @@ pub(crate) fn enable(client: &mut Client, deadline: Instant) -> Result<Cap, Trou
             return Ok(cap);
         }
         if csts.cfs() || Instant::now() >= deadline {
-            return Err(Trouble::NotReady(bits));
+            return Err(ConversationError::NotReady(bits));
         }
         std::thread::sleep(READY_LOOK);
     }
 }
 
-fn identify(client: &mut Client, cns: Cns, nsid: u32) -> Result<Vec<u8>, Trouble> {
+fn identify(client: &mut Client, cns: Cns, nsid: u32) -> Result<Vec<u8>, ConversationError> {
     let mut command = Command::new(AdminOpcode::IDENTIFY.0, 0, nsid);
     command.cdw10 = IdentifyCdw10::new().with_cns(cns).into_bits().into();
     command.cdw11 = IdentifyCdw11::new().with_csi(Csi::NVM).into_bits().into();
@@ -276,10 +280,13 @@ fn identify(client: &mut Client, cns: Cns, nsid: u32) -> Result<Vec<u8>, Trouble
     Ok(page)
 }
 
-fn identify_namespace(client: &mut Client, nsid: u32) -> Result<IdentifyNamespace, Trouble> {
+fn identify_namespace(
+    client: &mut Client,
+    nsid: u32,
+) -> Result<IdentifyNamespace, ConversationError> {
     let page = identify(client, Cns::NAMESPACE, nsid)?;
     IdentifyNamespace::read_from_bytes(&page)
-        .map_err(|_| Trouble::Unusable("Identify Namespace is too short"))
+        .map_err(|_| ConversationError::Unusable("Identify Namespace is too short"))
 }
 
 /// Reads the first bytes of a log page, in whole dwords.
@@ -289,7 +296,7 @@ pub(crate) fn log_page(
     lpo: u64,
     len: u32,
     retain: bool,
-) -> Result<Vec<u8>, Trouble> {
+) -> Result<Vec<u8>, ConversationError> {
     log_page_with(
         client,
         GetLogPage {
@@ -302,7 +309,11 @@ pub(crate) fn log_page(
     )
 }
 
-fn log_page_with(client: &mut Client, log: GetLogPage, len: u32) -> Result<Vec<u8>, Trouble> {
+fn log_page_with(
+    client: &mut Client,
+    log: GetLogPage,
+    len: u32,
+) -> Result<Vec<u8>, ConversationError> {
     let log = GetLogPage {
         numd_z: (len / 4).saturating_sub(1),
         ..log
@@ -314,7 +325,7 @@ fn log_page_with(client: &mut Client, log: GetLogPage, len: u32) -> Result<Vec<u
 }
 
 /// Reads the state of an ANA group.
-fn ana_state(client: &mut Client, group: u32) -> Result<AnaState, Trouble> {
+fn ana_state(client: &mut Client, group: u32) -> Result<AnaState, ConversationError> {
     let header = size_of::<AnaHeader>() as u32;
     let log = GetLogPage {
         lid: Lid::ANA,
@@ -323,7 +334,7 @@ fn ana_state(client: &mut Client, group: u32) -> Result<AnaState, Trouble> {
     };
     let page = log_page_with(client, log, header)?;
     let groups = AnaHeader::read_from_prefix(&page).map_or(0, |(header, _)| header.nagd.get());
-    let groups = u32::from(groups).min(MOST_GROUPS);
+    let groups = u32::from(groups).min(MAX_ANA_GROUPS);
     let len = header + groups * size_of::<AnaGroup>() as u32;
     let page = log_page_with(client, log, len)?;
     let found = ana_groups(&page).find(|(found, _)| found.agid.get() == group);
@@ -331,7 +342,7 @@ fn ana_state(client: &mut Client, group: u32) -> Result<AnaState, Trouble> {
     Ok(found.map_or(AnaState::CHANGE, |(group, _)| group.state.anas()))
 }
 
-fn set_queues(client: &mut Client, wanted: u16) -> Result<u16, Trouble> {
+fn set_queues(client: &mut Client, wanted: u16) -> Result<u16, ConversationError> {
     let wanted = wanted.clamp(1, 0xfffe) - 1;
     let ask = NumberOfQueues::new().with_nsq_z(wanted).with_ncq_z(wanted);
     let got = set_feature(client, Fid::NUMBER_OF_QUEUES, ask.into_bits())?;
@@ -339,7 +350,7 @@ fn set_queues(client: &mut Client, wanted: u16) -> Result<u16, Trouble> {
     Ok(got.nsq_z().min(got.ncq_z()).saturating_add(1))
 }
 
-fn set_feature(client: &mut Client, fid: Fid, value: u32) -> Result<u32, Trouble> {
+fn set_feature(client: &mut Client, fid: Fid, value: u32) -> Result<u32, ConversationError> {
     let mut command = Command::new(AdminOpcode::SET_FEATURES.0, 0, 0);
     command.cdw10 = SetFeaturesCdw10::new().with_fid(fid).into_bits().into();
     command.cdw11 = value.into();
@@ -348,7 +359,7 @@ fn set_feature(client: &mut Client, fid: Fid, value: u32) -> Result<u32, Trouble
 }
 
 /// Enables the asynchronous events that concern a namespace.
-fn configure_events(client: &mut Client, id: &IdentifyController) -> Result<(), Trouble> {
+fn configure_events(client: &mut Client, id: &IdentifyController) -> Result<(), ConversationError> {
     let events = AsyncEventConfig::new()
         .with_nan(id.oaes.nsan())
         .with_anacn(id.oaes.anacn());
@@ -357,7 +368,7 @@ fn configure_events(client: &mut Client, id: &IdentifyController) -> Result<(), 
     }
     match set_feature(client, Fid::ASYNC_EVENT_CONFIG, events.into_bits()) {
         // A controller without this feature sends no such events.
-        Ok(_) | Err(Trouble::Status { .. }) => Ok(()),
+        Ok(_) | Err(ConversationError::Status { .. }) => Ok(()),
         Err(trouble) => Err(trouble),
     }
 }
@@ -368,19 +379,19 @@ fn facts(
     nsid: u32,
     page: u32,
     mdts: u64,
-) -> Result<Facts, Trouble> {
+) -> Result<NamespaceProperties, ConversationError> {
     let namespace = identify_namespace(client, nsid)?;
-    let namespace = Namespace::parse(nsid, &namespace).map_err(Trouble::Unusable)?;
+    let namespace = Namespace::parse(nsid, &namespace).map_err(ConversationError::Unusable)?;
     let block = namespace.block_size();
     let uuid = match identify(client, Cns::NAMESPACE_DESCRIPTORS, nsid) {
         Ok(list) => uuid(&list),
-        Err(Trouble::Status { .. }) => [0; 16],
+        Err(ConversationError::Status { .. }) => [0; 16],
         Err(trouble) => return Err(trouble),
     };
     let limits = match identify(client, Cns::IOCS_CONTROLLER, 0) {
         Ok(list) => NvmController::read_from_bytes(&list).unwrap_or_default(),
         // Before NVMe 2.0 this structure did not exist, and neither did such limits.
-        Err(Trouble::Status { .. }) => NvmController::default(),
+        Err(ConversationError::Status { .. }) => NvmController::default(),
         Err(trouble) => return Err(trouble),
     };
     // Rounds down to whole blocks, at least one.
@@ -403,15 +414,15 @@ fn facts(
         0 => u64::MAX,
         most => most.saturating_mul(block.into()),
     };
-    let max_data = whole(mdts.min(blocks), MOST_DATA.into());
-    Ok(Facts {
+    let max_data = whole(mdts.min(blocks), MAX_DATA_LEN.into());
+    Ok(NamespaceProperties {
         uuid,
         atomic: namespace.atomic_writes(id, max_data.into()),
         max_data,
         serial: String::from_utf8_lossy(id.sn.trimmed()).into_owned(),
         model: String::from_utf8_lossy(id.mn.trimmed()).into_owned(),
-        max_zeroed: whole(pages(limits.wzsl).min(blocks), MOST_ZEROED),
-        max_deallocated: whole(deallocated.min(sized), MOST_ZEROED),
+        max_zeroed: whole(pages(limits.wzsl).min(blocks), MAX_ZEROED_BYTES),
+        max_deallocated: whole(deallocated.min(sized), MAX_ZEROED_BYTES),
         write_zeroes: id.oncs.nvmwzsv(),
         dataset_management: id.oncs.nvmdsmsv(),
         volatile_cache: id.vwc.vwcp(),
@@ -428,7 +439,7 @@ fn uuid(list: &[u8]) -> [u8; 16] {
     found.unwrap_or_default()
 }
 
-impl Facts {
+impl NamespaceProperties {
     /// Returns the name of a property that differs, so that outstanding requests cannot continue on
     /// the other controller.
     pub(crate) fn differs(&self, other: &Self) -> Option<&'static str> {

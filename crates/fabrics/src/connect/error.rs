@@ -7,7 +7,7 @@ use std::io;
 
 /// Error while talking to a controller.
 #[derive(Debug, thiserror::Error)]
-pub enum Trouble {
+pub enum ConversationError {
     /// The connection failed.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -36,7 +36,7 @@ pub enum Trouble {
     NotReady(u32),
     /// DH-HMAC-CHAP authentication of the host or the controller failed.
     #[error("authentication (DH-HMAC-CHAP): {0}")]
-    Authentication(dhchap::Refused),
+    Authentication(dhchap::AuthFailure),
     /// The controller closed the connection instead of answering this host's reply to the
     /// challenge.
     #[error(
@@ -49,13 +49,13 @@ pub enum Trouble {
     Silent,
 }
 
-impl From<Violation> for Trouble {
+impl From<Violation> for ConversationError {
     fn from(error: Violation) -> Self {
         Self::Violation(error)
     }
 }
 
-impl Trouble {
+impl ConversationError {
     /// Returns whether the controller has closed the connection, or refused it.
     pub(crate) fn is_closed(&self) -> bool {
         match self {
@@ -89,7 +89,7 @@ pub enum ConnectError {
         /// Address of the portal.
         portal: String,
         /// Reason why the controller is unusable.
-        trouble: Trouble,
+        trouble: ConversationError,
     },
     /// The portal's host name cannot be resolved.
     #[error("{portal}: the host's name has no address ({error})")]

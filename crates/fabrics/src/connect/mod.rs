@@ -8,6 +8,8 @@ mod error;
 mod queue;
 
 pub(crate) use client::Client;
-pub(crate) use controller::{Controller, Facts, Wanted, enable, log_page};
-pub use error::{ConnectError, Trouble};
+pub(crate) use controller::{
+    Controller, ControllerRequirements, NamespaceProperties, enable, log_page,
+};
+pub use error::{ConnectError, ConversationError};
 pub(crate) use queue::{Portal, Queue, connect_queue};

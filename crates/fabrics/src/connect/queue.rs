@@ -2,7 +2,7 @@
 
 use super::authenticate::authenticate;
 use super::client::{Client, Data};
-use super::error::{ConnectError, Trouble};
+use super::error::{ConnectError, ConversationError};
 use crate::identity::HostIdentity;
 use dhchap::Secrets;
 use nvme::fabrics::{CNTLID_DYNAMIC, Cattr, Connect, ConnectData, Connected, SQHD_NO_FLOW_CONTROL};
@@ -72,7 +72,7 @@ impl Portal {
         })
     }
 
-    pub(crate) fn trouble(&self, trouble: Trouble) -> ConnectError {
+    pub(crate) fn trouble(&self, trouble: ConversationError) -> ConnectError {
         let portal = self.place.to_string();
         ConnectError::Trouble { portal, trouble }
     }
@@ -98,8 +98,12 @@ pub(crate) fn connect_queue(
     Ok((client, connected))
 }
 
-fn connect(client: &mut Client, portal: &Portal, queue: Queue) -> Result<Connected, Trouble> {
-    let unusable = Trouble::Unusable("a name is too long");
+fn connect(
+    client: &mut Client,
+    portal: &Portal,
+    queue: Queue,
+) -> Result<Connected, ConversationError> {
+    let unusable = ConversationError::Unusable("a name is too long");
     let mut data = ConnectData::new_zeroed();
     data.hostid = portal.identity.id;
     data.cntlid = queue.cntlid.into();
@@ -125,20 +129,20 @@ fn connect(client: &mut Client, portal: &Portal, queue: Queue) -> Result<Connect
         );
     }
     if connected.ascr() {
-        return Err(Trouble::Unusable(
+        return Err(ConversationError::Unusable(
             "it wants a secure channel (TLS), which is not supported",
         ));
     }
     match (connected.atr(), &portal.secrets) {
         (true, Some(secrets)) => authenticate(client, portal, secrets)?,
         (true, None) => {
-            return Err(Trouble::Unusable(
+            return Err(ConversationError::Unusable(
                 "the controller requires DH-HMAC-CHAP authentication; give the host's secret with \
                  dhchap-secret-file",
             ));
         }
         (false, Some(secrets)) if secrets.controller.is_some() => {
-            return Err(Trouble::Unusable(
+            return Err(ConversationError::Unusable(
                 "the controller does not authenticate itself (DH-HMAC-CHAP), as \
                  dhchap-ctrl-secret-file requires",
             ));

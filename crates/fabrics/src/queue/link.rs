@@ -8,11 +8,13 @@
 //!                closed the connection, too, within the time for that  <------------'
 //! ```
 
-use super::part::{Answered, Part, What, range_bytes};
-use crate::connect::Facts;
+use super::subrequest::{Answered, CommandKind, Subrequest, range_bytes};
+use crate::connect::NamespaceProperties;
 use dma::SegmentList;
 use nvme::sgl::SglDescriptor;
-use nvme_tcp::{Answer, Answers, Asked, InFlight, Limits, Terminated, Violation, Writer, digest};
+use nvme_tcp::{
+    Answer, Answers, CommandInfo, ConnectionLimits, InFlight, Terminated, Violation, Writer, digest,
+};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -40,7 +42,7 @@ const CHUNK: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Ready {
     pub fd: OwnedFd,
-    pub limits: Limits,
+    pub limits: ConnectionLimits,
     /// Number of the path's association.
     pub epoch: u64,
     pub qid: u16,
@@ -52,12 +54,12 @@ pub(crate) struct Ready {
 
 /// Outcome of a command on a connection.
 #[derive(Debug)]
-pub(super) enum Ended {
+pub(super) enum CommandResult {
     /// The command was answered.
-    Answered(Part, Answered),
+    Answered(Subrequest, Answered),
     /// The connection ended before the completion arrived; the command was sent, unless
-    /// `part.unsent`.
-    Lost(Part),
+    /// `subrequest.unsent`.
+    Lost(Subrequest),
 }
 
 /// Reason why a connection is no longer usable.
@@ -152,20 +154,20 @@ enum State {
         /// Commands count this failure, and fail after several of them.
         blamed: bool,
         /// Side that has ended the connection; `None` while it is open.
-        ended: Option<By>,
+        ended: Option<ClosedBy>,
     },
 }
 
 /// Side that ended a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum By {
+pub(super) enum ClosedBy {
     /// The controller, which therefore executes no more of its commands.
     Controller,
     /// This host, or the network.
     Other,
 }
 
-impl By {
+impl ClosedBy {
     fn of(error: &io::Error) -> Self {
         use io::ErrorKind::{BrokenPipe, ConnectionReset};
         match error.kind() {
@@ -178,7 +180,7 @@ impl By {
 /// Slot of a queue for one connection, which may be down.
 pub(super) struct Link {
     state: State,
-    in_flight: InFlight<Part>,
+    in_flight: InFlight<Subrequest>,
     looked: Option<Instant>,
 }
 
@@ -276,19 +278,23 @@ impl Link {
     /// Adds a command to the next message.
     ///
     /// # Errors
-    /// Returns `part` if there is no room.
-    pub(super) fn stage(&mut self, mut part: Part, facts: &Facts) -> Result<(), Part> {
+    /// Returns `subrequest` if there is no room.
+    pub(super) fn stage(
+        &mut self,
+        mut subrequest: Subrequest,
+        facts: &NamespaceProperties,
+    ) -> Result<(), Subrequest> {
         let State::Open(open) = &mut self.state else {
-            return Err(part);
+            return Err(subrequest);
         };
-        let (mut command, range) = part.command(facts);
-        let (data_in, data_out) = (part.data_in(), part.data_out());
+        let (mut command, range) = subrequest.command(facts);
+        let (data_in, data_out) = (subrequest.data_in(), subrequest.data_out());
         let inside = data_out > 0 && data_out <= open.in_capsule;
         let range_len = range
             .as_ref()
             .map_or(0, |range| range_bytes(range).len() as u32);
         let capsule = if inside { data_out } else { range_len };
-        let asked = Asked {
+        let info = CommandInfo {
             data_in,
             whole: true,
             data_out: if inside { 0 } else { data_out },
@@ -299,10 +305,10 @@ impl Link {
             0 => SglDescriptor::transport(data_in.max(data_out)),
             capsule => SglDescriptor::in_capsule(0, capsule),
         });
-        part.batch = open.batch;
-        part.owed = if inside { 0 } else { data_out };
-        part.answer = None;
-        let cid = self.in_flight.insert(asked, part)?;
+        subrequest.batch = open.batch;
+        subrequest.owed = if inside { 0 } else { data_out };
+        subrequest.answer = None;
+        let cid = self.in_flight.insert(info, subrequest)?;
         command.cid = cid.into();
         open.staged.bytes(&open.writer.command(&command, capsule));
         if let Some(range) = &range {
@@ -333,7 +339,7 @@ impl Link {
         &mut self,
         now: Instant,
         timeout: Duration,
-        over: &mut Vec<Ended>,
+        over: &mut Vec<CommandResult>,
     ) -> Result<(), Broken> {
         let State::Open(open) = &mut self.state else {
             return Ok(());
@@ -343,7 +349,9 @@ impl Link {
         let due = |at: Instant| now.saturating_duration_since(at) >= Duration::from_millis(50);
         if !self.in_flight.is_empty() && self.looked.is_none_or(due) {
             self.looked = Some(now);
-            let late = |part: &Part| now.saturating_duration_since(part.since) >= timeout;
+            let late = |subrequest: &Subrequest| {
+                now.saturating_duration_since(subrequest.since) >= timeout
+            };
             if self
                 .in_flight
                 .iter_mut()
@@ -367,8 +375,8 @@ impl Link {
             return_list(&mut self.in_flight, &mut open.lists, name, list);
         });
         let ended = match why {
-            Broken::Closed => Some(By::Controller),
-            Broken::Io(error) if !why.is_fault() => Some(By::of(error)),
+            Broken::Closed => Some(ClosedBy::Controller),
+            Broken::Io(error) if !why.is_fault() => Some(ClosedBy::of(error)),
             _ => None,
         };
         match ended {
@@ -409,7 +417,11 @@ impl Link {
 
     /// Continues closing the connection. Returns the side that ended it when it is closed; its
     /// commands are then in `over`.
-    pub(super) fn closed(&mut self, now: Instant, over: &mut Vec<Ended>) -> Option<By> {
+    pub(super) fn closed(
+        &mut self,
+        now: Instant,
+        over: &mut Vec<CommandResult>,
+    ) -> Option<ClosedBy> {
         let State::Closing {
             open,
             until,
@@ -425,7 +437,7 @@ impl Link {
         }
         if ended.is_none() && now >= *until {
             open.stream.shut_down();
-            *ended = Some(By::Other);
+            *ended = Some(ClosedBy::Other);
         }
         let by = (*ended)?;
         if open.spare.is_none() || open.incoming.is_none() {
@@ -433,14 +445,14 @@ impl Link {
         }
         let (blamed, batch) = (u8::from(*blamed), open.batch);
         for entry in self.in_flight.drain() {
-            let mut part = entry.item;
-            part.lent = 0;
-            part.unsent = part.batch >= batch;
-            match part.answer.take() {
-                Some(answer) => over.push(Ended::Answered(part, answer)),
+            let mut subrequest = entry.item;
+            subrequest.lent = 0;
+            subrequest.unsent = subrequest.batch >= batch;
+            match subrequest.answer.take() {
+                Some(answer) => over.push(CommandResult::Answered(subrequest, answer)),
                 None => {
-                    part.violations += blamed;
-                    over.push(Ended::Lost(part));
+                    subrequest.violations += blamed;
+                    over.push(CommandResult::Lost(subrequest));
                 }
             }
         }
@@ -450,18 +462,18 @@ impl Link {
 
     /// Abandons the commands of a cancelled request. `take` receives those whose memory the kernel
     /// does not use; returns `true` if the kernel uses the memory of others.
-    pub(super) fn give_up(&mut self, parent: usize, mut take: impl FnMut(&mut Part)) -> bool {
+    pub(super) fn give_up(&mut self, parent: usize, mut take: impl FnMut(&mut Subrequest)) -> bool {
         let mut lent = false;
         for (_, entry) in self.in_flight.iter_mut() {
-            let part = &mut entry.item;
-            if part.parent != parent || part.given_up {
+            let subrequest = &mut entry.item;
+            if subrequest.parent != parent || subrequest.given_up {
                 continue;
             }
-            if part.lent > 0 {
+            if subrequest.lent > 0 {
                 lent = true;
             } else {
-                part.given_up = true;
-                take(part);
+                subrequest.given_up = true;
+                take(subrequest);
             }
         }
         lent
@@ -478,38 +490,41 @@ impl Open {
     }
 
     /// Adds part of a write's data to the message, after its PDU header.
-    fn stage_data(&mut self, cid: u16, part: &mut Part, at: u32, len: u32) {
+    fn stage_data(&mut self, cid: u16, subrequest: &mut Subrequest, at: u32, len: u32) {
         if self.writer.data_digest() {
             // The sent bytes must be those of the digest. A guest that changes its memory meanwhile
             // would break the connection otherwise.
-            return self.stage_copy(part, at, len);
+            return self.stage_copy(subrequest, at, len);
         }
-        if at == 0 && len == part.len && part.lent == 0 {
-            part.lent += 1;
-            self.staged.data(cid.into(), std::mem::take(&mut part.list));
+        if at == 0 && len == subrequest.len && subrequest.lent == 0 {
+            subrequest.lent += 1;
+            self.staged
+                .data(cid.into(), std::mem::take(&mut subrequest.list));
             return;
         }
         let mut piece = self.lists.pop().unwrap_or_default();
-        if part.list.slice(at.into(), len.into(), &mut piece) != u64::from(len) {
+        if subrequest.list.slice(at.into(), len.into(), &mut piece) != u64::from(len) {
             // The memory is shorter than the request's length. Zeroes keep the protocol intact, and
             // the request fails.
-            part.unstored = true;
+            subrequest.unstored = true;
             self.lists.push(piece);
-            return self.stage_copy(part, at, len);
+            return self.stage_copy(subrequest, at, len);
         }
-        part.lent += 1;
+        subrequest.lent += 1;
         self.staged.data(u64::from(cid) | PIECE, piece);
     }
 
-    fn stage_copy(&mut self, part: &mut Part, at: u32, len: u32) {
-        let mut sum = digest::Running::new();
+    fn stage_copy(&mut self, subrequest: &mut Subrequest, at: u32, len: u32) {
+        let mut sum = digest::RunningDigest::new();
         let mut done = 0;
         while done < len {
             let count = (len - done).min(CHUNK as u32) as usize;
             let chunk = self.chunk.get_mut(..count).unwrap_or_default();
-            let copied = part.list.copy_to(u64::from(at) + u64::from(done), chunk);
+            let copied = subrequest
+                .list
+                .copy_to(u64::from(at) + u64::from(done), chunk);
             if copied < chunk.len() {
-                part.unstored = true;
+                subrequest.unstored = true;
                 chunk.iter_mut().skip(copied).for_each(|byte| *byte = 0);
             }
             sum.update(chunk);
@@ -522,7 +537,7 @@ impl Open {
     }
 
     /// Sends the part of a write's data that the controller has requested (R2T).
-    fn transfer(&mut self, cid: u16, part: &mut Part, tag: u16, at: u32, len: u32) {
+    fn transfer(&mut self, cid: u16, subrequest: &mut Subrequest, tag: u16, at: u32, len: u32) {
         let most = self.writer.limits().h2c_data;
         let mut done = 0;
         while done < len {
@@ -531,9 +546,9 @@ impl Open {
             done += piece;
             let header = self.writer.h2c_data(cid, tag, from, piece, done == len);
             self.staged.bytes(&header);
-            self.stage_data(cid, part, from, piece);
+            self.stage_data(cid, subrequest, from, piece);
         }
-        part.owed = part.owed.saturating_sub(len);
+        subrequest.owed = subrequest.owed.saturating_sub(len);
     }
 
     fn send(&mut self) -> bool {
@@ -557,8 +572,8 @@ impl Open {
 
     fn poll(
         &mut self,
-        in_flight: &mut InFlight<Part>,
-        over: &mut Vec<Ended>,
+        in_flight: &mut InFlight<Subrequest>,
+        over: &mut Vec<CommandResult>,
     ) -> Result<(), Broken> {
         if let Some((mut outgoing, sent)) = self.stream.sent() {
             outgoing.advance(*sent.as_ref().unwrap_or(&0));
@@ -604,8 +619,8 @@ impl Open {
     fn end_of_sending(
         &mut self,
         mut outgoing: Outgoing,
-        in_flight: &mut InFlight<Part>,
-        over: &mut Vec<Ended>,
+        in_flight: &mut InFlight<Subrequest>,
+        over: &mut Vec<CommandResult>,
     ) {
         let lists = &mut self.lists;
         outgoing.clear(|name, list| {
@@ -614,9 +629,9 @@ impl Open {
                 .get(cid)
                 .is_some_and(|entry| entry.item.lent == 0 && entry.item.answer.is_some());
             if answered && let Some(entry) = in_flight.remove(cid) {
-                let mut part = entry.item;
-                if let Some(answer) = part.answer.take() {
-                    over.push(Ended::Answered(part, answer));
+                let mut subrequest = entry.item;
+                if let Some(answer) = subrequest.answer.take() {
+                    over.push(CommandResult::Answered(subrequest, answer));
                 }
             }
         });
@@ -625,14 +640,19 @@ impl Open {
     }
 
     /// Records `len` bytes that were received into a request's memory.
-    fn received(&mut self, incoming: &mut Incoming, len: u64, in_flight: &mut InFlight<Part>) {
+    fn received(
+        &mut self,
+        incoming: &mut Incoming,
+        len: u64,
+        in_flight: &mut InFlight<Subrequest>,
+    ) {
         let direct = incoming.received(len);
         self.reclaim(incoming, in_flight);
         // At most the expected number of bytes, which has 32 bits.
         self.answers.took(direct as u32);
     }
 
-    fn reclaim(&mut self, incoming: &mut Incoming, in_flight: &mut InFlight<Part>) {
+    fn reclaim(&mut self, incoming: &mut Incoming, in_flight: &mut InFlight<Subrequest>) {
         if let Some((list, ..)) = incoming.direct.take()
             && let Some(cid) = self.direct.take()
         {
@@ -643,8 +663,8 @@ impl Open {
     fn parse(
         &mut self,
         incoming: &mut Incoming,
-        in_flight: &mut InFlight<Part>,
-        over: &mut Vec<Ended>,
+        in_flight: &mut InFlight<Subrequest>,
+        over: &mut Vec<CommandResult>,
     ) -> Result<(), Broken> {
         loop {
             // A controller that requests data and does not read it gets no further commands.
@@ -679,7 +699,7 @@ impl Open {
                     let lent = in_flight.get(cid).is_some_and(|entry| entry.item.lent > 0);
                     if !lent {
                         if let Some(entry) = in_flight.remove(cid) {
-                            over.push(Ended::Answered(entry.item, answer));
+                            over.push(CommandResult::Answered(entry.item, answer));
                         }
                     } else if let Some(entry) = in_flight.get(cid) {
                         // The command ends when its message has been sent.
@@ -693,7 +713,7 @@ impl Open {
     }
 
     /// Starts the next receive operation.
-    fn receive(&mut self, mut incoming: Incoming, in_flight: &mut InFlight<Part>) {
+    fn receive(&mut self, mut incoming: Incoming, in_flight: &mut InFlight<Subrequest>) {
         if incoming.bytes().is_empty()
             && let Some(expected) = self.answers.expects()
             && expected.left >= DIRECT
@@ -713,7 +733,7 @@ impl Open {
 
     /// Regains memory from the kernel, and discards received bytes unless the connection has
     /// `ended`. Returns the side that ended the connection.
-    fn drain(&mut self, in_flight: &mut InFlight<Part>, ended: bool) -> Option<By> {
+    fn drain(&mut self, in_flight: &mut InFlight<Subrequest>, ended: bool) -> Option<ClosedBy> {
         if let Some((mut outgoing, _)) = self.stream.sent() {
             let lists = &mut self.lists;
             outgoing.clear(|name, list| {
@@ -725,11 +745,11 @@ impl Open {
         if let Some((mut incoming, received)) = self.stream.received() {
             self.reclaim(&mut incoming, in_flight);
             by = match &received {
-                Ok(0) => Some(By::Controller),
+                Ok(0) => Some(ClosedBy::Controller),
                 Ok(_) => None,
                 // Cancelling our own operations does not mean that the controller closed.
                 Err(error) if is(error, Errno::CANCELED) => None,
-                Err(error) => Some(By::of(error)),
+                Err(error) => Some(ClosedBy::of(error)),
             };
             self.incoming = Some(incoming);
         }
@@ -748,7 +768,7 @@ impl Open {
 
 /// Returns a segment list from the kernel to its command. Returns the command's identifier.
 fn return_list(
-    in_flight: &mut InFlight<Part>,
+    in_flight: &mut InFlight<Subrequest>,
     lists: &mut Vec<SegmentList>,
     name: u64,
     mut list: SegmentList,
@@ -770,7 +790,7 @@ fn return_list(
     cid
 }
 
-impl What {
+impl CommandKind {
     /// Returns the error of a command that fails because of the controller.
     pub(super) const fn failed(self) -> volume::IoErrorKind {
         match self {

@@ -8,42 +8,42 @@
 //! here blocks.
 
 mod link;
-mod part;
 mod routes;
+mod subrequest;
 
-use crate::connect::Facts;
-use crate::path::Report;
-use crate::shared::{Mail, Shared};
+use crate::connect::NamespaceProperties;
+use crate::path::QueueReport;
+use crate::shared::{QueueInbox, SharedVolume};
 use dma::{Buffer, SegmentList, View};
 pub(crate) use link::Ready;
-use link::{Broken, By, Ended};
+use link::{Broken, ClosedBy, CommandResult};
 use nvme::Status;
 use nvme::log::AnaState;
 use nvme::status::StatusCodeType;
-use part::{Answered, Part, What};
-use remote::{Parent, Parents, Todo};
+use remote::{Remaining, SplitRequest, SplitRequests};
 use routes::Routes;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use subrequest::{Answered, CommandKind, Subrequest};
 use volume::{
-    Completion, CopyRequest, CopySource, Ending, FastPath, Info, IoError, IoErrorKind, Op,
+    Completion, CopyRequest, CopySource, DrainWatch, FastPath, Info, IoError, IoErrorKind, Op,
     QueueState, Request, RingStreams, VolumeQueue, Wake,
 };
 
 /// Interval between checks of time-outs while commands are outstanding.
-const LOOK: Duration = Duration::from_millis(100);
+const TIMEOUT_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Size in bytes of the buffer of zeroes that is written where the controller lacks Write Zeroes.
 const ZEROES: usize = 1 << 20;
 /// Number of failed connections (protocol violation or inaccessible memory) after which a command
 /// that was outstanding on all of them fails.
-const MOST_VIOLATIONS: u8 = 5;
+const MAX_VIOLATIONS: u8 = 5;
 /// Maximum number of retries of a command after errors that the controller marks as retryable.
-const MOST_TRIES: u8 = 5;
+const MAX_RETRIES: u8 = 5;
 
 /// Message from a path's thread to a worker's queue.
 #[derive(Debug)]
-pub(crate) enum Message {
+pub(crate) enum PathMessage {
     /// A new connection.
     Ready {
         path: usize,
@@ -62,7 +62,7 @@ pub(crate) enum Message {
     Look,
 }
 
-impl Message {
+impl PathMessage {
     /// Returns a copy for another queue; `None` for a message with a connection.
     pub(crate) const fn copy(&self) -> Option<Self> {
         Some(match *self {
@@ -75,28 +75,28 @@ impl Message {
 }
 
 /// Commands of a lost association, which its controller may still execute.
-struct Limbo {
+struct LostCommands {
     path: usize,
     epoch: u64,
     /// Time when the association has certainly ended, once known.
     ends: Option<Instant>,
-    parts: Vec<Part>,
+    parts: Vec<Subrequest>,
 }
 
 pub(crate) struct FabricsQueue {
-    shared: Arc<Shared>,
+    shared: Arc<SharedVolume>,
     /// Index of this queue among the volume's queues.
     place: usize,
     info: Info,
     streams: RingStreams,
-    mail: Arc<Mail>,
+    inbox: Arc<QueueInbox>,
     routes: Routes,
-    parents: Parents,
+    parents: SplitRequests,
     /// Indexes of requests with commands that were not sent yet.
     waiting: VecDeque<usize>,
     /// Commands to send again, before new ones.
-    again: VecDeque<Part>,
-    limbo: Vec<Limbo>,
+    again: VecDeque<Subrequest>,
+    lost_commands: Vec<LostCommands>,
     /// New connections whose slots still hold closing ones, with path and number.
     early: Vec<(usize, usize, Ready)>,
     /// Number of outstanding commands of cancelled requests that change data. No command is sent
@@ -108,24 +108,24 @@ pub(crate) struct FabricsQueue {
     /// Completed requests.
     ended: Vec<Completion>,
     /// Buffer for finished commands, kept for reuse.
-    over: Vec<Ended>,
+    over: Vec<CommandResult>,
     zeroes: Option<SegmentList>,
     /// Time since when no path has been usable.
     lost: Option<Instant>,
     /// Current time, updated once per round.
     now: Instant,
-    ending: Ending,
+    ending: DrainWatch,
 }
 
 impl FabricsQueue {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<SharedVolume>,
         streams: RingStreams,
-        mail: Arc<Mail>,
-        ending: Ending,
+        inbox: Arc<QueueInbox>,
+        ending: DrainWatch,
     ) -> Self {
         let now = Instant::now();
-        let place = shared.enter(&mail);
+        let place = shared.enter(&inbox);
         let each = usize::from(shared.options.queues.max(1));
         Self {
             info: shared.info(),
@@ -133,11 +133,11 @@ impl FabricsQueue {
             place,
             shared,
             streams,
-            mail,
-            parents: Parents::default(),
+            inbox,
+            parents: SplitRequests::default(),
             waiting: VecDeque::new(),
             again: VecDeque::new(),
-            limbo: Vec::new(),
+            lost_commands: Vec::new(),
             early: Vec::new(),
             given_up: 0,
             lent: Vec::new(),
@@ -156,14 +156,14 @@ impl FabricsQueue {
             return;
         }
         let shared = &self.shared;
-        while let Some(mut part) = self.again.pop_front() {
+        while let Some(mut subrequest) = self.again.pop_front() {
             let Some(link) = self.routes.choose(&shared.paths) else {
-                self.again.push_front(part);
+                self.again.push_front(subrequest);
                 return;
             };
-            part.since = self.now;
-            if let Err(part) = link.stage(part, &shared.facts) {
-                self.again.push_front(part);
+            subrequest.since = self.now;
+            if let Err(subrequest) = link.stage(subrequest, &shared.facts) {
+                self.again.push_front(subrequest);
                 return;
             }
         }
@@ -178,98 +178,112 @@ impl FabricsQueue {
             let zeroes = &mut self.zeroes;
             let made = self.parents.get(place);
             let made = made.and_then(|parent| next(parent, place, &shared.facts, zeroes, now));
-            let Some(part) = made else {
+            let Some(subrequest) = made else {
                 self.waiting.pop_front();
                 continue;
             };
-            if let Err(part) = link.stage(part, &shared.facts) {
+            if let Err(subrequest) = link.stage(subrequest, &shared.facts) {
                 // Not reached while the link has room.
-                self.again.push_back(part);
+                self.again.push_back(subrequest);
             }
             let parent = self.parents.get(place);
-            if parent.is_none_or(|parent| parent.todo == Todo::Nothing) {
+            if parent.is_none_or(|parent| parent.todo == Remaining::Nothing) {
                 self.waiting.pop_front();
             }
         }
     }
 
     /// Handles the outcome of a command on a path.
-    fn over(&mut self, path: usize, epoch: u64, ended: Ended) {
+    fn over(&mut self, path: usize, epoch: u64, ended: CommandResult) {
         match ended {
-            Ended::Answered(part, answer) => self.answered(path, part, answer),
-            Ended::Lost(part) => match part.what.changes() && !part.unsent {
-                true => self.hold(path, epoch, part),
-                false => self.send_again(part),
-            },
+            CommandResult::Answered(subrequest, answer) => self.answered(path, subrequest, answer),
+            CommandResult::Lost(subrequest) => {
+                if subrequest.what.changes() && !subrequest.unsent {
+                    self.hold(path, epoch, subrequest)
+                } else {
+                    self.send_again(subrequest)
+                }
+            }
         }
     }
 
     /// Queues a command to be sent again; it was not executed, or may be repeated.
-    fn send_again(&mut self, part: Part) {
-        if part.given_up {
-            self.given_up -= usize::from(part.what.changes());
-        } else if self.parents.get(part.parent).is_none_or(|p| p.cancelled) {
-            self.finish(part, Err(IoErrorKind::Aborted.into()));
-        } else if part.violations >= MOST_VIOLATIONS {
-            let failed = part.what.failed();
-            self.finish(part, Err(failed.into()));
+    fn send_again(&mut self, subrequest: Subrequest) {
+        if subrequest.given_up {
+            self.given_up -= usize::from(subrequest.what.changes());
+        } else if self
+            .parents
+            .get(subrequest.parent)
+            .is_none_or(|p| p.cancelled)
+        {
+            self.finish(subrequest, Err(IoErrorKind::Aborted.into()));
+        } else if subrequest.violations >= MAX_VIOLATIONS {
+            let failed = subrequest.what.failed();
+            self.finish(subrequest, Err(failed.into()));
         } else {
-            self.again.push_back(part);
+            self.again.push_back(subrequest);
         }
     }
 
     /// Holds a command that the controller of a lost association may still execute.
-    fn hold(&mut self, path: usize, epoch: u64, part: Part) {
-        if let Some(limbo) = self.limbo_of(path, epoch) {
-            limbo.parts.push(part);
+    fn hold(&mut self, path: usize, epoch: u64, subrequest: Subrequest) {
+        if let Some(lost_commands) = self.limbo_of(path, epoch) {
+            lost_commands.parts.push(subrequest);
         }
     }
 
     /// Returns the held commands of an association, after creating an empty entry if there is none.
-    fn limbo_of(&mut self, path: usize, epoch: u64) -> Option<&mut Limbo> {
-        let known = |limbo: &Limbo| limbo.path == path && limbo.epoch == epoch;
-        let place = self.limbo.iter().position(known).unwrap_or_else(|| {
-            self.limbo.push(Limbo {
-                path,
-                epoch,
-                ends: None,
-                parts: Vec::new(),
+    fn limbo_of(&mut self, path: usize, epoch: u64) -> Option<&mut LostCommands> {
+        let known = |lost_commands: &LostCommands| {
+            lost_commands.path == path && lost_commands.epoch == epoch
+        };
+        let place = self
+            .lost_commands
+            .iter()
+            .position(known)
+            .unwrap_or_else(|| {
+                self.lost_commands.push(LostCommands {
+                    path,
+                    epoch,
+                    ends: None,
+                    parts: Vec::new(),
+                });
+                self.lost_commands.len() - 1
             });
-            self.limbo.len() - 1
-        });
-        self.limbo.get_mut(place)
+        self.lost_commands.get_mut(place)
     }
 
     /// Sends the held commands of associations that have certainly ended.
     fn release(&mut self) {
         let now = self.now;
         let mut place = 0;
-        while let Some(limbo) = self.limbo.get(place) {
-            let (path, epoch) = (limbo.path, limbo.epoch);
-            let is_over = limbo.ends.is_some_and(|at| at <= now);
+        while let Some(lost_commands) = self.lost_commands.get(place) {
+            let (path, epoch) = (lost_commands.path, lost_commands.epoch);
+            let is_over = lost_commands.ends.is_some_and(|at| at <= now);
             // Connections that are still closing may add more.
             if !is_over || self.routes.has_epoch(path, epoch) {
                 place += 1;
                 continue;
             }
-            for part in self.limbo.swap_remove(place).parts {
-                self.send_again(part);
+            for subrequest in self.lost_commands.swap_remove(place).parts {
+                self.send_again(subrequest);
             }
         }
     }
 
-    fn answered(&mut self, path: usize, mut part: Part, answer: Answered) {
+    fn answered(&mut self, path: usize, mut subrequest: Subrequest, answer: Answered) {
         let Answered { status, corrupt } = answer;
-        if part.given_up {
-            self.given_up -= usize::from(part.what.changes());
+        if subrequest.given_up {
+            self.given_up -= usize::from(subrequest.what.changes());
             return;
         }
         if status.is_success() && !corrupt {
-            let result = match part.unstored {
-                true => Err(IoErrorKind::Memory.into()),
-                false => Ok(()),
+            let result = if subrequest.unstored {
+                Err(IoErrorKind::Memory.into())
+            } else {
+                Ok(())
             };
-            return self.finish(part, result);
+            return self.finish(subrequest, result);
         }
         let state = match status.without_flags() {
             Status::ANA_PERSISTENT_LOSS => Some(AnaState::PERSISTENT_LOSS),
@@ -282,40 +296,41 @@ impl FabricsQueue {
             StatusCodeType::GENERIC | StatusCodeType::PATH => !status.dnr(),
             _ => false,
         };
-        let waited = self.now.saturating_duration_since(part.made);
+        let waited = self.now.saturating_duration_since(subrequest.made);
         if let Some(state) = state
             && waited < self.shared.options.reconnect_delay
         {
             // Does not count as a retry: the path is not used before its state is read again.
             if let Some(path) = self.shared.paths.get(path) {
-                path.report(Report::State(state));
+                path.report(QueueReport::State(state));
             }
-            return self.again.push_back(part);
+            return self.again.push_back(subrequest);
         }
-        part.tries += 1;
-        if retries && part.tries < MOST_TRIES {
-            return self.again.push_back(part);
+        subrequest.tries += 1;
+        if retries && subrequest.tries < MAX_RETRIES {
+            return self.again.push_back(subrequest);
         }
         let error = match (corrupt, state) {
-            (true, _) => part.what.failed().into(),
+            (true, _) => subrequest.what.failed().into(),
             (false, Some(_)) => IoErrorKind::Unreachable.into(),
-            (false, None) => driver::status_error(status, part.what != What::Read),
+            (false, None) => driver::status_error(status, subrequest.what != CommandKind::Read),
         };
-        self.finish(part, Err(error));
+        self.finish(subrequest, Err(error));
     }
 
     /// Handles the end of a command: updates its request, and completes it after the last command.
-    fn finish(&mut self, mut part: Part, result: Result<(), IoError>) {
-        let place = part.parent;
+    fn finish(&mut self, mut subrequest: Subrequest, result: Result<(), IoError>) {
+        let place = subrequest.parent;
         let Some(parent) = self.parents.get(place) else {
             return;
         };
-        if part.whole {
-            parent.request.data = std::mem::take(&mut part.list);
+        if subrequest.whole {
+            parent.request.data = std::mem::take(&mut subrequest.list);
         }
-        let result = match parent.cancelled {
-            true => Err(IoErrorKind::Aborted.into()),
-            false => result,
+        let result = if parent.cancelled {
+            Err(IoErrorKind::Aborted.into())
+        } else {
+            result
         };
         parent.answered(result);
         self.end_if_over(place);
@@ -345,15 +360,15 @@ impl FabricsQueue {
             link.close(&why, self.now);
             tracing::debug!(path, qid, unanswered, "I/O queue: {why}");
             let why = why.as_str();
-            self.report(path, Report::Broken { epoch, why });
+            self.report(path, QueueReport::Broken { epoch, why });
         }
         if let Some(link) = self.routes.link(path, number)
             && let Some(by) = link.closed(self.now, &mut over)
         {
-            let by_controller = by == By::Controller;
+            let by_controller = by == ClosedBy::Controller;
             self.report(
                 path,
-                Report::Closed {
+                QueueReport::Closed {
                     epoch,
                     qid,
                     by_controller,
@@ -366,7 +381,7 @@ impl FabricsQueue {
         self.over = over;
     }
 
-    fn report(&self, path: usize, report: Report) {
+    fn report(&self, path: usize, report: QueueReport) {
         if let Some(path) = self.shared.paths.get(path) {
             path.report(report);
         }
@@ -374,10 +389,10 @@ impl FabricsQueue {
 
     /// Handles the messages of the paths' threads.
     fn read_mail(&mut self) {
-        for message in self.mail.take() {
+        for message in self.inbox.take() {
             match message {
-                Message::Ready { path, link, ready } => self.opened(path, link, ready),
-                Message::Broken { path, epoch } => {
+                PathMessage::Ready { path, link, ready } => self.opened(path, link, ready),
+                PathMessage::Broken { path, epoch } => {
                     for link in self.routes.links(path) {
                         if link.is_open() && link.identity().is_some_and(|(is, _)| is == epoch) {
                             link.close(&Broken::Association, self.now);
@@ -386,12 +401,12 @@ impl FabricsQueue {
                     self.drop_early(path, epoch);
                 }
                 // Connections may still be closing: their commands arrive later.
-                Message::Ended { path, epoch, at } => {
-                    if let Some(limbo) = self.limbo_of(path, epoch) {
-                        limbo.ends = Some(at);
+                PathMessage::Ended { path, epoch, at } => {
+                    if let Some(lost_commands) = self.limbo_of(path, epoch) {
+                        lost_commands.ends = Some(at);
                     }
                 }
-                Message::Look => {}
+                PathMessage::Look => {}
             }
         }
         self.info.size = self.shared.size();
@@ -414,7 +429,7 @@ impl FabricsQueue {
             if of == path && ready.epoch == epoch {
                 let (qid, by_controller) = (ready.qid, false);
                 drop(ready);
-                let closed = Report::Closed {
+                let closed = QueueReport::Closed {
                     epoch,
                     qid,
                     by_controller,
@@ -432,15 +447,15 @@ impl FabricsQueue {
             return;
         };
         parent.cancelled = true;
-        parent.todo = Todo::Nothing;
+        parent.todo = Remaining::Nothing;
         parent.result = Err(IoErrorKind::Aborted.into());
         self.waiting.retain(|waiting| *waiting != place);
         let (mut changing, mut still_lent) = (0, false);
         // The memory returns to its owner, and the request has one outstanding command less.
-        let mut take = |part: &mut Part| {
-            changing += usize::from(part.what.changes());
-            let list = part.keep_copy();
-            if part.whole {
+        let mut take = |subrequest: &mut Subrequest| {
+            changing += usize::from(subrequest.what.changes());
+            let list = subrequest.keep_copy();
+            if subrequest.whole {
                 parent.request.data = list;
             }
             parent.parts = parent.parts.saturating_sub(1);
@@ -458,7 +473,7 @@ impl FabricsQueue {
                     link.close(&why, self.now);
                     broken.push((
                         path,
-                        Report::Broken {
+                        QueueReport::Broken {
                             epoch,
                             why: why.as_str(),
                         },
@@ -468,20 +483,24 @@ impl FabricsQueue {
             }
         }
         // The command belongs to a lost association, whose controller may still execute it.
-        for part in self.limbo.iter_mut().flat_map(|limbo| &mut limbo.parts) {
-            if part.parent == place && !part.given_up {
-                part.given_up = true;
-                part.owed = 0;
-                take(part);
+        for subrequest in self
+            .lost_commands
+            .iter_mut()
+            .flat_map(|lost_commands| &mut lost_commands.parts)
+        {
+            if subrequest.parent == place && !subrequest.given_up {
+                subrequest.given_up = true;
+                subrequest.owed = 0;
+                take(subrequest);
             }
         }
         self.given_up += changing;
-        self.again.retain_mut(|part| {
-            if part.parent != place {
+        self.again.retain_mut(|subrequest| {
+            if subrequest.parent != place {
                 return true;
             }
-            if part.whole {
-                parent.request.data = std::mem::take(&mut part.list);
+            if subrequest.whole {
+                parent.request.data = std::mem::take(&mut subrequest.list);
             }
             parent.parts = parent.parts.saturating_sub(1);
             false
@@ -517,8 +536,8 @@ impl FabricsQueue {
             return;
         }
         self.shared.is_overdue();
-        while let Some(part) = self.again.pop_front() {
-            self.finish(part, Err(IoErrorKind::Unreachable.into()));
+        while let Some(subrequest) = self.again.pop_front() {
+            self.finish(subrequest, Err(IoErrorKind::Unreachable.into()));
         }
         while let Some(place) = self.waiting.pop_front() {
             if let Some(parent) = self.parents.get(place) {
@@ -548,58 +567,62 @@ impl FabricsQueue {
         let issues = self.given_up == 0
             && !(self.waiting.is_empty() && self.again.is_empty())
             && self.routes.has_room(&self.shared.paths);
-        issues || !self.ended.is_empty() || self.mail.has_news() || self.routes.has_news()
+        issues || !self.ended.is_empty() || self.inbox.has_news() || self.routes.has_news()
     }
 
     /// Returns whether a time limit is running, whose end is not signalled.
     fn is_timed(&self) -> bool {
         !self.parents.is_empty()
             || !self.ended.is_empty()
-            || !self.limbo.is_empty()
+            || !self.lost_commands.is_empty()
             || self.routes.is_timed()
     }
 }
 
 /// Creates the next command of a request.
 fn next(
-    parent: &mut Parent,
+    parent: &mut SplitRequest,
     place: usize,
-    facts: &Facts,
+    facts: &NamespaceProperties,
     zeroes: &mut Option<SegmentList>,
     now: Instant,
-) -> Option<Part> {
-    let Todo::From(done) = parent.todo else {
+) -> Option<Subrequest> {
+    let Remaining::From(done) = parent.todo else {
         return None;
     };
     let (what, most) = match parent.request.op {
-        Op::Flush => (What::Flush, 0),
-        Op::Read => (What::Read, facts.max_data),
-        Op::Write { fua } => (What::Write { fua }, facts.max_data),
-        Op::Deallocate => (What::Deallocate, facts.max_deallocated),
-        Op::WriteZeroes { deallocate, fua } if facts.write_zeroes => {
-            (What::WriteZeroes { fua, deallocate }, facts.max_zeroed)
-        }
-        Op::WriteZeroes { fua, .. } => (What::Write { fua }, facts.max_data.min(ZEROES as u32)),
+        Op::Flush => (CommandKind::Flush, 0),
+        Op::Read => (CommandKind::Read, facts.max_data),
+        Op::Write { fua } => (CommandKind::Write { fua }, facts.max_data),
+        Op::Deallocate => (CommandKind::Deallocate, facts.max_deallocated),
+        Op::WriteZeroes { deallocate, fua } if facts.write_zeroes => (
+            CommandKind::WriteZeroes { fua, deallocate },
+            facts.max_zeroed,
+        ),
+        Op::WriteZeroes { fua, .. } => (
+            CommandKind::Write { fua },
+            facts.max_data.min(ZEROES as u32),
+        ),
     };
-    let mut part = Part::new(place, what, now);
-    if what != What::Flush {
-        part.offset = parent.request.offset.checked_add(done)?;
-        part.len = parent.piece(done, most);
+    let mut subrequest = Subrequest::new(place, what, now);
+    if what != CommandKind::Flush {
+        subrequest.offset = parent.request.offset.checked_add(done)?;
+        subrequest.len = parent.piece(done, most);
     }
     if what.has_data() {
-        let len = u64::from(part.len);
+        let len = u64::from(subrequest.len);
         if !parent.request.op.has_data() {
             let zeroes = zeroes.get_or_insert_with(|| SegmentList::owned(Buffer::new(ZEROES)));
-            zeroes.slice(0, len, &mut part.list);
+            zeroes.slice(0, len, &mut subrequest.list);
         } else if len == parent.request.len {
-            part.whole = true;
-            part.list = std::mem::take(&mut parent.request.data);
+            subrequest.whole = true;
+            subrequest.list = std::mem::take(&mut parent.request.data);
         } else {
-            parent.request.data.slice(done, len, &mut part.list);
+            parent.request.data.slice(done, len, &mut subrequest.list);
         }
     }
-    parent.issued(done, part.len);
-    Some(part)
+    parent.issued(done, subrequest.len);
+    Some(subrequest)
 }
 
 impl VolumeQueue for FabricsQueue {
@@ -624,7 +647,7 @@ impl VolumeQueue for FabricsQueue {
         if let Some(result) = result {
             return Some(request.complete(result));
         }
-        let place = self.parents.insert(Parent::new(request, false));
+        let place = self.parents.insert(SplitRequest::new(request, false));
         self.waiting.push_back(place);
         self.issue();
         None
@@ -635,7 +658,7 @@ impl VolumeQueue for FabricsQueue {
             return 0;
         }
         self.now = Instant::now();
-        if self.mail.has_news() {
+        if self.inbox.has_news() {
             self.read_mail();
         }
         for path in 0..self.shared.paths.len() {
@@ -646,7 +669,7 @@ impl VolumeQueue for FabricsQueue {
         for (path, number, ready) in std::mem::take(&mut self.early) {
             self.opened(path, number, ready);
         }
-        if !self.limbo.is_empty() {
+        if !self.lost_commands.is_empty() {
             self.release();
         }
         if !self.lent.is_empty() {
@@ -670,7 +693,7 @@ impl VolumeQueue for FabricsQueue {
         let wake = match self.goes_on() {
             true => Wake::Poll,
             // The end of a time limit is not signalled.
-            false if self.is_timed() => Wake::After(LOOK),
+            false if self.is_timed() => Wake::After(TIMEOUT_CHECK_INTERVAL),
             false => Wake::Event,
         };
         QueueState { in_flight, wake }
@@ -724,7 +747,7 @@ impl FastPath for FabricsQueue {
 
 impl Drop for FabricsQueue {
     fn drop(&mut self) {
-        self.mail.close();
+        self.inbox.close();
         self.shared.leave(self.place);
     }
 }

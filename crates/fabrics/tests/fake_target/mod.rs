@@ -697,9 +697,10 @@ fn io_queue(state: &State, ctrl: &Ctrl, peer: &mut Peer, success: bool) -> io::R
                 continue;
             }
             NvmOpcode::WRITE => {
-                let got = match got.data.is_empty() {
-                    true => peer.ask(cid, len, state.setup.r2t)?,
-                    false => got,
+                let got = if got.data.is_empty() {
+                    peer.ask(cid, len, state.setup.r2t)?
+                } else {
+                    got
                 };
                 if got.corrupt {
                     state.corrupt.fetch_add(1, Ordering::SeqCst);

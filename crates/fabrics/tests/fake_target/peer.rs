@@ -126,9 +126,10 @@ impl Peer {
             self.send_piece(cid, at, piece, last, last && success)?;
             at += piece.len() as u32;
         }
-        match success && count > 0 {
-            true => Ok(()),
-            false => self.complete(cid, Status::SUCCESS, 0),
+        if success && count > 0 {
+            Ok(())
+        } else {
+            self.complete(cid, Status::SUCCESS, 0)
         }
     }
 

@@ -8,7 +8,7 @@
 //! over a change of the map, of the table, and for another map; access rights not looked at;
 //! another namespace's number accepted; a write let through to a read-only slice.
 
-use crate::common::model::{Config, Model, Seen};
+use crate::common::model::{Config, DeviceCommand, Model};
 use crate::common::*;
 use dma::{Memory, Prot};
 use driver::{Device, Options};
@@ -66,7 +66,7 @@ impl World {
 
     /// Everything that the device saw was this guest's to say; or, if it was
     /// `bounced`, lay in nobody's memory.
-    fn check(&self, guest: usize, log: &[Seen], bounced: bool) {
+    fn check(&self, guest: usize, log: &[DeviceCommand], bounced: bool) {
         let (first, blocks) = SLICES[guest];
         let slice = first..first + blocks;
         let memory = self.guests[guest].device_range();

@@ -3,7 +3,7 @@
 use crate::common::model::{Config, Model};
 use crate::common::*;
 use driver::{Device, Error, Options};
-use mediate::{DirectOptions, DirectQueue, Pool, Slice};
+use mediate::{DirectOptions, DirectQueue, QueuePairPool, Slice};
 use nvme::{NvmOpcode, Status};
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn slice(device: &Device, n: u64) -> Slice {
 #[test]
 fn one_each_and_then_the_one_with_the_fewest_users() {
     let (model, device) = device(2);
-    let mut pool = Pool::new(device.clone());
+    let mut pool = QueuePairPool::new(device.clone());
     let mut guests: Vec<Guest> = (0..5)
         .map(|n| {
             let slice = slice(&device, n);
@@ -49,11 +49,11 @@ fn one_each_and_then_the_one_with_the_fewest_users() {
         assert!(disk[n * 51_200..][..4096].iter().all(|&b| b == n as u8 + 1));
     }
     // Another worker finds none.
-    let other = Pool::new(device.clone()).queue(DirectOptions::new(1, slice(&device, 9)));
+    let other = QueuePairPool::new(device.clone()).queue(DirectOptions::new(1, slice(&device, 9)));
     assert!(matches!(other, Err(Error::NoQueue { allowed: 2 })));
     // They are released with the last user.
     guests.clear();
-    Pool::new(device.clone())
+    QueuePairPool::new(device.clone())
         .queue(DirectOptions::new(1, slice(&device, 9)))
         .unwrap();
 }

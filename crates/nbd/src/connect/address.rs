@@ -12,14 +12,14 @@ pub type Parsed<T> = Result<T, String>;
 
 /// An NBD server and one of its exports.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Server {
+pub struct NbdServer {
     /// Address of the server.
     pub address: Address,
     /// Name of the export; empty for the default export.
     pub export: String,
 }
 
-impl Server {
+impl NbdServer {
     /// Parses an export behind a Unix socket: `name` is the part of the URL after `nbd+unix://`, a
     /// slash and the export.
     ///
@@ -85,7 +85,7 @@ impl Server {
     }
 }
 
-impl fmt::Display for Server {
+impl fmt::Display for NbdServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let export = self.export.escape_debug();
         match &self.address {
@@ -106,10 +106,11 @@ mod tests {
 
     #[test]
     fn urls_name_a_server_and_an_export() {
-        let server = Server::unix("/vm%2f0", "/run/nbd%20a.sock").unwrap();
+        let server = NbdServer::unix("/vm%2f0", "/run/nbd%20a.sock").unwrap();
         assert_eq!(server.address, Address::Unix("/run/nbd a.sock".into()));
         assert_eq!(server.export, "vm/0");
-        let of = |text: &str| Server::tcp(text).map(|server| (server.to_string(), server.export));
+        let of =
+            |text: &str| NbdServer::tcp(text).map(|server| (server.to_string(), server.export));
         let good = |text: &str| of(text).unwrap();
         assert_eq!(good("host"), ("nbd://host:10809/".into(), String::new()));
         assert_eq!(
@@ -132,8 +133,16 @@ mod tests {
         ] {
             assert!(of(text).unwrap_err().contains(why), "{text}");
         }
-        assert!(Server::unix("host/x", "s").unwrap_err().contains("host/x"));
-        assert!(Server::unix("", "s").unwrap_err().contains("slash"));
-        assert!(Server::unix("/", "").unwrap_err().contains("socket=PATH"));
+        assert!(
+            NbdServer::unix("host/x", "s")
+                .unwrap_err()
+                .contains("host/x")
+        );
+        assert!(NbdServer::unix("", "s").unwrap_err().contains("slash"));
+        assert!(
+            NbdServer::unix("/", "")
+                .unwrap_err()
+                .contains("socket=PATH")
+        );
     }
 }

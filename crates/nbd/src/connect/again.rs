@@ -1,7 +1,7 @@
 //! Reconnection: a thread that replaces an ended connection, with growing pauses between attempts.
 
 use super::Inbox;
-use crate::export::Shared;
+use crate::export::SharedExport;
 use remote::{LOG_INTERVAL, pause};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -12,7 +12,7 @@ use std::time::Instant;
 /// # Errors
 /// The I/O error when no thread can be started.
 pub(crate) fn connect_again(
-    shared: &Arc<Shared>,
+    shared: &Arc<SharedExport>,
     inbox: &Arc<Inbox>,
     link: usize,
     failures: u32,
@@ -22,7 +22,7 @@ pub(crate) fn connect_again(
     remote::spawn("nbd", move || run(&shared, &inbox, link, failures))
 }
 
-fn run(shared: &Shared, inbox: &Weak<Inbox>, link: usize, mut failures: u32) {
+fn run(shared: &SharedExport, inbox: &Weak<Inbox>, link: usize, mut failures: u32) {
     let began = Instant::now();
     let mut said: Option<Instant> = None;
     loop {

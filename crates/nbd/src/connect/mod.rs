@@ -6,10 +6,10 @@ mod again;
 mod previous;
 mod socket;
 
-pub use address::{PORT, Server};
+pub use address::{NbdServer, PORT};
 pub(crate) use again::connect_again;
 pub use previous::{PreviousError, end_previous};
-pub use socket::{ConnectError, Connected, ConnectionKeeper, Kept, connect};
+pub use socket::{ConnectError, Connected, ConnectionGuard, ConnectionKeeper, connect};
 
 /// Inbox for new connections, each with the number of its link.
 pub(crate) type Inbox = volume::Inbox<(usize, Connected)>;

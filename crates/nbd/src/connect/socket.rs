@@ -1,6 +1,6 @@
 //! Connecting to a server and the NBD handshake, within a time limit.
 
-use super::address::Server;
+use super::address::NbdServer;
 use super::previous::PreviousError;
 use crate::protocol::{Export, HandshakeError, negotiate};
 use remote::{Address, Conversation, connect_tcp, connect_unix};
@@ -54,12 +54,12 @@ pub struct Connected {
     /// The export that was negotiated.
     pub export: Export,
     /// Guard of the [`ConnectionKeeper`], dropped when the connection has ended.
-    pub kept: Option<Kept>,
+    pub kept: Option<ConnectionGuard>,
 }
 
 /// Guard for a connection registered with a [`ConnectionKeeper`]; dropped when the connection has
 /// ended.
-pub type Kept = Box<dyn std::any::Any + Send>;
+pub type ConnectionGuard = Box<dyn std::any::Any + Send>;
 
 /// Keeper of connections across a restart. The next process closes them before it sends anything on
 /// its own connections.
@@ -74,7 +74,7 @@ pub trait ConnectionKeeper: Send + Sync + std::fmt::Debug {
 
     /// Registers a connection to `server`. Called before anything is sent on the connection, by a
     /// thread that may block. `None` if registering failed; the connection is used nevertheless.
-    fn keep(&self, server: &str, connection: BorrowedFd<'_>) -> Option<Kept>;
+    fn keep(&self, server: &str, connection: BorrowedFd<'_>) -> Option<ConnectionGuard>;
 }
 
 /// Connects to a server and negotiates its export. `addresses` are the resolved ones of its host.
@@ -82,7 +82,7 @@ pub trait ConnectionKeeper: Send + Sync + std::fmt::Debug {
 /// # Errors
 /// [`ConnectError`] when no connection or export is available within `limit`.
 pub fn connect(
-    server: &Server,
+    server: &NbdServer,
     addresses: &[SocketAddr],
     limit: Duration,
 ) -> Result<Connected, ConnectError> {

@@ -8,9 +8,9 @@ use super::wire::{export_flags, handshake_flags, u16_at, u32_at, u64_at};
 use std::io::{self, Read, Write};
 
 /// Maximum length of a reply to an option in bytes.
-const LONGEST_REPLY: u32 = 64 << 10;
+const MAX_REPLY_LEN: u32 = 64 << 10;
 /// Maximum number of replies to one option.
-const MOST_REPLIES: usize = 256;
+const MAX_REPLIES: usize = 256;
 /// Maximum length in bytes of a request or reply with data, if the server announces none.
 const DEFAULT_MAXIMUM: u32 = 32 << 20;
 /// Maximum in bytes of the minimum block size that a server may announce.
@@ -170,7 +170,7 @@ fn reply(stream: &mut impl Read, option: u32) -> Result<(u32, Vec<u8>), Handshak
     if magic != OPTION_REPLY || of != option {
         return violation("unexpected reply to an option");
     }
-    if len > LONGEST_REPLY {
+    if len > MAX_REPLY_LEN {
         return violation("a reply to an option is too long");
     }
     let mut data = vec![0; len as usize];
@@ -197,7 +197,7 @@ fn go(stream: &mut (impl Read + Write), name: &str) -> Result<Option<Export>, Ha
     send(stream, option::GO, &data)?;
     let mut told = None;
     let mut sizes = None;
-    for _ in 0..MOST_REPLIES {
+    for _ in 0..MAX_REPLIES {
         let (kind, data) = reply(stream, option::GO)?;
         match kind {
             option_reply::ACK => {
@@ -277,9 +277,10 @@ fn describe(
     if maximum < minimum {
         return violation("its largest block is smaller than its smallest");
     }
-    let preferred = match preferred.is_power_of_two() {
-        true => preferred.clamp(minimum, DEFAULT_MAXIMUM),
-        false => minimum.max(4096),
+    let preferred = if preferred.is_power_of_two() {
+        preferred.clamp(minimum, DEFAULT_MAXIMUM)
+    } else {
+        minimum.max(4096)
     };
     Ok(Export {
         size,

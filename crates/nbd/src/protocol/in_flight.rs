@@ -4,7 +4,7 @@ use super::received::Received;
 
 /// Properties of a request against which its reply is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Asked {
+pub struct RequestInfo {
     /// The reply carries data.
     pub read: bool,
     /// Offset of the first byte in the export.
@@ -15,9 +15,9 @@ pub struct Asked {
 
 /// An outstanding request.
 #[derive(Debug)]
-pub struct Entry<T> {
+pub struct InFlightRequest<T> {
     /// Properties of the request.
-    pub asked: Asked,
+    pub info: RequestInfo,
     /// Caller's data for the request.
     pub item: T,
     /// Ranges of the request that have been announced or received.
@@ -30,7 +30,7 @@ pub struct Entry<T> {
     pub(super) ended: bool,
 }
 
-impl<T> Entry<T> {
+impl<T> InFlightRequest<T> {
     /// Returns the result of the request, with the error code if it failed; `None` until the whole
     /// reply was received.
     pub fn outcome(&self) -> Option<Option<u32>> {
@@ -47,7 +47,7 @@ impl<T> Entry<T> {
 /// cookies are detected.
 #[derive(Debug)]
 pub struct InFlight<T> {
-    places: Vec<(u32, Option<Entry<T>>)>,
+    places: Vec<(u32, Option<InFlightRequest<T>>)>,
     free: Vec<u32>,
 }
 
@@ -79,7 +79,7 @@ impl<T> InFlight<T> {
     ///
     /// # Errors
     /// Returns `item` if the table is full.
-    pub fn insert(&mut self, asked: Asked, item: T) -> Result<u64, T> {
+    pub fn insert(&mut self, info: RequestInfo, item: T) -> Result<u64, T> {
         let place = self.free.last().copied();
         let Some((place, (sequence, empty))) =
             place.and_then(|place| Some((place, self.places.get_mut(place as usize)?)))
@@ -88,8 +88,8 @@ impl<T> InFlight<T> {
         };
         self.free.pop();
         *sequence = sequence.wrapping_add(1);
-        *empty = Some(Entry {
-            asked,
+        *empty = Some(InFlightRequest {
+            info,
             item,
             received: Received::default(),
             error: None,
@@ -100,7 +100,7 @@ impl<T> InFlight<T> {
     }
 
     /// Returns the request with this cookie.
-    pub fn get(&mut self, cookie: u64) -> Option<&mut Entry<T>> {
+    pub fn get(&mut self, cookie: u64) -> Option<&mut InFlightRequest<T>> {
         let (sequence, entry) = self.places.get_mut(cookie as u32 as usize)?;
         entry
             .as_mut()
@@ -108,7 +108,7 @@ impl<T> InFlight<T> {
     }
 
     /// Removes and returns the request with this cookie.
-    pub fn remove(&mut self, cookie: u64) -> Option<Entry<T>> {
+    pub fn remove(&mut self, cookie: u64) -> Option<InFlightRequest<T>> {
         self.get(cookie)?;
         let place = cookie as u32;
         let entry = self.places.get_mut(place as usize)?.1.take();
@@ -117,7 +117,7 @@ impl<T> InFlight<T> {
     }
 
     /// Iterates over all requests, each with its cookie.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut Entry<T>)> {
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut InFlightRequest<T>)> {
         let places = (0u64..).zip(&mut self.places);
         places.filter_map(|(place, (sequence, entry))| {
             Some((u64::from(*sequence) << 32 | place, entry.as_mut()?))
@@ -125,7 +125,7 @@ impl<T> InFlight<T> {
     }
 
     /// Removes and returns all requests.
-    pub fn drain(&mut self) -> impl Iterator<Item = Entry<T>> {
+    pub fn drain(&mut self) -> impl Iterator<Item = InFlightRequest<T>> {
         self.free.clear();
         self.free.extend((0..self.places.len() as u32).rev());
         self.places.iter_mut().filter_map(|(_, entry)| entry.take())

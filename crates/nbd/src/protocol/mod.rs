@@ -9,6 +9,6 @@ mod request;
 pub mod wire;
 
 pub use handshake::{Export, HandshakeError, negotiate};
-pub use in_flight::{Asked, Entry, InFlight};
+pub use in_flight::{InFlight, InFlightRequest, RequestInfo};
 pub use reply::{Event, Expected, Replies, Violation};
 pub use request::Command;

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 /// Maximum number of separate ranges: the blocks of the longest read, in the worst order. Each new
 /// range is compared with all of them.
-const MOST_APART: usize = 256;
+const MAX_RANGES: usize = 256;
 
 /// Received ranges of a read, relative to its first byte.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ impl Received {
             return Err(Violation::Twice);
         }
         if !self.main.is_empty() && !self.join(&new) {
-            if self.apart.len() >= MOST_APART {
+            if self.apart.len() >= MAX_RANGES {
                 return Err(Violation::Scattered);
             }
             self.apart.push(new);
@@ -77,7 +77,7 @@ mod tests {
     fn stretches_that_lie_apart_have_a_limit() {
         let mut received = Received::default();
         let apart = |number: u32| number * 2..number * 2 + 1;
-        let most = MOST_APART as u32;
+        let most = MAX_RANGES as u32;
         for number in 0..=most {
             assert_eq!(received.add(apart(number)), Ok(()));
         }

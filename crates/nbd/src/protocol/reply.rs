@@ -5,13 +5,13 @@
 //! events without further checks: data lies within its request, no byte is received twice, and a
 //! read ends without an error only after every byte of it was received.
 
-use super::in_flight::{Entry, InFlight};
+use super::in_flight::{InFlight, InFlightRequest};
 use super::wire::{SIMPLE_REPLY, STRUCTURED_REPLY, chunk, u16_at, u32_at, u64_at};
 
 /// Maximum payload of an error chunk in bytes: a text of 4096 bytes and the fields around it.
-const LONGEST_ERROR: u32 = 4096 + 64;
+const MAX_ERROR_LEN: u32 = 4096 + 64;
 /// Maximum number of error chunks in a reply.
-const MOST_ERRORS: u32 = 64;
+const MAX_ERRORS: u32 = 64;
 
 /// Violation of the protocol by a server. The connection cannot be used any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -178,8 +178,8 @@ impl Replies {
                 self.state = State::Head;
                 let entry = find(requests, cookie)?;
                 entry.ended = true;
-                let whole = entry.received.is_whole(entry.asked.len);
-                if entry.error.is_none() && entry.asked.read && !whole {
+                let whole = entry.received.is_whole(entry.info.len);
+                if entry.error.is_none() && entry.info.read && !whole {
                     return Err(Violation::Incomplete);
                 }
                 let error = entry.error;
@@ -214,12 +214,12 @@ impl Replies {
         self.state = State::End { cookie };
         if error != 0 {
             entry.error.get_or_insert(error);
-        } else if entry.asked.read {
+        } else if entry.info.read {
             if self.structured {
                 return Err(Violation::Kind("simple"));
             }
-            entry.received.add(0..entry.asked.len)?;
-            self.state = data(cookie, 0, entry.asked.len, 0, true);
+            entry.received.add(0..entry.info.len)?;
+            self.state = data(cookie, 0, entry.info.len, 0, true);
         }
         Ok((16, Event::More))
     }
@@ -265,14 +265,14 @@ impl Replies {
                 Ok((32, Event::Hole { cookie, at, len }))
             }
             kind if kind & chunk::ERROR != 0 => {
-                if !(6..=LONGEST_ERROR).contains(&len) {
+                if !(6..=MAX_ERROR_LEN).contains(&len) {
                     return Err(wrong);
                 }
                 let Some(error) = u32_at(input, 20) else {
                     return Ok((0, Event::More));
                 };
                 entry.errors += 1;
-                if entry.errors > MOST_ERRORS {
+                if entry.errors > MAX_ERRORS {
                     return Err(Violation::Errors);
                 }
                 // Zero would mean success.
@@ -287,14 +287,14 @@ impl Replies {
     }
 }
 
-impl<T> Entry<T> {
+impl<T> InFlightRequest<T> {
     /// Checks the range of announced data, and returns its offset in the request.
     fn announce(&mut self, offset: u64, len: u32) -> Result<u32, Violation> {
-        let at = offset.checked_sub(self.asked.offset);
+        let at = offset.checked_sub(self.info.offset);
         let at = at.and_then(|at| u32::try_from(at).ok());
         let end = at.and_then(|at| at.checked_add(len));
         match (at, end) {
-            (Some(at), Some(end)) if self.asked.read && len > 0 && end <= self.asked.len => {
+            (Some(at), Some(end)) if self.info.read && len > 0 && end <= self.info.len => {
                 self.received.add(at..end)?;
                 Ok(at)
             }
@@ -304,7 +304,7 @@ impl<T> Entry<T> {
 }
 
 /// Returns the request with this cookie, if its reply has not ended yet.
-fn find<T>(requests: &mut InFlight<T>, cookie: u64) -> Result<&mut Entry<T>, Violation> {
+fn find<T>(requests: &mut InFlight<T>, cookie: u64) -> Result<&mut InFlightRequest<T>, Violation> {
     let entry = requests.get(cookie).filter(|entry| !entry.ended);
     entry.ok_or(Violation::Cookie(cookie))
 }
@@ -327,9 +327,10 @@ fn data(cookie: u64, at: u32, left: u32, len: u32, last: bool) -> State {
 
 /// Returns the parser state after a complete chunk.
 fn ended(cookie: u64, last: bool) -> State {
-    match last {
-        true => State::End { cookie },
-        false => State::Head,
+    if last {
+        State::End { cookie }
+    } else {
+        State::Head
     }
 }
 

@@ -14,9 +14,9 @@
 //! A server counts as lost from the end of a connection until a reply arrives on another one.
 //! Commands that cannot be sent again within the time limit fail ([`Link::is_overdue`]).
 
-use crate::connect::{Connected, Kept};
+use crate::connect::{Connected, ConnectionGuard};
 use crate::protocol::wire::{EINVAL, ENOMEM, EOVERFLOW, ESHUTDOWN};
-use crate::protocol::{Asked, Command, Event, InFlight, Replies};
+use crate::protocol::{Command, Event, InFlight, Replies, RequestInfo};
 use dma::SegmentList;
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -37,11 +37,11 @@ const DIRECT: u32 = 16 << 10;
 const CLOSING: Duration = Duration::from_secs(5);
 /// Number of failed connections (protocol violation or inaccessible memory) after which a command
 /// that was outstanding on all of them fails.
-const MOST_VIOLATIONS: u8 = 5;
+const MAX_VIOLATIONS: u8 = 5;
 
 /// A command that belongs to a request.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct Subrequest {
     /// Index of the request.
     pub(super) parent: usize,
     pub(super) command: Command,
@@ -66,7 +66,7 @@ pub(super) struct Part {
 }
 
 /// A finished command and its result.
-pub(super) type Ended = (Part, Result<(), IoError>);
+pub(super) type CommandResult = (Subrequest, Result<(), IoError>);
 
 /// Reason why a connection cannot be used any more.
 #[derive(Debug, thiserror::Error)]
@@ -141,7 +141,7 @@ struct Open {
     /// The server has announced that it shuts down.
     shutting_down: bool,
     /// Last field: dropped after the connection.
-    _kept: Option<Kept>,
+    _kept: Option<ConnectionGuard>,
 }
 
 enum State {
@@ -159,9 +159,9 @@ enum State {
 /// Slot of a queue for one connection, which may be down.
 pub(super) struct Link {
     state: State,
-    in_flight: InFlight<Part>,
+    in_flight: InFlight<Subrequest>,
     /// Commands of the previous connection, which are sent first on the next one.
-    pub(super) again: VecDeque<Part>,
+    pub(super) again: VecDeque<Subrequest>,
     /// Number of consecutive connections that ended before any reply.
     pub(super) failures: u32,
     /// Time of the first connection failure since the last reply.
@@ -261,25 +261,25 @@ impl Link {
     /// Adds a command to the next message.
     ///
     /// # Errors
-    /// Returns `part` if there is no room.
-    pub(super) fn stage(&mut self, mut part: Part) -> Result<(), Part> {
+    /// Returns `subrequest` if there is no room.
+    pub(super) fn stage(&mut self, mut subrequest: Subrequest) -> Result<(), Subrequest> {
         let State::Open(open) = &mut self.state else {
-            return Err(part);
+            return Err(subrequest);
         };
-        let asked = Asked {
-            read: part.command == Command::Read,
-            offset: part.offset,
-            len: part.len,
+        let info = RequestInfo {
+            read: subrequest.command == Command::Read,
+            offset: subrequest.offset,
+            len: subrequest.len,
         };
-        let (command, offset, len) = (part.command, part.offset, part.len);
+        let (command, offset, len) = (subrequest.command, subrequest.offset, subrequest.len);
         let data = match command {
             Command::Write { .. } => {
-                part.lent = true;
-                Some(std::mem::take(&mut part.list))
+                subrequest.lent = true;
+                Some(std::mem::take(&mut subrequest.list))
             }
             _ => None,
         };
-        match self.in_flight.insert(asked, part) {
+        match self.in_flight.insert(info, subrequest) {
             Ok(cookie) => {
                 open.staged.bytes(&command.header(cookie, offset, len));
                 if let Some(list) = data {
@@ -287,10 +287,10 @@ impl Link {
                 }
                 Ok(())
             }
-            Err(mut part) => {
-                part.list = data.unwrap_or(std::mem::take(&mut part.list));
-                part.lent = false;
-                Err(part)
+            Err(mut subrequest) => {
+                subrequest.list = data.unwrap_or(std::mem::take(&mut subrequest.list));
+                subrequest.lent = false;
+                Err(subrequest)
             }
         }
     }
@@ -315,7 +315,7 @@ impl Link {
         &mut self,
         now: Instant,
         timeout: Duration,
-        over: &mut Vec<Ended>,
+        over: &mut Vec<CommandResult>,
     ) -> Result<(), Broken> {
         let State::Open(open) = &mut self.state else {
             return Ok(());
@@ -331,7 +331,9 @@ impl Link {
         let due = |at: Instant| now.saturating_duration_since(at) >= Duration::from_millis(50);
         if !self.in_flight.is_empty() && self.looked.is_none_or(due) {
             self.looked = Some(now);
-            let late = |part: &Part| now.saturating_duration_since(part.since) >= timeout;
+            let late = |subrequest: &Subrequest| {
+                now.saturating_duration_since(subrequest.since) >= timeout
+            };
             if self
                 .in_flight
                 .iter_mut()
@@ -354,10 +356,11 @@ impl Link {
         open.staged
             .clear(|cookie, list| return_list(&mut self.in_flight, cookie, list));
         let ended = matches!(why, Broken::Closed | Broken::Io(_)) && !why.is_fault();
-        match ended {
-            true => open.stream.shut_down(),
+        if ended {
+            open.stream.shut_down()
+        } else {
             // The server may still answer the commands that it has begun.
-            false => open.stream.end_sending(),
+            open.stream.end_sending()
         }
         if matches!(why, Broken::GivenUp) {
             // The memory is needed at once.
@@ -385,7 +388,7 @@ impl Link {
 
     /// Continues closing the connection. Returns `true` when it is closed: its commands are then in
     /// [`Link::again`] or `over`, and the next connection may be made.
-    pub(super) fn closed(&mut self, now: Instant, over: &mut Vec<Ended>) -> bool {
+    pub(super) fn closed(&mut self, now: Instant, over: &mut Vec<CommandResult>) -> bool {
         let State::Closing {
             open,
             until,
@@ -405,25 +408,25 @@ impl Link {
         let blame = *blame;
         for entry in self.in_flight.drain() {
             let outcome = entry.outcome();
-            let mut part = entry.item;
-            part.lent = false;
+            let mut subrequest = entry.item;
+            subrequest.lent = false;
             match outcome {
-                _ if part.given_up => over.push((part, Ok(()))),
+                _ if subrequest.given_up => over.push((subrequest, Ok(()))),
                 Some(error) if error != Some(ESHUTDOWN) => {
-                    let result = result(error, &part);
-                    over.push((part, result));
+                    let result = result(error, &subrequest);
+                    over.push((subrequest, result));
                 }
                 _ => {
-                    part.violations += u8::from(blame.is_some());
+                    subrequest.violations += u8::from(blame.is_some());
                     match blame {
-                        Some(blame) if part.violations >= MOST_VIOLATIONS => {
+                        Some(blame) if subrequest.violations >= MAX_VIOLATIONS => {
                             let kind = match blame {
                                 Blame::Memory => IoErrorKind::Memory,
-                                Blame::Server => failed(part.command),
+                                Blame::Server => failed(subrequest.command),
                             };
-                            over.push((part, Err(kind.into())));
+                            over.push((subrequest, Err(kind.into())));
                         }
-                        _ => self.again.push_back(part),
+                        _ => self.again.push_back(subrequest),
                     }
                 }
             }
@@ -434,18 +437,18 @@ impl Link {
 
     /// Abandons the commands of a cancelled request. `take` receives those whose memory the kernel
     /// does not use; returns `true` if the kernel uses the memory of others.
-    pub(super) fn give_up(&mut self, parent: usize, mut take: impl FnMut(&mut Part)) -> bool {
+    pub(super) fn give_up(&mut self, parent: usize, mut take: impl FnMut(&mut Subrequest)) -> bool {
         let mut lent = false;
         for (_, entry) in self.in_flight.iter_mut() {
-            let part = &mut entry.item;
-            if part.parent != parent || part.given_up {
+            let subrequest = &mut entry.item;
+            if subrequest.parent != parent || subrequest.given_up {
                 continue;
             }
-            if part.lent {
+            if subrequest.lent {
                 lent = true;
             } else {
-                part.given_up = true;
-                take(part);
+                subrequest.given_up = true;
+                take(subrequest);
             }
         }
         lent
@@ -471,8 +474,8 @@ impl Open {
 
     fn poll(
         &mut self,
-        in_flight: &mut InFlight<Part>,
-        over: &mut Vec<Ended>,
+        in_flight: &mut InFlight<Subrequest>,
+        over: &mut Vec<CommandResult>,
     ) -> Result<(), Broken> {
         if let Some((mut outgoing, sent)) = self.stream.sent() {
             outgoing.advance(*sent.as_ref().unwrap_or(&0));
@@ -513,8 +516,8 @@ impl Open {
     fn end_of_sending(
         &mut self,
         mut outgoing: Outgoing,
-        in_flight: &mut InFlight<Part>,
-        over: &mut Vec<Ended>,
+        in_flight: &mut InFlight<Subrequest>,
+        over: &mut Vec<CommandResult>,
     ) {
         outgoing.clear(|cookie, list| {
             return_list(in_flight, cookie, list);
@@ -536,14 +539,19 @@ impl Open {
     }
 
     /// Records `len` bytes that were received into a request's memory.
-    fn received(&mut self, incoming: &mut Incoming, len: u64, in_flight: &mut InFlight<Part>) {
+    fn received(
+        &mut self,
+        incoming: &mut Incoming,
+        len: u64,
+        in_flight: &mut InFlight<Subrequest>,
+    ) {
         let direct = incoming.received(len);
         self.reclaim(incoming, in_flight);
         // At most the expected number of bytes, which has 32 bits.
         self.replies.took(direct as u32);
     }
 
-    fn reclaim(&mut self, incoming: &mut Incoming, in_flight: &mut InFlight<Part>) {
+    fn reclaim(&mut self, incoming: &mut Incoming, in_flight: &mut InFlight<Subrequest>) {
         if let Some((list, ..)) = incoming.direct.take()
             && let Some(cookie) = self.direct.take()
         {
@@ -554,8 +562,8 @@ impl Open {
     fn parse(
         &mut self,
         incoming: &mut Incoming,
-        in_flight: &mut InFlight<Part>,
-        over: &mut Vec<Ended>,
+        in_flight: &mut InFlight<Subrequest>,
+        over: &mut Vec<CommandResult>,
     ) -> Result<(), Broken> {
         loop {
             let (used, event) = self.replies.next(incoming.bytes(), in_flight)?;
@@ -593,7 +601,7 @@ impl Open {
     }
 
     /// Starts the next receive operation.
-    fn receive(&mut self, mut incoming: Incoming, in_flight: &mut InFlight<Part>) {
+    fn receive(&mut self, mut incoming: Incoming, in_flight: &mut InFlight<Subrequest>) {
         if incoming.bytes().is_empty()
             && let Some(expected) = self.replies.expects()
             && expected.left >= DIRECT
@@ -613,7 +621,7 @@ impl Open {
 
     /// Regains memory from the kernel, and discards received bytes. Returns `true` if the server
     /// has closed the connection.
-    fn drain(&mut self, in_flight: &mut InFlight<Part>) -> bool {
+    fn drain(&mut self, in_flight: &mut InFlight<Subrequest>) -> bool {
         if let Some((mut outgoing, _)) = self.stream.sent() {
             outgoing.clear(|cookie, list| return_list(in_flight, cookie, list));
             self.spare = Some(outgoing);
@@ -639,7 +647,7 @@ impl Open {
     }
 }
 
-impl Part {
+impl Subrequest {
     /// Copies received data of a read into the command's memory, at offset `at`.
     fn store(&mut self, at: u32, bytes: &[u8]) {
         if !self.given_up {
@@ -669,7 +677,7 @@ impl Drop for Open {
     }
 }
 
-fn return_list(in_flight: &mut InFlight<Part>, cookie: u64, list: SegmentList) {
+fn return_list(in_flight: &mut InFlight<Subrequest>, cookie: u64, list: SegmentList) {
     if let Some(entry) = in_flight.get(cookie) {
         entry.item.list = list;
         entry.item.lent = false;
@@ -684,26 +692,30 @@ fn failed(command: Command) -> IoErrorKind {
 }
 
 /// Converts the error code of a reply to a result.
-fn result(error: Option<u32>, part: &Part) -> Result<(), IoError> {
+fn result(error: Option<u32>, subrequest: &Subrequest) -> Result<(), IoError> {
     match error {
-        None if part.unstored => Err(IoErrorKind::Memory.into()),
+        None if subrequest.unstored => Err(IoErrorKind::Memory.into()),
         None => Ok(()),
         Some(error) => {
-            let write = part.command != Command::Read;
+            let write = subrequest.command != Command::Read;
             // The protocol's error numbers are those of Linux.
             Err(match i32::try_from(error) {
                 // The server rejected the request, or had no memory: the medium is not at fault.
                 Ok(EINVAL | EOVERFLOW) => IoErrorKind::Invalid.into(),
                 Ok(ENOMEM) => IoErrorKind::Busy.into(),
-                Ok(errno @ 1..=4095) if part.command == Command::Flush => IoError::of_sync(errno),
+                Ok(errno @ 1..=4095) if subrequest.command == Command::Flush => {
+                    IoError::of_sync(errno)
+                }
                 Ok(errno @ 1..=4095) => match IoError::from_errno(errno, write) {
                     IoError {
                         kind: IoErrorKind::MediaWrite,
                         ..
-                    } if part.command == (Command::Write { fua: true }) => IoError::of_sync(errno),
+                    } if subrequest.command == (Command::Write { fua: true }) => {
+                        IoError::of_sync(errno)
+                    }
                     error => error,
                 },
-                _ => failed(part.command).into(),
+                _ => failed(subrequest.command).into(),
             })
         }
     }

@@ -8,39 +8,39 @@
 mod link;
 
 use crate::connect::{Inbox, connect_again};
-use crate::export::Shared;
+use crate::export::SharedExport;
 use crate::protocol::Command;
 use crate::protocol::wire::export_flags as flags;
 use dma::{Buffer, SegmentList, View};
-use link::{Broken, Ended, Link, Part};
-use remote::{Parent, Parents, Todo};
+use link::{Broken, CommandResult, Link, Subrequest};
+use remote::{Remaining, SplitRequest, SplitRequests};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use volume::{
-    Completion, CopyRequest, CopySource, Ending, FastPath, Info, IoError, IoErrorKind, Op,
+    Completion, CopyRequest, CopySource, DrainWatch, FastPath, Info, IoError, IoErrorKind, Op,
     QueueState, Request, RingStreams, VolumeQueue, Wake,
 };
 
 /// Interval between checks of time-outs while commands are outstanding.
-const LOOK: Duration = Duration::from_millis(100);
+const TIMEOUT_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Interval between attempts to start a thread after one failed.
 const THREADS: Duration = Duration::from_secs(1);
 /// Maximum data of one command in bytes.
-const MOST_DATA: u32 = 1 << 20;
+const MAX_DATA_LEN: u32 = 1 << 20;
 /// Maximum number of bytes that one command zeroes or trims. A server may implement it by writing,
 /// and must answer in time.
-const MOST_ZEROED: u32 = 64 << 20;
+const MAX_ZEROED_BYTES: u32 = 64 << 20;
 /// Size in bytes of the buffer of zeroes that is written where the server lacks Write Zeroes.
 const ZEROES: usize = 1 << 20;
 
 pub(crate) struct NbdQueue {
-    shared: Arc<Shared>,
+    shared: Arc<SharedExport>,
     info: Info,
     streams: RingStreams,
     inbox: Arc<Inbox>,
     links: Vec<Link>,
-    parents: Parents,
+    parents: SplitRequests,
     /// Indexes of requests with commands that were not sent yet.
     waiting: VecDeque<usize>,
     /// Number of outstanding commands of cancelled requests that change data. No command is sent
@@ -52,19 +52,19 @@ pub(crate) struct NbdQueue {
     /// Completed requests.
     ended: Vec<Completion>,
     /// Buffer for finished commands, kept for reuse.
-    over: Vec<Ended>,
+    over: Vec<CommandResult>,
     zeroes: Option<SegmentList>,
     /// Current time, updated once per round.
     now: Instant,
-    ending: Ending,
+    ending: DrainWatch,
 }
 
 impl NbdQueue {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<SharedExport>,
         streams: RingStreams,
         inbox: Arc<Inbox>,
-        ending: Ending,
+        ending: DrainWatch,
     ) -> Self {
         let now = Instant::now();
         let mut queue = Self {
@@ -75,7 +75,7 @@ impl NbdQueue {
             shared,
             streams,
             inbox,
-            parents: Parents::default(),
+            parents: SplitRequests::default(),
             waiting: VecDeque::new(),
             given_up: 0,
             lent: Vec::new(),
@@ -127,11 +127,11 @@ impl NbdQueue {
         }
         for link in &mut self.links {
             while link.has_room()
-                && let Some(mut part) = link.again.pop_front()
+                && let Some(mut subrequest) = link.again.pop_front()
             {
-                part.since = self.now;
-                if let Err(part) = link.stage(part) {
-                    link.again.push_front(part);
+                subrequest.since = self.now;
+                if let Err(subrequest) = link.stage(subrequest) {
+                    link.again.push_front(subrequest);
                     break;
                 }
             }
@@ -150,42 +150,43 @@ impl NbdQueue {
                 let zeroes = &mut self.zeroes;
                 next(parent, place, export, zeroes, self.now)
             });
-            let Some(part) = made else {
+            let Some(subrequest) = made else {
                 self.waiting.pop_front();
                 continue;
             };
-            if let Err(mut part) = link.stage(part) {
+            if let Err(mut subrequest) = link.stage(subrequest) {
                 // Not reached while the link has room.
-                part.given_up = false;
-                link.again.push_back(part);
+                subrequest.given_up = false;
+                link.again.push_back(subrequest);
             }
             let parent = self.parents.get(place);
-            if parent.is_none_or(|parent| parent.todo == Todo::Nothing) {
+            if parent.is_none_or(|parent| parent.todo == Remaining::Nothing) {
                 self.waiting.pop_front();
             }
         }
     }
 
     /// Handles the end of a command: updates its request, and completes it after the last command.
-    fn finish(&mut self, (mut part, result): Ended) {
-        if part.given_up {
-            self.given_up -= usize::from(part.command.changes());
+    fn finish(&mut self, (mut subrequest, result): CommandResult) {
+        if subrequest.given_up {
+            self.given_up -= usize::from(subrequest.command.changes());
             return;
         }
-        let place = part.parent;
+        let place = subrequest.parent;
         let Some(parent) = self.parents.get(place) else {
             return;
         };
-        if part.whole {
-            parent.request.data = std::mem::take(&mut part.list);
+        if subrequest.whole {
+            parent.request.data = std::mem::take(&mut subrequest.list);
         }
-        let result = match parent.cancelled {
-            true => Err(IoErrorKind::Aborted.into()),
-            false => result,
+        let result = if parent.cancelled {
+            Err(IoErrorKind::Aborted.into())
+        } else {
+            result
         };
         parent.answered(result);
         if parent.is_over() && parent.result.is_ok() && std::mem::take(&mut parent.then_flush) {
-            parent.todo = Todo::Flush;
+            parent.todo = Remaining::Flush;
             self.waiting.push_back(place);
             return;
         }
@@ -221,19 +222,19 @@ impl NbdQueue {
     }
 
     /// Ends the commands of cancelled requests that are queued to be sent again.
-    fn drop_cancelled(&mut self, number: usize, over: &mut Vec<Ended>) {
+    fn drop_cancelled(&mut self, number: usize, over: &mut Vec<CommandResult>) {
         let Some(link) = self.links.get_mut(number) else {
             return;
         };
         for _ in 0..link.again.len() {
-            let Some(part) = link.again.pop_front() else {
+            let Some(subrequest) = link.again.pop_front() else {
                 return;
             };
-            let parent = self.parents.get(part.parent);
+            let parent = self.parents.get(subrequest.parent);
             if parent.is_none_or(|parent| parent.cancelled) {
-                over.push((part, Err(IoErrorKind::Aborted.into())));
+                over.push((subrequest, Err(IoErrorKind::Aborted.into())));
             } else {
-                link.again.push_back(part);
+                link.again.push_back(subrequest);
             }
         }
     }
@@ -244,16 +245,16 @@ impl NbdQueue {
             return;
         };
         parent.cancelled = true;
-        parent.todo = Todo::Nothing;
+        parent.todo = Remaining::Nothing;
         parent.then_flush = false;
         parent.result = Err(IoErrorKind::Aborted.into());
         self.waiting.retain(|waiting| *waiting != place);
         let (mut changing, mut still_lent) = (0, false);
         for link in &mut self.links {
-            let lent = link.give_up(place, |part| {
-                changing += usize::from(part.command.changes());
-                let list = std::mem::take(&mut part.list);
-                if part.whole {
+            let lent = link.give_up(place, |subrequest| {
+                changing += usize::from(subrequest.command.changes());
+                let list = std::mem::take(&mut subrequest.list);
+                if subrequest.whole {
                     parent.request.data = list;
                 }
                 parent.parts = parent.parts.saturating_sub(1);
@@ -268,12 +269,12 @@ impl NbdQueue {
                 }
                 still_lent = true;
             }
-            link.again.retain_mut(|part| {
-                if part.parent != place {
+            link.again.retain_mut(|subrequest| {
+                if subrequest.parent != place {
                     return true;
                 }
-                if part.whole {
-                    parent.request.data = std::mem::take(&mut part.list);
+                if subrequest.whole {
+                    parent.request.data = std::mem::take(&mut subrequest.list);
                 }
                 parent.parts = parent.parts.saturating_sub(1);
                 false
@@ -312,7 +313,7 @@ impl NbdQueue {
         match self.links.iter_mut().find(|link| link.is_open()) {
             Some(link) => link.again.append(&mut again),
             None => {
-                let failed = |part| (part, Err(IoErrorKind::Unreachable.into()));
+                let failed = |subrequest| (subrequest, Err(IoErrorKind::Unreachable.into()));
                 over.extend(again.drain(..).map(failed));
             }
         }
@@ -364,13 +365,13 @@ impl NbdQueue {
 
 /// Creates the next command of a request.
 fn next(
-    parent: &mut Parent,
+    parent: &mut SplitRequest,
     place: usize,
     export: &crate::protocol::Export,
     zeroes: &mut Option<SegmentList>,
     now: Instant,
-) -> Option<Part> {
-    let mut part = Part {
+) -> Option<Subrequest> {
+    let mut subrequest = Subrequest {
         parent: place,
         command: Command::Flush,
         offset: 0,
@@ -384,12 +385,12 @@ fn next(
         violations: 0,
     };
     let done = match parent.todo {
-        Todo::Nothing => return None,
-        Todo::Flush => {
-            (parent.todo, parent.parts) = (Todo::Nothing, parent.parts + 1);
-            return Some(part);
+        Remaining::Nothing => return None,
+        Remaining::Flush => {
+            (parent.todo, parent.parts) = (Remaining::Nothing, parent.parts + 1);
+            return Some(subrequest);
         }
-        Todo::From(done) => done,
+        Remaining::From(done) => done,
     };
     let durable = |fua: bool| fua && export.has(flags::SEND_FUA);
     let (command, data) = match parent.request.op {
@@ -399,39 +400,39 @@ fn next(
         Op::Deallocate => (Command::Trim, false),
         Op::WriteZeroes { deallocate, fua } => {
             let fua = durable(fua);
-            match export.has(flags::SEND_WRITE_ZEROES) {
-                true => {
-                    let hole = deallocate;
-                    (Command::WriteZeroes { fua, hole }, false)
-                }
-                false => (Command::Write { fua }, true),
+            if export.has(flags::SEND_WRITE_ZEROES) {
+                let hole = deallocate;
+                (Command::WriteZeroes { fua, hole }, false)
+            } else {
+                (Command::Write { fua }, true)
             }
         }
     };
-    part.command = command;
+    subrequest.command = command;
     if command != Command::Flush {
-        part.offset = parent.request.offset.checked_add(done)?;
-        let most = match data {
+        subrequest.offset = parent.request.offset.checked_add(done)?;
+        let most = if data {
             // Both are multiples of the server's block, or the smaller one is.
-            true => export.maximum.min(MOST_DATA),
-            false => MOST_ZEROED,
+            export.maximum.min(MAX_DATA_LEN)
+        } else {
+            MAX_ZEROED_BYTES
         };
-        part.len = parent.piece(done, most);
+        subrequest.len = parent.piece(done, most);
     }
     if data {
-        let len = u64::from(part.len);
+        let len = u64::from(subrequest.len);
         if !parent.request.op.has_data() {
             let zeroes = zeroes.get_or_insert_with(|| SegmentList::owned(Buffer::new(ZEROES)));
-            zeroes.slice(0, len, &mut part.list);
+            zeroes.slice(0, len, &mut subrequest.list);
         } else if len == parent.request.len {
-            part.whole = true;
-            part.list = std::mem::take(&mut parent.request.data);
+            subrequest.whole = true;
+            subrequest.list = std::mem::take(&mut parent.request.data);
         } else {
-            parent.request.data.slice(done, len, &mut part.list);
+            parent.request.data.slice(done, len, &mut subrequest.list);
         }
     }
-    parent.issued(done, part.len);
-    Some(part)
+    parent.issued(done, subrequest.len);
+    Some(subrequest)
 }
 
 impl VolumeQueue for NbdQueue {
@@ -459,7 +460,7 @@ impl VolumeQueue for NbdQueue {
             Op::Write { fua: true } | Op::WriteZeroes { fua: true, .. }
         );
         let then_flush = fua && !has(flags::SEND_FUA) && has(flags::SEND_FLUSH);
-        let place = self.parents.insert(Parent::new(request, then_flush));
+        let place = self.parents.insert(SplitRequest::new(request, then_flush));
         self.waiting.push_back(place);
         self.issue();
         None
@@ -506,7 +507,9 @@ impl VolumeQueue for NbdQueue {
         let wake = match self.goes_on() {
             true => Wake::Poll,
             // The end of a time limit is not signalled.
-            false if in_flight > 0 || self.links.iter().any(Link::is_timed) => Wake::After(LOOK),
+            false if in_flight > 0 || self.links.iter().any(Link::is_timed) => {
+                Wake::After(TIMEOUT_CHECK_INTERVAL)
+            }
             false => Wake::Event,
         };
         QueueState { in_flight, wake }

@@ -5,7 +5,9 @@ use crate::server::{Answer, Server, Setup};
 use dma::{Buffer, SegmentList};
 use nbd::end_previous;
 use nbd::protocol::{Command, negotiate};
-use nbd::{ConnectionKeeper, Kept, NbdOptions, NbdVolume, PreviousError, Server as Named};
+use nbd::{
+    ConnectionGuard, ConnectionKeeper, NbdOptions, NbdServer as Named, NbdVolume, PreviousError,
+};
 use std::io::Write;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -124,9 +126,9 @@ fn a_server_that_does_not_close_is_waited_for_as_long_as_was_said() {
 #[derive(Debug, Default, Clone)]
 struct Keeper(Arc<Mutex<Vec<(u32, OwnedFd)>>>);
 
-struct Place(Keeper, u32);
+struct PreviousOwner(Keeper, u32);
 
-impl Drop for Place {
+impl Drop for PreviousOwner {
     fn drop(&mut self) {
         self.0
             .0
@@ -143,12 +145,12 @@ impl ConnectionKeeper for Keeper {
         end_previous(server, left, BOUND)
     }
 
-    fn keep(&self, server: &str, connection: BorrowedFd<'_>) -> Option<Kept> {
+    fn keep(&self, server: &str, connection: BorrowedFd<'_>) -> Option<ConnectionGuard> {
         assert!(server.starts_with("nbd+unix://"), "{server}");
         let mut all = self.0.lock().unwrap();
         let number = all.last().map_or(0, |(number, _)| number + 1);
         all.push((number, connection.try_clone_to_owned().unwrap()));
-        Some(Box::new(Place(self.clone(), number)))
+        Some(Box::new(PreviousOwner(self.clone(), number)))
     }
 }
 

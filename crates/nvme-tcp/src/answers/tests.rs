@@ -2,13 +2,13 @@
 
 use super::*;
 use crate::digest::crc32c;
-use crate::in_flight::Asked;
+use crate::in_flight::CommandInfo;
 use crate::write::Writer;
 use nvme::Status;
 use proptest::prelude::*;
 
-fn limits(header_digest: bool, data_digest: bool, alignment: u8) -> Limits {
-    Limits {
+fn limits(header_digest: bool, data_digest: bool, alignment: u8) -> ConnectionLimits {
+    ConnectionLimits {
         header_digest,
         data_digest,
         alignment,
@@ -17,22 +17,22 @@ fn limits(header_digest: bool, data_digest: bool, alignment: u8) -> Limits {
     }
 }
 
-fn plain() -> Limits {
+fn plain() -> ConnectionLimits {
     limits(false, false, 0)
 }
 
-fn reads(len: u32) -> Asked {
-    Asked {
+fn reads(len: u32) -> CommandInfo {
+    CommandInfo {
         data_in: len,
         whole: true,
         data_out: 0,
     }
 }
 
-fn writes(len: u32) -> Asked {
-    Asked {
+fn writes(len: u32) -> CommandInfo {
+    CommandInfo {
         data_out: len,
-        ..Asked::default()
+        ..CommandInfo::default()
     }
 }
 
@@ -90,7 +90,7 @@ fn stream(writer: &Writer, cids: &[u16], lens: &[u32], pieces: &[(usize, u32)]) 
 
 /// Parses a stream in pieces of so many bytes; a part of the expected data bypasses the parser.
 fn run(
-    limits: &Limits,
+    limits: &ConnectionLimits,
     bytes: &[u8],
     piece: usize,
     commands: &mut InFlight<Vec<u8>>,
@@ -178,9 +178,13 @@ proptest! {
 }
 
 /// Returns the violation in a stream with one command in flight; panics if there is none.
-fn violation(asked: Asked, limits: &Limits, make: impl Fn(&Writer, u16) -> Vec<u8>) -> Violation {
+fn violation(
+    info: CommandInfo,
+    limits: &ConnectionLimits,
+    make: impl Fn(&Writer, u16) -> Vec<u8>,
+) -> Violation {
     let mut commands = InFlight::new(4);
-    let cid = commands.insert(asked, Vec::new()).unwrap();
+    let cid = commands.insert(info, Vec::new()).unwrap();
     let bytes = make(&Writer::new(*limits), cid);
     run(limits, &bytes, bytes.len(), &mut commands).unwrap_err()
 }
@@ -215,7 +219,7 @@ fn other_identifiers_are_refused() {
 
 #[test]
 fn a_command_is_answered_once() {
-    let twice = violation(Asked::default(), &plain(), |writer, cid| {
+    let twice = violation(CommandInfo::default(), &plain(), |writer, cid| {
         let answer = writer.completion(&completion(cid, Status::SUCCESS));
         [&*answer, &*answer].concat()
     });
@@ -341,7 +345,7 @@ fn lengths_and_flags_are_what_their_kind_has() {
             .to_vec()
     };
     let changed = |at: usize, to: u8| {
-        violation(Asked::default(), &plain(), |writer, cid| {
+        violation(CommandInfo::default(), &plain(), |writer, cid| {
             let mut pdu = good(writer, cid);
             pdu[at] = to;
             pdu
@@ -388,7 +392,7 @@ fn lengths_and_flags_are_what_their_kind_has() {
         pdu
     });
     assert_eq!(field(without), "flag for a data digest");
-    let no_digest = violation(Asked::default(), &limits(true, false, 0), |_, cid| {
+    let no_digest = violation(CommandInfo::default(), &limits(true, false, 0), |_, cid| {
         good(&Writer::new(plain()), cid)
     });
     assert_eq!(field(no_digest), "flag for a header digest");

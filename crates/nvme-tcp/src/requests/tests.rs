@@ -7,8 +7,8 @@ use proptest::prelude::*;
 
 const IN_CAPSULE: u32 = 64;
 
-fn limits(header_digest: bool, data_digest: bool, alignment: u8) -> Limits {
-    Limits {
+fn limits(header_digest: bool, data_digest: bool, alignment: u8) -> ConnectionLimits {
+    ConnectionLimits {
         header_digest,
         data_digest,
         alignment,
@@ -17,7 +17,7 @@ fn limits(header_digest: bool, data_digest: bool, alignment: u8) -> Limits {
     }
 }
 
-fn plain() -> Limits {
+fn plain() -> ConnectionLimits {
     limits(false, false, 0)
 }
 
@@ -37,7 +37,7 @@ struct Understood {
 }
 
 fn run(
-    limits: &Limits,
+    limits: &ConnectionLimits,
     bytes: &[u8],
     piece: usize,
     grants: &mut Grants<()>,

@@ -2,7 +2,7 @@
 //! completed and interrupted writes.
 
 use proptest::prelude::*;
-use protection::table::{self, Block, Found, HEADER, Identity, TableError};
+use protection::table::{self, Block, BlockLookup, HEADER, Identity, TableError};
 use protection::{Guard, Layout, Protection, StorageTag, Type};
 
 const LAYOUT: Layout = Layout {
@@ -208,12 +208,12 @@ proptest! {
             }
             let found = table::find(&model.entry, model.block(model.data));
             match model.metadata {
-                None => prop_assert_eq!(found, Found::Unwritten),
+                None => prop_assert_eq!(found, BlockLookup::Unwritten),
                 Some(byte) => {
-                    prop_assert_eq!(found, Found::Written(&[byte; 8][..]));
+                    prop_assert_eq!(found, BlockLookup::Written(&[byte; 8][..]));
                     let elsewhere = Block { lba: 78, ..model.block(model.data) };
                     let found = table::find(&model.entry, elsewhere);
-                    prop_assert!(matches!(found, Found::Damaged(_)));
+                    prop_assert!(matches!(found, BlockLookup::Damaged(_)));
                 }
             }
         }

@@ -177,14 +177,15 @@ fn layouts() {
         };
         let (least, most) = guard.storage_bits();
         let guard = guard.bits();
-        let wanted = match fits {
-            true => Ok(()),
-            false => Err(LayoutError::StorageTag {
+        let wanted = if fits {
+            Ok(())
+        } else {
+            Err(LayoutError::StorageTag {
                 bits,
                 guard,
                 least,
                 most,
-            }),
+            })
         };
         assert_eq!(layout(4096, 16, Some(protection)), wanted);
     }

@@ -40,9 +40,9 @@ pub enum Mapping {
 
 /// An entry of an L2 table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry(pub u64);
+pub struct L2Entry(pub u64);
 
-impl Entry {
+impl L2Entry {
     /// Entry that no valid image contains; it replaces invalid entries in memory.
     pub const INVALID: Self = Self(u64::MAX);
 
@@ -145,7 +145,7 @@ mod tests {
     #[test]
     fn entries_say_what_the_specification_says() {
         let g = geometry(16, 3);
-        let of = |entry| Entry(entry).mapping(&g);
+        let of = |entry| L2Entry(entry).mapping(&g);
         assert_eq!(of(0), Mapping::Unallocated);
         assert_eq!(of(1), Mapping::Zero { host: None });
         let host = Some(0x50000);
@@ -157,21 +157,21 @@ mod tests {
         for wrong in [0x50200, 2, COPIED, 0x50000 | 1 << 56, u64::MAX, 1 << 61] {
             assert_eq!(of(wrong), Mapping::Invalid, "{wrong:#x}");
         }
-        assert_eq!(Entry(1).mapping(&geometry(16, 2)), Mapping::Invalid);
+        assert_eq!(L2Entry(1).mapping(&geometry(16, 2)), Mapping::Invalid);
     }
 
     #[test]
     fn compressed_data_begins_and_ends_where_its_descriptor_says() {
         // 62 - (16 - 8) = 54 bits of offset.
         let g = geometry(16, 3);
-        let entry = Entry(COMPRESSED | 3 << 54 | 0x12345);
+        let entry = L2Entry(COMPRESSED | 3 << 54 | 0x12345);
         let (host, len) = (0x12345, 4 * 512 - 0x145);
         assert_eq!(entry.mapping(&g), Mapping::Compressed { host, len });
-        let copied = Entry(entry.0 | COPIED);
+        let copied = L2Entry(entry.0 | COPIED);
         assert_eq!(copied.mapping(&g), Mapping::Invalid);
         // 49 bits of offset, 13 of sectors: never longer than two clusters.
         let g = geometry(21, 3);
-        let entry = Entry(COMPRESSED | ((1 << 62) - 1));
+        let entry = L2Entry(COMPRESSED | ((1 << 62) - 1));
         let Mapping::Compressed { len, .. } = entry.mapping(&g) else {
             panic!("no compressed cluster");
         };
@@ -183,7 +183,7 @@ mod tests {
         let g = geometry(16, 3);
         for entry in [0, 1, 0x50000, 0x50001, COPIED, 0x50200, COMPRESSED | 0x600] {
             for flags in [0, COPIED] {
-                let entry = Entry(entry | flags);
+                let entry = L2Entry(entry | flags);
                 let mapping = entry.mapping(&g);
                 for write in [false, true] {
                     let expected = match mapping {
@@ -197,7 +197,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(Entry::INVALID.plain(false), None);
+        assert_eq!(L2Entry::INVALID.plain(false), None);
     }
 
     #[test]

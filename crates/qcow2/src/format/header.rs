@@ -27,7 +27,7 @@ const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
 const EXTENSION_BITMAPS: u32 = 0x2385_2875;
 
 /// Maximum length in bytes of a backing file's name.
-const LONGEST_NAME: usize = 1023;
+const MAX_NAME_LEN: usize = 1023;
 /// Maximum size in bytes of an L1 table, as in QEMU (`QCOW_MAX_L1_SIZE`).
 const LARGEST_L1: u64 = 32 << 20;
 /// Maximum size in bytes of a refcount table, as in QEMU (`QCOW_MAX_REFTABLE_SIZE`).
@@ -228,9 +228,10 @@ impl Header {
         }
         check_features(incompatible)?;
         // Additional field: how clusters are compressed.
-        let kind = match length > 104 {
-            true => u8::from_be_bytes(fields.bytes(104)?),
-            false => 0,
+        let kind = if length > 104 {
+            u8::from_be_bytes(fields.bytes(104)?)
+        } else {
+            0
         };
         if kind != 0 {
             return Err(FormatError::Compression(kind));
@@ -355,7 +356,7 @@ fn backing(first: &[u8], offset: u64, len: u32) -> Result<Option<(String, usize)
         return Err(outside);
     };
     let name = first.get(start..).and_then(|rest| rest.get(..length));
-    let Some(name) = name.filter(|_| length <= LONGEST_NAME) else {
+    let Some(name) = name.filter(|_| length <= MAX_NAME_LEN) else {
         return Err(outside);
     };
     let name = std::str::from_utf8(name).map_err(|_| FormatError::BackingText)?;

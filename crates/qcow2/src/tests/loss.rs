@@ -5,9 +5,9 @@ use super::Chance;
 use crate::blocking::{Blocking, block_on};
 use crate::chain::{Qcow2Options, open};
 use crate::image::Image;
-use crate::store::{Access, Outcome, Store};
-use crate::testing::{Make, see};
-use crate::write::Target;
+use crate::store::{Access, IoOutcome, Store};
+use crate::testing::{EmptyImage, see};
+use crate::write::WriteTarget;
 use dma::{Buffer, SegmentList};
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -40,7 +40,7 @@ struct Recorder {
 impl Store for Recorder {
     type Shield = ();
 
-    fn start(&self, access: Access) -> impl Future<Output = Outcome> + 'static {
+    fn start(&self, access: Access) -> impl Future<Output = IoOutcome> + 'static {
         let this = self.clone();
         let mut access = Some(access);
         let mut polled = false;
@@ -66,7 +66,7 @@ impl Store for Recorder {
 }
 
 impl Recorder {
-    fn carry_out(&self, access: Access) -> Outcome {
+    fn carry_out(&self, access: Access) -> IoOutcome {
         let bytes = match access.op {
             Op::Read => None,
             Op::Flush => {
@@ -122,7 +122,7 @@ fn fill(value: u64, count: usize) -> Vec<u8> {
     value.to_le_bytes().repeat(count * SECTOR / 8)
 }
 
-type Running = Pin<Box<dyn Future<Output = ()>>>;
+type BoxedTask = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Runs a disk until it stops. Of its unflushed sectors, `loss` in a hundred are lost then.
 fn live(seed: u64, loss: u64) {
@@ -134,34 +134,35 @@ fn live(seed: u64, loss: u64) {
     let is_backed = chance.one_in(2);
     // Clusters of zeroes behind it, of something else, and of both.
     let has_holes = chance.one_in(2);
-    let behind = |n: usize| match has_holes && !(n / 12).is_multiple_of(3) {
-        true => 0,
-        false => 1_000_000 + n as u64,
-    };
-    let below: Vec<u8> = match is_backed {
-        true => {
-            let len = sectors - 100 * chance.below(4) as usize;
-            (0..len).flat_map(|n| fill(behind(n), 1)).collect()
+    let behind = |n: usize| {
+        if has_holes && !(n / 12).is_multiple_of(3) {
+            0
+        } else {
+            1_000_000 + n as u64
         }
-        false => Vec::new(),
+    };
+    let below: Vec<u8> = if is_backed {
+        let len = sectors - 100 * chance.below(4) as usize;
+        (0..len).flat_map(|n| fill(behind(n), 1)).collect()
+    } else {
+        Vec::new()
     };
     std::fs::write(directory.path().join("base"), &below).unwrap();
-    let image = Make {
+    let image = EmptyImage {
         size: (sectors * SECTOR) as u64,
         cluster_bits,
         refcount_order: [3, 4, 6][chance.below(3) as usize],
         backing: is_backed.then_some(("base", "raw")),
     };
-    match is_backed && chance.one_in(2) {
-        true => {
-            image.image(&directory.path().join("between"));
-            Make {
-                backing: Some(("between", "qcow2")),
-                ..image
-            }
-            .image(&path);
+    if is_backed && chance.one_in(2) {
+        image.image(&directory.path().join("between"));
+        EmptyImage {
+            backing: Some(("between", "qcow2")),
+            ..image
         }
-        false => image.image(&path),
+        .image(&path);
+    } else {
+        image.image(&path)
     }
     let options = Qcow2Options {
         direct: Direct::Off,
@@ -184,9 +185,10 @@ fn live(seed: u64, loss: u64) {
     let images = Arc::new(opened.images);
     let mut disk: Vec<Sector> = (0..sectors)
         .map(|n| {
-            let now = match n * SECTOR < below.len() {
-                true => behind(n),
-                false => 0,
+            let now = if n * SECTOR < below.len() {
+                behind(n)
+            } else {
+                0
             };
             Sector {
                 possible: vec![now],
@@ -232,7 +234,7 @@ fn live(seed: u64, loss: u64) {
 
 /// Runs tasks until no operation is left.
 fn run(chance: &mut Chance, images: &Arc<Vec<Image>>, recorder: &Recorder, disk: &mut [Sector]) {
-    let mut running: Vec<(Work, u64, Running)> = Vec::new();
+    let mut running: Vec<(Work, u64, BoxedTask)> = Vec::new();
     let mut context = Context::from_waker(Waker::noop());
     let mut time = 0;
     // Tasks that wait for a lock or another task are polled without effect. Tasks with an operation
@@ -280,10 +282,10 @@ fn recorder_goes_on(
     goes_on && TRIES.get() % 1000 != 999
 }
 
-fn task(images: &Arc<Vec<Image>>, recorder: &Recorder, work: Work) -> Running {
+fn task(images: &Arc<Vec<Image>>, recorder: &Recorder, work: Work) -> BoxedTask {
     let (images, store) = (images.clone(), recorder.clone());
     Box::pin(async move {
-        let target = Target::new(&images, &store).unwrap();
+        let target = WriteTarget::new(&images, &store).unwrap();
         let done = match work {
             Work::Write {
                 start,
@@ -443,9 +445,9 @@ fn flushes(behind: u8, last: u8, len: usize) -> usize {
     }
     std::fs::write(directory.path().join("base"), base).unwrap();
     for (name, backing) in [("between", ("base", "raw")), ("disk", ("between", "qcow2"))] {
-        Make {
+        EmptyImage {
             backing: Some(backing),
-            ..Make::default()
+            ..EmptyImage::default()
         }
         .image(&directory.path().join(name));
     }
@@ -463,7 +465,7 @@ fn flushes(behind: u8, last: u8, len: usize) -> usize {
         log: Rc::default(),
         left: Rc::new(Cell::new(u64::MAX)),
     };
-    let target = Target::new(&opened.images, &recorder).unwrap();
+    let target = WriteTarget::new(&opened.images, &recorder).unwrap();
     // The first one has a table made.
     let counts = [0, 2 << 16].map(|at| {
         let data = SegmentList::owned(Buffer::from_slice(&vec![9; len]));
@@ -493,9 +495,9 @@ fn files_behind_are_left_alone() {
     let base = directory.path().join("base");
     std::fs::write(&base, vec![7; 1 << 20]).unwrap();
     let path = directory.path().join("disk");
-    Make {
+    EmptyImage {
         backing: Some(("base", "raw")),
-        ..Make::default()
+        ..EmptyImage::default()
     }
     .image(&path);
     let options = Qcow2Options {
@@ -503,7 +505,7 @@ fn files_behind_are_left_alone() {
         ..Qcow2Options::default()
     };
     let opened = open(&path, &options).unwrap();
-    let target = Target::new(&opened.images, &opened.files).unwrap();
+    let target = WriteTarget::new(&opened.images, &opened.files).unwrap();
     let data = SegmentList::owned(Buffer::from_slice(&[9; 4096]));
     block_on(target.write(4096, &data, true)).unwrap();
     drop(opened);

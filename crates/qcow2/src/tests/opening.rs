@@ -3,7 +3,7 @@
 use crate::Qcow2Volume;
 use crate::chain::{Qcow2Options, open};
 use crate::format::COPIED;
-use crate::testing::Make;
+use crate::testing::EmptyImage;
 use dma::{Buffer, SegmentList};
 use std::path::{Path, PathBuf};
 use volume::{IoErrorKind, Op, Volume};
@@ -26,9 +26,9 @@ fn refused(path: &Path, backing: Option<&Path>) -> String {
 }
 
 fn with_backing(path: &Path, name: &str, format: &str) {
-    Make {
+    EmptyImage {
         backing: Some((name, format)),
-        ..Make::default()
+        ..EmptyImage::default()
     }
     .image(path);
 }
@@ -84,7 +84,7 @@ fn formats_are_not_guessed() {
     let (_directory, dir) = dir();
     let disk = dir.join("disk");
     assert!(refused(&disk, None).contains("qemu-img create -f qcow2"));
-    Make::default().image(&dir.join("base"));
+    EmptyImage::default().image(&dir.join("base"));
     with_backing(&disk, "base", "vmdk");
     assert!(refused(&disk, Some(&dir)).contains("\"vmdk\""));
     // The name alone, as older programs made it.
@@ -122,7 +122,7 @@ fn chains_that_lead_back_end() {
 fn changed(changes: &[(usize, &[u8])]) -> (tempfile::TempDir, PathBuf) {
     let (directory, dir) = dir();
     let path = dir.join("disk");
-    let mut bytes = Make::default().bytes();
+    let mut bytes = EmptyImage::default().bytes();
     bytes.resize(20 << 16, 0);
     for (at, change) in changes {
         bytes[*at..at + change.len()].copy_from_slice(change);
@@ -283,19 +283,16 @@ fn compressed_clusters_that_lie_fail_alone() {
     };
     for (n, &(_, good)) in entries.iter().enumerate() {
         let done = go(Op::Read, n);
-        match good {
-            true => {
-                done.result.unwrap();
-                let mut bytes = [0; 4096];
-                done.data.copy_to(0, &mut bytes);
-                assert_eq!(bytes, [7; 4096], "{n}");
-            }
-            false => {
-                let kind = done.result.unwrap_err().kind;
-                assert_eq!(kind, IoErrorKind::MediaRead, "{n}");
-                // A part of the cluster cannot be written: the content around it is unknown.
-                go(Op::Write { fua: false }, n).result.unwrap_err();
-            }
+        if good {
+            done.result.unwrap();
+            let mut bytes = [0; 4096];
+            done.data.copy_to(0, &mut bytes);
+            assert_eq!(bytes, [7; 4096], "{n}");
+        } else {
+            let kind = done.result.unwrap_err().kind;
+            assert_eq!(kind, IoErrorKind::MediaRead, "{n}");
+            // A part of the cluster cannot be written: the content around it is unknown.
+            go(Op::Write { fua: false }, n).result.unwrap_err();
         }
     }
     drop((queue, volume));
@@ -336,7 +333,7 @@ fn a_dirty_image_is_put_in_order_or_left_alone() {
 fn an_image_in_use_is_not_opened_again() {
     let (_directory, dir) = dir();
     let path = dir.join("disk");
-    Make::default().image(&path);
+    EmptyImage::default().image(&path);
     let _one = open(&path, &Qcow2Options::default()).unwrap();
     assert!(refused(&path, None).contains("in use"));
 }

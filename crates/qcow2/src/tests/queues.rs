@@ -4,7 +4,7 @@
 use super::Chance;
 use crate::Qcow2Volume;
 use crate::chain::Qcow2Options;
-use crate::testing::{Make, see};
+use crate::testing::{EmptyImage, see};
 use dma::{Buffer, SegmentList};
 use std::path::{Path, PathBuf};
 use volume::{Completion, Direct, Io, IoErrorKind, IoOptions, Op, OpenQueue, Request, Volume};
@@ -99,12 +99,13 @@ impl Case {
         let dir = directory.path().canonicalize().unwrap();
         let path = dir.join("disk");
         let is_backed = chance.one_in(2);
-        let below = match is_backed {
-            true => pattern(chance.next(), (size - chance.below(4) * 100_000) as usize),
-            false => Vec::new(),
+        let below = if is_backed {
+            pattern(chance.next(), (size - chance.below(4) * 100_000) as usize)
+        } else {
+            Vec::new()
         };
         std::fs::write(dir.join("base"), &below).unwrap();
-        Make {
+        EmptyImage {
             size,
             cluster_bits: [9, 12, 16, 16, 18][chance.below(5) as usize],
             refcount_order: [3, 4, 4, 5, 6][chance.below(5) as usize],
@@ -299,7 +300,7 @@ fn batch(
     }
 }
 
-fn image(make: Make<'_>) -> Option<(tempfile::TempDir, PathBuf, Qcow2Volume)> {
+fn image(make: EmptyImage<'_>) -> Option<(tempfile::TempDir, PathBuf, Qcow2Volume)> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk");
     make.image(&path);
@@ -336,7 +337,7 @@ fn len(path: &Path) -> u64 {
 
 #[test]
 fn clusters_that_were_freed_are_used_again() {
-    let Some((_directory, path, volume)) = image(Make::default()) else {
+    let Some((_directory, path, volume)) = image(EmptyImage::default()) else {
         return;
     };
     let Some(mut worker) = Worker::new(&volume) else {
@@ -375,7 +376,7 @@ fn volume_has_limbo(volume: &Qcow2Volume) -> bool {
 /// outstanding requests does.
 #[test]
 fn a_queue_at_rest_holds_up_nobody() {
-    let Some((_directory, _path, volume)) = image(Make::default()) else {
+    let Some((_directory, _path, volume)) = image(EmptyImage::default()) else {
         return;
     };
     let (Some(mut one), Some(mut two)) = (Worker::new(&volume), Worker::new(&volume)) else {
@@ -400,7 +401,7 @@ fn a_queue_at_rest_holds_up_nobody() {
 
 #[test]
 fn a_cancelled_request_ends_and_its_clusters_can_be_used() {
-    let Some((_directory, path, volume)) = image(Make::default()) else {
+    let Some((_directory, path, volume)) = image(EmptyImage::default()) else {
         return;
     };
     let Some(mut worker) = Worker::new(&volume) else {
@@ -447,7 +448,7 @@ fn a_cancelled_request_ends_and_its_clusters_can_be_used() {
 #[test]
 fn a_queue_that_goes_leaves_order() {
     for rounds in 0..30 {
-        let Some((_directory, path, volume)) = image(Make::default()) else {
+        let Some((_directory, path, volume)) = image(EmptyImage::default()) else {
             return;
         };
         let Some(mut worker) = Worker::new(&volume) else {

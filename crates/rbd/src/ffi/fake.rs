@@ -3,7 +3,7 @@
 #![allow(clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // A test fails by a panic.
 
-use super::library::{Changed, Ended, Functions, Handle, Watcher};
+use super::library::{Changed, Functions, Handle, RawCallback, Watcher};
 use libc::{c_char, c_int, c_void, size_t, ssize_t};
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -73,7 +73,7 @@ impl FakeImage {
 
 struct Completion {
     argument: *mut c_void,
-    ended: Ended,
+    ended: RawCallback,
     answer: i64,
 }
 
@@ -105,9 +105,10 @@ fn start(handle: Handle, completion: Handle, right: i64, run: impl FnOnce(&FakeI
     };
     unsafe { (*completion.cast::<Completion>()).answer = answer };
     let completion = completion as usize;
-    match image.holds.load(Ordering::SeqCst) {
-        true => image.held.lock().unwrap().push(completion),
-        false => drop(std::thread::spawn(move || end(completion))),
+    if image.holds.load(Ordering::SeqCst) {
+        image.held.lock().unwrap().push(completion)
+    } else {
+        drop(std::thread::spawn(move || end(completion)))
     }
     0
 }
@@ -208,7 +209,7 @@ extern "C" fn unwatch(handle: Handle, _: u64) -> c_int {
     *unsafe { image(handle) }.watch.lock().unwrap() = None;
     0
 }
-extern "C" fn completion(argument: *mut c_void, ended: Ended, place: *mut Handle) -> c_int {
+extern "C" fn completion(argument: *mut c_void, ended: RawCallback, place: *mut Handle) -> c_int {
     let answer = 0;
     let made = Box::new(Completion {
         argument,

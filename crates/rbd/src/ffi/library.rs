@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 pub(super) type Handle = *mut c_void;
 
 /// Called by a thread of the library when a request has ended.
-pub(super) type Ended = extern "C" fn(Handle, *mut c_void);
+pub(super) type RawCallback = extern "C" fn(Handle, *mut c_void);
 /// Called by a thread of the library when an image's header has changed.
 pub(super) type Changed = extern "C" fn(*mut c_void);
 
@@ -82,7 +82,7 @@ functions! {
     rbd_metadata_set: fn(Handle, *const c_char, *const c_char) -> c_int;
     rbd_update_watch: fn(Handle, *mut u64, Changed, *mut c_void) -> c_int;
     rbd_update_unwatch: fn(Handle, u64) -> c_int;
-    rbd_aio_create_completion: fn(*mut c_void, Ended, *mut Handle) -> c_int;
+    rbd_aio_create_completion: fn(*mut c_void, RawCallback, *mut Handle) -> c_int;
     rbd_aio_get_return_value: fn(Handle) -> ssize_t;
     rbd_aio_release: fn(Handle) -> ();
     rbd_aio_read: fn(Handle, u64, size_t, *mut c_char, Handle) -> c_int;

@@ -30,9 +30,9 @@ const THICK: c_int = 1;
 /// Bytes of stack of a thread that calls the library.
 pub const STACK: usize = 4 << 20;
 /// Maximum number of an image's watchers that are read.
-const MOST_WATCHERS: usize = 64;
+const MAX_WATCHERS: usize = 64;
 /// Maximum size of a setting's or a metadatum's value, in bytes.
-const LONGEST: usize = 4096;
+const MAX_VALUE_LEN: usize = 4096;
 
 /// Loads the libraries, if they are not there yet.
 ///
@@ -43,7 +43,7 @@ pub fn load() -> Result<(), LibraryError> {
 }
 
 /// Clients that were made and have not ended yet.
-static LIVE: AtomicUsize = AtomicUsize::new(0);
+static LIVE_CLIENTS: AtomicUsize = AtomicUsize::new(0);
 
 unsafe extern "C" {
     /// on_exit(3): the last one that was given is called first.
@@ -54,7 +54,7 @@ unsafe extern "C" {
 /// which run as long as there is a client: a cluster that does not answer keeps one.
 extern "C" fn process_ends(status: c_int, _: *mut c_void) {
     for _ in 0..100 {
-        if LIVE.load(Ordering::SeqCst) == 0 {
+        if LIVE_CLIENTS.load(Ordering::SeqCst) == 0 {
             return;
         }
         std::thread::sleep(std::time::Duration::from_millis(10));
@@ -95,7 +95,7 @@ impl Cluster {
         let (mut handle, id) = (null_mut(), text(id)?);
         // SAFETY: a place for the handle, and a string with its end.
         check(unsafe { (functions.rados_create)(&raw mut handle, id.as_ptr()) })?;
-        LIVE.fetch_add(1, Ordering::SeqCst);
+        LIVE_CLIENTS.fetch_add(1, Ordering::SeqCst);
         Ok(Self { functions, handle })
     }
 
@@ -128,11 +128,11 @@ impl Cluster {
     /// The library's, if the setting is unknown.
     pub fn get(&self, name: &str) -> io::Result<String> {
         let name = text(name)?;
-        let mut value = vec![0u8; LONGEST];
+        let mut value = vec![0u8; MAX_VALUE_LEN];
         let place = value.as_mut_ptr().cast::<c_char>();
         // SAFETY: a handle that was not ended, a string with its end, a place of that length.
         check(unsafe {
-            (self.functions.rados_conf_get)(self.handle, name.as_ptr(), place, LONGEST - 1)
+            (self.functions.rados_conf_get)(self.handle, name.as_ptr(), place, MAX_VALUE_LEN - 1)
         })?;
         let value = CStr::from_bytes_until_nul(&value).unwrap_or_default();
         Ok(value.to_string_lossy().into_owned())
@@ -152,7 +152,7 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         // SAFETY: a handle that was not ended, and nothing that was made of it is left.
         unsafe { (self.functions.rados_shutdown)(self.handle) };
-        LIVE.fetch_sub(1, Ordering::SeqCst);
+        LIVE_CLIENTS.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -197,17 +197,17 @@ struct Pending {
     functions: &'static Functions,
     /// Memory that is read into, or written from.
     buffer: Option<Buffer>,
-    done: Done,
+    done: CompletionCallback,
     /// Keeps the image open.
     _image: Arc<Image>,
 }
 
 /// Called with the library's answer (negative: an error number), and the memory, by a thread of the
 /// library's. May not block.
-pub type Done = Box<dyn FnOnce(isize, Option<Buffer>) + Send>;
+pub type CompletionCallback = Box<dyn FnOnce(isize, Option<Buffer>) + Send>;
 
 /// Operation on an image.
-pub enum Work<'a> {
+pub enum ImageOperation<'a> {
     /// Read into the buffer, all of it.
     Read(Buffer),
     /// Write all of it, from a memory that the library copies within the call.
@@ -293,9 +293,10 @@ impl Image {
         // SAFETY: the context that was just made, and a string with its end.
         unsafe { (functions.rados_ioctx_set_namespace)(context, namespace.as_ptr()) };
         let mut handle = null_mut();
-        let open = match read_only {
-            true => functions.rbd_open_read_only,
-            false => functions.rbd_open,
+        let open = if read_only {
+            functions.rbd_open_read_only
+        } else {
+            functions.rbd_open
         };
         let snapshot = snapshot
             .as_ref()
@@ -337,10 +338,10 @@ impl Image {
     pub fn id(&self) -> io::Result<String> {
         type Ask = unsafe extern "C" fn(Handle, *mut c_char, libc::size_t) -> c_int;
         let text = |ask: Ask, handle| {
-            let mut value = vec![0u8; LONGEST];
+            let mut value = vec![0u8; MAX_VALUE_LEN];
             let place = value.as_mut_ptr().cast::<c_char>();
             // SAFETY: a handle that was not ended, and a place of that length.
-            let answer = unsafe { ask(handle, place, LONGEST - 1) };
+            let answer = unsafe { ask(handle, place, MAX_VALUE_LEN - 1) };
             // The length of the text, or zero.
             check(answer.min(0))?;
             let value = CStr::from_bytes_until_nul(&value).unwrap_or_default();
@@ -451,18 +452,21 @@ impl Image {
             client: 0,
             cookie: 0,
         };
-        let mut list = vec![nobody; MOST_WATCHERS];
+        let mut list = vec![nobody; MAX_WATCHERS];
         let mut count = list.len();
         // SAFETY: an image that is not closed, and places for so many.
         check(unsafe {
             (self.functions().rbd_watchers_list)(self.handle, list.as_mut_ptr(), &raw mut count)
         })?;
-        let text = |address: *mut c_char| match address.is_null() {
-            true => String::new(),
-            // SAFETY: a string with its end, which is the caller's until it is cleaned up.
-            false => unsafe { CStr::from_ptr(address) }
-                .to_string_lossy()
-                .into_owned(),
+        let text = |address: *mut c_char| {
+            if address.is_null() {
+                String::new()
+            } else {
+                // SAFETY: a string with its end, which is the caller's until it is cleaned up.
+                unsafe { CStr::from_ptr(address) }
+                    .to_string_lossy()
+                    .into_owned()
+            }
         };
         let watchers = list.iter().take(count);
         let watchers = watchers
@@ -489,7 +493,7 @@ impl Image {
     /// The library's: `ENOENT`, if there is none of that name.
     pub fn metadatum(&self, name: &str) -> io::Result<String> {
         let name = text(name)?;
-        let (mut value, mut len) = (vec![0u8; LONGEST], LONGEST - 1);
+        let (mut value, mut len) = (vec![0u8; MAX_VALUE_LEN], MAX_VALUE_LEN - 1);
         let place = value.as_mut_ptr().cast::<c_char>();
         // SAFETY: an image that is not closed, a string with its end, a place of that length.
         check(unsafe {
@@ -532,15 +536,20 @@ impl Image {
     ///
     /// # Errors
     /// The library's, if the request was not started; `done` is never called then.
-    pub fn start(self: &Arc<Self>, offset: u64, work: Work<'_>, done: Done) -> io::Result<()> {
+    pub fn start(
+        self: &Arc<Self>,
+        offset: u64,
+        work: ImageOperation<'_>,
+        done: CompletionCallback,
+    ) -> io::Result<()> {
         let functions = self.functions();
         let (buffer, work) = match work {
-            Work::Read(buffer) => (Some(buffer), Ready::Read),
-            Work::WriteBuffer(buffer) => (Some(buffer), Ready::WriteBuffer),
-            Work::Write(data) => (None, Ready::Write(data)),
-            Work::Flush => (None, Ready::Flush),
-            Work::Discard(len) => (None, Ready::Discard(len)),
-            Work::Zeroes { len, thick } => (None, Ready::Zeroes(len, thick)),
+            ImageOperation::Read(buffer) => (Some(buffer), Ready::Read),
+            ImageOperation::WriteBuffer(buffer) => (Some(buffer), Ready::WriteBuffer),
+            ImageOperation::Write(data) => (None, Ready::Write(data)),
+            ImageOperation::Flush => (None, Ready::Flush),
+            ImageOperation::Discard(len) => (None, Ready::Discard(len)),
+            ImageOperation::Zeroes { len, thick } => (None, Ready::Zeroes(len, thick)),
         };
         let pending = Box::into_raw(Box::new(Pending {
             functions,
@@ -619,7 +628,7 @@ impl Image {
     }
 }
 
-/// [`Work`], with its buffer moved into the [`Pending`].
+/// [`ImageOperation`], with its buffer moved into the [`Pending`].
 enum Ready<'a> {
     Read,
     Write(&'a SegmentList),

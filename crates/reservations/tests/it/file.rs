@@ -87,9 +87,10 @@ fn each_write_that_is_cut_short_leaves_the_old_state_or_the_new_one() {
             // The disk may have written either end of it.
             for front in [true, false] {
                 let mut torn = before.clone();
-                match front {
-                    true => torn[..cut].copy_from_slice(&after[..cut]),
-                    false => torn[cut..].copy_from_slice(&after[cut..]),
+                if front {
+                    torn[..cut].copy_from_slice(&after[..cut])
+                } else {
+                    torn[cut..].copy_from_slice(&after[cut..])
                 }
                 let copy = dir.path().join("torn");
                 fs::write(&copy, &torn).unwrap();

@@ -164,7 +164,7 @@ fn more_registrants_than_there_is_room_for() {
         },
     ] {
         let refused = state.execute(&one_more, &operation);
-        assert_eq!(refused, Err(reservations::Refusal::Full));
+        assert_eq!(refused, Err(reservations::ReservationRefusal::Full));
         assert_eq!(state, before);
     }
     let mut image = image(0, None);

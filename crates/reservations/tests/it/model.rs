@@ -3,8 +3,8 @@
 //! `VNVME_RESERVATION_STEPS` says how many steps (1,000,000).
 
 use reservations::{
-    Access, Change, HostId, Image, Notice, Notification, Operation, Refusal, ReservationType,
-    Reservations,
+    Access, Change, HostId, Image, Notice, Notification, Operation, ReservationRefusal,
+    ReservationType, Reservations,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,7 +44,7 @@ struct Model {
     can_persist: bool,
 }
 
-type Outcome = Result<(BTreeSet<(HostId, Notification)>, BTreeSet<HostId>), Refusal>;
+type Outcome = Result<(BTreeSet<(HostId, Notification)>, BTreeSet<HostId>), ReservationRefusal>;
 
 impl Model {
     /// Table from "Command Behavior in the Presence of a Reservation": rows by type, columns by the
@@ -105,10 +105,10 @@ impl Model {
         match operation {
             Operation::Register { key, ptpl } => {
                 if wants_ptpl(ptpl) {
-                    return Err(Refusal::InvalidField);
+                    return Err(ReservationRefusal::InvalidField);
                 }
                 if mine.is_some_and(|mine| mine != key) {
-                    return Err(Refusal::Conflict);
+                    return Err(ReservationRefusal::Conflict);
                 }
                 self.keys.insert(host, key);
                 self.ptpl = ptpl.unwrap_or(self.ptpl);
@@ -116,10 +116,10 @@ impl Model {
             }
             Operation::Replace { key, new, ptpl } => {
                 if wants_ptpl(ptpl) {
-                    return Err(Refusal::InvalidField);
+                    return Err(ReservationRefusal::InvalidField);
                 }
                 if key.is_some() && key != mine {
-                    return Err(Refusal::Conflict);
+                    return Err(ReservationRefusal::Conflict);
                 }
                 self.keys.insert(host, new);
                 self.ptpl = ptpl.unwrap_or(self.ptpl);
@@ -127,10 +127,10 @@ impl Model {
             }
             Operation::Unregister { key, ptpl } => {
                 if wants_ptpl(ptpl) {
-                    return Err(Refusal::InvalidField);
+                    return Err(ReservationRefusal::InvalidField);
                 }
                 if key.is_some() && key != mine {
-                    return Err(Refusal::Conflict);
+                    return Err(ReservationRefusal::Conflict);
                 }
                 self.keys.remove(&host);
                 self.settle();
@@ -142,12 +142,12 @@ impl Model {
             }
             Operation::Acquire { key, rtype } => {
                 if mine != Some(key) {
-                    return Err(Refusal::Conflict);
+                    return Err(ReservationRefusal::Conflict);
                 }
                 let rtype = rtype.rtype().0;
                 let again = self.holders.contains(&host) && self.rtype == rtype;
                 if self.rtype != 0 && !again {
-                    return Err(Refusal::Conflict);
+                    return Err(ReservationRefusal::Conflict);
                 }
                 if self.rtype == 0 {
                     self.rtype = rtype;
@@ -158,7 +158,7 @@ impl Model {
                 key, victim, rtype, ..
             } => {
                 if mine != Some(key) {
-                    return Err(Refusal::Conflict);
+                    return Err(ReservationRefusal::Conflict);
                 }
                 let victims: BTreeSet<HostId> = self
                     .keys
@@ -171,10 +171,10 @@ impl Model {
                 let (gone, takes) = match (self.rtype, all) {
                     (0, _) => (victims, false),
                     (_, true) if victim == 0 => (self.others(host), true),
-                    (_, true) if victims.is_empty() => return Err(Refusal::Conflict),
+                    (_, true) if victims.is_empty() => return Err(ReservationRefusal::Conflict),
                     (_, true) => (victims, false),
                     (_, false) if holds => (&victims & &self.others(host), true),
-                    (_, false) if victim == 0 => return Err(Refusal::InvalidField),
+                    (_, false) if victim == 0 => return Err(ReservationRefusal::InvalidField),
                     (_, false) => (victims, false),
                 };
                 self.keys.retain(|host, _| !gone.contains(host));
@@ -192,13 +192,13 @@ impl Model {
             }
             Operation::Release { key, rtype } => {
                 if mine != Some(key) {
-                    return Err(Refusal::Conflict);
+                    return Err(ReservationRefusal::Conflict);
                 }
                 if !self.holders.contains(&host) {
                     return Ok((told, preempted));
                 }
                 if self.rtype != rtype.rtype().0 {
-                    return Err(Refusal::InvalidField);
+                    return Err(ReservationRefusal::InvalidField);
                 }
                 self.rtype = 0;
                 self.holders.clear();
@@ -208,7 +208,7 @@ impl Model {
             }
             Operation::Clear { key } => {
                 if mine != Some(key) {
-                    return Err(Refusal::Conflict);
+                    return Err(ReservationRefusal::Conflict);
                 }
                 tell(self.others(host), Notification::ReservationPreempted);
                 self.keys.clear();
@@ -218,7 +218,7 @@ impl Model {
             }
             Operation::Persist { ptpl } => {
                 if wants_ptpl(Some(ptpl)) {
-                    return Err(Refusal::InvalidField);
+                    return Err(ReservationRefusal::InvalidField);
                 }
                 self.ptpl = ptpl;
             }
@@ -239,7 +239,7 @@ impl Model {
 }
 
 /// Converts a result to sets, because the order of its elements is irrelevant.
-fn outcome(result: Result<Change, Refusal>) -> Outcome {
+fn outcome(result: Result<Change, ReservationRefusal>) -> Outcome {
     let change = result?;
     let told: Vec<_> = change.notices.iter().collect();
     let set: BTreeSet<_> = told
@@ -326,9 +326,10 @@ fn check_report(state: &Reservations, model: &Model, extended: bool) {
         let bytes = bytes[at..at + len].iter().rev();
         bytes.fold(0_u64, |number, byte| number << 8 | u64::from(*byte))
     };
-    let (first, each, host_at, key_at) = match extended {
-        true => (64, 64, 16, 8),
-        false => (24, 24, 8, 16),
+    let (first, each, host_at, key_at) = if extended {
+        (64, 64, 16, 8)
+    } else {
+        (24, 24, 8, 16)
     };
     assert_eq!(number(0, 4), model.generation.into());
     assert_eq!(number(4, 1), model.rtype.into());
@@ -338,9 +339,12 @@ fn check_report(state: &Reservations, model: &Model, extended: bool) {
     let mut seen = BTreeSet::new();
     for i in 0..model.keys.len() {
         let at = first + i * each;
-        let found = model.keys.iter().find(|(host, _)| match extended {
-            true => host.bytes()[..] == bytes[at + host_at..at + host_at + 16],
-            false => host.bytes()[..8] == bytes[at + host_at..at + host_at + 8],
+        let found = model.keys.iter().find(|(host, _)| {
+            if extended {
+                host.bytes()[..] == bytes[at + host_at..at + host_at + 16]
+            } else {
+                host.bytes()[..8] == bytes[at + host_at..at + host_at + 8]
+            }
         });
         let (host, key) = found.unwrap();
         assert!(seen.insert(*host));
@@ -406,7 +410,7 @@ fn random_histories_are_those_of_a_naive_model() {
         match &result {
             Ok(_) => carried_out += 1,
             Err(refusal) => {
-                refused[usize::from(*refusal == Refusal::Conflict)] += 1;
+                refused[usize::from(*refusal == ReservationRefusal::Conflict)] += 1;
                 assert_eq!(state, before, "{}", what());
             }
         }

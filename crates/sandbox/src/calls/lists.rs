@@ -102,7 +102,7 @@ pub(super) const ALWAYS: &[c_long] = &[
 
 /// Older forms of allowed calls, which libc and rustix still use on this architecture.
 #[cfg(target_arch = "x86_64")]
-pub(super) const OF_ARCHITECTURE: &[c_long] = &[
+pub(super) const ARCHITECTURE_CALLS: &[c_long] = &[
     libc::SYS_poll,
     libc::SYS_epoll_wait,
     libc::SYS_readlink,
@@ -111,7 +111,7 @@ pub(super) const OF_ARCHITECTURE: &[c_long] = &[
 
 /// This architecture has no older forms.
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) const OF_ARCHITECTURE: &[c_long] = &[];
+pub(super) const ARCHITECTURE_CALLS: &[c_long] = &[];
 
 /// Calls of the threads of Ceph's client library. They query their identity, and continue without
 /// an answer to most further queries.

@@ -86,7 +86,7 @@ fn plain(calls: &[c_long]) -> Rules {
 /// Returns the rules of the needed calls.
 fn allowed(needs: &Needs, holds: bool) -> Result<Rules, Error> {
     let mut rules = plain(lists::ALWAYS);
-    rules.extend(plain(lists::OF_ARCHITECTURE));
+    rules.extend(plain(lists::ARCHITECTURE_CALLS));
     rules.extend(plain(&[libc::SYS_clone3]));
     let process = rustix::process::getpid().as_raw_nonzero().get();
     // Executable memory can neither be created nor changed.

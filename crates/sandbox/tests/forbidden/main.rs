@@ -153,9 +153,10 @@ fn child() {
         },
         _ => Needs::default(),
     };
-    let connect = match std::env::var(CONNECTS).is_ok() {
-        true => vec![Connect::Tcp(port()), Connect::UnixIn(place("removable"))],
-        false => Vec::new(),
+    let connect = if std::env::var(CONNECTS).is_ok() {
+        vec![Connect::Tcp(port()), Connect::UnixIn(place("removable"))]
+    } else {
+        Vec::new()
     };
     let sandbox = Sandbox::new(Needs {
         remove_in: vec![place("removable")],
@@ -318,9 +319,10 @@ fn only_listed_calls_are_made() {
 fn a_process_that_starts_others_keeps_its_users_rights() {
     check(STARTING);
     for (name, _) in NEVER {
-        let end = match ["execve", "execveat", "capset"].contains(name) {
-            true => End::Done,
-            false => End::Killed,
+        let end = if ["execve", "execveat", "capset"].contains(name) {
+            End::Done
+        } else {
+            End::Killed
         };
         assert_eq!(tried(name, Step::Starter), end, "{name}");
     }

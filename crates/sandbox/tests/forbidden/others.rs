@@ -162,9 +162,10 @@ pub fn set_limit() -> io::Result<()> {
 }
 
 pub fn new_privileges() -> io::Result<()> {
-    match rustix::thread::no_new_privs()? {
-        true => Err(Errno::PERM.into()),
-        false => Ok(()),
+    if rustix::thread::no_new_privs()? {
+        Err(Errno::PERM.into())
+    } else {
+        Ok(())
     }
 }
 

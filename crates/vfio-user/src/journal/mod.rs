@@ -18,20 +18,21 @@
 //!   that has the head waits for the rest, and has the descriptor. The lock therefore exists in the
 //!   next process exactly if the head was sent.
 //!
-//! One word ([`Hand`]) names the message in hand and its progress: a single store ends one message
-//! and begins the next. A store that marks a step as done follows that step; a store that marks a
-//! step as begun precedes it.
+//! One word ([`CurrentMessage`]) names the message in hand and its progress: a single store ends
+//! one message and begins the next. A store that marks a step as done follows that step; a store
+//! that marks a step as begun precedes it.
 
+mod layout;
 mod replies;
 mod resume;
 mod taking;
 mod witness;
-mod words;
 
+pub use layout::{SESSION, SESSION_VERSION};
 pub(crate) use taking::Arriving;
-pub use words::{SESSION, SESSION_VERSION};
 
 use keeper::{Ledger, LedgerError, Ticket};
+use layout::{ABANDONED, CAPABILITIES, CurrentMessage, Phase, SessionWords, Word};
 use receive::ReadError;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -40,7 +41,6 @@ use std::cell::RefCell;
 use std::num::NonZeroU32;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
-use words::{ABANDONED, CAPABILITIES, Hand, Phase, Word, Words};
 
 use crate::version::Capabilities;
 
@@ -115,7 +115,7 @@ pub type SharedLedger = Rc<RefCell<Ledger>>;
 /// State of a connection for the next process.
 #[derive(Debug)]
 pub struct Journal {
-    words: Words,
+    words: SessionWords,
     ledger: SharedLedger,
     /// Pipe of replies that are being sent to the client.
     replies: Pipe,
@@ -178,7 +178,7 @@ impl Journal {
             replies,
             counter,
         } = setup;
-        let words = Words::new(area).ok_or(JournalError::Memory)?;
+        let words = SessionWords::new(area).ok_or(JournalError::Memory)?;
         let received = words.load(Word::Received);
         Ok(Self {
             words,
@@ -221,12 +221,11 @@ impl Journal {
     /// that the device does not need is no longer kept.
     pub(crate) fn settle(&mut self, number: NonZeroU32, is_needed: bool) {
         let mut ledger = self.ledger.borrow_mut();
-        match is_needed {
-            true => {
-                ledger.set_detail(number, SETTLED);
-                self.settled.push(number);
-            }
-            false => ledger.forget(number),
+        if is_needed {
+            ledger.set_detail(number, SETTLED);
+            self.settled.push(number);
+        } else {
+            ledger.forget(number)
         }
     }
 
@@ -339,7 +338,7 @@ impl Journal {
     }
 
     fn put_hand(&self) {
-        let hand = Hand {
+        let hand = CurrentMessage {
             place: self.place as u32,
             phase: self.phase,
             group: self.group,

@@ -1,8 +1,8 @@
 //! Sending of replies to the client.
 
-use super::words::{Phase, Word};
+use super::layout::{Phase, Word};
 use super::{Journal, witness};
-use crate::outbox::{Outbox, Sent, send_with_fd};
+use crate::outbox::{Outbox, SendResult, send_with_fd};
 use crate::wire::HEADER_SIZE;
 use rustix::io::Errno;
 use rustix::pipe::{SpliceFlags, splice};
@@ -25,20 +25,20 @@ impl Journal {
         &mut self,
         outbox: &mut Outbox,
         socket: BorrowedFd<'_>,
-    ) -> Result<Sent, Errno> {
+    ) -> Result<SendResult, Errno> {
         if self.phase == Phase::Handling && outbox.is_unsent() {
             self.write(outbox)?;
         }
         let sent = match self.phase {
             Phase::Heading => match self.send_head(socket)? {
-                Sent::All => self.send_rest(socket)?,
+                SendResult::All => self.send_rest(socket)?,
                 sent => sent,
             },
             Phase::Piped => self.send_rest(socket)?,
             // The reply did not fit into the pipe.
             _ => return outbox.flush(socket),
         };
-        if sent == Sent::All {
+        if sent == SendResult::All {
             outbox.clear();
         }
         Ok(sent)
@@ -96,13 +96,13 @@ impl Journal {
         head
     }
 
-    fn send_head(&mut self, socket: BorrowedFd<'_>) -> Result<Sent, Errno> {
+    fn send_head(&mut self, socket: BorrowedFd<'_>) -> Result<SendResult, Errno> {
         let witness = match self.witness.take() {
             Some(witness) => witness,
             // A missing witness was sent.
             None => {
                 self.enter(Phase::Piped);
-                return Ok(Sent::All);
+                return Ok(SendResult::All);
             }
         };
         let sent = send_with_fd(socket, &self.head(), Some(witness.as_fd()));
@@ -113,15 +113,15 @@ impl Journal {
                 drop(witness);
                 self.enter(Phase::Piped);
                 crash::point!("vfio-user.reply.head-noted");
-                Ok(Sent::All)
+                Ok(SendResult::All)
             }
             // The kernel accepts all sixteen bytes, or none.
             Ok(_) => Err(Errno::IO),
             Err(Errno::AGAIN) => {
                 self.witness = Some(witness);
-                Ok(Sent::Blocked)
+                Ok(SendResult::Blocked)
             }
-            Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => Ok(Sent::PeerGone),
+            Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => Ok(SendResult::PeerGone),
             Err(errno) => Err(errno),
         }
     }
@@ -136,7 +136,7 @@ impl Journal {
     }
 
     /// Moves the rest of the reply from the pipe into the socket.
-    fn send_rest(&mut self, socket: BorrowedFd<'_>) -> Result<Sent, Errno> {
+    fn send_rest(&mut self, socket: BorrowedFd<'_>) -> Result<SendResult, Errno> {
         while self.piped > 0 {
             let reader = self.replies.reader.as_fd();
             let flags = SpliceFlags::NONBLOCK;
@@ -147,11 +147,13 @@ impl Journal {
                     self.piped = self.piped.saturating_sub(moved);
                 }
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(Sent::Blocked),
-                Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => return Ok(Sent::PeerGone),
+                Err(Errno::AGAIN) => return Ok(SendResult::Blocked),
+                Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => {
+                    return Ok(SendResult::PeerGone);
+                }
                 Err(errno) => return Err(errno),
             }
         }
-        Ok(Sent::All)
+        Ok(SendResult::All)
     }
 }

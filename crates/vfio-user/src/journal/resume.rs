@@ -1,7 +1,9 @@
 //! Start of a process with the state of the previous one.
 
+use super::layout::{
+    ABANDONED, CurrentMessage, DescriptorRecord, PLACE_BITS, PendingRead, Phase, RING_LEN, Word,
+};
 use super::replies::WITH_HEAD;
-use super::words::{ABANDONED, Came, Hand, PLACE_BITS, Phase, RING_LEN, Take, Word};
 use super::{Journal, JournalError, JournalSetup, Pipe, REFUSED, SENT, SETTLED};
 use crate::inbox::{FdGroup, Inbox};
 use rustix::io::Errno;
@@ -16,7 +18,7 @@ const PLACES: u32 = 1 << PLACE_BITS;
 
 /// State left of a connection.
 #[derive(Debug)]
-pub(crate) struct Left {
+pub(crate) struct PreviousConnection {
     pub inbox: Inbox,
     /// Descriptors of messages that have been handled: the device's, or unused ones.
     pub earlier: Vec<NonZeroU32>,
@@ -34,7 +36,7 @@ impl Journal {
         setup: JournalSetup,
         mut fd: impl FnMut(NonZeroU32) -> Option<OwnedFd>,
         file: impl Fn(&[u8]) -> Option<BorrowedFd<'a>>,
-    ) -> Result<(Self, Left), JournalError> {
+    ) -> Result<(Self, PreviousConnection), JournalError> {
         let mut journal = Self::new(setup)?;
         if journal.words.load(Word::Client) & ABANDONED != 0 {
             return Err(JournalError::Abandoned);
@@ -50,7 +52,7 @@ impl Journal {
         let again = journal.resume_phase(|| file(&bytes))?;
         crash::point!("vfio-user.resume.done");
         let inbox = Inbox::resumed(bytes, journal.place, groups);
-        let left = Left {
+        let left = PreviousConnection {
             inbox,
             earlier,
             again,
@@ -63,7 +65,7 @@ impl Journal {
     fn resume_take(&mut self) -> Result<(), JournalError> {
         let level = self.counter.level().map_err(JournalError::Pipe)?;
         let level = u32::try_from(level).map_err(|_| JournalError::Damaged("a pipe"))?;
-        let Some(take) = Take::of_word(self.words.load(Word::Take)) else {
+        let Some(take) = PendingRead::of_word(self.words.load(Word::Take)) else {
             self.empty_counter();
             return Ok(());
         };
@@ -79,7 +81,7 @@ impl Journal {
     }
 
     fn resume_place(&mut self) -> Result<(), JournalError> {
-        let hand = Hand::of_word(self.words.load(Word::Hand));
+        let hand = CurrentMessage::of_word(self.words.load(Word::Hand));
         let hand = hand.ok_or(JournalError::Damaged("the message in hand"))?;
         let held = (self.received as u32).wrapping_sub(hand.place);
         self.place = self.received.wrapping_sub(held.into());
@@ -104,13 +106,13 @@ impl Journal {
         let noted = noted.into_iter();
         let sent = noted.filter(|noted| [SENT, REFUSED].contains(&noted.kind));
         let mut earlier = Vec::new();
-        let mut groups = BTreeMap::<u8, Vec<(Came, Descriptor)>>::new();
+        let mut groups = BTreeMap::<u8, Vec<(DescriptorRecord, Descriptor)>>::new();
         for descriptor in sent {
             if descriptor.detail == SETTLED {
                 earlier.push(descriptor.number);
                 continue;
             }
-            let came = Came::of_detail(descriptor.detail);
+            let came = DescriptorRecord::of_detail(descriptor.detail);
             let behind = (self.received as u32).wrapping_sub(came.end) % PLACES;
             let before = came.group.wrapping_sub(self.group) >= 0x80;
             if behind >= HALF {
@@ -129,7 +131,7 @@ impl Journal {
             let first = all.first().map(|(came, _)| *came);
             let first = first.ok_or(JournalError::Damaged("descriptors"))?;
             let whole = all.iter().zip(0..).all(|((came, _), index)| {
-                let same = Came { index, ..first };
+                let same = DescriptorRecord { index, ..first };
                 *came == same
             });
             if !whole || all.len() != usize::from(first.count) || usize::from(nth) != resumed.len()
@@ -141,9 +143,10 @@ impl Journal {
             let start = end.wrapping_sub(first.len.into());
             let mut fds = Vec::new();
             for (_, Descriptor { number, kind, .. }) in all {
-                let fd = match kind == REFUSED {
-                    true => useless().map_err(JournalError::Pipe)?,
-                    false => fd(number).ok_or(JournalError::Missing)?,
+                let fd = if kind == REFUSED {
+                    useless().map_err(JournalError::Pipe)?
+                } else {
+                    fd(number).ok_or(JournalError::Missing)?
                 };
                 fds.push((fd, Some(number)));
             }

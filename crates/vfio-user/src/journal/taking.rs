@@ -1,6 +1,6 @@
 //! Transfer of bytes from the client's socket into the session's memory.
 
-use super::words::{Came, PLACE_BITS, Phase, RING, RING_LEN, Take, Word};
+use super::layout::{DescriptorRecord, PLACE_BITS, PendingRead, Phase, RING, RING_LEN, Word};
 use super::{Journal, REFUSED, SENT, pipe_error};
 use keeper::{LedgerError, Ticket};
 use receive::{ReadError, Socket, kind};
@@ -31,15 +31,16 @@ impl Journal {
     /// Has the descriptors of peeked bytes kept, before the bytes are taken.
     pub(crate) fn arrive(&mut self, len: usize, fds: Vec<OwnedFd>) {
         let group = self.next_group;
-        let kept = match self.has_failed() {
-            true => None,
-            false => match self.keep_all(len, group, &fds) {
+        let kept = if self.has_failed() {
+            None
+        } else {
+            match self.keep_all(len, group, &fds) {
                 Ok(kept) => Some(kept),
                 Err(error) => {
                     self.abandon(&error);
                     None
                 }
-            },
+            }
         };
         let (numbers, ticket) = match kept {
             Some((numbers, ticket)) => (numbers, Some(ticket)),
@@ -63,7 +64,7 @@ impl Journal {
         let end = self.received.wrapping_add(len as u64);
         let mut numbers = Vec::new();
         for (index, fd) in (0..).zip(fds) {
-            let detail = Came {
+            let detail = DescriptorRecord {
                 end: end as u32 & ((1 << PLACE_BITS) - 1),
                 len: u16::try_from(len).unwrap_or(u16::MAX),
                 group,
@@ -71,11 +72,12 @@ impl Journal {
                 count: u8::try_from(fds.len()).unwrap_or(u8::MAX),
             };
             let detail = detail.to_detail();
-            let number = match kind::is_memory(fd) || kind::is_eventfd(fd) {
-                true => ledger.keep(SENT, detail, fd.as_fd())?,
+            let number = if kind::is_memory(fd) || kind::is_eventfd(fd) {
+                ledger.keep(SENT, detail, fd.as_fd())?
+            } else {
                 // The device refuses the descriptor; the next process gets a stand-in of such a
                 // kind.
-                false => ledger.note(REFUSED, detail)?,
+                ledger.note(REFUSED, detail)?
             };
             numbers.push(Some(number));
         }
@@ -187,8 +189,8 @@ impl Journal {
         Ok(moved)
     }
 
-    fn note_take(&self, len: usize) -> Take {
-        let take = Take {
+    fn note_take(&self, len: usize) -> PendingRead {
+        let take = PendingRead {
             len: u32::try_from(len).unwrap_or(u32::MAX),
             level: self.level,
         };

@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use super::{Handled, split};
-use crate::device::{Device, DmaMapping, DmaUnmapping, Outcome, Unmapped};
+use super::{MessageResult, split};
+use crate::device::{Device, DmaMapping, DmaUnmapping, OperationOutcome, Unmapped};
 use crate::journal::Journal;
 use crate::wire;
 
@@ -41,9 +41,10 @@ pub(super) fn dma_map(
         read: access & wire::dma::READ != 0,
         write: access & wire::dma::WRITE != 0,
     };
-    match again {
-        true => device.dma_map_again(map, fds.pop()),
-        false => device.dma_map(map, fds.pop()),
+    if again {
+        device.dma_map_again(map, fds.pop())
+    } else {
+        device.dma_map(map, fds.pop())
     }
 }
 
@@ -52,7 +53,7 @@ pub(super) fn dma_unmap(
     device: &mut dyn Device,
     reply: &mut Vec<u8>,
     (journal, again): (Option<&Journal>, bool),
-) -> Result<Handled, Errno> {
+) -> Result<MessageResult, Errno> {
     let (request, _) = split::<wire::DmaUnmap>(payload)?;
     if (request.argsz as usize) < size_of::<wire::DmaUnmap>() {
         return Err(Errno::INVAL);
@@ -87,11 +88,11 @@ pub(super) fn dma_unmap(
     // rely: the size is the amount that was mapped there.
     let answer = wire::DmaUnmap { size, ..request };
     Ok(match outcome {
-        Outcome::Done => {
+        OperationOutcome::Done => {
             reply.extend_from_slice(answer.as_bytes());
-            Handled::Reply(None)
+            MessageResult::Reply(None)
         }
-        Outcome::Pending => Handled::Deferred(answer.as_bytes().to_vec()),
+        OperationOutcome::Pending => MessageResult::Deferred(answer.as_bytes().to_vec()),
     })
 }
 

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
 use super::{flag, split};
-use crate::device::{Device, IrqAction, IrqData, Outcome, SetIrqs};
+use crate::device::{Device, IrqAction, IrqData, OperationOutcome, SetIrqs};
 use crate::wire;
 
 pub(super) fn irq_info(
@@ -38,7 +38,7 @@ pub(super) fn set_irqs(
     payload: &[u8],
     fds: Vec<OwnedFd>,
     device: &mut dyn Device,
-) -> Result<Outcome, Errno> {
+) -> Result<OperationOutcome, Errno> {
     use wire::irq_set as set;
 
     let (request, data) = split::<wire::IrqSet>(payload)?;

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::device::{Device, Outcome};
+use crate::device::{Device, OperationOutcome};
 use crate::journal::Journal;
 use crate::version::Capabilities;
 use crate::wire::{self, Command, HEADER_SIZE, Header};
@@ -44,7 +44,7 @@ pub(crate) struct Request<'a> {
 
 /// Result of handling a message.
 #[derive(Debug)]
-pub(crate) enum Handled {
+pub(crate) enum MessageResult {
     /// The reply's payload is written; this descriptor is sent with it.
     Reply(Option<OwnedFd>),
     /// The device will complete the message later; the reply then has this payload.
@@ -91,7 +91,7 @@ impl Session {
         request: Request<'_>,
         device: &mut dyn Device,
         reply: &mut Vec<u8>,
-    ) -> Result<Handled, Errno> {
+    ) -> Result<MessageResult, Errno> {
         let Request {
             header,
             payload,
@@ -132,7 +132,7 @@ impl Session {
             // DMA_WRITE are sent by servers only; dirty pages and migration are not offered.
             _ => return Err(Errno::NOTSUP),
         }
-        Ok(Handled::Reply(None))
+        Ok(MessageResult::Reply(None))
     }
 
     fn version(&mut self, payload: &[u8], reply: &mut Vec<u8>) -> Result<(), Errno> {
@@ -180,7 +180,7 @@ fn device_info(payload: &[u8], device: &mut dyn Device, reply: &mut Vec<u8>) -> 
     Ok(())
 }
 
-fn reset(device: &mut dyn Device) -> Result<Handled, Errno> {
+fn reset(device: &mut dyn Device) -> Result<MessageResult, Errno> {
     if !device.info().reset {
         return Err(Errno::NOTSUP);
     }
@@ -188,10 +188,10 @@ fn reset(device: &mut dyn Device) -> Result<Handled, Errno> {
 }
 
 /// Converts the outcome of an operation with a reply that is a header alone.
-fn without_payload(outcome: Outcome) -> Handled {
+fn without_payload(outcome: OperationOutcome) -> MessageResult {
     match outcome {
-        Outcome::Done => Handled::Reply(None),
-        Outcome::Pending => Handled::Deferred(Vec::new()),
+        OperationOutcome::Done => MessageResult::Reply(None),
+        OperationOutcome::Pending => MessageResult::Deferred(Vec::new()),
     }
 }
 

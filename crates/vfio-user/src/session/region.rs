@@ -3,18 +3,18 @@
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use super::{Handled, Session, flag, split};
-use crate::device::{Device, MmapArea, Outcome, RegionInfo, RegionMmap};
+use super::{MessageResult, Session, flag, split};
+use crate::device::{Device, MmapArea, OperationOutcome, RegionInfo, RegionMmap};
 use crate::wire::{self, MULTI_DATA, MULTI_ENTRIES};
 
 /// Answers a write, now or when the device completes it.
-fn written(outcome: Outcome, payload: &[u8], reply: &mut Vec<u8>) -> Handled {
+fn written(outcome: OperationOutcome, payload: &[u8], reply: &mut Vec<u8>) -> MessageResult {
     match outcome {
-        Outcome::Done => {
+        OperationOutcome::Done => {
             reply.extend_from_slice(payload);
-            Handled::Reply(None)
+            MessageResult::Reply(None)
         }
-        Outcome::Pending => Handled::Deferred(payload.to_vec()),
+        OperationOutcome::Pending => MessageResult::Deferred(payload.to_vec()),
     }
 }
 
@@ -73,7 +73,7 @@ impl Session {
         payload: &[u8],
         device: &mut dyn Device,
         reply: &mut Vec<u8>,
-    ) -> Result<Handled, Errno> {
+    ) -> Result<MessageResult, Errno> {
         let (access, data) = split::<wire::RegionAccess>(payload)?;
         let count = self.check_access(device, &access, true)?;
         if data.len() != count {
@@ -90,7 +90,7 @@ impl Session {
         payload: &[u8],
         device: &mut dyn Device,
         reply: &mut Vec<u8>,
-    ) -> Result<Handled, Errno> {
+    ) -> Result<MessageResult, Errno> {
         let (count, entries) = split::<u64>(payload)?;
         let length = usize::try_from(count)
             .ok()
@@ -99,11 +99,11 @@ impl Session {
             .and_then(|count| count.checked_mul(size_of::<wire::MultiWrite>()))
             .ok_or(Errno::INVAL)?;
         let entries = entries.get(..length).ok_or(Errno::INVAL)?;
-        let (mut outcome, mut refused) = (Outcome::Done, None);
+        let (mut outcome, mut refused) = (OperationOutcome::Done, None);
         for entry in entries.chunks_exact(size_of::<wire::MultiWrite>()) {
             match self.multi_write(entry, device) {
-                Ok(Outcome::Done) => {}
-                Ok(Outcome::Pending) => outcome = Outcome::Pending,
+                Ok(OperationOutcome::Done) => {}
+                Ok(OperationOutcome::Pending) => outcome = OperationOutcome::Pending,
                 Err(errno) => refused = refused.or(Some(errno)),
             }
         }
@@ -113,7 +113,11 @@ impl Session {
         }
     }
 
-    fn multi_write(&self, entry: &[u8], device: &mut dyn Device) -> Result<Outcome, Errno> {
+    fn multi_write(
+        &self,
+        entry: &[u8],
+        device: &mut dyn Device,
+    ) -> Result<OperationOutcome, Errno> {
         let (entry, _) = split::<wire::MultiWrite>(entry)?;
         if entry.count as usize > MULTI_DATA {
             return Err(Errno::INVAL);
@@ -133,7 +137,7 @@ impl Session {
         payload: &[u8],
         device: &mut dyn Device,
         reply: &mut Vec<u8>,
-    ) -> Result<Handled, Errno> {
+    ) -> Result<MessageResult, Errno> {
         // A known polling host sends as many bytes as the reply may have; bytes after the structure
         // are ignored.
         let (request, _) = split::<wire::RegionInfo>(payload)?;
@@ -210,6 +214,6 @@ impl Session {
             }
             _ => None,
         };
-        Ok(Handled::Reply(fd))
+        Ok(MessageResult::Reply(fd))
     }
 }

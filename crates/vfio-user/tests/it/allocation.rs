@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use vfio_user::wire::flags;
 use vfio_user::{
     Connection, ConnectionStatus, Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqInfo,
-    Outcome, RegionInfo, SetIrqs, Unmapped,
+    OperationOutcome, RegionInfo, SetIrqs, Unmapped,
 };
 
 struct Counting;
@@ -59,15 +59,15 @@ impl Device for Doorbells {
     fn region_read(&mut self, _: u32, _: u64, _: &mut [u8]) -> Result<(), Errno> {
         Ok(())
     }
-    fn region_write(&mut self, _: u32, _: u64, _: &[u8]) -> Result<Outcome, Errno> {
+    fn region_write(&mut self, _: u32, _: u64, _: &[u8]) -> Result<OperationOutcome, Errno> {
         self.0 += 1;
-        Ok(Outcome::Done)
+        Ok(OperationOutcome::Done)
     }
     fn irq(&self, _: u32) -> Option<IrqInfo> {
         None
     }
-    fn set_irqs(&mut self, _: SetIrqs) -> Result<Outcome, Errno> {
-        Ok(Outcome::Done)
+    fn set_irqs(&mut self, _: SetIrqs) -> Result<OperationOutcome, Errno> {
+        Ok(OperationOutcome::Done)
     }
     fn dma_map(&mut self, _: DmaMapping, _: Option<OwnedFd>) -> Result<(), Errno> {
         Ok(())
@@ -75,11 +75,11 @@ impl Device for Doorbells {
     fn dma_unmap(&mut self, _: DmaUnmapping) -> Result<Unmapped, Errno> {
         Ok(Unmapped {
             size: 0,
-            outcome: Outcome::Done,
+            outcome: OperationOutcome::Done,
         })
     }
-    fn reset(&mut self) -> Result<Outcome, Errno> {
-        Ok(Outcome::Done)
+    fn reset(&mut self) -> Result<OperationOutcome, Errno> {
+        Ok(OperationOutcome::Done)
     }
     fn disconnected(&mut self) {}
 }

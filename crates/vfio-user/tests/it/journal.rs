@@ -36,9 +36,10 @@ impl Deaths {
             .copied()
             .filter(|point| OF_RESUMPTION.contains(point))
             .collect();
-        let points = match has_died && !of_resumption.is_empty() && self.random.below(2) == 0 {
-            true => &of_resumption,
-            false => &self.points,
+        let points = if has_died && !of_resumption.is_empty() && self.random.below(2) == 0 {
+            &of_resumption
+        } else {
+            &self.points
         };
         let point = points[self.random.below(points.len() as u64) as usize];
         crash::arm(point, 1 + self.random.below(3));

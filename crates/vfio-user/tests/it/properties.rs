@@ -4,7 +4,7 @@ use crate::common::*;
 use proptest::prelude::*;
 use std::os::fd::{AsFd, OwnedFd};
 use vfio_user::wire::{self, Command, flags, irq_set};
-use vfio_user::{ConnectionStatus, Errno, Interest, Limits};
+use vfio_user::{ConnectionStatus, Errno, Interest, ServerLimits};
 use zerocopy::IntoBytes;
 
 /// A message of a client that keeps the rules.
@@ -182,9 +182,9 @@ fn calls_by_split(steps: &[Step], cuts: &[usize], pumps: &[bool], defer: bool, w
             position += 1;
         }
     }
-    let mut server = Server::with_limits(Limits {
+    let mut server = Server::with_limits(ServerLimits {
         work_per_call,
-        ..Limits::default()
+        ..ServerLimits::default()
     });
     server.device.defer = defer;
     let cut_replies = deliver(&mut server, &files, &pieces, |i| pumps[i % pumps.len()]);

@@ -3,7 +3,7 @@
 use crate::common::*;
 use std::os::fd::AsFd;
 use vfio_user::wire::{self, Command, flags};
-use vfio_user::{ConnectionStatus, Errno, Limits, MmapArea};
+use vfio_user::{ConnectionStatus, Errno, MmapArea, ServerLimits};
 use zerocopy::{FromBytes, IntoBytes};
 
 fn version(text: &[u8], major: u16, minor: u16) -> Vec<u8> {
@@ -274,9 +274,9 @@ fn region_writes() {
 
 #[test]
 fn max_data_xfer_size_applies_once_it_is_stated() {
-    let limits = Limits {
+    let limits = ServerLimits {
         max_data_xfer_size: 4096,
-        ..Limits::default()
+        ..ServerLimits::default()
     };
     let mut text = vec![b' '; 200];
     text[..2].copy_from_slice(b"{}");

@@ -4,7 +4,7 @@ use crate::common::*;
 use std::os::fd::{AsFd, BorrowedFd};
 use vfio_user::wire::{self, Command, Header, flags, irq_set};
 use vfio_user::{
-    ConnectionError, ConnectionStatus, DmaUnmapping, Errno, Interest, IrqAction, Limits,
+    ConnectionError, ConnectionStatus, DmaUnmapping, Errno, Interest, IrqAction, ServerLimits,
 };
 use zerocopy::IntoBytes;
 
@@ -463,9 +463,9 @@ fn the_client_leaves_while_an_operation_is_pending() {
 
 #[test]
 fn work_per_call_is_bounded() {
-    let mut server = Server::with_limits(Limits {
+    let mut server = Server::with_limits(ServerLimits {
         work_per_call: 8,
-        ..Limits::default()
+        ..ServerLimits::default()
     });
     server.accepted(&bare_version(1), &[]);
     let packet: Vec<u8> = (0..100)

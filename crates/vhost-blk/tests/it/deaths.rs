@@ -68,7 +68,7 @@ impl Random {
 }
 
 /// A request in flight.
-enum Asked {
+enum InFlight {
     Write(usize, u64),
     Read(usize),
     Flush,
@@ -79,7 +79,7 @@ struct World {
     random: Random,
     memory: Memory,
     queues: Vec<Driver>,
-    asked: Vec<BTreeMap<u16, Asked>>,
+    asked: Vec<BTreeMap<u16, InFlight>>,
     /// It waits for an interrupt of the queue, whatever becomes of the back-end meanwhile.
     asleep: [bool; QUEUES],
     /// What was written last of each place, and whether a request is on it now.
@@ -90,11 +90,11 @@ struct World {
 }
 
 /// The back-end has gone.
-struct Gone;
+struct BackendClosed;
 
-impl<E: std::error::Error> From<E> for Gone {
-    fn from(_: E) -> Gone {
-        Gone
+impl<E: std::error::Error> From<E> for BackendClosed {
+    fn from(_: E) -> BackendClosed {
+        BackendClosed
     }
 }
 
@@ -124,7 +124,7 @@ impl World {
     }
 
     /// As a VMM connects (again).
-    fn connect(&mut self, path: &Path) -> Result<Frontend, Gone> {
+    fn connect(&mut self, path: &Path) -> Result<Frontend, BackendClosed> {
         let mut frontend = Frontend::connect(path, 128)?;
         frontend.set_owner()?;
         let features = frontend.get_features()?;
@@ -178,20 +178,20 @@ impl World {
             let (slot, asked) = match self.random.below(16) {
                 0 => {
                     let request = Req::new(FLUSH, 0, Data::None);
-                    (self.queues[queue].post(request), Asked::Flush)
+                    (self.queues[queue].post(request), InFlight::Flush)
                 }
                 1..7 => {
                     let request = Req::read(sector, PLACE as usize * 512);
-                    (self.queues[queue].post(request), Asked::Read(place))
+                    (self.queues[queue].post(request), InFlight::Read(place))
                 }
                 _ => {
                     self.writes += 1;
                     let bytes = content(place, self.writes);
                     let slot = self.queues[queue].post(Req::write(sector, &bytes));
-                    (slot, Asked::Write(place, self.writes))
+                    (slot, InFlight::Write(place, self.writes))
                 }
             };
-            if let Asked::Write(place, _) | Asked::Read(place) = asked {
+            if let InFlight::Write(place, _) | InFlight::Read(place) = asked {
                 self.places[place].1 = true;
             }
             assert!(self.asked[queue].insert(slot, asked).is_none());
@@ -201,7 +201,7 @@ impl World {
 
     /// Waits for an interrupt, by nothing else, and takes in what has ended. `Err`: `is_gone` says
     /// that nobody is there who would interrupt.
-    fn reap(&mut self, queue: usize, is_gone: &dyn Fn() -> bool) -> Result<(), Gone> {
+    fn reap(&mut self, queue: usize, is_gone: &dyn Fn() -> bool) -> Result<(), BackendClosed> {
         let driver = &self.queues[queue];
         driver.interrupt_after(driver.seen);
         self.asleep[queue] |= driver.used_idx() == driver.seen;
@@ -209,7 +209,7 @@ impl World {
             let since = Instant::now();
             while driver.call.read().is_err() {
                 if is_gone() {
-                    return Err(Gone);
+                    return Err(BackendClosed);
                 }
                 assert!(since.elapsed() < TIMEOUT, "no interrupt came");
                 std::thread::sleep(Duration::from_micros(20));
@@ -222,9 +222,9 @@ impl World {
             let asked = self.asked[queue].remove(&slot).expect("it was asked for");
             self.ended += 1;
             match asked {
-                Asked::Flush => {}
-                Asked::Write(place, write) => self.places[place] = (write, false),
-                Asked::Read(place) => {
+                InFlight::Flush => {}
+                InFlight::Write(place, write) => self.places[place] = (write, false),
+                InFlight::Read(place) => {
                     let (write, _) = self.places[place];
                     assert!(
                         data == content(place, write),
@@ -238,7 +238,7 @@ impl World {
     }
 
     /// Uses the disk until its back-end dies, or for so many requests.
-    fn load(&mut self, is_gone: &dyn Fn() -> bool, requests: u64) -> Result<(), Gone> {
+    fn load(&mut self, is_gone: &dyn Fn() -> bool, requests: u64) -> Result<(), BackendClosed> {
         let end = self.ended + requests;
         while self.ended < end {
             for queue in 0..QUEUES {
@@ -253,7 +253,7 @@ impl World {
         self.drain(is_gone)
     }
 
-    fn drain(&mut self, is_gone: &dyn Fn() -> bool) -> Result<(), Gone> {
+    fn drain(&mut self, is_gone: &dyn Fn() -> bool) -> Result<(), BackendClosed> {
         for queue in 0..QUEUES {
             while !self.asked[queue].is_empty() {
                 self.reap(queue, is_gone)?;
@@ -284,7 +284,7 @@ impl World {
         // What its front-end has of it goes when it goes.
         let used = match self.connect(at) {
             Ok(_frontend) => self.load(&is_gone, 400),
-            Err(Gone) => Err(Gone),
+            Err(BackendClosed) => Err(BackendClosed),
         };
         if used.is_ok() && !served.is_over() {
             served.stop();

@@ -92,9 +92,9 @@ fn a_file_that_grows_is_announced_and_can_be_used() {
 /// A volume that counts how often it is asked for its size, which may take a device tens of
 /// seconds.
 #[derive(Debug)]
-struct Asked(Arc<dyn Volume>, AtomicU32);
+struct SizeCounter(Arc<dyn Volume>, AtomicU32);
 
-impl Volume for Asked {
+impl Volume for SizeCounter {
     fn info(&self) -> volume::Info {
         self.0.info()
     }
@@ -119,7 +119,7 @@ impl Volume for Asked {
 
 #[test]
 fn the_thread_that_moves_data_never_asks_for_the_size() {
-    let volume = Arc::new(Asked(mem(), AtomicU32::new(0)));
+    let volume = Arc::new(SizeCounter(mem(), AtomicU32::new(0)));
     let served = Served::start(volume.clone(), options());
     let mut client = Client::connect(&served, 0);
     let mut queue = client.queue(0);

@@ -1,26 +1,26 @@
 //! Control API of this process: its sockets, and the calls behind them (crate `control`).
 
-mod place;
 mod questions;
-mod served;
+mod served_process;
+mod socket_path;
 
-pub use place::{ControlPlace, VARIABLE, client_paths};
-pub use served::Served;
+pub use served_process::ServedProcess;
+pub use socket_path::{ControlPlace, VARIABLE, client_paths};
 
 use crate::access::{Principal, SocketAccess};
 use crate::inherited;
-use crate::keep::Listens;
+use crate::keep::ProcessSocket;
 use anyhow::{Context, Result, ensure};
 use control::Daemon;
-use control::server::{Access, Endpoint, Running, Server};
-use receive::{Intake, Receiver, Wanted};
+use control::server::{Access, Endpoint, RunningServer, Server};
+use receive::{AcceptedDescriptors, Intake, Receiver};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use vfio_user::Listener;
 use worker::ConnectRate;
 
 /// No descriptors.
-const WANTED: Wanted = Wanted {
+const WANTED: AcceptedDescriptors = AcceptedDescriptors {
     max_fds: 0,
     streams: false,
 };
@@ -64,7 +64,7 @@ impl ControlSocket {
             return Ok(None);
         };
         let inherited = inherited::listener(path, &SocketAccess::default())?;
-        let bound = inherited.or_else(|| Listens::Control.left(path));
+        let bound = inherited.or_else(|| ProcessSocket::Control.left(path));
         let bind = || {
             // At the usual place another daemon may listen for as long as it lives.
             if !place.is_default {
@@ -80,7 +80,7 @@ impl ControlSocket {
             }
             Err(error) => return Err(error.into()),
         };
-        Listens::Control.keep_listener(&listener);
+        ProcessSocket::Control.keep_listener(&listener);
         let mut endpoints = vec![endpoint(listener, Access::Full, rate, receiver)?];
         if let Some(group) = group {
             let listener = questions::listen(path, group)?;
@@ -94,7 +94,7 @@ impl ControlSocket {
     ///
     /// # Errors
     /// There is no thread to be had.
-    pub fn start(self, daemon: Arc<dyn Daemon>) -> Result<Running> {
+    pub fn start(self, daemon: Arc<dyn Daemon>) -> Result<RunningServer> {
         self.0.start(daemon).context("control thread")
     }
 }

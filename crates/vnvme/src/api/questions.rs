@@ -2,7 +2,7 @@
 
 use crate::access::{Principal, SocketAccess};
 use crate::inherited;
-use crate::keep::Listens;
+use crate::keep::ProcessSocket;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use vfio_user::Listener;
@@ -32,12 +32,12 @@ pub fn listen(control: &Path, group: &Principal) -> Result<Listener> {
     if let Some(listener) = inherited::listener(&path, &SocketAccess::default())? {
         return Ok(listener);
     }
-    if let Some(listener) = Listens::Questions.left(&path) {
+    if let Some(listener) = ProcessSocket::Questions.left(&path) {
         return Ok(listener);
     }
     let access = access.resolve().context("control-group")?;
     let listener = Listener::bind_for(path, &access)?;
-    Listens::Questions.keep_listener(&listener);
+    ProcessSocket::Questions.keep_listener(&listener);
     Ok(listener)
 }
 

@@ -1,7 +1,7 @@
 //! Measurement suites are a separate program, `vnvme-bench`. `vnvme bench` runs it for `--suite`,
 //! `--report`, `--compare` and `--keep`, if it is in the same directory as this program.
 
-use crate::usage::Usage;
+use crate::usage_error::UsageError;
 use anyhow::{Context, Result};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -41,7 +41,7 @@ pub fn run(args: &[OsString]) -> Result<()> {
     let own = std::env::current_exe().context("the program's own path")?;
     let program = own.with_file_name(PROGRAM);
     if !program.is_file() {
-        return Err(Usage::error(format!(
+        return Err(UsageError::error(format!(
             "the suites are a program of their own, {PROGRAM}, which is not beside this one; \
              in the repository this builds both: cargo build --release -p vnvme -p bench"
         )));

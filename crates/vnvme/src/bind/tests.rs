@@ -136,11 +136,11 @@ fn bdfs(texts: &[&str]) -> Vec<Bdf> {
 }
 
 impl Made {
-    fn bind(&self, devices: &[&str]) -> Result<Vec<Report>> {
+    fn bind(&self, devices: &[&str]) -> Result<Vec<BindReport>> {
         bind(&self.host, &self.kernel, &bdfs(devices))
     }
 
-    fn unbind(&self, devices: &[&str]) -> Result<Vec<Report>> {
+    fn unbind(&self, devices: &[&str]) -> Result<Vec<BindReport>> {
         unbind(&self.host, &self.kernel, &bdfs(devices))
     }
 

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 const NAMED: usize = 3;
 
 /// The unused disks of a device, claimed: while this lives, nobody can mount one.
-pub struct Usage {
+pub struct DeviceClaim {
     _claims: Vec<OwnedFd>,
 }
 
@@ -30,9 +30,9 @@ struct Node {
     path: PathBuf,
 }
 
-impl Usage {
+impl DeviceClaim {
     /// Claims the disks of a device. The error names their user in one line.
-    pub fn of(host: &Host, device: &PciDevice) -> Result<Usage> {
+    pub fn of(host: &Host, device: &PciDevice) -> Result<DeviceClaim> {
         let below = directories(host, device);
         let disks = nodes(host, "block", &below);
         for check in [mounted, swapped, held] {
@@ -64,7 +64,7 @@ impl Usage {
                 Err(_) => {}
             }
         }
-        Ok(Usage { _claims: claims })
+        Ok(DeviceClaim { _claims: claims })
     }
 }
 

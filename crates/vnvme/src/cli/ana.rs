@@ -1,9 +1,9 @@
 //! `vnvme ana`.
 
-use super::table::{Column, Table};
-use super::target::{MaybeDisk, Target};
+use super::table::{Column, TextTable};
+use super::target::{DaemonTarget, MaybeDisk};
 use crate::ana::AnaState;
-use crate::usage::Usage;
+use crate::usage_error::UsageError;
 use anyhow::Result;
 use clap::Args;
 use control::api::{AnaChange, AnaStatus};
@@ -28,7 +28,7 @@ pub struct AnaArgs {
     #[arg(long, value_name = "N", requires = "name", value_parser = parse_group)]
     group: Option<u32>,
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 impl AnaArgs {
@@ -39,7 +39,7 @@ impl AnaArgs {
             group: self.group,
             state: self.set.map(Into::into),
         };
-        change.check().map_err(Usage::error)?;
+        change.check().map_err(UsageError::error)?;
         let states = self.target.client()?.ana(&change)?;
         self.target.print(&states, |states| {
             if states.is_empty() {
@@ -52,7 +52,7 @@ impl AnaArgs {
 }
 
 fn print(states: &[AnaStatus]) -> Result<()> {
-    let mut table = Table::new([
+    let mut table = TextTable::new([
         Column::Left("NAME"),
         Column::Left("SUBSYSTEM"),
         Column::Right("CNTLID"),

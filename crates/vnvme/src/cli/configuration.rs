@@ -1,6 +1,6 @@
 //! `vnvme apply`, `reload` and `save`.
 
-use super::target::Target;
+use super::target::DaemonTarget;
 use crate::spec::Specs;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -20,7 +20,7 @@ pub struct ApplyArgs {
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 impl ApplyArgs {
@@ -45,7 +45,7 @@ fn read(path: &Path) -> Result<Map<String, Value>> {
 }
 
 /// Prints a plan. Returns an error if the plan contains refusals.
-fn tell(target: &Target, plan: &Plan) -> Result<()> {
+fn tell(target: &DaemonTarget, plan: &Plan) -> Result<()> {
     target.print(plan, |plan| {
         let would = if plan.dry_run { "would be " } else { "" };
         for (what, names) in [
@@ -79,7 +79,7 @@ fn tell(target: &Target, plan: &Plan) -> Result<()> {
 #[derive(Args)]
 pub struct ReloadArgs {
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 impl ReloadArgs {
@@ -97,7 +97,7 @@ pub struct SaveArgs {
     #[arg(value_name = "FILE")]
     file: Option<PathBuf>,
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 impl SaveArgs {

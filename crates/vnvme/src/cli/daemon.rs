@@ -2,10 +2,10 @@
 
 use crate::check::check;
 use crate::config;
-use crate::keep::{self, Before};
+use crate::keep::{self, PreviousConfiguration};
 use crate::manage::{DiskSpec, StateLock, read_state, without_configured};
 use crate::options::Command;
-use crate::options::flags::{self, Given};
+use crate::options::flags::{self, GivenFlags};
 use crate::serve::{named, serve};
 use crate::spec::{Daemon, ServeOptions, Specs};
 use anyhow::Result;
@@ -26,14 +26,14 @@ struct Named {
 /// Options of `vnvme daemon`.
 pub struct DaemonArgs {
     named: Named,
-    given: Given,
+    given: GivenFlags,
 }
 
 impl FromArgMatches for DaemonArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         Ok(Self {
             named: Named::from_arg_matches(matches)?,
-            given: Given::of(Command::Daemon, matches),
+            given: GivenFlags::of(Command::Daemon, matches),
         })
     }
 
@@ -64,7 +64,7 @@ impl DaemonArgs {
         let config = self.named.config;
         let before = keep::before()?;
         let is_first = before.is_none();
-        let Before {
+        let PreviousConfiguration {
             configured: specs,
             added,
             process,
@@ -78,11 +78,11 @@ impl DaemonArgs {
                 let mut specs = read.unwrap_or_default();
                 let process = specs.process.clone();
                 self.given.merge_process(&mut specs)?;
-                Before {
+                PreviousConfiguration {
                     file: DiskSpec::by_name(&specs),
                     configured: specs,
                     process,
-                    ..Before::default()
+                    ..PreviousConfiguration::default()
                 }
             }
         };

@@ -1,7 +1,7 @@
 //! `vnvme suspend` and `vnvme resume`.
 
 use super::completion::disk_names;
-use super::target::Target;
+use super::target::DaemonTarget;
 use anyhow::Result;
 use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
@@ -15,7 +15,7 @@ pub struct SuspendArgs {
     #[arg(value_name = "DEVICE")]
     device: String,
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 impl SuspendArgs {
@@ -34,7 +34,7 @@ pub struct ResumeArgs {
     #[arg(value_name = "DISK|DEVICE", add = ArgValueCompleter::new(disk_names))]
     what: String,
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 impl ResumeArgs {

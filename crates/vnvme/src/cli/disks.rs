@@ -1,10 +1,10 @@
 //! `vnvme list`, `show`, `add` and `remove`.
 
 use super::given;
-use super::table::{Column, Table, size};
-use super::target::{DiskName, Target};
+use super::table::{Column, TextTable, size};
+use super::target::{DaemonTarget, DiskName};
 use crate::spec::{ControllerSpec, NvmeTcpSpec, UblkSpec, VhostBlkSpec};
-use crate::usage::Usage;
+use crate::usage_error::UsageError;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use control::api::{Disk, DiskKind, Namespace, OfGuest};
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 #[derive(Args)]
 pub struct ListArgs {
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 impl ListArgs {
@@ -24,7 +24,7 @@ impl ListArgs {
     pub fn run(self) -> Result<()> {
         let disks = self.target.client()?.disks()?;
         self.target.print(&disks, |disks| {
-            let mut table = Table::new([
+            let mut table = TextTable::new([
                 Column::Left("NAME"),
                 Column::Left("KIND"),
                 Column::Left("CLIENT"),
@@ -105,7 +105,7 @@ fn print(disk: &Disk) -> Result<()> {
 
 /// Prints namespaces for people.
 pub fn print_namespaces(namespaces: &[Namespace]) -> Result<()> {
-    let mut table = Table::new([
+    let mut table = TextTable::new([
         Column::Right("  NSID"),
         Column::Right("SIZE"),
         Column::Right("BLOCK"),
@@ -114,9 +114,10 @@ pub fn print_namespaces(namespaces: &[Namespace]) -> Result<()> {
         Column::Left("VOLUME"),
     ]);
     for namespace in namespaces {
-        let access = match namespace.read_only {
-            true => "read-only",
-            false => "read-write",
+        let access = if namespace.read_only {
+            "read-only"
+        } else {
+            "read-write"
         };
         table.row([
             namespace.nsid.to_string(),
@@ -153,7 +154,7 @@ pub struct ShowArgs {
     #[command(flatten)]
     disk: DiskName,
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 impl ShowArgs {
@@ -214,7 +215,7 @@ pub struct AddArgs {
     #[arg(required = true, value_name = "KEY=VALUE|VOLUME")]
     words: Vec<String>,
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 impl AddArgs {
@@ -228,7 +229,11 @@ impl AddArgs {
         };
         let (mut table, volumes) = given::table(&self.words, &keys)?;
         match (self.kind, volumes.as_slice()) {
-            (_, []) => return Err(Usage::error("the disk has no volume: name a path or URL")),
+            (_, []) => {
+                return Err(UsageError::error(
+                    "the disk has no volume: name a path or URL",
+                ));
+            }
             (Kind::Controller | Kind::NvmeTcp, volumes) => {
                 let namespaces = volumes.iter().map(|volume| json!({ "volume": volume }));
                 table.insert("namespace".to_owned(), namespaces.collect());
@@ -237,7 +242,7 @@ impl AddArgs {
                 table.insert("volume".to_owned(), Value::from(volume.as_str()));
             }
             (_, [..]) => {
-                return Err(Usage::error(
+                return Err(UsageError::error(
                     "only a controller or a subsystem has several volumes",
                 ));
             }
@@ -253,7 +258,7 @@ pub struct AcceptArgs {
     #[command(flatten)]
     disk: DiskName,
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 impl AcceptArgs {
@@ -278,7 +283,7 @@ pub struct RemoveArgs {
     #[arg(long)]
     force: bool,
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 impl RemoveArgs {

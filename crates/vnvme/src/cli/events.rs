@@ -1,6 +1,6 @@
 //! `vnvme events`.
 
-use super::target::Target;
+use super::target::DaemonTarget;
 use anyhow::Result;
 use clap::Args;
 use control::Received;
@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 #[derive(Args)]
 pub struct EventsArgs {
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 impl EventsArgs {

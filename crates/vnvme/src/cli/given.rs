@@ -1,7 +1,7 @@
 //! Configuration tables given as words of a command line.
 
 use crate::options::Spec;
-use crate::usage::Usage;
+use crate::usage_error::UsageError;
 use anyhow::Result;
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -27,9 +27,10 @@ pub fn keys<S: Spec>() -> Vec<&'static str> {
 fn meant(word: &str, keys: &[&'static str]) -> Option<&'static str> {
     let (key, _) = word.split_once('=')?;
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-    match key.bytes().all(is_word) && !Path::new(word).exists() {
-        true => volume::similar(key, keys.iter().copied()),
-        false => None,
+    if key.bytes().all(is_word) && !Path::new(word).exists() {
+        volume::similar(key, keys.iter().copied())
+    } else {
+        None
     }
 }
 
@@ -54,7 +55,7 @@ pub fn table(words: &[String], keys: &[&'static str]) -> Result<(Map<String, Val
         let Some((key, text)) = split(word) else {
             if let Some(key) = meant(word, keys) {
                 let value = word.split_once('=').map_or("", |(_, value)| value);
-                return Err(Usage::error(format!(
+                return Err(UsageError::error(format!(
                     "{word}: unknown key, did you mean {key}={value}? (Write ./{word} for a \
                      volume of that name.)"
                 )));
@@ -63,7 +64,7 @@ pub fn table(words: &[String], keys: &[&'static str]) -> Result<(Map<String, Val
             continue;
         };
         if table.insert(key.to_owned(), value(text)).is_some() {
-            return Err(Usage::error(format!("{key} is given twice")));
+            return Err(UsageError::error(format!("{key} is given twice")));
         }
     }
     Ok((table, volumes))

@@ -1,7 +1,7 @@
 //! `vnvme limits`.
 
-use super::target::{MaybeDisk, Target, parse_nsid};
-use crate::usage::Usage;
+use super::target::{DaemonTarget, MaybeDisk, parse_nsid};
+use crate::usage_error::UsageError;
 use anyhow::Result;
 use clap::Args;
 use control::api::{LimitChange, VolumeLimits};
@@ -48,7 +48,7 @@ pub struct LimitsArgs {
     #[arg(value_parser = parse_number::<u32, 1, { MAX_WEIGHT as u64 }>)]
     weight: Option<u32>,
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 fn microseconds(text: &str) -> Result<u64, &'static str> {
@@ -72,7 +72,7 @@ impl LimitsArgs {
             burst_us: self.burst,
             weight: self.weight,
         };
-        change.check().map_err(Usage::error)?;
+        change.check().map_err(UsageError::error)?;
         let list = self.target.client()?.limits(&change)?;
         self.target.print(&list, |list| {
             if list.is_empty() {

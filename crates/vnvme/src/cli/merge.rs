@@ -10,7 +10,7 @@ use crate::spec::NvmeTcpSpec;
 use crate::spec::ServeOptions;
 use crate::spec::VhostBlkSpec;
 use crate::spec::{ControllerSpec, Specs, read_config};
-use crate::usage::Usage;
+use crate::usage_error::UsageError;
 use anyhow::Result;
 
 /// Option names by which the disks can be given.
@@ -41,7 +41,7 @@ impl Named {
     /// Disks named on the command line, without flags.
     fn specs(self) -> Result<Specs> {
         if self.socket.is_none() && self.vhost_user_blk.is_empty() && self.nvme_tcp.is_empty() {
-            return Err(Usage::error(NOTHING));
+            return Err(UsageError::error(NOTHING));
         }
         let namespaces = self.volumes.iter().map(|text| url::parse(text));
         let namespaces = namespaces.collect::<Result<Vec<_>>>()?;
@@ -52,11 +52,11 @@ impl Named {
         });
         let exports = self.vhost_user_blk.chunks_exact(2).map(|pair| match pair {
             [socket, volume] => VhostBlkSpec::parse(socket, volume),
-            _ => Err(Usage::error("--vhost-user-blk SOCKET VOLUME")),
+            _ => Err(UsageError::error("--vhost-user-blk SOCKET VOLUME")),
         });
         let targets = self.nvme_tcp.chunks_exact(2).map(|pair| match pair {
             [address, volume] => NvmeTcpSpec::parse(address, volume),
-            _ => Err(Usage::error("--nvme-tcp ADDRESS:PORT VOLUME")),
+            _ => Err(UsageError::error("--nvme-tcp ADDRESS:PORT VOLUME")),
         });
         Ok(Specs {
             controllers: controller.into_iter().collect(),
@@ -72,7 +72,7 @@ mod tests {
     use crate::cli::{Cli, Command};
     use crate::spec::ServeOptions;
     use crate::spec::{DoorbellMode, Specs};
-    use crate::usage::Usage;
+    use crate::usage_error::UsageError;
     use clap::{CommandFactory, Parser};
 
     const FILE: &str = r#"
@@ -119,7 +119,7 @@ mod tests {
     }
 
     /// Changes that an option makes to the file's entries: each value as text, `entry.field`.
-    type Look = fn(&Specs, &ServeOptions) -> String;
+    type EffectOf = fn(&Specs, &ServeOptions) -> String;
 
     fn namespaces<T: std::fmt::Debug>(
         specs: &Specs,
@@ -139,7 +139,7 @@ mod tests {
     /// Every option beside `--config` is applied as its row says.
     #[test]
     fn each_option_reaches_every_entry() {
-        let table: &[(&[&str], Look, &str)] = &[
+        let table: &[(&[&str], EffectOf, &str)] = &[
             (
                 &["--read-only"],
                 |s, _| {
@@ -420,7 +420,7 @@ mod tests {
         ] {
             let error = merge(file, args).unwrap_err();
             assert!(error.to_string().contains(words), "{args:?}: {error}");
-            assert!(error.is::<Usage>(), "exit status 2: {args:?}");
+            assert!(error.is::<UsageError>(), "exit status 2: {args:?}");
         }
     }
 

@@ -2,9 +2,9 @@
 
 use super::disks::print_namespaces;
 use super::given;
-use super::target::{DiskName, Target, parse_nsid};
+use super::target::{DaemonTarget, DiskName, parse_nsid};
 use crate::spec::NamespaceSpec;
-use crate::usage::Usage;
+use crate::usage_error::UsageError;
 use anyhow::Result;
 use clap::Args;
 use output::outln;
@@ -20,7 +20,7 @@ pub struct AttachArgs {
     #[arg(required = true, value_name = "VOLUME|KEY=VALUE")]
     words: Vec<String>,
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 impl AttachArgs {
@@ -28,7 +28,7 @@ impl AttachArgs {
     pub fn run(self) -> Result<()> {
         let (mut table, volumes) = given::table(&self.words, &given::keys::<NamespaceSpec>())?;
         let [volume] = volumes.as_slice() else {
-            return Err(Usage::error("a namespace has one volume"));
+            return Err(UsageError::error("a namespace has one volume"));
         };
         table.insert("volume".to_owned(), Value::from(volume.as_str()));
         let namespace = self.target.client()?.attach(&self.disk.name, &table)?;
@@ -47,7 +47,7 @@ pub struct DetachArgs {
     #[arg(value_name = "NSID", value_parser = parse_nsid)]
     nsid: u32,
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 impl DetachArgs {
@@ -76,7 +76,7 @@ pub struct ResizeArgs {
     #[arg(value_parser = parse_nsid)]
     nsid: u32,
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 impl ResizeArgs {

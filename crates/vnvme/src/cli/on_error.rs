@@ -1,8 +1,8 @@
 //! `vnvme on-error`.
 
-use super::target::{MaybeDisk, Target, parse_nsid};
+use super::target::{DaemonTarget, MaybeDisk, parse_nsid};
 use crate::on_error::{OnReadError, OnWriteError, shown};
-use crate::usage::Usage;
+use crate::usage_error::UsageError;
 use anyhow::Result;
 use clap::Args;
 use control::api::{ErrorChange, VolumeErrors};
@@ -29,7 +29,7 @@ pub struct OnErrorArgs {
     #[arg(long, value_enum, value_name = "ACTION")]
     on_write_error: Option<OnWriteError>,
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 impl OnErrorArgs {
@@ -44,7 +44,7 @@ impl OnErrorArgs {
             on_write_error: self.on_write_error.map(|action| shown(action.into())),
             resume: false,
         };
-        change.check().map_err(Usage::error)?;
+        change.check().map_err(UsageError::error)?;
         let list = self.target.client()?.on_error(&change)?;
         self.target.print(&list, |list| {
             if list.is_empty() {

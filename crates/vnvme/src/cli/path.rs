@@ -1,9 +1,9 @@
 //! `vnvme path`.
 
-use super::table::{Column, Table};
-use super::target::{MaybeDisk, Target, parse_nsid};
+use super::table::{Column, TextTable};
+use super::target::{DaemonTarget, MaybeDisk, parse_nsid};
 use crate::direct::PathChoice;
-use crate::usage::Usage;
+use crate::usage_error::UsageError;
 use anyhow::Result;
 use clap::Args;
 use control::api::PathChange;
@@ -24,7 +24,7 @@ pub struct PathArgs {
     #[arg(long, conflicts_with = "name")]
     all: bool,
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 impl PathArgs {
@@ -36,7 +36,7 @@ impl PathArgs {
             path: self.set.map(Into::into),
             all: self.all,
         };
-        change.check().map_err(Usage::error)?;
+        change.check().map_err(UsageError::error)?;
         let states = self.target.client()?.paths(&change)?;
         self.target.print(&states, |states| {
             if states.is_empty() {
@@ -48,7 +48,7 @@ impl PathArgs {
                 Column::Right("NSID"),
                 Column::Left("PATH"),
             ];
-            let mut table = Table::new(columns);
+            let mut table = TextTable::new(columns);
             for state in states {
                 let path = state.path.name().to_owned();
                 table.row([state.disk.clone(), state.nsid.to_string(), path]);

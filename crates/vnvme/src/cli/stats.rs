@@ -1,6 +1,6 @@
 //! `vnvme stats`.
 
-use super::target::{MaybeDisk, Target};
+use super::target::{DaemonTarget, MaybeDisk};
 use super::{devices, limits, on_error};
 use anyhow::{Result, bail};
 use clap::Args;
@@ -16,7 +16,7 @@ pub struct StatsArgs {
     #[command(flatten)]
     disk: MaybeDisk,
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 impl StatsArgs {

@@ -21,12 +21,12 @@ impl Column {
 
 /// A table.
 #[derive(Debug)]
-pub struct Table<const N: usize> {
+pub struct TextTable<const N: usize> {
     columns: [Column; N],
     rows: Vec<[String; N]>,
 }
 
-impl<const N: usize> Table<N> {
+impl<const N: usize> TextTable<N> {
     /// Makes a table without rows.
     pub fn new(columns: [Column; N]) -> Self {
         Self {
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn columns_are_aligned() {
-        let mut table = Table::new([
+        let mut table = TextTable::new([
             Column::Left("NAME"),
             Column::Right("SIZE"),
             Column::Left("IN"),

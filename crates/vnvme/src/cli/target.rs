@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 /// Control socket and output format of a command for a running process.
 #[derive(Args)]
-pub struct Target {
+pub struct DaemonTarget {
     /// Control socket of the running vnvme [default: that of the user, else
     /// /run/vnvme/control.sock]
     #[arg(long, env = crate::api::VARIABLE, value_name = "PATH")]
@@ -22,7 +22,7 @@ pub struct Target {
     json: bool,
 }
 
-impl Target {
+impl DaemonTarget {
     /// Connects to the first control socket that exists.
     pub fn client(&self) -> Result<Client> {
         Ok(Client::new(client_paths(self.control.as_deref()))?)

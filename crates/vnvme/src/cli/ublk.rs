@@ -1,7 +1,7 @@
 //! `vnvme ublk`.
 
 use crate::balance::Spread;
-use crate::options::flags::{self, Given};
+use crate::options::flags::{self, GivenFlags};
 use crate::options::{Command, url};
 use crate::parts::ublk::remove;
 use crate::serve::serve;
@@ -23,14 +23,14 @@ struct Named {
 /// Options of `vnvme ublk`.
 pub struct UblkArgs {
     named: Named,
-    given: Given,
+    given: GivenFlags,
 }
 
 impl FromArgMatches for UblkArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         Ok(Self {
             named: Named::from_arg_matches(matches)?,
-            given: Given::of(Command::Ublk, matches),
+            given: GivenFlags::of(Command::Ublk, matches),
         })
     }
 

@@ -1,6 +1,6 @@
 //! `vnvme upgrade`.
 
-use super::target::Target;
+use super::target::DaemonTarget;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use control::Client;
@@ -10,15 +10,15 @@ use serde_json::json;
 use std::time::{Duration, Instant};
 
 /// Time limit for the new process, and for a second attempt with the old program.
-const LIMIT: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause between two requests for the state.
-const PAUSE: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Options of `vnvme upgrade`.
 #[derive(Args)]
 pub struct UpgradeArgs {
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
 }
 
 impl UpgradeArgs {
@@ -66,13 +66,13 @@ fn wait_ready(client: &Client, before: u32) -> Result<Stats> {
         {
             return Ok(stats.clone());
         }
-        if began.elapsed() > LIMIT {
+        if began.elapsed() > START_TIMEOUT {
             answer?;
             bail!(
                 "no process serves after {} s: see the log of vnvme",
-                LIMIT.as_secs()
+                START_TIMEOUT.as_secs()
             );
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }

@@ -582,7 +582,7 @@ fn files_that_do_not_fit_are_refused() {
     let bytes = std::fs::read(both.path("format")).unwrap();
     let newest = bytes
         .chunks(APART)
-        .map(|place| Kept::decode(place).unwrap());
+        .map(|place| FormatRecord::decode(place).unwrap());
     let newest = newest.max_by_key(|(_, kept)| kept.sequence).unwrap();
     assert_eq!(newest.0, PLAIN);
     assert!(both.opened(false).is_ok());
@@ -633,7 +633,7 @@ fn the_mask_is_configured_and_the_size_is_kept() {
 fn a_place_has_the_whole_format() {
     for format in all() {
         for remake in [false, true] {
-            let kept = Kept {
+            let kept = FormatRecord {
                 format,
                 remake,
                 namespace: [7; 16],
@@ -642,12 +642,12 @@ fn a_place_has_the_whole_format() {
             let bytes = kept.encode();
             let plain = format.metadata == 0 && !remake;
             let version = if plain { PLAIN } else { VERSION };
-            assert_eq!(Kept::decode(&bytes), Some((version, kept)));
+            assert_eq!(FormatRecord::decode(&bytes), Some((version, kept)));
             assert!(!plain || bytes[40..60].iter().all(|byte| *byte == 0));
             for at in 0..LEN {
                 let mut other = bytes;
                 other[at] ^= 1;
-                assert_eq!(Kept::decode(&other), None, "{at}");
+                assert_eq!(FormatRecord::decode(&other), None, "{at}");
             }
         }
     }

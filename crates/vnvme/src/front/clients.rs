@@ -1,7 +1,7 @@
 //! The clients of a controller: acceptance, messages, disconnection.
 
 use super::nvme::{NvmeFront, TOKEN_CLIENT, TOKEN_INTAKE};
-use crate::device::Waiting;
+use crate::device::WaitReason;
 use crate::keep::ClientPages;
 use control::api::EventKind;
 use controller::ConfigError;
@@ -20,7 +20,7 @@ impl NvmeFront {
         if !self.device.wait_is_over() {
             return false;
         }
-        self.device.waiting = Waiting::No;
+        self.device.waiting = WaitReason::No;
         let Some(connection) = &mut self.connection else {
             return false;
         };

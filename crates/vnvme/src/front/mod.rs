@@ -7,8 +7,8 @@ mod nvme_tcp;
 mod remote;
 mod survival;
 
-pub use nvme::{NvmeFront, Served, intake};
-pub use nvme_tcp::{Hosts, NvmeTcpDoor, NvmeTcpHost};
+pub use nvme::{NvmeFront, ServedController, intake};
+pub use nvme_tcp::{Hosts, NvmeTcpHost, NvmeTcpListener};
 pub use remote::Remote;
 
 use crate::parts::{ublk, vhost_blk};
@@ -27,7 +27,7 @@ pub enum Front {
     /// A vhost-user-blk export.
     VhostBlk(Box<VhostBlk>),
     /// Where other hosts connect, by NVMe over TCP.
-    NvmeTcpDoor(Box<NvmeTcpDoor>),
+    NvmeTcpListener(Box<NvmeTcpListener>),
     /// The controller of one of them.
     NvmeTcpHost(Box<NvmeTcpHost>),
     /// A queue of a ublk disk.
@@ -56,7 +56,7 @@ macro_rules! each {
             Front::Nvme($of) => $call,
             Front::Remote($of) => $call,
             Front::VhostBlk($of) => $call,
-            Front::NvmeTcpDoor($of) => $call,
+            Front::NvmeTcpListener($of) => $call,
             Front::NvmeTcpHost($of) => $call,
             Front::Ublk($of) => $call,
         }
@@ -70,7 +70,7 @@ impl Front {
         match self {
             Self::Nvme(front) => Some(Box::new(front.into_remains())),
             Self::VhostBlk(front) => Some(Box::new(front.into_remains())),
-            Self::NvmeTcpDoor(front) => Some(Box::new(front.into_remains())),
+            Self::NvmeTcpListener(front) => Some(Box::new(front.into_remains())),
             Self::Remote(_) | Self::NvmeTcpHost(_) | Self::Ublk(_) => None,
         }
     }
@@ -181,7 +181,7 @@ impl Frontend for Front {
         match self {
             Front::Nvme(front) => front.close().map_err(|never| match never {}),
             Front::Remote(front) => front.close().map_err(|never| match never {}),
-            Front::NvmeTcpDoor(front) => front.close().map_err(|never| match never {}),
+            Front::NvmeTcpListener(front) => front.close().map_err(|never| match never {}),
             Front::NvmeTcpHost(front) => front.close().map_err(|never| match never {}),
             Front::VhostBlk(front) => Ok(front.close()?),
             Front::Ublk(front) => Ok(front.close()?),

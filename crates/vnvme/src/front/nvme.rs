@@ -3,10 +3,10 @@
 use super::survival::FrontSurvival;
 use crate::balance::{Balance, Spread};
 use crate::device::NvmeDevice;
+use crate::guarded_list::ListEntry;
 use crate::keep::Survival;
 use crate::peers::{Assignment, Peers};
 use crate::registry::ControllerEntry;
-use crate::roll::Listing;
 use crate::spec::ClientLimits;
 use control::EventSender;
 use control::api::EventKind;
@@ -14,7 +14,7 @@ use controller::{Controller, ControllerStats, DoorbellPage};
 use dma::MemoryCache;
 use driver::NvmeVolume;
 use probes::LogLimit;
-use receive::{Intake, Receiver, Wanted};
+use receive::{AcceptedDescriptors, Intake, Receiver};
 use rustix::io::Errno;
 use std::convert::Infallible;
 use std::os::fd::{AsFd, OwnedFd};
@@ -40,7 +40,7 @@ pub(super) const TOKEN_INTAKE: u32 = 3;
 pub(super) const TOKEN_KEEPER: u32 = 4;
 
 /// Descriptors that a VMM sends: memory files and eventfds.
-const WANTED: Wanted = Wanted {
+const WANTED: AcceptedDescriptors = AcceptedDescriptors {
     max_fds: MAX_MSG_FDS as u8,
     streams: false,
 };
@@ -52,7 +52,7 @@ pub fn intake(receiver: &Receiver) -> Intake {
 }
 
 /// A controller and the socket that it is served on.
-pub struct Served {
+pub struct ServedController {
     pub controller: Controller,
     pub listener: Listener,
     /// Reader of the clients' sockets.
@@ -100,8 +100,8 @@ pub struct NvmeFront {
     /// Sender of events about connected and disconnected clients, and the disk's name in them.
     pub(super) events: Option<(EventSender, String)>,
     /// Where it is entered, as long as it is served.
-    _entered: Listing<Arc<ControllerStats>>,
-    kept: Option<(Listing<ControllerEntry>, Assignment)>,
+    _entered: ListEntry<Arc<ControllerStats>>,
+    kept: Option<(ListEntry<ControllerEntry>, Assignment)>,
 }
 
 impl NvmeFront {
@@ -110,12 +110,12 @@ impl NvmeFront {
     /// # Errors
     /// The socket cannot be waited for, or the receiver process is not there.
     pub fn new(
-        served: Served,
+        served: ServedController,
         context: &Context<'_>,
         worker: usize,
         peers: &Arc<Peers>,
     ) -> Result<Self, Errno> {
-        let Served {
+        let ServedController {
             mut controller,
             listener,
             mut intake,
@@ -201,7 +201,7 @@ impl NvmeFront {
     }
 
     /// Stores guards that are dropped together with the front-end.
-    pub fn keep(&mut self, entry: Listing<ControllerEntry>, assignment: Assignment) {
+    pub fn keep(&mut self, entry: ListEntry<ControllerEntry>, assignment: Assignment) {
         self.kept = Some((entry, assignment));
     }
 

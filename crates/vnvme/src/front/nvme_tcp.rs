@@ -1,14 +1,14 @@
-//! Volumes for other hosts, by NVMe over TCP: a door at an address, and an association for each
+//! Volumes for other hosts, by NVMe over TCP: a listener at an address, and an association for each
 //! host, on whichever worker has the fewest front-ends.
 
 use crate::front::{Front, Worker};
+use crate::guarded_list::ListEntry;
 use crate::peers::{Assignment, Peers};
 use crate::registry::{ControllerEntry, Registry};
-use crate::roll::Listing;
 use control::EventSender;
 use control::api::EventKind;
 use controller::ControllerStats;
-use fabrics_target::{Association, AssociationError, Door, NewAssociation};
+use fabrics_target::{Association, AssociationError, NewAssociation, TargetListener};
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -16,46 +16,46 @@ use std::sync::Arc;
 use worker::{AcceptStats, Context};
 
 /// Where hosts connect.
-pub struct NvmeTcpDoor {
-    door: Door,
+pub struct NvmeTcpListener {
+    target_listener: TargetListener,
     _assignment: Assignment,
 }
 
-impl NvmeTcpDoor {
-    pub fn new(door: Door, assignment: Assignment) -> Self {
+impl NvmeTcpListener {
+    pub fn new(target_listener: TargetListener, assignment: Assignment) -> Self {
         Self {
-            door,
+            target_listener,
             _assignment: assignment,
         }
     }
 
     /// Hosts are connected.
     pub fn has_client(&self) -> bool {
-        !self.door.target().hosts().is_empty()
+        !self.target_listener.target().hosts().is_empty()
     }
 
     /// Stops listening, and disconnects all hosts.
     pub fn dismiss(&mut self) {
-        self.door.dismiss();
+        self.target_listener.dismiss();
     }
 
     /// Returns the part that need not be closed on the worker's thread.
     pub fn into_remains(self) -> OwnedFd {
-        self.door.into_listener()
+        self.target_listener.into_listener()
     }
 }
 
-impl Deref for NvmeTcpDoor {
-    type Target = Door;
+impl Deref for NvmeTcpListener {
+    type Target = TargetListener;
 
-    fn deref(&self) -> &Door {
-        &self.door
+    fn deref(&self) -> &TargetListener {
+        &self.target_listener
     }
 }
 
-impl DerefMut for NvmeTcpDoor {
-    fn deref_mut(&mut self) -> &mut Door {
-        &mut self.door
+impl DerefMut for NvmeTcpListener {
+    fn deref_mut(&mut self) -> &mut TargetListener {
+        &mut self.target_listener
     }
 }
 
@@ -66,8 +66,8 @@ pub struct NvmeTcpHost {
     /// The disk, and the host.
     disk: String,
     host: String,
-    _entered: Listing<Arc<ControllerStats>>,
-    _entry: Listing<ControllerEntry>,
+    _entered: ListEntry<Arc<ControllerStats>>,
+    _entry: ListEntry<ControllerEntry>,
     _assignment: Assignment,
 }
 

@@ -2,7 +2,7 @@
 
 use super::nvme::{NvmeFront, TOKEN_KEEPER};
 use crate::device::NvmeDevice;
-use crate::keep::{ClientPages, Left, Survival, keep_pages};
+use crate::keep::{ClientPages, PreviousDisk, Survival, keep_pages};
 use keeper::Ticket;
 use receive::Socket;
 use rustix::io::Errno;
@@ -12,12 +12,14 @@ use std::num::NonZeroU32;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use vfio_user::{Connection, Journal, JournalError, JournalSetup, Limits, Pipe, SharedLedger};
+use vfio_user::{
+    Connection, Journal, JournalError, JournalSetup, Pipe, ServerLimits, SharedLedger,
+};
 
 /// Maximum time at the end to remove kept descriptors from the keeper. systemd takes ten messages
 /// at a time, and usually reads them at once. The next process removes the rest.
-const SETTLE: Duration = Duration::from_millis(20);
-const LOOK: Duration = Duration::from_micros(200);
+const REMOVAL_TIMEOUT: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Kept state of a front-end.
 pub struct FrontSurvival {
@@ -32,7 +34,7 @@ pub struct FrontSurvival {
 impl FrontSurvival {
     /// Splits the kept state: the front-end's part, the state that a previous process has left of a
     /// client, and the socket of a client without state.
-    pub fn new(survival: Survival) -> (Self, Option<Left>, Option<(OwnedFd, NonZeroU32)>) {
+    pub fn new(survival: Survival) -> (Self, Option<PreviousDisk>, Option<(OwnedFd, NonZeroU32)>) {
         let Survival {
             ledger,
             state,
@@ -66,7 +68,7 @@ impl FrontSurvival {
     pub fn connect(
         &self,
         socket: Socket,
-        limits: Limits,
+        limits: ServerLimits,
         kept: Option<NonZeroU32>,
         pages: &[(ClientPages, BorrowedFd<'_>)],
     ) -> Result<Connection, JournalError> {
@@ -83,8 +85,8 @@ impl FrontSurvival {
     pub fn resume(
         &self,
         socket: Socket,
-        limits: Limits,
-        left: &Left,
+        limits: ServerLimits,
+        left: &PreviousDisk,
         device: &NvmeDevice,
     ) -> Result<Connection, JournalError> {
         let setup = self.setup().map_err(JournalError::Pipe)?;
@@ -108,7 +110,7 @@ fn copy(pipe: &Pipe) -> Result<Pipe, Errno> {
 
 impl NvmeFront {
     /// Continues with the client of a previous process.
-    pub(super) fn resume(&mut self, mut left: Left) {
+    pub(super) fn resume(&mut self, mut left: PreviousDisk) {
         let Some(survival) = &self.survival else {
             return;
         };
@@ -189,10 +191,10 @@ impl NvmeFront {
         };
         let mut ledger = survival.ledger.borrow_mut();
         ledger.close();
-        let end = Instant::now() + SETTLE;
+        let end = Instant::now() + REMOVAL_TIMEOUT;
         while ledger.is_waiting() && Instant::now() < end && ledger.advance(Instant::now()).is_ok()
         {
-            std::thread::sleep(LOOK);
+            std::thread::sleep(CHECK_INTERVAL);
         }
     }
 }

@@ -6,9 +6,9 @@
 //! that other disks are served a little later.
 
 use super::disk::settled;
-use super::pool::{Kept, is_systemd, kept};
+use super::pool::{KeptDescriptors, is_systemd, kept};
 use anyhow::{Context, Result, ensure};
-use keeper::Desk;
+use keeper::KeeperClient;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,7 +32,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(600);
 
 /// Content of the memory file, by the disks' names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Noted {
+struct AttemptRecord {
     under_way: BTreeSet<String>,
     /// Processes in a row that died while they recovered a disk.
     deaths: BTreeMap<String, u32>,
@@ -40,12 +40,12 @@ struct Noted {
 
 struct Attempts {
     file: File,
-    noted: Noted,
+    noted: AttemptRecord,
 }
 
 static ATTEMPTS: Mutex<Option<Attempts>> = Mutex::new(None);
 
-impl Noted {
+impl AttemptRecord {
     /// Counts a death for each disk that the process which has died was recovering.
     fn after_death(mut self) -> Self {
         for disk in std::mem::take(&mut self.under_way) {
@@ -57,20 +57,21 @@ impl Noted {
 }
 
 impl Attempts {
-    fn open(kept: &Kept, is_replacement: bool) -> Result<Self> {
+    fn open(kept: &KeptDescriptors, is_replacement: bool) -> Result<Self> {
         let Some(file) = kept.take(NAME) else {
             let file = File::from(memfd_create("vnvme-attempts", MemfdFlags::CLOEXEC)?);
-            let mut desk = Desk::new(kept.link());
-            desk.store(NAME, file.as_fd())?;
-            settled(&mut desk)?;
-            let noted = Noted::default();
+            let mut keeper_client = KeeperClient::new(kept.link());
+            keeper_client.store(NAME, file.as_fd())?;
+            settled(&mut keeper_client)?;
+            let noted = AttemptRecord::default();
             return Ok(Self { file, noted });
         };
         let file = File::from(file);
         // Another version may do better.
-        let noted = match is_replacement {
-            true => Noted::default(),
-            false => read(&file).unwrap_or_default().after_death(),
+        let noted = if is_replacement {
+            AttemptRecord::default()
+        } else {
+            read(&file).unwrap_or_default().after_death()
         };
         let attempts = Self { file, noted };
         attempts.write();
@@ -93,7 +94,7 @@ impl Attempts {
     }
 }
 
-fn read(file: &File) -> Result<Noted> {
+fn read(file: &File) -> Result<AttemptRecord> {
     let mut len = [0; 4];
     file.read_exact_at(&mut len, 0)?;
     let len = u32::from_le_bytes(len) as usize;
@@ -148,7 +149,7 @@ fn pause(deaths: u32) -> Duration {
     MAX_PAUSE.min(Duration::from_secs(1 << deaths.min(16)))
 }
 
-fn change(change: impl FnOnce(&mut Noted)) {
+fn change(change: impl FnOnce(&mut AttemptRecord)) {
     if let Some(attempts) = &mut *ATTEMPTS.lock().unpoisoned() {
         change(&mut attempts.noted);
         attempts.write();
@@ -207,7 +208,7 @@ mod tests {
         let file = File::from(memfd_create("attempts", MemfdFlags::CLOEXEC).unwrap());
         let mut attempts = Attempts {
             file,
-            noted: Noted::default(),
+            noted: AttemptRecord::default(),
         };
         for deaths in 1..4 {
             attempts.noted.under_way.insert("a".to_owned());

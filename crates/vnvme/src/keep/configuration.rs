@@ -18,7 +18,7 @@ use crate::origin;
 use crate::settings::AllSettings;
 use crate::spec::{ProcessSpec, Specs, parse_config};
 use anyhow::{Context, Result, ensure};
-use keeper::{Desk, LASTING};
+use keeper::{KeeperClient, LASTING};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,7 +36,7 @@ const FIRST: &str = "served";
 /// Prefix of the names of later records; the number follows.
 const PREFIX: &str = "vnvme.c";
 /// Longest that is read (bytes).
-const LONGEST: u64 = 64 << 20;
+const MAX_CONFIGURATION_LEN: u64 = 64 << 20;
 
 /// Served disks and process options, each in the syntax of a configuration file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,7 +71,7 @@ pub struct Unavailable {
 
 /// Configuration that a process serves, as recorded for the next process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Before {
+pub struct PreviousConfiguration {
     /// Configured disks, and the process options including those of the command line.
     pub configured: Specs,
     /// Disks that were added later.
@@ -94,7 +94,7 @@ static IS_NOTED: AtomicBool = AtomicBool::new(false);
 /// True if a process before this one has recorded its configuration.
 static WAS_NOTED: AtomicBool = AtomicBool::new(false);
 
-impl Before {
+impl PreviousConfiguration {
     /// `process`: as its configuration has it.
     pub fn new<'a>(
         configured: impl Iterator<Item = &'a DiskSpec>,
@@ -193,7 +193,7 @@ impl Before {
 ///
 /// # Errors
 /// The record cannot be read.
-pub fn before() -> Result<Option<Before>> {
+pub fn before() -> Result<Option<PreviousConfiguration>> {
     let Some(kept) = kept() else {
         return Ok(None);
     };
@@ -224,13 +224,13 @@ pub fn before() -> Result<Option<Before>> {
     }
 }
 
-fn read(file: OwnedFd) -> Result<Before> {
+fn read(file: OwnedFd) -> Result<PreviousConfiguration> {
     let file = File::from(file);
     let len = file.metadata()?.len();
-    ensure!(len <= LONGEST, "it is too long");
+    ensure!(len <= MAX_CONFIGURATION_LEN, "it is too long");
     let mut bytes = vec![0; usize::try_from(len)?];
     file.read_exact_at(&mut bytes, 0)?;
-    Before::of_text(&serde_json::from_slice(&bytes)?)
+    PreviousConfiguration::of_text(&serde_json::from_slice(&bytes)?)
 }
 
 /// Returns whether the served configuration is recorded, by this process or by the previous one.
@@ -247,21 +247,21 @@ pub(super) fn was_noted() -> bool {
 ///
 /// # Errors
 /// The keeper does not hold the record: the next process would not know which disks to serve.
-pub fn note_first(now: &Before) -> Result<()> {
+pub fn note_first(now: &PreviousConfiguration) -> Result<()> {
     let Some(kept) = kept().filter(|_| !is_systemd()) else {
         return Ok(());
     };
-    let mut desk = Desk::new(kept.link());
-    desk.store(
+    let mut keeper_client = KeeperClient::new(kept.link());
+    keeper_client.store(
         &format!("{LASTING}{FIRST}"),
         to_file_of_memory(now)?.as_fd(),
     )?;
-    settled(&mut desk)?;
+    settled(&mut keeper_client)?;
     IS_NOTED.store(true, Ordering::Relaxed);
     Ok(())
 }
 
-fn to_file_of_memory(now: &Before) -> Result<File> {
+fn to_file_of_memory(now: &PreviousConfiguration) -> Result<File> {
     let text = serde_json::to_vec(&now.to_text()?)?;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut file = File::from(memfd_create("vnvme-served", flags)?);
@@ -275,18 +275,18 @@ fn to_file_of_memory(now: &Before) -> Result<File> {
 ///
 /// # Errors
 /// The next process would not know the last changes.
-pub fn note(now: &Before) -> Result<()> {
+pub fn note(now: &PreviousConfiguration) -> Result<()> {
     let Some(kept) = kept().filter(|_| !is_systemd()) else {
         return Ok(());
     };
     let mut last = LAST.lock().unpoisoned();
     let file = to_file_of_memory(now)?;
-    let mut desk = Desk::new(kept.link());
+    let mut keeper_client = KeeperClient::new(kept.link());
     let next = last.checked_add(1).context("too many changes")?;
-    desk.store(&format!("{PREFIX}{next}"), file.as_fd())?;
-    settled(&mut desk)?;
+    keeper_client.store(&format!("{PREFIX}{next}"), file.as_fd())?;
+    settled(&mut keeper_client)?;
     if *last > 0 {
-        desk.remove(&format!("{PREFIX}{last}"))?;
+        keeper_client.remove(&format!("{PREFIX}{last}"))?;
     }
     *last = next;
     Ok(())
@@ -316,17 +316,20 @@ mod tests {
         let disks = DiskSpec::all(&configured);
         let process = &configured.process;
         let setting = r#"{"root": {"7": {"limits": {"iops": 5}}}}"#;
-        let before = Before {
+        let before = PreviousConfiguration {
             settings: serde_json::from_str(setting).unwrap(),
             file: DiskSpec::by_name(&configured),
-            ..Before::new(disks.iter(), process, disks.clone(), process)
+            ..PreviousConfiguration::new(disks.iter(), process, disks.clone(), process)
         };
         let text = before.to_text().unwrap();
-        assert_eq!(Before::of_text(&text).unwrap(), before);
+        assert_eq!(PreviousConfiguration::of_text(&text).unwrap(), before);
         let same = before.clone().with_changes(before.clone());
         assert_eq!(same, before);
-        let none = Before::default();
-        assert_eq!(Before::of_text(&none.to_text().unwrap()).unwrap(), none);
+        let none = PreviousConfiguration::default();
+        assert_eq!(
+            PreviousConfiguration::of_text(&none.to_text().unwrap()).unwrap(),
+            none
+        );
     }
 
     /// A record as an attacker who has taken the process over would write it.
@@ -337,7 +340,7 @@ mod tests {
             let configured = read(text);
             let disks = DiskSpec::all(&configured);
             let process = &configured.process;
-            Before::new(disks.iter(), process, Vec::new(), process)
+            PreviousConfiguration::new(disks.iter(), process, Vec::new(), process)
         };
         let disk = |name: &str, socket: &str, volume: &str| {
             format!(

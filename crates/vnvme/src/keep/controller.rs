@@ -1,11 +1,12 @@
 //! Construction of a controller: a new one, or one that continues from the state that the previous
 //! process left.
 
-use super::disk::{First, Left, Survival};
+use super::disk::{InitialDescriptors, PreviousDisk, Survival};
 use crate::irq_eventfd::IrqEventfd;
 use anyhow::Result;
 use controller::{
-    Controller, ControllerConfig, DoorbellPage, IrqSink, Kept as KeptThings, NamespaceConfig,
+    Controller, ControllerConfig, DoorbellPage, IrqSink, NamespaceConfig,
+    RetainedObjects as KeptThings,
 };
 use dma::{Memory, MemoryCache};
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ use vfio_user::Listener;
 use volume::Io;
 
 /// Parts from which a controller is made.
-pub struct Made<'a> {
+pub struct ControllerParts<'a> {
     pub id: u16,
     pub config: ControllerConfig,
     pub namespaces: Vec<NamespaceConfig>,
@@ -25,19 +26,19 @@ pub struct Made<'a> {
 }
 
 /// Client resources of the previous process's controller.
-struct Found<'a> {
+struct ClientResources<'a> {
     fds: &'a BTreeMap<NonZeroU32, OwnedFd>,
     memories: &'a mut MemoryCache,
     buffer: Option<OwnedFd>,
 }
 
-impl Found<'_> {
+impl ClientResources<'_> {
     fn copy(&self, number: NonZeroU32) -> Option<OwnedFd> {
         self.fds.get(&number)?.try_clone().ok()
     }
 }
 
-impl KeptThings for Found<'_> {
+impl KeptThings for ClientResources<'_> {
     fn memory(&mut self, number: NonZeroU32, end: u64, writable: bool) -> Option<Memory> {
         let fd = self.copy(number)?;
         match self.memories.import(fd, end, writable) {
@@ -62,7 +63,7 @@ impl KeptThings for Found<'_> {
     }
 }
 
-impl Made<'_> {
+impl ControllerParts<'_> {
     /// A controller that ends with this process.
     ///
     /// # Errors
@@ -97,7 +98,7 @@ impl Made<'_> {
                 }
                 Err(error) => {
                     self.page = DoorbellPage::new()?;
-                    let first = First {
+                    let first = InitialDescriptors {
                         page: Some(self.page.as_fd()),
                         listener,
                         client: None,
@@ -128,10 +129,10 @@ impl Made<'_> {
     fn restore(
         &self,
         survival: &Survival,
-        left: &Left,
+        left: &PreviousDisk,
         memories: &mut MemoryCache,
     ) -> Result<Controller, controller::RestoreError> {
-        let mut found = Found {
+        let mut found = ClientResources {
             fds: &left.fds,
             memories,
             buffer: left.memory_buffer(),

@@ -4,12 +4,12 @@
 use super::exports;
 use super::life::is_needed;
 use super::memory;
-use super::pool::{Kept, kept};
+use super::pool::{KeptDescriptors, kept};
 use crate::manage::DiskSpec;
 use crate::record::Guest;
 use crate::spec::ControllerSpec;
 use anyhow::{Context, Result, anyhow};
-use keeper::{Desk, KeepError, Ledger, LedgerError};
+use keeper::{KeepError, KeeperClient, Ledger, LedgerError};
 use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
 use state_memory::{Area, Descriptor, DescriptorKind, Layout, StateMemory};
@@ -27,7 +27,7 @@ use vfio_user::{Journal, Listener, Pipe};
 const STATE: &str = "s";
 
 /// Between two looks whether the keeper has answered, where nobody is served meanwhile.
-const LOOK: Duration = Duration::from_micros(200);
+const CHECK_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Pages of this process that a disk's client may map. Each client has its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +94,7 @@ impl Identity {
 
 /// State of a disk that a previous process has left.
 #[derive(Debug)]
-pub struct Left {
+pub struct PreviousDisk {
     prefix: String,
     /// The number in it: a disk that was made later has a greater one.
     age: u32,
@@ -108,9 +108,14 @@ pub struct Left {
     pub fds: BTreeMap<NonZeroU32, OwnedFd>,
 }
 
-impl Left {
+impl PreviousDisk {
     /// Finds the kept state of the disk with this prefix.
-    fn find(kept: &Kept, age: u32, prefix: &str, numbers: &[NonZeroU32]) -> Result<Self> {
+    fn find(
+        kept: &KeptDescriptors,
+        age: u32,
+        prefix: &str,
+        numbers: &[NonZeroU32],
+    ) -> Result<Self> {
         let state = kept.take(&format!("{prefix}.{STATE}"));
         let state = StateMemory::open(state.context("there is no state memory")?)?;
         let identity = Identity::read(&state.identity()).context("identity")?;
@@ -198,7 +203,7 @@ impl Left {
     /// Disconnects the disk's client, and makes the keeper close all descriptors of the disk. The
     /// keeper closes them before this process does: data that a client has sent may make the last
     /// `close` of its socket block, and that `close` must not be the keeper's.
-    pub fn discard(self, desk: &mut Desk, why: &str) {
+    pub fn discard(self, keeper_client: &mut KeeperClient, why: &str) {
         for noted in &self.noted {
             let is_client = noted.kind == DescriptorKind::CLIENT && !self.is_succeeded;
             let fd = self.fds.get(&noted.number);
@@ -217,24 +222,24 @@ impl Left {
             }
         }
         for number in self.noted.iter().map(|noted| noted.number) {
-            let _ = desk.remove(&format!("{}.{number}", self.prefix));
+            let _ = keeper_client.remove(&format!("{}.{number}", self.prefix));
         }
-        let _ = desk.remove(&format!("{}.{STATE}", self.prefix));
-        let _ = settled(desk);
+        let _ = keeper_client.remove(&format!("{}.{STATE}", self.prefix));
+        let _ = settled(keeper_client);
         sync::discard(self.fds);
     }
 }
 
-/// Waits until the keeper has done all that `desk` has asked for. Only for times when no client is
-/// served.
+/// Waits until the keeper has done all that `keeper_client` has asked for. Only for times when no
+/// client is served.
 ///
 /// # Errors
 /// The keeper has not done it, and keeps nothing more.
-pub fn settled(desk: &mut Desk) -> Result<(), KeepError> {
-    let ticket = desk.barrier()?;
-    while !desk.is_answered(ticket) {
-        desk.advance(Instant::now())?;
-        std::thread::sleep(LOOK);
+pub fn settled(keeper_client: &mut KeeperClient) -> Result<(), KeepError> {
+    let ticket = keeper_client.barrier()?;
+    while !keeper_client.is_answered(ticket) {
+        keeper_client.advance(Instant::now())?;
+        std::thread::sleep(CHECK_INTERVAL);
     }
     Ok(())
 }
@@ -262,7 +267,7 @@ pub fn keep_pages(
 /// All disks that a previous process has left.
 #[derive(Debug, Default)]
 struct Disks {
-    left: Vec<Left>,
+    left: Vec<PreviousDisk>,
     /// Number in the last prefix that was assigned.
     last: u32,
 }
@@ -273,7 +278,7 @@ fn disks() -> &'static Mutex<Disks> {
     DISKS.get_or_init(|| Mutex::new(kept().map(find_all).unwrap_or_default()))
 }
 
-fn find_all(kept: &Kept) -> Disks {
+fn find_all(kept: &KeptDescriptors) -> Disks {
     let mut numbers = BTreeMap::<String, Vec<NonZeroU32>>::new();
     for name in kept.names() {
         let Some((prefix, rest)) = name.split_once('.') else {
@@ -292,7 +297,7 @@ fn find_all(kept: &Kept) -> Disks {
         let age = prefix.strip_prefix('d').and_then(|n| n.parse().ok());
         let age = age.unwrap_or(0);
         disks.last = disks.last.max(age);
-        match Left::find(kept, age, &prefix, &numbers) {
+        match PreviousDisk::find(kept, age, &prefix, &numbers) {
             Ok(left) => disks.left.push(left),
             Err(error) => {
                 let error = format_args!("{error:#}");
@@ -326,7 +331,7 @@ pub fn listens_at(path: &Path) -> bool {
 }
 
 /// Takes the state that a previous process has left of this disk.
-pub fn left_of(identity: &Identity) -> Option<Left> {
+pub fn left_of(identity: &Identity) -> Option<PreviousDisk> {
     let mut disks = disks().lock().unpoisoned();
     let mut left = disks.left.iter();
     let place = left.position(|left| left.identity.as_ref() == Some(identity))?;
@@ -351,7 +356,7 @@ pub fn discard_rest(unavailable: &[DiskSpec]) {
     let Some(kept) = kept() else {
         return;
     };
-    let mut desk = Desk::new(kept.link());
+    let mut keeper_client = KeeperClient::new(kept.link());
     let rest = {
         let left = &mut disks().lock().unpoisoned().left;
         let (theirs, rest) = std::mem::take(left)
@@ -363,7 +368,7 @@ pub fn discard_rest(unavailable: &[DiskSpec]) {
         rest
     };
     for left in rest {
-        left.discard(&mut desk, "no such disk is configured any more");
+        left.discard(&mut keeper_client, "no such disk is configured any more");
     }
     let mut fds = Vec::new();
     for name in kept.names() {
@@ -373,11 +378,11 @@ pub fn discard_rest(unavailable: &[DiskSpec]) {
         }
         let fd = kept.take(&name);
         if !is_needed(&name, fd.as_ref()) {
-            let _ = desk.remove(&name);
+            let _ = keeper_client.remove(&name);
         }
         fds.extend(fd);
     }
-    let _ = settled(&mut desk);
+    let _ = settled(&mut keeper_client);
     sync::discard(fds);
 }
 
@@ -387,7 +392,7 @@ pub fn give_up(disk: &DiskSpec, why: &str) {
     let Some(kept) = kept() else {
         return;
     };
-    let mut desk = Desk::new(kept.link());
+    let mut keeper_client = KeeperClient::new(kept.link());
     let theirs = {
         let left = &mut disks().lock().unpoisoned().left;
         let (theirs, rest) = std::mem::take(left)
@@ -400,17 +405,17 @@ pub fn give_up(disk: &DiskSpec, why: &str) {
         if let (Some((socket, inode)), Some(path)) = (left.listener(), disk.socket()) {
             drop(Listener::kept(socket, path, inode));
         }
-        left.discard(&mut desk, why);
+        left.discard(&mut keeper_client, why);
     }
     exports::give_up(disk);
     for name in kept.names() {
         if memory::is_of(&name, disk) {
             let memory = kept.take(&name);
-            let _ = desk.remove(&name);
+            let _ = keeper_client.remove(&name);
             sync::discard(memory);
         }
     }
-    let _ = settled(&mut desk);
+    let _ = settled(&mut keeper_client);
 }
 
 /// Kept state of a disk, which the next process finds.
@@ -424,14 +429,14 @@ pub struct Survival {
     pub replies: Pipe,
     pub counter: Pipe,
     /// State that a previous process has left, with its client.
-    pub left: Option<Left>,
+    pub left: Option<PreviousDisk>,
     /// A client that a previous process has accepted and not answered, and its number.
     pub waiting: Option<(OwnedFd, NonZeroU32)>,
 }
 
 /// Descriptors of a new disk that are kept from the start.
 #[derive(Debug)]
-pub struct First<'a> {
+pub struct InitialDescriptors<'a> {
     /// Doorbell page of the disk.
     pub page: Option<BorrowedFd<'a>>,
     pub listener: &'a Listener,
@@ -440,14 +445,14 @@ pub struct First<'a> {
 }
 
 /// State from which the disk cannot continue, and the reason.
-type Refused = Box<(Left, anyhow::Error)>;
+type RecoveryError = Box<(PreviousDisk, anyhow::Error)>;
 
 impl Survival {
     /// Makes the kept state of a new disk.
     ///
     /// # Errors
     /// There is no memory, or the keeper keeps nothing more.
-    pub fn new(identity: &Identity, layout: Layout, first: First<'_>) -> Result<Self> {
+    pub fn new(identity: &Identity, layout: Layout, first: InitialDescriptors<'_>) -> Result<Self> {
         let kept = kept().context("nobody keeps anything")?;
         let prefix = {
             let mut disks = disks().lock().unpoisoned();
@@ -480,7 +485,7 @@ impl Survival {
             let ticket = ledger.barrier()?;
             while !ledger.is_answered(ticket) {
                 ledger.advance(Instant::now())?;
-                std::thread::sleep(LOOK);
+                std::thread::sleep(CHECK_INTERVAL);
             }
             Ok(())
         })?;
@@ -501,9 +506,14 @@ impl Survival {
     ///
     /// # Errors
     /// As [`Survival::new`].
-    pub fn renew(mut self, left: Left, first: First<'_>, why: &str) -> Result<Self> {
-        let mut desk = Desk::new(self.ledger.link());
-        left.discard(&mut desk, why);
+    pub fn renew(
+        mut self,
+        left: PreviousDisk,
+        first: InitialDescriptors<'_>,
+        why: &str,
+    ) -> Result<Self> {
+        let mut keeper_client = KeeperClient::new(self.ledger.link());
+        left.discard(&mut keeper_client, why);
         self.ledger.close();
         Self::new(&self.identity, self.layout, first)
     }
@@ -512,10 +522,10 @@ impl Survival {
     /// doorbell page. State from which the disk cannot continue is returned with the reason.
     /// `layout` is that of a new disk.
     pub fn resume(
-        mut left: Left,
+        mut left: PreviousDisk,
         identity: &Identity,
         layout: Layout,
-    ) -> Result<(Self, Option<OwnedFd>), Refused> {
+    ) -> Result<(Self, Option<OwnedFd>), RecoveryError> {
         let Some(kept) = kept() else {
             return Err(Box::new((left, anyhow!("nobody keeps anything"))));
         };

@@ -7,7 +7,7 @@ use super::pool::kept;
 use super::sockets::{keep_socket, take_socket};
 use crate::identity;
 use crate::manage::DiskSpec;
-use keeper::Desk;
+use keeper::KeeperClient;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use vfio_user::Listener;
@@ -62,9 +62,9 @@ pub(super) fn give_up(disk: &DiskSpec) {
     if let Some(left) = left_socket(&spec.socket)
         && let Some(kept) = kept()
     {
-        let mut desk = Desk::new(kept.link());
-        let _ = desk.remove(&left.name);
-        let _ = settled(&mut desk);
+        let mut keeper_client = KeeperClient::new(kept.link());
+        let _ = keeper_client.remove(&left.name);
+        let _ = settled(&mut keeper_client);
         drop(Listener::kept(left.socket, &spec.socket, left.inode));
     }
 }
@@ -92,9 +92,9 @@ impl KeptSocket {
         match left {
             Some(left) if Some(&left.name) == name.as_ref() => return name.map(Self),
             Some(left) => {
-                let mut desk = Desk::new(kept.link());
-                let _ = desk.remove(&left.name);
-                let _ = settled(&mut desk);
+                let mut keeper_client = KeeperClient::new(kept.link());
+                let _ = keeper_client.remove(&left.name);
+                let _ = settled(&mut keeper_client);
                 sync::discard(left.socket);
             }
             None => {}
@@ -108,9 +108,9 @@ impl KeptSocket {
 impl Drop for KeptSocket {
     fn drop(&mut self) {
         if let Some(kept) = kept() {
-            let mut desk = Desk::new(kept.link());
-            let _ = desk.remove(&self.0);
-            let _ = settled(&mut desk);
+            let mut keeper_client = KeeperClient::new(kept.link());
+            let _ = keeper_client.remove(&self.0);
+            let _ = settled(&mut keeper_client);
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::pool::{is_successor, is_systemd, kept};
 use anyhow::{Context, Result};
-use keeper::Desk;
+use keeper::KeeperClient;
 use receive::Receiver;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -43,13 +43,13 @@ pub fn tell_receiver(receiver: &Receiver) -> Result<()> {
     let Some(kept) = kept() else {
         return Ok(());
     };
-    let mut desk = Desk::new(kept.link());
+    let mut keeper_client = KeeperClient::new(kept.link());
     // A keeper that is full has room for this one.
     for name in kept.names() {
         if name.starts_with(LIFE)
             && let Some(fd) = kept.take_if(&name, |fd| !is_needed(&name, Some(fd)))
         {
-            let _ = desk.remove(&name);
+            let _ = keeper_client.remove(&name);
             drop(fd);
         }
     }
@@ -57,7 +57,7 @@ pub fn tell_receiver(receiver: &Receiver) -> Result<()> {
     let pair = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None);
     let (ours, theirs) = pair.context("socket pair")?;
     let name = format!("{LIFE}{}", std::process::id());
-    match desk.store(&name, theirs.as_fd()) {
+    match keeper_client.store(&name, theirs.as_fd()) {
         Ok(()) => receiver.keep(ours),
         // A process that does not begin would be the end of all disks.
         Err(error) => tracing::error!(
@@ -75,11 +75,11 @@ fn pause() -> Option<Duration> {
     Some(now.saturating_sub(ended))
 }
 
-static PAUSE: OnceLock<Duration> = OnceLock::new();
+static LAST_PAUSE: OnceLock<Duration> = OnceLock::new();
 
 /// Returns the last pause in service, once clients are served again.
 pub fn last_pause() -> Option<Duration> {
-    PAUSE.get().copied()
+    LAST_PAUSE.get().copied()
 }
 
 /// All that is to be served is.
@@ -97,7 +97,7 @@ pub fn say_served() {
         return;
     };
     let facts = kept.facts();
-    let _ = PAUSE.set(pause);
+    let _ = LAST_PAUSE.set(pause);
     tracing::warn!(
         pause_ms = pause.as_secs_f64() * 1e3,
         restarts = facts.restarts,

@@ -8,7 +8,7 @@ use super::pool::kept;
 use crate::identity;
 use crate::manage::DiskSpec;
 use crate::subsystems;
-use keeper::Desk;
+use keeper::KeeperClient;
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
@@ -66,15 +66,15 @@ impl Drop for MemoryName {
 }
 
 /// Place for the bytes of a volume in memory.
-pub struct Place {
+pub struct VolumeMemory {
     pub memory: MemoryPlace,
     name: Option<MemoryName>,
 }
 
 /// Where those of this namespace of a disk are.
-pub fn place(disk: &str, nsid: u32) -> Place {
+pub fn place(disk: &str, nsid: u32) -> VolumeMemory {
     let Some(kept) = kept() else {
-        return Place {
+        return VolumeMemory {
             memory: MemoryPlace::Process,
             name: None,
         };
@@ -84,13 +84,13 @@ pub fn place(disk: &str, nsid: u32) -> Place {
         found = kept.take(name);
         found.is_some()
     });
-    Place {
+    VolumeMemory {
         memory: found.map_or(MemoryPlace::New, |file| MemoryPlace::Kept(Arc::new(file))),
         name: name.or_else(|| MemoryName::new(disk, nsid, |_| true)),
     }
 }
 
-impl Place {
+impl VolumeMemory {
     /// Keeps the bytes of the volume that was opened there, as long as it is open, if it is a
     /// volume in memory.
     pub fn keep(self, volume: Arc<dyn Volume>, url: &str) -> Arc<dyn Volume> {
@@ -104,9 +104,9 @@ impl Place {
         };
         // Another process's is kept already.
         if matches!(self.memory, MemoryPlace::New) {
-            let mut desk = Desk::new(kept.link());
-            let stored = desk.store(&name.0, file);
-            if let Err(error) = stored.and_then(|()| settled(&mut desk)) {
+            let mut keeper_client = KeeperClient::new(kept.link());
+            let stored = keeper_client.store(&name.0, file);
+            if let Err(error) = stored.and_then(|()| settled(&mut keeper_client)) {
                 tracing::error!(volume = url, %error, "this memory will not outlive its process");
             }
         }
@@ -139,7 +139,7 @@ impl Drop for KeptVolume {
             Some(file) => kept.put_back(&self.name.0, file),
             // If the removal fails, the next process finds the file and removes it.
             None => {
-                let _ = Desk::new(kept.link()).remove(&self.name.0);
+                let _ = KeeperClient::new(kept.link()).remove(&self.name.0);
             }
         }
     }

@@ -27,11 +27,11 @@ mod sockets;
 mod versions;
 
 pub use attempts::{Attempt, begin_attempts, deaths_of, pause_after_deaths};
-pub use configuration::{Before, Unavailable, before, is_noted, note, note_first};
-pub use controller::Made;
+pub use configuration::{PreviousConfiguration, Unavailable, before, is_noted, note, note_first};
+pub use controller::ControllerParts;
 pub use disk::{
-    ClientPages, First, Identity, Left, Survival, client_of, discard_rest, give_up, keep_pages,
-    left_of, listens_at,
+    ClientPages, Identity, InitialDescriptors, PreviousDisk, Survival, client_of, discard_rest,
+    give_up, keep_pages, left_of, listens_at,
 };
 pub use exports::{KeptSocket, LeftSocket, export_listens_at, left_socket};
 pub use life::{die_of_panics, last_pause, say_served, serves, tell_receiver};
@@ -44,5 +44,5 @@ pub use process::{LAST, begin, last, run, wanted};
 pub use records::RecordsFile;
 pub use served::{is_replacement, tell_failure, was_served};
 pub use servers::KeptServers;
-pub use sockets::Listens;
+pub use sockets::ProcessSocket;
 pub use versions::{VERSIONS, Versions};

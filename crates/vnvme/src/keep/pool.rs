@@ -3,7 +3,7 @@
 use super::disk::settled;
 use crate::notify;
 use anyhow::{Context, Result, ensure};
-use keeper::{Arrival, Desk, Facts, Keeping, Link, is_name, may_be_kept};
+use keeper::{Handover, KeeperClient, Keeping, Link, RestartHistory, is_name, may_be_kept};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use std::collections::BTreeMap;
@@ -16,28 +16,28 @@ pub const KEPT: &str = "VNVME_KEPT";
 /// Value of that variable for a process that ends with its keeper.
 pub(super) const WITH_KEEPER: &str = "with the keeper";
 
-static ALL: OnceLock<Kept> = OnceLock::new();
+static ALL: OnceLock<KeptDescriptors> = OnceLock::new();
 /// Descriptors that systemd has kept. Whether this process uses them is not known yet.
-static OF_SYSTEMD: Mutex<Vec<(String, OwnedFd)>> = Mutex::new(Vec::new());
+static SYSTEMD_DESCRIPTORS: Mutex<Vec<(String, OwnedFd)>> = Mutex::new(Vec::new());
 
 /// Descriptors that a keeper holds for this process.
 #[derive(Debug)]
-pub struct Kept {
+pub struct KeptDescriptors {
     link: Link,
-    facts: Facts,
+    facts: RestartHistory,
     /// Something was kept when this process began.
     had_any: bool,
     descriptors: Mutex<BTreeMap<String, OwnedFd>>,
 }
 
-impl Kept {
+impl KeptDescriptors {
     /// The way to the keeper.
     pub fn link(&self) -> &Link {
         &self.link
     }
 
     /// Returns how the process before this one ended.
-    pub fn facts(&self) -> &Facts {
+    pub fn facts(&self) -> &RestartHistory {
         &self.facts
     }
 
@@ -71,7 +71,7 @@ impl Kept {
 }
 
 /// Returns the descriptors kept for this process, if there is a keeper.
-pub fn kept() -> Option<&'static Kept> {
+pub fn kept() -> Option<&'static KeptDescriptors> {
     ALL.get()
 }
 
@@ -105,13 +105,13 @@ pub fn arrive() -> Result<Vec<(String, OwnedFd)>> {
     let given = inherit::take_named();
     if std::env::var_os(KEPT).is_none() {
         let (kept, given) = given.into_iter().partition(|(name, _)| is_ours(name));
-        *OF_SYSTEMD.lock().unpoisoned() = kept;
+        *SYSTEMD_DESCRIPTORS.lock().unpoisoned() = kept;
         return Ok(given);
     }
     // Until this process serves, it ends with its keeper: the next keeper starts another one.
     set_parent_process_death_signal(Some(Signal::KILL)).context("prctl")?;
     let channel = std::io::stdin().as_fd().try_clone_to_owned();
-    let arrival = Arrival::receive(channel.context("keeper")?).context("keeper")?;
+    let arrival = Handover::receive(channel.context("keeper")?).context("keeper")?;
     let parent = getppid().map(|pid| pid.as_raw_nonzero().get().unsigned_abs());
     ensure!(
         matches!(arrival.link.keeping(), Keeping::Process(keeper) if Some(keeper) == parent),
@@ -121,13 +121,13 @@ pub fn arrive() -> Result<Vec<(String, OwnedFd)>> {
     let null = open("/dev/null", OFlags::RDONLY, Mode::empty()).context("/dev/null")?;
     rustix::stdio::dup2_stdin(null).context("standard input")?;
     crash::begin();
-    let Arrival {
+    let Handover {
         link,
         kept,
         given,
         facts,
     } = arrival;
-    let _ = ALL.set(Kept {
+    let _ = ALL.set(KeptDescriptors {
         link,
         facts,
         had_any: !kept.is_empty(),
@@ -183,7 +183,7 @@ fn is_ours(name: &str) -> bool {
 }
 
 fn taken_of_systemd() -> Vec<(String, OwnedFd)> {
-    std::mem::take(&mut *OF_SYSTEMD.lock().unpoisoned())
+    std::mem::take(&mut *SYSTEMD_DESCRIPTORS.lock().unpoisoned())
 }
 
 /// Makes systemd the keeper, for at most `most` descriptors. This process takes all that systemd
@@ -198,14 +198,14 @@ pub(super) fn take_systemd(most: usize) -> Result<()> {
     let link = Link::new(socket.into(), Keeping::Systemd, most, names);
     // systemd takes whatever a process gives it.
     let (kept, strange): (Vec<_>, Vec<_>) = kept.into_iter().partition(|(_, fd)| may_be_kept(fd));
-    let mut desk = Desk::new(&link);
+    let mut keeper_client = KeeperClient::new(&link);
     for (name, _) in &strange {
-        let _ = desk.remove(name);
+        let _ = keeper_client.remove(name);
     }
     sync::discard(strange);
-    let _ = ALL.set(Kept {
+    let _ = ALL.set(KeptDescriptors {
         link,
-        facts: Facts::default(),
+        facts: RestartHistory::default(),
         had_any: !kept.is_empty(),
         descriptors: Mutex::new(kept.into_iter().collect()),
     });
@@ -240,11 +240,11 @@ pub fn end() {
 }
 
 fn forget_all(link: &Link) {
-    let mut desk = Desk::new(link);
+    let mut keeper_client = KeeperClient::new(link);
     for name in link.names() {
-        let _ = desk.remove(&name);
+        let _ = keeper_client.remove(&name);
     }
-    if let Err(error) = settled(&mut desk) {
+    if let Err(error) = settled(&mut keeper_client) {
         tracing::warn!(%error, "systemd keeps what nobody needs");
     }
 }

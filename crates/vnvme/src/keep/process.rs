@@ -12,7 +12,7 @@ use crate::notify;
 use crate::spec::{ServeOptions, Specs};
 use crate::stderr;
 use anyhow::{Context, Result, bail};
-use keeper::{End, Given, Keeper, MayGo, PROTOCOL, Programs, Which};
+use keeper::{Keeper, KeeperExit, MayGo, PROTOCOL, PassedDescriptor, ProgramSelector, Programs};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{
@@ -62,7 +62,7 @@ const FIRST_TO_RESUME: u32 = 3;
 /// Descriptors that the keeper process leaves for itself, of those that it may have.
 const RESERVE: u64 = 64;
 /// Maximum number of kept descriptors, regardless of the limit: more than any machine's disks need.
-const MOST: u64 = 1 << 20;
+const MAX_DESCRIPTORS: u64 = 1 << 20;
 
 /// Selects the keeper. If a keeper process is needed, this process becomes it and starts the
 /// serving process: the function then does not return.
@@ -195,9 +195,10 @@ pub fn last() -> ExitCode {
 
 /// Is the keeper process until it ends.
 pub fn run(wanted: &Wanted) -> ExitCode {
-    let kept = match wanted.is_standby {
-        true => stand_by(wanted),
-        false => keep(wanted).map(Some),
+    let kept = if wanted.is_standby {
+        stand_by(wanted)
+    } else {
+        keep(wanted).map(Some)
     };
     match kept {
         // The keeper has ended in order, and this process was not needed.
@@ -210,25 +211,25 @@ pub fn run(wanted: &Wanted) -> ExitCode {
     }
 }
 
-fn ended(end: End) -> ExitCode {
+fn ended(end: KeeperExit) -> ExitCode {
     match end {
-        End::Code(code) => ExitCode::from(code),
-        End::Signal(signal) => {
+        KeeperExit::Code(code) => ExitCode::from(code),
+        KeeperExit::Signal(signal) => {
             // The same end as that of a process without a keeper.
             let _ = signal_hook::low_level::emulate_default_handler(signal);
             ExitCode::FAILURE
         }
-        End::NotDurable => {
+        KeeperExit::NotDurable => {
             stderr::say(format_args!(
                 "the process that served could not end in order: what its clients wrote and did \
                  not flush may not be durable"
             ));
-            ExitCode::from(crate::ending::NOT_DURABLE)
+            ExitCode::from(crate::shutdown::NOT_DURABLE)
         }
     }
 }
 
-fn stand_by(wanted: &Wanted) -> Result<Option<End>> {
+fn stand_by(wanted: &Wanted) -> Result<Option<KeeperExit>> {
     let channel = io::stdin().as_fd().try_clone_to_owned();
     let channel = channel.context("the keeper's socket")?;
     // The end of the socket shows the end of the keeper.
@@ -239,11 +240,13 @@ fn stand_by(wanted: &Wanted) -> Result<Option<End>> {
     })
 }
 
-fn keep(wanted: &Wanted) -> Result<End> {
+fn keep(wanted: &Wanted) -> Result<KeeperExit> {
     let open = inherit::take_named();
     let number = |name| std::env::var(name).ok()?.parse::<RawFd>().ok();
     let Some(state) = number(STATE) else {
-        let given = open.into_iter().map(|(name, fd)| Given { name, fd });
+        let given = open
+            .into_iter()
+            .map(|(name, fd)| PassedDescriptor { name, fd });
         return with_keeper(wanted, given.collect(), |keeper, confine| {
             Ok(keeper.run(confine)?)
         });
@@ -311,13 +314,16 @@ type Confine = fn() -> Result<(), Box<dyn Error + Send + Sync>>;
 
 fn with_keeper<T>(
     wanted: &Wanted,
-    given: Vec<Given>,
+    given: Vec<PassedDescriptor>,
     run: impl FnOnce(Keeper<'_>, Confine) -> Result<T>,
 ) -> Result<T> {
     let _ = rustix::thread::set_name(c"vnvme-keeper");
     // This process is to have no more descriptors than there is room for in a serving one.
     let limit = raised_limit();
-    let most = limit.saturating_sub(RESERVE).clamp(RESERVE, MOST) / 2;
+    let most = limit
+        .saturating_sub(RESERVE)
+        .clamp(RESERVE, MAX_DESCRIPTORS)
+        / 2;
     // Owner of the service manager's watchdog: this process or another one.
     let own = std::process::id().to_string();
     let other = std::env::var(WATCHDOG[1]).is_ok_and(|process| process != own);
@@ -374,9 +380,9 @@ fn opened(file: &OwnedFd) -> String {
 }
 
 impl Programs for Binaries<'_> {
-    fn start(&mut self, which: Which, channel: OwnedFd) -> io::Result<Child> {
+    fn start(&mut self, which: ProgramSelector, channel: OwnedFd) -> io::Result<Child> {
         let file = match (which, &self.new) {
-            (Which::New, Some(new)) => opened(&new.file),
+            (ProgramSelector::New, Some(new)) => opened(&new.file),
             _ => self.present.clone(),
         };
         let mut command = program(&file);
@@ -417,9 +423,9 @@ impl Programs for Binaries<'_> {
         new.versions.follows(&self.versions)
     }
 
-    fn decide(&mut self, which: Which) {
+    fn decide(&mut self, which: ProgramSelector) {
         // A file that is not the present one any more is closed.
-        if let (Which::New, Some(new)) = (which, self.new.take()) {
+        if let (ProgramSelector::New, Some(new)) = (which, self.new.take()) {
             self.present = opened(&new.file);
             self.versions = new.versions;
             self.speaks = self.versions.keeper();

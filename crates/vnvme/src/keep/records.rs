@@ -7,9 +7,9 @@
 //! files, but not which files are opened.
 
 use super::disk::settled;
-use super::pool::{Kept, kept};
+use super::pool::{KeptDescriptors, kept};
 use anyhow::{Context, Result, ensure};
-use keeper::Desk;
+use keeper::KeeperClient;
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -71,11 +71,11 @@ impl RecordsFile {
     }
 }
 
-fn new(kept: &Kept) -> Result<File> {
+fn new(kept: &KeptDescriptors) -> Result<File> {
     let file = File::from(memfd_create("vnvme-records", MemfdFlags::CLOEXEC)?);
-    let mut desk = Desk::new(kept.link());
-    desk.store(NAME, file.as_fd())?;
-    settled(&mut desk)?;
+    let mut keeper_client = KeeperClient::new(kept.link());
+    keeper_client.store(NAME, file.as_fd())?;
+    settled(&mut keeper_client)?;
     Ok(file)
 }
 

@@ -14,9 +14,10 @@ const MAX_STATUS: usize = 500;
 pub fn was_served(disk: &DiskSpec, unavailable: &Unavailable) -> bool {
     // systemd keeps no record of the configuration. A disk that was served has a kept socket.
     let has_socket = |path| listens_at(path) || export_listens_at(path);
-    match was_noted() {
-        true => !unavailable.never_opened.contains(&disk.name()),
-        false => disk.socket().is_some_and(has_socket),
+    if was_noted() {
+        !unavailable.never_opened.contains(&disk.name())
+    } else {
+        disk.socket().is_some_and(has_socket)
     }
 }
 

@@ -2,10 +2,10 @@
 //! (`nbd::end_previous`), and so are kept until they are over.
 
 use super::disk::settled;
-use super::pool::{Kept, kept};
+use super::pool::{KeptDescriptors, kept};
 use crate::identity;
-use keeper::Desk;
-use nbd::{ConnectionKeeper, Kept as KeptConnection, PreviousError, end_previous};
+use keeper::KeeperClient;
+use nbd::{ConnectionGuard as KeptConnection, ConnectionKeeper, PreviousError, end_previous};
 use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Mutex;
@@ -20,7 +20,7 @@ const PREFIX: &str = "vnvme.n";
 /// Keeps connections, and ends those of the previous process.
 #[derive(Debug)]
 pub struct KeptServers {
-    kept: &'static Kept,
+    kept: &'static KeptDescriptors,
     /// Connections of the previous process, with their names, by the names of their servers.
     left: Mutex<BTreeMap<String, Vec<(String, OwnedFd)>>>,
     last: AtomicU32,
@@ -60,11 +60,11 @@ impl ConnectionKeeper for KeptServers {
         let (names, fds): (Vec<_>, Vec<_>) = left.into_iter().unzip();
         // Should that fail, the keeper has them still, for another try.
         end_previous(server, fds, self.limit)?;
-        let mut desk = Desk::new(self.kept.link());
+        let mut keeper_client = KeeperClient::new(self.kept.link());
         for name in names {
-            let _ = desk.remove(&name);
+            let _ = keeper_client.remove(&name);
         }
-        let _ = settled(&mut desk);
+        let _ = settled(&mut keeper_client);
         Ok(())
     }
 
@@ -74,9 +74,9 @@ impl ConnectionKeeper for KeptServers {
             self.last.fetch_add(1, Ordering::Relaxed),
         );
         let name = format!("{PREFIX}{}.{process}.{number}", identity::server(server));
-        let mut desk = Desk::new(self.kept.link());
-        let stored = desk.store(&name, connection);
-        match stored.and_then(|()| settled(&mut desk)) {
+        let mut keeper_client = KeeperClient::new(self.kept.link());
+        let stored = keeper_client.store(&name, connection);
+        match stored.and_then(|()| settled(&mut keeper_client)) {
             Ok(()) => Some(Box::new(Connection {
                 kept: self.kept,
                 name,
@@ -95,13 +95,13 @@ impl ConnectionKeeper for KeptServers {
 
 /// A connection that is kept until it is over.
 struct Connection {
-    kept: &'static Kept,
+    kept: &'static KeptDescriptors,
     name: String,
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
         // If the removal fails, the next process ends the connection once more.
-        let _ = Desk::new(self.kept.link()).remove(&self.name);
+        let _ = KeeperClient::new(self.kept.link()).remove(&self.name);
     }
 }

@@ -3,7 +3,7 @@
 
 use super::disk::settled;
 use super::pool::kept;
-use keeper::Desk;
+use keeper::KeeperClient;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -11,7 +11,7 @@ use vfio_user::Listener;
 
 /// Listening sockets of the process, beside those of its disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Listens {
+pub enum ProcessSocket {
     /// The control socket.
     Control,
     /// The socket for questions.
@@ -39,16 +39,16 @@ pub(super) fn keep_socket(name: &str, fd: BorrowedFd<'_>) -> bool {
     let Some(kept) = kept() else {
         return false;
     };
-    let mut desk = Desk::new(kept.link());
-    let stored = desk.store(name, fd);
-    let stored = stored.and_then(|()| settled(&mut desk));
+    let mut keeper_client = KeeperClient::new(kept.link());
+    let stored = keeper_client.store(name, fd);
+    let stored = stored.and_then(|()| settled(&mut keeper_client));
     if let Err(error) = &stored {
         tracing::error!(socket = name, %error, "a socket is not kept");
     }
     stored.is_ok()
 }
 
-impl Listens {
+impl ProcessSocket {
     fn prefix(self) -> &'static str {
         match self {
             Self::Control => "vnvme.control",

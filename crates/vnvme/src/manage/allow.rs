@@ -206,7 +206,7 @@ impl Allow {
             }
             address => {
                 let export = String::new();
-                nbd::Server { address, export }.to_string()
+                nbd::NbdServer { address, export }.to_string()
             }
         };
         Err(Error::invalid(format!(
@@ -226,9 +226,10 @@ impl Allow {
             return Ok(());
         }
         let list: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
-        let list = match list.is_empty() {
-            true => "which allows nothing".to_owned(),
-            false => format!("which allows {}", list.join(", ")),
+        let list = if list.is_empty() {
+            "which allows nothing".to_owned()
+        } else {
+            format!("which allows {}", list.join(", "))
         };
         Err(Error::invalid(format!(
             "{}: the sandbox keeps this process from opening it: it is not below a folder that the \

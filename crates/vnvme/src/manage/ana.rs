@@ -1,7 +1,7 @@
 //! Asymmetric namespace access (ANA) of a subsystem's disks: reads and changes the state of each
 //! group.
 
-use super::table::{Entry, Next};
+use super::table::{DiskRecord, Next};
 use super::{DiskSpec, Manager};
 use crate::spec::ControllerSpec;
 use control::Error;
@@ -20,11 +20,11 @@ impl Manager {
     pub fn ana(&self, change: &AnaChange) -> Result<Vec<AnaStatus>, Error> {
         change.check().map_err(Error::invalid)?;
         let Some(name) = &change.disk else {
-            let table = self.crew.table.served();
+            let table = self.worker_context.table.served();
             let disks = table.iter().flat_map(|(name, entry)| states(name, entry));
             return Ok(disks.collect());
         };
-        let mut meant = states(name, &self.crew.table.get(name)?);
+        let mut meant = states(name, &self.worker_context.table.get(name)?);
         if meant.is_empty() {
             return Err(Error::conflict(format!(
                 "\"{name}\" is in no subsystem: only disks that share their namespaces with others \
@@ -56,11 +56,11 @@ impl Manager {
         name: &str,
         groups: &BTreeMap<u32, api::AnaState>,
     ) -> Result<(), Error> {
-        let mut taken = self.crew.table.take(name, "being changed")?;
+        let mut taken = self.worker_context.table.take(name, "being changed")?;
         let DiskSpec::Controller(spec) = &mut taken.spec else {
             return Err(Error::conflict(format!("\"{name}\" is no controller")));
         };
-        let subsystem = self.crew.opener.subsystems.of(spec);
+        let subsystem = self.worker_context.opener.subsystems.of(spec);
         let (Some(subsystem), Some(cntlid)) = (subsystem, spec.cntlid) else {
             return Err(Error::conflict(format!("\"{name}\" is in no subsystem")));
         };
@@ -88,7 +88,7 @@ impl Manager {
                 subsystem.set_ana_state(cntlid, *group, state.into())
             })
             .collect();
-        let events = &self.crew.registry.events;
+        let events = &self.worker_context.registry.events;
         events.send(EventKind::Changed, name, None, Some(said));
         self.keep_state();
         // Another change need not wait for commands that do not end.
@@ -118,7 +118,7 @@ pub(super) fn groups(spec: &ControllerSpec) -> BTreeMap<u32, api::AnaState> {
 }
 
 /// Returns the ANA states of a disk.
-fn states(name: &str, entry: &Entry) -> Vec<AnaStatus> {
+fn states(name: &str, entry: &DiskRecord) -> Vec<AnaStatus> {
     let DiskSpec::Controller(spec) = &entry.spec else {
         return Vec::new();
     };

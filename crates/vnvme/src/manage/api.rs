@@ -2,11 +2,11 @@
 
 use super::plan::Scope;
 use super::request::{namespace_of, table_of};
-use super::table::Entry;
+use super::table::DiskRecord;
 use super::{DiskSpec, Manager, Source, to_file};
 use crate::check::{check, check_filled};
 use crate::options::file;
-use crate::pools::Pool;
+use crate::pools::DiskPool;
 use crate::spec::{NamespaceSpec, Specs, parse_config};
 use control::Error;
 use control::api::{Disk, DiskKind, Namespace, OfGuest, PathChoice, Plan};
@@ -30,17 +30,18 @@ impl Manager {
     /// # Errors
     /// The start takes longer.
     pub fn wait_started(&self) -> Result<(), Error> {
-        match self.crew.table.wait_complete(START) {
-            true => Ok(()),
-            false => Err(Error::busy(
+        if self.worker_context.table.wait_complete(START) {
+            Ok(())
+        } else {
+            Err(Error::busy(
                 "the process is starting, and not all that it serves is open yet: ask again later",
-            )),
+            ))
         }
     }
 
     /// All disks, by their names.
     pub fn disks(&self) -> Vec<Disk> {
-        let table = self.crew.table.all();
+        let table = self.worker_context.table.all();
         let disks = table.iter();
         disks
             .map(|(name, entry)| self.describe(name, entry))
@@ -52,11 +53,11 @@ impl Manager {
     /// # Errors
     /// There is none.
     pub fn disk(&self, name: &str) -> Result<Disk, Error> {
-        let entry = self.crew.table.get(name)?;
+        let entry = self.worker_context.table.get(name)?;
         Ok(self.describe(name, &entry))
     }
 
-    fn describe(&self, name: &str, entry: &Entry) -> Disk {
+    fn describe(&self, name: &str, entry: &DiskRecord) -> Disk {
         let running = entry.running.as_ref();
         let namespaces = match &entry.spec {
             DiskSpec::Controller(spec) => spec.namespaces.clone(),
@@ -78,15 +79,15 @@ impl Manager {
             _ => None,
         };
         let configured = namespaces.iter();
-        let sizes = &self.crew.opener.block_sizes;
+        let sizes = &self.worker_context.opener.block_sizes;
         let configured = configured.zip(1..).map(|(spec, place)| {
             let nsid = spec.nsid.unwrap_or(place);
-            let recorded = || self.crew.opener.records.block_size(name, nsid);
+            let recorded = || self.worker_context.opener.records.block_size(name, nsid);
             let chosen = sizes.of(name, nsid).or_else(recorded);
             describe_namespace(entry, spec, chosen)
         });
         let mut described: Vec<Namespace> = configured.collect();
-        if let Some(pool) = self.crew.opener.pools.of(name) {
+        if let Some(pool) = self.worker_context.opener.pools.of(name) {
             let pooled = pool.namespaces();
             described.extend(pooled.iter().map(|ns| describe_pooled(&pool, ns)));
             described.sort_by_key(|namespace| namespace.nsid);
@@ -128,14 +129,14 @@ impl Manager {
     /// # Errors
     /// See [`control::Daemon::accept`].
     pub fn accept(&self, name: &str) -> Result<(), Error> {
-        self.crew.table.get(name)?;
-        let accepted = self.crew.opener.records.accept(name);
+        self.worker_context.table.get(name)?;
+        let accepted = self.worker_context.opener.records.accept(name);
         accepted.map_err(|error| Error::conflict(format!("{error:#}")))?;
         tracing::warn!(
             disk = name,
             "the volumes that the disk has now were accepted"
         );
-        self.crew.table.try_again();
+        self.worker_context.table.try_again();
         Ok(())
     }
 
@@ -144,11 +145,15 @@ impl Manager {
         let manager = self.clone();
         // Files are written, which the caller must not wait for.
         let refresh = move || {
-            for (name, entry) in manager.crew.table.all() {
+            for (name, entry) in manager.worker_context.table.all() {
                 let volumes = entry.running.into_iter().flat_map(|it| it.volumes);
                 for (nsid, volume) in volumes {
                     if let Some(volume) = volume.upgrade() {
-                        manager.crew.opener.records.refresh(&name, nsid, &*volume);
+                        manager
+                            .worker_context
+                            .opener
+                            .records
+                            .refresh(&name, nsid, &*volume);
                     }
                 }
             }
@@ -220,7 +225,7 @@ impl Manager {
     /// The configuration cannot be written as a file.
     pub fn save(&self) -> Result<String, Error> {
         let (served, unavailable): (Vec<_>, Vec<_>) = self
-            .crew
+            .worker_context
             .table
             .all()
             .into_iter()
@@ -229,7 +234,7 @@ impl Manager {
         let mut disks: Vec<DiskSpec> = served
             .map(|(_, entry)| self.with_settings(&entry.spec))
             .collect();
-        let control = self.crew.options.control.as_deref();
+        let control = self.worker_context.options.control.as_deref();
         // An unavailable disk that conflicts with another disk by now is not written.
         for (_, entry) in unavailable {
             disks.push(self.with_settings(&entry.spec));
@@ -249,7 +254,7 @@ impl Manager {
 }
 
 /// A namespace that the guest has made.
-fn describe_pooled(pool: &Pool, namespace: &PooledNamespace) -> Namespace {
+fn describe_pooled(pool: &DiskPool, namespace: &PooledNamespace) -> Namespace {
     Namespace {
         nsid: namespace.nsid,
         volume: pool.file(namespace).display().to_string(),
@@ -260,15 +265,16 @@ fn describe_pooled(pool: &Pool, namespace: &PooledNamespace) -> Namespace {
         path: None,
         ana_group: None,
         ana_state: None,
-        of_guest: Some(match namespace.attached.is_empty() {
-            true => OfGuest::Allocated,
-            false => OfGuest::Attached,
+        of_guest: Some(if namespace.attached.is_empty() {
+            OfGuest::Allocated
+        } else {
+            OfGuest::Attached
         }),
     }
 }
 
 /// `chosen`: bytes of a block, as its guest has chosen them.
-fn describe_namespace(entry: &Entry, spec: &NamespaceSpec, chosen: Option<u32>) -> Namespace {
+fn describe_namespace(entry: &DiskRecord, spec: &NamespaceSpec, chosen: Option<u32>) -> Namespace {
     let nsid = spec.nsid.unwrap_or(1);
     let volumes = entry.running.iter().flat_map(|running| &running.volumes);
     let volume = volumes.into_iter().find(|(id, _)| *id == nsid);

@@ -6,14 +6,14 @@
 
 use super::bounded::{Decision, bounded};
 use super::refused::failed;
-use super::table::{Next, Reserved, Running, Server, Source, Taken};
+use super::table::{BusyDisk, DiskServer, Next, ReservedName, ServedDisk, Source};
 use super::{DiskSpec, Manager};
-use crate::crew::{Added, Crew, say_listening};
 use crate::front::{Front, NvmeFront, Worker};
 use crate::keep;
 use crate::prepare::{ReadyController, ReadyExport, ReadyTarget, make_room};
 use crate::sockets;
 use crate::ublk::OpenDisk;
+use crate::worker_context::{AddedFrontend, WorkerContext, say_listening};
 use control::Error;
 use control::api::EventKind;
 use std::sync::{Arc, Weak, mpsc};
@@ -21,13 +21,13 @@ use std::time::{Duration, Instant};
 use volume::Volume;
 
 /// Time limit for opening or closing a volume.
-pub(super) const LIMIT: Duration = Duration::from_secs(30);
+pub(super) const VOLUME_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the last to use a volume may take.
 const CLOSED: Duration = Duration::from_secs(10);
 /// Maximum number of outstanding requests of an export: it shares the worker's ring with front-ends
 /// that are added and removed.
 const EXPORT_IN_FLIGHT: usize = 256;
-const LOOK: Duration = Duration::from_millis(2);
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A disk with open volumes that cannot be reached yet.
 pub(super) enum Ready {
@@ -58,7 +58,7 @@ impl Manager {
             )));
         }
         self.allow.check(spec)?;
-        let table = self.crew.table.served();
+        let table = self.worker_context.table.served();
         let others = table.iter().map(|(_, entry)| &entry.spec);
         let all = DiskSpec::specs(others.chain(std::iter::once(spec)));
         let room = self.room.check(&all);
@@ -67,7 +67,7 @@ impl Manager {
 
     /// Opens a disk's volumes.
     pub(super) fn open(&self, spec: &DiskSpec) -> Result<Ready, Error> {
-        let opener = &self.crew.opener;
+        let opener = &self.worker_context.opener;
         if let Some(socket) = spec.socket() {
             make_room(socket, spec.origin()).map_err(failed)?;
         }
@@ -91,22 +91,23 @@ impl Manager {
     }
 
     /// Serves a disk with open volumes.
-    pub(super) fn serve(&self, ready: Ready) -> Result<Running, Error> {
-        let (worker, assignment) = self.crew.peers.assign_any();
-        let (access, receiver) = (&self.process.access, &self.crew.receiver);
+    pub(super) fn serve(&self, ready: Ready) -> Result<ServedDisk, Error> {
+        let (worker, assignment) = self.worker_context.peers.assign_any();
+        let (access, receiver) = (&self.process.access, &self.worker_context.receiver);
         match ready {
             Ready::Controller(ready) => {
-                let workers = self.crew.peers.count();
+                let workers = self.worker_context.peers.count();
                 let open = ready.listen(access, receiver, workers).map_err(failed)?;
                 let (volumes, resized) = (open.volumes(), open.resized.clone());
                 let spec = DiskSpec::Controller(open.spec.clone());
-                let Added { owner, serial } = self.on_worker(worker, move |thread, crew| {
-                    let added = crew.add_controller(thread, worker, open, assignment);
-                    added.map_err(failed)
-                })?;
+                let AddedFrontend { owner, serial } =
+                    self.on_worker(worker, move |thread, worker_context| {
+                        let added = worker_context.add_controller(thread, worker, open, assignment);
+                        added.map_err(failed)
+                    })?;
                 say_listening(&spec, &serial);
-                Ok(Running {
-                    server: Server::Worker { worker, owner },
+                Ok(ServedDisk {
+                    server: DiskServer::Worker { worker, owner },
                     volumes,
                     resized,
                 })
@@ -115,13 +116,20 @@ impl Manager {
                 let open = ready.listen(access, receiver).map_err(failed)?;
                 let (volumes, resized) = (open.volumes(), open.resized.clone());
                 let spec = DiskSpec::VhostBlk(open.spec.clone());
-                let Added { owner, serial } = self.on_worker(worker, move |thread, crew| {
-                    let added = crew.add_export(thread, worker, open, EXPORT_IN_FLIGHT, assignment);
-                    added.map_err(failed)
-                })?;
+                let AddedFrontend { owner, serial } =
+                    self.on_worker(worker, move |thread, worker_context| {
+                        let added = worker_context.add_export(
+                            thread,
+                            worker,
+                            open,
+                            EXPORT_IN_FLIGHT,
+                            assignment,
+                        );
+                        added.map_err(failed)
+                    })?;
                 say_listening(&spec, &serial);
-                Ok(Running {
-                    server: Server::Worker { worker, owner },
+                Ok(ServedDisk {
+                    server: DiskServer::Worker { worker, owner },
                     volumes,
                     resized,
                 })
@@ -130,19 +138,25 @@ impl Manager {
                 let open = ready.listen().map_err(failed)?;
                 let (volumes, resized) = (open.volumes(), open.resized.clone());
                 let spec = DiskSpec::NvmeTcp(open.spec.clone());
-                let Added { owner, serial } = self.on_worker(worker, move |thread, crew| {
-                    crew.add_target(thread, open, assignment).map_err(failed)
-                })?;
+                let AddedFrontend { owner, serial } =
+                    self.on_worker(worker, move |thread, worker_context| {
+                        worker_context
+                            .add_target(thread, open, assignment)
+                            .map_err(failed)
+                    })?;
                 say_listening(&spec, &serial);
-                Ok(Running {
-                    server: Server::Worker { worker, owner },
+                Ok(ServedDisk {
+                    server: DiskServer::Worker { worker, owner },
                     volumes,
                     resized,
                 })
             }
             Ready::Ublk(open) => {
                 drop(assignment);
-                self.crew.disks.add(*open, &self.crew).map_err(failed)
+                self.worker_context
+                    .disks
+                    .add(*open, &self.worker_context)
+                    .map_err(failed)
             }
         }
     }
@@ -151,13 +165,17 @@ impl Manager {
     pub(super) fn on_worker<T: Send + 'static>(
         &self,
         worker: usize,
-        job: impl FnOnce(&mut Worker, &Crew) -> Result<T, Error> + Send + 'static,
+        job: impl FnOnce(&mut Worker, &WorkerContext) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let handle = self.crew.peers.handle(worker).ok_or_else(ending)?;
+        let handle = self
+            .worker_context
+            .peers
+            .handle(worker)
+            .ok_or_else(ending)?;
         let (told, answer) = mpsc::channel();
-        let crew = self.crew.clone();
+        let worker_context = self.worker_context.clone();
         handle.post(move |thread| {
-            let _ = told.send(job(thread, &crew));
+            let _ = told.send(job(thread, &worker_context));
         });
         // A worker that ends drops its jobs.
         answer.recv().map_err(|_| ending())?
@@ -170,14 +188,14 @@ impl Manager {
         source: Source,
     ) -> Result<String, Error> {
         self.admit(&spec)?;
-        let reserved = self.crew.table.reserve(spec.clone(), source)?;
-        self.crew.registry.described.add(&spec);
+        let reserved = self.worker_context.table.reserve(spec.clone(), source)?;
+        self.worker_context.registry.described.add(&spec);
         let (manager, what) = (self.clone(), format!("opening \"{}\"", spec.name()));
-        bounded(&what, LIMIT, move |decision| {
+        bounded(&what, VOLUME_TIMEOUT, move |decision| {
             let served = manager.open(&spec);
             let served = served.and_then(|ready| manager.serve_reserved(ready, reserved, decision));
             if served.is_err() {
-                manager.crew.opener.records.remove(&spec.name());
+                manager.worker_context.opener.records.remove(&spec.name());
             }
             served
         })
@@ -187,7 +205,7 @@ impl Manager {
     pub(super) fn serve_reserved(
         &self,
         ready: Ready,
-        reserved: Reserved,
+        reserved: ReservedName,
         decision: &Decision,
     ) -> Result<String, Error> {
         if !decision.commit() {
@@ -211,9 +229,9 @@ impl Manager {
             self.registry().settings.retain(name, |_| false);
             return Ok(());
         }
-        let taken = self.crew.table.take(name, "being removed")?;
+        let taken = self.worker_context.table.take(name, "being removed")?;
         let (manager, what) = (self.clone(), format!("removing \"{name}\""));
-        bounded(&what, LIMIT, move |decision| {
+        bounded(&what, VOLUME_TIMEOUT, move |decision| {
             decision.commit();
             let name = taken.name.clone();
             manager.remove_taken(taken, force)?;
@@ -227,35 +245,36 @@ impl Manager {
     /// # Errors
     /// The removal cannot be recorded.
     pub(super) fn forget_unavailable(&self, name: &str) -> Result<Option<DiskSpec>, Error> {
-        if self.crew.table.unavailable(name).is_none() {
+        if self.worker_context.table.unavailable(name).is_none() {
             return Ok(None);
         }
         let intent = self.intend(name, Next::Gone)?;
-        let Some(entry) = self.crew.table.forget(name) else {
+        let Some(entry) = self.worker_context.table.forget(name) else {
             return Ok(None);
         };
         intent.done();
-        self.crew.opener.records.remove(name);
+        self.worker_context.opener.records.remove(name);
         tracing::info!(disk = name, "removed; it was not served");
         self.tell(EventKind::Removed, name, None);
         Ok(Some(entry.spec))
     }
 
     /// Removes a disk that was taken for it.
-    pub(super) fn remove_taken(&self, taken: Taken, force: bool) -> Result<(), Error> {
+    pub(super) fn remove_taken(&self, taken: BusyDisk, force: bool) -> Result<(), Error> {
         let name = taken.name.clone();
         if !force && self.is_attached(&taken.running) {
             return Err(attached(&name));
         }
         let intent = self.intend(&name, Next::Gone)?;
         // Other disks of its subsystem go on with them.
-        let volumes = match taken.spec.is_in_subsystem() {
-            true => Vec::new(),
-            false => keep(&taken.running.volumes),
+        let volumes = if taken.spec.is_in_subsystem() {
+            Vec::new()
+        } else {
+            keep(&taken.running.volumes)
         };
-        let pool = self.crew.opener.pools.of(&name);
+        let pool = self.worker_context.opener.pools.of(&name);
         match taken.running.server {
-            Server::Worker { worker, owner } => {
+            DiskServer::Worker { worker, owner } => {
                 let (told, removed) = mpsc::channel();
                 let called = name.clone();
                 self.on_worker(worker, move |thread, _| {
@@ -267,7 +286,7 @@ impl Manager {
                     }
                     match front {
                         Front::Nvme(front) => front.dismiss(),
-                        Front::NvmeTcpDoor(front) => front.dismiss(),
+                        Front::NvmeTcpListener(front) => front.dismiss(),
                         _ => {}
                     }
                     thread.remove(owner, move |front, end| {
@@ -284,12 +303,12 @@ impl Manager {
                     }
                 }
             }
-            Server::Ublk(id) => self.crew.disks.remove(id, force)?,
+            DiskServer::Ublk(id) => self.worker_context.disks.remove(id, force)?,
         }
         close_last(volumes);
         close_last(pool.into_iter().collect());
-        self.crew.heap.freed();
-        self.crew.opener.records.remove(&name);
+        self.worker_context.heap.freed();
+        self.worker_context.opener.records.remove(&name);
         taken.gone();
         intent.done();
         tracing::info!(disk = name, "removed");
@@ -298,14 +317,14 @@ impl Manager {
     }
 
     /// A client has the disk.
-    pub(super) fn is_attached(&self, running: &Running) -> bool {
+    pub(super) fn is_attached(&self, running: &ServedDisk) -> bool {
         match running.server {
-            Server::Worker { worker, owner } => self
+            DiskServer::Worker { worker, owner } => self
                 .on_worker(worker, move |thread, _| {
                     Ok(thread.front_mut(owner).is_some_and(has_client))
                 })
                 .unwrap_or(false),
-            Server::Ublk(id) => self.crew.disks.is_open(id),
+            DiskServer::Ublk(id) => self.worker_context.disks.is_open(id),
         }
     }
 }
@@ -337,7 +356,7 @@ fn has_client(front: &mut Front) -> bool {
     match front {
         Front::Nvme(front) => front.has_client(),
         Front::VhostBlk(front) => front.has_client(),
-        Front::NvmeTcpDoor(front) => front.has_client(),
+        Front::NvmeTcpListener(front) => front.has_client(),
         Front::Remote(_) | Front::NvmeTcpHost(_) | Front::Ublk(_) => true,
     }
 }
@@ -367,7 +386,7 @@ pub(super) fn close_last<T: ?Sized>(volumes: Vec<Arc<T>>) {
             tracing::warn!("a volume that was removed has not been closed yet");
             return;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(CHECK_INTERVAL);
     }
 }
 
@@ -395,7 +414,7 @@ mod tests {
             drop(workers);
         });
         let remover = thread::spawn(move || close_last(vec![volume]));
-        thread::sleep(LOOK * 3);
+        thread::sleep(CHECK_INTERVAL * 3);
         waits.send(()).unwrap();
         let id = remover.thread().id();
         remover.join().unwrap();

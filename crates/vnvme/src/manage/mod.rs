@@ -1,8 +1,8 @@
 //! Changes of the served disks at run time: disks and namespaces are added and removed by request
 //! ([`control::Daemon`]) or by a new configuration.
 //!
-//! [`Table`] lists the running disks by name. A change reserves its disk, runs on a thread that may
-//! hang, and takes effect in one step or not at all. A configuration is compared with the table
+//! [`DiskTable`] lists the running disks by name. A change reserves its disk, runs on a thread that
+//! may hang, and takes effect in one step or not at all. A configuration is compared with the table
 //! ([`plan`]): changes that are impossible are refused before anything is done, and a change that
 //! fails midway is undone.
 
@@ -27,14 +27,14 @@ pub use allow::{Allow, allows_ublk, places, servers};
 pub use disk::{DiskSpec, to_file};
 pub use settings::{DiskVolumes, VolumeRef};
 pub use state::{StateLock, beside, read_state, replace as replace_file, without_configured};
-pub use table::{Failed, Running, Server, Source, Table};
+pub use table::{DiskFailure, DiskServer, DiskTable, ServedDisk, Source};
 
 use crate::check::check;
-use crate::crew::Crew;
 use crate::descriptors::Room;
 use crate::keep;
 use crate::registry::Registry;
 use crate::spec::ProcessSpec;
+use crate::worker_context::WorkerContext;
 use control::Error;
 use control::api::{DiskKind, EventKind};
 use state::Recorded;
@@ -44,7 +44,7 @@ use std::sync::{Arc, Mutex};
 
 /// Manager of the disks that a process serves, at run time.
 pub struct Manager {
-    crew: Arc<Crew>,
+    worker_context: Arc<WorkerContext>,
     allow: Allow,
     /// Room for descriptors: the number of disks that fit into the limit.
     room: Room,
@@ -66,10 +66,10 @@ pub struct Manager {
 
 impl Manager {
     /// Makes the manager of a serving process.
-    pub fn new(crew: Arc<Crew>, room: Room, process: ProcessSpec) -> Arc<Self> {
-        let daemon = crew.options.daemon.clone().unwrap_or_default();
+    pub fn new(worker_context: Arc<WorkerContext>, room: Room, process: ProcessSpec) -> Arc<Self> {
+        let daemon = worker_context.options.daemon.clone().unwrap_or_default();
         Arc::new(Self {
-            allow: Allow::new(&crew.options, &process.access),
+            allow: Allow::new(&worker_context.options, &process.access),
             room,
             process,
             said: daemon.process,
@@ -78,18 +78,18 @@ impl Manager {
             setting: Mutex::default(),
             file: Mutex::new(daemon.file),
             recorded: Mutex::default(),
-            crew,
+            worker_context,
         })
     }
 
     /// Disks come and go.
     pub fn may_change(&self) -> bool {
-        self.crew.options.daemon.is_some()
+        self.worker_context.options.daemon.is_some()
     }
 
     /// Counters, limits, devices.
     pub fn registry(&self) -> &Registry {
-        &self.crew.registry
+        &self.worker_context.registry
     }
 
     /// Checks that there is a disk of this name.
@@ -97,13 +97,13 @@ impl Manager {
     /// # Errors
     /// There is none.
     pub fn ensure_known(&self, name: &str) -> Result<(), Error> {
-        self.crew.table.get(name).map(drop)
+        self.worker_context.table.get(name).map(drop)
     }
 
     /// Checks that unique values are unique, and that there are descriptors for all disks.
     fn check_all<'a>(&self, disks: impl Iterator<Item = &'a DiskSpec>) -> Result<(), Error> {
         let specs = DiskSpec::specs(disks);
-        let checked = check(&specs, self.crew.options.control.as_deref());
+        let checked = check(&specs, self.worker_context.options.control.as_deref());
         checked.map_err(|error| Error::conflict(format!("{error:#}")))?;
         let room = self.room.check(&specs);
         room.map_err(|error| Error::conflict(format!("{error:#}")))
@@ -117,7 +117,7 @@ impl Manager {
 
     /// Checks a disk together with all other disks.
     fn check_beside(&self, name: &str, disk: &DiskSpec) -> Result<(), Error> {
-        let table = self.crew.table.served();
+        let table = self.worker_context.table.served();
         let others = table.iter().filter(|(other, _)| other != name);
         let others = others.map(|(_, entry)| &entry.spec);
         self.check_all(others.chain(std::iter::once(disk)))
@@ -125,13 +125,16 @@ impl Manager {
 
     /// Sends an event to all listeners, and records the new state.
     fn tell(&self, kind: EventKind, disk: &str, nsid: Option<u32>) {
-        let table = self.crew.table.served();
+        let table = self.worker_context.table.served();
         let disks = table.iter().map(|(_, entry)| &entry.spec);
-        self.crew.registry.described.set(disks);
-        let all = self.crew.table.all().into_iter();
+        self.worker_context.registry.described.set(disks);
+        let all = self.worker_context.table.all().into_iter();
         let controllers = all.filter(|(_, entry)| entry.spec.kind() == DiskKind::Controller);
         keep::expect_disks(controllers.count());
-        self.crew.registry.events.send(kind, disk, nsid, None);
+        self.worker_context
+            .registry
+            .events
+            .send(kind, disk, nsid, None);
         self.keep_state();
     }
 }

@@ -1,15 +1,15 @@
 //! Namespaces that are attached, detached and resized while their controller runs.
 
 use super::bounded::bounded;
-use super::change::{LIMIT, close_last, controller, in_subsystem, keep};
+use super::change::{VOLUME_TIMEOUT, close_last, controller, in_subsystem, keep};
 use super::refused::failed;
-use super::table::{Next, Server, Taken};
+use super::table::{BusyDisk, DiskServer, Next};
 use super::{DiskSpec, Manager};
-use crate::crew::namespace_config;
 use crate::formats::Chosen;
-use crate::open::Opened;
+use crate::open::OpenedVolume;
 use crate::record;
 use crate::spec::NamespaceSpec;
+use crate::worker_context::namespace_config;
 use control::Error;
 use control::api::EventKind;
 use controller::{Attach, NamespacePool};
@@ -17,9 +17,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Between two looks whether all workers know.
-const LOOK: Duration = Duration::from_millis(2);
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 /// After this time, commands in flight on a namespace that was detached end early.
-const GRACE: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Manager {
     /// Attaches a namespace. Its ID.
@@ -29,14 +29,14 @@ impl Manager {
         mut spec: NamespaceSpec,
     ) -> Result<u32, Error> {
         self.allow.check_volume(&spec.volume)?;
-        let taken = self.crew.table.take(name, "being changed")?;
+        let taken = self.worker_context.table.take(name, "being changed")?;
         let DiskSpec::Controller(disk) = &taken.spec else {
             return Err(only_controllers(name));
         };
         if taken.spec.is_in_subsystem() {
             return Err(in_subsystem(name));
         }
-        let pool = self.crew.opener.pools.of(name);
+        let pool = self.worker_context.opener.pools.of(name);
         let pooled = pool.map_or_else(Vec::new, |pool| pool.namespaces());
         let used = |nsid: u32| {
             disk.namespaces.iter().any(|ns| ns.nsid == Some(nsid))
@@ -56,8 +56,8 @@ impl Manager {
         self.check_alone(&together)?;
         self.check_beside(name, &together)?;
         let (manager, what) = (self.clone(), format!("opening {}", spec.volume));
-        bounded(&what, LIMIT, move |decision| {
-            let opened = manager.crew.opener.open(&spec, &taken.name, nsid);
+        bounded(&what, VOLUME_TIMEOUT, move |decision| {
+            let opened = manager.worker_context.opener.open(&spec, &taken.name, nsid);
             let opened = spec.origin.place("volume", opened).map_err(failed)?;
             if !decision.commit() {
                 return Err(Error::failed("it was given up"));
@@ -69,24 +69,24 @@ impl Manager {
     /// Shows a namespace that is open.
     pub(super) fn attach_opened(
         &self,
-        mut taken: Taken,
+        mut taken: BusyDisk,
         together: DiskSpec,
         spec: NamespaceSpec,
-        opened: Opened,
+        opened: OpenedVolume,
     ) -> Result<u32, Error> {
-        let Server::Worker { worker, owner } = taken.running.server else {
+        let DiskServer::Worker { worker, owner } = taken.running.server else {
             return Err(only_controllers(&taken.name));
         };
         let next = Next::As(Box::new(together.clone()));
         let intent = self.intend(&taken.name, next)?;
-        self.crew.registry.described.add(&together);
+        self.worker_context.registry.described.add(&together);
         let nsid = spec.nsid.unwrap_or(1);
         let volume = opened.volume.clone();
         let serial = self.on_worker(worker, move |thread, _| {
             let (controller, _) = controller(thread, owner)?.controller_mut();
             Ok(controller.config().serial.clone())
         })?;
-        let records = &self.crew.opener.records;
+        let records = &self.worker_context.opener.records;
         let recorded = records.attach(
             &taken.name,
             &serial,
@@ -122,10 +122,12 @@ impl Manager {
                          open the volume"
                     )));
                 }
-                Attach::Under => std::thread::sleep(LOOK),
+                Attach::Under => std::thread::sleep(CHECK_INTERVAL),
             }
         }
-        self.crew.sizes.watch(&volume, &taken.running.resized);
+        self.worker_context
+            .sizes
+            .watch(&volume, &taken.running.resized);
         let weak = Arc::downgrade(&volume);
         taken.running.volumes.push((nsid, weak));
         taken.spec = together;
@@ -137,11 +139,11 @@ impl Manager {
 
     /// Detaches a namespace.
     pub(super) fn detach_namespace(self: &Arc<Self>, name: &str, nsid: u32) -> Result<(), Error> {
-        let taken = self.crew.table.take(name, "being changed")?;
+        let taken = self.worker_context.table.take(name, "being changed")?;
         if taken.spec.is_in_subsystem() {
             return Err(in_subsystem(name));
         }
-        let pool = self.crew.opener.pools.of(name);
+        let pool = self.worker_context.opener.pools.of(name);
         let mut pooled = pool.iter().flat_map(|pool| pool.namespaces());
         if pooled.any(|ns| ns.nsid == nsid) {
             return Err(Error::conflict(format!(
@@ -150,17 +152,17 @@ impl Manager {
         }
         let what = format!("detaching namespace {nsid} of \"{name}\"");
         let manager = self.clone();
-        bounded(&what, LIMIT, move |decision| {
+        bounded(&what, VOLUME_TIMEOUT, move |decision| {
             decision.commit();
             manager.detach_taken(taken, nsid)
         })
     }
 
     /// Detaches a namespace of a disk that the caller has taken.
-    pub(super) fn detach_taken(&self, mut taken: Taken, nsid: u32) -> Result<(), Error> {
+    pub(super) fn detach_taken(&self, mut taken: BusyDisk, nsid: u32) -> Result<(), Error> {
         let name = taken.name.clone();
         let mut next = taken.spec.clone();
-        let (DiskSpec::Controller(disk), Server::Worker { worker, owner }) =
+        let (DiskSpec::Controller(disk), DiskServer::Worker { worker, owner }) =
             (&mut next, taken.running.server)
         else {
             return Err(only_controllers(&name));
@@ -179,21 +181,22 @@ impl Manager {
         let called = name.clone();
         self.on_worker(worker, move |thread, _| {
             let detached = controller(thread, owner)?.controller_mut().0.detach(nsid);
-            match detached {
-                true => Ok(()),
-                false => Err(unknown(&called)),
+            if detached {
+                Ok(())
+            } else {
+                Err(unknown(&called))
             }
         })?;
         // The namespace is no longer listed, whatever its volume does.
         taken.spec = next;
         taken.running.volumes = left;
         taken.changed();
-        self.crew.opener.records.detach(&name, nsid);
+        self.worker_context.opener.records.detach(&name, nsid);
         intent.done();
         self.registry().settings.retain(&name, |id| id != nsid);
         let began = Instant::now();
         loop {
-            let early = began.elapsed() >= GRACE;
+            let early = began.elapsed() >= DRAIN_TIMEOUT;
             let left = self.on_worker(worker, move |thread, _| {
                 let (controller, io) = controller(thread, owner)?.controller_mut();
                 if early {
@@ -205,7 +208,7 @@ impl Manager {
             if !left {
                 break;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(CHECK_INTERVAL);
         }
         close_last(volumes);
         self.tell(EventKind::Changed, &name, Some(nsid));

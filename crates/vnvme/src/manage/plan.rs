@@ -2,11 +2,11 @@
 
 use super::ana;
 use super::bounded::bounded;
-use super::change::{LIMIT, Ready, attached, give_up, in_subsystem};
+use super::change::{Ready, VOLUME_TIMEOUT, attached, give_up, in_subsystem};
 use super::refused::failed;
-use super::table::{Entry, Source};
+use super::table::{DiskRecord, Source};
 use super::{DiskSpec, Manager};
-use crate::open::Opened;
+use crate::open::OpenedVolume;
 use crate::spec::{ControllerSpec, NamespaceSpec, ProcessSpec, Specs};
 use control::Error;
 use control::api::{AnaState, Plan, Refusal};
@@ -24,7 +24,7 @@ pub(super) enum Scope {
 }
 
 /// One change of a plan.
-enum Step {
+enum PlanStep {
     Add(DiskSpec),
     Remove(String),
     /// Changes the ANA states of a disk's groups.
@@ -40,13 +40,13 @@ enum Step {
 }
 
 /// A change that was made, with the data to undo it.
-enum Done {
+enum AppliedStep {
     Added(String),
     /// Reached so before.
     Ana(String, BTreeMap<u32, AnaState>),
     Removed(DiskSpec, Source),
     /// An unavailable disk that was removed.
-    Forgotten(Box<Entry>),
+    Forgotten(Box<DiskRecord>),
     Attached(String, u32),
     Detached(String, NamespaceSpec),
 }
@@ -80,16 +80,17 @@ impl Manager {
         });
         if let Err(error) = result {
             let undone = self.undo(done);
-            return Err(match undone.is_empty() {
-                true => Error {
+            return Err(if undone.is_empty() {
+                Error {
                     message: format!("{}; nothing was changed", error.message),
                     ..error
-                },
-                false => Error::failed(format!(
+                }
+            } else {
+                Error::failed(format!(
                     "{}; and this could not be undone: {}",
                     error.message,
                     undone.join("; ")
-                )),
+                ))
             });
         }
         for name in &plan.removed {
@@ -97,11 +98,11 @@ impl Manager {
         }
         for done in done {
             // The disk's kept descriptors belong to another disk by now, or to none.
-            if let Done::Forgotten(entry) = done {
+            if let AppliedStep::Forgotten(entry) = done {
                 give_up(&entry.spec);
             }
         }
-        self.crew.table.try_again();
+        self.worker_context.table.try_again();
         Ok(plan)
     }
 
@@ -109,16 +110,16 @@ impl Manager {
     /// those of the configuration by now, also those that were added by request.
     fn adopt(&self, wanted: &Specs) -> Result<(), Error> {
         let now = DiskSpec::by_name(wanted);
-        let adopted = self.crew.table.adopt(now.keys());
+        let adopted = self.worker_context.table.adopt(now.keys());
         let before = std::mem::replace(&mut *self.file.lock().unpoisoned(), now);
         self.record().inspect_err(|_| {
             *self.file.lock().unpoisoned() = before;
-            self.crew.table.unadopt(&adopted);
+            self.worker_context.table.unadopt(&adopted);
             self.keep_state();
         })
     }
 
-    fn plan(&self, wanted: &Specs, scope: Scope) -> Result<(Plan, Vec<Step>), Error> {
+    fn plan(&self, wanted: &Specs, scope: Scope) -> Result<(Plan, Vec<PlanStep>), Error> {
         let mut plan = Plan::default();
         let mut steps = Vec::new();
         let disks = DiskSpec::all(wanted);
@@ -131,7 +132,8 @@ impl Manager {
                 )));
             }
         }
-        let table: BTreeMap<String, Entry> = self.crew.table.all().into_iter().collect();
+        let table: BTreeMap<String, DiskRecord> =
+            self.worker_context.table.all().into_iter().collect();
         let mut refuse = |disk: &str, reason: String| {
             plan.refused.push(Refusal {
                 disk: disk.to_owned(),
@@ -153,7 +155,7 @@ impl Manager {
                 }
                 _ => {
                     plan.removed.push(name.clone());
-                    steps.push(Step::Remove(name.clone()));
+                    steps.push(PlanStep::Remove(name.clone()));
                 }
             }
         }
@@ -185,7 +187,7 @@ impl Manager {
                         refuse(&name, reason.to_string());
                     }
                 }
-                steps.push(Step::Add(disk));
+                steps.push(PlanStep::Add(disk));
                 continue;
             };
             // A saved configuration has changed settings as options.
@@ -215,7 +217,11 @@ impl Manager {
         Ok((plan, steps))
     }
 
-    fn check_together(&self, table: &BTreeMap<String, Entry>, steps: &[Step]) -> Result<(), Error> {
+    fn check_together(
+        &self,
+        table: &BTreeMap<String, DiskRecord>,
+        steps: &[PlanStep],
+    ) -> Result<(), Error> {
         let mut all: BTreeMap<String, DiskSpec> = table
             .iter()
             .filter(|(_, entry)| entry.failed.is_none())
@@ -223,14 +229,14 @@ impl Manager {
             .collect();
         for step in steps {
             match step {
-                Step::Add(spec) | Step::Replace(spec) => {
+                PlanStep::Add(spec) | PlanStep::Replace(spec) => {
                     all.insert(spec.name(), spec.clone());
                 }
-                Step::Remove(name) => {
+                PlanStep::Remove(name) => {
                     all.remove(name);
                 }
-                Step::Ana(..) => {}
-                Step::Namespaces { name, gone, new } => {
+                PlanStep::Ana(..) => {}
+                PlanStep::Namespaces { name, gone, new } => {
                     if let Some(DiskSpec::Controller(spec)) = all.get_mut(name) {
                         let left =
                             |ns: &NamespaceSpec| ns.nsid.is_none_or(|id| !gone.contains(&id));
@@ -244,10 +250,10 @@ impl Manager {
     }
 
     /// How a disk becomes another one.
-    fn change(&self, name: &str, entry: &Entry, wanted: DiskSpec) -> Result<Step, Error> {
+    fn change(&self, name: &str, entry: &DiskRecord, wanted: DiskSpec) -> Result<PlanStep, Error> {
         if entry.failed.is_some() {
             self.admit(&wanted)?;
-            return Ok(Step::Replace(wanted));
+            return Ok(PlanStep::Replace(wanted));
         }
         let (Some(running), None) = (&entry.running, entry.busy) else {
             let busy = entry.busy.unwrap_or("not served");
@@ -257,14 +263,14 @@ impl Manager {
             && now.subsystem.is_some()
             && without_ana(now) == without_ana(then)
         {
-            return Ok(Step::Ana(name.to_owned(), ana::groups(then)));
+            return Ok(PlanStep::Ana(name.to_owned(), ana::groups(then)));
         }
         if entry.spec.kind() != wanted.kind() || !self.is_attached(running) {
             if self.is_attached(running) {
                 return Err(attached(name));
             }
             self.admit(&wanted)?;
-            return Ok(Step::Replace(wanted));
+            return Ok(PlanStep::Replace(wanted));
         }
         let (DiskSpec::Controller(now), DiskSpec::Controller(then)) = (&entry.spec, &wanted) else {
             return Err(Error::conflict(format!(
@@ -311,7 +317,7 @@ impl Manager {
         }
         let kept = |ns: &&NamespaceSpec| of(then, ns.nsid).is_none();
         let gone = now.namespaces.iter().filter(kept);
-        Ok(Step::Namespaces {
+        Ok(PlanStep::Namespaces {
             name: name.to_owned(),
             gone: gone.filter_map(|ns| ns.nsid).collect(),
             new,
@@ -334,20 +340,20 @@ impl Manager {
 
     fn do_all(
         self: &Arc<Self>,
-        steps: Vec<Step>,
+        steps: Vec<PlanStep>,
         source: Source,
-        done: &mut Vec<Done>,
+        done: &mut Vec<AppliedStep>,
     ) -> Result<(), Error> {
         // Everything new is opened before anything is removed: it may not exist. Only a volume or
         // socket that is opened a second time waits until it is closed.
         let mut ready: BTreeMap<String, Ready> = BTreeMap::new();
-        let mut namespaces: BTreeMap<(String, u32), Opened> = BTreeMap::new();
+        let mut namespaces: BTreeMap<(String, u32), OpenedVolume> = BTreeMap::new();
         for step in &steps {
             match step {
-                Step::Add(spec) if !self.is_in_use(spec) => {
+                PlanStep::Add(spec) if !self.is_in_use(spec) => {
                     ready.insert(spec.name(), self.open_bounded(spec)?);
                 }
-                Step::Namespaces { name, new, .. } => {
+                PlanStep::Namespaces { name, new, .. } => {
                     for spec in new {
                         let opened = self.open_namespace(spec, name)?;
                         namespaces.insert((name.clone(), spec.nsid.unwrap_or(1)), opened);
@@ -358,40 +364,40 @@ impl Manager {
         }
         for step in &steps {
             match step {
-                Step::Remove(name) => self.remove_undoably(name, done)?,
-                Step::Replace(spec) => self.remove_undoably(&spec.name(), done)?,
+                PlanStep::Remove(name) => self.remove_undoably(name, done)?,
+                PlanStep::Replace(spec) => self.remove_undoably(&spec.name(), done)?,
                 _ => {}
             }
         }
         for step in steps {
             match step {
-                Step::Remove(_) => {}
-                Step::Ana(name, groups) => {
-                    if let DiskSpec::Controller(spec) = self.crew.table.get(&name)?.spec {
-                        done.push(Done::Ana(name.clone(), ana::groups(&spec)));
+                PlanStep::Remove(_) => {}
+                PlanStep::Ana(name, groups) => {
+                    if let DiskSpec::Controller(spec) = self.worker_context.table.get(&name)?.spec {
+                        done.push(AppliedStep::Ana(name.clone(), ana::groups(&spec)));
                     }
                     self.set_ana(&name, &groups)?;
                 }
-                Step::Add(spec) | Step::Replace(spec) => {
+                PlanStep::Add(spec) | PlanStep::Replace(spec) => {
                     let name = self.add_ready(ready.remove(&spec.name()), spec, source)?;
-                    done.push(Done::Added(name));
+                    done.push(AppliedStep::Added(name));
                 }
-                Step::Namespaces { name, gone, new } => {
+                PlanStep::Namespaces { name, gone, new } => {
                     for nsid in gone {
-                        let entry = self.crew.table.get(&name)?;
+                        let entry = self.worker_context.table.get(&name)?;
                         self.detach_namespace(&name, nsid)?;
                         if let DiskSpec::Controller(spec) = entry.spec
                             && let Some(old) =
                                 spec.namespaces.into_iter().find(|ns| ns.nsid == Some(nsid))
                         {
-                            done.push(Done::Detached(name.clone(), old));
+                            done.push(AppliedStep::Detached(name.clone(), old));
                         }
                     }
                     for spec in new {
                         let nsid = spec.nsid.unwrap_or(1);
                         let opened = namespaces.remove(&(name.clone(), nsid));
                         self.attach_ready(&name, spec, opened)?;
-                        done.push(Done::Attached(name.clone(), nsid));
+                        done.push(AppliedStep::Attached(name.clone(), nsid));
                     }
                 }
             }
@@ -402,7 +408,7 @@ impl Manager {
     /// Returns whether another disk has one of the disk's volumes or identifiers, or its socket, so
     /// that it has to be removed first.
     fn is_in_use(&self, spec: &DiskSpec) -> bool {
-        let table = self.crew.table.served();
+        let table = self.worker_context.table.served();
         table.iter().any(|(_, entry)| {
             let volumes = entry.spec.volumes();
             let shares = spec.volumes().iter().any(|url| volumes.contains(url));
@@ -414,18 +420,28 @@ impl Manager {
 
     fn open_bounded(self: &Arc<Self>, spec: &DiskSpec) -> Result<Ready, Error> {
         let (manager, spec) = (self.clone(), spec.clone());
-        bounded(&format!("opening \"{}\"", spec.name()), LIMIT, move |_| {
-            manager.open(&spec)
-        })
+        bounded(
+            &format!("opening \"{}\"", spec.name()),
+            VOLUME_TIMEOUT,
+            move |_| manager.open(&spec),
+        )
     }
 
-    fn open_namespace(self: &Arc<Self>, spec: &NamespaceSpec, disk: &str) -> Result<Opened, Error> {
+    fn open_namespace(
+        self: &Arc<Self>,
+        spec: &NamespaceSpec,
+        disk: &str,
+    ) -> Result<OpenedVolume, Error> {
         let (manager, spec, disk) = (self.clone(), spec.clone(), disk.to_owned());
-        bounded(&format!("opening {}", spec.volume), LIMIT, move |_| {
-            let nsid = spec.nsid.unwrap_or(1);
-            let opened = manager.crew.opener.open(&spec, &disk, nsid);
-            spec.origin.place("volume", opened).map_err(failed)
-        })
+        bounded(
+            &format!("opening {}", spec.volume),
+            VOLUME_TIMEOUT,
+            move |_| {
+                let nsid = spec.nsid.unwrap_or(1);
+                let opened = manager.worker_context.opener.open(&spec, &disk, nsid);
+                spec.origin.place("volume", opened).map_err(failed)
+            },
+        )
     }
 
     fn add_ready(
@@ -437,16 +453,16 @@ impl Manager {
         let Some(ready) = ready else {
             return self.add_disk(spec, source);
         };
-        let reserved = self.crew.table.reserve(spec.clone(), source)?;
-        self.crew.registry.described.add(&spec);
+        let reserved = self.worker_context.table.reserve(spec.clone(), source)?;
+        self.worker_context.registry.described.add(&spec);
         let manager = self.clone();
         bounded(
             &format!("adding \"{}\"", spec.name()),
-            LIMIT,
+            VOLUME_TIMEOUT,
             move |decision| {
                 let served = manager.serve_reserved(ready, reserved, decision);
                 if served.is_err() {
-                    manager.crew.opener.records.remove(&spec.name());
+                    manager.worker_context.opener.records.remove(&spec.name());
                 }
                 served
             },
@@ -457,12 +473,12 @@ impl Manager {
         self: &Arc<Self>,
         name: &str,
         spec: NamespaceSpec,
-        opened: Option<Opened>,
+        opened: Option<OpenedVolume>,
     ) -> Result<(), Error> {
         let Some(opened) = opened else {
             return self.attach_namespace(name, spec).map(drop);
         };
-        let taken = self.crew.table.take(name, "being changed")?;
+        let taken = self.worker_context.table.take(name, "being changed")?;
         let DiskSpec::Controller(mut together) = taken.spec.clone() else {
             return Err(Error::conflict(format!(
                 "\"{name}\" has become another disk"
@@ -474,34 +490,38 @@ impl Manager {
         attached.map(drop)
     }
 
-    fn remove_undoably(self: &Arc<Self>, name: &str, done: &mut Vec<Done>) -> Result<(), Error> {
-        let entry = self.crew.table.get(name)?;
+    fn remove_undoably(
+        self: &Arc<Self>,
+        name: &str,
+        done: &mut Vec<AppliedStep>,
+    ) -> Result<(), Error> {
+        let entry = self.worker_context.table.get(name)?;
         if entry.failed.is_some() && self.forget_unavailable(name)?.is_some() {
-            done.push(Done::Forgotten(Box::new(entry)));
+            done.push(AppliedStep::Forgotten(Box::new(entry)));
             return Ok(());
         }
         self.remove_disk(name, false)?;
-        done.push(Done::Removed(entry.spec, entry.source));
+        done.push(AppliedStep::Removed(entry.spec, entry.source));
         Ok(())
     }
 
     /// Undoes changes, the last first. Returns the changes that could not be undone.
-    fn undo(self: &Arc<Self>, done: Vec<Done>) -> Vec<String> {
+    fn undo(self: &Arc<Self>, done: Vec<AppliedStep>) -> Vec<String> {
         let mut left = Vec::new();
         for done in done.into_iter().rev() {
             let undone = match done {
-                Done::Added(name) => self.remove_disk(&name, true),
-                Done::Ana(name, groups) => self.set_ana(&name, &groups),
-                Done::Removed(spec, source) => self.add_disk(spec, source).map(drop),
-                Done::Forgotten(entry) => {
+                AppliedStep::Added(name) => self.remove_disk(&name, true),
+                AppliedStep::Ana(name, groups) => self.set_ana(&name, &groups),
+                AppliedStep::Removed(spec, source) => self.add_disk(spec, source).map(drop),
+                AppliedStep::Forgotten(entry) => {
                     let name = entry.spec.name();
-                    self.crew.table.remember(*entry);
+                    self.worker_context.table.remember(*entry);
                     self.retry_in_background(&name);
                     self.keep_state();
                     Ok(())
                 }
-                Done::Attached(name, nsid) => self.detach_namespace(&name, nsid),
-                Done::Detached(name, spec) => self.attach_namespace(&name, spec).map(drop),
+                AppliedStep::Attached(name, nsid) => self.detach_namespace(&name, nsid),
+                AppliedStep::Detached(name, spec) => self.attach_namespace(&name, spec).map(drop),
             };
             left.extend(undone.err().map(|error| error.message));
         }

@@ -28,11 +28,12 @@ impl Manager {
             ));
         };
         self.wait_started()?;
-        let _reloading = self.crew.service.reloading();
+        let _reloading = self.worker_context.service.reloading();
         let specs = crate::config::read(path).map_err(|error| {
-            let replaced = match self.allow.is_confined() && is_refused(&error) {
-                true => REPLACED,
-                false => "",
+            let replaced = if self.allow.is_confined() && is_refused(&error) {
+                REPLACED
+            } else {
+                ""
             };
             Error::invalid(format!("{error:#}{replaced}"))
         })?;

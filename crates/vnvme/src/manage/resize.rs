@@ -1,7 +1,7 @@
 //! Volumes that are given another size while they are served.
 
 use super::bounded::bounded;
-use super::change::LIMIT;
+use super::change::VOLUME_TIMEOUT;
 use super::refused::of_volume;
 use super::{DiskSpec, Manager};
 use control::Error;
@@ -29,7 +29,7 @@ impl Manager {
         nsid: u32,
         bytes: u64,
     ) -> Result<(), Error> {
-        let taken = self.crew.table.take(name, "being changed")?;
+        let taken = self.worker_context.table.take(name, "being changed")?;
         if let Some(why) = fixed_by(&taken.spec, nsid) {
             return Err(Error::conflict(format!(
                 "namespace {nsid} of \"{name}\" has {why}, kept for each block of its size: it \
@@ -37,7 +37,7 @@ impl Manager {
             )));
         }
         let (manager, what) = (self.clone(), format!("resizing \"{name}\""));
-        bounded(&what, LIMIT, move |decision| {
+        bounded(&what, VOLUME_TIMEOUT, move |decision| {
             let name = taken.name.clone();
             let found = taken.running.volumes.iter().find(|(id, _)| *id == nsid);
             let volume = found.and_then(|(_, volume)| volume.upgrade());

@@ -1,7 +1,7 @@
 //! Limits, weights and error policies of the served disks: changed at run time, recorded before the
 //! change takes effect, and written into a configuration that is saved.
 
-use super::table::Entry;
+use super::table::DiskRecord;
 use super::{DiskSpec, Manager};
 use crate::open::is_within;
 use crate::settings::Setting;
@@ -50,12 +50,12 @@ impl DiskVolumes {
 }
 
 impl Manager {
-    fn volumes_of(&self, name: &str, entry: &Entry) -> DiskVolumes {
+    fn volumes_of(&self, name: &str, entry: &DiskRecord) -> DiskVolumes {
         let mut open = entry
             .running
             .as_ref()
             .map_or_else(Vec::new, |running| running.volumes.clone());
-        if let Some(pool) = self.crew.opener.pools.of(name) {
+        if let Some(pool) = self.worker_context.opener.pools.of(name) {
             let pooled = pool.namespaces().into_iter();
             let pooled = pooled.filter_map(|ns| Some((ns.nsid, Arc::downgrade(&ns.volume?))));
             open.extend(pooled);
@@ -108,7 +108,7 @@ impl Manager {
             return Ok(None);
         };
         self.wait_started()?;
-        let entry = self.crew.table.get(name)?;
+        let entry = self.worker_context.table.get(name)?;
         Ok(Some(self.volumes_of(name, &entry)))
     }
 
@@ -121,7 +121,7 @@ impl Manager {
         let settings = &self.registry().settings;
         let before = settings.all();
         let mut now = before.clone();
-        for (name, entry) in self.crew.table.served() {
+        for (name, entry) in self.worker_context.table.served() {
             let volumes = self.volumes_of(&name, &entry);
             for VolumeRef { name: url, volume } in meant {
                 for nsid in volumes.nsids_of(url, volume) {

@@ -4,8 +4,8 @@
 use super::table::Next;
 use super::{DiskSpec, Manager, Source, to_file};
 use crate::check::check;
-use crate::keep::{self, Before, Unavailable};
-use crate::prepare::Unserved;
+use crate::keep::{self, PreviousConfiguration, Unavailable};
+use crate::prepare::UnavailableDisk;
 use crate::spec::{ProcessSpec, Specs};
 use anyhow::{Context, Result, bail, ensure};
 use control::Error;
@@ -98,7 +98,7 @@ pub fn beside(
     configured: &Specs,
     kept: &[DiskSpec],
     control: Option<&Path>,
-) -> (Specs, Vec<Unserved>) {
+) -> (Specs, Vec<UnavailableDisk>) {
     let with = |more: &Specs| {
         let mut all = configured.clone();
         all.extend(more.clone());
@@ -114,7 +114,7 @@ pub fn beside(
         more.extend(DiskSpec::specs(std::iter::once(disk)));
         match with(&more) {
             Ok(()) => served = more,
-            Err(error) => rest.push(Unserved::new(disk.clone(), &error)),
+            Err(error) => rest.push(UnavailableDisk::new(disk.clone(), &error)),
         }
     }
     (served, rest)
@@ -204,7 +204,7 @@ impl Manager {
     pub(super) fn record(&self) -> Result<(), Error> {
         // The lock keeps the writes in the order of the changes.
         let recorded = &mut *self.recorded.lock().unpoisoned();
-        let table = self.crew.table.all();
+        let table = self.worker_context.table.all();
         let there = table
             .iter()
             .filter_map(|(_, entry)| Some((entry.source, entry.recorded()?)));
@@ -212,7 +212,7 @@ impl Manager {
             there.partition(|(source, _)| *source == Source::Config);
         let configured = configured.into_iter().map(|(_, spec)| spec);
         let added: Vec<DiskSpec> = added.into_iter().map(|(_, spec)| spec.clone()).collect();
-        if let Some(path) = &self.crew.options.state {
+        if let Some(path) = &self.worker_context.options.state {
             let with_settings: Vec<_> = added.iter().map(|spec| self.with_settings(spec)).collect();
             let written = recorded.write_state(path, &with_settings);
             written.map_err(|error| {
@@ -237,14 +237,14 @@ impl Manager {
             there.any(|(name, entry)| name == disk && entry.recorded().is_some())
         });
         let file = self.file.lock().unpoisoned();
-        let now = Before {
+        let now = PreviousConfiguration {
             unavailable: Unavailable {
                 disks,
                 never_opened,
             },
             settings,
             file: file.clone(),
-            ..Before::new(configured, &self.process, added, &self.said)
+            ..PreviousConfiguration::new(configured, &self.process, added, &self.said)
         };
         drop(file);
         recorded.note(now).map_err(|error| {
@@ -259,7 +259,7 @@ impl Manager {
     /// # Errors
     /// The change cannot be recorded, and must not take effect.
     pub(super) fn intend(&self, name: &str, next: Next) -> Result<Intent<'_>, Error> {
-        self.crew.table.set_next(name, Some(next));
+        self.worker_context.table.set_next(name, Some(next));
         let recorded = self.record();
         let mut intent = Intent {
             manager: self,
@@ -270,7 +270,7 @@ impl Manager {
             Ok(()) => Ok(intent),
             Err(error) => {
                 intent.is_open = false;
-                self.crew.table.set_next(name, None);
+                self.worker_context.table.set_next(name, None);
                 // A part may have been recorded. The error of the other part is reported already.
                 let _ = self.record();
                 Err(Error {
@@ -299,7 +299,7 @@ impl Intent<'_> {
 impl Drop for Intent<'_> {
     fn drop(&mut self) {
         if self.is_open {
-            self.manager.crew.table.set_next(&self.name, None);
+            self.manager.worker_context.table.set_next(&self.name, None);
             self.manager.keep_state();
         }
     }
@@ -309,7 +309,7 @@ impl Drop for Intent<'_> {
 #[derive(Default)]
 pub(super) struct Recorded {
     state: Option<String>,
-    noted: Option<Before>,
+    noted: Option<PreviousConfiguration>,
 }
 
 impl Recorded {
@@ -323,7 +323,7 @@ impl Recorded {
         Ok(())
     }
 
-    fn note(&mut self, now: Before) -> Result<()> {
+    fn note(&mut self, now: PreviousConfiguration) -> Result<()> {
         if self.noted.as_ref() != Some(&now) {
             self.noted = None;
             keep::note(&now)?;

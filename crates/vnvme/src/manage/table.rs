@@ -2,7 +2,7 @@
 
 use super::DiskSpec;
 use crate::check::check;
-use crate::roll::Listing;
+use crate::guarded_list::ListEntry;
 use control::Error;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -23,7 +23,7 @@ pub enum Source {
 
 /// Server of a disk: a worker or the thread of block devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Server {
+pub enum DiskServer {
     /// A front-end of this number on the worker of this index.
     Worker { worker: usize, owner: u16 },
     /// The thread of block devices; the device of this number.
@@ -32,8 +32,8 @@ pub enum Server {
 
 /// A disk that is served.
 #[derive(Clone, Debug)]
-pub struct Running {
-    pub server: Server,
+pub struct ServedDisk {
+    pub server: DiskServer,
     /// Volumes of the disk by their NSIDs, as weak references.
     pub volumes: Vec<(u32, Weak<dyn Volume>)>,
     /// To be written to when one of them was resized.
@@ -42,13 +42,13 @@ pub struct Running {
 
 /// A disk, as the table has it.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct DiskRecord {
     pub spec: DiskSpec,
     pub source: Source,
     /// Not while it is being added, and not of a disk that could not be.
-    pub running: Option<Running>,
+    pub running: Option<ServedDisk>,
     /// Why it is not served, of one that is unavailable.
-    pub failed: Option<Arc<Failed>>,
+    pub failed: Option<Arc<DiskFailure>>,
     /// Description of the change that is under way.
     pub busy: Option<&'static str>,
     /// Result of a change that is recorded and has not taken effect yet.
@@ -64,7 +64,7 @@ pub enum Next {
     Gone,
 }
 
-impl Entry {
+impl DiskRecord {
     /// Returns the disk as the next process has to know it; `None` for one that it must not serve.
     pub fn recorded(&self) -> Option<&DiskSpec> {
         match &self.next {
@@ -79,18 +79,18 @@ impl Entry {
 
 /// Why a disk is not served.
 #[derive(Debug)]
-pub struct Failed {
+pub struct DiskFailure {
     pub why: String,
     /// A process has opened its volumes since it was configured.
     pub was_opened: bool,
     /// Entry in the list of unavailable disks, which counts them.
-    pub _counted: Arc<Listing<String>>,
+    pub _counted: Arc<ListEntry<String>>,
 }
 
 /// All disks of the process.
 #[derive(Default)]
-pub struct Table {
-    entries: Mutex<BTreeMap<String, Entry>>,
+pub struct DiskTable {
+    entries: Mutex<BTreeMap<String, DiskRecord>>,
     /// The control socket: no disk may have its place.
     control: Option<PathBuf>,
     /// All that is there from the start has been entered.
@@ -100,7 +100,7 @@ pub struct Table {
     changed: Condvar,
 }
 
-impl Table {
+impl DiskTable {
     /// An empty one. `control` is the process's own socket.
     pub fn new(control: Option<PathBuf>) -> Self {
         Self {
@@ -134,13 +134,13 @@ impl Table {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, DiskRecord>> {
         self.entries.lock().unpoisoned()
     }
 
     /// Enters a disk that is served from the start.
-    pub fn enter(&self, spec: DiskSpec, source: Source, running: Running) {
-        let entry = Entry {
+    pub fn enter(&self, spec: DiskSpec, source: Source, running: ServedDisk) {
+        let entry = DiskRecord {
             spec,
             source,
             running: Some(running),
@@ -152,8 +152,8 @@ impl Table {
     }
 
     /// Enters a disk that cannot be served.
-    pub fn enter_failed(&self, spec: DiskSpec, source: Source, failed: Failed) {
-        let entry = Entry {
+    pub fn enter_failed(&self, spec: DiskSpec, source: Source, failed: DiskFailure) {
+        let entry = DiskRecord {
             spec,
             source,
             running: None,
@@ -165,7 +165,7 @@ impl Table {
     }
 
     /// Removes a disk from the table if it is unavailable and not busy. Returns its entry.
-    pub fn forget(&self, name: &str) -> Option<Entry> {
+    pub fn forget(&self, name: &str) -> Option<DiskRecord> {
         let mut entries = self.lock();
         let entry = entries.get(name)?;
         if entry.failed.is_none() || entry.busy.is_some() {
@@ -176,7 +176,7 @@ impl Table {
     }
 
     /// A disk that is unavailable, and why.
-    pub fn unavailable(&self, name: &str) -> Option<(DiskSpec, Arc<Failed>)> {
+    pub fn unavailable(&self, name: &str) -> Option<(DiskSpec, Arc<DiskFailure>)> {
         let entries = self.lock();
         let entry = entries.get(name)?;
         Some((entry.spec.clone(), entry.failed.clone()?))
@@ -184,7 +184,7 @@ impl Table {
 
     /// Replaces the reason why a disk is unavailable. Returns whether it differs from the one
     /// before.
-    pub fn fails_again(&self, name: &str, before: &Arc<Failed>, now: Failed) -> bool {
+    pub fn fails_again(&self, name: &str, before: &Arc<DiskFailure>, now: DiskFailure) -> bool {
         let mut entries = self.lock();
         let is_new = now.why != before.why;
         if let Some(entry) = entries.get_mut(name)
@@ -202,8 +202,8 @@ impl Table {
     pub fn take_unavailable(
         self: &Arc<Self>,
         name: &str,
-        failed: &Arc<Failed>,
-    ) -> Result<Again, Error> {
+        failed: &Arc<DiskFailure>,
+    ) -> Result<RetriedDisk, Error> {
         let mut entries = self.lock();
         let others = entries.values().filter(|entry| entry.failed.is_none());
         let others: Vec<DiskSpec> = others.map(|entry| entry.spec.clone()).collect();
@@ -216,7 +216,7 @@ impl Table {
         check(&together, self.control.as_deref())
             .map_err(|error| Error::conflict(format!("{error:#}")))?;
         entry.busy = Some("being added");
-        Ok(Again {
+        Ok(RetriedDisk {
             table: self.clone(),
             name: name.to_owned(),
         })
@@ -234,12 +234,12 @@ impl Table {
     }
 
     /// Enters one again that was forgotten, if its name is free.
-    pub fn remember(&self, entry: Entry) {
+    pub fn remember(&self, entry: DiskRecord) {
         self.lock().entry(entry.spec.name()).or_insert(entry);
     }
 
     /// All disks, by their names.
-    pub fn all(&self) -> Vec<(String, Entry)> {
+    pub fn all(&self) -> Vec<(String, DiskRecord)> {
         let entries = self.lock();
         let all = entries.iter();
         all.map(|(name, entry)| (name.clone(), entry.clone()))
@@ -248,7 +248,7 @@ impl Table {
 
     /// Returns all disks except the unavailable ones, which do not block the names and values of
     /// other disks.
-    pub fn served(&self) -> Vec<(String, Entry)> {
+    pub fn served(&self) -> Vec<(String, DiskRecord)> {
         let mut all = self.all();
         all.retain(|(_, entry)| entry.failed.is_none());
         all
@@ -258,7 +258,7 @@ impl Table {
     ///
     /// # Errors
     /// There is none.
-    pub fn get(&self, name: &str) -> Result<Entry, Error> {
+    pub fn get(&self, name: &str) -> Result<DiskRecord, Error> {
         let found = self.lock().get(name).cloned();
         found.ok_or_else(|| unknown(name))
     }
@@ -293,7 +293,11 @@ impl Table {
     ///
     /// # Errors
     /// It is taken.
-    pub fn reserve(self: &Arc<Self>, spec: DiskSpec, source: Source) -> Result<Reserved, Error> {
+    pub fn reserve(
+        self: &Arc<Self>,
+        spec: DiskSpec,
+        source: Source,
+    ) -> Result<ReservedName, Error> {
         let name = spec.name();
         let mut entries = self.lock();
         if let Some(entry) = entries.get(&name) {
@@ -314,7 +318,7 @@ impl Table {
         let together = DiskSpec::specs(others.chain(std::iter::once(&spec)));
         check(&together, self.control.as_deref())
             .map_err(|error| Error::conflict(format!("{error:#}")))?;
-        let entry = Entry {
+        let entry = DiskRecord {
             spec,
             source,
             running: None,
@@ -323,19 +327,19 @@ impl Table {
             next: None,
         };
         entries.insert(name.clone(), entry);
-        Ok(Reserved {
+        Ok(ReservedName {
             table: self.clone(),
             name: Some(name),
         })
     }
 
     /// A disk is served from now on. Its name.
-    fn is_served(&self, taken: &str, running: Running) -> String {
+    fn is_served(&self, taken: &str, running: ServedDisk) -> String {
         let mut entries = self.lock();
         let Some(mut entry) = entries.remove(taken) else {
             return taken.to_owned();
         };
-        if let (DiskSpec::Ublk(spec), Server::Ublk(id)) = (&mut entry.spec, running.server) {
+        if let (DiskSpec::Ublk(spec), DiskServer::Ublk(id)) = (&mut entry.spec, running.server) {
             spec.id = Some(id);
             let name = spec.any_name();
             let free = !entries.contains_key(&name);
@@ -354,7 +358,7 @@ impl Table {
     ///
     /// # Errors
     /// There is none, or something is being done to it.
-    pub fn take(self: &Arc<Self>, name: &str, what: &'static str) -> Result<Taken, Error> {
+    pub fn take(self: &Arc<Self>, name: &str, what: &'static str) -> Result<BusyDisk, Error> {
         let mut entries = self.lock();
         let Some(entry) = entries.get_mut(name) else {
             return Err(unknown(name));
@@ -368,7 +372,7 @@ impl Table {
             return Err(Error::conflict(format!("\"{name}\" is not served: {why}")));
         };
         entry.busy = Some(what);
-        Ok(Taken {
+        Ok(BusyDisk {
             table: self.clone(),
             name: name.to_owned(),
             spec: entry.spec.clone(),
@@ -378,7 +382,7 @@ impl Table {
     }
 }
 
-fn is_same(entry: &Entry, failed: &Arc<Failed>) -> bool {
+fn is_same(entry: &DiskRecord, failed: &Arc<DiskFailure>) -> bool {
     let now = entry.failed.as_ref();
     now.is_some_and(|now| Arc::ptr_eq(now, failed))
 }
@@ -387,13 +391,13 @@ fn unknown(name: &str) -> Error {
     Error::not_found(format!("no disk is called \"{name}\""))
 }
 
-/// A name that was taken; it is free again unless [`Reserved::serve`] is called.
-pub struct Reserved {
-    table: Arc<Table>,
+/// A name that was taken; it is free again unless [`ReservedName::serve`] is called.
+pub struct ReservedName {
+    table: Arc<DiskTable>,
     name: Option<String>,
 }
 
-impl Reserved {
+impl ReservedName {
     /// Returns the disk's name, and the disk as it is going to be.
     pub fn next(&self) -> Option<(String, Next)> {
         let name = self.name.clone()?;
@@ -402,7 +406,7 @@ impl Reserved {
     }
 
     /// The disk is served. Its name: of a block device, the kernel has chosen it by now.
-    pub fn serve(mut self, running: Running) -> String {
+    pub fn serve(mut self, running: ServedDisk) -> String {
         let Some(taken) = self.name.take() else {
             return String::new();
         };
@@ -410,7 +414,7 @@ impl Reserved {
     }
 }
 
-impl Drop for Reserved {
+impl Drop for ReservedName {
     fn drop(&mut self) {
         if let Some(name) = &self.name {
             self.table.lock().remove(name);
@@ -418,21 +422,21 @@ impl Drop for Reserved {
     }
 }
 
-/// An unavailable disk that is about to be served; it stays unavailable unless [`Again::serve`] is
-/// called.
-pub struct Again {
-    table: Arc<Table>,
+/// An unavailable disk that is about to be served; it stays unavailable unless
+/// [`RetriedDisk::serve`] is called.
+pub struct RetriedDisk {
+    table: Arc<DiskTable>,
     name: String,
 }
 
-impl Again {
+impl RetriedDisk {
     /// The disk is served. Its name.
-    pub fn serve(self, running: Running) -> String {
+    pub fn serve(self, running: ServedDisk) -> String {
         self.table.is_served(&self.name, running)
     }
 }
 
-impl Drop for Again {
+impl Drop for RetriedDisk {
     fn drop(&mut self) {
         if let Some(entry) = self.table.lock().get_mut(&self.name)
             && entry.failed.is_some()
@@ -443,15 +447,15 @@ impl Drop for Again {
 }
 
 /// A disk to which something is being done, until this is dropped.
-pub struct Taken {
-    table: Arc<Table>,
+pub struct BusyDisk {
+    table: Arc<DiskTable>,
     pub name: String,
     pub spec: DiskSpec,
     pub source: Source,
-    pub running: Running,
+    pub running: ServedDisk,
 }
 
-impl Taken {
+impl BusyDisk {
     /// Removes the disk from the table.
     pub fn gone(self) {
         self.table.lock().remove(&self.name);
@@ -468,7 +472,7 @@ impl Taken {
     }
 }
 
-impl Drop for Taken {
+impl Drop for BusyDisk {
     fn drop(&mut self) {
         if let Some(entry) = self.table.lock().get_mut(&self.name) {
             entry.busy = None;

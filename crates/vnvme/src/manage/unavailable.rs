@@ -4,7 +4,7 @@
 //! left of the disk, including its client.
 
 use super::Manager;
-use super::table::Failed;
+use super::table::DiskFailure;
 use crate::keep;
 use crate::sockets;
 use control::Error;
@@ -28,8 +28,8 @@ impl Manager {
     /// Retries the unavailable disks for as long as they are unavailable. Each disk has a thread of
     /// its own, because opening a file may hang.
     pub fn retry_unavailable(self: &Arc<Self>) {
-        let all = self.crew.table.all().into_iter();
-        let mut any = !self.crew.options.unavailable.disks.is_empty();
+        let all = self.worker_context.table.all().into_iter();
+        let mut any = !self.worker_context.options.unavailable.disks.is_empty();
         for (name, _) in all.filter(|(_, entry)| entry.failed.is_some()) {
             self.retry_in_background(&name);
             any = true;
@@ -55,8 +55,8 @@ impl Manager {
         let kills = keep::pause_after_deaths(name);
         let mut pause = kills.unwrap_or(FIRST_PAUSE);
         loop {
-            self.crew.table.wait_changed(pause);
-            let Some((_, failed)) = self.crew.table.unavailable(name) else {
+            self.worker_context.table.wait_changed(pause);
+            let Some((_, failed)) = self.worker_context.table.unavailable(name) else {
                 return;
             };
             pause = MAX_PAUSE.min(pause * 2);
@@ -76,10 +76,10 @@ impl Manager {
     fn serve_again(
         self: &Arc<Self>,
         name: &str,
-        failed: &Arc<Failed>,
+        failed: &Arc<DiskFailure>,
         attempt: keep::Attempt,
     ) -> Result<(), Error> {
-        let Some((spec, _)) = self.crew.table.unavailable(name) else {
+        let Some((spec, _)) = self.worker_context.table.unavailable(name) else {
             return Ok(());
         };
         let manager = self.clone();
@@ -88,7 +88,7 @@ impl Manager {
         let opening = opening.map_err(|error| Error::failed(format!("no thread: {error}")))?;
         let bug = |_| Err(Error::failed("opening has ended by a bug"));
         let ready = opening.join().unwrap_or_else(bug)?;
-        let again = self.crew.table.take_unavailable(name, failed)?;
+        let again = self.worker_context.table.take_unavailable(name, failed)?;
         let running = self.serve(ready)?;
         // Before anybody can see that the disk is served: whatever ends the process then is another
         // cause.
@@ -99,29 +99,29 @@ impl Manager {
         Ok(())
     }
 
-    fn fails_again(&self, name: &str, before: &Arc<Failed>, error: Error, pause: Duration) {
+    fn fails_again(&self, name: &str, before: &Arc<DiskFailure>, error: Error, pause: Duration) {
         let mut why = error.message;
         let is_refused = ["ermission denied", "not permitted"].iter();
         if self.allow.is_confined() && is_refused.into_iter().any(|words| why.contains(words)) {
             why += SANDBOX;
         }
         let message = format!("unavailable: {why}; tried again in {} s", pause.as_secs());
-        let failed = Failed {
+        let failed = DiskFailure {
             why: why.clone(),
             was_opened: before.was_opened,
             _counted: before._counted.clone(),
         };
-        if self.crew.table.fails_again(name, before, failed) {
+        if self.worker_context.table.fails_again(name, before, failed) {
             tracing::error!(disk = name, "the disk is unavailable: {why}");
         }
-        let events = &self.crew.registry.events;
+        let events = &self.worker_context.registry.events;
         events.send(EventKind::Error, name, None, Some(message));
     }
 
     /// Closes the kept descriptors of disks that are still unavailable at the end of the process,
     /// and removes the files of their sockets.
     pub fn end_unavailable(&self) {
-        for (_, entry) in self.crew.table.all() {
+        for (_, entry) in self.worker_context.table.all() {
             if entry.failed.is_some() {
                 keep::give_up(&entry.spec, "the process ends");
             }

@@ -1,12 +1,12 @@
 //! Command-line flags of `vnvme serve`, `vnvme ublk` and `vnvme daemon`, generated from the option
 //! tables.
 
-use super::{Beside, Command, Flag, Row, Spec};
+use super::{Command, Flag, FlagEffect, Row, Spec};
 use crate::spec::NvmeTcpSpec;
 use crate::spec::UblkSpec;
 use crate::spec::VhostBlkSpec;
 use crate::spec::{ControllerSpec, NamespaceSpec, ProcessSpec, Specs};
-use crate::usage::Usage;
+use crate::usage_error::UsageError;
 use anyhow::{Result, anyhow};
 use clap::builder::{OsStringValueParser, PossibleValuesParser, TypedValueParser, ValueParser};
 use clap::{Arg, ArgAction, ArgMatches};
@@ -69,9 +69,10 @@ fn arg<S: Spec>(row: &'static Row<S>, flag: &Flag) -> Arg {
         None if setting.is_switch() => row.help.to_owned(),
         None => row.help_with_default(),
     };
-    let mut arg = match setting.is_switch() && flag.name == row.key {
-        true => switch(row),
-        false => Arg::new(flag.name).long(flag.name),
+    let mut arg = if setting.is_switch() && flag.name == row.key {
+        switch(row)
+    } else {
+        Arg::new(flag.name).long(flag.name)
     };
     arg = arg.help(sentence(&help));
     if let Some(short) = flag.short {
@@ -81,9 +82,10 @@ fn arg<S: Spec>(row: &'static Row<S>, flag: &Flag) -> Arg {
         arg = arg.requires(other);
     }
     if setting.is_switch() {
-        return match flag.name == row.key {
-            true => arg,
-            false => arg.action(ArgAction::SetTrue),
+        return if flag.name == row.key {
+            arg
+        } else {
+            arg.action(ArgAction::SetTrue)
         };
     }
     let choices = setting.choices();
@@ -113,7 +115,7 @@ pub fn sentence(help: &str) -> String {
 
 /// Flags given to a command, with their values.
 #[derive(Debug)]
-pub struct Given {
+pub struct GivenFlags {
     command: Command,
     flags: Vec<GivenFlag>,
 }
@@ -127,7 +129,7 @@ struct GivenFlag {
     value: OsString,
 }
 
-impl Given {
+impl GivenFlags {
     /// Collects the given flags from `matches`.
     pub fn of(command: Command, matches: &ArgMatches) -> Self {
         let mut given = Self {
@@ -211,13 +213,15 @@ impl Given {
             let mut of = counts.iter().filter(|reach| reach.flags.contains(name));
             let names = of.clone().next().map_or("", |reach| reach.names);
             let reaches = of.any(|reach| reach.count > 0);
-            let alone = counts.iter().find(|reach| reach.of_process.contains(name));
+            let alone = counts
+                .iter()
+                .find(|reach| reach.process_flags.contains(name));
             let missing = match alone {
                 Some(reach) if reach.count == 0 => Some(reach.names),
                 _ => (!reaches).then_some(names),
             };
             if let Some(names) = missing {
-                return Err(Usage::error(format!(
+                return Err(UsageError::error(format!(
                     "--{written} applies to {names}, and none is given"
                 )));
             }
@@ -253,11 +257,11 @@ impl Given {
     fn refuse_beside<S: Spec>(&self, config: &Path) -> Result<()> {
         for row in S::ROWS {
             if let Some(flag) = row.flag(self.command)
-                && let Beside::Refused(why) = flag.beside
+                && let FlagEffect::Refused(why) = flag.beside
                 && self.value(flag.name).is_some()
             {
                 let (name, key, table) = (flag.name, row.key, S::TABLE);
-                return Err(Usage::error(format!(
+                return Err(UsageError::error(format!(
                     "--{name} {why}; with --config, set {key} = \"...\" in its {table} table in {}",
                     config.display()
                 )));
@@ -267,21 +271,24 @@ impl Given {
     }
 
     /// Returns the flags that apply to a kind of thing, of which there are `count`.
-    fn reach<S: Spec>(&self, count: usize) -> Result<Reach> {
+    fn reach<S: Spec>(&self, count: usize) -> Result<FlagScope> {
         // Only a flag that switches something off is refused here.
         let mut refused = S::REFUSED.iter().filter_map(|(name, why)| {
             let flag = self.given(name).filter(|flag| flag.value == "off");
             Some((flag?.written, why))
         });
         if let Some((written, why)) = refused.next().filter(|_| count > 0) {
-            return Err(Usage::error(format!("--{written}: {} {why}", S::TABLE)));
+            return Err(UsageError::error(format!(
+                "--{written}: {} {why}",
+                S::TABLE
+            )));
         }
         let flags = S::ROWS.iter().filter_map(|row| row.flag(self.command));
-        Ok(Reach {
+        Ok(FlagScope {
             names: S::NAMES,
             count,
             flags: flags.map(|flag| flag.name).collect(),
-            of_process: S::OF_PROCESS,
+            process_flags: S::PROCESS_FLAGS,
         })
     }
 
@@ -289,7 +296,7 @@ impl Given {
         for row in S::ROWS {
             if let Some(flag) = row.flag(self.command)
                 && let Some(value) = self.value(flag.name)
-                && (flag.beside == Beside::Overrides || (row.setting)(spec).is_empty())
+                && (flag.beside == FlagEffect::Overrides || (row.setting)(spec).is_empty())
             {
                 row.set_text(spec, value).map_err(|why| anyhow!(why))?;
             }
@@ -299,12 +306,12 @@ impl Given {
 }
 
 /// Flags that apply to a kind of thing.
-struct Reach {
+struct FlagScope {
     names: &'static str,
     /// Number of configured things of that kind.
     count: usize,
     flags: Vec<&'static str>,
-    of_process: &'static [&'static str],
+    process_flags: &'static [&'static str],
 }
 
 #[cfg(test)]
@@ -369,7 +376,7 @@ mod tests {
             };
             args.extend((!is_switch).then(|| value.clone()));
             let matches = Cli::command().try_get_matches_from(&args).unwrap();
-            let given = Given::of(Command::Serve, matches.subcommand().unwrap().1);
+            let given = GivenFlags::of(Command::Serve, matches.subcommand().unwrap().1);
             let file = Some(Path::new("f"));
             let shown = |text: &str| {
                 let mut scratch = S::default();
@@ -381,7 +388,7 @@ mod tests {
                 if S::REFUSED.is_empty() && UblkSpec::REFUSED.iter().any(|(no, _)| *no == flag.name)
                 {
                     let error = given.merge(file, &mut specs).unwrap_err();
-                    assert!(error.is::<Usage>(), "exit status 2: {args:?}");
+                    assert!(error.is::<UsageError>(), "exit status 2: {args:?}");
                     specs.ublk.clear();
                 }
                 if let Some(text) = says {
@@ -389,13 +396,13 @@ mod tests {
                 }
                 let merged = given.merge(file, &mut specs);
                 let wanted = match (flag.beside, says) {
-                    (Beside::Refused(why), _) => {
+                    (FlagEffect::Refused(why), _) => {
                         let error = merged.unwrap_err();
-                        assert!(error.is::<Usage>(), "exit status 2: {args:?}");
+                        assert!(error.is::<UsageError>(), "exit status 2: {args:?}");
                         assert!(error.to_string().contains(why), "{args:?}: {error}");
                         continue;
                     }
-                    (Beside::Default, Some(other)) => shown(other),
+                    (FlagEffect::Default, Some(other)) => shown(other),
                     _ => shown(&value),
                 };
                 merged.unwrap();
@@ -441,7 +448,7 @@ mod tests {
             } else {
                 values(row)[0].clone()
             };
-            let given = Given {
+            let given = GivenFlags {
                 command: Command::Serve,
                 flags: vec![GivenFlag {
                     name: flag.name,
@@ -454,7 +461,7 @@ mod tests {
             let error = given.merge(None, &mut specs).unwrap_err();
             let text = format!("--{} applies to NVMe controllers, and none", flag.name);
             assert!(
-                error.is::<Usage>() && error.to_string().contains(&text),
+                error.is::<UsageError>() && error.to_string().contains(&text),
                 "{error}"
             );
         }
@@ -466,7 +473,7 @@ mod tests {
         let merged = |args: &[&str]| {
             let args = [&["vnvme", "serve", "--config", "f"], args].concat();
             let matches = Cli::command().try_get_matches_from(&args).unwrap();
-            let given = Given::of(Command::Serve, matches.subcommand().unwrap().1);
+            let given = GivenFlags::of(Command::Serve, matches.subcommand().unwrap().1);
             let mut specs = specs();
             specs.ublk.clear();
             given.merge(Some(Path::new("f")), &mut specs).unwrap();
@@ -499,7 +506,7 @@ mod tests {
     fn lists_may_be_repeated() {
         let args = ["vnvme", "ublk", "a", "--cpus", "2,3", "--cpus", "4"];
         let matches = Cli::command().try_get_matches_from(args).unwrap();
-        let given = Given::of(Command::Ublk, matches.subcommand().unwrap().1);
+        let given = GivenFlags::of(Command::Ublk, matches.subcommand().unwrap().1);
         let mut specs = specs();
         given.merge(None, &mut specs).unwrap();
         assert_eq!(specs.process.cpus, Some(vec![2, 3, 4]));

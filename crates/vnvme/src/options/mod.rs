@@ -33,7 +33,7 @@ pub enum Command {
 
 /// Relation of a flag to `--config`, when the file (or a volume's URL) sets the option as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Beside {
+pub enum FlagEffect {
     /// The flag is the default for entries without the option.
     Default,
     /// The flag overrides the file.
@@ -50,7 +50,7 @@ pub struct Flag {
     /// Short form of the flag.
     pub short: Option<char>,
     /// Relation to `--config`.
-    pub beside: Beside,
+    pub beside: FlagEffect,
     /// Another flag that this flag requires.
     pub requires: Option<&'static str>,
     /// Help text, if it differs from the row's.
@@ -58,7 +58,7 @@ pub struct Flag {
 }
 
 impl Flag {
-    const fn new(name: &'static str, beside: Beside) -> Self {
+    const fn new(name: &'static str, beside: FlagEffect) -> Self {
         Self {
             name,
             short: None,
@@ -68,19 +68,19 @@ impl Flag {
         }
     }
 
-    /// Makes a flag that is [`Beside::Default`].
+    /// Makes a flag that is [`FlagEffect::Default`].
     pub const fn default(name: &'static str) -> Self {
-        Self::new(name, Beside::Default)
+        Self::new(name, FlagEffect::Default)
     }
 
-    /// Makes a flag that is [`Beside::Overrides`].
+    /// Makes a flag that is [`FlagEffect::Overrides`].
     pub const fn overrides(name: &'static str) -> Self {
-        Self::new(name, Beside::Overrides)
+        Self::new(name, FlagEffect::Overrides)
     }
 
-    /// Makes a flag that is [`Beside::Refused`].
+    /// Makes a flag that is [`FlagEffect::Refused`].
     pub const fn refused(name: &'static str, why: &'static str) -> Self {
-        Self::new(name, Beside::Refused(why))
+        Self::new(name, FlagEffect::Refused(why))
     }
 
     /// Adds a short form.
@@ -276,7 +276,7 @@ pub trait Spec: Default + 'static {
     /// Flags that are refused for this kind, and the reason.
     const REFUSED: &'static [(&'static str, &'static str)] = &[];
     /// Flags of the process that affect only this kind.
-    const OF_PROCESS: &'static [&'static str] = &[];
+    const PROCESS_FLAGS: &'static [&'static str] = &[];
 
     /// Reads the nested table with this key.
     ///

@@ -2,7 +2,7 @@
 //! registry of volume kinds and the commands. The documents are committed: a test compares them,
 //! and writes them when `VNVME_WRITE_DOCS` is set (`make docs`).
 
-use super::{Beside, Flag, Row, Spec};
+use super::{Flag, FlagEffect, Row, Spec};
 use crate::cli::Cli;
 use crate::devices::DeviceRegistry;
 use crate::open::kinds;
@@ -163,9 +163,9 @@ fn help<S: Spec>(row: &Row<S>) -> String {
 
 fn beside(flag: &Flag) -> String {
     match flag.beside {
-        Beside::Default => "is the default of entries without the key".into(),
-        Beside::Overrides => "overrides the file".into(),
-        Beside::Refused(why) => format!("is refused beside `--config`: it {why}"),
+        FlagEffect::Default => "is the default of entries without the key".into(),
+        FlagEffect::Overrides => "overrides the file".into(),
+        FlagEffect::Refused(why) => format!("is refused beside `--config`: it {why}"),
     }
 }
 

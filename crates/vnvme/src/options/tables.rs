@@ -274,7 +274,7 @@ impl Spec for ControllerSpec {
         .or("512"),
     ];
     const NESTED: &'static [(&'static str, bool)] = &[("namespace", true)];
-    const OF_PROCESS: &'static [&'static str] = &["spread"];
+    const PROCESS_FLAGS: &'static [&'static str] = &["spread"];
 
     fn nested<'de, A: MapAccess<'de>>(&mut self, _: &str, map: &mut A) -> Result<(), A::Error> {
         self.namespaces = map.next_value()?;

@@ -117,7 +117,7 @@ mod tests {
                 }
             }
         }
-        let device = driver::Target::parse("nvme://0000:ff:1f.7/1").unwrap();
+        let device = driver::DeviceTarget::parse("nvme://0000:ff:1f.7/1").unwrap();
         let error = device.open().map(drop).unwrap_err().to_string();
         let named = error.contains("(cargo feature \"vfio\")");
         assert_eq!(named, !cfg!(feature = "vfio"), "{error}");

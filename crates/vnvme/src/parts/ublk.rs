@@ -38,14 +38,14 @@ impl QueueSetup {
     }
 
     /// Never called.
-    pub fn open(self, _: &Context<'_>) -> Result<Queue, Told> {
+    pub fn open(self, _: &Context<'_>) -> Result<Queue, QueueSetupFailed> {
         match self {}
     }
 }
 
 /// Why a queue could not be made.
 #[derive(Debug)]
-pub enum Told {}
+pub enum QueueSetupFailed {}
 
 /// How a disk is made.
 #[expect(dead_code, reason = "it is said, and not looked at")]

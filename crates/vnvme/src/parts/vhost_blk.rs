@@ -3,7 +3,7 @@
 use super::{absent_frontend, missing};
 use dma::Memory;
 use probes::{Counter, IoRecord};
-use receive::{Intake, Receiver, Wanted};
+use receive::{AcceptedDescriptors, Intake, Receiver};
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -73,7 +73,7 @@ impl Backend {
 
 /// For no descriptors.
 pub fn intake(receiver: &Receiver) -> Intake {
-    let wanted = Wanted {
+    let wanted = AcceptedDescriptors {
         max_fds: 0,
         streams: false,
     };

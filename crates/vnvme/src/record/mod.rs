@@ -407,9 +407,10 @@ impl Records {
         };
         let (eui64, uuid) = (&open.spec.eui64, &open.spec.uuid);
         let nguid = configured.unwrap_or(made.nguid);
-        let default = match nguid == made.nguid || self.rule == IdentityRule::Path {
-            true => made.uuid,
-            false => identity::uuid(nguid),
+        let default = if nguid == made.nguid || self.rule == IdentityRule::Path {
+            made.uuid
+        } else {
+            identity::uuid(nguid)
         };
         Ids {
             nguid,

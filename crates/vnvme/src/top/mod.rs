@@ -9,7 +9,7 @@ mod recent;
 mod screen;
 mod terminal;
 
-use crate::cli::target::Target;
+use crate::cli::target::DaemonTarget;
 use anyhow::{Context, Result};
 use clap::Args;
 use metrics::Snapshot;
@@ -29,7 +29,7 @@ const WIDTH: usize = 80;
 #[derive(Args)]
 pub struct TopArgs {
     #[command(flatten)]
-    target: Target,
+    target: DaemonTarget,
     /// Print one screen with the activity of one interval, then exit; with --json print its two
     /// snapshots
     #[arg(long)]

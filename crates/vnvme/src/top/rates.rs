@@ -1,6 +1,6 @@
 //! Rates of disks, queues and workers between two snapshots.
 
-use super::recent::Times;
+use super::recent::RecentTimes;
 use metrics::{Disk, Distribution, Namespace, Snapshot};
 use probes::IoKind;
 
@@ -25,7 +25,7 @@ pub struct DiskRates {
     pub namespaces: Vec<NamespaceRates>,
     pub queues: Vec<QueueRates>,
     /// Latencies of reads and writes in nanoseconds.
-    pub latency: Times,
+    pub latency: RecentTimes,
 }
 
 /// Activity of a namespace in an interval; all rates are per second.
@@ -38,7 +38,7 @@ pub struct NamespaceRates {
     pub written: f64,
     pub errors: f64,
     /// Latencies by kind of command in nanoseconds.
-    pub latency: ByKind<Times>,
+    pub latency: ByKind<RecentTimes>,
     pub direct: Option<bool>,
 }
 
@@ -98,8 +98,8 @@ impl DiskRates {
 }
 
 /// Merges the latencies of reads and writes of a disk's namespaces.
-fn of_disk(namespaces: &[NamespaceRates]) -> Times {
-    let mut all = Times::default();
+fn of_disk(namespaces: &[NamespaceRates]) -> RecentTimes {
+    let mut all = RecentTimes::default();
     for namespace in namespaces {
         for (kind, latency) in IoKind::ALL.into_iter().zip(&namespace.latency) {
             if kind.is_sampled() {
@@ -216,7 +216,7 @@ fn namespace_between(before: &Namespace, now: &Namespace, interval: f64) -> Name
             let of = |ns: &'_ Namespace| ns.latency.get(kind.name()).cloned();
             let now = of(now).unwrap_or_default();
             let times = now.since(&of(before).unwrap_or_else(|| none.clone()));
-            Times {
+            RecentTimes {
                 times,
                 is_longer: false,
             }

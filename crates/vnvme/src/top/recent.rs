@@ -7,13 +7,13 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 /// Minimum number of samples for a meaningful 99th percentile.
-const ENOUGH: u64 = 100;
+const MIN_TIMES: u64 = 100;
 /// Maximum age of the latencies that are shown.
-const OLDEST: Duration = Duration::from_secs(60);
+const MAX_AGE: Duration = Duration::from_secs(60);
 
 /// A distribution of latencies, and whether it covers more than the last interval.
 #[derive(Clone, Debug, Default)]
-pub struct Times {
+pub struct RecentTimes {
     pub times: Distribution,
     pub is_longer: bool,
 }
@@ -38,19 +38,19 @@ struct Slot {
 
 impl Window {
     /// Adds the latencies of an interval that ended now, and returns the latencies to show.
-    fn enter(&mut self, at_ns: u64, times: &Distribution) -> Times {
+    fn enter(&mut self, at_ns: u64, times: &Distribution) -> RecentTimes {
         let slot = Slot {
             at_ns,
             times: times.clone(),
         };
         self.0.push_front(slot);
-        let mut shown = Times::default();
+        let mut shown = RecentTimes::default();
         let mut wanted = 0;
         for (i, slot) in self.0.iter().enumerate() {
             let age = at_ns.checked_sub(slot.at_ns).map(Duration::from_nanos);
             // A time in the future belongs to a process that has ended.
-            let is_past = age.is_none_or(|age| age > OLDEST);
-            if is_past || shown.times.count() >= ENOUGH {
+            let is_past = age.is_none_or(|age| age > MAX_AGE);
+            if is_past || shown.times.count() >= MIN_TIMES {
                 break;
             }
             wanted = i + 1;
@@ -127,7 +127,7 @@ mod tests {
                 .iter()
                 .map(|name| DiskRates {
                     name: (*name).to_owned(),
-                    latency: Times {
+                    latency: RecentTimes {
                         times: times(7, 3),
                         is_longer: false,
                     },

@@ -2,7 +2,7 @@
 //! size of the screen.
 
 use super::rates::{DiskRates, NamespaceRates, Rates};
-use super::recent::Times;
+use super::recent::RecentTimes;
 use probes::{IoKind, TIMED_EVERY};
 use std::cmp::Ordering;
 
@@ -226,9 +226,10 @@ fn head(rates: &Rates, choices: &Choices) -> Vec<Line> {
         )
     });
     let workers: Vec<String> = workers.collect();
-    let longer = match rates.disks.iter().any(|disk| disk.latency.is_longer) {
-        true => format!("   * of a longer time: one of {TIMED_EVERY} commands is timed"),
-        false => String::new(),
+    let longer = if rates.disks.iter().any(|disk| disk.latency.is_longer) {
+        format!("   * of a longer time: one of {TIMED_EVERY} commands is timed")
+    } else {
+        String::new()
     };
     vec![
         format!(
@@ -316,9 +317,10 @@ fn short(kind: &str) -> &str {
 }
 
 fn disk_lines(disk: &DiskRates) -> Vec<Line> {
-    let attached = match disk.connected {
-        true => "attached",
-        false => "no client is attached",
+    let attached = if disk.connected {
+        "attached"
+    } else {
+        "no client is attached"
     };
     let name = clean(&disk.name);
     let mut lines: Vec<Line> = vec![
@@ -412,14 +414,14 @@ fn namespace_lines(namespace: &NamespaceRates) -> Vec<Line> {
 }
 
 /// Formats a percentile. A disk without recent operations has none.
-fn percentile(latency: &Times, operations: f64, part: f64) -> String {
+fn percentile(latency: &RecentTimes, operations: f64, part: f64) -> String {
     let found = latency.times.percentile(part);
     let found = found.filter(|_| operations > 0.0);
     found.map_or("-".into(), |time| marked(time, latency))
 }
 
 /// Formats a latency, with a mark if it covers more than the last interval.
-fn marked(time: u64, latency: &Times) -> String {
+fn marked(time: u64, latency: &RecentTimes) -> String {
     let mark = if latency.is_longer { "*" } else { "" };
     format!("{}{mark}", time_of(time))
 }

@@ -90,9 +90,10 @@ impl Terminal {
             if i > 0 {
                 text.push_str("\r\n");
             }
-            match line.cursor {
-                true => text.push_str(&format!("\x1b[7m{}\x1b[0m", line.text)),
-                false => text.push_str(&line.text),
+            if line.cursor {
+                text.push_str(&format!("\x1b[7m{}\x1b[0m", line.text))
+            } else {
+                text.push_str(&line.text)
             }
             text.push_str("\x1b[K");
         }

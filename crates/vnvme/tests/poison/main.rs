@@ -230,51 +230,51 @@ fn send_attack(client: &UnixStream, attack: &Attack, poison: &Lingering) {
 
 /// A daemon with a disk for the attacker and one for its neighbour, on one worker.
 struct Victim {
-    place: Place,
+    test_dir: TestDir,
     daemon: Daemon,
     neighbour: Host,
 }
 
 impl Victim {
     fn new() -> Victim {
-        let place = Place::new();
-        let daemon = Self::daemon(&place);
-        let neighbour = Host::up(&place.path("neighbour"));
+        let test_dir = TestDir::new();
+        let daemon = Self::daemon(&test_dir);
+        let neighbour = Host::up(&test_dir.path("neighbour"));
         Victim {
-            place,
+            test_dir,
             daemon,
             neighbour,
         }
     }
 
-    fn daemon(place: &Place) -> Daemon {
-        Self::daemon_with(place, "")
+    fn daemon(test_dir: &TestDir) -> Daemon {
+        Self::daemon_with(test_dir, "")
     }
 
     /// With more keys of the process.
-    fn daemon_with(place: &Place, keys: &str) -> Daemon {
-        let control = text(&place.path("control"));
+    fn daemon_with(test_dir: &TestDir, keys: &str) -> Daemon {
+        let control = text(&test_dir.path("control"));
         let mut config = format!("[process]\nworkers = 1\ncontrol = {control:?}\n{keys}\n");
         for name in ["attacked", "neighbour"] {
-            let socket = text(&place.path(name));
+            let socket = text(&test_dir.path(name));
             config += &format!(
                 "[[controller]]\nsocket = {socket:?}\n[[controller.namespace]]\n\
                  volume = \"mem://1M\"\n"
             );
         }
-        let socket = text(&place.path("exported"));
+        let socket = text(&test_dir.path("exported"));
         config += &format!("[[vhost-user-blk]]\nsocket = {socket:?}\nvolume = \"mem://1M\"\n");
-        let path = place.path("config.toml");
+        let path = test_dir.path("config.toml");
         std::fs::write(&path, config).unwrap();
         let starting = apart();
         let daemon = Daemon::spawn(&["serve", "--config", &text(&path)]);
         drop(starting);
-        daemon.wait_listening(&place.path("exported"));
+        daemon.wait_listening(&test_dir.path("exported"));
         daemon
     }
 
     fn connect(&self, name: &str) -> UnixStream {
-        connect(&self.place.path(name))
+        connect(&self.test_dir.path(name))
     }
 
     /// The neighbour is served.
@@ -352,7 +352,7 @@ fn sigkill_frees_the_sockets(poison: &Lingering) {
     let clients = everywhere(&victim, poison);
     victim.check("before the end");
     let Victim {
-        place,
+        test_dir,
         daemon,
         neighbour,
     } = victim;
@@ -361,8 +361,8 @@ fn sigkill_frees_the_sockets(poison: &Lingering) {
     assert!(begin.elapsed() < PROMPT, "{:?}", begin.elapsed());
     drop(neighbour);
     // At once, though the receiver process may still have the old one's.
-    let daemon = Victim::daemon(&place);
-    Host::up(&place.path("neighbour"));
+    let daemon = Victim::daemon(&test_dir);
+    Host::up(&test_dir.path("neighbour"));
     daemon.end();
     drop(clients);
 }
@@ -391,13 +391,13 @@ fn lingering_sockets_do_not_outlast_sigkill() {
 #[test]
 fn a_socket_that_is_paused_and_crowded_costs_no_time() {
     let poison = Lingering::new();
-    let place = Place::new();
-    let daemon = Victim::daemon_with(&place, "client-connects = 8");
+    let test_dir = TestDir::new();
+    let daemon = Victim::daemon_with(&test_dir, "client-connects = 8");
     for (name, attack) in [
         ("attacked", attack("DMA_MAP", version(), dma_map())),
         ("exported", attack("SET_OWNER", Vec::new(), request(3, &[]))),
     ] {
-        let path = place.path(name);
+        let path = test_dir.path(name);
         let first = connect(&path);
         let mut refused = Vec::new();
         for _ in 0..7 {
@@ -445,7 +445,7 @@ fn nothing_is_kept_and_the_disk_is_served_again_when_the_poison_is_gone() {
         victim.daemon.wait_descriptors(open);
     }
     drop(poison);
-    Host::up(&victim.place.path("attacked"));
+    Host::up(&victim.test_dir.path("attacked"));
     victim.daemon.wait_descriptors(open);
     victim.daemon.end();
 }

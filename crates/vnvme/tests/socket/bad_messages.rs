@@ -47,11 +47,11 @@ fn send(client: &mut RawClient, bytes: &[u8]) {
 
 #[test]
 fn what_cannot_be_understood_ends_the_connection() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 1 << 20);
-    let mut daemon = Daemon::serve(&place, &[&disk]);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 1 << 20);
+    let mut daemon = Daemon::serve(&test_dir, &[&disk]);
     let data = pattern(1, 4096);
-    let mut host = Host::up(&place.socket());
+    let mut host = Host::up(&test_dir.socket());
     host.write(1, 0, &data);
     drop(host);
     let open = daemon.settled_descriptors();
@@ -100,7 +100,7 @@ fn what_cannot_be_understood_ends_the_connection() {
         ("later: noise", after(&pattern(3, 8192))),
     ];
     for (what, bytes) in &cases {
-        let mut client = RawClient::connect(&place.socket(), LIMIT).unwrap();
+        let mut client = RawClient::connect(&test_dir.socket(), WAIT_TIMEOUT).unwrap();
         send(&mut client, bytes);
         // The server waits for the rest of a message until the client has disconnected.
         rustix::net::shutdown(client.as_fd(), rustix::net::Shutdown::Write).unwrap();
@@ -108,7 +108,7 @@ fn what_cannot_be_understood_ends_the_connection() {
         assert!(daemon.is_alive(), "{what}");
     }
     // The next client finds a working controller and its data.
-    let mut host = Host::up(&place.socket());
+    let mut host = Host::up(&test_dir.socket());
     assert!(host.read(1, 0, 4096) == data);
     drop(host);
     daemon.wait_descriptors(open);
@@ -118,8 +118,8 @@ fn what_cannot_be_understood_ends_the_connection() {
 /// These end the connection without the client's help: the server must not wait for more.
 #[test]
 fn what_ends_the_connection_at_once() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let negotiated = version(0, b"");
     let cases = [
         ("a size of nothing", message(1, 0, Some(0), &[])),
@@ -135,7 +135,7 @@ fn what_ends_the_connection_at_once() {
         ),
     ];
     for (what, bytes) in &cases {
-        let mut client = RawClient::connect(&place.socket(), LIMIT).unwrap();
+        let mut client = RawClient::connect(&test_dir.socket(), WAIT_TIMEOUT).unwrap();
         send(&mut client, bytes);
         let replies = closed(&mut client);
         assert!(replies.len() < 2, "{what}: {replies:?}");
@@ -153,9 +153,9 @@ fn what_ends_the_connection_at_once() {
 
 #[test]
 fn what_is_wrong_in_itself_is_refused_and_the_connection_goes_on() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    let mut host = Host::up(&test_dir.socket());
     let mut refused = |command: u16, payload: &[u8]| {
         host.client
             .send(Command(command), 0, &[payload], &[])
@@ -187,9 +187,9 @@ fn what_is_wrong_in_itself_is_refused_and_the_connection_goes_on() {
 
 #[test]
 fn messages_in_pieces_of_one_byte() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
-    let mut raw = RawClient::connect(&place.socket(), LIMIT).unwrap();
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    let mut raw = RawClient::connect(&test_dir.socket(), WAIT_TIMEOUT).unwrap();
     for byte in [
         version(0, b""),
         message(
@@ -208,20 +208,20 @@ fn messages_in_pieces_of_one_byte() {
     // The rest of a message is never sent.
     raw.send(&message(13, 0, None, &[])[..9], &[]).unwrap();
     leave(raw);
-    Client::connect(place.socket(), LIMIT).unwrap();
+    Client::connect(test_dir.socket(), WAIT_TIMEOUT).unwrap();
     daemon.end();
 }
 
 #[test]
 fn more_descriptors_than_a_message_may_carry() {
-    let place = Place::new();
-    let mut daemon = Daemon::serve(&place, &["mem://1M"]);
-    leave(Client::connect(place.socket(), LIMIT).unwrap());
+    let test_dir = TestDir::new();
+    let mut daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    leave(Client::connect(test_dir.socket(), WAIT_TIMEOUT).unwrap());
     daemon.wait_log(|line| line.contains("client disconnected"));
     let open = daemon.settled_descriptors();
     let file = memfd(4096);
     for count in [1, 16, 17, 32] {
-        let mut client = RawClient::connect(&place.socket(), LIMIT).unwrap();
+        let mut client = RawClient::connect(&test_dir.socket(), WAIT_TIMEOUT).unwrap();
         client.send(&version(0, b""), &[]).unwrap();
         client.recv().unwrap();
         let fds = vec![file.as_fd(); count];
@@ -237,9 +237,9 @@ fn more_descriptors_than_a_message_may_carry() {
 
 #[test]
 fn a_client_that_never_reads_its_replies() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
-    let mut client = RawClient::connect(&place.socket(), LIMIT).unwrap();
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    let mut client = RawClient::connect(&test_dir.socket(), WAIT_TIMEOUT).unwrap();
     client.send(&version(0, b""), &[]).unwrap();
     client.recv().unwrap();
     // 4 KiB come back for each of these; when the socket is full the server must wait, not collect.

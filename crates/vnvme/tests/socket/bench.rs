@@ -22,8 +22,8 @@ fn refused(args: &[&str], reason: &str) {
 
 #[test]
 fn what_a_disk_holds_is_overwritten_only_on_demand() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 1 << 20);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 1 << 20);
     let file = fs::File::options().write(true).open(&disk).unwrap();
     file.write_all_at(b"\x53\xef", 0x438).unwrap();
     let before = fs::read(&disk).unwrap();
@@ -38,8 +38,8 @@ fn what_a_disk_holds_is_overwritten_only_on_demand() {
         assert!(read.status.success(), "{read:?}");
     }
     // Behind a socket, too: a guest's disk.
-    let daemon = Daemon::serve(&place, &[&disk]);
-    let served = format!("vfio-user://{}/1", text(&place.socket()));
+    let daemon = Daemon::serve(&test_dir, &[&disk]);
+    let served = format!("vfio-user://{}/1", text(&test_dir.socket()));
     refused(&[&served, "--rw", "randwrite", "--ios", "300"], reason);
     daemon.end();
     for target in [&disk, &url] {
@@ -54,9 +54,9 @@ fn what_a_disk_holds_is_overwritten_only_on_demand() {
 
 #[test]
 fn a_disk_that_is_served_is_not_written_to() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 1 << 20);
-    let daemon = Daemon::serve(&place, &[&disk]);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 1 << 20);
+    let daemon = Daemon::serve(&test_dir, &[&disk]);
     let url = format!("file://{disk}");
     for target in [&disk, &url] {
         let holder = format!("process {}", daemon.pid());
@@ -64,15 +64,15 @@ fn a_disk_that_is_served_is_not_written_to() {
         refused(&args, &holder);
     }
     daemon.end();
-    assert!(place.bytes("disk.raw", 0, 1 << 20) == vec![0; 1 << 20]);
+    assert!(test_dir.bytes("disk.raw", 0, 1 << 20) == vec![0; 1 << 20]);
     let free = bench(&[&disk, "--rw", "randwrite", "--ios", "1"]);
     assert!(free.status.success(), "{free:?}");
 }
 
 #[test]
 fn suites_are_run_by_the_program_beside() {
-    let place = Place::new();
-    let vnvme = place.path("vnvme");
+    let test_dir = TestDir::new();
+    let vnvme = test_dir.path("vnvme");
     put_program(env!("CARGO_BIN_EXE_vnvme"), &vnvme);
     let run = || {
         Command::new(&vnvme)
@@ -87,9 +87,9 @@ fn suites_are_run_by_the_program_beside() {
         said.contains("vnvme-bench") && said.lines().count() == 1,
         "{said}"
     );
-    let script = place.path("script");
+    let script = test_dir.path("script");
     fs::write(&script, "#!/bin/sh\necho \"$@\"\nexit 7\n").unwrap();
-    put_program(&script, &place.path("vnvme-bench"));
+    put_program(&script, &test_dir.path("vnvme-bench"));
     let output = run();
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     assert_eq!(output.stdout, b"--suite cost --runs=1\n");

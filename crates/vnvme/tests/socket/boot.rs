@@ -23,14 +23,14 @@ fn read(host: &mut Host, units: u16) -> BootReadStatus {
 /// The file's content at the time when the disk was opened is there, also in the next process.
 #[test]
 fn firmware_reads_the_file() {
-    let place = Place::new();
-    let (path, bytes) = (place.path("boot.bin"), pattern(3, 10_000));
+    let test_dir = TestDir::new();
+    let (path, bytes) = (test_dir.path("boot.bin"), pattern(3, 10_000));
     fs::write(&path, &bytes).unwrap();
-    let (socket, path) = (text(&place.socket()), text(&path));
+    let (socket, path) = (text(&test_dir.socket()), text(&path));
     let args = ["serve", "--socket", &socket, "--keeper", "process"];
     let args = [&args[..], &["--boot-partition", &path, "mem://8M"]].concat();
-    let daemon = start(&place, &args);
-    let mut host = Host::up(&place.socket());
+    let daemon = start(&test_dir, &args);
+    let mut host = Host::up(&test_dir.socket());
     for life in 0..2 {
         host.ram.write_all_at(&[0xee; 12288], BUFFER).unwrap();
         assert_eq!(read(&mut host, 3), BootReadStatus::SUCCESS, "life {life}");
@@ -47,11 +47,11 @@ fn firmware_reads_the_file() {
 /// A file that is no image is refused with an error text, and a pipe does not block.
 #[test]
 fn files_that_are_none_are_refused() {
-    let place = Place::new();
+    let test_dir = TestDir::new();
     let refusal = |name: &str| {
-        let path = text(&place.path(name));
+        let path = text(&test_dir.path(name));
         let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
-            .args(["serve", "--socket", &text(&place.socket()), "mem://8M"])
+            .args(["serve", "--socket", &text(&test_dir.socket()), "mem://8M"])
             .args(["--boot-partition", &path])
             .stdin(Stdio::null())
             .output()
@@ -65,13 +65,13 @@ fn files_that_are_none_are_refused() {
         refused
     };
     assert!(refusal("missing").contains("No such file"));
-    fs::write(place.path("empty"), b"").unwrap();
+    fs::write(test_dir.path("empty"), b"").unwrap();
     assert!(refusal("empty").contains("1 byte to 64 MiB, not 0 bytes"));
-    let large = fs::File::create(place.path("large")).unwrap();
+    let large = fs::File::create(test_dir.path("large")).unwrap();
     large.set_len((64 << 20) + 1).unwrap();
     assert!(refusal("large").contains("1 byte to 64 MiB"));
-    fs::create_dir(place.path("folder")).unwrap();
+    fs::create_dir(test_dir.path("folder")).unwrap();
     assert!(refusal("folder").contains("is not a regular file"));
-    mknodat(CWD, place.path("pipe"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+    mknodat(CWD, test_dir.path("pipe"), FileType::Fifo, Mode::RUSR, 0).unwrap();
     assert!(refusal("pipe").contains("is not a regular file"));
 }

@@ -25,12 +25,12 @@ fn memory(host: &Host) -> Vec<u8> {
 /// kernel's reads used belongs to the new one then.
 #[test]
 fn memory_belongs_to_the_next_kernel_once_the_bit_is_clear() {
-    let place = Place::new();
-    let control = text(&place.path("control.sock"));
+    let test_dir = TestDir::new();
+    let control = text(&test_dir.path("control.sock"));
     // A limit of one read in a second, so that most of these are in flight when the bit is cleared.
     let volume = "mem://4M?iops=1&burst=1ms";
-    let daemon = Daemon::serve(&place, &["--control", &control, volume]);
-    let mut host = Host::up(&place.socket());
+    let daemon = Daemon::serve(&test_dir, &["--control", &control, volume]);
+    let mut host = Host::up(&test_dir.socket());
     host.ram.write_all_at(&[0xee; 8 * LEN], READS).unwrap();
     for i in 0..8 {
         let at = READS + i * LEN as u64;
@@ -75,9 +75,9 @@ fn memory_belongs_to_the_next_kernel_once_the_bit_is_clear() {
 fn toggled_ten_thousand_times_under_load() {
     // With registers, and with shadow doorbells: half of them each.
     for shadow in [false, true] {
-        let place = Place::new();
-        let daemon = Daemon::serve(&place, &["--workers", "2", "mem://16M", "mem://16M"]);
-        let mut host = Host::up(&place.socket());
+        let test_dir = TestDir::new();
+        let daemon = Daemon::serve(&test_dir, &["--workers", "2", "mem://16M", "mem://16M"]);
+        let mut host = Host::up(&test_dir.socket());
         if shadow {
             host.use_shadow_doorbells();
         }

@@ -12,13 +12,13 @@ use crate::keeper::{kill_serving, start};
 
 #[test]
 fn a_second_client_is_refused_while_the_first_is_served() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://4M"]);
-    let mut first = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://4M"]);
+    let mut first = Host::up(&test_dir.socket());
     let data = pattern(1, 4096);
     first.write(1, 8, &data);
     for _ in 0..3 {
-        let second = Client::connect(place.socket(), LIMIT);
+        let second = Client::connect(test_dir.socket(), WAIT_TIMEOUT);
         assert!(
             matches!(second, Err(ClientError::NotTaken)),
             "{:?}",
@@ -29,7 +29,7 @@ fn a_second_client_is_refused_while_the_first_is_served() {
     assert!(first.read(1, 8, 4096) == data, "the first is not disturbed");
     // The second client may connect when the first has disconnected.
     drop(first);
-    let mut second = Host::up(&place.socket());
+    let mut second = Host::up(&test_dir.socket());
     assert!(second.read(1, 8, 4096) == data);
     drop(second);
     daemon.end();
@@ -37,11 +37,11 @@ fn a_second_client_is_refused_while_the_first_is_served() {
 
 #[test]
 fn a_client_that_goes_with_commands_in_flight() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 32 << 20);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 32 << 20);
     let slow = "null://1G?latency=300ms";
-    let daemon = Daemon::serve(&place, &[&disk, slow]);
-    let mut host = Host::up(&place.socket());
+    let daemon = Daemon::serve(&test_dir, &[&disk, slow]);
+    let mut host = Host::up(&test_dir.socket());
     let safe = pattern(1, 64 << 10);
     host.write(1, 0, &safe);
     for round in 0..5 {
@@ -55,22 +55,22 @@ fn a_client_that_goes_with_commands_in_flight() {
             }
         }
         drop(host);
-        host = Host::up(&place.socket());
+        host = Host::up(&test_dir.socket());
         assert!(host.read(1, 0, safe.len()) == safe, "round {round}");
         host.write(1, 20_000, &pattern(round, 4096));
         assert!(host.read(1, 20_000, 4096) == pattern(round, 4096));
     }
     drop(host);
     daemon.end();
-    assert!(place.bytes("disk.raw", 0, safe.len()) == safe);
+    assert!(test_dir.bytes("disk.raw", 0, safe.len()) == safe);
 }
 
 #[test]
 fn a_reset_with_commands_in_flight() {
-    let place = Place::new();
+    let test_dir = TestDir::new();
     let slow = "null://1G?latency=200ms&read-zeroes=on";
-    let daemon = Daemon::serve(&place, &[slow]);
-    let mut host = Host::up(&place.socket());
+    let daemon = Daemon::serve(&test_dir, &[slow]);
+    let mut host = Host::up(&test_dir.socket());
     for _ in 0..20 {
         let read = host.transfer(NvmOpcode::READ, 1, 0, 4096, 4 << 20);
         host.submit(1, read);
@@ -93,9 +93,9 @@ fn a_reset_with_commands_in_flight() {
 
 #[test]
 fn an_unmap_waits_for_the_commands_that_use_the_memory() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["null://1G?latency=300ms&read-zeroes=on"]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["null://1G?latency=300ms&read-zeroes=on"]);
+    let mut host = Host::up(&test_dir.socket());
     let command = host.transfer(NvmOpcode::READ, 1, 0, 4096, 4 << 20);
     host.submit(1, command);
     host.client.dma_unmap(vfio_user::DmaUnmapping::All).unwrap();
@@ -118,10 +118,10 @@ fn an_unmap_waits_for_the_commands_that_use_the_memory() {
 /// second is served.
 #[test]
 fn the_next_client_need_not_wait_for_the_last() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["null://1G?latency=2s", "mem://4M"]);
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["null://1G?latency=2s", "mem://4M"]);
     for round in 0..4 {
-        let mut host = Host::up(&place.socket());
+        let mut host = Host::up(&test_dir.socket());
         if round % 2 == 0 {
             // More messages than are handled at a time.
             for i in 0..2000u64 {
@@ -141,7 +141,7 @@ fn the_next_client_need_not_wait_for_the_last() {
                 .unwrap();
         }
         drop(host);
-        let mut host = Host::up(&place.socket());
+        let mut host = Host::up(&test_dir.socket());
         host.write(2, 0, &pattern(round, 4096));
         assert!(host.read(2, 0, 4096) == pattern(round, 4096));
     }
@@ -159,8 +159,8 @@ fn map_page(host: &mut Host) -> u64 {
 /// the next client, whose worker and process may change meanwhile.
 #[test]
 fn a_former_client_cannot_ring_the_next_clients_doorbells() {
-    let place = Place::new();
-    let socket = text(&place.socket());
+    let test_dir = TestDir::new();
+    let socket = text(&test_dir.socket());
     let args = [
         "serve",
         "--socket",
@@ -171,16 +171,16 @@ fn a_former_client_cannot_ring_the_next_clients_doorbells() {
         "mapped",
         "mem://4M",
     ];
-    let daemon = start(&place, &args);
+    let daemon = start(&test_dir, &args);
     let (mut pages, mut files) = (Vec::<Memory>::new(), Vec::new());
     for round in 0..3 {
-        let mut host = Host::up(&place.socket());
+        let mut host = Host::up(&test_dir.socket());
         let file = map_page(&mut host);
         assert!(!files.contains(&file), "round {round}");
         files.push(file);
         for _ in 0..2 {
             let read = host.transfer(NvmOpcode::READ, 1, 0, 4096, 4 << 20);
-            let (cid, doorbell, tail) = host.place(1, read);
+            let (cid, doorbell, tail) = host.test_dir(1, read);
             for page in &pages {
                 page.write(doorbell as usize, &tail.to_le_bytes()).unwrap();
             }
@@ -202,10 +202,10 @@ fn a_former_client_cannot_ring_the_next_clients_doorbells() {
 
 #[test]
 fn clients_that_come_and_go_without_end_fill_no_disk() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     for round in 1..=60u64 {
-        drop(Host::attach(&place.socket()));
+        drop(Host::attach(&test_dir.socket()));
         if round == 1 {
             daemon.wait_log(|line| line.contains("client disconnected"));
         }

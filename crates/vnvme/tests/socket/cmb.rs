@@ -63,9 +63,9 @@ fn transfer(host: &mut Host, buffer: &Memory, opcode: NvmOpcode, lba: u64, data:
 
 #[test]
 fn a_client_has_it_by_messages_and_mapped() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://8M", "--cmb-size", "2M"]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://8M", "--cmb-size", "2M"]);
+    let mut host = Host::up(&test_dir.socket());
     // The BAR has the buffer's size, as 64-bit prefetchable memory.
     host.client.region_write(CONFIG, 0x18, &[0xff; 8]).unwrap();
     let mut bar = [0; 8];
@@ -109,13 +109,13 @@ fn a_client_has_it_by_messages_and_mapped() {
 
 #[test]
 fn the_next_client_has_another() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://8M", "--cmb-size", "2M"]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://8M", "--cmb-size", "2M"]);
+    let mut host = Host::up(&test_dir.socket());
     let (before, file) = map(&mut host);
     before.write(0x1000, b"secret").unwrap();
     drop(host);
-    let mut host = Host::up(&place.socket());
+    let mut host = Host::up(&test_dir.socket());
     assert_eq!(host.read32(regs::CMBMSC), 0);
     let (now, next) = map(&mut host);
     assert_ne!(file, next);
@@ -137,9 +137,9 @@ fn the_next_client_has_another() {
 
 #[test]
 fn without_the_option_there_is_none() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://8M"]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://8M"]);
+    let mut host = Host::up(&test_dir.socket());
     let region = host.client.region_info(BAR2).unwrap();
     assert_eq!((region.size, region.mmap.is_none()), (0, true));
     assert!(host.client.region_read(BAR2, 0, &mut [0]).is_err());
@@ -154,8 +154,8 @@ fn without_the_option_there_is_none() {
 /// A client keeps its mapping while the process that serves it is another one each time.
 #[test]
 fn it_outlives_the_process() {
-    let place = Place::new();
-    let socket = text(&place.socket());
+    let test_dir = TestDir::new();
+    let socket = text(&test_dir.socket());
     let args = [
         "serve",
         "--socket",
@@ -166,9 +166,9 @@ fn it_outlives_the_process() {
         "--cmb-size",
         "2M",
     ];
-    let daemon = start(&place, &args);
+    let daemon = start(&test_dir, &args);
     for client in 0..2u64 {
-        let mut host = Host::up(&place.socket());
+        let mut host = Host::up(&test_dir.socket());
         let (buffer, file) = map(&mut host);
         for round in 0..3 {
             let bytes = pattern(10 * client + round, 12 << 10);

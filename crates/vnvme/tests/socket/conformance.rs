@@ -4,17 +4,17 @@
 
 use conformance::CASES;
 use conformance::served;
-use conformance::suite::{self, Outcome, Target};
+use conformance::suite::{self, CaseOutcome, TestTarget};
 use std::path::Path;
 
 /// Runs every case. Returns the failures, and the number of cases that passed.
-fn run(target: &Target) -> (Vec<String>, usize) {
+fn run(target: &TestTarget) -> (Vec<String>, usize) {
     let reports: Vec<_> = suite::chosen("")
         .map(|case| suite::run(case, target))
         .collect();
     let failed = reports
         .iter()
-        .filter(|report| matches!(report.outcome, Outcome::Failed(_)));
+        .filter(|report| matches!(report.outcome, CaseOutcome::Failed(_)));
     let [passed, ..] = suite::count(&reports);
     (failed.map(|report| report.line()).collect(), passed)
 }

@@ -20,17 +20,17 @@ fn limit_descriptors(daemon: &Daemon, current: u64) {
 
 #[test]
 fn more_clients_in_a_second_than_may_come_wait() {
-    let place = Place::new();
-    let control = text(&place.path("control.sock"));
+    let test_dir = TestDir::new();
+    let control = text(&test_dir.path("control.sock"));
     let args = ["--control", &control, "--client-connects", "5", "mem://1M"];
-    let daemon = Daemon::serve(&place, &args);
+    let daemon = Daemon::serve(&test_dir, &args);
     let start = Instant::now();
     // Fifteen clients. Five come in at once. All but the last connect and close: were they served
     // one after the other, a busy machine would take so long that none has to wait.
     for _ in 0..14 {
-        leave(UnixStream::connect(place.socket()).unwrap());
+        leave(UnixStream::connect(test_dir.socket()).unwrap());
     }
-    drop(Host::attach(&place.socket()));
+    drop(Host::attach(&test_dir.socket()));
     assert!(start.elapsed().as_millis() >= 1900, "{:?}", start.elapsed());
     daemon.wait_log(|line| line.contains("the next ones wait"));
     let told = &all_stats(&control)["controllers"][0]["clients"];
@@ -43,17 +43,17 @@ fn more_clients_in_a_second_than_may_come_wait() {
 /// descriptor for it.
 #[test]
 fn a_client_for_which_no_descriptor_is_left_waits() {
-    let place = Place::new();
-    let socket = place.path("v.sock");
+    let test_dir = TestDir::new();
+    let socket = test_dir.path("v.sock");
     let args = ["mem://1M", "--vhost-user-blk", &text(&socket), "mem://1M"];
-    let daemon = Daemon::serve(&place, &args);
+    let daemon = Daemon::serve(&test_dir, &args);
     daemon.wait_listening(&socket);
     // The daemon's start is complete when a client is served and the daemon has opened nothing for
     // a while.
-    drop(Host::up(&place.socket()));
+    drop(Host::up(&test_dir.socket()));
     daemon.settled_descriptors();
     limit_descriptors(&daemon, 3);
-    let nvme = UnixStream::connect(place.socket()).unwrap();
+    let nvme = UnixStream::connect(test_dir.socket()).unwrap();
     let virtio = UnixStream::connect(&socket).unwrap();
     daemon.wait_log(|line| line.contains("accept") && line.contains("vm.sock"));
     daemon.wait_log(|line| line.contains("accept") && line.contains("v.sock"));
@@ -91,9 +91,12 @@ fn take_all(host: &mut Host) -> u64 {
 /// theirs.
 #[test]
 fn no_client_uses_up_the_descriptors_of_another() {
-    let place = Place::new();
-    let (config, control) = (place.path("vnvme.toml"), text(&place.path("control.sock")));
-    let sockets = ["a.sock", "b.sock", "c.sock"].map(|name| place.path(name));
+    let test_dir = TestDir::new();
+    let (config, control) = (
+        test_dir.path("vnvme.toml"),
+        text(&test_dir.path("control.sock")),
+    );
+    let sockets = ["a.sock", "b.sock", "c.sock"].map(|name| test_dir.path(name));
     let one = |socket: &std::path::PathBuf| {
         let socket = text(socket);
         format!(

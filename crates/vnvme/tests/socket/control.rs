@@ -28,20 +28,20 @@ fn counters(control: &str) -> serde_json::Value {
 
 #[test]
 fn counters_count() {
-    let place = Place::new();
-    let control = text(&place.path("control.sock"));
-    let daemon = Daemon::serve(&place, &["--control", &control, "mem://4M"]);
+    let test_dir = TestDir::new();
+    let control = text(&test_dir.path("control.sock"));
+    let daemon = Daemon::serve(&test_dir, &["--control", &control, "mem://4M"]);
     let mode = std::fs::metadata(&control).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     assert_eq!(counters(&control)["host_reads"], 0);
-    let mut host = Host::up(&place.socket());
+    let mut host = Host::up(&test_dir.socket());
     for i in 0..5 {
         host.write(1, i, &pattern(i, 4096));
         host.read(1, i, 8192);
     }
     host.read(1, 0, 512);
     let told = counters(&control);
-    assert_eq!(told["socket"], text(&place.socket()));
+    assert_eq!(told["socket"], text(&test_dir.socket()));
     assert_eq!(
         (&told["host_reads"], &told["host_writes"]),
         (&6.into(), &5.into())
@@ -60,7 +60,7 @@ fn counters_count() {
     );
     drop(host);
     daemon.end();
-    assert!(!place.path("control.sock").exists());
+    assert!(!test_dir.path("control.sock").exists());
     let nobody = stats(&control, &[]);
     assert_eq!(nobody.status.code(), Some(1));
     let line = String::from_utf8(nobody.stderr).unwrap();
@@ -72,9 +72,9 @@ fn counters_count() {
 
 #[test]
 fn nonsense_on_the_control_socket() {
-    let place = Place::new();
-    let control = text(&place.path("control.sock"));
-    let daemon = Daemon::serve(&place, &["--control", &control, "mem://1M"]);
+    let test_dir = TestDir::new();
+    let control = text(&test_dir.path("control.sock"));
+    let daemon = Daemon::serve(&test_dir, &["--control", &control, "mem://1M"]);
     let noise = pattern(1, 100_000);
     for request in [
         &b"{\"method\":\"stats\"}\n"[..],
@@ -86,7 +86,7 @@ fn nonsense_on_the_control_socket() {
         b"",
     ] {
         let mut stream = UnixStream::connect(&control).unwrap();
-        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
         // The server may close before everything is written.
         let _ = stream.write_all(request);
         let _ = stream.shutdown(std::net::Shutdown::Write);
@@ -104,14 +104,14 @@ fn nonsense_on_the_control_socket() {
 #[test]
 fn shadow_doorbells_wake_a_sleeping_worker() {
     const COMMANDS: u64 = 3000;
-    let place = Place::new();
-    let control = text(&place.path("control.sock"));
+    let test_dir = TestDir::new();
+    let control = text(&test_dir.path("control.sock"));
     let daemon = Daemon::serve(
-        &place,
+        &test_dir,
         &["--control", &control, "--idle-window", "30", "mem://4M"],
     );
     for round in 0..2u64 {
-        let mut host = Host::up(&place.socket());
+        let mut host = Host::up(&test_dir.socket());
         host.use_shadow_doorbells();
         let mut random = pattern(round, COMMANDS as usize).into_iter();
         for i in 0..COMMANDS {
@@ -156,8 +156,8 @@ fn ask_for_stats(stream: &UnixStream) -> String {
 /// the counters.
 #[test]
 fn slow_clients_hold_up_no_other() {
-    let place = Place::new();
-    let control = text(&place.path("control.sock"));
+    let test_dir = TestDir::new();
+    let control = text(&test_dir.path("control.sock"));
     let args = [
         "--control",
         &control,
@@ -165,16 +165,16 @@ fn slow_clients_hold_up_no_other() {
         "100000",
         "mem://1M",
     ];
-    let daemon = Daemon::serve(&place, &args);
+    let daemon = Daemon::serve(&test_dir, &args);
     let connect = || {
         let stream = UnixStream::connect(&control).unwrap();
-        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
         stream
     };
     assert!(ask_for_stats(&connect()).contains("controllers"));
     // The worker serves, and the main thread has the descriptors that it waits with: nothing more
     // is opened.
-    drop(Host::up(&place.socket()));
+    drop(Host::up(&test_dir.socket()));
     let before = daemon.settled_descriptors();
     let first = connect();
     let slow: Vec<UnixStream> = (0..20).map(|_| connect()).collect();
@@ -216,14 +216,14 @@ fn slow_clients_hold_up_no_other() {
 
 #[test]
 fn what_stands_in_the_control_sockets_place_at_the_end_is_left_alone() {
-    let place = Place::new();
-    let control = place.path("control.sock");
+    let test_dir = TestDir::new();
+    let control = test_dir.path("control.sock");
     let args = ["--control", &text(&control), "mem://1M"];
     for replaced in ["a file", "a directory", "a link"] {
-        let daemon = Daemon::serve(&place, &args);
+        let daemon = Daemon::serve(&test_dir, &args);
         std::fs::remove_file(&control).unwrap();
-        std::fs::remove_file(place.socket()).unwrap();
-        for path in [&control, &place.socket()] {
+        std::fs::remove_file(test_dir.socket()).unwrap();
+        for path in [&control, &test_dir.socket()] {
             match replaced {
                 "a file" => std::fs::write(path, "precious").unwrap(),
                 "a directory" => std::fs::create_dir(path).unwrap(),
@@ -231,11 +231,12 @@ fn what_stands_in_the_control_sockets_place_at_the_end_is_left_alone() {
             }
         }
         daemon.end();
-        for path in [&control, &place.socket()] {
+        for path in [&control, &test_dir.socket()] {
             let left = std::fs::symlink_metadata(path).expect(replaced);
-            match left.is_dir() {
-                true => std::fs::remove_dir(path).unwrap(),
-                false => std::fs::remove_file(path).unwrap(),
+            if left.is_dir() {
+                std::fs::remove_dir(path).unwrap()
+            } else {
+                std::fs::remove_file(path).unwrap()
             }
         }
     }
@@ -252,27 +253,27 @@ fn vnvme(control: &str, args: &[&str]) -> (Option<i32>, String) {
 }
 
 /// Starts three disks, whose names begin alike.
-fn three(place: &Place) -> (Daemon, String) {
-    let control = text(&place.path("control.sock"));
+fn three(test_dir: &TestDir) -> (Daemon, String) {
+    let control = text(&test_dir.path("control.sock"));
     let mut config = format!("[process]\ncontrol = {control:?}\n");
     for name in ["vm10.sock", "vm1.sock"] {
-        let socket = text(&place.path(name));
+        let socket = text(&test_dir.path(name));
         let namespace = "[[controller.namespace]]\nvolume = \"mem://1M?iops=0\"\n";
         config += &format!("[[controller]]\nsocket = {socket:?}\n{namespace}");
     }
-    let socket = text(&place.path("m1"));
+    let socket = text(&test_dir.path("m1"));
     config += &format!("[[vhost-user-blk]]\nsocket = {socket:?}\nvolume = \"mem://2M\"\n");
-    let path = place.path("config.toml");
+    let path = test_dir.path("config.toml");
     std::fs::write(&path, config).unwrap();
     let daemon = Daemon::spawn(&["serve", "--config", &text(&path)]);
-    daemon.wait_listening(&place.path("m1"));
+    daemon.wait_listening(&test_dir.path("m1"));
     (daemon, control)
 }
 
 #[test]
 fn disks_are_named_exactly_and_listed_in_order() {
-    let place = Place::new();
-    let (daemon, control) = three(&place);
+    let test_dir = TestDir::new();
+    let (daemon, control) = three(&test_dir);
     let (code, table) = vnvme(&control, &["list"]);
     assert_eq!(code, Some(0), "{table}");
     let names: Vec<_> = table
@@ -283,7 +284,7 @@ fn disks_are_named_exactly_and_listed_in_order() {
     let (_, list) = vnvme(&control, &["list", "--json"]);
     let list: serde_json::Value = serde_json::from_str(&list).unwrap();
     assert_eq!(list[0]["kind"], "vhost-user-blk");
-    assert_eq!(list[1]["socket"], text(&place.path("vm1.sock")));
+    assert_eq!(list[1]["socket"], text(&test_dir.path("vm1.sock")));
     let (_, stats) = vnvme(&control, &["stats", "vm1", "--json"]);
     let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
     assert_eq!(stats["controllers"].as_array().unwrap().len(), 1);
@@ -312,8 +313,8 @@ fn disks_are_named_exactly_and_listed_in_order() {
 /// Completions of a shell: commands, options, and disks of the running process.
 #[test]
 fn a_shell_completes_names_of_running_disks() {
-    let place = Place::new();
-    let (daemon, control) = three(&place);
+    let test_dir = TestDir::new();
+    let (daemon, control) = three(&test_dir);
     let complete = |words: &[&str]| {
         let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
             .arg("--")
@@ -340,10 +341,10 @@ fn a_shell_completes_names_of_running_disks() {
 
 #[test]
 fn a_socket_of_another_kind_is_told_from_the_control_socket() {
-    let place = Place::new();
-    let (daemon, control) = three(&place);
+    let test_dir = TestDir::new();
+    let (daemon, control) = three(&test_dir);
     for wrong in ["vm1.sock", "m1"] {
-        let socket = text(&place.path(wrong));
+        let socket = text(&test_dir.path(wrong));
         for verb in [&["stats"][..], &["list"], &["limits", "vm1", "--iops", "1"]] {
             let (code, said) = vnvme(&socket, verb);
             assert!(
@@ -353,14 +354,14 @@ fn a_socket_of_another_kind_is_told_from_the_control_socket() {
         }
     }
     // Also where the disk has a client.
-    let host = Host::up(&place.path("vm1.sock"));
-    let (code, said) = vnvme(&text(&place.path("vm1.sock")), &["list"]);
+    let host = Host::up(&test_dir.path("vm1.sock"));
+    let (code, said) = vnvme(&text(&test_dir.path("vm1.sock")), &["list"]);
     assert!(
         code == Some(1) && said.contains("socket of a disk"),
         "{said}"
     );
     // The other way round.
-    assert!(vfio_user::client::Client::connect(&control, LIMIT).is_err());
+    assert!(vfio_user::client::Client::connect(&control, WAIT_TIMEOUT).is_err());
     daemon.wait_log(|line| line.contains("does not speak HTTP"));
     drop(host);
     daemon.end();
@@ -369,14 +370,14 @@ fn a_socket_of_another_kind_is_told_from_the_control_socket() {
 /// The default socket, when no option sets one, and its owner.
 #[test]
 fn the_usual_socket_belongs_to_the_first() {
-    let place = Place::new();
-    let usual = place.path("control.sock");
+    let test_dir = TestDir::new();
+    let usual = test_dir.path("control.sock");
     let directory = text(usual.parent().unwrap());
     let spawn = |name: &str| {
-        let socket = text(&place.path(name));
+        let socket = text(&test_dir.path(name));
         let variables = [("RUNTIME_DIRECTORY", &*directory), ("VNVME_CONTROL", "")];
         let daemon = Daemon::spawn_with_all(&variables, &["serve", "-s", &socket, "mem://1M"]);
-        daemon.wait_listening(&place.path(name));
+        daemon.wait_listening(&test_dir.path(name));
         daemon
     };
     let first = spawn("a");
@@ -384,7 +385,7 @@ fn the_usual_socket_belongs_to_the_first() {
     second.wait_log(|line| line.contains("no control socket") && line.contains("another server"));
     let (_, table) = vnvme(&text(&usual), &["list"]);
     assert!(table.contains("\na ") && !table.contains("\nb "), "{table}");
-    let host = Host::up(&place.path("b"));
+    let host = Host::up(&test_dir.path("b"));
     drop(host);
     second.end();
     first.end();
@@ -394,10 +395,10 @@ fn the_usual_socket_belongs_to_the_first() {
 /// Events for a listener: connected and disconnected clients, errors, limits.
 #[test]
 fn events_are_told_as_they_happen() {
-    let place = Place::new();
-    let control = text(&place.path("control.sock"));
+    let test_dir = TestDir::new();
+    let control = text(&test_dir.path("control.sock"));
     let volume = "mem://1M?iops=2&burst=1ms";
-    let daemon = Daemon::serve(&place, &["--control", &control, volume]);
+    let daemon = Daemon::serve(&test_dir, &["--control", &control, volume]);
     let mut listening = Command::new(env!("CARGO_BIN_EXE_vnvme"))
         .args(["events", "--json", "--control", &control])
         .stdout(std::process::Stdio::piped())
@@ -414,15 +415,15 @@ fn events_are_told_as_they_happen() {
     // The listener does not report its start: clients connect until an event arrives.
     let mut first = None;
     eventually("it listens", || {
-        drop(Host::attach(&place.socket()));
+        drop(Host::attach(&test_dir.socket()));
         first = tell.recv_timeout(Duration::from_millis(100)).ok();
         first.is_some()
     });
     assert_eq!(first.unwrap()["disk"], "vm");
-    let mut host = Host::up(&place.socket());
+    let mut host = Host::up(&test_dir.socket());
     let wait = |kind: &str| {
         eventually(kind, || {
-            tell.recv_timeout(LIMIT)
+            tell.recv_timeout(WAIT_TIMEOUT)
                 .is_ok_and(|event| event["kind"] == kind)
         });
     };
@@ -453,8 +454,8 @@ fn a_group_may_ask_and_change_nothing() {
         testkit::skip("vnvme: the control socket as another user", "needs root");
         return;
     }
-    let place = Place::new();
-    let control = text(&place.path("control.sock"));
+    let test_dir = TestDir::new();
+    let control = text(&test_dir.path("control.sock"));
     let args = [
         "--control",
         &control,
@@ -462,15 +463,15 @@ fn a_group_may_ask_and_change_nothing() {
         "54321",
         "mem://1M?iops=7",
     ];
-    let daemon = Daemon::serve(&place, &args);
-    let questions = place.path("control-ro.sock");
+    let daemon = Daemon::serve(&test_dir, &args);
+    let questions = test_dir.path("control-ro.sock");
     let metadata = std::fs::metadata(&questions).unwrap();
     assert_eq!(metadata.permissions().mode() & 0o777, 0o660);
     assert_eq!(std::os::unix::fs::MetadataExt::gid(&metadata), 54321);
     // A user of the group reaches both, and this program.
     let all = std::fs::Permissions::from_mode(0o755);
-    std::fs::set_permissions(place.path("."), all).unwrap();
-    let program = place.path("vnvme");
+    std::fs::set_permissions(test_dir.path("."), all).unwrap();
+    let program = test_dir.path("vnvme");
     put_program(env!("CARGO_BIN_EXE_vnvme"), &program);
     let ask = |group: u32, socket: &str, args: &[&str]| {
         let mut command = Command::new(&program);

@@ -27,14 +27,14 @@ fn json(args: &[&str]) -> serde_json::Value {
 }
 
 /// A device below with a disk of 8 MiB, and a controller above with a part of it.
-fn two(place: &Place, options: &str) -> (Daemon, Daemon, String) {
-    let disk = place.disk("disk.raw", 8 << 20);
-    let socket = text(&place.path("below.sock"));
+fn two(test_dir: &TestDir, options: &str) -> (Daemon, Daemon, String) {
+    let disk = test_dir.disk("disk.raw", 8 << 20);
+    let socket = text(&test_dir.path("below.sock"));
     let lower = Daemon::spawn(&["serve", "--socket", &socket, &disk]);
     lower.wait_listening(socket.as_ref());
-    let control = text(&place.path("control.sock"));
+    let control = text(&test_dir.path("control.sock"));
     let url = format!("vfio-user://{socket}/1?{options}");
-    let upper = Daemon::serve(place, &["--control", &control, &url]);
+    let upper = Daemon::serve(test_dir, &["--control", &control, &url]);
     (lower, upper, control)
 }
 
@@ -45,12 +45,12 @@ fn a_suspended_device_keeps_commands_until_it_is_resumed() {
         "offset=4M&path=generic",
         "offset=4M&weight=10",
     ] {
-        let place = Place::new();
-        let (lower, upper, control) = two(&place, options);
-        let mut host = Host::up(&place.socket());
+        let test_dir = TestDir::new();
+        let (lower, upper, control) = two(&test_dir, options);
+        let mut host = Host::up(&test_dir.socket());
         host.write(1, 0, &pattern(1, 4096));
 
-        let device = format!("vfio-user://{}", text(&place.path("below.sock")));
+        let device = format!("vfio-user://{}", text(&test_dir.path("below.sock")));
         let (good, text) = vnvme(&["resume", "--control", &control, &device]);
         assert!(!good && text.contains("is not suspended"), "{text}");
         let (good, text) = vnvme(&["suspend", "--control", &control, "below.sock"]);
@@ -76,14 +76,14 @@ fn a_suspended_device_keeps_commands_until_it_is_resumed() {
         );
         assert!(host.try_completion(1).is_none(), "{options}");
         let zeroes = |bytes: Vec<u8>| bytes.iter().all(|byte| *byte == 0);
-        assert!(zeroes(place.bytes("disk.raw", (4 << 20) + 4096, 4096)));
+        assert!(zeroes(test_dir.bytes("disk.raw", (4 << 20) + 4096, 4096)));
 
         assert_eq!(
             json(&["resume", "--control", &control, &device])["state"],
             "live"
         );
         assert!(host.completion(1).status().is_success(), "{options}");
-        assert!(place.bytes("disk.raw", (4 << 20) + 4096, 4096) == pattern(2, 4096));
+        assert!(test_dir.bytes("disk.raw", (4 << 20) + 4096, 4096) == pattern(2, 4096));
         assert!(host.read(1, 0, 4096) == pattern(1, 4096));
         drop(host);
         upper.end();
@@ -93,9 +93,9 @@ fn a_suspended_device_keeps_commands_until_it_is_resumed() {
 
 #[test]
 fn a_process_without_devices_says_so() {
-    let place = Place::new();
-    let control = text(&place.path("control.sock"));
-    let daemon = Daemon::serve(&place, &["--control", &control, "mem://1M"]);
+    let test_dir = TestDir::new();
+    let control = text(&test_dir.path("control.sock"));
+    let daemon = Daemon::serve(&test_dir, &["--control", &control, "mem://1M"]);
     let (good, text) = vnvme(&["suspend", "--control", &control, "x"]);
     assert!(
         !good && text.contains("this process drives no device"),
@@ -134,11 +134,11 @@ fn changed_namespaces(host: &mut Host) -> Vec<u8> {
 
 #[test]
 fn a_slice_to_the_end_follows_the_file_and_one_with_a_length_does_not() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 8 << 20);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 8 << 20);
     let (short, long) = (format!("{disk}?length=4M"), format!("{disk}?offset=4M"));
-    let daemon = Daemon::serve(&place, &[&short, &long]);
-    let mut host = Host::up(&place.socket());
+    let daemon = Daemon::serve(&test_dir, &[&short, &long]);
+    let mut host = Host::up(&test_dir.socket());
     let file = std::fs::OpenOptions::new().write(true).open(&disk).unwrap();
     let beyond = |host: &mut Host, nsid: u32, blocks: u64| {
         let status = host.write_with(nsid, blocks - 1, &[0xee; 1024], false);
@@ -152,7 +152,7 @@ fn a_slice_to_the_end_follows_the_file_and_one_with_a_length_does_not() {
     assert_eq!(changed_namespaces(&mut host), [2, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(sizes(&mut host), [4 << 11, 8 << 11]);
     host.write(2, (8 << 11) - 8, &pattern(1, 4096));
-    assert!(place.bytes("disk.raw", (12 << 20) - 4096, 4096) == pattern(1, 4096));
+    assert!(test_dir.bytes("disk.raw", (12 << 20) - 4096, 4096) == pattern(1, 4096));
     beyond(&mut host, 1, 4 << 11);
     beyond(&mut host, 2, 8 << 11);
 
@@ -191,10 +191,10 @@ fn a_slice_to_the_end_follows_the_file_and_one_with_a_length_does_not() {
 #[test]
 fn a_slice_follows_the_device_below_on_both_paths() {
     for options in ["offset=4M&path=direct", "offset=4M&path=generic"] {
-        let place = Place::new();
-        let (lower, upper, _) = two(&place, options);
-        let mut host = Host::up(&place.socket());
-        let disk = place.path("disk.raw");
+        let test_dir = TestDir::new();
+        let (lower, upper, _) = two(&test_dir, options);
+        let mut host = Host::up(&test_dir.socket());
+        let disk = test_dir.path("disk.raw");
         let file = std::fs::OpenOptions::new().write(true).open(disk).unwrap();
         expect_news(&mut host);
         file.set_len(12 << 20).unwrap();
@@ -205,7 +205,7 @@ fn a_slice_follows_the_device_below_on_both_paths() {
         );
         assert_eq!(host.identify_namespace(1).unwrap().nsze.get(), 8 << 11);
         host.write(1, (8 << 11) - 8, &pattern(1, 4096));
-        assert!(place.bytes("disk.raw", (12 << 20) - 4096, 4096) == pattern(1, 4096));
+        assert!(test_dir.bytes("disk.raw", (12 << 20) - 4096, 4096) == pattern(1, 4096));
         let status = host.write_with(1, 8 << 11, &[0xee; 512], false);
         assert!(status.is(Status::LBA_OUT_OF_RANGE), "{status:?}");
         drop(host);

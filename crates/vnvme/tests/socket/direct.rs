@@ -43,21 +43,21 @@ fn direct_commands(control: &str) -> u64 {
 
 /// A device below, and a controller above with a slice of it.
 fn two(
-    place: &Place,
+    test_dir: &TestDir,
     options: &str,
     below: &[&str],
 ) -> (Daemon, Daemon, std::path::PathBuf, String) {
-    let disk = place.disk("disk.raw", 16 << 20);
-    let socket = text(&place.path("below.sock"));
+    let disk = test_dir.disk("disk.raw", 16 << 20);
+    let socket = text(&test_dir.path("below.sock"));
     let mut all = vec!["serve", "--socket", &socket];
     all.extend(below);
     all.push(&disk);
     let lower = Daemon::spawn(&all);
     lower.wait_listening(socket.as_ref());
-    let control = text(&place.path("control.sock"));
+    let control = text(&test_dir.path("control.sock"));
     let url = format!("vfio-user://{socket}/1?offset=4M&length=8M{options}");
-    let upper = Daemon::serve(place, &["--control", &control, &url]);
-    (lower, upper, place.socket(), control)
+    let upper = Daemon::serve(test_dir, &["--control", &control, &url]);
+    (lower, upper, test_dir.socket(), control)
 }
 
 #[test]
@@ -67,9 +67,9 @@ fn commands_take_the_path_that_was_chosen() {
         ("&path=direct", "direct"),
         ("&path=generic", "generic"),
     ] {
-        let place = Place::new();
+        let test_dir = TestDir::new();
         // A device that takes less than the guest may put into one command.
-        let (lower, upper, socket, control) = two(&place, options, &["--mdts", "5"]);
+        let (lower, upper, socket, control) = two(&test_dir, options, &["--mdts", "5"]);
         let told = path(&control, &[]);
         let row: Vec<_> = told.lines().nth(1).unwrap().split_whitespace().collect();
         assert_eq!(row[1..], ["1", name], "{told}");
@@ -81,7 +81,7 @@ fn commands_take_the_path_that_was_chosen() {
             let lba = i as u64 * 2500;
             host.write(1, lba, &data);
             assert!(host.read(1, lba, len) == data);
-            assert!(place.bytes("disk.raw", (4 << 20) + lba * 512, len) == data);
+            assert!(test_dir.bytes("disk.raw", (4 << 20) + lba * 512, len) == data);
         }
         host.flush(1);
         for (lba, len) in [(blocks, 512), (blocks - 1, 1024), (u64::MAX, 512)] {
@@ -89,7 +89,7 @@ fn commands_take_the_path_that_was_chosen() {
             assert!(beyond.is(Status::LBA_OUT_OF_RANGE), "{beyond:?}");
         }
         assert!(
-            place
+            test_dir
                 .bytes("disk.raw", 12 << 20, 4 << 20)
                 .iter()
                 .all(|b| *b == 0)
@@ -152,8 +152,8 @@ fn commands_take_the_path_that_was_chosen() {
 
 #[test]
 fn the_path_changes_under_load_and_nobody_sees_it() {
-    let place = Place::new();
-    let (lower, upper, socket, control) = two(&place, "", &[]);
+    let test_dir = TestDir::new();
+    let (lower, upper, socket, control) = two(&test_dir, "", &[]);
     let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let load = {
         let (socket, stop) = (socket.clone(), stop.clone());
@@ -193,8 +193,8 @@ fn the_path_changes_under_load_and_nobody_sees_it() {
 
 #[test]
 fn resets_and_another_client_under_the_direct_path() {
-    let place = Place::new();
-    let (lower, upper, socket, control) = two(&place, "", &[]);
+    let test_dir = TestDir::new();
+    let (lower, upper, socket, control) = two(&test_dir, "", &[]);
     for round in 0..4u64 {
         let mut host = Host::up(&socket);
         for i in 0..5u64 {
@@ -227,8 +227,8 @@ fn resets_and_another_client_under_the_direct_path() {
 
 #[test]
 fn a_device_that_goes_is_an_error_to_the_guest_and_the_daemon_lives() {
-    let place = Place::new();
-    let (lower, mut upper, socket, control) = two(&place, "", &[]);
+    let test_dir = TestDir::new();
+    let (lower, mut upper, socket, control) = two(&test_dir, "", &[]);
     let mut host = Host::up(&socket);
     host.write(1, 0, &pattern(1, 4096));
     assert!(direct_commands(&control) > 0);
@@ -249,16 +249,16 @@ fn a_device_that_goes_is_an_error_to_the_guest_and_the_daemon_lives() {
 
 #[test]
 fn what_cannot_be_direct_is_said() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 4 << 20);
-    let below = Daemon::serve(&place, &[&disk]);
-    let socket = text(&place.path("above.sock"));
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 4 << 20);
+    let below = Daemon::serve(&test_dir, &[&disk]);
+    let socket = text(&test_dir.path("above.sock"));
     for (options, args, why) in [
         ("path=direct&iops=1000", &[][..], "generic path only"),
         ("path=direct", &["--block-size", "4096"][..], "block size"),
         ("path=sideways", &[][..], "direct or generic"),
     ] {
-        let url = format!("vfio-user://{}/1?{options}", text(&place.socket()));
+        let url = format!("vfio-user://{}/1?{options}", text(&test_dir.socket()));
         let output = vnvme(&[&["serve", "--socket", &socket], args, &[&url]].concat());
         assert_eq!(output.status.code(), Some(1));
         let error = String::from_utf8(output.stderr).unwrap();

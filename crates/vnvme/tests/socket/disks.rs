@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use crate::common::*;
 
 /// Checks that a disk is refused; all words must stand in one line.
-fn refused(place: &Place, args: &[&str], words: &[&str]) {
-    let socket = text(&place.socket());
+fn refused(test_dir: &TestDir, args: &[&str], words: &[&str]) {
+    let socket = text(&test_dir.socket());
     let mut all = vec!["serve", "--socket", &socket];
     all.extend(args);
     let ended = Daemon::spawn(&all).wait();
@@ -18,49 +18,65 @@ fn refused(place: &Place, args: &[&str], words: &[&str]) {
     }
     let errors = ended.log.iter().filter(|line| !line.contains("INFO"));
     assert_eq!(errors.count(), 1, "one line: {:#?}", ended.log);
-    assert!(!place.socket().exists(), "the socket is left behind");
+    assert!(!test_dir.socket().exists(), "the socket is left behind");
 }
 
 #[test]
 fn each_bad_disk_has_a_line_of_its_own() {
-    let place = Place::new();
-    let missing = text(&place.path("missing.raw"));
+    let test_dir = TestDir::new();
+    let missing = text(&test_dir.path("missing.raw"));
     refused(
-        &place,
+        &test_dir,
         &[&missing],
         &["missing.raw", "no such file", "truncate -s"],
     );
-    let directory = text(&place.path("."));
-    refused(&place, &[&directory], &["is a directory"]);
-    let empty = place.disk("empty.raw", 0);
-    refused(&place, &[&empty], &["empty.raw", "is empty", "truncate -s"]);
-    let odd = place.disk("odd.raw", 1_000_001);
-    refused(&place, &[&odd], &["odd.raw", "1000001", "multiple of 512"]);
-    let odd = place.disk("odd4k.raw", 4096 * 3 + 512);
+    let directory = text(&test_dir.path("."));
+    refused(&test_dir, &[&directory], &["is a directory"]);
+    let empty = test_dir.disk("empty.raw", 0);
     refused(
-        &place,
+        &test_dir,
+        &[&empty],
+        &["empty.raw", "is empty", "truncate -s"],
+    );
+    let odd = test_dir.disk("odd.raw", 1_000_001);
+    refused(
+        &test_dir,
+        &[&odd],
+        &["odd.raw", "1000001", "multiple of 512"],
+    );
+    let odd = test_dir.disk("odd4k.raw", 4096 * 3 + 512);
+    refused(
+        &test_dir,
         &["--block-size", "4096", &odd],
         &["odd4k.raw", "multiple of 4096"],
     );
-    refused(&place, &["/dev/null"], &["/dev/null", "character device"]);
-    refused(&place, &["iscsi://host/1"], &["iscsi"]);
-    refused(&place, &["mem://12Q"], &["12Q"]);
-    let good = place.disk("good.raw", 1 << 20);
-    refused(&place, &["--block-size", "1000", &good], &["1000"]);
-    refused(&place, &[&good, &missing], &["missing.raw", "no such file"]);
-    refused(&place, &[&good, &good], &["good.raw", "in use"]);
     refused(
-        &place,
+        &test_dir,
+        &["/dev/null"],
+        &["/dev/null", "character device"],
+    );
+    refused(&test_dir, &["iscsi://host/1"], &["iscsi"]);
+    refused(&test_dir, &["mem://12Q"], &["12Q"]);
+    let good = test_dir.disk("good.raw", 1 << 20);
+    refused(&test_dir, &["--block-size", "1000", &good], &["1000"]);
+    refused(
+        &test_dir,
+        &[&good, &missing],
+        &["missing.raw", "no such file"],
+    );
+    refused(&test_dir, &[&good, &good], &["good.raw", "in use"]);
+    refused(
+        &test_dir,
         &["--io-queues", "129", &good],
         &["io-queues", "129", "1 to 128"],
     );
     refused(
-        &place,
+        &test_dir,
         &["--serial", "a serial number that is too long", &good],
         &["serial", "20"],
     );
     refused(
-        &place,
+        &test_dir,
         &["mem://1M?nsid=2", "mem://1M?nsid=2"],
         &["2", "twice"],
     );
@@ -69,18 +85,18 @@ fn each_bad_disk_has_a_line_of_its_own() {
 /// Root may write any file, so as root the test checks little.
 #[test]
 fn a_disk_that_may_not_be_written() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 1 << 20);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 1 << 20);
     fs::set_permissions(&disk, fs::Permissions::from_mode(0o444)).unwrap();
     if File::options().write(true).open(&disk).is_err() {
         refused(
-            &place,
+            &test_dir,
             &[&disk],
             &["disk.raw", "permission denied", "--read-only"],
         );
     }
-    let daemon = Daemon::serve(&place, &["--read-only", &disk]);
-    let mut host = Host::up(&place.socket());
+    let daemon = Daemon::serve(&test_dir, &["--read-only", &disk]);
+    let mut host = Host::up(&test_dir.socket());
     assert!(host.read(1, 0, 4096) == [0; 4096]);
     drop(host);
     daemon.end();
@@ -88,10 +104,10 @@ fn a_disk_that_may_not_be_written() {
 
 #[test]
 fn a_disk_that_another_daemon_serves() {
-    let place = Place::new();
-    let other = Place::new();
-    let disk = place.disk("disk.raw", 1 << 20);
-    let first = Daemon::serve(&place, &[&disk]);
+    let test_dir = TestDir::new();
+    let other = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 1 << 20);
+    let first = Daemon::serve(&test_dir, &[&disk]);
     let pid = first.pid().to_string();
     refused(&other, &[&disk], &["disk.raw", "in use", &pid]);
     refused(
@@ -101,9 +117,9 @@ fn a_disk_that_another_daemon_serves() {
     );
     first.end();
     // Readers share it.
-    let first = Daemon::serve(&place, &["--read-only", &disk]);
+    let first = Daemon::serve(&test_dir, &["--read-only", &disk]);
     let second = Daemon::serve(&other, &["--read-only", &disk]);
-    let third = Place::new();
+    let third = TestDir::new();
     refused(&third, &[&disk], &["disk.raw", "in use", "read-only"]);
     second.end();
     first.kill();
@@ -136,8 +152,8 @@ fn wrong_command_lines_have_status_2() {
 
 #[test]
 fn bad_configurations() {
-    let place = Place::new();
-    let config = place.path("vnvme.toml");
+    let test_dir = TestDir::new();
+    let config = test_dir.path("vnvme.toml");
     for (content, words) in [
         ("", &["vnvme.toml"][..]),
         ("controller = []", &["no [[controller]]"]),
@@ -161,7 +177,7 @@ fn bad_configurations() {
             "{words:?}: {log}"
         );
     }
-    let missing = text(&place.path("missing.toml"));
+    let missing = text(&test_dir.path("missing.toml"));
     let ended = Daemon::spawn(&["serve", "--config", &missing]).wait();
     assert_eq!(ended.status.code(), Some(1));
     assert!(ended.log.join("\n").contains("missing.toml"));

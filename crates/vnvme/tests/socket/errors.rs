@@ -15,14 +15,14 @@ use messages::{COMMANDS, MISTAKES, Mistake, REFUSED, TWO};
 
 #[test]
 fn each_mistake_has_its_message_and_exit_status() {
-    let place = Place::new();
-    let dir = place.path("");
-    fs::File::create(place.path("disk.raw"))
+    let test_dir = TestDir::new();
+    let dir = test_dir.path("");
+    fs::File::create(test_dir.path("disk.raw"))
         .and_then(|file| file.set_len(1 << 20))
         .unwrap();
     let mut wrong = Vec::new();
     for Mistake(args, file, status, message) in MISTAKES {
-        fs::write(place.path("c.toml"), format!("{TWO}{file}")).unwrap();
+        fs::write(test_dir.path("c.toml"), format!("{TWO}{file}")).unwrap();
         let mut words: Vec<&str> = args.split_whitespace().collect();
         if !words.first().is_some_and(|word| COMMANDS.contains(word)) {
             words.insert(0, "serve");
@@ -46,7 +46,10 @@ fn each_mistake_has_its_message_and_exit_status() {
                 "{args} {file:?}\n  wanted {status} {message}\n  found  {found:?}"
             ));
         }
-        assert!(!place.path("a.sock").exists(), "{args}: its socket is left");
+        assert!(
+            !test_dir.path("a.sock").exists(),
+            "{args}: its socket is left"
+        );
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(MISTAKES.len() > 65);
@@ -103,21 +106,21 @@ volume = \"mem://1M\"
 
 #[test]
 fn what_a_daemon_refuses_has_its_message_and_changes_nothing() {
-    let place = Place::new();
-    let dir = text(&place.path("x"));
+    let test_dir = TestDir::new();
+    let dir = text(&test_dir.path("x"));
     let dir = dir.strip_suffix("/x").unwrap();
-    fs::File::create(place.path("disk.raw"))
+    fs::File::create(test_dir.path("disk.raw"))
         .and_then(|file| file.set_len(1 << 20))
         .unwrap();
     let served = SERVED.replace("DIR", dir);
-    fs::write(place.path("served.toml"), &served).unwrap();
+    fs::write(test_dir.path("served.toml"), &served).unwrap();
     let more = format!(
         "{served}[[controller]]\nsocket = \"{dir}/new.sock\"\nnamespace = [{{ volume = \"mem://1M\" }}]\n\
          [[controller]]\nsocket = \"{dir}/q.sock\"\nnamespace = [{{ volume = \"{dir}/none.raw\" }}]\n"
     );
-    fs::write(place.path("more.toml"), more).unwrap();
-    let control = text(&place.path("ctl"));
-    let config = text(&place.path("served.toml"));
+    fs::write(test_dir.path("more.toml"), more).unwrap();
+    let control = text(&test_dir.path("ctl"));
+    let config = text(&test_dir.path("served.toml"));
     let args = [
         "daemon",
         "--config",
@@ -129,7 +132,7 @@ fn what_a_daemon_refuses_has_its_message_and_changes_nothing() {
     ];
     let daemon = Daemon::spawn(&args);
     for socket in ["a.sock", "f.sock", "b.sock"] {
-        daemon.wait_listening(&place.path(socket));
+        daemon.wait_listening(&test_dir.path(socket));
     }
     let run = |line: &str| {
         let words = line.replace("DIR", dir);
@@ -159,14 +162,14 @@ fn what_a_daemon_refuses_has_its_message_and_changes_nothing() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     // A reload of an invalid configuration.
-    fs::write(place.path("served.toml"), "[[controler]]\n").unwrap();
+    fs::write(test_dir.path("served.toml"), "[[controler]]\n").unwrap();
     let (status, found, _) = run("reload");
     assert_eq!(status, Some(1));
     assert!(found.contains("did you mean `controller`"), "{found}");
     let (_, _, after) = run("list --json");
     assert_eq!(String::from_utf8(after), String::from_utf8(before));
     for socket in ["new.sock", "q.sock"] {
-        assert!(!place.path(socket).exists(), "{socket} is left");
+        assert!(!test_dir.path(socket).exists(), "{socket} is left");
     }
     daemon.end();
 }
@@ -174,9 +177,9 @@ fn what_a_daemon_refuses_has_its_message_and_changes_nothing() {
 /// A path that is longer than a socket's address has room for.
 #[test]
 fn a_path_that_is_too_long_for_a_socket_is_explained() {
-    let place = Place::new();
-    let long = format!("{}/{}.sock", text(&place.path("")), "a".repeat(200));
-    let socket = text(&place.socket());
+    let test_dir = TestDir::new();
+    let long = format!("{}/{}.sock", text(&test_dir.path("")), "a".repeat(200));
+    let socket = text(&test_dir.socket());
     for args in [
         &["serve", "-s", &long, "mem://1M"][..],
         &["serve", "-s", &socket, "--control", &long, "mem://1M"],
@@ -193,14 +196,14 @@ fn a_path_that_is_too_long_for_a_socket_is_explained() {
             told.contains("the path of a socket has at most 107 bytes"),
             "{told}"
         );
-        assert!(!place.socket().exists());
+        assert!(!test_dir.socket().exists());
     }
 }
 
 /// The client's whole answer.
-fn answer(place: &Place, socket: &str, request: &[u8]) -> Vec<u8> {
-    let mut stream = UnixStream::connect(place.path(socket)).unwrap();
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
+fn answer(test_dir: &TestDir, socket: &str, request: &[u8]) -> Vec<u8> {
+    let mut stream = UnixStream::connect(test_dir.path(socket)).unwrap();
+    stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     stream.write_all(request).unwrap();
     let mut all = Vec::new();
     let mut piece = [0; 4096];
@@ -213,17 +216,17 @@ fn answer(place: &Place, socket: &str, request: &[u8]) -> Vec<u8> {
 
 #[test]
 fn clients_at_the_wrong_socket_are_named_and_told() {
-    let place = Place::new();
-    let export = text(&place.path("blk.sock"));
+    let test_dir = TestDir::new();
+    let export = text(&test_dir.path("blk.sock"));
     let daemon = Daemon::serve(
-        &place,
+        &test_dir,
         &["--vhost-user-blk", &export, "mem://1M", "mem://1M"],
     );
-    daemon.wait_listening(&place.path("blk.sock"));
+    daemon.wait_listening(&test_dir.path("blk.sock"));
     let get = b"GET /v1/stats HTTP/1.1\r\nHost: x\r\n\r\n";
     for socket in ["vm.sock", "blk.sock"] {
         for request in [&get[..], b"{\"method\":\"stats\"}\n"] {
-            let told = String::from_utf8(answer(&place, socket, request)).unwrap();
+            let told = String::from_utf8(answer(&test_dir, socket, request)).unwrap();
             assert!(
                 told.starts_with("HTTP/1.1 421 Misdirected Request\r\n"),
                 "{told}"
@@ -236,17 +239,17 @@ fn clients_at_the_wrong_socket_are_named_and_told() {
 
     // vhost-user has no errors that a client would read; it only sees the end.
     let words = |words: [u32; 3]| words.map(u32::to_ne_bytes).concat();
-    assert!(answer(&place, "vm.sock", &words([1, 1, 0])).is_empty());
+    assert!(answer(&test_dir, "vm.sock", &words([1, 1, 0])).is_empty());
     daemon.wait_log(|line| line.contains("vm.sock") && line.contains("it speaks vhost-user"));
 
-    let refused = Client::connect(place.path("blk.sock"), LIMIT);
+    let refused = Client::connect(test_dir.path("blk.sock"), WAIT_TIMEOUT);
     let Err(ClientError::Refused { errno, .. }) = refused else {
         panic!("{:?}", refused.err());
     };
     assert_eq!(errno, Some(vfio_user::Errno::PROTONOSUPPORT));
     daemon.wait_log(|line| line.contains("blk.sock") && line.contains("it speaks vfio-user"));
 
-    let mut host = Host::up(&place.socket());
+    let mut host = Host::up(&test_dir.socket());
     assert!(
         host.read(1, 0, 4096) == vec![0; 4096],
         "the right one is served"
@@ -257,9 +260,9 @@ fn clients_at_the_wrong_socket_are_named_and_told() {
 
 #[test]
 fn the_end_names_clients_that_are_attached() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
-    let host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    let host = Host::up(&test_dir.socket());
     let ended = daemon.end();
     let line = ended
         .log
@@ -273,8 +276,8 @@ fn the_end_names_clients_that_are_attached() {
     );
     drop(host);
     // A disk without a client causes no such line.
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
-    drop(Host::up(&place.socket()));
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    drop(Host::up(&test_dir.socket()));
     daemon.wait_log(|line| line.contains("client disconnected"));
     let ended = daemon.end();
     assert!(!ended.log.iter().any(|line| line.contains("is attached")));
@@ -282,11 +285,11 @@ fn the_end_names_clients_that_are_attached() {
 
 #[test]
 fn workers_that_share_cpus_are_warned_about() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["--workers", "3", "--cpus", "0-0", "mem://1M"]);
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["--workers", "3", "--cpus", "0-0", "mem://1M"]);
     daemon.wait_log(|line| line.contains("WARN") && line.contains("3 workers share 1 CPUs"));
     daemon.end();
-    let daemon = Daemon::serve(&place, &["--workers", "1", "--cpus", "0-0", "mem://1M"]);
+    let daemon = Daemon::serve(&test_dir, &["--workers", "1", "--cpus", "0-0", "mem://1M"]);
     assert_eq!(daemon.count("workers share"), 0);
     daemon.end();
 }
@@ -298,27 +301,27 @@ const OPEN: u32 = 14;
 /// missing.
 #[test]
 fn sockets_are_made_when_all_volumes_are_open() {
-    let place = Place::new();
-    let Ok(fuse) = Fuse::mount(&place.path("mnt"), 1 << 20)
+    let test_dir = TestDir::new();
+    let Ok(fuse) = Fuse::mount(&test_dir.path("mnt"), 1 << 20)
         .map_err(|why| testkit::skip("vnvme::errors::sockets_are_made", why))
     else {
         return;
     };
     let one = |socket: &str, volume: &str| {
-        let socket = text(&place.path(socket));
+        let socket = text(&test_dir.path(socket));
         format!(
             "[[controller]]\nsocket = \"{socket}\"\nnamespace = [{{ volume = \"{volume}\" }}]\n"
         )
     };
     let file = one("a.sock", "mem://1M") + &one("b.sock", &text(&fuse.file()));
-    fs::write(place.path("c.toml"), file).unwrap();
+    fs::write(test_dir.path("c.toml"), file).unwrap();
     fuse.fall_silent_at(OPEN);
-    let daemon = Daemon::spawn(&["serve", "--config", &text(&place.path("c.toml"))]);
+    let daemon = Daemon::spawn(&["serve", "--config", &text(&test_dir.path("c.toml"))]);
     daemon.wait_log(|line| line.contains("mem://1M"));
     fuse.wait_held(1);
-    assert!(!place.path("a.sock").exists());
+    assert!(!test_dir.path("a.sock").exists());
     fuse.answer();
-    daemon.wait_listening(&place.path("a.sock"));
-    daemon.wait_listening(&place.path("b.sock"));
+    daemon.wait_listening(&test_dir.path("a.sock"));
+    daemon.wait_listening(&test_dir.path("b.sock"));
     daemon.end();
 }

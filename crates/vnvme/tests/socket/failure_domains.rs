@@ -15,14 +15,14 @@ use std::sync::mpsc::{Receiver, channel};
 
 /// A daemon with a keeper, whose disks are in a configuration file.
 pub struct Domain {
-    pub place: Place,
+    pub test_dir: TestDir,
     pub daemon: Daemon,
     pub client: Client,
 }
 
 /// A controller with these volumes, and more lines of its table.
-pub fn controller(place: &Place, name: &str, volumes: &[&str], more: &str) -> String {
-    let socket = text(&place.path(&format!("{name}.sock")));
+pub fn controller(test_dir: &TestDir, name: &str, volumes: &[&str], more: &str) -> String {
+    let socket = text(&test_dir.path(&format!("{name}.sock")));
     let volumes = volumes
         .iter()
         .map(|url| format!("{{ volume = \"{url}\" }}"));
@@ -34,24 +34,24 @@ pub fn controller(place: &Place, name: &str, volumes: &[&str], more: &str) -> St
 }
 
 impl Domain {
-    pub fn start(place: Place, disks: &str) -> Self {
-        Self::start_with(place, disks, &[])
+    pub fn start(test_dir: TestDir, disks: &str) -> Self {
+        Self::start_with(test_dir, disks, &[])
     }
 
     /// Starts a daemon with more options.
-    pub fn start_with(place: Place, disks: &str, options: &[&str]) -> Self {
-        let config = place.path("vnvme.toml");
+    pub fn start_with(test_dir: TestDir, disks: &str, options: &[&str]) -> Self {
+        let config = test_dir.path("vnvme.toml");
         fs::write(&config, disks).unwrap();
-        let (config, control) = (text(&config), text(&place.path("control")));
+        let (config, control) = (text(&config), text(&test_dir.path("control")));
         let args = ["--config", &config, "--control", &control];
         let daemon = start(
-            &place,
+            &test_dir,
             &[&["daemon", "--keeper", "process"], &args[..], options].concat(),
         );
-        let client = Client::new(vec![place.path("control")]).unwrap();
+        let client = Client::new(vec![test_dir.path("control")]).unwrap();
         eventually("it answers", || client.disks().is_ok());
         Self {
-            place,
+            test_dir,
             daemon,
             client,
         }
@@ -63,7 +63,7 @@ impl Domain {
     }
 
     pub fn host(&self, name: &str) -> Host {
-        Host::up(&self.place.path(&format!("{name}.sock")))
+        Host::up(&self.test_dir.path(&format!("{name}.sock")))
     }
 
     /// Why a disk is not served, if it is not.
@@ -86,13 +86,13 @@ impl Domain {
 /// Guests write into their disks whatever they like: also that they are images.
 #[test]
 fn raw_disk_with_image_signature_is_served_after_kill() {
-    let place = Place::new();
-    let files = ["a.raw", "b.raw"].map(|name| place.disk(name, 1 << 20));
+    let test_dir = TestDir::new();
+    let files = ["a.raw", "b.raw"].map(|name| test_dir.disk(name, 1 << 20));
     let disks = ["a", "b"].iter().zip(&files);
     let disks: String = disks
-        .map(|(name, file)| controller(&place, name, &[file], ""))
+        .map(|(name, file)| controller(&test_dir, name, &[file], ""))
         .collect();
-    let domain = Domain::start(place, &disks);
+    let domain = Domain::start(test_dir, &disks);
     let (mut guest, mut other) = (domain.host("a"), domain.host("b"));
     other.write(1, 0, &pattern(1, 4096));
     for signature in [
@@ -136,7 +136,7 @@ impl Reading {
     }
 
     pub fn end(self) -> (Host, Vec<u8>) {
-        self.host.recv_timeout(LIMIT).unwrap()
+        self.host.recv_timeout(WAIT_TIMEOUT).unwrap()
     }
 }
 
@@ -144,48 +144,57 @@ impl Reading {
 struct Kind {
     name: &'static str,
     /// The volume's URL, and more lines of its disk's table.
-    make: fn(&Place) -> Option<String>,
-    break_it: fn(&Place),
-    mend: fn(&Place),
+    make: fn(&TestDir) -> Option<String>,
+    break_it: fn(&TestDir),
+    mend: fn(&TestDir),
     /// Words of the message.
     words: &'static str,
 }
 
-pub fn hide(place: &Place, name: &str) {
-    fs::rename(place.path(name), place.path(&format!("{name}.hidden"))).unwrap();
+pub fn hide(test_dir: &TestDir, name: &str) {
+    fs::rename(
+        test_dir.path(name),
+        test_dir.path(&format!("{name}.hidden")),
+    )
+    .unwrap();
 }
 
-pub fn show(place: &Place, name: &str) {
-    fs::rename(place.path(&format!("{name}.hidden")), place.path(name)).unwrap();
+pub fn show(test_dir: &TestDir, name: &str) {
+    fs::rename(
+        test_dir.path(&format!("{name}.hidden")),
+        test_dir.path(name),
+    )
+    .unwrap();
 }
 
 /// Replaces the content of a file, which [`show`] restores.
-fn replace(place: &Place, name: &str, bytes: &[u8]) {
-    hide(place, name);
-    fs::write(place.path(name), bytes).unwrap();
+fn replace(test_dir: &TestDir, name: &str, bytes: &[u8]) {
+    hide(test_dir, name);
+    fs::write(test_dir.path(name), bytes).unwrap();
 }
 
-fn raw(place: &Place) -> Option<String> {
-    Some(place.disk("bad.raw", 4 << 20))
+fn raw(test_dir: &TestDir) -> Option<String> {
+    Some(test_dir.disk("bad.raw", 4 << 20))
 }
 
-fn qcow2(place: &Place) -> Option<String> {
-    let path = text(&place.path("bad.qcow2"));
+fn qcow2(test_dir: &TestDir) -> Option<String> {
+    let path = text(&test_dir.path("bad.qcow2"));
     let made = Command::new("qemu-img")
         .args(["create", "-q", "-f", "qcow2", &path, "4M"])
         .status();
-    match made.is_ok_and(|status| status.success()) {
-        true => Some(format!("qcow2://{path}")),
-        false => None,
+    if made.is_ok_and(|status| status.success()) {
+        Some(format!("qcow2://{path}"))
+    } else {
+        None
     }
 }
 
 /// Sets or clears the corrupt bit of a qcow2 image.
-fn set_corrupt(place: &Place, is_corrupt: bool) {
+fn set_corrupt(test_dir: &TestDir, is_corrupt: bool) {
     let image = OpenOptions::new()
         .read(true)
         .write(true)
-        .open(place.path("bad.qcow2"))
+        .open(test_dir.path("bad.qcow2"))
         .unwrap();
     let mut byte = [0];
     image.read_exact_at(&mut byte, 79).unwrap();
@@ -197,36 +206,36 @@ const KINDS: [Kind; 5] = [
     Kind {
         name: "a file that is missing",
         make: raw,
-        break_it: |place| hide(place, "bad.raw"),
-        mend: |place| show(place, "bad.raw"),
+        break_it: |test_dir| hide(test_dir, "bad.raw"),
+        mend: |test_dir| show(test_dir, "bad.raw"),
         words: "bad.raw: no such file",
     },
     Kind {
         name: "a file that was cut",
         make: raw,
-        break_it: |place| replace(place, "bad.raw", &[7; 1000]),
-        mend: |place| show(place, "bad.raw"),
+        break_it: |test_dir| replace(test_dir, "bad.raw", &[7; 1000]),
+        mend: |test_dir| show(test_dir, "bad.raw"),
         words: "bad.raw: ",
     },
     Kind {
         name: "a file that is empty",
         make: raw,
-        break_it: |place| replace(place, "bad.raw", &[]),
-        mend: |place| show(place, "bad.raw"),
+        break_it: |test_dir| replace(test_dir, "bad.raw", &[]),
+        mend: |test_dir| show(test_dir, "bad.raw"),
         words: "bad.raw: ",
     },
     Kind {
         name: "an image that is corrupt",
         make: qcow2,
-        break_it: |place| set_corrupt(place, true),
-        mend: |place| set_corrupt(place, false),
+        break_it: |test_dir| set_corrupt(test_dir, true),
+        mend: |test_dir| set_corrupt(test_dir, false),
         words: "corrupt",
     },
     Kind {
         name: "an image that is missing",
         make: qcow2,
-        break_it: |place| hide(place, "bad.qcow2"),
-        mend: |place| show(place, "bad.qcow2"),
+        break_it: |test_dir| hide(test_dir, "bad.qcow2"),
+        mend: |test_dir| show(test_dir, "bad.qcow2"),
         words: "bad.qcow2: ",
     },
 ];
@@ -236,24 +245,24 @@ const KINDS: [Kind; 5] = [
 #[test]
 fn disk_that_cannot_be_opened_after_kill_waits_and_leaves_others_alone() {
     for kind in KINDS {
-        let place = Place::new();
-        let Some(volume) = (kind.make)(&place) else {
+        let test_dir = TestDir::new();
+        let Some(volume) = (kind.make)(&test_dir) else {
             testkit::skip(
                 "vnvme::failure_domains",
                 format_args!("{}: no tool", kind.name),
             );
             continue;
         };
-        let good = place.disk("good.raw", 1 << 20);
-        let disks = controller(&place, "bad", &["mem://1M", &volume], "")
-            + &controller(&place, "good", &[&good], "");
-        let domain = Domain::start(place, &disks);
+        let good = test_dir.disk("good.raw", 1 << 20);
+        let disks = controller(&test_dir, "bad", &["mem://1M", &volume], "")
+            + &controller(&test_dir, "good", &[&good], "");
+        let domain = Domain::start(test_dir, &disks);
         let (mut bad, mut good) = (domain.host("bad"), domain.host("good"));
         bad.write(1, 0, &pattern(3, 4096));
         bad.write(2, 0, &pattern(2, 4096));
         bad.flush(2);
         good.write(1, 0, &pattern(1, 4096));
-        (kind.break_it)(&domain.place);
+        (kind.break_it)(&domain.test_dir);
         domain.kill();
         let reading = Reading::start(bad, 2);
         // The second process finds the state that the first one has not touched.
@@ -279,7 +288,7 @@ fn disk_that_cannot_be_opened_after_kill_waits_and_leaves_others_alone() {
         assert!(message.contains("unavailable: "), "{message}");
         assert!(reading.waits());
         assert!(good.read(1, 0, 4096) == pattern(1, 4096));
-        (kind.mend)(&domain.place);
+        (kind.mend)(&domain.test_dir);
         let (mut bad, read) = reading.end();
         assert!(read == pattern(2, 4096), "{}", kind.name);
         assert!(bad.read(1, 0, 4096) == pattern(3, 4096), "its memory");
@@ -298,7 +307,7 @@ fn disk_that_cannot_be_opened_after_kill_waits_and_leaves_others_alone() {
 
 /// Runs a command of the program against a daemon: its exit code, and all its output.
 pub fn command(domain: &Domain, words: &[&str]) -> (Option<i32>, String) {
-    let control = text(&domain.place.path("control"));
+    let control = text(&domain.test_dir.path("control"));
     let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
         .args(words)
         .args(["--control", &control])
@@ -312,14 +321,14 @@ pub fn command(domain: &Domain, words: &[&str]) -> (Option<i32>, String) {
 /// At its first start a daemon serves the disks that it can open, and the rest as soon as it can.
 #[test]
 fn daemon_with_missing_volume_starts_and_serves_it_when_it_comes() {
-    let place = Place::new();
-    let good = place.disk("good.raw", 1 << 20);
-    let bad = text(&place.path("bad.raw"));
-    let export = text(&place.path("export.sock"));
-    let disks = controller(&place, "bad", &[&bad], "")
-        + &controller(&place, "good", &[&good], "")
+    let test_dir = TestDir::new();
+    let good = test_dir.disk("good.raw", 1 << 20);
+    let bad = text(&test_dir.path("bad.raw"));
+    let export = text(&test_dir.path("export.sock"));
+    let disks = controller(&test_dir, "bad", &[&bad], "")
+        + &controller(&test_dir, "good", &[&good], "")
         + &format!("[[vhost-user-blk]]\nsocket = \"{export}\"\nvolume = \"{bad}.2\"\n");
-    let domain = Domain::start(place, &disks);
+    let domain = Domain::start(test_dir, &disks);
     let mut good = domain.host("good");
     good.write(1, 0, &pattern(1, 4096));
     for name in ["bad", "export"] {
@@ -343,8 +352,8 @@ fn daemon_with_missing_volume_starts_and_serves_it_when_it_comes() {
     domain.kill();
     let why = domain.error("bad").unwrap_or_default();
     assert!(why.contains("qcow2 image"), "{why}");
-    domain.place.disk("bad.raw", 1 << 20);
-    domain.place.disk("bad.raw.2", 1 << 20);
+    domain.test_dir.disk("bad.raw", 1 << 20);
+    domain.test_dir.disk("bad.raw.2", 1 << 20);
     // A client that connects meanwhile waits.
     let mut bad = domain.host("bad");
     bad.write(1, 0, &pattern(2, 4096));
@@ -360,17 +369,18 @@ fn daemon_with_missing_volume_starts_and_serves_it_when_it_comes() {
 /// `vnvme serve` is typed by hand: it refuses at its first start, but not when it continues.
 #[test]
 fn serve_with_missing_volume_refuses_to_start_and_goes_on_after_kill() {
-    let place = Place::new();
+    let test_dir = TestDir::new();
     let (good, bad) = (
-        place.disk("good.raw", 1 << 20),
-        place.disk("bad.raw", 1 << 20),
+        test_dir.disk("good.raw", 1 << 20),
+        test_dir.disk("bad.raw", 1 << 20),
     );
-    let disks = controller(&place, "bad", &[&bad], "") + &controller(&place, "good", &[&good], "");
-    let config = place.path("vnvme.toml");
+    let disks =
+        controller(&test_dir, "bad", &[&bad], "") + &controller(&test_dir, "good", &[&good], "");
+    let config = test_dir.path("vnvme.toml");
     fs::write(&config, disks).unwrap();
     let config = text(&config);
     let args = ["serve", "--config", &config, "--keeper", "process"];
-    hide(&place, "bad.raw");
+    hide(&test_dir, "bad.raw");
     let ended = Daemon::spawn(&args).wait();
     assert_eq!(ended.status.code(), Some(1), "{ended:#?}");
     let said = ended
@@ -378,20 +388,20 @@ fn serve_with_missing_volume_refuses_to_start_and_goes_on_after_kill() {
         .iter()
         .any(|line| line.contains("bad.raw: no such file"));
     assert!(said, "{ended:#?}");
-    show(&place, "bad.raw");
-    let daemon = start(&place, &args);
+    show(&test_dir, "bad.raw");
+    let daemon = start(&test_dir, &args);
     let [mut bad, mut good] = ["bad", "good"].map(|name| {
-        let mut host = Host::up(&place.path(&format!("{name}.sock")));
+        let mut host = Host::up(&test_dir.path(&format!("{name}.sock")));
         host.write(1, 0, &pattern(1, 4096));
         host
     });
-    hide(&place, "bad.raw");
+    hide(&test_dir, "bad.raw");
     kill_serving(&daemon);
     assert!(good.read(1, 0, 4096) == pattern(1, 4096));
     let reading = Reading::start(bad, 1);
     daemon.wait_log(|line| line.contains("the disk is unavailable") && line.contains("bad"));
     assert!(reading.waits());
-    show(&place, "bad.raw");
+    show(&test_dir, "bad.raw");
     let read;
     (bad, read) = reading.end();
     assert!(read == pattern(1, 4096));
@@ -402,17 +412,18 @@ fn serve_with_missing_volume_refuses_to_start_and_goes_on_after_kill() {
 /// An upgrade has every disk that the old process serves served by the new one, or does not happen.
 #[test]
 fn upgrade_with_disk_that_cannot_be_opened_brings_old_version_back() {
-    let place = Place::new();
+    let test_dir = TestDir::new();
     let (good, bad) = (
-        place.disk("good.raw", 1 << 20),
-        place.disk("bad.raw", 1 << 20),
+        test_dir.disk("good.raw", 1 << 20),
+        test_dir.disk("bad.raw", 1 << 20),
     );
-    let disks = controller(&place, "bad", &[&bad], "") + &controller(&place, "good", &[&good], "");
-    let domain = Domain::start(place, &disks);
+    let disks =
+        controller(&test_dir, "bad", &[&bad], "") + &controller(&test_dir, "good", &[&good], "");
+    let domain = Domain::start(test_dir, &disks);
     let (mut bad, mut good) = (domain.host("bad"), domain.host("good"));
     bad.write(1, 0, &pattern(2, 4096));
     good.write(1, 0, &pattern(1, 4096));
-    hide(&domain.place, "bad.raw");
+    hide(&domain.test_dir, "bad.raw");
     let (code, said) = command(&domain, &["upgrade"]);
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("back to the program before"), "{said}");
@@ -426,7 +437,7 @@ fn upgrade_with_disk_that_cannot_be_opened_brings_old_version_back() {
     assert_eq!(code, Some(0), "{said}");
     assert!(good.read(1, 0, 4096) == pattern(1, 4096));
     assert!(domain.error("bad").is_some());
-    show(&domain.place, "bad.raw");
+    show(&domain.test_dir, "bad.raw");
     assert!(bad.read(1, 0, 4096) == pattern(2, 4096));
     domain.wait_served("bad");
     let (code, said) = command(&domain, &["upgrade"]);
@@ -442,44 +453,46 @@ fn upgrade_with_disk_that_cannot_be_opened_brings_old_version_back() {
 /// and stays with the reconfiguration.
 #[test]
 fn unavailable_disk_can_be_removed_and_reconfigured() {
-    let place = Place::new();
-    let files = ["a", "b", "c"].map(|name| place.disk(&format!("{name}.raw"), 1 << 20));
-    let describe = |place: &Place, name: &str, file: &str| controller(place, name, &[file], "");
+    let test_dir = TestDir::new();
+    let files = ["a", "b", "c"].map(|name| test_dir.disk(&format!("{name}.raw"), 1 << 20));
+    let describe =
+        |test_dir: &TestDir, name: &str, file: &str| controller(test_dir, name, &[file], "");
     let disks: String = ["a", "b", "c"]
         .iter()
         .zip(&files)
-        .map(|(name, file)| describe(&place, name, file))
+        .map(|(name, file)| describe(&test_dir, name, file))
         .collect();
-    let domain = Domain::start(place, &disks);
+    let domain = Domain::start(test_dir, &disks);
     let [a, b, mut c] = ["a", "b", "c"].map(|name| {
         let mut host = domain.host(name);
         host.write(1, 0, &pattern(1, 4096));
         host
     });
-    hide(&domain.place, "a.raw");
-    hide(&domain.place, "b.raw");
+    hide(&domain.test_dir, "a.raw");
+    hide(&domain.test_dir, "b.raw");
     domain.kill();
     drop(a);
     domain.client.remove("a", false).unwrap();
-    assert!(!domain.place.path("a.sock").exists());
+    assert!(!domain.test_dir.path("a.sock").exists());
     // A configuration with the same change is applied.
     let reload = || {
         let plan = domain.client.reload().unwrap();
         assert!(plan.refused.is_empty(), "{plan:?}");
         plan
     };
-    let rest = describe(&domain.place, "b", &files[1]) + &describe(&domain.place, "c", &files[2]);
-    fs::write(domain.place.path("vnvme.toml"), rest).unwrap();
+    let rest =
+        describe(&domain.test_dir, "b", &files[1]) + &describe(&domain.test_dir, "c", &files[2]);
+    fs::write(domain.test_dir.path("vnvme.toml"), rest).unwrap();
     assert_eq!(reload().unchanged, ["b", "c"]);
     assert!(c.read(1, 0, 4096) == pattern(1, 4096));
     let names = domain.client.disks().unwrap().into_iter();
     let names: Vec<String> = names.map(|disk| disk.name).collect();
     assert_eq!(names, ["b", "c"]);
     drop(b);
-    let rest = describe(&domain.place, "c", &files[2]);
-    fs::write(domain.place.path("vnvme.toml"), rest).unwrap();
+    let rest = describe(&domain.test_dir, "c", &files[2]);
+    fs::write(domain.test_dir.path("vnvme.toml"), rest).unwrap();
     assert_eq!(reload().removed, ["b"]);
-    assert!(!domain.place.path("b.sock").exists());
+    assert!(!domain.test_dir.path("b.sock").exists());
     drop(c);
     domain.daemon.end();
 }
@@ -487,30 +500,32 @@ fn unavailable_disk_can_be_removed_and_reconfigured() {
 /// An unavailable disk leaves nothing behind when a daemon ends in order.
 #[test]
 fn end_with_unavailable_disk_leaves_no_socket() {
-    let place = Place::new();
-    let bad = place.disk("bad.raw", 1 << 20);
-    let never = text(&place.path("never.raw"));
-    let export = text(&place.path("export.sock"));
-    let disks = controller(&place, "bad", &[&bad], "")
-        + &controller(&place, "never", &[&never], "")
+    let test_dir = TestDir::new();
+    let bad = test_dir.disk("bad.raw", 1 << 20);
+    let never = text(&test_dir.path("never.raw"));
+    let export = text(&test_dir.path("export.sock"));
+    let disks = controller(&test_dir, "bad", &[&bad], "")
+        + &controller(&test_dir, "never", &[&never], "")
         + &format!("[[vhost-user-blk]]\nsocket = \"{export}\"\nvolume = \"{bad}?read-only=on\"\n");
     let disks = disks.replace(
         &format!("volume = \"{bad}\""),
         &format!("volume = \"{bad}?read-only=on\""),
     );
-    let domain = Domain::start(place, &disks);
+    let domain = Domain::start(test_dir, &disks);
     let host = domain.host("bad");
-    hide(&domain.place, "bad.raw");
+    hide(&domain.test_dir, "bad.raw");
     domain.kill();
     for name in ["bad", "never", "export"] {
         assert!(domain.error(name).is_some());
-        assert!(domain.place.path(&format!("{name}.sock")).exists());
+        assert!(domain.test_dir.path(&format!("{name}.sock")).exists());
     }
     drop(host);
-    let Domain { place, daemon, .. } = domain;
+    let Domain {
+        test_dir, daemon, ..
+    } = domain;
     daemon.end();
     for name in ["bad", "never", "export"] {
-        assert!(!place.path(&format!("{name}.sock")).exists(), "{name}");
+        assert!(!test_dir.path(&format!("{name}.sock")).exists(), "{name}");
     }
 }
 
@@ -518,8 +533,8 @@ fn end_with_unavailable_disk_leaves_no_socket() {
 struct Server(Child);
 
 impl Server {
-    fn start(place: &Place) -> Option<Self> {
-        let (socket, file) = (text(&place.path("nbd")), text(&place.path("bad.raw")));
+    fn start(test_dir: &TestDir) -> Option<Self> {
+        let (socket, file) = (text(&test_dir.path("nbd")), text(&test_dir.path("bad.raw")));
         let args = ["--persistent", "--format=raw", "--shared=8", "--socket"];
         let child = Command::new("qemu-nbd")
             .args(args)
@@ -540,26 +555,27 @@ impl Drop for Server {
 
 #[test]
 fn disk_of_nbd_server_that_is_gone_waits_for_the_server() {
-    let place = Place::new();
-    place.disk("bad.raw", 4 << 20);
-    let Some(server) = Server::start(&place) else {
+    let test_dir = TestDir::new();
+    test_dir.disk("bad.raw", 4 << 20);
+    let Some(server) = Server::start(&test_dir) else {
         return testkit::skip("vnvme::failure_domains::nbd", "there is no qemu-nbd");
     };
-    let url = format!("nbd+unix:///?socket={}", text(&place.path("nbd")));
-    let good = place.disk("good.raw", 1 << 20);
-    let disks = controller(&place, "bad", &[&url], "") + &controller(&place, "good", &[&good], "");
-    let domain = Domain::start(place, &disks);
+    let url = format!("nbd+unix:///?socket={}", text(&test_dir.path("nbd")));
+    let good = test_dir.disk("good.raw", 1 << 20);
+    let disks =
+        controller(&test_dir, "bad", &[&url], "") + &controller(&test_dir, "good", &[&good], "");
+    let domain = Domain::start(test_dir, &disks);
     let (mut bad, mut good) = (domain.host("bad"), domain.host("good"));
     bad.write(1, 0, &pattern(2, 4096));
     bad.flush(1);
     good.write(1, 0, &pattern(1, 4096));
     drop(server);
-    fs::remove_file(domain.place.path("nbd")).unwrap();
+    fs::remove_file(domain.test_dir.path("nbd")).unwrap();
     domain.kill();
     assert!(good.read(1, 0, 4096) == pattern(1, 4096));
     assert!(domain.error("bad").is_some());
     let reading = Reading::start(bad, 1);
-    let server = Server::start(&domain.place);
+    let server = Server::start(&domain.test_dir);
     let (bad, read) = reading.end();
     assert!(read == pattern(2, 4096));
     drop((bad, good));
@@ -570,13 +586,13 @@ fn disk_of_nbd_server_that_is_gone_waits_for_the_server() {
 /// However many processes die before they serve: the keeper starts the next one.
 #[test]
 fn disks_survive_many_processes_that_die_at_their_start() {
-    let place = Place::new();
-    let files = ["a.raw", "b.raw"].map(|name| place.disk(name, 1 << 20));
+    let test_dir = TestDir::new();
+    let files = ["a.raw", "b.raw"].map(|name| test_dir.disk(name, 1 << 20));
     let disks = ["a", "b"].iter().zip(&files);
     let disks: String = disks
-        .map(|(name, file)| controller(&place, name, &[file], ""))
+        .map(|(name, file)| controller(&test_dir, name, &[file], ""))
         .collect();
-    let domain = Domain::start(place, &disks);
+    let domain = Domain::start(test_dir, &disks);
     let mut hosts = ["a", "b"].map(|name| domain.host(name));
     for host in &mut hosts {
         host.write(1, 0, &pattern(1, 4096));
@@ -604,23 +620,24 @@ fn disks_survive_many_processes_that_die_at_their_start() {
 /// tries it later.
 #[test]
 fn disk_that_processes_die_of_is_left_out_and_tried_later() {
-    let place = Place::new();
-    place.disk("bad.raw", 4 << 20);
-    let Some(server) = Server::start(&place) else {
+    let test_dir = TestDir::new();
+    test_dir.disk("bad.raw", 4 << 20);
+    let Some(server) = Server::start(&test_dir) else {
         return testkit::skip("vnvme::failure_domains::dies", "there is no qemu-nbd");
     };
-    let url = format!("nbd+unix:///?socket={}", text(&place.path("nbd")));
-    let good = place.disk("good.raw", 1 << 20);
-    let disks = controller(&place, "bad", &[&url], "") + &controller(&place, "good", &[&good], "");
-    let domain = Domain::start(place, &disks);
+    let url = format!("nbd+unix:///?socket={}", text(&test_dir.path("nbd")));
+    let good = test_dir.disk("good.raw", 1 << 20);
+    let disks =
+        controller(&test_dir, "bad", &[&url], "") + &controller(&test_dir, "good", &[&good], "");
+    let domain = Domain::start(test_dir, &disks);
     let (mut bad, mut good) = (domain.host("bad"), domain.host("good"));
     bad.write(1, 0, &pattern(2, 4096));
     bad.flush(1);
     good.write(1, 0, &pattern(1, 4096));
     drop(server);
-    fs::remove_file(domain.place.path("nbd")).unwrap();
+    fs::remove_file(domain.test_dir.path("nbd")).unwrap();
     // A server that accepts connections, and sends nothing: opening the disk waits.
-    let silent = UnixListener::bind(domain.place.path("nbd")).unwrap();
+    let silent = UnixListener::bind(domain.test_dir.path("nbd")).unwrap();
     let mut connections = Vec::new();
     domain.kill_without_answer();
     for _ in 0..2 {
@@ -635,8 +652,8 @@ fn disk_that_processes_die_of_is_left_out_and_tried_later() {
     );
     assert_eq!(domain.error("good"), None);
     drop((silent, connections));
-    fs::remove_file(domain.place.path("nbd")).unwrap();
-    let server = Server::start(&domain.place);
+    fs::remove_file(domain.test_dir.path("nbd")).unwrap();
+    let server = Server::start(&domain.test_dir);
     assert!(bad.read(1, 0, 4096) == pattern(2, 4096));
     domain.wait_served("bad");
     // A successful recovery resets the count of deaths.
@@ -650,18 +667,21 @@ fn disk_that_processes_die_of_is_left_out_and_tried_later() {
 /// Whatever an operator has changed: the next process accepts it, also one of another version.
 #[test]
 fn every_operation_is_survived_by_disks_and_guests() {
-    let place = Place::new();
-    let files = ["a", "b", "c", "d"].map(|name| place.disk(&format!("{name}.raw"), 1 << 20));
+    let test_dir = TestDir::new();
+    let files = ["a", "b", "c", "d"].map(|name| test_dir.disk(&format!("{name}.raw"), 1 << 20));
     let [a, b, c, d] = &files;
-    let disks = controller(&place, "a", &[a], "") + &controller(&place, "b", &[b], "");
-    let allow = text(place.path("x").parent().unwrap());
-    let domain = Domain::start(place, &format!("[process]\nallow = [\"{allow}\"]\n{disks}"));
+    let disks = controller(&test_dir, "a", &[a], "") + &controller(&test_dir, "b", &[b], "");
+    let allow = text(test_dir.path("x").parent().unwrap());
+    let domain = Domain::start(
+        test_dir,
+        &format!("[process]\nallow = [\"{allow}\"]\n{disks}"),
+    );
     let (mut guest, mut other) = (domain.host("a"), domain.host("b"));
     guest.write(1, 0, &pattern(1, 4096));
     other.write(1, 0, &pattern(2, 4096));
-    let socket = format!("socket={}", text(&domain.place.path("c.sock")));
+    let socket = format!("socket={}", text(&domain.test_dir.path("c.sock")));
     let limited = format!("{c}?iops=200000");
-    let state = text(&domain.place.path("saved.toml"));
+    let state = text(&domain.test_dir.path("saved.toml"));
     for (words, nsid, size) in [
         (&["attach", "a", &limited][..], 2, 1 << 20),
         (&["resize", "a", "2M", "--nsid", "2"], 2, 2 << 20),
@@ -724,15 +744,15 @@ const BESIDE: [(&str, &str, &str); 7] = [
 ];
 
 /// Disks that each have a file beside their volume, and one that has none.
-fn with_files(place: &Place) -> String {
-    let good = place.disk("good.raw", 1 << 20);
-    fs::write(place.path("boot.bin"), pattern(7, 10_000)).unwrap();
-    fs::create_dir(place.path("pool")).unwrap();
-    let mut disks = controller(place, "good", &[&good], "");
+fn with_files(test_dir: &TestDir) -> String {
+    let good = test_dir.disk("good.raw", 1 << 20);
+    fs::write(test_dir.path("boot.bin"), pattern(7, 10_000)).unwrap();
+    fs::create_dir(test_dir.path("pool")).unwrap();
+    let mut disks = controller(test_dir, "good", &[&good], "");
     for (name, file, key) in BESIDE {
         let (volume, file) = (
-            place.disk(&format!("{name}.raw"), 4 << 20),
-            text(&place.path(file)),
+            test_dir.disk(&format!("{name}.raw"), 4 << 20),
+            text(&test_dir.path(file)),
         );
         let of_namespace = format!("{{ volume = \"{volume}\", {key} = \"{file}\" }}");
         let (more, namespace) = match name {
@@ -750,7 +770,7 @@ fn with_files(place: &Place) -> String {
             ),
             _ => (String::new(), of_namespace),
         };
-        let socket = text(&place.path(&format!("{name}.sock")));
+        let socket = text(&test_dir.path(&format!("{name}.sock")));
         disks += &format!(
             "[[controller]]\nname = \"{name}\"\nsocket = \"{socket}\"\n{more}\
              namespace = [{namespace}]\n"
@@ -763,9 +783,9 @@ fn with_files(place: &Place) -> String {
 /// not made anew; no other disk notices.
 #[test]
 fn damaged_file_beside_volume_makes_its_own_disk_unavailable() {
-    let place = Place::new();
-    let disks = with_files(&place);
-    let domain = Domain::start(place, &disks);
+    let test_dir = TestDir::new();
+    let disks = with_files(&test_dir);
+    let domain = Domain::start(test_dir, &disks);
     let mut good = domain.host("good");
     good.write(1, 0, &pattern(1, 4096));
     for damage in ["missing", "empty", "damaged"] {
@@ -779,9 +799,9 @@ fn damaged_file_beside_volume_makes_its_own_disk_unavailable() {
         for (name, file, _) in &meant {
             assert_eq!(domain.error(name), None, "{damage}");
             match damage {
-                "missing" => hide(&domain.place, file),
-                "empty" => replace(&domain.place, file, &[]),
-                _ => replace(&domain.place, file, &[0xa5; 1 << 16]),
+                "missing" => hide(&domain.test_dir, file),
+                "empty" => replace(&domain.test_dir, file, &[]),
+                _ => replace(&domain.test_dir, file, &[0xa5; 1 << 16]),
             }
         }
         domain.kill();
@@ -794,7 +814,7 @@ fn damaged_file_beside_volume_makes_its_own_disk_unavailable() {
         let unserved = domain.client.stats().unwrap().measured.unserved;
         assert_eq!(unserved.len(), meant.len(), "{damage}: {unserved:?}");
         for (_, file, _) in &meant {
-            show(&domain.place, file);
+            show(&domain.test_dir, file);
         }
         for (name, ..) in &meant {
             domain.wait_served(name);
@@ -808,9 +828,9 @@ fn damaged_file_beside_volume_makes_its_own_disk_unavailable() {
 /// cuts its file all the same.
 #[test]
 fn volume_with_zones_or_metadata_is_not_resized_and_cut_file_is_unavailable() {
-    let place = Place::new();
-    let disks = with_files(&place);
-    let domain = Domain::start(place, &disks);
+    let test_dir = TestDir::new();
+    let disks = with_files(&test_dir);
+    let domain = Domain::start(test_dir, &disks);
     let mut good = domain.host("good");
     good.write(1, 0, &pattern(1, 4096));
     for name in ["zones", "metadata"] {
@@ -818,7 +838,7 @@ fn volume_with_zones_or_metadata_is_not_resized_and_cut_file_is_unavailable() {
         assert_eq!(code, Some(1), "{name}: {said}");
         let words = format!("namespace 1 of \"{name}\" has {name}");
         assert!(said.contains(&words), "{said}");
-        let file = domain.place.path(&format!("{name}.raw"));
+        let file = domain.test_dir.path(&format!("{name}.raw"));
         let file = OpenOptions::new().write(true).open(file).unwrap();
         assert_eq!(file.metadata().unwrap().len(), 4 << 20);
         file.set_len(8 << 20).unwrap();

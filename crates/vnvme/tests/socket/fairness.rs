@@ -37,7 +37,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 /// Measurements of the neighbour.
 #[derive(Debug)]
-struct Seen {
+struct NeighbourTimes {
     /// Commands in a second.
     iops: f64,
     /// The longest time that a register read took.
@@ -45,13 +45,13 @@ struct Seen {
 }
 
 /// A daemon with the neighbour's disk and the client's two.
-fn two_disks(place: &Place) -> Daemon {
-    let config = place.path("config.toml");
-    let file = place.disk("disk.raw", 64 << 20);
-    std::fs::write(place.path("disk.raw"), vec![1; 64 << 20]).unwrap();
+fn two_disks(test_dir: &TestDir) -> Daemon {
+    let config = test_dir.path("config.toml");
+    let file = test_dir.disk("disk.raw", 64 << 20);
+    std::fs::write(test_dir.path("disk.raw"), vec![1; 64 << 20]).unwrap();
     let (good, bad) = (
-        text(&place.path("good.sock")),
-        text(&place.path("bad.sock")),
+        text(&test_dir.path("good.sock")),
+        text(&test_dir.path("bad.sock")),
     );
     let toml = format!(
         "[[controller]]\nsocket = {good:?}\n[[controller.namespace]]\nvolume = \"mem://16M\"\n\
@@ -61,8 +61,8 @@ fn two_disks(place: &Place) -> Daemon {
     );
     std::fs::write(&config, toml).unwrap();
     let daemon = Daemon::spawn(&["serve", "--config", &text(&config), "--workers", "1"]);
-    daemon.wait_listening(&place.path("good.sock"));
-    daemon.wait_listening(&place.path("bad.sock"));
+    daemon.wait_listening(&test_dir.path("good.sock"));
+    daemon.wait_listening(&test_dir.path("bad.sock"));
     daemon
 }
 
@@ -75,7 +75,7 @@ fn host(socket: &Path, queues: u16) -> Host {
 }
 
 /// Measures the neighbour's throughput and its register reads while `act` runs.
-fn neighbour_of(socket: &Path, act: impl FnOnce(&AtomicBool) + Send) -> Seen {
+fn neighbour_of(socket: &Path, act: impl FnOnce(&AtomicBool) + Send) -> NeighbourTimes {
     let host = host(socket, 1);
     let read = host.transfer(NvmOpcode::READ, 1, 0, 4096, AT_DATA);
     let mut flood = host.flood(read, 16);
@@ -101,7 +101,7 @@ fn neighbour_of(socket: &Path, act: impl FnOnce(&AtomicBool) + Send) -> Seen {
     })
 }
 
-fn watch(flood: &mut Flood, time: Duration) -> Seen {
+fn watch(flood: &mut Flood, time: Duration) -> NeighbourTimes {
     let (start, before) = (Instant::now(), flood.completed);
     let (mut next, mut longest) = (start, Duration::ZERO);
     while start.elapsed() < time {
@@ -115,7 +115,7 @@ fn watch(flood: &mut Flood, time: Duration) -> Seen {
             next = Instant::now() + Duration::from_millis(2);
         }
     }
-    Seen {
+    NeighbourTimes {
         iops: (flood.completed - before) as f64 / start.elapsed().as_secs_f64(),
         longest,
     }
@@ -203,9 +203,9 @@ fn interrupts(socket: &Path, stop: &AtomicBool) {
 /// client, and waits no longer for a register.
 fn withstands(attack: impl Fn(&Path, &AtomicBool) + Send + Sync) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let place = Place::new();
-    let daemon = two_disks(&place);
-    let (good, bad) = (place.path("good.sock"), place.path("bad.sock"));
+    let test_dir = TestDir::new();
+    let daemon = two_disks(&test_dir);
+    let (good, bad) = (test_dir.path("good.sock"), test_dir.path("bad.sock"));
     let start = Instant::now();
     let mut tries = 0;
     // A machine that is busy with something else is asked again, for a while: where the neighbour
@@ -222,7 +222,7 @@ fn withstands(attack: impl Fn(&Path, &AtomicBool) + Send + Sync) {
         }
         tries += 1;
         assert!(
-            tries < 5 || start.elapsed() < LIMIT,
+            tries < 5 || start.elapsed() < WAIT_TIMEOUT,
             "the neighbour suffers: {kept:.2}, {beside_attack:?}"
         );
     }

@@ -1,9 +1,9 @@
 //! How much memory the daemon keeps for itself.
 
-use driver::{QueueOptions, Target};
+use driver::{DeviceTarget, QueueOptions};
 use std::fmt::Write as _;
 
-use crate::common::{Daemon, Place, eventually, text};
+use crate::common::{Daemon, TestDir, eventually, text};
 
 const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
@@ -23,9 +23,9 @@ fn resident(pid: u32) -> u64 {
 
 /// Resident memory with that many controllers, all of them attached and used at depth 32.
 fn with(controllers: usize) -> u64 {
-    let place = Place::new();
+    let test_dir = TestDir::new();
     let mut config = String::new();
-    let socket = |i: usize| place.path(&format!("{i}.sock"));
+    let socket = |i: usize| test_dir.path(&format!("{i}.sock"));
     for i in 0..controllers {
         let socket = text(&socket(i));
         writeln!(
@@ -34,12 +34,12 @@ fn with(controllers: usize) -> u64 {
         )
         .unwrap();
     }
-    let path = place.path("config.toml");
+    let path = test_dir.path("config.toml");
     std::fs::write(&path, config).unwrap();
     let daemon = Daemon::spawn(&["serve", "--config", &text(&path)]);
     daemon.wait_listening(&socket(controllers - 1));
     let devices = (0..controllers).map(|i| {
-        let target = Target::parse(&format!("vfio-user://{}/1", text(&socket(i)))).unwrap();
+        let target = DeviceTarget::parse(&format!("vfio-user://{}/1", text(&socket(i)))).unwrap();
         let device = target.open().unwrap();
         let options = QueueOptions {
             depth: 32,
@@ -84,11 +84,14 @@ fn threads(pid: u32) -> Vec<String> {
 
 #[test]
 fn the_threads_are_as_many_however_many_exports_there_are() {
-    let place = Place::new();
+    let test_dir = TestDir::new();
     let mut config = String::new();
     for i in 0..20 {
-        let disk = place.disk(&format!("{i}.raw"), MIB);
-        let (nvme, virtio) = (place.path(&format!("n{i}")), place.path(&format!("v{i}")));
+        let disk = test_dir.disk(&format!("{i}.raw"), MIB);
+        let (nvme, virtio) = (
+            test_dir.path(&format!("n{i}")),
+            test_dir.path(&format!("v{i}")),
+        );
         let (nvme, virtio) = (text(&nvme), text(&virtio));
         write!(
             config,
@@ -97,13 +100,13 @@ fn the_threads_are_as_many_however_many_exports_there_are() {
         )
         .unwrap();
     }
-    let path = place.path("config.toml");
+    let path = test_dir.path("config.toml");
     std::fs::write(&path, config).unwrap();
-    let control = text(&place.path("control"));
+    let control = text(&test_dir.path("control"));
     let process = ["--workers", "2", "--control", &control];
     let config = text(&path);
     let daemon = Daemon::spawn(&[&["serve", "--config", &config], &process[..]].concat());
-    daemon.wait_listening(&place.path("v19"));
+    daemon.wait_listening(&test_dir.path("v19"));
     // The last thread: files' sizes are asked for a second later.
     eventually("sizes are asked for", || {
         threads(daemon.pid()).contains(&"sizes".to_owned())

@@ -11,13 +11,13 @@ use zerocopy::IntoBytes;
 const SIZE: u64 = 16 << 20;
 
 /// Makes a place with a disk full of data, and its volume's URL.
-fn disk() -> (Place, String) {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", SIZE);
+fn disk() -> (TestDir, String) {
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", SIZE);
     let full = std::fs::File::options().write(true).open(&disk).unwrap();
     full.write_all_at(&vec![0x5a; SIZE as usize], 0).unwrap();
-    let url = format!("{disk}?format-file={}", text(&place.path("format")));
-    (place, url)
+    let url = format!("{disk}?format-file={}", text(&test_dir.path("format")));
+    (test_dir, url)
 }
 
 fn format(host: &mut Host, lbaf: u32) -> Status {
@@ -43,44 +43,45 @@ fn write(host: &mut Host, slba: u64, data: &[u8]) -> Status {
     host.run(1, command).status().without_flags()
 }
 
-fn content(place: &Place) -> Vec<u8> {
-    place.bytes("disk.raw", 0, SIZE as usize)
+fn content(test_dir: &TestDir) -> Vec<u8> {
+    test_dir.bytes("disk.raw", 0, SIZE as usize)
 }
 
 /// All of it, at once: byte by byte takes seconds without optimisation.
-fn is_zero(place: &Place) -> bool {
-    content(place) == vec![0; SIZE as usize]
+fn is_zero(test_dir: &TestDir) -> bool {
+    content(test_dir) == vec![0; SIZE as usize]
 }
 
 #[test]
 fn a_format_stays_in_the_next_process() {
-    let (place, url) = disk();
+    let (test_dir, url) = disk();
     for (lbaf, size) in [(1, 4096), (0, 512), (1, 4096)] {
-        let daemon = Daemon::serve(&place, &[&url]);
-        let mut host = Host::up(&place.socket());
+        let daemon = Daemon::serve(&test_dir, &[&url]);
+        let mut host = Host::up(&test_dir.socket());
         assert_ne!(block(&mut host), size);
         assert_eq!(format(&mut host, lbaf), Status::SUCCESS);
         assert_eq!(block(&mut host), size);
-        assert!(is_zero(&place));
+        assert!(is_zero(&test_dir));
         drop(host);
         let ended = daemon.end();
         let bad = |line: &&String| line.contains("ERROR");
         assert_eq!(ended.log.iter().find(bad), None);
         // And where the process was killed.
         for kills in [true, false] {
-            let daemon = Daemon::serve(&place, &[&url]);
-            let mut host = Host::up(&place.socket());
+            let daemon = Daemon::serve(&test_dir, &[&url]);
+            let mut host = Host::up(&test_dir.socket());
             assert_eq!(block(&mut host), size);
             let data = pattern(size, 8192);
             let last = SIZE / size - 8192 / size;
             assert_eq!(write(&mut host, last, &data), Status::SUCCESS);
-            assert_eq!(&content(&place)[(SIZE - 8192) as usize..], data);
+            assert_eq!(&content(&test_dir)[(SIZE - 8192) as usize..], data);
             let beyond = write(&mut host, last + 1, &data);
             assert_eq!(beyond, Status::LBA_OUT_OF_RANGE);
             drop(host);
-            match kills {
-                true => daemon.kill(),
-                false => drop(daemon.end()),
+            if kills {
+                daemon.kill()
+            } else {
+                drop(daemon.end())
             }
         }
     }
@@ -89,11 +90,11 @@ fn a_format_stays_in_the_next_process() {
 /// The process is killed while it formats, and the host does not notice.
 #[test]
 fn a_format_is_answered_once_though_its_process_was_killed() {
-    let (place, url) = disk();
-    let socket = text(&place.socket());
+    let (test_dir, url) = disk();
+    let socket = text(&test_dir.socket());
     let args = ["serve", "--socket", &socket, "--keeper", "process", &url];
-    let daemon = keeper::start(&place, &args);
-    let mut host = Host::up(&place.socket());
+    let daemon = keeper::start(&test_dir, &args);
+    let mut host = Host::up(&test_dir.socket());
     for round in 0..12u32 {
         let lbaf = 1 - round % 2;
         let mut command = Command::new(AdminOpcode::FORMAT_NVM.0, 0, 1);
@@ -105,7 +106,7 @@ fn a_format_is_answered_once_though_its_process_was_killed() {
         assert_eq!((done.cid.get(), done.status()), (cid, Status::SUCCESS));
         let size = block(&mut host);
         assert_eq!(size, 512 << (3 * lbaf), "{round}");
-        assert!(is_zero(&place), "{round}");
+        assert!(is_zero(&test_dir), "{round}");
         let data = pattern(round.into(), SIZE as usize / 64);
         for part in 0..64 {
             let slba = part * data.len() as u64 / size;
@@ -113,7 +114,7 @@ fn a_format_is_answered_once_though_its_process_was_killed() {
         }
         keeper::kill_serving(&daemon);
         assert_eq!(block(&mut host), size, "{round}");
-        assert_eq!(content(&place), data.repeat(64), "{round}");
+        assert_eq!(content(&test_dir), data.repeat(64), "{round}");
     }
     drop(host);
     daemon.end();
@@ -137,8 +138,8 @@ const FORMATS: [(u32, u64, u64, u32); 6] = [
 ];
 
 /// A host that uses guards of more than 16 bits, too (LBAFEE).
-fn up(place: &Place) -> Host {
-    let mut host = Host::up(&place.socket());
+fn up(test_dir: &TestDir) -> Host {
+    let mut host = Host::up(&test_dir.socket());
     let says = HostBehavior {
         lbafee: 1,
         ..HostBehavior::default()
@@ -151,21 +152,21 @@ fn up(place: &Place) -> Host {
     host
 }
 
-fn with_metadata() -> (Place, String) {
-    let (place, url) = disk();
-    let url = format!("{url}&metadata={}", text(&place.path("metadata")));
-    (place, url)
+fn with_metadata() -> (TestDir, String) {
+    let (test_dir, url) = disk();
+    let url = format!("{url}&metadata={}", text(&test_dir.path("metadata")));
+    (test_dir, url)
 }
 
 /// The host finds this one of the formats, and the file of the metadata is of it.
-fn has(place: &Place, host: &mut Host, (cdw10, size, metadata, kind): (u32, u64, u64, u32)) {
+fn has(test_dir: &TestDir, host: &mut Host, (cdw10, size, metadata, kind): (u32, u64, u64, u32)) {
     assert_eq!(block(host), size);
     let ns = host.identify_namespace(1).unwrap();
     assert_eq!(u32::from(ns.flbas.into_bits()), cdw10 & 0x1f);
     assert_eq!(u64::from(ns.formatted().unwrap().ms.get()), metadata);
     let dps = kind | (cdw10 >> 8 & 1) << 3;
     assert_eq!(u32::from(ns.dps.into_bits()), dps);
-    let file = std::fs::metadata(place.path("metadata")).unwrap().len();
+    let file = std::fs::metadata(test_dir.path("metadata")).unwrap().len();
     let table = match metadata {
         0 => 0,
         metadata => SIZE / size * 2 * (8 + metadata),
@@ -203,23 +204,23 @@ fn get(host: &mut Host, slba: u64, len: usize, kind: u32) -> Vec<u8> {
 }
 
 /// Another first byte of the last blocks, below.
-fn damage(place: &Place, byte: u8) {
+fn damage(test_dir: &TestDir, byte: u8) {
     let file = std::fs::File::options()
         .write(true)
-        .open(place.path("disk.raw"));
+        .open(test_dir.path("disk.raw"));
     file.unwrap().write_all_at(&[byte], SIZE - 8192).unwrap();
 }
 
 #[test]
 fn metadata_is_as_the_format_says_in_the_next_process() {
-    let (place, url) = with_metadata();
+    let (test_dir, url) = with_metadata();
     for format in FORMATS {
         let (cdw10, size, _, kind) = format;
-        let daemon = Daemon::serve(&place, &[&url]);
-        let mut host = up(&place);
+        let daemon = Daemon::serve(&test_dir, &[&url]);
+        let mut host = up(&test_dir);
         assert_eq!(self::format(&mut host, cdw10), Status::SUCCESS);
-        has(&place, &mut host, format);
-        assert!(is_zero(&place));
+        has(&test_dir, &mut host, format);
+        assert!(is_zero(&test_dir));
         assert_eq!(get(&mut host, 5, 8192, kind), vec![0; 8192]);
         let data = pattern(size, 8192);
         let last = SIZE / size - 8192 / size;
@@ -227,17 +228,17 @@ fn metadata_is_as_the_format_says_in_the_next_process() {
         drop(host);
         daemon.kill();
         for _ in 0..2 {
-            let daemon = Daemon::serve(&place, &[&url]);
-            let mut host = up(&place);
-            has(&place, &mut host, format);
+            let daemon = Daemon::serve(&test_dir, &[&url]);
+            let mut host = up(&test_dir);
+            has(&test_dir, &mut host, format);
             assert_eq!(get(&mut host, last, 8192, kind), data);
             assert_eq!(get(&mut host, 5, 8192, kind), vec![0; 8192]);
             if kind > 0 {
                 // Damage below is found.
-                damage(&place, !data[0]);
+                damage(&test_dir, !data[0]);
                 let status = on(&mut host, NvmOpcode::READ, last, 8192, kind);
                 assert_eq!(status, Status::GUARD_CHECK_ERROR);
-                damage(&place, data[0]);
+                damage(&test_dir, data[0]);
             }
             drop(host);
             let ended = daemon.end();
@@ -250,11 +251,11 @@ fn metadata_is_as_the_format_says_in_the_next_process() {
 /// The process is killed while it formats, and the host does not notice.
 #[test]
 fn metadata_is_there_though_its_process_was_killed() {
-    let (place, url) = with_metadata();
-    let socket = text(&place.socket());
+    let (test_dir, url) = with_metadata();
+    let socket = text(&test_dir.socket());
     let args = ["serve", "--socket", &socket, "--keeper", "process", &url];
-    let daemon = keeper::start(&place, &args);
-    let mut host = up(&place);
+    let daemon = keeper::start(&test_dir, &args);
+    let mut host = up(&test_dir);
     for round in 0..18u32 {
         let format = FORMATS[round as usize % FORMATS.len()];
         let (cdw10, size, _, kind) = format;
@@ -265,8 +266,8 @@ fn metadata_is_there_though_its_process_was_killed() {
         keeper::kill_serving(&daemon);
         let done = host.completion(0);
         assert_eq!((done.cid.get(), done.status()), (cid, Status::SUCCESS));
-        has(&place, &mut host, format);
-        assert!(is_zero(&place), "{round}");
+        has(&test_dir, &mut host, format);
+        assert!(is_zero(&test_dir), "{round}");
         let data = pattern(round.into(), 1 << 16);
         let slbas = (0..SIZE / size).step_by(((1 << 20) / size) as usize);
         for slba in slbas.clone() {
@@ -274,7 +275,7 @@ fn metadata_is_there_though_its_process_was_killed() {
             put(&mut host, slba, &data, kind);
         }
         keeper::kill_serving(&daemon);
-        has(&place, &mut host, format);
+        has(&test_dir, &mut host, format);
         for slba in slbas {
             assert_eq!(get(&mut host, slba, data.len(), kind), data, "{round}");
         }
@@ -284,18 +285,18 @@ fn metadata_is_there_though_its_process_was_killed() {
 }
 
 /// Two disks of one subsystem, on two workers.
-fn shared(place: &Place, disk: &str) -> Vec<String> {
-    let kept = text(&place.path("format"));
+fn shared(test_dir: &TestDir, disk: &str) -> Vec<String> {
+    let kept = text(&test_dir.path("format"));
     let mut config = String::from("[process]\nworkers = 2\n");
     for (name, cntlid) in [("a", 1), ("b", 2)] {
         config += &format!(
             "[[controller]]\nname = \"{name}\"\nsocket = {:?}\nsubsystem = \"s\"\n\
              cntlid = {cntlid}\n[[controller.namespace]]\nvolume = {disk:?}\n\
              format-file = {kept:?}\n",
-            text(&place.path(name)),
+            text(&test_dir.path(name)),
         );
     }
-    let file = place.path("vnvme.toml");
+    let file = test_dir.path("vnvme.toml");
     std::fs::write(&file, config).unwrap();
     ["serve", "--config", &text(&file)].map(String::from).into()
 }
@@ -305,22 +306,23 @@ fn shared(place: &Place, disk: &str) -> Vec<String> {
 #[test]
 fn disks_of_a_subsystem_format_for_each_other() {
     const WRITES: u64 = 24;
-    let (place, url) = disk();
+    let (test_dir, url) = disk();
     let (disk, _) = url.split_once('?').unwrap();
-    let args = shared(&place, disk);
+    let args = shared(&test_dir, disk);
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let up = |daemon: &Daemon| {
-        daemon.wait_listening(&place.path("b"));
-        ["a", "b"].map(|name| Host::up(&place.path(name)))
+        daemon.wait_listening(&test_dir.path("b"));
+        ["a", "b"].map(|name| Host::up(&test_dir.path(name)))
     };
     let mut daemon = Daemon::spawn(&args);
     let mut hosts = up(&daemon);
     let (mut refused, mut before, mut after) = (0, 0, 0);
     for round in 0..24u32 {
         let [first, second] = &mut hosts;
-        let (formats, writes) = match round % 4 < 2 {
-            true => (first, second),
-            false => (second, first),
+        let (formats, writes) = if round % 4 < 2 {
+            (first, second)
+        } else {
+            (second, first)
         };
         let lbaf = (round + 1) % 2;
         let mut command = Command::new(AdminOpcode::FORMAT_NVM.0, 0, 1);
@@ -353,13 +355,13 @@ fn disks_of_a_subsystem_format_for_each_other() {
         );
         assert_eq!([block(formats), block(writes)], [size, size], "{round}");
         // The present data was written after the format: whole blocks of the new size.
-        let content = content(&place);
+        let content = content(&test_dir);
         let blocks = content.chunks(size as usize).zip(0u64..);
         let full = blocks.filter(|(block, at)| {
             let zero = block == &&vec![0; block.len()][..];
             let new = block == &&vec![0xb7; block.len()][..];
-            let place = at.is_multiple_of(2) && *at < 2 * WRITES;
-            assert!(zero || new && place, "{round}: {at}");
+            let test_dir = at.is_multiple_of(2) && *at < 2 * WRITES;
+            assert!(zero || new && test_dir, "{round}: {at}");
             new
         });
         let full = full.count();
@@ -368,7 +370,7 @@ fn disks_of_a_subsystem_format_for_each_other() {
         before += written.len() - full;
         let data = pattern(round.into(), 8192);
         assert_eq!(write(writes, 4096 / size, &data), Status::SUCCESS);
-        assert_eq!(place.bytes("disk.raw", 4096, 8192), data, "{round}");
+        assert_eq!(test_dir.bytes("disk.raw", 4096, 8192), data, "{round}");
         if round % 6 == 5 {
             drop(hosts);
             daemon.kill();

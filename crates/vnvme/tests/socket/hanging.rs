@@ -10,14 +10,14 @@ use crate::common::*;
 
 /// Maximum time that a neighbour may wait on a machine that is also busy otherwise. A hanging
 /// volume here hangs for ever.
-const SOON: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A daemon with one worker for two controllers: one on a file system that may stop answering, one
 /// on a disk. The file system is dropped first.
 struct Pair {
     fuse: Fuse,
     daemon: Daemon,
-    place: Place,
+    test_dir: TestDir,
 }
 
 impl Pair {
@@ -27,32 +27,32 @@ impl Pair {
 
     /// With these options of the process.
     fn with(test: &str, options: &str) -> Option<Self> {
-        let place = Place::new();
-        let fuse = Fuse::mount(&place.path("mnt"), 1 << 20)
+        let test_dir = TestDir::new();
+        let fuse = Fuse::mount(&test_dir.path("mnt"), 1 << 20)
             .map_err(|why| testkit::skip(&format!("vnvme::hanging::{test}"), why))
             .ok()?;
-        let disk = place.disk("disk.raw", 4 << 20);
+        let disk = test_dir.disk("disk.raw", 4 << 20);
         let config = format!(
             "[[controller]]\nsocket = \"{}\"\nnamespace = [{{ volume = \"{}\" }}]\n\
              [[controller]]\nsocket = \"{}\"\nnamespace = [{{ volume = \"{disk}\" }}]\n\
              [process]\n{options}",
-            text(&place.path("hangs.sock")),
+            text(&test_dir.path("hangs.sock")),
             text(&fuse.file()),
-            text(&place.socket()),
+            text(&test_dir.socket()),
         );
-        std::fs::write(place.path("vnvme.toml"), config).unwrap();
-        let daemon = Daemon::spawn(&["serve", "--config", &text(&place.path("vnvme.toml"))]);
-        daemon.wait_listening(&place.path("hangs.sock"));
-        daemon.wait_listening(&place.socket());
+        std::fs::write(test_dir.path("vnvme.toml"), config).unwrap();
+        let daemon = Daemon::spawn(&["serve", "--config", &text(&test_dir.path("vnvme.toml"))]);
+        daemon.wait_listening(&test_dir.path("hangs.sock"));
+        daemon.wait_listening(&test_dir.socket());
         Some(Self {
             fuse,
             daemon,
-            place,
+            test_dir,
         })
     }
 
     fn hosts(&self) -> [Host; 2] {
-        [self.place.path("hangs.sock"), self.place.socket()].map(|socket| Host::up(&socket))
+        [self.test_dir.path("hangs.sock"), self.test_dir.socket()].map(|socket| Host::up(&socket))
     }
 }
 
@@ -80,7 +80,7 @@ fn goes_on(host: &mut Host) {
         assert!(host.read(1, 8 * i, data.len()) == data);
         assert_ne!(host.read32(nvme::regs::VS), 0);
         let took = began.elapsed();
-        assert!(took < SOON, "it took {took:?}");
+        assert!(took < ANSWER_TIMEOUT, "it took {took:?}");
     }
 }
 
@@ -103,7 +103,7 @@ fn a_volume_that_hangs_keeps_nobody_else() {
     let began = Instant::now();
     hangs.enable();
     hangs.create_queues(1, None);
-    assert!(began.elapsed() < SOON);
+    assert!(began.elapsed() < ANSWER_TIMEOUT);
     hang(&mut hangs, &pair.fuse);
     goes_on(&mut neighbour);
 
@@ -199,12 +199,12 @@ fn a_close_that_hangs_does_not_keep_the_end() {
     pair.daemon.signal(Signal::TERM);
     pair.fuse.wait_held(1);
     // No other process waits for that.
-    let second = Daemon::serve(&pair.place, &[&text(&pair.place.path("disk.raw"))]);
-    let mut host = Host::up(&pair.place.socket());
+    let second = Daemon::serve(&pair.test_dir, &[&text(&pair.test_dir.path("disk.raw"))]);
+    let mut host = Host::up(&pair.test_dir.socket());
     assert!(host.read(1, 0, data.len()) == data);
     drop(host);
     second.end();
-    assert!(!pair.place.path("hangs.sock").exists());
+    assert!(!pair.test_dir.path("hangs.sock").exists());
     let Pair { fuse, daemon, .. } = pair;
     drop(fuse);
     let ended = daemon.wait();
@@ -227,14 +227,14 @@ fn a_volume_that_hangs_does_not_keep_the_end() {
     pair.daemon
         .wait_log(|line| line.contains(&file) && line.contains("does not answer"));
     // All else has ended: the neighbour's disk is flushed and free, and so are both sockets.
-    let disk = text(&pair.place.path("disk.raw"));
-    let second = Daemon::serve(&pair.place, &[&disk]);
-    let mut host = Host::up(&pair.place.socket());
+    let disk = text(&pair.test_dir.path("disk.raw"));
+    let second = Daemon::serve(&pair.test_dir, &[&disk]);
+    let mut host = Host::up(&pair.test_dir.socket());
     assert!(host.read(1, 0, data.len()) == data);
     drop(host);
     second.end();
     eventually("its socket is removed", || {
-        !pair.place.path("hangs.sock").exists()
+        !pair.test_dir.path("hangs.sock").exists()
     });
     // The kernel waits for the file with each thread that does, whatever kills the process.
     let Pair { fuse, daemon, .. } = pair;
@@ -248,15 +248,15 @@ fn a_volume_that_hangs_does_not_keep_the_end() {
 
 #[test]
 fn a_worker_that_stands_still_is_named_and_not_waited_for() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 4 << 20);
-    let control = text(&place.path("ctl"));
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 4 << 20);
+    let control = text(&test_dir.path("ctl"));
     // The worker of a disk with mapped doorbells polls all the time. A sleeping worker makes no
     // rounds, either.
     let args = ["--doorbells", "mapped", &disk, "--control", &control];
     let args = [&args[..], &["--stop-timeout", "1"]].concat();
-    let daemon = Daemon::serve(&place, &args);
-    let mut host = Host::attach(&place.socket());
+    let daemon = Daemon::serve(&test_dir, &args);
+    let mut host = Host::attach(&test_dir.socket());
     host.enable();
     let freeze = || Frozen::stop(daemon.pid(), "worker-0");
     let frozen = match freeze() {
@@ -294,22 +294,22 @@ fn a_worker_that_stands_still_is_named_and_not_waited_for() {
     let ended = daemon.wait();
     assert_eq!(ended.status.code(), Some(3), "{ended:#?}");
     let last = ended.log.last().unwrap();
-    assert!(last.contains(&text(&place.socket())), "{last}");
+    assert!(last.contains(&text(&test_dir.socket())), "{last}");
 }
 
 #[test]
 fn a_log_that_nobody_reads_keeps_nobody() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 4 << 20);
-    let daemon = Daemon::serve(&place, &["--log", "trace", &disk]);
-    drop(Host::up(&place.socket()));
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 4 << 20);
+    let daemon = Daemon::serve(&test_dir, &["--log", "trace", &disk]);
+    drop(Host::up(&test_dir.socket()));
     let full = daemon.stop_reading();
     for _ in 0..3 {
-        goes_on(&mut Host::up(&place.socket()));
+        goes_on(&mut Host::up(&test_dir.socket()));
     }
     daemon.signal(Signal::TERM);
     // Both are removed at the end.
-    eventually("it ends", || !place.socket().exists());
+    eventually("it ends", || !test_dir.socket().exists());
     drop(full);
     let ended = daemon.wait();
     assert_eq!(ended.status.code(), Some(0), "{ended:#?}");

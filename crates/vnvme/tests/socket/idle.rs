@@ -1,19 +1,19 @@
 //! Idle, then one command, again and again: no wake-up is lost between EventIdx, the host's store
 //! and the worker's sleep.
 
-use crate::common::{Daemon, Lone, Place, stats, text};
+use crate::common::{Daemon, Lone, TestDir, stats, text};
 
 const ROUNDS: u64 = 10_000;
 
 /// Rounds with pauses that begin before the worker's last look and end long after it fell asleep.
 fn rounds(window: &str, more: &[&str]) {
-    let place = Place::new();
-    let control = text(&place.path("control"));
+    let test_dir = TestDir::new();
+    let control = text(&test_dir.path("control"));
     let mut args = vec!["--idle-window", window, "--control", &control];
     args.extend(more);
     args.push("null://1G");
-    let daemon = Daemon::serve(&place, &args);
-    let mut client = Lone::open(&format!("vfio-user://{}/1", text(&place.socket())));
+    let daemon = Daemon::serve(&test_dir, &args);
+    let mut client = Lone::open(&format!("vfio-user://{}/1", text(&test_dir.socket())));
     for round in 0..ROUNDS {
         if !client.read(round % 1000) {
             daemon.kill();

@@ -57,9 +57,9 @@ impl Drop for Trap {
 
 #[test]
 fn a_vector_that_would_block_keeps_nobody_from_anything() {
-    let place = Place::new();
-    let config = place.path("vnvme.toml");
-    let (bad, good) = (place.path("bad.sock"), place.path("good.sock"));
+    let test_dir = TestDir::new();
+    let config = test_dir.path("vnvme.toml");
+    let (bad, good) = (test_dir.path("bad.sock"), test_dir.path("good.sock"));
     let one = |socket| {
         let socket = text(socket);
         format!(
@@ -116,17 +116,17 @@ fn a_vector_that_would_block_keeps_nobody_from_anything() {
 /// The error eventfd of a vhost-user queue, which is signalled when the guest breaks the queue.
 #[test]
 fn an_exports_error_descriptor_that_would_block_keeps_nobody_from_anything() {
-    let place = Place::new();
-    let socket = place.path("v.sock");
+    let test_dir = TestDir::new();
+    let socket = test_dir.path("v.sock");
     let daemon = Daemon::serve(
-        &place,
+        &test_dir,
         &["mem://4M", "--vhost-user-blk", &text(&socket), "mem://1M"],
     );
     daemon.wait_listening(&socket);
-    let mut neighbour = Host::up(&place.socket());
+    let mut neighbour = Host::up(&test_dir.socket());
     let trap = Trap::new();
     let stream = UnixStream::connect(&socket).unwrap();
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     vhost_blk::break_queue(&stream, trap.fd.as_fd());
     daemon.wait_log(|line| line.contains("broken its queue"));
     neighbour.write(1, 16, &pattern(1, 4096));

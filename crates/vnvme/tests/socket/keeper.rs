@@ -11,7 +11,7 @@ use crate::storage_faults::{Loop, breaking};
 use crate::vhost_blk::features_of;
 use control::Client;
 use control::api::DiskKind;
-use fuse_disk::{Fault, What};
+use fuse_disk::{Fault, RequestKind};
 use nvme::{NvmOpcode, Status};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Pid, Signal, kill_process};
@@ -41,18 +41,18 @@ pub fn kill_serving(daemon: &Daemon) {
     });
 }
 
-fn serve(place: &Place, args: &[&str]) -> Daemon {
-    let socket = text(&place.socket());
+fn serve(test_dir: &TestDir, args: &[&str]) -> Daemon {
+    let socket = text(&test_dir.socket());
     let first = ["serve", "--socket", &socket, "--keeper", "process"];
-    start(place, &[&first, args].concat())
+    start(test_dir, &[&first, args].concat())
 }
 
 /// Starts a daemon and waits until it is ready: a process that is killed before has no successor.
-pub fn start(place: &Place, args: &[&str]) -> Daemon {
-    let path = place.path("ready");
+pub fn start(test_dir: &TestDir, args: &[&str]) -> Daemon {
+    let path = test_dir.path("ready");
     let _ = fs::remove_file(&path);
     let manager = UnixDatagram::bind(&path).unwrap();
-    manager.set_read_timeout(Some(LIMIT)).unwrap();
+    manager.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     let variables = [KEEPER_AS_CONFIGURED, ("NOTIFY_SOCKET", &text(&path))];
     let daemon = Daemon::spawn_with_all(&variables, args);
     let mut message = [0; 64];
@@ -63,10 +63,10 @@ pub fn start(place: &Place, args: &[&str]) -> Daemon {
 
 #[test]
 fn a_client_does_not_see_that_its_process_was_killed() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 32 << 20);
-    let daemon = serve(&place, &[&disk, "mem://8M", "null://1G?read-zeroes=on"]);
-    let mut host = Host::attach(&place.socket());
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 32 << 20);
+    let daemon = serve(&test_dir, &[&disk, "mem://8M", "null://1G?read-zeroes=on"]);
+    let mut host = Host::attach(&test_dir.socket());
     host.assign_vectors(3);
     host.enable();
     host.create_queues(2, Some(1));
@@ -101,24 +101,24 @@ fn a_client_does_not_see_that_its_process_was_killed() {
     assert!(host.interrupts(1) > 0);
     drop(host);
     // The next client finds the disk as one that was never killed.
-    let mut host = Host::up(&place.socket());
+    let mut host = Host::up(&test_dir.socket());
     assert!(host.read(2, 0, written[0].len()) == written[0]);
     drop(host);
     let ended = daemon.end();
-    assert!(!place.socket().exists());
+    assert!(!test_dir.socket().exists());
     assert!(
         !ended.log.iter().any(|line| line.contains("ERROR")),
         "{ended:#?}"
     );
     // Data that the kernel has is in the file.
-    assert!(place.bytes("disk.raw", 0, written[0].len()) == written[0]);
+    assert!(test_dir.bytes("disk.raw", 0, written[0].len()) == written[0]);
 }
 
 #[test]
 fn commands_in_flight_are_answered_once() {
-    let place = Place::new();
-    let daemon = serve(&place, &["null://1G?latency=400ms&read-zeroes=on"]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = serve(&test_dir, &["null://1G?latency=400ms&read-zeroes=on"]);
+    let mut host = Host::up(&test_dir.socket());
     for _ in 0..4 {
         let mut waiting: Vec<u16> = (0..16)
             .map(|lba| {
@@ -130,8 +130,8 @@ fn commands_in_flight_are_answered_once() {
         while !waiting.is_empty() {
             let completion = host.completion(1);
             let cid = completion.cid.get();
-            let place = waiting.iter().position(|waits| *waits == cid);
-            waiting.remove(place.unwrap_or_else(|| panic!("nobody waits for {cid}")));
+            let test_dir = waiting.iter().position(|waits| *waits == cid);
+            waiting.remove(test_dir.unwrap_or_else(|| panic!("nobody waits for {cid}")));
             assert_eq!(completion.status(), Status::SUCCESS);
         }
         std::thread::sleep(std::time::Duration::from_millis(500));
@@ -145,21 +145,21 @@ fn commands_in_flight_are_answered_once() {
 /// process's writes. The next process therefore waits for it before it answers anything.
 #[test]
 fn an_old_write_is_waited_for() {
-    let place = Place::new();
-    let Some(disk) = breaking("an_old_write", &place) else {
+    let test_dir = TestDir::new();
+    let Some(disk) = breaking("an_old_write", &test_dir) else {
         return;
     };
     let Some(device) = Loop::new(&disk.path()) else {
         return;
     };
-    let daemon = serve(&place, &[&text(&device.0)]);
-    let mut host = Host::up(&place.socket());
-    disk.fail(What::Write, 0..4096, 1, Fault::Held);
+    let daemon = serve(&test_dir, &[&text(&device.0)]);
+    let mut host = Host::up(&test_dir.socket());
+    disk.fail(RequestKind::Write, 0..4096, 1, Fault::Held);
     let at = 4 << 20;
     host.ram.write_all_at(&pattern(1, 4096), at).unwrap();
     let write = host.transfer(NvmOpcode::WRITE, 1, 0, 4096, at);
     host.submit(1, write);
-    assert!(disk.wait_held(1, LIMIT));
+    assert!(disk.wait_held(1, WAIT_TIMEOUT));
     kill_serving(&daemon);
     std::thread::sleep(std::time::Duration::from_secs(1));
     assert!(host.try_completion(1).is_none(), "it was not waited for");
@@ -182,12 +182,12 @@ fn an_old_write_is_waited_for() {
 
 #[test]
 fn who_connects_meanwhile_waits() {
-    let place = Place::new();
-    let daemon = serve(&place, &["mem://1M"]);
+    let test_dir = TestDir::new();
+    let daemon = serve(&test_dir, &["mem://1M"]);
     for _ in 0..3 {
         // The process does not listen yet.
         kill_serving(&daemon);
-        let mut host = Host::up(&place.socket());
+        let mut host = Host::up(&test_dir.socket());
         host.write(1, 0, &[1; 512]);
         drop(host);
     }
@@ -197,16 +197,16 @@ fn who_connects_meanwhile_waits() {
 /// The next process serves the disks of the process before, not those of the changed configuration.
 #[test]
 fn what_was_served_is_served() {
-    let place = Place::new();
-    let config = place.path("vnvme.toml");
-    let (one, other) = (place.path("one.sock"), place.path("other.sock"));
+    let test_dir = TestDir::new();
+    let config = test_dir.path("vnvme.toml");
+    let (one, other) = (test_dir.path("one.sock"), test_dir.path("other.sock"));
     let table = format!(
         "[[controller]]\nsocket = {:?}\nnamespace = [{{ volume = \"mem://1M\" }}]\n",
         text(&one)
     );
     fs::write(&config, table).unwrap();
-    let control = place.path("control");
-    let allow = text(place.path("x").parent().unwrap());
+    let control = test_dir.path("control");
+    let allow = text(test_dir.path("x").parent().unwrap());
     let (config_file, control_socket) = (text(&config), text(&control));
     let args = [
         "daemon",
@@ -219,7 +219,7 @@ fn what_was_served_is_served() {
         "--keeper",
         "process",
     ];
-    let daemon = start(&place, &args);
+    let daemon = start(&test_dir, &args);
     daemon.wait_listening(&one);
     let client = Client::new(vec![control.clone()]).unwrap();
     let table = json!({"socket": text(&other), "namespace": [{"volume": "mem://1M"}]});
@@ -264,9 +264,9 @@ fn what_was_served_is_served() {
 
 #[test]
 fn both_end_together() {
-    let place = Place::new();
-    let daemon = serve(&place, &["mem://1M"]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = serve(&test_dir, &["mem://1M"]);
+    let mut host = Host::up(&test_dir.socket());
     host.write(1, 0, &[1; 512]);
     let pid = serving(daemon.pid()).unwrap();
     let anonymous = status_kib(daemon.pid(), "RssAnon:");
@@ -282,9 +282,9 @@ fn both_end_together() {
 
 #[test]
 fn a_process_that_cannot_begin_is_not_started_again() {
-    let place = Place::new();
-    let missing = text(&place.path("missing.raw"));
-    let socket = text(&place.socket());
+    let test_dir = TestDir::new();
+    let missing = text(&test_dir.path("missing.raw"));
+    let socket = text(&test_dir.socket());
     let args = [
         "serve", "--keeper", "process", "--socket", &socket, &missing,
     ];
@@ -299,11 +299,11 @@ fn a_process_that_cannot_begin_is_not_started_again() {
 
 #[test]
 fn a_service_manager_is_told_through_the_keeper() {
-    let place = Place::new();
-    let path = place.path("manager");
+    let test_dir = TestDir::new();
+    let path = test_dir.path("manager");
     let manager = UnixDatagram::bind(&path).unwrap();
-    manager.set_read_timeout(Some(LIMIT)).unwrap();
-    let socket = text(&place.socket());
+    manager.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
+    let socket = text(&test_dir.socket());
     let args = [
         "serve", "--keeper", "process", "--socket", &socket, "mem://1M",
     ];
@@ -323,22 +323,22 @@ fn a_service_manager_is_told_through_the_keeper() {
 /// The program's file is replaced, as a package manager does, and then the process.
 #[test]
 fn an_upgrade_is_a_pause() {
-    let place = Place::new();
-    let program = place.path("vnvme");
+    let test_dir = TestDir::new();
+    let program = test_dir.path("vnvme");
     let put = |from: &str| {
-        let new = place.path("new");
+        let new = test_dir.path("new");
         put_program(from, &new);
         fs::rename(&new, &program).unwrap();
         fs::metadata(&program).unwrap().ino()
     };
     put(env!("CARGO_BIN_EXE_vnvme"));
-    let socket = text(&place.socket());
+    let socket = text(&test_dir.socket());
     let args = [
         "serve", "--keeper", "process", "--socket", &socket, "mem://4M",
     ];
     let daemon = Daemon::spawn_program(&program, &args);
-    daemon.wait_listening(&place.socket());
-    let mut host = Host::up(&place.socket());
+    daemon.wait_listening(&test_dir.socket());
+    let mut host = Host::up(&test_dir.socket());
     host.write(1, 0, &pattern(1, 4096));
     let runs = |file: u64| {
         let exe = |pid: Pid| fs::metadata(format!("/proc/{}/exe", pid.as_raw_nonzero()));
@@ -379,16 +379,16 @@ fn an_upgrade_is_a_pause() {
 /// The command reports the result, whatever the new program does.
 #[test]
 fn the_command_upgrade_says_how_it_went() {
-    let place = Place::new();
-    let program = place.path("vnvme");
+    let test_dir = TestDir::new();
+    let program = test_dir.path("vnvme");
     let own = env!("CARGO_BIN_EXE_vnvme");
     let put = |from: &str| {
-        let new = place.path("new");
+        let new = test_dir.path("new");
         put_program(from, &new);
         fs::rename(&new, &program).unwrap();
     };
     put(own);
-    let (socket, control) = (text(&place.socket()), text(&place.path("control")));
+    let (socket, control) = (text(&test_dir.socket()), text(&test_dir.path("control")));
     let args = |keeper: &'static str| {
         let (socket, control) = (socket.clone(), control.clone());
         let words = ["serve", "--keeper", keeper, "--socket"].map(str::to_owned);
@@ -406,7 +406,7 @@ fn the_command_upgrade_says_how_it_went() {
         }
     };
     let daemon = Daemon::spawn_program(&program, &args("off"));
-    daemon.wait_listening(&place.socket());
+    daemon.wait_listening(&test_dir.socket());
     let why = upgrade().unwrap_err();
     assert!(
         why.contains("no keeper holds the disks of this process"),
@@ -415,8 +415,8 @@ fn the_command_upgrade_says_how_it_went() {
     daemon.end();
 
     let daemon = Daemon::spawn_program(&program, &args("process"));
-    daemon.wait_listening(&place.socket());
-    let mut host = Host::up(&place.socket());
+    daemon.wait_listening(&test_dir.socket());
+    let mut host = Host::up(&test_dir.socket());
     host.write(1, 0, &pattern(1, 4096));
     eventually("it serves", || is_ready(&control));
     let said = upgrade().unwrap();
@@ -454,26 +454,26 @@ fn is_ready(control: &str) -> bool {
 /// once, have none.
 #[test]
 fn there_is_a_keeper_where_there_can_be_one() {
-    let place = Place::new();
-    let socket = text(&place.socket());
-    let daemon = start(&place, &["serve", "--socket", &socket, "mem://1M"]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let socket = text(&test_dir.socket());
+    let daemon = start(&test_dir, &["serve", "--socket", &socket, "mem://1M"]);
+    let mut host = Host::up(&test_dir.socket());
     host.write(1, 0, &pattern(1, 4096));
     kill_serving(&daemon);
     assert!(host.read(1, 0, 4096) == pattern(1, 4096));
     drop(host);
     daemon.end();
 
-    let place = Place::new();
-    let pipe = place.path("pipe");
+    let test_dir = TestDir::new();
+    let pipe = test_dir.path("pipe");
     mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
     let table = format!(
         "[[controller]]\nsocket = {:?}\nnamespace = [{{ volume = \"mem://1M\" }}]\n",
-        text(&place.socket())
+        text(&test_dir.socket())
     );
     let path = pipe.clone();
     let writer = std::thread::spawn(move || fs::write(path, table).unwrap());
-    let daemon = start(&place, &["serve", "--config", &text(&pipe)]);
+    let daemon = start(&test_dir, &["serve", "--config", &text(&pipe)]);
     writer.join().unwrap();
     assert_eq!(serving(daemon.pid()).filter(|_| is_keeper(&daemon)), None);
     daemon.wait_log(|line| line.contains("no keeper: "));
@@ -485,14 +485,14 @@ fn there_is_a_keeper_where_there_can_be_one() {
 /// too.
 #[test]
 fn a_killed_keeper_can_be_started_again_at_once() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 8 << 20);
-    let (control, socket) = (text(&place.path("control")), text(&place.socket()));
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 8 << 20);
+    let (control, socket) = (text(&test_dir.path("control")), text(&test_dir.socket()));
     let args = ["serve", "--socket", &socket, "--control", &control, &disk];
     for round in 1..6 {
-        let daemon = start(&place, &args);
-        fs::remove_file(place.path("ready")).unwrap();
-        let mut host = Host::up(&place.socket());
+        let daemon = start(&test_dir, &args);
+        fs::remove_file(test_dir.path("ready")).unwrap();
+        let mut host = Host::up(&test_dir.socket());
         if round > 1 {
             assert!(host.read(1, 0, 4096) == pattern(round - 1, 4096));
         }
@@ -510,30 +510,30 @@ fn is_keeper(daemon: &Daemon) -> bool {
 /// Front-ends of the export connect again, to the same socket.
 #[test]
 fn an_export_beside_it_is_served_anew() {
-    let place = Place::new();
-    let config = place.path("vnvme.toml");
-    let export = place.path("export.sock");
+    let test_dir = TestDir::new();
+    let config = test_dir.path("vnvme.toml");
+    let export = test_dir.path("export.sock");
     let table = format!(
         "[process]\nkeeper = \"process\"\n\
          [[controller]]\nsocket = {:?}\nnamespace = [{{ volume = \"mem://1M\" }}]\n\
          [[vhost-user-blk]]\nsocket = {:?}\nvolume = \"mem://1M\"\n",
-        text(&place.socket()),
+        text(&test_dir.socket()),
         text(&export)
     );
     fs::write(&config, table).unwrap();
-    let daemon = start(&place, &["serve", "--config", &text(&config)]);
-    let mut host = Host::up(&place.socket());
+    let daemon = start(&test_dir, &["serve", "--config", &text(&config)]);
+    let mut host = Host::up(&test_dir.socket());
     host.write(1, 0, &pattern(1, 4096));
     let file = || fs::metadata(&export).unwrap().ino();
     let first = file();
     for round in 1..4 {
         let front = UnixStream::connect(&export).unwrap();
-        front.set_read_timeout(Some(LIMIT)).unwrap();
+        front.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
         features_of(&front);
         kill_serving(&daemon);
         // The next process does not serve yet: a connecting client waits, and is not refused.
         let again = UnixStream::connect(&export).unwrap();
-        again.set_read_timeout(Some(LIMIT)).unwrap();
+        again.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
         features_of(&again);
         assert_eq!((&front).read(&mut [0; 1]).unwrap(), 0, "the end is seen");
         assert!(host.read(1, 0, 4096) == pattern(1, 4096));
@@ -541,17 +541,17 @@ fn an_export_beside_it_is_served_anew() {
     }
     drop(host);
     daemon.end();
-    assert!(!export.exists() && !place.socket().exists());
+    assert!(!export.exists() && !test_dir.socket().exists());
 }
 
 /// A removed export leaves no socket with the keeper, which would be the last to close the clients
 /// that wait there.
 #[test]
 fn an_export_that_is_removed_is_not_kept() {
-    let place = Place::new();
-    let config = place.path("vnvme.toml");
+    let test_dir = TestDir::new();
+    let config = test_dir.path("vnvme.toml");
     fs::write(&config, "").unwrap();
-    let (control, export) = (place.path("control"), place.path("export.sock"));
+    let (control, export) = (test_dir.path("control"), test_dir.path("export.sock"));
     let allow = text(export.parent().unwrap());
     let (config, control_socket) = (text(&config), text(&control));
     let args = [
@@ -565,7 +565,7 @@ fn an_export_that_is_removed_is_not_kept() {
         "--keeper",
         "process",
     ];
-    let daemon = start(&place, &args);
+    let daemon = start(&test_dir, &args);
     let client = Client::new(vec![control.clone()]).unwrap();
     let add = || {
         let table = json!({"socket": text(&export), "volume": "null://1M"});
@@ -599,15 +599,15 @@ fn an_export_that_is_removed_is_not_kept() {
 /// connections of all other front-ends end all the same.
 #[test]
 fn a_front_end_sees_the_end_though_the_receiver_does_not_end() {
-    let place = Place::new();
-    let export = place.path("export.sock");
+    let test_dir = TestDir::new();
+    let export = test_dir.path("export.sock");
     let socket = text(&export);
     let daemon = serve(
-        &place,
+        &test_dir,
         &["mem://1M", "--vhost-user-blk", &socket, "mem://1M"],
     );
     let front = UnixStream::connect(&export).unwrap();
-    front.set_read_timeout(Some(LIMIT)).unwrap();
+    front.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     features_of(&front);
     let receivers = receivers(&daemon);
     let pid = receivers[0];
@@ -657,9 +657,9 @@ fn receivers(daemon: &Daemon) -> Vec<Pid> {
 /// The receiver process of a killed process may end late, and does no harm.
 #[test]
 fn a_receiver_that_ends_late_leaves_clients_alone() {
-    let place = Place::new();
-    let daemon = serve(&place, &["mem://1M"]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = serve(&test_dir, &["mem://1M"]);
+    let mut host = Host::up(&test_dir.socket());
     host.write(1, 0, &pattern(1, 4096));
     for round in 1..4 {
         let receivers = receivers(&daemon);

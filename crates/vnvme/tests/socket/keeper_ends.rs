@@ -23,19 +23,19 @@ fn kill(process: u32) {
 }
 
 impl Kept {
-    fn start(place: &Place) -> Self {
-        let disk = place.disk("disk.raw", 1 << 20);
-        let (socket, control) = (text(&place.socket()), text(&place.path("control")));
-        let ready = place.path("ready");
+    fn start(test_dir: &TestDir) -> Self {
+        let disk = test_dir.disk("disk.raw", 1 << 20);
+        let (socket, control) = (text(&test_dir.socket()), text(&test_dir.path("control")));
+        let ready = test_dir.path("ready");
         let manager = UnixDatagram::bind(&ready).unwrap();
-        manager.set_read_timeout(Some(LIMIT)).unwrap();
+        manager.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
         let variables = [KEEPER_AS_CONFIGURED, ("NOTIFY_SOCKET", &text(&ready))];
         let args = ["serve", "--socket", &socket, "--control", &control];
         let args = [&args[..], &["--keeper", "process", &disk, "mem://1M"]].concat();
         let daemon = Daemon::spawn_outliving(&variables, &args);
         assert!(manager.recv(&mut [0; 64]).unwrap() > 0);
-        let client = Client::new(vec![place.path("control")]).unwrap();
-        let mut guest = Host::up(&place.socket());
+        let client = Client::new(vec![test_dir.path("control")]).unwrap();
+        let mut guest = Host::up(&test_dir.socket());
         guest.write(1, 0, &pattern(1, 4096));
         guest.write(2, 0, &pattern(2, 4096));
         Self {
@@ -98,8 +98,8 @@ fn standby(keeper: u32) -> u32 {
 
 #[test]
 fn guest_survives_its_keeper_and_then_its_process() {
-    let place = Place::new();
-    let mut kept = Kept::start(&place);
+    let test_dir = TestDir::new();
+    let mut kept = Kept::start(&test_dir);
     for round in 0..3u32 {
         let (serving, keeper) = kept.processes();
         let next = standby(keeper);
@@ -121,14 +121,14 @@ fn guest_survives_its_keeper_and_then_its_process() {
     kill_process(pid(keeper), Signal::TERM).unwrap();
     let gone = |process: u32| rustix::process::test_kill_process(pid(process)).is_err();
     eventually("both have ended", || gone(serving) && gone(keeper));
-    assert!(!place.socket().exists(), "they have ended in order");
+    assert!(!test_dir.socket().exists(), "they have ended in order");
 }
 
 /// The keeper is the new program after an upgrade, in the same process, and keeps all that it had.
 #[test]
 fn upgrade_replaces_the_program_of_the_keeper() {
-    let place = Place::new();
-    let mut kept = Kept::start(&place);
+    let test_dir = TestDir::new();
+    let mut kept = Kept::start(&test_dir);
     for round in 1..=3 {
         let (_, keeper) = kept.processes();
         kill_process(pid(keeper), Signal::USR2).unwrap();

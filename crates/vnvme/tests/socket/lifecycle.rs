@@ -11,29 +11,29 @@ use crate::common::*;
 #[test]
 fn sigterm_and_sigint_end_it_well() {
     for signal in [Signal::TERM, Signal::INT] {
-        let place = Place::new();
-        let disk = place.disk("disk.raw", 4 << 20);
-        let daemon = Daemon::serve(&place, &[&disk]);
-        let mut host = Host::up(&place.socket());
+        let test_dir = TestDir::new();
+        let disk = test_dir.disk("disk.raw", 4 << 20);
+        let daemon = Daemon::serve(&test_dir, &[&disk]);
+        let mut host = Host::up(&test_dir.socket());
         let data = pattern(1, 128 << 10);
         host.write(1, 100, &data);
         // A client is connected, and a silent one waits behind it.
-        let waiting = std::os::unix::net::UnixStream::connect(place.socket()).unwrap();
+        let waiting = std::os::unix::net::UnixStream::connect(test_dir.socket()).unwrap();
         daemon.signal(signal);
         let ended = daemon.wait();
         assert_eq!(ended.status.code(), Some(0), "{ended:#?}");
-        assert!(!place.socket().exists(), "the socket is left behind");
-        assert!(place.bytes("disk.raw", 51_200, data.len()) == data);
+        assert!(!test_dir.socket().exists(), "the socket is left behind");
+        assert!(test_dir.bytes("disk.raw", 51_200, data.len()) == data);
         drop((host, waiting));
     }
 }
 
 #[test]
 fn commands_in_flight_are_finished_first() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 16 << 20);
-    let daemon = Daemon::serve(&place, &[&disk]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 16 << 20);
+    let daemon = Daemon::serve(&test_dir, &[&disk]);
+    let mut host = Host::up(&test_dir.socket());
     let data = pattern(9, 64 << 10);
     std::os::unix::fs::FileExt::write_all_at(&host.ram, &data, 4 << 20).unwrap();
     for i in 0..60u64 {
@@ -49,7 +49,7 @@ fn commands_in_flight_are_finished_first() {
     }
     let mut found = 0;
     for i in 0..60u64 {
-        let bytes = place.bytes("disk.raw", i * 65_536, data.len());
+        let bytes = test_dir.bytes("disk.raw", i * 65_536, data.len());
         if bytes == data {
             found += 1;
         } else {
@@ -70,10 +70,10 @@ struct Observed {
 }
 
 impl Observed {
-    fn new(place: &Place) -> Observed {
-        let socket = text(&place.path("below.sock"));
-        let control = text(&place.path("below.ctl"));
-        let disk = place.disk("disk.raw", 4 << 20);
+    fn new(test_dir: &TestDir) -> Observed {
+        let socket = text(&test_dir.path("below.sock"));
+        let control = text(&test_dir.path("below.ctl"));
+        let disk = test_dir.disk("disk.raw", 4 << 20);
         let lower = Daemon::spawn(&["serve", "--control", &control, "--socket", &socket, &disk]);
         lower.wait_listening(socket.as_ref());
         let url = format!("vfio-user://{socket}/1");
@@ -107,8 +107,8 @@ fn has_thread(pid: u32, name: &str) -> bool {
 
 #[test]
 fn what_the_client_did_not_flush_is_durable_after_each_signal_that_ends_it() {
-    let place = Place::new();
-    let disk = Observed::new(&place);
+    let test_dir = TestDir::new();
+    let disk = Observed::new(&test_dir);
     for (round, signals) in [
         &[Signal::TERM][..],
         &[Signal::INT],
@@ -127,8 +127,8 @@ fn what_the_client_did_not_flush_is_durable_after_each_signal_that_ends_it() {
     .into_iter()
     .enumerate()
     {
-        let daemon = Daemon::serve(&place, &[&disk.url]);
-        let mut host = Host::up(&place.socket());
+        let daemon = Daemon::serve(&test_dir, &[&disk.url]);
+        let mut host = Host::up(&test_dir.socket());
         host.write(1, 100, &pattern(round as u64, 4096));
         let before = disk.flushes();
         signals.iter().for_each(|signal| daemon.signal(*signal));
@@ -141,9 +141,9 @@ fn what_the_client_did_not_flush_is_durable_after_each_signal_that_ends_it() {
 
 #[test]
 fn an_export_alone_is_made_durable_and_ended_the_same_way() {
-    let place = Place::new();
-    let disk = Observed::new(&place);
-    let socket = text(&place.path("v.sock"));
+    let test_dir = TestDir::new();
+    let disk = Observed::new(&test_dir);
+    let socket = text(&test_dir.path("v.sock"));
     for signals in [&[Signal::INT][..], &[Signal::TERM, Signal::TERM]] {
         let daemon = Daemon::spawn(&["serve", "--vhost-user-blk", &socket, &disk.url]);
         daemon.wait_listening(socket.as_ref());
@@ -160,8 +160,8 @@ fn an_export_alone_is_made_durable_and_ended_the_same_way() {
 
 #[test]
 fn other_signals_end_nothing() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 4 << 20);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 4 << 20);
     for (signal, word) in [
         (Signal::HUP, "only vnvme daemon rereads"),
         (Signal::USR1, "vnvme stats"),
@@ -172,8 +172,8 @@ fn other_signals_end_nothing() {
         (Signal::IO, "SIGIO"),
         (Signal::PIPE, ""),
     ] {
-        let daemon = Daemon::serve(&place, &[&disk]);
-        let mut host = Host::up(&place.socket());
+        let daemon = Daemon::serve(&test_dir, &[&disk]);
+        let mut host = Host::up(&test_dir.socket());
         for round in 0..50u64 {
             daemon.signal(signal);
             let data = pattern(round, 64 << 10);
@@ -188,11 +188,11 @@ fn other_signals_end_nothing() {
 
 #[test]
 fn signals_while_it_starts_are_kept_until_it_can_end() {
-    let place = Place::new();
-    let disk = Observed::new(&place);
+    let test_dir = TestDir::new();
+    let disk = Observed::new(&test_dir);
     // The daemon cannot open its volume until the process below continues.
     disk.lower.signal(Signal::STOP);
-    let daemon = Daemon::spawn(&["serve", "--socket", &text(&place.socket()), &disk.url]);
+    let daemon = Daemon::spawn(&["serve", "--socket", &text(&test_dir.socket()), &disk.url]);
     eventually("it opens its volume", || {
         has_thread(daemon.pid(), "signals")
     });
@@ -209,11 +209,11 @@ fn signals_while_it_starts_are_kept_until_it_can_end() {
 
 #[test]
 fn a_log_that_nobody_reads_any_more_does_not_keep_it_from_a_clean_end() {
-    let place = Place::new();
-    let disk = Observed::new(&place);
-    let daemon = Daemon::serve(&place, &[&disk.url]);
+    let test_dir = TestDir::new();
+    let disk = Observed::new(&test_dir);
+    let daemon = Daemon::serve(&test_dir, &[&disk.url]);
     daemon.close_log(|daemon| daemon.signal(Signal::HUP));
-    let mut host = Host::up(&place.socket());
+    let mut host = Host::up(&test_dir.socket());
     host.write(1, 100, &pattern(1, 4096));
     let before = disk.flushes();
     daemon.end();
@@ -223,10 +223,10 @@ fn a_log_that_nobody_reads_any_more_does_not_keep_it_from_a_clean_end() {
 
 #[test]
 fn a_write_beyond_the_limit_of_file_sizes_fails_and_ends_nothing() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 4 << 20);
-    let daemon = Daemon::serve(&place, &[&disk]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 4 << 20);
+    let daemon = Daemon::serve(&test_dir, &[&disk]);
+    let mut host = Host::up(&test_dir.socket());
     let pid = rustix::process::Pid::from_raw(daemon.pid() as i32);
     let limit = rustix::process::Rlimit {
         current: Some(1 << 20),
@@ -246,9 +246,9 @@ fn a_write_beyond_the_limit_of_file_sizes_fails_and_ends_nothing() {
 
 #[test]
 fn a_later_second_signal_ends_it_at_once() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["null://1G?latency=50s"]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["null://1G?latency=50s"]);
+    let mut host = Host::up(&test_dir.socket());
     let read = host.transfer(NvmOpcode::READ, 1, 0, 512, 4 << 20);
     host.submit(1, read);
     // The command was fetched when a later command is answered.
@@ -266,11 +266,11 @@ fn a_later_second_signal_ends_it_at_once() {
 
 #[test]
 fn what_was_flushed_survives_sigkill() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 16 << 20);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 16 << 20);
     for round in 0..3u64 {
-        let daemon = Daemon::serve(&place, &[&disk]);
-        let mut host = Host::up(&place.socket());
+        let daemon = Daemon::serve(&test_dir, &[&disk]);
+        let mut host = Host::up(&test_dir.socket());
         let fua: Vec<_> = (0..8).map(|i| pattern(round * 100 + i, 4096)).collect();
         for (lba, data) in (0..).step_by(8).zip(&fua) {
             assert_eq!(host.write_with(1, lba, data, true), Status::SUCCESS);
@@ -286,15 +286,15 @@ fn what_was_flushed_survives_sigkill() {
         daemon.kill();
         for (offset, data) in (0..).step_by(4096).zip(&fua) {
             assert!(
-                place.bytes("disk.raw", offset, 4096) == *data,
+                test_dir.bytes("disk.raw", offset, 4096) == *data,
                 "FUA at {offset}"
             );
         }
-        assert!(place.bytes("disk.raw", 1 << 20, flushed.len()) == flushed);
+        assert!(test_dir.bytes("disk.raw", 1 << 20, flushed.len()) == flushed);
     }
     // The killed daemon's socket, lock and data are no hindrance.
-    let daemon = Daemon::serve(&place, &[&disk]);
-    let mut host = Host::up(&place.socket());
+    let daemon = Daemon::serve(&test_dir, &[&disk]);
+    let mut host = Host::up(&test_dir.socket());
     assert!(host.read(1, 0, 4096) == pattern(200, 4096));
     drop(host);
     daemon.end();
@@ -312,18 +312,18 @@ fn write_cache(host: &mut Host, opcode: AdminOpcode, on: bool) -> u32 {
 
 #[test]
 fn without_a_write_cache_every_write_survives() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 4 << 20);
-    let daemon = Daemon::serve(&place, &["--no-write-cache", &disk]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 4 << 20);
+    let daemon = Daemon::serve(&test_dir, &["--no-write-cache", &disk]);
+    let mut host = Host::up(&test_dir.socket());
     assert_eq!(write_cache(&mut host, AdminOpcode::GET_FEATURES, false), 0);
     let data = pattern(5, 64 << 10);
     host.write(1, 0, &data);
     daemon.kill();
-    assert!(place.bytes("disk.raw", 0, data.len()) == data);
+    assert!(test_dir.bytes("disk.raw", 0, data.len()) == data);
 
-    let daemon = Daemon::serve(&place, &[&disk]);
-    let mut host = Host::up(&place.socket());
+    let daemon = Daemon::serve(&test_dir, &[&disk]);
+    let mut host = Host::up(&test_dir.socket());
     assert_eq!(write_cache(&mut host, AdminOpcode::GET_FEATURES, false), 1);
     write_cache(&mut host, AdminOpcode::SET_FEATURES, false);
     assert_eq!(write_cache(&mut host, AdminOpcode::GET_FEATURES, false), 0);
@@ -333,14 +333,14 @@ fn without_a_write_cache_every_write_survives() {
     host.enable();
     assert_eq!(write_cache(&mut host, AdminOpcode::GET_FEATURES, false), 1);
     daemon.kill();
-    assert!(place.bytes("disk.raw", 512 << 10, data.len()) == data);
+    assert!(test_dir.bytes("disk.raw", 512 << 10, data.len()) == data);
 }
 
 #[test]
 fn bad_commands_have_their_status_and_harm_nobody() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    let mut host = Host::up(&test_dir.socket());
     let read = |host: &Host| host.transfer(NvmOpcode::READ, 1, 0, 512, 1 << 20);
     let last = 2048;
     for (lba, status) in [

@@ -9,13 +9,13 @@ use vfio_user::client::{Client, RawClient};
 use crate::common::*;
 
 /// Runs one client of each kind in turn.
-fn visit(place: &Place, round: u64) {
+fn visit(test_dir: &TestDir, round: u64) {
     match round % 5 {
         // Connects and sends nothing.
-        0 => leave(RawClient::connect(&place.socket(), LIMIT).unwrap()),
+        0 => leave(RawClient::connect(&test_dir.socket(), WAIT_TIMEOUT).unwrap()),
         // Negotiates, maps memory and leaves without a word.
         1 => {
-            let mut client = Client::connect(place.socket(), LIMIT).unwrap();
+            let mut client = Client::connect(test_dir.socket(), WAIT_TIMEOUT).unwrap();
             let file = memfd(1 << 20);
             let map = DmaMapping {
                 iova: 0,
@@ -28,7 +28,7 @@ fn visit(place: &Place, round: u64) {
         }
         // Uses everything.
         2 => {
-            let mut host = Host::attach(&place.socket());
+            let mut host = Host::attach(&test_dir.socket());
             host.assign_vectors(33);
             host.enable();
             host.create_queues(4, Some(5));
@@ -37,7 +37,7 @@ fn visit(place: &Place, round: u64) {
         }
         // Leaves in the middle of commands.
         3 => {
-            let mut host = Host::up(&place.socket());
+            let mut host = Host::up(&test_dir.socket());
             for i in 0..30u64 {
                 let command = host.transfer(NvmOpcode::WRITE, 1, 64 * i, 32 << 10, 4 << 20);
                 host.submit(1, command);
@@ -45,7 +45,7 @@ fn visit(place: &Place, round: u64) {
         }
         // Leaves in the middle of a message.
         _ => {
-            let mut client = RawClient::connect(&place.socket(), LIMIT).unwrap();
+            let mut client = RawClient::connect(&test_dir.socket(), WAIT_TIMEOUT).unwrap();
             client.send(&[1, 0, 1, 0, 200, 0, 0, 0, 0, 0], &[]).unwrap();
         }
     }
@@ -53,16 +53,16 @@ fn visit(place: &Place, round: u64) {
 
 #[test]
 fn many_clients_leave_nothing_behind() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 4 << 20);
-    let daemon = Daemon::serve(&place, &[&disk]);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 4 << 20);
+    let daemon = Daemon::serve(&test_dir, &[&disk]);
     // A client that only connects: the descriptors that are open afterwards are the daemon's own.
-    visit(&place, 0);
+    visit(&test_dir, 0);
     daemon.wait_log(|line| line.contains("client disconnected"));
     let open = daemon.settled_descriptors();
     let rounds = |count: u64| {
         for round in 0..count {
-            visit(&place, round);
+            visit(&test_dir, round);
             // The client before has disconnected, so that the next is not refused. The log has
             // lines of only a few.
             daemon.wait_descriptors(open);
@@ -87,9 +87,9 @@ fn many_clients_leave_nothing_behind() {
 
 #[test]
 fn an_idle_disk_costs_no_processor_time() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    let mut host = Host::up(&test_dir.socket());
     host.write(1, 0, &pattern(1, 4096));
     for _ in 0..2 {
         std::thread::sleep(std::time::Duration::from_millis(50));
@@ -105,9 +105,9 @@ fn an_idle_disk_costs_no_processor_time() {
 
 #[test]
 fn a_guest_cannot_fill_the_log() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
-    let mut host = Host::attach(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    let mut host = Host::attach(&test_dir.socket());
     let started = std::time::Instant::now();
     for round in 0..400u32 {
         // Enabled well, shut down, reset as a subsystem; then with an admin queue that is nowhere.

@@ -10,7 +10,7 @@ use std::fs;
 use std::sync::Barrier;
 
 struct Managed {
-    place: Place,
+    test_dir: TestDir,
     daemon: Daemon,
     client: Client,
 }
@@ -24,13 +24,13 @@ fn object(value: Value) -> Map<String, Value> {
 
 impl Managed {
     fn start(more: &[&str]) -> Self {
-        Self::start_at(Place::new(), more)
+        Self::start_at(TestDir::new(), more)
     }
 
-    fn start_at(place: Place, more: &[&str]) -> Self {
-        let control = text(&place.path("control"));
-        let allow = text(place.path("x").parent().unwrap());
-        let state = text(&place.path("state.toml"));
+    fn start_at(test_dir: TestDir, more: &[&str]) -> Self {
+        let control = text(&test_dir.path("control"));
+        let allow = text(test_dir.path("x").parent().unwrap());
+        let state = text(&test_dir.path("state.toml"));
         let args = [
             "daemon",
             "--control",
@@ -41,17 +41,17 @@ impl Managed {
             &state,
         ];
         let daemon = Daemon::spawn_with_descriptors(16_384, &[&args, more].concat());
-        let client = Client::new(vec![place.path("control")]).unwrap();
+        let client = Client::new(vec![test_dir.path("control")]).unwrap();
         eventually("it answers", || client.disks().is_ok());
         Self {
-            place,
+            test_dir,
             daemon,
             client,
         }
     }
 
     fn socket(&self, name: &str) -> std::path::PathBuf {
-        self.place.path(&format!("{name}.sock"))
+        self.test_dir.path(&format!("{name}.sock"))
     }
 
     fn add(&self, name: &str, volume: &str) -> Result<(), ClientError> {
@@ -100,7 +100,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T, ClientError>, words: &str) {
 #[test]
 fn a_disk_comes_and_goes() {
     let m = Managed::start(&["--workers", "2"]);
-    let disk = m.place.disk("a.raw", 1 << 20);
+    let disk = m.test_dir.disk("a.raw", 1 << 20);
     m.add("a", &disk).unwrap();
     let before = m.daemon.settled_descriptors();
     refused(m.add("a", "mem://1M"), "there already");
@@ -126,8 +126,8 @@ fn a_disk_comes_and_goes() {
     m.client.remove("a", true).unwrap();
     assert_eq!(m.names(), Vec::<String>::new());
     refused(m.client.remove("a", true), "no disk");
-    assert!(!m.socket("a").exists() && !m.place.path("a.sock.lock").exists());
-    assert_eq!(m.place.bytes("a.raw", 0, 4096), pattern(1, 4096));
+    assert!(!m.socket("a").exists() && !m.test_dir.path("a.sock.lock").exists());
+    assert_eq!(m.test_dir.bytes("a.raw", 0, 4096), pattern(1, 4096));
     drop(host);
     // The file is free at once.
     m.add("a", &disk).unwrap();
@@ -146,15 +146,15 @@ fn a_disk_comes_and_goes() {
 #[test]
 fn mistakes_are_told_and_leave_nothing() {
     let m = Managed::start(&[]);
-    m.place.disk("plain", 512);
-    fs::create_dir(m.place.path("folder")).unwrap();
-    std::os::unix::fs::symlink("/etc/hostname", m.place.path("link")).unwrap();
-    let fifo = m.place.path("fifo");
+    m.test_dir.disk("plain", 512);
+    fs::create_dir(m.test_dir.path("folder")).unwrap();
+    std::os::unix::fs::symlink("/etc/hostname", m.test_dir.path("link")).unwrap();
+    let fifo = m.test_dir.path("fifo");
     let made = std::process::Command::new("mkfifo").arg(&fifo).status();
     assert!(made.unwrap().success());
     m.add("a", "mem://1M").unwrap();
     let (names, open) = (m.names(), m.daemon.settled_descriptors());
-    let of = |name: &str| text(&m.place.path(name));
+    let of = |name: &str| text(&m.test_dir.path(name));
     let socket = of("x.sock");
     let with = |table: &[(&str, Value)]| {
         let mut all = object(json!({"socket": socket, "namespace": [{"volume": "mem://1M"}]}));
@@ -216,7 +216,7 @@ fn mistakes_are_told_and_leave_nothing() {
 #[test]
 fn a_flood_of_changes_leaves_nothing() {
     let m = Managed::start(&["--workers", "2"]);
-    let disk = m.place.disk("f.raw", 1 << 20);
+    let disk = m.test_dir.disk("f.raw", 1 << 20);
     m.add("neighbour", "mem://1M").unwrap();
     let mut host = Host::up(&m.socket("neighbour"));
     host.write(1, 0, &pattern(1, 4096));
@@ -273,7 +273,7 @@ fn a_flood_of_changes_leaves_nothing() {
 #[test]
 fn a_namespace_is_attached_grown_and_detached_beside_a_neighbour() {
     let m = Managed::start(&[]);
-    let disk = m.place.disk("n.raw", 1 << 20);
+    let disk = m.test_dir.disk("n.raw", 1 << 20);
     m.add("a", "mem://1M").unwrap();
     let mut host = Host::up(&m.socket("a"));
     host.write(1, 0, &pattern(1, 4096));
@@ -303,7 +303,7 @@ fn a_namespace_is_attached_grown_and_detached_beside_a_neighbour() {
         "the neighbour goes on"
     );
     assert_eq!(
-        m.place.bytes("n.raw", (2 << 20) - 4096, 4096),
+        m.test_dir.bytes("n.raw", (2 << 20) - 4096, 4096),
         pattern(3, 4096)
     );
     fs::remove_file(&disk).unwrap();
@@ -314,7 +314,7 @@ fn a_namespace_is_attached_grown_and_detached_beside_a_neighbour() {
 #[test]
 fn what_is_added_is_counted_under_its_name_until_it_goes() {
     let m = Managed::start(&[]);
-    let disk = m.place.disk("n.raw", 1 << 20);
+    let disk = m.test_dir.disk("n.raw", 1 << 20);
     let socket = text(&m.socket("a"));
     let limited = "mem://1M?iops=0";
     let table = json!({"name": "root", "socket": socket, "namespace": [{"volume": limited}]});
@@ -349,7 +349,7 @@ fn a_failing_apply_changes_nothing() {
         let socket = text(&m.socket(name));
         json!({"socket": socket, "namespace": [{"volume": volume}]})
     };
-    let missing = text(&m.place.path("missing.raw"));
+    let missing = text(&m.test_dir.path("missing.raw"));
     let bad = json!({"controller": [of("a", "mem://1M"), of("c", "mem://1M"), of("d", &missing)]});
     refused(m.client.apply(&object(bad), false), "nothing was changed");
     assert_eq!(m.names(), ["a", "b"]);
@@ -401,10 +401,12 @@ fn what_was_added_is_there_after_a_kill() {
     m.add("a", "mem://1M").unwrap();
     m.add("gone", "mem://1M").unwrap();
     m.client.remove("gone", false).unwrap();
-    let Managed { place, daemon, .. } = m;
+    let Managed {
+        test_dir, daemon, ..
+    } = m;
     daemon.signal(Signal::KILL);
     daemon.wait();
-    let m = Managed::start_at(place, &[]);
+    let m = Managed::start_at(test_dir, &[]);
     assert_eq!(m.names(), ["a"]);
     drop(Host::up(&m.socket("a")));
     eventually("it is free", || !m.client.disk("a").unwrap().attached);
@@ -461,11 +463,11 @@ fn many_disks_leave_nothing_behind() {
 /// served once after the next start, and is removed when the configuration loses it.
 #[test]
 fn what_was_saved_into_the_configuration_is_the_configurations() {
-    let place = Place::new();
-    let config = place.path("vnvme.toml");
+    let test_dir = TestDir::new();
+    let config = test_dir.path("vnvme.toml");
     fs::write(&config, "").unwrap();
     let config = text(&config);
-    let state = place.path("state.toml");
+    let state = test_dir.path("state.toml");
     let kept = |name: &str| {
         let text = fs::read_to_string(&state).unwrap();
         text.contains(&format!("{name}.sock"))
@@ -475,7 +477,7 @@ fn what_was_saved_into_the_configuration_is_the_configurations() {
         let disks = saved.find("[process]").unwrap_or(saved.len());
         saved[..disks].to_owned()
     };
-    let m = Managed::start_at(place, &["--config", &config]);
+    let m = Managed::start_at(test_dir, &["--config", &config]);
     m.add("a", "mem://1M").unwrap();
     let only_a = disks_of(&m);
     m.add("b", "mem://1M").unwrap();
@@ -487,10 +489,12 @@ fn what_was_saved_into_the_configuration_is_the_configurations() {
     assert_eq!(m.names(), ["a", "b"]);
     // By the next start.
     fs::write(&config, disks_of(&m)).unwrap();
-    let Managed { place, daemon, .. } = m;
+    let Managed {
+        test_dir, daemon, ..
+    } = m;
     assert!(daemon.end().status.success());
     assert!(kept("b"));
-    let m = Managed::start_at(place, &["--config", &config]);
+    let m = Managed::start_at(test_dir, &["--config", &config]);
     assert_eq!(m.names(), ["a", "b"]);
     assert!(!kept("b"));
     m.daemon.wait_log(|line| line.contains("disks=\"b\""));
@@ -513,29 +517,31 @@ fn what_was_saved_into_the_configuration_is_the_configurations() {
 /// configuration takes precedence.
 #[test]
 fn a_disk_that_was_kept_and_is_broken_keeps_no_other_from_being_served() {
-    let place = Place::new();
-    let config = place.path("vnvme.toml");
+    let test_dir = TestDir::new();
+    let config = test_dir.path("vnvme.toml");
     fs::write(&config, "").unwrap();
     let config = text(&config);
-    let m = Managed::start_at(place, &["--config", &config]);
+    let m = Managed::start_at(test_dir, &["--config", &config]);
     let (gone, taken) = (
-        m.place.disk("gone.raw", 1 << 20),
-        m.place.disk("taken.raw", 1 << 20),
+        m.test_dir.disk("gone.raw", 1 << 20),
+        m.test_dir.disk("taken.raw", 1 << 20),
     );
-    m.add("a", &m.place.disk("a.raw", 1 << 20)).unwrap();
+    m.add("a", &m.test_dir.disk("a.raw", 1 << 20)).unwrap();
     m.add("b", &gone).unwrap();
     m.export("c", &taken).unwrap();
     m.export("d", "mem://1M").unwrap();
     m.export("e", "mem://1M").unwrap();
-    let Managed { place, daemon, .. } = m;
+    let Managed {
+        test_dir, daemon, ..
+    } = m;
     assert!(daemon.end().status.success());
-    let before = fs::read_to_string(place.path("state.toml")).unwrap();
+    let before = fs::read_to_string(test_dir.path("state.toml")).unwrap();
     // The volume of the first disk is missing. The configuration has another disk's volume by now,
     // and the socket of a third. A regular file is at the socket's path of the fourth.
     fs::remove_file(&gone).unwrap();
-    fs::write(place.path("d.sock"), "no socket").unwrap();
+    fs::write(test_dir.path("d.sock"), "no socket").unwrap();
     let configured = |name: &str, socket: &str, volume: &str| {
-        let socket = text(&place.path(socket));
+        let socket = text(&test_dir.path(socket));
         format!(
             "[[controller]]\nname = \"{name}\"\nsocket = \"{socket}\"\n\
              namespace = [{{ volume = \"{volume}\" }}]\n"
@@ -543,7 +549,7 @@ fn a_disk_that_was_kept_and_is_broken_keeps_no_other_from_being_served() {
     };
     let both = configured("x", "x.sock", &taken) + &configured("y", "e.sock", "mem://1M");
     fs::write(&config, &both).unwrap();
-    let m = Managed::start_at(place, &["--config", &config]);
+    let m = Managed::start_at(test_dir, &["--config", &config]);
     assert_eq!(m.names(), ["a", "b", "c", "d", "e", "x", "y"]);
     let why = |name: &str| m.client.disk(name).unwrap().error.unwrap_or_default();
     for (name, words) in [
@@ -564,7 +570,7 @@ fn a_disk_that_was_kept_and_is_broken_keeps_no_other_from_being_served() {
     host.write(1, 0, &pattern(1, 4096));
     let unserved = m.client.stats().unwrap().measured.unserved;
     assert_eq!(unserved, ["e", "b", "c", "d"]);
-    let control = text(&m.place.path("control"));
+    let control = text(&m.test_dir.path("control"));
     let list = std::process::Command::new(env!("CARGO_BIN_EXE_vnvme"))
         .args(["list", "--control", &control])
         .output()
@@ -575,7 +581,7 @@ fn a_disk_that_was_kept_and_is_broken_keeps_no_other_from_being_served() {
     refused(m.client.resize("b", 1, 1 << 20), "not served");
     refused(m.add("b", "mem://1M"), "vnvme remove b forgets it");
     m.export("f", "mem://1M").unwrap();
-    let state = || fs::read_to_string(m.place.path("state.toml")).unwrap();
+    let state = || fs::read_to_string(m.test_dir.path("state.toml")).unwrap();
     for line in before.lines().filter(|line| line.starts_with("name")) {
         assert!(state().contains(line), "{line}: {}", state());
     }
@@ -587,23 +593,27 @@ fn a_disk_that_was_kept_and_is_broken_keeps_no_other_from_being_served() {
     });
     assert!(!state().contains("c.sock") && state().contains("b.sock"));
     // Once its volume is back, the next start serves it.
-    m.place.disk("gone.raw", 1 << 20);
+    m.test_dir.disk("gone.raw", 1 << 20);
     drop(host);
-    let Managed { place, daemon, .. } = m;
+    let Managed {
+        test_dir, daemon, ..
+    } = m;
     assert!(daemon.end().status.success());
-    let m = Managed::start_at(place, &["--config", &config]);
+    let m = Managed::start_at(test_dir, &["--config", &config]);
     assert_eq!(m.client.disk("b").unwrap().error, None);
     drop(Host::up(&m.socket("b")));
     // A disk of the configuration behaves the same.
-    let Managed { place, daemon, .. } = m;
+    let Managed {
+        test_dir, daemon, ..
+    } = m;
     assert!(daemon.end().status.success());
     fs::remove_file(&taken).unwrap();
-    let kept = fs::read_to_string(place.path("state.toml")).unwrap();
-    let m = Managed::start_at(place, &["--config", &config]);
+    let kept = fs::read_to_string(test_dir.path("state.toml")).unwrap();
+    let m = Managed::start_at(test_dir, &["--config", &config]);
     let why = m.client.disk("x").unwrap().error.unwrap_or_default();
     assert!(why.contains("taken.raw: no such file"), "{why}");
     assert_eq!(m.client.disk("b").unwrap().error, None);
-    let state = fs::read_to_string(m.place.path("state.toml")).unwrap();
+    let state = fs::read_to_string(m.test_dir.path("state.toml")).unwrap();
     assert_eq!(state, kept);
 }
 
@@ -611,18 +621,18 @@ fn a_disk_that_was_kept_and_is_broken_keeps_no_other_from_being_served() {
 /// daemon is starting.
 #[test]
 fn the_first_answer_of_a_daemon_has_all_its_disks() {
-    let place = Place::new();
-    let config = place.path("vnvme.toml");
+    let test_dir = TestDir::new();
+    let config = test_dir.path("vnvme.toml");
     let count = 64;
     let disks = (0..count).map(|i| {
-        let socket = text(&place.path(&format!("d{i}.sock")));
+        let socket = text(&test_dir.path(&format!("d{i}.sock")));
         format!("[[vhost-user-blk]]\nsocket = \"{socket}\"\nvolume = \"mem://1M\"\n")
     });
     fs::write(&config, disks.collect::<String>()).unwrap();
-    let control = text(&place.path("control"));
+    let control = text(&test_dir.path("control"));
     let args = ["daemon", "--config", &text(&config), "--control", &control];
     let daemon = Daemon::spawn_with_descriptors(16_384, &args);
-    let client = Client::new(vec![place.path("control")]).unwrap();
+    let client = Client::new(vec![test_dir.path("control")]).unwrap();
     let mut first = None;
     eventually("it answers", || {
         first = client.disks().ok();
@@ -637,8 +647,8 @@ fn the_first_answer_of_a_daemon_has_all_its_disks() {
 fn two_daemons_do_not_keep_their_disks_in_one_file() {
     let m = Managed::start(&[]);
     m.add("a", "mem://1M").unwrap();
-    let state = text(&m.place.path("state.toml"));
-    let control = text(&m.place.path("second"));
+    let state = text(&m.test_dir.path("state.toml"));
+    let control = text(&m.test_dir.path("second"));
     let args = ["daemon", "--control", &control, "--state", &state];
     let second = Daemon::spawn(&args).wait();
     assert_eq!(second.status.code(), Some(1), "{second:?}");
@@ -651,12 +661,14 @@ fn two_daemons_do_not_keep_their_disks_in_one_file() {
     );
     assert_eq!(m.names(), ["a"]);
     // The lock ends with the process, however that ends.
-    let Managed { place, daemon, .. } = m;
+    let Managed {
+        test_dir, daemon, ..
+    } = m;
     daemon.kill();
-    let m = Managed::start_at(place, &[]);
+    let m = Managed::start_at(test_dir, &[]);
     assert_eq!(m.names(), ["a"]);
     assert!(m.daemon.end().status.success());
-    let nowhere = text(&Place::new().path("none/state.toml"));
+    let nowhere = text(&TestDir::new().path("none/state.toml"));
     let args = ["daemon", "--control", "none", "--state", &nowhere];
     let ended = Daemon::spawn(&args).wait();
     assert_eq!(ended.status.code(), Some(1), "{ended:?}");
@@ -691,8 +703,8 @@ fn a_damaged_state_is_told_and_kept() {
         ),
         ("\0\0\0\0", "state.toml: TOML parse error at line 1"),
     ] {
-        let place = Place::new();
-        let (state, control) = (place.path("state.toml"), text(&place.path("control")));
+        let test_dir = TestDir::new();
+        let (state, control) = (test_dir.path("state.toml"), text(&test_dir.path("control")));
         fs::write(&state, damaged).unwrap();
         let args = ["daemon", "--control", &control, "--state", &text(&state)];
         let ended = Daemon::spawn(&args).wait();
@@ -709,9 +721,9 @@ fn a_damaged_state_is_told_and_kept() {
 #[test]
 fn limits_are_told_and_nothing_is_lost_at_them() {
     let m = Managed::start(&[]);
-    let disk = m.place.disk("n.raw", 1 << 20);
+    let disk = m.test_dir.disk("n.raw", 1 << 20);
     m.add("a", &disk).unwrap();
-    let control = text(&m.place.path("control"));
+    let control = text(&m.test_dir.path("control"));
     let apply = |file: &str| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_vnvme"));
         let output = command
@@ -721,7 +733,7 @@ fn limits_are_told_and_nothing_is_lost_at_them() {
         assert_eq!(output.status.code(), Some(1), "{file}: {output:?}");
         String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
     };
-    let file = text(&m.place.path("f.toml"));
+    let file = text(&m.test_dir.path("f.toml"));
     for (content, words) in [
         ("", "the configuration is empty"),
         ("# nothing yet\n", "the configuration is empty"),
@@ -781,8 +793,8 @@ fn limits_are_told_and_nothing_is_lost_at_them() {
 fn a_namespace_is_attached_with_the_blocks_that_its_guest_has_chosen() {
     let m = Managed::start(&[]);
     m.add("a", "mem://1M").unwrap();
-    let disk = m.place.disk("formatted.raw", 4 << 20);
-    let file = text(&m.place.path("format"));
+    let disk = m.test_dir.disk("formatted.raw", 4 << 20);
+    let file = text(&m.test_dir.path("format"));
     let mut host = Host::up(&m.socket("a"));
     let table = || object(json!({"volume": disk, "nsid": 2, "format-file": file}));
     for before in [512, 4096] {

@@ -26,18 +26,18 @@ fn is_refused(result: Result<(), ClientError>) -> bool {
 
 #[test]
 fn descriptors_that_are_no_memory() {
-    let place = Place::new();
-    let mut daemon = Daemon::serve(&place, &["mem://1M"]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let mut daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    let mut host = Host::up(&test_dir.socket());
     let open = daemon.settled_descriptors();
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     let short = memfd(4096);
-    let path = place.path("read-only");
+    let path = test_dir.path("read-only");
     std::fs::write(&path, vec![0; 1 << 20]).unwrap();
     let wrong: Vec<(&str, OwnedFd)> = vec![
         ("pipe, read", reader),
         ("pipe, write", writer),
-        ("directory", File::open(place.path(".")).unwrap().into()),
+        ("directory", File::open(test_dir.path(".")).unwrap().into()),
         ("eventfd", new_eventfd()),
         ("a file that is too short", short.into()),
         (
@@ -84,12 +84,12 @@ fn descriptors_that_are_no_memory() {
 
 #[test]
 fn descriptors_that_are_no_interrupts() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    let mut host = Host::up(&test_dir.socket());
     let open = daemon.settled_descriptors();
     let (_reader, writer) = rustix::pipe::pipe().unwrap();
-    let directory = OwnedFd::from(File::open(place.path(".")).unwrap());
+    let directory = OwnedFd::from(File::open(test_dir.path(".")).unwrap());
     let file = OwnedFd::from(memfd(4096));
     let good = new_eventfd();
     for fd in [&writer, &directory, &file] {
@@ -119,9 +119,9 @@ fn descriptors_that_are_no_interrupts() {
 
 #[test]
 fn a_full_eventfd_does_not_stop_the_others() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
-    let mut host = Host::attach(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    let mut host = Host::attach(&test_dir.socket());
     // Blocking, and full: a write to it would wait for ever.
     let full = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
     rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
@@ -142,12 +142,12 @@ fn a_full_eventfd_does_not_stop_the_others() {
 /// SIGBUS.
 #[test]
 fn memory_that_shrinks() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 4 << 20);
-    let daemon = Daemon::serve(&place, &[&disk, "mem://4M"]);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 4 << 20);
+    let daemon = Daemon::serve(&test_dir, &[&disk, "mem://4M"]);
     let data = pattern(1, 64 << 10);
     for nsid in [1, 2] {
-        let mut host = Host::up(&place.socket());
+        let mut host = Host::up(&test_dir.socket());
         host.write(1, 0, &data);
         let end = 8 << 20;
         host.ram.set_len(end).unwrap();
@@ -178,7 +178,7 @@ fn memory_that_shrinks() {
         assert_eq!(host.read32(0x1c), 0);
     }
     // The next client has memory that stays.
-    let mut host = Host::up(&place.socket());
+    let mut host = Host::up(&test_dir.socket());
     assert!(host.read(1, 0, data.len()) == data);
     drop(host);
     daemon.end();
@@ -186,13 +186,13 @@ fn memory_that_shrinks() {
 
 #[test]
 fn sealed_memory_is_taken() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let sealed = File::from(memfd_create("sealed", flags).unwrap());
     sealed.set_len(RAM_SIZE).unwrap();
     fcntl_add_seals(&sealed, SealFlags::SHRINK | SealFlags::SEAL).unwrap();
-    let client = Client::connect(place.socket(), LIMIT).unwrap();
+    let client = Client::connect(test_dir.socket(), WAIT_TIMEOUT).unwrap();
     let mut host = Host::with_memory(client, sealed);
     host.map_ram();
     host.enable();
@@ -214,9 +214,9 @@ fn errno<T>(result: Result<T, ClientError>) -> Option<Errno> {
 #[test]
 fn maps_and_unmaps_are_answered_as_the_kernel_does() {
     const AT: u64 = 0x40_0000_0000;
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    let mut host = Host::up(&test_dir.socket());
     let ram = host.ram.try_clone().unwrap();
     let range = |iova, size| DmaUnmapping::Range { iova, size };
     let client = &mut host.client;
@@ -265,9 +265,9 @@ fn maps_and_unmaps_are_answered_as_the_kernel_does() {
 /// process.
 #[test]
 fn the_number_of_windows_is_bounded() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
-    let mut client = Client::connect(place.socket(), LIMIT).unwrap();
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    let mut client = Client::connect(test_dir.socket(), WAIT_TIMEOUT).unwrap();
     let most = client.server_capabilities().max_dma_maps;
     let at = |i: u64| window(i * 4096, 4096);
     for i in 0..most {
@@ -294,9 +294,9 @@ fn the_number_of_windows_is_bounded() {
 #[test]
 fn thousands_of_small_windows() {
     const WINDOWS: u64 = 8000;
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    let mut host = Host::up(&test_dir.socket());
     let ram = host.ram.try_clone().unwrap();
     let before = (descriptors(daemon.pid()), status_kib(daemon.pid(), "VmRSS"));
     let started = std::time::Instant::now();
@@ -325,7 +325,11 @@ fn thousands_of_small_windows() {
     }
     // The bound is far more than needed, and far less than if each map examined all existing ones
     // by system calls.
-    assert!(started.elapsed() < 2 * LIMIT, "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() < 2 * WAIT_TIMEOUT,
+        "{:?}",
+        started.elapsed()
+    );
     command.set_prps(page(last).iova, 0);
     assert_ne!(host.run(1, command).status(), Status::SUCCESS, "unmapped");
     let grown = status_kib(daemon.pid(), "VmRSS").saturating_sub(before.1);

@@ -49,9 +49,9 @@ fn scrape(address: SocketAddr) -> BTreeMap<String, f64> {
 
 #[test]
 fn prometheus_reads_what_the_disks_did() {
-    let place = Place::new();
+    let test_dir = TestDir::new();
     // A name that ends quotes, if it can.
-    let socket = place.path("vm\"\\é.sock");
+    let socket = test_dir.path("vm\"\\é.sock");
     let args = [
         "serve",
         "--metrics",
@@ -109,8 +109,8 @@ fn prometheus_reads_what_the_disks_did() {
 
 #[test]
 fn nothing_else_is_served_over_tcp() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["--metrics", "[::1]:0", "mem://1M"]);
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["--metrics", "[::1]:0", "mem://1M"]);
     let address = address(&daemon);
     for (request, status) in [
         ("GET / HTTP/1.1\r\n\r\n", "404 Not Found"),
@@ -133,8 +133,8 @@ fn nothing_else_is_served_over_tcp() {
 
 #[test]
 fn clients_that_never_send_or_read_keep_neither_others_nor_the_end_waiting() {
-    let place = Place::new();
-    let mut daemon = Daemon::serve(&place, &["--metrics", "127.0.0.1:0", "mem://1M"]);
+    let test_dir = TestDir::new();
+    let mut daemon = Daemon::serve(&test_dir, &["--metrics", "127.0.0.1:0", "mem://1M"]);
     let address = address(&daemon);
     let silent: Vec<TcpStream> = (0..7).map(|_| connect(address)).collect();
     // The client sends a request, and closes in the middle of the answer.
@@ -142,7 +142,7 @@ fn clients_that_never_send_or_read_keep_neither_others_nor_the_end_waiting() {
         let mut rude = connect(address);
         rude.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
     }
-    let mut host = Host::up(&place.socket());
+    let mut host = Host::up(&test_dir.socket());
     host.write(1, 0, &pattern(1, 4096));
     scrape(address);
     // Silent clients displace each other. The time limit of their places would take minutes.
@@ -173,12 +173,12 @@ fn an_address_that_is_taken_or_none_is_said_in_words() {
         ("9469", "an IP address and a port are expected"),
         ("localhost:9469", "an IP address and a port are expected"),
     ] {
-        let place = Place::new();
+        let test_dir = TestDir::new();
         let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
             .args([
                 "serve",
                 "--socket",
-                &text(&place.socket()),
+                &text(&test_dir.socket()),
                 "--metrics",
                 address,
                 "mem://1M",
@@ -202,10 +202,10 @@ fn top(control: &str, more: &[&str]) -> String {
 
 #[test]
 fn top_shows_the_disks() {
-    let place = Place::new();
-    let control = text(&place.path("control.sock"));
-    let daemon = Daemon::serve(&place, &["--control", &control, "mem://4M"]);
-    let host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let control = text(&test_dir.path("control.sock"));
+    let daemon = Daemon::serve(&test_dir, &["--control", &control, "mem://4M"]);
+    let host = Host::up(&test_dir.socket());
     let screen = top(&control, &["--once", "--interval", "100ms"]);
     assert!(screen.starts_with("1 disk "), "{screen}");
     assert!(
@@ -215,7 +215,7 @@ fn top_shows_the_disks() {
     let json = top(&control, &["--json", "--interval", "100ms"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     let disk = &json[1]["disks"][0];
-    assert_eq!(disk["address"], text(&place.socket()));
+    assert_eq!(disk["address"], text(&test_dir.socket()));
     assert_eq!(disk["connected"], true);
     assert_eq!(disk["namespaces"][0]["volume"], "mem://4M");
     let empty = top(

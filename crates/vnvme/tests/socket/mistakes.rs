@@ -43,13 +43,13 @@ fn mistake(args: &[&str], status: i32, words: &[&str]) {
 
 #[test]
 fn mistakes_are_explained_once() {
-    let place = Place::new();
-    let socket = text(&place.socket());
-    let none = text(&place.path("none.sock"));
-    let config = place.path("vnvme.toml");
+    let test_dir = TestDir::new();
+    let socket = text(&test_dir.socket());
+    let none = text(&test_dir.path("none.sock"));
+    let config = test_dir.path("vnvme.toml");
     let config_text = text(&config);
-    let disk = place.disk("disk.raw", 1 << 20);
-    let qcow2 = text(&place.path("disk.qcow2"));
+    let disk = test_dir.disk("disk.raw", 1 << 20);
+    let qcow2 = text(&test_dir.path("disk.qcow2"));
     // A file of an image editor, of a size that no raw disk has.
     fs::write(&qcow2, [&b"QFI\xfb\0\0\0\x03"[..], &[7; 1000]].concat()).unwrap();
     let serve = |args: &[&str], status, words: &[&str]| {
@@ -133,7 +133,7 @@ fn mistakes_are_explained_once() {
     );
     serve(&["mem://1M", "--idle-window", "soon"], 2, &["auto"]);
 
-    let export = text(&place.path("blk.sock"));
+    let export = text(&test_dir.path("blk.sock"));
     let exports = |args: &[&str], status, words: &[&str]| {
         let all = ["serve", "--vhost-user-blk", &export, "mem://1M"];
         mistake(&[&all, args].concat(), status, words);
@@ -225,13 +225,13 @@ fn mistakes_are_explained_once() {
 /// An image can be served as raw where the option says so; the guest sees its bytes.
 #[test]
 fn an_image_is_a_raw_disk_where_that_is_said() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 1 << 20);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 1 << 20);
     let head = b"QFI\xfb\0\0\0\x02";
     let file = fs::OpenOptions::new().write(true).open(&disk).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, head, 0).unwrap();
-    let daemon = Daemon::serve(&place, &[&format!("{disk}?format=raw")]);
-    let mut host = Host::up(&place.socket());
+    let daemon = Daemon::serve(&test_dir, &[&format!("{disk}?format=raw")]);
+    let mut host = Host::up(&test_dir.socket());
     assert_eq!(&host.read(1, 0, 512)[..8], head);
     drop(host);
     daemon.end();
@@ -265,16 +265,19 @@ fn unread(args: &[&str]) -> Output {
 
 #[test]
 fn output_that_nobody_reads_ends_a_command_quietly() {
-    let place = Place::new();
-    let below = text(&place.path("below.sock"));
+    let test_dir = TestDir::new();
+    let below = text(&test_dir.path("below.sock"));
     let lower = Daemon::spawn(&["serve", "--socket", &below, "mem://4M"]);
-    lower.wait_listening(&place.path("below.sock"));
-    let control = text(&place.path("ctl"));
+    lower.wait_listening(&test_dir.path("below.sock"));
+    let control = text(&test_dir.path("ctl"));
     let device = format!("vfio-user://{below}/1");
-    let daemon = Daemon::serve(&place, &["--control", &control, &device, "mem://1M?iops=0"]);
-    let disk = place.disk("bench.raw", 1 << 20);
+    let daemon = Daemon::serve(
+        &test_dir,
+        &["--control", &control, &device, "mem://1M?iops=0"],
+    );
+    let disk = test_dir.disk("bench.raw", 1 << 20);
     let bench = ["bench", &disk, "--rw", "randread", "--ios", "10"];
-    let socket = text(&place.socket());
+    let socket = text(&test_dir.socket());
     let url = format!("vfio-user://{socket}");
     for args in [
         &["list", "--control", &control][..],
@@ -315,8 +318,8 @@ fn output_that_nobody_reads_ends_a_command_quietly() {
 /// A daemon continues when its log has no reader any more.
 #[test]
 fn a_log_that_nobody_reads_ends_nothing() {
-    let place = Place::new();
-    let socket = text(&place.socket());
+    let test_dir = TestDir::new();
+    let socket = text(&test_dir.socket());
     let mut child = Command::new(env!("CARGO_BIN_EXE_vnvme"))
         .args(["serve", "--keeper", "off", "--socket", &socket, "mem://1M"])
         .env("VNVME_CONTROL", "none")
@@ -328,11 +331,11 @@ fn a_log_that_nobody_reads_ends_nothing() {
     drop(child.stderr.take());
     // The file is there before it listens.
     eventually("it listens", || {
-        UnixStream::connect(place.socket()).map(leave).is_ok()
+        UnixStream::connect(test_dir.socket()).map(leave).is_ok()
     });
     for _ in 0..3 {
         // Each connection makes lines.
-        let mut host = Host::up(&place.socket());
+        let mut host = Host::up(&test_dir.socket());
         host.write(1, 0, &pattern(1, 4096));
     }
     rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).unwrap();

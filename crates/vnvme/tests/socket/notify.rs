@@ -11,9 +11,9 @@ use crate::common::*;
 
 /// Starts a daemon with that service manager, and checks that it serves once it has notified it.
 fn is_told(manager: &UnixDatagram, name: &str) {
-    manager.set_read_timeout(Some(LIMIT)).unwrap();
-    let place = Place::new();
-    let socket = text(&place.socket());
+    manager.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
+    let test_dir = TestDir::new();
+    let socket = text(&test_dir.socket());
     let args = ["serve", "--socket", &socket, "mem://1M"];
     let daemon = Daemon::spawn_with("NOTIFY_SOCKET", name, &args);
     let mut message = [0; 64];
@@ -30,15 +30,15 @@ fn is_told(manager: &UnixDatagram, name: &str) {
 /// The service manager kills a process that does not notify it in time.
 #[test]
 fn a_watchdog_is_told_again_and_again() {
-    let place = Place::new();
-    let path = place.path("manager");
+    let test_dir = TestDir::new();
+    let path = test_dir.path("manager");
     let manager = UnixDatagram::bind(&path).unwrap();
-    manager.set_read_timeout(Some(LIMIT)).unwrap();
+    manager.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     let variables = [
         ("NOTIFY_SOCKET", &*text(&path)),
         ("WATCHDOG_USEC", "300000"),
     ];
-    let socket = text(&place.socket());
+    let socket = text(&test_dir.socket());
     let daemon = Daemon::spawn_in(&variables, &["serve", "--socket", &socket, "mem://1M"]);
     let mut told = Vec::new();
     let mut message = [0; 64];
@@ -57,11 +57,11 @@ fn a_watchdog_is_told_again_and_again() {
 /// The notification prevents the service manager from treating the daemon as idle.
 #[test]
 fn a_reload_is_told_however_it_goes() {
-    let place = Place::new();
-    let path = place.path("manager");
+    let test_dir = TestDir::new();
+    let path = test_dir.path("manager");
     let manager = UnixDatagram::bind(&path).unwrap();
-    manager.set_read_timeout(Some(LIMIT)).unwrap();
-    let config = place.path("c.toml");
+    manager.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
+    let config = test_dir.path("c.toml");
     fs::write(&config, "").unwrap();
     let args = ["daemon", "--config", &text(&config)];
     let daemon = Daemon::spawn_with("NOTIFY_SOCKET", &text(&path), &args);
@@ -87,45 +87,45 @@ fn a_reload_is_told_however_it_goes() {
 /// A socket that is there before the daemon: clients wait for it, and it is there after it.
 #[test]
 fn a_socket_that_is_handed_over_is_used_and_left() {
-    let place = Place::new();
-    let listener = UnixListener::bind(place.socket()).unwrap();
+    let test_dir = TestDir::new();
+    let listener = UnixListener::bind(test_dir.socket()).unwrap();
     let again = listener.try_clone().unwrap();
-    let file = fs::metadata(place.socket()).unwrap().ino();
+    let file = fs::metadata(test_dir.socket()).unwrap().ino();
     // The client waits already.
-    let mut early = UnixStream::connect(place.socket()).ok();
-    let socket = text(&place.socket());
-    let control = text(&place.path("ctl"));
+    let mut early = UnixStream::connect(test_dir.socket()).ok();
+    let socket = text(&test_dir.socket());
+    let control = text(&test_dir.path("ctl"));
     let args = ["serve", "-s", &socket, "--control", &control, "mem://1M"];
     for listener in [listener, again] {
         let daemon = Daemon::spawn_with_socket(listener.into(), &args);
-        daemon.wait_listening(&place.socket());
+        daemon.wait_listening(&test_dir.socket());
         if let Some(client) = early.take() {
             daemon.wait_log(|line| line.contains("client connected"));
             drop(client);
             daemon.wait_log(|line| line.contains("client disconnected"));
         }
-        let mut host = Host::up(&place.socket());
+        let mut host = Host::up(&test_dir.socket());
         host.write(1, 0, &pattern(1, 4096));
         drop(host);
         assert_eq!(daemon.count("no configured disk has its path"), 0);
         daemon.end();
         assert_eq!(
-            fs::metadata(place.socket()).unwrap().ino(),
+            fs::metadata(test_dir.socket()).unwrap().ino(),
             file,
             "it is left"
         );
     }
 
     // The control socket, by another name for its directory. Disks make their own.
-    std::os::unix::fs::symlink(place.path(""), place.path("link")).unwrap();
-    let listener = UnixListener::bind(place.path("link/ctl")).unwrap();
-    fs::remove_file(place.socket()).unwrap();
+    std::os::unix::fs::symlink(test_dir.path(""), test_dir.path("link")).unwrap();
+    let listener = UnixListener::bind(test_dir.path("link/ctl")).unwrap();
+    fs::remove_file(test_dir.socket()).unwrap();
     let daemon = Daemon::spawn_with_socket(listener.into(), &args);
-    daemon.wait_listening(&place.socket());
+    daemon.wait_listening(&test_dir.socket());
     let listed = control_client(&control);
     assert!(listed.contains("vm.sock"), "{listed}");
     daemon.end();
-    assert!(place.path("ctl").exists() && !place.socket().exists());
+    assert!(test_dir.path("ctl").exists() && !test_dir.socket().exists());
 }
 
 fn control_client(control: &str) -> String {
@@ -137,16 +137,16 @@ fn control_client(control: &str) -> String {
 /// Other descriptors cause a warning.
 #[test]
 fn what_is_handed_over_and_fits_nothing_is_named() {
-    let place = Place::new();
+    let test_dir = TestDir::new();
     let serve = |other: OwnedFd, words: &str| {
-        let socket = text(&place.socket());
+        let socket = text(&test_dir.socket());
         let daemon = Daemon::spawn_with_socket(other, &["serve", "-s", &socket, "mem://1M"]);
-        daemon.wait_listening(&place.socket());
+        daemon.wait_listening(&test_dir.socket());
         daemon.wait_log(|line| line.contains("WARN") && line.contains(words));
-        drop(Host::up(&place.socket()));
+        drop(Host::up(&test_dir.socket()));
         daemon.end();
     };
-    let other = UnixListener::bind(place.path("other")).unwrap();
+    let other = UnixListener::bind(test_dir.path("other")).unwrap();
     serve(other.into(), "no configured disk has its path");
     let none = "not a listening Unix stream socket";
     serve(UnixDatagram::unbound().unwrap().into(), none);
@@ -169,10 +169,10 @@ fn nonsense_in_the_environment_keeps_nobody_from_serving() {
         ("WATCHDOG_USEC", "often"),
         ("JOURNAL_STREAM", "8:12345"),
     ] {
-        let place = Place::new();
-        let socket = text(&place.socket());
+        let test_dir = TestDir::new();
+        let socket = text(&test_dir.socket());
         let daemon = Daemon::spawn_with(name, value, &["serve", "--socket", &socket, "mem://1M"]);
-        daemon.wait_listening(&place.socket());
+        daemon.wait_listening(&test_dir.socket());
         let log = daemon.log().concat();
         assert!(
             log.contains(" INFO "),
@@ -184,11 +184,11 @@ fn nonsense_in_the_environment_keeps_nobody_from_serving() {
 
 #[test]
 fn a_service_manager_is_told_when_clients_are_served() {
-    let place = Place::new();
-    let path = place.path("manager");
+    let test_dir = TestDir::new();
+    let path = test_dir.path("manager");
     is_told(&UnixDatagram::bind(&path).unwrap(), &text(&path));
     // Abstract sockets of other processes are out of reach of the sandbox.
-    let name = text(&place.path("abstract"));
+    let name = text(&test_dir.path("abstract"));
     let address = SocketAddr::from_abstract_name(&name).unwrap();
     is_told(
         &UnixDatagram::bind_addr(&address).unwrap(),
@@ -198,11 +198,11 @@ fn a_service_manager_is_told_when_clients_are_served() {
 
 #[test]
 fn one_that_does_not_listen_keeps_nobody_from_serving() {
-    let place = Place::new();
-    let (socket, nobody) = (text(&place.socket()), text(&place.path("nobody")));
+    let test_dir = TestDir::new();
+    let (socket, nobody) = (text(&test_dir.socket()), text(&test_dir.path("nobody")));
     let args = ["serve", "--socket", &socket, "mem://1M"];
     let daemon = Daemon::spawn_with("NOTIFY_SOCKET", &nobody, &args);
-    daemon.wait_listening(&place.socket());
+    daemon.wait_listening(&test_dir.socket());
     daemon.wait_log(|line| line.contains("WARN") && line.contains(&nobody));
     daemon.end();
 }
@@ -210,10 +210,10 @@ fn one_that_does_not_listen_keeps_nobody_from_serving() {
 /// The service manager waits for a process that sends nothing before it can serve, or ends.
 #[test]
 fn nothing_is_said_by_one_that_cannot_serve() {
-    let place = Place::new();
-    let path = place.path("manager");
+    let test_dir = TestDir::new();
+    let path = test_dir.path("manager");
     let manager = UnixDatagram::bind(&path).unwrap();
-    let (socket, none) = (text(&place.socket()), text(&place.path("none.raw")));
+    let (socket, none) = (text(&test_dir.socket()), text(&test_dir.path("none.raw")));
     let args = ["serve", "--socket", &socket, &none];
     let daemon = Daemon::spawn_with("NOTIFY_SOCKET", &text(&path), &args);
     assert_eq!(daemon.wait().status.code(), Some(1));

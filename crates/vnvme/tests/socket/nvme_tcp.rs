@@ -22,13 +22,13 @@ fn vnvme(args: &[&str]) -> Output {
 /// Where nobody listens. Not among the ports that the kernel chooses from: another socket, of a
 /// connection for instance, could be given this one before a daemon has it, or while that is down.
 fn address() -> String {
-    static TRIES: AtomicU32 = AtomicU32::new(0);
+    static PORTS_USED: AtomicU32 = AtomicU32::new(0);
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
     let end: u16 = range.split_whitespace().next().unwrap().parse().unwrap();
     let begin = end / 2;
     for _ in begin..end {
         // Another one for each process of tests, and for each of its threads.
-        let tries = TRIES.fetch_add(1, Ordering::Relaxed);
+        let tries = PORTS_USED.fetch_add(1, Ordering::Relaxed);
         let number = std::process::id().wrapping_mul(16).wrapping_add(tries);
         let port = begin + (number % u32::from(end - begin)) as u16;
         // Any address: one of the tests listens at all of them.
@@ -68,8 +68,8 @@ fn verify(socket: &str, more: &[&str]) {
 
 #[test]
 fn one_daemon_serves_another_ones_guests() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 32 << 20);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 32 << 20);
     let address = address();
     let target = far(&address, &disk, &["--workers", "2"]);
     let found = vnvme(&["discover", "--json", &format!("tcp://{address}")]);
@@ -80,10 +80,10 @@ fn one_daemon_serves_another_ones_guests() {
     );
     for options in ["", "?hdgst=on&ddgst=on&queues=2"] {
         let url = format!("nvme+tcp://{address}/{NQN}/1{options}");
-        let near = Daemon::serve(&place, &[&url]);
+        let near = Daemon::serve(&test_dir, &[&url]);
         for bs in ["4k", "256k"] {
             verify(
-                text(&place.socket()).as_str(),
+                text(&test_dir.socket()).as_str(),
                 &["--bs", bs, "--ios", "2000"],
             );
         }
@@ -99,13 +99,13 @@ fn one_daemon_serves_another_ones_guests() {
 /// keep-alive time.
 #[test]
 fn a_daemon_that_serves_others_is_killed_under_load() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 32 << 20);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 32 << 20);
     let address = address();
     let first = far(&address, &disk, &[]);
     let url = format!("nvme+tcp://{address}/{NQN}/1?kato=2s&timeout=1s");
-    let near = Daemon::serve(&place, &[&url]);
-    let socket = text(&place.socket());
+    let near = Daemon::serve(&test_dir, &[&url]);
+    let socket = text(&test_dir.socket());
     let target = std::thread::scope(|scope| {
         let mut target = first;
         let load = scope.spawn(|| verify(&socket, &["--bs", "4k", "--runtime", "5"]));
@@ -127,8 +127,8 @@ fn a_daemon_that_serves_others_is_killed_under_load() {
 
 #[test]
 fn hosts_that_are_not_listed_and_addresses_of_others_are_refused() {
-    let place = Place::new();
-    let config = place.path("vnvme.toml");
+    let test_dir = TestDir::new();
+    let config = test_dir.path("vnvme.toml");
     let address = address();
     let toml = format!(
         "[[nvme-tcp]]\nlisten = \"{address}\"\nsubnqn = \"{NQN}\"\n\
@@ -140,14 +140,14 @@ fn hosts_that_are_not_listed_and_addresses_of_others_are_refused() {
     target.wait_log(|line| line.contains("listening for NVMe over TCP"));
     let url =
         |host: &str| format!("nvme+tcp://{address}/{NQN}/1?hostnqn=nqn.2014-08.org.vnvme:{host}");
-    let socket = text(&place.socket());
+    let socket = text(&test_dir.socket());
     let refused = vnvme(&["serve", "--socket", &socket, &url("b")]);
     let said = text_of(&refused.stderr);
     assert!(
         !refused.status.success() && said.contains("Connect Invalid Host"),
         "{said}"
     );
-    Daemon::serve(&place, &[&url("a")]).end();
+    Daemon::serve(&test_dir, &[&url("a")]).end();
     for (host, finds) in [("a", true), ("b", false)] {
         let hostnqn = format!("nqn.2014-08.org.vnvme:{host}");
         let found = vnvme(&[
@@ -175,7 +175,7 @@ fn hosts_that_are_not_listed_and_addresses_of_others_are_refused() {
     // With secrets it can be any; here it is one that the test reaches.
     let own = "nqn.2014-08.org.vnvme:a";
     let secret = "DHHC-1:01:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH:";
-    let [keys, file] = ["keys", "secret"].map(|name| text(&place.path(name)));
+    let [keys, file] = ["keys", "secret"].map(|name| text(&test_dir.path(name)));
     std::fs::write(&keys, format!("{own} {secret}\n")).unwrap();
     std::fs::write(&file, secret).unwrap();
     let any = address.to_string().replace("127.0.0.1", "0.0.0.0");
@@ -201,7 +201,7 @@ fn hosts_that_are_not_listed_and_addresses_of_others_are_refused() {
     let target = Daemon::spawn(&serve);
     target.wait_log(|line| line.contains("listening for NVMe over TCP"));
     let near = Daemon::serve(
-        &place,
+        &test_dir,
         &[&format!("{}&dhchap-secret-file={file}", url("a"))],
     );
     verify(&socket, &["--bs", "4k", "--ios", "500"]);

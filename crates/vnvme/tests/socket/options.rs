@@ -16,16 +16,16 @@ fn block_size(host: &mut Host, nsid: u32) -> u64 {
 
 #[test]
 fn read_only() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 1 << 20);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 1 << 20);
     let before = pattern(3, 4096);
     fs::OpenOptions::new()
         .write(true)
         .open(&disk)
         .and_then(|file| std::os::unix::fs::FileExt::write_all_at(&file, &before, 4096))
         .unwrap();
-    let daemon = Daemon::serve(&place, &["--read-only", &disk]);
-    let mut host = Host::up(&place.socket());
+    let daemon = Daemon::serve(&test_dir, &["--read-only", &disk]);
+    let mut host = Host::up(&test_dir.socket());
     assert!(host.read(1, 8, 4096) == before);
     let status = host.write_with(1, 8, &[0; 512], false);
     assert!(status.is(Status::NAMESPACE_WRITE_PROTECTED), "{status:?}");
@@ -36,15 +36,15 @@ fn read_only() {
     host.flush(1);
     drop(host);
     daemon.end();
-    assert!(place.bytes("disk.raw", 4096, 4096) == before);
+    assert!(test_dir.bytes("disk.raw", 4096, 4096) == before);
 }
 
 #[test]
 fn blocks_of_4_kib() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 1 << 20);
-    let daemon = Daemon::serve(&place, &["--block-size", "4096", &disk]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 1 << 20);
+    let daemon = Daemon::serve(&test_dir, &["--block-size", "4096", &disk]);
+    let mut host = Host::up(&test_dir.socket());
     assert_eq!(block_size(&mut host, 1), 4096);
     assert_eq!(host.identify_namespace(1).unwrap().nsze.get(), 256);
     host.block = 4096;
@@ -53,16 +53,16 @@ fn blocks_of_4_kib() {
     assert!(host.read(1, 254, 8192) == data);
     drop(host);
     daemon.end();
-    assert!(place.bytes("disk.raw", 254 * 4096, 8192) == data);
+    assert!(test_dir.bytes("disk.raw", 254 * 4096, 8192) == data);
 }
 
 #[test]
 fn several_volumes() {
-    let place = Place::new();
-    let [a, b] = ["a.raw", "b.raw"].map(|name| place.disk(name, 1 << 20));
+    let test_dir = TestDir::new();
+    let [a, b] = ["a.raw", "b.raw"].map(|name| test_dir.disk(name, 1 << 20));
     let b = format!("{b}?nsid=5&block-size=4096");
-    let daemon = Daemon::serve(&place, &[&a, &b, "mem://2M?read-only=on", "null://1T"]);
-    let mut host = Host::up(&place.socket());
+    let daemon = Daemon::serve(&test_dir, &[&a, &b, "mem://2M?read-only=on", "null://1T"]);
+    let mut host = Host::up(&test_dir.socket());
     let sizes: Vec<Option<u64>> = (1..=6)
         .map(|nsid| {
             host.identify_namespace(nsid)
@@ -86,17 +86,17 @@ fn several_volumes() {
     host.write(4, 1 << 30, &[1; 512]);
     drop(host);
     daemon.end();
-    assert!(place.bytes("a.raw", 0, 4096) == pattern(1, 4096));
-    assert!(place.bytes("b.raw", 0, 4096) == pattern(2, 4096));
+    assert!(test_dir.bytes("a.raw", 0, 4096) == pattern(1, 4096));
+    assert!(test_dir.bytes("b.raw", 0, 4096) == pattern(2, 4096));
 }
 
 #[test]
 fn identity_is_stable_or_as_it_was_asked_for() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 1 << 20);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 1 << 20);
     let identity = |args: &[&str]| {
-        let daemon = Daemon::serve(&place, args);
-        let mut host = Host::up(&place.socket());
+        let daemon = Daemon::serve(&test_dir, args);
+        let mut host = Host::up(&test_dir.socket());
         let controller = host.identify_controller();
         let namespace = host.identify_namespace(1).unwrap();
         drop(host);
@@ -125,10 +125,10 @@ fn identity_is_stable_or_as_it_was_asked_for() {
 
 #[test]
 fn two_controllers_from_one_configuration() {
-    let place = Place::new();
-    let [a, b] = ["a.raw", "b.raw"].map(|name| place.disk(name, 4 << 20));
-    let sockets = ["a.sock", "b.sock"].map(|name| place.path(name));
-    let config = place.path("vnvme.toml");
+    let test_dir = TestDir::new();
+    let [a, b] = ["a.raw", "b.raw"].map(|name| test_dir.disk(name, 4 << 20));
+    let sockets = ["a.sock", "b.sock"].map(|name| test_dir.path(name));
+    let config = test_dir.path("vnvme.toml");
     for extra in [&[][..], &["--workers", "2"]] {
         let content = format!(
             "[[controller]]\nsocket = \"{}\"\nserial = \"A\"\n[[controller.namespace]]\nvolume = \"{a}\"\n\
@@ -165,13 +165,13 @@ fn two_controllers_from_one_configuration() {
         });
         // The end of one client does not affect the other.
         let mut host = Host::up(&sockets[0]);
-        leave(Client::connect(&sockets[1], LIMIT).unwrap());
+        leave(Client::connect(&sockets[1], WAIT_TIMEOUT).unwrap());
         assert!(host.read(1, 0, 16 << 10) == pattern(0, 16 << 10));
         drop(host);
         daemon.end();
         assert!(sockets.iter().all(|socket| !socket.exists()));
-        assert!(place.bytes("a.raw", 0, 16 << 10) == pattern(0, 16 << 10));
-        assert!(place.bytes("b.raw", 0, 16 << 10) == pattern(1, 16 << 10));
+        assert!(test_dir.bytes("a.raw", 0, 16 << 10) == pattern(0, 16 << 10));
+        assert!(test_dir.bytes("b.raw", 0, 16 << 10) == pattern(1, 16 << 10));
     }
 }
 

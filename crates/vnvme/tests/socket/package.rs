@@ -42,11 +42,10 @@ fn files(root: &Path) -> BTreeSet<PathBuf> {
     while let Some(directory) = left.pop() {
         for entry in fs::read_dir(directory).unwrap() {
             let entry = entry.unwrap();
-            match entry.file_type().unwrap().is_dir() {
-                true => left.push(entry.path()),
-                false => {
-                    found.insert(entry.path().strip_prefix(root).unwrap().to_owned());
-                }
+            if entry.file_type().unwrap().is_dir() {
+                left.push(entry.path())
+            } else {
+                found.insert(entry.path().strip_prefix(root).unwrap().to_owned());
             }
         }
     }

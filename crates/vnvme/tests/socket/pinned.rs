@@ -20,11 +20,11 @@ fn pinned(daemon: &Daemon) -> u64 {
 
 #[test]
 fn memory_is_pinned_while_it_is_mapped() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 4 << 20);
-    let daemon = Daemon::serve(&place, &["--pin-memory", &disk]);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 4 << 20);
+    let daemon = Daemon::serve(&test_dir, &["--pin-memory", &disk]);
     for _ in 0..2 {
-        let mut host = Host::up(&place.socket());
+        let mut host = Host::up(&test_dir.socket());
         eventually("memory is pinned", || pinned(&daemon) >= RAM_SIZE >> 10);
         let ram = host.ram.try_clone().unwrap();
         let alone = pinned(&daemon);
@@ -75,13 +75,13 @@ fn memory_is_pinned_while_it_is_mapped() {
 /// go in time.
 #[test]
 fn memory_is_pinned_on_every_worker_that_has_queues() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 4 << 20);
-    let control = text(&place.path("control"));
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 4 << 20);
+    let control = text(&test_dir.path("control"));
     let mut args = vec!["--workers", "2", "--spread", "stir", "--pin-memory"];
     args.extend(["--control", &control, &disk]);
-    let daemon = Daemon::serve(&place, &args);
-    let mut host = Host::up(&place.socket());
+    let daemon = Daemon::serve(&test_dir, &args);
+    let mut host = Host::up(&test_dir.socket());
     host.use_shadow_doorbells();
     let through_both = |host: &mut Host| {
         let data = pattern(7, 4096);
@@ -118,10 +118,10 @@ const GIB: u64 = 1 << 30;
 
 #[test]
 fn a_large_window_is_answered_first_and_pinned_then() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 4 << 20);
-    let daemon = Daemon::serve(&place, &["--pin-memory", &disk]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 4 << 20);
+    let daemon = Daemon::serve(&test_dir, &["--pin-memory", &disk]);
+    let mut host = Host::up(&test_dir.socket());
     eventually("memory is pinned", || pinned(&daemon) >= RAM_SIZE >> 10);
     let alone = pinned(&daemon);
     // Sparse: pinning it means allocating it.
@@ -165,21 +165,21 @@ fn a_large_window_is_answered_first_and_pinned_then() {
 
 #[test]
 fn memory_that_may_not_be_locked_is_told_of_once_and_served_unpinned() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 4 << 20);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 4 << 20);
     let daemon = Daemon::spawn_with_locked_memory(
         4 << 20,
         &[
             "serve",
             "--socket",
-            &text(&place.socket()),
+            &text(&test_dir.socket()),
             "--pin-memory",
             &disk,
         ],
     );
-    daemon.wait_listening(&place.socket());
+    daemon.wait_listening(&test_dir.socket());
     for round in 0..3u64 {
-        let mut host = Host::up(&place.socket());
+        let mut host = Host::up(&test_dir.socket());
         let line = daemon.wait_log(|line| line.contains("guest memory is not pinned"));
         assert!(line.contains("(4096 KiB)"), "{line}");
         assert!(line.contains("ulimit -l"), "{line}");
@@ -195,10 +195,10 @@ fn memory_that_may_not_be_locked_is_told_of_once_and_served_unpinned() {
 
 #[test]
 fn nothing_is_pinned_unasked() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 4 << 20);
-    let daemon = Daemon::serve(&place, &[&disk]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 4 << 20);
+    let daemon = Daemon::serve(&test_dir, &[&disk]);
+    let mut host = Host::up(&test_dir.socket());
     host.write(1, 0, &pattern(1, 4096));
     assert_eq!(pinned(&daemon), 0);
     drop(host);
@@ -207,10 +207,10 @@ fn nothing_is_pinned_unasked() {
 
 #[test]
 fn a_kernel_thread_submits() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 4 << 20);
-    let daemon = Daemon::serve(&place, &["--sqpoll", "--pin-memory", &disk]);
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 4 << 20);
+    let daemon = Daemon::serve(&test_dir, &["--sqpoll", "--pin-memory", &disk]);
+    let mut host = Host::up(&test_dir.socket());
     for round in 0..20u64 {
         let data = pattern(round, 64 << 10);
         host.write(1, round, &data);

@@ -18,44 +18,44 @@ use zerocopy::IntoBytes;
 const AT: u64 = 0x20_0000;
 
 struct Pooled {
-    place: Place,
+    test_dir: TestDir,
     config: String,
 }
 
 impl Pooled {
     fn new(more: &str) -> Self {
-        let place = Place::new();
-        fs::create_dir(place.path("pool")).unwrap();
+        let test_dir = TestDir::new();
+        fs::create_dir(test_dir.path("pool")).unwrap();
         let config = format!(
             "[process]\ncontrol = {:?}\n[[controller]]\nname = \"d\"\nsocket = {:?}\n\
              pool = {:?}\npool-capacity = \"64M\"\n{more}",
-            text(&place.path("control")),
-            text(&place.socket()),
-            text(&place.path("pool")),
+            text(&test_dir.path("control")),
+            text(&test_dir.socket()),
+            text(&test_dir.path("pool")),
         );
-        let file = place.path("vnvme.toml");
+        let file = test_dir.path("vnvme.toml");
         fs::write(&file, config).unwrap();
         let config = text(&file);
-        Self { place, config }
+        Self { test_dir, config }
     }
 
     fn start(&self, command: &str) -> Daemon {
         let daemon = Daemon::spawn(&[command, "--config", &self.config]);
-        daemon.wait_listening(&self.place.socket());
+        daemon.wait_listening(&self.test_dir.socket());
         daemon
     }
 
     fn host(&self) -> Host {
-        Host::up(&self.place.socket())
+        Host::up(&self.test_dir.socket())
     }
 
     fn client(&self) -> Client {
-        Client::new(vec![self.place.path("control")]).unwrap()
+        Client::new(vec![self.test_dir.path("control")]).unwrap()
     }
 
     /// Files of namespaces.
     fn files(&self) -> Vec<PathBuf> {
-        let all = fs::read_dir(self.place.path("pool")).unwrap();
+        let all = fs::read_dir(self.test_dir.path("pool")).unwrap();
         let all = all.map(|entry| entry.unwrap().path());
         all.filter(|path| path.extension().is_some_and(|raw| raw == "raw"))
             .collect()
@@ -98,21 +98,24 @@ const OPERATORS: &str = "namespace = [{ volume = \"mem://1M\" }]\n";
 fn a_pool_that_is_in_use_is_waited_for() {
     let pooled = Pooled::new(NONE);
     let first = pooled.start("serve");
-    let place = Place::new();
+    let test_dir = TestDir::new();
     let config = fs::read_to_string(&pooled.config).unwrap();
     let config = config
         .replace(
-            &text(&pooled.place.path("control")),
-            &text(&place.path("control")),
+            &text(&pooled.test_dir.path("control")),
+            &text(&test_dir.path("control")),
         )
-        .replace(&text(&pooled.place.socket()), &text(&place.socket()));
-    let file = place.path("vnvme.toml");
+        .replace(&text(&pooled.test_dir.socket()), &text(&test_dir.socket()));
+    let file = test_dir.path("vnvme.toml");
     fs::write(&file, config).unwrap();
     let second = Daemon::spawn(&["serve", "--config", &text(&file)]);
     second.wait_log(|line| line.contains("another process has it; waiting"));
     first.end();
-    second.wait_listening(&place.socket());
-    assert_eq!(create(&mut Host::up(&place.socket()), 8).0, Status::SUCCESS);
+    second.wait_listening(&test_dir.socket());
+    assert_eq!(
+        create(&mut Host::up(&test_dir.socket()), 8).0,
+        Status::SUCCESS
+    );
     second.end();
 }
 
@@ -190,7 +193,7 @@ fn a_guest_makes_namespaces_in_the_sandbox() {
 fn a_guest_does_not_see_that_its_process_was_killed() {
     let pooled = Pooled::new(NONE);
     let daemon = keeper::start(
-        &pooled.place,
+        &pooled.test_dir,
         &["serve", "--config", &pooled.config, "--keeper", "process"],
     );
     let mut host = pooled.host();
@@ -221,7 +224,7 @@ fn a_guest_does_not_see_that_its_process_was_killed() {
 fn commands_under_way_are_answered_once() {
     let pooled = Pooled::new(NONE);
     let daemon = keeper::start(
-        &pooled.place,
+        &pooled.test_dir,
         &["serve", "--config", &pooled.config, "--keeper", "process"],
     );
     let mut host = pooled.host();
@@ -346,7 +349,7 @@ fn what_cannot_be_a_pool_is_refused_in_words() {
     // Two cannot have one.
     let pooled = Pooled::new(NONE);
     let daemon = pooled.start("serve");
-    let other = pooled.place.path("other.toml");
+    let other = pooled.test_dir.path("other.toml");
     let config = fs::read_to_string(&pooled.config).unwrap();
     let config = config
         .replace("vm.sock", "other.sock")

@@ -36,8 +36,8 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(place: &Place, args: &[&str]) -> Pair {
-        let sockets = ["first.sock", "second.sock"].map(|name| place.path(name));
+    fn new(test_dir: &TestDir, args: &[&str]) -> Pair {
+        let sockets = ["first.sock", "second.sock"].map(|name| test_dir.path(name));
         let config: String = sockets
             .iter()
             .map(|socket| {
@@ -48,7 +48,7 @@ impl Pair {
                 )
             })
             .collect();
-        let path = place.path("config.toml");
+        let path = test_dir.path("config.toml");
         std::fs::write(&path, config).unwrap();
         let path = text(&path);
         let mut all = vec!["serve", "--config", &path, "--workers", "1"];
@@ -68,7 +68,7 @@ impl Pair {
     }
 
     fn client(&self) -> Client {
-        Client::connect(self.first.clone(), LIMIT).unwrap()
+        Client::connect(self.first.clone(), WAIT_TIMEOUT).unwrap()
     }
 
     /// The neighbour's disk works.
@@ -98,8 +98,8 @@ fn unmap(client: &mut Client, map: DmaMapping) {
 
 #[test]
 fn windows_are_whole_pages() {
-    let place = Place::new();
-    let mut pair = Pair::new(&place, &[]);
+    let test_dir = TestDir::new();
+    let mut pair = Pair::new(&test_dir, &[]);
     let mut client = pair.client();
     let file = sparse(1 << 20);
     for (iova, size, offset) in [(1, 4096, 0), (0, 1, 0), (0, 4097, 0), (0, 4096, 512)] {
@@ -122,8 +122,8 @@ fn windows_are_whole_pages() {
 /// A disk's pages may come from anywhere: the log names the kind of file to use instead.
 #[test]
 fn files_that_are_no_memory_are_refused() {
-    let place = Place::new();
-    let path = place.path("memory");
+    let test_dir = TestDir::new();
+    let path = test_dir.path("memory");
     let file = File::options()
         .read(true)
         .write(true)
@@ -137,7 +137,7 @@ fn files_that_are_no_memory_are_refused() {
             "/tmp is in memory",
         );
     }
-    let mut pair = Pair::new(&place, &[]);
+    let mut pair = Pair::new(&test_dir, &[]);
     let mut client = pair.client();
     let refused = client.dma_map(window(0, 1 << 20), Some(file.as_fd()));
     assert_eq!(errno(refused), Some(Errno::INVAL));
@@ -154,8 +154,8 @@ fn files_that_are_no_memory_are_refused() {
 
 #[test]
 fn a_clients_windows_are_as_many_as_it_was_told() {
-    let place = Place::new();
-    let mut pair = Pair::new(&place, &["--client-windows", "100"]);
+    let test_dir = TestDir::new();
+    let mut pair = Pair::new(&test_dir, &["--client-windows", "100"]);
     let mut client = pair.client();
     assert_eq!(client.server_capabilities().max_dma_maps, 100);
     let at = |i: u64| window(i * 8192, 4096);
@@ -172,8 +172,11 @@ fn a_clients_windows_are_as_many_as_it_was_told() {
 
 #[test]
 fn a_clients_memory_files_are_bounded() {
-    let place = Place::new();
-    let mut pair = Pair::new(&place, &["--client-files", "3", "--client-memory", "64M"]);
+    let test_dir = TestDir::new();
+    let mut pair = Pair::new(
+        &test_dir,
+        &["--client-files", "3", "--client-memory", "64M"],
+    );
     let mut client = pair.client();
     let at = |i: u64| window(i << 30, 4096);
     let files: Vec<File> = (0..5).map(|_| sparse(4096)).collect();
@@ -212,9 +215,9 @@ fn a_clients_memory_files_are_bounded() {
 /// Sparse files of absurd sizes: the address space is never full, and failures are messages.
 #[test]
 fn the_address_space_is_not_a_clients() {
-    let place = Place::new();
+    let test_dir = TestDir::new();
     // The largest possible option, so that the process's own bound applies.
-    let mut pair = Pair::new(&place, &["--client-memory", "4096T"]);
+    let mut pair = Pair::new(&test_dir, &["--client-memory", "4096T"]);
     let mut client = pair.client();
     let mut refused = 0;
     for i in 0..100u64 {
@@ -246,8 +249,8 @@ fn the_address_space_is_not_a_clients() {
 /// The maximum number of windows on memory, and then none: their resources are returned.
 #[test]
 fn what_a_client_took_is_returned() {
-    let place = Place::new();
-    let mut pair = Pair::new(&place, &[]);
+    let test_dir = TestDir::new();
+    let mut pair = Pair::new(&test_dir, &[]);
     pair.check();
     let pid = pair.daemon.pid();
     let open = pair.daemon.settled_descriptors();

@@ -9,13 +9,13 @@ use std::process::Command;
 
 /// Puts another file in the place of a disk's file, as `mv other.raw disk.raw` does. [`show`]
 /// brings the former file back.
-fn replace(place: &Place, name: &str, new: &str) {
-    hide(place, name);
-    fs::rename(place.path(new), place.path(name)).unwrap();
+fn replace(test_dir: &TestDir, name: &str, new: &str) {
+    hide(test_dir, name);
+    fs::rename(test_dir.path(new), test_dir.path(name)).unwrap();
 }
 
-fn create_qcow2(place: &Place, name: &str, more: &[&str]) -> Option<String> {
-    let path = text(&place.path(name));
+fn create_qcow2(test_dir: &TestDir, name: &str, more: &[&str]) -> Option<String> {
+    let path = text(&test_dir.path(name));
     let create = Command::new("qemu-img")
         .args(["create", "-q", "-f", "qcow2"])
         .args(more)
@@ -32,7 +32,7 @@ fn create_qcow2(place: &Place, name: &str, more: &[&str]) -> Option<String> {
 struct Kind {
     name: &'static str,
     /// Makes the file, the other file, and the URL.
-    make: fn(&Place) -> Option<String>,
+    make: fn(&TestDir) -> Option<String>,
     file: &'static str,
     other: &'static str,
 }
@@ -40,20 +40,20 @@ struct Kind {
 const KINDS: [Kind; 3] = [
     Kind {
         name: "a raw file",
-        make: |place| {
-            place.disk("other.raw", 1 << 20);
-            Some(place.disk("bad.raw", 1 << 20))
+        make: |test_dir| {
+            test_dir.disk("other.raw", 1 << 20);
+            Some(test_dir.disk("bad.raw", 1 << 20))
         },
         file: "bad.raw",
         other: "other.raw",
     },
     Kind {
         name: "an image",
-        make: |place| {
-            create_qcow2(place, "other.qcow2", &[])?;
+        make: |test_dir| {
+            create_qcow2(test_dir, "other.qcow2", &[])?;
             Some(format!(
                 "qcow2://{}",
-                create_qcow2(place, "bad.qcow2", &[])?
+                create_qcow2(test_dir, "bad.qcow2", &[])?
             ))
         },
         file: "bad.qcow2",
@@ -61,11 +61,11 @@ const KINDS: [Kind; 3] = [
     },
     Kind {
         name: "the backing file of an image",
-        make: |place| {
-            let base = place.disk("base.raw", 1 << 20);
-            place.disk("other.raw", 1 << 20);
+        make: |test_dir| {
+            let base = test_dir.disk("base.raw", 1 << 20);
+            test_dir.disk("other.raw", 1 << 20);
             let backed = ["-b", &base, "-F", "raw"];
-            let image = create_qcow2(place, "bad.qcow2", &backed)?;
+            let image = create_qcow2(test_dir, "bad.qcow2", &backed)?;
             Some(format!("qcow2://{image}?backing={base}"))
         },
         file: "base.raw",
@@ -78,19 +78,19 @@ const KINDS: [Kind; 3] = [
 fn file_replaced_under_guest_makes_disk_unavailable_until_accepted_or_back() {
     for kind in KINDS {
         for is_accepted in [false, true] {
-            let place = Place::new();
-            let Some(volume) = (kind.make)(&place) else {
+            let test_dir = TestDir::new();
+            let Some(volume) = (kind.make)(&test_dir) else {
                 continue;
             };
-            let good = place.disk("good.raw", 1 << 20);
-            let disks = controller(&place, "bad", &["mem://1M", &volume], "")
-                + &controller(&place, "good", &[&good], "");
-            let domain = Domain::start(place, &disks);
+            let good = test_dir.disk("good.raw", 1 << 20);
+            let disks = controller(&test_dir, "bad", &["mem://1M", &volume], "")
+                + &controller(&test_dir, "good", &[&good], "");
+            let domain = Domain::start(test_dir, &disks);
             let (mut bad, mut good) = (domain.host("bad"), domain.host("good"));
             bad.write(2, 0, &pattern(1, 4096));
             bad.flush(2);
             good.write(1, 0, &pattern(2, 4096));
-            replace(&domain.place, kind.file, kind.other);
+            replace(&domain.test_dir, kind.file, kind.other);
             domain.kill();
             let reading = Reading::start(bad, 2);
             // The process after the next one knows it, too.
@@ -106,15 +106,14 @@ fn file_replaced_under_guest_makes_disk_unavailable_until_accepted_or_back() {
             let (code, said) = command(&domain, &["accept", "good"]);
             assert_eq!(code, Some(1), "{said}");
             assert!(said.contains("\"good\" has the volumes"), "{said}");
-            match is_accepted {
-                true => {
-                    let (code, said) = command(&domain, &["accept", "bad"]);
-                    assert_eq!(
-                        (code, &*said),
-                        (Some(0), "bad has its new volumes, and is tried again\n")
-                    );
-                }
-                false => show(&domain.place, kind.file),
+            if is_accepted {
+                let (code, said) = command(&domain, &["accept", "bad"]);
+                assert_eq!(
+                    (code, &*said),
+                    (Some(0), "bad has its new volumes, and is tried again\n")
+                );
+            } else {
+                show(&domain.test_dir, kind.file)
             }
             let (mut bad, read) = reading.end();
             let is_old = is_accepted && kind.file != "base.raw";
@@ -138,20 +137,22 @@ fn file_replaced_under_guest_makes_disk_unavailable_until_accepted_or_back() {
 /// An upgrade opens every file anew, too: one that was replaced brings the old version back.
 #[test]
 fn upgrade_with_replaced_file_names_disk_and_leaves_others_alone() {
-    let place = Place::new();
-    let [good, bad, _] = ["good.raw", "bad.raw", "other.raw"].map(|name| place.disk(name, 1 << 20));
-    let disks = controller(&place, "bad", &[&bad], "") + &controller(&place, "good", &[&good], "");
-    let domain = Domain::start(place, &disks);
+    let test_dir = TestDir::new();
+    let [good, bad, _] =
+        ["good.raw", "bad.raw", "other.raw"].map(|name| test_dir.disk(name, 1 << 20));
+    let disks =
+        controller(&test_dir, "bad", &[&bad], "") + &controller(&test_dir, "good", &[&good], "");
+    let domain = Domain::start(test_dir, &disks);
     let (mut bad, mut good) = (domain.host("bad"), domain.host("good"));
     bad.write(1, 0, &pattern(1, 4096));
     good.write(1, 0, &pattern(2, 4096));
-    replace(&domain.place, "bad.raw", "other.raw");
+    replace(&domain.test_dir, "bad.raw", "other.raw");
     let (code, said) = command(&domain, &["upgrade"]);
     assert_eq!(code, Some(1), "{said}");
     assert!(said.contains("disk bad cannot be served"), "{said}");
     assert!(said.contains("vnvme accept bad"), "{said}");
     assert!(good.read(1, 0, 4096) == pattern(2, 4096));
-    show(&domain.place, "bad.raw");
+    show(&domain.test_dir, "bad.raw");
     assert!(bad.read(1, 0, 4096) == pattern(1, 4096));
     drop((bad, good));
     domain.daemon.end();
@@ -160,10 +161,10 @@ fn upgrade_with_replaced_file_names_disk_and_leaves_others_alone() {
 /// A file that was cut at a block boundary opens well, and lacks what its guest has written.
 #[test]
 fn shorter_file_under_guest_makes_disk_unavailable() {
-    let place = Place::new();
-    let file = place.disk("bad.raw", 1 << 20);
-    let disks = controller(&place, "bad", &[&file], "");
-    let domain = Domain::start(place, &disks);
+    let test_dir = TestDir::new();
+    let file = test_dir.disk("bad.raw", 1 << 20);
+    let disks = controller(&test_dir, "bad", &[&file], "");
+    let domain = Domain::start(test_dir, &disks);
     let mut bad = domain.host("bad");
     bad.write(1, 1024, &pattern(1, 4096));
     let cut = fs::File::options().write(true).open(&file).unwrap();
@@ -190,16 +191,16 @@ fn shorter_file_under_guest_makes_disk_unavailable() {
 /// Without a guest, another file is what an operator has put there.
 #[test]
 fn file_replaced_without_guest_is_served() {
-    let place = Place::new();
-    let [bad, _] = ["bad.raw", "other.raw"].map(|name| place.disk(name, 1 << 20));
-    fs::write(place.path("other.raw"), vec![7; 1 << 20]).unwrap();
-    let disks = controller(&place, "bad", &[&bad], "");
-    let domain = Domain::start(place, &disks);
+    let test_dir = TestDir::new();
+    let [bad, _] = ["bad.raw", "other.raw"].map(|name| test_dir.disk(name, 1 << 20));
+    fs::write(test_dir.path("other.raw"), vec![7; 1 << 20]).unwrap();
+    let disks = controller(&test_dir, "bad", &[&bad], "");
+    let domain = Domain::start(test_dir, &disks);
     let before = identity(&mut domain.host("bad"), 1);
     eventually("its guest has left", || {
         !domain.client.disk("bad").unwrap().attached
     });
-    replace(&domain.place, "bad.raw", "other.raw");
+    replace(&domain.test_dir, "bad.raw", "other.raw");
     domain.kill();
     assert_eq!(domain.error("bad"), None);
     let mut host = domain.host("bad");
@@ -241,12 +242,12 @@ fn all_differ(a: &Identity, b: &Identity) -> bool {
 /// process was killed.
 #[test]
 fn disks_in_memory_have_identities_of_their_own_that_survive_a_kill() {
-    let place = Place::new();
-    let disks = controller(&place, "a", &["mem://1M", "mem://1M"], "")
-        + &controller(&place, "b", &["mem://1M"], "")
-        + &controller(&place, "c", &["null://1M"], "")
-        + &controller(&place, "d", &["null://1M"], "");
-    let domain = Domain::start(place, &disks);
+    let test_dir = TestDir::new();
+    let disks = controller(&test_dir, "a", &["mem://1M", "mem://1M"], "")
+        + &controller(&test_dir, "b", &["mem://1M"], "")
+        + &controller(&test_dir, "c", &["null://1M"], "")
+        + &controller(&test_dir, "d", &["null://1M"], "");
+    let domain = Domain::start(test_dir, &disks);
     let mut hosts = ["a", "b", "c", "d"].map(|name| domain.host(name));
     let before = hosts.each_mut().map(|host| identity(host, 1));
     for (at, one) in before.iter().enumerate() {
@@ -270,27 +271,29 @@ fn disks_in_memory_have_identities_of_their_own_that_survive_a_kill() {
 /// The former rule, by which the path or size alone counts.
 #[test]
 fn identity_by_path_is_the_former_one() {
-    let place = Place::new();
-    let file = place.disk("a.raw", 1 << 20);
-    let disks = controller(&place, "a", &["mem://1M"], "")
-        + &controller(&place, "b", &["mem://1M"], "")
-        + &controller(&place, "c", &[&file], "");
-    let domain = Domain::start_with(place, &disks, &["--identity", "path"]);
+    let test_dir = TestDir::new();
+    let file = test_dir.disk("a.raw", 1 << 20);
+    let disks = controller(&test_dir, "a", &["mem://1M"], "")
+        + &controller(&test_dir, "b", &["mem://1M"], "")
+        + &controller(&test_dir, "c", &[&file], "");
+    let domain = Domain::start_with(test_dir, &disks, &["--identity", "path"]);
     let of = |name| identity(&mut domain.host(name), 1);
     let (a, b, by_path) = (of("a"), of("b"), of("c"));
     assert_eq!(a, b);
     assert_eq!(a.4, [0; 16]);
-    let Domain { place, daemon, .. } = domain;
+    let Domain {
+        test_dir, daemon, ..
+    } = domain;
     daemon.end();
-    let domain = Domain::start(place, &disks);
+    let domain = Domain::start(test_dir, &disks);
     let by_machine = identity(&mut domain.host("c"), 1);
     assert!(all_differ(&by_machine, &by_path));
     domain.daemon.end();
 }
 
 /// Names of the files in the folder of the records.
-fn records(place: &Place) -> Vec<String> {
-    let files = fs::read_dir(place.path("state.disks")).unwrap();
+fn records(test_dir: &TestDir) -> Vec<String> {
+    let files = fs::read_dir(test_dir.path("state.disks")).unwrap();
     let files = files.map(|file| file.unwrap().file_name().into_string().unwrap());
     let mut files: Vec<String> = files.collect();
     files.sort();
@@ -301,39 +304,43 @@ fn records(place: &Place) -> Vec<String> {
 /// damaged or missing is made anew, and no disk notices.
 #[test]
 fn records_outlast_daemon_and_their_loss_makes_no_disk_unavailable() {
-    let place = Place::new();
-    let state = text(&place.path("state.toml"));
-    let file = place.disk("b.raw", 1 << 20);
-    let folder = text(place.path("x").parent().unwrap());
+    let test_dir = TestDir::new();
+    let state = text(&test_dir.path("state.toml"));
+    let file = test_dir.disk("b.raw", 1 << 20);
+    let folder = text(test_dir.path("x").parent().unwrap());
     let disks = format!("[process]\nallow = [\"{folder}\"]\n")
-        + &controller(&place, "a", &["mem://1M"], "")
-        + &controller(&place, "b", &[&file], "");
-    let start = |place| Domain::start_with(place, &disks, &["--state", &state]);
-    let domain = start(place);
+        + &controller(&test_dir, "a", &["mem://1M"], "")
+        + &controller(&test_dir, "b", &[&file], "");
+    let start = |test_dir| Domain::start_with(test_dir, &disks, &["--state", &state]);
+    let domain = start(test_dir);
     let of = |domain: &Domain| ["a", "b"].map(|name| identity(&mut domain.host(name), 1));
     let before = of(&domain);
-    assert_eq!(records(&domain.place), ["a.toml", "b.toml"]);
+    assert_eq!(records(&domain.test_dir), ["a.toml", "b.toml"]);
     // The guest of a raw disk writes the signature of an image, and the host is restarted.
     let mut block = vec![0; 4096];
     block[..8].copy_from_slice(b"QFI\xfb\0\0\0\x03");
     domain.host("b").write(1, 0, &block);
-    let Domain { place, daemon, .. } = domain;
+    let Domain {
+        test_dir, daemon, ..
+    } = domain;
     daemon.end();
-    let domain = start(place);
+    let domain = start(test_dir);
     assert_eq!(of(&domain), before);
     assert_eq!(domain.error("b"), None);
-    let socket = format!("socket={}", text(&domain.place.path("c.sock")));
+    let socket = format!("socket={}", text(&domain.test_dir.path("c.sock")));
     let (code, said) = command(&domain, &["add", "controller", &socket, "mem://1M"]);
     assert_eq!(code, Some(0), "{said}");
-    assert_eq!(records(&domain.place), ["a.toml", "b.toml", "c.toml"]);
+    assert_eq!(records(&domain.test_dir), ["a.toml", "b.toml", "c.toml"]);
     let (code, said) = command(&domain, &["remove", "c"]);
     assert_eq!(code, Some(0), "{said}");
-    assert_eq!(records(&domain.place), ["a.toml", "b.toml"]);
-    let Domain { place, daemon, .. } = domain;
+    assert_eq!(records(&domain.test_dir), ["a.toml", "b.toml"]);
+    let Domain {
+        test_dir, daemon, ..
+    } = domain;
     daemon.end();
-    fs::write(place.path("b.raw"), vec![0; 1 << 20]).unwrap();
-    fs::remove_file(place.path("state.disks/a.toml")).unwrap();
-    let record = place.path("state.disks/b.toml");
+    fs::write(test_dir.path("b.raw"), vec![0; 1 << 20]).unwrap();
+    fs::remove_file(test_dir.path("state.disks/a.toml")).unwrap();
+    let record = test_dir.path("state.disks/b.toml");
     let len = fs::metadata(&record).unwrap().len();
     fs::File::options()
         .write(true)
@@ -341,7 +348,7 @@ fn records_outlast_daemon_and_their_loss_makes_no_disk_unavailable() {
         .unwrap()
         .set_len(len / 2)
         .unwrap();
-    let domain = start(place);
+    let domain = start(test_dir);
     assert_eq!(
         domain
             .daemon
@@ -360,17 +367,17 @@ fn records_outlast_daemon_and_their_loss_makes_no_disk_unavailable() {
 /// A guest that reads one identity from two volumes would merge them into one disk.
 #[test]
 fn identity_of_another_volume_is_refused() {
-    let place = Place::new();
-    let [a, b, c] = ["a", "b", "c"].map(|name| place.disk(&format!("{name}.raw"), 1 << 20));
-    let folder = text(place.path("x").parent().unwrap());
+    let test_dir = TestDir::new();
+    let [a, b, c] = ["a", "b", "c"].map(|name| test_dir.disk(&format!("{name}.raw"), 1 << 20));
+    let folder = text(test_dir.path("x").parent().unwrap());
     let disks =
-        format!("[process]\nallow = [\"{folder}\"]\n") + &controller(&place, "a", &[&a], "");
-    let domain = Domain::start(place, &disks);
+        format!("[process]\nallow = [\"{folder}\"]\n") + &controller(&test_dir, "a", &[&a], "");
+    let domain = Domain::start(test_dir, &disks);
     let mut host = domain.host("a");
     let nguid = host.identify_namespace(1).unwrap().nguid;
     let nguid: String = nguid.iter().map(|byte| format!("{byte:02x}")).collect();
     let volume = format!("{b}?nguid={nguid}");
-    let socket = format!("socket={}", text(&domain.place.path("b.sock")));
+    let socket = format!("socket={}", text(&domain.test_dir.path("b.sock")));
     let (code, said) = command(&domain, &["add", "controller", &socket, &volume]);
     assert_eq!(code, Some(1), "{said}");
     assert!(
@@ -392,14 +399,16 @@ fn identity_of_another_volume_is_refused() {
     assert_eq!(identity(&mut host, 2).4, uuid);
     drop(host);
     // At the start, too: only one of the two disks is served.
-    let Domain { place, daemon, .. } = domain;
+    let Domain {
+        test_dir, daemon, ..
+    } = domain;
     daemon.end();
-    let volumes = ["a", "b"].map(|name| text(&place.path(&format!("{name}.raw"))));
+    let volumes = ["a", "b"].map(|name| text(&test_dir.path(&format!("{name}.raw"))));
     let [first, second] =
         ["uuid", "nguid"].map(|key| format!("?{key}=0f0e0d0c0b0a49088706050403020100"));
-    let disks = controller(&place, "a", &[&(volumes[0].clone() + &second)], "")
-        + &controller(&place, "b", &[&(volumes[1].clone() + &first)], "");
-    let domain = Domain::start(place, &disks);
+    let disks = controller(&test_dir, "a", &[&(volumes[0].clone() + &second)], "")
+        + &controller(&test_dir, "b", &[&(volumes[1].clone() + &first)], "");
+    let domain = Domain::start(test_dir, &disks);
     let why = domain.error("b").unwrap_or_default();
     assert!(
         why.contains("namespace 1 has the uuid of namespace 1 of the disk a"),
@@ -416,9 +425,9 @@ struct LargeBlocks {
 }
 
 impl LargeBlocks {
-    fn mount(place: &Place) -> Option<Self> {
+    fn mount(test_dir: &TestDir) -> Option<Self> {
         let skip = |why: &str| testkit::skip("vnvme::records::blocks", why);
-        let image = place.disk("blocks.img", 64 << 20);
+        let image = test_dir.disk("blocks.img", 64 << 20);
         let run = |program: &str, args: &[&str]| {
             let output = Command::new(program).args(args).output();
             let output = output.ok().filter(|output| output.status.success())?;
@@ -429,7 +438,7 @@ impl LargeBlocks {
             skip("losetup: no device");
             return None;
         };
-        let mount = place.path("mount");
+        let mount = test_dir.path("mount");
         fs::create_dir(&mount).unwrap();
         let mut made = Self { device, mount };
         let point = text(&made.mount);
@@ -469,8 +478,8 @@ fn block_size(host: &mut Host) -> u64 {
 /// accessed through the page cache.
 #[test]
 fn file_whose_direct_io_needs_large_blocks_has_small_ones_and_keeps_recorded_ones() {
-    let place = Place::new();
-    let Some(blocks) = LargeBlocks::mount(&place) else {
+    let test_dir = TestDir::new();
+    let Some(blocks) = LargeBlocks::mount(&test_dir) else {
         return;
     };
     let (small, large) = (blocks.disk("small.raw"), blocks.disk("large.raw"));
@@ -478,18 +487,19 @@ fn file_whose_direct_io_needs_large_blocks_has_small_ones_and_keeps_recorded_one
     let is_made = Command::new("qemu-img")
         .args(["create", "-q", "-f", "qcow2", &text(&image), "1M"])
         .status();
-    let image = match is_made.is_ok_and(|status| status.success()) {
-        true => format!("qcow2://{}", text(&image)),
-        false => "mem://1M".to_owned(),
+    let image = if is_made.is_ok_and(|status| status.success()) {
+        format!("qcow2://{}", text(&image))
+    } else {
+        "mem://1M".to_owned()
     };
-    let state = text(&place.path("state.toml"));
-    let disks = |place: &Place, options: &str| {
-        controller(place, "small", &[&small], "")
-            + &controller(place, "large", &[&format!("{large}{options}")], "")
-            + &controller(place, "image", &[&image], "")
+    let state = text(&test_dir.path("state.toml"));
+    let disks = |test_dir: &TestDir, options: &str| {
+        controller(test_dir, "small", &[&small], "")
+            + &controller(test_dir, "large", &[&format!("{large}{options}")], "")
+            + &controller(test_dir, "image", &[&image], "")
     };
-    let configured = disks(&place, "?block-size=4096");
-    let domain = Domain::start_with(place, &configured, &["--state", &state]);
+    let configured = disks(&test_dir, "?block-size=4096");
+    let domain = Domain::start_with(test_dir, &configured, &["--state", &state]);
     let mut host = domain.host("small");
     assert_eq!(block_size(&mut host), 512);
     assert_eq!(block_size(&mut domain.host("image")), 512);
@@ -509,11 +519,13 @@ fn file_whose_direct_io_needs_large_blocks_has_small_ones_and_keeps_recorded_one
     assert!(host.read(1, 0, 4096) == expected);
     assert_eq!(block_size(&mut domain.host("large")), 4096);
     drop(host);
-    let Domain { place, daemon, .. } = domain;
+    let Domain {
+        test_dir, daemon, ..
+    } = domain;
     daemon.end();
     // The block size is not configured any more, and recorded.
-    let configured = disks(&place, "");
-    let domain = Domain::start_with(place, &configured, &["--state", &state]);
+    let configured = disks(&test_dir, "");
+    let domain = Domain::start_with(test_dir, &configured, &["--state", &state]);
     assert_eq!(block_size(&mut domain.host("small")), 512);
     assert_eq!(block_size(&mut domain.host("large")), 4096);
     let shown = domain.client.disk("large").unwrap();

@@ -6,13 +6,13 @@ use std::fs;
 use std::process::Command;
 
 /// A folder of fragments.
-struct Folder(Place);
+struct Folder(TestDir);
 
 impl Folder {
     fn new() -> Self {
-        let place = Place::new();
-        fs::create_dir(place.path("etc")).unwrap();
-        Self(place)
+        let test_dir = TestDir::new();
+        fs::create_dir(test_dir.path("etc")).unwrap();
+        Self(test_dir)
     }
 
     fn write(&self, fragment: &str, text: &str) {
@@ -168,9 +168,9 @@ fn a_file_that_was_replaced_is_read_where_the_folder_is_for_it() {
         ("vnvme", "added=\"b\""),
         ("etc", "the sandbox lets this process read the file"),
     ] {
-        let (place, sockets) = (Place::new(), Place::new());
-        fs::create_dir(place.path(name)).unwrap();
-        let config = place.path(name).join("disks.toml");
+        let (test_dir, sockets) = (TestDir::new(), TestDir::new());
+        fs::create_dir(test_dir.path(name)).unwrap();
+        let config = test_dir.path(name).join("disks.toml");
         let disk = |name: &str| {
             let socket = text(&sockets.path(&format!("{name}.sock")));
             format!("[[controller]]\nsocket = \"{socket}\"\n{MEM}\n")
@@ -188,7 +188,7 @@ fn a_file_that_was_replaced_is_read_where_the_folder_is_for_it() {
             eventually(words, || daemon.count(words) > 0);
         };
         reload("unchanged=1");
-        let new = place.path(name).join("new");
+        let new = test_dir.path(name).join("new");
         fs::write(&new, disk("a") + &disk("b")).unwrap();
         fs::rename(&new, &config).unwrap();
         reload(words);

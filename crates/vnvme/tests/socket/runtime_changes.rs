@@ -34,18 +34,18 @@ fn succeeds(domain: &Domain, words: &[&str]) {
 /// a configuration that is saved has them.
 #[test]
 fn settings_survive_kill_and_upgrade_and_are_saved() {
-    let place = Place::new();
-    let files = ["a1.raw", "a2.raw", "b.raw", "c.raw"].map(|name| place.disk(name, 1 << 20));
+    let test_dir = TestDir::new();
+    let files = ["a1.raw", "a2.raw", "b.raw", "c.raw"].map(|name| test_dir.disk(name, 1 << 20));
     let [a1, a2, b, c] = &files;
     let (first, second) = (
         format!("{a1}?iops=0&weight=7"),
         format!("{a2}?iops=1000&bps=1G"),
     );
-    let export = text(&place.path("c.sock"));
-    let disks = controller(&place, "a", &[&first, &second], "")
-        + &controller(&place, "b", &[b], "")
+    let export = text(&test_dir.path("c.sock"));
+    let disks = controller(&test_dir, "a", &[&first, &second], "")
+        + &controller(&test_dir, "b", &[b], "")
         + &format!("[[vhost-user-blk]]\nsocket = \"{export}\"\nvolume = \"{c}?iops=5\"\n");
-    let domain = Domain::start(place, &disks);
+    let domain = Domain::start(test_dir, &disks);
     let mut guest = domain.host("a");
     guest.write(1, 0, &pattern(1, 4096));
     for words in [
@@ -98,7 +98,7 @@ fn settings_survive_kill_and_upgrade_and_are_saved() {
     ] {
         assert!(saved.contains(words), "{words}: {saved}");
     }
-    let config = domain.place.path("vnvme.toml");
+    let config = domain.test_dir.path("vnvme.toml");
     fs::write(&config, saved).unwrap();
     let check = Command::new(env!("CARGO_BIN_EXE_vnvme"))
         .args(["check", &text(&config)])
@@ -108,10 +108,12 @@ fn settings_survive_kill_and_upgrade_and_are_saved() {
     let plan = domain.client.reload().unwrap();
     assert_eq!(plan.unchanged, ["a", "b", "c"], "{plan:?}");
     drop(guest);
-    let Domain { place, daemon, .. } = domain;
+    let Domain {
+        test_dir, daemon, ..
+    } = domain;
     daemon.end();
     let disks = fs::read_to_string(&config).unwrap();
-    let domain = Domain::start(place, &disks);
+    let domain = Domain::start(test_dir, &disks);
     let after: Vec<(u64, Option<u32>)> = iops(&domain)
         .into_iter()
         .map(|(_, iops, weight)| (iops, weight))
@@ -123,29 +125,29 @@ fn settings_survive_kill_and_upgrade_and_are_saved() {
 }
 
 /// Has each write of the state fail as on a full file system.
-fn fill(place: &Place) {
-    let _ = fs::remove_file(place.path("state.new"));
-    symlink("/dev/full", place.path("state.new")).unwrap();
+fn fill(test_dir: &TestDir) {
+    let _ = fs::remove_file(test_dir.path("state.new"));
+    symlink("/dev/full", test_dir.path("state.new")).unwrap();
 }
 
 /// With `--state` on a full file system an operation fails, and nothing has changed: neither for
 /// the guests nor after a restart.
 #[test]
 fn operation_that_cannot_be_recorded_fails_and_changes_nothing() {
-    let place = Place::new();
-    let files = ["a", "b", "c", "d"].map(|name| place.disk(&format!("{name}.raw"), 1 << 20));
+    let test_dir = TestDir::new();
+    let files = ["a", "b", "c", "d"].map(|name| test_dir.disk(&format!("{name}.raw"), 1 << 20));
     let [a, b, c, d] = &files;
     let (state, allow) = (
-        text(&place.path("state")),
-        text(place.path("x").parent().unwrap()),
+        text(&test_dir.path("state")),
+        text(test_dir.path("x").parent().unwrap()),
     );
     let options = ["--state", &state, "--allow", &allow, "--sandbox", "off"];
-    let disks = controller(&place, "a", &[a], "");
-    let domain = Domain::start_with(place, &disks, &options);
+    let disks = controller(&test_dir, "a", &[a], "");
+    let domain = Domain::start_with(test_dir, &disks, &options);
     let socket = |name: &str| {
         format!(
             "socket={}",
-            text(&domain.place.path(&format!("{name}.sock")))
+            text(&domain.test_dir.path(&format!("{name}.sock")))
         )
     };
     let (sockets, limited) = (["b", "d"].map(socket), format!("{b}?iops=0"));
@@ -165,14 +167,14 @@ fn operation_that_cannot_be_recorded_fails_and_changes_nothing() {
         &["remove", "b", "--force"],
     ];
     for words in operations {
-        fill(&domain.place);
+        fill(&domain.test_dir);
         let (code, said) = command(&domain, words);
         assert_eq!(code, Some(1), "{words:?}: {said}");
         assert!(
             said.contains("No space left on device"),
             "{words:?}: {said}"
         );
-        assert!(!domain.place.path("d.sock").exists());
+        assert!(!domain.test_dir.path("d.sock").exists());
         let now = (
             fs::read_to_string(&state).unwrap(),
             domain.client.disks().unwrap(),
@@ -185,7 +187,7 @@ fn operation_that_cannot_be_recorded_fails_and_changes_nothing() {
                 .iter()
                 .all(|one| one.1 == ErrorAction::Report)
         );
-        let _ = fs::remove_file(domain.place.path("state.new"));
+        let _ = fs::remove_file(domain.test_dir.path("state.new"));
         domain.kill();
         let now = domain.client.disks().unwrap();
         assert_eq!(now, before.1, "{words:?}");
@@ -195,9 +197,11 @@ fn operation_that_cannot_be_recorded_fails_and_changes_nothing() {
     succeeds(&domain, operations[1]);
     succeeds(&domain, operations[2]);
     drop(guest);
-    let Domain { place, daemon, .. } = domain;
+    let Domain {
+        test_dir, daemon, ..
+    } = domain;
     daemon.end();
-    let domain = Domain::start_with(place, &disks, &options);
+    let domain = Domain::start_with(test_dir, &disks, &options);
     let names = domain.client.disks().unwrap().into_iter();
     let names: Vec<(String, usize)> = names.map(|d| (d.name, d.namespaces.len())).collect();
     assert_eq!(names, [("a".into(), 1), ("b".into(), 2), ("d".into(), 1)]);
@@ -209,21 +213,21 @@ fn operation_that_cannot_be_recorded_fails_and_changes_nothing() {
 /// process; all that was changed by request stays.
 #[test]
 fn reload_about_another_disk_keeps_changes_at_run_time() {
-    let place = Place::new();
-    let files = ["a1", "a2", "a3", "a4", "b", "c"].map(|name| place.disk(name, 1 << 20));
+    let test_dir = TestDir::new();
+    let files = ["a1", "a2", "a3", "a4", "b", "c"].map(|name| test_dir.disk(name, 1 << 20));
     let [a1, a2, a3, a4, b, c] = &files;
     let (config, allow) = (
-        place.path("vnvme.toml"),
-        text(place.path("x").parent().unwrap()),
+        test_dir.path("vnvme.toml"),
+        text(test_dir.path("x").parent().unwrap()),
     );
     let [of_b, of_c] =
-        [("b", b), ("c", c)].map(|(name, file)| controller(&place, name, &[file], ""));
-    let of_a = |place: &Place, volumes: &[&str]| {
-        let disk = controller(place, "a", volumes, "");
+        [("b", b), ("c", c)].map(|(name, file)| controller(&test_dir, name, &[file], ""));
+    let of_a = |test_dir: &TestDir, volumes: &[&str]| {
+        let disk = controller(test_dir, "a", volumes, "");
         format!("[process]\nallow = [\"{allow}\"]\n{disk}")
     };
-    let disks = of_a(&place, &[a1, a2]) + &of_b + &of_c;
-    let domain = Domain::start(place, &disks);
+    let disks = of_a(&test_dir, &[a1, a2]) + &of_b + &of_c;
+    let domain = Domain::start(test_dir, &disks);
     let mut guest = domain.host("a");
     guest.write(1, 0, &pattern(1, 4096));
     let blocks = |guest: &mut Host| {
@@ -245,7 +249,7 @@ fn reload_about_another_disk_keeps_changes_at_run_time() {
     for round in 0..3 {
         assert_eq!(blocks(&mut guest), [2048, 0, 2048, 0], "{round}");
         let queues = of_b.replace("name =", &format!("io-queues = {}\nname =", round + 2));
-        let changed = reload(&(of_a(&domain.place, &[a1, a2]) + &queues + &of_c));
+        let changed = reload(&(of_a(&domain.test_dir, &[a1, a2]) + &queues + &of_c));
         assert_eq!(changed, (none(), none(), vec!["b".into()]), "{round}");
         assert_eq!(blocks(&mut guest), [2048, 0, 2048, 0], "{round}");
         assert!(guest.read(1, 0, 4096) == pattern(1, 4096), "{round}");
@@ -254,10 +258,10 @@ fn reload_about_another_disk_keeps_changes_at_run_time() {
     }
     // A namespace that the file gains is attached; one that it loses is detached.
     let fourth = format!(" }}, {{ volume = \"{a4}\", nsid = 4 }}]\n");
-    let more = of_a(&domain.place, &[a1, a2]).replace(" }]\n", &fourth);
+    let more = of_a(&domain.test_dir, &[a1, a2]).replace(" }]\n", &fourth);
     assert_eq!(reload(&(more + &of_b)).2, ["a", "b"]);
     assert_eq!(blocks(&mut guest), [2048, 0, 2048, 2048]);
-    let text = of_a(&domain.place, &[a1]);
+    let text = of_a(&domain.test_dir, &[a1]);
     assert_eq!(reload(&(text.clone() + &of_b)).2, ["a"]);
     assert_eq!(blocks(&mut guest), [2048, 0, 2048, 0]);
     // The file loses a disk, and gains it: then the disk is served again, though it was removed by
@@ -284,29 +288,29 @@ fn disk_error<T>(result: Result<T, ClientError>) -> String {
 /// The configuration is recorded with the disks that it gave, or a reload has no effect.
 #[test]
 fn reload_that_cannot_be_recorded_is_undone() {
-    let place = Place::new();
-    let files = ["a", "b"].map(|name| place.disk(&format!("{name}.raw"), 1 << 20));
+    let test_dir = TestDir::new();
+    let files = ["a", "b"].map(|name| test_dir.disk(&format!("{name}.raw"), 1 << 20));
     let [a, b] = &files;
     let (state, allow) = (
-        text(&place.path("state")),
-        text(place.path("x").parent().unwrap()),
+        text(&test_dir.path("state")),
+        text(test_dir.path("x").parent().unwrap()),
     );
     let options = ["--state", &state, "--allow", &allow, "--sandbox", "off"];
-    let disks = controller(&place, "a", &[a], "");
-    let domain = Domain::start_with(place, &disks, &options);
-    let socket = format!("socket={}", text(&domain.place.path("b.sock")));
+    let disks = controller(&test_dir, "a", &[a], "");
+    let domain = Domain::start_with(test_dir, &disks, &options);
+    let socket = format!("socket={}", text(&domain.test_dir.path("b.sock")));
     succeeds(&domain, &["add", "controller", &socket, b]);
     // The file takes the added disk over, so the state loses it.
-    let more = disks.clone() + &controller(&domain.place, "b", &[b], "");
-    fs::write(domain.place.path("vnvme.toml"), &more).unwrap();
-    fill(&domain.place);
+    let more = disks.clone() + &controller(&domain.test_dir, "b", &[b], "");
+    fs::write(domain.test_dir.path("vnvme.toml"), &more).unwrap();
+    fill(&domain.test_dir);
     let error = disk_error(domain.client.reload());
     assert!(error.contains("No space left on device"), "{error}");
     assert!(fs::read_to_string(&state).unwrap().contains("b.sock"));
     domain.client.reload().unwrap();
     assert!(!fs::read_to_string(&state).unwrap().contains("b.sock"));
     // A reload without the disk removes it: it is the configuration's by now.
-    fs::write(domain.place.path("vnvme.toml"), &disks).unwrap();
+    fs::write(domain.test_dir.path("vnvme.toml"), &disks).unwrap();
     assert_eq!(domain.client.reload().unwrap().removed, ["b"]);
     domain.daemon.end();
 }

@@ -25,13 +25,19 @@ fn threads<const N: usize>(pid: u32, wanted: [&str; N]) -> Vec<(String, [String;
 /// Everything is configured that has threads: the kernel's own ones work in the background, too.
 #[test]
 fn no_thread_keeps_anything() {
-    let place = Place::new();
-    let (disk, other) = (place.disk("a.raw", 1 << 20), place.disk("b.raw", 1 << 20));
-    let (control, export) = (text(&place.path("control")), text(&place.path("export")));
+    let test_dir = TestDir::new();
+    let (disk, other) = (
+        test_dir.disk("a.raw", 1 << 20),
+        test_dir.disk("b.raw", 1 << 20),
+    );
+    let (control, export) = (
+        text(&test_dir.path("control")),
+        text(&test_dir.path("export")),
+    );
     let more = ["--control", &control, "--workers", "2", "--sqpoll"];
     let more = [&more[..], &["--vhost-user-blk", &export, &other, &disk]].concat();
-    let daemon = Daemon::serve(&place, &more);
-    let mut host = Lone::open(&format!("vfio-user://{}/1", text(&place.socket())));
+    let daemon = Daemon::serve(&test_dir, &more);
+    let mut host = Lone::open(&format!("vfio-user://{}/1", text(&test_dir.socket())));
     assert!(host.read(0), "it serves");
     all_stats(&control);
     daemon.wait_log(|line| line.contains("sandbox: landlock: "));
@@ -51,15 +57,15 @@ fn no_thread_keeps_anything() {
     drop(host);
     let ended = daemon.end();
     // Files that have to be removed are removed.
-    for path in [&control, &export, &text(&place.socket())] {
+    for path in [&control, &export, &text(&test_dir.socket())] {
         assert!(!fs::exists(path).unwrap(), "{path}: {ended:?}");
     }
 }
 
 #[test]
 fn without_it_everything_is_kept_and_that_is_said() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M", "--sandbox", "off"]);
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M", "--sandbox", "off"]);
     assert_eq!(daemon.count("WARN"), 1, "{:?}", daemon.log());
     daemon.wait_log(|line| line.contains("WARN") && line.contains("--sandbox off"));
     for (name, [seccomp]) in threads(daemon.pid(), ["Seccomp:"]) {
@@ -84,8 +90,8 @@ fn child_of(pid: u32) -> Option<u32> {
 /// Covers the process that reads clients' messages, and the one that starts it.
 #[test]
 fn its_helpers_keep_as_little_and_one_is_started_again() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let starter = child_of(daemon.pid()).expect("it was started before");
     let mut before = child_of(starter).expect("it has been started");
     for (name, fields) in threads(starter, ["CapEff:", "CapPrm:", "NoNewPrivs:"]) {
@@ -98,7 +104,7 @@ fn its_helpers_keep_as_little_and_one_is_started_again() {
         assert_eq!(fields[2], "1", "{name}");
     }
     for round in 0..3 {
-        let mut host = Host::up(&place.socket());
+        let mut host = Host::up(&test_dir.socket());
         host.write(1, 0, &pattern(round, 4096));
         let fields = ["CapEff:", "CapPrm:", "NoNewPrivs:", "Seccomp:"];
         for (name, fields) in threads(before, fields) {
@@ -139,18 +145,18 @@ fn it_works_for_any_user() {
         testkit::skip("vnvme: the daemon as another user", "needs root");
         return;
     }
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 1 << 20);
-    for path in [place.path("."), place.path("disk.raw")] {
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 1 << 20);
+    for path in [test_dir.path("."), test_dir.path("disk.raw")] {
         chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
     }
     // A place where other users may read the program.
-    let program = place.path("vnvme");
+    let program = test_dir.path("vnvme");
     put_program(env!("CARGO_BIN_EXE_vnvme"), &program);
-    let socket = text(&place.socket());
+    let socket = text(&test_dir.socket());
     let args = ["serve", "--socket", &socket, "--pin-memory", &disk];
     let daemon = Daemon::spawn_as(NOBODY, &program, &args);
-    daemon.wait_listening(&place.socket());
+    daemon.wait_listening(&test_dir.socket());
     let mut host = Lone::open(&format!("vfio-user://{socket}/1"));
     assert!(host.read(0), "it serves");
     for (name, fields) in threads(daemon.pid(), ["Uid:", "NoNewPrivs:", "Seccomp:"]) {
@@ -158,5 +164,5 @@ fn it_works_for_any_user() {
     }
     drop(host);
     daemon.end();
-    assert!(!place.socket().exists());
+    assert!(!test_dir.socket().exists());
 }

@@ -1,7 +1,7 @@
 //! A worker sleeps while its commands are in flight on a device below, and the device's interrupt
 //! wakes it every time, on the direct path as on the generic one.
 
-use crate::common::{Daemon, Lone, Place, stats, text, ticks};
+use crate::common::{Daemon, Lone, TestDir, stats, text, ticks};
 
 const ROUNDS: u64 = 4000;
 /// The upper daemon looks at the device now and then, too, which would hide a lost wake-up.
@@ -15,27 +15,27 @@ struct Chain {
     upper: Daemon,
     lower: Daemon,
     control: String,
-    _place: Place,
+    _place: TestDir,
 }
 
 impl Chain {
     fn new(volume: &str, path: &str, window: &str) -> Self {
-        let place = Place::new();
-        let below = text(&place.path("below.sock"));
+        let test_dir = TestDir::new();
+        let below = text(&test_dir.path("below.sock"));
         let lower = Daemon::spawn(&["serve", "--socket", &below, "--idle-window", "0", volume]);
         lower.wait_listening(below.as_ref());
-        let control = text(&place.path("control"));
+        let control = text(&test_dir.path("control"));
         let url = format!("vfio-user://{below}/1?path={path}&{NEVER_BELOW}");
         let upper = Daemon::serve(
-            &place,
+            &test_dir,
             &["--idle-window", window, "--control", &control, &url],
         );
         Self {
-            client: Lone::open(&format!("vfio-user://{}/1", text(&place.socket()))),
+            client: Lone::open(&format!("vfio-user://{}/1", text(&test_dir.socket()))),
             upper,
             lower,
             control,
-            _place: place,
+            _place: test_dir,
         }
     }
 

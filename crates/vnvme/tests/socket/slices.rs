@@ -8,10 +8,10 @@ use crate::common::*;
 const MIB: usize = 1 << 20;
 
 /// A configuration with one controller for each volume.
-fn config(place: &Place, volumes: &[&str]) -> (String, Vec<std::path::PathBuf>) {
-    let path = place.path("slices.toml");
+fn config(test_dir: &TestDir, volumes: &[&str]) -> (String, Vec<std::path::PathBuf>) {
+    let path = test_dir.path("slices.toml");
     let sockets: Vec<_> = (0..volumes.len())
-        .map(|i| place.path(&format!("s{i}.sock")))
+        .map(|i| test_dir.path(&format!("s{i}.sock")))
         .collect();
     let tables: Vec<String> = sockets
         .iter()
@@ -40,33 +40,34 @@ fn fill(sockets: &[std::path::PathBuf], blocks: u64) {
     }
 }
 
-fn check(place: &Place, slices: u64, len: u64) {
+fn check(test_dir: &TestDir, slices: u64, len: u64) {
     for slice in 0..slices {
-        assert!(place.bytes("disk.raw", slice * len, MIB) == pattern(slice, MIB));
-        let last = place.bytes("disk.raw", (slice + 1) * len - MIB as u64, MIB);
+        assert!(test_dir.bytes("disk.raw", slice * len, MIB) == pattern(slice, MIB));
+        let last = test_dir.bytes("disk.raw", (slice + 1) * len - MIB as u64, MIB);
         assert!(last == pattern(slice + 10, MIB), "end of slice {slice}");
     }
 }
 
 #[test]
 fn slices_of_a_file_and_of_a_device_below() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 12 << 20);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 12 << 20);
     for below in [false, true] {
-        let daemon = below.then(|| Daemon::serve(&place, &[&disk]));
-        let whole = match below {
-            true => format!("vfio-user://{}/1", text(&place.socket())),
-            false => disk.clone(),
+        let daemon = below.then(|| Daemon::serve(&test_dir, &[&disk]));
+        let whole = if below {
+            format!("vfio-user://{}/1", text(&test_dir.socket()))
+        } else {
+            disk.clone()
         };
         let volumes = ["offset=0&length=4M", "offset=4M&length=4M", "offset=8M"]
             .map(|part| format!("{whole}?{part}"));
-        let (path, sockets) = config(&place, &volumes.each_ref().map(String::as_str));
+        let (path, sockets) = config(&test_dir, &volumes.each_ref().map(String::as_str));
         for workers in ["1", "2"] {
             let above = Daemon::spawn(&["serve", "--config", &path, "--workers", workers]);
             sockets.iter().for_each(|s| above.wait_listening(s));
             fill(&sockets, 4 << 11);
             above.end();
-            check(&place, 3, 4 << 20);
+            check(&test_dir, 3, 4 << 20);
         }
         if let Some(daemon) = daemon {
             daemon.end();
@@ -77,10 +78,10 @@ fn slices_of_a_file_and_of_a_device_below() {
 
 #[test]
 fn overlaps_are_refused_by_name() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 8 << 20);
-    let below = Daemon::serve(&place, &["null://8M"]);
-    let device = format!("vfio-user://{}/1", text(&place.socket()));
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 8 << 20);
+    let below = Daemon::serve(&test_dir, &["null://8M"]);
+    let device = format!("vfio-user://{}/1", text(&test_dir.socket()));
     for whole in [&disk, &device] {
         for parts in [
             ["?offset=0&length=4M", "?offset=3M"],
@@ -88,7 +89,7 @@ fn overlaps_are_refused_by_name() {
             ["?offset=1M&read-only=on", "?length=2M"],
         ] {
             let volumes = parts.map(|part| format!("{whole}{part}"));
-            let (path, _) = config(&place, &volumes.each_ref().map(String::as_str));
+            let (path, _) = config(&test_dir, &volumes.each_ref().map(String::as_str));
             let ended = Daemon::spawn(&["serve", "--config", &path]).wait();
             assert_eq!(ended.status.code(), Some(1));
             let said = ended.log.join("\n");
@@ -99,7 +100,7 @@ fn overlaps_are_refused_by_name() {
         }
         let volumes =
             ["?read-only=on", "?read-only=on&offset=1M"].map(|part| format!("{whole}{part}"));
-        let (path, sockets) = config(&place, &volumes.each_ref().map(String::as_str));
+        let (path, sockets) = config(&test_dir, &volumes.each_ref().map(String::as_str));
         let readers = Daemon::spawn(&["serve", "--config", &path]);
         sockets.iter().for_each(|s| readers.wait_listening(s));
         let status = Host::up(&sockets[1]).write_with(1, 0, &[1; 512], false);

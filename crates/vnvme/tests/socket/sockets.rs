@@ -8,8 +8,8 @@ use vfio_user::client::Client;
 
 use crate::common::*;
 
-fn refused(place: &Place, word: &str) {
-    let socket = text(&place.socket());
+fn refused(test_dir: &TestDir, word: &str) {
+    let socket = text(&test_dir.socket());
     let ended = Daemon::spawn(&["serve", "--socket", &socket, "mem://1M"]).wait();
     assert_eq!(ended.status.code(), Some(1), "{ended:#?}");
     let line = ended.log.last().unwrap();
@@ -18,38 +18,38 @@ fn refused(place: &Place, word: &str) {
 
 #[test]
 fn only_its_owner_may_connect() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
-    let meta = fs::symlink_metadata(place.socket()).unwrap();
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    let meta = fs::symlink_metadata(test_dir.socket()).unwrap();
     assert!(meta.file_type().is_socket());
     assert_eq!(meta.permissions().mode() & 0o7777, 0o600);
     daemon.end();
-    assert!(!place.socket().exists());
+    assert!(!test_dir.socket().exists());
 }
 
 #[test]
 fn a_stale_socket_is_replaced() {
-    let place = Place::new();
-    drop(UnixListener::bind(place.socket()).unwrap());
-    assert!(place.socket().exists());
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
-    Client::connect(place.socket(), LIMIT).unwrap();
+    let test_dir = TestDir::new();
+    drop(UnixListener::bind(test_dir.socket()).unwrap());
+    assert!(test_dir.socket().exists());
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    Client::connect(test_dir.socket(), WAIT_TIMEOUT).unwrap();
     // The socket of a killed daemon is stale.
     daemon.kill();
-    assert!(place.socket().exists());
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
-    Client::connect(place.socket(), LIMIT).unwrap();
+    assert!(test_dir.socket().exists());
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    Client::connect(test_dir.socket(), WAIT_TIMEOUT).unwrap();
     daemon.end();
 }
 
 #[test]
 fn a_live_socket_is_left_alone() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
-    refused(&place, "another server");
-    let mut host = Host::up(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    refused(&test_dir, "another server");
+    let mut host = Host::up(&test_dir.socket());
     host.write(1, 0, &[1; 512]);
-    refused(&place, "another server");
+    refused(&test_dir, "another server");
     host.write(1, 0, &[2; 512]);
     drop(host);
     daemon.end();
@@ -57,26 +57,26 @@ fn a_live_socket_is_left_alone() {
 
 #[test]
 fn what_is_no_socket_is_left_alone() {
-    let place = Place::new();
-    fs::write(place.socket(), "precious").unwrap();
-    refused(&place, "not a socket");
-    assert_eq!(fs::read_to_string(place.socket()).unwrap(), "precious");
-    fs::remove_file(place.socket()).unwrap();
-    fs::create_dir(place.socket()).unwrap();
-    refused(&place, "not a socket");
-    fs::remove_dir(place.socket()).unwrap();
+    let test_dir = TestDir::new();
+    fs::write(test_dir.socket(), "precious").unwrap();
+    refused(&test_dir, "not a socket");
+    assert_eq!(fs::read_to_string(test_dir.socket()).unwrap(), "precious");
+    fs::remove_file(test_dir.socket()).unwrap();
+    fs::create_dir(test_dir.socket()).unwrap();
+    refused(&test_dir, "not a socket");
+    fs::remove_dir(test_dir.socket()).unwrap();
     // A link is not followed: it might point to anybody's socket.
-    File::create(place.path("target")).unwrap();
-    std::os::unix::fs::symlink(place.path("target"), place.socket()).unwrap();
-    refused(&place, "not a socket");
-    assert!(place.path("target").exists());
+    File::create(test_dir.path("target")).unwrap();
+    std::os::unix::fs::symlink(test_dir.path("target"), test_dir.socket()).unwrap();
+    refused(&test_dir, "not a socket");
+    assert!(test_dir.path("target").exists());
 }
 
 #[test]
 fn paths_that_cannot_be_used() {
-    let place = Place::new();
-    let no_directory = text(&place.path("missing/vm.sock"));
-    let too_long = text(&place.path(&"x".repeat(120)));
+    let test_dir = TestDir::new();
+    let no_directory = text(&test_dir.path("missing/vm.sock"));
+    let too_long = text(&test_dir.path(&"x".repeat(120)));
     for path in [no_directory, too_long] {
         let ended = Daemon::spawn(&["serve", "--socket", &path, "mem://1M"]).wait();
         assert_eq!(ended.status.code(), Some(1), "{ended:#?}");
@@ -87,9 +87,9 @@ fn paths_that_cannot_be_used() {
 #[test]
 fn two_that_start_at_the_same_time() {
     for _ in 0..5 {
-        let place = Place::new();
-        drop(UnixListener::bind(place.socket()).unwrap());
-        let socket = text(&place.socket());
+        let test_dir = TestDir::new();
+        drop(UnixListener::bind(test_dir.socket()).unwrap());
+        let socket = text(&test_dir.socket());
         let mut both = [0, 1].map(|_| Daemon::spawn(&["serve", "--socket", &socket, "mem://1M"]));
         eventually("one listens, the other ends", || {
             let alive = both
@@ -99,7 +99,7 @@ fn two_that_start_at_the_same_time() {
             assert!(alive > 0, "both ended");
             alive == 1
         });
-        Client::connect(place.socket(), LIMIT).unwrap();
+        Client::connect(test_dir.socket(), WAIT_TIMEOUT).unwrap();
         for mut daemon in both {
             if daemon.is_alive() {
                 daemon.end();
@@ -107,6 +107,6 @@ fn two_that_start_at_the_same_time() {
                 assert_eq!(daemon.wait().status.code(), Some(1));
             }
         }
-        assert!(!place.socket().exists());
+        assert!(!test_dir.socket().exists());
     }
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use driver::{QueueOptions, Target};
+use driver::{DeviceTarget, QueueOptions};
 use nvme::{NvmOpcode, Status};
 use vfio_user::DmaUnmapping;
 
@@ -99,13 +99,13 @@ fn ready(host: &mut Host, shadow: bool) {
     host.create_queues(QUEUES, None);
 }
 
-fn stirred(place: &Place, mapped: bool, rounds: u64) {
-    let control = text(&place.path("control"));
+fn stirred(test_dir: &TestDir, mapped: bool, rounds: u64) {
+    let control = text(&test_dir.path("control"));
     // A volume that answers at once, or one that does not.
     let disk = if mapped {
         "mem://16M".to_owned()
     } else {
-        place.disk("disk.raw", 16 << 20)
+        test_dir.disk("disk.raw", 16 << 20)
     };
     let mut args = vec!["--workers", "2", "--spread", "stir", "--control", &control];
     args.extend(["--idle-window", "20"]);
@@ -113,9 +113,9 @@ fn stirred(place: &Place, mapped: bool, rounds: u64) {
         args.extend(["--doorbells", "mapped"]);
     }
     args.push(&disk);
-    let daemon = Daemon::serve(place, &args);
+    let daemon = Daemon::serve(test_dir, &args);
     let connect = || {
-        let mut host = Host::attach(&place.socket());
+        let mut host = Host::attach(&test_dir.socket());
         if mapped {
             host.map_doorbells();
         }
@@ -169,12 +169,12 @@ fn stirred(place: &Place, mapped: bool, rounds: u64) {
 
 #[test]
 fn queues_move_under_load_with_shadow_doorbells() {
-    stirred(&Place::new(), false, 25);
+    stirred(&TestDir::new(), false, 25);
 }
 
 #[test]
 fn queues_move_under_load_with_mapped_doorbells() {
-    stirred(&Place::new(), true, 25);
+    stirred(&TestDir::new(), true, 25);
 }
 
 /// Commands that take about as long as a move waits for them: many moves are called off, some are
@@ -182,11 +182,11 @@ fn queues_move_under_load_with_mapped_doorbells() {
 #[test]
 fn queues_with_slow_commands_lose_none() {
     for latency in ["40ms", "60ms"] {
-        let place = Place::new();
+        let test_dir = TestDir::new();
         let volume = format!("null://1G?latency={latency}");
         let args = ["--workers", "2", "--spread", "stir", &volume];
-        let daemon = Daemon::serve(&place, &args);
-        let mut host = Host::attach(&place.socket());
+        let daemon = Daemon::serve(&test_dir, &args);
+        let mut host = Host::attach(&test_dir.socket());
         ready(&mut host, true);
         for round in 0..12 {
             write_all(&mut host, round, |_| {});
@@ -201,11 +201,11 @@ fn queues_with_slow_commands_lose_none() {
 
 #[test]
 fn everything_is_durable_at_the_end_wherever_its_queue_was() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 16 << 20);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 16 << 20);
     let args = ["--workers", "3", "--spread", "stir", &disk];
-    let daemon = Daemon::serve(&place, &args);
-    let mut host = Host::attach(&place.socket());
+    let daemon = Daemon::serve(&test_dir, &args);
+    let mut host = Host::attach(&test_dir.socket());
     ready(&mut host, true);
     for round in 0..10 {
         write_all(&mut host, round, |_| {});
@@ -214,7 +214,7 @@ fn everything_is_durable_at_the_end_wherever_its_queue_was() {
     for qid in 1..=QUEUES {
         for slot in 0..DEPTH {
             let at = place_of(qid, slot);
-            let found = place.bytes("disk.raw", at * LEN as u64, LEN);
+            let found = test_dir.bytes("disk.raw", at * LEN as u64, LEN);
             assert!(found == pattern(9 + at, LEN), "queue {qid}, slot {slot}");
         }
     }
@@ -223,9 +223,9 @@ fn everything_is_durable_at_the_end_wherever_its_queue_was() {
 /// A device below learns of a flush from each worker that the queues were on.
 #[test]
 fn every_worker_flushes_what_went_through_it_at_the_end() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 16 << 20);
-    let path = |name| text(&place.path(name));
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 16 << 20);
+    let path = |name| text(&test_dir.path(name));
     let (below, lower_control, control) = (path("below.sock"), path("below.ctl"), path("control"));
     let lower = ["serve", "--socket", &below, "--control", &lower_control];
     let lower = Daemon::spawn(&[&lower[..], &[&disk]].concat());
@@ -233,8 +233,8 @@ fn every_worker_flushes_what_went_through_it_at_the_end() {
     // Blocks of another size than the device's rule the direct path out, which is for one worker.
     let url = format!("vfio-user://{below}/1?block-size=4096");
     let args = ["--workers", "2", "--spread", "stir", "--control", &control];
-    let upper = Daemon::serve(&place, &[&args[..], &[&url]].concat());
-    let mut host = Host::attach(&place.socket());
+    let upper = Daemon::serve(&test_dir, &[&args[..], &[&url]].concat());
+    let mut host = Host::attach(&test_dir.socket());
     host.block = 4096;
     ready(&mut host, true);
     eventually("queues move", || {
@@ -258,11 +258,12 @@ fn every_worker_flushes_what_went_through_it_at_the_end() {
 /// A worker copies as fast as it can, and another one is idle: half of the queues migrate.
 #[test]
 fn a_busy_worker_gives_queues_to_an_idle_one() {
-    let place = Place::new();
-    let control = text(&place.path("control"));
+    let test_dir = TestDir::new();
+    let control = text(&test_dir.path("control"));
     let args = ["--workers", "2", "--control", &control, "mem://64M"];
-    let daemon = Daemon::serve(&place, &args);
-    let target = Target::parse(&format!("vfio-user://{}/1", text(&place.socket()))).unwrap();
+    let daemon = Daemon::serve(&test_dir, &args);
+    let target =
+        DeviceTarget::parse(&format!("vfio-user://{}/1", text(&test_dir.socket()))).unwrap();
     let device = target.open().unwrap();
     let options = QueueOptions {
         depth: 8,
@@ -314,7 +315,7 @@ fn a_busy_worker_gives_queues_to_an_idle_one() {
             break;
         }
         // How busy a worker is shows late on a machine that is busy with something else.
-        assert!(start.elapsed() < 4 * LIMIT, "nothing moved: {told}");
+        assert!(start.elapsed() < 4 * WAIT_TIMEOUT, "nothing moved: {told}");
     }
     drop(queues);
     drop(device);
@@ -324,12 +325,12 @@ fn a_busy_worker_gives_queues_to_an_idle_one() {
 /// A limit is no reason to look for another worker.
 #[test]
 fn limited_volumes_stay() {
-    let place = Place::new();
-    let [control, config] = ["control", "vnvme.toml"].map(|name| text(&place.path(name)));
+    let test_dir = TestDir::new();
+    let [control, config] = ["control", "vnvme.toml"].map(|name| text(&test_dir.path(name)));
     // A disk with the same volume and without a limit is served, too: its queues do migrate
     // meanwhile.
     let volumes = ["mem://16M", "mem://16M?iops=100000"];
-    let sockets = ["free.sock", "limited.sock"].map(|name| place.path(name));
+    let sockets = ["free.sock", "limited.sock"].map(|name| test_dir.path(name));
     let tables = volumes.iter().zip(&sockets).map(|(volume, socket)| {
         format!(
             "[[controller]]\nsocket = {socket:?}\n[[controller.namespace]]\nvolume = {volume:?}\n"

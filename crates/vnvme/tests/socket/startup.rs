@@ -59,10 +59,10 @@ fn capabilities(client: &mut Client) -> Vec<u8> {
 
 #[test]
 fn qemu() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 64 << 20);
-    let daemon = Daemon::serve(&place, &[&disk]);
-    let mut client = Client::new(RawClient::connect(&place.socket(), LIMIT).unwrap());
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 64 << 20);
+    let daemon = Daemon::serve(&test_dir, &[&disk]);
+    let mut client = Client::new(RawClient::connect(&test_dir.socket(), WAIT_TIMEOUT).unwrap());
 
     // The reply must not be longer than the request.
     let version = wire::Version { major: 0, minor: 0 };
@@ -166,7 +166,7 @@ fn qemu() {
     // The doorbells of a batch in one message, where that was offered.
     if multiple {
         let command = host.transfer(nvme::NvmOpcode::READ, 1, 0, 512, 1 << 20);
-        let (_, offset, tail) = host.place(1, command);
+        let (_, offset, tail) = host.test_dir(1, command);
         let mut entry = MultiWrite {
             offset,
             region: BAR0,
@@ -197,10 +197,10 @@ fn qemu() {
 
 #[test]
 fn cloud_hypervisor() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 64 << 20);
-    let daemon = Daemon::serve(&place, &[&disk]);
-    let mut client = Client::new(RawClient::connect(&place.socket(), LIMIT).unwrap());
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 64 << 20);
+    let daemon = Daemon::serve(&test_dir, &[&disk]);
+    let mut client = Client::new(RawClient::connect(&test_dir.socket(), WAIT_TIMEOUT).unwrap());
     client.negotiate_with(0, CLOUD_HYPERVISOR).unwrap();
     let info = client.device_info().unwrap();
     for index in 0..info.num_regions {
@@ -248,10 +248,10 @@ fn cloud_hypervisor() {
 
 #[test]
 fn polling_host_with_a_mapped_doorbell_page() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 64 << 20);
-    let daemon = Daemon::serve(&place, &["--doorbells", "mapped", &disk]);
-    let mut client = Client::new(RawClient::connect(&place.socket(), LIMIT).unwrap());
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 64 << 20);
+    let daemon = Daemon::serve(&test_dir, &["--doorbells", "mapped", &disk]);
+    let mut client = Client::new(RawClient::connect(&test_dir.socket(), WAIT_TIMEOUT).unwrap());
     // Version without any text.
     client.negotiate_with(0, &[]).unwrap();
     let mut host = Host::over(client);
@@ -263,7 +263,7 @@ fn polling_host_with_a_mapped_doorbell_page() {
     assert_eq!(host.read32(0x8) >> 16, 2, "VS");
     // The page of the next client is clean: no doorbell of this one is rung in its name.
     drop(host);
-    let mut host = Host::attach(&place.socket());
+    let mut host = Host::attach(&test_dir.socket());
     host.map_doorbells();
     host.assign_vectors(1);
     exercise(&mut host, 0);
@@ -273,9 +273,9 @@ fn polling_host_with_a_mapped_doorbell_page() {
 
 #[test]
 fn registers_as_two_dwords_and_as_one() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
-    let mut host = Host::attach(&place.socket());
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    let mut host = Host::attach(&test_dir.socket());
     let mut whole = [0; 8];
     host.client.region_read(BAR0, 0, &mut whole).unwrap();
     let halves = [host.read32(0), host.read32(4)];
@@ -305,9 +305,9 @@ fn registers_as_two_dwords_and_as_one() {
 
 #[test]
 fn memory_that_is_not_shared_is_explained() {
-    let place = Place::new();
-    let daemon = Daemon::serve(&place, &["mem://1M"]);
-    let mut client = Client::connect(place.socket(), LIMIT).unwrap();
+    let test_dir = TestDir::new();
+    let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
+    let mut client = Client::connect(test_dir.socket(), WAIT_TIMEOUT).unwrap();
     let map = |iova, size, write| DmaMapping {
         iova,
         size,

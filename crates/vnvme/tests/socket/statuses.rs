@@ -308,7 +308,7 @@ volume = "DIR/used.raw"
 /// Status and body of an answer.
 fn ask(control: &str, method: &str, address: &str, body: &str) -> (u16, String) {
     let mut stream = UnixStream::connect(control).unwrap();
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     let len = body.len();
     let head = format!("{method} {address} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n");
     let request = format!("{head}Content-Length: {len}\r\n\r\n{body}");
@@ -327,17 +327,17 @@ fn export(socket: &str, volume: &str) -> String {
 
 #[test]
 fn what_a_request_caused_is_said_to_be_the_requests() {
-    let place = Place::new();
-    let dir = text(place.path("x").parent().unwrap());
-    let disk = place.disk("disk.raw", 1 << 20);
-    place.disk("used.raw", 1 << 20);
-    let config = place.path("served.toml");
+    let test_dir = TestDir::new();
+    let dir = text(test_dir.path("x").parent().unwrap());
+    let disk = test_dir.disk("disk.raw", 1 << 20);
+    test_dir.disk("used.raw", 1 << 20);
+    let config = test_dir.path("served.toml");
     std::fs::write(&config, SERVED.replace("DIR", &dir)).unwrap();
-    let control = text(&place.path("ctl"));
+    let control = text(&test_dir.path("ctl"));
     let args = ["daemon", "--control", &control, "--allow", &dir, "--config"];
     let daemon = Daemon::spawn(&[&args[..], &[&text(&config)]].concat());
     for socket in ["a.sock", "b.sock"] {
-        daemon.wait_listening(&place.path(socket));
+        daemon.wait_listening(&test_dir.path(socket));
     }
     let before = ask(&control, "GET", ADD, "");
     assert_eq!(before.0, 200);
@@ -359,9 +359,9 @@ fn what_a_request_caused_is_said_to_be_the_requests() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert_eq!(ask(&control, "GET", ADD, ""), before, "nothing has changed");
-    assert!(!place.path("x.sock").exists());
+    assert!(!test_dir.path("x.sock").exists());
     // A file that is free again can be had.
-    let add = export(&text(&place.path("x.sock")), &disk);
+    let add = export(&text(&test_dir.path("x.sock")), &disk);
     assert_eq!(ask(&control, "POST", ADD, &add).0, 201);
     daemon.end();
 }

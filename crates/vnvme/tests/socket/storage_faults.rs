@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 use std::time::Duration;
 
-use fuse_disk::{Disk, Fault, What};
+use fuse_disk::{Disk, Fault, RequestKind};
 use nvme::log::{ErrorInformation, Lid, Smart};
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use serde_json::Value;
@@ -61,8 +61,8 @@ fn last_error(host: &mut Host) -> (Status, u64) {
 }
 
 /// Makes a disk that can fail. `None`, with a line that says so, where that is impossible.
-pub fn breaking(test: &str, place: &Place) -> Option<Disk> {
-    match Disk::new(&place.path("mnt"), 8 * MIB) {
+pub fn breaking(test: &str, test_dir: &TestDir) -> Option<Disk> {
+    match Disk::new(&test_dir.path("mnt"), 8 * MIB) {
         Ok(disk) => Some(disk),
         Err(error) => {
             let what = format!("vnvme::storage_faults::{test}");
@@ -103,24 +103,25 @@ impl Drop for Loop {
 /// A daemon and its guest, on the disk itself and, through the ring, on a block device of it.
 fn each_way(test: &str, options: &str, run: impl Fn(&Disk, &Path, &mut Host, bool)) {
     for block_device in [false, true] {
-        let place = Place::new();
-        let Some(disk) = breaking(test, &place) else {
+        let test_dir = TestDir::new();
+        let Some(disk) = breaking(test, &test_dir) else {
             return;
         };
-        let device = match block_device {
-            true => match Loop::new(&disk.path()) {
+        let device = if block_device {
+            match Loop::new(&disk.path()) {
                 Some(device) => Some(device),
                 None => return,
-            },
-            false => None,
+            }
+        } else {
+            None
         };
         let path = device
             .as_ref()
             .map_or(disk.path(), |device| device.0.clone());
         let url = format!("{}{options}", text(&path));
-        let control = place.path("control.sock");
-        let daemon = Daemon::serve(&place, &["--control", &text(&control), &url]);
-        let mut host = Host::up(&place.socket());
+        let control = test_dir.path("control.sock");
+        let daemon = Daemon::serve(&test_dir, &["--control", &text(&control), &url]);
+        let mut host = Host::up(&test_dir.socket());
         run(&disk, &control, &mut host, block_device);
         disk.heal();
         disk.release();
@@ -141,17 +142,17 @@ fn errors_of_the_medium_are_told_everywhere() {
         assert_eq!(media_errors(host), 0);
         // The kernel may repeat a read in pieces, above the disk.
         let at = 64 * 512;
-        disk.fail(What::Read, at..at + 4096, u64::MAX, Fault::Error(5));
+        disk.fail(RequestKind::Read, at..at + 4096, u64::MAX, Fault::Error(5));
         assert_eq!(read_fails(host, 64), Status::UNRECOVERED_READ_ERROR);
         assert_eq!(last_error(host), (Status::UNRECOVERED_READ_ERROR, 64));
         assert_eq!(media_errors(host), 1);
         disk.heal();
-        disk.fail(What::Write, 0..4096, u64::MAX, Fault::Error(5));
+        disk.fail(RequestKind::Write, 0..4096, u64::MAX, Fault::Error(5));
         let status = host.write_with(1, 0, &pattern(2, 4096), false);
         assert_eq!(status, Status::WRITE_FAULT);
         assert_eq!(media_errors(host), 2);
         disk.heal();
-        disk.fail(What::Sync, 0..1, 1, Fault::Error(5));
+        disk.fail(RequestKind::Sync, 0..1, 1, Fault::Error(5));
         let flush = Command::new(NvmOpcode::FLUSH.0, 0, 1);
         assert_eq!(host.run(1, flush).status(), Status::WRITE_FAULT);
         assert_eq!(media_errors(host), 3);
@@ -179,7 +180,7 @@ fn errors_of_the_medium_are_told_everywhere() {
 #[test]
 fn no_space_is_no_error_of_the_medium() {
     each_way("no_space", "", |disk, _, host, _| {
-        disk.fail(What::Write, 0..4096, u64::MAX, Fault::Error(28));
+        disk.fail(RequestKind::Write, 0..4096, u64::MAX, Fault::Error(28));
         let status = host.write_with(1, 0, &pattern(2, 4096), false);
         // The error of a full block device: Linux reports missing space below by ENOSPC, too.
         assert!(status.is(Status::CAPACITY_EXCEEDED), "{status}");
@@ -194,14 +195,14 @@ fn what_is_short_goes_on_and_what_is_slow_is_waited_for() {
         let data = pattern(3, 64 << 10);
         // Linux's loop devices take a short write for a whole one (drivers/block/loop.c).
         if !block_device {
-            disk.fail(What::Write, 0..MIB as u64, 1, Fault::Short);
+            disk.fail(RequestKind::Write, 0..MIB as u64, 1, Fault::Short);
         }
         host.write(1, 0, &data);
-        disk.fail(What::Read, 0..MIB as u64, 1, Fault::Short);
+        disk.fail(RequestKind::Read, 0..MIB as u64, 1, Fault::Short);
         assert!(host.read(1, 0, data.len()) == data);
         let slow = Fault::Slow(Duration::from_millis(300));
-        disk.fail(What::Write, 0..MIB as u64, 2, slow);
-        disk.fail(What::Sync, 0..1, 1, slow);
+        disk.fail(RequestKind::Write, 0..MIB as u64, 2, slow);
+        disk.fail(RequestKind::Sync, 0..1, 1, slow);
         host.write(1, 8, &data);
         host.flush(1);
         assert!(host.read(1, 8, data.len()) == data);
@@ -214,16 +215,16 @@ fn what_is_to_be_repeated_is_and_the_guest_notices_nothing() {
     let options = "?on-read-error=retry&on-write-error=retry";
     each_way("repeated", options, |disk, control, host, _| {
         let data = pattern(4, 4096);
-        disk.fail(What::Write, 0..4096, 3, Fault::Error(5));
+        disk.fail(RequestKind::Write, 0..4096, 3, Fault::Error(5));
         host.write(1, 0, &data);
-        disk.fail(What::Read, 0..4096, 2, Fault::Error(5));
+        disk.fail(RequestKind::Read, 0..4096, 2, Fault::Error(5));
         assert!(host.read(1, 0, 4096) == data);
         assert_eq!(media_errors(host), 0);
         let told = on_error(control);
         assert_eq!(told["write_errors"], 3, "{told}");
         assert!(told["repeated"].as_u64().unwrap() >= 4, "{told}");
         // A failed flush is reported all the same.
-        disk.fail(What::Sync, 0..1, 1, Fault::Error(5));
+        disk.fail(RequestKind::Sync, 0..1, 1, Fault::Error(5));
         let flush = Command::new(NvmOpcode::FLUSH.0, 0, 1);
         assert_eq!(host.run(1, flush).status(), Status::WRITE_FAULT);
     });
@@ -235,9 +236,9 @@ fn a_disk_without_space_is_stopped_and_resumed() {
     each_way("stopped", options, |disk, control, host, _| {
         let data = pattern(5, 4096);
         // Other errors are reported.
-        disk.fail(What::Write, 0..4096, 1, Fault::Error(5));
+        disk.fail(RequestKind::Write, 0..4096, 1, Fault::Error(5));
         assert_eq!(host.write_with(1, 0, &data, false), Status::WRITE_FAULT);
-        disk.fail(What::Write, 0..4096, u64::MAX, Fault::Error(28));
+        disk.fail(RequestKind::Write, 0..4096, u64::MAX, Fault::Error(28));
         host.ram.write_all_at(&data, 4 << 20).unwrap();
         let write = host.transfer(NvmOpcode::WRITE, 1, 0, data.len(), 4 << 20);
         let first = host.submit(1, write);
@@ -261,7 +262,7 @@ fn a_disk_without_space_is_stopped_and_resumed() {
         assert!(done.iter().all(|done| done.status() == Status::SUCCESS));
         assert!(host.read(1, 0, data.len()) == data);
         // The policy changes while it is in use, also for requests that wait.
-        disk.fail(What::Write, 0..4096, u64::MAX, Fault::Error(28));
+        disk.fail(RequestKind::Write, 0..4096, u64::MAX, Fault::Error(28));
         host.submit(1, write);
         eventually("it stops", || on_error(control)["stopped"] == true);
         let (ok, shown) = vnvme(control, &["on-error", "vm", "--on-write-error", "report"]);
@@ -274,7 +275,7 @@ fn a_disk_without_space_is_stopped_and_resumed() {
 fn a_stopped_disk_is_reset_and_ended_as_any_other() {
     let options = "?on-write-error=stop";
     each_way("reset", options, |disk, control, host, _| {
-        disk.fail(What::Write, 0..4096, u64::MAX, Fault::Error(5));
+        disk.fail(RequestKind::Write, 0..4096, u64::MAX, Fault::Error(5));
         let write = host.transfer(NvmOpcode::WRITE, 1, 0, 4096, 4 << 20);
         host.submit(1, write);
         eventually("it stops", || on_error(control)["stopped"] == true);
@@ -284,7 +285,7 @@ fn a_stopped_disk_is_reset_and_ended_as_any_other() {
         disk.heal();
         host.write(1, 0, &pattern(1, 4096));
         // The end does not wait for it either (see `each_way`).
-        disk.fail(What::Write, 0..4096, u64::MAX, Fault::Error(5));
+        disk.fail(RequestKind::Write, 0..4096, u64::MAX, Fault::Error(5));
         let write = host.transfer(NvmOpcode::WRITE, 1, 0, 4096, 4 << 20);
         host.submit(1, write);
         eventually("it stops", || on_error(control)["stopped"] == true);
@@ -321,23 +322,23 @@ impl Drop for Small {
 /// A volume that answers at once, as its errors do.
 #[test]
 fn a_full_tmpfs_stops_its_guest_until_there_is_space() {
-    let place = Place::new();
-    let Some(small) = Small::mount(place.path("small")) else {
+    let test_dir = TestDir::new();
+    let Some(small) = Small::mount(test_dir.path("small")) else {
         return;
     };
     let disk = small.0.join("disk.raw");
     File::create(&disk).unwrap().set_len(8 << 20).unwrap();
     let other = small.0.join("other");
     std::fs::write(&other, vec![1; MIB]).unwrap();
-    let control = place.path("control.sock");
+    let control = test_dir.path("control.sock");
     let args = [
         "--control",
         &text(&control),
         "--on-write-error",
         "enospc-stop",
     ];
-    let daemon = Daemon::serve(&place, &[&args[..], &[&text(&disk)]].concat());
-    let mut host = Host::up(&place.socket());
+    let daemon = Daemon::serve(&test_dir, &[&args[..], &[&text(&disk)]].concat());
+    let mut host = Host::up(&test_dir.socket());
     let data = pattern(1, 64 << 10);
     let mut written = 0;
     let held = loop {
@@ -377,12 +378,12 @@ fn a_full_tmpfs_stops_its_guest_until_there_is_space() {
 
 #[test]
 fn a_file_that_shrinks_is_told_of_and_lives_on() {
-    let place = Place::new();
-    let path = place.disk("disk.raw", 4 << 20);
-    let control = place.path("control.sock");
+    let test_dir = TestDir::new();
+    let path = test_dir.disk("disk.raw", 4 << 20);
+    let control = test_dir.path("control.sock");
     let args = ["--control", &text(&control), &path];
-    let daemon = Daemon::serve(&place, &args);
-    let mut host = Host::up(&place.socket());
+    let daemon = Daemon::serve(&test_dir, &args);
+    let mut host = Host::up(&test_dir.socket());
     host.write(1, 0, &pattern(1, 4096));
     let file = File::options().write(true).open(&path).unwrap();
     file.set_len(1 << 20).unwrap();

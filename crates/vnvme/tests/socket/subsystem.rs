@@ -22,22 +22,25 @@ const AT_REPORT: u64 = 0x30_0000;
 const AT_LATE: u64 = 0x40_0000;
 
 /// Two disks, `a` and `b`, on two workers.
-fn config(place: &Place, disk: &str) -> String {
-    let kept = format!("reservations = {:?}\n", text(&place.path("reservations")));
-    config_with(place, disk, &kept)
+fn config(test_dir: &TestDir, disk: &str) -> String {
+    let kept = format!(
+        "reservations = {:?}\n",
+        text(&test_dir.path("reservations"))
+    );
+    config_with(test_dir, disk, &kept)
 }
 
 /// Makes a configuration of two disks with more lines for the namespace.
-fn config_with(place: &Place, disk: &str, lines: &str) -> String {
+fn config_with(test_dir: &TestDir, disk: &str, lines: &str) -> String {
     let mut config = String::from("[process]\nworkers = 2\n");
     for (name, cntlid) in [("a", 1), ("b", 2)] {
         config += &format!(
             "[[controller]]\nname = \"{name}\"\nsocket = {:?}\nsubsystem = \"s\"\n\
              cntlid = {cntlid}\n[[controller.namespace]]\nvolume = {disk:?}\n{lines}",
-            text(&place.path(name)),
+            text(&test_dir.path(name)),
         );
     }
-    let file = place.path("vnvme.toml");
+    let file = test_dir.path("vnvme.toml");
     fs::write(&file, config).unwrap();
     text(&file)
 }
@@ -67,20 +70,20 @@ fn write(host: &mut Host, byte: u8) -> Status {
     host.write_with(1, 0, &[byte; 4096], false).without_flags()
 }
 
-fn up(place: &Place) -> (Host, Host) {
-    (Host::up(&place.path("a")), Host::up(&place.path("b")))
+fn up(test_dir: &TestDir) -> (Host, Host) {
+    (Host::up(&test_dir.path("a")), Host::up(&test_dir.path("b")))
 }
 
 #[test]
 fn a_fence_holds_through_a_kill() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 1 << 20);
-    let control = text(&place.path("control"));
-    let file = config(&place, &disk);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 1 << 20);
+    let control = text(&test_dir.path("control"));
+    let file = config(&test_dir, &disk);
     let args = ["serve", "--control", &control, "--config", &file];
     let daemon = Daemon::spawn(&args);
-    daemon.wait_listening(&place.path("b"));
-    let (mut a, mut b) = up(&place);
+    daemon.wait_listening(&test_dir.path("b"));
+    let (mut a, mut b) = up(&test_dir);
     let (one, two) = (a.identify_controller(), b.identify_controller());
     assert_eq!((one.cntlid.get(), two.cntlid.get()), (1, 2));
     assert_eq!((one.subnqn, one.sn), (two.subnqn, two.sn));
@@ -103,15 +106,15 @@ fn a_fence_holds_through_a_kill() {
     assert_eq!(write(&mut a, 3), Status::SUCCESS);
     // A guest that reconnects is the same host.
     drop(b);
-    let mut b = Host::up(&place.path("b"));
+    let mut b = Host::up(&test_dir.path("b"));
     assert_eq!(write(&mut b, 4), Status::RESERVATION_CONFLICT);
     assert_eq!(b.read(1, 0, 4096), [3; 4096]);
     drop((a, b));
     daemon.signal(Signal::KILL);
     daemon.wait();
     let daemon = Daemon::spawn(&args);
-    daemon.wait_listening(&place.path("b"));
-    let (mut a, mut b) = up(&place);
+    daemon.wait_listening(&test_dir.path("b"));
+    let (mut a, mut b) = up(&test_dir);
     assert_eq!(write(&mut b, 5), Status::RESERVATION_CONFLICT);
     assert_eq!(write(&mut a, 5), Status::SUCCESS);
     let clear = NvmOpcode::RESERVATION_RELEASE;
@@ -123,8 +126,8 @@ fn a_fence_holds_through_a_kill() {
     drop((a, b));
     daemon.end();
     // The file is of this namespace, and no other.
-    let other = place.disk("other.raw", 1 << 20);
-    let file = config(&place, &other);
+    let other = test_dir.disk("other.raw", 1 << 20);
+    let file = config(&test_dir, &other);
     let ended = Daemon::spawn(&["serve", "--control", &control, "--config", &file]).wait();
     assert_eq!(ended.status.code(), Some(1));
     let last = ended.log.last().unwrap();
@@ -139,12 +142,12 @@ fn a_fence_holds_over_two_connections() {
     const LATE: usize = 4;
     let loops = std::env::var("VNVME_FENCING_LOOPS");
     let loops = loops.map_or(200, |loops| loops.parse::<u64>().unwrap());
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 1 << 20);
-    let file = config_with(&place, &disk, "");
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 1 << 20);
+    let file = config_with(&test_dir, &disk, "");
     let daemon = Daemon::spawn(&["serve", "--config", &file]);
-    daemon.wait_listening(&place.path("b"));
-    let (a, b) = up(&place);
+    daemon.wait_listening(&test_dir.path("b"));
+    let (a, b) = up(&test_dir);
     let mut hosts = [a, b];
     let (acquire, release) = (
         NvmOpcode::RESERVATION_ACQUIRE,
@@ -229,11 +232,14 @@ fn a_fence_holds_over_two_connections() {
 /// the next one.
 #[test]
 fn disks_of_a_subsystem_end_with_their_process() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 1 << 20);
-    let file = config(&place, &disk);
-    let daemon = crate::keeper::start(&place, &["serve", "--config", &file, "--keeper", "process"]);
-    let (mut a, mut b) = up(&place);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 1 << 20);
+    let file = config(&test_dir, &disk);
+    let daemon = crate::keeper::start(
+        &test_dir,
+        &["serve", "--config", &file, "--keeper", "process"],
+    );
+    let (mut a, mut b) = up(&test_dir);
     eventually("it is said", || {
         daemon.count("will not outlive its process: it is in a subsystem") == 2
     });
@@ -245,7 +251,7 @@ fn disks_of_a_subsystem_end_with_their_process() {
     crate::keeper::kill_serving(&daemon);
     drop((a, b));
     eventually("the next one serves", || daemon.count("listening") >= 4);
-    let (mut a, mut b) = up(&place);
+    let (mut a, mut b) = up(&test_dir);
     assert_eq!(write(&mut b, 2), Status::RESERVATION_CONFLICT);
     assert_eq!(write(&mut a, 2), Status::SUCCESS);
     drop((a, b));
@@ -254,11 +260,11 @@ fn disks_of_a_subsystem_end_with_their_process() {
 
 #[test]
 fn disks_of_a_subsystem_do_not_change_under_a_daemon() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 1 << 20);
-    let control = text(&place.path("control"));
-    let file = config(&place, &disk);
-    let allow = text(place.path("x").parent().unwrap());
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 1 << 20);
+    let control = text(&test_dir.path("control"));
+    let file = config(&test_dir, &disk);
+    let allow = text(test_dir.path("x").parent().unwrap());
     let daemon = Daemon::spawn(&[
         "daemon",
         "--control",
@@ -268,7 +274,7 @@ fn disks_of_a_subsystem_do_not_change_under_a_daemon() {
         "--config",
         &file,
     ]);
-    let client = Client::new(vec![place.path("control")]).unwrap();
+    let client = Client::new(vec![test_dir.path("control")]).unwrap();
     eventually("it answers", || client.disks().is_ok());
     let refused = |result: Result<(), ClientError>| {
         let error = result.expect_err("it is refused").to_string();
@@ -280,7 +286,7 @@ fn disks_of_a_subsystem_do_not_change_under_a_daemon() {
     let namespace = json(r#"{"volume": "mem://1M"}"#);
     refused(client.attach("a", &namespace).map(|_| ()));
     refused(client.detach("a", 1));
-    let socket = text(&place.path("c"));
+    let socket = text(&test_dir.path("c"));
     let third = json(&format!(
         r#"{{"socket": "{socket}", "subsystem": "s", "cntlid": 3,
             "namespace": [{{"volume": "{disk}"}}]}}"#
@@ -288,7 +294,7 @@ fn disks_of_a_subsystem_do_not_change_under_a_daemon() {
     let add = client.add(control::api::DiskKind::Controller, third);
     refused(add.map(|_| ()));
     // The removal of a disk leaves the other disks their shared namespace.
-    let mut b = Host::up(&place.path("b"));
+    let mut b = Host::up(&test_dir.path("b"));
     client.remove("a", false).unwrap();
     assert_eq!(write(&mut b, 1), Status::SUCCESS);
     drop(b);
@@ -303,24 +309,25 @@ fn vnvme(control: &str, words: &[&str]) -> Result<String, String> {
         .output()
         .unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    match output.status.success() {
-        true => Ok(text(&output.stdout)),
-        false => Err(text(&output.stderr)),
+    if output.status.success() {
+        Ok(text(&output.stdout))
+    } else {
+        Err(text(&output.stderr))
     }
 }
 
 /// Paths are changed by hand, and by a configuration that is read again.
 #[test]
 fn states_of_paths_change_while_they_are_used() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 1 << 20);
-    let control = text(&place.path("control"));
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 1 << 20);
+    let control = text(&test_dir.path("control"));
     let lines = "ana-group = 2\n[[controller.namespace]]\nvolume = \"mem://1M\"\n";
-    let file = config_with(&place, &disk, lines);
-    let allow = text(place.path("x").parent().unwrap());
+    let file = config_with(&test_dir, &disk, lines);
+    let allow = text(test_dir.path("x").parent().unwrap());
     let args = ["daemon", "--control", &control, "--allow", &allow];
     let daemon = Daemon::spawn(&[&args[..], &["--config", &file]].concat());
-    daemon.wait_listening(&place.path("b"));
+    daemon.wait_listening(&test_dir.path("b"));
     let json = |words: &[&str]| -> serde_json::Value {
         let said = vnvme(&control, &[words, &["--json"]].concat()).unwrap();
         serde_json::from_str(&said).unwrap()
@@ -337,7 +344,7 @@ fn states_of_paths_change_while_they_are_used() {
     };
     let all = "a 1 optimized, a 2 optimized, b 1 optimized, b 2 optimized";
     assert_eq!(states(), all);
-    let (mut a, mut b) = up(&place);
+    let (mut a, mut b) = up(&test_dir);
     let one = a.identify_namespace(1).unwrap();
     let two = a.identify_namespace(2).unwrap();
     assert_eq!((one.anagrpid.get(), two.anagrpid.get()), (2, 1));
@@ -397,7 +404,7 @@ fn states_of_paths_change_while_they_are_used() {
             "add",
             "controller",
             "mem://1M",
-            &format!("socket={}", text(&place.path("alone"))),
+            &format!("socket={}", text(&test_dir.path("alone"))),
         ],
     )
     .unwrap();
@@ -436,26 +443,26 @@ fn keys(host: &mut Host) -> Vec<(u16, u64)> {
 fn what_was_answered_outlasts_a_cut_of_the_power() {
     let said = std::env::var("VNVME_CUTS").ok();
     let cuts = said.map_or(10, |said| said.parse::<u64>().unwrap());
-    let place = Place::new();
-    let below = match Disk::new(&place.path("mount"), 32 << 10) {
+    let test_dir = TestDir::new();
+    let below = match Disk::new(&test_dir.path("mount"), 32 << 10) {
         Ok(below) => below,
         Err(error) => {
             let what = "vnvme::storage_faults::reservations_and_a_cut_of_the_power";
             return testkit::skip(what, format!("/dev/fuse: {error}"));
         }
     };
-    let disk = place.disk("disk.raw", 1 << 20);
+    let disk = test_dir.disk("disk.raw", 1 << 20);
     // The failing disk's file system makes no files, so a file of another process is copied there.
-    let made = Daemon::spawn(&["serve", "--config", &config(&place, &disk)]);
-    made.wait_listening(&place.path("b"));
+    let made = Daemon::spawn(&["serve", "--config", &config(&test_dir, &disk)]);
+    made.wait_listening(&test_dir.path("b"));
     made.end();
     let file = fs::File::options().write(true).open(below.path()).unwrap();
-    let bytes = fs::read(place.path("reservations")).unwrap();
+    let bytes = fs::read(test_dir.path("reservations")).unwrap();
     file.write_all_at(&bytes, 0).unwrap();
     file.sync_all().unwrap();
     drop(file);
     let kept = format!("reservations = {:?}\n", text(&below.path()));
-    let config = config_with(&place, &disk, &kept);
+    let config = config_with(&test_dir, &disk, &kept);
     let mut random = Random::new(0x907e);
     // Keys of each controller: the completed one, and the one in flight at a cut.
     let mut answered = [0u64, 0];
@@ -463,8 +470,8 @@ fn what_was_answered_outlasts_a_cut_of_the_power() {
     let (mut all, mut in_doubt) = (0, 0);
     for cut in 0..=cuts {
         let daemon = Daemon::spawn(&["serve", "--config", &config]);
-        daemon.wait_listening(&place.path("b"));
-        let (a, b) = up(&place);
+        daemon.wait_listening(&test_dir.path("b"));
+        let (a, b) = up(&test_dir);
         let mut hosts = [a, b];
         let found = keys(&mut hosts[0]);
         for (at, cntlid) in [1, 2].into_iter().enumerate() {

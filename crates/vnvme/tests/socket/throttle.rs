@@ -25,11 +25,11 @@ fn only(control: &str, more: &[&str]) -> serde_json::Value {
 
 #[test]
 fn a_limited_disk_sleeps_wakes_and_is_set_free() {
-    let place = Place::new();
-    let control = text(&place.path("control.sock"));
+    let test_dir = TestDir::new();
+    let control = text(&test_dir.path("control.sock"));
     let volume = "mem://4M?iops=4&burst=1ms";
-    let daemon = Daemon::serve(&place, &["--control", &control, volume, "mem://1M"]);
-    let mut host = Host::up(&place.socket());
+    let daemon = Daemon::serve(&test_dir, &["--control", &control, volume, "mem://1M"]);
+    let mut host = Host::up(&test_dir.socket());
     // The first passes; only the limit's own deadline wakes the worker for the rest. They are
     // submitted together: one after the other, on a busy machine, each would find its time reached
     // already.
@@ -40,7 +40,7 @@ fn a_limited_disk_sleeps_wakes_and_is_set_free() {
     });
     let [first, second, third, last] = writes;
     for write in [first, second, third] {
-        host.place(1, write);
+        host.test_dir(1, write);
     }
     // Rings for all of them.
     host.submit(1, last);

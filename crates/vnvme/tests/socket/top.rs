@@ -133,19 +133,19 @@ impl Drop for Screen {
 
 #[test]
 fn the_screen_follows_keys_and_load() {
-    let place = Place::new();
-    let control = text(&place.path("control.sock"));
-    let config = place.path("c.toml");
+    let test_dir = TestDir::new();
+    let control = text(&test_dir.path("control.sock"));
+    let config = test_dir.path("c.toml");
     let disk = |name: &str| {
-        let socket = text(&place.path(&format!("{name}.sock")));
+        let socket = text(&test_dir.path(&format!("{name}.sock")));
         format!(
             "[[controller]]\nsocket = \"{socket}\"\nnamespace = [{{ volume = \"mem://4M\" }}]\n"
         )
     };
     std::fs::write(&config, ["vm", "web", "db"].map(disk).concat()).unwrap();
     let daemon = Daemon::spawn(&["serve", "--config", &text(&config), "--control", &control]);
-    daemon.wait_listening(&place.socket());
-    let mut host = Host::up(&place.socket());
+    daemon.wait_listening(&test_dir.socket());
+    let mut host = Host::up(&test_dir.socket());
     let mut screen = Screen::open(&control, 80, 24);
 
     // The busy one is the first, and its times are known although few of its commands are timed.
@@ -184,7 +184,7 @@ fn the_screen_follows_keys_and_load() {
     screen.press("j");
     screen.press("\r");
     let shown = screen.wait("a disk's queues", |s| s.contains("QUEUE WORKER"));
-    let socket = text(&place.socket());
+    let socket = text(&test_dir.socket());
     assert!(
         shown.contains(&format!("vm   controller {socket}   attached")),
         "{shown}"
@@ -210,9 +210,9 @@ fn the_screen_follows_keys_and_load() {
 
 #[test]
 fn the_terminal_is_what_it_was_however_top_ends() {
-    let place = Place::new();
-    let control = text(&place.path("control.sock"));
-    let daemon = Daemon::serve(&place, &["--control", &control, "mem://4M"]);
+    let test_dir = TestDir::new();
+    let control = text(&test_dir.path("control.sock"));
+    let daemon = Daemon::serve(&test_dir, &["--control", &control, "mem://4M"]);
     let ends = |how: &str, end: &dyn Fn(&Screen)| {
         let mut screen = Screen::open(&control, 80, 24);
         screen.wait("disks", |shown| shown.contains("DISK "));

@@ -29,7 +29,7 @@ const DISCARD: u64 = 1 << 13;
 
 fn features(socket: &Path) -> u64 {
     let stream = UnixStream::connect(socket).unwrap();
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     features_of(&stream)
 }
 
@@ -111,13 +111,13 @@ fn capacity(socket: &UnixStream) -> u64 {
 
 #[test]
 fn an_export_has_the_size_that_its_file_has() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 1 << 20);
-    let socket = place.path("v.sock");
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 1 << 20);
+    let socket = test_dir.path("v.sock");
     let daemon = Daemon::spawn(&["serve", "--vhost-user-blk", &text(&socket), &disk]);
     daemon.wait_listening(&socket);
     let stream = UnixStream::connect(&socket).unwrap();
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     send(&stream, SET_PROTOCOL_FEATURES, &words(&[1 << 9]), None);
     assert_eq!(capacity(&stream), 2048);
     let file = std::fs::OpenOptions::new().write(true).open(&disk);
@@ -129,15 +129,15 @@ fn an_export_has_the_size_that_its_file_has() {
 
 #[test]
 fn a_front_end_that_comes_again_and_again_without_its_guests_memory_fills_no_disk() {
-    let place = Place::new();
-    let socket = place.path("v.sock");
+    let test_dir = TestDir::new();
+    let socket = test_dir.path("v.sock");
     let args = ["serve", "--vhost-user-blk", &text(&socket), "mem://1M"];
     let daemon = Daemon::spawn(&args);
     daemon.wait_listening(&socket);
     let start = Instant::now();
     for _ in 0..100 {
         let stream = UnixStream::connect(&socket).unwrap();
-        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
         start_queue(&stream);
         assert_eq!((&stream).read(&mut [0; 8]).unwrap(), 0, "it is closed");
     }
@@ -159,14 +159,14 @@ fn a_front_end_that_comes_again_and_again_without_its_guests_memory_fills_no_dis
 /// Behaves as QEMU before 9 does with `memory-backend-memfd,share=off`.
 #[test]
 fn memory_whose_descriptor_comes_but_not_its_contents_is_told_of() {
-    let place = Place::new();
+    let test_dir = TestDir::new();
     for stored in [false, true] {
-        let socket = place.path("v.sock");
+        let socket = test_dir.path("v.sock");
         let args = ["serve", "--vhost-user-blk", &text(&socket), "mem://1M"];
         let daemon = Daemon::spawn(&args);
         daemon.wait_listening(&socket);
         let stream = UnixStream::connect(&socket).unwrap();
-        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
         let ram = memfd(1 << 20);
         if stored {
             std::os::unix::fs::FileExt::write_all_at(&ram, &[0; 4096], 1 << 19).unwrap();
@@ -185,12 +185,12 @@ fn memory_whose_descriptor_comes_but_not_its_contents_is_told_of() {
 
 #[test]
 fn exports_stand_beside_a_controller() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", 1 << 20);
-    let (first, second) = (place.path("v0.sock"), place.path("v1.sock"));
-    let control = text(&place.path("control.sock"));
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 1 << 20);
+    let (first, second) = (test_dir.path("v0.sock"), test_dir.path("v1.sock"));
+    let control = text(&test_dir.path("control.sock"));
     let daemon = Daemon::serve(
-        &place,
+        &test_dir,
         &[
             "mem://4M",
             "--control",
@@ -207,7 +207,7 @@ fn exports_stand_beside_a_controller() {
     daemon.wait_listening(&second);
     assert_eq!(features(&first) & (RO | DISCARD), DISCARD);
     assert_eq!(features(&second) & (RO | DISCARD), RO);
-    let mut host = Host::up(&place.socket());
+    let mut host = Host::up(&test_dir.socket());
     host.write(1, 0, &pattern(1, 4096));
     let told = stats(&control);
     let exports = told["vhost_user_blk"].as_array().unwrap();
@@ -225,13 +225,13 @@ fn exports_stand_beside_a_controller() {
 
 #[test]
 fn exports_alone_and_from_a_configuration_file() {
-    let place = Place::new();
-    let socket = place.path("v.sock");
+    let test_dir = TestDir::new();
+    let socket = test_dir.path("v.sock");
     let daemon = Daemon::spawn(&["serve", "--vhost-user-blk", &text(&socket), "mem://1M"]);
     daemon.wait_listening(&socket);
     assert_ne!(features(&socket), 0);
     daemon.end();
-    let config = place.path("vnvme.toml");
+    let config = test_dir.path("vnvme.toml");
     let table = format!(
         "[[vhost-user-blk]]\nsocket = {:?}\nvolume = \"mem://1M\"\nread-only = true\nqueues = 4\n",
         text(&socket)
@@ -245,9 +245,9 @@ fn exports_alone_and_from_a_configuration_file() {
 
 #[test]
 fn an_export_that_cannot_be_has_a_line_of_its_own() {
-    let place = Place::new();
-    let socket = text(&place.path("v.sock"));
-    let missing = text(&place.path("missing.raw"));
+    let test_dir = TestDir::new();
+    let socket = text(&test_dir.path("v.sock"));
+    let missing = text(&test_dir.path("missing.raw"));
     for (volume, word) in [
         (missing.as_str(), "no such file"),
         ("mem://1M?queues=0", "1 to 256"),
@@ -263,6 +263,6 @@ fn an_export_that_cannot_be_has_a_line_of_its_own() {
         assert_eq!(ended.status.code(), Some(1), "{ended:#?}");
         let line = ended.log.last().unwrap();
         assert!(line.contains(word), "\"{word}\" is not in: {line}");
-        assert!(!place.path("v.sock").exists());
+        assert!(!test_dir.path("v.sock").exists());
     }
 }

@@ -97,11 +97,11 @@ fn check(host: &mut Host, zone: u64, seed: u64, places: &BTreeMap<u64, u64>) {
 
 #[test]
 fn appends_and_resets_of_two_workers_that_are_killed() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", ZONES * ZONE);
-    let table = text(&place.path("disk.zones"));
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", ZONES * ZONE);
+    let table = text(&test_dir.path("disk.zones"));
     let volume = format!("{disk}?zone-size=1M&zone-table={table}");
-    let (socket, control) = (text(&place.socket()), text(&place.path("control")));
+    let (socket, control) = (text(&test_dir.socket()), text(&test_dir.path("control")));
     let args = [
         "serve",
         "--socket",
@@ -116,8 +116,8 @@ fn appends_and_resets_of_two_workers_that_are_killed() {
         &control,
         &volume,
     ];
-    let daemon = start(&place, &args);
-    let mut host = Host::attach(&place.socket());
+    let daemon = start(&test_dir, &args);
+    let mut host = Host::attach(&test_dir.socket());
     host.enable();
     host.use_shadow_doorbells();
     host.create_queues(QUEUES, None);
@@ -149,18 +149,18 @@ fn appends_and_resets_of_two_workers_that_are_killed() {
 // ---- disks of one subsystem
 
 /// Two disks, `a` and `b`, on two workers; `zones` are the lines of each.
-fn two_disks(place: &Place, disk: &str, zones: [&str; 2]) -> String {
+fn two_disks(test_dir: &TestDir, disk: &str, zones: [&str; 2]) -> String {
     let mut config = String::from("[process]\nworkers = 2\n");
-    let table = text(&place.path("disk.zones"));
+    let table = text(&test_dir.path("disk.zones"));
     for ((name, cntlid), zones) in [("a", 1), ("b", 2)].into_iter().zip(zones) {
         config += &format!(
             "[[controller]]\nname = \"{name}\"\nsocket = {:?}\nsubsystem = \"s\"\n\
              cntlid = {cntlid}\n[[controller.namespace]]\nvolume = {disk:?}\n\
              zone-table = {table:?}\n{zones}\n",
-            text(&place.path(name)),
+            text(&test_dir.path(name)),
         );
     }
-    let file = place.path("vnvme.toml");
+    let file = test_dir.path("vnvme.toml");
     fs::write(&file, config).unwrap();
     text(&file)
 }
@@ -213,16 +213,16 @@ const GEOMETRY: &str = "zone-size = \"1M\"\nmax-open-zones = 2\nmax-active-zones
 /// next process finds them in the table.
 #[test]
 fn two_hosts_of_one_zoned_disk() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", ZONES * ZONE);
-    let file = two_disks(&place, &disk, [GEOMETRY; 2]);
-    let control = text(&place.path("control"));
-    let allow = text(place.path("x").parent().unwrap());
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", ZONES * ZONE);
+    let file = two_disks(&test_dir, &disk, [GEOMETRY; 2]);
+    let control = text(&test_dir.path("control"));
+    let allow = text(test_dir.path("x").parent().unwrap());
     let args = ["daemon", "--control", &control, "--allow", &allow];
     let args = [&args[..], &["--config", &file]].concat();
     let daemon = Daemon::spawn(&args);
-    daemon.wait_listening(&place.path("b"));
-    let up = |name: &str| Host::up(&place.path(name));
+    daemon.wait_listening(&test_dir.path("b"));
+    let up = |name: &str| Host::up(&test_dir.path(name));
     let (mut a, mut b) = (up("a"), up("b"));
     let step = (LEN / 512) as u64;
     for turn in 0..8 {
@@ -251,7 +251,7 @@ fn two_hosts_of_one_zoned_disk() {
     let all = |host: &mut Host| [0, 1, 2, 3].map(|number| zone(host, number));
     assert_eq!(all(&mut b), before);
     // The removal of a disk leaves the other one its zones.
-    let client = Client::new(vec![place.path("control")]).unwrap();
+    let client = Client::new(vec![test_dir.path("control")]).unwrap();
     client.remove("b", true).unwrap();
     assert_eq!(all(&mut a), before);
     assert_eq!(append(&mut a, 3, 9), Ok(3 * BLOCKS + step));
@@ -259,7 +259,7 @@ fn two_hosts_of_one_zoned_disk() {
     daemon.signal(Signal::KILL);
     daemon.wait();
     let daemon = Daemon::spawn(&args);
-    daemon.wait_listening(&place.path("b"));
+    daemon.wait_listening(&test_dir.path("b"));
     let (mut a, mut b) = (up("a"), up("b"));
     let after = [
         (CLOSED, 8 * step),
@@ -279,12 +279,12 @@ fn two_hosts_of_one_zoned_disk() {
 /// Both append to one zone as fast as they can, and one of them resets the other zones meanwhile.
 #[test]
 fn two_hosts_append_at_once() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", ZONES * ZONE);
-    let file = two_disks(&place, &disk, ["zone-size = \"1M\""; 2]);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", ZONES * ZONE);
+    let file = two_disks(&test_dir, &disk, ["zone-size = \"1M\""; 2]);
     let daemon = Daemon::spawn(&["serve", "--config", &file]);
-    daemon.wait_listening(&place.path("b"));
-    let mut hosts = ["a", "b"].map(|name| Host::up(&place.path(name)));
+    daemon.wait_listening(&test_dir.path("b"));
+    let mut hosts = ["a", "b"].map(|name| Host::up(&test_dir.path(name)));
     let count = ZONE / LEN as u64;
     for round in 0..2 * ZONES {
         let (number, next) = (round % ZONES, (round + 1) % ZONES);
@@ -327,21 +327,21 @@ fn two_hosts_append_at_once() {
 /// Zones of one namespace that are not the same are none that could be shared.
 #[test]
 fn disks_that_say_different_zones() {
-    let place = Place::new();
-    let disk = place.disk("disk.raw", ZONES * ZONE);
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", ZONES * ZONE);
     for other in [
         "zone-size = \"2M\"",
         "zone-size = \"1M\"\nmax-open-zones = 3\nmax-active-zones = 4",
         "zone-size = \"1M\"\nzone-capacity = \"512K\"",
     ] {
-        let file = two_disks(&place, &disk, [GEOMETRY, other]);
+        let file = two_disks(&test_dir, &disk, [GEOMETRY, other]);
         let ended = Daemon::spawn(&["serve", "--config", &file]).wait();
         assert_eq!(ended.status.code(), Some(1));
         let said = ended.log.join("\n");
         assert!(said.contains("namespace 1 differs"), "{said}");
     }
     // For other hosts there are none.
-    let file = place.path("vnvme.toml");
+    let file = test_dir.path("vnvme.toml");
     let config = format!(
         "[[nvme-tcp]]\nlisten = \"127.0.0.1:0\"\n[[nvme-tcp.namespace]]\nvolume = {disk:?}\n\
          zone-size = \"1M\"\n"

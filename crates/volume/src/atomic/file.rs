@@ -1,7 +1,7 @@
 //! Journals of atomic writes that are stored in a file of their own.
 
 use super::AtomicVolume;
-use super::journal::{Entry, Head, SLOTS, journal_len, name, slot_at, slot_len};
+use super::journal::{Head, JournalEntry, SLOTS, journal_len, name, slot_at, slot_len};
 use crate::{FileOptions, FileVolume, Format, PreviousProcess, Volume, VolumeError};
 use dma::Buffer;
 use rustix::fs::{FallocateFlags, fallocate};
@@ -108,7 +108,7 @@ fn is_empty(journal: &File, unit: u32) -> io::Result<bool> {
     let mut slot = vec![0; slot_len(unit) as usize];
     for number in 0..SLOTS {
         journal.read_exact_at(&mut slot, slot_at(unit, number))?;
-        if Entry::of_slot(&slot, unit).is_some() {
+        if JournalEntry::of_slot(&slot, unit).is_some() {
             return Ok(false);
         }
     }

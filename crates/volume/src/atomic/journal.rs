@@ -75,7 +75,7 @@ pub(super) fn name(id: &[u8]) -> [u8; 16] {
 
 /// Head of a journal slot that holds an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct JournalEntry {
     /// Offset of the write, in bytes.
     pub(super) offset: u64,
     pub(super) len: u32,
@@ -83,7 +83,7 @@ pub(super) struct Entry {
     pub(super) crc: u32,
 }
 
-impl Entry {
+impl JournalEntry {
     pub(super) fn new(offset: u64, data: &[u8]) -> Self {
         Self {
             offset,
@@ -147,23 +147,26 @@ mod tests {
         assert_eq!(Head::parse(&head.to_bytes()), Some(head));
         assert_ne!(name(b"disk"), name(b"disk2"));
         let data: Vec<u8> = (0..8192u32).map(|n| n as u8 ^ 0x5a).collect();
-        let entry = Entry::new(3 * 4096 + (16 << 10), &data[..4096]);
+        let entry = JournalEntry::new(3 * 4096 + (16 << 10), &data[..4096]);
         let mut slot = vec![0; slot_len(16 << 10) as usize];
         slot[..28].copy_from_slice(&entry.to_bytes());
         slot[4096..8192].copy_from_slice(&data[..4096]);
-        assert_eq!(Entry::of_slot(&slot, 16 << 10), Some(entry));
+        assert_eq!(JournalEntry::of_slot(&slot, 16 << 10), Some(entry));
         // Each bit counts, of the head and of the data.
         for at in (0..28).chain([4096, 6000, 8191]) {
             slot[at] ^= 1;
-            assert_eq!(Entry::of_slot(&slot, 16 << 10), None, "{at}");
+            assert_eq!(JournalEntry::of_slot(&slot, 16 << 10), None, "{at}");
             slot[at] ^= 1;
         }
         slot[8192] ^= 1;
-        assert!(Entry::of_slot(&slot, 16 << 10).is_some(), "behind the data");
+        assert!(
+            JournalEntry::of_slot(&slot, 16 << 10).is_some(),
+            "behind the data"
+        );
         // An entry larger than the unit.
-        assert_eq!(Entry::of_slot(&slot, 2048), None);
-        assert_eq!(Entry::of_slot(&[], 16 << 10), None);
-        assert_eq!(Entry::of_slot(&vec![0; 8192], 16 << 10), None);
+        assert_eq!(JournalEntry::of_slot(&slot, 2048), None);
+        assert_eq!(JournalEntry::of_slot(&[], 16 << 10), None);
+        assert_eq!(JournalEntry::of_slot(&vec![0; 8192], 16 << 10), None);
         assert_eq!(Head::parse(&[0; 4096]), None);
         for at in 0..40 {
             let mut bytes = head.to_bytes();

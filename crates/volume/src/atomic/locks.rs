@@ -93,9 +93,10 @@ impl Locks {
             let Some(stripe) = self.at(hold, hold.have) else {
                 return false;
             };
-            let taken = match hold.owned {
-                true => own(stripe),
-                false => share(stripe),
+            let taken = if hold.owned {
+                own(stripe)
+            } else {
+                share(stripe)
             };
             if !taken {
                 return false;
@@ -109,10 +110,11 @@ impl Locks {
     pub(super) fn release(&self, hold: Hold) {
         for number in 0..hold.have {
             if let Some(stripe) = self.at(&hold, number) {
-                match hold.owned {
+                if hold.owned {
                     // A request that still wants the stripe sets the bit again.
-                    true => stripe.fetch_and(!OWNED, Ordering::Release),
-                    false => stripe.fetch_sub(1, Ordering::Release),
+                    stripe.fetch_and(!OWNED, Ordering::Release)
+                } else {
+                    stripe.fetch_sub(1, Ordering::Release)
                 };
             }
         }

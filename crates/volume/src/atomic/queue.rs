@@ -6,9 +6,9 @@
 //!         -> a write that is promised: journal -> in place -> end of the entry -> done
 //! ```
 
-use super::journal::{Entry, HEAD, SLOTS, slot_at, slot_len};
+use super::journal::{HEAD, JournalEntry, SLOTS, slot_at, slot_len};
 use super::locks::Hold;
-use super::volume::{Orphan, Recovery, Shared};
+use super::volume::{AtomicState, Orphan, Recovery};
 use crate::{
     AtomicWrites, Completion, Io, IoError, IoErrorKind, Lane, Op, OpenQueue, QueueState, Request,
     VolumeError, VolumeQueue, Wake,
@@ -18,12 +18,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Interval at which a waiting request retries to lock its units.
-const NAP: Duration = Duration::from_micros(50);
+const RETRY_INTERVAL: Duration = Duration::from_micros(50);
 const DURABLE: Op = Op::Write { fua: true };
 
 /// Operation that is outstanding for a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum AtomicStep {
     /// The request itself, submitted to the volume without the journal.
     Plain,
     /// Write of the data and its entry to the journal.
@@ -37,7 +37,7 @@ enum Step {
 }
 
 struct Job {
-    step: Step,
+    step: AtomicStep,
     /// Caller's tag for the request; `None`: a job of this queue's own, such as recovery.
     tag: Option<u64>,
     offset: u64,
@@ -52,13 +52,13 @@ struct Job {
     result: Result<(), IoError>,
 }
 
-struct Waiting {
+struct WaitingRequest {
     request: Request,
     hold: Hold,
 }
 
 pub(super) struct AtomicQueue {
-    shared: Arc<Shared>,
+    shared: Arc<AtomicState>,
     /// Queue into the volume below. The queues are dropped before the lane, because dropping them
     /// completes outstanding requests.
     volume: Option<OpenQueue>,
@@ -66,7 +66,7 @@ pub(super) struct AtomicQueue {
     lane: Lane,
     jobs: Vec<Option<Job>>,
     free: Vec<usize>,
-    waiting: Vec<Waiting>,
+    waiting: Vec<WaitingRequest>,
     /// Completions to be returned to the caller.
     ended: Vec<Completion>,
     /// Completions of the lower queues that have arrived and have not been processed.
@@ -78,7 +78,7 @@ pub(super) struct AtomicQueue {
 }
 
 impl AtomicQueue {
-    pub(super) fn new(shared: Arc<Shared>, io: &Io) -> Result<Self, VolumeError> {
+    pub(super) fn new(shared: Arc<AtomicState>, io: &Io) -> Result<Self, VolumeError> {
         let lane = io.lane()?;
         Ok(Self {
             volume: Some(shared.volume.open(lane.io())?),
@@ -117,17 +117,17 @@ impl AtomicQueue {
     }
 
     /// Starts a request when its units and a journal slot are available; otherwise returns it.
-    fn begin(&mut self, request: Request, mut hold: Hold) -> Result<(), Waiting> {
+    fn begin(&mut self, request: Request, mut hold: Hold) -> Result<(), WaitingRequest> {
         let shared = self.shared.clone();
         if !shared.is_recovered() {
             if shared.has_failed() {
                 self.refuse(request, hold, IoErrorKind::MediaRead);
                 return Ok(());
             }
-            return Err(Waiting { request, hold });
+            return Err(WaitingRequest { request, hold });
         }
         if !shared.locks.take(&mut hold) {
-            return Err(Waiting { request, hold });
+            return Err(WaitingRequest { request, hold });
         }
         // Checked only with the units held: a request that broke the volume did so before it
         // released them.
@@ -147,14 +147,14 @@ impl AtomicQueue {
             return Ok(());
         }
         let Some(slot) = shared.take_slot() else {
-            return Err(Waiting { request, hold });
+            return Err(WaitingRequest { request, hold });
         };
         let mut buffer = Buffer::new((HEAD + len.next_multiple_of(HEAD)) as usize);
         let data = buffer.get_mut(HEAD as usize..);
         let data = data.and_then(|data| data.get_mut(..len as usize));
         let entry = data.and_then(|data| {
             let whole = request.data.copy_to(0, data) as u64 == len;
-            whole.then(|| Entry::new(offset, data))
+            whole.then(|| JournalEntry::new(offset, data))
         });
         let Some(entry) = entry else {
             shared.free_slot(slot);
@@ -165,7 +165,7 @@ impl AtomicQueue {
             *to = from;
         }
         self.start(Job {
-            step: Step::Journal,
+            step: AtomicStep::Journal,
             tag: Some(request.tag),
             offset,
             data: request.data,
@@ -200,7 +200,7 @@ impl AtomicQueue {
 
     fn start_plain(&mut self, mut request: Request, hold: Hold) {
         let index = self.place(Job {
-            step: Step::Plain,
+            step: AtomicStep::Plain,
             tag: Some(request.tag),
             offset: request.offset,
             data: SegmentList::new(),
@@ -232,24 +232,24 @@ impl AtomicQueue {
         let (tag, at) = (index as u64, slot_at(unit, job.slot));
         let mut part = SegmentList::new();
         let (queue, request) = match job.step {
-            Step::Plain => return,
-            Step::Journal => {
+            AtomicStep::Plain => return,
+            AtomicStep::Journal => {
                 job.entry.slice(0, job.entry.len_bytes(), &mut part);
                 (&mut self.journal, Request::transfer(tag, DURABLE, at, part))
             }
-            Step::InPlace => {
+            AtomicStep::InPlace => {
                 job.entry.slice(HEAD, job.len, &mut part);
                 let request = Request::transfer(tag, DURABLE, job.offset, part);
                 (&mut self.volume, request)
             }
-            Step::Retire => {
+            AtomicStep::Retire => {
                 let zeroes = SegmentList::owned(Buffer::new(HEAD as usize));
                 (
                     &mut self.journal,
                     Request::transfer(tag, DURABLE, at, zeroes),
                 )
             }
-            Step::Look => {
+            AtomicStep::Look => {
                 let all = SegmentList::owned(Buffer::new(slot_len(unit) as usize));
                 (&mut self.journal, Request::transfer(tag, Op::Read, at, all))
             }
@@ -268,26 +268,26 @@ impl AtomicQueue {
             return;
         };
         match (job.step, done.result) {
-            (Step::Plain, result) => {
+            (AtomicStep::Plain, result) => {
                 (job.data, job.result) = (done.data, result);
                 self.end(index);
             }
             (_, Err(error)) if error.kind == IoErrorKind::Busy => self.again.push(index),
-            (Step::Journal, Ok(())) => {
-                job.step = Step::InPlace;
+            (AtomicStep::Journal, Ok(())) => {
+                job.step = AtomicStep::InPlace;
                 self.step(index);
             }
-            (Step::Journal, Err(error)) => {
+            (AtomicStep::Journal, Err(error)) => {
                 // The entry may be in the journal all the same: it is ended before anything else is
                 // done.
-                (job.step, job.result) = (Step::Retire, Err(error));
+                (job.step, job.result) = (AtomicStep::Retire, Err(error));
                 self.step(index);
             }
-            (Step::InPlace, Ok(())) => {
-                job.step = Step::Retire;
+            (AtomicStep::InPlace, Ok(())) => {
+                job.step = AtomicStep::Retire;
                 self.step(index);
             }
-            (Step::Retire, Ok(())) => {
+            (AtomicStep::Retire, Ok(())) => {
                 let slot = job.slot;
                 // The slot of an entry that was found when the journal was read has never been
                 // taken.
@@ -295,7 +295,7 @@ impl AtomicQueue {
                 self.end(index);
                 self.read_on(slot);
             }
-            (Step::InPlace, Err(error)) => {
+            (AtomicStep::InPlace, Err(error)) => {
                 job.result = Err(error);
                 self.give_up(
                     index,
@@ -303,12 +303,12 @@ impl AtomicQueue {
                     error,
                 );
             }
-            (Step::Retire, Err(error)) => {
+            (AtomicStep::Retire, Err(error)) => {
                 job.result = Err(error);
                 self.give_up(index, "an entry of the journal cannot be ended", error);
             }
-            (Step::Look, Ok(())) => self.looked(index, &done.data),
-            (Step::Look, Err(error)) => {
+            (AtomicStep::Look, Ok(())) => self.looked(index, &done.data),
+            (AtomicStep::Look, Err(error)) => {
                 self.give_up(index, "the journal cannot be read", error);
             }
         }
@@ -347,7 +347,7 @@ impl AtomicQueue {
         }
         self.reading = Some(slot);
         self.start(Job {
-            step: Step::Look,
+            step: AtomicStep::Look,
             tag: None,
             offset: 0,
             data: SegmentList::new(),
@@ -372,7 +372,7 @@ impl AtomicQueue {
         };
         let mut bytes = vec![0; found.len_bytes() as usize];
         found.copy_to(0, &mut bytes);
-        match Entry::of_slot(&bytes, self.shared.unit) {
+        match JournalEntry::of_slot(&bytes, self.shared.unit) {
             Some(entry) => {
                 tracing::info!(
                     "{}: a write of {} bytes at {} is repeated from the journal",
@@ -384,9 +384,10 @@ impl AtomicQueue {
                 job.entry = SegmentList::owned(Buffer::from_slice(&bytes));
                 // The volume may have become shorter since.
                 let end = entry.offset.saturating_add(entry.len.into());
-                job.step = match end <= self.shared.volume.info().size {
-                    true => Step::InPlace,
-                    false => Step::Retire,
+                job.step = if end <= self.shared.volume.info().size {
+                    AtomicStep::InPlace
+                } else {
+                    AtomicStep::Retire
                 };
                 self.step(index);
             }
@@ -403,7 +404,7 @@ impl AtomicQueue {
         while let Some(orphan) = self.shared.adopt() {
             let mut buffer =
                 Buffer::new((HEAD + (orphan.data.len() as u64).next_multiple_of(HEAD)) as usize);
-            let entry = Entry::new(orphan.offset, &orphan.data).to_bytes();
+            let entry = JournalEntry::new(orphan.offset, &orphan.data).to_bytes();
             for (to, from) in buffer.iter_mut().zip(entry) {
                 *to = from;
             }
@@ -412,9 +413,10 @@ impl AtomicQueue {
                 *to = *from;
             }
             self.start(Job {
-                step: match orphan.in_journal {
-                    true => Step::InPlace,
-                    false => Step::Journal,
+                step: if orphan.in_journal {
+                    AtomicStep::InPlace
+                } else {
+                    AtomicStep::Journal
                 },
                 tag: None,
                 offset: orphan.offset,
@@ -436,7 +438,7 @@ impl AtomicQueue {
     }
 
     fn retry_waiting(&mut self) {
-        for Waiting { request, hold } in std::mem::take(&mut self.waiting) {
+        for WaitingRequest { request, hold } in std::mem::take(&mut self.waiting) {
             if let Err(waiting) = self.begin(request, hold) {
                 self.waiting.push(waiting);
             }
@@ -489,7 +491,7 @@ impl VolumeQueue for AtomicQueue {
         if !self.ended.is_empty() || !self.arrived.is_empty() || self.lane.has_news() {
             wake = Wake::Poll;
         } else if !self.waiting.is_empty() || !self.again.is_empty() {
-            wake = Wake::After(NAP);
+            wake = Wake::After(RETRY_INTERVAL);
         }
         for queue in [&self.volume, &self.journal].into_iter().flatten() {
             wake = wake.earlier(queue.state().wake, std::time::Instant::now);
@@ -504,11 +506,11 @@ impl VolumeQueue for AtomicQueue {
     /// request may use its unit.
     fn cancel(&mut self, tag: u64) {
         if let Some(at) = self.waiting.iter().position(|w| w.request.tag == tag) {
-            let Waiting { request, hold } = self.waiting.remove(at);
+            let WaitingRequest { request, hold } = self.waiting.remove(at);
             self.refuse(request, hold, IoErrorKind::Aborted);
             return;
         }
-        let is_it = |job: &Job| job.tag == Some(tag) && job.step == Step::Plain;
+        let is_it = |job: &Job| job.tag == Some(tag) && job.step == AtomicStep::Plain;
         let mut jobs = self.jobs.iter();
         let index = jobs.position(|job| job.as_ref().is_some_and(is_it));
         if let (Some(index), Some(volume)) = (index, &mut self.volume) {
@@ -522,14 +524,15 @@ impl Drop for AtomicQueue {
         // Waits for their outstanding requests.
         self.volume = None;
         self.journal = None;
-        for Waiting { hold, .. } in self.waiting.drain(..) {
+        for WaitingRequest { hold, .. } in self.waiting.drain(..) {
             self.shared.locks.release(hold);
         }
         if self.reading.take().is_some() {
             self.shared.set_recovery(Recovery::Due);
         }
         for job in self.jobs.drain(..).flatten() {
-            if matches!(job.step, Step::Plain | Step::Look) || job.hold == Hold::NOTHING {
+            if matches!(job.step, AtomicStep::Plain | AtomicStep::Look) || job.hold == Hold::NOTHING
+            {
                 self.shared.locks.release(job.hold);
                 continue;
             }
@@ -542,7 +545,7 @@ impl Drop for AtomicQueue {
                 hold: job.hold,
                 offset: job.offset,
                 data,
-                in_journal: matches!(job.step, Step::InPlace),
+                in_journal: matches!(job.step, AtomicStep::InPlace),
             });
         }
     }

@@ -20,12 +20,12 @@ use sync::Unpoisoned;
 /// The first queue reads the journal and repeats the entries found there before any request begins.
 #[derive(Debug)]
 pub struct AtomicVolume {
-    shared: Arc<Shared>,
+    shared: Arc<AtomicState>,
 }
 
 /// State shared by all queues of the volume.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct AtomicState {
     pub(super) volume: Arc<dyn Volume>,
     pub(super) journal: Arc<dyn Volume>,
     pub(super) unit: u32,
@@ -90,7 +90,7 @@ impl AtomicVolume {
         }
         let below = volume.atomic_writes();
         Ok(Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(AtomicState {
                 volume,
                 journal,
                 unit,
@@ -112,7 +112,7 @@ impl AtomicVolume {
     }
 }
 
-impl Shared {
+impl AtomicState {
     pub(super) fn take_slot(&self) -> Option<u32> {
         let lowest = |free: u64| (free != 0).then_some(free & free.wrapping_sub(1));
         let (taken, failed) = (Ordering::Acquire, Ordering::Relaxed);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
 /// Minimum cost of a request in bytes. Smaller requests cost the device as much as this one.
-pub(super) const LEAST: u64 = 4096;
+pub(super) const MIN_COST: u64 = 4096;
 /// Fraction bits of virtual time, for precision when dividing by weights. At weight 1, 64 bits hold
 /// 2^54 bytes before the time wraps; only differences are compared.
 const FRACTION: u32 = 10;
@@ -18,14 +18,14 @@ const FRACTION: u32 = 10;
 /// smallest weight.
 const AHEAD: u64 = 1 << 48;
 /// Time after which a thread with waiting requests that has not polled is no longer waited for.
-const GRACE: Duration = Duration::from_micros(500);
+const STALL_GRACE: Duration = Duration::from_micros(500);
 /// Time for which a queue counts among those that share the device after its last request.
-const LATELY: Duration = Duration::from_millis(10);
+const ACTIVE_TIME: Duration = Duration::from_millis(10);
 
 /// A value on cache lines of its own, to avoid false sharing.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Alone<T>(T);
+struct CachePadded<T>(T);
 
 /// Returns the virtual time that a request costing `cost` bytes takes at a weight.
 pub(super) fn time(cost: u64, weight: u32) -> u64 {
@@ -95,13 +95,13 @@ impl FlowEntry {
     /// Returns whether the queue has requests waiting for a device slot.
     fn is_waiting(&self, now: u64) -> bool {
         let waiting = self.waiting.load(Ordering::Relaxed);
-        waiting != 0 && now.saturating_sub(waiting) <= GRACE.as_nanos() as u64
+        waiting != 0 && now.saturating_sub(waiting) <= STALL_GRACE.as_nanos() as u64
     }
 
     /// Returns whether the queue had requests within the last 10 ms.
     pub(super) fn was_busy(&self, now: u64) -> bool {
         let busy = self.busy.load(Ordering::Relaxed);
-        busy != 0 && now.saturating_sub(busy) <= LATELY.as_nanos() as u64
+        busy != 0 && now.saturating_sub(busy) <= ACTIVE_TIME.as_nanos() as u64
     }
 
     /// Returns whether the queue has precedence over a share with start tag `start` for the next
@@ -121,12 +121,12 @@ pub(super) struct Group {
     /// Maximum number of requests in the device while several shares compete for it.
     depth: AtomicUsize,
     /// Number of requests in the device now.
-    taken: Alone<AtomicUsize>,
+    taken: CachePadded<AtomicUsize>,
     /// Virtual time of the group: the start tag of the request that was started last.
-    now: Alone<AtomicU64>,
+    now: CachePadded<AtomicU64>,
     /// Bytes started, a counter for the tuner. `lost` counts bytes of share that slices lost
     /// because they fell behind.
-    work: Alone<AtomicU64>,
+    work: CachePadded<AtomicU64>,
     requests: AtomicU64,
     lost: AtomicU64,
     /// Time of the tuner's next call, in nanoseconds since the epoch.
@@ -154,9 +154,9 @@ impl Group {
             clock,
             most,
             depth: AtomicUsize::new(most),
-            taken: Alone::default(),
-            now: Alone::default(),
-            work: Alone::default(),
+            taken: CachePadded::default(),
+            now: CachePadded::default(),
+            work: CachePadded::default(),
             requests: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             next_look: AtomicU64::new(0),
@@ -248,7 +248,7 @@ impl Group {
     /// as lost to other shares.
     pub(super) fn begin(&self, share: &FairShare, keeping_up: bool) {
         let weight = share.weight();
-        let full = time(LEAST * self.most as u64, weight);
+        let full = time(MIN_COST * self.most as u64, weight);
         let earliest = self.now.0.load(Ordering::Relaxed).wrapping_sub(full);
         let mut lost = 0;
         let clamp = |start: u64| {

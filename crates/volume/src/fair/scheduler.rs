@@ -10,7 +10,7 @@
 //! once in a round. By then all of them have had the chance to submit again, and a slice that is
 //! behind is not passed over because its completions arrived last.
 
-use super::group::{FlowEntry, Group, LEAST};
+use super::group::{FlowEntry, Group, MIN_COST};
 use crate::{Completion, IoErrorKind, Op, OpenQueue, QueueState, Request, Wake};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -62,8 +62,8 @@ pub(super) struct Scheduler {
 /// Returns the cost of a request in bytes.
 fn cost(request: &Request) -> u64 {
     match request.op {
-        Op::Read | Op::Write { .. } => request.len.max(LEAST),
-        _ => LEAST,
+        Op::Read | Op::Write { .. } => request.len.max(MIN_COST),
+        _ => MIN_COST,
     }
 }
 

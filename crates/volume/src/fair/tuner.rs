@@ -18,19 +18,19 @@ const TURNS: [bool; 8] = [false, true, true, false, false, true, true, false];
 const TRIAL: u64 = nanoseconds(Duration::from_millis(4));
 const SETTLE: u64 = nanoseconds(Duration::from_millis(1));
 /// Maximum duration of a trial and of the settling time.
-const LONGEST: u64 = nanoseconds(Duration::from_millis(200));
+const MAX_TRIAL: u64 = nanoseconds(Duration::from_millis(200));
 /// Number of requests per device slot in a trial. The settling time takes one per slot.
 const ROUNDS: u64 = 4;
 /// Minimum throughput of the smaller depth, in percent of the larger one's, for keeping it.
-const ENOUGH: u64 = 97;
+const MIN_THROUGHPUT_PERCENT: u64 = 97;
 /// Share of all work, in percent, above which losses of slices count as unfair.
-const MUCH: u64 = 3;
+const MAX_LOSS_PERCENT: u64 = 3;
 /// Interval between two checks of the losses.
-const REST: u64 = nanoseconds(Duration::from_millis(10));
+const LOSS_CHECK_INTERVAL: u64 = nanoseconds(Duration::from_millis(10));
 /// Initial pause after a comparison that changed nothing, and the longest pause after several of
 /// them.
-const PAUSE: u64 = nanoseconds(Duration::from_millis(250));
-const LONGEST_PAUSE: u64 = nanoseconds(Duration::from_secs(2));
+const MIN_PAUSE: u64 = nanoseconds(Duration::from_millis(250));
+const MAX_PAUSE: u64 = nanoseconds(Duration::from_secs(2));
 
 /// Returns the next smaller depth to try.
 fn smaller(depth: usize) -> usize {
@@ -56,7 +56,7 @@ impl Direction {
         self.pause = if changed {
             0
         } else {
-            (2 * self.pause).clamp(PAUSE, LONGEST_PAUSE)
+            (2 * self.pause).clamp(MIN_PAUSE, MAX_PAUSE)
         };
         self.at = now.saturating_add(self.pause);
     }
@@ -109,7 +109,7 @@ impl Tuner {
     pub(super) fn look(&mut self, now: u64, figures: Figures) -> (usize, u64) {
         let mut next = now + SETTLE;
         let before = std::mem::replace(&mut self.looked, now);
-        if now.saturating_sub(before) > LONGEST {
+        if now.saturating_sub(before) > MAX_TRIAL {
             // There was no other slice to share with meanwhile: the device's work in that time is
             // no measure of a depth.
             self.comparison = None;
@@ -123,7 +123,7 @@ impl Tuner {
             Some(comparison) if *TURNS.get(comparison.turn).unwrap_or(&true) => comparison.large,
             Some(comparison) => comparison.small,
             None => {
-                next = now + REST;
+                next = now + LOSS_CHECK_INTERVAL;
                 self.depth
             }
         };
@@ -136,10 +136,10 @@ impl Tuner {
         let work = figures.work.wrapping_sub(before.work);
         let lost = figures.lost.wrapping_sub(before.lost);
         // No thread looked for a long time: there was no other slice to share with.
-        if work == 0 || now.saturating_sub(then) > LONGEST {
+        if work == 0 || now.saturating_sub(then) > MAX_TRIAL {
             return;
         }
-        let unfair = lost.saturating_mul(100) > work.saturating_mul(MUCH);
+        let unfair = lost.saturating_mul(100) > work.saturating_mul(MAX_LOSS_PERCENT);
         let small = smaller(self.depth);
         let large = larger(self.depth, self.most);
         let pair = if unfair && now >= self.down.at && small < self.depth {
@@ -178,7 +178,7 @@ impl Tuner {
         } else {
             (SETTLE, places)
         };
-        if (time < least || requests < wanted) && time < LONGEST {
+        if (time < least || requests < wanted) && time < MAX_TRIAL {
             return Some(comparison);
         }
         comparison.since = (now, figures);
@@ -198,8 +198,8 @@ impl Tuner {
         }
         let [(small, small_time), (large, large_time)] = comparison.done;
         let scaled = |work: u64, time: u64| u128::from(work) * u128::from(time);
-        let enough =
-            scaled(small, large_time) * 100 >= scaled(large, small_time) * u128::from(ENOUGH);
+        let enough = scaled(small, large_time) * 100
+            >= scaled(large, small_time) * u128::from(MIN_THROUGHPUT_PERCENT);
         self.depth = if enough {
             comparison.small
         } else {

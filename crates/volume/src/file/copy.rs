@@ -10,7 +10,7 @@
 //! writes: a failed attempt loses nothing. The exception is data that could not be made durable
 //! ([`IoErrorKind::NotDurable`]): the system reports that once.
 
-use super::{Shared, sys};
+use super::{FileState, sys};
 use crate::request::check_range;
 use crate::{Completion, Inbox, Io, IoError, IoErrorKind, Op};
 use dma::SegmentList;
@@ -37,22 +37,22 @@ pub enum FileCopy {
 
 /// Minimum length of a copy in bytes. Shorter ranges are not worth a thread's wake-up, nor an
 /// extent of their own in the file.
-const AT_LEAST: u64 = 64 << 10;
+const MIN_COPY_LEN: u64 = 64 << 10;
 /// Bytes that the kernel copies in one call. Cancellation is checked between two calls.
 const STEP: usize = 1 << 20;
 /// Maximum number of threads that copy to one file.
-const MOST_THREADS: usize = 2;
+const MAX_THREADS: usize = 2;
 /// Idle time after which a thread ends, unless it is the last one.
 const IDLE_LIMIT: Duration = Duration::from_secs(10);
 /// Stack size of a thread in bytes. The thread only makes system calls.
 const STACK: usize = 128 << 10;
 /// Maximum number of source files that a queue remembers as impossible to copy from.
-const MOST_REFUSED: usize = 64;
+const MAX_REFUSED: usize = 64;
 
 /// Source range of a copy by the file system; see
 /// [`FastPath::copy_source`](crate::FastPath::copy_source).
 pub struct CopySource {
-    file: Arc<Shared>,
+    file: Arc<FileState>,
     offset: u64,
     len: u64,
 }
@@ -139,14 +139,14 @@ struct State {
 struct Job {
     id: u64,
     copy: CopyRequest,
-    to: Arc<Shared>,
+    to: Arc<FileState>,
     cancelled: Arc<AtomicBool>,
-    inbox: Arc<Inbox<Done>>,
+    inbox: Arc<Inbox<FinishedCopy>>,
 }
 
 /// Result of a copy that has ended.
 #[derive(Debug)]
-struct Done {
+struct FinishedCopy {
     id: u64,
     result: Result<(), IoError>,
 }
@@ -223,7 +223,7 @@ impl Threads {
         drop(state);
         if let Some(Job { id, inbox, .. }) = job {
             let result = Err(IoErrorKind::Aborted.into());
-            inbox.put(Done { id, result });
+            inbox.put(FinishedCopy { id, result });
         }
     }
 
@@ -253,7 +253,7 @@ impl Threads {
             };
             state.running.push(job.id);
             // For the next one.
-            if state.idle == 0 && state.threads < MOST_THREADS {
+            if state.idle == 0 && state.threads < MAX_THREADS {
                 let _ = self.clone().spawn(state);
             } else {
                 drop(state);
@@ -272,7 +272,7 @@ impl Threads {
             state = self.lock();
             state.running.retain(|running| *running != id);
             self.ended.notify_all();
-            inbox.put(Done { id, result });
+            inbox.put(FinishedCopy { id, result });
         }
         state.threads -= 1;
     }
@@ -329,7 +329,7 @@ impl Job {
 /// Outstanding copies of one worker's queue into a file.
 pub(super) struct Copies {
     threads: Arc<Threads>,
-    inbox: Arc<Inbox<Done>>,
+    inbox: Arc<Inbox<FinishedCopy>>,
     under_way: Vec<UnderWay>,
     /// Source files that turned out to be impossible to copy from, by file number.
     refused: Vec<u64>,
@@ -347,7 +347,7 @@ struct UnderWay {
 impl Copies {
     /// Creates the list of copies to a file by the worker of `io`. Returns `None` when the file
     /// takes no part in copies, or no descriptor is available.
-    pub(super) fn new(to: &Shared, io: &Io) -> Option<Box<Self>> {
+    pub(super) fn new(to: &FileState, io: &Io) -> Option<Box<Self>> {
         let threads = to.copier.as_ref()?.0.clone();
         threads.begin().ok()?;
         Some(Box::new(Self {
@@ -359,7 +359,7 @@ impl Copies {
     }
 
     /// Starts a copy; see [`FastPath::copy`](crate::FastPath::copy).
-    pub(super) fn start(&mut self, to: &Arc<Shared>, copy: CopyRequest) -> bool {
+    pub(super) fn start(&mut self, to: &Arc<FileState>, copy: CopyRequest) -> bool {
         let (len, from) = (copy.source.len, copy.source.file.number);
         let size = to.size.load(Ordering::Acquire);
         let fits = check_range(
@@ -372,7 +372,7 @@ impl Copies {
         );
         // The kernel sees no more of it than a step.
         let overlaps = from == to.number && copy.source.offset.abs_diff(copy.offset) < len;
-        if fits.is_err() || overlaps || len < AT_LEAST || self.refused.contains(&from) {
+        if fits.is_err() || overlaps || len < MIN_COPY_LEN || self.refused.contains(&from) {
             return false;
         }
         let (tag, cancelled) = (copy.tag, Arc::new(AtomicBool::new(false)));
@@ -404,13 +404,13 @@ impl Copies {
             return 0;
         }
         let mut count = 0;
-        for Done { id, result } in self.inbox.take() {
+        for FinishedCopy { id, result } in self.inbox.take() {
             let Some(at) = self.under_way.iter().position(|one| one.id == id) else {
                 continue;
             };
             let UnderWay { tag, from, .. } = self.under_way.swap_remove(at);
             if result.is_err_and(is_for_good) {
-                if self.refused.len() == MOST_REFUSED {
+                if self.refused.len() == MAX_REFUSED {
                     self.refused.remove(0);
                 }
                 self.refused.push(from);
@@ -460,7 +460,7 @@ impl Drop for Copies {
 
 /// Returns the source of a copy for a range of a file; `None` when the file takes no part in
 /// copies.
-pub(super) fn source(file: &Arc<Shared>, offset: u64, len: u64) -> Option<CopySource> {
+pub(super) fn source(file: &Arc<FileState>, offset: u64, len: u64) -> Option<CopySource> {
     let size = file.size.load(Ordering::Acquire);
     let fits = check_range(Op::Read, offset, len, size, file.block_size, true);
     (file.copier.is_some() && fits.is_ok()).then(|| CopySource {
@@ -495,13 +495,13 @@ mod tests {
         let shared = FileVolume::open(file.path(), options).unwrap().shared;
         let io = Io::new(Default::default());
         // The thread count is set as if all threads were busy.
-        shared.copier.as_ref().unwrap().0.lock().threads = MOST_THREADS;
+        shared.copier.as_ref().unwrap().0.lock().threads = MAX_THREADS;
         let mut copies = Copies::new(&shared, &io).unwrap();
         for tag in [1, 2] {
             let copy = CopyRequest {
                 tag,
-                source: source(&shared, 0, AT_LEAST).unwrap(),
-                offset: AT_LEAST,
+                source: source(&shared, 0, MIN_COPY_LEN).unwrap(),
+                offset: MIN_COPY_LEN,
                 fua: false,
             };
             assert!(copies.start(&shared, copy));

@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex, Weak};
 use sync::Unpoisoned;
 
 /// Error of the system when a device cannot be claimed.
-pub(super) struct Refused(pub(super) Errno);
+pub(super) struct ClaimRefused(pub(super) Errno);
 
 static CLAIMS: Mutex<Vec<(u64, Weak<OwnedFd>)>> = Mutex::new(Vec::new());
 
 /// Claims the block device `device` at `path` exclusively. The claim lasts as long as the
 /// descriptor.
-pub(super) fn claim(path: &Path, device: u64) -> Result<Arc<OwnedFd>, Refused> {
+pub(super) fn claim(path: &Path, device: u64) -> Result<Arc<OwnedFd>, ClaimRefused> {
     let mut claims = CLAIMS.lock().unpoisoned();
     claims.retain(|(_, fd)| fd.strong_count() > 0);
     let known = claims.iter().find(|(number, _)| *number == device);
@@ -26,7 +26,7 @@ pub(super) fn claim(path: &Path, device: u64) -> Result<Arc<OwnedFd>, Refused> {
         return Ok(fd);
     }
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOCTTY;
-    let fd = Arc::new(fs::open(path, flags, Mode::empty()).map_err(Refused)?);
+    let fd = Arc::new(fs::open(path, flags, Mode::empty()).map_err(ClaimRefused)?);
     claims.push((device, Arc::downgrade(&fd)));
     Ok(fd)
 }

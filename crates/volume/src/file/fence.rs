@@ -16,9 +16,9 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Interval between two attempts to lock the file.
-const PAUSE: Duration = Duration::from_millis(20);
+const LOCK_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Longest wait for a file that another living process holds. That process may be about to end.
-const LIVING: Duration = Duration::from_secs(1);
+const LIVE_OWNER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Limits of the wait for the previous process's outstanding requests when a volume is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PreviousProcess {
@@ -67,12 +67,13 @@ impl<'a> Fence<'a> {
         let waited = self.log.elapsed();
         let due = self.log.due().is_some();
         // Found out rarely: it looks at all processes.
-        if due || waited >= self.previous.limit.min(LIVING) {
+        if due || waited >= self.previous.limit.min(LIVE_OWNER_TIMEOUT) {
             let holders = holder::holders(self.path, self.whole);
             let other = holders != Holders::Kernel && !self.previous.taken_over;
-            let limit = match other {
-                true => self.previous.limit.min(LIVING),
-                false => self.previous.limit,
+            let limit = if other {
+                self.previous.limit.min(LIVE_OWNER_TIMEOUT)
+            } else {
+                self.previous.limit
             };
             if waited >= limit {
                 return Err(self.over(waited, &holders, read_only));
@@ -85,7 +86,7 @@ impl<'a> Fence<'a> {
                 );
             }
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(LOCK_CHECK_INTERVAL);
         Ok(())
     }
 

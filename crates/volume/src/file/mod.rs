@@ -13,7 +13,7 @@ mod threads;
 
 use crate::io::job::Abilities;
 use crate::io::ring::{Alignment, Ring, RingFile};
-use crate::request::{AT_ONCE, check_data, check_range};
+use crate::request::{MAX_INLINE_BYTES, check_data, check_range};
 use crate::{
     AtomicWrites, Completion, Extent, FastPath, Info, Io, IoError, IoErrorKind, Kind, Op,
     OpenQueue, QueueState, Request, Volume, VolumeError, VolumeQueue,
@@ -23,7 +23,7 @@ use copy::{Copier, Copies};
 pub(crate) use description::FileDescription;
 use dma::{Buffer, SegmentList, View};
 pub use fence::PreviousProcess;
-use open::Opened;
+use open::OpenedFile;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -123,11 +123,11 @@ impl Default for FileOptions {
 /// and may hang.
 #[derive(Debug)]
 pub struct FileVolume {
-    shared: Arc<Shared>,
+    shared: Arc<FileState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct FileState {
     path: PathBuf,
     fd: Arc<FileDescription>,
     /// Bytes; changes when the file is resized.
@@ -166,9 +166,9 @@ struct Shared {
 }
 
 /// The size of a file that has no end.
-const ENDLESS: u64 = i64::MAX as u64;
+const UNBOUNDED_SIZE: u64 = i64::MAX as u64;
 
-impl Shared {
+impl FileState {
     /// Returns the result of a request that needs no work of the file, or is refused.
     fn ends_at_once(&self, request: &Request) -> Option<Result<(), IoError>> {
         let size = self.size.load(Ordering::Acquire);
@@ -230,9 +230,10 @@ impl FileVolume {
         // Devices are always asked: where they cannot do it, the kernel writes zeroes for them.
         let endless = options.image && !opened.device;
         // The threads of a file that may hang write it in pieces.
-        let atomic = match opened.may_hang {
-            true => AtomicWrites::NONE,
-            false => opened.atomic,
+        let atomic = if opened.may_hang {
+            AtomicWrites::NONE
+        } else {
+            opened.atomic
         };
         let copies = options.copy != FileCopy::Off && !opened.device && !opened.may_hang;
         let copies = copies && !options.image;
@@ -243,10 +244,10 @@ impl FileVolume {
             FileThreads::new(fd.clone(), abilities.clone(), unit)
         });
         Ok(Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(FileState {
                 path: path.into(),
                 fd,
-                size: AtomicU64::new(if endless { ENDLESS } else { opened.size }),
+                size: AtomicU64::new(if endless { UNBOUNDED_SIZE } else { opened.size }),
                 endless,
                 openings: AtomicU64::new(0),
                 number: copy::number(),
@@ -371,7 +372,7 @@ impl FileVolume {
     }
 }
 
-fn describe(path: &Path, options: &FileOptions, opened: &Opened) -> String {
+fn describe(path: &Path, options: &FileOptions, opened: &OpenedFile) -> String {
     let what = if opened.device {
         "block device"
     } else {
@@ -518,7 +519,7 @@ impl Volume for FileVolume {
 
 /// A worker's queue into a [`FileVolume`].
 struct FileQueue {
-    shared: Arc<Shared>,
+    shared: Arc<FileState>,
     /// Copies that the file system does, where it may.
     copies: Option<Box<Copies>>,
     ring: Rc<Ring>,
@@ -601,7 +602,7 @@ impl FastPath for FileQueue {
     }
 
     fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
-        let at_once = self.is_immediate() && data.len_bytes() <= AT_ONCE;
+        let at_once = self.is_immediate() && data.len_bytes() <= MAX_INLINE_BYTES;
         let done = at_once.then(|| self.transfer(op, offset, data));
         // The ordinary path handles reads behind the end.
         done.filter(|done| !self.shared.endless || done.is_ok())

@@ -1,7 +1,7 @@
 //! Opening a file or block device: every way in which that fails gets its own words.
 
 use super::device::Device;
-use super::exclusive::{self, Refused};
+use super::exclusive::{self, ClaimRefused};
 use super::fence::Fence;
 use super::format;
 use super::sys;
@@ -24,7 +24,7 @@ const LARGEST_BLOCK: usize = 4096;
 const DEFAULT_BLOCK: u32 = 512;
 
 /// A file that has been opened and examined.
-pub(super) struct Opened {
+pub(super) struct OpenedFile {
     pub(super) fd: OwnedFd,
     pub(super) size: u64,
     /// `None`: buffered.
@@ -54,7 +54,7 @@ pub(super) struct Opened {
 }
 
 /// Opens and examines `path`.
-pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeError> {
+pub(super) fn open(path: &Path, options: &FileOptions) -> Result<OpenedFile, VolumeError> {
     if let Some(block_size) = options.block_size
         && !(block_size.is_power_of_two() && BLOCK_SIZES.contains(&block_size))
     {
@@ -138,17 +138,18 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
         }
         buffered(path, fd.as_fd())?;
     }
-    let buffered = match options.image && !is_device {
-        true => 1,
-        false => smallest.min(DEFAULT_BLOCK),
+    let buffered = if options.image && !is_device {
+        1
+    } else {
+        smallest.min(DEFAULT_BLOCK)
     };
     let block_size = direct.map_or(buffered, |direct| direct.block);
     // An image's volume writes its own tables beside the data.
-    let atomic =
-        match options.atomic > 0 && direct.is_some() && !options.read_only && !options.image {
-            true => atomic_writes(fd.as_fd(), is_device).at_most(options.atomic),
-            false => AtomicWrites::NONE,
-        };
+    let atomic = if options.atomic > 0 && direct.is_some() && !options.read_only && !options.image {
+        atomic_writes(fd.as_fd(), is_device).at_most(options.atomic)
+    } else {
+        AtomicWrites::NONE
+    };
     let punch = !options.read_only
         && match &device {
             Some(device) => device.punches(),
@@ -159,7 +160,7 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<Opened, VolumeE
     let file_unit = power(u64::try_from(now.st_blksize).unwrap_or(0), block_size);
     let unit =
         |of_device: Option<u64>| of_device.map_or(file_unit, |bytes| power(bytes, block_size));
-    Ok(Opened {
+    Ok(OpenedFile {
         size,
         direct,
         buffered_because: refused,
@@ -302,9 +303,12 @@ pub(super) fn lock(
     let read_only = options.read_only;
     let whole = (offset, len) == (0, None);
     let fence = Fence::new(path, whole, options.previous);
-    lock_by(path, fence, read_only, || match whole {
-        true => sys::lock(fd, !read_only, 0, None),
-        false => sys::lock_part(fd, !read_only, offset, len),
+    lock_by(path, fence, read_only, || {
+        if whole {
+            sys::lock(fd, !read_only, 0, None)
+        } else {
+            sys::lock_part(fd, !read_only, offset, len)
+        }
     })
 }
 
@@ -357,8 +361,10 @@ fn claim(path: &Path, device: u64, options: &FileOptions) -> Result<Arc<OwnedFd>
     loop {
         match exclusive::claim(path, device) {
             Ok(claim) => return Ok(claim),
-            Err(Refused(Errno::BUSY)) if options.previous.taken_over => fence.wait(false)?,
-            Err(Refused(errno)) => return Err(failed(path, options, errno, "cannot be opened")),
+            Err(ClaimRefused(Errno::BUSY)) if options.previous.taken_over => fence.wait(false)?,
+            Err(ClaimRefused(errno)) => {
+                return Err(failed(path, options, errno, "cannot be opened"));
+            }
         }
     }
 }

@@ -201,9 +201,10 @@ pub(super) fn lock(
     offset: u64,
     len: Option<u64>,
 ) -> io::Result<bool> {
-    let kind = match exclusive {
-        true => libc::F_WRLCK,
-        false => libc::F_RDLCK,
+    let kind = if exclusive {
+        libc::F_WRLCK
+    } else {
+        libc::F_RDLCK
     };
     match set(fd, range(kind, offset, len)?) {
         Ok(()) => Ok(true),

@@ -10,7 +10,7 @@ const HEADER: usize = 92;
 
 /// Copy of the partition table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum TableCopy {
     /// Primary table, from block 1 on.
     First,
     /// Backup table, with its header in the last block.
@@ -50,7 +50,7 @@ impl Header {
         raw: &[u8],
         lba: u64,
         blocks: u64,
-        place: Place,
+        place: TableCopy,
     ) -> Result<Self, &'static str> {
         const SHORT: &str = "the header is cut short";
         if raw.get(..8) != Some(b"EFI PART") {
@@ -88,7 +88,7 @@ impl Header {
         Ok(header)
     }
 
-    fn check(&self, lba: u64, blocks: u64, place: Place) -> Result<(), &'static str> {
+    fn check(&self, lba: u64, blocks: u64, place: TableCopy) -> Result<(), &'static str> {
         if !self.entry_size.is_power_of_two() || !ENTRY.contains(&self.entry_size) {
             return Err("the entries have an impossible size");
         }
@@ -112,8 +112,8 @@ impl Header {
             return Err("the usable part begins where the first copy is");
         }
         let (least, most) = match place {
-            Place::First => (lba + 1, self.first_usable),
-            Place::Last => (self.last_usable + 1, lba),
+            TableCopy::First => (lba + 1, self.first_usable),
+            TableCopy::Last => (self.last_usable + 1, lba),
         };
         if self.table < least || end > most {
             return Err("the table lies where it must not");

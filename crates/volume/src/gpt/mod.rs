@@ -10,7 +10,7 @@ mod header;
 use crate::read::Reader;
 use crate::{IoError, Volume, VolumeError};
 pub use guid::Guid;
-use header::{Header, Place};
+use header::{Header, TableCopy};
 
 /// Accepted sizes of a partition entry, in bytes.
 const ENTRY: std::ops::RangeInclusive<u32> = 128..=4096;
@@ -37,7 +37,7 @@ pub struct Partition {
 
 /// Selector of a partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Which {
+pub enum PartitionSelector {
     /// By partition number, from 1.
     Number(u32),
     /// By label.
@@ -46,7 +46,7 @@ pub enum Which {
     Guid(Guid),
 }
 
-impl std::fmt::Display for Which {
+impl std::fmt::Display for PartitionSelector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Number(number) => write!(f, "partition {number}"),
@@ -86,7 +86,7 @@ pub enum GptError {
     #[error("there is no {wanted}; {there}")]
     Missing {
         /// The requested partition.
-        wanted: Which,
+        wanted: PartitionSelector,
         /// Description of the existing partitions.
         there: String,
     },
@@ -94,7 +94,7 @@ pub enum GptError {
     #[error("two partitions match {wanted}: {first} and {second}; choose by partition=NUMBER")]
     Ambiguous {
         /// The requested partition.
-        wanted: Which,
+        wanted: PartitionSelector,
         /// Number of the first match.
         first: u32,
         /// Number of the second match.
@@ -160,14 +160,14 @@ struct Table {
 /// # Errors
 /// [`GptError`] when the table cannot be read, is missing or damaged, or does not have exactly one
 /// such partition.
-pub fn find(volume: &dyn Volume, which: &Which) -> Result<Partition, GptError> {
+pub fn find(volume: &dyn Volume, which: &PartitionSelector) -> Result<Partition, GptError> {
     let info = volume.info();
     let mut reader = Reader::new(volume);
     let table = read(&mut reader, info.size, info.block_size)?;
     let mut found = table.entries.iter().filter(|entry| match which {
-        Which::Number(number) => entry.number == *number,
-        Which::Label(label) => entry.label == *label,
-        Which::Guid(guid) => entry.guid == *guid,
+        PartitionSelector::Number(number) => entry.number == *number,
+        PartitionSelector::Label(label) => entry.label == *label,
+        PartitionSelector::Guid(guid) => entry.guid == *guid,
     });
     let Some(entry) = found.next() else {
         return Err(GptError::Missing {
@@ -240,7 +240,7 @@ fn read(reader: &mut Reader<'_>, size: u64, block_size: u32) -> Result<Table, Gp
     let mut sectors = vec![unit];
     sectors.extend([512, 4096].into_iter().filter(|&s| s > unit));
     for sector in sectors {
-        match copy(reader, sector, size, Place::First)? {
+        match copy(reader, sector, size, TableCopy::First)? {
             Ok(table) => return Ok(table),
             Err(why) if why != header::NO_SIGNATURE => return backup(reader, sector, size, why),
             Err(why) => damage = damage.or(Some(why)),
@@ -256,7 +256,7 @@ fn backup(
     size: u64,
     primary: &'static str,
 ) -> Result<Table, GptError> {
-    match copy(reader, sector, size, Place::Last)? {
+    match copy(reader, sector, size, TableCopy::Last)? {
         Ok(table) => {
             tracing::warn!(
                 "partition table: the first copy is damaged ({primary}), using the second"
@@ -272,12 +272,12 @@ fn copy(
     reader: &mut Reader<'_>,
     sector: u64,
     size: u64,
-    place: Place,
+    place: TableCopy,
 ) -> Result<Result<Table, &'static str>, GptError> {
     let blocks = size / sector;
     let lba = match place {
-        Place::First => 1,
-        Place::Last => blocks.saturating_sub(1),
+        TableCopy::First => 1,
+        TableCopy::Last => blocks.saturating_sub(1),
     };
     if blocks < 6 {
         return Ok(Err("the device is too small for one"));

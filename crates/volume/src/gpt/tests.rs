@@ -91,7 +91,7 @@ impl Disk {
         self.finish_with(|_| {})
     }
 
-    fn find(&self, which: Which) -> Result<Partition, GptError> {
+    fn find(&self, which: PartitionSelector) -> Result<Partition, GptError> {
         find(&volume(&self.bytes), &which)
     }
 }
@@ -135,46 +135,65 @@ fn partitions_are_found_by_number_label_and_guid() {
         disk.entry(1, 40, 99, "boot")
             .entry(3, 100, 400, "vm disk ü")
             .finish();
-        let third = disk.find(Which::Number(3)).unwrap();
+        let third = disk.find(PartitionSelector::Number(3)).unwrap();
         let unit = sector as u64;
         assert_eq!((third.offset, third.len), (100 * unit, 301 * unit));
         assert_eq!(third.label, "vm disk ü");
-        assert_eq!(disk.find(Which::Label("vm disk ü".into())).unwrap(), third);
-        assert_eq!(disk.find(Which::Guid(third.guid)).unwrap(), third);
-        assert_eq!(disk.find(Which::Number(1)).unwrap().len, 60 * unit);
+        assert_eq!(
+            disk.find(PartitionSelector::Label("vm disk ü".into()))
+                .unwrap(),
+            third
+        );
+        assert_eq!(
+            disk.find(PartitionSelector::Guid(third.guid)).unwrap(),
+            third
+        );
+        assert_eq!(
+            disk.find(PartitionSelector::Number(1)).unwrap().len,
+            60 * unit
+        );
     }
 }
 
 #[test]
 fn what_is_missing_is_listed() {
-    let text = error(disk().find(Which::Number(2)));
+    let text = error(disk().find(PartitionSelector::Number(2)));
     assert!(
         text.contains("no partition 2") && text.contains("1 (\"boot\"), 3 (\"vm disk ü\")"),
         "{text}"
     );
-    assert!(error(disk().find(Which::Label("Boot".into()))).contains("labelled \"Boot\""));
-    assert!(error(Disk::new(512, 2048).finish().find(Which::Number(1))).contains("no partitions"));
+    assert!(
+        error(disk().find(PartitionSelector::Label("Boot".into()))).contains("labelled \"Boot\"")
+    );
+    assert!(
+        error(
+            Disk::new(512, 2048)
+                .finish()
+                .find(PartitionSelector::Number(1))
+        )
+        .contains("no partitions")
+    );
     let mut twins = Disk::new(512, 2048);
     twins.entry(1, 40, 99, "a").entry(2, 100, 199, "a").finish();
-    assert!(error(twins.find(Which::Label("a".into()))).contains("1 and 2"));
-    assert!(twins.find(Which::Number(2)).is_ok());
+    assert!(error(twins.find(PartitionSelector::Label("a".into()))).contains("1 and 2"));
+    assert!(twins.find(PartitionSelector::Number(2)).is_ok());
 }
 
 #[test]
 fn disks_without_a_table_say_what_they_have() {
     let mut plain = disk();
     plain.bytes[510] = 0;
-    assert!(error(plain.find(Which::Number(1))).contains("not a boot record"));
+    assert!(error(plain.find(PartitionSelector::Number(1))).contains("not a boot record"));
     let mut old = disk();
     old.bytes[446 + 4] = 0x83;
-    assert!(error(old.find(Which::Number(1))).contains("MBR"));
+    assert!(error(old.find(PartitionSelector::Number(1))).contains("MBR"));
     let mut empty = disk();
     empty.bytes[446 + 4] = 0;
-    assert!(error(empty.find(Which::Number(1))).contains("without partitions"));
+    assert!(error(empty.find(PartitionSelector::Number(1))).contains("without partitions"));
     // A hybrid table has both.
     let mut hybrid = disk();
     hybrid.bytes[446 + 16 + 4] = 0x83;
-    assert!(hybrid.find(Which::Number(1)).is_ok());
+    assert!(hybrid.find(PartitionSelector::Number(1)).is_ok());
 }
 
 #[test]
@@ -184,13 +203,13 @@ fn the_second_copy_stands_in_for_the_first() {
         let mut disk = disk();
         disk.bytes[at] ^= 1;
         assert_eq!(
-            disk.find(Which::Number(1)).unwrap().offset,
+            disk.find(PartitionSelector::Number(1)).unwrap().offset,
             40 * 512,
             "byte {at}"
         );
         let last = disk.bytes.len() - 512;
         disk.bytes[last + 50] ^= 1;
-        let text = error(disk.find(Which::Number(1)));
+        let text = error(disk.find(PartitionSelector::Number(1)));
         assert!(
             text.contains("first copy") && text.contains("second copy the header's checksum"),
             "{text}"
@@ -203,7 +222,7 @@ fn credible_checksums_do_not_make_a_table_credible() {
     let wrong = |edit: &dyn Fn(&mut [u8]), expected: &str| {
         let mut disk = disk();
         disk.finish_with(edit);
-        let text = error(disk.find(Which::Number(1)));
+        let text = error(disk.find(PartitionSelector::Number(1)));
         assert!(text.contains(expected), "{expected}: {text}");
     };
     let put = |at: usize, value: u64| {
@@ -253,7 +272,7 @@ fn partitions_outside_of_the_usable_part_or_of_each_other_are_refused() {
     ] {
         let mut disk = Disk::new(512, 2048);
         disk.entry(1, first, last, "").finish();
-        let text = error(disk.find(Which::Number(1)));
+        let text = error(disk.find(PartitionSelector::Number(1)));
         assert!(text.contains("partition 1 claims"), "{text}");
     }
     let mut disk = Disk::new(512, 2048);
@@ -261,9 +280,9 @@ fn partitions_outside_of_the_usable_part_or_of_each_other_are_refused() {
         .entry(2, 100, 200, "")
         .entry(3, 300, 400, "")
         .finish();
-    assert!(error(disk.find(Which::Number(1))).contains("1 and 2 overlap"));
-    assert!(error(disk.find(Which::Number(2))).contains("2 and 1 overlap"));
-    assert!(disk.find(Which::Number(3)).is_ok());
+    assert!(error(disk.find(PartitionSelector::Number(1))).contains("1 and 2 overlap"));
+    assert!(error(disk.find(PartitionSelector::Number(2))).contains("2 and 1 overlap"));
+    assert!(disk.find(PartitionSelector::Number(3)).is_ok());
 }
 
 #[test]
@@ -271,14 +290,17 @@ fn a_table_of_larger_entries() {
     let mut disk = Disk::new(512, 2048);
     (disk.entry_size, disk.entries) = (256, 8);
     disk.entry(8, 40, 99, "eighth").finish();
-    assert_eq!(disk.find(Which::Number(8)).unwrap().label, "eighth");
+    assert_eq!(
+        disk.find(PartitionSelector::Number(8)).unwrap().label,
+        "eighth"
+    );
 }
 
 #[test]
 fn tiny_disks() {
     for blocks in 1..6 {
         let disk = Disk::new(512, blocks);
-        assert!(error(disk.find(Which::Number(1))).contains("too small"));
+        assert!(error(disk.find(PartitionSelector::Number(1))).contains("too small"));
     }
 }
 
@@ -307,7 +329,7 @@ proptest! {
             let at = if at & 1 == 0 { at % (34 * 512) } else { len - 1 - at % (34 * 512) };
             disk.bytes[at] = value;
         }
-        for which in [Which::Number(1), Which::Number(3)] {
+        for which in [PartitionSelector::Number(1), PartitionSelector::Number(3)] {
             if let Ok(found) = disk.find(which) {
                 prop_assert!(found.offset >= 3 * 512);
                 prop_assert!(found.len > 0 && found.offset.checked_add(found.len).unwrap() <= disk.bytes.len() as u64);

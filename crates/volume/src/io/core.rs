@@ -15,10 +15,10 @@ mod stream;
 pub(super) use pin::why_not_pinned;
 
 use super::burst::Burst;
-use super::entry::{self, Sources, Target, Transfer};
+use super::entry::{self, FileTarget, Sources, Transfer};
 use super::fixed::FixedTable;
 use super::inline::{self, Inline};
-use super::job::{Next, RingJob, Step};
+use super::job::{Continuation, KernelOp, RingJob};
 use super::pool::BouncePool;
 use super::registered::RegisteredRing;
 use super::ring::RingFile;
@@ -61,7 +61,7 @@ struct OpenFile {
 }
 
 /// Result of [`RingCore::reap`].
-pub(super) enum Arrival {
+pub(super) enum ReapedCompletion {
     /// A request that ended successfully without further steps. The [`Completion`] is built only
     /// where it is returned, which saves a copy.
     Plain { tag: u64, data: SegmentList },
@@ -81,10 +81,10 @@ impl OpenFile {
 
     /// Returns the kernel's reference to the file.
     #[inline]
-    fn target(&self) -> Target {
+    fn target(&self) -> FileTarget {
         match self.registered {
-            Some(place) => Target::Place(place),
-            None => Target::Descriptor(self.file.fd.as_raw_fd()),
+            Some(place) => FileTarget::Place(place),
+            None => FileTarget::Descriptor(self.file.fd.as_raw_fd()),
         }
     }
 }
@@ -183,7 +183,7 @@ impl RingCore {
             fresh: false,
             burst: Burst::default(),
             trying: false,
-            slow: (inline::SLOW.as_secs_f64() * cycles_per_second) as u64,
+            slow: (inline::MAX_CALL_TIME.as_secs_f64() * cycles_per_second) as u64,
             cycles_per_second,
             urgent: false,
             troubled: false,
@@ -363,7 +363,7 @@ impl RingCore {
                 slot.generation = generation;
                 // The kernel can be handed the memory as it is.
                 let request = Request::transfer(tag, op, offset, data);
-                slot.job = Some(RingJob::at(Step::Data, request, file));
+                slot.job = Some(RingJob::at(KernelOp::Data, request, file));
                 open.busy += 1;
                 self.counters.requests += 1;
                 self.counters.operations += 1;
@@ -396,7 +396,10 @@ impl RingCore {
             // The operation starts later, with similar ones.
             return Ok(());
         }
-        let moves = !matches!(job.step, Step::Punch | Step::ZeroRange | Step::Sync);
+        let moves = !matches!(
+            job.step,
+            KernelOp::Punch | KernelOp::ZeroRange | KernelOp::Sync
+        );
         let mut threaded = false;
         if moves && !open.inline.is_trusted() {
             // A request in each call, of any file: then the file that made the thread wait is
@@ -648,17 +651,17 @@ impl RingCore {
 
     /// Returns the next completion that has arrived.
     #[inline(always)]
-    pub(super) fn reap(&mut self) -> Option<Arrival> {
+    pub(super) fn reap(&mut self) -> Option<ReapedCompletion> {
         if !self.ready.is_empty() {
-            return self.ready.pop_front().map(Arrival::Other);
+            return self.ready.pop_front().map(ReapedCompletion::Other);
         }
         loop {
             let (user_data, result) = self.posted()?;
             if let Some((tag, data)) = self.plain_end(user_data, result) {
-                return Some(Arrival::Plain { tag, data });
+                return Some(ReapedCompletion::Plain { tag, data });
             }
             if let Some(completion) = self.answer(user_data, result) {
-                return Some(Arrival::Other(completion));
+                return Some(ReapedCompletion::Other(completion));
             }
         }
     }
@@ -707,11 +710,11 @@ impl RingCore {
                 open.durable.answered(job);
                 job.advance(answer, open.file.unit(), &open.file.abilities)
             }
-            None => Next::Done(Err(IoErrorKind::Gone.into())),
+            None => Continuation::Done(Err(IoErrorKind::Gone.into())),
         };
         match next {
-            Next::Done(result) => self.end_later(index, result),
-            Next::Again => {
+            Continuation::Done(result) => self.end_later(index, result),
+            Continuation::Again => {
                 self.counters.continued += 1;
                 match self.operate(index) {
                     Ok(()) => {
@@ -749,7 +752,7 @@ impl RingCore {
             self.bounce.put(buffer);
         }
         self.vacate(index, job.file);
-        if job.step == Step::Sync {
+        if job.step == KernelOp::Sync {
             self.synced(index as u32, job.file, result);
         }
         Some(job.request.complete(result))

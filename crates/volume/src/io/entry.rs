@@ -2,7 +2,7 @@
 
 use super::IoCounters;
 use super::fixed::FixedTable;
-use super::job::{RingJob, Step};
+use super::job::{KernelOp, RingJob};
 use super::pool::BouncePool;
 use crate::{IoErrorKind, Op};
 use dma::{Buffer, Segment};
@@ -34,7 +34,7 @@ pub(super) struct Sources<'a> {
 pub(super) fn entry(
     job: &mut RingJob,
     vectors: &mut Vec<libc::iovec>,
-    target: Target,
+    target: FileTarget,
     sources: Sources<'_>,
 ) -> Result<squeue::Entry, IoErrorKind> {
     let offset = job
@@ -47,12 +47,13 @@ pub(super) fn entry(
         op => op,
     };
     let (write, flags) = direction(op);
-    let flags = match job.atomic {
-        true => flags | libc::RWF_ATOMIC,
-        false => flags,
+    let flags = if job.atomic {
+        flags | libc::RWF_ATOMIC
+    } else {
+        flags
     };
     Ok(match job.step {
-        Step::Data | Step::Durable => {
+        KernelOp::Data | KernelOp::Durable => {
             let data = &job.request.data;
             match data.segments() {
                 // The kernel does no write from pinned memory as a whole.
@@ -86,7 +87,7 @@ pub(super) fn entry(
                 }
             }
         }
-        Step::Bounce => {
+        KernelOp::Bounce => {
             if job.bounce.is_none() {
                 job.bounce = Some(sources.bounce.take(job.left()));
                 sources.counters.bounced += 1;
@@ -98,22 +99,22 @@ pub(super) fn entry(
             let buffer = job.bounce.as_mut().ok_or(IoErrorKind::Memory)?;
             target.contiguous(write, buffer.as_mut_ptr(), len as u64, offset, flags)
         }
-        Step::Zeroes => {
+        KernelOp::Zeroes => {
             let zeroes = sources.zeroes.get_or_insert_with(|| Buffer::new(ZEROES));
             let len = job.left().min(zeroes.len() as u64);
             target.contiguous(true, zeroes.as_mut_ptr(), len, offset, flags)
         }
-        Step::Punch => target.fallocate(
+        KernelOp::Punch => target.fallocate(
             libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
             offset,
             job.left(),
         ),
-        Step::ZeroRange => target.fallocate(
+        KernelOp::ZeroRange => target.fallocate(
             libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
             offset,
             job.left(),
         ),
-        Step::Sync => target.sync(),
+        KernelOp::Sync => target.sync(),
     })
 }
 
@@ -139,7 +140,7 @@ pub(super) struct Transfer {
 impl Transfer {
     /// Builds the ring entry of the transfer.
     #[inline(always)]
-    pub(super) fn entry(self, target: Target) -> squeue::Entry {
+    pub(super) fn entry(self, target: FileTarget) -> squeue::Entry {
         let Self {
             at,
             bytes,
@@ -193,7 +194,7 @@ fn remaining(vectors: &mut Vec<libc::iovec>, segments: &[Segment], done: u64) {
 
 /// Reference to a file in a ring entry.
 #[derive(Clone, Copy)]
-pub(super) enum Target {
+pub(super) enum FileTarget {
     /// Index in the kernel's table of registered files.
     Place(u32),
     /// Descriptor of the file.
@@ -204,11 +205,11 @@ pub(super) enum Target {
 macro_rules! entry {
     ($target:expr, |$file:ident| $build:expr) => {
         match $target {
-            Target::Place(place) => {
+            FileTarget::Place(place) => {
                 let $file = types::Fixed(place);
                 $build
             }
-            Target::Descriptor(descriptor) => {
+            FileTarget::Descriptor(descriptor) => {
                 let $file = types::Fd(descriptor);
                 $build
             }
@@ -216,7 +217,7 @@ macro_rules! entry {
     };
 }
 
-impl Target {
+impl FileTarget {
     /// Builds a read or write of several memory segments.
     fn transfer(
         self,

@@ -14,11 +14,11 @@ pub(super) const PLACES: u16 = if cfg!(test) { 256 } else { 1 << 14 };
 /// Maximum length in bytes of a registered buffer. The kernel would accept 1 GiB, but pinning that
 /// takes at least 10 ms, during which the worker serves no queue. This length takes about 1 ms when
 /// the pages are already allocated.
-pub(super) const LONGEST: usize = if cfg!(test) { 4 << 20 } else { 64 << 20 };
+pub(super) const MAX_BUFFER_LEN: usize = if cfg!(test) { 4 << 20 } else { 64 << 20 };
 
 /// A buffer that the kernel has pinned.
 #[derive(Debug)]
-struct Fixed {
+struct PinnedPart {
     start: usize,
     len: usize,
     place: u16,
@@ -30,7 +30,7 @@ struct Fixed {
 #[derive(Debug)]
 pub(super) struct FixedTable {
     /// Buffers, sorted by address.
-    entries: Vec<Fixed>,
+    entries: Vec<PinnedPart>,
     /// Free entries that were used before.
     free: Vec<u16>,
     /// First entry that was never used.
@@ -65,7 +65,7 @@ impl FixedTable {
     /// `place`.
     pub(super) fn enter(&mut self, start: usize, len: usize, place: u16, memory: Memory) {
         let at = self.entries.partition_point(|known| known.start < start);
-        let fixed = Fixed {
+        let fixed = PinnedPart {
             start,
             len,
             place,

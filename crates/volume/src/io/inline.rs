@@ -15,20 +15,20 @@
 use std::time::{Duration, Instant};
 
 /// Duration above which a system call is too slow for a polling worker, whatever it submits.
-pub(super) const SLOW: Duration = Duration::from_micros(500);
+pub(super) const MAX_CALL_TIME: Duration = Duration::from_micros(500);
 /// Number of requests in a row that must not block before a merely suspected file is trusted again.
-const SUSPECTED: u16 = 16;
-/// Limit like [`SUSPECTED`] for a file that has made the worker wait. Higher, because only one of
-/// many requests may meet uncached data.
-const CONVICTED: u16 = 256;
+const SUSPECT_REQUESTS: u16 = 16;
+/// Limit like [`SUSPECT_REQUESTS`] for a file that has made the worker wait. Higher, because only
+/// one of many requests may meet uncached data.
+const PROBATION_REQUESTS: u16 = 256;
 /// Duration of a single call that bans a file at once, whether a disk or a busy processor caused
 /// it.
-const PROOF: Duration = Duration::from_millis(20);
+const BLOCKING_CALL_TIME: Duration = Duration::from_millis(20);
 /// Time for which a file's requests are sent to kernel threads after one has blocked the worker:
 /// the minimum, the factor applied to the time of the wait, and the maximum.
-const PAUSE: Duration = Duration::from_millis(50);
+const MIN_PAUSE: Duration = Duration::from_millis(50);
 const FACTOR: u32 = 32;
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// Which requests of a file the kernel may execute within the submitting system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,14 +54,16 @@ impl Inline {
     /// Creates the state of a newly opened file. The file starts as a suspect, because none of its
     /// data is cached yet.
     pub(super) fn new() -> Self {
-        Self::at(State::Tried { left: SUSPECTED })
+        Self::at(State::Tried {
+            left: SUSPECT_REQUESTS,
+        })
     }
 
     /// Creates the state of a file that has just blocked the worker for long.
     #[cfg(test)]
     pub(super) fn banned() -> Self {
         Self::at(State::Banned {
-            until: Instant::now() + LONGEST_PAUSE,
+            until: Instant::now() + MAX_PAUSE,
         })
     }
 
@@ -75,7 +77,7 @@ impl Inline {
         Self {
             state,
             trying: false,
-            pause: PAUSE,
+            pause: MIN_PAUSE,
         }
     }
 
@@ -91,7 +93,9 @@ impl Inline {
         if let State::Banned { until } = self.state
             && now >= until
         {
-            self.state = State::Tried { left: CONVICTED };
+            self.state = State::Tried {
+                left: PROBATION_REQUESTS,
+            };
         }
         match self.state {
             State::Trusted => true,
@@ -104,8 +108,10 @@ impl Inline {
     /// of another trusted file.
     pub(super) fn suspect(&mut self, took: Duration, alone: bool, now: Instant) {
         if self.is_trusted() {
-            self.state = State::Tried { left: SUSPECTED };
-            if alone && took >= PROOF {
+            self.state = State::Tried {
+                left: SUSPECT_REQUESTS,
+            };
+            if alone && took >= BLOCKING_CALL_TIME {
                 self.ban(took, now);
             }
         }
@@ -114,9 +120,9 @@ impl Inline {
     fn ban(&mut self, waited: Duration, now: Instant) {
         // Each time longer, and so long that trying again costs little.
         let pause = self.pause.max(waited.saturating_mul(FACTOR));
-        let pause = pause.min(LONGEST_PAUSE);
+        let pause = pause.min(MAX_PAUSE);
         self.state = State::Banned { until: now + pause };
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        self.pause = (self.pause * 2).min(MAX_PAUSE);
     }
 
     /// Records the result of a measured call. `waited`: time for which the thread slept, if it
@@ -130,7 +136,7 @@ impl Inline {
             (State::Tried { left }, None) if *left > 1 => *left -= 1,
             (State::Tried { .. }, None) => {
                 self.state = State::Trusted;
-                self.pause = PAUSE;
+                self.pause = MIN_PAUSE;
             }
             _ => {}
         }
@@ -166,11 +172,11 @@ mod tests {
         // Calls without a request of the file are no evidence.
         inline.measured(None, now);
         inline.suspect(SHORT, true, now);
-        assert!(!inline.admit(now + PAUSE / 2));
-        assert!(inline.admit(now + PAUSE));
-        inline.measured(Some(SHORT), now + PAUSE);
-        assert!(!inline.admit(now + PAUSE * 2), "longer each time");
-        assert!(inline.admit(now + PAUSE * 3));
+        assert!(!inline.admit(now + MIN_PAUSE / 2));
+        assert!(inline.admit(now + MIN_PAUSE));
+        inline.measured(Some(SHORT), now + MIN_PAUSE);
+        assert!(!inline.admit(now + MIN_PAUSE * 2), "longer each time");
+        assert!(inline.admit(now + MIN_PAUSE * 3));
     }
 
     #[test]
@@ -187,14 +193,18 @@ mod tests {
         assert!(!inline.admit(now), "there is no other");
         assert!(!inline.admit(now + long * (FACTOR - 1)));
         inline.suspect(Duration::MAX, true, now);
-        assert!(inline.admit(now + LONGEST_PAUSE));
+        assert!(inline.admit(now + MAX_PAUSE));
     }
 
     #[test]
     fn a_file_that_does_not_wait_is_trusted_again() {
         let now = Instant::now();
         let mut inline = Inline::new();
-        for (needed, banned) in [(SUSPECTED, false), (SUSPECTED, false), (CONVICTED, true)] {
+        for (needed, banned) in [
+            (SUSPECT_REQUESTS, false),
+            (SUSPECT_REQUESTS, false),
+            (PROBATION_REQUESTS, true),
+        ] {
             if inline.is_trusted() {
                 inline.suspect(SHORT, true, now);
             }
@@ -204,8 +214,8 @@ mod tests {
             }
             for _ in 0..needed {
                 assert!(!inline.is_trusted());
-                assert!(inline.admit(now + PAUSE));
-                inline.measured(None, now + PAUSE);
+                assert!(inline.admit(now + MIN_PAUSE));
+                inline.measured(None, now + MIN_PAUSE);
             }
             assert!(inline.is_trusted(), "{needed}");
         }
@@ -219,7 +229,7 @@ mod tests {
         for _ in 0..100 {
             assert!(inline.admit(now));
             inline.measured(Some(Duration::MAX), now);
-            now += LONGEST_PAUSE;
+            now += MAX_PAUSE;
         }
     }
 

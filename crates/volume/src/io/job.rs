@@ -76,10 +76,10 @@ impl Abilities {
 
 /// The kernel operation that a request needs next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum KernelOp {
     /// Read or write between the file and the request's own memory.
     Data,
-    /// A write that is durable when it completes (`RWF_DSYNC`); otherwise like [`Step::Data`].
+    /// A write that is durable when it completes (`RWF_DSYNC`); otherwise like [`KernelOp::Data`].
     Durable,
     /// Read or write through a bounce buffer, in pieces.
     Bounce,
@@ -95,7 +95,7 @@ pub(crate) enum Step {
 
 /// Action after the kernel has completed an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum Continuation {
     /// Submit another operation, [`RingJob::step`].
     Again,
     /// End the request with this result.
@@ -108,10 +108,10 @@ pub(crate) struct RingJob {
     pub(crate) request: Request,
     /// Index of the request's file in the ring's table.
     pub(crate) file: usize,
-    pub(crate) step: Step,
+    pub(crate) step: KernelOp,
     /// Number of bytes of the range that are complete.
     pub(crate) done: u64,
-    /// Bounce buffer that the device can access, while `step` is [`Step::Bounce`].
+    /// Bounce buffer that the device can access, while `step` is [`KernelOp::Bounce`].
     pub(crate) bounce: Option<Buffer>,
     /// Whether the caller has cancelled the request.
     pub(crate) cancelled: bool,
@@ -134,16 +134,16 @@ impl RingJob {
         // The kernel takes one piece of memory only.
         let reachable = reachable && (!atomic || request.data.segments().len() == 1);
         let step = match request.op {
-            Op::Write { fua: true } if reachable => Step::Durable,
-            Op::Read | Op::Write { .. } if reachable => Step::Data,
-            Op::Read | Op::Write { .. } => Step::Bounce,
-            Op::Flush => Step::Sync,
-            Op::Deallocate => Step::Punch,
+            Op::Write { fua: true } if reachable => KernelOp::Durable,
+            Op::Read | Op::Write { .. } if reachable => KernelOp::Data,
+            Op::Read | Op::Write { .. } => KernelOp::Bounce,
+            Op::Flush => KernelOp::Sync,
+            Op::Deallocate => KernelOp::Punch,
             Op::WriteZeroes {
                 deallocate: true, ..
-            } if can.punch() => Step::Punch,
-            Op::WriteZeroes { .. } if can.zero_range() => Step::ZeroRange,
-            Op::WriteZeroes { .. } => Step::Zeroes,
+            } if can.punch() => KernelOp::Punch,
+            Op::WriteZeroes { .. } if can.zero_range() => KernelOp::ZeroRange,
+            Op::WriteZeroes { .. } => KernelOp::Zeroes,
         };
         Self {
             atomic,
@@ -153,7 +153,7 @@ impl RingJob {
 
     /// Creates the job of a request at a given step.
     #[inline(always)]
-    pub(crate) fn at(step: Step, request: Request, file: usize) -> Self {
+    pub(crate) fn at(step: KernelOp, request: Request, file: usize) -> Self {
         Self {
             request,
             file,
@@ -172,7 +172,7 @@ impl RingJob {
     /// moved. Fast path for nearly all results; agrees with [`RingJob::advance`].
     #[inline(always)]
     pub(crate) fn is_done_by(&self, answer: i32) -> bool {
-        self.step == Step::Data
+        self.step == KernelOp::Data
             && self.done == 0
             && u64::try_from(answer).is_ok_and(|moved| moved == self.request.len)
     }
@@ -186,24 +186,24 @@ impl RingJob {
     ///
     /// `unit` is the granularity at which the file is accessed: a transfer that ended between two
     /// units is repeated from the unit that it did not finish.
-    pub(crate) fn advance(&mut self, answer: i32, unit: u64, can: &Abilities) -> Next {
+    pub(crate) fn advance(&mut self, answer: i32, unit: u64, can: &Abilities) -> Continuation {
         let Ok(moved) = u64::try_from(answer) else {
             return self.failed(answer.saturating_neg(), unit, can);
         };
         match self.step {
-            Step::Data | Step::Durable | Step::Bounce | Step::Zeroes => {
+            KernelOp::Data | KernelOp::Durable | KernelOp::Bounce | KernelOp::Zeroes => {
                 self.moved(moved, unit, can)
             }
-            Step::Punch | Step::ZeroRange => self.changed(),
-            Step::Sync => Next::Done(Ok(())),
+            KernelOp::Punch | KernelOp::ZeroRange => self.changed(),
+            KernelOp::Sync => Continuation::Done(Ok(())),
         }
     }
 
-    fn moved(&mut self, moved: u64, unit: u64, can: &Abilities) -> Next {
+    fn moved(&mut self, moved: u64, unit: u64, can: &Abilities) -> Continuation {
         let moved = moved.min(self.left());
         if self.atomic && moved < self.left() {
             // The rest would be another write.
-            return Next::Done(Err(IoErrorKind::MediaWrite.into()));
+            return Continuation::Done(Err(IoErrorKind::MediaWrite.into()));
         }
         let whole = if moved == self.left() {
             moved
@@ -218,10 +218,10 @@ impl RingJob {
                 .ok()
                 .and_then(|len| bounce.get(..len))
             else {
-                return Next::Done(Err(IoErrorKind::MediaRead.into()));
+                return Continuation::Done(Err(IoErrorKind::MediaRead.into()));
             };
             if !self.copy_in(data) {
-                return Next::Done(Err(IoErrorKind::Memory.into()));
+                return Continuation::Done(Err(IoErrorKind::Memory.into()));
             }
         }
         self.done += whole;
@@ -231,9 +231,10 @@ impl RingJob {
         if ends {
             let mut rest = SegmentList::new();
             let len = self.request.data.slice(self.done, self.left(), &mut rest);
-            return Next::Done(match rest.fill(0) == len {
-                true => Ok(()),
-                false => Err(IoErrorKind::Memory.into()),
+            return Continuation::Done(if rest.fill(0) == len {
+                Ok(())
+            } else {
+                Err(IoErrorKind::Memory.into())
             });
         }
         if whole == 0 {
@@ -243,65 +244,65 @@ impl RingJob {
             } else {
                 IoErrorKind::MediaWrite
             };
-            return Next::Done(Err(kind.into()));
+            return Continuation::Done(Err(kind.into()));
         }
         self.retries = 0;
         self.again()
     }
 
     /// Continues after the range has its new contents; a flush may still be needed.
-    fn changed(&mut self) -> Next {
+    fn changed(&mut self) -> Continuation {
         let zeroes = matches!(self.request.op, Op::WriteZeroes { fua: true, .. });
         if zeroes || self.synced_later {
-            self.step = Step::Sync;
+            self.step = KernelOp::Sync;
             self.again()
         } else {
-            Next::Done(Ok(()))
+            Continuation::Done(Ok(()))
         }
     }
 
-    fn failed(&mut self, errno: i32, unit: u64, can: &Abilities) -> Next {
+    fn failed(&mut self, errno: i32, unit: u64, can: &Abilities) -> Continuation {
         let write = self.request.op.changes();
         match (errno, self.step) {
             (libc::EINTR | libc::EAGAIN, _) if self.retries < MAX_RETRIES => {
                 self.retries += 1;
                 self.again()
             }
-            (libc::EOPNOTSUPP | libc::ENOSYS, Step::Punch) => {
+            (libc::EOPNOTSUPP | libc::ENOSYS, KernelOp::Punch) => {
                 can.cannot_punch();
                 match self.request.op {
-                    Op::WriteZeroes { .. } if can.zero_range() => self.step = Step::ZeroRange,
-                    Op::WriteZeroes { .. } => self.step = Step::Zeroes,
-                    _ => return Next::Done(Err(IoError::from_errno(errno, true))),
+                    Op::WriteZeroes { .. } if can.zero_range() => self.step = KernelOp::ZeroRange,
+                    Op::WriteZeroes { .. } => self.step = KernelOp::Zeroes,
+                    _ => return Continuation::Done(Err(IoError::from_errno(errno, true))),
                 }
                 self.again()
             }
-            (libc::EOPNOTSUPP | libc::ENOSYS, Step::ZeroRange) => {
+            (libc::EOPNOTSUPP | libc::ENOSYS, KernelOp::ZeroRange) => {
                 can.cannot_zero();
-                self.step = Step::Zeroes;
+                self.step = KernelOp::Zeroes;
                 self.again()
             }
             // The file is stricter about memory than it reported: a page aligned buffer satisfies
             // every device.
-            (libc::EINVAL, Step::Data | Step::Durable) => {
-                self.step = Step::Bounce;
+            (libc::EINVAL, KernelOp::Data | KernelOp::Durable) => {
+                self.step = KernelOp::Bounce;
                 self.again()
             }
-            (_, Step::Sync) => Next::Done(Err(IoError::of_sync(errno))),
-            (_, Step::Durable | Step::Bounce)
+            (_, KernelOp::Sync) => Continuation::Done(Err(IoError::of_sync(errno))),
+            (_, KernelOp::Durable | KernelOp::Bounce)
                 if matches!(self.request.op, Op::Write { fua: true }) =>
             {
-                Next::Done(Err(IoError::of_durable(errno, unit)))
+                Continuation::Done(Err(IoError::of_durable(errno, unit)))
             }
-            _ => Next::Done(Err(IoError::from_errno(errno, write))),
+            _ => Continuation::Done(Err(IoError::from_errno(errno, write))),
         }
     }
 
-    fn again(&self) -> Next {
+    fn again(&self) -> Continuation {
         if self.cancelled {
-            Next::Done(Err(IoErrorKind::Aborted.into()))
+            Continuation::Done(Err(IoErrorKind::Aborted.into()))
         } else {
-            Next::Again
+            Continuation::Again
         }
     }
 

@@ -2,13 +2,13 @@
 
 mod burst;
 mod core;
-mod ending;
+mod drain_watch;
 mod entry;
+mod event_sources;
 mod fixed;
 mod inline;
 pub(crate) mod job;
 mod lane;
-mod others;
 mod pool;
 mod registered;
 pub(crate) mod ring;
@@ -20,11 +20,11 @@ mod windows;
 
 use crate::{Completion, VolumeError};
 use dma::Memory;
-pub use ending::Ending;
+pub use drain_watch::DrainWatch;
+pub use event_sources::Armed;
+use event_sources::EventSources;
 pub use lane::Lane;
 use lane::LaneEnd;
-pub use others::Armed;
-use others::Others;
 use ring::Ring;
 pub use sleep_hint::SleepHint;
 pub use stats::{IoCounters, IoStats};
@@ -86,8 +86,8 @@ const PIN_AT_LEAST: u64 = 1 << 20;
 pub struct Io {
     options: IoOptions,
     ring: OnceCell<Rc<Ring>>,
-    shared: RefCell<Vec<Shared>>,
-    others: Rc<Others>,
+    shared: RefCell<Vec<SharedObject>>,
+    others: Rc<EventSources>,
     ending: Rc<Cell<bool>>,
     /// Number of requests for which the worker should sleep rather than poll.
     sleep_hints: Rc<Cell<usize>>,
@@ -99,7 +99,7 @@ pub struct Io {
 }
 
 /// Object that volumes on one worker share, with its key.
-type Shared = (usize, Weak<dyn Any>);
+type SharedObject = (usize, Weak<dyn Any>);
 
 impl Io {
     /// Creates an `Io` for the calling thread.
@@ -142,7 +142,7 @@ impl Io {
     }
 
     /// Returns the objects that the volumes on this worker share with each other.
-    pub(crate) fn shared(&self) -> &RefCell<Vec<Shared>> {
+    pub(crate) fn shared(&self) -> &RefCell<Vec<SharedObject>> {
         &self.shared
     }
 
@@ -160,9 +160,9 @@ impl Io {
     }
 
     /// Creates the time limit for a queue of a volume that may hang when the worker ends.
-    pub fn ending_watch(&self) -> Ending {
+    pub fn ending_watch(&self) -> DrainWatch {
         let limit = self.options.stop_timeout;
-        Ending::new(self.ending.clone(), limit, self.given_up.clone())
+        DrainWatch::new(self.ending.clone(), limit, self.given_up.clone())
     }
 
     /// Returns a sleep hint for a queue whose requests are executed by threads of this machine.
@@ -290,7 +290,7 @@ impl Io {
 
 /// Handle that adds sources of completions to one worker's [`Io`].
 #[derive(Clone, Debug)]
-pub struct Watcher(Rc<Others>);
+pub struct Watcher(Rc<EventSources>);
 
 impl Watcher {
     /// Adds a source of completions, as [`Io::watch`] does.
@@ -324,9 +324,9 @@ impl Pinner {
         let mut pinned = self.begin(memory, offset, len)?;
         loop {
             match pinned.step(usize::MAX) {
-                Step::Allocated | Step::Pinned => {}
-                Step::Done => return Some(pinned),
-                Step::Failed => return None,
+                PinStep::Allocated | PinStep::Pinned => {}
+                PinStep::Done => return Some(pinned),
+                PinStep::Failed => return None,
             }
         }
     }
@@ -366,7 +366,7 @@ pub struct PinnedMemory {
 
 /// Result of one step of pinning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum PinStep {
     /// Pages were allocated; the step is to be repeated.
     Allocated,
     /// A piece was pinned; more remain.
@@ -380,8 +380,10 @@ enum Step {
 impl PinnedMemory {
     /// Performs the next step: allocates at most `bytes` bytes of pages, or pins an allocated
     /// piece.
-    fn step(&mut self, bytes: usize) -> Step {
-        let end = self.end.min(self.pinned_to.saturating_add(fixed::LONGEST));
+    fn step(&mut self, bytes: usize) -> PinStep {
+        let end = self
+            .end
+            .min(self.pinned_to.saturating_add(fixed::MAX_BUFFER_LEN));
         if self.allocated_to < end {
             let len = bytes.clamp(1, end - self.allocated_to);
             // Where that fails, pinning allocates the pages, or reports its own error.
@@ -391,7 +393,7 @@ impl PinnedMemory {
             } else {
                 end
             };
-            return Step::Allocated;
+            return PinStep::Allocated;
         }
         match self
             .ring
@@ -401,15 +403,15 @@ impl PinnedMemory {
                 self.places.push(place);
                 self.pinned_to = end;
                 if end == self.end {
-                    Step::Done
+                    PinStep::Done
                 } else {
-                    Step::Pinned
+                    PinStep::Pinned
                 }
             }
             Err(error) => {
                 self.ring.unpin(&std::mem::take(&mut self.places));
                 self.ring.say_not_pinned(self.end - self.pinned_to, &error);
-                Step::Failed
+                PinStep::Failed
             }
         }
     }

@@ -6,9 +6,9 @@ use dma::Buffer;
 /// buffer are processed in pieces.
 const SMALLEST: usize = 4 << 10;
 /// Size of a buffer once the pool's limit is reached; at least the size of any block.
-const FRUGAL: usize = 64 << 10;
-const LARGEST: usize = 1 << 20;
-const CLASSES: usize = (LARGEST / SMALLEST).ilog2() as usize + 1;
+const MIN_BUFFER_LEN: usize = 64 << 10;
+const MAX_BUFFER_LEN: usize = 1 << 20;
+const CLASSES: usize = (MAX_BUFFER_LEN / SMALLEST).ilog2() as usize + 1;
 
 /// Free bounce buffers by size, and counters of the bytes in use.
 #[derive(Debug)]
@@ -35,11 +35,11 @@ impl BouncePool {
     /// Returns a buffer for `len` bytes, or for a part of them.
     pub(super) fn take(&mut self, len: u64) -> Buffer {
         let wanted = usize::try_from(len)
-            .unwrap_or(LARGEST)
-            .clamp(SMALLEST, LARGEST);
-        let mut size = wanted.checked_next_power_of_two().unwrap_or(LARGEST);
+            .unwrap_or(MAX_BUFFER_LEN)
+            .clamp(SMALLEST, MAX_BUFFER_LEN);
+        let mut size = wanted.checked_next_power_of_two().unwrap_or(MAX_BUFFER_LEN);
         if self.out.saturating_add(size) > self.limit {
-            size = size.min(FRUGAL);
+            size = size.min(MIN_BUFFER_LEN);
         }
         let kept = self.free.get_mut(class(size)).and_then(Vec::pop);
         let buffer = match kept {
@@ -83,8 +83,8 @@ mod tests {
             (1, SMALLEST),
             (4096, 4096),
             (4097, 8192),
-            (LARGEST as u64, LARGEST),
-            (u64::MAX, LARGEST),
+            (MAX_BUFFER_LEN as u64, MAX_BUFFER_LEN),
+            (u64::MAX, MAX_BUFFER_LEN),
         ] {
             let buffer = pool.take(wanted);
             assert_eq!(buffer.len(), size);
@@ -99,12 +99,12 @@ mod tests {
 
     #[test]
     fn at_the_limit_pieces_become_small_and_nothing_piles_up() {
-        let limit = 3 * LARGEST;
+        let limit = 3 * MAX_BUFFER_LEN;
         let mut pool = BouncePool::new(limit);
-        let buffers: Vec<Buffer> = (0..10).map(|_| pool.take(LARGEST as u64)).collect();
+        let buffers: Vec<Buffer> = (0..10).map(|_| pool.take(MAX_BUFFER_LEN as u64)).collect();
         let sizes: Vec<usize> = buffers.iter().map(|buffer| buffer.len()).collect();
-        assert_eq!(sizes[..3], [LARGEST; 3]);
-        assert_eq!(sizes[3..], [FRUGAL; 7]);
+        assert_eq!(sizes[..3], [MAX_BUFFER_LEN; 3]);
+        assert_eq!(sizes[3..], [MIN_BUFFER_LEN; 7]);
         buffers.into_iter().for_each(|buffer| pool.put(buffer));
         assert_eq!(pool.out, 0);
         assert!(pool.kept <= limit, "{}", pool.kept);

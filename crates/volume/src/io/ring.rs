@@ -1,6 +1,6 @@
 //! A worker's ring, as the queues on it use it.
 
-use super::core::{Arrival, RingCore};
+use super::core::{ReapedCompletion, RingCore};
 use super::job::Abilities;
 use super::lane::LaneEnd;
 use super::setup::{self, Mode};
@@ -248,7 +248,7 @@ impl Ring {
             // The borrow ends with the statement: `done` may come back here by `submit`.
             let next = self.core.borrow_mut().reap();
             match next {
-                Some(Arrival::Plain { tag, data }) => {
+                Some(ReapedCompletion::Plain { tag, data }) => {
                     count += 1;
                     done(Completion {
                         tag,
@@ -256,7 +256,7 @@ impl Ring {
                         data,
                     });
                 }
-                Some(Arrival::Other(completion)) => {
+                Some(ReapedCompletion::Other(completion)) => {
                     count += 1;
                     done(completion);
                 }

@@ -14,11 +14,11 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 /// Maximum number of memory segments in one operation (`UIO_MAXIOV`).
-const MOST_PIECES: usize = 1024;
+const MAX_PIECES: usize = 1024;
 
 /// Part of a message to send.
 #[derive(Debug, Clone, Copy)]
-enum Part {
+enum MessagePart {
     /// The next bytes of the message's own buffer.
     Bytes(usize),
     /// The next request's memory.
@@ -29,7 +29,7 @@ enum Part {
 #[derive(Debug, Default)]
 pub struct Outgoing {
     bytes: Vec<u8>,
-    parts: Vec<Part>,
+    parts: Vec<MessagePart>,
     lists: Vec<(u64, SegmentList)>,
     len: u64,
     sent: u64,
@@ -46,15 +46,15 @@ impl Outgoing {
         self.bytes.extend_from_slice(bytes);
         self.len += bytes.len() as u64;
         match self.parts.last_mut() {
-            Some(Part::Bytes(len)) => *len += bytes.len(),
-            _ => self.parts.push(Part::Bytes(bytes.len())),
+            Some(MessagePart::Bytes(len)) => *len += bytes.len(),
+            _ => self.parts.push(MessagePart::Bytes(bytes.len())),
         }
     }
 
     /// Appends all of a request's memory. `name` identifies it when it is returned.
     pub fn data(&mut self, name: u64, list: SegmentList) {
         self.len += list.len_bytes();
-        self.parts.push(Part::List);
+        self.parts.push(MessagePart::List);
         self.lists.push((name, list));
     }
 
@@ -93,23 +93,23 @@ impl Outgoing {
         let mut lists = self.lists.iter();
         for part in &self.parts {
             match part {
-                Part::Bytes(len) => {
+                MessagePart::Bytes(len) => {
                     let (these, others) = bytes.split_at_checked(*len).unwrap_or((bytes, &[]));
                     bytes = others;
                     piece(vectors, &mut skip, these.as_ptr().cast_mut(), these.len());
                 }
-                Part::List => {
+                MessagePart::List => {
                     let segments = lists.next().map_or(&[][..], |(_, list)| list.segments());
                     for segment in segments {
                         piece(vectors, &mut skip, segment.as_ptr(), segment.len());
                     }
                 }
             }
-            if vectors.len() >= MOST_PIECES {
+            if vectors.len() >= MAX_PIECES {
                 break;
             }
         }
-        vectors.truncate(MOST_PIECES);
+        vectors.truncate(MAX_PIECES);
     }
 }
 
@@ -183,7 +183,7 @@ impl Incoming {
         if let Some((list, from, len)) = &self.direct {
             let (mut skip, mut left) = (*from, *len);
             for segment in list.segments() {
-                if left == 0 || vectors.len() >= MOST_PIECES {
+                if left == 0 || vectors.len() >= MAX_PIECES {
                     break;
                 }
                 let before = vectors.len();
@@ -203,7 +203,7 @@ impl Incoming {
         let Some(room) = self.buffer.get_mut(self.filled..) else {
             return;
         };
-        if !room.is_empty() && vectors.len() < MOST_PIECES {
+        if !room.is_empty() && vectors.len() < MAX_PIECES {
             vectors.push(libc::iovec {
                 iov_base: room.as_mut_ptr().cast(),
                 iov_len: room.len(),

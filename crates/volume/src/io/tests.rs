@@ -395,7 +395,7 @@ fn a_window_is_pinned_in_steps_after_it_was_mapped() {
     };
     let pages = memory.len() / 4096;
     // The unmap happens before anything is pinned, when a part of it is, and when all is.
-    for pieces in [0, 3, memory.len() / super::fixed::LONGEST] {
+    for pieces in [0, 3, memory.len() / super::fixed::MAX_BUFFER_LEN] {
         let mut pace = PinPace::default();
         windows.mapped(0x1000_0000, memory.len() as u64, &memory, 0);
         assert_eq!((io.pinned(), windows.is_pinning()), (0, true));
@@ -410,7 +410,7 @@ fn a_window_is_pinned_in_steps_after_it_was_mapped() {
             "pages are allocated by steps of their own"
         );
         assert_eq!(used(&mut *queue, 0), pieces > 0);
-        let all = pieces == memory.len() / super::fixed::LONGEST;
+        let all = pieces == memory.len() / super::fixed::MAX_BUFFER_LEN;
         assert_eq!(used(&mut *queue, pages - 1), all);
         assert_eq!(windows.is_pinning(), !all);
         windows.unmapped(0x1000_0000, memory.len() as u64);
@@ -545,7 +545,7 @@ fn more_than_the_limit_of_locked_memory_goes_without() {
     let directory = tempfile::tempdir().unwrap();
     let (io, mut queue) = pinning(&directory);
     // In pieces of which the first may fit: all or nothing.
-    let len = limit + super::fixed::LONGEST as u64;
+    let len = limit + super::fixed::MAX_BUFFER_LEN as u64;
     let memory = Memory::anonymous(len as usize).unwrap();
     assert!(io.pinner().unwrap().pin(&memory, 0, len).is_none());
     assert_eq!(io.pinned(), 0);

@@ -4,7 +4,7 @@
 //! the worker wait for their commands. A window is therefore pinned after the reply, in steps
 //! between the worker's rounds. Until then, the kernel looks up pages for each request.
 
-use super::{PinnedMemory, Pinner, Step};
+use super::{PinStep, PinnedMemory, Pinner};
 use dma::Memory;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -57,13 +57,13 @@ impl PinnedWindows {
         !self.waiting.is_empty()
     }
 
-    fn step(&mut self, bytes: usize) -> Option<Step> {
+    fn step(&mut self, bytes: usize) -> Option<PinStep> {
         let (_, first) = self.waiting.front_mut()?;
         let step = first.step(bytes);
         match step {
-            Step::Allocated | Step::Pinned => {}
-            Step::Done => self.windows.extend(self.waiting.pop_front()),
-            Step::Failed => drop(self.waiting.pop_front()),
+            PinStep::Allocated | PinStep::Pinned => {}
+            PinStep::Done => self.windows.extend(self.waiting.pop_front()),
+            PinStep::Failed => drop(self.waiting.pop_front()),
         }
         Some(step)
     }
@@ -81,7 +81,7 @@ pub struct PinPace {
 impl Default for PinPace {
     fn default() -> Self {
         Self {
-            bytes: Self::LEAST,
+            bytes: Self::MIN_STEP,
             next: Instant::now(),
         }
     }
@@ -89,9 +89,9 @@ impl Default for PinPace {
 
 impl PinPace {
     /// Target duration of a step.
-    const STEP: Duration = Duration::from_micros(500);
-    const LEAST: usize = 64 << 10;
-    const MOST: usize = 16 << 20;
+    const STEP_TIME: Duration = Duration::from_micros(500);
+    const MIN_STEP: usize = 64 << 10;
+    const MAX_STEP: usize = 16 << 20;
 
     /// Returns the earliest time of the next step.
     pub fn next(&self) -> Instant {
@@ -104,11 +104,11 @@ impl PinPace {
         let step = windows.step(self.bytes);
         let took = began.elapsed();
         self.next = began + 2 * took;
-        if step == Some(Step::Allocated) {
-            if took > Self::STEP {
-                self.bytes = (self.bytes / 2).max(Self::LEAST);
-            } else if took < Self::STEP / 2 {
-                self.bytes = (self.bytes * 2).min(Self::MOST);
+        if step == Some(PinStep::Allocated) {
+            if took > Self::STEP_TIME {
+                self.bytes = (self.bytes / 2).max(Self::MIN_STEP);
+            } else if took < Self::STEP_TIME / 2 {
+                self.bytes = (self.bytes * 2).min(Self::MAX_STEP);
             }
         }
     }

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longest sleep of a worker while requests wait, after which changed limits are noticed.
-pub(crate) const NAP: Duration = Duration::from_millis(100);
+pub(crate) const MAX_SLEEP: Duration = Duration::from_millis(100);
 
 /// Limits per second for reads, for writes, and for both together; 0: no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub struct Rates {
 
 /// Limits of a volume per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct IoLimits {
     /// Requests per second.
     pub iops: Rates,
     /// Bytes per second.
@@ -47,7 +47,7 @@ pub struct Limits {
     pub burst: Duration,
 }
 
-impl Default for Limits {
+impl Default for IoLimits {
     fn default() -> Self {
         Self {
             iops: Rates::default(),
@@ -65,7 +65,7 @@ struct Cost {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct LimitState {
     clock: Arc<dyn Clock>,
     /// Origin of the buckets' times.
     epoch: Instant,
@@ -84,11 +84,11 @@ struct Shared {
 /// Handle to the limits of a volume. Any thread may read and change them while the volume is in
 /// use.
 #[derive(Debug, Clone)]
-pub struct LimitHandle(Arc<Shared>);
+pub struct LimitHandle(Arc<LimitState>);
 
 impl LimitHandle {
-    fn new(limits: Limits, clock: Arc<dyn Clock>) -> Self {
-        let handle = Self(Arc::new(Shared {
+    fn new(limits: IoLimits, clock: Arc<dyn Clock>) -> Self {
+        let handle = Self(Arc::new(LimitState {
             epoch: clock.now(),
             clock,
             limited: AtomicBool::new(false),
@@ -103,7 +103,7 @@ impl LimitHandle {
 
     /// Changes the limits, for waiting requests, too. A sleeping worker notices within a tenth of a
     /// second.
-    pub fn set(&self, limits: Limits) {
+    pub fn set(&self, limits: IoLimits) {
         let shared = &*self.0;
         let mut any = false;
         for (buckets, rates) in shared.buckets.iter().zip([limits.iops, limits.bps]) {
@@ -118,7 +118,7 @@ impl LimitHandle {
     }
 
     /// Returns the current limits.
-    pub fn get(&self) -> Limits {
+    pub fn get(&self) -> IoLimits {
         let rates = |[total, read, write]: &[Bucket; 3]| Rates {
             total: total.rate(),
             read: read.rate(),
@@ -126,7 +126,7 @@ impl LimitHandle {
         };
         let [iops, bps] = &self.0.buckets;
         let burst = self.0.burst.load(Ordering::Relaxed) / PER_NANOSECOND;
-        Limits {
+        IoLimits {
             iops: rates(iops),
             bps: rates(bps),
             burst: Duration::from_nanos(burst),
@@ -149,7 +149,7 @@ fn units(time: Duration) -> u64 {
     nanoseconds.saturating_mul(PER_NANOSECOND)
 }
 
-impl Shared {
+impl LimitState {
     fn limited(&self) -> bool {
         self.limited.load(Ordering::Acquire)
     }
@@ -211,12 +211,12 @@ pub struct LimitVolume {
 
 impl LimitVolume {
     /// Wraps `volume` with these limits.
-    pub fn new(volume: Arc<dyn Volume>, limits: Limits) -> Self {
+    pub fn new(volume: Arc<dyn Volume>, limits: IoLimits) -> Self {
         Self::with_clock(volume, limits, Arc::new(SystemClock))
     }
 
     /// Creates the volume with another clock, for tests.
-    pub fn with_clock(volume: Arc<dyn Volume>, limits: Limits, clock: Arc<dyn Clock>) -> Self {
+    pub fn with_clock(volume: Arc<dyn Volume>, limits: IoLimits, clock: Arc<dyn Clock>) -> Self {
         Self {
             volume,
             handle: LimitHandle::new(limits, clock),
@@ -265,7 +265,7 @@ impl Volume for LimitVolume {
 }
 
 /// A request that waits for tokens.
-struct Waiting {
+struct DelayedRequest {
     /// Start of the wait, in units of time.
     since: u64,
     request: Request,
@@ -274,13 +274,13 @@ struct Waiting {
 /// A worker's queue into a [`LimitVolume`].
 struct LimitQueue {
     queue: OpenQueue,
-    shared: Arc<Shared>,
+    shared: Arc<LimitState>,
     /// Whether the process is ending, so that waiting requests pass without tokens.
     unlimited: Rc<Cell<bool>>,
     /// Whether zeroing costs the volume as much as writing, so that it is charged by length.
     zeroes_move_data: bool,
     /// Waiting reads, and waiting requests of all other kinds.
-    waiting: [VecDeque<Waiting>; 2],
+    waiting: [VecDeque<DelayedRequest>; 2],
     aborted: Vec<Request>,
     /// Whether writes pass first when reads and writes wait for the same tokens.
     writes_first: bool,
@@ -319,7 +319,7 @@ impl LimitQueue {
             };
             self.writes_first = class == 0;
             let next = self.waiting.get_mut(class).and_then(VecDeque::pop_front);
-            let submit = |next: Waiting| {
+            let submit = |next: DelayedRequest| {
                 self.shared.waited(next.since);
                 self.queue.submit(next.request)
             };
@@ -341,7 +341,7 @@ impl LimitQueue {
         }
         let fronts = self.waiting.iter().filter_map(VecDeque::front);
         let free = self.free();
-        let nap = units(NAP).saturating_add(self.shared.now());
+        let nap = units(MAX_SLEEP).saturating_add(self.shared.now());
         let ready = fronts.filter_map(|next| {
             let ready = if free {
                 0
@@ -369,7 +369,7 @@ impl VolumeQueue for LimitQueue {
         let class = usize::from(request.op.changes());
         if let Some(waiting) = self.waiting.get_mut(class) {
             let since = self.shared.now();
-            waiting.push_back(Waiting { since, request });
+            waiting.push_back(DelayedRequest { since, request });
         }
         None
     }

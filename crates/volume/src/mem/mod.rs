@@ -3,7 +3,7 @@
 mod huge;
 mod pieces;
 
-use crate::request::{AT_ONCE, check_range};
+use crate::request::{MAX_INLINE_BYTES, check_range};
 use crate::{
     Completion, CopyRequest, CopySource, FastPath, Info, Io, IoError, IoErrorKind, Kind, Op,
     OpenQueue, QueueState, Request, Volume, VolumeError, VolumeQueue, Wake,
@@ -263,7 +263,7 @@ impl FastPath for MemQueue {
 
     fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
         let len = data.len_bytes();
-        if len > AT_ONCE {
+        if len > MAX_INLINE_BYTES {
             return None;
         }
         let bytes = &self.bytes;

@@ -6,7 +6,7 @@
 //! of it is done. A concurrent read of its range sees old or new bytes, as with any two commands
 //! that are outstanding together ("NVM Command Set 1.1", 2.1.4).
 
-use crate::request::AT_ONCE;
+use crate::request::MAX_INLINE_BYTES;
 use crate::{Completion, IoError, IoErrorKind, Op, Request};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -18,10 +18,10 @@ const QUANTUM: Duration = Duration::from_micros(50);
 const PIECE_TIME: Duration = Duration::from_micros(40);
 /// Minimum length of a piece in bytes. The maximum is a huge page, which the kernel releases as a
 /// whole; in small pages, that is 512 of them.
-const SHORTEST: u64 = 32 << 10;
-const LONGEST: u64 = 2 << 20;
+const MIN_PIECE: u64 = 32 << 10;
+const MAX_PIECE: u64 = 2 << 20;
 /// Initial length of a piece, before any measurement.
-const FIRST: u64 = 256 << 10;
+const INITIAL_PIECE: u64 = 256 << 10;
 
 /// A request that is not finished.
 #[derive(Debug)]
@@ -40,9 +40,9 @@ impl Length {
     /// Adapts the length after a piece of `len` bytes has taken `time`.
     fn took(&mut self, len: u64, time: Duration) {
         if time > PIECE_TIME {
-            self.0 = (self.0 / 2).max(SHORTEST);
+            self.0 = (self.0 / 2).max(MIN_PIECE);
         } else if time < PIECE_TIME / 4 && len == self.0 {
-            self.0 = (self.0 * 2).min(LONGEST);
+            self.0 = (self.0 * 2).min(MAX_PIECE);
         }
     }
 }
@@ -64,8 +64,8 @@ impl Pieces {
         Self {
             unfinished: VecDeque::new(),
             at_once: 0,
-            moved: Length(FIRST),
-            released: Length(FIRST),
+            moved: Length(INITIAL_PIECE),
+            released: Length(INITIAL_PIECE),
         }
     }
 
@@ -80,10 +80,10 @@ impl Pieces {
     pub(super) fn admits(&mut self, request: &Request) -> bool {
         match request.op {
             Op::Flush => true,
-            Op::Read | Op::Write { .. } => request.len <= AT_ONCE,
+            Op::Read | Op::Write { .. } => request.len <= MAX_INLINE_BYTES,
             Op::WriteZeroes { .. } | Op::Deallocate => {
                 let sum = self.at_once.saturating_add(request.len);
-                let admitted = sum <= AT_ONCE;
+                let admitted = sum <= MAX_INLINE_BYTES;
                 if admitted {
                     // A request of no bytes takes a little, too.
                     self.at_once = sum.saturating_add(1);
@@ -168,7 +168,7 @@ impl Pieces {
 /// stops there, so that huge pages are released as a whole.
 fn piece(one: &Unfinished, most: u64) -> u64 {
     let at = one.request.offset.saturating_add(one.done);
-    let to_end = LONGEST - at % LONGEST;
+    let to_end = MAX_PIECE - at % MAX_PIECE;
     (one.request.len - one.done).min(most).min(to_end)
 }
 
@@ -191,19 +191,19 @@ mod tests {
 
     #[test]
     fn lengths_follow_the_time_that_pieces_take() {
-        let mut length = Length(FIRST);
+        let mut length = Length(INITIAL_PIECE);
         for _ in 0..20 {
             length.took(length.0, PIECE_TIME * 2);
         }
-        assert_eq!(length.0, SHORTEST);
+        assert_eq!(length.0, MIN_PIECE);
         length.took(length.0 / 2, Duration::ZERO);
-        assert_eq!(length.0, SHORTEST, "the rest of a request shows nothing");
+        assert_eq!(length.0, MIN_PIECE, "the rest of a request shows nothing");
         for _ in 0..20 {
             length.took(length.0, Duration::ZERO);
         }
-        assert_eq!(length.0, LONGEST);
-        length.took(LONGEST, PIECE_TIME);
-        assert_eq!(length.0, LONGEST, "neither short nor long");
+        assert_eq!(length.0, MAX_PIECE);
+        length.took(MAX_PIECE, PIECE_TIME);
+        assert_eq!(length.0, MAX_PIECE, "neither short nor long");
     }
 
     #[test]
@@ -216,9 +216,9 @@ mod tests {
             pieces.round(
                 |request, at, len| {
                     assert_eq!((request.tag, at), (7, next));
-                    assert!(len > 0 && len <= LONGEST);
+                    assert!(len > 0 && len <= MAX_PIECE);
                     let (first, last) = (offset + at, offset + at + len - 1);
-                    assert_eq!(first / LONGEST, last / LONGEST, "{at} {len}");
+                    assert_eq!(first / MAX_PIECE, last / MAX_PIECE, "{at} {len}");
                     next += len;
                     Ok(())
                 },
@@ -276,12 +276,12 @@ mod tests {
         let mut pieces = Pieces::new();
         let short = request(0, Op::Deallocate, 0, 4096);
         let admitted = (0..1000).take_while(|_| pieces.admits(&short)).count();
-        assert_eq!(admitted as u64, AT_ONCE / 4097);
+        assert_eq!(admitted as u64, MAX_INLINE_BYTES / 4097);
         let nothing = pieces.round(|_, _, _| Ok(()), &mut |_| {});
         assert_eq!(nothing, 0);
         assert!(pieces.admits(&short), "a new round");
         assert!(pieces.admits(&request(0, Op::Flush, 0, 0)));
-        assert!(pieces.admits(&request(0, Op::Read, 0, AT_ONCE)));
-        assert!(!pieces.admits(&request(0, Op::Read, 0, AT_ONCE + 1)));
+        assert!(pieces.admits(&request(0, Op::Read, 0, MAX_INLINE_BYTES)));
+        assert!(!pieces.admits(&request(0, Op::Read, 0, MAX_INLINE_BYTES + 1)));
     }
 }

@@ -1,7 +1,7 @@
 //! Requests that failed and wait to be repeated: a queue that is put in front of a volume's own
 //! queue at its first failure.
 
-use super::{Completion, ErrorAction, NAP, RETRY_FOR, Request, Shared};
+use super::{Completion, ErrorAction, MAX_SLEEP, OnErrorState, RETRY_FOR, Request};
 use crate::{
     CopyRequest, CopySource, FastPath, IoError, IoErrorKind, Op, QueueState, VolumeQueue, Wake,
 };
@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 
 /// Pause before a request is repeated for the first time. Each further pause is twice as long as
 /// the one before, up to a maximum.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const MIN_PAUSE: Duration = Duration::from_millis(10);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum number of remembered tags of requests that have ended with a failure.
-const MOST_OVER: usize = 4096;
+const MAX_ENDED_TAGS: usize = 4096;
 
 /// A request that waits to be repeated.
-struct Waiting {
+struct HeldRequest {
     request: Request,
     /// Error of the last failure; `None` when the request arrived while the volume was stopped.
     error: Option<IoError>,
@@ -43,7 +43,7 @@ struct Repeated {
 
 #[derive(Default)]
 struct Lists {
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<HeldRequest>,
     repeated: Vec<Repeated>,
     /// Tags of requests whose failure is final. The front-end offers such a request to the policy
     /// once more, and then reports the error.
@@ -52,7 +52,7 @@ struct Lists {
 
 /// Error policy of one queue.
 pub(crate) struct QueuePolicy {
-    shared: Arc<Shared>,
+    shared: Arc<OnErrorState>,
     /// Whether the worker is ending, so that no request waits any more.
     ending: Rc<Cell<bool>>,
     /// State of the queue in front; `None` until the first failure.
@@ -60,7 +60,7 @@ pub(crate) struct QueuePolicy {
 }
 
 impl QueuePolicy {
-    pub(crate) fn new(shared: Arc<Shared>, ending: Rc<Cell<bool>>) -> Self {
+    pub(crate) fn new(shared: Arc<OnErrorState>, ending: Rc<Cell<bool>>) -> Self {
         Self {
             shared,
             ending,
@@ -112,19 +112,19 @@ impl QueuePolicy {
 }
 
 impl Lists {
-    fn take(&mut self, shared: &Shared, request: Request, error: IoError) {
+    fn take(&mut self, shared: &OnErrorState, request: Request, error: IoError) {
         let now = shared.clock.now();
         let known = self.repeated.iter().position(|one| one.tag == request.tag);
         let known = known.map(|at| self.repeated.swap_remove(at));
         self.repeated
             .retain(|one| now.saturating_duration_since(one.at) < RETRY_FOR);
         let (since, failures) = known.map_or((now, 0), |one| (one.since, one.failures));
-        let pause = FIRST_PAUSE.saturating_mul(1 << failures.min(16));
-        let again_at = now.checked_add(pause.min(LONGEST_PAUSE)).unwrap_or(now);
+        let pause = MIN_PAUSE.saturating_mul(1 << failures.min(16));
+        let again_at = now.checked_add(pause.min(MAX_PAUSE)).unwrap_or(now);
         if shared.action(request.op, error) == ErrorAction::Stop && !self.is_stopped(shared) {
             shared.stopped(request.op, error);
         }
-        self.waiting.push_back(Waiting {
+        self.waiting.push_back(HeldRequest {
             request,
             error: Some(error),
             since,
@@ -136,7 +136,7 @@ impl Lists {
     /// Records that a request's failure is final.
     fn ended(&mut self, tag: u64) {
         // A request of a disconnected client is never offered.
-        if self.over.len() >= MOST_OVER {
+        if self.over.len() >= MAX_ENDED_TAGS {
             self.over.remove(0);
         }
         self.over.push(tag);
@@ -149,13 +149,13 @@ impl Lists {
     }
 
     /// Returns whether a request waits until the volume is resumed.
-    fn is_stopped(&self, shared: &Shared) -> bool {
+    fn is_stopped(&self, shared: &OnErrorState) -> bool {
         self.waiting.iter().any(|one| one.is_stopped(shared))
     }
 }
 
-impl Waiting {
-    fn is_stopped(&self, shared: &Shared) -> bool {
+impl HeldRequest {
+    fn is_stopped(&self, shared: &OnErrorState) -> bool {
         let action = |error| shared.action(self.request.op, error);
         self.error
             .is_some_and(|error| action(error) == ErrorAction::Stop)
@@ -163,7 +163,7 @@ impl Waiting {
 }
 
 /// Decision about a waiting request.
-enum Next {
+enum HeldDecision {
     Waits,
     Begins,
     Fails(IoError),
@@ -172,10 +172,10 @@ enum Next {
 /// Queue in front of a volume's own queue, in which failed requests wait.
 struct HeldQueue {
     queue: Box<dyn FastPath>,
-    shared: Arc<Shared>,
+    shared: Arc<OnErrorState>,
     ending: Rc<Cell<bool>>,
     lists: Rc<RefCell<Lists>>,
-    /// Value of [`Shared::resumes`] when it was last checked.
+    /// Value of [`OnErrorState::resumes`] when it was last checked.
     resumes: u64,
     /// Completions of requests that were cancelled.
     ended: Vec<Completion>,
@@ -192,7 +192,7 @@ impl HeldQueue {
     /// it.
     fn hold(&mut self, request: Request) {
         let now = self.shared.clock.now();
-        self.lists.borrow_mut().waiting.push_back(Waiting {
+        self.lists.borrow_mut().waiting.push_back(HeldRequest {
             request,
             error: None,
             since: now,
@@ -201,24 +201,25 @@ impl HeldQueue {
         });
     }
 
-    fn next(&self, one: &Waiting, now: Instant, resumed: bool, stopped: bool) -> Next {
+    fn next(&self, one: &HeldRequest, now: Instant, resumed: bool, stopped: bool) -> HeldDecision {
         let Some(error) = one.error else {
-            return match stopped && !resumed {
-                true => Next::Waits,
-                false => Next::Begins,
+            return if stopped && !resumed {
+                HeldDecision::Waits
+            } else {
+                HeldDecision::Begins
             };
         };
         if self.ending.get() {
-            return Next::Fails(error);
+            return HeldDecision::Fails(error);
         }
         match self.shared.action(one.request.op, error) {
-            ErrorAction::Report | ErrorAction::EnospcStop => Next::Fails(error),
-            _ if resumed => Next::Begins,
-            ErrorAction::Stop => Next::Waits,
+            ErrorAction::Report | ErrorAction::EnospcStop => HeldDecision::Fails(error),
+            _ if resumed => HeldDecision::Begins,
+            ErrorAction::Stop => HeldDecision::Waits,
             ErrorAction::Retry => match now.saturating_duration_since(one.since) {
-                time if time >= RETRY_FOR => Next::Fails(error),
-                _ if now >= one.again_at => Next::Begins,
-                _ => Next::Waits,
+                time if time >= RETRY_FOR => HeldDecision::Fails(error),
+                _ if now >= one.again_at => HeldDecision::Begins,
+                _ => HeldDecision::Waits,
             },
         }
     }
@@ -235,13 +236,13 @@ impl HeldQueue {
                 break;
             };
             match self.next(&one, now, resumed, stopped) {
-                Next::Waits => self.lists.borrow_mut().waiting.push_back(one),
-                Next::Fails(error) => {
+                HeldDecision::Waits => self.lists.borrow_mut().waiting.push_back(one),
+                HeldDecision::Fails(error) => {
                     count += 1;
                     self.lists.borrow_mut().ended(one.request.tag);
                     done(one.request.complete(Err(error)));
                 }
-                Next::Begins => {
+                HeldDecision::Begins => {
                     if let Some(completion) = self.begin(one, now) {
                         count += 1;
                         done(completion);
@@ -253,7 +254,7 @@ impl HeldQueue {
         count
     }
 
-    fn begin(&mut self, one: Waiting, now: Instant) -> Option<Completion> {
+    fn begin(&mut self, one: HeldRequest, now: Instant) -> Option<Completion> {
         let Request {
             tag,
             op,
@@ -334,8 +335,8 @@ impl VolumeQueue for HeldQueue {
             _ if !self.ended.is_empty() || (own > 0 && self.ending.get()) => Wake::Poll,
             None => Wake::Event,
             // Another policy, or the word to go on, is noticed by then.
-            Some(_) if stopped => Wake::After(NAP),
-            Some(at) => Wake::After(NAP).earlier(Wake::At(at), || self.shared.clock.now()),
+            Some(_) if stopped => Wake::After(MAX_SLEEP),
+            Some(at) => Wake::After(MAX_SLEEP).earlier(Wake::At(at), || self.shared.clock.now()),
         };
         QueueState {
             in_flight: in_flight + own,
@@ -374,9 +375,10 @@ impl FastPath for HeldQueue {
     }
 
     fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>> {
-        match self.is_stopped() {
-            true => None,
-            false => self.queue.try_now(op, offset, data),
+        if self.is_stopped() {
+            None
+        } else {
+            self.queue.try_now(op, offset, data)
         }
     }
 
@@ -389,9 +391,10 @@ impl FastPath for HeldQueue {
     }
 
     fn copy_source(&mut self, offset: u64, len: u64) -> Option<CopySource> {
-        match self.is_stopped() {
-            true => None,
-            false => self.queue.copy_source(offset, len),
+        if self.is_stopped() {
+            None
+        } else {
+            self.queue.copy_source(offset, len)
         }
     }
 

@@ -17,7 +17,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::{
     AtomicWrites, Completion, Info, Io, IoError, IoErrorKind, Op, OpenQueue, Request, Volume,
 };
-use crate::{VolumeError, limit::NAP};
+use crate::{VolumeError, limit::MAX_SLEEP};
 pub(crate) use held::QueuePolicy;
 use probes::LogLimit;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -96,7 +96,7 @@ pub struct OnErrorStatus {
 }
 
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct OnErrorState {
     clock: Arc<dyn Clock>,
     /// Name of the volume in log messages.
     name: String,
@@ -115,7 +115,7 @@ pub(crate) struct Shared {
     log: LogLimit,
 }
 
-impl Shared {
+impl OnErrorState {
     /// Returns the action for a request that failed with this error.
     fn action(&self, op: Op, error: IoError) -> ErrorAction {
         let may_pass = match error.kind {
@@ -154,9 +154,10 @@ impl Shared {
 
     /// Counts a failure, whatever the policy does with it.
     fn count(&self, op: Op, error: IoError) {
-        let counter = match op.changes() {
-            true => &self.write_errors,
-            false => &self.read_errors,
+        let counter = if op.changes() {
+            &self.write_errors
+        } else {
+            &self.read_errors
         };
         counter.fetch_add(1, Ordering::Relaxed);
         if error.kind == IoErrorKind::NoSpace {
@@ -187,11 +188,11 @@ impl Shared {
 /// Handle to a volume's error policy. Any thread may read and change the policy while the volume is
 /// in use.
 #[derive(Debug, Clone)]
-pub struct OnErrorHandle(Arc<Shared>);
+pub struct OnErrorHandle(Arc<OnErrorState>);
 
 impl OnErrorHandle {
     fn new(policy: OnError, name: &str, clock: Arc<dyn Clock>) -> Self {
-        let handle = Self(Arc::new(Shared {
+        let handle = Self(Arc::new(OnErrorState {
             clock,
             name: name.to_owned(),
             read: AtomicU8::default(),

@@ -79,9 +79,10 @@ impl Client {
 
     fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) {
         self.started.push((tag, op, offset));
-        let done = match op.has_data() {
-            true => self.queue.start(tag, op, offset, data),
-            false => self.queue.submit(Request::transfer(tag, op, offset, data)),
+        let done = if op.has_data() {
+            self.queue.start(tag, op, offset, data)
+        } else {
+            self.queue.submit(Request::transfer(tag, op, offset, data))
         };
         if let Some(done) = done {
             self.completed(done);

@@ -2,9 +2,9 @@
 
 use super::options::Options;
 use super::{OpenError, UrlOption, parse_count, parse_duration, parse_size};
-use crate::gpt::{self, Which};
+use crate::gpt::{self, PartitionSelector};
 use crate::{
-    DEFAULT_WEIGHT, FairGroup, FairVolume, LimitVolume, Limits, SliceVolume, Volume, claim,
+    DEFAULT_WEIGHT, FairGroup, FairVolume, IoLimits, LimitVolume, SliceVolume, Volume, claim,
 };
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use std::sync::Arc;
 /// its share of the device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Extras {
-    partition: Option<Which>,
+    partition: Option<PartitionSelector>,
     offset: Option<u64>,
     length: Option<u64>,
-    limits: Option<Limits>,
+    limits: Option<IoLimits>,
     share: Option<Share>,
 }
 
@@ -100,15 +100,21 @@ impl Extras {
         let choices = [
             (
                 "partition",
-                options.take("partition", number)?.map(Which::Number),
+                options
+                    .take("partition", number)?
+                    .map(PartitionSelector::Number),
             ),
             (
                 "partlabel",
-                options.take("partlabel", label)?.map(Which::Label),
+                options
+                    .take("partlabel", label)?
+                    .map(PartitionSelector::Label),
             ),
             (
                 "partuuid",
-                options.take("partuuid", str::parse)?.map(Which::Guid),
+                options
+                    .take("partuuid", str::parse)?
+                    .map(PartitionSelector::Guid),
             ),
         ];
         for (key, choice) in choices {
@@ -192,8 +198,8 @@ impl Extras {
     }
 }
 
-fn limits(options: &mut Options) -> Result<Option<Limits>, OpenError> {
-    let mut limits = Limits::default();
+fn limits(options: &mut Options) -> Result<Option<IoLimits>, OpenError> {
+    let mut limits = IoLimits::default();
     let iops = &mut limits.iops;
     let bps = &mut limits.bps;
     let rates = [
@@ -206,9 +212,10 @@ fn limits(options: &mut Options) -> Result<Option<Limits>, OpenError> {
     ];
     let mut limited = false;
     for (key, rate) in rates {
-        let read = match key.ends_with("iops") {
-            true => parse_count,
-            false => parse_size,
+        let read = if key.ends_with("iops") {
+            parse_count
+        } else {
+            parse_size
         };
         if let Some(limit) = options.take(key, read)? {
             (*rate, limited) = (limit, true);

@@ -1,7 +1,7 @@
 //! URLs of volumes in memory, `mem://SIZE`.
 
 use super::{
-    MemoryPlace, OpenError, OpenOptions, READ_ONLY, Scheme, VolumeKind, VolumeUrl, Whole, size,
+    BareVolume, MemoryPlace, OpenError, OpenOptions, READ_ONLY, Scheme, VolumeKind, VolumeUrl, size,
 };
 use crate::{MemVolume, VolumeError};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(super) fn kind<X: 'static>() -> VolumeKind<X> {
     VolumeKind::new(SCHEME, open)
 }
 
-fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<X>, OpenError> {
+fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<BareVolume<X>, OpenError> {
     let size = size(SCHEME.name, url.name)?;
     let volume = match &open.memory {
         MemoryPlace::Process => MemVolume::new(size)?,
@@ -36,5 +36,5 @@ fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<X>, OpenE
     } else {
         volume
     };
-    Ok(Whole::new(Arc::new(volume)))
+    Ok(BareVolume::new(Arc::new(volume)))
 }

@@ -16,8 +16,8 @@ use crate::{
 pub use extras::Extras;
 pub use options::Options;
 pub use quantity::{parse_count, parse_duration, parse_number, parse_size};
-pub use registry::{OpenKind, Opened, READ_ONLY, Registry, Scheme, UrlOption};
-pub use registry::{VolumeKind, VolumeUrl, Whole};
+pub use registry::{BareVolume, VolumeKind, VolumeUrl};
+pub use registry::{OpenKind, OpenedUrl, READ_ONLY, Registry, Scheme, UrlOption};
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt;
@@ -328,7 +328,7 @@ fn scheme(url: &str) -> (&str, &str) {
     }
 }
 
-fn open_file<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<X>, OpenError> {
+fn open_file<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<BareVolume<X>, OpenError> {
     let path = path_of_name(url)?;
     file(path, open, &mut url.options)
 }
@@ -361,7 +361,11 @@ fn size(scheme: &'static str, text: &str) -> Result<u64, OpenError> {
     })
 }
 
-fn file<X>(path: PathBuf, open: OpenOptions, options: &mut Options) -> Result<Whole<X>, OpenError> {
+fn file<X>(
+    path: PathBuf,
+    open: OpenOptions,
+    options: &mut Options,
+) -> Result<BareVolume<X>, OpenError> {
     let direct = |text: &str| match text {
         "auto" => Ok(Direct::Auto),
         "on" => Ok(Direct::On),
@@ -435,9 +439,9 @@ fn file<X>(path: PathBuf, open: OpenOptions, options: &mut Options) -> Result<Wh
         }
         _ => file.clone(),
     };
-    Ok(Whole {
+    Ok(BareVolume {
         to_lock: Some(file),
-        ..Whole::new(volume)
+        ..BareVolume::new(volume)
     })
 }
 

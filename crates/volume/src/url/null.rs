@@ -1,6 +1,8 @@
 //! URLs of null volumes, `null://SIZE`.
 
-use super::{OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind, VolumeUrl, Whole};
+use super::{
+    BareVolume, OpenError, OpenOptions, READ_ONLY, Scheme, UrlOption, VolumeKind, VolumeUrl,
+};
 use super::{parse_duration, size};
 use crate::{NullOptions, NullVolume};
 use std::sync::Arc;
@@ -37,7 +39,7 @@ pub(super) fn kind<X: 'static>() -> VolumeKind<X> {
     VolumeKind::new(SCHEME, open)
 }
 
-fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<X>, OpenError> {
+fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<BareVolume<X>, OpenError> {
     let options = &mut url.options;
     let volume = NullVolume::new(NullOptions {
         size: size(SCHEME.name, url.name)?,
@@ -49,7 +51,7 @@ fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<X>, OpenE
         units: options.take("units", units)?.unwrap_or(0),
     })?;
     let name = options.take("name", |name| Ok(name.to_owned()))?;
-    Ok(Whole::new(Arc::new(match name {
+    Ok(BareVolume::new(Arc::new(match name {
         Some(name) => volume.named(&name),
         None => volume,
     })))

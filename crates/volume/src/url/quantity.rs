@@ -44,11 +44,10 @@ pub fn parse_size(text: &str) -> Result<u64, &'static str> {
 ///
 /// The error describes the mistake in the text.
 pub fn parse_count(text: &str) -> Result<u64, &'static str> {
-    match text.starts_with(|c: char| c.is_ascii_digit()) {
-        true => parse_size(text),
-        false => {
-            Err("a number of requests per second is expected, such as 5000, or 0 for no limit")
-        }
+    if text.starts_with(|c: char| c.is_ascii_digit()) {
+        parse_size(text)
+    } else {
+        Err("a number of requests per second is expected, such as 5000, or 0 for no limit")
     }
 }
 

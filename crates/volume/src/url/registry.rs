@@ -47,9 +47,10 @@ impl Scheme {
     /// Returns the form of the URL for error messages: `mem://SIZE`, or `controller+URL` for a
     /// prefix.
     pub fn url(&self) -> String {
-        match self.is_prefix() {
-            true => format!("{}{}", self.name, self.form),
-            false => format!("{}://{}", self.name, self.form),
+        if self.is_prefix() {
+            format!("{}{}", self.name, self.form)
+        } else {
+            format!("{}://{}", self.name, self.form)
         }
     }
 
@@ -62,7 +63,7 @@ impl Scheme {
 
 /// Function that opens a volume of one kind.
 pub type OpenKind<X> =
-    Box<dyn Fn(&mut VolumeUrl<'_>, OpenOptions) -> Result<Whole<X>, OpenError> + Send + Sync>;
+    Box<dyn Fn(&mut VolumeUrl<'_>, OpenOptions) -> Result<BareVolume<X>, OpenError> + Send + Sync>;
 
 /// A kind of volume: its URL syntax and the function that opens it.
 pub struct VolumeKind<X = ()> {
@@ -76,7 +77,7 @@ impl<X> VolumeKind<X> {
     /// Creates a kind whose volumes are opened by `open`.
     pub fn new(
         scheme: Scheme,
-        open: impl Fn(&mut VolumeUrl<'_>, OpenOptions) -> Result<Whole<X>, OpenError>
+        open: impl Fn(&mut VolumeUrl<'_>, OpenOptions) -> Result<BareVolume<X>, OpenError>
         + Send
         + Sync
         + 'static,
@@ -114,14 +115,14 @@ impl VolumeUrl<'_> {
 
 /// A newly opened volume before the options of [`Extras`] are applied, with the program's own data
 /// for it.
-pub struct Whole<X = ()> {
+pub struct BareVolume<X = ()> {
     pub(super) volume: Arc<dyn Volume>,
     /// The file to be locked, if the volume is one.
     pub(super) to_lock: Option<Arc<FileVolume>>,
     pub(super) attached: Option<X>,
 }
 
-impl<X> Whole<X> {
+impl<X> BareVolume<X> {
     /// Creates a result without additional data.
     pub fn new(volume: Arc<dyn Volume>) -> Self {
         Self {
@@ -141,7 +142,7 @@ impl<X> Whole<X> {
 }
 
 /// An opened volume of a URL.
-pub struct Opened<X = ()> {
+pub struct OpenedUrl<X = ()> {
     /// The volume, with all options of the URL applied.
     pub volume: Arc<dyn Volume>,
     /// Options of [`Extras`], which have been applied.
@@ -212,11 +213,11 @@ impl<X: 'static> Registry<X> {
     ///
     /// # Errors
     /// [`OpenError`] when the URL is invalid or the volume cannot be opened.
-    pub fn open(&self, url: &str, open: OpenOptions) -> Result<Opened<X>, OpenError> {
+    pub fn open(&self, url: &str, open: OpenOptions) -> Result<OpenedUrl<X>, OpenError> {
         self.open_any(url, open).map_err(|error| error.of(url))
     }
 
-    fn open_any(&self, url: &str, open: OpenOptions) -> Result<Opened<X>, OpenError> {
+    fn open_any(&self, url: &str, open: OpenOptions) -> Result<OpenedUrl<X>, OpenError> {
         let (whole, extras) = if scheme(url).0.is_empty() && Path::new(url).exists() {
             let whole = super::file(url.into(), open, &mut Options::none())?;
             (whole, Extras::default())
@@ -230,14 +231,14 @@ impl<X: 'static> Registry<X> {
         if let (Some(file), Some(part)) = (whole.to_lock, volume.extent()) {
             file.lock(part.offset, part.len)?;
         }
-        Ok(Opened {
+        Ok(OpenedUrl {
             volume,
             extras,
             attached: whole.attached,
         })
     }
 
-    fn open_whole(&self, text: &str, open: OpenOptions) -> Result<Whole<X>, OpenError> {
+    fn open_whole(&self, text: &str, open: OpenOptions) -> Result<BareVolume<X>, OpenError> {
         let mut prefixes = self.kinds.iter().filter(|kind| kind.scheme.is_prefix());
         if let Some(kind) = prefixes.find(|kind| text.starts_with(kind.scheme.name)) {
             let mut url = VolumeUrl {

@@ -341,7 +341,7 @@ impl Unit {
     }
 }
 
-enum Asked {
+enum SentRequest {
     Write(usize),
     /// Read of a unit, which may return one of these contents.
     Read(usize, Vec<Vec<u8>>),
@@ -351,7 +351,7 @@ enum Asked {
 
 struct Load {
     units: Vec<Unit>,
-    asked: HashMap<u64, (usize, Asked)>,
+    asked: HashMap<u64, (usize, SentRequest)>,
     next: u64,
     /// Number of units found torn, by reads or after a cut.
     torn: usize,
@@ -379,7 +379,7 @@ impl Load {
         let idle = |load: &Self, unit: usize| load.units[unit].write.is_none();
         let reads = |load: &Self, unit: usize| {
             let mut asked = load.asked.values();
-            asked.any(|(_, asked)| matches!(asked, Asked::Read(of, _) if *of == unit))
+            asked.any(|(_, asked)| matches!(asked, SentRequest::Read(of, _) if *of == unit))
         };
         let (op, at, data, asked) = match power.below(10) {
             0..=5 => {
@@ -400,7 +400,7 @@ impl Load {
                 let fua = DURABLE.with(std::cell::Cell::get) || power.below(2) == 0;
                 self.units[unit].write = Some((first * SECTOR, data.clone()));
                 let at = unit * UNIT + first * SECTOR;
-                (Op::Write { fua }, at, data, Asked::Write(unit))
+                (Op::Write { fua }, at, data, SentRequest::Write(unit))
             }
             6..=7 => {
                 let unit = power.below(UNITS * 2 / 3);
@@ -413,7 +413,7 @@ impl Load {
                     Op::Read,
                     unit * UNIT,
                     vec![0; UNIT],
-                    Asked::Read(unit, may_be),
+                    SentRequest::Read(unit, may_be),
                 )
             }
             8 => {
@@ -424,16 +424,16 @@ impl Load {
                         // Not of the units that are checked.
                         let data = vec![power.below(255) as u8; 2 * UNIT];
                         let at = UNIT * (UNITS * 2 / 3) + SECTOR;
-                        self.asked.insert(tag, (queue, Asked::Other));
+                        self.asked.insert(tag, (queue, SentRequest::Other));
                         let data = SegmentList::owned(Buffer::from_slice(&data));
                         let op = Op::Write { fua: false };
                         return Some(Request::transfer(tag, op, at as u64, data));
                     }
                 };
-                (op, at, vec![0; 2 * UNIT], Asked::Other)
+                (op, at, vec![0; 2 * UNIT], SentRequest::Other)
             }
             _ => {
-                self.asked.insert(tag, (queue, Asked::Other));
+                self.asked.insert(tag, (queue, SentRequest::Other));
                 let nothing = SegmentList::new();
                 return Some(Request::transfer(tag, Op::Flush, 0, nothing));
             }
@@ -445,11 +445,11 @@ impl Load {
 
     fn completed(&mut self, done: &Completion) {
         match self.asked.remove(&done.tag) {
-            Some((_, Asked::Write(unit))) => {
+            Some((_, SentRequest::Write(unit))) => {
                 assert_eq!(done.result, Ok(()));
                 self.units[unit].settle(Some(true));
             }
-            Some((_, Asked::Read(_, may_be))) => {
+            Some((_, SentRequest::Read(_, may_be))) => {
                 assert_eq!(done.result, Ok(()));
                 let mut found = vec![0; UNIT];
                 done.data.copy_to(0, &mut found);
@@ -463,7 +463,7 @@ impl Load {
     /// Removes the requests of a queue that was dropped.
     fn forget(&mut self, queue: usize) {
         for (_, (_, asked)) in self.asked.extract_if(|_, (of, _)| *of == queue) {
-            if let Asked::Write(unit) = asked {
+            if let SentRequest::Write(unit) = asked {
                 self.units[unit].settle(None);
             }
         }

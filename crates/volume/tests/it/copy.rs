@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use volume::{
     AtomicVolume, Completion, CopyRequest, Direct, FairGroup, FairVolume, FaultVolume, FileCopy,
-    FileOptions, FileVolume, IoErrorKind, LimitVolume, Limits, MemVolume, NullOptions, NullVolume,
-    OnError, OnErrorVolume, PreviousProcess, Rates, SliceVolume, Volume,
+    FileOptions, FileVolume, IoErrorKind, IoLimits, LimitVolume, MemVolume, NullOptions,
+    NullVolume, OnError, OnErrorVolume, PreviousProcess, Rates, SliceVolume, Volume,
 };
 
 const MIB: u64 = 1 << 20;
@@ -186,16 +186,16 @@ fn it_goes_through_some_layers_and_not_through_others() {
     let mut from = Worker::new(&*source);
     let bytes = pattern(3, SIZE);
     from.write(0, &bytes).unwrap();
-    let limits = |iops| Limits {
+    let limits = |iops| IoLimits {
         iops: Rates {
             total: iops,
             ..Rates::default()
         },
-        ..Limits::default()
+        ..IoLimits::default()
     };
     let plain: Arc<dyn Volume> = make("plain", FileCopy::On);
     let slice = SliceVolume::new(plain.clone(), MIB, Some(2 * MIB)).unwrap();
-    let limited = Arc::new(LimitVolume::new(plain.clone(), Limits::default()));
+    let limited = Arc::new(LimitVolume::new(plain.clone(), IoLimits::default()));
     let passing: [Arc<dyn Volume>; 4] = [
         plain.clone(),
         Arc::new(slice),
@@ -219,7 +219,7 @@ fn it_goes_through_some_layers_and_not_through_others() {
     limited.handle().set(limits(1000));
     assert!(!start(&mut from, 0, &mut to, 0, MIB), "a limit");
     assert!(to.queue.copy_source(0, MIB).is_none(), "a limit");
-    limited.handle().set(Limits::default());
+    limited.handle().set(IoLimits::default());
     assert!(copy(&mut from, 0, &mut to, 0, MIB).is_some());
     drop(to);
     let journal = MemVolume::new(16 * MIB).unwrap();

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::simulated::{Device, Load, Simulated, Way, run};
+use crate::simulated::{Device, DevicePath, Load, Simulated, run};
 use proptest::prelude::*;
 use volume::{
-    Clock, FairGroup, FairVolume, Io, IoErrorKind, LimitVolume, Limits, NullOptions, NullVolume,
+    Clock, FairGroup, FairVolume, Io, IoErrorKind, IoLimits, LimitVolume, NullOptions, NullVolume,
     Op, Rates, Volume, Wake,
 };
 
@@ -24,7 +24,7 @@ fn shares(depth: usize, slices: &[Slice]) -> Vec<u64> {
     let group = FairGroup::with_clock(depth, clock.clone());
     let io = Io::new(Default::default());
     let load = |&(weight, depth, len): &Slice| {
-        let volume = FairVolume::new(Arc::new(Way(device.clone())), group.clone(), weight);
+        let volume = FairVolume::new(Arc::new(DevicePath(device.clone())), group.clone(), weight);
         Load::new(&volume, &io, depth, move |_| (Op::Read, len))
     };
     let mut loads: Vec<Load> = slices.iter().map(load).collect();
@@ -84,7 +84,8 @@ fn a_pause_saves_nothing_up() {
     let device = Device::new(&clock, LATENCY);
     let group = FairGroup::with_clock(8, clock.clone());
     let io = Io::new(Default::default());
-    let volume = |weight| FairVolume::new(Arc::new(Way(device.clone())), group.clone(), weight);
+    let volume =
+        |weight| FairVolume::new(Arc::new(DevicePath(device.clone())), group.clone(), weight);
     let load = |volume: &FairVolume| Load::new(volume, &io, 32, |_| (Op::Read, 4096));
     let (first, second) = (volume(100), volume(100));
     let mut loads = vec![load(&first)];
@@ -102,13 +103,13 @@ fn a_limited_slice_leaves_the_rest_to_the_others() {
     let device = Device::new(&clock, LATENCY);
     let group = FairGroup::with_clock(8, clock.clone());
     let io = Io::new(Default::default());
-    let volume = || FairVolume::new(Arc::new(Way(device.clone())), group.clone(), 100);
-    let limits = Limits {
+    let volume = || FairVolume::new(Arc::new(DevicePath(device.clone())), group.clone(), 100);
+    let limits = IoLimits {
         iops: Rates {
             total: 1000,
             ..Rates::default()
         },
-        ..Limits::default()
+        ..IoLimits::default()
     };
     let limited = LimitVolume::with_clock(Arc::new(volume()), limits, clock.clone());
     let mut loads = [
@@ -141,7 +142,7 @@ fn queues_come_and_go_and_requests_are_cancelled() {
     let device = Device::new(&clock, LATENCY);
     let group = FairGroup::with_clock(2, clock.clone());
     let io = Io::new(Default::default());
-    let volume = FairVolume::new(Arc::new(Way(device.clone())), group, 1);
+    let volume = FairVolume::new(Arc::new(DevicePath(device.clone())), group, 1);
     let mut first = volume.open(&io).unwrap();
     let second = volume.open(&io).unwrap();
     for tag in 0..4 {
@@ -184,7 +185,7 @@ fn who_finds_all_places_taken_by_somebody_new_does_not_sleep_for_ever() {
     let clock = Simulated::new();
     let device = Device::new(&clock, LATENCY);
     let group = FairGroup::with_clock(2, clock.clone());
-    let volume = || FairVolume::new(Arc::new(Way(device.clone())), group.clone(), 100);
+    let volume = || FairVolume::new(Arc::new(DevicePath(device.clone())), group.clone(), 100);
     let (first, second) = (volume(), volume());
     let (first_io, second_io) = (Io::new(Default::default()), Io::new(Default::default()));
     let mut first = first.open(&first_io).unwrap();
@@ -270,7 +271,11 @@ fn settled(units: usize, depths: [usize; 2], weights: [u32; 2], one_thread: bool
     let first = Io::new(Default::default());
     let second = Io::new(Default::default());
     let load = |at: usize, io: &Io| {
-        let volume = FairVolume::new(Arc::new(Way(device.clone())), group.clone(), weights[at]);
+        let volume = FairVolume::new(
+            Arc::new(DevicePath(device.clone())),
+            group.clone(),
+            weights[at],
+        );
         Load::new(&volume, io, depths[at], |_| (Op::Read, 4096))
             .thinking(&clock, Duration::from_micros(10))
     };

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::simulated::{Device, Load, Simulated, Way, run};
+use crate::simulated::{Device, DevicePath, Load, Simulated, run};
 use proptest::prelude::*;
 use volume::{
-    Clock, Io, IoErrorKind, LimitHandle, LimitVolume, Limits, Op, QueueState, Rates, Volume, Wake,
+    Clock, Io, IoErrorKind, IoLimits, LimitHandle, LimitVolume, Op, QueueState, Rates, Volume, Wake,
 };
 
 const TEN_SECONDS: Duration = Duration::from_secs(10);
@@ -20,10 +20,11 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(limits: Limits) -> Self {
+    fn new(limits: IoLimits) -> Self {
         let clock = Simulated::new();
         let device = Device::new(&clock, Duration::from_micros(80));
-        let volume = LimitVolume::with_clock(Arc::new(Way(device.clone())), limits, clock.clone());
+        let volume =
+            LimitVolume::with_clock(Arc::new(DevicePath(device.clone())), limits, clock.clone());
         let io = Io::new(Default::default());
         Self {
             clock,
@@ -65,7 +66,7 @@ proptest! {
         depth in 4usize..128,
         shift in 0u32..5,
     ) {
-        let bench = Bench::new(Limits { iops: total(iops), bps: total(bps), ..Limits::default() });
+        let bench = Bench::new(IoLimits { iops: total(iops), bps: total(bps), ..IoLimits::default() });
         let len = 4096u64 << shift;
         let mut loads = [bench.load(depth, move |n| (if n % 3 == 0 { WRITE } else { Op::Read }, len))];
         bench.run(TEN_SECONDS, &mut loads);
@@ -84,9 +85,9 @@ fn reads_and_writes_have_limits_of_their_own() {
         read: 1000,
         write: 200,
     };
-    let bench = Bench::new(Limits {
+    let bench = Bench::new(IoLimits {
         iops,
-        ..Limits::default()
+        ..IoLimits::default()
     });
     let mut loads = [
         bench.load(8, |_| (Op::Read, 4096)),
@@ -104,9 +105,9 @@ fn reads_and_writes_have_limits_of_their_own() {
 
 #[test]
 fn two_workers_have_one_limit() {
-    let bench = Bench::new(Limits {
+    let bench = Bench::new(IoLimits {
         iops: total(1000),
-        ..Limits::default()
+        ..IoLimits::default()
     });
     let other = Io::new(Default::default());
     let mut loads = [
@@ -121,10 +122,10 @@ fn two_workers_have_one_limit() {
 #[test]
 fn a_burst_is_saved_up_and_no_more() {
     let burst = Duration::from_secs(1);
-    let bench = Bench::new(Limits {
+    let bench = Bench::new(IoLimits {
         iops: total(100),
         burst,
-        ..Limits::default()
+        ..IoLimits::default()
     });
     // Long after the start, 1000 at once: those of a second pass, and one; the rest pass by and by.
     bench
@@ -143,9 +144,9 @@ fn a_burst_is_saved_up_and_no_more() {
 
 #[test]
 fn a_request_larger_than_the_burst_passes_and_the_next_waits_for_it() {
-    let bench = Bench::new(Limits {
+    let bench = Bench::new(IoLimits {
         bps: total(1 << 20),
-        ..Limits::default()
+        ..IoLimits::default()
     });
     let mut loads = [bench.load(1, |_| (Op::Read, 4 << 20))];
     bench.run(Duration::from_millis(3_900), &mut loads);
@@ -156,17 +157,17 @@ fn a_request_larger_than_the_burst_passes_and_the_next_waits_for_it() {
 
 #[test]
 fn limits_change_while_requests_wait() {
-    let bench = Bench::new(Limits {
+    let bench = Bench::new(IoLimits {
         iops: total(1),
-        ..Limits::default()
+        ..IoLimits::default()
     });
     let mut loads = [bench.load(64, |_| (Op::Read, 4096))];
     bench.run(Duration::from_secs(2), &mut loads);
     assert!(loads[0].requests <= 3, "{}", loads[0].requests);
     assert!(bench.handle().delayed() >= 61);
-    bench.handle().set(Limits {
+    bench.handle().set(IoLimits {
         iops: total(10_000),
-        ..Limits::default()
+        ..IoLimits::default()
     });
     assert_eq!(bench.handle().get().iops.total, 10_000);
     bench.run(Duration::from_secs(1), &mut loads);
@@ -179,7 +180,7 @@ fn limits_change_while_requests_wait() {
     // Requests of the first two seconds have waited for as long, the rest for some milliseconds.
     let throttled = bench.handle().throttled().as_secs();
     assert!((115..=200).contains(&throttled), "{throttled} s");
-    bench.handle().set(Limits::default());
+    bench.handle().set(IoLimits::default());
     let before = loads[0].requests;
     bench.run(Duration::from_secs(1), &mut loads);
     let free = loads[0].requests - before;
@@ -188,9 +189,9 @@ fn limits_change_while_requests_wait() {
 
 #[test]
 fn flushes_and_the_end_do_not_wait() {
-    let bench = Bench::new(Limits {
+    let bench = Bench::new(IoLimits {
         iops: total(1),
-        ..Limits::default()
+        ..IoLimits::default()
     });
     let mut flushes = [
         bench.load(1, |_| (Op::Flush, 0)),
@@ -206,10 +207,10 @@ fn flushes_and_the_end_do_not_wait() {
 
 #[test]
 fn what_waits_can_be_cancelled() {
-    let bench = Bench::new(Limits {
+    let bench = Bench::new(IoLimits {
         iops: total(1),
         burst: Duration::ZERO,
-        ..Limits::default()
+        ..IoLimits::default()
     });
     let mut queue = bench.volume.open(&bench.io).unwrap();
     let request = |tag| volume::Request {

@@ -1,6 +1,6 @@
 //! Random operations on every kind of volume, against a model: a byte vector.
 
-use crate::common::{Guest, Way, Worker, bytes, disk, memory, sparse};
+use crate::common::{Guest, SubmitCall, Worker, bytes, disk, memory, sparse};
 use dma::SegmentList;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -114,10 +114,10 @@ fn check(volume: &dyn Volume, unit: u64, steps: &[Step]) {
         let len = (step.blocks * unit).min(SIZE - offset);
         let range = offset as usize..(offset + len) as usize;
         let fua = step.seed & 1 == 1;
-        let (way, run): (Way, Run) = match step.seed >> 2 & 3 {
-            0 | 1 => (Way::Start, Worker::run),
-            2 => (Way::Submit, Worker::run),
-            _ => (Way::Submit, Worker::run_now),
+        let (way, run): (SubmitCall, Run) = match step.seed >> 2 & 3 {
+            0 | 1 => (SubmitCall::Start, Worker::run),
+            2 => (SubmitCall::Submit, Worker::run),
+            _ => (SubmitCall::Submit, Worker::run_now),
         };
         worker.way = way;
         match step.kind {

@@ -5,7 +5,7 @@
 //! off; both processes are this program, started anew.
 
 use crate::common::{BOUND, Guest, Worker, disk};
-use fuse_disk::{Disk, Fault, What};
+use fuse_disk::{Disk, Fault, RequestKind};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -125,7 +125,7 @@ fn held_disk(what: &str, directory: &tempfile::TempDir) -> Option<Disk> {
 /// of its wait. It may hang before that, as opening the file takes a lock of the kernel's that the
 /// old write has.
 fn take_over(disk: &Disk, path: &Path, may_hang: bool) {
-    disk.fail(What::Write, 0..LEN as u64, 1, Fault::Held);
+    disk.fail(RequestKind::Write, 0..LEN as u64, 1, Fault::Held);
     let old = User::start("old", path, BOUND);
     old.wait_for(&["started"]);
     assert!(disk.wait_held(1, BOUND), "the write has not come");
@@ -136,9 +136,10 @@ fn take_over(disk: &Disk, path: &Path, may_hang: bool) {
         "has written",
         "waiting for the last requests of the previous",
     ];
-    let waited = match may_hang {
-        true => new.said_within(HANGING, &words) != Some(0),
-        false => new.wait_for(&words) == 1,
+    let waited = if may_hang {
+        new.said_within(HANGING, &words) != Some(0)
+    } else {
+        new.wait_for(&words) == 1
     };
     let early = disk.bytes(0..LEN);
     assert_eq!(disk.release(), 1);
@@ -186,7 +187,7 @@ fn a_disk_that_never_answers_is_waited_for_as_long_as_was_said() {
         Ok(device) => device,
         Err(why) => return testkit::skip(what, why),
     };
-    disk.fail(What::Write, 0..LEN as u64, 1, Fault::Held);
+    disk.fail(RequestKind::Write, 0..LEN as u64, 1, Fault::Held);
     let old = User::start("old", &device.0, BOUND);
     old.wait_for(&["started"]);
     assert!(disk.wait_held(1, BOUND));

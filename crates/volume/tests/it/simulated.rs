@@ -104,9 +104,9 @@ impl Device {
 
 /// A way to the device.
 #[derive(Debug)]
-pub struct Way(pub Arc<Device>);
+pub struct DevicePath(pub Arc<Device>);
 
-impl Volume for Way {
+impl Volume for DevicePath {
     fn info(&self) -> Info {
         Info {
             size: 1 << 40,
@@ -257,9 +257,10 @@ impl Load {
         let worked = self.outstanding < self.depth;
         while self.outstanding < self.depth {
             let (op, len) = (self.make)(self.tag);
-            let data = match op.has_data() {
-                true => SegmentList::owned(Buffer::new(len as usize)),
-                false => SegmentList::new(),
+            let data = if op.has_data() {
+                SegmentList::owned(Buffer::new(len as usize))
+            } else {
+                SegmentList::new()
             };
             let tag = self.tag;
             self.tag += 1;

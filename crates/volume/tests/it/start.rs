@@ -1,13 +1,13 @@
 //! The two ways into a queue: every request that is submitted can be started, with the same result.
 
-use crate::common::{BOUND, Guest, WAYS, Way, Worker, disk, sparse};
+use crate::common::{BOUND, Guest, SubmitCall, WAYS, Worker, disk, sparse};
 use dma::{Access, DmaMap, Prot, Segment, SegmentList};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use volume::{
     Completion, Direct, Effect, FairGroup, FairVolume, Fault, FaultVolume, FileOptions, FileVolume,
-    Io, IoCounters, IoError, IoErrorKind, IoOptions, LimitVolume, Limits, MemVolume, NullOptions,
+    Io, IoCounters, IoError, IoErrorKind, IoLimits, IoOptions, LimitVolume, MemVolume, NullOptions,
     NullVolume, Op, OpKind, Rates, Request, SliceVolume, Volume,
 };
 
@@ -44,12 +44,12 @@ fn volumes(path: &Path) -> Vec<(&'static str, Arc<dyn Volume>)> {
         latency: std::time::Duration::from_micros(10),
         ..NullOptions::default()
     };
-    let some = Limits {
+    let some = IoLimits {
         iops: Rates {
             total: 1 << 20,
             ..Rates::default()
         },
-        ..Limits::default()
+        ..IoLimits::default()
     };
     let behind_all = slice(file(), 4096, SIZE - 8192);
     let behind_all = Arc::new(LimitVolume::new(behind_all, some));
@@ -95,8 +95,8 @@ fn outcome(worker: &mut Worker, request: Request) -> Outcome {
     } = request;
     assert_eq!(len, data.len_bytes());
     let over = match worker.way {
-        Way::Start => worker.queue.start(tag, op, offset, data),
-        Way::Submit => worker.queue.submit(Request {
+        SubmitCall::Start => worker.queue.start(tag, op, offset, data),
+        SubmitCall::Submit => worker.queue.submit(Request {
             tag,
             op,
             offset,
@@ -160,8 +160,8 @@ fn both_ways_do_the_same() {
         fua: true,
     };
     for ((name, submitted), (_, started)) in one.iter().zip(&two) {
-        let mut submitted = Worker::by(Way::Submit, &**submitted);
-        let mut started = Worker::by(Way::Start, &**started);
+        let mut submitted = Worker::by(SubmitCall::Submit, &**submitted);
+        let mut started = Worker::by(SubmitCall::Start, &**started);
         let mut seed = 1;
         for op in [
             Op::Read,
@@ -249,13 +249,13 @@ fn orders(numbers: &[usize]) -> Vec<Vec<usize>> {
 fn every_wrapper_sees_what_is_started_through_all_others() {
     let directory = disk();
     let path = sparse(&directory, SIZE);
-    let limits = Limits {
+    let limits = IoLimits {
         iops: Rates {
             total: 1,
             ..Rates::default()
         },
         burst: std::time::Duration::ZERO,
-        ..Limits::default()
+        ..IoLimits::default()
     };
     let (faults, limit) = (std::cell::RefCell::new(None), std::cell::RefCell::new(None));
     let faulty = |volume| -> Arc<dyn Volume> {
@@ -283,7 +283,7 @@ fn every_wrapper_sees_what_is_started_through_all_others() {
         // A request that waits for the limit is not at the device: other requests get its place.
         let in_turn = order.iter().position(|&at| at == 2) < order.iter().position(|&at| at == 1);
         let faults = faults.take().unwrap();
-        let mut worker = Worker::by(Way::Start, &*volume);
+        let mut worker = Worker::by(SubmitCall::Start, &*volume);
         // A fault hits the first, which then cost nothing or its token.
         let bad = IoError::new(IoErrorKind::MediaWrite);
         faults.add(Fault::nth(OpKind::Write, 1, Effect::Fail(bad)));

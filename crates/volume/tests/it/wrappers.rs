@@ -1,7 +1,7 @@
 //! Every wrapper over every kind, with fast paths and without, answers the same as a naive model: a
 //! byte vector.
 
-use crate::common::{Way, Worker, bytes, disk, memory, sparse};
+use crate::common::{SubmitCall, Worker, bytes, disk, memory, sparse};
 use dma::SegmentList;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use volume::{
     AtomicVolume, AtomicWrites, Completion, Direct, FairGroup, FairVolume, FaultVolume,
-    FileOptions, FileVolume, Info, Io, IoErrorKind, LimitVolume, Limits, MemVolume, NullOptions,
+    FileOptions, FileVolume, Info, Io, IoErrorKind, IoLimits, LimitVolume, MemVolume, NullOptions,
     NullVolume, OnError, OnErrorVolume, Op, OpenQueue, QueueState, Rates, Request, SliceVolume,
     Volume, VolumeError, VolumeQueue,
 };
@@ -91,13 +91,13 @@ const WRAPPERS: [Wrapper; 7] = [
     Wrapper {
         name: "LimitVolume",
         wrap: |volume| {
-            let limits = Limits {
+            let limits = IoLimits {
                 iops: Rates {
                     total: 50_000,
                     ..Rates::default()
                 },
                 burst: Duration::ZERO,
-                ..Limits::default()
+                ..IoLimits::default()
             };
             Arc::new(LimitVolume::new(volume, limits))
         },
@@ -263,11 +263,11 @@ fn check(what: &str, volume: &dyn Volume, stores: bool, seed: u64) {
         let completion = match (random.below(3), op.has_data()) {
             (0, true) => worker.run_now(op, offset, len, data),
             (1, true) => {
-                worker.way = Way::Start;
+                worker.way = SubmitCall::Start;
                 worker.run(op, offset, len, data)
             }
             _ => {
-                worker.way = Way::Submit;
+                worker.way = SubmitCall::Submit;
                 worker.run(op, offset, len, data)
             }
         };
@@ -368,7 +368,7 @@ fn wrappers_have_what_is_inside() {
         let path = sparse(&directory, SIZE);
         let inside = file(&path, Direct::Auto);
         let extent = inside.extent().expect("a file's place");
-        let limited = LimitVolume::new(inside, Limits::default());
+        let limited = LimitVolume::new(inside, IoLimits::default());
         let fair = FairVolume::new(Arc::new(limited), FairGroup::new(2), 11);
         let fair: Arc<dyn Volume> = Arc::new(fair);
         let volume = wrap(fair.clone());

@@ -434,7 +434,7 @@ fn a_debt_is_bounded_and_a_sleeper_has_no_credit() {
     world.becomes(1, cheap);
     // Half of the time, except for the debt at its beginning.
     let had = world.run(us(1_000_000));
-    let most = MOST_DEBT.as_nanos() as u64;
+    let most = MAX_DEBT.as_nanos() as u64;
     assert!(
         had[1] * 2 + most + us(1000) >= us(1_000_000) * 97 / 100,
         "{had:?}"

@@ -102,8 +102,8 @@ fn of_many_idle_ones_most_are_armed_and_cost_nothing() {
     assert_eq!(run_queue.arms_next(now + ARM_AFTER), None, "all are hot");
     run_queue.lull(&[3], now);
     assert_eq!(run_queue.hot_count(), 1);
-    assert_eq!(run_queue.awake().count(), 1 + MOST_IDLE);
-    assert_eq!(run_queue.armed_count(), 199 - MOST_IDLE);
+    assert_eq!(run_queue.awake().count(), 1 + MAX_IDLE);
+    assert_eq!(run_queue.armed_count(), 199 - MAX_IDLE);
     let looks: usize = (0..1600)
         .map(|_| round(&mut run_queue, &[3], now).len())
         .sum();

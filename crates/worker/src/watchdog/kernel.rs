@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 /// Maximum number of bytes read from a kernel file; these files have one line.
-const LONGEST: usize = 1024;
+const MAX_READ_LEN: usize = 1024;
 
 /// Kernel files that describe one thread. They are opened once, at the start, because the process
 /// may later give up its right to open files.
@@ -84,7 +84,7 @@ fn ticks(stat: &str) -> Option<u64> {
 
 /// Reads a kernel file's current content.
 fn read(file: &Option<File>) -> String {
-    let mut text = [0; LONGEST];
+    let mut text = [0; MAX_READ_LEN];
     let read = file.as_ref().map(|file| file.read_at(&mut text, 0));
     let len = read.and_then(Result::ok).unwrap_or(0);
     let text = text.get(..len).unwrap_or_default();

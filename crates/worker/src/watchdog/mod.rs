@@ -71,7 +71,7 @@ pub enum Finding {
 }
 
 /// State of a worker at the last check.
-struct Watched {
+struct WatchedWorker {
     pulse: Arc<Pulse>,
     stalls: Arc<Stalls>,
     beats: u64,
@@ -84,7 +84,7 @@ struct Watched {
 /// Watches workers from a thread that is no worker.
 pub struct Watchdog {
     limit: Duration,
-    watched: Vec<Watched>,
+    watched: Vec<WatchedWorker>,
     /// Time of the last check.
     looked: Instant,
 }
@@ -96,7 +96,7 @@ impl Watchdog {
         workers: impl IntoIterator<Item = (Arc<Pulse>, Arc<Stalls>)>,
         now: Instant,
     ) -> Self {
-        let watched = workers.into_iter().map(|(pulse, stalls)| Watched {
+        let watched = workers.into_iter().map(|(pulse, stalls)| WatchedWorker {
             pulse,
             stalls,
             beats: 0,

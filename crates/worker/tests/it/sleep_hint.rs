@@ -10,7 +10,7 @@ use worker::{Context, Frontend, Handle, IdleWindow, Options, Worker};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Looks of a worker that polls on.
-const MANY: u64 = 100_000;
+const POLLS: u64 = 100_000;
 /// A disk with nothing in flight has work at one look of so many, which it does at once.
 const NOW_AND_THEN: u64 = 16;
 
@@ -100,7 +100,7 @@ fn sleeps(shares_cpu: bool, fronts: &[(usize, usize)]) -> bool {
         }
         if disks
             .iter()
-            .any(|disk| disk.looks.load(Ordering::SeqCst) > MANY)
+            .any(|disk| disk.looks.load(Ordering::SeqCst) > POLLS)
         {
             break false;
         }

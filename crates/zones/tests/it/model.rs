@@ -2,7 +2,7 @@
 //! all zones each time. `VNVME_ZONE_STEPS` sets the number of steps (1,000,000).
 
 use zones::table::{self, Identity};
-use zones::{Action, Filter, Geometry, Refusal, State, Zones, Zrwa};
+use zones::{Action, Filter, Geometry, ZoneRefusal, ZoneState, Zones, Zrwa};
 
 /// Reproducible pseudorandom numbers (SplitMix64).
 struct Chance(u64);
@@ -25,7 +25,7 @@ impl Chance {
 #[derive(Clone)]
 struct Model {
     geometry: Geometry,
-    zones: Vec<(State, u64)>,
+    zones: Vec<(ZoneState, u64)>,
     /// Zones with a Zone Random Write Area.
     areas: Vec<bool>,
     /// Implicitly open zones, in the order in which they were opened.
@@ -33,13 +33,13 @@ struct Model {
 }
 
 impl Model {
-    fn count(&self, of: fn(State) -> bool) -> u32 {
+    fn count(&self, of: fn(ZoneState) -> bool) -> u32 {
         self.zones.iter().filter(|(state, _)| of(*state)).count() as u32
     }
 
-    fn set(&mut self, zone: usize, state: State, written: u64) {
-        let was = self.zones[zone].0 == State::ImplicitlyOpen;
-        let is = state == State::ImplicitlyOpen;
+    fn set(&mut self, zone: usize, state: ZoneState, written: u64) {
+        let was = self.zones[zone].0 == ZoneState::ImplicitlyOpen;
+        let is = state == ZoneState::ImplicitlyOpen;
         if was && !is {
             self.order.retain(|other| *other != zone);
         }
@@ -51,45 +51,45 @@ impl Model {
     }
 
     /// Opens a zone that is not open.
-    fn open(&mut self, zone: usize) -> Result<(), Refusal> {
+    fn open(&mut self, zone: usize) -> Result<(), ZoneRefusal> {
         let (state, _) = self.zones[zone];
         if state.is_open() {
             return Ok(());
         }
-        let active = self.count(State::is_active);
-        if state == State::Empty && self.geometry.max_active.is_some_and(|max| active >= max) {
-            return Err(Refusal::TooManyActive);
+        let active = self.count(ZoneState::is_active);
+        if state == ZoneState::Empty && self.geometry.max_active.is_some_and(|max| active >= max) {
+            return Err(ZoneRefusal::TooManyActive);
         }
-        let open = self.count(State::is_open);
+        let open = self.count(ZoneState::is_open);
         if self.geometry.max_open.is_some_and(|max| open >= max) {
             let Some(&oldest) = self.order.first() else {
-                return Err(Refusal::TooManyOpen);
+                return Err(ZoneRefusal::TooManyOpen);
             };
             let written = self.zones[oldest].1;
-            self.set(oldest, State::Closed, written);
+            self.set(oldest, ZoneState::Closed, written);
         }
         Ok(())
     }
 
-    fn write(&mut self, lba: u64, blocks: u64) -> Result<(), Refusal> {
+    fn write(&mut self, lba: u64, blocks: u64) -> Result<(), ZoneRefusal> {
         let size = self.geometry.size;
         self.write_at((lba / size) as usize, lba % size, blocks)
     }
 
-    fn write_at(&mut self, zone: usize, offset: u64, blocks: u64) -> Result<(), Refusal> {
+    fn write_at(&mut self, zone: usize, offset: u64, blocks: u64) -> Result<(), ZoneRefusal> {
         let capacity = self.geometry.capacity;
         let Some(&(state, written)) = self.zones.get(zone) else {
-            return Err(Refusal::OutOfRange);
+            return Err(ZoneRefusal::OutOfRange);
         };
         match state {
-            State::Full => return Err(Refusal::Full),
-            State::ReadOnly => return Err(Refusal::ReadOnly),
-            State::Offline => return Err(Refusal::Offline),
+            ZoneState::Full => return Err(ZoneRefusal::Full),
+            ZoneState::ReadOnly => return Err(ZoneRefusal::ReadOnly),
+            ZoneState::Offline => return Err(ZoneRefusal::Offline),
             _ if self.areas.get(zone) == Some(&true) => {
                 return self.write_in_area(zone, offset, blocks);
             }
-            _ if offset != written => return Err(Refusal::InvalidWrite),
-            _ if offset + blocks > capacity => return Err(Refusal::Boundary),
+            _ if offset != written => return Err(ZoneRefusal::InvalidWrite),
+            _ if offset + blocks > capacity => return Err(ZoneRefusal::Boundary),
             _ => {}
         }
         let before = self.clone();
@@ -98,96 +98,98 @@ impl Model {
         if written == capacity {
             // It was never open for longer than this.
             *self = before;
-            self.set(zone, State::Full, written);
-        } else if state == State::ExplicitlyOpen {
+            self.set(zone, ZoneState::Full, written);
+        } else if state == ZoneState::ExplicitlyOpen {
             self.set(zone, state, written);
         } else {
-            self.set(zone, State::ImplicitlyOpen, written);
+            self.set(zone, ZoneState::ImplicitlyOpen, written);
         }
         Ok(())
     }
 
-    fn write_in_area(&mut self, zone: usize, offset: u64, blocks: u64) -> Result<(), Refusal> {
+    fn write_in_area(&mut self, zone: usize, offset: u64, blocks: u64) -> Result<(), ZoneRefusal> {
         let zrwa = self.geometry.zrwa.unwrap();
         let (state, mut written) = self.zones[zone];
         let size = u64::from(zrwa.size);
         for block in offset..offset + blocks {
             // The area, and as much behind it again.
             if block < written || block - written >= size * 2 {
-                return Err(Refusal::InvalidWrite);
+                return Err(ZoneRefusal::InvalidWrite);
             }
         }
         if offset + blocks > self.geometry.capacity {
-            return Err(Refusal::Boundary);
+            return Err(ZoneRefusal::Boundary);
         }
         self.open(zone)?;
         while offset + blocks > written + size {
             written += u64::from(zrwa.granularity);
         }
         let state = match state {
-            State::ExplicitlyOpen => state,
-            _ => State::ImplicitlyOpen,
+            ZoneState::ExplicitlyOpen => state,
+            _ => ZoneState::ImplicitlyOpen,
         };
         self.set(zone, state, written);
         Ok(())
     }
 
-    fn open_with_zrwa(&mut self, zone: usize) -> Result<(), Refusal> {
+    fn open_with_zrwa(&mut self, zone: usize) -> Result<(), ZoneRefusal> {
         match self.zones[zone].0 {
-            State::Empty => {}
-            State::Full | State::ReadOnly | State::Offline => {
-                return Err(Refusal::InvalidTransition);
+            ZoneState::Empty => {}
+            ZoneState::Full | ZoneState::ReadOnly | ZoneState::Offline => {
+                return Err(ZoneRefusal::InvalidTransition);
             }
-            _ => return Err(Refusal::InvalidOperation),
+            _ => return Err(ZoneRefusal::InvalidOperation),
         }
         let Some(zrwa) = self.geometry.zrwa else {
-            return Err(Refusal::InvalidOperation);
+            return Err(ZoneRefusal::InvalidOperation);
         };
         let before = self.clone();
         self.open(zone)?;
         let areas = before.areas.iter().filter(|area| **area).count() as u32;
         if zrwa.resources.is_some_and(|max| areas >= max) {
             *self = before;
-            return Err(Refusal::ZrwaResources);
+            return Err(ZoneRefusal::ZrwaResources);
         }
-        self.set(zone, State::ExplicitlyOpen, 0);
+        self.set(zone, ZoneState::ExplicitlyOpen, 0);
         self.areas[zone] = true;
         Ok(())
     }
 
-    fn flush(&mut self, zone: usize, last: u64) -> Result<(), Refusal> {
+    fn flush(&mut self, zone: usize, last: u64) -> Result<(), ZoneRefusal> {
         if self.areas.get(zone) != Some(&true) {
             let outside = zone >= self.zones.len();
-            return Err([Refusal::InvalidOperation, Refusal::OutOfRange][usize::from(outside)]);
+            return Err(
+                [ZoneRefusal::InvalidOperation, ZoneRefusal::OutOfRange][usize::from(outside)]
+            );
         }
         let zrwa = self.geometry.zrwa.unwrap();
         let (state, written) = self.zones[zone];
         let end = self.geometry.capacity.min(written + u64::from(zrwa.size));
         if !(written..end).contains(&last) {
-            return Err(Refusal::InvalidOperation);
+            return Err(ZoneRefusal::InvalidOperation);
         }
         let mut pointer = written;
         while pointer <= last {
             pointer += u64::from(zrwa.granularity);
         }
         if pointer != last + 1 {
-            return Err(Refusal::Granularity);
+            return Err(ZoneRefusal::Granularity);
         }
         let before = self.clone();
         self.open(zone)?;
         if pointer == self.geometry.capacity {
             *self = before;
-            self.set(zone, State::Full, pointer);
-        } else if state == State::ExplicitlyOpen {
+            self.set(zone, ZoneState::Full, pointer);
+        } else if state == ZoneState::ExplicitlyOpen {
             self.set(zone, state, pointer);
         } else {
-            self.set(zone, State::ImplicitlyOpen, pointer);
+            self.set(zone, ZoneState::ImplicitlyOpen, pointer);
         }
         Ok(())
     }
 
-    fn act(&mut self, zone: usize, action: Action) -> Result<(), Refusal> {
-        use State as S;
+    fn act(&mut self, zone: usize, action: Action) -> Result<(), ZoneRefusal> {
+        use ZoneState as S;
         let (state, written) = self.zones[zone];
         let next = match (action, state) {
             (Action::Open, S::Empty | S::ImplicitlyOpen | S::ExplicitlyOpen | S::Closed) => {
@@ -195,10 +197,12 @@ impl Model {
                 S::ExplicitlyOpen
             }
             (Action::Close, S::ImplicitlyOpen | S::ExplicitlyOpen | S::Closed) => S::Closed,
-            (Action::Finish, S::ReadOnly | S::Offline) => return Err(Refusal::InvalidTransition),
+            (Action::Finish, S::ReadOnly | S::Offline) => {
+                return Err(ZoneRefusal::InvalidTransition);
+            }
             (Action::Finish, _) => S::Full,
             (Action::Offline, S::ReadOnly | S::Offline) => S::Offline,
-            _ => return Err(Refusal::InvalidTransition),
+            _ => return Err(ZoneRefusal::InvalidTransition),
         };
         let all = next == S::Full && self.areas[zone];
         let written = [written, self.geometry.capacity][usize::from(all)];
@@ -206,14 +210,14 @@ impl Model {
         Ok(())
     }
 
-    fn act_on_all(&mut self, action: Action) -> Result<(), Refusal> {
+    fn act_on_all(&mut self, action: Action) -> Result<(), ZoneRefusal> {
         let before = self.clone();
         let selected: Vec<usize> = (0..self.zones.len())
             .filter(|zone| match (action, self.zones[*zone].0) {
                 (Action::Close, state) => state.is_open(),
                 (Action::Finish, state) => state.is_active(),
-                (Action::Open, state) => state == State::Closed,
-                (Action::Offline, state) => state == State::ReadOnly,
+                (Action::Open, state) => state == ZoneState::Closed,
+                (Action::Offline, state) => state == ZoneState::ReadOnly,
             })
             .collect();
         for zone in selected {
@@ -225,11 +229,11 @@ impl Model {
         Ok(())
     }
 
-    fn reset(&mut self, zone: usize) -> Result<(), Refusal> {
-        if matches!(self.zones[zone].0, State::ReadOnly | State::Offline) {
-            return Err(Refusal::InvalidTransition);
+    fn reset(&mut self, zone: usize) -> Result<(), ZoneRefusal> {
+        if matches!(self.zones[zone].0, ZoneState::ReadOnly | ZoneState::Offline) {
+            return Err(ZoneRefusal::InvalidTransition);
         }
-        self.set(zone, State::Empty, 0);
+        self.set(zone, ZoneState::Empty, 0);
         Ok(())
     }
 }
@@ -245,8 +249,12 @@ fn compare(zones: &Zones, model: &Model, step: u64) {
         assert_eq!(zone.zrwa, area, "zone {number}, step {step}");
         assert!(!zone.resetting);
     }
-    assert_eq!(zones.open(), model.count(State::is_open), "step {step}");
-    assert_eq!(zones.active(), model.count(State::is_active), "step {step}");
+    assert_eq!(zones.open(), model.count(ZoneState::is_open), "step {step}");
+    assert_eq!(
+        zones.active(),
+        model.count(ZoneState::is_active),
+        "step {step}"
+    );
     let areas = model.areas.iter().filter(|area| **area).count();
     assert_eq!(zones.zrwas() as usize, areas, "step {step}");
     let Geometry {
@@ -263,7 +271,7 @@ fn history(geometry: Geometry, seed: u64, steps: u64) {
     let mut zones = Zones::new(geometry).unwrap();
     let mut model = Model {
         geometry,
-        zones: vec![(State::Empty, 0); geometry.zones as usize],
+        zones: vec![(ZoneState::Empty, 0); geometry.zones as usize],
         areas: vec![false; geometry.zones as usize],
         order: Vec::new(),
     };
@@ -304,7 +312,7 @@ fn history(geometry: Geometry, seed: u64, steps: u64) {
                 let number = (lba / geometry.size) as u32;
                 if wanted.is_ok() && before.is_taken(lba, blocks) {
                     let (was, is) = (before.get(number).unwrap(), zones.get(number).unwrap());
-                    assert!(was == is || was.state == State::Closed, "step {step}");
+                    assert!(was == is || was.state == ZoneState::Closed, "step {step}");
                     assert_eq!((was.written, was.zrwa), (is.written, true), "step {step}");
                 }
             }
@@ -312,7 +320,7 @@ fn history(geometry: Geometry, seed: u64, steps: u64) {
                 let place = zones.check_append(start, blocks);
                 let offset = model.zones.get(zone).map_or(0, |zone| zone.1);
                 let wanted = match model.areas.get(zone) {
-                    Some(true) => Err(Refusal::InvalidOperation),
+                    Some(true) => Err(ZoneRefusal::InvalidOperation),
                     _ => model.write_at(zone, offset, blocks),
                 };
                 assert_eq!(place, wanted.map(|()| start + offset), "step {step}");
@@ -320,7 +328,10 @@ fn history(geometry: Geometry, seed: u64, steps: u64) {
                     zones.write(place, blocks).unwrap();
                 }
                 if there && geometry.size > 1 {
-                    assert_eq!(zones.check_append(start + 1, 1), Err(Refusal::NotAtStart));
+                    assert_eq!(
+                        zones.check_append(start + 1, 1),
+                        Err(ZoneRefusal::NotAtStart)
+                    );
                 }
             }
             60..80 if there => {
@@ -339,10 +350,13 @@ fn history(geometry: Geometry, seed: u64, steps: u64) {
                         assert!(!zones.get(number).unwrap().zrwa || blocks == geometry.capacity);
                         for lba in [start, start + blocks.min(geometry.size - 1)] {
                             let refused = zones.check_write(lba, 1);
-                            assert_eq!(refused, Err(Refusal::Resetting));
+                            assert_eq!(refused, Err(ZoneRefusal::Resetting));
                         }
-                        assert_eq!(zones.act(number, Action::Close), Err(Refusal::Resetting));
-                        assert_eq!(zones.begin_reset(number), Err(Refusal::Resetting));
+                        assert_eq!(
+                            zones.act(number, Action::Close),
+                            Err(ZoneRefusal::Resetting)
+                        );
+                        assert_eq!(zones.begin_reset(number), Err(ZoneRefusal::Resetting));
                         zones.end_reset(number);
                         assert_eq!(wanted, Ok(()));
                     }
@@ -366,9 +380,10 @@ fn history(geometry: Geometry, seed: u64, steps: u64) {
             94 if there && chance.below(8) == 0 => {
                 let offline = chance.below(2) == 0;
                 zones.set_worn(number, offline);
-                let state = match offline {
-                    true => State::Offline,
-                    false => State::ReadOnly,
+                let state = if offline {
+                    ZoneState::Offline
+                } else {
+                    ZoneState::ReadOnly
                 };
                 let written = model.zones[zone].1;
                 model.set(zone, state, written);
@@ -380,7 +395,7 @@ fn history(geometry: Geometry, seed: u64, steps: u64) {
                     let (state, written) = model.zones[zone];
                     if state.is_active() {
                         let kept = written > 0 || model.areas[zone];
-                        let state = [State::Empty, State::Closed][usize::from(kept)];
+                        let state = [ZoneState::Empty, ZoneState::Closed][usize::from(kept)];
                         model.set(zone, state, written);
                     }
                 }
@@ -389,7 +404,7 @@ fn history(geometry: Geometry, seed: u64, steps: u64) {
             96 if chance.below(40) == 0 => {
                 zones = Zones::new(geometry).unwrap();
                 kept = table::encode(&zones, identity);
-                model.zones.fill((State::Empty, 0));
+                model.zones.fill((ZoneState::Empty, 0));
                 model.areas.fill(false);
                 model.order.clear();
             }
@@ -417,13 +432,13 @@ fn history(geometry: Geometry, seed: u64, steps: u64) {
                     Filter::All => true,
                     Filter::In(wanted) => wanted == *state,
                 });
-                let wanted: Vec<(u64, State)> = wanted
+                let wanted: Vec<(u64, ZoneState)> = wanted
                     .map(|(zone, (state, _))| (zone as u64 * geometry.size, *state))
                     .collect();
                 let found = zones.report(lba, filter).map(|zone| {
                     let written = model.zones[(zone.start / geometry.size) as usize].1;
                     let pointer = match zone.state {
-                        State::Full | State::ReadOnly | State::Offline => u64::MAX,
+                        ZoneState::Full | ZoneState::ReadOnly | ZoneState::Offline => u64::MAX,
                         _ => zone.start + written,
                     };
                     assert_eq!(zone.write_pointer, pointer);
@@ -434,19 +449,22 @@ fn history(geometry: Geometry, seed: u64, steps: u64) {
                 });
                 assert_eq!(found.collect::<Vec<_>>(), wanted);
                 let offline = model.zones.iter().skip(first).take(2);
-                let offline = offline.into_iter().any(|zone| zone.0 == State::Offline);
+                let offline = offline.into_iter().any(|zone| zone.0 == ZoneState::Offline);
                 let end = geometry.blocks().min((first as u64 + 2) * geometry.size);
                 let read = zones.check_read(lba, end - lba);
-                assert_eq!(read, [Ok(()), Err(Refusal::Offline)][usize::from(offline)]);
+                assert_eq!(
+                    read,
+                    [Ok(()), Err(ZoneRefusal::Offline)][usize::from(offline)]
+                );
                 let outside = zones.check_read(lba, geometry.blocks() - lba + 1);
-                assert_eq!(outside, Err(Refusal::OutOfRange));
+                assert_eq!(outside, Err(ZoneRefusal::OutOfRange));
             }
         }
         compare(&zones, &model, step);
         // A reset waits for them.
         in_flight.retain(|(lba, _)| {
             let state = model.zones[(lba / geometry.size) as usize].0;
-            state.is_active() || state == State::Full
+            state.is_active() || state == ZoneState::Full
         });
         in_flight.drain(..in_flight.len().saturating_sub(8));
         for (lba, blocks) in &in_flight {

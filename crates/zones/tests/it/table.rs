@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use zones::table::{HEADER, Identity, TableError, WORD, decode, encode, header, len};
-use zones::{Action, Geometry, GeometryError, MAX_ZONES, State, Zones, Zrwa};
+use zones::{Action, Geometry, GeometryError, MAX_ZONES, ZoneState, Zones, Zrwa};
 
 const GEOMETRY: Geometry = Geometry {
     zones: 5,
@@ -51,7 +51,7 @@ fn what_was_kept_is_found_again() {
         assert_eq!((zones.open(), zones.active()), (2, 2));
         zones.power_lost();
         assert_eq!((zones.open(), zones.active()), (0, 1));
-        assert_eq!(zones.get(3).unwrap().state, State::Empty);
+        assert_eq!(zones.get(3).unwrap().state, ZoneState::Empty);
     }
 }
 
@@ -72,7 +72,7 @@ fn areas_are_found_again() {
     found.power_lost();
     for (number, written) in [(0, 0), (2, 4)] {
         let zone = found.get(number).unwrap();
-        let closed = (State::Closed, written, true);
+        let closed = (ZoneState::Closed, written, true);
         assert_eq!((zone.state, zone.written, zone.zrwa), closed);
     }
     assert_eq!(found.check_write(7, 5), Ok(()));

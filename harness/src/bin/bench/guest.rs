@@ -20,7 +20,7 @@ use harness::{BenchOptions, Firmware, Guest};
 use serde_json::Value;
 
 use crate::figures::Figures;
-use crate::report::Report;
+use crate::report::JobFigures;
 
 const DEPTHS: [u32; 5] = [1, 2, 4, 8, 32];
 const SIZE: &str = "64G";
@@ -42,7 +42,7 @@ enum By {
         /// Time for which the worker polls after the last work, in microseconds; `None`: the
         /// default.
         window: Option<u32>,
-        below: Below,
+        below: BackingVolume,
     },
     Qemu {
         dbcs: &'static str,
@@ -51,23 +51,35 @@ enum By {
 
 /// Volume below one of vnvme's disks.
 #[derive(Clone, Copy)]
-enum Below {
+enum BackingVolume {
     Null,
     /// A file of [`FILE_SIZE`] that holds data.
     File,
 }
 
 const DISKS: [Disk; 6] = [
-    vnvme("vnvme shadow off", "vnvme-off", false, None, Below::Null),
-    vnvme("vnvme shadow on", "vnvme-on", true, None, Below::Null),
+    vnvme(
+        "vnvme shadow off",
+        "vnvme-off",
+        false,
+        None,
+        BackingVolume::Null,
+    ),
+    vnvme(
+        "vnvme shadow on",
+        "vnvme-on",
+        true,
+        None,
+        BackingVolume::Null,
+    ),
     vnvme(
         "vnvme shadow on sleeping",
         "vnvme-sleeping",
         true,
         Some(0),
-        Below::Null,
+        BackingVolume::Null,
     ),
-    vnvme("vnvme file", "vnvme-file", true, None, Below::File),
+    vnvme("vnvme file", "vnvme-file", true, None, BackingVolume::File),
     qemu("qemu dbcs off", "qemu-off", "off"),
     qemu("qemu dbcs on", "qemu-on", "on"),
 ];
@@ -77,7 +89,7 @@ const fn vnvme(
     serial: &'static str,
     shadow: bool,
     window: Option<u32>,
-    below: Below,
+    below: BackingVolume,
 ) -> Disk {
     Disk {
         case,
@@ -99,15 +111,15 @@ const fn qemu(case: &'static str, serial: &'static str, dbcs: &'static str) -> D
 }
 
 /// A `vnvme serve` with counters.
-struct Served {
+struct BenchDaemon {
     daemon: Daemon,
     control: PathBuf,
     _dir: tempfile::TempDir,
 }
 
-impl Served {
+impl BenchDaemon {
     /// Serves the disk, if it is one of vnvme's.
-    fn start(disk: &Disk) -> Result<Option<Served>> {
+    fn start(disk: &Disk) -> Result<Option<BenchDaemon>> {
         let By::Vnvme {
             shadow,
             window,
@@ -130,14 +142,14 @@ impl Served {
             daemon = daemon.arg("--idle-window").arg(micros.to_string());
         }
         let volume = match below {
-            Below::Null => format!("null://{SIZE}"),
-            Below::File => {
+            BackingVolume::Null => format!("null://{SIZE}"),
+            BackingVolume::File => {
                 let path = dir.path().join("disk.raw");
                 fs::write(&path, vec![0xa5; FILE_SIZE])?;
                 path.display().to_string()
             }
         };
-        Ok(Some(Served {
+        Ok(Some(BenchDaemon {
             daemon: daemon.volume(volume).start()?,
             control,
             _dir: dir,
@@ -196,7 +208,7 @@ fn measure(options: &BenchOptions, figures: &mut Figures) -> Result<()> {
     builder = builder.limit(Duration::from_secs(7200));
     let mut disks = Vec::new();
     for disk in &DISKS {
-        let served = Served::start(disk)?;
+        let served = BenchDaemon::start(disk)?;
         if let Some(one) = &served {
             builder = builder.vfio_user(one.daemon.socket());
         }
@@ -209,7 +221,7 @@ fn measure(options: &BenchOptions, figures: &mut Figures) -> Result<()> {
         for depth in DEPTHS {
             for (disk, served) in &disks {
                 let one = served.as_ref();
-                let before = one.map(Served::counters).transpose()?;
+                let before = one.map(BenchDaemon::counters).transpose()?;
                 let report = fio(&guest, disk, depth, options.runtime)?;
                 let mut add =
                     |metric, unit, value| figures.add(disk.case, depth, metric, unit, value);
@@ -236,7 +248,7 @@ fn measure(options: &BenchOptions, figures: &mut Figures) -> Result<()> {
 }
 
 /// CPU time of the daemons while the booted guest leaves its disks alone, per cent of a core.
-fn idle(disks: &[(&Disk, Option<Served>)], figures: &mut Figures) -> Result<()> {
+fn idle(disks: &[(&Disk, Option<BenchDaemon>)], figures: &mut Figures) -> Result<()> {
     say(format!("bench: guest, idle for {IDLE:?}"));
     // Work that fio left behind has completed by then.
     std::thread::sleep(Duration::from_secs(2));
@@ -244,7 +256,7 @@ fn idle(disks: &[(&Disk, Option<Served>)], figures: &mut Figures) -> Result<()> 
         .iter()
         .filter_map(|(disk, served)| Some((disk.case, served.as_ref()?)));
     let times = || -> Result<Vec<Duration>> {
-        let time = |(_, served): (_, &Served)| cpu_time(served.daemon.serving());
+        let time = |(_, served): (_, &BenchDaemon)| cpu_time(served.daemon.serving());
         served.clone().map(time).collect()
     };
     let (before, start) = (times()?, Instant::now());
@@ -321,7 +333,7 @@ fn doorbells(log: &Path) -> Result<u64> {
 }
 
 /// fio on one disk, as the document has it.
-fn fio(guest: &Guest, disk: &Disk, depth: u32, runtime: u32) -> Result<Report> {
+fn fio(guest: &Guest, disk: &Disk, depth: u32, runtime: u32) -> Result<JobFigures> {
     let script = format!(
         "for s in /sys/class/nvme/*/serial; do read -r found <$s; [ \"$found\" = {serial} ] && break; found=; done
          [ -n \"$found\" ] || {{ echo 'no disk {serial}'; exit 1; }}
@@ -331,5 +343,5 @@ fn fio(guest: &Guest, disk: &Disk, depth: u32, runtime: u32) -> Result<Report> {
         serial = disk.serial
     );
     let limit = Duration::from_secs(60 + u64::from(runtime) * 4);
-    Report::parse(&guest.run_for(limit, &script)?)
+    JobFigures::parse(&guest.run_for(limit, &script)?)
 }

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 /// The figures of one job, reads and writes together.
-pub struct Report {
+pub struct JobFigures {
     /// I/Os that ended.
     pub ios: u64,
     /// I/Os per second.
@@ -16,9 +16,9 @@ pub struct Report {
     pub p99_ns: f64,
 }
 
-impl Report {
+impl JobFigures {
     /// Reads fio's JSON; whatever was printed before it is passed over.
-    pub fn parse(text: &str) -> Result<Report> {
+    pub fn parse(text: &str) -> Result<JobFigures> {
         let json = text.get(text.find('{').unwrap_or(0)..).unwrap_or_default();
         let document: Value =
             serde_json::from_str(json).with_context(|| format!("fio's report: {text}"))?;
@@ -27,7 +27,7 @@ impl Report {
         let (read, write) = (&job["read"], &job["write"]);
         let more = if ios(write) > ios(read) { write } else { read };
         let percentile = |name: &str| more["clat_ns"]["percentile"][name].as_f64().unwrap_or(0.0);
-        let report = Report {
+        let report = JobFigures {
             ios: ios(read) + ios(write),
             iops: read["iops"].as_f64().unwrap_or(0.0) + write["iops"].as_f64().unwrap_or(0.0),
             p50_ns: percentile("50.000000"),
@@ -47,9 +47,9 @@ mod tests {
         let text = r#"fio: a note {"jobs":[{"read":{"total_ios":2,"iops":1.5,"clat_ns":{"percentile":{"50.000000":7,"99.000000":9}}},
             "write":{"total_ios":1,"iops":0.5}}]}"#;
         let text = text.strip_prefix("fio: a note ").unwrap_or_default();
-        let report = Report::parse(&format!("a note\n{text}"))?;
+        let report = JobFigures::parse(&format!("a note\n{text}"))?;
         assert_eq!((report.ios, report.iops, report.p50_ns), (3, 2.0, 7.0));
-        assert!(Report::parse("{}").is_err());
+        assert!(JobFigures::parse("{}").is_err());
         Ok(())
     }
 }

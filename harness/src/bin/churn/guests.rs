@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use harness::Guest;
 
-use super::{LIMIT, NEIGHBOURS};
+use super::{NEIGHBOURS, REQUEST_TIMEOUT};
 
 /// A guest's I/Os in a second.
 const RATE: usize = 200;
@@ -41,7 +41,7 @@ pub fn load(guest: &Guest, seconds: usize) -> Result<Vec<f64>> {
          cat /tmp/io_lat.1.log",
         rate = RATE / 2
     );
-    let limit = LIMIT + Duration::from_secs(3 * seconds as u64);
+    let limit = REQUEST_TIMEOUT + Duration::from_secs(3 * seconds as u64);
     let log = guest.run_for(limit, &script)?;
     // Milliseconds since the start, duration in nanoseconds, and kind of the I/O.
     let time = |line: &str| {

@@ -34,7 +34,7 @@ use serde_json::{Map, Value, json};
 /// Disks that are there at a time beside loads, and the neighbours.
 const AT_A_TIME: usize = 8;
 /// Disks at a time without loads: as many as a usual limit of descriptors allows.
-const MANY: usize = 400;
+const MAX_DISKS: usize = 400;
 /// Disks before the daemon is looked at first: tables have their size then.
 const WARM_UP: usize = 100;
 /// Size of those files, and of memory.
@@ -45,9 +45,9 @@ const NEIGHBOUR: u64 = 4 << 20;
 const BLOCK: usize = 4096;
 const SECTORS: u64 = 8;
 /// Time from request to request.
-const PAUSE: Duration = Duration::from_micros(500);
+const REQUEST_INTERVAL: Duration = Duration::from_micros(500);
 /// A request takes no longer.
-const LIMIT: Duration = Duration::from_secs(60);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// Requests of a piece of a load: half a second's, at the most.
 const PIECE: usize = 1000;
 /// The first argument of a load.
@@ -87,13 +87,14 @@ fn run(args: &[String]) -> Result<()> {
     let daemon = Daemon::builder("churn").managed(&config, &dir.join("b"));
     let daemon = daemon.start()?;
     let client = Client::new(vec![dir.join("control")])?;
-    let neighbours = match in_guests {
-        true => Neighbours::Guests(guests::boot(dir)?),
-        false => Neighbours::Processes(dir.to_owned()),
+    let neighbours = if in_guests {
+        Neighbours::Guests(guests::boot(dir)?)
+    } else {
+        Neighbours::Processes(dir.to_owned())
     };
     neighbours.measure(1, || Ok(()))?;
     churn(&client, dir, WARM_UP, AT_A_TIME, Duration::ZERO)?;
-    let before = Usage::of(&daemon)?;
+    let before = DaemonResources::of(&daemon)?;
     let phase = Duration::from_secs(seconds as u64);
     let mut measured = [Vec::new(), Vec::new()];
     for round in 0..rounds {
@@ -113,11 +114,14 @@ fn run(args: &[String]) -> Result<()> {
             }
         }
     }
-    println!("before: {before}\nafter:  {}", Usage::of(&daemon)?);
-    let took = churn(&client, dir, disks, MANY, Duration::ZERO)?.as_secs_f32();
-    println!("{disks} disks, {MANY} of them at a time, in {took:.1} s");
-    println!("after these: {}", Usage::of(&daemon)?);
-    let medians = |of: fn(&Times) -> f64| {
+    println!(
+        "before: {before}\nafter:  {}",
+        DaemonResources::of(&daemon)?
+    );
+    let took = churn(&client, dir, disks, MAX_DISKS, Duration::ZERO)?.as_secs_f32();
+    println!("{disks} disks, {MAX_DISKS} of them at a time, in {took:.1} s");
+    println!("after these: {}", DaemonResources::of(&daemon)?);
+    let medians = |of: fn(&LoadTimes) -> f64| {
         measured
             .each_ref()
             .map(|times| percentile(times.iter().map(of).collect(), 50))
@@ -145,14 +149,18 @@ enum Neighbours {
 impl Neighbours {
     /// Loads both disks for `seconds`, runs `body` meanwhile, and returns the times of the loads'
     /// I/Os. An error if a load read something wrong.
-    fn measure<T>(&self, seconds: usize, body: impl FnOnce() -> Result<T>) -> Result<(Times, T)> {
+    fn measure<T>(
+        &self,
+        seconds: usize,
+        body: impl FnOnce() -> Result<T>,
+    ) -> Result<(LoadTimes, T)> {
         match self {
             Self::Processes(dir) => {
                 let start = |name: &&str| processes::start(dir, name, seconds);
                 let loads: Vec<_> = NEIGHBOURS.iter().map(start).collect::<Result<_>>()?;
                 let done = body()?;
                 let times = loads.into_iter().map(processes::times);
-                Ok((Times::of(times.collect::<Result<_>>()?), done))
+                Ok((LoadTimes::of(times.collect::<Result<_>>()?), done))
             }
             Self::Guests(guests) => std::thread::scope(|scope| {
                 let load = |guest| scope.spawn(move || guests::load(guest, seconds));
@@ -162,7 +170,7 @@ impl Neighbours {
                     let ended = load.join();
                     ended.map_err(|_| anyhow!("a load ended by a bug"))?
                 });
-                Ok((Times::of(times.collect::<Result<_>>()?), done))
+                Ok((LoadTimes::of(times.collect::<Result<_>>()?), done))
             }),
         }
     }
@@ -197,7 +205,7 @@ fn configuration(dir: &Path, worker: usize) -> String {
 }
 
 /// Measurements of loads, in microseconds.
-struct Times {
+struct LoadTimes {
     p50: f64,
     p99: f64,
     /// The median of the 99th percentiles of pieces of [`PIECE`] requests: the usual value, without
@@ -206,7 +214,7 @@ struct Times {
     requests: usize,
 }
 
-impl Times {
+impl LoadTimes {
     /// Combines the measurements of loads, each of which has some.
     fn of(loads: Vec<Vec<f64>>) -> Self {
         let (mut all, mut pieces) = (Vec::new(), Vec::new());
@@ -224,7 +232,7 @@ impl Times {
     }
 }
 
-impl fmt::Display for Times {
+impl fmt::Display for LoadTimes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (requests, p50, p99) = (self.requests, self.p50, self.p99);
         let usual = self.usual_p99;
@@ -290,13 +298,13 @@ fn churn(
 }
 
 /// Resources of the daemon.
-struct Usage {
+struct DaemonResources {
     resident_kib: u64,
     descriptors: usize,
     threads: usize,
 }
 
-impl fmt::Display for Usage {
+impl fmt::Display for DaemonResources {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (resident, threads) = (self.resident_kib, self.threads);
         let descriptors = self.descriptors;
@@ -307,7 +315,7 @@ impl fmt::Display for Usage {
     }
 }
 
-impl Usage {
+impl DaemonResources {
     fn of(daemon: &Daemon) -> Result<Self> {
         // Threads of changes end a little after they have answered.
         std::thread::sleep(Duration::from_secs(1));

@@ -8,19 +8,18 @@ use anyhow::{Context, Result, ensure};
 use driver::vfio_user::VfioUser;
 use driver::{Device, Op, QueueOptions, Request};
 
-use super::{BLOCK, LIMIT, LOAD, NEIGHBOUR, PAUSE, SECTORS};
+use super::{BLOCK, LOAD, NEIGHBOUR, REQUEST_INTERVAL, REQUEST_TIMEOUT, SECTORS};
 
 /// Starts a load on a neighbour's disk for `seconds`.
 pub fn start(dir: &Path, name: &str, seconds: usize) -> Result<Child> {
     let real_time = Command::new("chrt").args(["-f", "5", "true"]).status();
     let own = std::env::current_exe()?;
-    let mut command = match real_time.is_ok_and(|status| status.success()) {
-        true => {
-            let mut command = Command::new("chrt");
-            command.args(["-f", "5"]).arg(own);
-            command
-        }
-        false => Command::new(own),
+    let mut command = if real_time.is_ok_and(|status| status.success()) {
+        let mut command = Command::new("chrt");
+        command.args(["-f", "5"]).arg(own);
+        command
+    } else {
+        Command::new(own)
     };
     let command = command.arg(LOAD).arg(dir.join(name));
     let command = command.arg(seconds.to_string()).stdout(Stdio::piped());
@@ -38,7 +37,7 @@ pub fn times(load: Child) -> Result<Vec<f64>> {
 
 /// A load: prints the time of each request in nanoseconds.
 pub fn run(socket: &Path, seconds: u64) -> Result<()> {
-    let transport = VfioUser::connect(socket, LIMIT)?;
+    let transport = VfioUser::connect(socket, REQUEST_TIMEOUT)?;
     let device = Device::open(transport, driver::Options::default())?;
     let options = QueueOptions {
         poll_window: Duration::ZERO,
@@ -88,7 +87,7 @@ pub fn run(socket: &Path, seconds: u64) -> Result<()> {
             let right = known.unwrap_or(0).to_le_bytes().repeat(BLOCK / 8);
             ensure!(right == found, "block {block} is another one");
         }
-        std::thread::sleep(PAUSE.saturating_sub(took));
+        std::thread::sleep(REQUEST_INTERVAL.saturating_sub(took));
     }
     println!("{}", times.join("\n"));
     Ok(())

@@ -7,7 +7,7 @@ use nvme::{AdminOpcode, Command};
 use super::Context;
 use crate::hostile::attacks::work::transfer;
 use crate::hostile::client::nvme::{AT_DATA, ENTRIES, Guest, RAM_BASE, pair};
-use crate::hostile::place::MEMORY_NSID;
+use crate::hostile::test_daemon::MEMORY_NSID;
 use nvme::NvmOpcode;
 
 pub(super) fn flood(context: &Context) -> Result<()> {

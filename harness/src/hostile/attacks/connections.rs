@@ -10,7 +10,7 @@ use super::memory::raise_limit;
 use super::work::{io, transfer};
 use crate::hostile::client::nvme::Guest;
 use crate::hostile::client::virtio::Raw;
-use crate::hostile::place::{FILE_NSID, MEMORY_NSID};
+use crate::hostile::test_daemon::{FILE_NSID, MEMORY_NSID};
 
 pub(super) fn storm(context: &Context) -> Result<()> {
     // A first client that is served makes all further ones second clients.

@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::Context;
 use super::memory::raise_limit;
-use crate::hostile::place;
+use crate::hostile::test_daemon;
 
 /// Contents of a file that takes the control socket's place.
 const SOMEBODYS: &str = "not the daemon's";
@@ -145,7 +145,7 @@ pub(super) fn replace(context: &Context) -> Result<()> {
 }
 
 pub(super) fn is_still_there(dir: &Path) -> Result<()> {
-    let path = place::control_socket(dir);
+    let path = test_daemon::control_socket(dir);
     let text = fs::read_to_string(path).context("the file was removed")?;
     ensure!(text == SOMEBODYS, "the file was changed");
     Ok(())

@@ -13,7 +13,7 @@ use crate::hostile::attacks::work::transfer;
 use crate::hostile::client::nvme::Guest;
 use crate::hostile::client::poison::{block, eventfd, full_semaphore, signal};
 use crate::hostile::client::virtio::{AT_DATA, Disk, WRITE};
-use crate::hostile::place::MEMORY_NSID;
+use crate::hostile::test_daemon::MEMORY_NSID;
 
 pub(super) fn nvme(context: &Context) -> Result<()> {
     let mut guest = Guest::attach(&context.nvme())?;

@@ -19,13 +19,13 @@ use crate::hostile::client::poison::lingering;
 use crate::hostile::client::virtio::Raw;
 
 /// Sockets at most; more of them harm nobody else.
-const MOST: u64 = 48;
+const MAX_SOCKETS: u64 = 48;
 
 /// Sends lingering sockets by `send`, which has to drop the socket.
 fn each(context: &Context, mut send: impl FnMut(OwnedFd) -> Result<()>) -> Result<()> {
     // The peers stay open until this process ends: the close waits for the peer.
     let mut peers: Vec<TcpStream> = Vec::new();
-    for _ in 0..MOST {
+    for _ in 0..MAX_SOCKETS {
         let (socket, peer) = lingering()?;
         peers.push(peer);
         if !context.did(1) {

@@ -20,7 +20,7 @@ use crate::hostile::attacks::work::{io, transfer};
 use crate::hostile::client::nvme::{AT_DATA, Guest, RAM_BASE, RAM_SIZE, connect, mapping};
 use crate::hostile::client::poison::memfd;
 use crate::hostile::client::virtio::Raw;
-use crate::hostile::place::{FILE_NSID, MEMORY_NSID};
+use crate::hostile::test_daemon::{FILE_NSID, MEMORY_NSID};
 use nvme::cmd::io::RwCdw12;
 
 /// First address of an attack's own windows.

@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::place;
+use super::test_daemon;
 
 /// State of an attack.
 pub(super) struct Context {
@@ -55,15 +55,15 @@ impl Context {
     }
 
     fn nvme(&self) -> PathBuf {
-        place::bad_socket(&self.dir)
+        test_daemon::bad_socket(&self.dir)
     }
 
     fn vhost(&self) -> PathBuf {
-        place::vhost_socket(&self.dir)
+        test_daemon::vhost_socket(&self.dir)
     }
 
     fn control(&self) -> PathBuf {
-        place::control_socket(&self.dir)
+        test_daemon::control_socket(&self.dir)
     }
 }
 
@@ -79,7 +79,7 @@ pub(super) enum Fuse {
 }
 
 /// Preparation before the daemon starts; the returned files are kept open until the end.
-type Before = fn(&Path) -> Result<Vec<std::fs::File>>;
+type Preparation = fn(&Path) -> Result<Vec<std::fs::File>>;
 /// Check after the daemon has ended.
 type After = fn(&Path) -> Result<()>;
 
@@ -93,7 +93,7 @@ pub(super) struct Attack {
     /// The attack aims at the worker's own waiting: none may be blocked for more than 10 ms.
     pub(super) waiting: bool,
     pub(super) fuse: Fuse,
-    pub(super) before: Option<Before>,
+    pub(super) before: Option<Preparation>,
     pub(super) after: Option<After>,
 }
 

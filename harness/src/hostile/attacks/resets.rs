@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::Context;
 use super::work::{io, transfer};
 use crate::hostile::client::nvme::{CONFIG, Guest};
-use crate::hostile::place::{FILE_NSID, MEMORY_NSID};
+use crate::hostile::test_daemon::{FILE_NSID, MEMORY_NSID};
 
 /// PCI Express capability, and its Device Control with Initiate Function Level Reset (PCI Express
 /// 6.0, 7.5.3.4).

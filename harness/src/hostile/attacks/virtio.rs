@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 use super::Context;
 use crate::hostile::client::poison::{eventfd, memfd};
 use crate::hostile::client::virtio::{AT_DATA, Disk, Raw, SIZE, WRITE};
-use crate::hostile::place::VOLUME_SIZE;
+use crate::hostile::test_daemon::VOLUME_SIZE;
 
 pub(super) fn chains(context: &Context) -> Result<()> {
     let mut disk = Disk::up(&context.vhost(), eventfd()?)?;

@@ -8,7 +8,7 @@ use super::Context;
 use crate::hostile::attacks::work::transfer;
 use crate::hostile::client::fuse;
 use crate::hostile::client::nvme::Guest;
-use crate::hostile::place::SILENT_NSID;
+use crate::hostile::test_daemon::SILENT_NSID;
 use nvme::NvmOpcode;
 
 pub(super) fn silent(context: &Context) -> Result<()> {

@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 
 use super::Context;
 use crate::hostile::client::nvme::{AT_DATA, AT_LISTS, Guest, RAM_BASE, RAM_SIZE};
-use crate::hostile::place::{
+use crate::hostile::test_daemon::{
     FILE_NSID, FILE_SIZE, LARGE_NSID, LARGE_SIZE, MEMORY_NSID, VOLUME_SIZE,
 };
 

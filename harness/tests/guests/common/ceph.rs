@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use harness::cache::Cache;
 use harness::process::Process;
 use harness::progress::skip;
-use harness::tree::{Tree, Wish};
+use harness::tree::{PackageSet, Tree};
 use tempfile::TempDir;
 
 /// For what takes a moment.
@@ -20,7 +20,7 @@ pub const LIMIT: Duration = Duration::from_secs(90);
 
 /// Of a release whose C library is no newer than those of the machines that run the tests: the
 /// program loads librbd into itself.
-const CEPH: Wish = Wish {
+const CEPH: PackageSet = PackageSet {
     name: "ceph",
     suites: &["bookworm"],
     release: None,

@@ -12,7 +12,7 @@ use harness::served::Controller;
 use harness::{Daemon, Guest};
 use serde_json::Value;
 
-use super::{LONG, number};
+use super::{LONG_TIMEOUT, number};
 
 /// Limit for the guest to connect again and to make [`REQUESTS`].
 const LIMIT: Duration = Duration::from_secs(90);
@@ -27,7 +27,7 @@ for s in /sys/block/vd*/serial; do [ $(cat $s) = IMAGE ] && d=/dev/$(basename ${
 
 /// Runs a script in which `$d` is the disk's device.
 pub fn run(guest: &Guest, script: &str) -> Result<String> {
-    guest.run_for(LONG, &format!("{FIND}\n{script}"))
+    guest.run_for(LONG_TIMEOUT, &format!("{FIND}\n{script}"))
 }
 
 /// Tells whether a test can kill the daemon; otherwise records the test as skipped.

@@ -22,7 +22,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Longer than a minute, for what writes much.
-pub const LONG: Duration = Duration::from_secs(240);
+pub const LONG_TIMEOUT: Duration = Duration::from_secs(240);
 
 /// Returns the number in an environment variable, or the default where it is not set.
 pub fn number(name: &str, default: usize) -> Result<usize> {
@@ -40,7 +40,7 @@ pub fn kill_serving(daemon: &Daemon) -> Result<()> {
     let began = Instant::now();
     // Between two of them, the keeper is what `serving` answers.
     while [serving, daemon.process().pid()].contains(&daemon.serving()) {
-        ensure!(began.elapsed() < LONG, "no process follows");
+        ensure!(began.elapsed() < LONG_TIMEOUT, "no process follows");
         std::thread::sleep(Duration::from_millis(20));
     }
     Ok(())
@@ -139,9 +139,12 @@ fn run_parts(
         let mut behind = 0;
         for part in &mut parts {
             checks.suite = part.name();
-            let begun = begin_part(&guest, behind).and_then(|()| match second {
-                false => part.check(&guest, &mut checks),
-                true => part.check_again(&guest, &mut checks),
+            let begun = begin_part(&guest, behind).and_then(|()| {
+                if second {
+                    part.check_again(&guest, &mut checks)
+                } else {
+                    part.check(&guest, &mut checks)
+                }
             });
             if begun.is_err() {
                 checks.check("begun", || begun);

@@ -11,13 +11,13 @@ use anyhow::{Context, Result, ensure};
 use harness::cache::Cache;
 use harness::process::Process;
 use harness::progress::skip;
-use harness::tree::{Tree, Wish};
+use harness::tree::{PackageSet, Tree};
 
 /// For what takes a moment.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 /// nbdkit, with its plugins and filters.
-pub const NBDKIT: Wish = Wish {
+pub const NBDKIT: PackageSet = PackageSet {
     name: "nbdkit",
     suites: &["trixie"],
     release: None,
@@ -34,7 +34,7 @@ pub const NBDKIT: Wish = Wish {
 };
 
 /// qemu-nbd, qemu-img and qemu-io.
-pub const QEMU: Wish = Wish {
+pub const QEMU: PackageSet = PackageSet {
     name: "qemu-utils",
     suites: &["trixie"],
     release: None,
@@ -43,7 +43,7 @@ pub const QEMU: Wish = Wish {
 };
 
 /// A tree of packages, or why there is none here.
-pub fn tree(wish: &Wish) -> Option<Tree> {
+pub fn tree(wish: &PackageSet) -> Option<Tree> {
     let found = Cache::open().and_then(|cache| Tree::fetch(&cache, wish, |_| Ok(())));
     match found {
         Ok(tree) => Some(tree),
@@ -60,12 +60,12 @@ pub fn tree(wish: &Wish) -> Option<Tree> {
 
 /// Where a server listens.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum ListenAddress {
     Unix(PathBuf),
     Tcp(u16),
 }
 
-impl Place {
+impl ListenAddress {
     pub fn url(&self) -> String {
         match self {
             Self::Unix(path) => format!("nbd+unix:///?socket={}", path.display()),
@@ -102,15 +102,15 @@ pub fn port() -> Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 
-pub fn start(name: &str, words: Vec<OsString>, place: &Place) -> Result<Process> {
-    if let Place::Unix(path) = place {
+pub fn start(name: &str, words: Vec<OsString>, address: &ListenAddress) -> Result<Process> {
+    if let ListenAddress::Unix(path) = address {
         let _ = fs::remove_file(path);
     }
     let log = Cache::open()?
         .logs()?
         .join(format!("{name}-{}.log", std::process::id()));
     let process = Process::start(name, &words, &[], &log, Duration::from_secs(600))?;
-    place.wait().with_context(|| {
+    address.wait().with_context(|| {
         let text = fs::read(&log).unwrap_or_default();
         String::from_utf8_lossy(&text).into_owned()
     })?;
@@ -118,12 +118,12 @@ pub fn start(name: &str, words: Vec<OsString>, place: &Place) -> Result<Process>
 }
 
 /// nbdkit with these filters, plugin and parameters.
-pub fn nbdkit(tree: &Tree, place: &Place, words: &[&str]) -> Result<Process> {
+pub fn nbdkit(tree: &Tree, address: &ListenAddress, words: &[&str]) -> Result<Process> {
     let lib = format!("usr/lib/{}-linux-gnu/nbdkit", std::env::consts::ARCH);
     let lib = tree.root().join(lib);
     let mut all = tree.tool_words(&tree.program("nbdkit")?)?;
     all.extend(["--foreground".into(), "--threads=8".into()]);
-    all.extend(place.words());
+    all.extend(address.words());
     for word in words {
         // Plugins and filters by their files: nbdkit looks for them where it is installed.
         let word = match (word.strip_prefix("filter:"), word.strip_prefix("plugin:")) {
@@ -142,7 +142,7 @@ pub fn nbdkit(tree: &Tree, place: &Place, words: &[&str]) -> Result<Process> {
     start(
         "nbdkit",
         all.into_iter().map(OsString::from).collect(),
-        place,
+        address,
     )
 }
 
@@ -163,6 +163,6 @@ pub fn qemu_nbd(tree: &Tree, socket: &Path, image: &str) -> Result<Process> {
     start(
         "qemu-nbd",
         words.into_iter().map(OsString::from).collect(),
-        &Place::Unix(socket.to_owned()),
+        &ListenAddress::Unix(socket.to_owned()),
     )
 }

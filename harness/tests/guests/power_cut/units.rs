@@ -37,7 +37,7 @@ impl Unit {
 
 /// What was found after the cuts.
 #[derive(Debug, Default)]
-struct Found {
+struct CutResults {
     writes: u64,
     /// Units whose last write was under way: it is there, it is not, or in part.
     new: usize,
@@ -51,7 +51,7 @@ struct Load {
     /// Units by the tags of their writes.
     asked: HashMap<u64, usize>,
     next_tag: u64,
-    found: Found,
+    found: CutResults,
 }
 
 impl Load {
@@ -65,7 +65,7 @@ impl Load {
             random: Random::new(seed),
             asked: HashMap::new(),
             next_tag: 0,
-            found: Found::default(),
+            found: CutResults::default(),
         }
     }
 
@@ -179,7 +179,7 @@ fn read(io: &Io, queue: &mut OpenQueue) -> Result<Vec<u8>> {
 
 /// Cuts the power again and again under writes of one unit each. Nothing, with a line that says so,
 /// where it cannot be.
-fn cut_again_and_again(what: &str, atomic: bool) -> Result<Option<Found>> {
+fn cut_again_and_again(what: &str, atomic: bool) -> Result<Option<CutResults>> {
     let skip = |why: String| {
         testkit::skip(&format!("power_cut::units::{what}"), why);
         Ok(None)
@@ -198,13 +198,14 @@ fn cut_again_and_again(what: &str, atomic: bool) -> Result<Option<Found>> {
         [Ok(data), Ok(journal)] => [data, journal],
         [Err(error), _] | [_, Err(error)] => return skip(format!("{error:#}")),
     };
-    let served = match atomic {
-        true => format!(
+    let served = if atomic {
+        format!(
             "{}?atomic=16K&atomic-journal={}",
             data.0.display(),
             journal.0.display()
-        ),
-        false => data.0.display().to_string(),
+        )
+    } else {
+        data.0.display().to_string()
     };
     let expected = if atomic { UNIT as u32 } else { SECTOR as u32 };
     let mut load = Load::new(21);

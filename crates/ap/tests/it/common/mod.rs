@@ -11,8 +11,8 @@ use std::rc::Rc;
 
 use ap::card::{Cards, Coprocessor, Latency, Layout, Notify};
 use ap::outside::{
-    CannotPin, CannotRegister, Clock, GuestPage, HostAddress, HostSubclass, PAGE_SIZE, Pages, Part,
-    Queues, Reply, Subclasses, Target,
+    CannotPin, CannotRegister, Clock, GuestPage, HostAddress, HostSubclass, InterruptTarget,
+    PAGE_SIZE, Pages, Queues, Reply, RequestPart, Subclasses,
 };
 use ap::{Apqn, Configuration, Hardware, Mask, Mediated, Outside, QueueStatus, Response, Subclass};
 
@@ -35,7 +35,7 @@ pub struct World {
     /// Queues whose interrupt bit was seen to have cleared.
     cleared: RefCell<BTreeSet<Apqn>>,
     /// Notifications, in order.
-    pub written: RefCell<Vec<(Apqn, Target)>>,
+    pub written: RefCell<Vec<(Apqn, InterruptTarget)>>,
     /// What must not happen.
     pub faults: RefCell<Vec<String>>,
 }
@@ -105,7 +105,7 @@ impl Clock for Shared {
 }
 
 impl Notify for Shared {
-    fn notify(&mut self, apqn: Apqn, target: Target) {
+    fn notify(&mut self, apqn: Apqn, target: InterruptTarget) {
         let page = GuestPage((target.notification.0 - HOST) / PAGE_SIZE);
         if !self.0.pins.borrow().contains_key(&page) {
             self.0.fault(format!(
@@ -191,7 +191,7 @@ impl Queues for Watched {
         self.told_off(apqn, status)
     }
 
-    fn aqic(&mut self, apqn: Apqn, target: Option<Target>) -> QueueStatus {
+    fn aqic(&mut self, apqn: Apqn, target: Option<InterruptTarget>) -> QueueStatus {
         if target.is_none() {
             let status = self.cards.aqic(apqn, None);
             return self.told_off(apqn, status);
@@ -212,7 +212,7 @@ impl Queues for Watched {
         self.cards.qci()
     }
 
-    fn nqap(&mut self, apqn: Apqn, part: Part<'_>) -> QueueStatus {
+    fn nqap(&mut self, apqn: Apqn, part: RequestPart<'_>) -> QueueStatus {
         self.cards.nqap(apqn, part)
     }
 

@@ -5,7 +5,7 @@
 //! capsule, answered by a C2HData PDU with the data, whose SUCCESS flag stands for the completion.
 
 use anyhow::{Context, Result, bail};
-use load::lane::{Geometry, Lane, Outcome, Target};
+use load::lane::{Geometry, IoResult, Lane, Target};
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -21,7 +21,7 @@ const DIGEST: usize = 4;
 /// Size in bytes of the receive buffer, as in our own initiator and target.
 const BUFFER: usize = 128 << 10;
 /// Maximum number of answers in one send.
-const MOST: usize = 64;
+const MAX_BATCH: usize = 64;
 
 /// Way in which both sides wait for bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,8 +133,8 @@ struct Peer {
 
 /// Answers requests until the other side has closed the connection.
 fn serve(peers: &mut [Peer], sizes: Sizes) -> Result<()> {
-    let answers = vec![0xa5; MOST * sizes.answer];
-    let mut buffer = vec![0; MOST * sizes.request];
+    let answers = vec![0xa5; MAX_BATCH * sizes.answer];
+    let mut buffer = vec![0; MAX_BATCH * sizes.request];
     loop {
         for peer in &mut *peers {
             match receive(&mut peer.stream, &mut buffer)? {
@@ -145,7 +145,7 @@ fn serve(peers: &mut [Peer], sizes: Sizes) -> Result<()> {
                     peer.partly = bytes % sizes.request;
                     let mut whole = bytes / sizes.request;
                     while whole > 0 {
-                        let count = whole.min(MOST);
+                        let count = whole.min(MAX_BATCH);
                         whole -= count;
                         match send(&mut peer.stream, &answers[..count * sizes.answer]) {
                             Ok(()) => {}
@@ -197,7 +197,7 @@ impl Lane for EchoLane {
         Ok(())
     }
 
-    fn poll(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+    fn poll(&mut self, done: &mut impl FnMut(u16, IoResult)) -> Result<usize> {
         let mut ended = 0;
         for connection in &mut self.connections {
             if connection.slots.is_empty() {
@@ -220,7 +220,7 @@ impl Lane for EchoLane {
         Ok(ended)
     }
 
-    fn wait(&mut self, _: Duration, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+    fn wait(&mut self, _: Duration, done: &mut impl FnMut(u16, IoResult)) -> Result<usize> {
         self.poll(done)
     }
 

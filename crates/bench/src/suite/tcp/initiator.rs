@@ -4,13 +4,13 @@
 use anyhow::{Context, Result, anyhow, ensure};
 use dma::{Access, DmaMap, Memory, Prot, SegmentList};
 use fabrics::{FabricsOptions, FabricsVolume, HostIdentity, Subsystem};
-use load::lane::{Geometry, Lane, Outcome, Target};
+use load::lane::{Geometry, IoResult, Lane, Target};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use volume::{Completion, Io, IoOptions, Op, OpenQueue, Volume};
 
 /// Time limit for a path to become available.
-const LIMIT: Duration = Duration::from_secs(10);
+const PATH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Parameters of the initiator.
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +111,10 @@ impl InitiatorLane {
         let (began, mut ended, mut failed) = (Instant::now(), 0, None);
         while ended < usize::from(depth) {
             ended += self.poll(&mut |_, outcome| failed = outcome.err())?;
-            ensure!(began.elapsed() < LIMIT, "the front-end does not answer");
+            ensure!(
+                began.elapsed() < PATH_TIMEOUT,
+                "the front-end does not answer"
+            );
         }
         failed.map_or(Ok(()), |why| Err(anyhow!(why)))
     }
@@ -119,7 +122,7 @@ impl InitiatorLane {
 
 fn end(
     lists: &mut [Option<SegmentList>],
-    done: &mut impl FnMut(u16, Outcome),
+    done: &mut impl FnMut(u16, IoResult),
     completion: Completion,
 ) {
     let slot = completion.tag as u16;
@@ -133,9 +136,10 @@ impl Lane for InitiatorLane {
     fn submit(&mut self, slot: u16, write: bool, offset: u64) -> Result<()> {
         let list = self.lists.get_mut(usize::from(slot));
         let list = list.and_then(Option::take).context("a buffer is in use")?;
-        let op = match write {
-            true => Op::Write { fua: false },
-            false => Op::Read,
+        let op = if write {
+            Op::Write { fua: false }
+        } else {
+            Op::Read
         };
         let ended = self.queue.start(slot.into(), op, offset, list);
         self.refused.extend(ended);
@@ -147,7 +151,7 @@ impl Lane for InitiatorLane {
         Ok(())
     }
 
-    fn poll(&mut self, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+    fn poll(&mut self, done: &mut impl FnMut(u16, IoResult)) -> Result<usize> {
         let lists = &mut self.lists;
         let refused = self.refused.len();
         for completion in self.refused.drain(..) {
@@ -161,7 +165,7 @@ impl Lane for InitiatorLane {
         Ok(refused + count)
     }
 
-    fn wait(&mut self, _: Duration, done: &mut impl FnMut(u16, Outcome)) -> Result<usize> {
+    fn wait(&mut self, _: Duration, done: &mut impl FnMut(u16, IoResult)) -> Result<usize> {
         self.poll(done)
     }
 

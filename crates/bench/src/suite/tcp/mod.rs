@@ -7,11 +7,11 @@
 mod echo;
 mod initiator;
 
-use super::server::{Program, Serve, Server};
+use super::server::{Program, Server, ServerConfig};
 use super::slices::{self, Contender, Load, Pings};
-use super::{Cores, Outcome, Plan};
+use super::{Cores, Plan, SuiteResults};
 use crate::distance::agree;
-use crate::results::{Case, Collector, Taken};
+use crate::results::{Case, Collector, SlicePosition};
 use anyhow::{Context, Result, ensure};
 use echo::{EchoTarget, Wait};
 use initiator::{InitiatorTarget, Setup};
@@ -57,16 +57,16 @@ fn cases(plan: &Plan) -> impl Iterator<Item = (u16, u16, bool)> {
     })
 }
 
-pub fn run(plan: &Plan) -> Result<Outcome> {
+pub fn run(plan: &Plan) -> Result<SuiteResults> {
     let cores = Cores::pair()?;
-    let mut outcome = Outcome::default();
+    let mut outcome = SuiteResults::default();
     let mut pings = Pings::new(&cores, plan)?;
     let cpus = cores.server.get(..1).unwrap_or_default();
     let serve = |program: &Program| {
-        let serve = Serve {
+        let serve = ServerConfig {
             volumes: Vec::new(),
             subsystems: vec![VOLUME.to_owned()],
-            ..Serve::one("", false, cpus)
+            ..ServerConfig::one("", false, cpus)
         };
         Server::start(program, &serve).map(Rc::new)
     };
@@ -223,7 +223,7 @@ impl<'a> Sides<'a> {
             }
             let limit = echoes.iter().map(|echo| echo.1).fold(0.0, f64::max);
             let limit_p50 = echoes.iter().map(|echo| echo.2).fold(f64::MAX, f64::min);
-            let taken = Taken {
+            let taken = SlicePosition {
                 round: id,
                 round_trip: ping.round_trip,
             };

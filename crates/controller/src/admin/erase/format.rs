@@ -14,9 +14,9 @@
 //!
 //! The engines apply the format while the namespace is closed and has no outstanding command.
 
-use super::{Cause, Erasure, Running, Stage};
-use crate::admin::{AdminResult, INVALID_FIELD, Outcome};
-use crate::controller::Controller;
+use super::{Cause, EraseOperation, Erasure, Stage};
+use crate::admin::{AdminOutcome, AdminResult, INVALID_FIELD};
+use crate::control::Controller;
 use crate::engine::{Namespace, Order};
 use crate::formats::{BlockFormat, Formats, SavedFormat};
 use crate::metadata::MetadataState;
@@ -57,13 +57,14 @@ fn chosen(cdw10: FormatCdw10, ns: &Namespace) -> Result<BlockFormat, Status> {
     chosen.check().map_err(|_| INVALID_FORMAT)?;
     let formats = config.formats.as_ref();
     let free = chosen.metadata == 0 || formats.is_some_and(Formats::has_metadata);
-    match free || chosen == config.format() {
-        true => Ok(chosen),
-        false => Err(INVALID_FORMAT),
+    if free || chosen == config.format() {
+        Ok(chosen)
+    } else {
+        Err(INVALID_FORMAT)
     }
 }
 
-impl Running {
+impl EraseOperation {
     /// Returns whether any change of a format may be stored by now.
     pub(super) fn may_be_kept(&self) -> bool {
         let keeps = matches!(
@@ -75,9 +76,10 @@ impl Running {
 
     /// Returns the stage that follows the erasure, or the storing of a change.
     pub(super) fn keeps_next(&self) -> Stage {
-        match self.failed.is_none() && self.kept < self.changes.len() {
-            true => Stage::Keep,
-            false => Stage::Done,
+        if self.failed.is_none() && self.kept < self.changes.len() {
+            Stage::Keep
+        } else {
+            Stage::Done
         }
     }
 }
@@ -139,12 +141,12 @@ impl Controller {
         if !matches!(cdw10.ses(), SecureErase::NONE | SecureErase::USER_DATA) {
             return Err(INVALID_FIELD);
         }
-        self.begin_erasing(Running {
+        self.begin_erasing(EraseOperation {
             changes,
-            ..Running::new(Cause::Format(command.cid.get()), nsids)
+            ..EraseOperation::new(Cause::Format(command.cid.get()), nsids)
         })?;
         self.record_format_start(nsid, command.cdw10.get());
-        Ok(Outcome::Later)
+        Ok(AdminOutcome::Later)
     }
 
     /// Stores the present format again, with a new metadata file, for namespaces whose metadata

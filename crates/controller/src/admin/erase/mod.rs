@@ -23,13 +23,13 @@
 mod format;
 
 use super::answers::Answers;
-use super::self_test::About;
-use super::{AdminResult, INVALID_FIELD, Outcome};
-use crate::controller::Controller;
+use super::self_test::TestSelection;
+use super::{AdminOutcome, AdminResult, INVALID_FIELD};
+use crate::control::Controller;
 use crate::engine::{Namespace, Order, OwnRequest, status_of};
 use crate::formats::{BlockFormat, SavedFormat};
 use crate::metadata::MetadataState;
-use crate::subsystem::{Awaited, SharedNamespace};
+use crate::subsystem::{AwaitedRelease, SharedNamespace};
 use crate::survival::state::{EraseRunning, EraseState};
 use dma::{Buffer, SegmentList};
 use nvme::aen::{AsyncEvent, EventType, IoCommandEvent};
@@ -51,7 +51,7 @@ const WRITTEN: u64 = 256 << 10;
 /// Cost of a zeroing request in a round's budget.
 const ZEROES_UNITS: u32 = 16;
 /// Maximum number of retries of an interrupted erase request.
-const TRIES: u32 = 64;
+const MAX_RETRIES: u32 = 64;
 
 /// Command that causes the erasure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,7 +105,7 @@ enum Stage {
     Opening(Vec<u64>),
 }
 
-struct Running {
+struct EraseOperation {
     cause: Cause,
     nsids: Vec<u32>,
     stage: Stage,
@@ -131,12 +131,12 @@ struct Running {
     /// Whether a reset has dropped the command, so that no completion is posted.
     abandoned: bool,
     /// Reference that expires when all other controllers have closed or reopened the namespaces.
-    others: Weak<Awaited>,
+    others: Weak<AwaitedRelease>,
 }
 
-impl Running {
+impl EraseOperation {
     fn new(cause: Cause, nsids: Vec<u32>) -> Self {
-        Running {
+        EraseOperation {
             cause,
             nsids,
             stage: Stage::Close,
@@ -199,7 +199,7 @@ impl Running {
             IoErrorKind::Unsupported if !self.writes && self.pattern().is_none() => {
                 self.writes = true;
             }
-            IoErrorKind::Aborted | IoErrorKind::Busy if self.tries < TRIES => self.tries += 1,
+            IoErrorKind::Aborted | IoErrorKind::Busy if self.tries < MAX_RETRIES => self.tries += 1,
             _ => self.fail(status_of(error, true)),
         }
     }
@@ -224,7 +224,7 @@ impl Running {
 /// State of the running erasure, and outcome of the last sanitize operation.
 #[derive(Default)]
 pub(crate) struct Erasure {
-    running: Option<Running>,
+    running: Option<EraseOperation>,
     /// Dword 10 of the last Sanitize command that began an operation.
     last: SanitizeCdw10,
     outcome: SanitizeOutcome,
@@ -335,7 +335,7 @@ impl Erasure {
                 Some(cid) => Cause::Format(cid),
                 None => Cause::Sanitize(last, saved.pattern),
             };
-            Running {
+            EraseOperation {
                 stage: if saved.over {
                     Stage::Done
                 } else {
@@ -345,14 +345,15 @@ impl Erasure {
                 at: (saved.at as usize).min(saved.nsids.len().saturating_sub(1)),
                 offset: saved.offset,
                 failed: saved.failed.map(Status::from_bits),
-                kept: match saved.over {
-                    true => (saved.kept as usize).min(saved.changes.len()),
+                kept: if saved.over {
+                    (saved.kept as usize).min(saved.changes.len())
+                } else {
                     // Changes of formats that were stored already are erased and stored again.
-                    false => 0,
+                    0
                 },
                 changes: saved.changes(),
                 abandoned: saved.abandoned,
-                ..Running::new(cause, saved.nsids.clone())
+                ..EraseOperation::new(cause, saved.nsids.clone())
             }
         });
         Erasure {
@@ -407,7 +408,7 @@ impl Controller {
                     return Err(Status::SANITIZE_FAILED.with_dnr(true));
                 }
                 self.unlock();
-                Ok(Outcome::Done(0))
+                Ok(AdminOutcome::Done(0))
             }
             Action::BLOCK_ERASE | Action::OVERWRITE => {
                 if restricted && cdw10.ause() {
@@ -415,21 +416,21 @@ impl Controller {
                 }
                 let nsids = self.engine.active().map(|ns| ns.config.nsid).collect();
                 let cause = Cause::Sanitize(cdw10, command.cdw11.get());
-                self.begin_erasing(Running::new(cause, nsids))?;
+                self.begin_erasing(EraseOperation::new(cause, nsids))?;
                 let erasure = &mut self.admin.erasure;
                 erasure.last = cdw10;
                 erasure.outcome = SanitizeOutcome::IN_PROGRESS;
                 erasure.passes = 0;
                 erasure.locked.clear();
                 self.record_sanitize_start(command.cdw10.get(), command.cdw11.get());
-                Ok(Outcome::Done(0))
+                Ok(AdminOutcome::Done(0))
             }
             _ => Err(INVALID_FIELD),
         }
     }
 
     /// Closes the namespaces, and begins an erasure, whose requests follow from the next round on.
-    fn begin_erasing(&mut self, running: Running) -> Result<(), Status> {
+    fn begin_erasing(&mut self, running: EraseOperation) -> Result<(), Status> {
         let (cause, nsids) = (running.cause, running.nsids.clone());
         let sanitizes = matches!(cause, Cause::Sanitize(..));
         match self.admin.erasure.hinders() {
@@ -446,14 +447,15 @@ impl Controller {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
         }
         let others = self.close_to_others(&nsids, cause.closes_with())?;
-        let (outcome, about) = match sanitizes {
-            true => (SelfTestOutcome::SANITIZED, About::All),
-            false => (SelfTestOutcome::FORMATTED, About::Some(&nsids)),
+        let (outcome, about) = if sanitizes {
+            (SelfTestOutcome::SANITIZED, TestSelection::All)
+        } else {
+            (SelfTestOutcome::FORMATTED, TestSelection::Some(&nsids))
         };
         self.end_test_of(outcome, about);
         self.close(&nsids, Some(cause.closes_with()));
         tracing::info!(?nsids, ?cause, "erasing");
-        self.admin.erasure.running = Some(Running { others, ..running });
+        self.admin.erasure.running = Some(EraseOperation { others, ..running });
         self.admin.rearm();
         self.touch();
         Ok(())
@@ -494,7 +496,7 @@ impl Controller {
             Some(running) if matches!(running.cause, Cause::Sanitize(..)) => running.reset(),
             Some(running) if running.may_be_kept() => running.abandoned = true,
             running => {
-                if let Some(Running { nsids, .. }) = running.take() {
+                if let Some(EraseOperation { nsids, .. }) = running.take() {
                     self.admin.erasure.left = nsids;
                 }
             }
@@ -701,7 +703,7 @@ impl Controller {
     }
 
     /// Returns the percentage that is left to be erased, at least 1.
-    fn percent_left(&self, running: &Running) -> u8 {
+    fn percent_left(&self, running: &EraseOperation) -> u8 {
         let (done, all) = self.erased(running);
         let left = all.saturating_sub(done) * 100 / all.max(1);
         left.clamp(1, 100) as u8
@@ -734,7 +736,7 @@ impl Controller {
         let (done, all) = self.erased(&running);
         let left = all.saturating_sub(done) * 100 / all.max(1);
         let erasure = &mut self.admin.erasure;
-        let Running {
+        let EraseOperation {
             cause,
             nsids,
             pass,
@@ -792,7 +794,7 @@ impl Controller {
     }
 
     /// Returns the number of bytes erased so far in all passes, and the total number to erase.
-    fn erased(&self, running: &Running) -> (u128, u128) {
+    fn erased(&self, running: &EraseOperation) -> (u128, u128) {
         let size = |nsid: &u32| {
             let index = self.engine.namespace_index(*nsid).ok();
             let ns = index.and_then(|index| self.engine.namespaces.get(index));

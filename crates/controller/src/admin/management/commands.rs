@@ -1,8 +1,8 @@
 //! Parsing and validation of Namespace Management and Namespace Attachment commands.
 
-use super::{CONTROLLERS, DENIED, INVALID_NAMESPACE, Running, Stage, Task};
-use crate::admin::{AdminResult, INVALID_FIELD, Outcome};
-use crate::controller::Controller;
+use super::{CONTROLLERS, DENIED, INVALID_NAMESPACE, ManagementOperation, Stage, Task};
+use crate::admin::{AdminOutcome, AdminResult, INVALID_FIELD};
+use crate::control::Controller;
 use crate::formats::sizes_from;
 use crate::pool::{NamespacePool, PooledNamespace};
 use nvme::cmd::NSID_BROADCAST;
@@ -28,7 +28,7 @@ impl Controller {
         if self.admin.management.is_running() {
             self.admin.management.waiting.push_back(*command);
             self.touch();
-            return Ok(Outcome::Later);
+            return Ok(AdminOutcome::Later);
         }
         let task = match command.admin_opcode() {
             nvme::AdminOpcode::NAMESPACE_MANAGEMENT => {
@@ -45,7 +45,7 @@ impl Controller {
             _ => command.nsid.get(),
         };
         tracing::info!(nsid, ?task, "the host manages namespaces");
-        self.admin.management.running = Some(Running {
+        self.admin.management.running = Some(ManagementOperation {
             cid: Some(command.cid.get()),
             nsid,
             task,
@@ -55,7 +55,7 @@ impl Controller {
         });
         self.admin.rearm();
         self.touch();
-        Ok(Outcome::Later)
+        Ok(AdminOutcome::Later)
     }
 
     fn create_task(&mut self, command: &Command, pool: &dyn NamespacePool) -> Result<Task, Status> {

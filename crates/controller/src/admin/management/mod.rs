@@ -28,9 +28,9 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 /// Delay until outstanding commands on a detached or deleted namespace are asked to end early.
-const GRACE: Duration = Duration::from_secs(5);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of checks on operations that do not report their end.
-const LOOK: Duration = Duration::from_millis(2);
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 const DENIED: Status = Status::OPERATION_DENIED.with_dnr(true);
 const CONTROLLERS: Status = Status::CONTROLLER_LIST_INVALID.with_dnr(true);
@@ -71,7 +71,7 @@ enum Stage {
     NotShown,
 }
 
-struct Running {
+struct ManagementOperation {
     /// Command identifier; `None` after a reset, when no completion is posted.
     cid: Option<u16>,
     nsid: u32,
@@ -85,7 +85,7 @@ struct Running {
 /// Current management command, and those that wait for it.
 #[derive(Default)]
 pub(crate) struct Management {
-    running: Option<Running>,
+    running: Option<ManagementOperation>,
     waiting: VecDeque<Command>,
     answers: Arc<Answers<Result<(), PoolError>>>,
     /// Number of the last change requested from the pool.
@@ -183,7 +183,7 @@ impl Management {
         };
         let waiting = saved.waiting.iter().map(HeldCommand::command);
         rest.is_empty().then_some(Management {
-            running: task.map(|task| Running {
+            running: task.map(|task| ManagementOperation {
                 cid: saved.cid,
                 nsid: saved.nsid,
                 task,

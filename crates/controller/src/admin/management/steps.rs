@@ -1,8 +1,8 @@
 //! Execution of the current Namespace Management or Namespace Attachment command.
 
-use super::{GRACE, LOOK, Stage, Task};
+use super::{CHECK_INTERVAL, DRAIN_TIMEOUT, Stage, Task};
 use crate::config::ConfigError;
-use crate::controller::{Attach, Controller};
+use crate::control::{Attach, Controller};
 use crate::engine::Namespace;
 use crate::pool::{PoolChange, PoolError, PooledNamespace};
 use nvme::Status;
@@ -73,7 +73,7 @@ impl Controller {
     fn ask_for_tidy(&mut self) {
         let management = &mut self.admin.management;
         if management.look.is_none_or(|at| self.now >= at) {
-            management.look = Some(self.now + LOOK);
+            management.look = Some(self.now + CHECK_INTERVAL);
             management.answers.wake();
         }
     }
@@ -116,7 +116,7 @@ impl Controller {
             self.change_pool();
             return true;
         }
-        if !early && self.now.saturating_duration_since(since) >= GRACE {
+        if !early && self.now.saturating_duration_since(since) >= DRAIN_TIMEOUT {
             self.set_stage(Stage::Leaving(since, true));
             self.end_detached_early();
         }
@@ -207,17 +207,19 @@ impl Controller {
             },
             (Task::Delete(nguids), Ok(())) => {
                 nguids.pop_front();
-                match nguids.is_empty() {
-                    true => self.end_managing(),
-                    false => self.set_stage(Stage::Begin),
+                if nguids.is_empty() {
+                    self.end_managing()
+                } else {
+                    self.set_stage(Stage::Begin)
                 }
             }
             // The namespace is still stored as attached, so the host has to find it.
             (Task::Delete(_) | Task::Detach(_), Err(_)) => {
                 let attached = |ns: &PooledNamespace| ns.attached.contains(&self.config.cntlid);
-                match namespace.as_ref().is_some_and(attached) && !is_there {
-                    true => self.set_stage(Stage::Show),
-                    false => self.end_managing(),
+                if namespace.as_ref().is_some_and(attached) && !is_there {
+                    self.set_stage(Stage::Show)
+                } else {
+                    self.end_managing()
                 }
             }
             _ => self.end_managing(),

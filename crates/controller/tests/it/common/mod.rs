@@ -8,8 +8,8 @@ pub use test_host::Pair;
 pub use volumes::*;
 
 use controller::{
-    Controller, ControllerConfig, DoorbellPage, IrqSink, Kept, NamespaceConfig, Recovery,
-    state_layout,
+    Controller, ControllerConfig, DoorbellPage, IrqSink, NamespaceConfig, Recovery,
+    RetainedObjects, state_layout,
 };
 use dma::{Memory, Prot};
 use nvme::pci::command;
@@ -93,7 +93,7 @@ pub struct Keeper {
     pub buffer: Option<OwnedFd>,
 }
 
-impl Kept for Keeper {
+impl RetainedObjects for Keeper {
     fn memory(&mut self, number: NonZeroU32, end: u64, _: bool) -> Option<Memory> {
         let memory = self.memories.get(number.get() as usize - 1)?;
         (memory.len() as u64 >= end).then(|| memory.clone())

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use volume::{
     Completion, CopyRequest, CopySource, Effect, FastPath, Fault, FaultVolume, FileCopy,
-    FileOptions, FileVolume, Info, Io, IoError, IoErrorKind, LimitVolume, Limits, Op, OpKind,
+    FileOptions, FileVolume, Info, Io, IoError, IoErrorKind, IoLimits, LimitVolume, Op, OpKind,
     OpenQueue, QueueState, Rates, Request, Volume, VolumeError, VolumeQueue,
 };
 use zerocopy::IntoBytes;
@@ -436,12 +436,12 @@ fn across_namespaces_and_where_only_one_has_a_file() {
     let files = [1, 2].map(|n| file(&dir, &n.to_string(), 8 * MIB));
     let limited = LimitVolume::new(
         file(&dir, "limited", 8 * MIB),
-        Limits {
+        IoLimits {
             iops: Rates {
                 total: 1 << 30,
                 ..Rates::default()
             },
-            ..Limits::default()
+            ..IoLimits::default()
         },
     );
     let all = vec![

@@ -73,13 +73,12 @@ fn tuples_are_made_here() {
         p.clear();
         let status = p.status(NvmOpcode::READ, 9, 2, PRACT | checks(kind));
         assert_eq!(status, Status::SUCCESS);
-        match p.layout.is_tuple_only() {
-            true => {
-                assert_eq!(p.h.read(DATA, data.len()), data);
-                assert_eq!(p.h.read(DATA + data.len() as u64, 16), [0xee; 16]);
-                assert_eq!(p.h.read(METADATA, 64), [0xee; 64]);
-            }
-            false => assert_eq!(p.got(2).0, data),
+        if p.layout.is_tuple_only() {
+            assert_eq!(p.h.read(DATA, data.len()), data);
+            assert_eq!(p.h.read(DATA + data.len() as u64, 16), [0xee; 16]);
+            assert_eq!(p.h.read(METADATA, 64), [0xee; 64]);
+        } else {
+            assert_eq!(p.got(2).0, data)
         }
         // Those of zeroes, too; and there are none of the host's to be checked.
         for check in [GUARD, APPLICATION, REFERENCE] {
@@ -102,9 +101,10 @@ fn tuples_are_made_here() {
 fn wrong_fields() {
     each(|p, kind| {
         let guard = p.layout.protection.unwrap().guard;
-        let start = match p.layout.protection.unwrap().first {
-            true => 0,
-            false => usize::from(p.layout.metadata) - guard.tuple(),
+        let start = if p.layout.protection.unwrap().first {
+            0
+        } else {
+            usize::from(p.layout.metadata) - guard.tuple()
         };
         let tags = start + usize::from(guard.bits()) / 8;
         let last = start + guard.tuple() - 1;
@@ -330,9 +330,10 @@ fn the_memory_buffer_has_both_or_none() {
     ] {
         command.set_prps(at, 0);
         command.mptr = metadata_at.into();
-        let wanted = match allowed {
-            true => Status::SUCCESS,
-            false => Status::INVALID_USE_OF_CMB.with_dnr(true),
+        let wanted = if allowed {
+            Status::SUCCESS
+        } else {
+            Status::INVALID_USE_OF_CMB.with_dnr(true)
         };
         assert_eq!(p.h.io(command), wanted, "{at:#x} {metadata_at:#x}");
     }

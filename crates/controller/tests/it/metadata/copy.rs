@@ -191,10 +191,7 @@ fn what_cannot_be_asked_for() {
         let kind = layout.protection.map(|protection| protection.kind);
         // Where there is no protection information, these fields say nothing.
         let succeeds = (Status::SUCCESS, 0);
-        let expect = |wrong: bool, status| match wrong {
-            true => (status, 0),
-            false => succeeds,
-        };
+        let expect = |wrong: bool, status| if wrong { (status, 0) } else { succeeds };
         let invalid = Status::INVALID_FIELD;
         let wrong = kind.is_some();
         assert_eq!(status([PRACT, 0], 8, 40.into()), expect(wrong, invalid));

@@ -150,10 +150,7 @@ fn what_does_not_go_together() {
         let mut p = beside(usual(), &[from_layout, to_layout]);
         on(&mut p, 3, to_layout);
         let command = p.copy(2, 40, pracs, &[of(2, from(8, 1))]);
-        let status = match fits {
-            true => Status::SUCCESS,
-            false => INCOMPATIBLE,
-        };
+        let status = if fits { Status::SUCCESS } else { INCOMPATIBLE };
         let what = (from_layout, to_layout, pracs);
         assert_eq!(p.copied(command), (status, 0), "{what:?}");
     }

@@ -64,9 +64,10 @@ fn copies_with_deaths() {
             let all: u64 = ranges.iter().map(|range| range.blocks).sum();
             let meets = |r: &From| r.slba < to + all && to < r.slba + r.blocks;
             let made = protected && random(2) == 0;
-            let prinfo = match made {
-                true => [PRACT | GUARD, PRACT],
-                false => [GUARD, GUARD],
+            let prinfo = if made {
+                [PRACT | GUARD, PRACT]
+            } else {
+                [GUARD, GUARD]
             };
             if random(3) == 0 {
                 crash::arm(POINTS[random(4) as usize], random(3) + 1);

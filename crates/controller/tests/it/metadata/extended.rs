@@ -239,9 +239,10 @@ fn the_controller_says_what_it_supports() {
             assert_eq!(behaves(&mut h, &says), Status::INVALID_FIELD, "{lbafee}");
         }
         assert_eq!(behaves(&mut h, &without()), Status::SUCCESS);
-        let wanted = match elbas {
-            true => Status::SUCCESS,
-            false => Status::INVALID_FIELD,
+        let wanted = if elbas {
+            Status::SUCCESS
+        } else {
+            Status::INVALID_FIELD
         };
         assert_eq!(behaves(&mut h, &all_formats()), wanted);
         h.write(PAGE, &[0xff; 512]);

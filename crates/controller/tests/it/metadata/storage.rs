@@ -59,9 +59,10 @@ fn wrong(p: &Protected) -> [u64; 2] {
 /// One more byte than the tuple's last one, in the metadata.
 fn tuple_end(p: &Protected) -> usize {
     let protection = p.layout.protection.unwrap();
-    match protection.first {
-        true => protection.guard.tuple(),
-        false => p.layout.metadata.into(),
+    if protection.first {
+        protection.guard.tuple()
+    } else {
+        p.layout.metadata.into()
     }
 }
 

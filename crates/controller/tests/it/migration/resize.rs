@@ -63,9 +63,10 @@ impl Volume for Resizable {
             bytes,
             failures,
         };
-        Ok(match immediate {
-            true => OpenQueue::with_fast_path(queue),
-            false => OpenQueue::new(queue),
+        Ok(if immediate {
+            OpenQueue::with_fast_path(queue)
+        } else {
+            OpenQueue::new(queue)
         })
     }
 

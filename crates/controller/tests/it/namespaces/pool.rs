@@ -140,9 +140,10 @@ impl NamespacePool for TestPool {
     fn change(&self, change: PoolChange, done: PoolDone) {
         let result = self.make(&change);
         self.changes.lock().unwrap().push(change);
-        match self.holds.load(Ordering::Relaxed) {
-            true => self.held.lock().unwrap().push((result, done)),
-            false => done(result),
+        if self.holds.load(Ordering::Relaxed) {
+            self.held.lock().unwrap().push((result, done))
+        } else {
+            done(result)
         }
     }
 }

@@ -170,9 +170,10 @@ fn what_is_not_reached_is_refused_and_nothing_else() {
 fn admin_commands_know_the_state() {
     let mut w = paths();
     let feature = |fid: Fid, nsid: u32, set: bool| {
-        let opcode = match set {
-            true => AdminOpcode::SET_FEATURES,
-            false => AdminOpcode::GET_FEATURES,
+        let opcode = if set {
+            AdminOpcode::SET_FEATURES
+        } else {
+            AdminOpcode::GET_FEATURES
         };
         let mut command = Command::new(opcode.0, 0, nsid);
         command.cdw10 = u32::from(fid.0).into();

@@ -8,7 +8,7 @@ use nvme::cmd::reservation::{
     Rrega, Rrela, Rtype,
 };
 use nvme::{NvmOpcode, Status};
-use reservations::{Notification, Operation, Refusal, Reservations};
+use reservations::{Notification, Operation, ReservationRefusal, Reservations};
 use std::collections::VecDeque;
 
 struct Chance(u64);
@@ -42,9 +42,10 @@ fn random_histories_beside_a_model() {
             0 | 1 => {
                 let byte = chance.below(256) as u8;
                 let status = plain(w.write(who, block, byte));
-                match access.write {
-                    true => blocks[block as usize] = byte,
-                    false => conflicts += 1,
+                if access.write {
+                    blocks[block as usize] = byte
+                } else {
+                    conflicts += 1
                 }
                 let expected = if access.write {
                     Status::SUCCESS
@@ -55,9 +56,10 @@ fn random_histories_beside_a_model() {
             }
             2 => {
                 let read = w.read(who, block).map_err(plain);
-                let expected = match access.read {
-                    true => Ok(blocks[block as usize]),
-                    false => Err(CONFLICT),
+                let expected = if access.read {
+                    Ok(blocks[block as usize])
+                } else {
+                    Err(CONFLICT)
                 };
                 assert_eq!(read, expected, "step {step}");
             }
@@ -120,7 +122,7 @@ fn random_histories_beside_a_model() {
                 };
                 let result = operation.and_then(|operation| model.execute(&host, &operation));
                 let expected = result.as_ref().map_or_else(
-                    |refusal: &Refusal| plain(refusal.status()),
+                    |refusal: &ReservationRefusal| plain(refusal.status()),
                     |_| Status::SUCCESS,
                 );
                 if let Ok(change) = result {

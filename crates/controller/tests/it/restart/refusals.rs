@@ -1,7 +1,9 @@
 //! What a successor refuses to go on with, in words.
 
 use crate::common::*;
-use controller::{Controller, ControllerConfig, DoorbellPage, Kept, NamespaceConfig, RestoreError};
+use controller::{
+    Controller, ControllerConfig, DoorbellPage, NamespaceConfig, RestoreError, RetainedObjects,
+};
 use dma::{Memory, Prot};
 use state_memory::StateMemory;
 use std::num::NonZeroU32;
@@ -12,7 +14,7 @@ use volume::{Io, IoOptions};
 /// Has nothing.
 struct Nothing;
 
-impl Kept for Nothing {
+impl RetainedObjects for Nothing {
     fn memory(&mut self, _: NonZeroU32, _: u64, _: bool) -> Option<Memory> {
         None
     }
@@ -26,7 +28,7 @@ fn restore(
     h: &Host,
     config: ControllerConfig,
     namespaces: Vec<NamespaceConfig>,
-    kept: &mut dyn Kept,
+    kept: &mut dyn RetainedObjects,
 ) -> Result<(), RestoreError> {
     let io = Io::new(IoOptions::default());
     let page = h.c.doorbell_page().as_fd().try_clone_to_owned().unwrap();
@@ -72,7 +74,7 @@ fn another_disk_is_refused_by_what_differs() {
 #[test]
 fn what_was_not_kept_is_named() {
     let h = Host::ready();
-    let restore = |h: &Host, kept: &mut dyn Kept| {
+    let restore = |h: &Host, kept: &mut dyn RetainedObjects| {
         let namespaces = h.c.namespaces().cloned().collect();
         restore(h, h.c.config().clone(), namespaces, kept)
     };

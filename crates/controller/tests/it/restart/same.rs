@@ -274,18 +274,20 @@ fn act(h: &mut Host, action: &Action) {
         Action::Master(on) => h.set_command(command::BUS_MASTER, on),
         Action::Window(on) => {
             let backing = Some((h.low.clone(), 0));
-            let _ = match on {
-                true => h.c.dma_map(EXTRA, LOW_SIZE, backing, Prot::RW).map(|()| 0),
-                false => h.c.dma_unmap(EXTRA, LOW_SIZE),
+            let _ = if on {
+                h.c.dma_map(EXTRA, LOW_SIZE, backing, Prot::RW).map(|()| 0)
+            } else {
+                h.c.dma_unmap(EXTRA, LOW_SIZE)
             };
             h.c.dma_quiesced();
         }
         Action::Vector(vector, on) => {
             let sink = h.vectors[usize::from(vector)].clone();
             h.c.set_msix(vector, on.then_some(sink as _));
-            match on {
-                true => h.deaf.remove(&vector),
-                false => h.deaf.insert(vector),
+            if on {
+                h.deaf.remove(&vector)
+            } else {
+                h.deaf.insert(vector)
             };
         }
         Action::Disable => {
@@ -320,9 +322,10 @@ fn act(h: &mut Host, action: &Action) {
 }
 
 fn first_ring(h: &Host) -> Ring {
-    match h.c.config().mapped_doorbells {
-        true => Ring::Mapped,
-        false => Ring::Register,
+    if h.c.config().mapped_doorbells {
+        Ring::Mapped
+    } else {
+        Ring::Register
     }
 }
 

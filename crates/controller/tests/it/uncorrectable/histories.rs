@@ -117,22 +117,27 @@ fn run(steps: Vec<Step>) {
             Step::Write(slba, blocks, byte) => {
                 h.write(DATA, &vec![byte; blocks as usize * 512]);
                 let command = on(&h, NvmOpcode::WRITE, 1, slba, blocks);
-                match h.io(command).is_success() {
-                    true => model.wrote((slba, blocks), byte),
-                    false => model.forget((slba, blocks)),
+                if h.io(command).is_success() {
+                    model.wrote((slba, blocks), byte)
+                } else {
+                    model.forget((slba, blocks))
                 }
             }
             Step::Zeroes(slba, blocks) => {
                 let command = on(&h, NvmOpcode::WRITE_ZEROES, 1, slba, blocks);
-                match h.io(command).is_success() {
-                    true => model.wrote((slba, blocks), 0),
-                    false => model.forget((slba, blocks)),
+                if h.io(command).is_success() {
+                    model.wrote((slba, blocks), 0)
+                } else {
+                    model.forget((slba, blocks))
                 }
             }
-            Step::Deallocate(slba, blocks) => match deallocate(&mut h, slba, blocks).is_success() {
-                true => model.wrote((slba, blocks), 0),
-                false => model.forget((slba, blocks)),
-            },
+            Step::Deallocate(slba, blocks) => {
+                if deallocate(&mut h, slba, blocks).is_success() {
+                    model.wrote((slba, blocks), 0)
+                } else {
+                    model.forget((slba, blocks))
+                }
+            }
             Step::Copy(to, ranges) => copied(&mut h, &mut model, to, &ranges),
             Step::Read(slba, blocks) => {
                 let status = read(&mut h, slba, blocks);
@@ -191,9 +196,10 @@ fn run(steps: Vec<Step>) {
     faults.clear();
     die(&mut h);
     for slba in 0..BLOCKS {
-        let wanted = match model.marked.contains(&slba) {
-            true => UNREADABLE,
-            false => Status::SUCCESS,
+        let wanted = if model.marked.contains(&slba) {
+            UNREADABLE
+        } else {
+            Status::SUCCESS
         };
         assert_eq!(read(&mut h, slba, 1), wanted, "block {slba}");
     }

@@ -154,13 +154,15 @@ impl<T: Served> History<T> {
                 let append = choice < 7;
                 // Where the host thinks that the zone is written next, or a little behind that.
                 let written = self.t.kept().get(zone).unwrap().written;
-                let slba = match append {
-                    true => start,
-                    false => start + written + [0, 0, 0, blocks][self.random(4) as usize],
+                let slba = if append {
+                    start
+                } else {
+                    start + written + [0, 0, 0, blocks][self.random(4) as usize]
                 };
-                let opcode = match append {
-                    true => NvmOpcode::ZONE_APPEND,
-                    false => NvmOpcode::WRITE,
+                let opcode = if append {
+                    NvmOpcode::ZONE_APPEND
+                } else {
+                    NvmOpcode::WRITE
                 };
                 let h = self.t.host(queue);
                 h.write(place(id % 512), &bytes);

@@ -6,7 +6,7 @@ use controller::{Controller, NamespaceConfig};
 use nvme::cmd::zone::Zsa;
 use nvme::{Command, NvmOpcode, Status};
 use volume::{Effect, Fault, Io, IoErrorKind, IoOptions, OpKind};
-use zones::{Action, Geometry, Refusal, State, Zones};
+use zones::{Action, Geometry, ZoneRefusal, ZoneState, Zones};
 
 /// What is to be durable waits for the table's file, behind the data; nothing else does.
 #[test]
@@ -208,7 +208,7 @@ pub fn histories(geometry: Geometry) {
             data[(at * BLOCK) as usize..][..bytes.len()].copy_from_slice(bytes);
         };
         let deaths: u32 = z.h.crashes.values().sum();
-        let empty = model.get(zone as u32).unwrap().state == State::Empty;
+        let empty = model.get(zone as u32).unwrap().state == ZoneState::Empty;
         // Areas are for empty zones: these get some, and the others are made empty for it.
         let choice = match random(if geometry.zrwa.is_some() { 15 } else { 10 }) {
             4..7 if empty && geometry.zrwa.is_some() => 10,
@@ -218,17 +218,19 @@ pub fn histories(geometry: Geometry) {
         match choice {
             0..4 => {
                 let written = model.get(zone as u32).unwrap().written;
-                let lba = match model.get(zone as u32).unwrap().zrwa {
-                    true => start + written + random(20),
-                    false => start + written + u64::from(random(12) == 0),
+                let lba = if model.get(zone as u32).unwrap().zrwa {
+                    start + written + random(20)
+                } else {
+                    start + written + u64::from(random(12) == 0)
                 };
                 z.h.write(DATA, &fresh);
                 let closed = model
                     .get((lba / 64) as u32)
-                    .is_some_and(|z| z.state == State::Closed);
-                let wanted = match lba + blocks > 8 * 64 {
-                    true => Err(Refusal::OutOfRange),
-                    false => model.write(lba, blocks),
+                    .is_some_and(|z| z.state == ZoneState::Closed);
+                let wanted = if lba + blocks > 8 * 64 {
+                    Err(ZoneRefusal::OutOfRange)
+                } else {
+                    model.write(lba, blocks)
                 };
                 let status = z.write(lba, blocks as u32);
                 assert_eq!(status, status_of(wanted), "step {step}");
@@ -293,7 +295,7 @@ pub fn histories(geometry: Geometry) {
             assert_eq!(state, zone.state.number(), "zone {number}, step {step}");
             let area = z.kept().get(number).unwrap().zrwa;
             assert_eq!(area, zone.zrwa, "zone {number}, step {step}");
-            if zone.state != State::Full {
+            if zone.state != ZoneState::Full {
                 assert_eq!(
                     pointer,
                     u64::from(number) * 64 + zone.written,

@@ -207,9 +207,10 @@ fn a_reset_waits_for_writes_of_other_hosts() {
             let mut s = Shared::new(GEOMETRY);
             s.data.add(Fault::nth(OpKind::Write, 1, Effect::Hold));
             s.w.hosts[0].write(place(0), &pattern(1, 8 * 512));
-            let opcode = match append {
-                true => NvmOpcode::ZONE_APPEND,
-                false => NvmOpcode::WRITE,
+            let opcode = if append {
+                NvmOpcode::ZONE_APPEND
+            } else {
+                NvmOpcode::WRITE
             };
             let first = s.writing(0, opcode, 0, 8, 0);
             s.hold(0, first, 1);
@@ -663,9 +664,10 @@ fn threads_of_hosts_that_append_and_reset() {
                     let start = zone * geometry.size;
                     let slot = sent % 32;
                     h.write(place(slot), &[cntlid as u8 + 1; 512]);
-                    let command = match reset {
-                        true => send(Zsa::RESET, start, false),
-                        false => writing(h, NvmOpcode::ZONE_APPEND, start, 1, slot),
+                    let command = if reset {
+                        send(Zsa::RESET, start, false)
+                    } else {
+                        writing(h, NvmOpcode::ZONE_APPEND, start, 1, slot)
                     };
                     kinds.insert(h.push(1, command), (zone, reset));
                     sent += 1;

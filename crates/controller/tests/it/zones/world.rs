@@ -10,7 +10,7 @@ use std::sync::Arc;
 use volume::{Faults, Volume};
 use zerocopy::FromBytes;
 use zones::table::{self, Identity};
-use zones::{Geometry, Refusal, Zones, Zrwa};
+use zones::{Geometry, ZoneRefusal, Zones, Zrwa};
 
 /// Eight zones of 64 blocks, 48 of which can be written.
 pub const GEOMETRY: Geometry = Geometry {
@@ -261,6 +261,6 @@ pub const CLOSED: u8 = 4;
 pub const FULL: u8 = 0xe;
 
 /// What a command ends with.
-pub fn status_of(result: Result<(), Refusal>) -> Status {
+pub fn status_of(result: Result<(), ZoneRefusal>) -> Status {
     result.map_or_else(|refusal| plain(refusal.status()), |()| Status::SUCCESS)
 }

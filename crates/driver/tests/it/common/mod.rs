@@ -251,7 +251,7 @@ impl Exerciser {
                 self.next += 1;
             }
             Err(refused) => {
-                assert_eq!(refused.why, driver::Refusal::Full);
+                assert_eq!(refused.why, driver::SubmitRefusal::Full);
                 self.release(user_data);
             }
         }

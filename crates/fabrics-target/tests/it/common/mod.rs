@@ -6,7 +6,7 @@
 
 use controller::{ControllerConfig, NamespaceConfig};
 use fabrics_target::{
-    Association, Door, HostKey, NewAssociation, Target, TargetConfig, TargetLimits,
+    Association, HostKey, NewAssociation, Target, TargetConfig, TargetLimits, TargetListener,
 };
 use nvme::fabrics::{CNTLID_DYNAMIC, Cattr, Connect, ConnectData, Property};
 use nvme::identify::Nqn;
@@ -14,7 +14,7 @@ use nvme::regs::{self, Cc, Csts};
 use nvme::sgl::SglDescriptor;
 use nvme::{Command, Completion, Status};
 use nvme_tcp::pdu::INITIALIZE;
-use nvme_tcp::{Answer, Answers, Asked, Host, InFlight, Limits, Writer, digest};
+use nvme_tcp::{Answer, Answers, CommandInfo, ConnectionLimits, Host, InFlight, Writer, digest};
 use rustix::event::{EventfdFlags, eventfd};
 use std::convert::Infallible;
 use std::io::{Read, Write};
@@ -35,7 +35,7 @@ pub const BOUND: Duration = Duration::from_secs(60);
 
 /// What the tests' worker serves.
 pub enum Front {
-    Door(Box<Door>),
+    Door(Box<TargetListener>),
     Association(Box<Association>),
 }
 
@@ -198,8 +198,8 @@ impl Served {
                     }
                 });
             });
-            let door = worker.add(|context| {
-                let door = Door::new(
+            let target_listener = worker.add(|context| {
+                let target_listener = TargetListener::new(
                     served,
                     listener.into(),
                     ConnectRate::UNLIMITED,
@@ -207,9 +207,9 @@ impl Served {
                     launch,
                     context,
                 );
-                door.map(|door| Front::Door(Box::new(door)))
+                target_listener.map(|target_listener| Front::Door(Box::new(target_listener)))
             });
-            door.unwrap().unwrap();
+            target_listener.unwrap().unwrap();
             worker.run().unwrap();
         });
         Self {
@@ -287,7 +287,7 @@ impl Queue {
         stream.write_all(&host.request()).unwrap();
         let mut response = [0; INITIALIZE];
         stream.read_exact(&mut response).unwrap();
-        let limits: Limits = host.agree(&response).unwrap();
+        let limits: ConnectionLimits = host.agree(&response).unwrap();
         Self {
             stream,
             writer: Writer::new(limits),
@@ -300,7 +300,7 @@ impl Queue {
     }
 
     /// Sends a command, with what it says of its data and that data; its identifier.
-    pub fn send(&mut self, mut command: Command, asked: Asked, data: &[u8]) -> u16 {
+    pub fn send(&mut self, mut command: Command, asked: CommandInfo, data: &[u8]) -> u16 {
         let cid = self.commands.insert(asked, Vec::new()).unwrap();
         command.cid = cid.into();
         let mut pdu = self.writer.command(&command, data.len() as u32).to_vec();
@@ -413,9 +413,9 @@ impl Queue {
     /// A command without data of the host's: its status and result, and data.
     pub fn execute(&mut self, mut command: Command, data_in: u32) -> (Status, u64, Vec<u8>) {
         command.set_sgl(SglDescriptor::transport(data_in));
-        let asked = Asked {
+        let asked = CommandInfo {
             data_in,
-            ..Asked::default()
+            ..CommandInfo::default()
         };
         let cid = self.send(command, asked, &[]);
         let (entry, data) = self.wait(cid).unwrap();
@@ -444,7 +444,7 @@ impl Queue {
         change(&mut connect, &mut data);
         let mut command = connect.command(0);
         command.set_sgl(SglDescriptor::in_capsule(0, 1024));
-        let cid = self.send(command, Asked::default(), data.as_bytes());
+        let cid = self.send(command, CommandInfo::default(), data.as_bytes());
         self.wait(cid).unwrap().0
     }
 }

@@ -82,9 +82,9 @@ fn data_that_was_not_asked_for() {
         let len = 64 << 10;
         let mut command = transfer(NvmOpcode::WRITE, 0, len / 512);
         command.set_sgl(SglDescriptor::transport(len));
-        let asked = Asked {
+        let asked = CommandInfo {
             data_out: len,
-            ..Asked::default()
+            ..CommandInfo::default()
         };
         let cid = queue.send(command, asked, &[]);
         let (_, tag, ..) = queue.wait_transfer().unwrap();
@@ -111,7 +111,10 @@ fn data_whose_digest_is_wrong_is_not_written() {
     let mut queue = client.queue(1, 32);
     let mut command = transfer(NvmOpcode::WRITE, 0, 8);
     command.set_sgl(SglDescriptor::in_capsule(0, 4096));
-    let cid = queue.commands.insert(Asked::default(), Vec::new()).unwrap();
+    let cid = queue
+        .commands
+        .insert(CommandInfo::default(), Vec::new())
+        .unwrap();
     command.cid = cid.into();
     let mut pdu = queue.writer.command(&command, 4096).to_vec();
     pdu.extend([7; 4096]);
@@ -169,12 +172,12 @@ fn host_whose_keep_alive_a_late_worker_reads_stays() {
     set.cdw10 = u32::from(Fid::KEEP_ALIVE_TIMER.0).into();
     set.cdw11 = (TIMEOUT.as_millis() as u32).into();
     set.set_sgl(SglDescriptor::transport(0));
-    let set = admin.send(set, Asked::default(), &[]);
+    let set = admin.send(set, CommandInfo::default(), &[]);
     still.recv_timeout(BOUND).unwrap();
     assert!(admin.wait(set).unwrap().0.status().is_success());
     let mut alive = Command::new(AdminOpcode::KEEP_ALIVE.0, 0, 0);
     alive.set_sgl(SglDescriptor::transport(0));
-    let alive = admin.send(alive, Asked::default(), &[]);
+    let alive = admin.send(alive, CommandInfo::default(), &[]);
     std::thread::sleep(TIMEOUT * 2);
     go.send(()).unwrap();
     assert!(admin.wait(alive).unwrap().0.status().is_success());
@@ -200,9 +203,9 @@ fn a_reset_by_the_host_ends_its_io_queues() {
         for _ in 0..20 {
             let mut command = transfer(NvmOpcode::READ, 0, 2048);
             command.set_sgl(SglDescriptor::transport(1 << 20));
-            let asked = Asked {
+            let asked = CommandInfo {
                 data_in: 1 << 20,
-                ..Asked::default()
+                ..CommandInfo::default()
             };
             queue.send(command, asked, &[]);
         }
@@ -336,9 +339,9 @@ fn a_capsule_comes_in_although_all_memory_waits_for_what_is_behind_it() {
     for at in 0..5 {
         let mut command = transfer(NvmOpcode::WRITE, at * u64::from(blocks), blocks);
         command.set_sgl(SglDescriptor::transport(len));
-        let asked = Asked {
+        let asked = CommandInfo {
             data_out: len,
-            ..Asked::default()
+            ..CommandInfo::default()
         };
         large.push(queue.send(command, asked, &[]));
     }
@@ -347,7 +350,7 @@ fn a_capsule_comes_in_although_all_memory_waits_for_what_is_behind_it() {
     for at in 0..6 {
         let mut command = transfer(NvmOpcode::WRITE, 16_384 + at * 16, 16);
         command.set_sgl(SglDescriptor::in_capsule(0, 8192));
-        small.push(queue.send(command, Asked::default(), &pattern(at as u8, 8192)));
+        small.push(queue.send(command, CommandInfo::default(), &pattern(at as u8, 8192)));
     }
     for cid in small {
         assert_eq!(queue.wait(cid).unwrap().0.status(), Status::SUCCESS);
@@ -397,7 +400,10 @@ fn bytes_that_come_one_by_one() {
     let data = pattern(3, 4096);
     let mut command = transfer(NvmOpcode::WRITE, 0, 8);
     command.set_sgl(SglDescriptor::in_capsule(0, 4096));
-    let cid = queue.commands.insert(Asked::default(), Vec::new()).unwrap();
+    let cid = queue
+        .commands
+        .insert(CommandInfo::default(), Vec::new())
+        .unwrap();
     command.cid = cid.into();
     let mut pdu = queue.writer.command(&command, 4096).to_vec();
     pdu.extend(&data);
@@ -424,13 +430,12 @@ fn more_connections_than_there_may_be() {
         for _ in 0..32 {
             let mut admin = Queue::open(served.address, Host::default());
             let entry = admin.connect(0, 32, CNTLID_DYNAMIC, |_, _| ());
-            match entry.status().is_success() {
-                true => kept.push(admin),
-                false => {
-                    let status = entry.status().without_flags();
-                    assert_eq!(status, fabrics::status::CONNECT_CONTROLLER_BUSY);
-                    busy += 1;
-                }
+            if entry.status().is_success() {
+                kept.push(admin)
+            } else {
+                let status = entry.status().without_flags();
+                assert_eq!(status, fabrics::status::CONNECT_CONTROLLER_BUSY);
+                busy += 1;
             }
         }
         // The last place is for another address.
@@ -465,9 +470,9 @@ fn commands_around_a_reset_in_one_piece() {
         let mut push = |command: Command, len: u32| {
             let mut command = command;
             command.set_sgl(SglDescriptor::transport(len));
-            let asked = Asked {
+            let asked = CommandInfo {
                 data_in: len,
-                ..Asked::default()
+                ..CommandInfo::default()
             };
             let cid = admin.commands.insert(asked, Vec::new()).unwrap();
             command.cid = cid.into();

@@ -40,7 +40,7 @@ impl Default for Config {
 
 /// An I/O command, as the device received it.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct DeviceCommand {
     pub qid: u16,
     pub command: Command,
     /// Blocks named by the command: first block and number. Dataset Management names several
@@ -88,7 +88,7 @@ struct Inner {
     sqs: HashMap<u16, Sq>,
     cqs: HashMap<u16, Cq>,
     disk: Vec<u8>,
-    log: Vec<Seen>,
+    log: Vec<DeviceCommand>,
     /// Accessed addresses that no mapping allows.
     faults: Vec<u64>,
     hook: Option<Hook>,
@@ -276,7 +276,7 @@ impl Inner {
     }
 
     fn io(&mut self, qid: u16, cqid: u16, command: &Command) {
-        let mut seen = Seen {
+        let mut seen = DeviceCommand {
             qid,
             command: *command,
             blocks: Vec::new(),
@@ -302,7 +302,7 @@ impl Inner {
         }
     }
 
-    fn execute(&mut self, command: &Command, seen: &mut Seen) -> Status {
+    fn execute(&mut self, command: &Command, seen: &mut DeviceCommand) -> Status {
         let blocks = u64::from(RwCdw12::from_bits(command.cdw12.get()).nlb());
         let shift = self.config.shift;
         let opcode = command.nvm_opcode();
@@ -373,7 +373,7 @@ impl Inner {
     }
 
     /// Walks the data pointer according to the standard, independently of the walkers under test.
-    fn data(&mut self, command: &Command, len: u64, seen: &mut Seen) {
+    fn data(&mut self, command: &Command, len: u64, seen: &mut DeviceCommand) {
         if command.flags.psdt() != Psdt::PRP {
             let sgl = command.sgl1();
             match sgl.ty() {
@@ -448,7 +448,7 @@ impl Model {
     }
 
     /// Returns the commands received since the last call.
-    pub fn take_log(&self) -> Vec<Seen> {
+    pub fn take_log(&self) -> Vec<DeviceCommand> {
         std::mem::take(&mut self.inner().log)
     }
 

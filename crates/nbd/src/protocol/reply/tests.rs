@@ -1,8 +1,8 @@
 use super::*;
-use crate::protocol::in_flight::Asked;
+use crate::protocol::in_flight::RequestInfo;
 use proptest::prelude::*;
 
-const READ: Asked = Asked {
+const READ: RequestInfo = RequestInfo {
     read: true,
     offset: 1 << 20,
     len: 1000,
@@ -98,7 +98,7 @@ fn put(
     at: u32,
     bytes: &[u8],
 ) {
-    let len = requests.get(cookie).unwrap().asked.len as usize;
+    let len = requests.get(cookie).unwrap().info.len as usize;
     let place = match data.iter_mut().find(|(of, _)| *of == cookie) {
         Some((_, place)) => place,
         None => {
@@ -110,14 +110,18 @@ fn put(
     place[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
 }
 
-fn one(structured: bool, asked: Asked) -> (Replies, InFlight<()>, u64) {
+fn one(structured: bool, info: RequestInfo) -> (Replies, InFlight<()>, u64) {
     let mut requests = InFlight::new(8);
-    let cookie = requests.insert(asked, ()).unwrap();
+    let cookie = requests.insert(info, ()).unwrap();
     (Replies::new(structured), requests, cookie)
 }
 
-fn of(structured: bool, asked: Asked, make: impl Fn(u64) -> Vec<u8>) -> Result<Outcome, Violation> {
-    let (mut replies, mut requests, cookie) = one(structured, asked);
+fn of(
+    structured: bool,
+    info: RequestInfo,
+    make: impl Fn(u64) -> Vec<u8>,
+) -> Result<Outcome, Violation> {
+    let (mut replies, mut requests, cookie) = one(structured, info);
     feed(&mut replies, &mut requests, &make(cookie), &[7])
 }
 
@@ -166,12 +170,12 @@ fn an_error_counts_whatever_else_comes() {
 #[test]
 fn replies_come_in_any_order() {
     let mut requests = InFlight::new(8);
-    let write = Asked {
+    let write = RequestInfo {
         read: false,
         ..READ
     };
     let cookies: Vec<u64> = [READ, write, READ]
-        .map(|asked| requests.insert(asked, ()).unwrap())
+        .map(|info| requests.insert(info, ()).unwrap())
         .into();
     let bytes = [
         simple_of(0, cookies[2], &[3; 1000]),
@@ -189,12 +193,12 @@ fn replies_come_in_any_order() {
 /// Every protocol violation that a server can commit.
 #[test]
 fn lies_are_violations() {
-    let write = Asked {
+    let write = RequestInfo {
         read: false,
         ..READ
     };
     let base = READ.offset;
-    type Lie = (bool, Asked, Box<dyn Fn(u64) -> Vec<u8>>, Violation);
+    type Lie = (bool, RequestInfo, Box<dyn Fn(u64) -> Vec<u8>>, Violation);
     let lies: Vec<Lie> = vec![
         (
             true,
@@ -340,8 +344,8 @@ fn lies_are_violations() {
             Violation::Errors,
         ),
     ];
-    for (at, (structured, asked, make, violation)) in lies.into_iter().enumerate() {
-        assert_eq!(of(structured, asked, make), Err(violation), "lie {at}");
+    for (at, (structured, info, make, violation)) in lies.into_iter().enumerate() {
+        assert_eq!(of(structured, info, make), Err(violation), "lie {at}");
     }
 }
 
@@ -374,8 +378,8 @@ proptest! {
     ) {
         let mut requests = InFlight::new(4);
         let len = parts.iter().map(|(len, _)| len).sum();
-        let asked = Asked { read: true, offset: 4096, len };
-        let cookie = requests.insert(asked, ()).unwrap();
+        let info = RequestInfo { read: true, offset: 4096, len };
+        let cookie = requests.insert(info, ()).unwrap();
         let (mut bytes, mut model, mut at) = (Vec::new(), Vec::new(), 4096u64);
         for (number, &(len, hole)) in parts.iter().enumerate() {
             if hole {
@@ -387,10 +391,11 @@ proptest! {
             }
             at += u64::from(len);
         }
-        bytes.extend(match fails {
-            true => error_of(1, cookie, 5, b"late"),
-            false => chunk_of(1, chunk::NONE, cookie, &[]),
-        });
+        bytes.extend(if fails {
+error_of(1, cookie, 5, b"late")
+} else {
+chunk_of(1, chunk::NONE, cookie, &[])
+});
         let mut replies = Replies::new(true);
         let (data, ends) = feed(&mut replies, &mut requests, &bytes, &cuts).unwrap();
         prop_assert_eq!(&data[0].1, &model);

@@ -217,9 +217,10 @@ fn handshake(state: &State, stream: &mut UnixStream) -> io::Result<()> {
         let said = bytes.len().min(left);
         left -= said;
         stream.write_all(&bytes[..said])?;
-        match said < bytes.len() || left == 0 {
-            true => Err(io::Error::other("cut")),
-            false => Ok(()),
+        if said < bytes.len() || left == 0 {
+            Err(io::Error::other("cut"))
+        } else {
+            Ok(())
         }
     };
     say(stream, b"NBDMAGICIHAVEOPT\0\x03")?;

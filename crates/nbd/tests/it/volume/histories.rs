@@ -52,9 +52,9 @@ fn check(volume: &dyn Volume, steps: &[Step]) {
         let len = (step.blocks * UNIT).min(size - offset);
         let range = offset as usize..(offset + len) as usize;
         worker.way = if step.seed & 2 == 0 {
-            Way::Start
+            SubmitCall::Start
         } else {
-            Way::Submit
+            SubmitCall::Submit
         };
         let fua = step.seed & 1 == 1;
         match step.kind {
@@ -98,9 +98,12 @@ fn unreliable(every: usize) -> Setup {
         size: SIZE as usize,
         blocks: [512, 4096, 16 << 10],
         structured: every.is_multiple_of(2),
-        answer: Box::new(move |number, _| match (number + 1).is_multiple_of(every) {
-            true => ways[turn.fetch_add(1, Ordering::SeqCst) % ways.len()],
-            false => Answer::Right,
+        answer: Box::new(move |number, _| {
+            if (number + 1).is_multiple_of(every) {
+                ways[turn.fetch_add(1, Ordering::SeqCst) % ways.len()]
+            } else {
+                Answer::Right
+            }
         }),
         ..Setup::default()
     }
@@ -120,10 +123,10 @@ proptest! {
     fn wrapped_it_is_a_byte_vector(steps in steps(), wrapper in 0..4) {
         let server = Server::new(Setup { size: SIZE as usize, ..Setup::default() });
         let volume: Arc<dyn Volume> = Arc::new(open(&server, options()));
-        let limits = Limits {
+        let limits = IoLimits {
             iops: Rates { total: 50_000, ..Rates::default() },
             burst: Duration::ZERO,
-            ..Limits::default()
+            ..IoLimits::default()
         };
         let volume: Arc<dyn Volume> = match wrapper {
             0 => Arc::new(SliceVolume::new(volume, 4096, Some(SIZE - 8192)).unwrap()),

@@ -6,10 +6,10 @@ mod histories;
 mod lost;
 use crate::server;
 
-use crate::common::{BOUND, Way, Worker, bytes};
+use crate::common::{BOUND, SubmitCall, Worker, bytes};
 use dma::{Access, DmaMap, Memory, Prot, SegmentList};
 use nbd::protocol::wire::{command, export_flags as flags};
-use nbd::{NbdOptions, NbdVolume, Server as Named};
+use nbd::{NbdOptions, NbdServer as Named, NbdVolume};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use server::{ALL, Answer, Server, Setup};
@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use volume::{
-    FairGroup, FairVolume, FaultVolume, FileOptions, FileVolume, Io, IoErrorKind, IoOptions,
-    LimitVolume, Limits, MemVolume, Op, OpenOptions, Rates, Registry, SliceVolume, Volume,
+    FairGroup, FairVolume, FaultVolume, FileOptions, FileVolume, Io, IoErrorKind, IoLimits,
+    IoOptions, LimitVolume, MemVolume, Op, OpenOptions, Rates, Registry, SliceVolume, Volume,
 };
 
 const WRITE: Op = Op::Write { fua: false };

@@ -15,8 +15,8 @@ use vfio_user::client::{Frame, RawClient};
 use vfio_user::wire::{self, Command, Header};
 use vfio_user::{
     Connection, ConnectionError, ConnectionStatus, Device, DeviceInfo, DmaMapping, DmaUnmapping,
-    Errno, IrqAction, IrqData, IrqInfo, Limits, MmapArea, Outcome, RegionInfo, RegionMmap, SetIrqs,
-    Unmapped,
+    Errno, IrqAction, IrqData, IrqInfo, MmapArea, OperationOutcome, RegionInfo, RegionMmap,
+    ServerLimits, SetIrqs, Unmapped,
 };
 use zerocopy::IntoBytes;
 
@@ -97,11 +97,11 @@ impl Mock {
         self.fail.take().map_or(Ok(ok), Err)
     }
 
-    fn outcome(&mut self) -> Result<Outcome, Errno> {
+    fn outcome(&mut self) -> Result<OperationOutcome, Errno> {
         let outcome = if self.defer {
-            Outcome::Pending
+            OperationOutcome::Pending
         } else {
-            Outcome::Done
+            OperationOutcome::Done
         };
         self.result(outcome)
     }
@@ -159,7 +159,12 @@ impl Device for Mock {
         self.result(())
     }
 
-    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Result<Outcome, Errno> {
+    fn region_write(
+        &mut self,
+        index: u32,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<OperationOutcome, Errno> {
         self.calls.push(Call::Write {
             index,
             offset,
@@ -167,7 +172,7 @@ impl Device for Mock {
         });
         match index {
             CONFIG => self.outcome(),
-            _ => self.result(Outcome::Done),
+            _ => self.result(OperationOutcome::Done),
         }
     }
 
@@ -190,7 +195,7 @@ impl Device for Mock {
         }
     }
 
-    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<Outcome, Errno> {
+    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<OperationOutcome, Errno> {
         let data = match irqs.data {
             IrqData::None => Irqs::None,
             IrqData::Bool(chosen) => Irqs::Bool(chosen),
@@ -233,7 +238,7 @@ impl Device for Mock {
         Ok(Unmapped { size, outcome })
     }
 
-    fn reset(&mut self) -> Result<Outcome, Errno> {
+    fn reset(&mut self) -> Result<OperationOutcome, Errno> {
         self.calls.push(Call::Reset);
         self.outcome()
     }
@@ -361,10 +366,10 @@ pub struct Server {
 
 impl Server {
     pub fn new() -> Self {
-        Self::with_limits(Limits::default())
+        Self::with_limits(ServerLimits::default())
     }
 
-    pub fn with_limits(limits: Limits) -> Self {
+    pub fn with_limits(limits: ServerLimits) -> Self {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();

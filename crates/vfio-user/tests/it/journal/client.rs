@@ -143,9 +143,10 @@ impl Client {
                     _ => sent.collect(),
                 };
                 for (vector, event) in (start..).zip(events) {
-                    match sent.is_empty() {
-                        true => drop(self.vectors.remove(&vector)),
-                        false => drop(self.vectors.insert(vector, event)),
+                    if sent.is_empty() {
+                        drop(self.vectors.remove(&vector))
+                    } else {
+                        drop(self.vectors.insert(vector, event))
                     }
                 }
                 let flags = wire::irq_set::DATA_EVENTFD | wire::irq_set::ACTION_TRIGGER;

@@ -87,11 +87,12 @@ impl Disk {
         }
     }
 
-    pub fn outcome(&mut self) -> Outcome {
+    pub fn outcome(&mut self) -> OperationOutcome {
         self.pending = self.defer;
-        match self.pending {
-            true => Outcome::Pending,
-            false => Outcome::Done,
+        if self.pending {
+            OperationOutcome::Pending
+        } else {
+            OperationOutcome::Done
         }
     }
 
@@ -141,12 +142,17 @@ impl Device for Disk {
         Ok(())
     }
 
-    fn region_write(&mut self, _: u32, offset: u64, data: &[u8]) -> Result<Outcome, Errno> {
+    fn region_write(
+        &mut self,
+        _: u32,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<OperationOutcome, Errno> {
         let to = offset as usize;
         self.bar[to..to + data.len()].copy_from_slice(data);
         Ok(match offset {
             0 => self.outcome(),
-            _ => Outcome::Done,
+            _ => OperationOutcome::Done,
         })
     }
 
@@ -158,7 +164,7 @@ impl Device for Disk {
         })
     }
 
-    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<Outcome, Errno> {
+    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<OperationOutcome, Errno> {
         match irqs.data {
             IrqData::Eventfd(fds) => {
                 for (vector, fd) in (irqs.start..).zip(fds) {
@@ -229,7 +235,7 @@ impl Device for Disk {
         Ok(Unmapped { size, outcome })
     }
 
-    fn reset(&mut self) -> Result<Outcome, Errno> {
+    fn reset(&mut self) -> Result<OperationOutcome, Errno> {
         self.resets += 1;
         Ok(self.outcome())
     }
@@ -303,7 +309,7 @@ pub struct World {
     pub client: OwnedFd,
     pub disk: Disk,
     /// With the receiver process's part played by this one.
-    pub limits: Limits,
+    pub limits: ServerLimits,
 }
 
 /// A process that serves.
@@ -348,7 +354,7 @@ impl World {
             counter: nonblocking_pipe(),
             client,
             disk: Disk::new(),
-            limits: Limits::default(),
+            limits: ServerLimits::default(),
         };
         (world, peer)
     }

@@ -2,10 +2,10 @@ use super::super::rates::{QueueRates, WorkerRates};
 use super::*;
 use metrics::Distribution;
 
-fn times(nanoseconds: &[u64]) -> Times {
+fn times(nanoseconds: &[u64]) -> RecentTimes {
     let histogram = probes::Histogram::new();
     nanoseconds.iter().for_each(|ns| histogram.record(*ns));
-    Times {
+    RecentTimes {
         times: Distribution::of(&histogram, 1.0),
         is_longer: false,
     }

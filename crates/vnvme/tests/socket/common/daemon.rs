@@ -19,7 +19,7 @@ use rustix::process::{
 };
 use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 
-use super::{LIMIT, Place, eventually, text};
+use super::{TestDir, WAIT_TIMEOUT, eventually, text};
 
 /// A variable for daemons whose keeper is that of the configuration, or the default.
 pub const KEEPER_AS_CONFIGURED: (&str, &str) = ("VNVME_TEST_KEEPER", "as configured");
@@ -40,7 +40,7 @@ pub struct Daemon {
 
 /// How a daemon ended.
 #[derive(Debug)]
-pub struct Ended {
+pub struct DaemonExit {
     pub status: ExitStatus,
     /// Lines that the daemon logged.
     pub log: Vec<String>,
@@ -191,12 +191,12 @@ impl Daemon {
     }
 
     /// Serves volumes at a place's socket; more arguments may stand among them.
-    pub fn serve(place: &Place, args: &[&str]) -> Daemon {
-        let socket = text(&place.socket());
+    pub fn serve(test_dir: &TestDir, args: &[&str]) -> Daemon {
+        let socket = text(&test_dir.socket());
         let mut all = vec!["serve", "--socket", &socket];
         all.extend(args);
         let daemon = Self::spawn(&all);
-        daemon.wait_listening(&place.socket());
+        daemon.wait_listening(&test_dir.socket());
         daemon
     }
 
@@ -250,7 +250,7 @@ impl Daemon {
 
     /// Waits for a line; returns it.
     pub fn wait_log(&self, wanted: impl Fn(&str) -> bool) -> String {
-        let deadline = Instant::now() + LIMIT;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         loop {
             let log = self.log();
             if let Some(line) = log.iter().find(|line| wanted(line)) {
@@ -270,8 +270,8 @@ impl Daemon {
     }
 
     /// Waits for its end.
-    pub fn wait(mut self) -> Ended {
-        let deadline = Instant::now() + LIMIT;
+    pub fn wait(mut self) -> DaemonExit {
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;
@@ -284,14 +284,14 @@ impl Daemon {
             std::thread::sleep(Duration::from_millis(2));
         };
         self.reader.take().unwrap().join().unwrap();
-        Ended {
+        DaemonExit {
             status,
             log: self.log(),
         }
     }
 
     /// Ends it as an init system would; it must end well.
-    pub fn end(self) -> Ended {
+    pub fn end(self) -> DaemonExit {
         self.signal(Signal::TERM);
         let ended = self.wait();
         assert_eq!(ended.status.code(), Some(0), "{ended:#?}");

@@ -1,6 +1,6 @@
 //! A client with one command at a time and pauses in between, which detects a lost wake-up.
 
-use driver::{Device, DmaBuffer, QueueOptions, QueuePair, Target};
+use driver::{Device, DeviceTarget, DmaBuffer, QueueOptions, QueuePair};
 use std::time::{Duration, Instant};
 
 /// A command that takes longer was not seen.
@@ -20,7 +20,7 @@ pub struct Lone {
 impl Lone {
     /// Opens a namespace of 512-byte blocks or more: `vfio-user://SOCKET/1`.
     pub fn open(url: &str) -> Self {
-        let mut target = Target::parse(url).unwrap();
+        let mut target = DeviceTarget::parse(url).unwrap();
         target.options.status_interval = NEVER;
         target.options.command_timeout = NEVER;
         let device = target.open().unwrap();

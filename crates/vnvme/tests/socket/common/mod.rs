@@ -20,14 +20,14 @@ pub use host::{BAR0, CONFIG, Host, INTX, MSIX, RAM_BASE, RAM_SIZE, leave, memfd,
 pub use lone::{Lone, all_stats, stats};
 
 /// No single step takes longer than this on any machine; what is waited for this long has failed.
-pub const LIMIT: Duration = Duration::from_secs(60);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A directory with room for a socket and a disk.
-pub struct Place(tempfile::TempDir);
+pub struct TestDir(tempfile::TempDir);
 
-impl Place {
+impl TestDir {
     pub fn new() -> Self {
-        Place(tempfile::tempdir().unwrap())
+        TestDir(tempfile::tempdir().unwrap())
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -70,7 +70,7 @@ pub fn put_program(from: impl AsRef<OsStr>, to: &Path) {
 
 /// Waits until something holds.
 pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + WAIT_TIMEOUT;
     while !holds() {
         assert!(
             Instant::now() < deadline,

@@ -27,10 +27,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 use sync::Unpoisoned;
-use work::{Work, WorkFile};
+use work::{ThreadWork, WorkFile};
 
 /// Maximum number of threads for one file, shared by all workers.
-const MOST_THREADS: usize = 32;
+const MAX_THREADS: usize = 32;
 /// Idle time after which a thread ends, unless it is the last idle one.
 const IDLE_LIMIT: Duration = Duration::from_secs(10);
 
@@ -39,7 +39,7 @@ const STACK: usize = 256 << 10;
 
 /// Threads of one file. After this is dropped, each thread ends when its last call returns. The
 /// file is closed by a thread, because closing may hang.
-pub(super) struct FileThreads(Arc<Shared>);
+pub(super) struct FileThreads(Arc<ThreadsState>);
 
 impl std::fmt::Debug for FileThreads {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -48,9 +48,9 @@ impl std::fmt::Debug for FileThreads {
 }
 
 /// Function that executes a piece of work. Both the call and its drop may hang.
-type CarryOut = Box<dyn Fn(&mut Work) -> Result<(), IoError> + Send + Sync>;
+type CarryOut = Box<dyn Fn(&mut ThreadWork) -> Result<(), IoError> + Send + Sync>;
 
-struct Shared {
+struct ThreadsState {
     /// Function of the file's threads, taken out when they end.
     carry_out: Option<CarryOut>,
     state: Mutex<State>,
@@ -61,7 +61,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     due: VecDeque<Job>,
-    running: Vec<Running>,
+    running: Vec<RunningWork>,
     threads: usize,
     /// Number of threads that wait for work.
     idle: usize,
@@ -71,9 +71,9 @@ struct State {
 
 /// Result of work that has ended.
 #[derive(Debug)]
-struct Done {
+struct FinishedWork {
     id: u64,
-    work: Work,
+    work: ThreadWork,
     result: Result<(), IoError>,
 }
 
@@ -81,13 +81,13 @@ struct Done {
 #[derive(Debug)]
 struct Job {
     id: u64,
-    work: Work,
-    inbox: Arc<Inbox<Done>>,
+    work: ThreadWork,
+    inbox: Arc<Inbox<FinishedWork>>,
 }
 
 /// Work that a thread is executing.
 #[derive(Debug)]
-struct Running {
+struct RunningWork {
     id: u64,
     changes: bool,
     given_up: bool,
@@ -96,7 +96,7 @@ struct Running {
 impl State {
     /// Returns the next job that a thread may start now.
     fn next(&mut self) -> Option<Job> {
-        let changes = |running: &Running| running.given_up && running.changes;
+        let changes = |running: &RunningWork| running.given_up && running.changes;
         if self.running.iter().any(changes) {
             return None;
         }
@@ -105,7 +105,7 @@ impl State {
 
     /// Returns whether all threads are busy and another one may be started.
     fn wants_thread(&self) -> bool {
-        self.idle == 0 && self.threads < MOST_THREADS
+        self.idle == 0 && self.threads < MAX_THREADS
     }
 }
 
@@ -122,7 +122,7 @@ impl FileThreads {
     }
 
     fn with(carry_out: CarryOut) -> Self {
-        Self(Arc::new(Shared {
+        Self(Arc::new(ThreadsState {
             carry_out: Some(carry_out),
             state: Mutex::default(),
             due: Condvar::new(),
@@ -142,7 +142,7 @@ impl FileThreads {
     }
 
     /// Queues work for the threads. Returns its ID, with which the result is put into `inbox`.
-    fn start(&self, work: Work, inbox: &Arc<Inbox<Done>>) -> u64 {
+    fn start(&self, work: ThreadWork, inbox: &Arc<Inbox<FinishedWork>>) -> u64 {
         let mut state = self.0.lock();
         state.last_id += 1;
         let id = state.last_id;
@@ -180,13 +180,13 @@ impl Drop for FileThreads {
 
 /// Drops the threads' function, and the file with it, on another thread: the last owner may be a
 /// worker, and closing the file may hang.
-impl Drop for Shared {
+impl Drop for ThreadsState {
     fn drop(&mut self) {
         sync::discard(self.carry_out.take());
     }
 }
 
-impl Shared {
+impl ThreadsState {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unpoisoned()
     }
@@ -222,7 +222,7 @@ impl Shared {
                 }
                 continue;
             };
-            state.running.push(Running {
+            state.running.push(RunningWork {
                 id: job.id,
                 changes: !matches!(job.work.op, Op::Read | Op::Flush),
                 given_up: false,
@@ -257,7 +257,7 @@ impl Shared {
             // Jobs that waited for the end of this one may begin.
             self.due.notify_all();
         } else {
-            inbox.put(Done { id, work, result });
+            inbox.put(FinishedWork { id, work, result });
         }
     }
 }

@@ -1,9 +1,9 @@
 //! A worker's queue into a file that is accessed by its own threads.
 
-use super::work::Work;
-use super::{Done, FileThreads};
-use crate::file::Shared;
-use crate::io::Ending;
+use super::work::ThreadWork;
+use super::{FileThreads, FinishedWork};
+use crate::file::FileState;
+use crate::io::DrainWatch;
 use crate::{
     Completion, Inbox, Io, IoError, IoErrorKind, Op, QueueState, Request, VolumeError, VolumeQueue,
     Wake,
@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 
 /// Limit for requests that the threads work on at one time. Further requests wait in the queue,
 /// without a copy of their data.
-const MOST_STARTED: usize = 64;
+const MAX_STARTED: usize = 64;
 /// Longest read or write of a thread in bytes, which is also the size of a copy's buffer.
 const PIECE: u64 = 256 << 10;
 /// Bytes after which a round stops copying, because the worker's other clients wait meanwhile.
 const ROUND: u64 = 1 << 20;
 /// Interval between two checks for requests that have timed out.
-const LOOK: Duration = Duration::from_millis(100);
+const TIMEOUT_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A request that the threads work on.
 struct Started {
@@ -36,24 +36,24 @@ struct Started {
 
 /// A worker's queue into a file that may hang; see the module's documentation.
 pub(in crate::file) struct ThreadsQueue {
-    shared: Arc<Shared>,
+    shared: Arc<FileState>,
     pub(super) threads: Arc<FileThreads>,
-    pub(super) inbox: Arc<Inbox<Done>>,
+    pub(super) inbox: Arc<Inbox<FinishedWork>>,
     waiting: VecDeque<Request>,
     started: Vec<Started>,
     /// Work that threads have finished, and no round has processed yet.
-    finished: VecDeque<Done>,
+    finished: VecDeque<FinishedWork>,
     /// Completions of requests that did not end by a thread's result.
     ended: Vec<Completion>,
     /// Time of the last check for timed-out requests.
     looked: Instant,
-    ending: Ending,
+    ending: DrainWatch,
 }
 
 impl ThreadsQueue {
     /// Creates a queue for the worker of `io`.
     pub(in crate::file) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<FileState>,
         threads: Arc<FileThreads>,
         io: &Io,
     ) -> Result<Self, VolumeError> {
@@ -97,8 +97,8 @@ impl ThreadsQueue {
     }
 
     /// Processes finished work: completes its request, or starts the request's next piece.
-    fn finish(&mut self, done: Done) -> Option<Completion> {
-        let Done { id, work, result } = done;
+    fn finish(&mut self, done: FinishedWork) -> Option<Completion> {
+        let FinishedWork { id, work, result } = done;
         // An unknown number: the request was given up just then.
         let at = self.started.iter().position(|started| started.id == id)?;
         let Started { request, done, .. } = self.started.swap_remove(at);
@@ -137,7 +137,7 @@ impl ThreadsQueue {
             return;
         };
         let now = Instant::now();
-        if now.saturating_duration_since(self.looked) < LOOK.min(limit) {
+        if now.saturating_duration_since(self.looked) < TIMEOUT_CHECK_INTERVAL.min(limit) {
             return;
         }
         self.looked = now;
@@ -155,7 +155,7 @@ impl ThreadsQueue {
 
     /// Returns whether a round has work to do that no thread will wake the worker for.
     pub(super) fn goes_on(&self) -> bool {
-        let startable = !self.waiting.is_empty() && self.started.len() < MOST_STARTED;
+        let startable = !self.waiting.is_empty() && self.started.len() < MAX_STARTED;
         startable || !self.finished.is_empty() || !self.ended.is_empty()
     }
 
@@ -185,7 +185,7 @@ impl ThreadsQueue {
 }
 
 /// Creates the work for a request from byte `done` on.
-fn work(request: &Request, done: u64) -> Result<Work, IoError> {
+fn work(request: &Request, done: u64) -> Result<ThreadWork, IoError> {
     let (op, len) = match request.op {
         op if op.has_data() => (op, (request.len - done).min(PIECE)),
         op => (op, request.len),
@@ -201,7 +201,7 @@ fn work(request: &Request, done: u64) -> Result<Work, IoError> {
         }
         _ => None,
     };
-    Ok(Work {
+    Ok(ThreadWork {
         op,
         offset: request.offset + done,
         len,
@@ -214,7 +214,7 @@ impl VolumeQueue for ThreadsQueue {
         if let Some(result) = self.shared.ends_at_once(&request) {
             return Some(request.complete(result));
         }
-        if self.started.len() < MOST_STARTED {
+        if self.started.len() < MAX_STARTED {
             return self.start(request, 0);
         }
         self.waiting.push_back(request);
@@ -247,7 +247,7 @@ impl VolumeQueue for ThreadsQueue {
             }
         }
         while moved < ROUND
-            && self.started.len() < MOST_STARTED
+            && self.started.len() < MAX_STARTED
             && let Some(request) = self.waiting.pop_front()
         {
             moved += request.len.min(PIECE);
@@ -267,7 +267,7 @@ impl VolumeQueue for ThreadsQueue {
             false if self.shared.options.timeout.is_some() && !self.started.is_empty() => {
                 QueueState {
                     in_flight: self.in_flight(),
-                    wake: Wake::After(LOOK),
+                    wake: Wake::After(TIMEOUT_CHECK_INTERVAL),
                 }
             }
             false => QueueState::of_ring(self.in_flight()),

@@ -229,12 +229,12 @@ fn however_many_hang_the_threads_and_the_copies_are_bounded() {
         file.gate.close(hang * LEN);
         file.submit(hang, Op::Read, hang * LEN, Some(&[0; LEN as usize]));
     }
-    file.gate.wait_until_begun((MOST_THREADS as u64 - 1) * LEN);
+    file.gate.wait_until_begun((MAX_THREADS as u64 - 1) * LEN);
     {
         let state = file.queue.threads.0.lock();
         assert_eq!(
             (state.threads, state.running.len()),
-            (MOST_THREADS, MOST_THREADS)
+            (MAX_THREADS, MAX_THREADS)
         );
         assert!(state.due.len() < 64);
     }
@@ -409,7 +409,7 @@ fn threads_are_not_bound_to_the_cpu_of_their_worker() {
         }));
         threads.begin().unwrap();
         let inbox = Inbox::new(&Io::new(IoOptions::default())).unwrap();
-        let work = Work {
+        let work = ThreadWork {
             op: Op::Flush,
             offset: 0,
             len: 0,

@@ -24,7 +24,7 @@ pub(super) struct WorkFile {
 
 /// A request or a piece of one, as a thread executes it.
 #[derive(Debug)]
-pub(super) struct Work {
+pub(super) struct ThreadWork {
     pub(super) op: Op,
     pub(super) offset: u64,
     pub(super) len: u64,
@@ -33,7 +33,7 @@ pub(super) struct Work {
     pub(super) buffer: Option<Buffer>,
 }
 
-impl Work {
+impl ThreadWork {
     /// Returns the number of bytes that a worker has to copy for this work.
     pub(super) fn copied(&self) -> u64 {
         self.buffer.as_ref().map_or(0, |buffer| buffer.len() as u64)
@@ -128,16 +128,20 @@ pub fn read(fd: BorrowedFd<'_>, buffer: &mut [u8], offset: u64, unit: u64) -> Re
 
 /// Writes all of `data`. After a short write, the next write starts at the first incomplete unit.
 fn write(fd: BorrowedFd<'_>, data: &[u8], at: u64, fua: bool, unit: u64) -> Result<(), IoError> {
-    let flags = match fua {
-        true => ReadWriteFlags::DSYNC,
-        false => ReadWriteFlags::empty(),
+    let flags = if fua {
+        ReadWriteFlags::DSYNC
+    } else {
+        ReadWriteFlags::empty()
     };
     let mut done = 0;
     while let Some(rest) = data.get(done..).filter(|rest| !rest.is_empty()) {
         let moved = again(|| pwritev2(fd, &[IoSlice::new(rest)], at + done as u64, flags));
-        let moved = moved.map_err(|errno| match fua {
-            true => IoError::of_durable(errno.raw_os_error(), unit),
-            false => failed(errno),
+        let moved = moved.map_err(|errno| {
+            if fua {
+                IoError::of_durable(errno.raw_os_error(), unit)
+            } else {
+                failed(errno)
+            }
         })?;
         done += whole(moved, rest.len(), unit).ok_or(IoErrorKind::MediaWrite)?;
     }
@@ -147,9 +151,10 @@ fn write(fd: BorrowedFd<'_>, data: &[u8], at: u64, fua: bool, unit: u64) -> Resu
 /// Returns the number of moved bytes that count, in whole units, where `left` were to be moved;
 /// `None`: no progress.
 fn whole(moved: usize, left: usize, unit: u64) -> Option<usize> {
-    let part = match moved == left {
-        true => moved,
-        false => moved - moved % (unit as usize).max(1),
+    let part = if moved == left {
+        moved
+    } else {
+        moved - moved % (unit as usize).max(1)
     };
     (part > 0).then_some(part)
 }

@@ -3,15 +3,15 @@
 //! The kernel executes each fsync and each durable write on a thread of its own. Hundreds of them
 //! would compete with the worker for processor time that is charged to no client. Therefore each
 //! file has at most one fsync in flight. Flushes that arrive meanwhile wait for the next one, which
-//! covers all writes completed before it began. Durable writes beyond [`MOST_WRITES`] are done as
+//! covers all writes completed before it began. Durable writes beyond [`MAX_WRITES`] are done as
 //! plain writes, and then wait for such an fsync.
 
 use super::RingCore;
-use crate::io::job::{RingJob, Step};
+use crate::io::job::{KernelOp, RingJob};
 use crate::{IoError, IoErrorKind, Op};
 
 /// Maximum number of durable writes of a file that the kernel works on at one time.
-const MOST_WRITES: u32 = 8;
+const MAX_WRITES: u32 = 8;
 
 /// Slots of a file with requests that need durability.
 #[derive(Debug, Default)]
@@ -32,15 +32,15 @@ impl Durable {
     #[inline]
     pub(super) fn admit(&mut self, slot: u32, job: &mut RingJob) -> bool {
         match job.step {
-            Step::Sync => {
+            KernelOp::Sync => {
                 let leader = *self.leader.get_or_insert(slot);
                 if leader != slot {
                     self.waiting.push(slot);
                 }
                 leader == slot
             }
-            Step::Durable | Step::Bounce if job.request.op == (Op::Write { fua: true }) => {
-                if self.writes >= MOST_WRITES {
+            KernelOp::Durable | KernelOp::Bounce if job.request.op == (Op::Write { fua: true }) => {
+                if self.writes >= MAX_WRITES {
                     job.synced_later = true;
                 } else if !job.synced_later {
                     self.writes += 1;

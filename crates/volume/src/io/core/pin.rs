@@ -9,8 +9,8 @@ use dma::Memory;
 use std::io;
 
 impl RingCore {
-    /// Pins `len` bytes of a memory from `offset` on, at most [`fixed::LONGEST`]. Returns the index
-    /// in the kernel's table, for [`RingCore::unpin`].
+    /// Pins `len` bytes of a memory from `offset` on, at most [`fixed::MAX_BUFFER_LEN`]. Returns
+    /// the index in the kernel's table, for [`RingCore::unpin`].
     pub(in crate::io) fn pin(
         &mut self,
         memory: &Memory,

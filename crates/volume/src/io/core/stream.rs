@@ -25,10 +25,10 @@ const RECEIVES: usize = 1 << 30;
 /// Maximum time for which a socket is tried before the receive is passed to the ring.
 const WINDOW: Duration = Duration::from_micros(50);
 /// Minimum time for which trying a socket is worthwhile.
-const SHORTEST: Duration = Duration::from_micros(2);
+const MIN_WINDOW: Duration = Duration::from_micros(2);
 /// Maximum number of sockets tried in one round, each by a system call. Receives of further sockets
 /// are passed to the ring.
-const MOST_TRIED: usize = 8;
+const MAX_TRIED: usize = 8;
 
 /// State of one direction of a connection.
 struct Half<T> {
@@ -64,7 +64,7 @@ impl Tries {
         }
     }
 
-    /// Shortens the time after no bytes arrived within it. `shortest` is [`SHORTEST`] in cycles.
+    /// Shortens the time after no bytes arrived within it. `shortest` is [`MIN_WINDOW`] in cycles.
     fn missed(&mut self, shortest: u64) {
         self.window /= 2;
         if self.window < shortest {
@@ -209,7 +209,7 @@ pub(super) struct Streams {
     generation: u32,
     /// Number of sockets that are tried directly.
     tried: usize,
-    /// [`WINDOW`] and [`SHORTEST`] in cycles.
+    /// [`WINDOW`] and [`MIN_WINDOW`] in cycles.
     window: u64,
     shortest: u64,
 }
@@ -219,7 +219,7 @@ impl Streams {
         let cycles = |time: Duration| (time.as_secs_f64() * cycles_per_second) as u64;
         Self {
             window: cycles(WINDOW),
-            shortest: cycles(SHORTEST),
+            shortest: cycles(MIN_WINDOW),
             ..Self::default()
         }
     }
@@ -365,7 +365,7 @@ impl RingCore {
         stream: usize,
         mut incoming: Incoming,
     ) -> Result<(), Incoming> {
-        let calls = self.mode != Mode::Polled && self.streams.tried < MOST_TRIED;
+        let calls = self.mode != Mode::Polled && self.streams.tried < MAX_TRIED;
         let Some(open) = self.streams.get(stream).filter(|s| s.receives.is_idle()) else {
             return Err(incoming);
         };

@@ -7,9 +7,10 @@ const FUA_ZEROES: Op = Op::WriteZeroes {
 };
 
 fn request(op: Op, len: u64) -> Request {
-    let data = match op.has_data() {
-        true => SegmentList::owned(Buffer::new(len as usize)),
-        false => SegmentList::new(),
+    let data = if op.has_data() {
+        SegmentList::owned(Buffer::new(len as usize))
+    } else {
+        SegmentList::new()
     };
     Request {
         tag: 1,
@@ -24,30 +25,30 @@ fn job(op: Op, len: u64) -> RingJob {
     RingJob::new(request(op, len), 0, true, &Abilities::new(true, true))
 }
 
-fn failed(kind: IoErrorKind) -> Next {
-    Next::Done(Err(kind.into()))
+fn failed(kind: IoErrorKind) -> Continuation {
+    Continuation::Done(Err(kind.into()))
 }
 
-fn system(errno: i32, write: bool) -> Next {
-    Next::Done(Err(IoError::from_errno(errno, write)))
+fn system(errno: i32, write: bool) -> Continuation {
+    Continuation::Done(Err(IoError::from_errno(errno, write)))
 }
 
 #[test]
 fn transfers_go_on_where_they_stopped() {
     let can = Abilities::new(true, true);
     let mut job = job(Op::Write { fua: false }, 16384);
-    assert_eq!(job.advance(4096, 1, &can), Next::Again);
+    assert_eq!(job.advance(4096, 1, &can), Continuation::Again);
     assert_eq!((job.done, job.left()), (4096, 12288));
-    assert_eq!(job.advance(1, 1, &can), Next::Again);
+    assert_eq!(job.advance(1, 1, &can), Continuation::Again);
     assert_eq!(job.left(), 12287);
-    assert_eq!(job.advance(12287, 1, &can), Next::Done(Ok(())));
+    assert_eq!(job.advance(12287, 1, &can), Continuation::Done(Ok(())));
 }
 
 #[test]
 fn direct_transfers_go_on_at_a_block() {
     let can = Abilities::new(true, true);
     let mut job = job(Op::Read, 8192);
-    assert_eq!(job.advance(5000, 512, &can), Next::Again);
+    assert_eq!(job.advance(5000, 512, &can), Continuation::Again);
     assert_eq!(job.done, 4608);
     // The end of a file that shrank, within a block: no progress at a whole block, so it is the
     // end.
@@ -68,7 +69,7 @@ fn nothing_moved_is_an_end() {
     // More than asked for is not believed.
     assert_eq!(
         job(Op::Read, 4096).advance(i32::MAX, 1, &can),
-        Next::Done(Ok(()))
+        Continuation::Done(Ok(()))
     );
 }
 
@@ -78,10 +79,10 @@ fn interruptions_are_repeated_within_reason() {
     for errno in [libc::EINTR, libc::EAGAIN] {
         let mut job = job(Op::Flush, 0);
         for _ in 0..MAX_RETRIES {
-            assert_eq!(job.advance(-errno, 1, &can), Next::Again);
+            assert_eq!(job.advance(-errno, 1, &can), Continuation::Again);
         }
         let error = IoError::of_sync(errno);
-        assert_eq!(job.advance(-errno, 1, &can), Next::Done(Err(error)));
+        assert_eq!(job.advance(-errno, 1, &can), Continuation::Done(Err(error)));
     }
     // A cancelled request is not taken up again, but one that got through has got through.
     let mut job = job(Op::Read, 4096);
@@ -90,15 +91,15 @@ fn interruptions_are_repeated_within_reason() {
         job.advance(-libc::EINTR, 1, &can),
         failed(IoErrorKind::Aborted)
     );
-    assert_eq!(job.advance(4096, 1, &can), Next::Done(Ok(())));
+    assert_eq!(job.advance(4096, 1, &can), Continuation::Done(Ok(())));
 }
 
 #[test]
 fn a_refused_alignment_is_bounced_once() {
     let can = Abilities::new(true, true);
     let mut job = job(Op::Read, 4096);
-    assert_eq!(job.advance(-libc::EINVAL, 512, &can), Next::Again);
-    assert_eq!(job.step, Step::Bounce);
+    assert_eq!(job.advance(-libc::EINVAL, 512, &can), Continuation::Again);
+    assert_eq!(job.step, KernelOp::Bounce);
     assert_eq!(
         job.advance(-libc::EINVAL, 512, &can),
         system(libc::EINVAL, false)
@@ -113,18 +114,24 @@ fn zeroing_falls_back_step_by_step_and_remembers() {
         fua: true,
     };
     let mut job = job(zeroes, 4096);
-    assert_eq!(job.step, Step::Punch);
-    assert_eq!(job.advance(-libc::EOPNOTSUPP, 512, &can), Next::Again);
-    assert_eq!(job.step, Step::ZeroRange);
-    assert_eq!(job.advance(-libc::EOPNOTSUPP, 512, &can), Next::Again);
-    assert_eq!(job.step, Step::Zeroes);
-    assert_eq!(job.advance(4096, 512, &can), Next::Again);
-    assert_eq!(job.step, Step::Sync);
-    assert_eq!(job.advance(0, 512, &can), Next::Done(Ok(())));
+    assert_eq!(job.step, KernelOp::Punch);
+    assert_eq!(
+        job.advance(-libc::EOPNOTSUPP, 512, &can),
+        Continuation::Again
+    );
+    assert_eq!(job.step, KernelOp::ZeroRange);
+    assert_eq!(
+        job.advance(-libc::EOPNOTSUPP, 512, &can),
+        Continuation::Again
+    );
+    assert_eq!(job.step, KernelOp::Zeroes);
+    assert_eq!(job.advance(4096, 512, &can), Continuation::Again);
+    assert_eq!(job.step, KernelOp::Sync);
+    assert_eq!(job.advance(0, 512, &can), Continuation::Done(Ok(())));
     assert!(!can.punch() && !can.zero_range());
     assert_eq!(
         RingJob::new(request(zeroes, 4096), 0, true, &can).step,
-        Step::Zeroes
+        KernelOp::Zeroes
     );
     let mut deallocate = RingJob::new(request(Op::Deallocate, 4096), 0, true, &can);
     assert_eq!(
@@ -137,12 +144,12 @@ fn zeroing_falls_back_step_by_step_and_remembers() {
 fn durable_zeroes_are_made_durable() {
     let can = Abilities::new(true, true);
     let mut durable = job(FUA_ZEROES, 4096);
-    assert_eq!(durable.step, Step::ZeroRange);
-    assert_eq!(durable.advance(0, 512, &can), Next::Again);
-    assert_eq!(durable.step, Step::Sync);
+    assert_eq!(durable.step, KernelOp::ZeroRange);
+    assert_eq!(durable.advance(0, 512, &can), Continuation::Again);
+    assert_eq!(durable.step, KernelOp::Sync);
     assert_eq!(
         durable.advance(-libc::EIO, 512, &can),
-        Next::Done(Err(IoError::of_sync(libc::EIO)))
+        Continuation::Done(Err(IoError::of_sync(libc::EIO)))
     );
     let mut plain = job(
         Op::WriteZeroes {
@@ -151,7 +158,7 @@ fn durable_zeroes_are_made_durable() {
         },
         4096,
     );
-    assert_eq!(plain.advance(0, 512, &can), Next::Done(Ok(())));
+    assert_eq!(plain.advance(0, 512, &can), Continuation::Done(Ok(())));
 }
 
 #[test]
@@ -172,17 +179,17 @@ fn errors_keep_their_number_and_get_a_kind() {
         (libc::EFAULT, Op::Read, IoErrorKind::Memory),
         (libc::ECANCELED, Op::Read, IoErrorKind::Aborted),
     ] {
-        let error = Next::Done(Err(IoError { kind, errno }));
+        let error = Continuation::Done(Err(IoError { kind, errno }));
         assert_eq!(job(op, 4096).advance(-errno, 512, &can), error, "{op:?}");
     }
     let durable = job(Op::Write { fua: true }, 4096).advance(-libc::ENOSPC, 1, &can);
     let kind = IoErrorKind::NotDurable;
     let errno = libc::ENOSPC;
-    assert_eq!(durable, Next::Done(Err(IoError { kind, errno })));
+    assert_eq!(durable, Continuation::Done(Err(IoError { kind, errno })));
     // The most negative number has no positive counterpart.
     assert!(matches!(
         job(Op::Read, 4096).advance(i32::MIN, 1, &can),
-        Next::Done(Err(_))
+        Continuation::Done(Err(_))
     ));
 }
 
@@ -190,7 +197,7 @@ fn errors_keep_their_number_and_get_a_kind() {
 fn bounced_reads_arrive_piece_by_piece() {
     let can = Abilities::new(true, true);
     let mut job = RingJob::new(request(Op::Read, 10000), 0, false, &can);
-    assert_eq!(job.step, Step::Bounce);
+    assert_eq!(job.step, KernelOp::Bounce);
     job.bounce = Some(Buffer::new(4096));
     for (expected, byte) in [(4096, 1), (4096, 2), (1808, 3)] {
         let len = job.load_bounce();
@@ -231,23 +238,26 @@ fn atomic(segments: u64, reachable: bool) -> (RingJob, Abilities) {
 #[test]
 fn an_atomic_write_is_one_operation_or_fails() {
     let (mut whole, can) = atomic(1, true);
-    assert!(whole.atomic && whole.step == Step::Data);
+    assert!(whole.atomic && whole.step == KernelOp::Data);
     // The rest would be another write.
     assert_eq!(
         whole.advance(4096, 512, &can),
         failed(IoErrorKind::MediaWrite)
     );
     let (mut again, can) = atomic(1, true);
-    assert_eq!(again.advance(-libc::EAGAIN, 512, &can), Next::Again);
+    assert_eq!(again.advance(-libc::EAGAIN, 512, &can), Continuation::Again);
     assert_eq!(again.done, 0, "from its beginning");
-    assert_eq!(again.advance(8192, 512, &can), Next::Done(Ok(())));
+    assert_eq!(again.advance(8192, 512, &can), Continuation::Done(Ok(())));
     // The kernel takes one piece of memory.
-    assert_eq!(atomic(2, true).0.step, Step::Bounce);
-    assert_eq!(atomic(1, false).0.step, Step::Bounce);
+    assert_eq!(atomic(2, true).0.step, KernelOp::Bounce);
+    assert_eq!(atomic(1, false).0.step, KernelOp::Bounce);
     // A kernel that does not do it is not asked for less.
     let (mut refused, can) = atomic(1, true);
-    assert_eq!(refused.advance(-libc::EINVAL, 512, &can), Next::Again);
-    assert_eq!((refused.step, refused.atomic), (Step::Bounce, true));
+    assert_eq!(
+        refused.advance(-libc::EINVAL, 512, &can),
+        Continuation::Again
+    );
+    assert_eq!((refused.step, refused.atomic), (KernelOp::Bounce, true));
     assert_eq!(
         refused.advance(-libc::EOPNOTSUPP, 512, &can),
         system(libc::EOPNOTSUPP, true)

@@ -96,7 +96,7 @@ pub fn bytes(list: &SegmentList) -> Vec<u8> {
 
 /// Method of starting reads and writes. Other requests are always submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum SubmitCall {
     /// [`volume::VolumeQueue::submit`].
     Submit,
     /// [`FastPath::start`].
@@ -104,9 +104,9 @@ pub enum Way {
 }
 
 /// All methods.
-pub const WAYS: [Way; 2] = [Way::Submit, Way::Start];
+pub const WAYS: [SubmitCall; 2] = [SubmitCall::Submit, SubmitCall::Start];
 
-impl Way {
+impl SubmitCall {
     /// Starts a request by this method.
     pub fn begin(self, queue: &mut dyn FastPath, request: Request) -> Option<Completion> {
         let plain = request.op.has_data() && request.len == request.data.len_bytes();
@@ -129,7 +129,7 @@ pub struct Worker {
     pub queue: OpenQueue,
     pub io: Io,
     pub guest: Guest,
-    pub way: Way,
+    pub way: SubmitCall,
     tag: u64,
 }
 
@@ -144,13 +144,13 @@ impl Worker {
             queue,
             io,
             guest: Guest::new(8 << 20),
-            way: Way::Submit,
+            way: SubmitCall::Submit,
             tag: 0,
         }
     }
 
     /// Creates a worker whose requests enter the queue by `way`.
-    pub fn by(way: Way, volume: &dyn Volume) -> Self {
+    pub fn by(way: SubmitCall, volume: &dyn Volume) -> Self {
         Self {
             way,
             ..Self::new(volume)

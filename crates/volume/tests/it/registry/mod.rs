@@ -4,14 +4,14 @@ mod toy;
 
 use dma::{Buffer, SegmentList};
 use volume::{
-    Extras, Io, IoOptions, Op, OpenError, OpenOptions, Opened, READ_ONLY, Registry, UrlOption,
+    Extras, Io, IoOptions, Op, OpenError, OpenOptions, OpenedUrl, READ_ONLY, Registry, UrlOption,
 };
 
 fn registry() -> Registry<String> {
     Registry::new().with(toy::kind())
 }
 
-fn open(url: &str) -> Result<Opened<String>, OpenError> {
+fn open(url: &str) -> Result<OpenedUrl<String>, OpenError> {
     registry().open(url, OpenOptions::default())
 }
 
@@ -71,7 +71,7 @@ fn a_prefix_stands_before_the_url_of_another_volume() {
         // The options are those of the volume behind it.
         let inner = Registry::<String>::new().open(url.name, options)?;
         let text = url.take_text().to_owned();
-        Ok(volume::Whole::attached(inner.volume, text))
+        Ok(volume::BareVolume::attached(inner.volume, text))
     });
     let registry = registry().with(kind);
     let open = |url: &str| registry.open(url, OpenOptions::default());

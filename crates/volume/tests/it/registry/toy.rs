@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 use volume::{
-    Completion, Info, Io, Kind, Op, OpenError, OpenOptions, OpenQueue, QueueState, READ_ONLY,
-    Request, Scheme, UrlOption, Volume, VolumeError, VolumeKind, VolumeQueue, VolumeUrl, Whole,
+    BareVolume, Completion, Info, Io, Kind, Op, OpenError, OpenOptions, OpenQueue, QueueState,
+    READ_ONLY, Request, Scheme, UrlOption, Volume, VolumeError, VolumeKind, VolumeQueue, VolumeUrl,
     parse_size,
 };
 
@@ -24,7 +24,7 @@ pub fn kind() -> VolumeKind<String> {
     VolumeKind::new(SCHEME, open)
 }
 
-fn open(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<String>, OpenError> {
+fn open(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<BareVolume<String>, OpenError> {
     let colour = |text: &str| match text {
         "red" | "green" => Ok(text.to_owned()),
         _ => Err("it is red or green"),
@@ -36,8 +36,8 @@ fn open(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<Whole<String>, Ope
     };
     let volume = Arc::new(volume);
     Ok(match colour {
-        Some(colour) => Whole::attached(volume, colour),
-        None => Whole::new(volume),
+        Some(colour) => BareVolume::attached(volume, colour),
+        None => BareVolume::new(volume),
     })
 }
 

@@ -18,7 +18,7 @@ use test_host::{Link, Pair, Shadow, Windows, doorbell};
 use vfio_user::IrqAction;
 use vfio_user::client::{Client, Irqs};
 
-use super::LIMIT;
+use super::WAIT_TIMEOUT;
 pub use files::{leave, memfd, new_eventfd};
 pub use test_host::{BAR0, CONFIG};
 
@@ -77,7 +77,7 @@ impl DerefMut for Host {
 impl Host {
     /// Connects and gives the device all memory.
     pub fn attach(socket: &Path) -> Host {
-        let mut host = Self::over(Client::connect(socket, LIMIT).unwrap());
+        let mut host = Self::over(Client::connect(socket, WAIT_TIMEOUT).unwrap());
         host.map_ram();
         host
     }
@@ -93,7 +93,7 @@ impl Host {
         let mapping = Memory::from_fd(file, RAM_SIZE, true).unwrap();
         let windows = Windows::new(RAM_BASE, mapping);
         Host {
-            host: test_host::Host::new(Link::new(client), windows, LIMIT),
+            host: test_host::Host::new(Link::new(client), windows, WAIT_TIMEOUT),
             ram,
             block: 512,
             vectors: Vec::new(),
@@ -129,7 +129,7 @@ impl Host {
         let fd = &self.vectors[vector];
         let mut fds = [PollFd::new(fd, PollFlags::IN)];
         let limit = Timespec {
-            tv_sec: LIMIT.as_secs() as i64,
+            tv_sec: WAIT_TIMEOUT.as_secs() as i64,
             tv_nsec: 0,
         };
         assert_eq!(poll(&mut fds, Some(&limit)), Ok(1), "no interrupt");
@@ -186,7 +186,7 @@ impl Host {
 
     /// Puts a command into a queue without ringing; returns its identifier, and the doorbell with
     /// its value.
-    pub fn place(&mut self, qid: u16, command: Command) -> (u16, u64, u32) {
+    pub fn test_dir(&mut self, qid: u16, command: Command) -> (u16, u64, u32) {
         let (cid, tail) = self.push(qid, &command).unwrap();
         (cid, doorbell(qid, false, 0), tail)
     }

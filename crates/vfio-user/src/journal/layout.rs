@@ -1,0 +1,237 @@
+//! Layout of the session's memory: words of eight bytes, then the received bytes.
+
+use state_memory::Area;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A word; its value is its offset in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(super) enum Word {
+    /// Number of the client's socket; zero without a client. See [`ABANDONED`].
+    Client = 0,
+    /// Stream offset of the first byte that has not been received.
+    Received = 8,
+    /// Stream offset of the first byte in [`RING`].
+    Base = 16,
+    /// The message in hand, see [`CurrentMessage`].
+    Hand = 24,
+    /// Value of `Received` when the take in progress began.
+    TakeFrom = 32,
+    /// Length of the take in progress and the pipe's level before, see [`PendingRead`]; zero for
+    /// none.
+    Take = 40,
+    /// Length of the reply in the pipe, without a head that is sent separately.
+    Reply = 48,
+    /// Head of the reply that is sent with a descriptor: two words.
+    Head = 56,
+    /// Stream offset of the message that `Hint` belongs to.
+    HintFor = 72,
+    /// Value of an answer that cannot be determined again.
+    Hint = 80,
+    /// The version is negotiated, and the following words are valid.
+    Negotiated = 88,
+    /// Capabilities that the client may rely on: [`CAPABILITIES`] words.
+    Told = 96,
+    /// Capabilities that the client has stated: [`CAPABILITIES`] words.
+    Theirs = 136,
+}
+
+/// Number of words of one side's capabilities.
+pub(super) const CAPABILITIES: usize = 5;
+
+/// Flag in [`Word::Client`]: the client's descriptors are no longer kept, and the next process
+/// cannot continue with it.
+pub(super) const ABANDONED: u64 = 1 << 32;
+
+/// Offset of the received bytes.
+pub(super) const RING: usize = 4096;
+/// Maximum number of received bytes: the longest message, and the bytes that a read brings beyond
+/// it.
+pub(super) const RING_LEN: usize = (1 << 20) + (128 << 10);
+
+/// Version of the layout; it changes when a process could not use the previous version's state.
+pub const SESSION_VERSION: u32 = 1;
+/// Size of a session's memory in bytes.
+pub const SESSION: usize = RING + RING_LEN;
+
+/// Progress of the message at the front of the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// The message has not been handled, and may not have arrived.
+    Idle,
+    /// The message is being handled. The next process handles it again.
+    Handling,
+    /// The reply is being written into the pipe. If it is complete there, it is valid; otherwise
+    /// the message is handled again.
+    Writing,
+    /// The reply is in the pipe except its head, which is sent with a descriptor.
+    Heading,
+    /// The rest of the reply is in the pipe, and nowhere else.
+    Piped,
+}
+
+impl Phase {
+    const ALL: [Phase; 5] = [
+        Phase::Idle,
+        Phase::Handling,
+        Phase::Writing,
+        Phase::Heading,
+        Phase::Piped,
+    ];
+}
+
+/// The message in hand: one word, so that a single store ends one message and begins the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CurrentMessage {
+    /// Lower half of the message's stream offset.
+    pub place: u32,
+    pub phase: Phase,
+    /// Number of the first group of descriptors not used by an earlier message.
+    pub group: u8,
+    /// Number of groups that belong to this message.
+    pub groups: u8,
+}
+
+impl CurrentMessage {
+    pub(super) fn to_word(self) -> u64 {
+        u64::from(self.place) << 32
+            | (self.phase as u64) << 16
+            | u64::from(self.group) << 8
+            | u64::from(self.groups)
+    }
+
+    pub(super) fn of_word(word: u64) -> Option<Self> {
+        Some(Self {
+            place: (word >> 32) as u32,
+            phase: *Phase::ALL.get(usize::from((word >> 16) as u16))?,
+            group: (word >> 8) as u8,
+            groups: word as u8,
+        })
+    }
+}
+
+/// Bytes that are being taken from the socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PendingRead {
+    /// Number of bytes, at least one.
+    pub len: u32,
+    /// Previous level of the pipe that counts them.
+    pub level: u32,
+}
+
+impl PendingRead {
+    pub(super) fn to_word(self) -> u64 {
+        u64::from(self.level) << 32 | u64::from(self.len)
+    }
+
+    pub(super) fn of_word(word: u64) -> Option<Self> {
+        let (len, level) = (word as u32, (word >> 32) as u32);
+        (len > 0).then_some(Self { len, level })
+    }
+}
+
+/// Note of a kept descriptor: the read that brought it, and its index there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DescriptorRecord {
+    /// Stream offset behind the read's last byte: its lower 20 bits.
+    pub end: u32,
+    /// Bytes of the read.
+    pub len: u16,
+    /// The read's number among those that brought descriptors.
+    pub group: u8,
+    /// Index among the read's descriptors.
+    pub index: u8,
+    /// Number of descriptors that the read brought.
+    pub count: u8,
+}
+
+/// Number of bits of a stream offset in a note.
+pub(super) const PLACE_BITS: u32 = 20;
+
+impl DescriptorRecord {
+    pub(super) fn to_detail(self) -> u64 {
+        u64::from(self.end & ((1 << PLACE_BITS) - 1)) << 40
+            | u64::from(self.len) << 24
+            | u64::from(self.group) << 16
+            | u64::from(self.index) << 8
+            | u64::from(self.count)
+    }
+
+    pub(super) fn of_detail(detail: u64) -> Self {
+        Self {
+            end: (detail >> 40) as u32 & ((1 << PLACE_BITS) - 1),
+            len: (detail >> 24) as u16,
+            group: (detail >> 16) as u8,
+            index: (detail >> 8) as u8,
+            count: detail as u8,
+        }
+    }
+}
+
+/// Words of a session; [`SessionWords::new`] has checked that all of them exist.
+#[derive(Clone, Debug)]
+pub(super) struct SessionWords(Area);
+
+impl SessionWords {
+    /// Opens a session's memory. `None` if it is too small or has no pages.
+    pub(super) fn new(area: Area) -> Option<Self> {
+        let is_large = area.len() >= SESSION && area.prepare(RING).is_ok();
+        is_large.then_some(Self(area))
+    }
+
+    pub(super) fn area(&self) -> &Area {
+        &self.0
+    }
+
+    fn at(&self, offset: usize) -> Option<&AtomicU64> {
+        self.0.word(offset)
+    }
+
+    pub(super) fn load(&self, word: Word) -> u64 {
+        self.load_at(word as usize)
+    }
+
+    /// Stores a word; all earlier stores are visible with it.
+    pub(super) fn store(&self, word: Word, value: u64) {
+        self.store_at(word as usize, value);
+    }
+
+    pub(super) fn load_at(&self, offset: usize) -> u64 {
+        self.at(offset)
+            .map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    pub(super) fn store_at(&self, offset: usize, value: u64) {
+        if let Some(word) = self.at(offset) {
+            word.store(value, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn words_say_what_was_meant(place: u32, group: u8, groups: u8, len: u16, index: u8) {
+            for phase in Phase::ALL {
+                let hand = CurrentMessage { place, phase, group, groups };
+                prop_assert_eq!(CurrentMessage::of_word(hand.to_word()), Some(hand));
+            }
+            let end = place & ((1 << PLACE_BITS) - 1);
+            let came = DescriptorRecord { end, len, group, index, count: groups };
+            prop_assert_eq!(DescriptorRecord::of_detail(came.to_detail()), came);
+            let take = PendingRead { len: place, level: u32::from(len) };
+            prop_assert_eq!(PendingRead::of_word(take.to_word()), (place > 0).then_some(take));
+        }
+
+        #[test]
+        fn any_word_may_be_there(word: u64) {
+            if let Some(hand) = CurrentMessage::of_word(word) {
+                prop_assert_eq!(CurrentMessage::of_word(hand.to_word()), Some(hand));
+            }
+        }
+    }
+}
