@@ -53,11 +53,11 @@ STYLE = sh -c 'harness/words.sh && $(CARGO) fmt --all --check'
 # Test programs that only `make test-guests` runs (`test = false` in their Cargo.toml).
 APART = guests loom suites
 # Tests that take minutes and need no program of their own.
-LATER = conformance::every_case_that_applies_passes
+LATER = conformance::every_applicable_case_passes
 
 # Unit tests that take seconds.
-SLOW = a_controller_in_this_process_keeps tests::loss:: tests::queues:: tests::random_instructions every_target_takes_its_corpus \
-	threads::tests::a_request_that_is_not_answered accounts::tests::a_guest_with_one_command
+SLOW = in_process_controller_keeps tests::loss:: tests::queues:: tests::random_instructions_end every_target_accepts_its_corpus \
+	threads::tests::unanswered_request_times_out accounts::tests::single_command_guest
 quick: tools-build
 	harness/setup.sh check
 	$(STYLE)

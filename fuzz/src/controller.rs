@@ -873,7 +873,7 @@ mod tests {
     use crate::chance::Chance;
 
     #[test]
-    fn scripts_by_chance() {
+    fn random_scripts_complete_commands() {
         controller(&[]);
         let mut chance = Chance::new();
         let mut completed = 0;

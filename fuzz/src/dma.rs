@@ -160,7 +160,7 @@ fn check(list: &SegmentList, memory: &Memory, len: Option<u64>) {
 mod tests {
     /// Random inputs from a fixed seed, and an empty one; some of them must get through.
     #[test]
-    fn random_data_pointers() {
+    fn random_data_pointers_are_walked() {
         super::prp_sgl(&[]);
         let mut chance = crate::chance::Chance::new();
         let mut through = [0; 2];

@@ -506,7 +506,7 @@ mod tests {
     use crate::chance::Chance;
 
     #[test]
-    fn scripts_by_chance() {
+    fn random_scripts_cause_no_panic() {
         let mut chance = Chance::new();
         for _ in 0..400 {
             fabrics_target(&chance.script(300, |first| *first |= 4));

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_disk_is_good_when_nothing_is_changed() {
+    fn unchanged_disk_has_partitions() {
         let mut disk = disk();
         sum(&mut disk, 1);
         sum(&mut disk, LAST);

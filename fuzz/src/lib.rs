@@ -52,7 +52,7 @@ mod tests {
     /// Runs the inputs in git, written by `fuzz/run.sh minimise`; each covers code that the rest
     /// does not.
     #[test]
-    fn every_target_takes_its_corpus() {
+    fn every_target_accepts_its_corpus() {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
         let entries = fs::read_dir(&corpus).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());

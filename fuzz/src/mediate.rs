@@ -157,7 +157,7 @@ mod tests {
     use crate::chance::Chance;
 
     #[test]
-    fn scripts_by_chance() {
+    fn random_scripts_complete_commands() {
         let mut chance = Chance::new();
         let mut commands = 0;
         for _ in 0..1500 {

@@ -203,7 +203,7 @@ mod tests {
 
     /// Good beginnings, with some bytes changed.
     #[test]
-    fn changed_streams() {
+    fn mutated_streams_cause_no_panic() {
         let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/corpus/nvme_tcp");
         let entries = std::fs::read_dir(corpus).unwrap();
         let seeds: Vec<Vec<u8>> = entries

@@ -221,7 +221,7 @@ mod tests {
 
     /// Fields of the tables, changed here and there, most of them by entries that look right.
     #[test]
-    fn changed_images() {
+    fn mutated_images_cause_no_panic() {
         let mut chance = Chance::new();
         let mut below = |bound: usize| chance.next() as usize % bound;
         for _ in 0..4000 {

@@ -441,7 +441,7 @@ mod tests {
     use crate::chance::Chance;
 
     #[test]
-    fn scripts_by_chance() {
+    fn random_scripts_reach_device() {
         let mut chance = Chance::new();
         let mut calls = 0;
         for _ in 0..4000 {

@@ -329,7 +329,7 @@ mod tests {
     use crate::chance::Chance;
 
     #[test]
-    fn scripts_by_chance() {
+    fn random_scripts_complete_requests() {
         let mut chance = Chance::new();
         let mut requests = 0;
         for _ in 0..1000 {

@@ -323,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packages_that_no_mirror_has_are_named() {
+    fn missing_packages_are_named() {
         let said = "apt-get failed (exit status: 100):\nErr:6 http://m/a libc6 404  Not Found\n\
                     E: Failed to fetch http://m/debian/libc6.deb  404  Not Found [IP: ::1 80]\n\
                     E: Failed to fetch http://m/debian/zlib1g.deb  404  Not Found [IP: ::1 80]";
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn print_uris_lines_become_packages() {
+    fn print_uris_lines_are_parsed_as_packages() {
         let line = "'http://m/debian/pool/main/b/busybox/busybox-static_1.37.0-6%2bb9_amd64.deb' \
                     busybox-static_1%3a1.37.0-6+b9_amd64.deb 955316 SHA256:598a";
         assert_eq!(

@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_artefact_that_fails_leaves_nothing_and_one_that_succeeds_is_made_once() -> Result<()> {
+    fn artefact_is_built_once_and_failure_leaves_nothing() -> Result<()> {
         let dir = tempfile::tempdir()?;
         let cache = Cache::at(dir.path().join("c"))?;
         let failed = cache.artefact("a", "0123456789abcdef", |part| {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_tell_the_parts_apart() {
+    fn cache_key_depends_on_part_boundaries() {
         assert_ne!(key(&["ab", "c"]), key(&["a", "bc"]));
         assert_eq!(key(&["ab"]).len(), KEY_LEN);
     }

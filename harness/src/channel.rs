@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn output_may_hold_any_bytes() -> Result<()> {
+    fn command_output_may_hold_any_bytes() -> Result<()> {
         let mut channel = guest(b"junk\nREADY abc 2.5\nDONE 1 3 7\n\nDONE \xffDONE 2 0 0\n")?;
         let soon = Instant::now() + Duration::from_secs(10);
         assert_eq!(channel.ready(soon)?, ("abc".to_string(), 2.5));
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_answer_and_a_reboot_are_errors() -> Result<()> {
+    fn stale_answer_and_reboot_are_errors() -> Result<()> {
         let mut channel = guest(b"DONE 7 0 0\n")?;
         let e = channel.run("x", Duration::from_secs(5)).unwrap_err();
         assert!(e.to_string().contains("instead of 1"), "{e}");

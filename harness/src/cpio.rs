@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn header_name_and_data_are_padded_to_four_bytes() {
+    fn cpio_header_name_and_data_are_padded() {
         let mut archive = Archive::new();
         archive.file("ab", 0o644, b"hello");
         let bytes = archive.finish();

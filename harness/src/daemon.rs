@@ -317,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_listens_only_while_it_is_listened_on() -> Result<()> {
+    fn listening_follows_socket_state() -> Result<()> {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("s");
         assert!(!listening(&path)?);

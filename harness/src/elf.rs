@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn this_test_program_needs_the_c_library() {
+    fn own_program_needs_libc() {
         let bytes = std::fs::read("/proc/self/exe").unwrap();
         let elf = Elf::parse(&bytes).unwrap();
         let needed = elf.needed().unwrap();
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_file_is_refused_not_read_past() {
+    fn truncated_elf_is_refused() {
         let bytes = std::fs::read("/proc/self/exe").unwrap();
         for len in [0, 6, 40, 64, 200] {
             let cut = &bytes[..len];

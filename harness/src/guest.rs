@@ -430,7 +430,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shell_reads_the_words_of_a_line() -> Result<()> {
+    fn shell_line_quotes_words() -> Result<()> {
         let words = [
             "printf",
             "%s|",

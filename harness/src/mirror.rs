@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mirror_of_the_machines_own_release_is_chosen() {
+    fn mirror_of_own_release_is_chosen() {
         let targets = "Packages main cloud-sdk https://elsewhere/apt/\n\
                        Packages main bookworm-security http://one/debian-security/\n\
                        Packages contrib bookworm http://two/debian/\n\

@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn words_become_options() {
+    fn arguments_become_options() {
         let options = parse("out.json --runs 5").unwrap();
         assert_eq!(options.output, PathBuf::from("out.json"));
         assert_eq!((options.runtime, options.runs), (2, 5));
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_refused_with_the_usage() {
+    fn unknown_arguments_are_refused_with_usage() {
         for words in ["", "--rums 5 out.json", "out.json more"] {
             let error = parse(words).unwrap_err().to_string();
             assert!(error.contains("usage: bench OUTPUT"), "{words:?}: {error}");

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_past_its_limit_is_killed() -> Result<()> {
+    fn process_past_limit_is_killed() -> Result<()> {
         let process = sleeper(Duration::from_millis(50))?;
         let status = process.wait(Duration::from_secs(20))?;
         assert!(!status.success() && process.overdue());
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_outlives_the_thread_that_started_it_but_not_its_handle() -> Result<()> {
+    fn process_outlives_starting_thread_but_not_handle() -> Result<()> {
         let process = std::thread::spawn(|| sleeper(Duration::from_secs(600)))
             .join()
             .map_err(|_| anyhow::anyhow!("panicked"))??;
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_an_error_or_a_failed_process() -> Result<()> {
+    fn missing_program_is_error_or_failed_process() -> Result<()> {
         let log = tempfile::NamedTempFile::new()?;
         let words = [OsString::from("/nonexistent/program")];
         let started = Process::start("none", &words, &[], log.path(), Duration::from_secs(9));

@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read_from_packages_and_from_qemu() {
+    fn qemu_versions_are_parsed() {
         assert_eq!(parse_version("1:11.1.3+ds-1~bpo13+1"), Some((11, 1)));
         assert_eq!(parse_version("10.0.13 (Debian 1:10.0.13)"), Some((10, 0)));
         assert_eq!(parse_version(""), None);

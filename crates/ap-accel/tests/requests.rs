@@ -78,7 +78,7 @@ fn ask(request: &[u8]) -> Result<Vec<u8>, Error> {
 }
 
 #[test]
-fn results_are_those_of_openssl() {
+fn modexp_results_match_openssl() {
     let mut sizes = Vec::new();
     let vectors = include_str!("openssl.txt").lines();
     for line in vectors.filter(|line| !line.starts_with('#')) {
@@ -103,7 +103,7 @@ fn results_are_those_of_openssl() {
 }
 
 #[test]
-fn formats_as_the_driver_sends_them() {
+fn request_formats_match_driver() {
     for (size, format) in [(128, 1), (256, 2), (512, 3)] {
         let request = modular(&[2], &[3], &[9], size);
         assert_eq!(request.len(), 16 + 3 * size);
@@ -126,7 +126,7 @@ fn formats_as_the_driver_sends_them() {
 }
 
 #[test]
-fn wrong_messages_get_their_errors() {
+fn malformed_message_gets_specific_error() {
     let good = modular(&[2], &[3], &[9], 128);
     let with = |at: usize, byte: u8| {
         let mut bad = good.clone();
@@ -152,7 +152,7 @@ fn wrong_messages_get_their_errors() {
 }
 
 #[test]
-fn wrong_operands_get_their_errors() {
+fn invalid_operands_get_specific_error() {
     let ask = |message: u8, exponent: u8, modulus: u8| {
         ask(&modular(&[message], &[exponent], &[modulus], 128))
     };
@@ -181,7 +181,7 @@ fn crt_of(p: u8, q: u8, u: u8, message: u8) -> Result<Vec<u8>, Error> {
 }
 
 #[test]
-fn wrong_crt_operands_get_their_errors() {
+fn invalid_crt_operands_get_specific_error() {
     assert_eq!(crt_of(8, 5, 3, 2), Err(Error::EVEN_MODULUS));
     assert_eq!(crt_of(7, 4, 3, 2), Err(Error::EVEN_MODULUS));
     assert_eq!(crt_of(7, 1, 3, 2), Err(Error::OPERAND_INVALID));
@@ -210,7 +210,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn small_numbers(message: u64, exponent in 1..=u64::MAX, modulus in 2..=u64::MAX) {
+    fn modexp_of_small_numbers_matches_naive_result(message: u64, exponent in 1..=u64::MAX, modulus in 2..=u64::MAX) {
         let modulus = modulus | 1;
         let message = message % modulus;
         let got = ask(&modular(
@@ -225,7 +225,7 @@ proptest! {
 
     /// Whatever a guest sends, there is a reply, and it fits the driver's buffer.
     #[test]
-    fn any_bytes_get_a_reply(
+    fn random_bytes_get_reply_within_buffer(
         format in prop::sample::select(&[1_u8, 2, 0x11, 0x12][..]),
         seed in prop::collection::vec(any::<u8>(), 1..64),
         sparse in any::<bool>(),
@@ -246,7 +246,7 @@ proptest! {
 }
 
 #[test]
-fn primes_of_different_lengths() {
+fn crt_with_primes_of_different_lengths_matches_modexp() {
     // Both are prime; each is the longer one once.
     let (short, long) = (65_537_u128, (1_u128 << 89) - 1);
     for (p, q) in [(short, long), (long, short)] {

@@ -17,7 +17,7 @@ fn parse(arguments: &[&str]) -> Result<Config, String> {
 }
 
 #[test]
-fn without_arguments_there_are_two_cards_of_one_domain() {
+fn config_without_arguments_has_two_cards_and_one_domain() {
     let config = parse(&[]).unwrap();
     assert_eq!(config.adapters, Mask::from_iter([0, 1]));
     assert_eq!(config.domains, Mask::from_iter([6]));
@@ -27,7 +27,7 @@ fn without_arguments_there_are_two_cards_of_one_domain() {
 }
 
 #[test]
-fn arguments_add_up() {
+fn config_arguments_accumulate() {
     let config = parse(&[
         "adapter=3",
         "domain=71",
@@ -45,7 +45,7 @@ fn arguments_add_up() {
 }
 
 #[test]
-fn wrong_arguments_are_named() {
+fn config_error_names_invalid_argument() {
     for wrong in [
         "adapter",
         "adapter=",

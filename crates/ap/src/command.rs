@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_told_by_their_code() {
+    fn pqap_decodes_function_codes() {
         let of = |function| {
             Ok(Pqap {
                 function,
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_ap_has_no_such_instruction() {
+    fn pqap_without_facilities_is_operation_exception() {
         for gr0 in [0, 0x0300_0000, 0xff00_0000] {
             for problem in [false, true] {
                 let got = Pqap::decode(gr0, Facilities::NONE, problem);
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn the_problem_state_comes_before_the_operands() {
+    fn pqap_in_problem_state_is_privileged_operation() {
         for gr0 in [0, 0x0300_0000, 0x007f_0000, 0xff00_0000] {
             let got = Pqap::decode(gr0, Facilities::ALL, true);
             assert_eq!(got, Err(ProgramException::PrivilegedOperation));
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn reserved_bits_and_missing_facilities_are_specification_exceptions() {
+    fn reserved_bits_or_missing_facilities_are_specification_exceptions() {
         for bit in 16..23 {
             assert_eq!(decode(1 << bit), SPECIFICATION, "bit {}", 63 - bit);
         }
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn interrupt_control_goes_there_and_back() {
+    fn interrupt_control_round_trips() {
         let on = InterruptControl::Enable {
             subclass: Subclass::new(6),
             notification: 0x1234_5678,
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn facility_bits_in_a_list() {
+    fn facilities_set_bits_in_facility_list() {
         let mut list = [0; 16];
         Facilities::ALL.add_to(&mut list);
         assert_eq!((list[1], list[8]), (0x09, 0x40));

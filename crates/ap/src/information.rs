@@ -74,7 +74,7 @@ mod tests {
     use crate::matrix::Mask;
 
     #[test]
-    fn hardware_as_a_register() {
+    fn hardware_encodes_as_register() {
         let cex8a = Hardware {
             facilities: Hardware::MEX_4K
                 | Hardware::CRT_4K
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_block() {
+    fn configuration_encodes_as_block() {
         let block = Configuration {
             adapters_0based: 3,
             domains_0based: 15,

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn aqic_reaches_the_hook() {
+    fn aqic_calls_hook() {
         let mut seen = Seen(alloc::vec::Vec::new());
         let outcome = pqap(ALL, ENABLE, Some(&mut seen));
         assert_eq!(outcome, InterceptOutcome::Status(QueueStatus::default()));
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_facility_nothing_is_intercepted() {
+    fn pqap_without_facility_is_not_intercepted() {
         let no_host = Installed {
             host_instructions: false,
             ..ALL
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn other_functions_are_not_ours() {
+    fn pqap_other_than_aqic_is_not_supported() {
         for code in (0..=0xff).filter(|code| *code != 3) {
             let registers = Registers {
                 gr: [code << 24 | 0x0106, 0, 0],
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn exceptions_come_before_the_hook() {
+    fn exceptions_precede_hook() {
         let problem = Registers {
             problem_state: true,
             ..ENABLE
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_hook_there_are_no_queues() {
+    fn aqic_without_hook_returns_queue_not_available() {
         let gone = QueueStatus::of(Response::QUEUE_NOT_AVAILABLE);
         assert_eq!(pqap(ALL, ENABLE, None), InterceptOutcome::Status(gone));
     }

@@ -146,7 +146,7 @@ mod tests {
     };
 
     #[test]
-    fn an_adapter_interruption_stores_and_loads_at_its_places() {
+    fn adapter_interruption_swaps_psw_in_lowcore() {
         let mut storage = Storage(vec![0; 0x4000]);
         let new = Psw {
             mask: 0x0404_0001_8000_0000,
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_interruption_stores_and_loads_at_its_places() {
+    fn program_interruption_swaps_psw_in_lowcore() {
         let mut storage = Storage(vec![0; 0x4000]);
         storage.0[0x21d0..0x21e0].copy_from_slice(&OLD.to_bytes());
         let exception = ProgramException::PrivilegedOperation;
@@ -173,13 +173,13 @@ mod tests {
     }
 
     #[test]
-    fn no_storage_no_interruption() {
+    fn interruption_without_storage_fails() {
         let mut storage = Storage(vec![0; 0x100]);
         assert_eq!(adapter(&mut storage, 0, OLD, Subclass::new(0)), None);
     }
 
     #[test]
-    fn masks_decide() {
+    fn interruption_needs_psw_and_subclass_mask() {
         let six = Subclass::new(6);
         assert_eq!(six.mask(), 0x0200_0000);
         assert!(is_open(Psw::IO, 0x0200_0000, six));
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions() {
+    fn psw_with_condition_sets_condition_code() {
         assert_eq!(OLD.with_condition(3).mask, 0x0705_3001_8000_0000);
         assert_eq!(OLD.with_condition(0).mask, 0x0705_0001_8000_0000);
     }

@@ -36,35 +36,35 @@
 //! | rule | where | test |
 //! |---|---|---|
 //! | **1. Interruption for AQIC** | | |
-//! | the notification byte's page is pinned, its subclass registered, both or neither | `Registration::take` | `enabling_pins_*`, `addresses_that_*`, `without_a_subclass_*`, histories |
+//! | the notification byte's page is pinned, its subclass registered, both or neither | `Registration::take` | `aqic_enable_pins_*`, `aqic_with_address_*`, `aqic_without_subclass_*`, histories |
 //! | saved resources are freed exactly once: a registration is a value, consumed by its release | `Registration::release` | histories (pins, subclasses) |
-//! | interrupts that are on already keep their settings (0x07), the new ones are dropped | [`Mediated::aqic`] | `enabling_twice_*`, histories |
-//! | the guest resets behind our back and registers again: the old registration is released | [`Mediated::aqic`] | `registering_again_*`, `disabling_after_*`, histories (`ResetUnseen`) |
-//! | a reset that we see frees too | [`Mediated::rapq`], [`Mediated::zapq`] | `a_guests_own_reset_*`, histories |
-//! | each subclass is registered as often as queues are enabled for it | all of [`mediated`] | `counts_equal_enabled_queues` in histories |
+//! | interrupts that are on already keep their settings (0x07), the new ones are dropped | [`Mediated::aqic`] | `aqic_enabled_twice_*`, histories |
+//! | the guest resets behind our back and registers again: the old registration is released | [`Mediated::aqic`] | `aqic_after_unseen_reset_*`, `aqic_disable_after_*`, histories (`ResetUnseen`) |
+//! | a reset that we see frees too | [`Mediated::rapq`], [`Mediated::zapq`] | `guest_reset_*`, histories |
+//! | each subclass is registered as often as queues are enabled for it | all of [`mediated`] | `registrations_equal_enabled_queues` in histories |
 //! | **2. The machine destroyed while the hook runs** | | |
 //! | no vCPU enters the hook once the destroyer has closed the gate; it frees when all have left | [`gate`] | `tests/it/gate.rs`, `tests/loom.rs` |
-//! | a destroyed guest's queues are reset, and hold nothing | [`Mediated::detach`] | `a_destroyed_guest_*`, histories (end) |
-//! | without a guest, or a hook, queues are not available (0x01) | [`Mediated::owns`], [`intercept::pqap`] | `a_destroyed_guest_*`, `without_a_hook_*` in `intercept` |
+//! | a destroyed guest's queues are reset, and hold nothing | [`Mediated::detach`] | `destroyed_guest_*`, histories (end) |
+//! | without a guest, or a hook, queues are not available (0x01) | [`Mediated::owns`], [`intercept::pqap`] | `destroyed_guest_*`, `aqic_without_hook_*` in `intercept` |
 //! | **3. Interception** | | |
-//! | no AP instructions in host or guest, or no way to deliver: not supported, nothing changes | [`intercept::pqap`] | `without_the_facility_*` in `intercept` |
-//! | only AQIC is intercepted | [`intercept::pqap`] | `other_functions_*` in `intercept` |
-//! | the problem state: privileged operation, before the operands are looked at | [`command::Pqap::decode`] | `the_problem_state_*` in `command`, `exceptions_*` in `intercept` and `tests/it/instructions.rs` |
+//! | no AP instructions in host or guest, or no way to deliver: not supported, nothing changes | [`intercept::pqap`] | `pqap_without_facility_*` in `intercept` |
+//! | only AQIC is intercepted | [`intercept::pqap`] | `pqap_other_than_aqic_*` in `intercept` |
+//! | the problem state: privileged operation, before the operands are looked at | [`command::Pqap::decode`] | `pqap_in_problem_state_*` in `command`, `exceptions_*` in `intercept` and `tests/it/instructions.rs` |
 //! | T bit without facility 15, AQIC without 65, QCI or long queue numbers without 12, reserved bits: specification | [`command::Pqap::decode`] | `reserved_bits_*` in `command` |
 //! | odd registers of NQAP and DQAP: specification | [`instruction::execute`] | `exceptions_of_*` in `tests/it/instructions.rs` |
 //! | **4. Interrupts off** | | |
-//! | the page stays pinned until the interrupt bit reads zero | `Mediated::settle` | `disabling_waits_*`, histories (no byte after the bit has cleared) |
-//! | a bit of zero counts only after the queue accepted the order: before it may be on its way to one | `InterruptResources::Leaving` | `unmapping_waits_*`, histories |
-//! | a busy queue is tried again; one that is late keeps its page | `Mediated::disable`, [`Mediated::poll`] | `a_queue_that_is_late_*`, `busy_and_reset_*`, histories |
-//! | a removed queue (0x01, 0x03, 0x04) cannot write any more and is released | `Mediated::settle` | `a_queue_that_is_gone_*` |
+//! | the page stays pinned until the interrupt bit reads zero | `Mediated::settle` | `aqic_disable_waits_*`, histories (no byte after the bit has cleared) |
+//! | a bit of zero counts only after the queue accepted the order: before it may be on its way to one | `InterruptResources::Leaving` | `unmap_waits_*`, histories |
+//! | a busy queue is tried again; one that is late keeps its page | `Mediated::disable`, [`Mediated::poll`] | `slow_queue_*`, `queue_reports_busy_*`, histories |
+//! | a removed queue (0x01, 0x03, 0x04) cannot write any more and is released | `Mediated::settle` | `deconfigured_queue_*` |
 //! | **5. Queues that are removed while in use** | | |
-//! | removal of a device | [`Mediated::remove`] | `a_removed_queue_*`, `an_unplugged_card_*`, histories |
-//! | unassignment of an adapter or a domain | [`Mediated::unassign_adapter`], [`Mediated::unassign_domain`] | `unassigned_queues_*`, histories |
-//! | unmap of a page with a notification byte: interrupts off first, and "not yet" while the queue may write | [`Mediated::unmap`] | `unmapping_*`, histories (no byte to an unmapped page) |
+//! | removal of a device | [`Mediated::remove`] | `removed_queue_*`, `unplugged_card_*`, histories |
+//! | unassignment of an adapter or a domain | [`Mediated::unassign_adapter`], [`Mediated::unassign_domain`] | `unassigned_queue_*`, histories |
+//! | unmap of a page with a notification byte: interrupts off first, and "not yet" while the queue may write | [`Mediated::unmap`] | `unmap_*`, histories (no byte to an unmapped page) |
 //! | **Queues** | | |
-//! | status word and condition codes | [`status`] | `every_field_*` in `status` |
+//! | status word and condition codes | [`status`] | `queue_status_encodes_*` in `status` |
 //! | messages, identifiers, full and empty queues, requests and replies in parts | [`card`], [`instruction`] | `tests/it/instructions.rs` |
-//! | only queues of the matrix with a device behind them answer | [`Mediated::owns`] | `only_queues_of_the_matrix_*` |
+//! | only queues of the matrix with a device behind them answer | [`Mediated::owns`] | `queue_outside_matrix_*` |
 //!
 //! Two rules are stricter than Linux's: a page whose queue does not answer in time stays
 //! pinned, where vfio_ap warns and unpins; and an interrupt bit of zero is believed only after

@@ -145,7 +145,7 @@ mod tests {
     use alloc::vec::Vec;
 
     #[test]
-    fn bits_count_from_the_left() {
+    fn mask_bits_count_from_left() {
         let mask = Mask::from_iter([0, 6, 64, 255]);
         let bytes = mask.to_bytes();
         assert_eq!((bytes[0], bytes[8], bytes[31]), (0x82, 0x80, 0x01));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_matrix_is_the_product_of_its_masks() {
+    fn matrix_queues_are_product_of_masks() {
         let matrix = Matrix {
             adapters: Mask::from_iter([1, 255]),
             domains: Mask::from_iter([6, 0x47]),

@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_field_has_its_place() {
+    fn queue_status_encodes_each_field() {
         let status = QueueStatus {
             empty: true,
             replies_waiting: false,

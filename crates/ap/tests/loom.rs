@@ -99,12 +99,12 @@ fn life(without: Without) {
 }
 
 #[test]
-fn nobody_uses_what_is_freed() {
+fn freed_hook_is_never_used() {
     life(Without::Nothing);
 }
 
 #[test]
-fn every_order_is_needed() {
+fn each_memory_ordering_is_needed() {
     for (name, without) in [
         ("open", Without::Open),
         ("enter", Without::Enter),

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_is_better_by_its_own_measure_and_at_its_own_distance() {
+    fn comparison_respects_measure_and_distance() {
         let kept = results(vec![
             row("null", "iops", 100.0, Some(110.0)),
             row("null", "iops", 40.0, Some(500.0)),
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_shown_the_worst_first() {
+    fn comparison_lists_worst_first() {
         let mut doubtful = row("c", "iops", 50.0, None);
         doubtful.slices = Some(Slices {
             count: 2,
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn another_machine_is_named() {
+    fn comparison_names_other_machine() {
         let mut kept = results(vec![row("a", "iops", 1.0, None)]);
         kept.about.machine.cpu = "Other".to_owned();
         let lines = lines(
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_kept_in_the_machines_own_file() {
+    fn baseline_is_kept_per_machine() {
         let dir = tempfile::tempdir().unwrap();
         let output = dir.path().join("bench");
         let folder = dir.path().join("kept");
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_have_four_digits() {
+    fn figures_have_four_significant_digits() {
         let shown = [0.0, 0.012_34, 3.876, 123.4, 123_456.0].map(figure);
         assert_eq!(shown, ["0", "0.01234", "3.876", "123.4", "123456"]);
     }

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn round_trips_fall_into_distances() {
+    fn round_trips_are_grouped_into_distances() {
         let near = [112.0, 115.0, 118.0, 121.0, 130.0];
         let far = [290.0, 300.0, 310.0, 330.0];
         let mut all = [&near[..], &far].concat();
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_passed_through_is_none() {
+    fn single_outlier_is_no_distance() {
         let mut trips = vec![100.0; 39];
         trips.push(500.0);
         assert_eq!(found(&trips).len(), 1);
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn round_trips_agree_both_ways() {
+    fn round_trip_agreement_is_symmetric() {
         assert!(agree(100.0, 114.0) && agree(114.0, 100.0));
         assert!(!agree(100.0, 116.0) && !agree(116.0, 100.0));
     }

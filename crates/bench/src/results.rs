@@ -494,7 +494,7 @@ mod tests {
     };
 
     #[test]
-    fn quotients_are_of_runs_with_each_other() {
+    fn quotient_pairs_runs() {
         let row = |runs: &[f64]| Row {
             value: median(runs),
             runs: runs.to_vec(),
@@ -521,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn medians() {
+    fn median_of_odd_even_and_empty_lists() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
         assert_eq!(median(&[7.0]), 7.0);
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn a_suite_that_is_run_again_replaces_its_own_rows() {
+    fn repeated_suite_replaces_own_rows() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE);
         let mut results = Results::default();
@@ -594,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_are_told_apart_by_their_distance() {
+    fn slices_are_grouped_by_distance() {
         let results = sliced();
         let trips: Vec<f64> = results
             .about
@@ -622,7 +622,7 @@ mod tests {
     }
 
     #[test]
-    fn quotients_of_slices_are_of_the_same_rounds() {
+    fn slice_quotient_uses_same_rounds() {
         let results = sliced();
         for distance in results.about.distances("limit") {
             let at = |case| results.row(Case { case, ..CASE }, "iops", Some(distance.round_trip));
@@ -633,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_of_few_or_scattered_slices_are_doubtful() {
+    fn results_of_few_or_scattered_slices_are_doubtful() {
         let of = |count, p10, p90| Slices { count, p10, p90 }.is_doubtful();
         assert!(of(4, 1.0, 1.0) && of(100, 1.0, 2.5));
         assert!(!of(5, 1.0, 2.0));
@@ -645,7 +645,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_yet_is_no_error() {
+    fn missing_results_file_is_empty() {
         assert!(
             Results::read(Path::new("/no/such/file"))
                 .unwrap()

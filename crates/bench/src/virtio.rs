@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_keeps_what_is_written() {
+    fn virtio_target_reads_back_writes() {
         with_export("mem://32M", |path| {
             for interrupt in [false, true] {
                 // Rings come round many times.
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn an_export_that_forgets_is_found_out() {
+    fn virtio_target_detects_lost_writes() {
         with_export("null://1M", |path| {
             let target = VirtioTarget::open(path, &job()).unwrap();
             let error = run(&target, &job(), &mut ()).unwrap_err().to_string();

@@ -82,9 +82,12 @@ fn processes(temp: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_suite_that_is_ended_leaves_nothing() {
+fn interrupted_suite_leaves_nothing() {
     if std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() < 2) {
-        testkit::skip("bench::a_suite_that_is_ended", "it needs two CPUs");
+        testkit::skip(
+            "bench::interrupted_suite_leaves_nothing",
+            "it needs two CPUs",
+        );
         return;
     }
     let place = tempfile::tempdir().unwrap();

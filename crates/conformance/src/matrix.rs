@@ -156,7 +156,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn the_document_is_made_of_the_table() {
+    fn conformance_document_matches_table() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/conformance.md");
         let made = text();
         if std::env::var_os("VNVME_WRITE_DOCS").is_some() {
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique_and_entries_belong_to_groups() {
+    fn case_names_are_unique_and_belong_to_groups() {
         let names: BTreeSet<&str> = cases().map(|case| case.name).collect();
         assert_eq!(names.len(), cases().count());
         let groups: Vec<&str> = GROUPS
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_has_cases_or_a_reason() {
+    fn matrix_entry_has_cases_or_reason() {
         let covered = covered();
         let mut seen = BTreeSet::new();
         for entry in GROUPS.iter().flat_map(|group| group.left_out) {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_are_in_the_order_of_their_numbers() {
+    fn test_keys_sort_by_number() {
         let order = ["1.2-1", "1.2-a", "1.9-a", "1.10-a", "1-a", "2.1-a", "10-a"];
         assert!(order.map(Key::of).is_sorted());
     }

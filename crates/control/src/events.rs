@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_listener_that_takes_nothing_keeps_nobody_and_is_told_what_it_lost() {
+    fn slow_listener_blocks_nobody_and_learns_of_lost_events() {
         let sender = EventSender::new();
         sender.send(EventKind::Added, "before", None, None);
         let (mut slow, mut prompt) = (sender.receiver(), sender.receiver());

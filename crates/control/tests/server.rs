@@ -317,7 +317,7 @@ fn is_closed(socket: &mut UnixStream) -> bool {
 const CLOSE: &str = "Host: x\r\nConnection: close\r\n\r\n";
 
 #[test]
-fn a_client_gets_what_it_asks_for() {
+fn client_performs_every_request() {
     let world = World::new();
     let client = world.client("full");
     let table = json!({"name": "c/d e"}).as_object().unwrap().clone();
@@ -383,7 +383,7 @@ fn a_client_gets_what_it_asks_for() {
 }
 
 #[test]
-fn the_socket_for_questions_changes_nothing() {
+fn query_socket_refuses_changes() {
     let world = World::new();
     let client = world.client("questions");
     assert_eq!(client.disks().unwrap().len(), 2);
@@ -432,7 +432,7 @@ fn the_socket_for_questions_changes_nothing() {
 }
 
 #[test]
-fn several_requests_go_over_one_connection() {
+fn several_requests_share_connection() {
     let world = World::new();
     let mut socket = world.connect();
     let request = "GET /v1/disks HTTP/1.1\r\nHost: x\r\n\r\n";
@@ -451,7 +451,7 @@ fn several_requests_go_over_one_connection() {
 }
 
 #[test]
-fn what_is_no_good_request_is_refused() {
+fn malformed_request_is_refused() {
     let world = World::new();
     let many: String = (0..200).map(|i| format!("X-{i}: y\r\n")).collect();
     let post = "POST /v1/disks HTTP/1.1\r\n";
@@ -595,7 +595,7 @@ fn what_is_no_good_request_is_refused() {
 }
 
 #[test]
-fn slow_clients_are_dropped_and_hold_up_no_other() {
+fn slow_clients_are_dropped_without_blocking_others() {
     let world = World::new();
     let before = descriptors();
     let mut silent = world.connect();
@@ -635,7 +635,7 @@ fn slow_clients_are_dropped_and_hold_up_no_other() {
 }
 
 #[test]
-fn of_too_many_clients_the_slowest_are_dropped() {
+fn too_many_clients_drop_slowest() {
     let world = World::new();
     let before = descriptors();
     let mut idle = world.connect();
@@ -654,7 +654,7 @@ fn of_too_many_clients_the_slowest_are_dropped() {
 }
 
 #[test]
-fn thousands_of_clients_that_come_and_go_leave_nothing() {
+fn thousands_of_short_clients_leak_nothing() {
     let world = World::new();
     world.is_well();
     let before = descriptors();
@@ -680,7 +680,7 @@ fn thousands_of_clients_that_come_and_go_leave_nothing() {
 
 /// Who may connect and ask so often has its share of the thread, and no more.
 #[test]
-fn requests_come_at_a_pace() {
+fn requests_are_rate_limited() {
     let world = World::with_rate(20);
     let begin = Instant::now();
     let mut socket = world.connect();
@@ -701,7 +701,7 @@ fn requests_come_at_a_pace() {
 }
 
 #[test]
-fn what_takes_its_time_keeps_nobody_waiting() {
+fn slow_request_blocks_no_other_client() {
     let world = World::new();
     let path = world.path("full");
     let asked: Vec<_> = (0..8)
@@ -793,7 +793,7 @@ fn events_reach_every_listener() {
 }
 
 #[test]
-fn listeners_that_never_read_hold_up_nobody_and_are_dropped() {
+fn listeners_without_reads_are_dropped() {
     let world = World::new();
     let before = descriptors();
     let listen = || {
@@ -831,7 +831,7 @@ fn listeners_that_never_read_hold_up_nobody_and_are_dropped() {
 }
 
 #[test]
-fn a_socket_that_is_none_of_ours_is_told_from_one_that_is() {
+fn foreign_socket_is_told_from_control_socket() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk");
     let client = || Client::new(vec![dir.path().join("nothing"), path.clone()]).unwrap();

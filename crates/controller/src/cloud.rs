@@ -147,7 +147,7 @@ mod tests {
     use zerocopy::FromZeros;
 
     #[test]
-    fn texts() {
+    fn cloud_names_parse_and_print() {
         for text in ["amazon:/dev/sdf", "google:data-1", "azure"] {
             assert_eq!(text.parse::<Cloud>().unwrap().to_string(), text);
         }
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_where_images_look() {
+    fn cloud_names_are_at_vendor_offsets() {
         let mut page = IdentifyController::new_zeroed();
         Cloud::Amazon("sdf".into()).describe(&mut page);
         let (name, rest) = page.vs.split_at(32);

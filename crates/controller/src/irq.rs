@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vector_without_receiver_is_pending_until_it_has_one() {
+    fn vector_without_receiver_stays_pending() {
         let mut irqs = Irqs::new(10, Arc::default());
         irqs.set_messages(true);
         irqs.trigger(9);
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pin_fires_again_after_unmask_while_it_is_high() {
+    fn pin_fires_again_after_unmask_while_high() {
         let mut irqs = Irqs::new(2, Arc::default());
         let sink = Arc::new(Count::default());
         irqs.set_pin(Some(sink.clone()));

@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn bar_sizing_reads_back_the_size() {
+    fn bar_sizing_reads_back_size() {
         let mut space = ConfigSpace::new(PciIds::default(), 65, None);
         space.write(0x10, &u32::MAX.to_le_bytes());
         space.write(0x14, &u32::MAX.to_le_bytes());
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_buffer_has_a_bar() {
+    fn cmb_has_own_bar() {
         for size in [4096, 1 << 20, 64 << 20] {
             let mut space = ConfigSpace::new(PciIds::default(), 65, Some(size));
             space.write(0x18, &u32::MAX.to_le_bytes());
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn capability_list_is_walkable_and_ends() {
+    fn capability_list_is_walkable() {
         let space = ConfigSpace::new(PciIds::default(), 65, None);
         let mut at = read32(&space, 0x34) & 0xff;
         let mut seen = Vec::new();
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn read_only_bits_stay_and_reset_restores() {
+    fn config_space_keeps_read_only_bits_and_reset_restores() {
         let mut space = ConfigSpace::new(PciIds::default(), 65, None);
         let id = read32(&space, 0);
         space.write(0, &[0xff; 16]);
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn function_level_reset_is_seen_however_it_is_written() {
+    fn flr_is_detected_for_every_write_width() {
         for (at, data) in [
             (0x68u64, &[0x10u8, 0xa8][..]),
             (0x69, &[0x80]),
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn past_the_end() {
+    fn config_space_past_end_reads_ones() {
         let mut space = ConfigSpace::new(PciIds::default(), 1, None);
         let mut b = [0; 4];
         space.read(4094, &mut b);

@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_namespace_has_one_record_for_each_worker_and_keeps_it() {
+    fn namespace_keeps_one_record_per_worker() {
         let stats = ControllerStats::new(1, 2);
         for (share, nsid, reads) in [(0, 1, 5), (0, 7, 1), (1, 1, 2), (0, 1, 3)] {
             let record = stats.shares[share].namespace(nsid);

@@ -120,7 +120,7 @@ mod tests {
     use std::panic::catch_unwind;
 
     #[test]
-    fn a_thread_dies_at_the_passing_that_was_asked_for() {
+    fn armed_thread_dies_at_requested_pass() {
         arm("crash.test", 3);
         let died = catch_unwind(|| {
             for _ in 0..2 {
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_dies_at_one_point_after_the_other() {
+    fn armed_thread_dies_at_consecutive_points() {
         arm("crash.test", 1);
         then("crash.other", 2);
         crate::point!("crash.other");
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn other_threads_pass() {
+    fn armed_point_affects_own_thread_only() {
         arm("crash.test", 1);
         let other = std::thread::spawn(|| crate::point!("crash.test"));
         other.join().unwrap();

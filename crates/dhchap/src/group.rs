@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn primes_are_those_of_the_rfc() {
+    fn group_primes_match_rfc_7919() {
         // Last bytes of the primes, as RFC 7919 prints them.
         let ends: [(Group, &[u8]); 5] = [
             (Group::Ffdhe2048, &[0x61, 0x28, 0x5c, 0x97]),
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_come_to_one_key() {
+    fn both_sides_derive_same_key() {
         for group in [Group::Ffdhe2048, Group::Ffdhe3072] {
             let (x, y) = ([3; EXPONENT], [0x91; EXPONENT]);
             let (of_x, of_y) = (group.public(&x), group.public(&y));
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_make_a_known_key_are_refused() {
+    fn public_values_with_known_key_are_refused() {
         let group = Group::Ffdhe2048;
         let prime = group.prime();
         let less = |by: u8| {

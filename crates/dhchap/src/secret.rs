@@ -100,7 +100,7 @@ mod tests {
     const TEXT: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
 
     #[test]
-    fn the_form_is_that_of_nvme_cli() {
+    fn secret_form_matches_nvme_cli() {
         let secret = Secret::parse(TEXT).unwrap();
         assert_eq!(secret.bytes.len(), 32);
         assert_eq!(secret.bytes[..4], [0x89, 0xae, 0xb3, 0x1a]);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn other_forms_are_refused_and_not_shown() {
+    fn malformed_secret_is_refused_and_not_shown() {
         let base64 = "ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n";
         for (text, error) in [
             (String::new(), SecretError::Form),

@@ -114,7 +114,7 @@ const VECTORS: [(Hash, Group, u8, u8, &str, &str); 3] = [
 ];
 
 #[test]
-fn responses_are_those_of_another_implementation() {
+fn responses_match_other_implementation() {
     for (hash, group, of_host, of_controller, r1, r2) in VECTORS {
         let mut host = host(secrets(of_host, Some(of_controller)));
         let of_x = random(0, 0x11, 1);
@@ -141,7 +141,7 @@ fn responses_are_those_of_another_implementation() {
 
 /// The layout is that of Linux's `struct nvmf_auth_dhchap_negotiate_data` and its further messages.
 #[test]
-fn messages_on_the_wire() {
+fn messages_match_linux_layout() {
     let host = host(secrets(0, None));
     let first = host.negotiate();
     assert_eq!(first.len(), 8 + 64);
@@ -158,7 +158,7 @@ fn messages_on_the_wire() {
 }
 
 #[test]
-fn both_sides_prove_who_they_are() {
+fn host_and_controller_authenticate_each_other() {
     for groups in [&[Group::Null][..], &[Group::Ffdhe2048], &[Group::Ffdhe8192]] {
         let groups: &'static [Group] = Box::leak(groups.to_vec().into_boxed_slice());
         for asks in [None, Some(0), Some(3)] {
@@ -175,7 +175,7 @@ fn both_sides_prove_who_they_are() {
 }
 
 #[test]
-fn slow_arithmetic_is_announced() {
+fn slow_steps_are_reported_before_computation() {
     let mut host = host(secrets(1, None));
     let mut controller = controller(secrets(1, None));
     controller.take(&host.negotiate());
@@ -195,7 +195,7 @@ fn refused(why: Failure) -> impl Fn(&Result<(), AuthFailure>) -> bool {
 }
 
 #[test]
-fn wrong_secrets_are_found_by_either_side() {
+fn wrong_secret_is_detected_by_either_side() {
     // The host's is another one, or is transformed otherwise.
     for wrong in [secret(0, CONTROLLER), secret(2, HOST)] {
         let mut cheat = host(Secrets {
@@ -221,7 +221,7 @@ fn wrong_secrets_are_found_by_either_side() {
 }
 
 #[test]
-fn a_controller_that_does_not_say_who_it_is_is_refused() {
+fn host_refuses_controller_without_response() {
     let mut host = host(secrets(1, Some(0)));
     let mut controller = controller(secrets(1, Some(0)));
     controller.take(&host.negotiate());
@@ -233,7 +233,7 @@ fn a_controller_that_does_not_say_who_it_is_is_refused() {
 }
 
 #[test]
-fn one_that_cannot_say_who_it_is_ends_it() {
+fn controller_without_secret_ends_authentication() {
     let (mut host, mut controller) = (host(secrets(1, Some(0))), controller(secrets(1, None)));
     let (told, _) = run(&mut host, &mut controller);
     assert!(refused(Failure::FAILED)(&told), "{told:?}");
@@ -241,7 +241,7 @@ fn one_that_cannot_say_who_it_is_ends_it() {
 
 /// A reply to one controller, or in another transaction, is rejected elsewhere.
 #[test]
-fn what_is_repeated_proves_nothing() {
+fn replayed_reply_is_rejected() {
     let mut host = host(secrets(1, None));
     let mut first = controller(secrets(1, None)).with_groups(&[Group::Null]);
     first.take(&host.negotiate());
@@ -260,7 +260,7 @@ fn what_is_repeated_proves_nothing() {
 
 /// A controller's challenge, sent back to it as a host's, is not answered.
 #[test]
-fn a_challenge_that_comes_back_is_refused() {
+fn reflected_challenge_is_refused() {
     let secrets = Secrets {
         host: secret(0, HOST),
         controller: Some(secret(0, HOST)),
@@ -272,7 +272,7 @@ fn a_challenge_that_comes_back_is_refused() {
 }
 
 #[test]
-fn messages_out_of_turn_end_it() {
+fn messages_out_of_order_end_authentication() {
     let controllers = || controller(secrets(1, Some(1))).with_groups(&[Group::Null]);
     let mut host = host(secrets(1, Some(1)));
     let mut controller = controllers();
@@ -317,7 +317,7 @@ fn messages_out_of_turn_end_it() {
 }
 
 #[test]
-fn offers_without_anything_in_common_are_refused() {
+fn offers_without_common_algorithm_are_refused() {
     let first = host(secrets(0, None)).negotiate();
     let changed = |at: usize, bytes: &[u8]| {
         let mut message = first.clone();
@@ -347,7 +347,7 @@ fn offers_without_anything_in_common_are_refused() {
 proptest! {
     /// Neither side accepts a changed message, and none panics. Reserved bytes are ignored.
     #[test]
-    fn changed_messages_authenticate_nobody(
+    fn changed_messages_never_authenticate(
         which in 0..4usize,
         at in any::<prop::sample::Index>(),
         by in 1..=255u8,
@@ -392,7 +392,7 @@ proptest! {
     }
 
     #[test]
-    fn messages_of_any_bytes_are_looked_at(
+    fn random_messages_cause_no_panic(
         messages in vec((any::<bool>(), vec(any::<u8>(), 0..200)), 0..6),
         real in any::<bool>(),
     ) {
@@ -414,7 +414,7 @@ proptest! {
 }
 
 #[test]
-fn what_is_shown_has_no_secret() {
+fn debug_output_has_no_secret() {
     let shown = format!(
         "{:?} {:?} {:?} {:?}",
         host(secrets(1, Some(2))),

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_zeroed_aligned_and_its_own() {
+    fn buffer_is_zeroed_and_aligned() {
         let mut buffer = Buffer::new(5000);
         assert_eq!(buffer.as_ptr() as usize % ALIGN, 0);
         assert!(buffer.iter().all(|&b| b == 0));

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_account_is_bounded_and_what_it_took_returns() {
+    fn account_is_bounded_and_refunded() {
         let account = Account::new(MemoryLimits {
             mappings: 2,
             bytes: 100,
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn all_clients_together_leave_addresses_free() {
+    fn mappings_of_all_clients_are_bounded() {
         let limit = address_space();
         assert!(limit.is_power_of_two() && limit >= 1 << 20);
         let full = MapError::AddressSpaceFull { limit };

@@ -235,7 +235,7 @@ mod tests {
         })]
 
         #[test]
-        fn behaves_as_a_sorted_map(ops in prop::collection::vec(op(), 1..40)) {
+        fn windows_behave_like_sorted_map(ops in prop::collection::vec(op(), 1..40)) {
             let (mut windows, mut model) = (Windows::default(), BTreeMap::new());
             for op in ops {
                 match op {
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn few_windows_are_in_few_chunks() {
+    fn sparse_windows_merge_into_few_chunks() {
         let mut windows = Windows::default();
         (0..20_000).for_each(|start| windows.insert(entry(start, 1)));
         for start in (0..20_000).filter(|start| start % 200 != 0) {
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_of_the_address_space_are_addresses() {
+    fn windows_include_ends_of_address_space() {
         let mut windows = Windows::default();
         windows.insert(entry(u64::MAX, 1));
         windows.insert(entry(0, u64::MAX));

@@ -7,12 +7,12 @@ use dma::{MapError, Memory};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 #[test]
-fn one_mapping_too_many_is_an_error() {
+fn mapping_beyond_limit_is_error() {
     // Each memory keeps its file open.
     let limit = getrlimit(Resource::Nofile);
     let needed = MAX_MAPPINGS as u64 + 100;
     if limit.maximum.is_some_and(|maximum| maximum < needed) {
-        let what = "dma::full::one_mapping_too_many_is_an_error";
+        let what = "dma::full::mapping_beyond_limit_is_error";
         return testkit::skip(what, "too few open files are allowed (ulimit -Hn)");
     }
     setrlimit(

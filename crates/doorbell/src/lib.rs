@@ -51,15 +51,15 @@
 //! | failure | rule | tests |
 //! |---|---|---|
 //! | buffers used after a controller-level reset | cells are borrowed per call; a reset drops every [`Watch`] before it ends, and no call writes without cells | loom `reset_*`; controller `register_only_queue_*` |
-//! | queue created again with stale cells | [`Watch::create`] writes register, shadow entry and EventIdx | loom `recreation_*`, `mutants_of_a_queues_life`; controller `recreation_*` |
-//! | EventIdx of a CQ not kept up | [`Watch::arm`] when the CQ is full, [`Watch::park_until`] its tail otherwise | loom `full_cq_*`, `mutants_of_a_full_cq`; controller `cq_*` |
-//! | no full barrier between EventIdx and the look after it | [`ProtocolAccess::ArmFence`], [`ProtocolAccess::ArmShadow`] | loom `every_*`, `sleeping_*`, `mutants_of_the_controller` |
-//! | host without the barrier | [`Watch::recheck`] | loom `barrierless_*`, `mutants_of_the_host` |
-//! | EventIdx far behind or "never": a ring per turn | [`Watch::park`], proof in [`ring`] | arithmetic; controller `park_*`, `histories` |
+//! | queue created again with stale cells | [`Watch::create`] writes register, shadow entry and EventIdx | loom `recreation_*`, `mutants_of_queue_lifecycle_fail`; controller `recreation_*` |
+//! | EventIdx of a CQ not kept up | [`Watch::arm`] when the CQ is full, [`Watch::park_until`] its tail otherwise | loom `full_cq_*`, `mutants_of_full_cq_fail`; controller `cq_*` |
+//! | no full barrier between EventIdx and the look after it | [`ProtocolAccess::ArmFence`], [`ProtocolAccess::ArmShadow`] | loom `every_*`, `sleeping_*`, `mutants_of_controller_fail` |
+//! | host without the barrier | [`Watch::recheck`] | loom `barrierless_*`, `mutants_of_host_fail` |
+//! | EventIdx far behind or "never": a ring per turn | [`Watch::park`], proof in [`ring`] | arithmetic; controller `park_*`, `random_histories_*` |
 //! | unvalidated value | [`Invalid`]; a value outside the ring is never returned | controller `invalid_*` |
 //! | host that rings and never publishes | the register counts until the shadow entry changes | controller and loom `register_only_*` |
 //! | register write that arrives late | a shadow host's register is no value | controller `late_register_*` |
-//! | entry that comes round to its first value unseen | a second look after a new register value; EventIdx armed until the host publishes | loom `entry_that_comes_round_*`; controller `config_on_a_queue_that_comes_round_*` |
+//! | entry that comes round to its first value unseen | a second look after a new register value; EventIdx armed until the host publishes | loom `entry_back_at_first_value_*`; controller `config_on_wrapping_queue_*` |
 //! | Doorbell Buffer Config on live queues, or repeated | [`Watch::attach`] | loom and controller `config_*` |
 //! | buffers unmapped while queues live | the register counts from its next change on | controller `unmapped_*` |
 #![no_std]

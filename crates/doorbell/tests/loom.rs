@@ -115,7 +115,7 @@ impl History {
 // ---- the protocol holds
 
 #[test]
-fn a_spin_poll_sees_what_a_poll_finds() {
+fn spin_poll_matches_poll() {
     for behaviour in [HostBehaviour::LINUX, HostBehaviour::ALWAYS_RINGS] {
         for turned in [0, 3] {
             check_bounded(3, move || {
@@ -139,7 +139,7 @@ fn a_spin_poll_sees_what_a_poll_finds() {
 }
 
 #[test]
-fn every_interleaving_of_one_move() {
+fn every_interleaving_of_one_move_wakes() {
     for turned in 0..4 {
         check(move || {
             History {
@@ -153,12 +153,12 @@ fn every_interleaving_of_one_move() {
 }
 
 #[test]
-fn every_interleaving_of_two_moves_across_the_wrap() {
+fn every_interleaving_of_two_moves_across_wrap_wakes() {
     check(move || History { turned: 3, ..BASE }.until_idle());
 }
 
 #[test]
-fn sleeping_and_waking_again() {
+fn sleeping_worker_wakes_again() {
     for behaviour in [
         HostBehaviour::STANDARD,
         HostBehaviour::LINUX,
@@ -182,7 +182,7 @@ fn sleeping_and_waking_again() {
 }
 
 #[test]
-fn three_moves_through_the_wrap() {
+fn three_moves_through_wrap_wake() {
     for turned in [1, 2, 3] {
         check_bounded(3, move || {
             History {
@@ -208,7 +208,7 @@ fn register_only_hosts_are_woken_and_served() {
 }
 
 #[test]
-fn barrierless_hosts_lose_wakeups_and_the_later_look_finds_them() {
+fn barrierless_hosts_are_found_by_recheck() {
     let history = History {
         moves: &[1],
         behaviour: HostBehaviour::BARRIERLESS,
@@ -276,7 +276,7 @@ fn recreation(first: &'static [u32], behaviour: HostBehaviour, fault: Fault) {
 }
 
 #[test]
-fn recreation_on_stale_cells() {
+fn recreation_on_stale_cells_wakes() {
     for behaviour in [
         HostBehaviour::STANDARD,
         HostBehaviour::LINUX,
@@ -312,7 +312,7 @@ fn config(behaviour: HostBehaviour, fault: Fault) {
 }
 
 #[test]
-fn config_on_a_live_queue() {
+fn config_on_live_queue_wakes() {
     for behaviour in [
         HostBehaviour::STANDARD,
         HostBehaviour::LINUX,
@@ -325,7 +325,7 @@ fn config_on_a_live_queue() {
 /// Checks that a new queue's values are found, even when the ring has come round so that the entry
 /// holds its initial value again.
 #[test]
-fn entry_that_comes_round_to_its_first_value_is_seen() {
+fn entry_back_at_first_value_is_seen() {
     check(|| {
         let world = World::new(4, Fault::None);
         let mut controller = Controller::create(&world, true, 0);
@@ -384,7 +384,7 @@ fn reset(worker_keeps_cells: bool) {
 }
 
 #[test]
-fn reset_ends_the_buffers_life() {
+fn reset_ends_use_of_buffers() {
     check_bounded(3, || reset(false));
     assert!(
         fails(|| reset(true)),
@@ -428,7 +428,7 @@ fn full_cq(size: u32, behaviour: HostBehaviour, fault: Fault) {
 }
 
 #[test]
-fn full_cq_always_gets_its_ring() {
+fn full_cq_is_always_rung() {
     for behaviour in [HostBehaviour::STANDARD, HostBehaviour::LINUX] {
         for size in [2, 3, 4] {
             check(move || full_cq(size, behaviour, Fault::None));
@@ -443,7 +443,7 @@ fn mutant_of_submission(fault: Fault) -> bool {
 }
 
 #[test]
-fn mutants_of_the_host() {
+fn mutants_of_host_fail() {
     assert!(
         mutant_of_submission(Fault::Omit(ProtocolAccess::HostFence)),
         "host's full fence"
@@ -469,7 +469,7 @@ fn mutants_of_the_host() {
 }
 
 #[test]
-fn mutants_of_the_controller() {
+fn mutants_of_controller_fail() {
     assert!(
         mutant_of_submission(Fault::Omit(ProtocolAccess::ArmFence)),
         "full fence after arming"
@@ -511,7 +511,7 @@ fn mutants_of_the_controller() {
 }
 
 #[test]
-fn mutants_of_a_queues_life() {
+fn mutants_of_queue_lifecycle_fail() {
     assert_eq!(STALE, 2, "an index of the ring: stale, but not invalid");
     let fault = Fault::Omit(ProtocolAccess::Initialise);
     assert!(
@@ -525,7 +525,7 @@ fn mutants_of_a_queues_life() {
 }
 
 #[test]
-fn mutants_of_a_full_cq() {
+fn mutants_of_full_cq_fail() {
     for step in [
         ProtocolAccess::ArmFence,
         ProtocolAccess::ArmShadow,
@@ -540,7 +540,7 @@ fn mutants_of_a_full_cq() {
 }
 
 #[test]
-fn without_a_fault_the_mutants_models_pass() {
+fn mutant_models_without_fault_pass() {
     assert!(!mutant_of_submission(Fault::None));
     assert!(!fails(|| recreation(
         &[2, 1],

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_atomic_promises_what_both_of_its_units_cover() {
+    fn device_atomicity_needs_both_units() {
         let large = 1 << 20;
         for (fields, own, max_transfer, expected) in [
             // Every device guarantees single blocks.

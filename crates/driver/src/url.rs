@@ -319,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_as_the_documents_write_them() {
+    fn documented_urls_are_parsed() {
         for url in [
             "nvme://0000:44:00.0/1",
             "nvme:///0000:44:00.0/1",
@@ -354,7 +354,7 @@ mod tests {
 
     /// Checks that the help lists every option that the parser accepts.
     #[test]
-    fn every_option_of_the_table_is_understood() {
+    fn every_documented_option_is_parsed() {
         for option in OPTIONS {
             let values = match option.form {
                 "SIZE" => "128k",
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn malformed_url_error_names_problem() {
         for url in [
             "",
             "nvme://",

@@ -370,7 +370,7 @@ mod tests {
     use controller::pci::PciIds;
 
     #[test]
-    fn own_ids_are_those_of_the_controller() {
+    fn own_ids_match_controller() {
         let ids = PciIds::default();
         assert_eq!(OWN_IDS, (ids.vendor, ids.device));
     }

@@ -179,7 +179,7 @@ mod tests {
 
     /// Signals many times the ring's capacity, with both ways of consuming events.
     #[test]
-    fn the_ring_never_runs_full() {
+    fn aio_ring_never_overflows() {
         for mapped in [true, false] {
             let mut context = Context::new().unwrap();
             assert!(context.mapped, "a ring of another kind");
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_eventfd_is_refused() {
+    fn non_eventfd_is_refused() {
         let context = Context::new().unwrap();
         let file = rustix::fs::memfd_create("no eventfd", MemfdFlags::CLOEXEC).unwrap();
         assert_eq!(context.signal(file.as_fd()), Err(Errno::INVAL));

@@ -38,7 +38,7 @@ fn in_time(act: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn each_signal_counts() {
+fn every_signal_is_counted() {
     let theirs = new(EventfdFlags::NONBLOCK);
     let eventfd = ClientEventfd::new(theirs.try_clone().unwrap()).unwrap();
     for _ in 0..1000 {
@@ -48,7 +48,7 @@ fn each_signal_counts() {
 }
 
 #[test]
-fn a_full_counter_blocks_nobody_and_stays_signalled() {
+fn full_counter_blocks_nobody_and_stays_signalled() {
     let theirs = new(EventfdFlags::empty());
     add(&theirs, FULL);
     let eventfd = ClientEventfd::new(theirs.try_clone().unwrap()).unwrap();
@@ -63,7 +63,7 @@ fn a_full_counter_blocks_nobody_and_stays_signalled() {
 
 /// The client takes O_NONBLOCK away and fills the counter without end, as fast as it can.
 #[test]
-fn no_timing_of_the_clients_makes_it_block() {
+fn client_cannot_block_signal_by_any_timing() {
     static OVER: AtomicBool = AtomicBool::new(false);
     let theirs = new(EventfdFlags::NONBLOCK);
     let (flags, filler) = (theirs.try_clone().unwrap(), theirs.try_clone().unwrap());
@@ -83,7 +83,7 @@ fn no_timing_of_the_clients_makes_it_block() {
 }
 
 #[test]
-fn who_waits_for_it_is_woken() {
+fn waiting_client_is_woken() {
     let theirs = new(EventfdFlags::NONBLOCK);
     let eventfd = ClientEventfd::new(theirs.try_clone().unwrap()).unwrap();
     let waiter = std::thread::spawn(move || {
@@ -100,7 +100,7 @@ fn who_waits_for_it_is_woken() {
 }
 
 #[test]
-fn what_is_no_eventfd_is_not_taken() {
+fn non_eventfd_from_client_is_refused() {
     let memory = rustix::fs::memfd_create("anon_inode:[eventfd", rustix::fs::MemfdFlags::CLOEXEC);
     let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
     let (pipe, _) = rustix::pipe::pipe().unwrap();
@@ -112,7 +112,7 @@ fn what_is_no_eventfd_is_not_taken() {
 
 /// Each thread that signals has a context of its own, and gives it back to the system.
 #[test]
-fn threads_come_and_go() {
+fn threads_leave_no_aio_context() {
     let theirs = new(EventfdFlags::NONBLOCK);
     for _ in 0..100 {
         let fd = theirs.try_clone().unwrap();

@@ -309,7 +309,7 @@ mod tests {
     /// Checks that a result that arrives after its queue was closed does not authenticate a new
     /// queue with the same identifier.
     #[test]
-    fn what_one_queue_has_proven_is_no_proof_of_the_next() {
+    fn late_proof_of_closed_queue_does_not_authenticate_next() {
         let inbox = Inbox::new(&volume::Io::new(volume::IoOptions::default())).unwrap();
         let (mut first, mut next) = (wanted(), wanted());
         let mut host = Host::new(names(), secrets(), Random::new().unwrap());

@@ -236,7 +236,7 @@ mod tests {
         /// Checks that blocks never overlap, and that all memory is available after freeing all
         /// blocks.
         #[test]
-        fn blocks_are_ones_own(
+        fn pool_blocks_never_overlap_and_are_reusable(
             steps in proptest::collection::vec((any::<bool>(), 0..30_000u64), 1..200),
         ) {
             let mut pool = AssociationMemory::new(QUEUES - 2, (2, 1), 130).unwrap();
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn each_queue_has_a_block_of_its_own() {
+    fn each_queue_has_reserved_block() {
         let mut pool = AssociationMemory::new(1, (2, 2), 8).unwrap();
         let all = pool.take(8 * u64::from(PAGE)).unwrap();
         let blocks = [0, 1].map(|qid| pool.take_reserved(qid, 8192).unwrap());
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_a_block() {
+    fn block_reads_back_written_bytes() {
         let mut pool = AssociationMemory::new(1, (0, 0), 8).unwrap();
         let block = pool.take(5000).unwrap();
         assert_eq!(block.len(), 8192);

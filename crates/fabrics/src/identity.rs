@@ -123,7 +123,7 @@ mod tests {
     const UUID: &str = "00112233-4455-6677-8899-aabbccddeeff";
 
     #[test]
-    fn names_are_those_of_nvme_cli_or_made() {
+    fn identity_uses_nvme_cli_names_or_generates() {
         let some = |text: &str| Some(text.to_owned());
         let bytes = uuid(UUID).unwrap();
         assert_eq!(bytes[..3], [0, 0x11, 0x22]);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_uuid() {
+    fn malformed_uuid_is_refused() {
         for text in [
             "",
             "0",

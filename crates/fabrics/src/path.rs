@@ -573,7 +573,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_attempt_that_meets_silence_is_followed_by_a_longer_one() {
+    fn connect_limit_grows_after_silence() {
         let mut attempts = Attempts::default();
         let limits: Vec<u64> = (0..6)
             .map(|_| {
@@ -590,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_controller_gets_its_time_when_it_is_lost_again() {
+    fn slow_controller_keeps_longer_connect_limit() {
         let mut attempts = Attempts::default();
         attempts.note(false, FIRST_ATTEMPT);
         attempts.note(true, Duration::from_millis(1500));

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_name_portals_a_subsystem_and_a_namespace() {
+    fn urls_name_portals_subsystem_and_namespace() {
         let of = |text: &str| Subsystem::parse(text);
         let found = of("10.0.0.1,[::1]:7,host:4421/nqn.2014-08.org.x:a%2fb/c/3").unwrap();
         assert_eq!(found.nqn, "nqn.2014-08.org.x:a/b/c");

@@ -85,7 +85,7 @@ fn connected(volume: &FabricsVolume, worker: &mut Worker) {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn written_data_is_read_back() {
     for digests in [(false, false), (true, false), (false, true), (true, true)] {
         let target = Target::new(Setup::default());
         let options = FabricsOptions {
@@ -135,7 +135,7 @@ fn what_is_written_is_read() {
 
 /// Without the answer in the data, with requests to transfer for pieces, and with short PDUs.
 #[test]
-fn controllers_that_do_it_otherwise() {
+fn volume_works_with_r2t_and_short_pdus() {
     let target = Target::new(Setup {
         success: false,
         r2t: 12 << 10,
@@ -166,7 +166,7 @@ fn controllers_that_do_it_otherwise() {
 }
 
 #[test]
-fn what_the_controller_has_is_told() {
+fn volume_info_matches_controller() {
     let target = Target::new(Setup::default());
     let volume = open(&target, options());
     let info = volume.info();
@@ -201,7 +201,7 @@ fn what_the_controller_has_is_told() {
 
 /// As far as a write is one command: MDTS of 1 is 8 KiB.
 #[test]
-fn what_the_controller_does_as_a_whole_is_promised() {
+fn atomic_write_unit_matches_controller() {
     for (atomic_z, mdts, unit) in [(0, 8, 512), (31, 8, 16 << 10), (31, 1, 8 << 10)] {
         let target = Target::new(Setup {
             atomic_z,
@@ -214,7 +214,7 @@ fn what_the_controller_does_as_a_whole_is_promised() {
 }
 
 #[test]
-fn what_the_controller_cannot_do_is_done_otherwise_or_refused() {
+fn unsupported_operations_are_emulated_or_refused() {
     let target = Target::new(Setup {
         oncs: Oncs::new(),
         ..Setup::default()
@@ -240,7 +240,7 @@ fn what_the_controller_cannot_do_is_done_otherwise_or_refused() {
 }
 
 #[test]
-fn every_operation_reaches_the_controller() {
+fn every_operation_reaches_controller() {
     let target = Target::new(Setup::default());
     let volume = open(&target, options());
     let mut worker = Worker::new(&volume);
@@ -274,7 +274,7 @@ fn every_operation_reaches_the_controller() {
 }
 
 #[test]
-fn errors_of_the_controller_reach_the_request_alone() {
+fn controller_error_fails_own_request_only() {
     let dnr = |status: Status| Answer::Status(status.with_dnr(true));
     let target = serving(move |number, _| match number {
         0 => dnr(Status::CAPACITY_EXCEEDED),
@@ -305,7 +305,7 @@ fn errors_of_the_controller_reach_the_request_alone() {
 /// Whatever the controller does with one command of many, all of them succeed, by way of another
 /// association.
 #[test]
-fn each_kind_of_lie_costs_an_association_and_no_request() {
+fn protocol_violation_costs_association_but_no_request() {
     let ways = [
         Answer::Close,
         Answer::CloseWithin,
@@ -382,7 +382,7 @@ fn each_kind_of_lie_costs_an_association_and_no_request() {
 
 /// A controller that asks for a byte at a time gets what it asks for, and takes no memory for it.
 #[test]
-fn requests_to_transfer_without_end_are_only_slow() {
+fn endless_small_r2ts_are_tolerated() {
     let target = serving(|number, _| match number {
         0 => Answer::R2tFlood,
         _ => Answer::Right,
@@ -399,7 +399,7 @@ fn requests_to_transfer_without_end_are_only_slow() {
 
 /// A digest that does not match costs the command another try, and no connection.
 #[test]
-fn data_whose_digest_is_wrong_is_read_again() {
+fn data_with_wrong_digest_is_read_again() {
     let target = serving(|number, _| match number {
         1 | 2 => Answer::BadDataDigest,
         4.. => Answer::BadDataDigest,
@@ -423,7 +423,7 @@ fn data_whose_digest_is_wrong_is_read_again() {
 
 /// The same with a long read, whose data goes to its memory without a copy.
 #[test]
-fn a_long_read_survives_the_end_of_its_connection() {
+fn long_read_survives_lost_connection() {
     for answer in [Answer::CloseWithin, Answer::TooLong, Answer::Garbage] {
         let target = serving(move |number, _| match number {
             1 | 2 => answer,
@@ -438,7 +438,7 @@ fn a_long_read_survives_the_end_of_its_connection() {
 }
 
 #[test]
-fn a_controller_that_never_says_the_truth_fails_the_request() {
+fn permanently_violating_controller_fails_request() {
     let target = serving(|_, _| Answer::Garbage);
     let volume = open(&target, options());
     let mut worker = Worker::new(&volume);
@@ -448,7 +448,7 @@ fn a_controller_that_never_says_the_truth_fails_the_request() {
 }
 
 #[test]
-fn a_subsystem_that_comes_back_goes_on_with_its_new_size() {
+fn returning_subsystem_has_new_size() {
     let target = serving(|_, _| Answer::Right);
     let volume = open(&target, options());
     let mut worker = Worker::new(&volume);
@@ -473,7 +473,7 @@ fn a_subsystem_that_comes_back_goes_on_with_its_new_size() {
 }
 
 #[test]
-fn events_tell_of_another_size() {
+fn size_change_is_noticed_by_event() {
     let target = Target::new(Setup::default());
     let volume = open(&target, options());
     let mut worker = Worker::new(&volume);
@@ -495,7 +495,7 @@ fn events_tell_of_another_size() {
 }
 
 #[test]
-fn another_namespace_in_its_place_is_not_taken() {
+fn other_namespace_under_same_id_is_refused() {
     let target = serving(|_, _| Answer::Right);
     let volume = open(&target, options());
     let mut worker = Worker::new(&volume);
@@ -529,7 +529,7 @@ fn reached(watch: &ReachWatch) -> ConnectionState {
 }
 
 #[test]
-fn requests_fail_when_a_subsystem_stays_away() {
+fn requests_fail_when_subsystem_stays_away() {
     let target = serving(|_, _| Answer::Right);
     let impatient = FabricsOptions {
         reconnect_delay: Duration::from_secs(4),
@@ -566,7 +566,7 @@ fn requests_fail_when_a_subsystem_stays_away() {
 
 /// A controller that takes commands and answers nothing is none.
 #[test]
-fn a_controller_that_only_takes_commands_is_lost_as_well() {
+fn controller_without_answers_counts_as_lost() {
     let target = serving(|_, _| Answer::Never);
     let impatient = FabricsOptions {
         timeout: Duration::from_millis(200),
@@ -584,7 +584,7 @@ fn a_controller_that_only_takes_commands_is_lost_as_well() {
 
 /// A listener that says nothing holds up nobody for longer than the time limit.
 #[test]
-fn a_silent_portal_is_given_up_at_the_start() {
+fn silent_portal_times_out_at_open() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let named = Subsystem::parse(&format!("{address}/nqn.x/1")).unwrap();
@@ -595,7 +595,7 @@ fn a_silent_portal_is_given_up_at_the_start() {
 }
 
 #[test]
-fn urls_open_it_and_errors_name_the_portals() {
+fn urls_open_volume_and_errors_name_portals() {
     let target = Target::new(Setup::default());
     let registry = Registry::<()>::new().with(fabrics::kind(|_| ()));
     let open = |url: &str| registry.open(url, OpenOptions::default());
@@ -636,7 +636,7 @@ fn urls_open_it_and_errors_name_the_portals() {
 }
 
 #[test]
-fn discovery_tells_the_ways_to_subsystems() {
+fn discovery_returns_paths_of_subsystems() {
     let target = Target::new(Setup::default());
     let record = |number: u16| DiscoveryRecord {
         trtype: TransportType::TCP,

@@ -536,7 +536,7 @@ mod tests {
 
     /// Whatever is durable by itself, an older write never takes its place.
     #[test]
-    fn after_a_sync_the_medium_is_what_was_written() {
+    fn medium_after_sync_matches_written_data() {
         let mut random = Random::new(7);
         for _ in 0..1000 {
             let mut state = State {

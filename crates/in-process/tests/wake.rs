@@ -101,11 +101,11 @@ fn rounds(window: Duration) {
 }
 
 #[test]
-fn a_worker_that_sleeps_at_once_is_woken_every_time() {
+fn sleeping_worker_is_woken_every_time() {
     rounds(Duration::ZERO);
 }
 
 #[test]
-fn a_worker_that_polls_first_is_woken_every_time() {
+fn polling_worker_is_woken_every_time() {
     rounds(Duration::from_micros(50));
 }

@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_are_believed_that_are_meant_for_this_process() {
+    fn only_descriptors_of_own_process_are_inherited() {
         let own = std::process::id().to_string();
         for (number, process, wanted) in [
             ("1", &*own, 1),

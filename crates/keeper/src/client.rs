@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_arrives_in_order_and_the_barrier_is_answered_last() {
+    fn stores_arrive_in_order_before_barrier_reply() {
         // systemd's socket takes few messages at a time.
         for kind in [SocketType::SEQPACKET, SocketType::DGRAM] {
             let (link, keeper) = pair(kind, 1000);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_keeper_that_does_not_answer_is_given_up() {
+    fn silent_keeper_times_out() {
         for (keeping, limit) in [
             (Keeping::Process(7), ANSWER_TIMEOUT),
             (Keeping::Systemd, SYSTEMD_ANSWER_TIMEOUT),
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_keeper_that_has_gone_is_noticed() {
+    fn lost_keeper_is_noticed() {
         let (link, keeper) = pair(SocketType::SEQPACKET, 10);
         let mut client = KeeperClient::new(&link);
         drop(keeper);
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_store_is_not_asked() {
+    fn full_store_refuses_locally() {
         let (link, keeper) = pair(SocketType::SEQPACKET, 2);
         let (mut one, mut other) = (KeeperClient::new(&link), KeeperClient::new(&link));
         one.store("a", event().as_fd()).unwrap();

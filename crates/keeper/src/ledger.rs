@@ -242,7 +242,7 @@ mod tests {
     use rustix::fs::{MemfdFlags, SeekFrom, fstat, memfd_create, seek, tell};
 
     #[test]
-    fn systemd_gets_each_memory_as_an_open_file_of_its_own() {
+    fn systemd_gets_own_open_file_per_memory() {
         let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
         let anew = opened_anew(memory.as_fd(), Keeping::Systemd).unwrap();
         let inode = |fd: &OwnedFd| fstat(fd).unwrap().st_ino;

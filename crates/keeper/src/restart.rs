@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_few_follow_at_once_and_many_after_a_pause() {
+    fn first_restarts_are_immediate_and_later_ones_delayed() {
         let mut pace = Pace::default();
         let start = Instant::now();
         for _ in 0..MAX_RESTARTS {
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_follow_after_growing_pauses_without_end() {
+    fn restart_pauses_grow_up_to_limit() {
         let mut pace = Pace::default();
         let mut now = Instant::now();
         let mut before = Duration::ZERO;

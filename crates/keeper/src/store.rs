@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_stay_until_they_are_removed() {
+    fn descriptors_stay_until_removed() {
         let mut store = Store::new(4);
         let (read, write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_last_is_neither_replaced_nor_removed() {
+    fn lasting_descriptor_is_neither_replaced_nor_removed() {
         let mut store = Store::new(4);
         let name = format!("{}a", text::LASTING);
         let first = memory();
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_there_may_be_is_refused_and_its_barrier_not_answered() {
+    fn store_beyond_limit_is_refused_without_barrier_reply() {
         let mut store = Store::new(1);
         let answered = |store: &mut Store| {
             let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_keeps_nothing() {
+    fn malformed_message_stores_nothing() {
         let mut store = Store::new(100);
         let file = tempfile::tempfile().unwrap();
         let null = std::fs::File::open("/dev/null").unwrap();

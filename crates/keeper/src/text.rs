@@ -116,7 +116,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_written_is_understood() {
+    fn printed_messages_parse_back() {
         assert_eq!(
             parse(store("d7.12").as_bytes()),
             Some(Request::Store("d7.12"))
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_is() {
+    fn malformed_messages_are_refused() {
         let long = "a".repeat(MAX_NAME + 1);
         let wrong = [
             "",
@@ -171,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_may_come(text in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn random_text_causes_no_panic(text in proptest::collection::vec(any::<u8>(), 0..200)) {
             if let Some(Request::Store(name) | Request::Remove(name)) = parse(&text) {
                 prop_assert!(is_name(name));
             }

@@ -143,7 +143,7 @@ fn lingering(address: &str) -> TcpStream {
 
 /// Another process closes the kept descriptors, for a client may see to it that this takes long.
 #[test]
-fn the_end_waits_for_no_close() {
+fn keeper_end_does_not_wait_for_close() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut command = Command::new("/proc/self/exe");
     command.args(["--exact", "child_keeper", "--nocapture"]);
@@ -436,23 +436,23 @@ fn wait_until_gone(pid: Pid) {
 }
 
 #[test]
-fn a_process_that_dies_is_followed_by_one_with_all_that_was_kept() {
+fn dead_process_is_replaced_with_all_descriptors() {
     assert_eq!(start("dies twice").code(), Some(0));
 }
 
 #[test]
-fn processes_that_never_become_ready_are_followed_by_others() {
+fn processes_never_ready_are_replaced() {
     assert_eq!(start("fails").code(), Some(0));
 }
 
 #[test]
-fn the_first_process_ends_the_keeper_as_it_ends() {
+fn failure_of_first_process_ends_keeper() {
     assert_eq!(start("never ready").code(), Some(BY_SIGNAL + 9));
     assert_eq!(start("ends with 1").code(), Some(1));
 }
 
 #[test]
-fn signals_are_passed_on_and_end_both() {
+fn signal_is_forwarded_and_ends_keeper() {
     let mut running = start("goes on");
     running.serving();
     kill_process(running.pid(), Signal::TERM).unwrap();
@@ -461,7 +461,7 @@ fn signals_are_passed_on_and_end_both() {
 
 /// The next process may have something to do before it ends.
 #[test]
-fn a_signal_waits_for_the_process_that_follows() {
+fn signal_during_restart_waits_for_next_process() {
     for _ in 0..10 {
         let mut running = start("ends in order");
         let first = running.serving();
@@ -584,7 +584,7 @@ fn standby_ends_with_the_keeper_that_ends_in_order() {
 }
 
 #[test]
-fn a_stopped_process_holds_up_nothing_and_a_killed_one_is_followed() {
+fn stopped_process_blocks_nothing_and_killed_one_is_replaced() {
     let mut running = start("goes on");
     let first = running.serving();
     kill_process(first, Signal::STOP).unwrap();
@@ -631,7 +631,7 @@ impl KeeperProcess {
 }
 
 #[test]
-fn a_new_program_takes_the_place_of_the_present_one() {
+fn upgrade_replaces_process_with_new_program() {
     let (mut running, first) = upgrade("goes on, too");
     let second = running.serving();
     assert_ne!(first, second);
@@ -659,7 +659,7 @@ fn keeper_goes_on_where_the_new_program_cannot_be_the_keeper() {
 }
 
 #[test]
-fn an_upgrade_waits_for_the_process_that_follows() {
+fn upgrade_during_restart_waits_for_next_process() {
     let (mut running, _) = upgrade("goes on, too");
     let second = running.serving();
     running.wait_said("upgraded");
@@ -676,7 +676,7 @@ fn an_upgrade_waits_for_the_process_that_follows() {
 
 /// However often it is asked for: not more than one in a second.
 #[test]
-fn upgrades_have_a_rest_between_them() {
+fn upgrades_are_rate_limited() {
     let began = Instant::now();
     let (mut running, _) = upgrade("goes on, too");
     running.serving();
@@ -689,7 +689,7 @@ fn upgrades_have_a_rest_between_them() {
 }
 
 #[test]
-fn a_new_program_that_does_not_serve_is_given_up() {
+fn failed_upgrade_is_rolled_back() {
     for new in ["is missing", "never ready", "ends with 1"] {
         let (mut running, _) = upgrade(new);
         running.wait_said("back to the program before");
@@ -705,7 +705,7 @@ fn a_new_program_that_does_not_serve_is_given_up() {
 }
 
 #[test]
-fn a_new_program_that_does_not_fit_changes_nothing() {
+fn incompatible_upgrade_changes_nothing() {
     for (new, why) in [
         ("is strange", "it is strange"),
         ("fails when asked", "does not know how"),
@@ -719,12 +719,12 @@ fn a_new_program_that_does_not_fit_changes_nothing() {
 }
 
 #[test]
-fn a_taken_over_process_keeps_no_more_than_there_may_be() {
+fn inherited_descriptors_are_limited() {
     assert_eq!(start("says nonsense").code(), Some(0));
 }
 
 #[test]
-fn a_service_manager_is_told_what_is_meant_for_it() {
+fn service_manager_gets_own_notifications() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("notify");
     let manager = UnixDatagram::bind(&path).unwrap();

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_in_this_process_keeps_what_is_written() {
+    fn in_process_controller_keeps_written_data() {
         for doorbells in [Doorbells::Shadow, Doorbells::Mmio] {
             for (queues, interrupt) in [(1, false), (2, false), (1, true)] {
                 // 1 MiB and more is split; 4 KiB is one command.
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_deallocated_reads_as_zeroes() {
+    fn deallocated_blocks_read_as_zeroes() {
         let write = Job {
             rw: Rw::Write,
             ios: Some(256),
@@ -373,14 +373,14 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_forgets_is_found_out() {
+    fn disk_losing_writes_is_detected() {
         let target = DeviceTarget::open("null://1M", &job()).unwrap();
         let error = run(&target, &job(), &mut ()).unwrap_err().to_string();
         assert!(error.contains("wrong data"), "{error}");
     }
 
     #[test]
-    fn what_is_not_there_is_said() {
+    fn missing_device_is_error() {
         for url in [
             "vfio-user:///no/such.sock/1",
             "nvme://0000:ff:1f.7/1",

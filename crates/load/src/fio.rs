@@ -213,7 +213,7 @@ mod tests {
 
     /// Fields that fio's own tools and third-party ones read.
     #[test]
-    fn the_layout_is_fios() {
+    fn json_layout_matches_fio() {
         let job = Job {
             depth: 32,
             queues: 2,
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn latency_shares_make_a_hundred() {
+    fn latency_shares_add_up_to_hundred() {
         let document = document("x", &Job::default(), &measured(), false);
         let job = &document["jobs"][0];
         let sum: f64 = ["latency_ns", "latency_us", "latency_ms"]

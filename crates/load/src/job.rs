@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn fios_words_are_understood() {
+    fn fio_options_are_parsed() {
         let job = job(&[
             "--rw=randrw",
             "--rwmixread=70",
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_times_and_parts_are_named_as_in_fio() {
+    fn fio_option_forms_are_parsed() {
         let of = |words: &[&str]| job(words).unwrap();
         assert_eq!(of(&["--numjobs=4"]).queues, 4);
         assert_eq!(of(&["--rw=rw"]).rw, Rw::Mixed);
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_options_are_refused() {
         for bad in [
             &["--bs=0"][..],
             &["--runtime=-1"],

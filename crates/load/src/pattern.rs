@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_tell_places_and_seeds_apart() {
+    fn patterns_differ_by_place_and_seed() {
         let mut data = vec![0; 4097];
         fill(&mut data, 8192, 7);
         assert_eq!(check(&data, 8192, 7), None);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn random_numbers_reach_every_block_and_no_other() {
+    fn random_numbers_reach_every_block() {
         let mut random = Random::new(1);
         let mut seen = [0u32; 7];
         for _ in 0..7000 {
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn sequential_queues_share_the_target_out() {
+    fn sequential_queues_divide_target() {
         let job = Job {
             rw: Rw::Write,
             queues: 3,
@@ -244,7 +244,7 @@ mod tests {
 
     /// Each direction continues at its own position, as in fio.
     #[test]
-    fn a_sequential_mixture_is_two_sequences() {
+    fn sequential_mix_has_position_per_direction() {
         let job = Job {
             rw: Rw::Mixed,
             ..Job::default()
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mixture_is_mixed_as_asked() {
+    fn random_mix_matches_requested_share() {
         let job = Job {
             rw: Rw::RandMixed,
             mix_read: 70,

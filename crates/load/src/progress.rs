@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_short() {
+    fn quantities_are_abbreviated() {
         for (value, text) in [
             (0.0, "0"),
             (0.02, "0.02"),

@@ -209,14 +209,14 @@ mod tests {
     }
 
     #[test]
-    fn zeroes_are_nothing() {
+    fn zeroed_disk_has_no_signature() {
         for size in [512, 4096, 65536, 100 * 512, 1 << 20, (1 << 20) + 512] {
             assert_eq!(found(size, &[]), None, "{size}");
         }
     }
 
     #[test]
-    fn every_signature_is_found_where_it_is() {
+    fn every_signature_is_found_at_its_offset() {
         const SIZE: u64 = 5 << 20;
         for (what, at, magic) in AT_START {
             assert_eq!(found(SIZE, &[(*at as u64, magic)]).as_deref(), Some(*what));
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn what_contains_a_boot_sector_is_called_by_its_own_name() {
+    fn filesystem_with_boot_sector_is_named_as_filesystem() {
         let what = found(1 << 20, &[(0x1fe, b"\x55\xaa"), (3, b"NTFS    ")]);
         assert_eq!(what.as_deref(), Some("an NTFS filesystem"));
         let what = found(1 << 20, &[(0x1fe, b"\x55\xaa"), (0x200, b"EFI PART")]);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn other_data_counts_at_the_start_and_at_the_end() {
+    fn unknown_data_at_start_or_end_is_reported() {
         for at in [
             0,
             4095,

@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_of_queues_add_up() {
+    fn queue_results_add_up() {
         let mut all = Measured::default();
         for nanos in [100, 300] {
             let mut queue = Measured {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_of_a_job_follow_each_other() {
+    fn job_slices_are_appended() {
         let mut all = Measured::default();
         for ios in [10, 30] {
             let mut slice = Measured {
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_gaps_is_nobodys() {
+    fn gap_time_is_not_counted() {
         let mut queue = Measured {
             elapsed: Duration::from_micros(1000),
             gaps: Duration::from_micros(600),
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn latencies_beyond_the_bounds_are_kept_at_the_bounds() {
+    fn latencies_are_clamped_to_bounds() {
         let mut flow = Flow::default();
         flow.record(0);
         flow.record(u64::MAX / 4);

@@ -323,7 +323,7 @@ mod tests {
     use crate::run;
 
     #[test]
-    fn a_file_is_written_and_verified() {
+    fn uring_file_is_written_and_verified() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
         for (interrupt, register) in [(false, true), (true, true), (false, false)] {
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_deallocated_takes_no_room() {
+    fn uring_trim_frees_space() {
         use std::os::unix::fs::MetadataExt;
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), vec![7; 1 << 20]).unwrap();
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_named() {
+    fn missing_file_is_named() {
         let error = UringTarget::open(Path::new("/no/such/file"), false)
             .err()
             .unwrap();

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_lies_in_its_namespace() {
+    fn slice_is_bounded_by_namespace() {
         let ns = namespace(100);
         assert!(Slice::new(&ns, 0, 100, false).is_ok());
         assert!(Slice::new(&ns, 99, 1, false).is_ok());
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_counted_from_its_first() {
+    fn slice_blocks_count_from_first() {
         let slice = Slice::new(&namespace(u64::MAX), u64::MAX - 100, 100, false).unwrap();
         assert_eq!(slice.lba(0, 1), Some(u64::MAX - 100));
         assert_eq!(slice.lba(99, 1), Some(u64::MAX - 1));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_do_not_overlap() {
+    fn adjacent_slices_do_not_overlap() {
         let ns = namespace(100);
         let at = |first, blocks| Slice::new(&ns, first, blocks, false).unwrap();
         assert!(!at(0, 50).overlaps(&at(50, 50)) && !at(50, 50).overlaps(&at(0, 50)));

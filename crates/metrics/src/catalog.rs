@@ -177,7 +177,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn names_follow_the_conventions_and_are_different() {
+    fn metric_names_are_unique_and_conventional() {
         let mut seen = BTreeSet::new();
         for metric in METRICS {
             let name = metric.name;

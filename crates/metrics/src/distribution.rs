@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_has_no_percentile() {
+    fn empty_distribution_has_no_percentile() {
         let none = Distribution::default();
         assert_eq!((none.count(), none.percentile(0.99)), (0, None));
         assert_eq!(none.average(), None);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_one_that_has_more_is_of_another_process() {
+    fn larger_earlier_distribution_belongs_to_other_process() {
         let (old, new) = (of(&[5, 5, 9], 1.0), of(&[5], 1.0));
         assert_eq!(new.since(&old), new);
         let other = of(&[7, 7, 7, 7], 1.0);
@@ -142,7 +142,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_tells_of_its_values(
+        fn distribution_matches_values(
             mut values in prop::collection::vec(0u64..1 << 36, 1..200),
             factor in 0.05f64..4.0,
             cut in 0usize..200,

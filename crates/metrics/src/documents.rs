@@ -34,7 +34,7 @@ fn table() -> String {
 }
 
 #[test]
-fn the_documentation_has_every_metric() {
+fn documentation_lists_every_metric() {
     let path = repository("docs/metrics.md");
     let text = std::fs::read_to_string(&path).unwrap();
     let (before, rest) = text.split_once(BEGIN).unwrap();
@@ -81,7 +81,7 @@ fn texts<'a>(value: &'a Value, keys: &[&str], found: &mut Vec<&'a str>) {
 }
 
 #[test]
-fn the_dashboard_asks_for_metrics_that_there_are() {
+fn dashboard_uses_existing_metrics_only() {
     let text = std::fs::read_to_string(repository("packaging/grafana/vnvme.json")).unwrap();
     let dashboard: Value = serde_json::from_str(&text).unwrap();
     let mut expressions = Vec::new();
@@ -116,7 +116,7 @@ fn the_dashboard_asks_for_metrics_that_there_are() {
 }
 
 #[test]
-fn the_page_loads_nothing_and_reads_what_a_snapshot_has() {
+fn page_loads_nothing_and_reads_snapshot_fields() {
     let page = crate::PAGE;
     for foreign in [
         "http://",

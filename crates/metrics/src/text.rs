@@ -134,7 +134,7 @@ mod tests {
     };
 
     #[test]
-    fn names_of_any_kind_stay_within_their_quotation_marks() {
+    fn label_values_are_escaped() {
         let mut text = Exposition::default();
         let mut family = text.family(&COUNTER);
         family.sample(&[("disk", "a\"} 1\nevil{x=\"\\"), ("op", "léser 磁盘")], 7);
@@ -149,14 +149,14 @@ mod tests {
     }
 
     #[test]
-    fn a_family_without_samples_is_not_there() {
+    fn family_without_samples_is_omitted() {
         let mut text = Exposition::default();
         text.family(&COUNTER);
         assert_eq!(text.finish(), "");
     }
 
     #[test]
-    fn a_histogram_ends_with_all_its_values() {
+    fn histogram_ends_with_total() {
         let mut text = Exposition::default();
         let buckets = [("0.1", 1), ("1", 3)].into_iter();
         text.family(&HISTOGRAM)

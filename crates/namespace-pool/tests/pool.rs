@@ -53,7 +53,7 @@ fn error(path: &Path) -> String {
 }
 
 #[test]
-fn namespaces_are_there_as_they_were_kept() {
+fn namespaces_are_restored_as_stored() {
     let dir = tempfile::tempdir().unwrap();
     let mut pool = open(dir.path()).unwrap();
     assert!(pool.namespaces().is_empty());
@@ -94,7 +94,7 @@ fn namespaces_are_there_as_they_were_kept() {
 }
 
 #[test]
-fn a_file_that_cannot_be_removed_holds_up_no_other() {
+fn unremovable_file_blocks_no_other() {
     let dir = tempfile::tempdir().unwrap();
     let mut pool = open(dir.path()).unwrap();
     (1..=3).for_each(|nsid| pool.create(&new(nsid, 8)).unwrap());
@@ -119,7 +119,7 @@ fn a_file_that_cannot_be_removed_holds_up_no_other() {
 }
 
 #[test]
-fn a_file_that_has_changed_is_not_attached() {
+fn changed_file_is_not_attached() {
     let dir = tempfile::tempdir().unwrap();
     let mut pool = open(dir.path()).unwrap();
     pool.create(&new(1, 8)).unwrap();
@@ -139,7 +139,7 @@ fn a_file_that_has_changed_is_not_attached() {
 }
 
 #[test]
-fn what_contradicts_is_not_made() {
+fn invalid_namespace_is_not_created() {
     let dir = tempfile::tempdir().unwrap();
     let mut pool = open(dir.path()).unwrap();
     pool.create(&new(2, 8)).unwrap();
@@ -173,7 +173,7 @@ fn what_contradicts_is_not_made() {
 }
 
 #[test]
-fn what_is_somebody_elses_stays() {
+fn foreign_files_are_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["disk.raw", "namespace-x.raw", "notes"] {
         fs::write(dir.path().join(name), name).unwrap();
@@ -205,7 +205,7 @@ fn what_is_somebody_elses_stays() {
 }
 
 #[test]
-fn what_is_linked_to_is_not_written() {
+fn linked_file_is_not_written() {
     let dir = tempfile::tempdir().unwrap();
     let victim = dir.path().join("victim");
     fs::write(&victim, "precious").unwrap();
@@ -217,7 +217,7 @@ fn what_is_linked_to_is_not_written() {
 }
 
 #[test]
-fn a_folder_that_is_damaged_is_refused_in_words() {
+fn damaged_pool_folder_is_refused_with_reason() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path();
     assert!(error(&path.join("nowhere")).contains("No such file"));
@@ -283,7 +283,7 @@ fn a_folder_that_is_damaged_is_refused_in_words() {
 
 /// A namespace keeps its size in bytes, and its file.
 #[test]
-fn blocks_get_another_size() {
+fn namespace_block_size_is_changed() {
     let dir = tempfile::tempdir().unwrap();
     let mut pool = open(dir.path()).unwrap();
     pool.create(&new(1, 16)).unwrap();
@@ -344,7 +344,7 @@ fn die_in(at: usize, point: Option<(&'static str, u64)>, path: &Path) -> (Points
 /// Wherever the process dies, the next one finds the state before the step or the one after it, no
 /// file that nobody has, and does the step again.
 #[test]
-fn the_process_dies_at_every_point() {
+fn pool_survives_death_at_every_point() {
     let dir = tempfile::tempdir().unwrap();
     let mut pool = open(dir.path()).unwrap();
     let mut states = vec![found(&pool)];
@@ -393,7 +393,7 @@ fn the_process_dies_at_every_point() {
 }
 
 #[test]
-fn a_previous_process_is_waited_for() {
+fn pool_of_previous_process_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     let pool = open(dir.path()).unwrap();
     let ends = std::thread::spawn(move || {
@@ -405,7 +405,7 @@ fn a_previous_process_is_waited_for() {
 }
 
 #[test]
-fn identifiers_are_uuids_of_their_own() {
+fn random_nguids_are_unique_uuids() {
     let all: BTreeSet<Nguid> = (0..64).map(|_| Nguid::random().unwrap()).collect();
     assert_eq!(all.len(), 64);
     assert!(all.iter().all(|id| id.0[6] >> 4 == 4 && id.0[8] >> 6 == 2));

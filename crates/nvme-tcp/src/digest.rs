@@ -33,7 +33,7 @@ mod tests {
 
     /// Test vectors of RFC 3720, B.4.
     #[test]
-    fn known_values() {
+    fn crc32c_matches_known_values() {
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
         let up: Vec<u8> = (0..32).collect();
@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_the_same_as_the_whole() {
+    fn crc32c_of_pieces_matches_whole() {
         let bytes: Vec<u8> = (0..1000u32).map(|i| (i * 7) as u8).collect();
         for piece in [1, 3, 16, 77, 1000] {
             let mut running = RunningDigest::new();

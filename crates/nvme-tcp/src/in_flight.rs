@@ -157,7 +157,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn an_identifier_names_one_use_of_one_place() {
+    fn command_ids_name_one_use_of_slot() {
         for room in [1, 2, 31, 128, 1000, 4095, 4096] {
             let mut commands = InFlight::new(room);
             let uses = (1u32 << 16 >> commands.bits).min(8);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn stale_and_unknown_identifiers_name_nothing() {
+    fn stale_and_unknown_command_ids_name_nothing() {
         let mut commands = InFlight::new(3);
         let first = commands.insert(CommandInfo::default(), ()).unwrap();
         commands.remove(first);

@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_sides_agree() {
+    fn host_and_controller_negotiate_digests() {
         for (header_digest, data_digest) in
             [(false, false), (true, false), (false, true), (true, true)]
         {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wrong_field_is_refused() {
+    fn each_invalid_field_is_refused() {
         let host = Host::default();
         let controller = Controller { h2c_data: 8192 };
         let (_, response) = controller.agree(&host.request()).unwrap();

@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn data_begins_where_the_receiver_wants_it() {
+    fn data_offset_respects_receiver_alignment() {
         assert_eq!(data_offset(CAPSULE, false, 0), 72);
         assert_eq!(data_offset(CAPSULE, true, 0), 76);
         assert_eq!(data_offset(SHORT, true, 1), 32);

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dword_0() {
+    fn async_event_encodes_dword_0() {
         let event = AsyncEvent::notice(
             Notice::NAMESPACE_ATTRIBUTE_CHANGED,
             Lid::CHANGED_NAMESPACE_LIST,

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn status_and_phase_share_a_word() {
+    fn status_and_phase_share_word() {
         let mut completion = Completion {
             cid: U16::new(0x1234),
             ..Default::default()
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_are_an_entry() {
+    fn any_bytes_are_completion_entry() {
         let bytes = [0xff; 16];
         let completion = Completion::read_from_bytes(&bytes).unwrap();
         assert_eq!(completion.as_bytes(), bytes);

@@ -324,7 +324,7 @@ mod tests {
 
     /// Checks byte offsets against the standard's figures and Linux.
     #[test]
-    fn connect_on_the_wire() {
+    fn connect_matches_wire_layout() {
         let connect = Connect {
             recfmt: 0,
             qid: 0x0102,
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_connect() {
+    fn connect_results_encode() {
         let connected = Connected::from_bits(0x0006_1234);
         assert_eq!(connected.cntlid(), 0x1234);
         assert!(connected.atr() && connected.ascr());
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn properties_on_the_wire() {
+    fn properties_match_wire_layout() {
         let get = Property::get(1, 0, true);
         assert_eq!(get.as_bytes()[4], 4);
         assert_eq!(get.as_bytes()[40..48], [1, 0, 0, 0, 0, 0, 0, 0]);
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn authentication_on_the_wire() {
+    fn authentication_matches_wire_layout() {
         let message = Authentication::nvme(0x1234);
         let command = message.send(3);
         assert_eq!(command.as_bytes()[4], 5);
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_have_the_fabrics_names() {
+    fn fabrics_statuses_have_names() {
         let name = status::name(status::CONNECT_INVALID_HOST);
         assert_eq!(name, Some("Connect Invalid Host"));
         assert_eq!(

@@ -379,7 +379,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn value_bits() {
+    fn feature_value_bits_encode() {
         assert_eq!(Arbitration::new().with_hpw_z(0xff).into_bits(), 0xff << 24);
         assert_eq!(PowerManagement::new().with_wh(7).into_bits(), 7 << 5);
         let threshold = TemperatureThreshold::from_bits(0x0011_0157);

@@ -325,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn smart_on_the_wire() {
+    fn smart_log_matches_wire_layout() {
         let smart = Smart {
             ctemp: 0x0123.into(),
             duw: data_units(512_001).into(),
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn data_units_round_up() {
+    fn data_units_are_rounded_up() {
         assert_eq!(data_units(0), 0);
         assert_eq!(data_units(1), 1);
         assert_eq!(data_units(512_000), 1);
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn error_entry() {
+    fn error_log_entry_encodes() {
         let mut entry = ErrorInformation {
             pel: ParameterErrorLocation::NONE,
             ..Default::default()
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn firmware_slots() {
+    fn firmware_slot_log_encodes() {
         let mut log = FirmwareSlot {
             afi: ActiveFirmware::new().with_current(1),
             ..Default::default()

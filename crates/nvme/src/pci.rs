@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn class_code_is_the_one_that_drivers_match() {
+    fn class_code_matches_drivers() {
         let word = CLASS_CODE << 8;
         assert_eq!(word.to_le_bytes(), [0, 0x02, 0x08, 0x01]);
     }

@@ -459,7 +459,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cap_bits() {
+    fn cap_bits_have_standard_positions() {
         assert_eq!(Cap::new().with_mqes_z(0xffff).into_bits(), 0xffff);
         assert_eq!(Cap::new().with_cqr(true).into_bits(), 1 << 16);
         assert_eq!(Cap::new().with_ams(3).into_bits(), 3 << 17);
@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn cc_as_linux_writes_it() {
+    fn cc_of_linux_decodes() {
         // 4 KiB pages, 64-byte and 16-byte entries, enabled: the value that a host with
         // the NVM command set writes.
         let cc = Cc::from_bits(0x0046_0001);
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn csts_aqa_vs_crto_bits() {
+    fn csts_aqa_vs_crto_bits_have_standard_positions() {
         assert_eq!(Csts::new().with_rdy(true).into_bits(), 1);
         assert_eq!(Csts::new().with_cfs(true).into_bits(), 2);
         assert_eq!(Csts::new().with_shst(Shst::COMPLETE).into_bits(), 2 << 2);
@@ -515,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_buffer_bits() {
+    fn cmb_bits_have_standard_positions() {
         assert_eq!(Cmbloc::new().with_bir(7).into_bits(), 7);
         assert_eq!(Cmbloc::new().with_cqmms(true).into_bits(), 1 << 3);
         assert_eq!(Cmbloc::new().with_cqpds(true).into_bits(), 1 << 4);
@@ -540,14 +540,14 @@ mod tests {
     }
 
     #[test]
-    fn magic_words_are_ascii() {
+    fn magic_register_values_are_ascii() {
         assert_eq!(NSSR_MAGIC.to_be_bytes(), *b"NVMe");
         assert_eq!(NSSD_NORMAL.to_be_bytes(), *b"Nrml");
         assert_eq!(NSSD_ABRUPT.to_be_bytes(), *b"Abpt");
     }
 
     #[test]
-    fn doorbells_map_both_ways() {
+    fn doorbell_offsets_round_trip() {
         assert_eq!(doorbell_offset(0, false, 0), 0x1000);
         assert_eq!(doorbell_offset(0, true, 0), 0x1004);
         assert_eq!(doorbell_offset(3, true, 0), 0x101c);

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layout_on_the_wire() {
+    fn sgl_descriptor_matches_wire_layout() {
         let descriptor = SglDescriptor::last_segment(0x1122_3344_5566_7788, 0x99aa_bbcc);
         assert_eq!(
             descriptor.as_bytes(),
@@ -138,7 +138,7 @@ mod tests {
 
     /// Checks the descriptors of the TCP transport ("NVMe over TCP Transport 1.1", 3.5).
     #[test]
-    fn descriptors_of_fabrics() {
+    fn fabrics_sgl_descriptors_encode() {
         let inside = SglDescriptor::in_capsule(0, 1024);
         assert_eq!((inside.identifier, inside.length.get()), (0x01, 1024));
         let outside = SglDescriptor::transport(4096);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_types_are_data() {
+    fn unknown_sgl_types_have_no_name() {
         let descriptor = SglDescriptor {
             identifier: 0x9b,
             ..Default::default()

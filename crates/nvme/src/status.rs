@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_are_those_of_the_completion_without_phase() {
+    fn status_bits_match_completion_without_phase() {
         // Dword 3: SC 24:17, SCT 27:25, CRD 29:28, M 30, DNR 31.
         let dw3 = |status: Status| u32::from(status.into_bits()) << 17;
         assert_eq!(dw3(Status::new().with_sc(0xff)), 0xff << 17);
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_as_hosts_know_them() {
+    fn status_codes_have_standard_numbers() {
         // Numbers (SCT << 8 | SC) that hosts print in their logs.
         for (status, number) in [
             (Status::INVALID_OPCODE, 0x001),
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn display_names_known_and_numbers_unknown() {
+    fn known_statuses_display_names_and_unknown_numbers() {
         assert_eq!(
             Status::INVALID_FIELD.to_string(),
             "Invalid Field in Command"
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_do_not_change_what_it_is() {
+    fn status_comparison_ignores_flags() {
         let status = Status::INVALID_FIELD
             .with_dnr(true)
             .with_more(true)

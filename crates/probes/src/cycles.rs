@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_counts_on() {
+    fn cycle_counter_increases() {
         let first = cycles();
         std::thread::sleep(Duration::from_millis(2));
         let rate = cycles_per_second();

@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_follow_each_other_and_hold_their_values() {
+    fn buckets_are_consecutive_and_hold_values() {
         let mut last = 0;
         for value in 0..100_000u64 {
             let bucket = bucket(value);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn percentiles_are_those_of_the_values() {
+    fn percentiles_match_values() {
         let histogram = Histogram::new();
         assert_eq!(histogram.summary(), Summary::default());
         for value in 1..=1000 {

@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_and_then_one_line_in_an_interval() {
+    fn log_limit_allows_burst_then_one_line_per_interval() {
         let limit = LogLimit::new(3, Duration::from_secs(10));
         let start = Instant::now();
         let at = |seconds: u64| limit.take(start + Duration::from_secs(seconds));

@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_and_each_failure_has_its_own_place() {
+    fn each_kind_and_failure_has_own_counter() {
         let record = IoRecord::default();
         for (i, kind) in IoKind::ALL.into_iter().enumerate() {
             assert!(record.latency(kind).is_none());
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_begins_again_behind_its_last_value() {
+    fn counter_wraps_at_maximum() {
         let counter = Counter::default();
         counter.set(u64::MAX);
         counter.add(3);

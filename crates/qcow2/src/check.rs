@@ -202,7 +202,7 @@ mod tests {
     const PARTS: [u64; 5] = [0, 1, 2, 3, 4];
 
     #[test]
-    fn counts_become_what_is_used() {
+    fn refcounts_are_corrected_to_usage() {
         let data = |cluster: u64| cluster << 9 | COPIED;
         let counted = [&PARTS[..], &[7, 9]].concat();
         let (found, refcounts) = check_with(&[data(6), data(7), 0, 1], &counted).unwrap();
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn compressed_clusters_share_theirs() {
+    fn compressed_clusters_may_share_host_cluster() {
         let compressed = |byte: u64, sectors: u64| 1 << 62 | sectors << 61 | byte;
         let entries = [compressed(0xc10, 0), compressed(0xd00, 1)];
         let (_, refcounts) = check_with(&entries, &PARTS).unwrap();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_is_not_made_worse() {
+    fn damaged_image_is_refused_unchanged() {
         let data = |cluster: u64| cluster << 9 | COPIED;
         let error = |entries: &[u64]| check_with(entries, &PARTS).err().unwrap().to_string();
         assert!(error(&[data(6), data(6)]).contains("cluster 6"));

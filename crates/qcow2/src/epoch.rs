@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_request_counts() {
+    fn oldest_request_delays_reuse() {
         let epochs = Epochs::default();
         let (one, two) = (epochs.join(), epochs.join());
         assert_eq!(epochs.oldest(), 0);

@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_compressed_is_decompressed() {
+    fn deflated_data_is_inflated() {
         let data: Vec<u8> = (0..65536u32).map(|n| (n / 100) as u8).collect();
         let mut packed = miniz_deflate(&data);
         assert_eq!(inflate(&packed, data.len()).unwrap(), data);

@@ -68,7 +68,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_set_of_ranges_is_a_set(
+        fn ranges_match_set(
             steps in prop::collection::vec((any::<bool>(), 0u64..60, 1u64..9), 1..80),
         ) {
             let (mut ranges, mut naive) = (Ranges::default(), BTreeSet::new());

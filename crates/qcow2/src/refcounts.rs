@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn every_width_is_counted() {
+    fn refcounts_of_every_width_work() {
         for order in 3..=6 {
             let mut refs = with_block(order);
             let count = 1u64 << geometry(order).refcount_bits();
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn clusters_are_had_once() {
+    fn clusters_are_allocated_once() {
         let mut refs = with_block(4);
         for used in [0, 1, 2, 5] {
             refs.set(used, 1);
@@ -461,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_has_an_end() {
+    fn allocation_ends_with_device() {
         let mut refs = Refcounts::new(geometry(4), 4, Some(10));
         refs.enter(0, 0x400, vec![0; 512].into());
         refs.set(0, 1);
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_written_by_one_at_a_time() {
+    fn refcount_block_has_single_writer() {
         let mut refs = with_block(4);
         let waker = Waker::noop();
         refs.set(3, 1);

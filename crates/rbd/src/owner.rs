@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_dead_of_this_machine_are_known_to_be_dead() {
+    fn only_dead_owners_of_this_machine_are_known_dead() {
         let me = ProcessIdentity::new();
         let record = me.record("client.7").unwrap();
         assert_eq!(me.dead(&record), None, "it is alive");

@@ -316,7 +316,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_two_numbers() {
+    fn monitor_port_is_bounded() {
         assert_eq!(
             "6800-7300".parse(),
             Ok(Ports {
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_found_by_their_client() {
+    fn keyring_finds_key_of_client() {
         let text = "[mon.]\n\tkey = AAA==\n[client.admin]\n\tkey = BBB==\n\tcaps mon = \"allow *\"\n\
                     [client.other]\ncaps = x\nkey=CCC==\n";
         assert_eq!(key_in(text, "admin").as_deref(), Some("BBB=="));
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn monitors_are_found_by_their_addresses() {
+    fn monitor_addresses_are_parsed() {
         let v2 = "[v2:127.0.0.1:43300/0],[v2:10.0.0.1:3300/0,v1:10.0.0.1:6789/0]";
         assert_eq!(monitor_ports(v2), [43300, 3300, 6789]);
         assert_eq!(monitor_ports("10.0.0.1, 10.0.0.2:7000"), [7000]);

@@ -47,7 +47,7 @@ fn nothing_ends(worker: &mut Worker) {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn written_data_is_read_back() {
     let (image, volume) = open("written");
     let mut worker = Worker::new(&volume);
     let data: Vec<u8> = (0..3 << 20).map(|at: u32| (at / 512) as u8).collect();
@@ -60,7 +60,7 @@ fn what_is_written_is_read() {
 }
 
 #[test]
-fn ranges_are_discarded_and_zeroed() {
+fn discarded_and_zeroed_ranges_read_zero() {
     let (image, volume) = open("ranges");
     let mut worker = Worker::new(&volume);
     image.data.lock().unwrap().fill(7);
@@ -82,7 +82,7 @@ fn ranges_are_discarded_and_zeroed() {
 }
 
 #[test]
-fn wrong_answers_fail_their_requests_alone() {
+fn wrong_answer_fails_own_request_only() {
     let (image, volume) = open("wrong");
     let mut worker = Worker::new(&volume);
     for (answer, kind) in [
@@ -112,7 +112,7 @@ fn wrong_answers_fail_their_requests_alone() {
 }
 
 #[test]
-fn all_but_a_read_alone_is_waited_for_asleep() {
+fn only_single_read_is_polled() {
     let (image, volume) = open("asleep");
     let mut worker = Worker::new(&volume);
     image.holds.store(true, SeqCst);
@@ -136,7 +136,7 @@ fn all_but_a_read_alone_is_waited_for_asleep() {
 }
 
 #[test]
-fn a_write_that_was_given_up_goes_before_all_that_follows() {
+fn cancelled_write_precedes_later_writes() {
     let (image, volume) = open("given-up");
     let mut worker = Worker::new(&volume);
     assert!(worker.read(0, 4096).is_ok());
@@ -163,7 +163,7 @@ fn a_write_that_was_given_up_goes_before_all_that_follows() {
 }
 
 #[test]
-fn a_read_that_was_given_up_finds_nobody_elses_memory() {
+fn cancelled_read_touches_no_foreign_memory() {
     let (image, volume) = open("late-read");
     let mut worker = Worker::new(&volume);
     assert!(worker.read(0, 4096).is_ok());
@@ -182,7 +182,7 @@ fn a_read_that_was_given_up_finds_nobody_elses_memory() {
 }
 
 #[test]
-fn a_worker_that_ends_does_not_wait_for_ever() {
+fn ending_worker_stops_waiting() {
     let (image, volume) = open("end");
     let mut worker = Worker::new(&volume);
     worker.io = Io::new(IoOptions {
@@ -206,7 +206,7 @@ fn a_worker_that_ends_does_not_wait_for_ever() {
 }
 
 #[test]
-fn a_new_size_and_a_silent_cluster_are_seen() {
+fn resize_and_silent_cluster_are_noticed() {
     let (image, volume) = open("size");
     let mut worker = Worker::new(&volume);
     assert!(worker.read(0, 4096).is_ok());
@@ -232,7 +232,7 @@ fn a_new_size_and_a_silent_cluster_are_seen() {
 }
 
 #[test]
-fn without_a_cluster_requests_wait() {
+fn requests_wait_without_cluster() {
     let image = FakeImage::new("away", SIZE);
     image.away.store(true, SeqCst);
     let mut options = RbdOptions {

@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images_are_named_by_pool_namespace_and_snapshot() {
+    fn image_urls_name_pool_namespace_and_snapshot() {
         let of = |pool: &str, namespace: &str, image: &str, snapshot: Option<&str>| Name {
             pool: pool.into(),
             namespace: namespace.into(),

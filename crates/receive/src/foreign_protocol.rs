@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn each_is_told_by_its_first_bytes() {
+    fn stranger_protocol_is_detected_by_first_bytes() {
         let version = [7u16.to_ne_bytes(), 1u16.to_ne_bytes()].concat();
         let version = [version, 180u32.to_ne_bytes().into(), vec![0; 4]].concat();
         for (first, wanted) in [
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_of_their_protocol() {
+    fn stranger_gets_answer_of_its_protocol() {
         let reply = ForeignProtocol::VfioUser.answer(&[3, 0, 1, 0, 9, 9]);
         assert_eq!(reply.len(), 16);
         assert_eq!(&reply[..5], [3, 0, 1, 0, 16]);

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn every_other_kind_is_not() {
+    fn other_descriptor_kinds_are_harmful() {
         let directory = tempfile::tempdir().unwrap();
         // The file system of the directory is unknown to the test.
         let null = open("/dev/null", OFlags::RDWR, Mode::empty()).unwrap();
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_socket_is_emptied_and_stays_empty() {
+    fn stream_socket_is_drained_and_stays_empty() {
         let (mut peer, stream) = UnixStream::pair().unwrap();
         let file = memfd_create("left", MemfdFlags::CLOEXEC).unwrap();
         let send = |flags| {

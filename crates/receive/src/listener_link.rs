@@ -418,7 +418,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_late_after_four_looks_that_are_a_period_apart() {
+    fn answer_times_out_after_four_periods() {
         let began = Instant::now();
         let mut limit = AnswerLimit::new(began);
         for quarter in 1..PERIODS {
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_in_which_nobody_looked_is_a_period() {
+    fn unobserved_time_counts_as_one_period() {
         let began = Instant::now();
         let mut limit = AnswerLimit::new(began);
         let awake = began + Duration::from_secs(3600);

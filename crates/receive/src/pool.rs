@@ -85,7 +85,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(30);
 
     #[test]
-    fn tasks_that_hang_hold_up_no_other() {
+    fn hanging_tasks_block_no_other() {
         let pool = ThreadPool::default();
         let mut held = Vec::new();
         for _ in 0..20 {
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn idle_threads_end() {
+    fn idle_pool_threads_end() {
         let pool = ThreadPool::default();
         for _ in 0..4 {
             pool.run(|| ());

@@ -230,7 +230,7 @@ fn same_file(one: &OwnedFd, other: &OwnedFd) -> bool {
 }
 
 #[test]
-fn bytes_and_harmless_descriptors_come_in_order() {
+fn bytes_and_harmless_descriptors_arrive_in_order() {
     let receiver = receiver();
     let mut server = Server::new(&receiver);
     let (client, mut socket) = server.admitted();
@@ -284,7 +284,7 @@ fn consume(socket: &mut Socket, pipe: &(OwnedFd, OwnedFd), len: usize) {
 }
 
 #[test]
-fn what_is_looked_at_stays_until_it_is_consumed() {
+fn peeked_message_stays_until_consumed() {
     let receiver = receiver();
     let mut server = Server::new(&receiver);
     let (client, mut socket) = server.admitted();
@@ -314,7 +314,7 @@ fn what_is_looked_at_stays_until_it_is_consumed() {
 
 /// Consuming drops the descriptors that are in the socket: they are the receiver process's, too.
 #[test]
-fn consuming_blocks_nobody() {
+fn consume_blocks_nobody() {
     let receiver = receiver();
     let mut server = Server::new(&receiver);
     let pipe = rustix::pipe::pipe().unwrap();
@@ -336,7 +336,7 @@ fn consuming_blocks_nobody() {
 }
 
 #[test]
-fn a_look_outlives_the_receiver_process() {
+fn peek_survives_receiver_process() {
     let receiver = receiver();
     let mut server = Server::new(&receiver);
     let (client, mut socket) = server.admitted();
@@ -352,7 +352,7 @@ fn a_look_outlives_the_receiver_process() {
 }
 
 #[test]
-fn what_is_not_harmless_is_replaced() {
+fn harmful_descriptor_is_replaced() {
     let receiver = receiver();
     let mut server = Server::new(&receiver);
     let (client, mut socket) = server.admitted();
@@ -380,7 +380,7 @@ fn what_is_not_harmless_is_replaced() {
 }
 
 #[test]
-fn a_blocking_descriptor_blocks_nobody() {
+fn blocking_descriptor_blocks_nobody() {
     let receiver = receiver();
     let mut server = Server::new(&receiver);
     let mut held = Vec::new();
@@ -414,7 +414,7 @@ fn a_blocking_descriptor_blocks_nobody() {
 
 /// Of a protocol without descriptors: many clients at a time.
 #[test]
-fn plain_clients_bring_bytes_and_block_nobody() {
+fn plain_clients_are_read_without_blocking() {
     let receiver = receiver();
     let mut server = Server::new(&receiver);
     let none: [OwnedFd; 0] = [];
@@ -482,7 +482,7 @@ fn plain_clients_bring_bytes_and_block_nobody() {
 }
 
 #[test]
-fn clients_that_cannot_be_closed_are_counted() {
+fn unclosable_clients_are_counted() {
     let receiver = receiver();
     let mut server = Server::new(&receiver);
     let mut held = Vec::new();
@@ -510,7 +510,7 @@ fn threads(receiver: &Receiver) -> usize {
 }
 
 #[test]
-fn a_client_has_few_threads_and_is_ended_when_they_hang() {
+fn client_threads_are_limited_and_hanging_client_is_ended() {
     let receiver = receiver();
     let mut server = Server::new(&receiver);
     let (client, mut socket) = server.admitted();
@@ -536,7 +536,7 @@ fn a_client_has_few_threads_and_is_ended_when_they_hang() {
 }
 
 #[test]
-fn a_receiver_process_that_is_killed_is_started_again() {
+fn killed_receiver_process_is_restarted() {
     let receiver = receiver();
     let mut server = Server::new(&receiver);
     let (client, mut socket) = server.admitted();
@@ -555,7 +555,7 @@ fn a_receiver_process_that_is_killed_is_started_again() {
 }
 
 #[test]
-fn after_the_server_nobody_can_connect_whatever_hangs() {
+fn connections_are_refused_after_server_end() {
     let receiver = receiver();
     let process = receiver.id();
     let mut server = Server::new(&receiver);
@@ -587,7 +587,7 @@ fn after_the_server_nobody_can_connect_whatever_hangs() {
 }
 
 #[test]
-fn in_place_descriptors_come_as_they_are() {
+fn in_place_socket_passes_descriptors_unchanged() {
     let (client, ours) = UnixStream::pair().unwrap();
     let mut socket = Socket::in_place(ours.into(), 2);
     let pipe = rustix::pipe::pipe().unwrap().0;

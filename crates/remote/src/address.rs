@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_and_ports() {
+    fn hosts_and_ports_are_parsed() {
         let of = |text: &str| HostPort::parse(text, 7).map(|place| place.to_string());
         for (text, place) in [
             ("host", "host:7"),
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn escapes() {
+    fn percent_escapes_round_trip() {
         assert_eq!(decode("a%2Fb%20"), Ok("a/b ".into()));
         for text in ["nqn.2014-08.org:x_1", "a/b?c#d&e=%00\u{1b}[2J", "ü \n"] {
             assert_eq!(decode(&encode(text)).as_deref(), Ok(text));

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_and_end_growing() {
+    fn retry_pauses_grow_up_to_limit() {
         assert_eq!(pause(0), Duration::ZERO);
         assert_eq!(pause(1), FIRST_PAUSE);
         assert_eq!(pause(2), FIRST_PAUSE * 2);

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_bytes_are_not_the_same_host() {
+    fn short_and_extended_host_ids_differ() {
         let short = HostId::short(0x0102_0304_0506_0708);
         let long = HostId::extended(*short.bytes());
         assert_ne!(short, long);

@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_value_of_dword_10_is_known_or_refused() {
+    fn dword_10_is_decoded_or_refused_for_every_value() {
         let data = RegisterData {
             crkey: 1.into(),
             nrkey: 2.into(),
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_where_they_belong() {
+    fn register_fields_are_decoded() {
         let data = RegisterData {
             crkey: 0xc.into(),
             nrkey: 0xe.into(),

@@ -53,7 +53,7 @@ fn name_outside(status: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_thread_that_has_given_up_nothing_is_named() {
+    fn thread_outside_sandbox_is_named() {
         let name = super::name_outside;
         assert_eq!(name("Name:\tlate\nNoNewPrivs:\t0\n"), Some("late".into()));
         assert_eq!(name("Name:\tsignals\nNoNewPrivs:\t1\n"), None);

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stuck_drop_holds_up_no_other() {
+    fn stuck_drop_blocks_no_other() {
         let pool = pool(16, 10, 50);
         let ends: Vec<_> = (0..5).map(|_| stuck(pool)).collect();
         assert!(is_dropped(&witness(pool)));
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_behind_a_stuck_drop_goes_on_without_another_call() {
+    fn value_behind_stuck_drop_is_dropped_without_further_call() {
         let pool = pool(16, 10, 50);
         let (begun, _begins) = channel();
         let (_end, ends) = channel();
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn behind_as_many_as_may_be_stuck_values_wait() {
+    fn values_wait_behind_maximum_of_stuck_drops() {
         let pool = pool(3, 1, 50);
         let mut ends: Vec<_> = (0..3).map(|_| stuck(pool)).collect();
         let waiting: Vec<_> = (0..100).map(|_| witness(pool)).collect();
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn quick_drops_need_few_threads_and_idle_ones_end() {
+    fn quick_drops_need_few_threads_and_idle_threads_end() {
         let pool = pool(16, 60_000, 20);
         let all: Vec<_> = (0..1000).map(|_| witness(pool)).collect();
         assert!(all.iter().all(is_dropped));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn while_a_drop_is_stuck_one_thread_stands_ready() {
+    fn one_thread_is_ready_while_drop_is_stuck() {
         let pool = pool(16, 1, 1);
         let end = stuck(pool);
         std::thread::sleep(Duration::from_millis(50));
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drop_that_is_not_stuck_yet_is_waited_for() {
+    fn drop_within_limit_is_waited_for() {
         let pool = pool(16, 60_000, 20);
         let end = stuck(pool);
         let behind = witness(pool);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_ends_in_the_drop() {
+    fn panic_in_drop_is_contained() {
         struct Panics;
         impl Drop for Panics {
             fn drop(&mut self) {
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn values_wait_for_a_thread_that_can_be_started() {
+    fn values_wait_until_thread_can_start() {
         let pool = pool(1, 60_000, 20);
         // A missing thread is simulated.
         pool.lock().threads = 1;

@@ -50,7 +50,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_panic_under_the_lock_leaves_it_in_use() {
+    fn mutex_is_usable_after_panic() {
         let (mut mutex, condvar) = (Mutex::new(1), Condvar::new());
         let panicked = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn command_fields_have_the_offsets_of_the_standard() {
+    fn command_fields_have_standard_offsets() {
         let command = Command::new(0x02, 0x0403_0201);
         let command = command.flags(0x41).with_cid(0xbeef);
         let command = command.prp(0x1122_3344_5566_7788, 9).slba(7).dw(12, 5);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn completion_fields_have_the_offsets_of_the_standard() {
+    fn completion_fields_have_standard_offsets() {
         let bytes = [1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 4, 0, 5, 0, 0x05, 0x80];
         let entry = Completion::read_from_bytes(&bytes).unwrap();
         assert_eq!((entry.dw0(), entry.dw1()), (1, 2));

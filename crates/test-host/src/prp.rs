@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn list_that_fills_its_page_goes_on_in_the_next() {
+    fn prp_list_continues_in_next_page() {
         let memory = Windows::new(0, Memory::anonymous(64 << 10).unwrap());
         let of = |iova, len, list| prps(&memory, 4096, iova, len, list).unwrap();
         assert_eq!(of(0x10_0200, 512, 0x1000), (0x10_0200, 0));

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn completion_queue_wraps_with_its_phase() {
+    fn completion_queue_wraps_with_phase() {
         let (memory, mut cq) = (memory(), Cq::new(0x1000, 2));
         assert_eq!(cq.pop(&memory).unwrap(), None);
         for (turn, phase) in [(0, 1), (1, 1), (2, 0), (3, 0), (4, 1)] {
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn shadow_doorbell_asks_for_the_register_when_it_passes_event_idx() {
+    fn shadow_doorbell_passing_event_idx_needs_register() {
         let memory = memory();
         let shadow = Shadow {
             doorbells: 0x1000,
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn create_commands_name_sizes_vector_and_completion_queue() {
+    fn create_queue_commands_encode_size_vector_and_cq() {
         let [cq, sq] = Pair::new(0x4000, 0x5000, 64).create(3, Some(7));
         assert_eq!(cq.as_bytes()[40..48], [3, 0, 63, 0, 3, 0, 7, 0]);
         assert_eq!(sq.as_bytes()[40..48], [3, 0, 63, 0, 1, 0, 3, 0]);

@@ -34,7 +34,7 @@ pub fn serving(pid: u32) -> u32 {
 /// Reports that a test, or the part of it named by `what`, does not run on this machine, and the
 /// reason.
 ///
-/// `what` begins with the crate: `volume::system::block_device`. The list of accepted skips has
+/// `what` begins with the crate: `volume::system::block_device_reads_back_writes`. The list of accepted skips has
 /// patterns for whole lines "what: reason": keep details that differ between runs out of the
 /// reason.
 ///
@@ -88,7 +88,7 @@ mod tests {
     use std::sync::Barrier;
 
     #[test]
-    fn a_skip_is_one_whole_line_among_other_writers() {
+    fn skip_is_recorded_as_whole_line() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("skips.txt");
         let threads = 8;
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_skip_that_cannot_be_written_down_fails_the_test() {
+    fn unrecordable_skip_fails_test() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("missing").join("skips.txt");
         let result = std::panic::catch_unwind(|| record(&path, "what: why\n"));

@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn three_flaky_tests_in_one_run_exceed_the_limit() {
+    fn three_flaky_tests_exceed_limit() {
         let directory = tempfile::tempdir().unwrap();
         let history = directory.path().join("history");
         assert_eq!(judge(&history, &names(&["a", "b", "c"])).unwrap().len(), 1);

@@ -113,7 +113,7 @@ mod tests {
 </testsuites>"#;
 
     #[test]
-    fn report_of_nextest_has_outcomes_times_and_logs() {
+    fn nextest_report_has_outcomes_times_and_logs() {
         let directory = tempfile::tempdir().unwrap();
         let results = results(REPORT, directory.path()).unwrap();
         let outcomes: Vec<_> = results
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn report_that_is_cut_is_an_error() {
+    fn truncated_report_is_error() {
         let half = &REPORT[..REPORT.len() / 2];
         assert!(results(half, Path::new("/nonexistent")).is_err());
     }

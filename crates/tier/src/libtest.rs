@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_cargo_test_have_names_and_verdicts() {
+    fn cargo_test_lines_are_parsed() {
         let mut parser = Parser::default();
         for line in [
             "     Running tests/it/main.rs (target/debug/deps/it-1)",

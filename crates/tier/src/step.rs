@@ -23,7 +23,7 @@ pub struct Record {
 /// Result of one test.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TestResult {
-    /// Test program and test, for example `vnvme::socket keeper::an_upgrade_is_a_pause`.
+    /// Test program and test, for example `vnvme::socket keeper::upgrade_is_short_pause`.
     pub test: String,
     /// Seconds that the last attempt took; absent where the runner does not measure them.
     pub seconds: Option<f64>,

@@ -72,7 +72,7 @@ mod tests {
     use volume::{MemVolume, Volume};
 
     #[test]
-    fn what_the_volume_can_is_told() {
+    fn params_match_volume_capabilities() {
         let volume = MemVolume::new(1 << 20).unwrap();
         let info = volume.info();
         let told = params(&info, block_size(&info, None).unwrap());
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_blocks_are_refused() {
+    fn invalid_block_sizes_are_refused() {
         let info = MemVolume::new(1 << 20).unwrap().info();
         for wanted in [256, 1000, 8192] {
             assert!(block_size(&info, Some(wanted)).is_err(), "{wanted}");

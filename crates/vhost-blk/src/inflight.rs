@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_fetched_and_not_answered_is_found_in_order() {
+    fn unanswered_requests_are_found_in_order() {
         let region = Inflight::new(2, 8).unwrap();
         let (mut t, found) = tracker(&region, 40);
         assert!(found.is_empty());
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_was_published_is_not_begun_again_at_whatever_point_the_process_died() {
+    fn published_batch_is_not_repeated_after_death() {
         for died_before_publishing in [true, false] {
             let region = Inflight::new(2, 8).unwrap();
             let (mut t, _) = tracker(&region, 0xffff);
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_front_end_may_have_scribbled_does_no_harm() {
+    fn corrupted_inflight_region_is_harmless() {
         let region = Inflight::new(2, 8).unwrap();
         let (mut t, _) = tracker(&region, 0);
         t.begin(1);
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_of_the_wrong_size_are_refused() {
+    fn inflight_regions_of_wrong_size_are_refused() {
         let region = Inflight::new(2, 8).unwrap();
         assert!(region.tracker(2, 8).is_none());
         assert!(region.tracker(0, 16).is_none());
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn the_write_caches_state_outlives_the_process() {
+    fn write_cache_state_survives_process() {
         let region = Inflight::new(2, 8).unwrap();
         assert_eq!(region.write_cache(), None);
         region.set_write_cache(false);

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_the_front_end_are_found_in_one_region_only() {
+    fn front_end_address_is_found_in_single_region() {
         let (_, fd) = file(0x4000);
         let mut memory = GuestMemory::new(MemoryLimits::DEFAULT, None, None);
         let table = vec![
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_tables_leave_nothing_behind() {
+    fn invalid_memory_table_leaves_nothing() {
         let (_, fd) = file(0x4000);
         let mut memory = GuestMemory::new(MemoryLimits::DEFAULT, None, None);
         let good = region(0x1000, 0x1000, 0x1000, 0);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn files_and_their_bytes_are_bounded_for_each_front_end() {
+    fn memory_files_and_bytes_are_limited_per_front_end() {
         let limits = MemoryLimits {
             mappings: 2,
             bytes: 0x5000,
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_come_and_go_one_by_one() {
+    fn memory_regions_are_added_and_removed_singly() {
         let (_, fd) = file(0x4000);
         let mut memory = GuestMemory::new(MemoryLimits::DEFAULT, None, None);
         let (a, b) = (
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn attachments_last_until_requests_in_flight_are_over() {
+    fn attachments_last_until_requests_end() {
         let alive = Rc::new(RefCell::new(0));
         struct Token(Rc<RefCell<i32>>);
         impl Drop for Token {

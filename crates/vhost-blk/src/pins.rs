@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_pins_nothing_and_the_loop_pins_all() {
+    fn memory_is_pinned_by_loop_not_message() {
         let (io, ..) = ring();
         let memory = Memory::anonymous(4 << 20).unwrap();
         let mut pins = Pins::new(io.pinner());
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_cover_the_regions_and_are_few() {
+    fn pin_pieces_cover_regions() {
         let memory = Memory::anonymous(4096).unwrap();
         let cut = |regions: &[Region]| -> Vec<(u64, u64)> {
             let regions: Vec<_> = regions.iter().map(|r| (*r, memory.clone())).collect();
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_pinner_nothing_waits() {
+    fn memory_without_pinner_is_ready() {
         let mut pins = Pins::new(None);
         let memory = Memory::anonymous(4 << 20).unwrap();
         pins.update(&[(region(4 << 20, 0), memory)]);

@@ -189,7 +189,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_chain_ends_and_is_what_the_model_says(
+    fn random_chain_matches_model(
         outer in vec(descriptor(), usize::from(SIZE)),
         inner in vec(descriptor(), usize::from(SIZE)),
         head in 0..SIZE,
@@ -224,7 +224,7 @@ proptest! {
 
     /// The layout of a request's buffers does not change the request.
     #[test]
-    fn layout_does_not_matter(
+    fn chain_layout_does_not_matter(
         kind in prop_oneof![Just(0u32), Just(1), Just(4), Just(8), Just(11), Just(13), any::<u32>()],
         sector in prop_oneof![0u64..100, any::<u64>()],
         out in prop_oneof![Just(0u32), Just(512), Just(1024), Just(16), Just(48), 0u32..1500],
@@ -273,7 +273,7 @@ proptest! {
 
 /// A chain may name the same memory many times: the limit applies to the sum.
 #[test]
-fn data_is_bounded() {
+fn chain_data_is_bounded() {
     let guest = guest();
     let one = Buffer {
         addr: DATA + 0x1000,

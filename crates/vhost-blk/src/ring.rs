@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_lie_where_virtio_says() {
+    fn ring_parts_follow_virtio_layout() {
         let memory = Memory::anonymous(0x3000).unwrap();
         let map = map(&memory);
         let at = RingAddress {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_leaves_memory_is_refused() {
+    fn ring_outside_memory_is_refused() {
         let memory = Memory::anonymous(0x3000).unwrap();
         let map = map(&memory);
         let good = RingAddress {
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn events() {
+    fn need_event_follows_event_idx() {
         // Passing the event signals, reaching it does not.
         assert!(need_event(5, 6, 5));
         assert!(need_event(5, 9, 4));

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_space_is_laid_out_as_virtio_says() {
+    fn config_space_follows_virtio_layout() {
         let volume = volume::MemVolume::new(1 << 20).unwrap();
         let config = SHAPE.config(&volume.info(), true);
         assert_eq!(at(&config, 0, 8), 2048, "capacity");
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_volume_cannot_do_is_not_offered() {
+    fn unsupported_volume_features_are_not_offered() {
         let mut info = volume::MemVolume::new(1 << 20).unwrap().info();
         let features = SHAPE.features(&info);
         assert_ne!(features & feature::DISCARD, 0);

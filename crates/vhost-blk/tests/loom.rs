@@ -127,7 +127,7 @@ fn all(exports: bool, event_idx: bool, fault: Fault) {
 }
 
 #[test]
-fn no_wake_up_is_lost_in_either_direction() {
+fn wake_up_in_either_direction_is_never_lost() {
     for event_idx in [true, false] {
         all(true, event_idx, Fault::None);
         all(false, event_idx, Fault::None);
@@ -135,7 +135,7 @@ fn no_wake_up_is_lost_in_either_direction() {
 }
 
 #[test]
-fn without_one_fence_or_the_second_look_a_wake_up_is_lost() {
+fn missing_fence_or_second_check_loses_wake_up() {
     for (exports, event_idx) in [(true, true), (true, false), (false, true), (false, false)] {
         for fault in [Fault::ExportFence, Fault::DriverFence, Fault::SecondLook] {
             let survived = catch_unwind(AssertUnwindSafe(|| all(exports, event_idx, fault)));

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn modes_are_octal_and_let_somebody_in() {
+    fn socket_modes_are_octal_and_grant_access() {
         assert_eq!(mode("0660"), Ok(SocketMode(0o660)));
         assert_eq!(mode("660"), Ok(SocketMode(0o660)));
         assert_eq!(mode("0020"), Ok(SocketMode(0o020)));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn users_and_groups_have_names_or_numbers() {
+    fn users_and_groups_are_parsed_by_name_or_number() {
         let named = |text: &str| text.parse::<Principal>().unwrap();
         assert_eq!(named("root").user().unwrap().as_raw(), 0);
         assert_eq!(named("root").group().unwrap().as_raw(), 0);
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_may_connect_if_no_mode_says_otherwise() {
+    fn group_without_mode_gets_0660() {
         let group = SocketAccess {
             group: Some("0".parse().unwrap()),
             ..SocketAccess::default()

@@ -128,7 +128,7 @@ mod tests {
     use control::api::{ControllerCounters, VhostBlkCounters, VolumeErrors, VolumeLimits};
 
     #[test]
-    fn a_disk_that_stops_and_goes_on_is_told_once_each() {
+    fn stopped_and_resumed_disk_sends_one_event_each() {
         let events = EventSender::new();
         let mut listener = events.receiver();
         let mut alarms = Alarms::default();
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_between_two_looks_is_told_once() {
+    fn changes_between_polls_send_one_event_each() {
         let events = EventSender::new();
         let mut listener = events.receiver();
         let mut alarms = Alarms::default();

@@ -262,20 +262,20 @@ mod tests {
     }
 
     #[test]
-    fn half_of_the_queues_go_to_an_idle_worker() {
+    fn half_of_queues_move_to_idle_worker() {
         let moves = plan(vec![1.0, 0.0], queues(&[(0, 0.25); 4]));
         assert_eq!(moves.len(), 2, "{moves:?}");
         assert!(moves.iter().all(|(_, to)| *to == 1));
     }
 
     #[test]
-    fn one_queue_stays_as_it_would_only_change_sides() {
+    fn single_queue_stays() {
         assert!(plan(vec![1.0, 0.0], queues(&[(0, 1.0)])).is_empty());
         assert!(plan(vec![1.0, 0.1], queues(&[(0, 0.9), (0, 0.01)])).is_empty());
     }
 
     #[test]
-    fn a_small_difference_or_a_small_load_is_left_alone() {
+    fn small_difference_or_load_is_ignored() {
         assert!(plan(vec![0.5, 0.0], queues(&[(0, 0.25); 2])).is_empty());
         assert!(plan(vec![1.0, 0.8], queues(&[(0, 0.25); 4])).is_empty());
         assert!(plan(vec![1.0], queues(&[(0, 0.25); 4])).is_empty());
@@ -283,13 +283,13 @@ mod tests {
     }
 
     #[test]
-    fn queues_come_back_from_a_worker_that_others_load() {
+    fn queues_return_from_busy_worker() {
         let moves = plan(vec![0.1, 1.0], queues(&[(1, 0.2), (0, 0.1)]));
         assert_eq!(moves, [(1, 0)]);
     }
 
     #[test]
-    fn many_small_queues_spread_over_all_workers() {
+    fn small_queues_spread_over_all_workers() {
         let moves = plan(
             vec![1.0, 0.0, 0.0, 0.0],
             queues(&[(0, 1.0 / 64.0 + 0.01); 64]),

@@ -620,7 +620,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_twice_is_refused() {
+    fn duplicates_are_refused() {
         let nguid = "|nguid = \"00112233-4455-6677-8899-aabbccddeeff\"";
         let again = "|nguid = \"00112233445566778899AABBCCDDEEFF\"";
         let export = "[[vhost-user-blk]]\nsocket = \"/run/./a\"\nvolume = \"b\"\n";
@@ -663,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_and_metadata_go_together() {
+    fn format_file_needs_matching_metadata() {
         let checked = |options: &str| {
             checked(&format!(
                 "[[controller]]\nsocket = \"/run/a\"\n[[controller.namespace]]\n\
@@ -695,7 +695,7 @@ mod tests {
     }
 
     #[test]
-    fn disks_of_a_subsystem_say_the_same_of_what_they_share() {
+    fn shared_settings_of_subsystem_must_agree() {
         let disk = |number: u32, of_disk: &str, of_namespace: &str| {
             format!(
                 "[[controller]]\nsocket = \"/run/{number}\"\nsubsystem = \"s\"\n{of_disk}\n\
@@ -760,7 +760,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_can_stand_in_a_line_and_in_an_address() {
+    fn disk_names_are_validated() {
         let named = |name: &str| {
             let name = toml::Value::from(name);
             checked(&two(&format!("name = {name}"), ""))
@@ -780,7 +780,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespaces_block_size_is_one_that_it_can_have() {
+    fn namespace_block_size_is_validated() {
         for size in [512, 4096] {
             checked(&two("", &format!("|block-size = {size}"))).unwrap();
         }
@@ -794,7 +794,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_or_may_be_equal_is_not() {
+    fn distinct_values_are_accepted() {
         let zeroes = "|eui64 = \"0000000000000000\"";
         for file in [
             two("serial = \"S\"", "serial = \"T\""),

@@ -379,12 +379,12 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_definition_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn volumes_become_namespaces() {
+    fn serve_arguments_become_namespaces() {
         let cli = Cli::try_parse_from([
             "vnvme",
             "serve",
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn exports_stand_beside_a_controller_or_alone() {
+    fn exports_are_configured_with_or_without_controller() {
         let specs = |args: &[&str]| -> Specs {
             let all = ["vnvme", "serve"].iter().chain(args);
             let Command::Serve(args) = Cli::try_parse_from(all).unwrap().command else {

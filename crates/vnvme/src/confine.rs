@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_kept_that_is_not_configured() {
+    fn sandbox_needs_follow_configuration() {
         let file = "[[controller]]\nsocket = \"/run/a/s\"\n[[controller.namespace]]\n\
                     volume = \"disk.raw\"\n";
         let plain = Needs {

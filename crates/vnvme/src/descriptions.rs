@@ -118,7 +118,7 @@ mod tests {
     use crate::spec::parse_config;
 
     #[test]
-    fn disks_are_told_by_their_addresses() {
+    fn disks_are_described_by_address() {
         let text = "[[controller]]\nsocket = \"/run/a.sock\"\nname = \"root\"\n\
             namespace = [{ volume = \"x\" }, { volume = \"y\", nsid = 7 }]\n\
             [[vhost-user-blk]]\nsocket = \"/run/b.sock\"\nvolume = \"z\"\n\

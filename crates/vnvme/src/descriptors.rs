@@ -151,7 +151,7 @@ mod tests {
     use crate::spec::VhostBlkSpec;
 
     #[test]
-    fn clients_share_what_is_left() {
+    fn clients_share_remaining_descriptors() {
         let specs = Specs {
             controllers: vec![ControllerSpec::default(); 4],
             vhost_user_blk: vec![VhostBlkSpec::default(); 4],

@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn each_controller_is_shown_with_its_users() {
+    fn discovery_lists_controllers_with_users() {
         let tree = tree();
         let found = DiscoveredDevices::on(&Host::below(tree.path()));
         let [first, second, third] = found.nvme.as_slice() else {
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_anything_says_so() {
+    fn discovery_on_empty_machine_explains() {
         let dir = tempfile::tempdir().unwrap();
         let found = DiscoveredDevices::on(&Host::below(dir.path()));
         let lines = found.lines();
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_have_units() {
+    fn sizes_are_printed_with_units() {
         for (bytes, text) in [
             (0, "0 bytes"),
             (1023, "1023 bytes"),

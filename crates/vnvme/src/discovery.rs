@@ -163,7 +163,7 @@ mod tests {
     use nvme::log::discovery::SubsystemType;
 
     #[test]
-    fn records_are_urls_and_harmless() {
+    fn discovery_records_become_safe_urls() {
         let record = DiscoveryRecord {
             trtype: TransportType::TCP,
             subtype: SubsystemType::NVM,
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses() {
+    fn discovery_addresses_are_parsed() {
         let of = |text: &str| place(text).map(|place| place.to_string());
         assert_eq!(of("tcp://host").unwrap(), "host:8009");
         assert_eq!(of("tcp://[::1]:7/").unwrap(), "[::1]:7");

@@ -43,7 +43,7 @@ fn said_twice(text: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn no_error_repeats_its_source() {
+fn errors_do_not_repeat_their_source() {
     for twice in [
         "#[error(\"a: {source}\")]\n    A { source: E },\n}",
         "#[error(\"a: {0}\")]\n    A(#[from] E),\n}",

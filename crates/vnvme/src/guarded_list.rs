@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_goes_with_its_listing() {
+    fn dropped_listing_removes_entry() {
         let list = GuardedList::default();
         let listings = ["a", "b", "c"].map(|name| list.enter(name));
         let [a, b, c] = listings;

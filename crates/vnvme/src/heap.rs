@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_released_once_when_many_have_gone_and_no_more_go() {
+    fn memory_is_released_once_after_many_frees() {
         let heap = Heap::default();
         let look = || {
             let mut released = false;

@@ -64,7 +64,7 @@ mod tests {
     const OTHER: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n:";
 
     #[test]
-    fn a_line_is_a_host() {
+    fn host_keys_are_parsed_by_line() {
         let text = format!("# hosts\n\nnqn.2014-08.x:a {ONE}\n  nqn.2014-08.x:b\t{ONE} {OTHER}\n");
         let keys = parse(&text).unwrap();
         let names: Vec<&str> = keys.iter().map(|key| &*key.nqn).collect();
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_by_its_line_and_not_shown() {
+    fn malformed_host_key_error_names_line_without_secret() {
         for (text, why) in [
             ("# nobody\n".into(), "no host is listed"),
             (ONE.into(), "line 1: does not begin with"),

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stable_across_versions() {
+    fn identity_is_stable_across_versions() {
         let volume = b"/disks/a.raw".to_vec();
         // Guests' boot configurations hold these values: a change of them is a change of the
         // guest's disk names.

@@ -274,7 +274,7 @@ mod tests {
     use driver::Options;
 
     #[test]
-    fn a_controller_is_described() {
+    fn controller_info_is_serialized() {
         let transport = in_process::memory_disk(1 << 20).unwrap();
         let device = Device::open(transport, Options::default()).unwrap();
         let info = serde_json::to_value(Info::of("x".into(), &device)).unwrap();

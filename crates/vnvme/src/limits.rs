@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_are_found_by_their_whole_names_or_as_those_of_a_disk() {
+    fn limits_find_volume_by_name_or_disk() {
         let registry = LimitRegistry::default();
         let list = || {
             registry
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_names_a_volume_or_all() {
+    fn limit_change_needs_volume_or_all() {
         let registry = LimitRegistry::default();
         let _volume = open(&registry, "null://1M?iops=5");
         let change = LimitChange {
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_changed_where_there_are_any() {
+    fn weight_changes_only_where_configured() {
         let registry = LimitRegistry::default();
         let weight = |volume: Option<&str>, weight| {
             let change = LimitChange {

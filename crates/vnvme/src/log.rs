@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slips_of_the_pen_are_refused() {
+    fn misspelled_log_filter_is_refused() {
         for good in [
             "info",
             "OFF",
@@ -98,7 +98,7 @@ mod tests {
 
     /// Checks that every crate of the workspace that logs is listed.
     #[test]
-    fn all_parts_are_known() {
+    fn all_log_targets_are_known() {
         let crates = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
         let mut found = 0;
         for entry in std::fs::read_dir(crates).unwrap() {

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_journal_is_known_by_its_stream() {
+    fn journal_is_detected_by_stream() {
         let stat = fstat(io::stderr()).unwrap();
         assert!(is_standard_error(&format!(
             "{}:{}",

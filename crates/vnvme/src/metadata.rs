@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_said_in_words() {
+    fn invalid_metadata_options_are_refused_with_reason() {
         assert!(metadata("mem://1M").unwrap().is_none());
         let there = metadata("mem://1M?metadata-size=64&protection=1&protection-first=on");
         let layout = *there.unwrap().unwrap().layout();
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_made_and_is_another_volumes() {
+    fn metadata_file_is_created_and_bound_to_volume() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("metadata");
         let url = format!(

@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watchdog_is_obeyed_that_means_this_process() {
+    fn watchdog_of_own_process_only_is_obeyed() {
         let own = std::process::id().to_string();
         let second = Some(Duration::from_secs(1));
         for (micros, process, wanted) in [
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_in_time_that_the_process_is_alive_and_only_then() {
+    fn watchdog_is_notified_in_time_only_when_alive() {
         let (manager, socket) = UnixDatagram::pair().unwrap();
         manager.set_nonblocking(true).unwrap();
         let mut told = ServiceManager {

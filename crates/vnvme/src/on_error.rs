@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_are_changed_of_what_is_meant_and_nothing_else() {
+    fn error_policy_changes_selected_volumes_only() {
         let (registry, described) = (OnErrorRegistry::default(), DiskDescriptions::default());
         let change = |change: ErrorChange, volumes: Option<&DiskVolumes>| {
             registry.change(&change, volumes, &described, |_| Ok(()))

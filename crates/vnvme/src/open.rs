@@ -536,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_every_kind_of_volume() {
+    fn unknown_volume_error_lists_every_kind() {
         for url in ["iscsi://host/1", "file://"] {
             let text = error(url);
             for scheme in ["file", "mem", "null", "nvme", "vfio-user"] {
@@ -547,14 +547,14 @@ mod tests {
     }
 
     #[test]
-    fn tls_is_refused_in_words() {
+    fn tls_is_refused_with_reason() {
         for url in ["nbds://host/x", "nbds+unix:///x?socket=/s"] {
             assert!(error(url).contains("TLS is not supported"), "{url}");
         }
     }
 
     #[test]
-    fn names_of_servers_in_qemus_form_are_met_with_ours() {
+    fn qemu_server_names_are_answered_with_native_form() {
         for url in ["nbd:unix:/run/s:exportname=x", "nbd:localhost:10809"] {
             assert!(error(url).contains("nbd+unix:///EXPORT"), "{url}");
         }
@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_behind_a_controller_is_a_volume_like_others() {
+    fn volume_behind_controller_works_like_others() {
         let opener = opener_with(DeviceRegistry::default());
         let open = |url: &str| opener.open(&crate::options::url::parse(url).unwrap(), "disk", 1);
         let opened = open("controller+null://1M?offset=64K").unwrap();
@@ -575,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_of_devices_are_checked_as_all_others() {
+    fn device_urls_are_checked_like_others() {
         let text = error("nvme://0000:ff:1f.7/1?colour=red");
         let known = "nvme volumes have read-only, queues, depth";
         assert!(text.contains(known) && text.contains("partlabel"), "{text}");

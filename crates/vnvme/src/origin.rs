@@ -188,7 +188,7 @@ mod tests {
         volume = \"d\"\n[[ublk]]\nqueues = 1\nvolume = \"e\"\n";
 
     #[test]
-    fn each_table_and_key_has_its_line() {
+    fn each_table_and_key_has_line() {
         let mut specs: Specs = toml::from_str(TEXT).unwrap();
         note(&mut specs, Path::new("f.toml"), TEXT);
         let [first, second] = specs.controllers.as_slice() else {

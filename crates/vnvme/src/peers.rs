@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_counted_once_for_many_who_ask() {
+    fn worker_counts_commands_once_for_all_callers() {
         let peers = two();
         let stats = Arc::new(ControllerStats::new(2, 2));
         let _entered = peers.enter(stats.clone());
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exports_and_block_devices_fetch_counts_for_their_worker() {
+    fn export_and_ublk_commands_count_for_worker() {
         let peers = two();
         let stats = Arc::new(ControllerStats::new(2, 2));
         let entered = peers.enter(stats.clone());
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worker_with_the_fewest_front_ends_is_next() {
+    fn worker_with_fewest_front_ends_is_next() {
         let peers = two();
         let first = peers.assign(0);
         let (worker, second) = peers.assign_any();
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn one_decides_at_a_time() {
+    fn balance_decisions_are_serialized() {
         let peers = two();
         let pause = Duration::from_millis(100);
         let at = |millis: u64| peers.start + Duration::from_millis(millis);

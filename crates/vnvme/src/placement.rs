@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_said_in_words() {
+    fn invalid_placement_options_are_refused_with_reason() {
         assert!(handles("mem://1M").unwrap().is_none());
         assert!(handles("mem://1M?fdp-handles=8").unwrap().is_some());
         for (options, said) in [
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_made_and_is_another_volumes() {
+    fn placement_file_is_created_and_bound_to_volume() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("fdp");
         let url = format!("mem://1M?fdp-handles=4&fdp-table={}", path.display());

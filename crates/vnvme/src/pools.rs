@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_is_there_again_in_the_next_process() {
+    fn pool_is_restored_in_next_process() {
         let dir = tempfile::tempdir().unwrap();
         let pools = Pools::default();
         let spec = spec(dir.path(), "pool-block-size = 4096\n");
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_process_finds_the_blocks_that_a_guest_has_chosen() {
+    fn chosen_format_is_restored_in_next_process() {
         let dir = tempfile::tempdir().unwrap();
         let (pools, spec) = (Pools::default(), spec(dir.path(), ""));
         let pool = open(&pools, &spec).unwrap();
@@ -479,7 +479,7 @@ mod tests {
 
     /// A guest may write any data.
     #[test]
-    fn what_a_guest_wrote_is_no_format() {
+    fn guest_data_is_never_taken_for_format() {
         let dir = tempfile::tempdir().unwrap();
         let pools = Pools::default();
         let spec = spec(dir.path(), "");
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_said_in_words() {
+    fn invalid_pool_is_refused_with_reason() {
         let dir = tempfile::tempdir().unwrap();
         let pools = Pools::default();
         let one = spec(dir.path(), "");

@@ -112,7 +112,7 @@ fn has_option(command: Option<&str>, word: &str) -> bool {
 }
 
 #[test]
-fn commands_and_options_exist() {
+fn documented_commands_and_options_exist() {
     let documents = documents();
     let calls = calls(&documents);
     assert!(calls.len() > 30, "the documents are not read: {calls:?}");
@@ -153,7 +153,7 @@ fn commands_and_options_exist() {
 }
 
 #[test]
-fn configuration_files_are_understood() {
+fn documented_configuration_files_parse() {
     let mut count = 0;
     let documents = documents();
     for (_, block) in blocks(&documents)
@@ -183,7 +183,7 @@ fn anchor(heading: &str) -> String {
 }
 
 #[test]
-fn links_lead_somewhere() {
+fn documented_links_exist() {
     let mut count = 0;
     for path in paths(&root())
         .into_iter()

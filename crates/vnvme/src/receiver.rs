@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_their_own_arguments_ask_for_them() {
+    fn only_exact_arguments_select_role() {
         for role in Role::ALL {
             let args = || role.arguments().into_iter().map(OsString::from);
             assert_eq!(Role::wanted(args()), Some(role));

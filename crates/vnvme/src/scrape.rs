@@ -335,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_metrics_are_answered_and_only_to_who_reads() {
+    fn scrape_answers_get_metrics_only() {
         for (line, found) in [
             ("GET /metrics HTTP/1.1", Ok(true)),
             ("GET /metrics?name[]=a HTTP/1.0", Ok(true)),

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_error_counts_and_a_panic_is_one() {
+    fn first_error_or_panic_ends_daemon() {
         let ends = ThreadResults::new();
         let runs: [fn() -> Result<()>; 3] = [
             || Ok(()),
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_never_begins_is_not_waited_for() {
+    fn worker_start_times_out() {
         let ends = ThreadResults::new();
         let _hangs = ends.tell(0);
         let waited = ends.wait(1, 1, Duration::from_millis(10), || (), &mut watch());

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_that_hangs_does_not_hold_up_the_others() {
+    fn hanging_volume_does_not_block_size_checks() {
         let sizes = Sizes::default();
         let hangs = [(); 3].map(|()| Slow::new(false));
         let answers = [(); 3].map(|()| (Slow::new(true), event()));
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn however_many_hang_the_threads_are_bounded() {
+    fn size_check_threads_are_bounded() {
         let sizes = Sizes::default();
         let hangs = [(); MAX_THREADS + 2].map(|()| Slow::new(false));
         for volume in &hangs {
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_keeps_no_volume() {
+    fn end_releases_volumes() {
         let sizes = Sizes::default();
         let volume = Slow::new(true);
         sizes.watch(&as_volume(&volume), &event());

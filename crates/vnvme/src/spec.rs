@@ -817,7 +817,7 @@ mod tests {
     use crate::options::Spec;
 
     #[test]
-    fn every_option_of_the_table_is_taken() {
+    fn every_documented_namespace_option_is_parsed() {
         let mut count = 0;
         for row in NamespaceSpec::ROWS.iter().filter(|row| row.url) {
             let values = match row.form {
@@ -843,7 +843,7 @@ mod tests {
     }
 
     #[test]
-    fn namespace_options_are_taken_out_of_the_url() {
+    fn namespace_options_are_removed_from_url() {
         let text = "/d/a.raw?direct=off&block-size=4096&nsid=3&lock=off";
         let spec = url::parse::<NamespaceSpec>(text).unwrap();
         assert_eq!(spec.volume.0, "/d/a.raw?direct=off&lock=off");
@@ -861,7 +861,7 @@ mod tests {
     }
 
     #[test]
-    fn identifiers_in_hex() {
+    fn hex_identifiers_are_parsed() {
         assert_eq!(
             hex::<8>("eui64", "0011223344556677").unwrap(),
             [0, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77]
@@ -873,7 +873,7 @@ mod tests {
     }
 
     #[test]
-    fn config_file() {
+    fn config_file_is_parsed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("vnvme.toml");
         std::fs::write(
@@ -926,7 +926,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exports_options_are_taken_out_of_the_url() {
+    fn export_options_are_removed_from_url() {
         let text = "/d/a.raw?direct=off&queues=4&serial=ROOT&queue-size=256&write-cache=off&iops=9";
         let spec = VhostBlkSpec::parse("/run/a", text).unwrap();
         assert_eq!(spec.socket, Path::new("/run/a"));

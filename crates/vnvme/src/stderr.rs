@@ -101,7 +101,7 @@ mod tests {
     use std::io::Read;
 
     #[test]
-    fn lines_that_nobody_reads_are_lost_and_counted() {
+    fn unread_log_lines_are_dropped_and_counted() {
         let (read, writer) = pipe().unwrap();
         fcntl_setpipe_size(&writer, PIECE).unwrap();
         let losses = LostLines(AtomicU64::new(0));
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_has_gone_is_no_error() {
+    fn closed_log_reader_is_no_error() {
         let (read, writer) = pipe().unwrap();
         drop(read);
         let losses = LostLines(AtomicU64::new(0));

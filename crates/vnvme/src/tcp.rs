@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_that_is_left_is_waited_for() {
+    fn listen_waits_for_address_in_use() {
         let first = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = first.local_addr().unwrap();
         assert_eq!(

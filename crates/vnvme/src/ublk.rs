@@ -299,7 +299,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn devices_end_at_the_same_time() {
+    fn devices_end_concurrently() {
         // Each device signals the next one that it has begun, and ends only when another has.
         let (first, at_first) = mpsc::channel();
         let (second, at_second) = mpsc::channel();
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_one_does_not_keep_the_others() {
+    fn failed_device_lets_others_end() {
         let (ended, ends) = mpsc::channel();
         let error = at_once(vec![1, 2, 3], |number| {
             ended.send(number)?;

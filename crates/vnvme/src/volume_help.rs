@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn help_has_every_kind_and_every_option() {
+    fn volume_help_lists_every_kind_and_option() {
         let help = volume_help();
         let kinds = kinds(DeviceRegistry::default());
         let names: Vec<&str> = kinds.schemes().map(|scheme| scheme.name).collect();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_broken_between_words() {
+    fn help_lines_are_broken_between_words() {
         let help = "word ".repeat(30);
         let lines = entry(6, &"n".repeat(40), help.trim());
         assert_eq!(lines.split_whitespace().count(), 31);

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_said_in_words() {
+    fn invalid_zone_options_are_refused_with_reason() {
         assert!(zones("mem://1M", 1 << 20).unwrap().is_none());
         assert!(zones("mem://1M?zone-size=64K", 1 << 20).unwrap().is_some());
         for (options, said) in [
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn areas_are_as_they_were_asked_for() {
+    fn zrwa_options_become_geometry() {
         for (options, wanted) in [
             ("", None),
             ("&zrwa-size=8K", Some((16, 1, None))),
@@ -199,7 +199,7 @@ mod tests {
     /// Checks that a file from a version without Zone Random Write Areas can be opened with them,
     /// and that a file in which zones have areas cannot be opened without.
     #[test]
-    fn a_file_that_areas_come_to() {
+    fn zone_file_gains_zrwa() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("zones");
         let url = format!("mem://1M?zone-size=64K&zone-table={}", path.display());
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_is_made_and_is_another_volumes() {
+    fn zone_file_is_created_and_bound_to_volume() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("zones");
         let url = format!("mem://1M?zone-size=64K&zone-table={}", path.display());

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_is_spent_and_not_overdrawn() {
+    fn budget_is_spent_without_overdraft() {
         let mut budget = Budget::new(10);
         assert!(!budget.is_spent() && budget.left() == 10 && budget.spent() == 0);
         budget.spend(9);
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn data_counts_by_bytes_and_by_pieces() {
+    fn budget_counts_bytes_and_pieces() {
         assert_eq!(Budget::units_of(4096, 1), 0);
         assert_eq!(Budget::units_of(1 << 20, 256), 64 + 16);
         assert_eq!(Budget::units_of(512, 8192), 512);

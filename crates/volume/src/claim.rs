@@ -143,7 +143,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn overlaps_are_those_of_the_sets(
+        fn extent_overlap_matches_sets(
             a in (0u64..20, proptest::option::of(1u64..20)),
             b in (0u64..20, proptest::option::of(1u64..20)),
         ) {
@@ -157,7 +157,7 @@ mod tests {
         }
 
         #[test]
-        fn a_part_of_a_part_lies_in_both(a in (0u64..100, 1u64..100), b in (0u64..100, proptest::option::of(1u64..100))) {
+        fn part_of_part_lies_in_both(a in (0u64..100, 1u64..100), b in (0u64..100, proptest::option::of(1u64..100))) {
             let part = extent(0, None).part(a.0, Some(a.1)).part(b.0, b.1);
             prop_assert_eq!(part.offset, a.0 + b.0);
             let len = part.len.unwrap();

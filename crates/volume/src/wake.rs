@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_earlier_of_two_is_what_both_need() {
+    fn earlier_wake_serves_both() {
         let now = Instant::now();
         let (soon, late) = (Duration::from_millis(1), Duration::from_secs(1));
         let wakes = [

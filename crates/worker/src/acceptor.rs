@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seconds_worth_at_once_and_then_one_in_an_interval() {
+    fn connect_rate_allows_burst_then_one_per_interval() {
         let mut pace = ConnectPace::new(ConnectRate(4));
         let start = Instant::now();
         let at = |millis: u64| start + Duration::from_millis(millis);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_of_nothing_is_one() {
+    fn zero_connect_rate_means_one() {
         let mut pace = ConnectPace::new(ConnectRate(0));
         let start = Instant::now();
         assert_eq!(pace.next(start), start);

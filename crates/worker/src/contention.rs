@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_without_the_processor_are_others() {
+    fn gaps_without_cpu_mean_other_processes() {
         let start = Instant::now();
         let mut crowd = CpuContention::new(start);
         crowd.gap(ms(3), start + ms(3), ms(0));
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hosts_gaps_are_not() {
+    fn gaps_of_host_do_not_count() {
         let start = Instant::now();
         let mut crowd = CpuContention::new(start);
         for at in 1..10 {
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn sleep_is_no_gap() {
+    fn sleep_does_not_count_as_gap() {
         let start = Instant::now();
         let mut crowd = CpuContention::new(start);
         crowd.gap(ms(1), start + ms(1), ms(1));

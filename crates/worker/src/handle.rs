@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sleep_counts_while_it_lasts_and_when_it_has_ended() {
+    fn sleep_counts_during_and_after() {
         let (load, start) = (Load::default(), Instant::now());
         let at = |micros: u64| start + Duration::from_micros(micros);
         let asleep = |now| load.asleep_at(at(now)).as_micros();

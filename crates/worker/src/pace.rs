@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_sleep_makes_the_window_cover_the_next_pause() {
+    fn short_sleep_extends_window_over_next_pause() {
         let start = Instant::now();
         let mut pace = Pace::new(IdleWindow::Adaptive, start);
         assert!(pace.polls(start + us(19)) && !pace.polls(start + us(20)));
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn time_without_a_processor_is_no_part_of_the_window() {
+    fn time_without_cpu_is_not_part_of_window() {
         let start = Instant::now();
         let mut pace = Pace::new(IdleWindow::Fixed(us(50)), start);
         pace.gap(us(3000), start + us(3040));
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nap_is_worth_ten_microseconds_of_polling() {
+    fn nap_counts_as_ten_microseconds_of_polling() {
         let start = Instant::now();
         let mut pace = Pace::new(IdleWindow::Fixed(us(50)), start);
         let mut now = start;
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn no_window_means_no_polling() {
+    fn zero_window_disables_polling() {
         let start = Instant::now();
         let mut pace = Pace::new(IdleWindow::Fixed(Duration::ZERO), start);
         assert!(!pace.polls(start));

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn short_pauses_are_polled_through() {
+    fn short_pauses_are_covered_by_polling() {
         let mut window = Window::new(IdleWindow::Adaptive);
         assert_eq!(window.get(), MIN);
         window.woken(us(250));
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn long_pauses_are_slept_through() {
+    fn long_pauses_are_slept() {
         let mut window = Window::new(IdleWindow::Adaptive);
         window.woken(us(900));
         for _ in 0..10 {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_long_pauses_between_short_ones_change_nothing() {
+    fn few_long_pauses_do_not_change_window() {
         let mut window = Window::new(IdleWindow::Adaptive);
         window.woken(us(300));
         let wide = window.get();
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_window_is_fixed() {
+    fn fixed_window_stays_fixed() {
         for micros in [0, 50] {
             let mut window = Window::new(IdleWindow::Fixed(us(micros)));
             window.woken(us(100));
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_users_write() {
+    fn idle_window_option_is_parsed() {
         assert_eq!("auto".parse(), Ok(IdleWindow::Adaptive));
         assert_eq!("50".parse(), Ok(IdleWindow::Fixed(us(50))));
         for bad in ["", "-1", "1ms", "always"] {

@@ -121,17 +121,17 @@ fn fails(senders: usize, fault: Fault) -> bool {
 }
 
 #[test]
-fn no_wake_up_is_lost() {
+fn wake_up_is_never_lost() {
     model(1, Fault::None);
 }
 
 #[test]
-fn what_two_senders_left_is_seen() {
+fn messages_of_two_senders_are_seen() {
     model(2, Fault::None);
 }
 
 #[test]
-fn mutants() {
+fn mutants_lose_wake_up() {
     assert!(fails(1, Fault::SendersFence));
     assert!(fails(1, Fault::WorkersFence));
     assert!(fails(2, Fault::PlainStore));

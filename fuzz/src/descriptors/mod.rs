@@ -145,7 +145,7 @@ mod tests {
     use crate::chance::Chance;
 
     #[test]
-    fn scripts_by_chance() {
+    fn random_scripts_take_descriptors() {
         let mut chance = Chance::new();
         let mut taken = [0, 0];
         for _ in 0..1500 {

@@ -310,9 +310,9 @@ fn end(guest: Guest) -> Result<String> {
 }
 
 #[test]
-fn cards_with_interrupts() -> Result<()> {
+fn linux_guest_uses_cards_with_interrupts() -> Result<()> {
     let cache = Cache::open()?;
-    let Some(mainframe) = mainframe("ap::cards_with_interrupts", &cache) else {
+    let Some(mainframe) = mainframe("ap::linux_guest_uses_cards_with_interrupts", &cache) else {
         return Ok(());
     };
     let plugin = plugin()?;
@@ -363,9 +363,9 @@ fn cards_with_interrupts() -> Result<()> {
 }
 
 #[test]
-fn cards_without_interrupts() -> Result<()> {
+fn linux_guest_uses_cards_without_interrupts() -> Result<()> {
     let cache = Cache::open()?;
-    let Some(mainframe) = mainframe("ap::cards_without_interrupts", &cache) else {
+    let Some(mainframe) = mainframe("ap::linux_guest_uses_cards_without_interrupts", &cache) else {
         return Ok(());
     };
     let plugin = plugin()?;

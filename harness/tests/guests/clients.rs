@@ -285,7 +285,7 @@ fn device(disks: &Disks, slices: &[Slice]) -> Result<PathBuf> {
 }
 
 #[test]
-fn nobody_touches_what_is_anothers() -> Result<()> {
+fn clients_cannot_reach_slices_of_others() -> Result<()> {
     let seconds = seconds(25);
     let disks = Disks::new()?;
     let slices = slices(None);
@@ -338,7 +338,7 @@ fn control(words: &[&str]) -> Result<()> {
 /// a machine of its own, on a device that is another vnvme's controller; beside them the userspace
 /// driver and the hostile client.
 #[test]
-fn stock_guests_beside_a_hostile_one() -> Result<()> {
+fn stock_guests_survive_hostile_neighbour() -> Result<()> {
     if Controller::chosen()? != Controller::Vnvme {
         skip("stock guests on one device", "it needs vnvme");
         return Ok(());

@@ -25,7 +25,7 @@ fn script(guest: &Guest, text: &str) -> Result<String> {
 }
 
 #[test]
-fn linux_has_its_submission_queues_there() -> Result<()> {
+fn linux_places_submission_queues_in_cmb() -> Result<()> {
     if Controller::chosen()? == Controller::Qemu {
         skip("cmb", "the buffer's size is vnvme's option");
         return Ok(());

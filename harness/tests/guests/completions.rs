@@ -24,7 +24,7 @@ const SHELLS: PackageSet = PackageSet {
 
 /// A shell that only reads the file (`-n`) says what is wrong with it, as it does with a wrong one.
 #[test]
-fn completions_are_understood_by_their_shells() -> Result<()> {
+fn shells_accept_completion_scripts() -> Result<()> {
     let found = Cache::open().and_then(|cache| Tree::fetch(&cache, &SHELLS, |_| Ok(())));
     let tree = match found {
         Ok(tree) => tree,

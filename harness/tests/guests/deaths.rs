@@ -460,7 +460,7 @@ fn walk_under_load(
 
 #[test]
 #[ignore = "takes an hour: make test-long"]
-fn it_dies_at_every_point_of_the_program_and_nothing_is_lost() -> Result<()> {
+fn disk_survives_death_at_every_point() -> Result<()> {
     let disks = Disks::new()?;
     let file = disks.sparse("disk.raw", 16)?.display().to_string();
     let mut points = points(|path| !path.ends_with("vhost-blk"))?;
@@ -471,7 +471,7 @@ fn it_dies_at_every_point_of_the_program_and_nothing_is_lost() -> Result<()> {
 
 #[test]
 #[ignore = "takes an hour: make test-long"]
-fn it_dies_at_every_point_where_memory_answers_at_once_and_nothing_is_lost() -> Result<()> {
+fn memory_disk_survives_death_at_every_point() -> Result<()> {
     let disks = Disks::new()?;
     let mut points = points(|path| path.ends_with("controller"))?;
     points.retain(|point| point.starts_with(INLINE_POINTS));
@@ -481,7 +481,7 @@ fn it_dies_at_every_point_where_memory_answers_at_once_and_nothing_is_lost() -> 
 
 #[test]
 #[ignore = "takes an hour: make test-long"]
-fn it_dies_while_disks_come_and_go_and_nothing_is_lost() -> Result<()> {
+fn managed_disks_survive_death_at_every_point() -> Result<()> {
     let disks = Disks::new()?;
     let more = disks.sparse("more.raw", 16)?.display().to_string();
     disks.sparse("disk.raw", 16)?;
@@ -550,7 +550,7 @@ cat /tmp/turns
 /// The same of a disk whose front-end, QEMU's, connects again.
 #[test]
 #[ignore = "takes an hour: make test-long"]
-fn it_dies_at_every_point_of_a_virtio_disk_and_its_guest_goes_on() -> Result<()> {
+fn virtio_disk_survives_death_at_every_point() -> Result<()> {
     if Controller::chosen()? != Controller::Vnvme {
         skip("deaths::virtio", "the tests run against QEMU's controller");
         return Ok(());

@@ -46,7 +46,7 @@ const MIN_ACKNOWLEDGED: u64 = 200;
 /// What a guest's kernel makes of a promise, and of none; and what this program makes of that
 /// kernel's, as a server in the guest on the guest's own disk.
 #[test]
-fn a_guest_sees_which_writes_are_atomic() -> Result<()> {
+fn guest_sees_atomic_write_support() -> Result<()> {
     if Controller::chosen()? == Controller::Qemu {
         return Ok(());
     }
@@ -112,7 +112,7 @@ fn a_guest_sees_which_writes_are_atomic() -> Result<()> {
 }
 
 #[test]
-fn what_fio_saw_flushed_is_in_the_file_after_sigkill() -> Result<()> {
+fn flushed_data_is_in_file_after_sigkill() -> Result<()> {
     let disks = Disks::new()?;
     let file = disks.sparse("disk.raw", 256)?;
     let served = Volumes::file("durable", &file).serve()?;

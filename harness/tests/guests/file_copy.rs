@@ -29,7 +29,7 @@ fn copies(guest: &Guest, make: &str, options: &str) -> Result<serde_json::Value>
 }
 
 #[test]
-fn the_file_system_copies() -> Result<()> {
+fn file_system_copies_blocks() -> Result<()> {
     let program = build("file_copy", &["-p", "volume", "--example", "file_copy"])?;
     let disks = Disks::new()?;
     let file = disks.sparse("disk.raw", 1024)?;

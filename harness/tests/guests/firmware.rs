@@ -121,7 +121,7 @@ fn second_stage() -> Vec<u8> {
 }
 
 #[test]
-fn seabios_boots_from_the_disk() -> Result<()> {
+fn seabios_boots_from_disk() -> Result<()> {
     let disks = Disks::new()?;
     let path = disks.sparse("boot.raw", 1024)?;
     let file = fs::File::options().read(true).write(true).open(&path)?;
@@ -146,7 +146,7 @@ fn seabios_boots_from_the_disk() -> Result<()> {
 }
 
 #[test]
-fn ovmf_boots_from_the_disk() -> Result<()> {
+fn ovmf_boots_from_disk() -> Result<()> {
     let disks = Disks::new()?;
     let path = disks.sparse("efi.raw", 256)?;
     efi_disk(&path)?;

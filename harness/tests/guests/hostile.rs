@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 #[test]
-fn a_hostile_client_harms_nobody_but_itself() -> Result<()> {
+fn hostile_client_harms_only_itself() -> Result<()> {
     let program = harness::daemon::program()?;
     let suite = Command::new(env!("CARGO_BIN_EXE_hostile"))
         .arg("--vnvme")

@@ -154,7 +154,7 @@ fn verified(part: &Doorbells, guest: &Guest) -> Result<()> {
 
 /// The pin: level-triggered, masked by QEMU after each interrupt.
 #[test]
-fn a_guest_without_msi_uses_the_pin() -> Result<()> {
+fn guest_without_msi_uses_pin() -> Result<()> {
     let builder = || Guest::builder("intx").append("pci=nomsi");
     let part = Doorbells::serve("intx", &[], "IO-APIC", |_| true)?;
     in_one_guest(builder, [part])
@@ -162,7 +162,7 @@ fn a_guest_without_msi_uses_the_pin() -> Result<()> {
 
 /// The guest's driver has a queue for each of its processors. Two of them run, then the last one.
 #[test]
-fn a_queue_for_each_of_128_processors() -> Result<()> {
+fn guest_with_128_cpus_has_queue_for_each() -> Result<()> {
     let name = "queues";
     if Controller::chosen()? == Controller::Qemu {
         skip(name, "QEMU's controller has no such option");

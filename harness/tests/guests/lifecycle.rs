@@ -284,7 +284,7 @@ impl Full {
             Ok(tmpfs) => tmpfs,
             Err(e) => {
                 let reason = format!("a tmpfs cannot be mounted: {e:#}");
-                skip("a_full_host_filesystem", reason);
+                skip("full_host_filesystem_fails_write_only", reason);
                 return Ok(None);
             }
         };
@@ -336,7 +336,7 @@ impl Full {
 /// Behind an emulated IOMMU every transfer has its own short-lived mapping: the server's
 /// map changes all the time.
 #[test]
-fn a_guest_behind_an_iommu_reads_what_it_wrote() -> Result<()> {
+fn guest_behind_iommu_reads_back_writes() -> Result<()> {
     let disks = Disks::new()?;
     let file = disks.sparse("disk.raw", 256)?;
     let served = Volumes::file("viommu", &file).serve()?;
@@ -375,10 +375,10 @@ fn a_guest_behind_an_iommu_reads_what_it_wrote() -> Result<()> {
 
 /// A volume that another daemon serves is refused, by a line that names it.
 #[test]
-fn a_disk_that_is_served_already_is_refused() -> Result<()> {
+fn disk_served_by_other_daemon_is_refused() -> Result<()> {
     if Controller::chosen()? == Controller::Qemu {
         skip(
-            "a_disk_that_is_served_already",
+            "disk_served_by_other_daemon_is_refused",
             "QEMU's controller has no daemon",
         );
         return Ok(());

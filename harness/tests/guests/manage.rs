@@ -133,9 +133,12 @@ fn resets(guest: &Guest) -> Result<String> {
 }
 
 #[test]
-fn disks_come_and_go_beside_a_busy_guest() -> Result<()> {
+fn disks_are_added_and_removed_beside_busy_guest() -> Result<()> {
     if Controller::chosen()? == Controller::Qemu {
-        skip("disks_come_and_go_beside_a_busy_guest", "it needs vnvme");
+        skip(
+            "disks_are_added_and_removed_beside_busy_guest",
+            "it needs vnvme",
+        );
         return Ok(());
     }
     let m = Managed::start()?;

@@ -92,7 +92,7 @@ fn promtool(tree: &Tree, text: &str) -> Result<(bool, String)> {
 }
 
 #[test]
-fn promtool_accepts_the_metrics() -> Result<()> {
+fn promtool_accepts_metrics() -> Result<()> {
     let Some(tree) = tree("metrics::promtool", &PROMTOOL) else {
         return Ok(());
     };
@@ -294,7 +294,7 @@ fn busy(control: &Path) -> Result<usize> {
 }
 
 #[test]
-fn a_browser_shows_the_page() -> Result<()> {
+fn browser_shows_metrics_page() -> Result<()> {
     let Some(tree) = tree("metrics::browser", &BROWSER) else {
         return Ok(());
     };

@@ -90,7 +90,7 @@ fn wait_connected(daemon: &Daemon, times: usize) -> Result<()> {
 }
 
 #[test]
-fn nbdkit_is_killed_under_load_and_nothing_is_lost() -> Result<()> {
+fn nbdkit_killed_under_load_loses_nothing() -> Result<()> {
     let Some(tree) = tree(&NBDKIT) else {
         return Ok(());
     };
@@ -102,7 +102,7 @@ fn nbdkit_is_killed_under_load_and_nothing_is_lost() -> Result<()> {
 }
 
 #[test]
-fn delays_and_errors_of_nbdkits_filters() -> Result<()> {
+fn delays_and_errors_of_nbdkit_filters_reach_guest() -> Result<()> {
     let Some(tree) = tree(&NBDKIT) else {
         return Ok(());
     };
@@ -147,7 +147,7 @@ fn delays_and_errors_of_nbdkits_filters() -> Result<()> {
 
 /// Memory behind each form of the protocol that nbdkit can be told to speak.
 #[test]
-fn every_kind_of_server_is_spoken_to() -> Result<()> {
+fn every_kind_of_nbd_server_works() -> Result<()> {
     let Some(tree) = tree(&NBDKIT) else {
         return Ok(());
     };
@@ -246,7 +246,7 @@ fn every_kind_of_server_is_spoken_to() -> Result<()> {
 /// The disk of a server that hangs waits, then fails, and is there again; a disk beside it on the
 /// same worker does its work; the statistics show it.
 #[test]
-fn a_server_that_hangs_is_seen_and_hurts_nobody_else() -> Result<()> {
+fn hanging_nbd_server_is_reported_and_affects_no_other() -> Result<()> {
     let Some(tree) = tree(&NBDKIT) else {
         return Ok(());
     };
@@ -310,7 +310,7 @@ fn a_server_that_hangs_is_seen_and_hurts_nobody_else() -> Result<()> {
 
 /// A disk that is added to a daemon in its sandbox: on a server that its list has, and on no other.
 #[test]
-fn disks_are_added_on_the_servers_that_are_allowed() -> Result<()> {
+fn disks_are_added_on_allowed_servers_only() -> Result<()> {
     let Some(tree) = tree(&NBDKIT) else {
         return Ok(());
     };
@@ -382,7 +382,7 @@ fn disks_are_added_on_the_servers_that_are_allowed() -> Result<()> {
 }
 
 #[test]
-fn an_image_of_qemu_nbd_is_right() -> Result<()> {
+fn qemu_nbd_image_has_right_contents() -> Result<()> {
     let Some(tree) = tree(&QEMU) else {
         return Ok(());
     };
@@ -402,7 +402,7 @@ fn an_image_of_qemu_nbd_is_right() -> Result<()> {
 }
 
 #[test]
-fn a_guest_verifies_while_its_server_is_killed() -> Result<()> {
+fn guest_verifies_while_nbd_server_is_killed() -> Result<()> {
     if Controller::chosen()? != Controller::Vnvme {
         skip("nbd::guest", "the tests run against QEMU's controller");
         return Ok(());

@@ -11,7 +11,7 @@ use anyhow::Result;
 use harness::Daemon;
 
 #[test]
-fn an_image_survives_a_daemon_that_is_killed_under_load() -> Result<()> {
+fn image_survives_daemon_killed_under_load() -> Result<()> {
     if !possible("nbd::image")? {
         return Ok(());
     }

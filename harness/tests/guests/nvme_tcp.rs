@@ -60,7 +60,7 @@ fn path_seconds(default: u64) -> (u64, bool) {
 
 /// All that one target is asked for, so that it is booted once.
 #[test]
-fn linux_is_a_target() -> Result<()> {
+fn linux_target_serves_nvme_tcp_volume() -> Result<()> {
     if Controller::chosen()? != Controller::Vnvme {
         skip("nvme-tcp::linux", "the tests run against QEMU's controller");
         return Ok(());

@@ -59,7 +59,7 @@ pub fn host(guest: &Guest, script: &str) -> Result<String> {
 
 /// All that one host is asked for, so that it is booted once.
 #[test]
-fn linux_is_a_host() -> Result<()> {
+fn linux_host_uses_nvme_tcp_target() -> Result<()> {
     if Controller::chosen()? != Controller::Vnvme {
         skip("nvme-tcp::host", "the tests run against QEMU's controller");
         return Ok(());

@@ -427,27 +427,26 @@ fn nothing_durable_is_lost(what: &str, block_device: bool, kills: bool) -> Resul
 }
 
 #[test]
-fn nothing_that_was_acknowledged_is_lost_of_a_file_with_threads() -> Result<()> {
+fn file_survives_power_loss() -> Result<()> {
     nothing_durable_is_lost("file", false, false)
 }
 
 #[test]
-fn nothing_that_was_acknowledged_is_lost_of_a_block_device() -> Result<()> {
+fn block_device_survives_power_loss() -> Result<()> {
     nothing_durable_is_lost("block_device", true, false)
 }
 
 #[test]
-fn nothing_that_was_acknowledged_is_lost_with_kills_between_cuts() -> Result<()> {
+fn disk_survives_kills_and_power_loss() -> Result<()> {
     nothing_durable_is_lost("file_and_kills", false, true)?;
     nothing_durable_is_lost("block_device_and_kills", true, true)
 }
 
 /// The check itself can fail: a disk that answers flushes and does nothing loses what it promised.
 #[test]
-fn a_disk_that_lies_is_found_out() -> Result<()> {
+fn lying_disk_is_detected() -> Result<()> {
     let disks = Disks::new()?;
-    let Some(below) = BackingDisk::new("a_disk_that_lies", disks.dir(), BLOCKS * BLOCK, false)
-    else {
+    let Some(below) = BackingDisk::new("lying_disk", disks.dir(), BLOCKS * BLOCK, false) else {
         return Ok(());
     };
     below
@@ -464,7 +463,7 @@ fn a_disk_that_lies_is_found_out() -> Result<()> {
 /// A guest writes files and syncs each; after the cut its file system is whole, and every file is
 /// there that it said was synced.
 #[test]
-fn files_that_a_guest_has_synced_outlive_the_power() -> Result<()> {
+fn synced_guest_files_survive_power_loss() -> Result<()> {
     let disks = Disks::new()?;
     let what = "a_guest";
     let Some(below) = BackingDisk::new(what, disks.dir(), 192 << 20, true) else {

@@ -37,7 +37,7 @@ fn leaks(tree: &Tree, image: &str) -> Result<u64> {
 }
 
 #[test]
-fn an_image_survives_a_daemon_that_is_killed_under_load() -> Result<()> {
+fn image_survives_daemon_killed_under_load() -> Result<()> {
     if !possible("harness: a qcow2 image under kills")? {
         return Ok(());
     }

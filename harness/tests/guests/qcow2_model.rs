@@ -318,7 +318,7 @@ fn case(tree: &Tree, dir: &Path, seed: u64) -> Result<bool> {
 }
 
 #[test]
-fn images_of_every_form_do_what_bytes_do() -> Result<()> {
+fn images_of_every_form_match_byte_array() -> Result<()> {
     let Some(tree) = tree(&QEMU) else {
         return Ok(());
     };
@@ -341,7 +341,7 @@ fn images_of_every_form_do_what_bytes_do() -> Result<()> {
 
 /// What is refused names what would help.
 #[test]
-fn what_is_not_supported_is_refused_in_words() -> Result<()> {
+fn unsupported_image_is_refused_with_reason() -> Result<()> {
     let Some(tree) = tree(&QEMU) else {
         return Ok(());
     };

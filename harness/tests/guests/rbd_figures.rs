@@ -50,7 +50,7 @@ fn storage_daemon(tree: &Tree, path: &Path) -> Result<()> {
 
 #[test]
 #[ignore = "measures, on a machine without other work: make test-long"]
-fn beside_qemu_storage_daemon() -> Result<()> {
+fn figures_beside_qemu_storage_daemon_are_measured() -> Result<()> {
     let ceph = tree().context("no packages of Ceph")?;
     let qemu = Tree::fetch(&Cache::open()?, &QEMU, |_| Ok(()))?;
     let dir = tempfile::tempdir()?;

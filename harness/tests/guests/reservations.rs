@@ -109,9 +109,9 @@ fn script(guest: &Guest, text: &str) -> Result<String> {
 }
 
 #[test]
-fn one_host_fences_another_by_nvme_cli() -> Result<()> {
+fn host_fences_other_by_nvme_cli() -> Result<()> {
     if Controller::chosen()? == Controller::Qemu {
-        let name = "reservations::one_host_fences_another_by_nvme_cli";
+        let name = "reservations::host_fences_other_by_nvme_cli";
         skip(name, "QEMU's own controller has no reservations");
         return Ok(());
     }
@@ -300,9 +300,9 @@ impl Two {
 }
 
 #[test]
-fn two_guests_fence_each_other() -> Result<()> {
+fn guests_fence_each_other() -> Result<()> {
     if Controller::chosen()? == Controller::Qemu {
-        let name = "reservations::two_guests_fence_each_other";
+        let name = "reservations::guests_fence_each_other";
         skip(name, "QEMU's own controller has no reservations");
         return Ok(());
     }

@@ -13,7 +13,7 @@ const FIRST_MIB: u64 = 1024;
 const SECOND_MIB: u64 = 512;
 
 #[test]
-fn a_linux_guest_uses_its_disks() -> Result<()> {
+fn linux_guest_uses_nvme_disks() -> Result<()> {
     let disks = Disks::new()?;
     let first = disks.sparse("first.raw", FIRST_MIB)?;
     let (second, third) = (

@@ -286,7 +286,7 @@ fn front_end_pauses(log: &str) -> Vec<f64> {
 /// A guest with a disk of each kind: NVMe by vfio-user, whose client does not notice, and virtio by
 /// vhost-user, whose front-end connects again and says what was in flight.
 #[test]
-fn a_guest_with_disks_of_both_kinds_survives_their_process() -> Result<()> {
+fn guest_with_both_disk_kinds_survives_death_of_daemon() -> Result<()> {
     if Controller::chosen()? != Controller::Vnvme {
         skip("survival::both", "the tests run against QEMU's controller");
         return Ok(());
@@ -602,7 +602,7 @@ true";
 
 /// systemd keeps what a process has that is killed, or replaced by `systemctl restart`.
 #[test]
-fn a_guest_survives_under_systemd() -> Result<()> {
+fn guest_survives_restart_under_systemd() -> Result<()> {
     if Controller::chosen()? != Controller::Vnvme {
         skip(
             "survival::systemd",
@@ -678,7 +678,7 @@ fn a_guest_survives_under_systemd() -> Result<()> {
 
 /// A store that is full is done without.
 #[test]
-fn a_full_store_of_systemd_is_said() -> Result<()> {
+fn full_systemd_store_is_reported() -> Result<()> {
     let Some(machine) = machine()? else {
         return Ok(());
     };

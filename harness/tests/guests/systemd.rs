@@ -99,7 +99,7 @@ fn wait_journal(machine: &Machine, unit: &str, text: &str) -> Result<String> {
 }
 
 #[test]
-fn the_package_serves_a_guest_as_a_unit_of_systemd() -> Result<()> {
+fn package_serves_guest_as_systemd_unit() -> Result<()> {
     let cache = Cache::open()?;
     if let Some(reason) = Machine::missing(&cache) {
         skip("systemd: a machine", reason);

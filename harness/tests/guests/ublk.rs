@@ -447,16 +447,16 @@ fn on(name: &'static str, kernel: Option<PathBuf>, newer: bool) -> Result<()> {
 }
 
 #[test]
-fn with_debians_kernel() -> Result<()> {
+fn debian_kernel_uses_ublk_disk() -> Result<()> {
     on("ublk-debian", None, false)
 }
 
 #[test]
-fn with_a_newer_kernel() -> Result<()> {
+fn newer_kernel_uses_ublk_disk() -> Result<()> {
     match newer_kernel() {
         Some(kernel) => on("ublk-newer", Some(kernel), true),
         None => {
-            let what = "ublk::with_a_newer_kernel";
+            let what = "ublk::newer_kernel_uses_ublk_disk";
             skip(what, "no newer kernel is given (VNVME_KERNEL)");
             Ok(())
         }

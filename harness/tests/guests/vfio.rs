@@ -202,7 +202,7 @@ fn has_cdev(guest: &Guest) -> Result<bool> {
 }
 
 #[test]
-fn by_group() -> Result<()> {
+fn vfio_device_opens_by_group() -> Result<()> {
     let disks = Disks::new()?;
     let file = disks.sparse("disk.raw", 32)?;
     let guest = boot("vfio-group", &file, None)?;
@@ -221,8 +221,8 @@ fn by_group() -> Result<()> {
 }
 
 #[test]
-fn by_iommufd() -> Result<()> {
-    const NAME: &str = "vfio::by_iommufd";
+fn vfio_device_opens_by_iommufd() -> Result<()> {
+    const NAME: &str = "vfio::vfio_device_opens_by_iommufd";
     // The newer one has iommufd; Debian's has not.
     let Some(kernel) = newer_kernel() else {
         skip(NAME, "no kernel with iommufd is given (VNVME_KERNEL)");

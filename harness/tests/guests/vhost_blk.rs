@@ -66,9 +66,9 @@ impl Export {
 }
 
 #[test]
-fn a_linux_guest_uses_a_virtio_disk() -> Result<()> {
+fn linux_guest_uses_virtio_disk() -> Result<()> {
     if Controller::chosen()? == Controller::Qemu {
-        harness::progress::skip("a_linux_guest_uses_a_virtio_disk", "it needs vnvme");
+        harness::progress::skip("linux_guest_uses_virtio_disk", "it needs vnvme");
         return Ok(());
     }
     let disks = Disks::new()?;

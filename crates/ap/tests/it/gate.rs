@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ap::gate::Gate;
 
 #[test]
-fn a_closed_gate_lets_nobody_in() {
+fn closed_gate_refuses_entry() {
     let gate = Gate::new();
     assert!(gate.enter().is_none() && gate.is_empty());
     gate.open();
@@ -27,7 +27,7 @@ fn a_closed_gate_lets_nobody_in() {
 /// vCPUs run the hook as fast as they can while the machine is destroyed; none of
 /// them may see what was freed.
 #[test]
-fn nobody_is_in_the_hook_when_the_machine_is_destroyed() {
+fn gate_keeps_hook_out_of_destroyed_machine() {
     for _ in 0..300 {
         let gate = Gate::new();
         let [freed, seen, over] = [const { AtomicBool::new(false) }; 3];

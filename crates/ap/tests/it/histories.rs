@@ -211,7 +211,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn histories(latency in latency(), steps in prop::collection::vec(step(), 1..60)) {
+    fn random_histories_match_model(latency in latency(), steps in prop::collection::vec(step(), 1..60)) {
         let (mut device, world) = device(latency);
         let mut model = Model::default();
         for (i, step) in steps.iter().enumerate() {
@@ -232,7 +232,7 @@ proptest! {
     /// The same without anything unseen: then each subclass's count is the number of
     /// its enabled queues, exactly.
     #[test]
-    fn counts_equal_enabled_queues(
+    fn registrations_equal_enabled_queues(
         latency in latency(),
         steps in prop::collection::vec(step(), 1..40),
     ) {

@@ -92,7 +92,7 @@ fn instant() -> (Paper, Device) {
 }
 
 #[test]
-fn a_request_and_its_reply() {
+fn request_returns_reply() {
     let (mut cpu, mut device) = instant();
     let id = 0x1234_5678_9abc_def0;
     assert_eq!(cpu.send(&mut device, id, b"abcdef", LAST), 0);
@@ -110,7 +110,7 @@ fn a_request_and_its_reply() {
 }
 
 #[test]
-fn a_request_that_is_under_way_is_no_reply_yet() {
+fn request_in_progress_has_no_reply() {
     let (mut device, world) = device(Latency {
         request: millis(5),
         ..Latency::default()
@@ -125,7 +125,7 @@ fn a_request_that_is_under_way_is_no_reply_yet() {
 }
 
 #[test]
-fn a_full_queue_takes_nothing_and_forgets_nothing() {
+fn full_queue_refuses_request_and_keeps_replies() {
     let (mut cpu, mut device) = instant();
     for id in 0..3 {
         assert_eq!(cpu.send(&mut device, id, &[id as u8], LAST), 0);
@@ -141,7 +141,7 @@ fn a_full_queue_takes_nothing_and_forgets_nothing() {
 }
 
 #[test]
-fn a_reply_longer_than_the_buffer_comes_in_parts() {
+fn reply_longer_than_buffer_arrives_in_parts() {
     let (mut cpu, mut device) = instant();
     cpu.send(&mut device, 77, b"abcdefgh", LAST);
     assert_eq!(cpu.receive(&mut device, QUEUE | NEW, 3), 1);
@@ -164,7 +164,7 @@ fn a_reply_longer_than_the_buffer_comes_in_parts() {
 }
 
 #[test]
-fn a_request_in_parts() {
+fn request_in_parts_is_assembled() {
     let (mut cpu, mut device) = instant();
     assert_eq!(cpu.send(&mut device, 5, b"abc", 0), 1, "more is expected");
     assert_eq!(cpu.send(&mut device, 6, b"x", LAST), 3);
@@ -175,7 +175,7 @@ fn a_request_in_parts() {
 }
 
 #[test]
-fn messages_too_long_or_of_a_kind_that_is_not_installed() {
+fn oversized_or_unsupported_message_is_refused() {
     let (mut cpu, mut device) = instant();
     assert_eq!(cpu.send(&mut device, 1, &[0; 101], LAST), 3);
     assert_eq!(cpu.status().response, Response::MESSAGE_TOO_BIG);
@@ -199,7 +199,7 @@ fn messages_too_long_or_of_a_kind_that_is_not_installed() {
 }
 
 #[test]
-fn operands_outside_of_storage_change_nothing() {
+fn operands_outside_storage_change_nothing() {
     let (mut cpu, mut device) = instant();
     cpu.gr[0] = QUEUE | LAST;
     cpu.gr[6..8].copy_from_slice(&[0xffff_0000, 8]);
@@ -228,7 +228,7 @@ fn operands_outside_of_storage_change_nothing() {
 }
 
 #[test]
-fn exceptions_of_nqap_and_dqap() {
+fn exceptions_of_nqap_and_dqap_match_architecture() {
     let (mut cpu, mut device) = instant();
     cpu.gr[0] = QUEUE | LAST;
     let mut run =
@@ -251,7 +251,7 @@ fn exceptions_of_nqap_and_dqap() {
 }
 
 #[test]
-fn pqap_by_its_registers() {
+fn pqap_reads_and_writes_registers() {
     let (mut cpu, mut device) = instant();
     cpu.gr[0] = QUEUE | 0x0080_0000;
     assert_eq!(cpu.pqap(&mut device), Ok(0));
@@ -284,7 +284,7 @@ fn pqap_by_its_registers() {
 }
 
 #[test]
-fn addressing_modes_cut_addresses() {
+fn addressing_mode_truncates_addresses() {
     let (mut cpu, mut device) = instant();
     for (mask, high) in [(1 << 31, 0x1_8000_0000), (0, 0xffff_ffff_ff00_0000)] {
         cpu.mask = mask;
@@ -318,7 +318,7 @@ proptest! {
     /// A guest that puts anything into its registers: every instruction ends, what is held stays
     /// balanced, and an exception changes no register.
     #[test]
-    fn any_registers(
+    fn random_registers_keep_invariants(
         instructions in prop::collection::vec((any_code(), any_gr(), any::<[u8; 3]>()), 1..40),
     ) {
         let (mut device, world) = device(Latency { request: millis(1), ..Latency::default() });

@@ -43,7 +43,7 @@ fn assert_nothing_held(world: &World) {
 }
 
 #[test]
-fn enabling_pins_registers_and_notifies() {
+fn aqic_enable_pins_registers_and_notifies() {
     let (mut device, world) = device(INSTANT);
     assert_eq!(device.aqic(QUEUE, enable(2, 6)).response, Response::NORMAL);
     assert!(device.tapq(QUEUE).0.interrupts);
@@ -58,7 +58,7 @@ fn enabling_pins_registers_and_notifies() {
 }
 
 #[test]
-fn enabling_twice_keeps_the_first_settings() {
+fn aqic_enabled_twice_keeps_first_settings() {
     let (mut device, world) = device(INSTANT);
     device.aqic(QUEUE, enable(2, 6));
     let again = device.aqic(QUEUE, enable(3, 5));
@@ -68,7 +68,7 @@ fn enabling_twice_keeps_the_first_settings() {
 }
 
 #[test]
-fn registering_again_after_an_unseen_reset_frees_the_old_once() {
+fn aqic_after_unseen_reset_releases_old_page_once() {
     let (mut device, world) = device(INSTANT);
     device.aqic(QUEUE, enable(2, 6));
     device.outside().queues.rapq(QUEUE);
@@ -81,7 +81,7 @@ fn registering_again_after_an_unseen_reset_frees_the_old_once() {
 }
 
 #[test]
-fn disabling_after_an_unseen_reset_frees_once() {
+fn aqic_disable_after_unseen_reset_releases_page_once() {
     let (mut device, world) = device(INSTANT);
     device.aqic(QUEUE, enable(2, 6));
     device.outside().queues.zapq(QUEUE);
@@ -91,7 +91,7 @@ fn disabling_after_an_unseen_reset_frees_once() {
 }
 
 #[test]
-fn a_guests_own_reset_frees() {
+fn guest_reset_releases_page() {
     for instruction in [Device::rapq, Device::zapq] {
         let (mut device, world) = device(INSTANT);
         device.aqic(QUEUE, enable(2, 6));
@@ -102,7 +102,7 @@ fn a_guests_own_reset_frees() {
 }
 
 #[test]
-fn addresses_that_are_not_the_guests_are_invalid() {
+fn aqic_with_address_outside_guest_is_invalid() {
     let (mut device, world) = device(INSTANT);
     for page in [PAGES, u64::MAX / PAGE_SIZE] {
         let status = device.aqic(QUEUE, enable(page, 6));
@@ -112,7 +112,7 @@ fn addresses_that_are_not_the_guests_are_invalid() {
 }
 
 #[test]
-fn without_a_subclass_the_page_is_not_kept() {
+fn aqic_without_subclass_releases_page() {
     let (mut device, world) = device(INSTANT);
     world.no_subclass.set(true);
     let status = device.aqic(QUEUE, enable(2, 6));
@@ -121,7 +121,7 @@ fn without_a_subclass_the_page_is_not_kept() {
 }
 
 #[test]
-fn disabling_waits_for_the_interrupt_bit() {
+fn aqic_disable_waits_for_interrupt_bit() {
     let (mut device, world) = device(Latency {
         interrupts: millis(30),
         ..INSTANT
@@ -137,7 +137,7 @@ fn disabling_waits_for_the_interrupt_bit() {
 }
 
 #[test]
-fn a_queue_that_is_late_keeps_its_page() {
+fn slow_queue_keeps_page_pinned() {
     let (mut device, world) = device(Latency {
         interrupts: millis(500),
         request: millis(50),
@@ -156,7 +156,7 @@ fn a_queue_that_is_late_keeps_its_page() {
 }
 
 #[test]
-fn unmapping_the_page_turns_interrupts_off() {
+fn unmap_of_page_disables_interrupts() {
     let (mut device, world) = device(INSTANT);
     device.aqic(QUEUE, enable(2, 6));
     let other = Apqn::new(ADAPTERS[1], DOMAINS[1]);
@@ -171,7 +171,7 @@ fn unmapping_the_page_turns_interrupts_off() {
 }
 
 #[test]
-fn unmapping_waits_or_says_that_it_must() {
+fn unmap_waits_or_reports_busy() {
     let (mut device, world) = device(Latency {
         interrupts: millis(500),
         ..INSTANT
@@ -188,7 +188,7 @@ fn unmapping_waits_or_says_that_it_must() {
 }
 
 #[test]
-fn a_removed_queue_holds_nothing_and_is_gone() {
+fn removed_queue_holds_nothing() {
     let (mut device, world) = device(INSTANT);
     device.aqic(QUEUE, enable(2, 6));
     assert_eq!(device.remove(QUEUE), Ok(()));
@@ -200,7 +200,7 @@ fn a_removed_queue_holds_nothing_and_is_gone() {
 }
 
 #[test]
-fn an_unplugged_card_holds_nothing() {
+fn unplugged_card_holds_nothing() {
     let (mut device, world) = device(INSTANT);
     device.aqic(QUEUE, enable(2, 6));
     device.outside().queues.cards.unplug(ADAPTERS[0]);
@@ -209,7 +209,7 @@ fn an_unplugged_card_holds_nothing() {
 }
 
 #[test]
-fn unassigned_queues_are_reset_and_hold_nothing() {
+fn unassigned_queue_is_reset_and_holds_nothing() {
     for by_domain in [false, true] {
         let (mut device, world) = device(Latency {
             request: millis(1),
@@ -231,7 +231,7 @@ fn unassigned_queues_are_reset_and_hold_nothing() {
 }
 
 #[test]
-fn a_destroyed_guest_holds_nothing() {
+fn destroyed_guest_holds_nothing() {
     let (mut device, world) = device(Latency {
         reset: millis(10),
         interrupts: millis(10),
@@ -253,7 +253,7 @@ fn a_destroyed_guest_holds_nothing() {
 }
 
 #[test]
-fn a_queue_that_is_gone_is_released() {
+fn deconfigured_queue_is_released() {
     let (mut device, world) = device(INSTANT);
     for (respond, go) in [
         (Response::DECONFIGURED, false),
@@ -273,7 +273,7 @@ fn a_queue_that_is_gone_is_released() {
 }
 
 #[test]
-fn only_queues_of_the_matrix_answer() {
+fn queue_outside_matrix_is_not_available() {
     let (mut device, _) = device(INSTANT);
     for apqn in [Apqn::new(2, 6), Apqn::new(1, 7), Apqn::new(0, 0)] {
         let gone = Response::QUEUE_NOT_AVAILABLE;
@@ -297,7 +297,7 @@ fn only_queues_of_the_matrix_answer() {
 }
 
 #[test]
-fn busy_and_reset_are_answered_while_they_last() {
+fn queue_reports_busy_and_reset_in_progress() {
     let (mut device, world) = device(Latency {
         reset: millis(200),
         interrupts: millis(200),
@@ -323,7 +323,7 @@ fn busy_and_reset_are_answered_while_they_last() {
 }
 
 #[test]
-fn the_hook_answers_through_the_interception() {
+fn hook_answers_intercepted_aqic() {
     let (mut device, world) = device(INSTANT);
     let installed = Installed {
         host_instructions: true,

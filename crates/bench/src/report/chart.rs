@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_is_drawn_inside_its_frame() {
+    fn charts_of_every_kind_stay_inside_frame() {
         for log in [false, true] {
             for shape in [Shape::Lines, Shape::Bars] {
                 let svg = chart(log, shape).svg();
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_do_not_run_into_each_other() {
+    fn chart_labels_do_not_overlap() {
         let long: Vec<String> = (0..12)
             .map(|i| format!("the worker's loop with mapped doorbells, case {i}"))
             .collect();
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_round() {
+    fn chart_marks_are_round() {
         let (low, high, marks) = chart(false, Shape::Bars).scale();
         assert_eq!((low, high), (0.0, 1e6));
         assert_eq!(marks.len(), 6);

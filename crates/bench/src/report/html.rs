@@ -163,14 +163,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates() {
+    fn dates_are_formatted() {
         assert_eq!(date(86_399), "1970-01-01");
         assert_eq!(date(951_782_400), "2000-02-29");
         assert_eq!(date(1_795_305_600), "2026-11-22");
     }
 
     #[test]
-    fn text_cannot_become_markup() {
+    fn text_is_escaped_in_html() {
         assert_eq!(escape("<a b=\"c\">&"), "&lt;a b=&quot;c&quot;&gt;&amp;");
     }
 }

@@ -293,12 +293,12 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_is_nothing_shown() {
+    fn empty_results_have_no_sections() {
         assert!(all(&Results::default()).is_empty());
     }
 
     #[test]
-    fn the_documents_stand_beside_our_figures_at_the_same_depth() {
+    fn document_figures_appear_beside_measured_ones() {
         let results = results(
             "doorbell",
             &[
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn gains_of_the_driver_are_percentages() {
+    fn driver_gains_are_percentages() {
         let results = results(
             "driver",
             &[

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_top_says_what_the_figures_come_to() {
+    fn summary_states_results() {
         let text = sentences(&results(3)).join("\n");
         for words in [
             "takes 400 ns at depth 1 and 90 ns at depth 128",
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn one_run_has_no_median() {
+    fn single_run_has_no_median() {
         assert!(runs(&results(1)).contains("one run"));
         assert!(runs(&results(3)).contains("medians"));
     }

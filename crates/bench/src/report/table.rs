@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_line_up_and_empty_rows_are_left_out() {
+    fn columns_are_aligned_and_empty_rows_are_omitted() {
         let mut table = Table::new("IOPS", ["1", "32"]);
         table.across = "depth";
         table.row("off", false, vec![Some("25.1k".into()), None]);

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_are_copied() {
+    fn copying_is_measured() {
         let copying = Copying::new(4 << 20).unwrap();
         let nanos = copying.measure(0, Duration::from_millis(5)).unwrap();
         assert!(nanos > 1.0 && nanos < 1e7, "{nanos}");

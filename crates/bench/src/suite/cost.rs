@@ -270,14 +270,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn callgrinds_words_are_understood() {
+    fn callgrind_output_is_parsed() {
         let text = "==7== Events    : Ir\n==7== Collected : 1234567\n";
         assert_eq!(parse_collected(text), Some(1_234_567));
         assert_eq!(parse_collected("==7== nothing"), None);
     }
 
     #[test]
-    fn ceilings_are_of_known_cases() {
+    fn ceilings_belong_to_known_cases() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "\"null read\" = 250\n\"null write\" = 260.5\n").unwrap();
         let read = ceilings(file.path()).unwrap();
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_above_its_ceiling_or_has_none_is_complained_about() {
+    fn cost_above_or_without_ceiling_is_reported() {
         let ceilings = BTreeMap::from([("null read".to_owned(), 230.0)]);
         assert_eq!(complaint("null read", 230.0, &ceilings), None);
         let above = complaint("null read", 230.1, &ceilings).unwrap();
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn every_case_has_a_ceiling() {
+    fn every_cost_case_has_ceiling() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/ceilings.toml");
         let read = ceilings(&path).unwrap();
         for cost in &CASES {

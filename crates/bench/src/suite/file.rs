@@ -383,7 +383,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_host_took_is_found_by_cpu() {
+    fn stolen_ticks_are_summed_per_cpu() {
         let stat = "cpu  1 2 3 4 5 6 7 30 9 10\ncpu0 1 2 3 4 5 6 7 10 9 10\ncpu1 1 2 3 4 5 6 7 20 9 10\nintr 5\n";
         assert_eq!(stolen_ticks(stat, &[0, 1]), 30);
         assert_eq!(stolen_ticks(stat, &[1]), 20);

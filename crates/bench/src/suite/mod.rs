@@ -316,7 +316,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_choose_cases_and_unknown_ones_are_refused() {
+    fn words_select_cases_and_unknown_word_is_refused() {
         let plan = |only: &[&str]| Plan {
             vnvme: Program::default(),
             beside: None,

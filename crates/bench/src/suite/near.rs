@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_of_several_pieces_is_chosen() {
+    fn nearest_memory_piece_is_chosen() {
         let (near, far) = ([280.0, 300.0], [420.0, 430.0]);
         assert_eq!(chosen(&[far, far, near, far, far, far]), (2, MIN_SAMPLES));
         assert_eq!(chosen(&[near, near]), (0, MIN_SAMPLES), "all are alike");
@@ -167,13 +167,13 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_looked_at_is_an_error() {
+    fn failed_measurement_is_error() {
         assert!(choose(|| Ok(()), |()| anyhow::bail!("no")).is_err());
         assert!(choose(|| anyhow::bail!("no"), |(): &()| Ok(Vec::new())).is_err());
     }
 
     #[test]
-    fn memory_is_there_wherever_it_was_looked_for() {
+    fn memory_is_found_for_every_place() {
         let cores = Cores::here().unwrap();
         let any = NearMemory::new(Choice::Any, &cores);
         assert_eq!(any.source().make(8192).unwrap().len(), 8192);

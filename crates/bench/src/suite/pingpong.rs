@@ -267,9 +267,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_goes_there_and_back() {
+    fn cache_line_round_trip_is_measured() {
         let Ok(cores) = Cores::pair() else {
-            let what = "bench::suite::pingpong::a_line_goes_there_and_back";
+            let what = "bench::suite::pingpong::cache_line_round_trip_is_measured";
             testkit::skip(what, "it needs two CPUs");
             return;
         };
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn long_stretches_are_gaps_and_do_not_move_the_median() {
+    fn long_gaps_do_not_move_median() {
         let gap = GAP.as_nanos() as f64 / ROUNDS as f64;
         let ping = Ping::of(&[100.0, 100.0, gap * 2.0, 100.0]);
         assert_eq!(ping.round_trip, 100.0);
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_that_is_not_there_is_an_error() {
+    fn pingpong_on_missing_cpu_is_error() {
         let source = MemorySource::default();
         for (client, server) in [(0, usize::MAX), (usize::MAX, 0)] {
             assert!(measure(client, server, Duration::from_millis(1), &source).is_err());
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_too_short_is_an_error() {
+    fn pingpong_with_short_memory_is_error() {
         let memory = Memory::anonymous(PAGE).unwrap();
         assert!(pages(0, 1, &memory, 2).is_err());
     }

@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images_are_told_to_qemu() {
+    fn rbd_url_becomes_qemu_blockdev_options() {
         let told = blockdev("rbd://p/n/i?conf=/c&ports=1-2&id=x").unwrap();
         assert!(told.ends_with("pool=p,namespace=n,image=i,conf=/c,user=x"));
         for wrong in ["p/i", "rbd://p", "rbd://p/i@s", "rbd://p/i?conf=/a,b"] {

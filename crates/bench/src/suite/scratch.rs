@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn folders_of_the_dead_are_removed_and_no_others() {
+    fn scratch_removes_folders_of_dead_processes_only() {
         let parent = tempfile::tempdir().unwrap();
         let live = Scratch::new_in(parent.path()).unwrap();
         let dead = parent.path().join("vnvme-bench-dead");

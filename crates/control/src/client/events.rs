@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_come_in_pieces() {
+    fn events_in_pieces_are_parsed() {
         let text = b": \n\nid: 1\nevent: attached\ndata: {\"sequence\":1,\"time_ms\":2,\
                      \"kind\":\"attached\",\"disk\":\"a\"}\n\nevent: lost\ndata: {\"lost\":7}\n\n";
         for size in 1..text.len() {

@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_is_had_at_once_and_the_rest_in_turn() {
+    fn pace_allows_burst_then_fixed_rate() {
         let now = Instant::now();
         let mut pace = Pace::new(10);
         for _ in 0..10 {

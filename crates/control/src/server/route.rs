@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_lead_to_routes() {
+    fn paths_map_to_routes() {
         let (path, arguments) = found("PATCH", "/v1/disks/vm%2F0%20a/namespaces/7").unwrap();
         assert_eq!(path, "/v1/disks/{name}/namespaces/{nsid}");
         assert_eq!(
@@ -361,7 +361,7 @@ mod tests {
 
     /// The document describes exactly the existing routes.
     #[test]
-    fn the_document_has_all_routes_and_no_other() {
+    fn document_has_exactly_all_routes() {
         let text = super::super::openapi::document();
         let document: serde_json::Value = serde_json::from_str(&text).unwrap();
         let mut described = BTreeSet::new();
@@ -386,7 +386,7 @@ mod tests {
 
     /// docs/openapi.json is the document; written when `VNVME_WRITE_DOCS` is set (`make docs`).
     #[test]
-    fn reference_of_the_api() {
+    fn api_reference_matches_document() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
         let document = super::super::openapi::document();
         if std::env::var_os("VNVME_WRITE_DOCS").is_some() {

@@ -168,7 +168,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn each_command_has_one_row() {
+    fn admin_opcodes_are_unique() {
         let opcodes: BTreeSet<u8> = COMMANDS.iter().map(|command| command.opcode.0).collect();
         assert_eq!(opcodes.len(), COMMANDS.len());
     }

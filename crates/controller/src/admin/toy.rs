@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn one_row_is_enough_for_a_new_command() {
+    fn new_admin_command_needs_single_row() {
         let mut with = controller(5);
         let mut command = Command::new(OPCODE.0, 1, 0);
         command.cdw10 = 21.into();
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_is_not_offered_is_nowhere() {
+    fn admin_command_not_offered_is_invalid_opcode() {
         let mut without = controller(6);
         let refused = without.dispatch(OPCODE, &Command::new(OPCODE.0, 1, 0));
         assert!(matches!(refused, Err(status) if status.is(Status::INVALID_OPCODE)));

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn one_batch_of_sixteen_is_timed_and_small_ones_are_not() {
+    fn batches_of_sixteen_are_timed() {
         let mut distance = of(false);
         let timed = |distance: &mut Distance| {
             let timed = (0..INTERVAL * 4).filter(|_| distance.begin(MIN_COMMANDS).is_some());
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_late_comes_from_far_away() {
+    fn late_data_counts_as_far() {
         let distance = of(false);
         // Cycles of half a nanosecond.
         assert!(!distance.is_far(2 * (40 + 80), 16));
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_evicted_where_the_last_timed_batch_was_late() {
+    fn lines_are_evicted_after_late_batch() {
         let mut distance = of(true);
         let usable = distance.lines.is_some();
         assert_eq!(distance.end(None, MIN_COMMANDS).is_some(), usable);

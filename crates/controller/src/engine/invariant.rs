@@ -79,12 +79,12 @@ mod tests {
     #[test]
     #[cfg(debug_assertions)]
     #[should_panic(expected = "a command ends whose queue is gone")]
-    fn a_broken_rule_is_a_panic_where_there_are_debug_assertions() {
+    fn broken_invariant_panics_with_debug_assertions() {
         break_a_rule(&mut enabled());
     }
 
     #[test]
-    fn a_broken_rule_fails_the_controller_until_it_is_reset() {
+    fn broken_invariant_fails_controller_until_reset() {
         REPORT.set(true);
         let mut controller = enabled();
         break_a_rule(&mut controller);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_is_broken_in_a_reset_does_not_keep_the_reset_from_its_end() {
+    fn invariant_broken_during_reset_lets_reset_finish() {
         REPORT.set(true);
         let mut controller = enabled();
         controller.bar0_write(regs::CC, &Cc::new().into_bits().to_le_bytes());

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_hot_queue_each_round_polls_every_queue_once() {
+    fn queues_without_hot_ones_are_polled_once_per_round() {
         let mut polled = of(40);
         for _ in 0..3 {
             assert_eq!(
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn hot_queues_are_polled_in_each_round_and_idle_ones_once_in_a_turn() {
+    fn hot_queues_are_polled_each_round_and_idle_once_per_turn() {
         for idle in [1, 5, 15, 16, 17, 40, 63] {
             let mut polled = of(idle + 2);
             round(&mut polled, &[1, 2]);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_that_become_hot_do_not_slow_the_turn_of_others_down() {
+    fn newly_hot_queues_do_not_delay_idle_turn() {
         let mut polled = of(41);
         round(&mut polled, &[1]);
         let busy: Vec<u16> = (1..=40).collect();
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_that_ends_early_is_followed_by_one_that_begins_there() {
+    fn interrupted_round_continues_at_next_queue() {
         let mut polled = of(5);
         round(&mut polled, &[1, 2, 3, 4]);
         assert_eq!(polled.hot().collect::<Vec<_>>(), [1, 2, 3, 4]);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_cools_down_is_polled_in_its_turn() {
+    fn cooled_queue_is_polled_in_turn() {
         let mut polled = of(3);
         round(&mut polled, &[1, 2, 3]);
         assert_eq!(sorted(polled.hot().collect()), [1, 2, 3]);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_with_a_doorbell_is_polled_by_the_next_round() {
+    fn queue_with_doorbell_is_polled_next_round() {
         let mut polled = of(40);
         assert!(!polled.expect(9), "every queue is polled anyway");
         round(&mut polled, &[1]);
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_comes_is_polled_by_the_next_round_and_one_that_goes_is_not() {
+    fn created_queue_is_polled_next_round_but_deleted_is_not() {
         let mut polled = of(40);
         round(&mut polled, &[1]);
         polled.insert(50);
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_is_idle_after_so_many_rounds_without_work() {
+    fn queue_is_idle_after_rounds_without_work() {
         let mut idle = IdleRounds::default();
         assert!((1..COOL_AFTER).all(|_| !idle.count()));
         assert!(idle.count());

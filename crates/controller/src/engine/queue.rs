@@ -335,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_is_that_of_the_standard() {
+    fn completion_entry_matches_standard() {
         let status = Status::LBA_OUT_OF_RANGE.with_dnr(true);
         for phase in [false, true] {
             let wanted = Completion {

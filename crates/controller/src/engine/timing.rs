@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_that_is_away_is_no_fault_of_the_medium() {
+    fn pathing_error_is_no_media_failure() {
         let failure = failure_of(Status::CONTROLLER_PATHING_ERROR);
         assert_eq!(failure, Failure::Path);
         assert_eq!(failure_of(Status::WRITE_FAULT), Failure::Media);

@@ -117,7 +117,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn they_are_a_set_of_blocks(
+        fn ranges_behave_like_block_set(
             steps in prop::collection::vec((0..3u8, 0..64u64, 0..20u64), 1..80),
             most in 1..40u64,
         ) {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_of_the_numbers_are_blocks_too() {
+    fn ranges_include_first_and_last_block() {
         let mut now = Ranges::default();
         assert!(now.add(u64::MAX - 2..u64::MAX, 8));
         assert!(now.add(0..1, 8));

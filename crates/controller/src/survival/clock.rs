@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_moment_is_the_same_in_another_process() {
+    fn wall_clock_moment_survives_process() {
         let first = Since::from_wall(wall_ms() - 5000);
         let second = Since::from_wall(first.wall());
         assert_eq!(first.wall(), second.wall());

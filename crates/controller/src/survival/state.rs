@@ -657,7 +657,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn features_of_an_older_version_are_read() {
+    fn features_of_older_version_are_read() {
         let now = FeatureValues::default();
         let mut bytes = minicbor::to_vec(&now).unwrap();
         // A map of thirteen; those versions lacked its last values.
@@ -693,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn a_format_of_an_older_program_is_read() {
+    fn format_state_of_older_version_is_read() {
         let old = PlainFormat {
             format: Some(7),
             pattern: 0,
@@ -748,7 +748,7 @@ mod tests {
     }
 
     #[test]
-    fn a_format_without_a_storage_tag_has_the_smallest() {
+    fn format_without_storage_tag_gets_smallest() {
         for guard in [Guard::Bits16, Guard::Bits32, Guard::Bits64] {
             let old = Untagged {
                 block: 4096,

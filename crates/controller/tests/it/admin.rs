@@ -32,7 +32,7 @@ fn word(page: &[u8], at: usize) -> u32 {
 }
 
 #[test]
-fn identify_controller() {
+fn identify_controller_reports_capabilities() {
     let mut h = three();
     let (status, page) = h.identify(1, 0, 0);
     assert_eq!(status, Status::SUCCESS);
@@ -57,7 +57,7 @@ fn identify_controller() {
 }
 
 #[test]
-fn identify_namespaces() {
+fn identify_namespace_reports_size_and_block() {
     let mut h = three();
     for (nsid, blocks, shift) in [(1, 2048, 9), (5, 512, 12), (3, 1 << 18, 12)] {
         let (status, page) = h.identify(0, nsid, 0);
@@ -108,7 +108,7 @@ fn identify_namespaces() {
 
 /// Without a volume that promises more, a block is what is atomic.
 #[test]
-fn nothing_is_said_of_atomic_writes_that_no_volume_promises() {
+fn identify_without_atomic_volume_has_no_atomic_fields() {
     let mut h = three();
     for nsid in [1, 5, 3] {
         let page = h.identify(0, nsid, 0).1;
@@ -119,7 +119,7 @@ fn nothing_is_said_of_atomic_writes_that_no_volume_promises() {
 }
 
 #[test]
-fn identify_the_rest() {
+fn identify_reports_descriptors_and_lists() {
     let mut h = three();
     let (status, page) = h.identify(3, 5, 0);
     assert_eq!(status, Status::SUCCESS);
@@ -163,7 +163,7 @@ fn identify_the_rest() {
 }
 
 #[test]
-fn what_is_wrong_with_any_admin_command() {
+fn invalid_admin_command_is_refused() {
     let mut h = Host::ready();
     for opcode in [0x0b, 0x0d, 0x10, 0x81, 0xc0, 0xff] {
         let status = h.admin(Command::new(opcode, 0, 0)).status();
@@ -218,7 +218,7 @@ fn what_is_wrong_with_any_admin_command() {
 }
 
 #[test]
-fn create_queues_refused() {
+fn invalid_create_queue_is_refused() {
     let mut h = Host::ready();
     let raw = |opcode: AdminOpcode, cdw10: u32, cdw11: u32, prp1: u64| {
         let mut command = Command::new(opcode.0, 0, 0);
@@ -342,7 +342,7 @@ fn create_queues_refused() {
 }
 
 #[test]
-fn delete_a_queue_with_commands_in_flight() {
+fn queue_deletion_ends_commands_in_flight() {
     let (volume, faults) = faulty(1 << 20);
     let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
     faults.add(Fault::always(OpKind::Read, Effect::Hold));
@@ -368,7 +368,7 @@ fn delete_a_queue_with_commands_in_flight() {
 }
 
 #[test]
-fn number_of_queues() {
+fn number_of_queues_is_negotiated() {
     let mut h = three();
     assert_eq!(
         h.get_feature(Fid::NUMBER_OF_QUEUES, 0, 0).dw0.get(),
@@ -391,7 +391,7 @@ fn number_of_queues() {
 }
 
 #[test]
-fn features_keep_what_they_were_set_to_until_a_reset() {
+fn features_keep_values_until_reset() {
     let mut h = Host::ready_with(vec![ns(1, cached(mem(1 << 20)), 512)]);
     for (fid, select, value, default) in [
         (Fid::ARBITRATION, 0, 0x0102_0303, 5),
@@ -482,7 +482,7 @@ fn features_keep_what_they_were_set_to_until_a_reset() {
 }
 
 #[test]
-fn features_with_data_and_by_namespace() {
+fn features_with_data_and_per_namespace_are_kept() {
     let mut h = three();
     let set = |h: &mut Host, fid: Fid, nsid: u32, cdw11: u32| {
         let mut command = Command::new(AdminOpcode::SET_FEATURES.0, 0, nsid);
@@ -574,7 +574,7 @@ fn features_with_data_and_by_namespace() {
 }
 
 #[test]
-fn turning_the_write_cache_off_makes_everything_durable() {
+fn disabling_write_cache_makes_writes_durable() {
     let (volume, faults) = faulty(1 << 20);
     let mut h = Host::ready_with(vec![ns(1, cached(volume), 512)]);
     faults.add(Fault::always(OpKind::Any, Effect::Hold));
@@ -613,7 +613,7 @@ fn turning_the_write_cache_off_makes_everything_durable() {
 }
 
 #[test]
-fn log_pages() {
+fn log_pages_are_read_whole_and_in_parts() {
     let mut h = Host::ready();
     for (lid, len) in [
         (0, 1024),
@@ -676,7 +676,7 @@ fn log_pages() {
 }
 
 #[test]
-fn the_error_log_tells_newest_first() {
+fn error_log_lists_newest_first() {
     let mut h = Host::ready();
     let before = h.c.stats().error_log_entries.get();
     let mut cids = Vec::new();
@@ -702,7 +702,7 @@ fn the_error_log_tells_newest_first() {
 }
 
 #[test]
-fn smart_counts_truly() {
+fn smart_log_counts_commands() {
     let mut h = Host::ready();
     let smart = |h: &mut Host| Smart::read_from_bytes(&h.log(2, 512, 0, true).1).unwrap();
     for _ in 0..3 {
@@ -737,7 +737,7 @@ fn smart_counts_truly() {
 /// The one slot has the program's version, which Identify Controller says, too; it can neither be
 /// written nor changed to ("NVMe Base 2.1", 5.1.12.1.4).
 #[test]
-fn the_firmware_slot_has_the_programs_version() {
+fn firmware_slot_has_program_version() {
     let mut h = three();
     let (status, page) = h.log(3, 512, 0, false);
     assert_eq!(status, Status::SUCCESS);
@@ -756,7 +756,7 @@ fn the_firmware_slot_has_the_programs_version() {
 /// whatever their fields are, with Do Not Retry, and nothing that Identify Controller says has a
 /// host try them.
 #[test]
-fn what_is_not_offered_is_refused() {
+fn unsupported_admin_commands_are_refused() {
     use AdminOpcode as Op;
     let mut h = three();
     h.create_pair(1, 16);

@@ -53,7 +53,7 @@ fn run(h: &mut Host, commands: &[Command]) -> u64 {
 }
 
 #[test]
-fn reads_and_writes_allocate_nothing() {
+fn reads_and_writes_allocate_no_memory() {
     for ring in [Ring::Register, Ring::Mapped, Ring::Shadow] {
         for volume in [null(1 << 30), mem(8 << 20)] {
             let config = ControllerConfig {

@@ -50,7 +50,7 @@ fn read(h: &mut Host, id: bool, offset: u32, units: u16) -> BootReadStatus {
 }
 
 #[test]
-fn firmware_reads_both_without_queues() {
+fn firmware_reads_boot_partitions_without_queues() {
     let mut h = firmware();
     assert!(Cap::from_bits(h.reg64(regs::CAP)).bps());
     let at_first = Bpinfo::new().with_bpsz(2);
@@ -80,7 +80,7 @@ fn firmware_reads_both_without_queues() {
 }
 
 #[test]
-fn what_cannot_be_read_is_an_error_and_moves_nothing() {
+fn invalid_boot_read_is_error_and_moves_nothing() {
     let mut h = firmware();
     h.set64(regs::BPMBL, BUFFER);
     h.write(BUFFER, &[0xee; 8192]);
@@ -115,7 +115,7 @@ fn what_cannot_be_read_is_an_error_and_moves_nothing() {
 }
 
 #[test]
-fn registers_outlive_a_controller_reset_and_the_process() {
+fn boot_registers_survive_reset_and_process() {
     let mut h = firmware();
     h.set64(regs::BPMBL, BUFFER);
     assert_eq!(read(&mut h, true, 1, 1), BootReadStatus::SUCCESS);
@@ -136,7 +136,7 @@ fn registers_outlive_a_controller_reset_and_the_process() {
 }
 
 #[test]
-fn the_log_page_has_a_header_and_the_image() {
+fn boot_log_page_has_header_and_image() {
     let mut h = firmware();
     h.enable();
     let lid = Lid::BOOT_PARTITION.0;
@@ -164,7 +164,7 @@ fn the_log_page_has_a_header_and_the_image() {
 
 /// However long the page is, a command has no more of it than of data.
 #[test]
-fn a_part_of_the_log_page_is_no_longer_than_a_transfer() {
+fn boot_log_page_part_is_limited_by_mdts() {
     let config = ControllerConfig {
         mdts: 4,
         ..config()
@@ -184,7 +184,7 @@ fn a_part_of_the_log_page_is_no_longer_than_a_transfer() {
 }
 
 #[test]
-fn without_an_image_there_is_nothing() {
+fn boot_registers_without_image_are_zero() {
     let mut h = Host::ready();
     assert!(!Cap::from_bits(h.reg64(regs::CAP)).bps());
     h.set64(regs::BPMBL, BUFFER);
@@ -196,7 +196,7 @@ fn without_an_image_there_is_nothing() {
 }
 
 #[test]
-fn images_have_their_bounds() {
+fn boot_image_size_is_bounded() {
     assert!(BootImage::new(&[]).is_err());
     assert!(BootImage::new(&vec![0; MAX_BOOT_IMAGE + 1]).is_err());
     assert_eq!(BootImage::new(&[1]).unwrap().size(), 128 << 10);
@@ -206,7 +206,7 @@ fn images_have_their_bounds() {
 
 /// Hosts that come over a network have no such registers.
 #[test]
-fn subsystems_for_other_hosts_have_none() {
+fn fabrics_subsystem_has_no_boot_partitions() {
     let fabrics = FabricsConfig {
         in_capsule: 4096,
         queue_entries: 128,

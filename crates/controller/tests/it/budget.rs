@@ -16,7 +16,7 @@ fn poll(h: &mut Host, units: u32) -> bool {
 }
 
 #[test]
-fn each_queue_has_its_turn_however_short_the_rounds() {
+fn each_queue_gets_turn_in_short_rounds() {
     let mut h = Host::ready_with(vec![ns(1, mem(1 << 20), 512)]);
     (2..=4).for_each(|qid| h.create_pair(qid, 64));
     h.run();
@@ -48,7 +48,7 @@ fn each_queue_has_its_turn_however_short_the_rounds() {
 }
 
 #[test]
-fn commands_with_much_data_count_by_their_data() {
+fn large_commands_count_by_data() {
     let mut h = Host::ready_with(vec![ns(1, mem(1 << 20), 512)]);
     let mut read = h.rw(NvmOpcode::READ, 1, 0, 256, DATA);
     h.prps(&mut read, DATA, 128 << 10, PAGE);
@@ -119,7 +119,7 @@ fn in_pieces(make: MakeCommand) -> (Host, u16) {
 }
 
 #[test]
-fn a_command_of_many_pieces_lets_others_pass() {
+fn command_in_pieces_lets_others_pass() {
     for make in IN_PIECES {
         others_pass(make);
     }
@@ -143,7 +143,7 @@ fn others_pass(make: MakeCommand) {
 }
 
 #[test]
-fn a_command_of_many_pieces_is_aborted_between_two() {
+fn command_in_pieces_is_aborted_between_pieces() {
     for make in IN_PIECES {
         aborted_between_two(make);
     }
@@ -164,7 +164,7 @@ fn aborted_between_two(make: MakeCommand) {
 }
 
 #[test]
-fn a_reset_does_not_wait_for_the_rest_of_the_pieces() {
+fn reset_does_not_wait_for_remaining_pieces() {
     for make in IN_PIECES {
         let (mut h, _) = in_pieces(make);
         h.disable();

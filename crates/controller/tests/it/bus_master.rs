@@ -41,7 +41,7 @@ fn clear(h: &mut Host) {
 }
 
 #[test]
-fn without_the_bit_nothing_is_fetched_posted_stored_or_signalled() {
+fn cleared_bus_master_stops_fetch_completion_and_interrupt() {
     for ring in [Ring::Register, Ring::Mapped, Ring::Shadow] {
         let (volume, faults) = faulty(8 << 20);
         let mut h = Host::with(
@@ -108,7 +108,7 @@ fn without_the_bit_nothing_is_fetched_posted_stored_or_signalled() {
 }
 
 #[test]
-fn unread_entries_are_signalled_when_the_bit_is_set() {
+fn unread_entries_are_signalled_after_bus_master_is_set() {
     let mut h = Host::ready();
     h.create_pair(2, 64);
     let read = h.rw(NvmOpcode::READ, 1, 0, 8, DATA);
@@ -132,7 +132,7 @@ fn unread_entries_are_signalled_when_the_bit_is_set() {
 }
 
 #[test]
-fn a_delayed_interrupt_is_not_lost() {
+fn coalesced_interrupt_survives_cleared_bus_master() {
     let mut h = Host::ready();
     // Ten completions, or 25.5 ms.
     let time = 255 << 8 | 9;
@@ -153,7 +153,7 @@ fn a_delayed_interrupt_is_not_lost() {
 }
 
 #[test]
-fn a_pending_message_waits_for_the_bit() {
+fn pending_message_waits_for_bus_master() {
     let mut h = Host::ready();
     let sink = h.vectors[1].clone();
     h.c.set_msix(1, None);
@@ -170,7 +170,7 @@ fn a_pending_message_waits_for_the_bit() {
 }
 
 #[test]
-fn the_answer_is_not_put_off_for_ever() {
+fn command_in_flight_without_bus_master_is_ended_early() {
     // Requests that can be ended early are, after a second; the host is told to send them again.
     let (volume, faults) = faulty(8 << 20);
     let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
@@ -215,7 +215,7 @@ fn the_answer_is_not_put_off_for_ever() {
 }
 
 #[test]
-fn a_controller_is_enabled_without_the_bit() {
+fn controller_is_enabled_without_bus_master() {
     let mut h = Host::ready();
     assert_eq!(h.use_shadow(), Status::SUCCESS);
     let read = h.rw(NvmOpcode::READ, 1, 0, 8, DATA);
@@ -251,7 +251,7 @@ fn a_controller_is_enabled_without_the_bit() {
 }
 
 #[test]
-fn resets_clear_the_command_register() {
+fn resets_clear_command_register() {
     for how in 0..3 {
         let mut h = Host::ready();
         let read = h.rw(NvmOpcode::READ, 1, 0, 8, DATA);
@@ -283,7 +283,7 @@ fn resets_clear_the_command_register() {
 }
 
 #[test]
-fn a_reset_in_the_middle_of_it_leaves_memory_alone() {
+fn reset_without_bus_master_leaves_memory_alone() {
     let (volume, faults) = faulty(8 << 20);
     let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
     faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
@@ -304,7 +304,7 @@ fn a_reset_in_the_middle_of_it_leaves_memory_alone() {
 }
 
 #[test]
-fn an_abort_waits_for_the_bit() {
+fn abort_waits_for_bus_master() {
     let (volume, faults) = faulty(8 << 20);
     let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
     faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
@@ -333,7 +333,7 @@ fn an_abort_waits_for_the_bit() {
 }
 
 #[test]
-fn memory_space_enable_is_obeyed_by_those_who_use_it() {
+fn memory_space_enable_applies_after_first_use() {
     // A client that has never set it: SPDK's, for one.
     let mut h = Host::with(ControllerConfig::default(), vec![ns(1, mem(1 << 20), 512)]);
     h.c.config_write(4, &0x404u16.to_le_bytes());
@@ -358,7 +358,7 @@ fn memory_space_enable_is_obeyed_by_those_who_use_it() {
 }
 
 #[test]
-fn in_d3hot_nothing_answers_and_nothing_is_done() {
+fn d3hot_stops_registers_and_commands() {
     let mut h = Host::ready();
     let read = h.rw(NvmOpcode::READ, 1, 0, 8, DATA);
     h.quiet();
@@ -379,7 +379,7 @@ fn in_d3hot_nothing_answers_and_nothing_is_done() {
 }
 
 #[test]
-fn interrupt_disable_and_interrupt_status() {
+fn interrupt_disable_and_status_follow_standard() {
     let mut h = Host::with(ControllerConfig::default(), vec![ns(1, mem(1 << 20), 512)]);
     for vector in 0..h.c.vectors() {
         h.c.set_msix(vector, None);
@@ -416,7 +416,7 @@ fn interrupt_disable_and_interrupt_status() {
 }
 
 #[test]
-fn toggled_ten_thousand_times_under_load() {
+fn controller_survives_bus_master_toggled_under_load() {
     for ring in [Ring::Register, Ring::Shadow] {
         let (volume, faults) = faulty(8 << 20);
         let mut h = Host::ready_with(vec![ns(1, volume, 512), ns(2, null(8 << 20), 512)]);

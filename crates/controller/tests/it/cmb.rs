@@ -48,7 +48,7 @@ fn cmbmsc(h: &mut Host) -> u64 {
 }
 
 #[test]
-fn registers() {
+fn cmb_registers_follow_standard() {
     let mut h = Host::with(config(), vec![ns(1, mem(8 << 20), 512)]);
     assert!(Cap::from_bits(h.reg64(regs::CAP)).cmbs());
     for at in [regs::CMBLOC, regs::CMBSZ, regs::CMBSTS] {
@@ -95,7 +95,7 @@ fn registers() {
 }
 
 #[test]
-fn an_address_behind_which_it_does_not_fit_is_invalid() {
+fn cmb_address_beyond_end_is_invalid() {
     let mut h = host();
     let last = (u64::MAX - SIZE + 1) >> 12;
     for (cba, valid) in [
@@ -118,7 +118,7 @@ fn an_address_behind_which_it_does_not_fit_is_invalid() {
 }
 
 #[test]
-fn without_one_there_is_nothing() {
+fn cmb_registers_without_cmb_are_zero() {
     let mut h = Host::with(ControllerConfig::default(), vec![ns(1, mem(1 << 20), 512)]);
     assert!(!Cap::from_bits(h.reg64(regs::CAP)).cmbs());
     h.set64(regs::CMBMSC, ON.into_bits());
@@ -137,7 +137,7 @@ fn without_one_there_is_nothing() {
 }
 
 #[test]
-fn what_is_configured() {
+fn cmb_size_is_validated() {
     let check = |size, fabrics| {
         ControllerConfig {
             cmb_size: Some(size),
@@ -174,7 +174,7 @@ fn what_is_configured() {
 }
 
 #[test]
-fn the_bar_answers_where_the_function_does() {
+fn cmb_bar_and_function_see_same_bytes() {
     let mut h = host();
     assert_eq!(h.c.cmb_size(), SIZE);
     let mut got = [0; 3];
@@ -203,7 +203,7 @@ fn the_bar_answers_where_the_function_does() {
 }
 
 #[test]
-fn queues_lie_in_it() {
+fn queues_in_cmb_work() {
     let mut h = host();
     // The admin queues, too.
     h.set_command(command::BUS_MASTER | command::MEMORY_SPACE, true);
@@ -237,7 +237,7 @@ fn queues_lie_in_it() {
 }
 
 #[test]
-fn data_and_lists_lie_in_it() {
+fn data_and_lists_in_cmb_work() {
     let mut h = ready();
     let bytes = pattern(1, 64 << 10);
     let (there, list) = (CMB + 0x2_0000, CMB + 0x1_0ff0);
@@ -295,7 +295,7 @@ fn sgl(command: &mut Command, at: u64, len: u32, kind: u8) {
 
 /// What crosses an end of it, and what lies in it in part, is an invalid use of it.
 #[test]
-fn what_lies_in_it_in_part_is_refused() {
+fn transfer_partly_in_cmb_is_refused() {
     let mut h = ready();
     // The guest has memory before and behind it, so that only this can be wrong.
     let around = h.high.clone();
@@ -333,7 +333,7 @@ fn what_lies_in_it_in_part_is_refused() {
 }
 
 #[test]
-fn a_queue_is_in_it_or_outside() {
+fn queue_partly_in_cmb_is_refused() {
     let mut h = ready();
     let around = h.high.clone();
     let end = CMB + SIZE;
@@ -372,7 +372,7 @@ fn a_queue_is_in_it_or_outside() {
 
 /// The guest's memory at the same addresses is hidden, until the buffer goes elsewhere.
 #[test]
-fn it_hides_the_guests_memory() {
+fn cmb_hides_guest_memory_until_moved() {
     let mut h = ready();
     let base = HIGH + 0x10_0000;
     let (ours, theirs) = (pattern(1, 512), pattern(2, 512));
@@ -401,7 +401,7 @@ fn it_hides_the_guests_memory() {
 
 /// Without CMSE its addresses are the guest's: queues there stand still, and go on when it is back.
 #[test]
-fn queues_wait_for_it() {
+fn queues_in_cmb_wait_while_cmse_is_clear() {
     let mut h = ready();
     h.create_pair_at(2, 16, CMB + 0x1000, CMB + 0x2000);
     let command = h.rw(NvmOpcode::READ, 1, 0, 1, DATA);
@@ -433,7 +433,7 @@ fn queues_wait_for_it() {
 }
 
 #[test]
-fn shadow_doorbells_lie_in_it() {
+fn shadow_doorbells_in_cmb_work() {
     let mut h = ready();
     assert_eq!(h.configure_shadow(CMB, CMB + 0x1000), Status::SUCCESS);
     assert!(h.c.shadowed());
@@ -449,7 +449,7 @@ fn shadow_doorbells_lie_in_it() {
 
 /// Commands in flight have what they began with.
 #[test]
-fn commands_in_flight_keep_it() {
+fn commands_in_flight_keep_cmb_address() {
     let (volume, faults) = faulty(1 << 20);
     let mut h = Host::with(config(), vec![ns(1, volume, 512)]);
     h.set64(regs::CMBMSC, ON.into_bits());
@@ -472,7 +472,7 @@ fn commands_in_flight_keep_it() {
 }
 
 #[test]
-fn what_resets_leave_of_it() {
+fn cmb_after_each_reset_follows_standard() {
     let mut h = ready();
     let on = ON.into_bits();
     h.write(CMB, &[5; 8]);
@@ -509,7 +509,7 @@ fn what_resets_leave_of_it() {
 
 /// The one before may still have mapped what it had.
 #[test]
-fn the_next_client_has_another_file() {
+fn cmb_of_next_client_is_new_file() {
     let (volume, faults) = faulty(1 << 20);
     let mut h = Host::with(config(), vec![ns(1, Arc::new(Stubborn(volume)), 512)]);
     h.set64(regs::CMBMSC, ON.into_bits());
@@ -543,7 +543,7 @@ fn the_next_client_has_another_file() {
 
 /// Queues, a list and data in it; and the process dies at every crash point that is passed.
 #[test]
-fn it_outlives_the_process() {
+fn cmb_survives_process_at_every_crash_point() {
     let mut h = host();
     h.die();
     assert_eq!(cmbmsc(&mut h), ON.into_bits());
@@ -587,7 +587,7 @@ fn it_outlives_the_process() {
 
 /// Engines on other workers find it where it is, those that are made later, too.
 #[test]
-fn other_workers_find_it() {
+fn cmb_is_visible_to_other_workers() {
     let config = ControllerConfig {
         workers: 3,
         mapped_doorbells: true,

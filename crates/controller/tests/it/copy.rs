@@ -79,7 +79,7 @@ fn file() -> (tempfile::TempDir, Arc<dyn Volume>) {
 }
 
 #[test]
-fn identify_says_what_may_be_copied() {
+fn identify_reports_copy_limits() {
     let mut h = Host::ready_with(vec![ns(1, mem(MIB), 512), ns(2, mem(MIB), 4096)]);
     for (nsid, range, all) in [(1, 0xffff, 1 << 17), (2, 1 << 14, 1 << 14)] {
         let page = h.identify(0, nsid, 0).1;
@@ -93,7 +93,7 @@ fn identify_says_what_may_be_copied() {
 }
 
 #[test]
-fn ranges_arrive_one_behind_the_other() {
+fn copied_ranges_are_concatenated() {
     let (_dir, file) = file();
     for volume in [mem(8 * MIB), file] {
         let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
@@ -113,7 +113,7 @@ fn ranges_arrive_one_behind_the_other() {
 }
 
 #[test]
-fn what_is_out_of_range_or_too_much_changes_nothing() {
+fn copy_out_of_range_or_limit_changes_nothing() {
     let mut h = Host::ready_with(vec![ns(1, mem(8 * MIB), 512)]);
     let disk = pattern(9, 8 << 20);
     fill(&mut h, &disk);
@@ -165,7 +165,7 @@ fn what_is_out_of_range_or_too_much_changes_nothing() {
 }
 
 #[test]
-fn nothing_is_copied_on_a_read_only_disk() {
+fn copy_to_read_only_namespace_is_refused() {
     let volume = Arc::new(MemVolume::new(MIB).unwrap().read_only());
     let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
     let command = copy(&h, 0, &[(8, 1)]);
@@ -174,7 +174,7 @@ fn nothing_is_copied_on_a_read_only_disk() {
 
 /// With the number of the range that failed; those before have been copied.
 #[test]
-fn an_error_says_which_range_it_was() {
+fn copy_error_reports_failed_range() {
     for (kind, error, status) in [
         (
             OpKind::Read,
@@ -208,7 +208,7 @@ fn an_error_says_which_range_it_was() {
 }
 
 #[test]
-fn its_memory_is_bounded() {
+fn copy_memory_is_bounded() {
     let (volume, faults) = faulty(8 * MIB);
     let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
     faults.add(Fault::always(OpKind::Read, Effect::Hold));
@@ -232,7 +232,7 @@ fn its_memory_is_bounded() {
 
 /// While the volume has a piece; `budget.rs` has the rest.
 #[test]
-fn it_is_aborted() {
+fn copy_is_aborted() {
     let (volume, faults) = faulty(128 * MIB);
     let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
     faults.add(Fault::nth(OpKind::Write, 3, Effect::Hold));
@@ -251,7 +251,7 @@ fn it_is_aborted() {
 }
 
 #[test]
-fn a_reset_in_the_middle_leaves_nothing_behind() {
+fn copy_is_ended_by_reset() {
     let (volume, faults) = faulty(8 * MIB);
     let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
     faults.add(Fault::nth(OpKind::Write, 1, Effect::Hold));
@@ -273,7 +273,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn random_copies_agree_with_an_array(
+    fn random_copies_match_array(
         copies in prop::collection::vec(
             (0..SMALL + 8, prop::collection::vec((0..SMALL + 8, 1..900u32), 1..6)),
             1..30,

@@ -11,7 +11,7 @@ fn read(h: &Host) -> Command {
 }
 
 #[test]
-fn a_head_that_the_host_failed_to_announce_is_found_by_the_later_look() {
+fn unannounced_cq_head_is_found_later() {
     let mut h = Host::with(ControllerConfig::default(), vec![ns(1, mem(1 << 20), 512)]);
     h.enable();
     let (sq, cq) = (RINGS, RINGS + 0x1000);
@@ -40,7 +40,7 @@ fn a_head_that_the_host_failed_to_announce_is_found_by_the_later_look() {
 }
 
 #[test]
-fn doorbell_values_that_cannot_be_are_not_used() {
+fn invalid_doorbell_value_is_ignored() {
     let mut h = Host::ready();
     let fetched = |h: &Host| h.c.stats().queues[1].commands.get();
     let errors = |h: &Host| h.c.stats().error_log_entries.get();
@@ -109,7 +109,7 @@ fn doorbell_values_that_cannot_be_are_not_used() {
 }
 
 #[test]
-fn doorbells_of_no_queue_are_events_only_while_enabled() {
+fn doorbell_of_missing_queue_is_event_only_while_enabled() {
     let mut h = Host::with(ControllerConfig::default(), vec![]);
     h.set32(Host::doorbell(3, true), 1);
     h.run();
@@ -127,7 +127,7 @@ fn doorbells_of_no_queue_are_events_only_while_enabled() {
 }
 
 #[test]
-fn doorbell_buffers_that_cannot_be() {
+fn invalid_doorbell_buffers_are_refused() {
     let mut h = Host::ready();
     for (shadow, eventidx) in [
         (SHADOW + 4, EVENTIDX),
@@ -157,7 +157,7 @@ fn doorbell_buffers_that_cannot_be() {
 }
 
 #[test]
-fn doorbell_buffer_config_repeated_with_other_buffers() {
+fn doorbell_buffer_config_moves_to_other_buffers() {
     let mut h = Host::ready();
     h.create_pair(2, 16);
     assert_eq!(h.use_shadow(), Status::SUCCESS);
@@ -204,7 +204,7 @@ fn doorbell_buffer_config_repeated_with_other_buffers() {
 }
 
 #[test]
-fn a_head_in_the_old_buffers_is_not_lost_either() {
+fn cq_head_in_old_buffers_is_kept() {
     let mut h = Host::ready();
     h.create_cq(2, 4, RINGS + 0x9000, None);
     h.create_sq(2, 2, 16, RINGS + 0x8000);
@@ -230,7 +230,7 @@ fn a_head_in_the_old_buffers_is_not_lost_either() {
 }
 
 #[test]
-fn mapped_doorbells_need_polling_and_no_message() {
+fn mapped_doorbells_are_polled_without_messages() {
     let config = ControllerConfig {
         mapped_doorbells: true,
         ..Default::default()
@@ -255,7 +255,7 @@ fn mapped_doorbells_need_polling_and_no_message() {
 }
 
 #[test]
-fn shadow_doorbells_save_the_exits() {
+fn shadow_doorbells_save_exits() {
     let mut h = Host::ready();
     assert_eq!(h.use_shadow(), Status::SUCCESS);
     let command = read(&h);

@@ -123,7 +123,7 @@ fn fails(op: OpKind, kind: IoErrorKind) -> Fault {
 }
 
 #[test]
-fn a_format_erases_one_namespace_or_all() {
+fn format_erases_one_namespace_or_all() {
     for (asked, erased, left) in [
         (1, &[1][..], &[3][..]),
         (3, &[3], &[1]),
@@ -145,7 +145,7 @@ fn a_format_erases_one_namespace_or_all() {
 }
 
 #[test]
-fn meanwhile_the_namespace_is_closed() {
+fn namespace_is_closed_during_format() {
     let (mut h, _, faults) = host();
     faults.add(Fault {
         skip: 1,
@@ -181,7 +181,7 @@ fn meanwhile_the_namespace_is_closed() {
 
 /// A write that comes late would be there after the format.
 #[test]
-fn what_is_in_flight_is_waited_for() {
+fn format_waits_for_commands_in_flight() {
     let (mut h, faults, _) = host();
     faults.add(held(OpKind::Write));
     let write = h.rw(NvmOpcode::WRITE, 1, 7, 1, DATA);
@@ -199,7 +199,7 @@ fn what_is_in_flight_is_waited_for() {
 }
 
 #[test]
-fn a_volume_that_cannot_zero_is_written() {
+fn format_writes_zeroes_where_volume_cannot_zero() {
     let (mut h, faults, _) = host();
     faults.add(fails(OpKind::WriteZeroes, IoErrorKind::Unsupported));
     assert_eq!(h.admin(format(ALL, 0)).status(), Status::SUCCESS);
@@ -208,7 +208,7 @@ fn a_volume_that_cannot_zero_is_written() {
 }
 
 #[test]
-fn an_error_ends_the_format() {
+fn volume_error_fails_format() {
     for (op, kind, expected) in [
         (
             OpKind::WriteZeroes,
@@ -243,7 +243,7 @@ fn an_error_ends_the_format() {
 }
 
 #[test]
-fn fields_that_are_wrong() {
+fn format_with_invalid_fields_is_refused() {
     let (mut h, ..) = host();
     for (nsid, cdw10, expected) in [
         (0, 0, Status::INVALID_NAMESPACE_OR_FORMAT),
@@ -276,7 +276,7 @@ fn fields_that_are_wrong() {
 }
 
 #[test]
-fn what_may_not_be_written_is_not_erased() {
+fn format_of_read_only_namespace_is_refused() {
     let mut read_only = ns(2, mem(1 << 20), 512);
     read_only.read_only = true;
     let mut h = Host::ready_with(vec![ns(1, mem(1 << 20), 512), read_only]);
@@ -294,7 +294,7 @@ fn what_may_not_be_written_is_not_erased() {
 
 /// Nothing of it is left that could erase what the host writes then.
 #[test]
-fn a_reset_ends_a_format() {
+fn format_is_ended_by_reset() {
     let (mut h, _, faults) = host();
     faults.add(Fault {
         skip: 1,
@@ -316,7 +316,7 @@ fn a_reset_ends_a_format() {
 }
 
 #[test]
-fn the_next_process_continues_a_format() {
+fn format_is_continued_by_next_process() {
     for skip in 0..3 {
         let (mut h, _, faults) = host();
         faults.add(Fault {
@@ -339,7 +339,7 @@ fn the_next_process_continues_a_format() {
 
 /// In whichever round the process ends: what is written after the answer stays.
 #[test]
-fn what_is_written_after_the_end_stays() {
+fn writes_after_format_survive_process() {
     for round in 0..40 {
         let (mut h, ..) = host();
         h.submit(0, format(1, 0));
@@ -362,7 +362,7 @@ fn what_is_written_after_the_end_stays() {
 }
 
 #[test]
-fn sanitize_goes_on_in_the_background() {
+fn sanitize_runs_in_background() {
     let (mut h, _, faults) = host();
     let aer = Command::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, 0, 0);
     let aer = h.submit(0, aer);
@@ -409,7 +409,7 @@ fn sanitize_goes_on_in_the_background() {
 }
 
 #[test]
-fn an_overwrite_inverts_its_pattern_so_that_the_last_pass_has_it() {
+fn overwrite_inverts_pattern_for_last_pass() {
     let pattern = 0x0403_0201u32;
     for (passes, inverts, before) in [
         (1, true, None),
@@ -462,7 +462,7 @@ fn read_volume(h: &Host, nsid: u32, offset: u64, data: &mut [u8]) {
 }
 
 #[test]
-fn a_failed_sanitize_leaves_the_namespaces_closed() {
+fn failed_sanitize_keeps_namespaces_closed() {
     for unrestricted in [true, false] {
         let (mut h, _, faults) = host();
         faults.add(fails(OpKind::WriteZeroes, IoErrorKind::MediaWrite));
@@ -516,7 +516,7 @@ fn a_failed_sanitize_leaves_the_namespaces_closed() {
 }
 
 #[test]
-fn sanitize_outlives_resets_and_processes() {
+fn sanitize_continues_after_reset_and_process() {
     for dies in [false, true] {
         for skip in 0..3 {
             let (mut h, _, faults) = host();
@@ -547,7 +547,7 @@ fn sanitize_outlives_resets_and_processes() {
 
 /// Whatever the round of the reset: flushes of the controller's own are lost by it.
 #[test]
-fn a_reset_at_any_moment() {
+fn sanitize_survives_reset_at_any_round() {
     for rounds in 0..24 {
         let (mut h, ..) = host();
         assert_eq!(sanitize(&mut h, BLOCK_ERASE, 0), Status::SUCCESS);
@@ -562,7 +562,7 @@ fn a_reset_at_any_moment() {
 }
 
 #[test]
-fn a_namespace_that_is_removed_meanwhile() {
+fn format_fails_when_namespace_is_removed() {
     let (mut h, _, faults) = host();
     faults.add(held(OpKind::WriteZeroes));
     h.submit(0, format(3, 0));
@@ -577,7 +577,7 @@ fn a_namespace_that_is_removed_meanwhile() {
 }
 
 #[test]
-fn a_self_test_of_what_is_erased_ends() {
+fn self_test_ends_when_namespace_is_erased() {
     for (erases, tested, expected) in [
         (format(1, 0), 1, SelfTestOutcome::FORMATTED),
         (format(1, 0), ALL, SelfTestOutcome::FORMATTED),
@@ -607,7 +607,7 @@ fn a_self_test_of_what_is_erased_ends() {
 }
 
 #[test]
-fn identify_says_what_there_is() {
+fn identify_reports_format_and_sanitize_support() {
     let (mut h, ..) = host();
     let (_, page) = h.identify(1, 0, 0);
     let id = IdentifyController::read_from_bytes(&page).unwrap();

@@ -13,7 +13,7 @@ fn aer() -> Command {
 }
 
 #[test]
-fn events_wait_for_requests_and_requests_for_events() {
+fn events_and_event_requests_wait_for_each_other() {
     let mut h = Host::ready();
     let parked: Vec<u16> = (0..4).map(|_| h.submit(0, aer())).collect();
     h.run();
@@ -69,7 +69,7 @@ fn events_wait_for_requests_and_requests_for_events() {
 }
 
 #[test]
-fn abort() {
+fn abort_ends_parked_and_running_commands() {
     let (volume, faults) = faulty(1 << 20);
     let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
     let parked = h.submit(0, aer());
@@ -111,7 +111,7 @@ fn abort() {
 }
 
 #[test]
-fn abort_of_a_command_that_was_not_fetched() {
+fn abort_reaches_command_not_yet_fetched() {
     let (volume, faults) = faulty(1 << 20);
     let config = ControllerConfig {
         max_in_flight: 1,
@@ -160,7 +160,7 @@ fn abort_of_a_command_that_was_not_fetched() {
 }
 
 #[test]
-fn aborts_are_limited_and_end_with_a_reset() {
+fn aborts_are_limited_and_end_with_reset() {
     let (volume, faults) = faulty(1 << 20);
     let config = ControllerConfig {
         max_in_flight: 1,
@@ -241,7 +241,7 @@ fn keep_alive_that_a_late_process_reads_is_in_time() {
 }
 
 #[test]
-fn keep_alive() {
+fn keep_alive_timer_expires() {
     let mut h = Host::ready();
     assert_eq!(
         h.simple(AdminOpcode::KEEP_ALIVE, 0).status(),

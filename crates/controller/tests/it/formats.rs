@@ -167,7 +167,7 @@ fn held(op: OpKind) -> Fault {
 }
 
 #[test]
-fn a_format_changes_the_blocks_and_changes_them_back() {
+fn format_changes_block_size_and_back() {
     let (mut h, one, three) = host();
     let before = identify(&mut h, 1);
     assert_eq!((before.nlbaf_z, before.flbas.into_bits()), (1, 0));
@@ -205,7 +205,7 @@ fn a_format_changes_the_blocks_and_changes_them_back() {
 }
 
 #[test]
-fn the_host_is_told_that_the_namespace_has_changed() {
+fn format_notifies_host_of_namespace_change() {
     let (mut h, ..) = host();
     h.set_feature(Fid::ASYNC_EVENT_CONFIG, 1 << 8);
     for (lbaf, told) in [(1, true), (1, false), (0, true)] {
@@ -232,7 +232,7 @@ fn the_host_is_told_that_the_namespace_has_changed() {
 }
 
 #[test]
-fn formats_that_there_are_not() {
+fn unsupported_format_is_refused() {
     let (mut h, one, _) = host();
     for (nsid, cdw10) in [
         (1, 2),
@@ -259,7 +259,7 @@ fn formats_that_there_are_not() {
 
 /// All of them have to be able to.
 #[test]
-fn all_are_formatted_or_none() {
+fn format_of_all_namespaces_is_all_or_nothing() {
     let (one, below) = namespace(1, 512);
     let config = ControllerConfig::default();
     let mut h = Host::with(config, vec![one, ns(2, mem(SIZE), 512)]);
@@ -284,7 +284,7 @@ fn all_are_formatted_or_none() {
 }
 
 #[test]
-fn a_volume_decides_which_formats_there_are() {
+fn volume_decides_supported_formats() {
     let with = |size: u64, block: u32, first: u32| {
         let volume = described(mem(size), move |info| volume::Info {
             block_size: block,
@@ -324,7 +324,7 @@ fn a_volume_decides_which_formats_there_are() {
 
 /// What is in flight has the old blocks: it is over before anything is erased.
 #[test]
-fn what_is_in_flight_never_meets_the_new_blocks() {
+fn commands_in_flight_keep_old_block_size() {
     for opcode in [NvmOpcode::WRITE, NvmOpcode::WRITE_ZEROES, NvmOpcode::COPY] {
         let (mut h, one, _) = host();
         let op = match opcode {
@@ -378,7 +378,7 @@ fn what_is_in_flight_never_meets_the_new_blocks() {
 
 /// Until it is kept nothing has changed for the host, and the namespace is closed.
 #[test]
-fn a_format_waits_until_it_is_kept() {
+fn format_waits_until_stored() {
     let (mut h, one, _) = host();
     one.store.hold();
     let cid = h.submit(0, format(1, 1));
@@ -396,7 +396,7 @@ fn a_format_waits_until_it_is_kept() {
 }
 
 #[test]
-fn what_cannot_be_kept_stays_as_it_was() {
+fn failed_format_store_changes_nothing() {
     let (mut h, one, three) = host();
     one.store.fail(true);
     let status = h.admin(format(1, 1)).status();
@@ -429,7 +429,7 @@ fn is_not_ready(h: &mut Host) {
 
 /// Nobody uses the namespace, and no reset or other command opens it, until a format is kept.
 #[test]
-fn a_format_that_is_not_known_closes_the_namespace() {
+fn unknown_format_closes_namespace_until_stored() {
     for fails in [false, true] {
         let (mut h, one, _) = host();
         let store = &one.store;
@@ -484,7 +484,7 @@ fn a_format_that_is_not_known_closes_the_namespace() {
 
 /// What is attached in its place is open.
 #[test]
-fn another_namespace_is_not_closed_with_the_one_that_went() {
+fn replacement_of_closed_namespace_is_open() {
     let (mut h, one, _) = host();
     one.store.lose(true);
     h.admin(format(1, 1));
@@ -504,7 +504,7 @@ fn another_namespace_is_not_closed_with_the_one_that_went() {
 
 /// Nor is one that has come before the answer.
 #[test]
-fn an_answer_is_of_the_namespace_that_was_formatted() {
+fn late_store_answer_does_not_change_new_namespace() {
     let (mut h, one, _) = host();
     one.store.lose(true);
     one.store.hold();
@@ -525,7 +525,7 @@ fn an_answer_is_of_the_namespace_that_was_formatted() {
 
 /// They are of blocks that are there no more.
 #[test]
-fn marked_blocks_are_marked_no_more() {
+fn format_clears_marked_blocks() {
     let (mut h, ..) = host();
     let mark = h.rw(NvmOpcode::WRITE_UNCORRECTABLE, 1, 3, 1, DATA);
     assert_eq!(h.io(mark), Status::SUCCESS);

@@ -239,7 +239,7 @@ fn interrupts(h: &Host) -> u32 {
 /// U-Boot's `drivers/nvme/nvme.c`: disables a controller that was never enabled, has queues of two
 /// entries, one command at a time, and polls a completion queue whose interrupts are on.
 #[test]
-fn u_boot() {
+fn u_boot_driver_works() {
     let mut h = machine();
     h.set32(CC, 0);
     assert!(!is_ready(&mut h));
@@ -286,7 +286,7 @@ fn u_boot() {
 /// queue, there is no Number of Queues before queues are created, a completion queue without
 /// interrupts, every namespace up to NN identified, and reads with Limited Retry.
 #[test]
-fn seabios() {
+fn seabios_driver_works() {
     let mut h = machine();
     assert!(h.reg64(CAP) >> 37 & 1 == 1, "CAP.CSS: the NVM command set");
     assert_eq!(h.reg64(CAP) >> 32 & 0xf, 0, "CAP.DSTRD");
@@ -342,7 +342,7 @@ fn seabios() {
 /// entries and one of 64 and 256 besides, for what is asynchronous, and starts a controller again
 /// that the firmware before it has left enabled.
 #[test]
-fn edk2() {
+fn edk2_driver_works() {
     let mut h = machine();
     let cap = u64::from(h.reg32(CAP)) | u64::from(h.reg32(CAP + 4)) << 32;
     assert_eq!(cap >> 37 & 1, 1, "CAP.CSS: the NVM command set");
@@ -413,7 +413,7 @@ fn edk2() {
 /// sizes, parked Asynchronous Event Requests as many as AERL allows up to eight, features that it
 /// only asks about, and, when it goes, its queues deleted and a shutdown before EN is cleared.
 #[test]
-fn freebsd() {
+fn freebsd_driver_works() {
     let mut h = machine();
     let entries = 128;
     let mut admin = Queue::new(0, (entries, entries));
@@ -495,7 +495,7 @@ fn freebsd() {
 /// is a feature that there is not (0Ch), each of which it sends in order to go on. And #2576: it
 /// does not start with 512 MSI-X vectors, but does with 128.
 #[test]
-fn windows() {
+fn windows_driver_works() {
     let mut h = machine();
     assert!(h.c.vectors() <= 128, "{}", h.c.vectors());
     let mut admin = Queue::new(0, (64, 64));
@@ -551,7 +551,7 @@ fn windows() {
 /// is none of a request's; Abort of what has ended by then; all submission queues deleted at once,
 /// then all completion queues, before the shutdown.
 #[test]
-fn linux_4() {
+fn linux_4_driver_works() {
     let mut h = machine();
     assert_ne!(h.reg32(CSTS), u32::MAX);
     let cap = u64::from(h.reg32(CAP)) | u64::from(h.reg32(CAP + 4)) << 32;
@@ -617,7 +617,7 @@ fn linux_4() {
 
 /// An interrupt goes to nobody where a driver has set up none; the rest goes on.
 #[test]
-fn nobody_listens() {
+fn controller_works_without_interrupt_receivers() {
     let mut h = machine();
     for vector in 0..h.c.vectors() {
         h.c.set_msix(vector, None);

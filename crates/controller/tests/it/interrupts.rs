@@ -24,7 +24,7 @@ fn pin_host() -> (Host, Arc<Count>) {
 }
 
 #[test]
-fn msix_one_interrupt_for_a_batch() {
+fn msix_sends_one_interrupt_per_batch() {
     let mut h = Host::ready();
     h.quiet();
     for _ in 0..20 {
@@ -62,7 +62,7 @@ fn msix_one_interrupt_for_a_batch() {
 
 /// Each of them has commands and interrupts of its own, in the next process, too.
 #[test]
-fn as_many_queues_as_there_may_be() {
+fn maximum_queues_work_and_survive_process() {
     let config = ControllerConfig {
         io_queues: MAX_IO_QUEUES,
         ..ControllerConfig::default()
@@ -107,7 +107,7 @@ fn as_many_queues_as_there_may_be() {
 }
 
 #[test]
-fn interrupts_coalesce() {
+fn interrupts_are_coalesced() {
     let mut h = Host::ready();
     // Four completions or 1 ms.
     h.set_feature(Fid::INTERRUPT_COALESCING, 10 << 8 | 3);
@@ -146,7 +146,7 @@ fn interrupts_coalesce() {
 }
 
 #[test]
-fn the_pin_follows_the_heads() {
+fn pin_follows_cq_heads() {
     let (mut h, pin) = pin_host();
     let command = Command::new(AdminOpcode::KEEP_ALIVE.0, 0, 0);
     h.submit(0, command);
@@ -192,7 +192,7 @@ fn the_pin_follows_the_heads() {
 }
 
 #[test]
-fn the_pin_falls_with_a_head_in_the_shadow_buffer() {
+fn pin_falls_with_cq_head_in_shadow_buffer() {
     let (mut h, pin) = pin_host();
     h.create_pair(1, 64);
     assert_eq!(h.use_shadow(), Status::SUCCESS);

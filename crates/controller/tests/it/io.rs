@@ -25,7 +25,7 @@ fn file_volume() -> (tempfile::TempDir, Arc<dyn volume::Volume>) {
 }
 
 #[test]
-fn prps_of_every_size() {
+fn prps_of_every_size_transfer_data() {
     let (_dir, file) = file_volume();
     let mut h = Host::ready_with(vec![
         ns(1, mem(8 << 20), 512),
@@ -90,7 +90,7 @@ fn sgl(h: &Host, command: &mut Command, at: u64, descriptors: &[SglDescriptor]) 
 }
 
 #[test]
-fn sgls() {
+fn sgls_of_every_shape_transfer_data() {
     let mut h = Host::ready();
     let block = SglDescriptor::data_block;
     let data = pattern(9, 1 << 20);
@@ -161,7 +161,7 @@ fn sgls() {
 /// Every command with data takes an SGL that is longer, and leaves what is behind the data alone:
 /// on the general way, on the one for batches, and on a volume that answers later.
 #[test]
-fn sgls_longer_than_the_data() {
+fn sgl_longer_than_data_is_accepted() {
     let (_dir, file) = file_volume();
     let mut h = Host::ready_with(vec![ns(1, mem(8 << 20), 512), ns(2, file, 512)]);
     let (status, page) = h.identify(1, 0, 0);
@@ -231,7 +231,7 @@ fn sgls_longer_than_the_data() {
 }
 
 #[test]
-fn what_is_wrong_with_any_io_command() {
+fn invalid_io_command_is_refused() {
     let mut h = Host::with(
         ControllerConfig {
             max_namespaces: 4,
@@ -342,7 +342,7 @@ fn what_is_wrong_with_any_io_command() {
 }
 
 #[test]
-fn flush_zero_and_deallocate() {
+fn flush_write_zeroes_and_deallocate_work() {
     let mut h = Host::ready_with(vec![ns(1, mem(4 << 20), 512), ns(2, mem(4 << 20), 4096)]);
     assert_eq!(
         h.io(Command::new(NvmOpcode::FLUSH.0, 0, 1)),
@@ -380,7 +380,7 @@ fn flush_zero_and_deallocate() {
 }
 
 #[test]
-fn dataset_management_of_256_ranges() {
+fn dataset_management_deallocates_256_ranges() {
     let mut h = Host::ready();
     let data = pattern(2, 1 << 20);
     h.write(DATA, &data);
@@ -426,7 +426,7 @@ fn dataset_management_of_256_ranges() {
 }
 
 #[test]
-fn compare_and_verify() {
+fn compare_and_verify_check_data() {
     let mut h = Host::ready();
     let data = pattern(4, 65536);
     h.write(DATA, &data);
@@ -473,7 +473,7 @@ fn compare_memory_is_bounded() {
 }
 
 #[test]
-fn read_only_namespaces() {
+fn read_only_namespace_refuses_writes() {
     let mut configured = ns(1, mem(1 << 20), 512);
     configured.read_only = true;
     let by_volume = ns(
@@ -500,7 +500,7 @@ fn read_only_namespaces() {
 }
 
 #[test]
-fn volume_errors_have_their_status() {
+fn volume_errors_map_to_status() {
     use IoErrorKind as E;
     let (volume, faults) = faulty(1 << 20);
     let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
@@ -592,7 +592,7 @@ fn volume_errors_have_their_status() {
 
 /// A volume's policy has each kind of command repeated as it was, and told nobody.
 #[test]
-fn what_failed_is_repeated_as_it_was() {
+fn failed_commands_are_repeated_unchanged() {
     use volume::{ErrorAction, OnError, OnErrorVolume, Op};
     for fail in [Effect::Fail, Effect::FailLater] {
         let ops: Arc<std::sync::Mutex<Vec<Op>>> = Arc::default();
@@ -684,7 +684,7 @@ impl volume::VolumeQueue for SpyQueue {
 }
 
 #[test]
-fn write_through_where_it_is_asked_for() {
+fn fua_writes_through() {
     use volume::Op;
     let ops: Arc<std::sync::Mutex<Vec<Op>>> = Arc::default();
     let spy: Arc<dyn volume::Volume> = Arc::new(Spy(cached(mem(1 << 20)), ops.clone()));
@@ -762,7 +762,7 @@ proptest! {
 
     /// Whatever commands run, the disk is what a plain array of bytes would be.
     #[test]
-    fn the_disk_is_an_array_of_bytes(steps in proptest::collection::vec(step(), 1..60), shift in prop_oneof![Just(9u32), Just(12)], ring in 0..3) {
+    fn random_commands_match_byte_array(steps in proptest::collection::vec(step(), 1..60), shift in prop_oneof![Just(9u32), Just(12)], ring in 0..3) {
         let blocks = 256u64;
         let size = (blocks << shift) as usize;
         let config = ControllerConfig { mapped_doorbells: ring == 1, ..Default::default() };

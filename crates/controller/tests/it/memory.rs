@@ -10,7 +10,7 @@ fn read(h: &Host) -> Command {
 }
 
 #[test]
-fn doorbell_buffers_unmapped_and_mapped_back() {
+fn doorbell_buffers_work_after_remap() {
     let mut h = Host::ready();
     // The buffers in a window of their own.
     let window = 0x100_0000_0000;
@@ -45,7 +45,7 @@ fn doorbell_buffers_unmapped_and_mapped_back() {
 }
 
 #[test]
-fn an_unmap_waits_for_commands_in_flight() {
+fn unmap_waits_for_commands_in_flight() {
     let (volume, faults) = faulty(1 << 20);
     let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
     faults.add(Fault::always(OpKind::Read, Effect::Hold));
@@ -74,7 +74,7 @@ fn an_unmap_waits_for_commands_in_flight() {
 }
 
 #[test]
-fn a_queue_whose_ring_was_unmapped_stalls_and_goes_on() {
+fn queue_with_unmapped_ring_stalls_and_resumes() {
     let mut h = Host::ready();
     let window = 0x100_0000_0000;
     let map = |h: &mut Host, at: u64| {
@@ -127,7 +127,7 @@ fn a_queue_whose_ring_was_unmapped_stalls_and_goes_on() {
 }
 
 #[test]
-fn windows_without_memory_or_without_write() {
+fn transfer_to_unbacked_or_read_only_window_fails() {
     let mut h = Host::ready();
     let (bare, ro) = (0x100_0000_0000, 0x200_0000_0000);
     h.c.dma_map(bare, 0x10000, None, Prot::RW).unwrap();

@@ -146,7 +146,7 @@ fn get(h: &mut Host, nsid: u32, slba: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_namespace_comes_to_be_is_used_and_goes() {
+fn namespace_is_created_used_and_deleted() {
     let (mut h, pool) = host();
     let before = identify(&mut h);
     assert!(before.oacs.nms());
@@ -198,7 +198,7 @@ fn a_namespace_comes_to_be_is_used_and_goes() {
 }
 
 #[test]
-fn what_all_have_in_common_is_told() {
+fn identify_reports_common_capabilities() {
     let (mut h, _) = host();
     let common = identify_ns(&mut h, 0, ALL);
     assert_eq!((common.nsze.get(), common.lbaf[0].lbads), (0, 9));
@@ -210,7 +210,7 @@ fn what_all_have_in_common_is_told() {
 }
 
 #[test]
-fn the_host_is_told_of_what_comes_and_goes() {
+fn host_is_notified_of_attach_and_detach() {
     let (mut h, _) = host();
     let nsid = create(&mut h, 8);
     h.set_feature(Fid::ASYNC_EVENT_CONFIG, 1 << 8);
@@ -236,7 +236,7 @@ fn the_host_is_told_of_what_comes_and_goes() {
 }
 
 #[test]
-fn fields_of_a_new_namespace_that_are_wrong() {
+fn create_with_invalid_fields_is_refused() {
     let (mut h, pool) = host();
     let good = new(8);
     let with = |change: fn(&mut NewNamespace)| {
@@ -319,7 +319,7 @@ fn fields_of_a_new_namespace_that_are_wrong() {
 }
 
 #[test]
-fn there_are_as_many_as_have_a_number_and_room() {
+fn namespaces_are_limited_by_nsid_and_capacity() {
     let (mut h, _) = host();
     for nsid in 2..=4 {
         assert_eq!(create(&mut h, 8), nsid);
@@ -335,7 +335,7 @@ fn there_are_as_many_as_have_a_number_and_room() {
 }
 
 #[test]
-fn namespaces_of_the_configuration_are_not_the_hosts() {
+fn configured_namespaces_cannot_be_managed() {
     let (mut h, _) = host();
     let nsid = create(&mut h, 8);
     assert_eq!(plain(delete(&mut h, 1)), Status::OPERATION_DENIED);
@@ -347,7 +347,7 @@ fn namespaces_of_the_configuration_are_not_the_hosts() {
 }
 
 #[test]
-fn all_are_deleted_at_once() {
+fn broadcast_delete_removes_all_namespaces() {
     let pool = Arc::<TestPool>::default();
     let config = ControllerConfig {
         max_namespaces: 4,
@@ -369,7 +369,7 @@ fn all_are_deleted_at_once() {
 }
 
 #[test]
-fn numbers_and_lists_that_are_wrong() {
+fn invalid_nsid_or_controller_list_is_refused() {
     let (mut h, pool) = host();
     create(&mut h, 8);
     for (nsid, expected) in [
@@ -415,7 +415,7 @@ fn numbers_and_lists_that_are_wrong() {
 }
 
 #[test]
-fn without_a_pool_there_are_no_such_commands() {
+fn namespace_commands_without_pool_are_invalid() {
     let mut h = Host::ready();
     assert!(!identify(&mut h).oacs.nms());
     let (status, _) = create_of(&mut h, &new(8));
@@ -424,7 +424,7 @@ fn without_a_pool_there_are_no_such_commands() {
 }
 
 #[test]
-fn what_is_in_flight_ends_before_its_namespace_does() {
+fn detach_waits_for_commands_in_flight() {
     for deletes in [false, true] {
         let (mut h, pool) = host();
         let nsid = create(&mut h, 8);
@@ -465,7 +465,7 @@ fn what_is_in_flight_ends_before_its_namespace_does() {
 
 /// A volume that does not answer.
 #[test]
-fn what_is_in_flight_is_ended_after_a_while() {
+fn detach_ends_hanging_commands() {
     let (mut h, pool) = host();
     let nsid = create(&mut h, 8);
     assert_eq!(attach(&mut h, nsid), Status::SUCCESS);
@@ -491,7 +491,7 @@ fn what_is_in_flight_is_ended_after_a_while() {
 }
 
 #[test]
-fn one_after_the_other() {
+fn namespace_commands_run_in_order() {
     let (mut h, pool) = host();
     pool.holds.store(true, Ordering::Relaxed);
     let command = create_command(&h, &new(8));
@@ -526,7 +526,7 @@ fn one_after_the_other() {
 }
 
 #[test]
-fn errors_of_the_pool_are_told() {
+fn pool_errors_map_to_status() {
     let (mut h, pool) = host();
     let fail = |error| *pool.fails.lock().unwrap() = error;
     for (error, expected) in [
@@ -567,7 +567,7 @@ fn errors_of_the_pool_are_told() {
 /// A pool that is full keeps the format before. After another error it may have kept either: the
 /// namespace is closed until one is kept.
 #[test]
-fn a_format_that_the_pool_does_not_keep() {
+fn failed_format_in_pool_keeps_or_closes_namespace() {
     let (mut h, pool) = host();
     let fail = |error| *pool.fails.lock().unwrap() = error;
     let nsid = create(&mut h, 8);
@@ -589,7 +589,7 @@ fn a_format_that_the_pool_does_not_keep() {
 
 /// Nobody waits for the command any more, but what it has begun is done.
 #[test]
-fn a_reset_does_not_leave_half_of_it() {
+fn create_completes_despite_reset() {
     let (mut h, pool) = host();
     pool.holds.store(true, Ordering::Relaxed);
     let command = create_command(&h, &new(8));
@@ -614,7 +614,7 @@ fn a_reset_does_not_leave_half_of_it() {
 }
 
 #[test]
-fn erasing_and_managing_are_not_done_at_once() {
+fn erase_and_management_exclude_each_other() {
     let (mut h, pool) = host();
     let nsid = create(&mut h, 2048);
     assert_eq!(attach(&mut h, nsid), Status::SUCCESS);
@@ -638,7 +638,7 @@ fn erasing_and_managing_are_not_done_at_once() {
 }
 
 #[test]
-fn what_is_attached_is_there_from_the_beginning() {
+fn attached_namespaces_are_present_at_start() {
     let (mut h, pool) = host();
     for nsid in 2..=3 {
         assert_eq!(create(&mut h, 8), nsid);
@@ -663,7 +663,7 @@ fn what_is_attached_is_there_from_the_beginning() {
 }
 
 #[test]
-fn a_namespace_that_comes_from_elsewhere_has_its_number() {
+fn namespace_from_elsewhere_keeps_its_nsid() {
     let (mut h, _) = host();
     let Host { c, io, .. } = &mut h;
     c.attach(ns(2, mem(1 << 20), 512), io).unwrap();
@@ -676,7 +676,7 @@ fn a_namespace_that_comes_from_elsewhere_has_its_number() {
 }
 
 #[test]
-fn the_pool_has_each_step_once() {
+fn pool_gets_each_change_once() {
     let (mut h, pool) = host();
     let nsid = create(&mut h, 8);
     assert_eq!(attach(&mut h, nsid), Status::SUCCESS);
@@ -697,7 +697,7 @@ fn the_pool_has_each_step_once() {
 }
 
 #[test]
-fn what_was_created_and_deleted_is_in_the_persistent_event_log() {
+fn create_and_delete_are_in_persistent_event_log() {
     let (mut h, _) = host();
     let nsid = create(&mut h, 24);
     assert_eq!(attach(&mut h, nsid), Status::SUCCESS);
@@ -727,7 +727,7 @@ fn what_was_created_and_deleted_is_in_the_persistent_event_log() {
 /// A guest that has made many namespaces may ask for their capacity all the time: what that costs
 /// does not grow with the square of their number.
 #[test]
-fn the_pool_is_asked_as_often_whatever_is_attached() {
+fn pool_queries_do_not_grow_with_attachments() {
     let (mut h, pool) = host();
     let asked = |h: &mut Host| {
         pool.asked.store(0, Ordering::Relaxed);
@@ -759,7 +759,7 @@ fn shape(h: &mut Host, cns: u8, nsid: u32) -> (u32, u64) {
 }
 
 #[test]
-fn a_namespace_is_made_with_the_blocks_that_it_is_to_have() {
+fn namespace_is_created_with_requested_format() {
     let (mut h, pool) = host();
     let large = NewNamespace {
         flbas: 1.into(),
@@ -808,7 +808,7 @@ fn a_namespace_is_made_with_the_blocks_that_it_is_to_have() {
 
 /// What is not a whole number of larger blocks has no such format.
 #[test]
-fn a_namespace_of_odd_size_has_one_format() {
+fn namespace_of_odd_size_has_one_format() {
     let (mut h, _) = host();
     assert_eq!(create(&mut h, 9), 2);
     assert_eq!(identify_ns(&mut h, 0x11, 2).nlbaf_z, 0);
@@ -823,7 +823,7 @@ fn a_namespace_of_odd_size_has_one_format() {
 
 /// A command at work that changes the pool has its turn first.
 #[test]
-fn a_format_and_a_new_namespace_do_not_meet_in_the_pool() {
+fn format_and_create_are_serialized_in_pool() {
     let (mut h, pool) = host();
     assert_eq!(create(&mut h, 8), 2);
     assert_eq!(attach(&mut h, 2), Status::SUCCESS);

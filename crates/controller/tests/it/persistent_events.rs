@@ -80,7 +80,7 @@ fn reset(h: &mut Host) {
 }
 
 #[test]
-fn a_context_is_established_and_released() {
+fn context_is_established_and_released() {
     let mut h = Host::ready();
     let sequence = Status::COMMAND_SEQUENCE_ERROR;
     assert_eq!(plain(get(&mut h, Action::READ, HEADER, 0).0), sequence);
@@ -128,7 +128,7 @@ fn set_timestamp(h: &mut Host, value: [u8; 8]) {
 }
 
 #[test]
-fn what_happens_is_in_it_the_newest_first() {
+fn persistent_event_log_lists_newest_first() {
     let mut h = Host::ready();
     let (header, events) = read(&mut h);
     let (_, page) = h.identify(1, 0, 0);
@@ -186,7 +186,7 @@ fn what_happens_is_in_it_the_newest_first() {
 }
 
 #[test]
-fn what_was_erased_is_in_it() {
+fn erases_are_in_persistent_event_log() {
     let (volume, faults) = faulty(1 << 20);
     let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
     let mut format = Command::new(AdminOpcode::FORMAT_NVM.0, 0, 1);
@@ -236,7 +236,7 @@ fn what_was_erased_is_in_it() {
 }
 
 #[test]
-fn the_oldest_are_forgotten() {
+fn oldest_events_are_dropped() {
     let mut h = Host::ready();
     for nth in 0..100u64 {
         set_timestamp(&mut h, (nth << 32).to_le_bytes());
@@ -251,7 +251,7 @@ fn the_oldest_are_forgotten() {
 
 /// Each event has the ID of its controller; each controller has a context of its own.
 #[test]
-fn controllers_of_a_subsystem_have_one_log() {
+fn subsystem_controllers_share_one_log() {
     let mut w = World::of(&[1, 2]);
     let format = Command::new(AdminOpcode::FORMAT_NVM.0, 0, 1);
     assert_eq!(w.admin(1, format).status(), Status::SUCCESS);
@@ -293,7 +293,7 @@ fn controllers_of_a_subsystem_have_one_log() {
 }
 
 #[test]
-fn the_next_process_has_it_and_its_context() {
+fn event_log_and_context_survive_process() {
     let mut h = Host::ready();
     set_timestamp(&mut h, [1, 0, 0, 0, 0, 0, 0, 0]);
     let before = types(&mut h);

@@ -10,7 +10,7 @@ fn read(h: &Host) -> Command {
 }
 
 #[test]
-fn a_full_completion_queue_waits_for_its_head() {
+fn full_cq_waits_for_head() {
     for ring in [Ring::Register, Ring::Mapped, Ring::Shadow] {
         let config = ControllerConfig {
             mapped_doorbells: ring == Ring::Mapped,
@@ -68,7 +68,7 @@ fn a_full_completion_queue_waits_for_its_head() {
 }
 
 #[test]
-fn several_submission_queues_on_one_completion_queue() {
+fn several_sqs_share_one_cq() {
     let mut h = Host::ready();
     for qid in 2..=4u16 {
         let sq = RINGS + u64::from(qid) * RING_STEP;
@@ -111,7 +111,7 @@ fn several_submission_queues_on_one_completion_queue() {
 }
 
 #[test]
-fn a_full_queue_does_not_hold_up_its_deletion() {
+fn full_queue_is_deleted() {
     let mut h = Host::ready();
     h.create_cq(2, 2, RINGS + 0x9000, None);
     h.create_sq(2, 2, 16, RINGS + 0x8000);
@@ -131,7 +131,7 @@ fn a_full_queue_does_not_hold_up_its_deletion() {
 }
 
 #[test]
-fn sixty_four_queues_of_4096_entries() {
+fn queues_of_4096_entries_work_on_all_64_pairs() {
     for ring in [Ring::Register, Ring::Mapped, Ring::Shadow] {
         let config = ControllerConfig {
             mapped_doorbells: ring == Ring::Mapped,

@@ -42,7 +42,7 @@ fn bare(opcode: NvmOpcode, nsid: u32) -> Command {
 }
 
 #[test]
-fn each_namespace_counts_its_own_by_kind_and_failure() {
+fn namespace_counters_split_by_kind_and_failure() {
     let (_dir, file) = file();
     let mut h = Host::ready_with(vec![ns(1, mem(8 << 20), 512), ns(7, file, 512)]);
     for nsid in [1, 7] {
@@ -78,7 +78,7 @@ fn each_namespace_counts_its_own_by_kind_and_failure() {
 }
 
 #[test]
-fn one_of_so_many_reads_is_timed_on_every_way() {
+fn every_nth_read_is_timed_on_each_path() {
     let (_dir, file) = file();
     for volume in [mem(8 << 20), file] {
         let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
@@ -97,7 +97,7 @@ fn one_of_so_many_reads_is_timed_on_every_way() {
 }
 
 #[test]
-fn a_batch_is_timed_at_changing_places_and_does_all_it_would() {
+fn timed_batch_completes_every_command() {
     let (_dir, file) = file();
     for volume in [mem(8 << 20), file] {
         let mut h = Host::ready_with(vec![ns(1, volume, 512)]);

@@ -12,7 +12,7 @@ fn fresh() -> Host {
 }
 
 #[test]
-fn registers_read_alike_in_every_shape() {
+fn registers_read_alike_in_every_width() {
     let mut h = fresh();
     let cap = h.reg64(regs::CAP);
     assert_eq!(
@@ -52,7 +52,7 @@ fn registers_read_alike_in_every_shape() {
 }
 
 #[test]
-fn odd_writes_change_nothing() {
+fn odd_register_writes_change_nothing() {
     let mut h = fresh();
     let before = {
         let mut b = [0; 0x70];
@@ -88,7 +88,7 @@ fn odd_writes_change_nothing() {
 }
 
 #[test]
-fn enable_disable_and_again() {
+fn controller_is_disabled_and_enabled_again() {
     let mut h = fresh();
     assert!(!h.csts().rdy());
     h.enable();
@@ -116,7 +116,7 @@ fn enable_disable_and_again() {
 }
 
 #[test]
-fn what_was_not_offered_is_a_fatal_status() {
+fn unsupported_configuration_is_fatal() {
     let good = Host::cc_enabled();
     let aqa = Aqa::new().with_asqs_z(31).with_acqs_z(31);
     for (cc, aqa, asq, acq) in [
@@ -156,7 +156,7 @@ fn what_was_not_offered_is_a_fatal_status() {
 }
 
 #[test]
-fn larger_pages_are_used() {
+fn larger_page_size_applies_to_prps() {
     let mut h = fresh();
     h.set32(
         regs::AQA,
@@ -182,7 +182,7 @@ fn larger_pages_are_used() {
 }
 
 #[test]
-fn normal_and_abrupt_shutdown() {
+fn normal_and_abrupt_shutdown_complete() {
     for how in [Shn::NORMAL, Shn::ABRUPT] {
         let (volume, faults) = faulty(1 << 20);
         let mut h = Host::ready_with(vec![ns(1, cached(volume), 512)]);
@@ -216,7 +216,7 @@ fn normal_and_abrupt_shutdown() {
 }
 
 #[test]
-fn shutdown_while_disabled_and_with_a_failing_flush() {
+fn shutdown_while_disabled_or_with_failed_flush_completes() {
     let (volume, faults) = faulty(1 << 20);
     let mut h = Host::with(
         ControllerConfig::default(),
@@ -240,7 +240,7 @@ fn shutdown_while_disabled_and_with_a_failing_flush() {
 }
 
 #[test]
-fn reset_and_shutdown_in_one_write_both_end() {
+fn reset_and_shutdown_in_one_write_complete() {
     let (volume, faults) = faulty(1 << 20);
     let mut h = Host::ready_with(vec![ns(1, cached(volume), 512)]);
     faults.add(Fault::always(OpKind::Flush, Effect::Hold));
@@ -266,7 +266,7 @@ fn reset_and_shutdown_in_one_write_both_end() {
 }
 
 #[test]
-fn enabling_waits_for_a_reset_that_drains() {
+fn enable_waits_for_draining_reset() {
     let (volume, faults) = faulty(1 << 20);
     // Its cancellation is deaf: the delay runs on.
     let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
@@ -327,7 +327,7 @@ enum How {
 }
 
 #[test]
-fn no_reset_leaves_a_finger_in_old_memory() {
+fn reset_of_any_kind_releases_old_memory() {
     for how in [
         How::Controller,
         How::Subsystem,
@@ -400,7 +400,7 @@ fn no_reset_leaves_a_finger_in_old_memory() {
 }
 
 #[test]
-fn configuration_space_reset_and_interrupt_disable() {
+fn reset_clears_command_register() {
     let mut h = Host::ready();
     h.c.config_write(4, &[0x06, 0x04]);
     let mut b = [0; 2];

@@ -40,7 +40,7 @@ fn fetched(h: &Host, qid: u16) -> u64 {
 // ---- spin polls
 
 #[test]
-fn a_spin_poll_sees_the_doorbell_of_a_busy_queue_and_changes_nothing() {
+fn spin_poll_sees_doorbell_without_side_effects() {
     for ring in RINGS_OF {
         let mut h = host(ring, mem(1 << 20), ControllerConfig::default());
         let command = read(&h);
@@ -68,7 +68,7 @@ fn a_spin_poll_sees_the_doorbell_of_a_busy_queue_and_changes_nothing() {
 }
 
 #[test]
-fn news_ends_though_nothing_can_be_fetched() {
+fn invalid_doorbell_does_not_wake_forever() {
     for ring in RINGS_OF {
         let (volume, faults) = faulty(1 << 20);
         let config = ControllerConfig {
@@ -132,7 +132,7 @@ fn news_ends_though_nothing_can_be_fetched() {
 }
 
 #[test]
-fn news_in_shadow_buffers_that_go_and_come_back() {
+fn shadow_doorbells_are_seen_after_remap() {
     let mut h = Host::ready();
     let window = 0x100_0000_0000;
     h.c.dma_map(window, 0x4000, Some((h.low.clone(), SHADOW)), Prot::RW)
@@ -205,7 +205,7 @@ fn delay(queues: u16, qid: u16, rounds: usize) -> usize {
 }
 
 #[test]
-fn an_idle_queue_beside_a_busy_one_is_looked_at_once_in_sixteen_rounds() {
+fn idle_queue_is_polled_every_sixteen_rounds() {
     for queues in [1, 2, 14, 15, 16, 40] {
         for qid in [2, queues + 1] {
             let mut delays: Vec<_> = (0..16).map(|rounds| delay(queues, qid, rounds)).collect();
@@ -227,7 +227,7 @@ fn random(mut seed: u64) -> impl FnMut() -> u16 {
 }
 
 #[test]
-fn idle_queues_that_become_busy_hide_no_other() {
+fn newly_busy_queues_hide_no_other() {
     let config = ControllerConfig {
         mapped_doorbells: true,
         ..Default::default()
@@ -274,7 +274,7 @@ fn idle_queues_that_become_busy_hide_no_other() {
 }
 
 #[test]
-fn a_queue_that_rang_by_message_has_its_turn_in_the_next_round() {
+fn queue_with_mmio_doorbell_is_polled_next_round() {
     let mut h = Host::ready();
     for qid in 2..=40 {
         h.create_pair(qid, 8);
@@ -310,7 +310,7 @@ fn a_queue_that_rang_by_message_has_its_turn_in_the_next_round() {
 }
 
 #[test]
-fn a_round_after_a_last_look_finds_every_queue_that_has_something() {
+fn round_after_last_check_finds_every_entry() {
     for ring in RINGS_OF {
         let mut h = host(ring, null(1 << 20), ControllerConfig::default());
         h.ring = if ring == Ring::Shadow {
@@ -356,7 +356,7 @@ fn a_round_after_a_last_look_finds_every_queue_that_has_something() {
 // ---- batches
 
 #[test]
-fn a_round_fetches_a_queues_entries_whatever_they_are() {
+fn round_fetches_entries_of_every_kind() {
     let (volume, faults) = faulty(1 << 20);
     let namespaces = vec![
         ns(1, mem(1 << 20), 512),
@@ -479,7 +479,7 @@ impl IrqSink for Signals {
 }
 
 #[test]
-fn a_batch_is_pushed_at_once_but_not_before_an_interrupt_that_is_due() {
+fn batch_is_pushed_after_due_interrupt() {
     let log = Log::default();
     let (volume, faults) = faulty(1 << 20);
     let noted = Arc::new(Noted(volume, log.clone()));
@@ -527,7 +527,7 @@ fn over(h: &mut Host) -> Vec<Completion> {
 }
 
 #[test]
-fn a_command_that_is_over_leaves_nothing_behind() {
+fn completed_command_leaves_nothing() {
     let window = 0x100_0000_0000;
     for case in ["plain", "full", "deleted", "reset"] {
         let (volume, faults) = faulty(1 << 20);
@@ -629,7 +629,7 @@ fn a_command_that_is_over_leaves_nothing_behind() {
 }
 
 #[test]
-fn an_abort_is_answered_though_its_command_ends_as_it_should() {
+fn abort_completes_when_command_succeeds() {
     let (volume, faults) = faulty(1 << 20);
     let mut h = Host::ready_with(vec![ns(1, Arc::new(Stubborn(volume)), 512)]);
     faults.add(Fault::always(OpKind::Read, Effect::Hold));

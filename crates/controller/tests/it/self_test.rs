@@ -67,7 +67,7 @@ fn fails_at(first: u64, end: u64, kind: IoErrorKind) -> Fault {
 }
 
 #[test]
-fn the_log_is_empty_at_first() {
+fn self_test_log_is_empty_at_first() {
     let (mut h, ..) = host();
     let log = log(&mut h);
     assert_eq!(log.current, Code::NONE);
@@ -77,7 +77,7 @@ fn the_log_is_empty_at_first() {
 }
 
 #[test]
-fn each_operation_passes_and_is_no_command_of_a_host() {
+fn self_test_passes_and_counts_no_host_command() {
     let (mut h, ..) = host();
     let before = h.c.stats().host_reads();
     for (nth, (code, nsid)) in [
@@ -109,7 +109,7 @@ fn each_operation_passes_and_is_no_command_of_a_host() {
 }
 
 #[test]
-fn results_are_the_twenty_newest() {
+fn self_test_log_keeps_twenty_newest() {
     let (mut h, ..) = host();
     for nth in 0..23 {
         let nsid = if nth % 2 == 0 { 1 } else { 3 };
@@ -123,7 +123,7 @@ fn results_are_the_twenty_newest() {
 }
 
 #[test]
-fn the_extended_operation_finds_the_block_that_cannot_be_read() {
+fn extended_self_test_finds_unreadable_block() {
     // Namespace, its blocks' size, and the blocks with a fault.
     for (nsid, size, bad) in [
         (1, 512, [777, 780]),
@@ -152,7 +152,7 @@ fn the_extended_operation_finds_the_block_that_cannot_be_read() {
 }
 
 #[test]
-fn the_short_operation_reads_both_ends() {
+fn short_self_test_reads_both_ends() {
     for block in [0u64, 8191] {
         let (mut h, _, faults) = host();
         let range = block * 4096..(block + 1) * 4096;
@@ -165,7 +165,7 @@ fn the_short_operation_reads_both_ends() {
 }
 
 #[test]
-fn one_is_in_progress_until_it_is_aborted() {
+fn self_test_is_aborted() {
     let (mut h, faults, _) = host();
     assert_eq!(begin(&mut h, Code::ABORT, 0), Status::SUCCESS, "of none");
     assert_eq!(log(&mut h).results[0].status.outcome(), Outcome::UNUSED);
@@ -200,7 +200,7 @@ fn one_is_in_progress_until_it_is_aborted() {
 }
 
 #[test]
-fn a_reset_ends_the_short_one_and_not_the_extended_one() {
+fn reset_ends_short_self_test_only() {
     for (code, outcome) in [
         (Code::SHORT, Outcome::RESET),
         (Code::EXTENDED, Outcome::PASSED),
@@ -223,7 +223,7 @@ fn a_reset_ends_the_short_one_and_not_the_extended_one() {
 }
 
 #[test]
-fn a_namespace_that_is_removed_ends_its_operation_and_not_that_of_all() {
+fn removed_namespace_ends_own_self_test_only() {
     for (asked, outcome) in [(1, Outcome::NAMESPACE_REMOVED), (ALL, Outcome::PASSED)] {
         let (mut h, faults, _) = host();
         faults.add(Fault {
@@ -242,7 +242,7 @@ fn a_namespace_that_is_removed_ends_its_operation_and_not_that_of_all() {
 }
 
 #[test]
-fn the_next_process_goes_on() {
+fn self_test_continues_in_next_process() {
     let (mut h, faults, _) = host();
     assert_eq!(begin(&mut h, Code::SHORT, 3), Status::SUCCESS);
     finish(&mut h);
@@ -264,7 +264,7 @@ fn the_next_process_goes_on() {
 }
 
 #[test]
-fn fields_that_are_wrong() {
+fn self_test_with_invalid_fields_is_refused() {
     let (mut h, ..) = host();
     for code in (0..16).filter(|code| ![1, 2, 0xf].contains(code)) {
         let status = begin(&mut h, Code(code), 1);
@@ -288,7 +288,7 @@ fn fields_that_are_wrong() {
 
 /// Hosts look at the percentage once a second: it is to be seen.
 #[test]
-fn it_takes_three_seconds_at_least() {
+fn self_test_takes_three_seconds() {
     for code in [Code::SHORT, Code::EXTENDED] {
         let (mut h, ..) = host();
         assert_eq!(begin(&mut h, code, ALL), Status::SUCCESS);
@@ -317,7 +317,7 @@ fn it_takes_three_seconds_at_least() {
 
 /// A volume that never lets a read through does not keep the worker at it.
 #[test]
-fn a_volume_that_is_always_busy_ends_it() {
+fn self_test_on_busy_volume_ends() {
     let (mut h, faults, _) = host();
     faults.add(fails_at(0, 1 << 20, IoErrorKind::Busy));
     assert_eq!(begin(&mut h, Code::EXTENDED, 1), Status::SUCCESS);
@@ -327,7 +327,7 @@ fn a_volume_that_is_always_busy_ends_it() {
 }
 
 #[test]
-fn identify_says_that_there_is_one() {
+fn identify_reports_self_test() {
     let (mut h, ..) = host();
     let (_, page) = h.identify(1, 0, 0);
     let id = nvme::identify::IdentifyController::read_from_bytes(&page).unwrap();

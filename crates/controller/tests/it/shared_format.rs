@@ -124,7 +124,7 @@ fn plainly(result: Result<u8, Status>) -> Result<u8, Status> {
 }
 
 #[test]
-fn all_hosts_find_it_erased() {
+fn format_erases_for_all_hosts() {
     let (mut w, below) = two();
     assert_eq!(w.read(0, 1), Ok(0x5a));
     assert_eq!(w.admin(0, format(1, 0)).status(), Status::SUCCESS);
@@ -141,7 +141,7 @@ fn all_hosts_find_it_erased() {
 }
 
 #[test]
-fn others_are_kept_out_until_it_is_over() {
+fn namespace_is_closed_to_others_during_format() {
     let (mut w, below) = two();
     hold(&below[0], OpKind::WriteZeroes);
     let cid = w.hosts[0].submit(0, format(1, 0));
@@ -173,7 +173,7 @@ fn others_are_kept_out_until_it_is_over() {
 
 /// A format of several takes none where it cannot have all.
 #[test]
-fn what_was_refused_is_left_open() {
+fn refused_format_leaves_namespaces_open() {
     let (mut w, below) = two();
     hold(&below[1], OpKind::WriteZeroes);
     w.hosts[0].submit(0, format(2, 0));
@@ -189,7 +189,7 @@ fn what_was_refused_is_left_open() {
 
 /// What the other controllers test is not what is erased.
 #[test]
-fn a_self_test_by_another_host_ends() {
+fn self_test_by_other_host_ends() {
     let test = |nsid: u32| {
         let mut test = Command::new(AdminOpcode::DEVICE_SELF_TEST.0, 0, nsid);
         test.cdw10 = u32::from(SelfTestCode::EXTENDED.0).into();
@@ -232,7 +232,7 @@ fn a_self_test_by_another_host_ends() {
 
 /// A volume that does not answer holds up who waits for its namespace, and nobody else.
 #[test]
-fn a_fence_of_another_namespace_is_not_waited_for() {
+fn format_ignores_fence_of_other_namespace() {
     let (mut w, below) = two();
     let third = host(&w.subsystem, 3, &below);
     w.hosts.push(third);
@@ -266,7 +266,7 @@ fn a_fence_of_another_namespace_is_not_waited_for() {
 
 /// When the command ends, all know the new blocks: also one whose worker is busy.
 #[test]
-fn the_command_ends_when_all_have_opened_it() {
+fn format_ends_when_all_controllers_have_reopened() {
     let (mut w, below) = two();
     hold(&below[0], OpKind::WriteZeroes);
     w.hosts[0].submit(0, format(1, 1));
@@ -284,7 +284,7 @@ fn the_command_ends_when_all_have_opened_it() {
 }
 
 #[test]
-fn what_others_have_in_flight_is_waited_for() {
+fn format_waits_for_commands_of_other_hosts() {
     let (mut w, below) = two();
     hold(&below[0], OpKind::Write);
     w.begin(1, w.rw(1, NvmOpcode::WRITE, 7, 0x77));
@@ -304,7 +304,7 @@ fn what_others_have_in_flight_is_waited_for() {
 }
 
 #[test]
-fn all_hosts_find_the_new_blocks() {
+fn format_changes_blocks_for_all_hosts() {
     let (mut w, below) = two();
     let aer = Command::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, 0, 0);
     w.hosts[1].set_feature(Fid::ASYNC_EVENT_CONFIG, 1 << 8);
@@ -338,7 +338,7 @@ fn all_hosts_find_the_new_blocks() {
 /// A controller that comes while a namespace is erased, and one that comes after it: its
 /// configuration says what was before.
 #[test]
-fn who_comes_later_finds_it_so() {
+fn later_controller_sees_format_state() {
     let (mut w, below) = two();
     hold(&below[0], OpKind::WriteZeroes);
     w.hosts[0].submit(0, format(1, 1));
@@ -360,7 +360,7 @@ fn who_comes_later_finds_it_so() {
 
 /// What it still erases would go over what another one writes.
 #[test]
-fn a_reset_opens_it_when_nothing_is_in_flight() {
+fn reset_reopens_namespace_after_writes_end() {
     let (mut w, below) = two();
     hold(&below[0], OpKind::WriteZeroes);
     w.hosts[0].submit(0, format(1, 1));
@@ -385,7 +385,7 @@ fn a_reset_opens_it_when_nothing_is_in_flight() {
 }
 
 #[test]
-fn a_controller_that_goes_leaves_it_open() {
+fn removed_controller_reopens_namespace() {
     let (mut w, below) = two();
     hold(&below[0], OpKind::WriteZeroes);
     w.hosts[0].submit(0, format(1, 1));
@@ -402,7 +402,7 @@ fn a_controller_that_goes_leaves_it_open() {
 
 /// Nobody knows then which blocks the next process finds.
 #[test]
-fn a_controller_that_goes_while_a_format_is_kept_leaves_it_closed() {
+fn controller_removed_during_store_leaves_namespace_closed() {
     let (mut w, below) = two();
     below[0].store.hold();
     w.hosts[0].submit(0, format(1, 1));
@@ -424,7 +424,7 @@ fn a_controller_that_goes_while_a_format_is_kept_leaves_it_closed() {
 }
 
 #[test]
-fn a_format_that_nobody_knows_is_closed_to_all() {
+fn unknown_format_closes_namespace_to_all() {
     let (mut w, below) = two();
     below[0].store.lose(true);
     let status = w.admin(0, format(1, 1)).status();
@@ -447,7 +447,7 @@ fn a_format_that_nobody_knows_is_closed_to_all() {
 }
 
 #[test]
-fn who_may_not_write_may_not_format() {
+fn format_by_reserved_out_host_is_refused() {
     let (mut w, _) = two();
     assert_eq!(w.register(0, 1), Status::SUCCESS);
     assert_eq!(w.acquire(0, Rtype::WRITE_EXCLUSIVE, 1), Status::SUCCESS);
@@ -469,7 +469,7 @@ fn who_may_not_write_may_not_format() {
 
 /// A host that hangs in the middle of it keeps nobody out for ever.
 #[test]
-fn a_format_ends_where_its_host_is_preempted() {
+fn preempted_host_ends_format() {
     for master in [true, false] {
         let (mut w, below) = two();
         for who in [0, 1] {
@@ -507,7 +507,7 @@ fn a_format_ends_where_its_host_is_preempted() {
 
 /// A reset after the end, before all know of it: by then another one erases.
 #[test]
-fn a_reset_opens_nothing_that_others_erase() {
+fn reset_does_not_reopen_namespace_erased_by_other() {
     let (mut w, below) = two();
     let third = host(&w.subsystem, 3, &below);
     w.hosts.push(third);
@@ -551,7 +551,7 @@ fn a_reset_opens_nothing_that_others_erase() {
 
 /// It would take the blocks that it knows for those that are kept.
 #[test]
-fn who_does_not_know_the_new_blocks_does_not_format() {
+fn format_from_outdated_controller_is_refused() {
     for (nsid, cdw10) in [(1, 0), (1, 1), (NSID_BROADCAST, 0)] {
         let (mut w, below) = two();
         w.hosts[0].submit(0, format(1, 1));
@@ -582,7 +582,7 @@ fn who_does_not_know_the_new_blocks_does_not_format() {
 
 /// What one did not know, another one that goes has not mended.
 #[test]
-fn a_format_that_nobody_knows_stays_so() {
+fn unknown_format_stays_closed_after_controller_removal() {
     let (mut w, below) = two();
     below[0].store.lose(true);
     let status = w.admin(0, format(1, 1)).status();
@@ -599,7 +599,7 @@ fn a_format_that_nobody_knows_stays_so() {
 
 /// Who changes the state may have the volume used otherwise then.
 #[test]
-fn a_format_ends_where_its_path_does() {
+fn ana_change_ends_format() {
     for (nsid, ends) in [(1, true), (2, false)] {
         let (mut w, all) = two_in([(1, 5), (2, 6)]);
         let below = &all[nsid as usize - 1];
@@ -638,7 +638,7 @@ fn a_format_ends_where_its_path_does() {
 
 /// Neither waits for the other one to open what it has not ended itself.
 #[test]
-fn two_hosts_end_each_others_formats() {
+fn hosts_end_each_others_formats() {
     let (mut w, below) = two();
     let of = |nsid: u32, mut command: Command| {
         command.nsid = nsid.into();
@@ -674,7 +674,7 @@ fn two_hosts_end_each_others_formats() {
 
 /// Others wait for the namespace, not for a host that has hung or goes.
 #[test]
-fn a_format_waits_for_no_host() {
+fn format_does_not_wait_for_dead_host() {
     type End = fn(&mut Host);
     let ends: [(&str, End); 3] = [
         ("no bus master", |h| h.set_command(4, false)),
@@ -707,7 +707,7 @@ fn a_format_waits_for_no_host() {
 
 /// All of a subsystem would have to be sanitized.
 #[test]
-fn sanitize_is_not_offered() {
+fn sanitize_of_shared_namespace_is_refused() {
     let (mut w, _) = two();
     let mut command = Command::new(AdminOpcode::SANITIZE.0, 0, 0);
     command.cdw10 = 2.into();
@@ -732,7 +732,7 @@ enum Formats {
 /// Writes, reads, formats and resets of three hosts beside a model: what one has written is there
 /// until a format has ended well, and a format that is under way refuses all.
 #[test]
-fn random_histories_beside_a_model() {
+fn random_histories_match_model() {
     let (mut w, below) = two();
     let third = host(&w.subsystem, 3, &below);
     w.hosts.push(third);

@@ -51,7 +51,7 @@ fn announced(bit: bool, opcodes: &[u8], known: &[bool; 256]) {
 }
 
 #[test]
-fn every_admin_opcode() {
+fn every_admin_opcode_matches_effects_log() {
     use AdminOpcode as Op;
     for (shadow_doorbells, placed) in [(true, false), (false, true)] {
         let mut h = host(shadow_doorbells, placed);
@@ -104,7 +104,7 @@ fn every_admin_opcode() {
 }
 
 #[test]
-fn every_io_opcode() {
+fn every_io_opcode_matches_effects_log() {
     io_opcodes(false);
     io_opcodes(true);
 }
@@ -157,7 +157,7 @@ fn io_opcodes(placed: bool) {
 }
 
 #[test]
-fn every_log_page() {
+fn every_log_page_matches_supported_list() {
     log_pages(false);
     log_pages(true);
 }
@@ -184,7 +184,7 @@ fn log_pages(placed: bool) {
 }
 
 #[test]
-fn every_feature() {
+fn every_feature_matches_supported_list() {
     features(false);
     features(true);
 }

@@ -62,7 +62,7 @@ fn read_fails(h: &mut Host) {
 }
 
 #[test]
-fn nothing_was_captured_at_first() {
+fn telemetry_is_empty_at_first() {
     let (mut h, _) = host();
     for lid in [HOST, OWN] {
         let header = header(&mut h, lid, false);
@@ -75,7 +75,7 @@ fn nothing_was_captured_at_first() {
 }
 
 #[test]
-fn a_host_captures_as_often_as_it_likes() {
+fn host_captures_telemetry_repeatedly() {
     let (mut h, _) = host();
     let first = header(&mut h, HOST, true);
     assert_eq!((first.thdgn_tcs, first.ths), (1, 1));
@@ -102,7 +102,7 @@ fn a_host_captures_as_often_as_it_likes() {
 }
 
 #[test]
-fn whole_blocks_are_read() {
+fn telemetry_is_read_in_whole_blocks() {
     let (mut h, _) = host();
     header(&mut h, HOST, true);
     for lid in [HOST, OWN] {
@@ -114,7 +114,7 @@ fn whole_blocks_are_read() {
 }
 
 #[test]
-fn the_first_thing_that_goes_wrong_is_captured_until_it_is_read() {
+fn first_error_is_captured_until_read() {
     let (mut h, faults) = host();
     h.set_feature(Fid::ASYNC_EVENT_CONFIG, 1 << 10);
     h.submit(0, Command::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, 0, 0));

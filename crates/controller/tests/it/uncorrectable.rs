@@ -90,7 +90,7 @@ fn copy(h: &mut Host, to: u64, ranges: &[(u64, u32)]) -> (Status, u32) {
 }
 
 #[test]
-fn marked_blocks_end_every_command_that_reads_them() {
+fn marked_blocks_fail_every_read() {
     let mut h = Host::ready();
     assert_eq!(write(&mut h, 0, 64), Status::SUCCESS);
     assert_eq!(mark(&mut h, 10, 3), Status::SUCCESS);
@@ -117,7 +117,7 @@ fn marked_blocks_end_every_command_that_reads_them() {
 }
 
 #[test]
-fn what_is_written_can_be_read_again() {
+fn written_blocks_are_readable_again() {
     let mut h = Host::ready();
     assert_eq!(write(&mut h, 0, 64), Status::SUCCESS);
     assert_eq!(mark(&mut h, 8, 40), Status::SUCCESS);
@@ -142,7 +142,7 @@ fn what_is_written_can_be_read_again() {
 }
 
 #[test]
-fn deallocated_blocks_of_which_nothing_is_known_stay_marked() {
+fn deallocated_blocks_stay_marked_without_zeroes() {
     // It may leave what was there where it deallocates.
     let forgetful = described(mem(MIB), |info| volume::Info {
         zeroes_after_deallocate: false,
@@ -163,7 +163,7 @@ fn deallocated_blocks_of_which_nothing_is_known_stay_marked() {
 }
 
 #[test]
-fn a_write_that_fails_takes_no_mark_away() {
+fn failed_write_clears_no_mark() {
     let (volume, faults) = faulty(MIB);
     let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
     assert_eq!(mark(&mut h, 8, 4), Status::SUCCESS);
@@ -184,7 +184,7 @@ fn a_write_that_fails_takes_no_mark_away() {
 
 /// Both orders are right, and the write has one for all of its blocks.
 #[test]
-fn a_write_in_flight_comes_before_or_after() {
+fn write_in_flight_is_ordered_with_mark() {
     let (volume, faults) = faulty(MIB);
     let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
     for watched in [false, true] {
@@ -210,7 +210,7 @@ fn a_write_in_flight_comes_before_or_after() {
 }
 
 #[test]
-fn what_cannot_be_marked_is_refused() {
+fn invalid_write_uncorrectable_is_refused() {
     let read_only = Arc::new(MemVolume::new(MIB).unwrap().read_only());
     let mut h = Host::ready_with(vec![
         ns(1, mem(MIB), 512),
@@ -239,7 +239,7 @@ fn what_cannot_be_marked_is_refused() {
 
 /// A guest that marks whatever it can takes so much memory and no more, and its writes go on.
 #[test]
-fn marks_are_bounded() {
+fn marks_per_namespace_are_bounded() {
     let mut h = Host::ready_with(vec![ns(1, mem(16 * MIB), 512), ns(2, mem(MIB), 512)]);
     // Every third block, so that none touches another one.
     for at in 0..1024 {
@@ -271,7 +271,7 @@ fn marks_are_bounded() {
 /// Reads and writes of a namespace without marks take the short way, which needs no event; so they
 /// do when the last mark has gone.
 #[test]
-fn only_marks_cost_something() {
+fn namespace_without_marks_uses_fast_path() {
     let mut h = Host::ready();
     // How many of eight writes and reads took the general way.
     let general = |h: &mut Host| {
@@ -308,7 +308,7 @@ fn only_marks_cost_something() {
 
 /// A process that dies on the way leaves a block as the host has seen it.
 #[test]
-fn what_has_completed_is_committed() {
+fn completed_marks_survive_death_at_every_point() {
     let mut h = Host::ready();
     for point in [
         "controller.mark.recorded",
@@ -334,7 +334,7 @@ fn what_has_completed_is_committed() {
 }
 
 #[test]
-fn an_erased_namespace_has_no_marks() {
+fn format_and_sanitize_clear_marks() {
     let mut h = Host::ready_with(vec![ns(1, mem(MIB), 512), ns(2, mem(MIB), 512)]);
     for (opcode, nsid, cdw10) in [
         (AdminOpcode::FORMAT_NVM, 1, 0),
@@ -364,7 +364,7 @@ fn an_erased_namespace_has_no_marks() {
 
 /// One that fails leaves what it has not erased.
 #[test]
-fn a_format_that_fails_leaves_marks() {
+fn failed_format_keeps_marks() {
     let (volume, faults) = faulty(MIB);
     let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
     assert_eq!(mark(&mut h, 8, 2), Status::SUCCESS);
@@ -386,7 +386,7 @@ fn a_format_that_fails_leaves_marks() {
 }
 
 #[test]
-fn a_self_test_finds_the_block() {
+fn self_test_finds_marked_block() {
     let mut h = Host::ready_with(vec![ns(1, mem(MIB), 512)]);
     assert_eq!(mark(&mut h, 1234, 3), Status::SUCCESS);
     let mut test = Command::new(AdminOpcode::DEVICE_SELF_TEST.0, 0, 1);
@@ -405,7 +405,7 @@ fn a_self_test_finds_the_block() {
 
 /// A host that marks blocks makes no medium bad; a medium that is bad counts.
 #[test]
-fn marked_blocks_are_no_media_errors() {
+fn marked_blocks_count_no_media_errors() {
     let (volume, faults) = faulty(MIB);
     let mut h = Host::ready_with(vec![ns(1, volume, 512)]);
     let smart = |h: &mut Host| {
@@ -428,7 +428,7 @@ fn marked_blocks_are_no_media_errors() {
 }
 
 #[test]
-fn blocks_behind_the_end_are_not_marked_when_they_come_back() {
+fn marks_beyond_shrunk_end_are_dropped() {
     let volume = Arc::new(MemVolume::new(MIB).unwrap());
     let size = Arc::new(AtomicU64::new(MIB));
     let told = size.clone();
@@ -448,7 +448,7 @@ fn blocks_behind_the_end_are_not_marked_when_they_come_back() {
 
 /// A namespace that comes under an ID is not the one that was there before.
 #[test]
-fn a_namespace_that_comes_has_no_marks() {
+fn attached_namespace_has_no_marks() {
     let config = ControllerConfig {
         max_namespaces: 2,
         ..Default::default()

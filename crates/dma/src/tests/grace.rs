@@ -24,7 +24,7 @@ fn alive(weak: &Weak<Mapping>) -> bool {
 }
 
 #[test]
-fn without_commands_an_unmap_is_over_at_once() {
+fn unmap_without_commands_ends_at_once() {
     let (mut map, memory) = map_of(1);
     map.unmap(0, 4096).unwrap();
     assert!(!alive(&memory[0]));
@@ -32,7 +32,7 @@ fn without_commands_an_unmap_is_over_at_once() {
 }
 
 #[test]
-fn an_unmap_waits_for_the_commands_before_it() {
+fn unmap_waits_for_commands_before() {
     let ways: [fn(&mut SegmentList, &DmaMap); 2] = [
         |list, map| {
             list.begin(map);
@@ -64,7 +64,7 @@ fn an_unmap_waits_for_the_commands_before_it() {
 }
 
 #[test]
-fn commands_after_an_unmap_do_not_delay_it() {
+fn unmap_ignores_commands_after() {
     let (mut map, memory) = map_of(2);
     let before = map.pin();
     map.unmap(0, 4096).unwrap();
@@ -79,7 +79,7 @@ fn commands_after_an_unmap_do_not_delay_it() {
 /// There is always a command outstanding, and each overlaps the next: only an epoch can distinguish
 /// them.
 #[test]
-fn a_steady_load_does_not_starve_an_unmap() {
+fn unmap_ends_under_steady_load() {
     let (mut map, memory) = map_of(8);
     let mut in_flight: std::collections::VecDeque<Pin> = (0..4).map(|_| map.pin()).collect();
     for i in 0..8 {
@@ -101,7 +101,7 @@ fn a_steady_load_does_not_starve_an_unmap() {
 }
 
 #[test]
-fn an_old_command_keeps_what_is_unmapped_later_and_in_any_order() {
+fn old_command_keeps_later_unmapped_memory() {
     let (mut map, memory) = map_of(3);
     let oldest = map.pin();
     map.unmap(0, 4096).unwrap();
@@ -119,7 +119,7 @@ fn an_old_command_keeps_what_is_unmapped_later_and_in_any_order() {
 }
 
 #[test]
-fn a_fence_speaks_of_the_commands_before_it() {
+fn fence_waits_for_commands_before() {
     let (mut map, memory) = map_of(1);
     map.fence();
     assert!(map.quiesced());
@@ -142,7 +142,7 @@ fn a_fence_speaks_of_the_commands_before_it() {
 }
 
 #[test]
-fn a_middle_command_keeps_only_what_was_unmapped_after_it_began() {
+fn middle_command_keeps_memory_unmapped_later() {
     let (mut map, memory) = map_of(2);
     let oldest = map.pin();
     map.unmap(0, 4096).unwrap();
@@ -158,7 +158,7 @@ fn a_middle_command_keeps_only_what_was_unmapped_after_it_began() {
 }
 
 #[test]
-fn a_list_may_outlive_its_map() {
+fn segment_list_outlives_map() {
     let (map, memory) = map_of(2);
     let mut list = SegmentList::new();
     map.segments(0, 8192, Access::Write, &mut list).unwrap();
@@ -177,7 +177,7 @@ fn a_list_may_outlive_its_map() {
 
 /// The chain of epochs that one stuck command holds is undone without recursion.
 #[test]
-fn a_stuck_command_under_many_unmaps_does_not_exhaust_the_stack() {
+fn stuck_command_under_many_unmaps_does_not_exhaust_stack() {
     let memory = Memory::anonymous(4096).unwrap();
     let mut map = DmaMap::new();
     let stuck = map.pin();

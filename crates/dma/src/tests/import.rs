@@ -9,7 +9,7 @@ fn dup(memory: &Memory) -> OwnedFd {
 }
 
 #[test]
-fn one_file_is_mapped_once() {
+fn same_file_is_mapped_once() {
     let file = Memory::anonymous(8192).unwrap();
     let mut cache = MemoryCache::new();
     let one = cache.import(dup(&file), 4096, true).unwrap();
@@ -31,7 +31,7 @@ fn one_file_is_mapped_once() {
 }
 
 #[test]
-fn the_cache_keeps_nothing_alive() {
+fn import_cache_keeps_nothing_alive() {
     let file = Memory::anonymous(4096).unwrap();
     let mut cache = MemoryCache::new();
     let imported = cache.import(dup(&file), 4096, true).unwrap();
@@ -42,7 +42,7 @@ fn the_cache_keeps_nothing_alive() {
 }
 
 #[test]
-fn a_file_that_grew_is_mapped_again() {
+fn grown_file_is_mapped_again() {
     let file = Memory::anonymous(4096).unwrap();
     let mut cache = MemoryCache::new();
     let small = cache.import(dup(&file), 4096, true).unwrap();
@@ -60,7 +60,7 @@ fn a_file_that_grew_is_mapped_again() {
 /// A client that may only read a file must not get a writable mapping because another
 /// descriptor had the right.
 #[test]
-fn the_cache_does_not_lend_write_access() {
+fn import_cache_grants_no_write_access() {
     let file = Memory::anonymous(4096).unwrap();
     let mut cache = MemoryCache::new();
     let _writable = cache.import(dup(&file), 4096, true).unwrap();
@@ -88,7 +88,7 @@ fn the_cache_does_not_lend_write_access() {
 
 /// Classification of files without calls to their file system: only memory files pass.
 #[test]
-fn other_kinds_of_files_are_refused() {
+fn files_other_than_memory_are_refused() {
     let open = |path: &str, flags| rustix::fs::open(path, flags, Mode::empty()).unwrap();
     let directory = std::env::temp_dir();
     let disk = OFlags::RDWR | OFlags::TMPFILE;
@@ -123,7 +123,10 @@ fn other_kinds_of_files_are_refused() {
     if on_disk {
         wrong.push(("a disk's file", disk))
     } else {
-        testkit::skip("dma::import::other_kinds", "/tmp is in memory")
+        testkit::skip(
+            "dma::import::files_other_than_memory_are_refused",
+            "/tmp is in memory",
+        )
     }
     let mut cache = MemoryCache::new();
     for (what, fd) in wrong {
@@ -142,10 +145,13 @@ fn other_kinds_of_files_are_refused() {
 }
 
 #[test]
-fn files_on_tmpfs_are_memory() {
+fn tmpfs_files_are_accepted_as_memory() {
     let flags = OFlags::RDWR | OFlags::TMPFILE;
     let Ok(file) = rustix::fs::open("/dev/shm", flags, Mode::RUSR | Mode::WUSR) else {
-        return testkit::skip("dma::import::files_on_tmpfs", "no /dev/shm to write to");
+        return testkit::skip(
+            "dma::import::tmpfs_files_are_accepted_as_memory",
+            "no /dev/shm to write to",
+        );
     };
     rustix::fs::ftruncate(&file, 8192).unwrap();
     let guest = file.try_clone().unwrap();
@@ -157,7 +163,7 @@ fn files_on_tmpfs_are_memory() {
 }
 
 #[test]
-fn a_client_maps_as_many_files_as_it_may() {
+fn client_file_count_is_limited() {
     let limits = MemoryLimits {
         mappings: 3,
         bytes: 16 << 10,
@@ -206,7 +212,7 @@ fn eventually(holds: impl FnMut() -> bool) {
 }
 
 #[test]
-fn host_access_is_bounded() {
+fn memory_access_is_bounds_checked() {
     let memory = Memory::anonymous(5000).unwrap();
     assert_eq!(memory.len(), 5000);
     assert_eq!(memory.write(4999, &[1]), Ok(()));
@@ -224,7 +230,7 @@ fn host_access_is_bounded() {
 }
 
 #[test]
-fn shared_pages_are_seen_by_the_other_side_and_cannot_be_shrunk() {
+fn shared_pages_are_visible_to_client_and_sealed() {
     use std::sync::atomic::Ordering;
     let pages = SharedPages::new(100).unwrap();
     assert_eq!(pages.len(), rustix::param::page_size());

@@ -16,7 +16,7 @@ fn resident(memory: &PrivateMemory, offset: u64, len: u64) -> usize {
 }
 
 #[test]
-fn what_is_released_goes_back_to_the_system() {
+fn released_memory_returns_to_system() {
     let len = 8 * MIB as usize;
     released(PrivateMemory::new(len).unwrap());
     released(PrivateMemory::kept(len, None).unwrap());
@@ -50,7 +50,7 @@ fn huge(memory: &PrivateMemory) -> u64 {
 }
 
 #[test]
-fn what_is_kept_gets_huge_pages_where_it_was_written() {
+fn kept_memory_has_huge_pages_where_written() {
     let memory = PrivateMemory::kept(32 * MIB as usize, None).unwrap();
     let page = Memory::anonymous(4096).unwrap();
     page.write(0, &[7; 4096]).unwrap();
@@ -80,7 +80,7 @@ fn what_is_kept_gets_huge_pages_where_it_was_written() {
 }
 
 #[test]
-fn it_starts_where_a_huge_page_can() {
+fn private_memory_starts_at_huge_page() {
     let memory = PrivateMemory::new(5).unwrap();
     assert!(
         memory

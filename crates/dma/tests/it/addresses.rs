@@ -4,7 +4,7 @@
 use dma::{MapError, Memory, MemoryCache, MemoryLimits};
 
 #[test]
-fn sparse_files_of_absurd_sizes_are_an_error() {
+fn sparse_file_of_absurd_size_is_error() {
     let sparse = |size: u64| {
         let fd = rustix::fs::memfd_create("sparse", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&fd, size).unwrap();

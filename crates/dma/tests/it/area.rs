@@ -10,7 +10,7 @@ fn map(memory: &Memory) -> DmaMap {
 }
 
 #[test]
-fn fields_are_little_endian_and_land_where_they_should() {
+fn area_fields_are_little_endian() {
     let memory = Memory::anonymous(0x4000).unwrap();
     let map = map(&memory);
     let area = Area::resolve(&map, 0x1_0102, 30, 2, Access::Write).unwrap();
@@ -31,7 +31,7 @@ fn fields_are_little_endian_and_land_where_they_should() {
 }
 
 #[test]
-fn what_is_outside_misaligned_or_not_writable_does_nothing() {
+fn invalid_area_access_does_nothing() {
     let memory = Memory::anonymous(0x4000).unwrap();
     let map = map(&memory);
     memory.write(0, &[0xff; 0x1000]).unwrap();
@@ -57,7 +57,7 @@ fn what_is_outside_misaligned_or_not_writable_does_nothing() {
 }
 
 #[test]
-fn impossible_structures_are_refused() {
+fn invalid_area_is_refused() {
     let memory = Memory::anonymous(0x4000).unwrap();
     let map = map(&memory);
     let resolve = |iova, len, align| Area::resolve(&map, iova, len, align, Access::Write).err();
@@ -85,7 +85,7 @@ fn impossible_structures_are_refused() {
 }
 
 #[test]
-fn a_structure_on_scattered_pages_is_one() {
+fn area_on_scattered_pages_is_contiguous() {
     let memory = Memory::anonymous(0x4000).unwrap();
     let mut map = DmaMap::new();
     for (page, offset) in [0x3000, 0x1000].into_iter().enumerate() {

@@ -34,7 +34,7 @@ fn byte(map: &DmaMap, at: u64) -> u8 {
 }
 
 #[test]
-fn it_hides_windows_until_it_goes() {
+fn device_memory_hides_windows_until_removed() {
     let (mut map, ram, own) = map();
     // Twice, for the second time finds what was remembered.
     for _ in 0..2 {
@@ -67,7 +67,7 @@ fn it_hides_windows_until_it_goes() {
 }
 
 #[test]
-fn what_is_left_of_a_window_is_told() {
+fn window_around_device_memory_is_split() {
     let (map, _ram, own) = map();
     let of = |at: u64| {
         let window = map.window_at(at).unwrap();
@@ -83,7 +83,7 @@ fn what_is_left_of_a_window_is_told() {
 }
 
 #[test]
-fn no_transfer_is_in_both() {
+fn transfer_across_device_memory_border_is_refused() {
     let (map, _ram, _own) = map();
     let mut list = SegmentList::new();
     let mut prps = |prp1: u64, prp2: u64, len: u64| {
@@ -141,7 +141,7 @@ fn no_transfer_is_in_both() {
 }
 
 #[test]
-fn lists_lie_in_either() {
+fn prp_and_sgl_lists_may_lie_in_device_memory() {
     let (map, ram, own) = map();
     let entries = |pages: [u64; 3]| pages.map(|page| (page * PAGE).to_le_bytes()).concat();
     let mut list = SegmentList::new();
@@ -161,7 +161,7 @@ fn lists_lie_in_either() {
 }
 
 #[test]
-fn commands_in_flight_keep_it() {
+fn commands_in_flight_keep_device_memory() {
     let (mut map, _ram, own) = map();
     let mut list = SegmentList::new();
     assert!(list.begin_piece(&map, 8 * PAGE, PAGE, Access::Write));
@@ -177,7 +177,7 @@ fn commands_in_flight_keep_it() {
 }
 
 #[test]
-fn a_piece_ends_where_it_does() {
+fn piece_ends_at_device_memory_border() {
     let (map, _ram, _own) = map();
     let mut list = SegmentList::new();
     assert!(list.begin_piece(&map, 11 * PAGE, PAGE, Access::Read));
@@ -187,7 +187,7 @@ fn a_piece_ends_where_it_does() {
 }
 
 #[test]
-fn what_is_refused() {
+fn invalid_device_memory_is_refused() {
     let own = Memory::anonymous(8192).unwrap();
     let mut map = DmaMap::new();
     let mut set = |at, memory: &Memory| map.set_device_memory(Some((at, memory.clone())));
@@ -211,7 +211,7 @@ proptest! {
 
     /// Windows and the device's memory anywhere: each byte is where a naive look finds it.
     #[test]
-    fn as_a_naive_map(
+    fn map_with_device_memory_matches_naive_map(
         windows in prop::collection::btree_map(0..32u64, 1..6u64, 0..8),
         places in prop::collection::vec(prop::option::of(0..36u64), 1..6),
         looks in prop::collection::vec((0..40u64, 0..4096u64, 1..20_000u64), 1..40),

@@ -328,17 +328,17 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn behaves_as_the_model(ops in prop::collection::vec(op(), 1..60)) {
+    fn map_matches_model(ops in prop::collection::vec(op(), 1..60)) {
         run(0x10000, ops);
     }
 
     #[test]
-    fn behaves_as_the_model_at_the_end_of_the_address_space(ops in prop::collection::vec(op(), 1..60)) {
+    fn map_at_end_of_address_space_matches_model(ops in prop::collection::vec(op(), 1..60)) {
         run(u64::MAX - (SPACE - 1), ops);
     }
 
     #[test]
-    fn lists_copy_as_byte_vectors_do(
+    fn segment_lists_copy_like_byte_vectors(
         cuts in prop::collection::vec((0..8u64, 1..600u64), 1..12),
         offset in 0..3000u64,
         len in 0..3000usize,
@@ -396,7 +396,7 @@ proptest! {
 }
 
 #[test]
-fn lists_refuse_memory_that_they_do_not_keep() {
+fn foreign_segment_list_refuses_memory() {
     let memory = Memory::anonymous(4096).unwrap();
     let (mut one, mut two) = (DmaMap::new(), DmaMap::new());
     for map in [&mut one, &mut two] {
@@ -422,7 +422,7 @@ fn lists_refuse_memory_that_they_do_not_keep() {
 }
 
 #[test]
-fn a_piece_is_a_list_as_any_other() {
+fn piece_behaves_like_segment_list() {
     let memories = [(); 2].map(|()| Memory::anonymous(4096).unwrap());
     let mut map = DmaMap::new();
     for (at, memory) in [0, 4096].into_iter().zip(&memories) {
@@ -449,7 +449,7 @@ fn a_piece_is_a_list_as_any_other() {
 }
 
 #[test]
-fn a_list_for_reading_is_never_written() {
+fn segment_list_for_reading_is_never_written() {
     let memory = Memory::anonymous(4096).unwrap();
     let mut map = DmaMap::new();
     map.map(0, 4096, Some((memory.clone(), 0)), Prot::RW)
@@ -466,7 +466,7 @@ fn a_list_for_reading_is_never_written() {
 }
 
 #[test]
-fn a_shared_buffer_is_not_given_out() {
+fn shared_buffer_is_not_returned() {
     let mut list = SegmentList::owned(Buffer::from_slice(&[7; 100]));
     let mut part = SegmentList::new();
     assert_eq!(list.slice(10, 20, &mut part), 20);
@@ -478,7 +478,7 @@ fn a_shared_buffer_is_not_given_out() {
 }
 
 #[test]
-fn alignment_looks_at_addresses_and_lengths() {
+fn alignment_covers_addresses_and_lengths() {
     let memory = Memory::anonymous(8192).unwrap();
     assert!(memory.segments(512, 1024).unwrap().is_aligned(511));
     assert!(!memory.segments(512, 1000).unwrap().is_aligned(511));
@@ -487,7 +487,7 @@ fn alignment_looks_at_addresses_and_lengths() {
 }
 
 #[test]
-fn windows_may_touch_but_not_overlap() {
+fn windows_may_be_adjacent_but_not_overlap() {
     let mut map = DmaMap::new();
     map.map(0x1000, 0x2000, None, Prot::RW).unwrap();
     let mut add = |iova, len| map.map(iova, len, None, Prot::RW);
@@ -501,7 +501,7 @@ fn windows_may_touch_but_not_overlap() {
 }
 
 #[test]
-fn windows_are_whole_pages() {
+fn partial_page_windows_are_refused() {
     let memory = Memory::anonymous(0x4000).unwrap();
     let mut map = DmaMap::new();
     for (iova, len, offset) in [(1, PAGE, 0), (0, 1, 0), (0, PAGE, 8), (0x800, 0x800, 0x800)] {
@@ -516,7 +516,7 @@ fn windows_are_whole_pages() {
 
 /// Two memory files may happen to lie side by side in this process: still two segments.
 #[test]
-fn only_pieces_of_one_mapping_are_merged() {
+fn only_pieces_of_same_mapping_are_merged() {
     let memories: Vec<Memory> = (0..64).map(|_| Memory::anonymous(4096).unwrap()).collect();
     let start = |memory: &Memory| memory.segment(0, 1).unwrap().as_ptr().addr();
     let page = rustix::param::page_size();
@@ -528,7 +528,7 @@ fn only_pieces_of_one_mapping_are_merged() {
     });
     // Nothing to see where pages are larger than the files, or the kernel leaves gaps.
     let Some((low, high)) = neighbours.filter(|_| page == 4096) else {
-        let what = "dma::map::only_pieces_of_one_mapping_are_merged";
+        let what = "dma::map::only_pieces_of_same_mapping_are_merged";
         return testkit::skip(what, "no two mappings lie side by side");
     };
     let mut map = DmaMap::new();

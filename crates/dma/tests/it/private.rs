@@ -50,7 +50,7 @@ fn both() -> [PrivateMemory; 2] {
 proptest! {
     /// What is inside happens exactly, to the byte; what is not, not at all.
     #[test]
-    fn it_is_a_vector_of_bytes(deeds in prop::collection::vec(deed(), 1..30)) {
+    fn private_memory_matches_byte_vector(deeds in prop::collection::vec(deed(), 1..30)) {
         for memory in both() {
         let mut model = vec![0u8; LEN];
         for deed in &deeds {
@@ -89,7 +89,7 @@ proptest! {
 }
 
 #[test]
-fn sizes_that_cannot_be_are_refused() {
+fn invalid_private_memory_size_is_refused() {
     assert!(PrivateMemory::new(0).is_err());
     assert!(PrivateMemory::new(usize::MAX).is_err());
     assert!(PrivateMemory::new(usize::MAX / 2).is_err());
@@ -98,7 +98,7 @@ fn sizes_that_cannot_be_are_refused() {
 
 /// A terabyte costs nothing before it is written.
 #[test]
-fn memory_is_taken_when_it_is_written() {
+fn private_memory_is_allocated_on_write() {
     let memory = PrivateMemory::new(1 << 40).unwrap();
     let last = (1 << 40) - 8;
     assert_eq!(put(&memory, last, b"the last"), 8);
@@ -108,7 +108,7 @@ fn memory_is_taken_when_it_is_written() {
 }
 
 #[test]
-fn a_file_that_is_none_of_ours_is_not_mapped() {
+fn foreign_file_is_not_mapped() {
     let memory = PrivateMemory::kept(LEN, None).unwrap();
     let file = || memory.file().unwrap().try_clone_to_owned().unwrap();
     // Of another length, by whole pages.

@@ -191,19 +191,19 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn honest_lists(request in request(false)) {
+    fn valid_prp_lists_are_walked(request in request(false)) {
         let (space, prp1, prp2) = request.build();
         prop_assert_eq!(check(&space, prp1, prp2, request.len, PAGE), Ok(()));
     }
 
     #[test]
-    fn honest_lists_that_start_near_the_end_of_a_page(request in request(true)) {
+    fn valid_prp_lists_near_page_end_are_walked(request in request(true)) {
         let (space, prp1, prp2) = request.build();
         prop_assert_eq!(check(&space, prp1, prp2, request.len, PAGE), Ok(()));
     }
 
     #[test]
-    fn corrupted_lists(
+    fn corrupted_prp_lists_are_refused(
         mut request in request(true),
         holes in prop::collection::vec(0..PAGES, 0..3),
         wrong in prop::collection::vec((0..40u64, prop_oneof![
@@ -229,7 +229,7 @@ proptest! {
     }
 
     #[test]
-    fn larger_pages(
+    fn prp_lists_with_larger_pages_are_walked(
         shift in 1..4u32,
         prp1 in (0..16 * PAGE).prop_map(|a| a & !3),
         entries in prop::collection::vec(0..8u64, 20),
@@ -251,7 +251,7 @@ proptest! {
 }
 
 #[test]
-fn offsets_are_checked_by_name() {
+fn prp_offset_error_names_entry() {
     let space = Space::new(0, (0..8).map(Some).collect());
     let walk = |prp1, prp2, len| {
         let mut list = SegmentList::new();
@@ -293,7 +293,7 @@ fn offsets_are_checked_by_name() {
 
 /// A list whose last entry points to itself: the walk ends with the data.
 #[test]
-fn a_chain_in_a_circle_ends() {
+fn circular_prp_list_ends() {
     let space = Space::new(0, (0..4).map(Some).collect());
     for slot in 0..512 {
         let entry: u64 = if slot == 511 { 0x1000 } else { 0x2000 };

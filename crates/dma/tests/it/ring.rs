@@ -14,7 +14,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn entries_are_where_the_device_sees_them(
+    fn ring_entries_are_at_device_addresses(
         places in Just((0..8usize).collect::<Vec<_>>()).prop_shuffle(),
         contiguous in any::<bool>(),
         entries in 2..512u32,
@@ -61,7 +61,7 @@ proptest! {
     }
 
     #[test]
-    fn batches_are_the_entries_one_by_one(
+    fn batch_matches_single_entries(
         places in Just((0..8usize).collect::<Vec<_>>()).prop_shuffle(),
         contiguous in any::<bool>(),
         entries in 2..512u32,
@@ -103,7 +103,7 @@ proptest! {
     }
 
     #[test]
-    fn cells_are_where_the_device_sees_them(
+    fn cells_are_at_device_addresses(
         places in Just((0..4usize).collect::<Vec<_>>()).prop_shuffle(),
         count in 1..4096usize,
     ) {
@@ -119,7 +119,7 @@ proptest! {
 }
 
 #[test]
-fn impossible_rings_are_refused() {
+fn invalid_rings_are_refused() {
     let memory = Memory::anonymous(64 * 1024).unwrap();
     let mut map = DmaMap::new();
     map.map(0, 4096, Some((memory.clone(), 0)), Prot::RW)
@@ -178,7 +178,7 @@ fn impossible_rings_are_refused() {
 }
 
 #[test]
-fn a_ring_for_reading_is_not_stored_to() {
+fn ring_for_reading_is_not_stored_to() {
     let memory = Memory::anonymous(4096).unwrap();
     let read_only =
         Memory::from_fd(memory.fd().try_clone_to_owned().unwrap(), 4096, false).unwrap();
@@ -197,7 +197,7 @@ fn a_ring_for_reading_is_not_stored_to() {
 }
 
 #[test]
-fn a_ring_outlives_its_window() {
+fn ring_outlives_its_window() {
     let memory = Memory::anonymous(4096).unwrap();
     let mut map = DmaMap::new();
     map.map(0, 4096, Some((memory.clone(), 0)), Prot::RW)
@@ -217,7 +217,7 @@ fn a_ring_outlives_its_window() {
 /// A host that sees the new phase sees the whole completion, on another thread
 /// and through another mapping.
 #[test]
-fn the_phase_comes_last() {
+fn completion_phase_is_written_last() {
     const ENTRIES: u64 = 8;
     const ROUNDS: u64 = 100_000;
     let memory = Memory::anonymous(4096).unwrap();

@@ -221,7 +221,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn honest_lists(request in request(), shorter in any::<u64>()) {
+    fn valid_sgls_are_walked(request in request(), shorter in any::<u64>()) {
         let (space, first, len) = request.build(&[]);
         prop_assert_eq!(check(&space, first, len), Ok(()));
         prop_assert_eq!(check(&space, first, len + 1), Err(SglError::DataLengthInvalid));
@@ -231,7 +231,7 @@ proptest! {
     }
 
     #[test]
-    fn corrupted_lists(
+    fn corrupted_sgls_are_refused(
         request in request(),
         holes in prop::collection::vec(0..DATA_PAGES, 0..2),
         wrong in prop::collection::vec((0..4000u64, any::<u8>()), 0..12),
@@ -254,7 +254,7 @@ proptest! {
 }
 
 #[test]
-fn errors_have_the_standards_names() {
+fn sgl_errors_match_standard() {
     let space = Space::new(0, (0..8).map(Some).collect());
     let walk = |first, len| {
         sgl::walk(
@@ -329,7 +329,7 @@ fn errors_have_the_standards_names() {
 /// Memory behind the end of the data need not be there, nor the segments that describe it; the rest
 /// of a segment that is read is checked.
 #[test]
-fn what_is_longer_than_the_data_is_cut() {
+fn sgl_longer_than_data_is_cut() {
     let space = Space::new(0, (0..8).map(Some).collect());
     let walk = |first| {
         let mut list = SegmentList::new();
@@ -381,7 +381,7 @@ fn what_is_longer_than_the_data_is_cut() {
 
 /// A segment that points to itself, without any of the data: the walk ends by counting.
 #[test]
-fn a_circle_of_segments_ends() {
+fn circular_sgl_segments_end() {
     let space = Space::new(0, (0..2).map(Some).collect());
     let this = descriptor(SEGMENT, 0x1000, 16);
     space.map.write(0x1000, &this).unwrap();
@@ -399,7 +399,7 @@ fn a_circle_of_segments_ends() {
 
 /// As many descriptors as there are blocks of 512 bytes, and 256 more.
 #[test]
-fn the_number_of_descriptors_is_bounded_by_the_data() {
+fn sgl_descriptors_are_bounded_by_data() {
     const DATA_AT: u64 = 64 * PAGE;
     let space = Space::new(0, (0..96).map(Some).collect());
     for len in [1u64, 512, 513, 4096, 64 << 10] {
@@ -428,7 +428,7 @@ fn the_number_of_descriptors_is_bounded_by_the_data() {
 }
 
 #[test]
-fn the_number_of_segments_is_bounded() {
+fn sgl_segments_are_bounded() {
     let space = Space::new(0, (0..4).map(Some).collect());
     let data = descriptor(DATA, 0x3000, 512);
     for count in [MAX_SEGMENTS, MAX_SEGMENTS + 1] {

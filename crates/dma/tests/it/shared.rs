@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 #[test]
-fn pages_are_opened_again_from_their_file() {
+fn shared_pages_are_reopened_from_file() {
     let first = SharedPages::named("state", 5000).unwrap();
     assert_eq!(first.len(), 8192);
     first.memory().write(4096, b"kept").unwrap();
@@ -22,7 +22,7 @@ fn pages_are_opened_again_from_their_file() {
 }
 
 #[test]
-fn only_sealed_files_of_that_size_are_opened() {
+fn only_sealed_files_of_expected_size_are_opened() {
     let plain = Memory::anonymous(8192).unwrap();
     let fd = plain.fd().try_clone_to_owned().unwrap();
     assert_eq!(
@@ -40,7 +40,7 @@ fn only_sealed_files_of_that_size_are_opened() {
 }
 
 #[test]
-fn rows_are_lines_of_the_pages() {
+fn rows_are_cache_lines_of_pages() {
     let pages = SharedPages::named("state", 8192).unwrap();
     pages.allocate(0, 8192).unwrap();
     assert!(pages.allocate(4096, 4097).is_err());
@@ -57,7 +57,7 @@ fn rows_are_lines_of_the_pages() {
 }
 
 #[test]
-fn bytes_are_received_into_the_memory_or_stay_in_the_socket() {
+fn bytes_are_received_into_memory_or_stay_in_socket() {
     let pages = SharedPages::named("state", 4096).unwrap();
     let memory = pages.memory();
     let (ours, theirs) = socketpair(
@@ -80,7 +80,7 @@ fn bytes_are_received_into_the_memory_or_stay_in_the_socket() {
 }
 
 #[test]
-fn a_memory_knows_under_which_number_it_is_kept() {
+fn memory_keeps_its_number() {
     let memory = Memory::anonymous(4096).unwrap();
     assert_eq!(memory.kept(), None);
     let number = NonZeroU32::new(7).unwrap();
@@ -89,7 +89,7 @@ fn a_memory_knows_under_which_number_it_is_kept() {
 }
 
 #[test]
-fn a_file_is_emptied_at_the_end() {
+fn file_is_emptied_at_end() {
     let blocks = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_blocks;
     for empties in [false, true] {
         let pages = SharedPages::new(64 << 10).unwrap();

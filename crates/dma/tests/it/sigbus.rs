@@ -25,7 +25,7 @@ fn victim() -> (DmaMap, Memory, std::os::fd::OwnedFd) {
 }
 
 #[test]
-fn reading_a_shrunk_file_is_an_error() {
+fn read_of_shrunk_file_is_error() {
     let (map, memory, fd) = victim();
     let healthy = Memory::anonymous(4096).unwrap();
     let before = dma::sigbus::faults();
@@ -56,7 +56,7 @@ fn reading_a_shrunk_file_is_an_error() {
 }
 
 #[test]
-fn writing_a_shrunk_file_is_an_error() {
+fn write_to_shrunk_file_is_error() {
     let (map, memory, fd) = victim();
     rustix::fs::ftruncate(&fd, 0).unwrap();
     assert_eq!(map.write(0x2000, &[7; 5000]), Err(DmaError::Poisoned));
@@ -64,7 +64,7 @@ fn writing_a_shrunk_file_is_an_error() {
 }
 
 #[test]
-fn lists_rings_and_cells_survive() {
+fn lists_rings_and_cells_survive_shrunk_file() {
     let (map, memory, fd) = victim();
     let mut list = SegmentList::new();
     map.segments(0, LEN, Access::Write, &mut list).unwrap();
@@ -87,7 +87,7 @@ fn lists_rings_and_cells_survive() {
 
 /// Lines are evicted by an instruction that faults as a load does.
 #[test]
-fn lines_of_a_shrunk_file_may_be_evicted() {
+fn cache_lines_of_shrunk_file_may_be_evicted() {
     let (map, memory, fd) = victim();
     let ring = |iova| Ring::resolve(&map, iova, 64, 64, Access::Read).unwrap();
     let (whole, cut) = (ring(0), ring(4096));
@@ -108,7 +108,7 @@ fn lines_of_a_shrunk_file_may_be_evicted() {
 }
 
 #[test]
-fn many_threads_may_fault_at_once() {
+fn threads_fault_concurrently() {
     let (map, memory, fd) = victim();
     drop(map);
     let barrier = std::sync::Barrier::new(5);
@@ -130,7 +130,7 @@ fn many_threads_may_fault_at_once() {
 }
 
 #[test]
-fn a_poisoned_mapping_is_not_imported_again() {
+fn poisoned_mapping_is_not_imported_again() {
     let file = Memory::anonymous(8192).unwrap();
     let dup = || file.fd().try_clone_to_owned().unwrap();
     let mut cache = MemoryCache::new();
@@ -155,12 +155,12 @@ fn a_poisoned_mapping_is_not_imported_again() {
 /// as a whole. Where the kernel has none of them configured, that is; where it has, nothing
 /// faults until the file shrinks.
 #[test]
-fn huge_pages_fault_as_others_do() {
+fn huge_pages_fault_like_others() {
     const HUGE: usize = 2 << 20;
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
     let fd = match rustix::fs::memfd_create("huge", flags) {
         Ok(fd) => fd,
-        Err(error) => return testkit::skip("dma::sigbus::huge_pages_fault_as_others_do", error),
+        Err(error) => return testkit::skip("dma::sigbus::huge_pages_fault_like_others", error),
     };
     rustix::fs::ftruncate(&fd, 2 * HUGE as u64).unwrap();
     let guest = fd.try_clone().unwrap();
@@ -177,7 +177,7 @@ fn huge_pages_fault_as_others_do() {
 const CHILD: &str = "DMA_SIGBUS_CHILD";
 
 #[test]
-fn other_bus_errors_still_kill() {
+fn unrelated_bus_errors_kill() {
     match std::env::var(CHILD).as_deref() {
         Ok("fault") => fault_elsewhere(),
         Ok("signal") => {
@@ -189,7 +189,7 @@ fn other_bus_errors_still_kill() {
         _ => {
             for how in ["fault", "signal"] {
                 let status = Command::new(std::env::current_exe().unwrap())
-                    .args(["--exact", "sigbus::other_bus_errors_still_kill"])
+                    .args(["--exact", "sigbus::unrelated_bus_errors_kill"])
                     .env(CHILD, how)
                     .stdout(std::process::Stdio::null())
                     .stderr(std::process::Stdio::null())

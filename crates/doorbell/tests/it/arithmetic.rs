@@ -30,7 +30,7 @@ fn any_legal_move_rings(e: u32, seen: u32, size: u32) -> bool {
 }
 
 #[test]
-fn need_event_is_the_walk_from_old_to_new() {
+fn need_event_matches_walk_from_old_to_new() {
     let values: Vec<u16> = (0..9).chain(60..66).chain(65_530..=65_535).collect();
     for &e in &values {
         for &new in &values {
@@ -46,7 +46,7 @@ fn need_event_is_the_walk_from_old_to_new() {
 }
 
 #[test]
-fn inside_a_ring_it_rings_when_the_host_steps_out_of_eventidx() {
+fn move_rings_when_leaving_eventidx() {
     for size in 2..24 {
         for e in 0..size {
             for old in 0..size {
@@ -64,7 +64,7 @@ fn inside_a_ring_it_rings_when_the_host_steps_out_of_eventidx() {
 }
 
 #[test]
-fn parked_behind_the_newest_value_no_legal_move_rings() {
+fn parked_watch_behind_newest_value_is_silent() {
     for size in 2..40 {
         for seen in 0..size {
             assert!(
@@ -76,7 +76,7 @@ fn parked_behind_the_newest_value_no_legal_move_rings() {
 }
 
 #[test]
-fn no_other_value_keeps_every_host_silent() {
+fn only_parked_value_keeps_every_host_silent() {
     for size in 2..8 {
         for seen in 0..size {
             let silent: Vec<u32> = (0..=65_535)
@@ -96,7 +96,7 @@ fn no_other_value_keeps_every_host_silent() {
 }
 
 #[test]
-fn never_rings_at_each_wrap_and_a_value_left_behind_once_per_turn() {
+fn stale_eventidx_rings_at_wrap_or_once_per_turn() {
     for size in 2..40_u32 {
         for e in [0xffff, size, size + 1] {
             let rings: Vec<u32> = (0..size)
@@ -114,7 +114,7 @@ fn never_rings_at_each_wrap_and_a_value_left_behind_once_per_turn() {
 }
 
 #[test]
-fn armed_at_the_newest_value_every_move_rings() {
+fn armed_watch_at_newest_value_rings_on_every_move() {
     for size in 2..40 {
         for seen in 0..size {
             for n in 1..size {
@@ -127,7 +127,7 @@ fn armed_at_the_newest_value_every_move_rings() {
 }
 
 #[test]
-fn the_annex_rings_in_one_case_more() {
+fn annex_rings_in_one_additional_case() {
     for size in 2..24 {
         for e in 0..size {
             for old in 0..size {
@@ -144,7 +144,7 @@ fn the_annex_rings_in_one_case_more() {
 }
 
 #[test]
-fn ring_helpers_take_anything() {
+fn ring_helpers_accept_any_value() {
     assert_eq!(advance(7, 9, 0), 0);
     assert_eq!(advance(u32::MAX, u32::MAX, u32::MAX), 0);
     assert_eq!(before(0, 0), 0);
@@ -154,7 +154,7 @@ fn ring_helpers_take_anything() {
 
 proptest! {
     #[test]
-    fn big_rings_stay_silent_when_parked(
+    fn parked_big_rings_stay_silent(
         size in 2_u32..=65_536,
         seen in any::<u32>(),
         cuts in proptest::collection::vec(any::<u32>(), 1..6),
@@ -171,14 +171,14 @@ proptest! {
     }
 
     #[test]
-    fn big_rings_ring_when_armed(size in 2_u32..=65_536, seen in any::<u32>(), n in any::<u32>()) {
+    fn armed_big_rings_ring(size in 2_u32..=65_536, seen in any::<u32>(), n in any::<u32>()) {
         let seen = seen % size;
         let n = 1 + n % (size - 1);
         prop_assert!(move_rings(seen, seen, 0, n, size));
     }
 
     #[test]
-    fn distance_undoes_advance(size in 1_u32..=65_536, i in any::<u32>(), n in any::<u32>()) {
+    fn distance_inverts_advance(size in 1_u32..=65_536, i in any::<u32>(), n in any::<u32>()) {
         let (i, n) = (i % size, n % size);
         prop_assert_eq!(distance(i, advance(i, n, size), size), n);
         prop_assert_eq!(advance(before(i, size), 1, size), i);

@@ -108,7 +108,7 @@ fn park_keeps_small_rings_silent_at_any_step() {
 }
 
 #[test]
-fn park_keeps_big_rings_silent_up_to_three_quarters_of_a_ring_per_look() {
+fn park_keeps_big_rings_silent_for_three_quarters_of_ring() {
     for size in [128, 129, 1000, 1024, 4096] {
         for step in [1, 2, 3, 7, size / 4, size / 2, size * 3 / 4 - 1] {
             assert_eq!(
@@ -145,7 +145,7 @@ fn park_stores_rarely_in_big_rings() {
 }
 
 #[test]
-fn cq_heads_never_ring_while_there_is_room_and_always_when_there_is_none() {
+fn cq_head_rings_only_when_cq_is_full() {
     for size in 2..20_u32 {
         for burst in 1..size {
             let memory = Memory::default();
@@ -189,7 +189,7 @@ fn cq_heads_never_ring_while_there_is_room_and_always_when_there_is_none() {
 }
 
 #[test]
-fn cq_head_lag_costs_no_ring_even_if_the_head_is_read_only_when_the_cq_is_full() {
+fn cq_head_lag_costs_no_ring() {
     let size = 16;
     let memory = Memory::default();
     let mut host = Publisher::with_behaviour(size, HostBehaviour::LINUX);
@@ -237,7 +237,7 @@ fn register_only_queue_writes_no_cell_without_buffers() {
 }
 
 #[test]
-fn late_register_writes_are_no_values() {
+fn late_register_writes_are_ignored() {
     let memory = Memory::default();
     let mut host = Publisher::with_behaviour(8, HostBehaviour::ALWAYS_RINGS);
     let mut watch = Watch::create(8, memory.cells());
@@ -253,7 +253,7 @@ fn late_register_writes_are_no_values() {
 }
 
 #[test]
-fn recreation_forgets_every_cell_of_the_earlier_queue() {
+fn recreation_ignores_cells_of_earlier_queue() {
     for stale in [0, 1, 5, 7, 8, u32::MAX] {
         for behaviour in [
             HostBehaviour::STANDARD,
@@ -276,7 +276,7 @@ fn recreation_forgets_every_cell_of_the_earlier_queue() {
 }
 
 #[test]
-fn recreation_rings_even_before_the_worker_has_looked() {
+fn recreation_rings_before_first_poll() {
     let memory = Memory::of_an_earlier_life(5);
     let _watch = Watch::create(8, memory.cells());
     let mut host = Publisher::with_behaviour(8, HostBehaviour::LINUX);
@@ -284,7 +284,7 @@ fn recreation_rings_even_before_the_worker_has_looked() {
 }
 
 #[test]
-fn config_on_a_live_queue_hands_over_from_register_to_shadow() {
+fn config_on_live_queue_moves_from_register_to_shadow() {
     for garbage in [0, 2, 3, 6, 77] {
         for behaviour in [
             HostBehaviour::STANDARD,
@@ -320,7 +320,7 @@ fn config_on_a_live_queue_hands_over_from_register_to_shadow() {
 }
 
 #[test]
-fn config_on_a_queue_that_comes_round_before_the_host_turns_to_the_entry() {
+fn config_on_wrapping_queue_loses_no_value() {
     let memory = Memory::default();
     let mut host = Publisher::new(4);
     let mut watch = Watch::create(4, memory.registers_only());
@@ -361,7 +361,7 @@ fn config_repeated_moves_to_other_buffers() {
 }
 
 #[test]
-fn unmapped_buffers_leave_the_register_and_come_back() {
+fn unmapped_buffers_leave_register_and_return() {
     let memory = Memory::default();
     let mut host = Publisher::with_behaviour(8, HostBehaviour::LINUX);
     let mut watch = Watch::create(8, memory.cells());
@@ -412,7 +412,7 @@ fn invalid_values_are_reported_once_and_never_returned() {
 }
 
 #[test]
-fn eventidx_is_little_endian_and_an_index() {
+fn eventidx_is_little_endian_index() {
     let memory = Memory::default();
     let mut watch = Watch::create(4096, memory.cells());
     memory.entry.store(0x0123_u32.to_le(), Relaxed);
@@ -429,7 +429,7 @@ proptest! {
     /// value, that no host rings needlessly, and that the next move rings after the controller was
     /// armed and idle.
     #[test]
-    fn histories(
+    fn random_histories_ring_only_when_needed(
         size in prop_oneof![2_u32..9, 9_u32..300, 4096_u32..=4096],
         which in 0_usize..4,
         stale in any::<u32>(),
@@ -495,7 +495,7 @@ proptest! {
     /// Checks for any contents of the cells that `has_news` is true exactly when a poll finds a new
     /// value.
     #[test]
-    fn news_is_what_a_poll_finds(
+    fn has_news_matches_poll(
         size in prop_oneof![1_u32..6, 128_u32..=128],
         attached in any::<bool>(),
         steps in proptest::collection::vec((0_u8..5, 0_u32..8, any::<bool>(), any::<bool>()), 1..100),
@@ -524,7 +524,7 @@ proptest! {
     }
 
     #[test]
-    fn contradicting_states_are_refused(size in any::<u32>(), current in any::<u32>(), eventidx in any::<u32>()) {
+    fn contradicting_watch_states_are_refused(size in any::<u32>(), current in any::<u32>(), eventidx in any::<u32>()) {
         let state = WatchState { size, current, last_shadow: 0, last_register: 0, shadow_live: false, eventidx };
         let sound = size <= 65_536 && current < size && eventidx < size;
         prop_assert_eq!(Watch::from_state(state).is_some(), sound);

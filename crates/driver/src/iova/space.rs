@@ -193,7 +193,7 @@ mod tests {
     };
 
     #[test]
-    fn millions_of_operations_agree_with_a_bitmap() {
+    fn random_operations_match_bitmap() {
         let granule = 4096;
         let first: RangeInclusive<u64> = 1 << 20..=(1 << 20) + 2000 * 4096 - 1;
         let second: RangeInclusive<u64> = 1 << 33..=(1 << 33) + 47 * 4096 - 1;
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_frees_change_nothing() {
+    fn invalid_free_changes_nothing() {
         let mut space = Space::new(&[0x1000..=0xffff], 0x1000);
         let at = space.allocate(0x3000, RangeEnd::Low).unwrap();
         for (start, len) in [
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn borders_of_the_address_space() {
+    fn space_includes_ends_of_address_space() {
         let space = Space::new(&[0..=u64::MAX], 4096);
         assert_eq!(space.largest(), u64::MAX - 4095 - 4096);
         assert_eq!(Space::new(&[0..=4095, 5000..=8190], 4096).largest(), 0);

@@ -158,7 +158,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn cids_name_one_use_of_one_slot() {
+    fn cids_name_one_use_of_slot() {
         for count in [1, 2, 3, 127, 128, 1023, 4095, 32767] {
             let mut slots = Slots::new(count);
             let mut seen = HashSet::new();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_cid_names_nothing() {
+    fn stale_cid_names_nothing() {
         let mut slots = Slots::new(8);
         let index = slots.next().unwrap();
         let first = slots.begin(index).unwrap().cid;

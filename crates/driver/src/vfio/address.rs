@@ -67,7 +67,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn addresses_are_read_as_lspci_writes_them() {
+    fn addresses_in_lspci_form_are_parsed() {
         let bdf = Bdf {
             domain: 0,
             bus: 0x44,
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn malformed_address_is_refused() {
         for text in [
             "",
             ".",
@@ -106,13 +106,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(domain: u32, bus: u8, device in 0..32u8, function in 0..8u8) {
+        fn printed_address_parses_back(domain: u32, bus: u8, device in 0..32u8, function in 0..8u8) {
             let bdf = Bdf { domain, bus, device, function };
             prop_assert_eq!(bdf.to_string().parse::<Bdf>(), Ok(bdf));
         }
 
         #[test]
-        fn no_text_makes_the_parser_panic(text: String) {
+        fn random_text_causes_no_panic(text: String) {
             let _ = text.parse::<Bdf>();
         }
     }

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn type1_tells_ranges_and_what_is_left() {
+    fn type1_info_has_ranges_and_available_mappings() {
         let info = type1(&type1_answer()).unwrap();
         let ranges = vec![(0, 0xfedf_ffff), (0xfef0_0000, 0x7f_ffff_ffff)];
         assert_eq!(info.ranges, Some(ranges));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_tell_what_can_be_mapped() {
+    fn region_info_has_mappable_areas() {
         let all = VFIO_REGION_INFO_FLAG_MMAP | VFIO_REGION_INFO_FLAG_CAPS;
         let sparse = region(&region_answer(all, &[(0, 0x2000), (0x3000, 0x1000)])).unwrap();
         assert_eq!(sparse.size, 0x4000);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_of_an_answer_is_refused() {
+    fn truncated_answer_is_refused() {
         let whole = type1_answer();
         for len in 0..whole.len() {
             assert_eq!(type1(&whole[..len]), None, "{len}");
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_that_bites_its_tail_ends() {
+    fn circular_capability_chain_ends() {
         let mut bytes = type1_answer();
         bytes[76..80].copy_from_slice(&24u32.to_ne_bytes());
         assert_eq!(type1(&bytes), None);
@@ -253,7 +253,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_answer_makes_a_parser_panic(
+        fn random_answer_causes_no_panic(
             mut bytes in proptest::collection::vec(0..=64u8, 0..200), at in 0..200usize, word: u32,
         ) {
             if let Some(place) = bytes.get_mut(at..).and_then(|rest| rest.get_mut(..4)) {

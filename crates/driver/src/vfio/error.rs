@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_say_what_to_do() {
+    fn error_messages_name_remedy() {
         let bdf = "44:00.0".parse().unwrap();
         let text = |e: VfioError| e.to_string();
         let driver = Some("nvme".into());

@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_device_node_is_named() {
         let (dir, device, group) = fake();
         let dev = dir.path().join("dev");
         let open = |interface| {
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_container_is_an_error() {
+    fn file_instead_of_container_is_error() {
         let (dir, device, group) = fake();
         let dev = dir.path().join("dev");
         fs::write(dev.join("vfio/vfio"), "").unwrap();
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_come_in_order() {
+    fn iommu_ranges_are_sorted() {
         let ranges = ordered(vec![(0xfef0_0000, u64::MAX), (9, 3), (0, 0xfedf_ffff)]);
         assert_eq!(ranges, [0..=0xfedf_ffff, 0xfef0_0000..=u64::MAX]);
     }

@@ -237,7 +237,7 @@ mod tests {
     /// Checks sizes and request numbers against values copied by hand from `linux/vfio.h` and
     /// `linux/iommufd.h`.
     #[test]
-    fn requests_and_structures_are_those_of_the_headers() {
+    fn ioctls_and_structures_match_kernel_headers() {
         assert_eq!(GET_API_VERSION.0, 0x3b64);
         assert_eq!(GROUP_GET_STATUS.0, 0x3b67);
         assert_eq!(DEVICE_GET_REGION_INFO.0, 0x3b6c);
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_of_another_kind_is_refused() {
+    fn wrong_kind_of_descriptor_is_refused() {
         let memfd = rustix::fs::memfd_create("no vfio", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let fd = memfd.as_fd();
         let wrong = |e: io::Error| assert_eq!(e.raw_os_error(), Some(libc::ENOTTY));

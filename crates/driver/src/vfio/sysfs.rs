@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_tells_its_driver_group_and_node() {
+    fn device_reports_driver_group_and_node() {
         let (_dir, sysfs) = tree();
         let device = sysfs.device(bdf("01:00.0")).unwrap();
         assert_eq!(device.driver().as_deref(), Some(VFIO_PCI));
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_names_those_who_hold_it_back() {
+    fn group_names_blocking_devices() {
         let (_dir, sysfs) = tree();
         let group = sysfs.device(bdf("01:00.0")).unwrap().group().unwrap();
         let nvme = (bdf("01:00.1"), "nvme".to_string());
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_iommu_has_no_group_and_no_node() {
+    fn device_without_iommu_has_no_group_or_node() {
         let (dir, sysfs) = tree();
         let device = sysfs.device(bdf("02:00.0")).unwrap();
         assert_eq!(device.group(), None);

@@ -33,7 +33,7 @@ fn bind(root: &Path, driver: &str) {
 }
 
 #[test]
-fn each_step_towards_a_usable_device_has_its_own_words() {
+fn each_missing_step_has_own_message() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     assert!(refusal(root).starts_with("there is no PCI device 0000:01:00.0"));
@@ -59,7 +59,7 @@ fn each_step_towards_a_usable_device_has_its_own_words() {
 }
 
 #[test]
-fn places_outside_of_a_region_are_refused() {
+fn access_outside_region_is_refused() {
     let region = Region {
         size: 0x4000,
         offset: 7 << 40,

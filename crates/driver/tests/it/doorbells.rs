@@ -58,7 +58,7 @@ fn behaviours() -> Vec<(&'static str, Doorbells)> {
 }
 
 #[test]
-fn every_host_is_served_across_resets_and_queue_lives() {
+fn every_host_is_served_across_resets_and_queue_lifetimes() {
     for (name, doorbells) in behaviours() {
         for mapped_doorbells in [false, true] {
             let config = ControllerConfig {
@@ -104,7 +104,7 @@ fn every_host_is_served_across_resets_and_queue_lives() {
 }
 
 #[test]
-fn buffers_of_an_earlier_life_are_not_touched() {
+fn stale_shadow_buffers_are_not_touched() {
     let transport = disk(MIB, 512);
     let doorbells = Doorbells {
         memory: ShadowMemory::Fresh,
@@ -150,7 +150,7 @@ fn buffers_of_an_earlier_life_are_not_touched() {
 }
 
 #[test]
-fn a_host_that_starts_over_without_a_word_is_served() {
+fn driver_restart_without_shutdown_is_served() {
     // As kexec does: the old kernel's driver never shut down, the new one
     // finds the controller enabled.
     let transport = disk(MIB, 512);

@@ -59,7 +59,7 @@ fn under(tap: Box<dyn Tap>, options: Options, requests: u64) -> (driver::QueueCo
 }
 
 #[test]
-fn lost_completions_are_found_by_time_and_the_commands_repeated() {
+fn lost_completions_time_out_and_are_retried() {
     let tap = each_new(|n, entry| {
         if n % 100 == 50 {
             TapResult::Lost
@@ -105,7 +105,7 @@ fn flush() -> Request {
 }
 
 #[test]
-fn commands_whose_controller_does_not_say_no_are_repeated() {
+fn retryable_failures_are_repeated() {
     for status in [Status::DATA_TRANSFER_ERROR, Status::WRITE_FAULT] {
         let (counters, device) = under(failing(status), impatient(), 350);
         assert!(counters.retried >= 30, "{counters:?}");
@@ -114,7 +114,7 @@ fn commands_whose_controller_does_not_say_no_are_repeated() {
 }
 
 #[test]
-fn commands_that_failed_for_good_are_not_repeated() {
+fn permanent_failures_are_not_repeated() {
     let device = open(&disk(2 * MIB, 512), impatient());
     for status in [
         Status::DATA_TRANSFER_ERROR.with_dnr(true),
@@ -136,7 +136,7 @@ fn commands_that_failed_for_good_are_not_repeated() {
 
 /// As often as is asked for, and no more.
 #[test]
-fn a_command_that_goes_on_failing_fails() {
+fn command_fails_after_last_retry() {
     let device = open(&disk(2 * MIB, 512), impatient());
     for (options, repeated) in [
         (repeating(), impatient().retries),
@@ -182,7 +182,7 @@ fn stale_and_repeated_completions_are_recognised() {
 }
 
 #[test]
-fn a_stale_cid_in_place_of_the_right_one_is_a_lost_completion() {
+fn stale_cid_counts_as_lost_completion() {
     let mut last: Option<nvme::Completion> = None;
     let tap = each_new(move |n, entry| {
         let old = last.replace(entry);
@@ -214,7 +214,7 @@ fn each_old(
 }
 
 #[test]
-fn made_up_completions_are_nobodys() {
+fn forged_completions_are_ignored() {
     // An entry that the controller never wrote, two times, with a command identifier and a queue of
     // its own invention. The head is then ahead of the controller, and nothing is where it is
     // looked for until a reset.
@@ -232,7 +232,7 @@ fn made_up_completions_are_nobodys() {
 }
 
 #[test]
-fn a_phase_that_never_turns_is_found_by_time() {
+fn stuck_phase_is_found_by_timeout() {
     let mut hidden = None;
     let tap = each_new(move |n, entry| {
         // The 20th entry stays invisible, so everything behind it does, until the queue is created
@@ -251,7 +251,7 @@ fn a_phase_that_never_turns_is_found_by_time() {
 }
 
 #[test]
-fn a_phase_that_turns_too_early_is_survived() {
+fn premature_phase_is_survived() {
     let tap = each_old(|looks, entry| {
         if looks == 20 {
             TapResult::Entry(entry)
@@ -264,7 +264,7 @@ fn a_phase_that_turns_too_early_is_survived() {
 }
 
 #[test]
-fn a_command_that_never_ends_is_aborted_and_fails_in_time() {
+fn hanging_command_is_aborted_and_times_out() {
     let faulty = FaultVolume::new(memory(MIB));
     let faults = faulty.faults();
     let transport = local(
@@ -452,7 +452,7 @@ fn sick(size: u64) -> (Arc<Sick>, Device) {
 }
 
 #[test]
-fn a_device_that_is_pulled_fails_everything_and_gives_the_buffers_back() {
+fn pulled_device_fails_commands_and_returns_buffers() {
     let (transport, device) = sick(MIB);
     let mut queue = device.queue(1, QueueOptions::default()).unwrap();
     for i in 0..50 {
@@ -487,7 +487,7 @@ fn a_device_that_is_pulled_fails_everything_and_gives_the_buffers_back() {
 }
 
 #[test]
-fn buffers_that_a_lost_device_may_still_write_to_are_never_returned() {
+fn buffers_reachable_by_lost_device_are_never_returned() {
     let (transport, device) = sick(MIB);
     let mut queue = device.queue(1, QueueOptions::default()).unwrap();
     for i in 0..20 {
@@ -517,7 +517,7 @@ fn buffers_that_a_lost_device_may_still_write_to_are_never_returned() {
 }
 
 #[test]
-fn a_controller_that_fails_fatally_is_reset_and_goes_on() {
+fn fatal_controller_is_reset_and_recovers() {
     let (transport, device) = sick(2 * MIB);
     let mut queue = device
         .queue(
@@ -563,17 +563,17 @@ fn reset_by_another_owner(also: impl Fn(&Sick)) {
 }
 
 #[test]
-fn a_function_that_another_owner_resets_is_brought_up_when_its_registers_are_back() {
+fn function_reset_by_other_owner_recovers_when_registers_return() {
     reset_by_another_owner(|transport| transport.away.store(100, Ordering::Relaxed));
 }
 
 #[test]
-fn a_function_whose_registers_stay_away_is_switched_on() {
+fn function_with_absent_registers_is_powered_on() {
     reset_by_another_owner(|transport| transport.off.store(true, Ordering::Relaxed));
 }
 
 #[test]
-fn a_function_that_is_reset_while_it_comes_up_is_enabled_again() {
+fn function_reset_during_enable_is_enabled_again() {
     reset_by_another_owner(|transport| transport.forgets.store(2, Ordering::Relaxed));
 }
 
@@ -614,7 +614,7 @@ fn resets_under_load_lose_nothing() {
 }
 
 #[test]
-fn namespaces_that_grow_come_and_go_are_noticed() {
+fn namespace_changes_are_noticed() {
     let transport = disk(MIB, 512);
     let device = open(&transport, Options::default());
     let mut queue = device.queue(1, QueueOptions::default()).unwrap();
@@ -657,7 +657,7 @@ fn namespaces_that_grow_come_and_go_are_noticed() {
 }
 
 #[test]
-fn events_are_delivered_and_asked_for_again() {
+fn events_are_delivered_and_requested_again() {
     let transport = disk(MIB, 512);
     let device = open(&transport, Options::default());
     let queue = device.queue(1, QueueOptions::default()).unwrap();

@@ -66,7 +66,7 @@ fn exercise(queue: &mut QueuePair, count: u64) {
 }
 
 #[test]
-fn a_server_that_fails_without_eventfd_serves_a_client_that_polls() {
+fn server_without_eventfd_serves_polling_client() {
     let strict = Arc::new(Strict::default());
     let foreign = Foreign {
         strict: Some(strict.clone()),
@@ -87,7 +87,7 @@ fn a_server_that_fails_without_eventfd_serves_a_client_that_polls() {
 }
 
 #[test]
-fn a_server_that_looks_at_msix_enable_interrupts_a_client_that_sleeps() {
+fn server_checking_msix_enable_interrupts_sleeping_client() {
     let strict = Arc::new(Strict::default());
     let foreign = Foreign {
         strict: Some(strict.clone()),
@@ -119,7 +119,7 @@ fn a_server_that_looks_at_msix_enable_interrupts_a_client_that_sleeps() {
 }
 
 #[test]
-fn an_interrupt_that_is_given_up_for_polling_still_has_an_eventfd() {
+fn interrupt_replaced_by_polling_keeps_eventfd() {
     let strict = Arc::new(Strict::default());
     let foreign = Foreign {
         strict: Some(strict.clone()),
@@ -163,7 +163,7 @@ fn with_file(fd: OwnedFd, offset: u64) -> ServerThread {
 }
 
 #[test]
-fn a_doorbell_file_without_room_for_the_doorbells_is_not_used() {
+fn doorbell_file_too_short_is_not_used() {
     for (len, offset) in [
         (0, 0),
         (0x1000, 0),
@@ -184,7 +184,7 @@ fn a_doorbell_file_without_room_for_the_doorbells_is_not_used() {
 }
 
 #[test]
-fn a_doorbell_file_that_shrinks_ends_nothing_but_stores_to_it() {
+fn shrunk_doorbell_file_only_loses_stores() {
     let file = file(0x2000);
     let server = with_file(file.try_clone().unwrap(), 0);
     let transport = server.connect();

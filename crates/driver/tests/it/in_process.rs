@@ -16,7 +16,7 @@ use volume::{Effect, Fault, FaultVolume, IoErrorKind, OpKind, Volume};
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn random_io_of_every_kind_agrees_with_an_array() {
+fn random_io_of_every_kind_matches_array() {
     for (block, mdts, sgl, depth, seed) in [
         (512, 1, true, 1, 1),
         (512, 8, true, 32, 2),
@@ -56,7 +56,7 @@ fn random_io_of_every_kind_agrees_with_an_array() {
 }
 
 #[test]
-fn every_size_from_one_block_to_beyond_mdts() {
+fn sizes_from_one_block_to_beyond_mdts_work() {
     let config = ControllerConfig {
         mdts: 2,
         ..ControllerConfig::default()
@@ -119,7 +119,7 @@ fn every_size_from_one_block_to_beyond_mdts() {
 }
 
 #[test]
-fn prp_lists_of_several_pages() {
+fn prp_lists_of_several_pages_transfer_data() {
     // 8 MiB in one command: 2,048 pages, so a list of five pages, chained.
     let config = ControllerConfig {
         mdts: 11,
@@ -150,7 +150,7 @@ fn prp_lists_of_several_pages() {
 }
 
 #[test]
-fn refusals_give_the_buffer_back() {
+fn refused_request_returns_buffer() {
     let device = open(&disk(MIB, 512), Options::default());
     let mut queue = device
         .queue(
@@ -200,7 +200,7 @@ fn refusals_give_the_buffer_back() {
 }
 
 #[test]
-fn queues_of_several_threads_do_not_disturb_each_other() {
+fn queues_of_several_threads_are_independent() {
     for mapped_doorbells in [false, true] {
         let volume = memory(32 * MIB);
         let config = ControllerConfig {
@@ -245,7 +245,7 @@ fn queues_of_several_threads_do_not_disturb_each_other() {
 }
 
 #[test]
-fn a_dropped_queue_leaves_nothing_behind() {
+fn dropped_queue_leaves_nothing() {
     let device = open(
         &disk(MIB, 512),
         Options {
@@ -271,7 +271,7 @@ fn a_dropped_queue_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_sleeping_thread_is_woken() {
+fn sleeping_thread_is_woken() {
     let made = || {
         Ok::<_, ()>(host(
             ControllerConfig::default(),
@@ -313,7 +313,7 @@ fn slow() -> Arc<dyn Volume> {
 }
 
 #[test]
-fn futures_complete_and_may_be_dropped() {
+fn futures_complete_or_are_dropped() {
     let device = open(&disk(MIB, 512), Options::default());
     let queue = AsyncQueue::new(device.queue(1, QueueOptions::default()).unwrap());
     let request = |op, lba, buffer| Request {
@@ -354,7 +354,7 @@ fn futures_complete_and_may_be_dropped() {
 }
 
 #[test]
-fn errors_of_the_medium_come_through() {
+fn media_errors_are_reported() {
     let faulty = FaultVolume::new(memory(MIB));
     let faults = faulty.faults();
     let transport = local(
@@ -384,7 +384,7 @@ fn errors_of_the_medium_come_through() {
 }
 
 #[test]
-fn identity_health_and_namespaces() {
+fn device_reports_identity_health_and_namespaces() {
     let namespaces = vec![
         namespace(1, memory(MIB), 512),
         namespace(7, memory(2 * MIB), 4096),
@@ -414,7 +414,7 @@ fn identity_health_and_namespaces() {
 }
 
 #[test]
-fn a_closed_device_fails_everything_and_hangs_nothing() {
+fn closed_device_fails_everything_and_hangs_nothing() {
     let device = open(&disk(MIB, 512), Options::default());
     let mut queue = device.queue(1, QueueOptions::default()).unwrap();
     queue
@@ -429,7 +429,7 @@ fn a_closed_device_fails_everything_and_hangs_nothing() {
 }
 
 #[test]
-fn the_devices_own_memory_comes_from_its_source() {
+fn device_memory_comes_from_source() {
     let transport = || {
         local(
             ControllerConfig::default(),

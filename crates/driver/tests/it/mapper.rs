@@ -109,7 +109,7 @@ impl Transport for Fake {
 const PAGE: u64 = 4096;
 
 #[test]
-fn random_mappings_of_both_kinds_agree_with_the_transport() {
+fn random_mappings_match_transport() {
     let operations = if cfg!(debug_assertions) {
         100_000
     } else {
@@ -186,7 +186,7 @@ fn random_mappings_of_both_kinds_agree_with_the_transport() {
 }
 
 #[test]
-fn the_limit_of_the_kernel_is_met_by_eviction() {
+fn kernel_mapping_limit_is_met_by_eviction() {
     let fake = Fake::new(vec![0..=(1 << 40) - 1], 65_535);
     let mapper = Mapper::new(fake.clone());
     let memory = Memory::anonymous(70_000 * 4096).unwrap();
@@ -206,7 +206,7 @@ fn the_limit_of_the_kernel_is_met_by_eviction() {
 }
 
 #[test]
-fn a_limit_that_was_not_announced_is_met_too() {
+fn unannounced_mapping_limit_is_met() {
     let fake = Arc::new(Fake {
         really: 8,
         ..Arc::into_inner(Fake::new(vec![0..=u64::MAX], 1000)).unwrap()
@@ -228,7 +228,7 @@ fn a_limit_that_was_not_announced_is_met_too() {
 }
 
 #[test]
-fn registered_memory_is_found_by_its_range() {
+fn registered_memory_is_found_by_range() {
     let fake = Fake::new(vec![0..=u64::MAX], 1000);
     let mapper = Mapper::new(fake.clone());
     let memory = Memory::anonymous(16 * 4096).unwrap();
@@ -262,7 +262,7 @@ fn registered_memory_is_found_by_its_range() {
 }
 
 #[test]
-fn what_could_not_be_unmapped_is_lost_for_good() {
+fn range_failing_to_unmap_is_never_reused() {
     let fake = Fake::new(vec![0x1000..=0x8fff], 1000);
     let mapper = Mapper::new(fake.clone());
     let memory = Memory::anonymous(8 * 4096).unwrap();
@@ -281,7 +281,7 @@ fn what_could_not_be_unmapped_is_lost_for_good() {
 }
 
 #[test]
-fn a_device_that_was_cut_off_has_nothing_and_gets_nothing() {
+fn disconnected_device_gets_no_mappings() {
     let fake = Fake::new(vec![0..=u64::MAX], 1000);
     let mapper = Mapper::new(fake.clone());
     let memory = Memory::anonymous(8 * 4096).unwrap();
@@ -295,7 +295,7 @@ fn a_device_that_was_cut_off_has_nothing_and_gets_nothing() {
 }
 
 #[test]
-fn ranges_that_cannot_be_mapped_are_refused() {
+fn invalid_ranges_are_refused() {
     let mapper = Mapper::new(Fake::new(vec![0..=u64::MAX], 1000));
     let memory = Memory::anonymous(8 * 4096).unwrap();
     for (offset, len) in [

@@ -146,7 +146,7 @@ fn read(queue: &mut QueuePair, buffer: DmaBuffer) -> DmaBuffer {
 }
 
 #[test]
-fn an_interrupt_that_queue_pairs_share_stays_attached() {
+fn shared_interrupt_stays_attached() {
     // One for the Admin queue, and one for all the others.
     let (transport, device) = noted(2);
     let mut queue = polled(&device);
@@ -178,7 +178,7 @@ impl Tap for Resets {
 }
 
 #[test]
-fn an_interrupt_detached_after_anothers_reset_is_attached_again() {
+fn interrupt_detached_across_reset_is_attached_again() {
     // Wherever the reset falls: also between the look at the entries and the
     // moment when the interrupt goes.
     let (transport, device) = noted(5);
@@ -217,7 +217,7 @@ fn until(mut done: impl FnMut() -> bool) {
 }
 
 #[test]
-fn only_who_waits_for_one_queue_pair_rests() {
+fn only_waiter_of_one_queue_pair_pauses() {
     let (transport, device, faults) = holding();
     let mut queue = polled(&device);
     let buffer = device.allocate(4096).unwrap();
@@ -241,7 +241,7 @@ fn only_who_waits_for_one_queue_pair_rests() {
 }
 
 #[test]
-fn what_comes_during_a_rest_ends_it_and_is_delivered() {
+fn completion_during_pause_is_delivered() {
     let (transport, device, faults) = holding();
     let mut queue = polled(&device);
     let mut buffer = device.allocate(4096).unwrap();
@@ -272,7 +272,7 @@ fn what_comes_during_a_rest_ends_it_and_is_delivered() {
 }
 
 #[test]
-fn a_controller_that_is_reset_while_a_queue_pair_rests_is_attended_to() {
+fn controller_reset_during_pause_is_noticed() {
     let (transport, device, faults) = holding();
     let mut queue = polled(&device);
     let buffer = device.allocate(4096).unwrap();
@@ -291,7 +291,7 @@ fn a_controller_that_is_reset_while_a_queue_pair_rests_is_attended_to() {
 }
 
 #[test]
-fn a_volume_on_the_device_does_not_rest_in_its_workers_round() {
+fn volume_on_device_does_not_pause_worker() {
     let (transport, device, faults) = holding();
     let volume = NvmeVolume::new(device, 1, QueueOptions::default(), false, "test".into()).unwrap();
     let io = Io::new(IoOptions::default());

@@ -75,7 +75,7 @@ impl Drop for Other {
 }
 
 #[test]
-fn random_io_between_two_processes() {
+fn random_io_between_two_processes_matches_array() {
     for mapped in [false, true] {
         let other = Other::start(mapped);
         let (transport, device) = other.device(Options::default());
@@ -106,7 +106,7 @@ fn random_io_between_two_processes() {
 }
 
 #[test]
-fn sleeping_between_two_processes() {
+fn sleeping_between_two_processes_is_interrupted() {
     let other = Other::start(false);
     let (transport, device) = other.device(Options::default());
     assert!(transport.msix_vectors() > 1);
@@ -131,7 +131,7 @@ fn sleeping_between_two_processes() {
 }
 
 #[test]
-fn a_process_that_dies_under_load_is_a_device_that_is_gone() {
+fn dead_server_counts_as_lost_device() {
     for mapped in [false, true] {
         let mut other = Other::start(mapped);
         let (_, device) = other.device(impatient());
@@ -167,7 +167,7 @@ fn a_process_that_dies_under_load_is_a_device_that_is_gone() {
 }
 
 #[test]
-fn urls_reach_sockets() {
+fn volume_urls_reach_sockets() {
     let other = Other::start(true);
     let url = format!(
         "vfio-user://{}/2?depth=3&shadow=off&queues=2",

@@ -60,7 +60,7 @@ fn one(
 }
 
 #[test]
-fn random_requests_in_any_memory_agree_with_an_array() {
+fn random_requests_in_any_memory_match_array() {
     let transport = disk(4 * MIB, 512);
     let volume = volume(&transport);
     let memory = Memory::anonymous(8 << 20).unwrap();
@@ -188,7 +188,7 @@ fn scattered_guest_memory_needs_no_copy() {
 }
 
 #[test]
-fn many_requests_at_once_and_more_than_the_queue_is_deep() {
+fn more_requests_than_queue_depth_complete() {
     let transport = disk(MIB, 512);
     let volume = volume(&transport);
     let io = Io::new(IoOptions::default());
@@ -239,7 +239,7 @@ fn many_requests_at_once_and_more_than_the_queue_is_deep() {
 }
 
 #[test]
-fn wrong_requests_are_refused_and_errors_named() {
+fn invalid_requests_are_refused_and_errors_named() {
     let transport = disk(MIB, 4096);
     let volume = volume(&transport);
     let info = volume.info();
@@ -274,7 +274,7 @@ fn wrong_requests_are_refused_and_errors_named() {
 }
 
 #[test]
-fn a_controller_on_a_controller_serves_a_disk() {
+fn controller_on_controller_serves_disk() {
     // What `vnvme serve nvme://...` does: the disk of the lower controller is
     // the volume of the upper one.
     let made = || {
@@ -334,7 +334,7 @@ impl Volume for Promising {
 /// What a volume promises goes through a controller and its driver to the volume that stands on
 /// them, and no more than that, whatever the blocks, and with a slice below or above.
 #[test]
-fn what_is_promised_of_writes_comes_through_a_controller() {
+fn atomic_write_promise_passes_through_controller() {
     let within = |bytes| AtomicWrites::within(bytes, 0, 0);
     let natural = AtomicWrites::naturally_aligned(512, 16 << 10);
     for (promise, block, begins, expected) in [

@@ -59,7 +59,7 @@ fn open(served: &Served, host: &str, secrets: Option<Secrets>) -> Result<Fabrics
 }
 
 #[test]
-fn both_sides_prove_who_they_are_on_each_queue() {
+fn host_and_controller_authenticate_on_each_queue() {
     let served = long();
     for controller in [None, Some(SUBSYSTEM)] {
         let volume = open(&served, HOST_NQN, Some(secrets(HOST, controller))).unwrap();
@@ -76,7 +76,7 @@ fn both_sides_prove_who_they_are_on_each_queue() {
 }
 
 #[test]
-fn others_are_refused_and_told_why() {
+fn unauthenticated_host_is_refused_with_reason() {
     let served = long();
     for (host, secrets, why) in [
         (HOST_NQN, None, "dhchap-secret-file"),
@@ -218,7 +218,7 @@ fn dnr(status: Status) -> Status {
 }
 
 #[test]
-fn nothing_else_is_done_before() {
+fn commands_before_authentication_are_refused() {
     let served = long();
     let mut cheat = Cheat::new(&served);
     let required = dnr(status::AUTHENTICATION_REQUIRED);
@@ -247,7 +247,7 @@ fn nothing_else_is_done_before() {
 }
 
 #[test]
-fn an_i_o_queue_has_its_own_proof() {
+fn each_io_queue_needs_own_authentication() {
     let served = long();
     let mut cheat = Cheat::new(&served);
     Cheat::prove(&mut cheat.queue).unwrap();
@@ -269,7 +269,7 @@ fn an_i_o_queue_has_its_own_proof() {
 }
 
 #[test]
-fn messages_that_are_wrong_end_it() {
+fn malformed_message_ends_authentication() {
     let served = long();
     let good = host(HOST).negotiate();
     let failed = |cheat: &mut Cheat, why: u8| {
@@ -317,7 +317,7 @@ fn messages_that_are_wrong_end_it() {
 
 /// A reply that another association has taken is of no use.
 #[test]
-fn replies_of_others_prove_nothing() {
+fn reply_of_other_association_is_rejected() {
     let served = long();
     let (mut one, mut other) = (Cheat::new(&served), Cheat::new(&served));
     let mut host = host(HOST);
@@ -333,7 +333,7 @@ fn replies_of_others_prove_nothing() {
 }
 
 #[test]
-fn a_host_has_so_long_for_it() {
+fn slow_authentication_times_out() {
     let served = served(Duration::from_millis(300));
     let mut cheat = Cheat::new(&served);
     assert_eq!(cheat.queue.ends(), crate::common::Other::Closed);
@@ -352,7 +352,7 @@ fn a_host_has_so_long_for_it() {
 
 /// Arithmetic of one host is done elsewhere: others are served meanwhile, and a host may go away.
 #[test]
-fn a_host_that_goes_away_in_the_middle_leaves_nothing() {
+fn host_lost_during_authentication_leaves_nothing() {
     let served = long();
     for _ in 0..20 {
         let mut cheat = Cheat::new(&served);

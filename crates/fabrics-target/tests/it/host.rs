@@ -78,7 +78,7 @@ fn read(queue: &mut Queue, slba: u64, len: u32) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn written_data_is_read_back() {
     for host in DIGESTS {
         let served = Served::new(Setup::memory(8 << 20));
         let client = Client::new(served.address, host);
@@ -128,7 +128,7 @@ fn log(admin: &mut Queue, lid: Lid, lpo: u64, len: u32) -> (Status, Vec<u8>) {
 }
 
 #[test]
-fn a_controller_says_what_a_fabrics_host_needs() {
+fn controller_reports_fabrics_capabilities() {
     let mut setup = Setup::memory(1 << 20);
     setup
         .namespaces
@@ -215,7 +215,7 @@ fn a_controller_says_what_a_fabrics_host_needs() {
 }
 
 #[test]
-fn events_tell_of_another_state_and_io_meets_with_it() {
+fn ana_change_sends_event_and_fails_io() {
     let served = Served::new(Setup::memory(1 << 20));
     let mut client = Client::new(served.address, Host::default());
     let mut queue = client.queue(1, 32);
@@ -262,7 +262,7 @@ fn events_tell_of_another_state_and_io_meets_with_it() {
 }
 
 #[test]
-fn hosts_find_the_subsystem_by_discovery() {
+fn discovery_reports_subsystem() {
     let served = Served::new(Setup::memory(1 << 20));
     for host in DIGESTS {
         let mut admin = Queue::open(served.address, host);
@@ -315,7 +315,7 @@ fn hosts_find_the_subsystem_by_discovery() {
 }
 
 #[test]
-fn hosts_that_may_not_connect_find_nothing() {
+fn discovery_hides_subsystem_from_forbidden_host() {
     let mut setup = Setup::memory(1 << 20);
     setup.hosts = vec!["nqn.2014-08.org.vnvme:another".into()];
     let served = Served::new(setup);
@@ -339,7 +339,7 @@ fn hosts_that_may_not_connect_find_nothing() {
 }
 
 #[test]
-fn connects_that_are_refused() {
+fn invalid_connect_is_refused() {
     let mut setup = Setup::memory(1 << 20);
     setup.hosts = vec![HOST_NQN.into()];
     setup.limits.associations = 1;
@@ -422,7 +422,7 @@ fn connects_that_are_refused() {
 }
 
 #[test]
-fn flow_control_is_there_where_it_is_wanted() {
+fn flow_control_follows_connect() {
     let served = Served::new(Setup::memory(1 << 20));
     let client = Client::new(served.address, Host::default());
     for wanted in [false, true] {
@@ -450,7 +450,7 @@ fn flow_control_is_there_where_it_is_wanted() {
 }
 
 #[test]
-fn commands_whose_data_does_not_fit_are_refused_alone() {
+fn commands_with_mismatched_data_are_refused_alone() {
     let served = Served::new(Setup::memory(1 << 20));
     let client = Client::new(served.address, Host::default());
     let mut queue = client.queue(1, 32);

@@ -37,7 +37,7 @@ fn pattern(seed: u8, len: u64) -> Vec<u8> {
 }
 
 #[test]
-fn discovery_leads_to_the_volume() {
+fn discovery_finds_volume() {
     let served = Served::new(Setup::memory(4 << 20));
     let place = HostPort {
         host: served.address.ip().to_string(),
@@ -54,7 +54,7 @@ fn discovery_leads_to_the_volume() {
 }
 
 #[test]
-fn files_and_memory_with_all_digests() {
+fn initiator_works_with_files_memory_and_digests() {
     let directory = worker_common::disk();
     let path = worker_common::sparse(&directory, 8 << 20);
     for digests in 0..4 {
@@ -89,7 +89,7 @@ fn files_and_memory_with_all_digests() {
 }
 
 #[test]
-fn states_are_followed_from_one_target_to_another() {
+fn initiator_follows_ana_state_between_targets() {
     let below: Arc<dyn Volume> = Arc::new(MemVolume::new(1 << 20).unwrap());
     let served = [0, 1].map(|_| Served::new(Setup::new(below.clone())));
     let volume = open(&[&served[0], &served[1]], options());
@@ -116,7 +116,7 @@ fn states_are_followed_from_one_target_to_another() {
 
 /// Targets end and come back under load: no request fails, and what is read is what was written.
 #[test]
-fn targets_that_go_and_come_cost_no_request() {
+fn restarted_targets_fail_no_request() {
     let below: Arc<dyn Volume> = Arc::new(MemVolume::new(1 << 20).unwrap());
     let make = |address| {
         let setup = Setup::new(below.clone());
@@ -179,7 +179,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
 
     #[test]
-    fn it_is_a_byte_vector(
+    fn volume_matches_byte_vector(
         steps in vec((0..10u8, 0..SIZE / 512, 1..300u64, any::<u8>()), 1..60),
         digests in any::<(bool, bool)>(),
         queues in 1..3u16,

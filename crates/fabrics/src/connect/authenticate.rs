@@ -67,7 +67,7 @@ mod tests {
     use std::io::ErrorKind;
 
     #[test]
-    fn a_connection_that_ends_with_the_proof_is_said_to_have_failed_by_it() {
+    fn connection_lost_during_proof_reports_authentication_failure() {
         for closed in [
             ConversationError::Closed,
             ConversationError::Io(ErrorKind::ConnectionReset.into()),

@@ -5,7 +5,7 @@ use volume::{Io, IoOptions};
 
 /// What a guest has given up does not come on top of what it writes later.
 #[test]
-fn a_write_that_was_given_up_goes_before_all_that_follows() {
+fn cancelled_write_precedes_later_writes() {
     for len in [4096, 64 << 10] {
         let target = Target::new(Setup {
             portals: 2,
@@ -45,7 +45,7 @@ fn a_write_that_was_given_up_goes_before_all_that_follows() {
 }
 
 #[test]
-fn requests_end_when_they_are_cancelled_wherever_they_are() {
+fn requests_end_when_cancelled_in_any_state() {
     let target = serving(|number, _| match number {
         0..=100 => Answer::Never,
         _ => Answer::Right,
@@ -75,7 +75,7 @@ fn requests_end_when_they_are_cancelled_wherever_they_are() {
 }
 
 #[test]
-fn a_worker_that_ends_does_not_wait_for_ever() {
+fn ending_worker_stops_waiting() {
     let target = serving(|_, _| Answer::Never);
     let volume = open(&target, options());
     let mut worker = Worker::new(&volume);

@@ -124,7 +124,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn it_is_a_byte_vector(
+    fn volume_matches_byte_vector(
         steps in steps(),
         success in any::<bool>(),
         digests in any::<(bool, bool)>(),
@@ -142,7 +142,7 @@ proptest! {
 
     /// In every wrapper.
     #[test]
-    fn wrapped_it_is_a_byte_vector(steps in steps(), wrapper in 0..4) {
+    fn wrapped_volume_matches_byte_vector(steps in steps(), wrapper in 0..4) {
         let target = Target::new(small(true, 8192));
         let volume: Arc<dyn Volume> = Arc::new(open(&target, options()));
         let limits = IoLimits {
@@ -166,7 +166,7 @@ proptest! {
 
     /// However often an association breaks.
     #[test]
-    fn it_is_a_byte_vector_on_an_unreliable_controller(steps in steps(), every in 9..40usize) {
+    fn volume_on_unreliable_controller_matches_byte_vector(steps in steps(), every in 9..40usize) {
         let target = Target::new(unreliable(every));
         check(&open(&target, options()), &steps);
     }

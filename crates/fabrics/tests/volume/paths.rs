@@ -16,7 +16,7 @@ fn portals(target: &Target) -> [usize; 2] {
 }
 
 #[test]
-fn paths_share_the_work_by_turns_or_by_depth() {
+fn paths_share_load_by_policy() {
     for policy in [Policy::RoundRobin, Policy::QueueDepth] {
         let target = two(false);
         let volume = open(
@@ -42,7 +42,7 @@ fn paths_share_the_work_by_turns_or_by_depth() {
 }
 
 #[test]
-fn the_state_of_the_namespace_decides_the_path() {
+fn ana_state_selects_path() {
     let target = two(true);
     target.set_state(1, AnaState::NON_OPTIMIZED, false);
     let volume = open(&target, options());
@@ -87,7 +87,7 @@ fn the_state_of_the_namespace_decides_the_path() {
 
 /// One portal or the other is always being killed, and no request fails.
 #[test]
-fn one_of_two_paths_is_lost_again_and_again() {
+fn alternating_path_loss_fails_no_request() {
     let target = Arc::new(two(false));
     let volume = open(&target, options());
     let mut worker = Worker::new(&volume);
@@ -141,7 +141,7 @@ fn one_of_two_paths_is_lost_again_and_again() {
 /// An attempt to connect that gets no answer is soon followed by another one, so that a portal
 /// which is there again is found soon. The other path serves meanwhile.
 #[test]
-fn an_attempt_without_an_answer_does_not_keep_a_path_away() {
+fn unanswered_connect_delays_no_path() {
     let target = two(false);
     let volume = open(&target, options());
     let mut worker = Worker::new(&volume);
@@ -167,7 +167,7 @@ fn an_attempt_without_an_answer_does_not_keep_a_path_away() {
 /// A write that a lost controller may still carry out is not sent again before that is over: here
 /// the controller closes no connection, so its keep-alive time must pass. Reads do not wait.
 #[test]
-fn a_write_waits_for_the_real_end_of_its_association() {
+fn write_retry_waits_for_end_of_association() {
     let target = Target::new(Setup {
         portals: 2,
         stubborn: true,
@@ -205,7 +205,7 @@ fn a_write_waits_for_the_real_end_of_its_association() {
 
 /// The same where the controller closes everything: then it has ended, and nothing waits.
 #[test]
-fn a_write_is_sent_again_at_once_where_the_controller_has_closed() {
+fn write_is_retried_at_once_after_close() {
     let target = Target::new(Setup {
         portals: 2,
         answer: Box::new(|number, _| match number {
@@ -243,7 +243,7 @@ fn a_write_is_sent_again_at_once_where_the_controller_has_closed() {
 
 /// A controller whose Admin queue is silent is lost, though nothing is asked of it.
 #[test]
-fn a_path_without_work_is_kept_alive_and_watched() {
+fn idle_path_is_kept_alive_and_monitored() {
     let target = Target::new(Setup::default());
     let options = FabricsOptions {
         kato: Duration::from_secs(1),
@@ -261,7 +261,7 @@ fn a_path_without_work_is_kept_alive_and_watched() {
 }
 
 #[test]
-fn several_queues_and_workers_have_connections_of_their_own() {
+fn queues_and_workers_have_own_connections() {
     let target = Target::new(Setup::default());
     let several = FabricsOptions {
         queues: 3,

@@ -126,7 +126,7 @@ fn job(rw: Rw) -> Job {
 }
 
 #[test]
-fn each_queue_does_as_much_as_it_was_asked_for() {
+fn each_queue_does_requested_ios() {
     let memory = Memory::new(1 << 20);
     let measured = run(&&memory, &job(Rw::RandMixed), &mut ()).unwrap();
     assert_eq!(measured.read.ios + measured.write.ios, 2000);
@@ -143,7 +143,7 @@ fn each_queue_does_as_much_as_it_was_asked_for() {
 }
 
 #[test]
-fn a_job_may_say_how_many_ios_are_timed() {
+fn sample_option_limits_timed_ios() {
     let memory = Memory::new(1 << 20);
     for (sample, timed) in [(0, 0), (1, 1000), (7, 143), (5000, 1)] {
         let job = Job {
@@ -158,7 +158,7 @@ fn a_job_may_say_how_many_ios_are_timed() {
 }
 
 #[test]
-fn the_doorbell_is_rung_for_each_batch() {
+fn doorbell_is_rung_once_per_batch() {
     let memory = Memory::new(1 << 20);
     for (batch, kicks) in [(1, 2000..=2000), (2, 1000..=2000)] {
         let job = Job {
@@ -173,7 +173,7 @@ fn the_doorbell_is_rung_for_each_batch() {
 }
 
 #[test]
-fn a_time_limit_ends_it_and_the_ramp_does_not_count() {
+fn runtime_ends_job_without_counting_ramp() {
     let memory = Memory::new(1 << 20);
     let job = Job {
         ios: None,
@@ -196,7 +196,7 @@ fn a_time_limit_ends_it_and_the_ramp_does_not_count() {
 }
 
 #[test]
-fn a_lost_write_is_found() {
+fn lost_write_is_detected() {
     for rw in [Rw::Write, Rw::RandWrite, Rw::RandMixed] {
         let memory = Memory {
             loses: Some(4096 * 3),
@@ -208,7 +208,7 @@ fn a_lost_write_is_found() {
 }
 
 #[test]
-fn what_one_job_wrote_another_reads() {
+fn data_of_one_job_is_verified_by_other() {
     let memory = Memory::new(64 << 10);
     run(&&memory, &job(Rw::Write), &mut ()).unwrap();
     run(&&memory, &job(Rw::RandRead), &mut ()).unwrap();
@@ -220,7 +220,7 @@ fn what_one_job_wrote_another_reads() {
 }
 
 #[test]
-fn an_error_says_where_and_ends_the_job() {
+fn error_names_offset_and_ends_job() {
     let memory = Memory {
         fails: Some(8192),
         ..Memory::new(64 << 10)
@@ -234,7 +234,7 @@ fn an_error_says_where_and_ends_the_job() {
 }
 
 #[test]
-fn impossible_jobs_are_refused() {
+fn invalid_jobs_are_refused() {
     let memory = Memory::new(4096);
     let text = |job: Job| run(&&memory, &job, &mut ()).unwrap_err().to_string();
     assert!(text(job(Rw::Read)).contains("less than one I/O"));
@@ -252,7 +252,7 @@ fn impossible_jobs_are_refused() {
 }
 
 #[test]
-fn a_target_that_stands_still_makes_a_gap() {
+fn stalled_target_counts_as_gap() {
     let span = Duration::from_millis(30);
     let mut memory = Memory::new(1 << 20);
     memory.stands = Some((5, span));

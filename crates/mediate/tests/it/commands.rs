@@ -32,7 +32,7 @@ fn pattern(len: u64, seed: u64) -> Vec<u8> {
 }
 
 #[test]
-fn reads_and_writes_of_every_shape_move_the_right_bytes() {
+fn reads_and_writes_of_every_shape_move_right_bytes() {
     for (sgl, mdts) in [(false, 8), (true, 8), (false, 1), (true, 2), (false, 0)] {
         let config = Config {
             sgl,
@@ -90,7 +90,7 @@ fn reads_and_writes_of_every_shape_move_the_right_bytes() {
 }
 
 #[test]
-fn scattered_pages_and_sgls_arrive_in_order() {
+fn scattered_pages_and_sgls_keep_order() {
     for sgl in [false, true] {
         let config = Config {
             sgl,
@@ -147,7 +147,7 @@ type Shape<'a> = (&'a [SglDescriptor], &'a [(u64, u64)]);
 /// An SGL that is longer than the data: the device is given the data's part of it, and nothing of
 /// what is behind.
 #[test]
-fn an_sgl_that_is_longer_is_cut() {
+fn sgl_longer_than_data_is_cut() {
     for sgl in [false, true] {
         let config = Config {
             sgl,
@@ -229,7 +229,7 @@ fn an_sgl_that_is_longer_is_cut() {
 }
 
 #[test]
-fn commands_without_data_and_their_ranges() {
+fn commands_without_data_are_translated() {
     let (model, _device, mut guest) = guest_on(Config::default(), false);
     model.set_disk(0, &vec![0xa5; 4096 * 512]);
     let mut zeroes = Command::new(NvmOpcode::WRITE_ZEROES.0, 1, 1);
@@ -279,7 +279,7 @@ fn commands_without_data_and_their_ranges() {
 }
 
 #[test]
-fn refused_before_the_device_sees_anything() {
+fn invalid_commands_are_refused_before_device() {
     let (model, _device, mut guest) = guest_on(Config::default(), true);
     let read = rw(NvmOpcode::READ, 0, 8, BASE, 0);
     let dnr = |status: Status| status.with_dnr(true);
@@ -353,7 +353,7 @@ fn refused_before_the_device_sees_anything() {
 }
 
 #[test]
-fn what_the_guest_puts_elsewhere_does_not_reach_the_device() {
+fn reserved_fields_of_guest_do_not_reach_device() {
     let (model, _device, mut guest) = guest_on(Config::default(), false);
     let mut command = rw(NvmOpcode::WRITE, 3, 8, BASE, 0xdead_beef_0000);
     command.cid = 0xabcd.into();
@@ -395,7 +395,7 @@ fn what_the_guest_puts_elsewhere_does_not_reach_the_device() {
 }
 
 #[test]
-fn the_device_s_status_and_result_come_through_whole() {
+fn device_status_and_result_are_returned_unchanged() {
     let (model, _device, mut guest) = guest_on(Config::default(), false);
     let read = rw(NvmOpcode::READ, 0, 8, BASE, 0);
     let all = Status::UNRECOVERED_READ_ERROR
@@ -422,7 +422,7 @@ fn the_device_s_status_and_result_come_through_whole() {
 }
 
 #[test]
-fn one_doorbell_for_a_batch_and_room_for_all_of_the_queue() {
+fn batch_rings_one_doorbell_and_fills_queue() {
     let model = Model::new(Config::default());
     let device = open(&model, Options::default());
     let slice = Slice::whole(&device.namespace(1).unwrap(), false).unwrap();

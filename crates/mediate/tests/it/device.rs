@@ -96,7 +96,7 @@ impl Transport for Quiet {
 }
 
 #[test]
-fn two_guests_write_and_read_their_slices_under_resets() {
+fn guests_use_own_slices_under_resets() {
     for (mdts, sgl) in [(8, true), (1, false)] {
         let config = ControllerConfig {
             mdts,
@@ -175,7 +175,7 @@ fn two_guests_write_and_read_their_slices_under_resets() {
 }
 
 #[test]
-fn a_worker_can_sleep_until_the_device_interrupts() {
+fn worker_sleeps_until_device_interrupt() {
     let device = Device::open(
         controller(MIB, ControllerConfig::default()),
         Options::default(),
@@ -221,7 +221,7 @@ fn sleep(waker: &mediate::Waker) -> bool {
 }
 
 #[test]
-fn a_queue_that_is_polled_detaches_its_interrupt_and_attaches_it_to_sleep() {
+fn polled_queue_attaches_interrupt_only_to_sleep() {
     let transport = Arc::new(Quiet(
         controller(MIB, ControllerConfig::default()),
         AtomicBool::new(false),
@@ -290,7 +290,7 @@ fn a_queue_that_is_polled_detaches_its_interrupt_and_attaches_it_to_sleep() {
 }
 
 #[test]
-fn commands_allocate_nothing() {
+fn commands_allocate_no_memory() {
     let config = ControllerConfig {
         mdts: 4,
         mapped_doorbells: true,

@@ -230,7 +230,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn nothing_outside_slice_and_memory_ever_appears(
+    fn random_attacks_never_leave_slice_and_memory(
         attacks in prop::collection::vec(attack(), 1..60),
         sgl in any::<bool>(),
         mdts in 0..4u8,
@@ -247,7 +247,7 @@ proptest! {
     }
 
     #[test]
-    fn windows_in_any_pieces_are_translated_page_by_page(
+    fn scattered_windows_are_translated_page_by_page(
         order in Just((0..32u64).collect::<Vec<_>>()).prop_shuffle(),
         read_only in prop::collection::vec(prop::bool::weighted(0.2), 32),
         holes in prop::collection::vec(prop::bool::weighted(0.1), 32),
@@ -313,7 +313,7 @@ proptest! {
 }
 
 #[test]
-fn lists_that_change_under_way_say_nothing_new() {
+fn lists_changed_during_read_leak_nothing() {
     // Another processor of the guest's turns list entries, SGL descriptors and ranges to and fro,
     // between what is its own and what is not, while they are read.
     for sgl in [false, true] {
@@ -396,7 +396,7 @@ fn random_page(random: &mut Random) -> u64 {
 }
 
 #[test]
-fn the_edges_of_a_slice() {
+fn slice_edges_are_enforced() {
     let mut world = world(Config::default(), false);
     for (guest, (_, size)) in SLICES.into_iter().enumerate() {
         for blocks in [1u32, 2, 8, 511, 512] {
@@ -453,7 +453,7 @@ fn the_edges_of_a_slice() {
 }
 
 #[test]
-fn a_window_that_went_or_moved_is_not_remembered() {
+fn moved_or_removed_window_is_forgotten() {
     let mut world = world(Config::default(), false);
     let read = rw(NvmOpcode::READ, 0, 8, BASE + 0x3000, 0);
     let seen = |world: &World| world.model.take_log().pop().unwrap().data[0].0;
@@ -499,7 +499,7 @@ fn a_window_that_went_or_moved_is_not_remembered() {
 }
 
 #[test]
-fn another_map_is_another_guest() {
+fn guests_have_separate_maps() {
     // The same addresses, the same generation, another map: a server of two guests that mixes them
     // up gets refusals or the other's own memory, never the memory of the first.
     let mut world = world(Config::default(), false);

@@ -50,7 +50,7 @@ fn check_eight(model: &Model, seed: u8) {
 }
 
 #[test]
-fn suspended_commands_are_kept_and_repeated() {
+fn suspended_commands_are_repeated_on_resume() {
     let (model, device, mut guest) = guest(impatient());
     for round in 0..10u8 {
         model.freeze(true);
@@ -85,7 +85,7 @@ fn suspended_commands_are_kept_and_repeated() {
 }
 
 #[test]
-fn suspended_and_closed_is_gone() {
+fn closed_suspended_queue_is_gone() {
     let (model, device, mut guest) = guest(Options::default());
     model.freeze(true);
     let tokens = write_eight(&mut guest, 1);
@@ -100,7 +100,7 @@ fn suspended_and_closed_is_gone() {
 }
 
 #[test]
-fn commands_that_are_not_answered_are_repeated_after_a_reset() {
+fn unanswered_commands_are_repeated_after_reset() {
     let (model, device, mut guest) = guest(impatient());
     let swallowed = AtomicU32::new(0);
     model.hook(move |_| {
@@ -125,7 +125,7 @@ fn commands_that_are_not_answered_are_repeated_after_a_reset() {
 }
 
 #[test]
-fn removal_is_a_clean_error() {
+fn device_removal_fails_commands_cleanly() {
     let (model, _device, mut guest) = guest(impatient());
     model.freeze(true);
     let tokens = write_eight(&mut guest, 1);
@@ -144,7 +144,7 @@ fn removal_is_a_clean_error() {
 }
 
 #[test]
-fn released_after_what_is_in_flight() {
+fn device_release_waits_for_commands_in_flight() {
     for stuck in [false, true] {
         let (model, device, mut guest) = guest(Options::default());
         assert!(
@@ -192,7 +192,7 @@ fn released_after_what_is_in_flight() {
 }
 
 #[test]
-fn an_unmap_waits_for_the_commands_that_began_before_it() {
+fn unmap_waits_for_earlier_commands() {
     let (model, _device, mut guest) = guest(Options::default());
     model.freeze(true);
     let near = guest.submit(&rw(NvmOpcode::READ, 0, 8, BASE, 0)).unwrap();
@@ -223,7 +223,7 @@ fn an_unmap_waits_for_the_commands_that_began_before_it() {
 }
 
 #[test]
-fn memory_comes_and_goes_while_commands_run() {
+fn memory_changes_while_commands_run() {
     let (model, device, mut guest) = guest(Options::default());
     let mut random = Random(3);
     let size = 16 * PAGE;
@@ -287,7 +287,7 @@ fn memory_comes_and_goes_while_commands_run() {
 }
 
 #[test]
-fn a_queue_that_is_dropped_with_commands_in_flight_waits_for_them() {
+fn dropped_queue_waits_for_commands_in_flight() {
     let (model, device, mut guest) = guest(impatient());
     let tokens = write_eight(&mut guest, 9);
     assert_eq!(tokens.len(), 8);

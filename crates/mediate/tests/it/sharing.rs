@@ -23,7 +23,7 @@ fn slice(device: &Device, n: u64) -> Slice {
 }
 
 #[test]
-fn one_each_and_then_the_one_with_the_fewest_users() {
+fn pool_assigns_least_used_queue() {
     let (model, device) = device(2);
     let mut pool = QueuePairPool::new(device.clone());
     let mut guests: Vec<Guest> = (0..5)
@@ -81,7 +81,7 @@ fn fill(guest: &mut Guest) -> usize {
 }
 
 #[test]
-fn alone_it_has_all_and_with_another_half() {
+fn queue_share_depends_on_active_users() {
     let (model, device) = device(2);
     let (mut greedy, mut late) = two(&device, 64);
     model.freeze(true);
@@ -116,7 +116,7 @@ fn alone_it_has_all_and_with_another_half() {
 }
 
 #[test]
-fn completions_find_their_owner_when_another_polls() {
+fn completions_polled_by_other_reach_owner() {
     let (model, device) = device(1);
     let (mut one, mut other) = two(&device, 32);
     for _ in 0..100 {
@@ -164,7 +164,7 @@ fn splitting(depth: u32) -> (std::sync::Arc<Model>, Guest) {
 }
 
 #[test]
-fn a_split_command_waits_for_room_and_can_be_called_off() {
+fn split_command_waits_for_room_and_is_aborted() {
     let (model, mut guest) = splitting(4);
     // 32 parts of 8 KiB, four at a time.
     let mut write = rw(NvmOpcode::WRITE, 16, 512, 0, 0);
@@ -201,7 +201,7 @@ fn a_split_command_waits_for_room_and_can_be_called_off() {
 }
 
 #[test]
-fn a_batch_of_split_commands_fits_where_there_was_said_to_be_room() {
+fn batch_of_split_commands_fits_reported_room() {
     let (model, mut guest) = splitting(6);
     // Each large one is 8 parts of 8 KiB: more than there is place for all together.
     let mut batch = Vec::new();

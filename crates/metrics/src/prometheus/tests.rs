@@ -97,7 +97,7 @@ fn samples(text: &str) -> BTreeMap<&str, &str> {
 }
 
 #[test]
-fn each_metric_of_the_table_is_told_with_its_help_and_labels() {
+fn exposition_has_every_metric_with_help_and_labels() {
     let text = full().prometheus();
     let all = samples(&text);
     for metric in METRICS {
@@ -132,7 +132,7 @@ fn each_metric_of_the_table_is_told_with_its_help_and_labels() {
 }
 
 #[test]
-fn values_are_in_base_units() {
+fn metric_values_have_base_units() {
     let text = full().prometheus();
     let all = samples(&text);
     let value = |key: &str| *all.get(key).unwrap_or_else(|| panic!("no {key}"));
@@ -167,7 +167,7 @@ fn values_are_in_base_units() {
 }
 
 #[test]
-fn bounds_ascend_and_are_what_they_are_called() {
+fn histogram_bounds_ascend_and_match_labels() {
     for (name, bound) in TIMES {
         let value: f64 = name.parse().unwrap();
         assert_eq!((value * 1e9).round() as u64, bound, "{name}");
@@ -179,7 +179,7 @@ fn bounds_ascend_and_are_what_they_are_called() {
 }
 
 #[test]
-fn a_snapshot_survives_json() {
+fn snapshot_round_trips_through_json() {
     let snapshot = full();
     let text = serde_json::to_string(&snapshot).unwrap();
     let back: Snapshot = serde_json::from_str(&text).unwrap();
@@ -194,7 +194,7 @@ fn a_snapshot_survives_json() {
 }
 
 #[test]
-fn what_a_thousand_disks_cost() {
+fn exposition_of_thousand_disks_is_bounded() {
     let mut snapshot = full();
     let one = snapshot.disks[0].clone();
     snapshot.disks = (0..1000)

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_name_a_server_and_an_export() {
+    fn urls_name_server_and_export() {
         let server = NbdServer::unix("/vm%2f0", "/run/nbd%20a.sock").unwrap();
         assert_eq!(server.address, Address::Unix("/run/nbd a.sock".into()));
         assert_eq!(server.export, "vm/0");

@@ -74,7 +74,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn stretches_that_lie_apart_have_a_limit() {
+    fn disjoint_ranges_are_limited() {
         let mut received = Received::default();
         let apart = |number: u32| number * 2..number * 2 + 1;
         let most = MAX_RANGES as u32;
@@ -90,7 +90,7 @@ mod tests {
     proptest! {
         /// Compares the record with a model that marks each byte.
         #[test]
-        fn every_byte_comes_once(
+        fn every_byte_is_received_once(
             pieces in proptest::collection::vec((0..64u32, 1..16u32), 0..40),
         ) {
             let mut received = Received::default();

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_where_the_protocol_has_them() {
+    fn request_fields_follow_protocol() {
         let command = Command::WriteZeroes {
             fua: true,
             hole: false,

@@ -69,7 +69,7 @@ fn write(server: &Server, byte: u8) {
 }
 
 #[test]
-fn an_old_write_does_not_overtake_a_newer_one() {
+fn old_write_does_not_overtake_newer() {
     let server = slow_server();
     let left = left_behind(&server);
     let (written, is_written) = channel();
@@ -110,7 +110,7 @@ fn an_old_write_does_not_overtake_a_newer_one() {
 }
 
 #[test]
-fn a_server_that_does_not_close_is_waited_for_as_long_as_was_said() {
+fn wait_for_previous_connection_times_out() {
     let server = slow_server();
     let left = left_behind(&server);
     let error = end_previous("nbd://test", vec![left], Duration::from_millis(300)).unwrap_err();
@@ -157,7 +157,7 @@ impl ConnectionKeeper for Keeper {
 /// The connections that a process has are kept before anything is sent on them; who has them can
 /// end what it has left behind.
 #[test]
-fn a_keeper_has_every_connection_until_it_is_over() {
+fn keeper_holds_every_connection_until_closed() {
     let server = slow_server();
     let keeper = Keeper::default();
     let named = Named::unix("/", server.path.to_str().unwrap()).unwrap();
@@ -204,7 +204,7 @@ fn a_keeper_has_every_connection_until_it_is_over() {
 }
 
 #[test]
-fn what_has_ended_already_is_not_waited_for() {
+fn closed_previous_connection_is_not_waited_for() {
     let server = slow_server();
     let left = left_behind(&server);
     server.stop();
@@ -213,7 +213,7 @@ fn what_has_ended_already_is_not_waited_for() {
 }
 
 #[test]
-fn a_descriptor_that_is_no_socket_is_refused() {
+fn descriptor_other_than_socket_is_refused() {
     let file = tempfile::tempfile().unwrap();
     let error = end_previous("nbd://test", vec![file.into()], BOUND).unwrap_err();
     assert!(

@@ -140,7 +140,7 @@ fn run(
 
 proptest! {
     #[test]
-    fn reads_come_whole_in_pieces_of_any_size(
+    fn reads_in_pieces_are_assembled(
         lens in proptest::collection::vec(1..300u32, 1..5),
         pieces in proptest::collection::vec((0..5usize, 1..120u32), 0..12),
         piece in 1..200usize,
@@ -165,7 +165,7 @@ proptest! {
 
     /// A byte that was changed in a header with a digest is never believed.
     #[test]
-    fn header_digests_protect_headers(at in 0..24usize, with in 1..=255u8) {
+    fn header_digest_detects_changed_header(at in 0..24usize, with in 1..=255u8) {
         let limits = limits(true, false, 0);
         let mut commands = InFlight::new(1);
         let cid = commands.insert(reads(16), ()).unwrap();
@@ -190,7 +190,7 @@ fn violation(
 }
 
 #[test]
-fn other_identifiers_are_refused() {
+fn unknown_command_ids_are_refused() {
     for other in [0u16, 1, 2, 0xffff] {
         let mut commands = InFlight::<()>::new(4);
         let cid = commands.insert(reads(8), ()).unwrap();
@@ -218,7 +218,7 @@ fn other_identifiers_are_refused() {
 }
 
 #[test]
-fn a_command_is_answered_once() {
+fn second_completion_is_violation() {
     let twice = violation(CommandInfo::default(), &plain(), |writer, cid| {
         let answer = writer.completion(&completion(cid, Status::SUCCESS));
         [&*answer, &*answer].concat()
@@ -233,7 +233,7 @@ fn a_command_is_answered_once() {
 }
 
 #[test]
-fn data_lies_within_its_command_in_order_and_once() {
+fn data_outside_command_or_order_is_violation() {
     for (at, len) in [
         (0, 9),
         (1, 8),
@@ -265,7 +265,7 @@ fn data_lies_within_its_command_in_order_and_once() {
 }
 
 #[test]
-fn no_read_succeeds_before_all_of_it_has_come() {
+fn read_success_before_all_data_is_violation() {
     let answered = violation(reads(8), &plain(), |writer, cid| {
         writer
             .completion(&completion(cid, Status::SUCCESS))
@@ -299,7 +299,7 @@ fn no_read_succeeds_before_all_of_it_has_come() {
 }
 
 #[test]
-fn no_more_is_asked_for_than_a_write_has() {
+fn r2t_beyond_write_is_violation() {
     for (at, len) in [(0, 9), (4, 4), (0, 0), (u32::MAX, 2), (8, 1)] {
         let wrong = violation(writes(8), &plain(), |writer, cid| {
             writer.r2t(cid, 7, at, len).to_vec()
@@ -338,7 +338,7 @@ fn no_more_is_asked_for_than_a_write_has() {
 }
 
 #[test]
-fn lengths_and_flags_are_what_their_kind_has() {
+fn wrong_pdu_length_or_flags_are_violations() {
     let good = |writer: &Writer, cid| {
         writer
             .completion(&completion(cid, Status::SUCCESS))
@@ -399,7 +399,7 @@ fn lengths_and_flags_are_what_their_kind_has() {
 }
 
 #[test]
-fn data_whose_digest_is_wrong_does_not_count() {
+fn data_with_wrong_digest_does_not_count() {
     let limits = limits(false, true, 0);
     let writer = Writer::new(limits);
     for (at, success) in [(24, true), (31, false), (32, true), (35, false)] {
@@ -427,7 +427,7 @@ fn data_whose_digest_is_wrong_does_not_count() {
 }
 
 #[test]
-fn the_controller_may_end_the_connection() {
+fn controller_termination_request_is_parsed() {
     let mut commands = InFlight::<()>::new(1);
     // Digests are not for these.
     let mut answers = Answers::new(&limits(true, true, 0));

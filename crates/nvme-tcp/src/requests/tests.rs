@@ -107,7 +107,7 @@ fn run(
 
 proptest! {
     #[test]
-    fn requests_in_pieces_of_any_size(
+    fn requests_in_pieces_are_assembled(
         commands in proptest::collection::vec(0..=IN_CAPSULE, 0..6),
         transfers in proptest::collection::vec(proptest::collection::vec(1..200u32, 1..4), 0..4),
         piece in 1..200usize,
@@ -154,7 +154,7 @@ fn violation(make: impl Fn(&Writer, u16) -> Vec<u8>) -> Violation {
 }
 
 #[test]
-fn no_more_data_in_a_capsule_than_was_agreed() {
+fn in_capsule_data_beyond_limit_is_violation() {
     for len in [IN_CAPSULE + 1, 1 << 20, u32::MAX - 72] {
         let wrong = violation(|writer, _| writer.command(&Command::new(1, 0, 1), len).to_vec());
         assert_eq!(wrong, Violation::Limit(len));
@@ -162,7 +162,7 @@ fn no_more_data_in_a_capsule_than_was_agreed() {
 }
 
 #[test]
-fn data_is_what_was_asked_for() {
+fn data_outside_grant_is_violation() {
     let data = |writer: &Writer, cid, tag, at, len: u32, last| {
         with_data(
             writer,
@@ -195,7 +195,7 @@ fn data_is_what_was_asked_for() {
 }
 
 #[test]
-fn kinds_and_lengths_are_a_hosts() {
+fn wrong_pdu_kind_or_length_is_violation() {
     for other in [
         kind::IC_REQ,
         kind::IC_RESP,
@@ -228,7 +228,7 @@ fn kinds_and_lengths_are_a_hosts() {
 }
 
 #[test]
-fn digests_that_do_not_match() {
+fn digest_mismatch_is_violation() {
     let limits = limits(true, true, 0);
     let writer = Writer::new(limits);
     let header = writer.command(&Command::new(1, 0, 1), 8);
@@ -261,7 +261,7 @@ fn digests_that_do_not_match() {
 }
 
 #[test]
-fn the_host_may_end_the_connection() {
+fn host_termination_request_is_parsed() {
     let mut requests = Requests::new(&limits(true, true, 0), IN_CAPSULE);
     let bytes = Violation::Last.h2c_term_req();
     let (used, request) = requests.next(&bytes, &mut Grants::<()>::new(1)).unwrap();

@@ -361,7 +361,7 @@ mod tests {
     use crate::feature::Fid;
 
     #[test]
-    fn queue_commands() {
+    fn queue_command_dwords_encode() {
         let cdw10 = CreateQueueCdw10::from_bits(0x03ff_0002);
         assert_eq!(
             (cdw10.qid(), cdw10.qsize_z(), cdw10.qsize()),
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn identify_dwords() {
+    fn identify_dwords_encode() {
         let cdw10 = IdentifyCdw10::from_bits(0x0009_0013);
         assert_eq!((cdw10.cns(), cdw10.cntid()), (Cns::CONTROLLER_LIST, 9));
         let cdw11 = IdentifyCdw11::from_bits(0x0200_0004);
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn feature_dwords() {
+    fn feature_dwords_encode() {
         let get = GetFeaturesCdw10::from_bits(0x307);
         assert_eq!(get.fid(), Fid::NUMBER_OF_QUEUES);
         assert_eq!(get.sel(), FeatureSelect::SUPPORTED_CAPABILITIES);
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn sixteen_passes_are_zero() {
+    fn sanitize_dword_10_decodes_zero_passes_as_sixteen() {
         let cdw10 = SanitizeCdw10::from_bits(0x3 | 1 << 3 | 5 << 4 | 1 << 8 | 1 << 9);
         assert_eq!(
             (cdw10.sanact(), cdw10.passes()),

@@ -323,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn read_write_dword_12() {
+    fn read_write_dword_12_encodes() {
         assert_eq!(RwCdw12::new().with_nlb_z(0xffff).into_bits(), 0xffff);
         assert_eq!(RwCdw12::from_bits(0xffff).nlb(), 65536);
         assert_eq!(
@@ -342,14 +342,14 @@ mod tests {
     }
 
     #[test]
-    fn write_zeroes_dword_12() {
+    fn write_zeroes_dword_12_encodes() {
         assert_eq!(WriteZeroesCdw12::new().with_nsz(true).into_bits(), 1 << 23);
         assert_eq!(WriteZeroesCdw12::new().with_deac(true).into_bits(), 1 << 25);
         assert_eq!(WriteZeroesCdw12::new().with_fua(true).into_bits(), 1 << 30);
     }
 
     #[test]
-    fn copy() {
+    fn copy_dwords_encode() {
         assert_eq!(CopyCdw12::from_bits(0xff).nr(), 256);
         assert_eq!(CopyCdw12::new().with_cdfe(1).into_bits(), 1 << 8);
         let pract = Prinfo::new().with_pract(true);
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn dataset_management() {
+    fn dataset_management_dwords_encode() {
         assert_eq!(DsmCdw10::from_bits(0xff).nr(), 256);
         assert_eq!(DsmCdw11::new().with_idr(true).into_bits(), 1);
         assert_eq!(DsmCdw11::new().with_idw(true).into_bits(), 2);

@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_are_bits_8_to_15_of_dword_0() {
+    fn command_flags_are_bits_8_to_15_of_dword_0() {
         let mut command = Command::new(0xab, 0x1234, 0x5566_7788);
         command.flags.set_fuse(Fuse::SECOND);
         assert_eq!(
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_opcode_survives() {
+    fn unknown_opcode_is_preserved() {
         let mut bytes = [0u8; 64];
         bytes[0] = 0xee;
         bytes[1] = 0xff;

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dwords() {
+    fn namespace_management_dwords_encode() {
         let delete = ManagementCdw10::from_bits(0x1);
         assert_eq!(delete.sel(), ManagementSelect::DELETE);
         assert_eq!(ManagementCdw11::from_bits(0x0200_0000).csi(), Csi::ZONED);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_those_of_identify_namespace() {
+    fn new_namespace_fields_match_identify_namespace() {
         let mut new = NewNamespace {
             nsze: 0x0102.into(),
             ncap: 0x0304.into(),

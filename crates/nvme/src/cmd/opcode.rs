@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_opcodes_are_data() {
+    fn unknown_opcodes_have_no_name() {
         assert_eq!(AdminOpcode(0xc5).name(), None);
         assert_eq!(AdminOpcode(0xc5).to_string(), "0xc5");
         assert_eq!(AdminOpcode::from_bits(0xc5).into_bits(), 0xc5);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn opcodes_carry_their_direction() {
+    fn opcodes_encode_data_direction() {
         assert_eq!(
             NvmOpcode::READ.data_transfer(),
             DataTransfer::CONTROLLER_TO_HOST

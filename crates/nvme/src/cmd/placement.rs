@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dword_10() {
+    fn placement_dword_10_encodes() {
         let send = IoManagementSendCdw10::new()
             .with_mo(SendOperation::HANDLE_UPDATE)
             .with_mos(3);

@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dwords() {
+    fn reservation_dwords_encode() {
         let register = RegisterCdw10::new()
             .with_rrega(Rrega::REPLACE)
             .with_iekey(true)

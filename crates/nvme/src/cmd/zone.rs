@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dword_13() {
+    fn zone_dword_13_encodes() {
         let send = SendCdw13::new().with_zsa(Zsa::RESET).with_select_all(true);
         assert_eq!(send.into_bits(), 0x104);
         let open = SendCdw13::new().with_zsa(Zsa::OPEN).with_zsaso(true);

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timestamp_round_trip() {
+    fn timestamp_round_trips() {
         let attributes = TimestampAttributes::new().with_origin(TimestampOrigin::SET_FEATURES);
         let timestamp = Timestamp::new(0x1234_5678_9abc, attributes);
         assert_eq!(

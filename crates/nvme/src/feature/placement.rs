@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dwords() {
+    fn placement_feature_dwords_encode() {
         let mode = FdpMode::new().with_fdpe(true).with_fdpcidx(1);
         assert_eq!(mode.into_bits(), 0x101);
         let cdw11 = FdpEventsCdw11::new().with_phndl(1).with_noet(3);

@@ -341,7 +341,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_land_where_hosts_look() {
+    fn identify_controller_fields_have_standard_offsets() {
         let controller = IdentifyController {
             sn: Ascii::new("S").unwrap(),
             cntrltype: ControllerType::IO,
@@ -366,12 +366,12 @@ mod tests {
     }
 
     #[test]
-    fn default_is_all_zeroes() {
+    fn default_identify_controller_is_zeroed() {
         assert_eq!(IdentifyController::default().as_bytes(), [0; 4096]);
     }
 
     #[test]
-    fn mdts_in_bytes() {
+    fn mdts_converts_to_bytes() {
         let with = |mdts| IdentifyController {
             mdts,
             ..Default::default()

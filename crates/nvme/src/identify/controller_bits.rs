@@ -377,7 +377,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_that_hosts_test() {
+    fn identify_controller_bits_have_standard_positions() {
         assert_eq!(Oacs::new().with_dbcs(true).into_bits().get(), 1 << 8);
         assert_eq!(Oacs::new().with_fnvms(true).into_bits().get(), 1 << 1);
         assert_eq!(Oacs::new().with_hmlms(true).into_bits().get(), 1 << 11);
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn little_endian_on_the_wire() {
+    fn bit_fields_are_little_endian() {
         let oncs = Oncs::new().with_nvmcpys(true).with_nvmcmps(true);
         assert_eq!(oncs.as_bytes(), [1, 1]);
         assert_eq!(Oncs::read_from_bytes(&[1, 1]).unwrap(), oncs);

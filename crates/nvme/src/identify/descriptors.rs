@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn written_as_figure_315() {
+    fn descriptors_match_figure_315() {
         let list = NamespaceDescriptors::new([
             Descriptor::Eui64([1, 2, 3, 4, 5, 6, 7, 8]),
             Descriptor::Csi(Csi::NVM),
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn read_back() {
+    fn descriptors_round_trip() {
         let descriptors = [
             Descriptor::Nguid([7; 16]),
             Descriptor::Uuid([9; 16]),
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_lengths_are_data() {
+    fn descriptors_of_wrong_length_are_preserved() {
         let mut list = NamespaceDescriptors::default();
         list.0[..4].copy_from_slice(&[1, 3, 0, 0]);
         let only = list.iter().collect::<Vec<_>>();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_without_an_end_stops_at_the_page() {
+    fn descriptor_list_without_end_stops_at_page() {
         let full = NamespaceDescriptors([0xff; 4096]);
         assert_eq!(full.iter().count(), 4096 / (4 + 255));
         let nid = [1u8; 255];

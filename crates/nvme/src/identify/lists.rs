@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nsid_list_ends_at_zero_or_at_the_page() {
+    fn nsid_list_ends_at_zero_or_page_end() {
         let list: NsidList = [1, 2, 0x0102_0304].into_iter().collect();
         assert_eq!(list.as_bytes()[8..12], [4, 3, 2, 1]);
         assert_eq!(list.iter().collect::<Vec<_>>(), [1, 2, 0x0102_0304]);
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn controller_list_counts() {
+    fn controller_list_stores_count() {
         let list: ControllerList = [7, 9].into_iter().collect();
         assert_eq!(list.as_bytes()[..6], [2, 0, 7, 0, 9, 0]);
         assert_eq!(list.iter().collect::<Vec<_>>(), [7, 9]);
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn command_set_vector_is_indexed_by_csi() {
+    fn command_set_vector_bits_match_csi() {
         assert_eq!(IoCommandSetVector::new().with_nvm(true).as_bytes()[0], 1);
         assert_eq!(
             IoCommandSetVector::new().with_zns(true).as_bytes()[0],

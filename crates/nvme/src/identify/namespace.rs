@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_land_where_hosts_look() {
+    fn identify_namespace_fields_have_standard_offsets() {
         let mut namespace = IdentifyNamespace {
             nsze: 0x0102.into(),
             nguid: [0xab; 16],
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn formatted_checks_the_index() {
+    fn formatted_checks_index() {
         let mut namespace = IdentifyNamespace::default();
         namespace.lbaf[0] = LbaFormat::new(9);
         namespace.lbaf[20] = LbaFormat::new(12);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn block_size_refuses_nonsense() {
+    fn invalid_block_size_is_refused() {
         assert_eq!(LbaFormat::new(9).block_size(), Some(512));
         assert_eq!(LbaFormat::new(31).block_size(), Some(1 << 31));
         for lbads in [0, 8, 32, 64, 255] {

@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn format_index_is_split() {
+    fn format_index_is_split_in_flbas() {
         assert_eq!(Flbas::for_format(0x2b).into_bits(), 0xb | 2 << 5);
         assert_eq!(Flbas::for_format(63).index(), 63);
         assert_eq!(Flbas::from_bits(0x10).index(), 0);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn bit_positions() {
+    fn identify_namespace_bits_have_standard_positions() {
         assert_eq!(Nsfeat::new().with_dae(true).into_bits(), 4);
         assert_eq!(Nsfeat::new().with_optperf(3).into_bits(), 3 << 4);
         assert_eq!(Nsfeat::new().with_optrperf(true).into_bits(), 1 << 7);

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ascii_pads_and_refuses() {
+    fn ascii_is_padded_and_validated() {
         let field = Ascii::<8>::new("vnvme 1").unwrap();
         assert_eq!(field.0, *b"vnvme 1 ");
         assert_eq!(field.as_str(), Some("vnvme 1"));
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn ascii_from_a_device_may_be_anything() {
+    fn ascii_of_device_may_hold_any_bytes() {
         assert_eq!(Ascii([0u8; 4]).as_str(), Some(""));
         assert_eq!(Ascii(*b"ab\0\0").to_string(), "ab");
         let odd = Ascii(*b"a\xff\0b");
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn nqn_ends_at_its_zero() {
+    fn nqn_ends_at_zero_byte() {
         let nqn = Nqn::new("nqn.2014-08.org.nvmexpress:uuid:x").unwrap();
         assert_eq!(nqn.as_str(), Some("nqn.2014-08.org.nvmexpress:uuid:x"));
         assert_eq!(nqn.0[33], 0);

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_with_their_namespaces() {
+    fn ana_groups_have_their_namespaces() {
         let page = page(3);
         let found: Vec<_> = ana_groups(&page)
             .map(|(group, nsids)| {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_not_there() {
+    fn truncated_ana_group_is_skipped() {
         let whole = page(3);
         for len in 0..whole.len() {
             let count = ana_groups(&whole[..len]).count();

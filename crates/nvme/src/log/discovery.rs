@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_on_the_wire() {
+    fn discovery_record_matches_wire_layout() {
         let record = DiscoveryRecord {
             trtype: TransportType::TCP,
             adrfam: AddressFamily::IPV4,

@@ -117,7 +117,7 @@ mod tests {
     use crate::cmd::AdminOpcode;
 
     #[test]
-    fn effects() {
+    fn command_effects_encode() {
         let mut log = CommandsSupported::default();
         log.acs[usize::from(AdminOpcode::FORMAT_NVM.0)] = CommandEffects::new()
             .with_csupp(true)

@@ -105,7 +105,7 @@ mod tests {
     use zerocopy::IntoBytes;
 
     #[test]
-    fn bytes_of_a_list() {
+    fn lba_status_list_encodes() {
         let header = LbaStatusListHeader {
             nlsd: 2.into(),
             cmpc: LbaStatusCondition::COMPLETE,
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_an_element() {
+    fn lba_status_element_encodes() {
         let element = LbaStatusElement {
             neid: 5.into(),
             nlrd: 1.into(),

@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits() {
+    fn placement_log_bits_encode() {
         let attributes = FdpAttributes::new().with_rgif(2).with_fdpcv(true);
         assert_eq!(attributes.into_bits(), 0x82);
         assert_eq!(FdpAttributes::new().with_fdpvwc(true).into_bits(), 1 << 4);

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn status_bits() {
+    fn sanitize_status_bits_encode() {
         let status = SanitizeStatus::new()
             .with_sos(SanitizeOutcome::FAILED)
             .with_opc(2)

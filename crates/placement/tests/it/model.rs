@@ -94,7 +94,7 @@ fn event(ty: Type, handle: u16, identifier: u16, at: u64) -> Event {
 
 proptest! {
     #[test]
-    fn histories(
+    fn random_histories_match_model(
         handles in 1..5u16,
         unit in 1..40u64,
         steps in prop::collection::vec(step(), 1..200),
@@ -181,7 +181,7 @@ proptest! {
 
     /// Checks that for any stored words, all values read from them are in range.
     #[test]
-    fn words_of_an_enemy(
+    fn random_table_words_cause_no_panic(
         bytes in prop::collection::vec(any::<u8>(), 64 * 70),
         writes in prop::collection::vec((0..9u16, any::<u64>()), 0..8),
     ) {
@@ -200,7 +200,7 @@ proptest! {
 
 /// Checks that no write of several threads to one handle is lost.
 #[test]
-fn threads() {
+fn concurrent_writes_lose_nothing() {
     let geometry = Geometry {
         handles: 2,
         unit: 7,
@@ -229,7 +229,7 @@ fn threads() {
 
 /// Checks that the last 63 events are kept, oldest first.
 #[test]
-fn the_oldest_event_makes_room() {
+fn full_event_list_drops_oldest() {
     let geometry = Geometry {
         handles: 1,
         unit: 1,

@@ -15,7 +15,7 @@ fn refused(bytes: &[u8]) -> TableError {
 }
 
 #[test]
-fn a_table_is_read() {
+fn encoded_table_decodes() {
     let mut bytes = encode(&GEOMETRY, IDENTITY);
     assert_eq!(bytes.len(), len(3));
     assert_eq!(check(&bytes, &GEOMETRY, IDENTITY), Ok(()));
@@ -25,7 +25,7 @@ fn a_table_is_read() {
 }
 
 #[test]
-fn damage_is_found() {
+fn damaged_table_is_refused() {
     let good = encode(&GEOMETRY, IDENTITY);
     for end in [0, 63, 64, 127, good.len() - 1] {
         let error = refused(&good[..end]);
@@ -54,7 +54,7 @@ fn damage_is_found() {
 }
 
 #[test]
-fn another_namespace_has_another_table() {
+fn table_of_other_namespace_is_refused() {
     let good = encode(&GEOMETRY, IDENTITY);
     let other = Identity { namespace: [8; 16] };
     let found = check(&good, &GEOMETRY, other);
@@ -74,7 +74,7 @@ fn another_namespace_has_another_table() {
 }
 
 #[test]
-fn what_cannot_be() {
+fn invalid_geometry_is_refused() {
     for handles in [0, 129] {
         let geometry = Geometry {
             handles,

@@ -41,7 +41,7 @@ fn with_storage(guard: Guard, storage: StorageTag) -> Layout {
 /// Checks that files of version 1, byte by byte as older programs wrote them, are read with the
 /// smallest storage tags.
 #[test]
-fn files_of_version_1_are_read() {
+fn table_of_version_1_is_read() {
     let size = table::len(1000, 16).unwrap();
     for (guard, bits) in [
         (Guard::Bits16, 16),
@@ -80,7 +80,7 @@ fn files_of_version_1_are_read() {
 
 /// Checks that a file with larger storage tags has version 2, and matches only that size.
 #[test]
-fn storage_tags_are_the_files() {
+fn table_with_other_storage_tag_is_refused() {
     let size = table::len(1000, 16).unwrap();
     let layout = |bits| with_storage(Guard::Bits32, StorageTag::of(bits));
     let bytes = table::encode(&layout(24), WHOSE);
@@ -94,7 +94,7 @@ fn storage_tags_are_the_files() {
 }
 
 #[test]
-fn a_header_is_of_one_namespace() {
+fn table_header_belongs_to_one_namespace() {
     let bytes = table::encode(&LAYOUT, WHOSE);
     assert_eq!(bytes.len(), HEADER);
     assert_eq!(size(), 4096 + 8 * 4096);
@@ -179,7 +179,7 @@ proptest! {
     /// Checks that an interrupted write, before its data or in the middle of its metadata, leaves
     /// the block as it was.
     #[test]
-    fn a_block_has_its_metadata(steps in prop::collection::vec((any::<u8>(), 0..6_u8), 1..600)) {
+    fn interrupted_write_keeps_old_metadata(steps in prop::collection::vec((any::<u8>(), 0..6_u8), 1..600)) {
         let mut model = Model { entry: vec![0; 32], generation: 1, data: 0, metadata: None };
         for (value, how) in steps {
             let metadata = !value;
@@ -221,7 +221,7 @@ proptest! {
 
     /// Checks that any bytes of a file are refused or read without a panic.
     #[test]
-    fn any_bytes(
+    fn random_bytes_cause_no_panic(
         bytes in prop::collection::vec(any::<u8>(), 0..200),
         at in 0..HEADER, bit in 0..8_u8, size: u64,
     ) {
@@ -243,7 +243,7 @@ proptest! {
 }
 
 #[test]
-fn generations_never_are_zero() {
+fn generation_is_never_zero() {
     assert_eq!(table::next_generation(1), 2);
     assert_eq!(table::next_generation((1 << 24) - 1), 1);
     assert_eq!(table::next_generation(u32::MAX), 1);

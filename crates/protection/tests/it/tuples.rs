@@ -36,7 +36,7 @@ fn made(kind: Type, guard: Guard, first: bool, data: &[u8], size: usize) -> (Pro
 /// Checks the published values of CRC-16/T10-DIF and CRC-32C, and those for 4096 bytes that "NVM
 /// Command Set 1.1", 5.3.1.3, lists for CRC-64/NVME.
 #[test]
-fn guards_have_the_published_values() {
+fn guards_match_published_values() {
     let of = |guard, data: &[u8]| made(Type::One, guard, true, data, 16).1;
     assert_eq!(of(Guard::Bits16, b"123456789")[..2], [0xd0, 0xdb]);
     let crc = 0xe306_9283_u32.to_be_bytes();
@@ -54,7 +54,7 @@ fn guards_have_the_published_values() {
 }
 
 #[test]
-fn fields_are_where_the_formats_have_them() {
+fn tuple_fields_have_standard_offsets() {
     let block = 0x0001_1122_3344_5566_7788_u128;
     for (guard, size, rest) in [
         (Guard::Bits16, 8, vec![0x55, 0x66, 0x77, 0x88]),
@@ -76,7 +76,7 @@ fn fields_are_where_the_formats_have_them() {
 }
 
 #[test]
-fn reference_tags_count_and_wrap() {
+fn reference_tags_increment_and_wrap() {
     for guard in GUARDS {
         let of = |kind| with(kind, guard, false);
         let mask = of(Type::One).reference_mask();
@@ -95,7 +95,7 @@ fn reference_tags_count_and_wrap() {
 }
 
 #[test]
-fn escapes_and_masks() {
+fn escapes_and_masks_skip_checks() {
     for guard in GUARDS {
         for kind in TYPES {
             let (protection, mut metadata) = made(kind, guard, false, &[0; 512], 16);
@@ -130,7 +130,7 @@ fn escapes_and_masks() {
 }
 
 #[test]
-fn layouts() {
+fn invalid_layouts_are_refused() {
     let tuples = |guard| Some(with(Type::One, guard, false));
     let layout = |block, metadata, protection| {
         let extended = false;
@@ -209,7 +209,7 @@ fn layouts() {
 /// Checks the standard's examples for the division of dwords 2, 3 and 14: a storage tag of 32 bits
 /// with a 32-bit guard, and one of 18 bits with a 64-bit guard ("NVM Command Set 1.1", 5.3.1.4.1).
 #[test]
-fn storage_tags_are_where_the_standard_has_them() {
+fn storage_tags_match_standard_examples() {
     for (guard, bits, dwords, storage, reference) in [
         (
             Guard::Bits32,
@@ -273,7 +273,7 @@ fn storage_tags_are_where_the_standard_has_them() {
 /// Checks that each bit of a storage tag of any size is compared if the mask contains it and the
 /// command enables the check.
 #[test]
-fn storage_tags_are_compared_by_their_mask() {
+fn storage_tag_comparison_respects_mask() {
     for guard in GUARDS {
         let (least, most) = guard.storage_bits();
         for (kind, bits) in TYPES
@@ -319,7 +319,7 @@ fn storage_tags_are_compared_by_their_mask() {
 /// Checks that the reference tag consists only of the bits below the storage tag, and that none is
 /// checked when there are no such bits.
 #[test]
-fn reference_tags_beside_storage_tags() {
+fn reference_tag_excludes_storage_tag_bits() {
     let with = |kind, bits| Protection {
         storage: StorageTag::of(bits),
         ..with(kind, Guard::Bits16, false)
@@ -379,7 +379,7 @@ proptest! {
     /// Checks that a change of any bit in data, metadata or tags fails the matching check, and only
     /// if that check is enabled.
     #[test]
-    fn any_changed_bit_is_found(
+    fn any_changed_bit_is_detected(
         guard in prop::sample::select(&GUARDS[..]),
         kind in prop::sample::select(&TYPES[..]),
         first: bool,
@@ -418,7 +418,7 @@ proptest! {
 
     /// Checks that metadata that is too short is neither changed nor accepted.
     #[test]
-    fn short_metadata_is_no_tuple(len in 0..8_usize) {
+    fn short_metadata_has_no_tuple(len in 0..8_usize) {
         let (protection, metadata) = made(Type::One, Guard::Bits16, false, &[0; 512], len);
         prop_assert!(metadata.iter().all(|byte| *byte == 0x5c));
         let found = protection.check(&[0; 512], &metadata, tags(7), Checks::ALL);

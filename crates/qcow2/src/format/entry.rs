@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_say_what_the_specification_says() {
+    fn entries_map_as_specified() {
         let g = geometry(16, 3);
         let of = |entry| L2Entry(entry).mapping(&g);
         assert_eq!(of(0), Mapping::Unallocated);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn compressed_data_begins_and_ends_where_its_descriptor_says() {
+    fn compressed_data_range_follows_descriptor() {
         // 62 - (16 - 8) = 54 bits of offset.
         let g = geometry(16, 3);
         let entry = L2Entry(COMPRESSED | 3 << 54 | 0x12345);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_entries_are_those_that_need_nothing_else() {
+    fn plain_entries_need_no_allocation() {
         let g = geometry(16, 3);
         for entry in [0, 1, 0x50000, 0x50001, COPIED, 0x50200, COMPRESSED | 0x600] {
             for flags in [0, COPIED] {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_begin_with_clusters() {
+    fn table_addresses_are_cluster_aligned() {
         let g = geometry(16, 3);
         assert_eq!(table_entry(0, &g), Some((0, false)));
         assert_eq!(table_entry(0x30000 | COPIED, &g), Some((0x30000, true)));

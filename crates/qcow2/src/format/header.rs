@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_read() {
+    fn header_is_parsed() {
         let read = Header::parse(&header()).unwrap();
         assert_eq!((read.size, read.l1_entries), (1 << 30, 2));
         assert_eq!(
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_is_refused_in_words() {
+    fn unsupported_header_is_refused_with_reason() {
         let word = |at, value: &[u8]| with(at, value).unwrap_err().to_string();
         for (at, value, expected) in [
             (0, &b"QED\0"[..], "not a qcow2 image"),
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_only_be_read_says_why() {
+    fn read_only_reason_is_reported() {
         let check = |at, value: &[u8]| {
             with(at, value)
                 .unwrap()
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn backing_files_and_their_formats_are_found() {
+    fn backing_file_and_format_are_parsed() {
         let mut bytes = header();
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
         put(112, &EXTENSION_BACKING_FORMAT.to_be_bytes());

@@ -415,22 +415,22 @@ fn lives(loss: u64) {
 }
 
 #[test]
-fn nothing_is_lost_when_the_process_is_killed() {
+fn killed_process_loses_nothing() {
     lives(0);
 }
 
 #[test]
-fn what_was_flushed_survives_a_loss_of_power() {
+fn flushed_data_survives_power_loss() {
     lives(50);
 }
 
 #[test]
-fn what_was_flushed_survives_when_all_else_is_lost() {
+fn flushed_data_survives_loss_of_all_else() {
     lives(100);
 }
 
 #[test]
-fn nothing_else_is_seen_when_nearly_all_has_reached_the_disk() {
+fn partial_writeback_exposes_no_other_data() {
     lives(5);
 }
 
@@ -478,7 +478,7 @@ fn flushes(behind: u8, last: u8, len: usize) -> usize {
 }
 
 #[test]
-fn only_what_takes_the_place_of_data_is_waited_for() {
+fn only_replaced_data_waits_for_flush() {
     for len in [4096, 1 << 16] {
         assert_eq!(flushes(7, 7, len), 1, "{len} bytes in the place of others");
     }
@@ -490,7 +490,7 @@ fn only_what_takes_the_place_of_data_is_waited_for() {
 
 /// Checks that backing files are never written.
 #[test]
-fn files_behind_are_left_alone() {
+fn backing_files_are_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     let base = directory.path().join("base");
     std::fs::write(&base, vec![7; 1 << 20]).unwrap();

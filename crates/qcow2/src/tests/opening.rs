@@ -34,7 +34,7 @@ fn with_backing(path: &Path, name: &str, format: &str) {
 }
 
 #[test]
-fn backing_files_are_opened_where_that_is_allowed() {
+fn backing_files_open_in_allowed_folders_only() {
     let (_directory, dir) = dir();
     let (inside, outside) = (dir.join("in"), dir.join("out"));
     for folder in [&inside, &outside] {
@@ -80,7 +80,7 @@ fn backing_files_are_opened_where_that_is_allowed() {
 }
 
 #[test]
-fn formats_are_not_guessed() {
+fn backing_format_is_not_guessed() {
     let (_directory, dir) = dir();
     let disk = dir.join("disk");
     assert!(refused(&disk, None).contains("qemu-img create -f qcow2"));
@@ -103,7 +103,7 @@ fn formats_are_not_guessed() {
 }
 
 #[test]
-fn chains_that_lead_back_end() {
+fn circular_backing_chain_is_refused() {
     let (_directory, dir) = dir();
     let path = |name: &str| dir.join(name);
     with_backing(&path("self"), "self", "qcow2");
@@ -134,7 +134,7 @@ fn changed(changes: &[(usize, &[u8])]) -> (tempfile::TempDir, PathBuf) {
 const CLUSTER: usize = 1 << 16;
 
 #[test]
-fn tables_that_contradict_each_other_are_not_written() {
+fn contradicting_tables_are_refused() {
     let table = |cluster: u64| ((cluster << 16) | COPIED).to_be_bytes();
     let counted = |cluster: usize| (2 * CLUSTER + cluster * 2, &[0u8, 1][..]);
     for (changes, word) in [
@@ -168,7 +168,7 @@ fn tables_that_contradict_each_other_are_not_written() {
 }
 
 #[test]
-fn entries_lead_to_no_table_and_to_nothing_that_is_free() {
+fn entries_to_tables_or_free_clusters_are_errors() {
     let l2 = 4usize;
     let entry = |cluster: u64| ((cluster << 16) | COPIED).to_be_bytes();
     let entries = [
@@ -220,7 +220,7 @@ fn entries_lead_to_no_table_and_to_nothing_that_is_free() {
 
 /// Compressed clusters with no, too few or too many bytes, or with bytes behind the file's end.
 #[test]
-fn compressed_clusters_that_lie_fail_alone() {
+fn invalid_compressed_cluster_fails_alone() {
     let (l2, stream) = (4usize, 8usize);
     // Raw deflate of stored blocks, each of `len` bytes, the last of them marked.
     let stored = |blocks: usize, len: u16| -> Vec<u8> {
@@ -301,7 +301,7 @@ fn compressed_clusters_that_lie_fail_alone() {
 }
 
 #[test]
-fn a_dirty_image_is_put_in_order_or_left_alone() {
+fn dirty_image_is_repaired_or_left_alone() {
     let dirty: (usize, &[u8]) = (72, &1u64.to_be_bytes());
     // A cluster that is counted and not used, and one the other way.
     let table = (4u64 << 16 | COPIED).to_be_bytes();
@@ -330,7 +330,7 @@ fn a_dirty_image_is_put_in_order_or_left_alone() {
 }
 
 #[test]
-fn an_image_in_use_is_not_opened_again() {
+fn image_in_use_is_refused() {
     let (_directory, dir) = dir();
     let path = dir.join("disk");
     EmptyImage::default().image(&path);

@@ -151,7 +151,7 @@ struct Expect {
 }
 
 #[test]
-fn random_requests_do_what_they_do_to_bytes() {
+fn random_requests_match_byte_array() {
     let seeds = match std::env::var("VNVME_LIVES") {
         Ok(text) => text.parse().unwrap(),
         Err(_) => 3,
@@ -336,7 +336,7 @@ fn len(path: &Path) -> u64 {
 }
 
 #[test]
-fn clusters_that_were_freed_are_used_again() {
+fn freed_clusters_are_reused() {
     let Some((_directory, path, volume)) = image(EmptyImage::default()) else {
         return;
     };
@@ -375,7 +375,7 @@ fn volume_has_limbo(volume: &Qcow2Volume) -> bool {
 /// Checks that an idle queue does not delay the reuse of freed clusters, and that one with
 /// outstanding requests does.
 #[test]
-fn a_queue_at_rest_holds_up_nobody() {
+fn idle_queue_delays_no_reuse() {
     let Some((_directory, _path, volume)) = image(EmptyImage::default()) else {
         return;
     };
@@ -400,7 +400,7 @@ fn a_queue_at_rest_holds_up_nobody() {
 }
 
 #[test]
-fn a_cancelled_request_ends_and_its_clusters_can_be_used() {
+fn cancelled_request_ends_and_frees_clusters() {
     let Some((_directory, path, volume)) = image(EmptyImage::default()) else {
         return;
     };
@@ -446,7 +446,7 @@ fn a_cancelled_request_ends_and_its_clusters_can_be_used() {
 
 /// Checks that a queue dropped with outstanding requests leaves a consistent image.
 #[test]
-fn a_queue_that_goes_leaves_order() {
+fn dropped_queue_leaves_image_consistent() {
     for rounds in 0..30 {
         let Some((_directory, path, volume)) = image(EmptyImage::default()) else {
             return;

@@ -34,7 +34,7 @@ fn hosts(state: &Reservations) -> Vec<u64> {
 }
 
 #[test]
-fn a_state_outlasts_the_process_and_with_ptpl_the_power() {
+fn state_survives_process_and_with_ptpl_power_loss() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.reservations");
     let (mut file, mut state, executed) = open(&path, BOOT).unwrap();
@@ -66,7 +66,7 @@ fn a_state_outlasts_the_process_and_with_ptpl_the_power() {
 }
 
 #[test]
-fn each_write_that_is_cut_short_leaves_the_old_state_or_the_new_one() {
+fn torn_write_leaves_old_or_new_state() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
     let (mut file, mut state, _) = open(&path, BOOT).unwrap();
@@ -105,7 +105,7 @@ fn each_write_that_is_cut_short_leaves_the_old_state_or_the_new_one() {
 }
 
 #[test]
-fn a_file_belongs_to_one_process() {
+fn file_is_locked_by_one_process() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
     let (file, ..) = open(&path, BOOT).unwrap();
@@ -126,7 +126,7 @@ fn a_file_belongs_to_one_process() {
 }
 
 #[test]
-fn many_that_make_it_at_once_find_one_file() {
+fn concurrent_creation_yields_one_file() {
     let dir = tempfile::tempdir().unwrap();
     for round in 0..20 {
         let path = dir.path().join(format!("file{round}"));
@@ -150,7 +150,7 @@ fn many_that_make_it_at_once_find_one_file() {
 }
 
 #[test]
-fn what_is_no_such_file_is_refused_in_words_and_left_alone() {
+fn foreign_file_is_refused_and_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
     let refused = |name: &str, why: &str| {
@@ -201,7 +201,7 @@ fn refused_fifo(path: &Path) {
 /// Checks that a program that cannot read the newest state does not fall back to the older state in
 /// the other slot.
 #[test]
-fn an_older_program_does_not_go_back_to_an_older_state() {
+fn older_program_refuses_newer_state() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
     let (mut file, mut state, _) = open(&path, BOOT).unwrap();
@@ -226,7 +226,7 @@ fn an_older_program_does_not_go_back_to_an_older_state() {
 }
 
 #[test]
-fn the_present_boot_has_a_name() {
+fn current_boot_has_id() {
     let boot = ReservationFile::boot().unwrap();
     assert_ne!(boot, [0; 16]);
     assert_eq!(ReservationFile::boot().unwrap(), boot);

@@ -50,7 +50,7 @@ fn sum(bytes: &mut [u8]) {
 }
 
 #[test]
-fn what_is_encoded_is_decoded() {
+fn encoded_image_decodes() {
     for registrants in [0, 1, 2, 200] {
         for rtype in ReservationType::ALL.map(Some).into_iter().chain([None]) {
             if registrants == 0 && rtype.is_some() {
@@ -66,7 +66,7 @@ fn what_is_encoded_is_decoded() {
 }
 
 #[test]
-fn every_flipped_bit_and_every_missing_byte_is_noticed() {
+fn every_flipped_bit_and_missing_byte_is_detected() {
     let bytes = image(3, Some(ReservationType::WriteExclusive)).encode();
     for bit in 0..bytes.len() * 8 {
         let mut bytes = bytes.clone();
@@ -79,7 +79,7 @@ fn every_flipped_bit_and_every_missing_byte_is_noticed() {
 }
 
 #[test]
-fn what_no_state_is_is_refused_in_words() {
+fn contradicting_image_is_refused_with_reason() {
     use ImageError::Contradiction;
     let good = image(3, Some(ReservationType::WriteExclusive));
     let cases: &[(usize, &[u8], &str)] = &[
@@ -147,7 +147,7 @@ fn what_no_state_is_is_refused_in_words() {
 }
 
 #[test]
-fn more_registrants_than_there_is_room_for() {
+fn image_with_too_many_registrants_is_refused() {
     let mut state = Reservations::new(true);
     for i in 0..MAX_REGISTRANTS as u64 {
         let register = Operation::Register { key: i, ptpl: None };
@@ -200,7 +200,7 @@ fn more_registrants_than_there_is_room_for() {
 
 proptest! {
     #[test]
-    fn changed_bytes_with_a_right_checksum_are_a_state_or_refused(
+    fn changed_bytes_with_valid_checksum_decode_or_are_refused(
         registrants in 0_u8..4,
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {

@@ -355,7 +355,7 @@ fn check_report(state: &Reservations, model: &Model, extended: bool) {
 }
 
 #[test]
-fn random_histories_are_those_of_a_naive_model() {
+fn random_histories_match_naive_model() {
     let steps = std::env::var("VNVME_RESERVATION_STEPS");
     let steps = steps.map_or(1_000_000, |steps| steps.parse::<u64>().unwrap());
     let hosts: Vec<HostId> = (1..=6)

@@ -73,14 +73,14 @@ fn after_power_loss(state: &Reservations) -> Reservations {
 }
 
 #[test]
-fn what_was_kept_with_ptpl_is_there_after_each_cut() {
+fn reservation_with_ptpl_survives_power_loss() {
     let said = std::env::var("VNVME_CUTS").ok();
     let cuts = said.map_or(200, |said| said.parse().unwrap());
     let dir = tempfile::tempdir().unwrap();
     let disk = match Disk::new(&dir.path().join("mount"), SIZE) {
         Ok(disk) => disk,
         Err(error) => {
-            let what = "reservations::power::what_was_kept_with_ptpl_is_there_after_each_cut";
+            let what = "reservations::power::reservation_with_ptpl_survives_power_loss";
             return testkit::skip(what, format!("/dev/fuse: {error}"));
         }
     };

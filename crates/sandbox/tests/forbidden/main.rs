@@ -283,7 +283,7 @@ fn landlock(abi: u32, what: &str) -> bool {
 }
 
 #[test]
-fn no_file_is_reached_by_its_path() {
+fn files_are_unreachable_by_path() {
     // Truncation came with the third.
     if landlock(3, "sandbox: files") {
         check(FILES);
@@ -291,7 +291,7 @@ fn no_file_is_reached_by_its_path() {
 }
 
 #[test]
-fn what_is_opened_later_is_below_what_was_named() {
+fn later_opens_stay_below_named_folders() {
     // Moves between directories came with the second, truncation with the third.
     if landlock(3, "sandbox: what is opened later") {
         check(LATER);
@@ -299,24 +299,24 @@ fn what_is_opened_later_is_below_what_was_named() {
 }
 
 #[test]
-fn neither_the_network_nor_other_processes_are_reached() {
+fn network_and_other_processes_are_unreachable() {
     if landlock(6, "sandbox: network and processes") {
         check(OTHERS);
     }
 }
 
 #[test]
-fn rights_do_not_come_back() {
+fn dropped_rights_are_never_regained() {
     check(RIGHTS);
 }
 
 #[test]
-fn only_listed_calls_are_made() {
+fn only_listed_system_calls_are_made() {
     check(CALLS);
 }
 
 #[test]
-fn a_process_that_starts_others_keeps_its_users_rights() {
+fn process_with_children_keeps_user_rights() {
     check(STARTING);
     for (name, _) in NEVER {
         let end = if ["execve", "execveat", "capset"].contains(name) {
@@ -330,7 +330,7 @@ fn a_process_that_starts_others_keeps_its_users_rights() {
 
 /// Who needs to connect may do that, to where it was said, and with no other kind of socket.
 #[test]
-fn only_what_is_needed_is_connected_to() {
+fn only_configured_connections_are_allowed() {
     assert_eq!(tried_with("TCP", Step::Seal, true), End::Done);
     for (name, end) in [
         (DATAGRAM, End::Refused(Errno::PERM)),
@@ -354,12 +354,12 @@ fn only_what_is_needed_is_connected_to() {
 
 /// It keeps everything, and so the report names it.
 #[test]
-fn a_thread_that_was_there_before_is_named() {
+fn earlier_thread_is_named() {
     assert_eq!(tried(EARLY, Step::Enter), End::Done);
 }
 
 #[test]
-fn some_calls_end_the_process() {
+fn forbidden_calls_kill_process() {
     for (name, _) in NEVER {
         assert_eq!(tried(name, Step::Seal), End::Killed, "{name}");
     }

@@ -46,7 +46,7 @@ proptest! {
     })]
 
     #[test]
-    fn any_content_is_read_or_refused(
+    fn random_content_is_read_or_refused(
         header in prop::collection::vec((3..40_usize, prop_oneof![
             0..10_u64, 0..400_000_u64, any::<u64>(),
         ]), 0..6),

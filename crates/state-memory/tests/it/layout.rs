@@ -40,7 +40,7 @@ fn window(iova: u64, number: u32) -> KeptWindow {
 }
 
 #[test]
-fn only_what_is_used_takes_memory() {
+fn unused_sections_take_no_memory() {
     let large = Layout {
         windows: 65_535,
         shares: 64,
@@ -64,7 +64,7 @@ fn only_what_is_used_takes_memory() {
 }
 
 #[test]
-fn bytes_and_words_stay() {
+fn session_bytes_and_words_survive_reopen() {
     let state = StateMemory::create(LAYOUT).unwrap();
     let session = state.session();
     assert_eq!(session.len(), 10_000);
@@ -88,7 +88,7 @@ fn bytes_and_words_stay() {
 }
 
 #[test]
-fn the_last_commit_counts() {
+fn last_commit_is_read() {
     let state = StateMemory::create(LAYOUT).unwrap();
     assert_eq!(again(&state).control().read(), Ok(None));
     for n in 1..5_u8 {
@@ -112,7 +112,7 @@ fn the_last_commit_counts() {
 }
 
 #[test]
-fn windows_come_and_go() {
+fn windows_are_added_and_removed() {
     let state = StateMemory::create(LAYOUT).unwrap();
     let mut windows = state.windows().unwrap();
     for number in 1..=6 {
@@ -145,7 +145,7 @@ fn windows_come_and_go() {
 }
 
 #[test]
-fn a_descriptors_number_is_never_used_again() {
+fn descriptor_number_is_never_reused() {
     let state = StateMemory::create(LAYOUT).unwrap();
     let mut table = state.descriptors().unwrap();
     let first = table.add(DescriptorKind::CLIENT, 0).unwrap();
@@ -170,7 +170,7 @@ fn a_descriptors_number_is_never_used_again() {
 }
 
 #[test]
-fn records_and_hot_rows_are_each_shares_own() {
+fn records_and_hot_rows_are_separate_per_share() {
     let state = StateMemory::create(LAYOUT).unwrap();
     let hot = state.hot().unwrap();
     assert_eq!(hot.count(), 5);
@@ -190,7 +190,7 @@ fn records_and_hot_rows_are_each_shares_own() {
 }
 
 #[test]
-fn a_file_that_is_not_whole_is_an_error() {
+fn damaged_state_file_is_error() {
     let state = StateMemory::create(LAYOUT).unwrap();
     state.control().commit(b"state").unwrap();
     let open = || StateMemory::open(state.fd().try_clone_to_owned().unwrap());
@@ -221,7 +221,7 @@ fn a_file_that_is_not_whole_is_an_error() {
 }
 
 #[test]
-fn sections_of_a_newer_version_are_passed_over() {
+fn sections_of_newer_version_are_skipped() {
     let state = StateMemory::create(LAYOUT).unwrap();
     // An eighth section of an unknown kind.
     patch(&state, 16, &8_u64.to_le_bytes());

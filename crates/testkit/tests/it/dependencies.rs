@@ -104,7 +104,7 @@ fn one(words: &[&str], at: &mut usize, allowed: &BTreeSet<String>) -> bool {
 }
 
 #[test]
-fn expressions_are_read_as_spdx_has_them() {
+fn spdx_expressions_are_parsed() {
     let allowed = BTreeSet::from(["MIT".to_owned(), "Unicode-3.0".to_owned()]);
     for good in [
         "MIT",
@@ -130,7 +130,7 @@ fn expressions_are_read_as_spdx_has_them() {
 }
 
 #[test]
-fn every_licence_is_allowed() {
+fn every_licence_is_on_allowed_list() {
     let deny = deny();
     let allowed = strings(&deny["licenses"]["allow"]);
     let exceptions = deny["licenses"]["exceptions"].as_array().expect("a list");
@@ -151,7 +151,7 @@ fn every_licence_is_allowed() {
 }
 
 #[test]
-fn everything_comes_from_an_allowed_registry() {
+fn every_package_comes_from_allowed_registry() {
     let allowed = strings(&deny()["sources"]["allow-registry"]);
     for package in packages() {
         let Some(source) = package["source"].as_str() else {
@@ -177,7 +177,7 @@ fn version(text: &str) -> Option<[u32; 3]> {
 }
 
 #[test]
-fn no_crate_needs_a_newer_rust_than_the_workspace_says() {
+fn no_crate_needs_newer_rust_than_workspace() {
     let manifest = std::fs::read_to_string(root().join("Cargo.toml")).expect("Cargo.toml");
     let manifest: toml::Table = manifest.parse().expect("TOML");
     let ours = manifest["workspace"]["package"]["rust-version"].as_str();
@@ -195,7 +195,7 @@ fn no_crate_needs_a_newer_rust_than_the_workspace_says() {
 }
 
 #[test]
-fn every_crate_says_what_it_is() {
+fn every_crate_has_description() {
     let ours = packages();
     let ours = ours.iter().filter(|package| package["source"].is_null());
     let mut count = 0;

@@ -43,7 +43,7 @@ const KNOWN: &str = "echo 'a::test: no loop device' >>$VNVME_SKIPS; ";
 const UNKNOWN: &str = "echo 'a::test: no loop device at all' >>$VNVME_SKIPS; ";
 
 #[test]
-fn a_skip_that_is_not_listed_fails_in_ci_and_is_printed_everywhere() {
+fn unlisted_skip_fails_in_ci_and_is_always_printed() {
     for (script, ci, code, unknown) in [
         ("true", true, 0, false),
         (KNOWN, true, 0, false),
@@ -70,7 +70,7 @@ fn a_skip_that_is_not_listed_fails_in_ci_and_is_printed_everywhere() {
 }
 
 #[test]
-fn an_empty_list_accepts_nothing() {
+fn empty_list_accepts_no_skip() {
     for list in ["", "# nothing\n\n"] {
         assert_eq!(run(KNOWN, Some(list), true).code, Some(1), "{list:?}");
         assert_eq!(run("true", Some(list), true).code, Some(0), "{list:?}");
@@ -78,13 +78,13 @@ fn an_empty_list_accepts_nothing() {
 }
 
 #[test]
-fn a_list_that_cannot_be_read_accepts_nothing() {
+fn unreadable_list_accepts_no_skip() {
     let ran = run(KNOWN, Some("a::(test: unclosed\n"), true);
     assert_eq!(ran.code, Some(1), "{}", ran.text);
 }
 
 #[test]
-fn tests_that_fail_keep_their_exit_code_and_skips_are_printed_all_the_same() {
+fn failed_tests_keep_exit_code_and_print_skips() {
     for script in [KNOWN, UNKNOWN] {
         for ci in [false, true] {
             let ran = run(&format!("{script} exit 7"), Some(LIST), ci);
@@ -100,7 +100,7 @@ fn tests_that_fail_keep_their_exit_code_and_skips_are_printed_all_the_same() {
 
 /// What a script skips, and what a test does, goes the same way.
 #[test]
-fn scripts_and_tests_write_to_the_file() {
+fn scripts_and_tests_record_skips_in_same_file() {
     let exe = std::env::current_exe().unwrap();
     let test = format!(
         "{} --ignored --exact gate::skips_when_asked_to",
@@ -122,7 +122,7 @@ fn skips_when_asked_to() {
 
 /// The repository's own list: valid patterns, none of which matches everything.
 #[test]
-fn the_list_of_the_repository_is_one() {
+fn skip_list_of_repository_is_valid() {
     let list = std::fs::read_to_string(root().join(".ci/skips")).unwrap();
     assert!(
         list.lines()
@@ -130,15 +130,14 @@ fn the_list_of_the_repository_is_one() {
     );
     let ran = run("echo 'some::test: no reason' >>$VNVME_SKIPS", None, true);
     assert_eq!(ran.code, Some(1), "{}", ran.text);
-    let known =
-        "echo 'ublk::with_a_newer_kernel: no newer kernel is given (VNVME_KERNEL)' >>$VNVME_SKIPS";
+    let known = "echo 'ublk::newer_kernel_uses_ublk_disk: no newer kernel is given (VNVME_KERNEL)' >>$VNVME_SKIPS";
     let ran = run(known, None, true);
     assert_eq!(ran.code, Some(0), "{}", ran.text);
 }
 
 /// The tiers and CI go through the script: nothing of the above holds otherwise.
 #[test]
-fn tiers_and_ci_run_in_the_script() {
+fn tiers_and_ci_run_in_skip_script() {
     let read = |path: &str| std::fs::read_to_string(root().join(path)).unwrap();
     let makefile = read("Makefile");
     let tier = makefile

@@ -43,7 +43,7 @@ fn ignored() -> Vec<(String, String)> {
 }
 
 #[test]
-fn ignored_test_has_a_reason_and_is_run_by_test_long() {
+fn ignored_test_has_reason_and_runs_in_test_long() {
     let makefile = fs::read_to_string(root().join("Makefile")).unwrap();
     let all = ignored();
     assert!(all.len() >= 9, "the tests are not found: {all:?}");

@@ -258,7 +258,7 @@ fn named_paths_and_items_exist() {
 }
 
 #[test]
-fn broken_names_are_found() {
+fn broken_names_are_detected() {
     let tree = Tree::read();
     for name in [
         "crates/vnvme/src/eventfd.rs",
@@ -289,7 +289,7 @@ fn broken_names_are_found() {
 }
 
 #[test]
-fn map_of_the_architecture_has_every_crate() {
+fn architecture_lists_every_crate() {
     let text = std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
     for (name, directory) in Tree::read().crates {
         let package = directory.rsplit('/').next().unwrap_or(&name);
@@ -299,7 +299,7 @@ fn map_of_the_architecture_has_every_crate() {
 }
 
 #[test]
-fn links_of_internal_pages_lead_somewhere() {
+fn links_of_internal_pages_exist() {
     for page in pages() {
         let text = std::fs::read_to_string(&page).unwrap();
         let links = text.split("](").skip(1);

@@ -215,7 +215,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn words_say_what_was_meant(place: u32, group: u8, groups: u8, len: u16, index: u8) {
+        fn journal_words_round_trip(place: u32, group: u8, groups: u8, len: u16, index: u8) {
             for phase in Phase::ALL {
                 let hand = CurrentMessage { place, phase, group, groups };
                 prop_assert_eq!(CurrentMessage::of_word(hand.to_word()), Some(hand));
@@ -228,7 +228,7 @@ mod tests {
         }
 
         #[test]
-        fn any_word_may_be_there(word: u64) {
+        fn any_journal_word_is_decoded(word: u64) {
             if let Some(hand) = CurrentMessage::of_word(word) {
                 prop_assert_eq!(CurrentMessage::of_word(hand.to_word()), Some(hand));
             }

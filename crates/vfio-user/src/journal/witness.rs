@@ -57,7 +57,7 @@ mod tests {
     use rustix::fs::{MemfdFlags, memfd_create};
 
     #[test]
-    fn it_is_held_as_long_as_somebody_has_it() {
+    fn witness_is_held_until_last_descriptor_closes() {
         let file = memfd_create("page", MemfdFlags::CLOEXEC).unwrap();
         let one = make(file.as_fd(), 7).unwrap();
         let held = |place| is_held(&file, place).unwrap();

@@ -85,7 +85,7 @@ impl Device for Doorbells {
 }
 
 #[test]
-fn doorbells() {
+fn doorbells_allocate_no_memory() {
     use rustix::net::{
         AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
     };

@@ -51,7 +51,7 @@ fn set_up(device: Mock) -> (Client, std::thread::JoinHandle<Mock>, tempfile::Tem
 }
 
 #[test]
-fn everything_against_the_server() {
+fn client_works_with_server() {
     let mut device = Mock {
         defer: true,
         ..Mock::default()
@@ -218,7 +218,7 @@ fn everything_against_the_server() {
 }
 
 #[test]
-fn nobody_there() {
+fn connect_without_server_is_error() {
     let dir = tempfile::tempdir().unwrap();
     let result = Client::connect(dir.path().join("nothing"), TIMEOUT);
     assert!(matches!(result, Err(ClientError::Connect(Errno::NOENT))));
@@ -241,14 +241,14 @@ fn with_raw_server(timeout: Duration) -> (Client, RawClient) {
 }
 
 #[test]
-fn a_server_that_says_nothing() {
+fn silent_server_times_out() {
     let (mut client, _server) = with_raw_server(Duration::from_millis(10));
     assert!(matches!(client.reset(), Err(ClientError::TimedOut)));
     assert!(matches!(client.reset(), Err(ClientError::Broken)));
 }
 
 #[test]
-fn a_server_that_leaves() {
+fn closed_server_breaks_client() {
     let (mut client, server) = with_raw_server(TIMEOUT);
     drop(server);
     assert!(matches!(client.reset(), Err(ClientError::Closed)));
@@ -259,7 +259,7 @@ fn a_server_that_leaves() {
 }
 
 #[test]
-fn unsolicited_errors_are_told_apart() {
+fn unsolicited_errors_are_distinguished() {
     let (mut client, mut server) = with_raw_server(TIMEOUT);
     client.region_write_posted(BAR0, 0x1000, &[1]).unwrap();
     let mut error = message(0, Command::REGION_WRITE, flags::REPLY | flags::ERROR, &[]);
@@ -277,7 +277,7 @@ fn unsolicited_errors_are_told_apart() {
 }
 
 #[test]
-fn commands_of_the_server_are_refused_and_passed_over() {
+fn commands_from_server_are_refused_and_skipped() {
     let (mut client, mut server) = with_raw_server(TIMEOUT);
     server
         .send(&message(77, Command::DMA_READ, 0, &[&[0; 16]]), &[])
@@ -296,7 +296,7 @@ fn commands_of_the_server_are_refused_and_passed_over() {
 }
 
 #[test]
-fn malformed_answers() {
+fn malformed_answers_are_errors() {
     type Ask = fn(&mut Client) -> Result<(), ClientError>;
     let info = |flags, cap_offset, size| wire::RegionInfo {
         argsz: 32,
@@ -466,7 +466,7 @@ fn malformed_answers() {
 }
 
 #[test]
-fn types_of_the_device_can_be_named() {
+fn device_types_are_nameable() {
     // A compile-time check that what a device returns is public.
     fn region(_: Option<RegionInfo<'_>>) {}
     region(None);

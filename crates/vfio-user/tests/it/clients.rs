@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// QEMU 10.1, `-device vfio-user-pci`, with its own limits on replies: none is longer than its
 /// request unless QEMU said so.
 #[test]
-fn qemu() {
+fn qemu_session_works() {
     let mut server = Server::new();
     let text = b"{\"capabilities\": {\"max_msg_fds\": 16, \"pgsizes\": 4096, \"max_data_xfer_size\": 1048576, \
         \"migration\": {\"pgsize\": 4096, \"max_bitmap_size\": 268435456}, \"max_dma_maps\": 65535, \
@@ -206,7 +206,7 @@ fn qemu() {
 /// Cloud Hypervisor: reads each reply as a structure of fixed size, so errors and other
 /// lengths desynchronise it.
 #[test]
-fn cloud_hypervisor() {
+fn cloud_hypervisor_session_works() {
     let mut server = Server::new();
     server.device.mmap = Some((
         memfd(),
@@ -308,7 +308,7 @@ fn cloud_hypervisor() {
 /// A polling host driver: no JSON, padded requests, one reply buffer of 4096 bytes,
 /// descriptors with unmaps too.
 #[test]
-fn polling_host() {
+fn polling_host_session_works() {
     let mut server = Server::new();
     let doorbells = memfd();
     server.device.mmap = Some((

@@ -210,12 +210,12 @@ fn passed_points() -> Vec<&'static str> {
 }
 
 #[test]
-fn a_server_that_lives_answers_everything() {
+fn living_server_answers_every_message() {
     talk(&[], 2000, 1);
 }
 
 #[test]
-fn a_server_may_die_anywhere() {
+fn server_may_die_at_every_point() {
     std::panic::set_hook(Box::new(|info| {
         if info.payload().downcast_ref::<Crashed>().is_none() {
             eprintln!("{info}");

@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use vfio_user::{ListenError, Listener};
 
 #[test]
-fn made_with_mode_0600_and_removed_in_the_end() {
+fn socket_has_mode_0600_and_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("cntrl");
     let listener = Listener::bind(&path).unwrap();
@@ -23,7 +23,7 @@ fn made_with_mode_0600_and_removed_in_the_end() {
 }
 
 #[test]
-fn accepts_without_blocking() {
+fn listener_accepts_without_blocking() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     let listener = Listener::bind(&path).unwrap();
@@ -41,7 +41,7 @@ fn accepts_without_blocking() {
 }
 
 #[test]
-fn a_live_socket_is_refused() {
+fn live_socket_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     let first = Listener::bind(&path).unwrap();
@@ -53,7 +53,7 @@ fn a_live_socket_is_refused() {
 }
 
 #[test]
-fn a_stale_socket_is_replaced() {
+fn stale_socket_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     drop(UnixListener::bind(&path).unwrap());
@@ -110,7 +110,7 @@ fn listens_elsewhere() {
 }
 
 #[test]
-fn a_server_that_is_ending_is_waited_for() {
+fn ending_server_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     let is_waited_for = || {
@@ -137,7 +137,7 @@ fn a_server_that_is_ending_is_waited_for() {
 }
 
 #[test]
-fn a_server_elsewhere_that_lives_is_refused() {
+fn live_server_of_other_process_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     let _server = Elsewhere::listen(&path);
@@ -148,7 +148,7 @@ fn a_server_elsewhere_that_lives_is_refused() {
 }
 
 #[test]
-fn what_is_not_a_socket_is_left_alone() {
+fn non_socket_is_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "precious").unwrap();
@@ -170,7 +170,7 @@ fn what_is_not_a_socket_is_left_alone() {
 }
 
 #[test]
-fn anothers_socket_is_not_removed() {
+fn socket_of_other_server_is_not_removed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     let listener = Listener::bind(&path).unwrap();
@@ -181,7 +181,7 @@ fn anothers_socket_is_not_removed() {
 }
 
 #[test]
-fn errors_name_the_path() {
+fn bind_errors_name_path() {
     let dir = tempfile::tempdir().unwrap();
     let missing = dir.path().join("missing").join("socket");
     let error = Listener::bind(&missing).unwrap_err();
@@ -194,7 +194,7 @@ fn errors_name_the_path() {
 }
 
 #[test]
-fn many_at_once_leave_one_that_works() {
+fn concurrent_binds_leave_one_working_socket() {
     const THREADS: usize = 8;
     for round in 0..100 {
         let dir = tempfile::tempdir().unwrap();
@@ -228,7 +228,7 @@ fn many_at_once_leave_one_that_works() {
 
 /// Everybody who may read the directory can lock it, and keep the lock.
 #[test]
-fn a_lock_on_the_directory_keeps_nobody_out() {
+fn lock_on_directory_blocks_nobody() {
     use rustix::fs::{FlockOperation, flock};
     let dir = tempfile::tempdir().unwrap();
     let theirs = fs::File::open(dir.path()).unwrap();
@@ -241,7 +241,7 @@ fn a_lock_on_the_directory_keeps_nobody_out() {
 }
 
 #[test]
-fn the_lock_file_is_only_its_owners() {
+fn lock_file_is_private_to_owner() {
     use rustix::fs::{FlockOperation, flock};
     let dir = tempfile::tempdir().unwrap();
     let (path, lock) = (dir.path().join("socket"), dir.path().join("socket.lock"));
@@ -284,13 +284,13 @@ fn the_lock_file_is_only_its_owners() {
 
 /// Needs root, to make a file another user's.
 #[test]
-fn anothers_lock_file_is_named_with_its_owner() {
+fn lock_file_of_other_user_is_named_with_owner() {
     let dir = tempfile::tempdir().unwrap();
     let (path, lock) = (dir.path().join("socket"), dir.path().join("socket.lock"));
     fs::write(&lock, "").unwrap();
     if std::os::unix::fs::chown(&lock, Some(12345), None).is_err() {
         return testkit::skip(
-            "vfio-user::anothers_lock_file_is_named_with_its_owner",
+            "vfio-user::lock_file_of_other_user_is_named_with_owner",
             "only root can make another user's file",
         );
     }

@@ -7,7 +7,7 @@ use vfio_user::{DmaUnmapping, Errno, IrqAction};
 use zerocopy::{FromBytes, IntoBytes};
 
 #[test]
-fn version_without_json_is_answered_without() {
+fn version_without_json_gets_reply_without_json() {
     let mut server = Server::new();
     let reply = server.accepted(&bare_version(7), &[]);
     assert_eq!(
@@ -27,7 +27,7 @@ fn version(text: &[u8], major: u16, minor: u16) -> Vec<u8> {
 }
 
 #[test]
-fn version_reply_is_never_longer_than_the_request() {
+fn version_reply_is_never_longer_than_request() {
     let long = br#"{"capabilities": {"max_msg_fds": 16, "write_multiple": true, "migration": {"pgsize": 4096}, "x": 123456789012345678901234567890}}"#;
     for length in 0..200 {
         let mut text = if length < 20 {
@@ -62,7 +62,7 @@ fn version_reply_is_never_longer_than_the_request() {
 }
 
 #[test]
-fn write_multiple_is_stated_only_if_the_client_did() {
+fn write_multiple_is_stated_only_when_client_does() {
     let mut text = br#"{"capabilities":{"max_msg_fds":1,"max_data_xfer_size":1048576,"migration":{"pgsize":4096}}}"#.to_vec();
     text.resize(400, b' ');
     text.push(0);
@@ -74,7 +74,7 @@ fn write_multiple_is_stated_only_if_the_client_did() {
 }
 
 #[test]
-fn other_major_bad_json_and_a_second_version_are_refused() {
+fn other_major_bad_json_and_second_version_are_refused() {
     let mut server = Server::new();
     assert_eq!(server.refused(&version(b"", 1, 0), &[]), Errno::NOTSUP);
     assert_eq!(server.refused(&version(b"{\0", 0, 0), &[]), Errno::INVAL);
@@ -101,7 +101,7 @@ fn other_major_bad_json_and_a_second_version_are_refused() {
 }
 
 #[test]
-fn device_info() {
+fn device_info_is_reported() {
     let mut server = Server::negotiated();
     let ask = |argsz| {
         message(
@@ -136,7 +136,7 @@ fn device_info() {
 }
 
 #[test]
-fn irq_info() {
+fn irq_info_is_reported() {
     let mut server = Server::negotiated();
     let ask = |index, argsz| {
         let info = wire::IrqInfo {
@@ -181,7 +181,7 @@ fn irq_info() {
 }
 
 #[test]
-fn dma_maps() {
+fn dma_map_reaches_device() {
     let mut server = Server::negotiated();
     let file = memfd();
     server.accepted(&dma_map(2, 0x10000), &[file.as_fd()]);
@@ -261,7 +261,7 @@ fn dma_maps() {
 }
 
 #[test]
-fn dma_unmaps() {
+fn dma_unmap_reaches_device() {
     let mut server = Server::negotiated();
     let request = dma_unmap(2, 0x10000);
     let reply = server.accepted(&request, &[]);
@@ -338,7 +338,7 @@ fn dma_unmaps() {
 }
 
 #[test]
-fn interrupts() {
+fn set_irqs_reaches_device() {
     use irq_set::*;
     let mut server = Server::negotiated();
     let (a, b) = (memfd(), memfd());
@@ -415,7 +415,7 @@ fn interrupts() {
 }
 
 #[test]
-fn reset() {
+fn device_reset_reaches_device() {
     let mut server = Server::negotiated();
     assert!(
         server
@@ -433,7 +433,7 @@ fn reset() {
 }
 
 #[test]
-fn what_is_not_supported_is_refused_and_the_stream_goes_on() {
+fn unsupported_message_is_refused_and_stream_continues() {
     let mut server = Server::negotiated();
     let commands = [6, 11, 12, 14, 16, 17, 18, 0, 999, u16::MAX];
     for command in commands {
@@ -457,7 +457,7 @@ fn what_is_not_supported_is_refused_and_the_stream_goes_on() {
 }
 
 #[test]
-fn descriptors_where_none_belong_are_refused() {
+fn misplaced_descriptors_are_refused() {
     let mut server = Server::negotiated();
     let file = memfd();
     assert_eq!(

@@ -211,7 +211,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn any_split_gives_the_same_calls(
+    fn any_split_yields_same_calls(
         steps in prop::collection::vec(step(), 1..30),
         cuts in prop::collection::vec(0..2000usize, 0..60),
         pumps in prop::collection::vec(any::<bool>(), 16),
@@ -222,7 +222,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_do_no_harm(
+    fn random_bytes_do_no_harm(
         negotiate in any::<bool>(),
         chunks in prop::collection::vec(
             (

@@ -25,7 +25,7 @@ fn ask_region(index: u32, argsz: u32) -> Vec<u8> {
 }
 
 #[test]
-fn region_info_of_plain_absent_and_unknown_regions() {
+fn region_info_covers_plain_absent_and_unknown_regions() {
     let mut server = Server::negotiated();
     let reply = server.accepted(&ask_region(CONFIG, 32), &[]);
     let info = wire::RegionInfo::read_from_bytes(&reply.payload).unwrap();
@@ -69,7 +69,7 @@ fn region_info_of_plain_absent_and_unknown_regions() {
 }
 
 #[test]
-fn region_info_gives_capabilities_and_descriptor_when_they_fit() {
+fn region_info_has_capabilities_and_descriptor_within_argsz() {
     let mut server = Server::negotiated();
     let file = memfd();
     let id = file_id(&file);
@@ -126,7 +126,7 @@ fn region_info_gives_capabilities_and_descriptor_when_they_fit() {
 }
 
 #[test]
-fn a_wholly_mappable_region_needs_no_capability() {
+fn fully_mappable_region_needs_no_capability() {
     let mut server = Server::negotiated();
     server.device.mmap = Some((memfd(), 0, Vec::new()));
     let reply = server.accepted(&ask_region(BAR0, 32), &[]);
@@ -136,7 +136,7 @@ fn a_wholly_mappable_region_needs_no_capability() {
 }
 
 #[test]
-fn region_reads() {
+fn region_reads_return_data() {
     let mut server = Server::negotiated();
     for (offset, count) in [(0, 1), (0x10, 8), (0, 0x1000), (0xfff, 1)] {
         let reply = server.accepted(&region_read(2, CONFIG, offset, count), &[]);
@@ -212,7 +212,7 @@ fn region_reads() {
 }
 
 #[test]
-fn region_writes() {
+fn region_writes_reach_device() {
     let mut server = Server::negotiated();
     let reply = server.accepted(&region_write(2, 0, BAR0, 0x1000, &[1, 2, 3, 4]), &[]);
     assert_eq!(
@@ -273,7 +273,7 @@ fn region_writes() {
 }
 
 #[test]
-fn max_data_xfer_size_applies_once_it_is_stated() {
+fn max_data_xfer_size_applies_when_stated() {
     let limits = ServerLimits {
         max_data_xfer_size: 4096,
         ..ServerLimits::default()
@@ -311,7 +311,7 @@ fn multi(entries: &[(u64, u32, u32, [u8; 8])], count: u64, flags: u32) -> Vec<u8
 }
 
 #[test]
-fn multiple_writes() {
+fn multiple_writes_reach_device() {
     let mut server = Server::negotiated();
     // As QEMU sends it: posted, 200 entries.
     let entries: Vec<_> = (0..200u64)

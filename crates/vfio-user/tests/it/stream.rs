@@ -21,7 +21,7 @@ fn map_call(iova: u64, file: Option<&std::os::fd::OwnedFd>) -> Call {
 }
 
 #[test]
-fn byte_by_byte() {
+fn byte_by_byte_messages_are_handled() {
     let mut server = Server::new();
     let file = memfd();
     let stream = [
@@ -58,7 +58,7 @@ fn byte_by_byte() {
 }
 
 #[test]
-fn descriptors_come_to_their_message_when_reads_coalesce() {
+fn descriptors_stay_with_message_when_reads_coalesce() {
     // The burst that QEMU sends after the version: one sendmsg for each
     // message, some with a descriptor.
     let mut server = Server::negotiated();
@@ -83,7 +83,7 @@ fn descriptors_come_to_their_message_when_reads_coalesce() {
 }
 
 #[test]
-fn descriptors_at_the_beginning_of_a_packet_with_several_messages() {
+fn descriptors_at_start_of_packet_belong_to_first_message() {
     let mut server = Server::negotiated();
     let file = memfd();
     let mut packet = dma_map(2, 0x10000);
@@ -99,7 +99,7 @@ fn descriptors_at_the_beginning_of_a_packet_with_several_messages() {
 }
 
 #[test]
-fn descriptors_after_the_beginning_of_their_message() {
+fn descriptors_after_message_start_are_accepted() {
     let mut server = Server::negotiated();
     let (a, b) = (memfd(), memfd());
     let bytes = set_irqs(
@@ -125,7 +125,7 @@ fn descriptors_after_the_beginning_of_their_message() {
 }
 
 #[test]
-fn sixteen_descriptors_in_chunks() {
+fn sixteen_descriptors_in_chunks_are_received() {
     let mut server = Server::negotiated();
     let files: Vec<_> = (0..33).map(|_| memfd()).collect();
     for (i, chunk) in files.chunks(16).enumerate() {
@@ -191,7 +191,7 @@ fn closed_by(server: &mut Server, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Conne
 }
 
 #[test]
-fn commands_before_the_version() {
+fn commands_before_version_end_connection() {
     let mut server = Server::new();
     let command = Command::DEVICE_GET_INFO;
     server
@@ -223,7 +223,7 @@ fn commands_before_the_version() {
 }
 
 #[test]
-fn impossible_sizes() {
+fn invalid_message_sizes_end_connection() {
     let header = |size| Header {
         message_id: 1,
         command: Command::REGION_WRITE,
@@ -256,7 +256,7 @@ fn impossible_sizes() {
 }
 
 #[test]
-fn replies_and_unknown_types() {
+fn replies_and_unknown_types_end_connection() {
     for flags in [
         flags::REPLY,
         flags::REPLY | flags::ERROR,
@@ -274,7 +274,7 @@ fn replies_and_unknown_types() {
 }
 
 #[test]
-fn end_of_the_connection() {
+fn connection_end_within_message_is_error() {
     // Between messages it is an end, within one an error.
     let mut server = Server::negotiated();
     rustix::net::shutdown(server.peer.as_fd(), rustix::net::Shutdown::Both).unwrap();
@@ -301,7 +301,7 @@ fn open_count(file: &impl AsFd) -> usize {
 }
 
 #[test]
-fn too_many_descriptors_are_closed_with_the_connection() {
+fn excess_descriptors_are_closed_with_connection() {
     let file = memfd();
     let mut server = Server::negotiated();
     let fds = vec![file.as_fd(); 17];
@@ -328,7 +328,7 @@ fn too_many_descriptors_are_closed_with_the_connection() {
 }
 
 #[test]
-fn descriptors_are_closed_when_nobody_takes_them() {
+fn unused_descriptors_are_closed() {
     let file = memfd();
     let mut server = Server::negotiated();
     assert_eq!(
@@ -348,7 +348,7 @@ fn descriptors_are_closed_when_nobody_takes_them() {
 }
 
 #[test]
-fn a_pending_operation_holds_back_what_comes_behind_it() {
+fn pending_operation_blocks_later_messages() {
     let mut server = Server::negotiated();
     server.device.defer = true;
     let mut packet = dma_unmap(2, 0x10000);
@@ -407,7 +407,7 @@ fn a_pending_operation_holds_back_what_comes_behind_it() {
 }
 
 #[test]
-fn receivers_of_interrupts_may_be_in_use_for_some_time() {
+fn set_irqs_may_be_deferred() {
     let mut server = Server::negotiated();
     server.device.defer = true;
     let none = irq_set::DATA_NONE | irq_set::ACTION_TRIGGER;
@@ -427,7 +427,7 @@ fn receivers_of_interrupts_may_be_in_use_for_some_time() {
 }
 
 #[test]
-fn a_pending_operation_that_wants_no_reply() {
+fn pending_operation_without_reply_completes() {
     let mut server = Server::negotiated();
     server.device.defer = true;
     assert_eq!(
@@ -445,7 +445,7 @@ fn a_pending_operation_that_wants_no_reply() {
 }
 
 #[test]
-fn the_client_leaves_while_an_operation_is_pending() {
+fn client_leaves_during_pending_operation() {
     let mut server = Server::negotiated();
     server.device.defer = true;
     assert_eq!(
@@ -486,7 +486,7 @@ fn work_per_call_is_bounded() {
 }
 
 #[test]
-fn a_client_that_does_not_read_is_not_read_from() {
+fn client_without_reads_is_not_read_from() {
     let mut server = Server::negotiated();
     let mut sent = 0u16;
     // Replies of 64 KiB fill the socket soon.
@@ -535,7 +535,7 @@ fn recv_slowly(server: &mut Server) -> vfio_user::client::Frame {
 }
 
 #[test]
-fn messages_of_every_alignment_in_one_packet() {
+fn messages_of_every_alignment_share_packet() {
     let mut server = Server::negotiated();
     let mut packet = Vec::new();
     for i in 1..=100u16 {
@@ -570,7 +570,7 @@ fn messages_of_every_alignment_in_one_packet() {
 
 /// Configuration space holds bits that take effect only when commands in flight have completed.
 #[test]
-fn a_write_may_take_some_time() {
+fn region_write_may_be_deferred() {
     let mut server = Server::negotiated();
     server.device.defer = true;
     let write = region_write(2, 0, CONFIG, 4, &[6, 0]);

@@ -296,7 +296,7 @@ impl World {
 }
 
 #[test]
-fn it_dies_at_each_point_and_the_next_one_goes_on() {
+fn next_back_end_resumes_after_death_at_any_point() {
     let dir = tempfile::tempdir().unwrap();
     let (file, volume) = file_volume(&dir, 4);
     drop(volume);
@@ -342,7 +342,7 @@ fn it_dies_at_each_point_and_the_next_one_goes_on() {
 
 /// Every point of this crate's is in the list.
 #[test]
-fn all_points_are_known() {
+fn all_crash_points_are_known() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut found = Vec::new();
     for file in std::fs::read_dir(source).unwrap() {

@@ -43,7 +43,7 @@ const SET_INFLIGHT_FD: u32 = 32;
 const ADD_MEM_REG: u32 = 37;
 
 #[test]
-fn bad_headers_end_the_connection() {
+fn malformed_headers_end_connection() {
     let served = serve();
     for (what, bytes) in [
         ("no version", Raw::message(SET_OWNER, 0, &[])),
@@ -67,7 +67,7 @@ fn bad_headers_end_the_connection() {
 }
 
 #[test]
-fn half_a_message_holds_nobody_up_but_its_sender() {
+fn partial_message_blocks_only_its_sender() {
     let served = serve();
     let raw = Raw::connect(&served);
     raw.bytes(&Raw::message(SET_FEATURES, 1, &[0; 8])[..15], &[]);
@@ -82,7 +82,7 @@ fn half_a_message_holds_nobody_up_but_its_sender() {
 }
 
 #[test]
-fn a_message_may_come_in_pieces_and_several_at_once() {
+fn messages_arrive_in_pieces_and_together() {
     let served = serve();
     let mut raw = Raw::connect(&served);
     for byte in Raw::message(1, 1, &[]) {
@@ -98,7 +98,7 @@ fn a_message_may_come_in_pieces_and_several_at_once() {
 }
 
 #[test]
-fn descriptors_of_the_wrong_kind_and_number_are_refused() {
+fn descriptors_of_wrong_kind_or_number_are_refused() {
     let served = serve();
     let memfd = Memory::anonymous(0x10000).unwrap();
     let file = memfd.fd();
@@ -171,7 +171,7 @@ fn descriptors_of_the_wrong_kind_and_number_are_refused() {
 }
 
 #[test]
-fn what_was_not_negotiated_or_lies_outside_is_refused() {
+fn unnegotiated_or_out_of_range_messages_are_refused() {
     let served = serve();
     let state = |index: u32, num: u32| [index.to_ne_bytes(), num.to_ne_bytes()].concat();
     let config = |offset: u32, size: u32| -> Vec<u8> {
@@ -215,7 +215,7 @@ fn what_was_not_negotiated_or_lies_outside_is_refused() {
 
 /// Messages of all kinds, in any order, with anything in them.
 #[test]
-fn a_front_end_that_says_anything() {
+fn random_messages_do_not_break_server() {
     let served = serve();
     let memory = Memory::anonymous(0x10000).unwrap();
     let event = eventfd_owned();
@@ -255,7 +255,7 @@ fn eventfd_owned() -> std::os::fd::OwnedFd {
 }
 
 #[test]
-fn a_ring_that_leaves_the_guests_memory_is_refused() {
+fn ring_outside_guest_memory_is_refused() {
     let served = serve();
     let end = USER_BASE + MEMORY as u64;
     let good = VringConfigData {
@@ -317,7 +317,7 @@ fn a_ring_that_leaves_the_guests_memory_is_refused() {
 /// A chain that cannot be understood comes back unanswered, with a used length
 /// of zero; the queue goes on.
 #[test]
-fn chains_that_make_no_sense_come_back() {
+fn malformed_chains_are_returned_unanswered() {
     const NEXT: u16 = 1;
     const WRITE: u16 = 2;
     const INDIRECT: u16 = 4;
@@ -447,7 +447,7 @@ fn chains_that_make_no_sense_come_back() {
 /// An index that no driver can have written: the queue stops for good, its error descriptor
 /// says so, the others go on.
 #[test]
-fn a_broken_ring_stands_still() {
+fn broken_ring_stops_own_queue_only() {
     let served = serve();
     let mut client = Client::connect(&served, 0);
     let mut good = client.queue(1);
@@ -475,7 +475,7 @@ fn a_broken_ring_stands_still() {
 /// The same head twice at once, more requests than there are entries, requests
 /// that share all their memory.
 #[test]
-fn a_guest_that_offers_the_same_chain_many_times() {
+fn repeated_chain_is_answered_each_time() {
     let served = serve();
     let mut client = Client::connect(&served, 0);
     client.track(4, None);
@@ -497,7 +497,7 @@ fn a_guest_that_offers_the_same_chain_many_times() {
 
 /// More than a queue has entries, all in flight at once: the rest waits, and nothing is lost.
 #[test]
-fn a_guest_that_offers_more_than_its_queue_holds() {
+fn requests_beyond_queue_size_wait() {
     let volume = FaultVolume::new(Arc::new(MemVolume::new(1 << 20).unwrap()));
     let faults = volume.faults();
     faults.add(Fault::always(OpKind::Read, Effect::Hold));
@@ -524,7 +524,7 @@ fn a_guest_that_offers_more_than_its_queue_holds() {
 }
 
 #[test]
-fn a_memory_file_that_shrinks_ends_its_queues_and_nothing_else() {
+fn shrunk_memory_file_ends_own_queues_only() {
     let served = serve();
     let memory = Memory::anonymous(MEMORY).unwrap();
     let mut client = Client::with_memory(&served, 0, memory.clone());

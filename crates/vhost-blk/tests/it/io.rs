@@ -77,26 +77,26 @@ fn verified(volume: Arc<dyn Volume>, without: u64) {
 }
 
 #[test]
-fn memory_is_read_as_it_was_written() {
+fn memory_disk_reads_back_writes() {
     verified(mem(4), 0);
 }
 
 #[test]
-fn a_file_is_read_as_it_was_written() {
+fn file_disk_reads_back_writes() {
     let dir = tempfile::tempdir().unwrap();
     let (_, volume) = file_volume(&dir, 4);
     verified(volume, 0);
 }
 
 #[test]
-fn drivers_without_event_idx_and_indirect_descriptors_work() {
+fn driver_without_event_idx_and_indirect_descriptors_works() {
     let dir = tempfile::tempdir().unwrap();
     let (_, volume) = file_volume(&dir, 4);
     verified(volume, F_EVENT_IDX | F_INDIRECT);
 }
 
 #[test]
-fn indices_wrap() {
+fn ring_indices_wrap() {
     let served = Served::start(mem(1), options());
     let mut client = Client::connect(&served, 0);
     let mut queue = client.queue(0);
@@ -119,7 +119,7 @@ fn indices_wrap() {
 }
 
 #[test]
-fn a_guest_that_finds_the_device_awake_need_not_ring_and_one_that_does_not_rings_once() {
+fn guest_rings_only_sleeping_device_once() {
     let served = Served::start(mem(1), options());
     let mut client = Client::connect(&served, 0);
     let mut queue = client.queue(0);
@@ -146,7 +146,7 @@ fn a_guest_that_finds_the_device_awake_need_not_ring_and_one_that_does_not_rings
 }
 
 #[test]
-fn discard_gives_space_back_and_write_zeroes_zeroes() {
+fn discard_frees_space_and_write_zeroes_zeroes() {
     use std::os::unix::fs::MetadataExt;
     let dir = tempfile::tempdir().unwrap();
     let (path, volume) = file_volume(&dir, 4);
@@ -179,7 +179,7 @@ fn discard_gives_space_back_and_write_zeroes_zeroes() {
 }
 
 #[test]
-fn wrong_requests_get_the_status_that_virtio_names_and_change_nothing() {
+fn invalid_requests_get_virtio_status_and_change_nothing() {
     let served = Served::start(mem(1), options());
     let mut client = Client::connect(&served, 0);
     let mut queue = client.queue(0);
@@ -223,7 +223,7 @@ fn wrong_requests_get_the_status_that_virtio_names_and_change_nothing() {
 }
 
 #[test]
-fn the_identifier_is_the_serial() {
+fn get_id_returns_serial() {
     let served = Served::start(mem(1), options());
     let mut client = Client::connect(&served, 0);
     let mut queue = client.queue(0);
@@ -237,7 +237,7 @@ fn the_identifier_is_the_serial() {
 }
 
 #[test]
-fn a_read_only_volume_says_so_and_refuses_writes() {
+fn read_only_volume_is_reported_and_refuses_writes() {
     let dir = tempfile::tempdir().unwrap();
     let (path, _) = file_volume(&dir, 1);
     let read_only = volume::FileOptions {
@@ -267,7 +267,7 @@ fn a_read_only_volume_says_so_and_refuses_writes() {
 /// With the write cache off every write has to be durable by itself; the volume is asked for that.
 /// A fault on such writes shows which they are: the one that a volume without FUA would not see.
 #[test]
-fn writes_are_durable_when_the_cache_is_off_or_cannot_be_flushed() {
+fn writes_are_durable_without_cache_or_flush() {
     use volume::{
         Completion, Info, Io, Op, OpenQueue, QueueState, Request, VolumeError, VolumeQueue,
     };
@@ -349,7 +349,7 @@ fn writes_are_durable_when_the_cache_is_off_or_cannot_be_flushed() {
 }
 
 #[test]
-fn a_failing_volume_gives_errors_and_nothing_else() {
+fn failing_volume_returns_errors_only() {
     let volume = FaultVolume::new(mem(1));
     let faults = volume.faults();
     faults.add(Fault::nth(
@@ -386,7 +386,7 @@ fn a_failing_volume_gives_errors_and_nothing_else() {
 
 /// Requests of a volume that is stopped wait until it is resumed.
 #[test]
-fn a_volume_that_stops_goes_on_when_it_is_resumed() {
+fn stopped_volume_continues_after_resume() {
     use volume::{ErrorAction, OnError, OnErrorVolume};
     for fail in [Effect::Fail, Effect::FailLater] {
         let faulty = FaultVolume::new(mem(1));
@@ -429,7 +429,7 @@ fn a_volume_that_stops_goes_on_when_it_is_resumed() {
 }
 
 #[test]
-fn a_volume_with_latency_is_waited_for() {
+fn volume_with_latency_is_waited_for() {
     let null = volume::NullOptions {
         size: 1 << 30,
         latency: std::time::Duration::from_millis(2),
@@ -472,18 +472,18 @@ fn woken(without: u64) {
 }
 
 #[test]
-fn no_wake_up_is_lost() {
+fn wake_up_is_never_lost() {
     woken(0);
 }
 
 #[test]
-fn no_wake_up_is_lost_without_event_idx() {
+fn wake_up_without_event_idx_is_never_lost() {
     woken(F_EVENT_IDX);
 }
 
 /// The volume has room for few requests, and one queue has more than that, always.
 #[test]
-fn a_greedy_queue_leaves_room_for_the_others() {
+fn greedy_queue_leaves_room_for_others() {
     let dir = tempfile::tempdir().unwrap();
     let null = volume::NullOptions {
         size: 1 << 30,
@@ -524,7 +524,7 @@ fn a_greedy_queue_leaves_room_for_the_others() {
 
 /// A front-end of few words: no protocol features, no acknowledgements, no descriptor to ring on.
 #[test]
-fn a_queue_that_nobody_rings_for_is_polled() {
+fn queue_without_kick_descriptor_is_polled() {
     use std::os::fd::AsFd;
     let served = Served::start(mem(1), options());
     let mut raw = crate::common::raw::Raw::connect(&served);
@@ -566,7 +566,7 @@ fn a_queue_that_nobody_rings_for_is_polled() {
 
 /// A volume refuses what goes beyond its room, so it is not asked.
 #[test]
-fn what_the_volume_has_no_room_for_waits() {
+fn requests_beyond_volume_room_wait() {
     let dir = tempfile::tempdir().unwrap();
     let (_, volume) = file_volume(&dir, 1);
     let few = volume::IoOptions {

@@ -47,7 +47,7 @@ impl VhostUserFrontendReqHandlerMut for Changes {
 }
 
 #[test]
-fn a_file_that_grows_is_announced_and_can_be_used() {
+fn grown_file_is_announced_and_usable() {
     let dir = tempfile::tempdir().unwrap();
     let (path, volume) = file_volume(&dir, 2);
     let served = Served::at(dir.path().join("s"), volume.clone(), options());
@@ -118,7 +118,7 @@ impl Volume for SizeCounter {
 }
 
 #[test]
-fn the_thread_that_moves_data_never_asks_for_the_size() {
+fn data_thread_never_queries_size() {
     let volume = Arc::new(SizeCounter(mem(), AtomicU32::new(0)));
     let served = Served::start(volume.clone(), options());
     let mut client = Client::connect(&served, 0);
@@ -133,7 +133,7 @@ fn the_thread_that_moves_data_never_asks_for_the_size() {
 }
 
 #[test]
-fn a_queue_that_is_stopped_has_answered_everything() {
+fn stopped_queue_has_answered_everything() {
     let (volume, faults) = held(OpKind::Write);
     let served = Served::start(volume, options());
     let mut client = Client::connect(&served, 0);
@@ -166,7 +166,7 @@ fn a_queue_that_is_stopped_has_answered_everything() {
 }
 
 #[test]
-fn a_disabled_queue_stands_still() {
+fn disabled_queue_handles_nothing() {
     let served = Served::start(mem(), options());
     let mut client = Client::connect(&served, 0);
     let mut queue = client.queue(0);
@@ -183,7 +183,7 @@ fn a_disabled_queue_stands_still() {
 }
 
 #[test]
-fn removed_memory_is_released_when_no_request_can_touch_it() {
+fn removed_memory_is_released_after_last_request() {
     let (volume, faults) = held(OpKind::Read);
     let served = Served::start(volume, options());
     let mut client = Client::connect(&served, 0);
@@ -231,7 +231,7 @@ fn removed_memory_is_released_when_no_request_can_touch_it() {
 }
 
 #[test]
-fn a_new_memory_table_while_a_queue_runs() {
+fn memory_table_changes_while_queue_runs() {
     let served = Served::start(mem(), options());
     let mut client = Client::connect(&served, 0);
     let mut queue = client.queue(0);
@@ -265,7 +265,7 @@ fn a_new_memory_table_while_a_queue_runs() {
 }
 
 #[test]
-fn a_front_end_that_goes_in_the_middle_of_io_leaves_the_disk_to_the_next_one() {
+fn front_end_lost_during_io_leaves_disk_usable() {
     let (volume, faults) = held(OpKind::Write);
     let served = Served::start(volume, options());
     let mut client = Client::connect(&served, 0);
@@ -303,7 +303,7 @@ fn a_front_end_that_goes_in_the_middle_of_io_leaves_the_disk_to_the_next_one() {
 /// What a front-end does when its back-end dies: it keeps the tracking memory, and
 /// goes on from the used index.
 #[test]
-fn a_back_end_that_takes_over_begins_again_what_was_in_flight() {
+fn new_back_end_repeats_requests_in_flight() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let (volume, faults) = held(OpKind::Write);
@@ -364,7 +364,7 @@ fn a_back_end_that_takes_over_begins_again_what_was_in_flight() {
 /// The same, with a front-end that has no tracking and a back-end that has answered
 /// everything before it ended.
 #[test]
-fn a_back_end_that_ends_well_leaves_nothing_in_flight() {
+fn clean_back_end_end_leaves_nothing_in_flight() {
     let dir = tempfile::tempdir().unwrap();
     let (_, volume) = file_volume(&dir, 4);
     let path = dir.path().join("s");
@@ -396,7 +396,7 @@ fn a_back_end_that_ends_well_leaves_nothing_in_flight() {
 }
 
 #[test]
-fn the_write_caches_state_survives_a_back_end() {
+fn write_cache_state_survives_back_end() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let first = Served::at(path.clone(), mem(), options());
@@ -415,7 +415,7 @@ fn the_write_caches_state_survives_a_back_end() {
 }
 
 #[test]
-fn a_second_front_end_is_refused_and_the_first_does_not_notice() {
+fn second_front_end_is_refused_unnoticed_by_first() {
     let served = Served::start(mem(), options());
     let mut client = Client::connect(&served, 0);
     let mut queue = client.queue(0);
@@ -427,7 +427,7 @@ fn a_second_front_end_is_refused_and_the_first_does_not_notice() {
 }
 
 #[test]
-fn a_reset_device_begins_anew() {
+fn reset_device_starts_anew() {
     let served = Served::start(mem(), options());
     let mut client = Client::connect(&served, 0);
     let mut queue = client.queue(0);
@@ -444,7 +444,7 @@ fn a_reset_device_begins_anew() {
 }
 
 #[test]
-fn ending_makes_everything_durable_and_says_when_it_could_not() {
+fn end_flushes_and_reports_failure() {
     let volume = FaultVolume::new(mem());
     let faults = volume.faults();
     let error = volume::IoErrorKind::MediaWrite.into();
@@ -467,7 +467,7 @@ fn pinned_kib() -> u64 {
 }
 
 #[test]
-fn guest_memory_is_pinned_for_the_ring_where_that_is_asked_for() {
+fn guest_memory_is_pinned_when_configured() {
     let dir = tempfile::tempdir().unwrap();
     let (_, volume) = file_volume(&dir, 4);
     let io = volume::IoOptions {

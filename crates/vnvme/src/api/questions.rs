@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_stands_beside_the_control_socket() {
+    fn query_socket_is_beside_control_socket() {
         let beside = |path: &str| path_beside(Path::new(path)).display().to_string();
         assert_eq!(
             beside("/run/vnvme/control.sock"),

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_has_it_where_it_was_said_or_where_it_is_usual() {
+    fn server_uses_configured_or_default_control_socket() {
         let root = environment("", "/run/user/0", true);
         assert_eq!(shown(&root.place(None)), ("/run/vnvme/control.sock", true));
         assert_eq!(shown(&root.place(Some(Path::new("/a")))), ("/a", false));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_looks_where_a_server_has_it() {
+    fn client_looks_for_control_socket_like_server() {
         let paths = |environment: &Environment, said: Option<&str>| {
             let paths = environment.client_paths(said.map(Path::new));
             let paths = paths.iter().map(|path| path.to_str().unwrap());

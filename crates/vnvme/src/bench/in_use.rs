@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_behind_a_loop_device_is_refused() {
+    fn file_behind_loop_device_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let disk = dir.path().join("disk.raw");
         fs::write(&disk, [0; 4096]).unwrap();
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_another_load_or_server_has_is_refused() {
+    fn file_of_other_load_or_server_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let disk = dir.path().join("disk.raw");
         fs::write(&disk, [0; 4096]).unwrap();

@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn suites_and_reports_go_to_their_program() {
+    fn suite_and_report_options_reach_bench_program() {
         for (line, passed) in [
             ("bench --suite cost --runs 1", "--suite cost --runs 1"),
             ("bench --runs 1 --suite=all", "--runs 1 --suite=all"),

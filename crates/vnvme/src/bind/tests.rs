@@ -159,7 +159,7 @@ impl Made {
 }
 
 #[test]
-fn a_device_goes_to_vfio_and_back() {
+fn device_is_bound_to_vfio_and_back() {
     let made = made();
     let report = made.bind(&[A]).unwrap();
     assert_eq!(
@@ -192,7 +192,7 @@ fn a_device_goes_to_vfio_and_back() {
 }
 
 #[test]
-fn a_mounted_disk_is_refused_whatever_its_filesystem_calls_it() {
+fn mounted_disk_is_refused_for_any_source_name() {
     let made = made();
     let table = made.root.join("proc/self/mountinfo");
     fs::write(&table, "30 1 259:1 / /mnt rw - ext4 /dev/root rw\n").unwrap();
@@ -208,7 +208,7 @@ fn a_mounted_disk_is_refused_whatever_its_filesystem_calls_it() {
 }
 
 #[test]
-fn a_disk_is_in_use_when_its_partition_is_and_a_partition_not_when_another_is() {
+fn disk_is_in_use_when_its_partition_is() {
     let made = made();
     let table = made.root.join("proc/self/mountinfo");
     fs::write(&table, "30 1 259:1 / /mnt rw - ext4 /dev/nvme0n1p1 rw\n").unwrap();
@@ -225,7 +225,7 @@ fn a_disk_is_in_use_when_its_partition_is_and_a_partition_not_when_another_is() 
 }
 
 #[test]
-fn swap_and_holders_are_refused() {
+fn swap_and_device_mapper_disks_are_refused() {
     let made = made();
     let swaps = made.root.join("proc/swaps");
     fs::write(&swaps, "Filename Type\n/dev/nvme0n1p1 partition 1 0 -2\n").unwrap();
@@ -239,7 +239,7 @@ fn swap_and_holders_are_refused() {
 }
 
 #[test]
-fn a_disk_or_controller_that_is_open_is_refused_with_the_process() {
+fn open_disk_or_controller_is_refused_naming_process() {
     let made = made();
     let process = made.root.join("proc/4711");
     fs::create_dir_all(process.join("fd")).unwrap();
@@ -263,7 +263,7 @@ fn a_disk_or_controller_that_is_open_is_refused_with_the_process() {
 }
 
 #[test]
-fn shared_disks_of_the_subsystem_count() {
+fn shared_disks_of_subsystem_count() {
     let made = made();
     let subsystem = made
         .root
@@ -291,7 +291,7 @@ fn shared_disks_of_the_subsystem_count() {
 }
 
 #[test]
-fn a_group_is_handed_over_as_a_whole() {
+fn iommu_group_is_bound_as_whole() {
     let made = made();
     made.kernel.attach(B, "nvme");
     made.refused("IOMMU group 7 cannot be used while the kernel drives 0000:01:00.1 (nvme)");
@@ -304,7 +304,7 @@ fn a_group_is_handed_over_as_a_whole() {
 }
 
 #[test]
-fn nothing_is_changed_when_a_later_device_is_refused() {
+fn refused_device_leaves_earlier_ones_unchanged() {
     let made = made();
     made.kernel.attach(B, "nvme");
     fs::write(made.kernel.device(B).join("class"), "0x020000\n").unwrap();
@@ -317,7 +317,7 @@ fn nothing_is_changed_when_a_later_device_is_refused() {
 }
 
 #[test]
-fn what_vfio_does_not_take_goes_back() {
+fn device_refused_by_vfio_returns_to_driver() {
     let mut made = made();
     made.kernel.takes = false;
     let text = made.bind(&[A]).unwrap_err().to_string();
@@ -328,7 +328,7 @@ fn what_vfio_does_not_take_goes_back() {
 }
 
 #[test]
-fn missing_things_are_named() {
+fn missing_iommu_and_devices_are_named() {
     let mut made = made();
     made.kernel.has_module = false;
     let text = made.bind(&[A]).unwrap_err().to_string();

@@ -72,7 +72,7 @@ mod tests {
     use control::api::EventKind;
 
     #[test]
-    fn an_event_is_a_line() {
+    fn event_prints_as_line() {
         let event = Event {
             sequence: 1,
             time_ms: 1_700_000_000_123,

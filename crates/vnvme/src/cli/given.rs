@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_with_a_key_are_a_table_and_others_volumes() {
+    fn words_with_key_become_table_and_others_volumes() {
         let words = [
             "socket=/run/a=b",
             "nsid=7",

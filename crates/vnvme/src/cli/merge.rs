@@ -138,7 +138,7 @@ mod tests {
 
     /// Every option beside `--config` is applied as its row says.
     #[test]
-    fn each_option_reaches_every_entry() {
+    fn each_option_applies_to_every_entry() {
         let table: &[(&[&str], EffectOf, &str)] = &[
             (
                 &["--read-only"],
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn options_reach_block_devices_of_the_host() {
+    fn options_reach_ublk_disks() {
         let (specs, _) = merge(UBLK, &["--read-only", "--block-size", "4096"]).unwrap();
         assert!(specs.ublk.iter().all(|disk| disk.read_only == Some(true)));
         let sizes: Vec<_> = specs.ublk.iter().map(|disk| disk.block_size).collect();
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_applied_is_refused_in_words() {
+    fn inapplicable_option_is_refused_with_reason() {
         let export = "[[vhost-user-blk]]\nsocket = \"/run/c\"\nvolume = \"mem://1M\"";
         for (file, args, words) in [
             (
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_says_the_same_in_a_file_as_on_the_command_line() {
+    fn url_means_same_in_file_and_command_line() {
         let file = "[[controller]]\nsocket = \"/run/a\"\n[[controller.namespace]]\n\
                     volume = \"mem://1M?nsid=7&block-size=4096&iops=9\"";
         let (specs, _) = merge(file, &[]).unwrap();

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_aligned() {
+    fn table_columns_are_aligned() {
         let mut table = TextTable::new([
             Column::Left("NAME"),
             Column::Right("SIZE"),
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_short() {
+    fn sizes_are_abbreviated() {
         for (bytes, text) in [
             (0, "0 B"),
             (1023, "1023 B"),

@@ -25,7 +25,7 @@ fn keep(path: &Path, volume: &Arc<dyn Volume>, size: u32) {
 }
 
 #[test]
-fn the_newest_format_is_found() {
+fn newest_format_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let (path, volume) = (folder.path().join("format"), volume());
     let none = parse("mem://1M").unwrap();
@@ -57,7 +57,7 @@ fn the_newest_format_is_found() {
 }
 
 #[test]
-fn a_file_that_is_another_one_is_refused() {
+fn format_file_of_other_volume_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let (path, ours) = (folder.path().join("format"), volume());
     opened(&path, &ours).unwrap();
@@ -89,7 +89,7 @@ fn a_file_that_is_another_one_is_refused() {
 }
 
 #[test]
-fn who_asks_is_answered() {
+fn save_request_is_answered() {
     let folder = tempfile::tempdir().unwrap();
     let (path, volume) = (folder.path().join("format"), volume());
     let namespace = identity::nguid("format", 1, &volume.id());
@@ -115,7 +115,7 @@ fn who_asks_is_answered() {
 
 /// The caller gets the recorded format, or that it is unknown.
 #[test]
-fn who_asks_is_told_how_it_ended() {
+fn save_request_returns_stored_or_unknown_format() {
     let folder = tempfile::tempdir().unwrap();
     let (path, volume) = (folder.path().join("format"), volume());
     let namespace = identity::nguid("format", 1, &volume.id());
@@ -241,7 +241,7 @@ impl Both {
 }
 
 #[test]
-fn metadata_is_that_of_the_format() {
+fn metadata_matches_format() {
     let both = Both::new();
     both.finds(BlockFormat::plain(512));
     for from in all() {
@@ -263,7 +263,7 @@ fn metadata_is_that_of_the_format() {
 /// Wherever a process dies between the two files, the next one finds the old format, or the new
 /// one of blocks that were never written.
 #[test]
-fn one_file_decides() {
+fn format_file_decides_after_death_between_files() {
     for from in all() {
         for to in all() {
             let both = Both::new();
@@ -313,7 +313,7 @@ fn one_file_decides() {
 
 /// A process dies at each of its points.
 #[test]
-fn a_format_and_its_metadata_are_kept_wherever_the_process_dies() {
+fn format_and_metadata_survive_death_at_every_point() {
     let mut names = std::collections::BTreeSet::new();
     for from in all() {
         for to in all() {
@@ -356,7 +356,7 @@ fn a_format_and_its_metadata_are_kept_wherever_the_process_dies() {
 
 /// The namespace continues with its old format, and so does the next process.
 #[test]
-fn what_cannot_be_kept_is_as_before() {
+fn failed_save_keeps_old_format() {
     let [_, from, to, ..] = all();
     let mut both = Both::new();
     let (mut file, _) = both.opened(true).unwrap();
@@ -393,7 +393,7 @@ fn sealed(bytes: &[u8]) -> File {
 
 /// The format is unknown after a write with an unknown result, until a write succeeds.
 #[test]
-fn what_is_not_known_is_not_as_before() {
+fn uncertain_save_makes_format_unknown() {
     let [plain, from, to, ..] = all();
     let both = Both::new();
     let (mut file, _) = both.opened(true).unwrap();
@@ -440,7 +440,7 @@ fn what_is_not_known_is_not_as_before() {
 
 /// A file that another program has cut cannot be restored, and is remade.
 #[test]
-fn a_file_that_was_cut_is_made_anew() {
+fn truncated_metadata_file_is_recreated() {
     let both = Both::new();
     for format in all() {
         for len in [0, 100, APART as u64] {
@@ -458,7 +458,7 @@ fn a_file_that_was_cut_is_made_anew() {
 
 /// A path that belongs to another owner is never overwritten when metadata is remade.
 #[test]
-fn only_metadata_of_the_namespace_is_made_anew() {
+fn only_own_metadata_file_is_recreated() {
     let [_, from, to, ..] = all();
     let both = Both::new();
     let (mut file, _) = both.opened(true).unwrap();
@@ -500,9 +500,9 @@ fn only_metadata_of_the_namespace_is_made_anew() {
 /// Room that the file has is not given up before another format is kept: it might be had no
 /// more. No file of this process can be made longer here.
 #[test]
-fn a_format_with_less_metadata_needs_no_room() {
+fn format_with_less_metadata_needs_no_space() {
     const LIMITED: &str = "VNVME_TEST_LIMITED";
-    const NAME: &str = "formats::tests::a_format_with_less_metadata_needs_no_room";
+    const NAME: &str = "formats::tests::format_with_less_metadata_needs_no_space";
     const SHELL: &str = "trap '' XFSZ; exec \"$0\" \"$@\"";
     let both = Both::new();
     let probe = File::create(both.path("probe")).unwrap();
@@ -551,7 +551,7 @@ fn a_format_with_less_metadata_needs_no_room() {
 }
 
 #[test]
-fn files_that_do_not_fit_are_refused() {
+fn mismatched_files_are_refused() {
     let [plain, format, other, ..] = all();
     let both = Both::new();
     let error = |metadata| format!("{:#}", both.opened(metadata).err().unwrap());
@@ -591,7 +591,7 @@ fn files_that_do_not_fit_are_refused() {
 /// The present format has the configured mask and the tag size of its tuples; other formats are as
 /// they were kept.
 #[test]
-fn the_mask_is_configured_and_the_size_is_kept() {
+fn storage_mask_is_configured_and_size_is_stored() {
     let with = |bits, mask| tagged(512, 8, Guard::Bits16, bits, mask);
     let (first, masked, longer) = (with(16, 0xff00), with(16, 0xff), with(17, 0x1ff00));
     let both = Both::new();
@@ -630,7 +630,7 @@ fn the_mask_is_configured_and_the_size_is_kept() {
 }
 
 #[test]
-fn a_place_has_the_whole_format() {
+fn record_holds_whole_format() {
     for format in all() {
         for remake in [false, true] {
             let kept = FormatRecord {

@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attempt_that_ends_with_its_process_counts_as_death() {
+    fn attempt_ending_with_process_counts_as_death() {
         let file = File::from(memfd_create("attempts", MemfdFlags::CLOEXEC).unwrap());
         let mut attempts = Attempts {
             file,

@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_served_is_read_as_the_same() {
+    fn stored_configuration_reads_back_identically() {
         let text = r#"
             [process]
             workers = 3
@@ -334,7 +334,7 @@ mod tests {
 
     /// A record as an attacker who has taken the process over would write it.
     #[test]
-    fn no_change_opens_what_the_sandbox_does_not() {
+    fn restart_state_cannot_widen_sandbox() {
         let read = |text: &str| parse_config(Path::new("f"), text).unwrap();
         let of = |text: &str| {
             let configured = read(text);

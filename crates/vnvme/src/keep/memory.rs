@@ -170,7 +170,7 @@ mod tests {
 
     /// A replaced disk has the same name and number as the disk that takes its place.
     #[test]
-    fn volumes_that_are_there_together_have_different_names() {
+    fn coexisting_volumes_have_distinct_memory_names() {
         let name = || MemoryName::new("memory-test", 1, |_| true).unwrap();
         let (first, second) = (name(), name());
         assert_ne!(first.0, second.0);

@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_ours_are_told_from_those_of_socket_units() {
+    fn own_descriptor_names_differ_from_socket_units() {
         for name in [
             "d1.s",
             "d77.12",

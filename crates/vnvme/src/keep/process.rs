@@ -494,7 +494,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_its_own_arguments_make_a_keeper() {
+    fn only_keep_arguments_start_keeper() {
         let of = |args: &[&str]| wanted(args.iter().map(OsString::from));
         let wanted = |sandbox, is_standby, args: &[&str]| {
             let args = args.iter().map(OsString::from).collect();

@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_follows_one_of_which_it_reads_all() {
+    fn program_follows_only_readable_versions() {
         let own = Versions::own();
         assert_eq!(Versions::read(&own.to_string()), Some(own.clone()));
         own.follows(&own).unwrap();

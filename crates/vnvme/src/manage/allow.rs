@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_for_others_are_made_at_the_start_alone() {
+    fn sockets_for_other_users_need_startup() {
         let socket = |more: &str| {
             let text =
                 format!("[[vhost-user-blk]]\nsocket = \"/run/a\"\nvolume = \"mem://1M\"\n{more}");
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn only_servers_of_the_list_are_connected_to() {
+    fn connections_are_limited_to_allowed_servers() {
         let listed = ["/x", "nbd://10.0.0.2/", "nbd+unix:///?socket=/run/nbd.sock"];
         let allow = allow(&listed);
         assert_eq!(allow.places, Some(vec!["/x".into()]));
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_lies_below_is_allowed() {
+    fn paths_are_limited_to_allowed_folders() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name).display().to_string();
         std::fs::create_dir_all(path("a/b")).unwrap();

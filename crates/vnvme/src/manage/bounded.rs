@@ -93,7 +93,7 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn work_that_hangs_has_no_effect_later() {
+    fn work_past_time_limit_has_no_effect() {
         let (release, held) = mpsc::channel::<()>();
         let (tell, told) = mpsc::channel();
         let error = bounded("opening", Duration::from_millis(20), move |decision| {
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_decided_is_waited_for() {
+    fn committed_work_is_waited_for() {
         // Far from both ends, for a machine that is busy: it commits within the limit, and ends
         // within twice the limit.
         let done = bounded("x", Duration::from_secs(2), |decision| {
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_an_error() {
+    fn panic_in_work_is_error() {
         let error = bounded("x", Duration::from_secs(60), |_| -> Result<(), Error> {
             panic!("as a bug does")
         });

@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_worker_has_is_closed_by_who_removes_it() {
+    fn volume_held_by_worker_is_closed_by_remover() {
         let (told, closed) = mpsc::channel();
         let volume = Arc::new(Closed(told));
         let (waits, go_on) = mpsc::channel::<()>();

@@ -222,7 +222,7 @@ mod tests {
     use crate::spec::parse_config;
 
     #[test]
-    fn what_is_written_down_is_read_as_the_same() {
+    fn stored_disk_reads_back_identically() {
         let text = r#"
             [[controller]]
             name = "root"

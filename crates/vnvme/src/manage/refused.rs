@@ -110,7 +110,7 @@ mod tests {
     use anyhow::Context;
 
     #[test]
-    fn what_a_request_caused_is_no_failure() {
+    fn error_caused_by_request_is_no_failure() {
         let open = |url: &str| {
             let opened = volume::open_url(url, Default::default());
             let placed = opened.map(drop).context("c.toml, line 7");

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_has_the_keys_of_the_file() {
+    fn request_accepts_keys_of_configuration_file() {
         let json = r#"{"socket": "/run/a.sock", "serial": null, "io-queues": 2,
             "namespace": [{"volume": "mem://1M"}, {"volume": {"url": "mem://1M", "nsid": 9}}]}"#;
         let map: Map<String, Value> = serde_json::from_str(json).unwrap();

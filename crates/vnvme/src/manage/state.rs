@@ -338,7 +338,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_not_there_is_no_state() {
+    fn only_missing_state_file_is_empty_state() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         assert_eq!(read_state(&path("a")).unwrap(), Specs::default());
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_replaced_as_a_whole() {
+    fn state_file_is_replaced_atomically() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
         replace(&path, "# one\n").unwrap();

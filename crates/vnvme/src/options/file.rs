@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_unknown_is_shown_with_the_one_that_was_meant() {
+    fn unknown_key_error_suggests_correct_key() {
         let file = "[[controller]]\nsocket = \"a\"\nserail = \"typo\"\nnamespace = []";
         let text = error(file);
         for words in [
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_checked_where_they_stand() {
+    fn invalid_value_error_has_location() {
         for (file, words) in [
             (
                 "[[controller]]\nsocket = 1\n",

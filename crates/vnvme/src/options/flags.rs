@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn each_flag_beside_a_file_applies_or_is_refused() {
+    fn each_flag_with_file_applies_or_is_refused() {
         let counts = [
             check::<ControllerSpec>(|specs| &mut specs.controllers[0]),
             check::<NamespaceSpec>(|specs| &mut specs.controllers[0].namespaces[0]),
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_what_is_not_served_are_refused() {
+    fn flags_of_unserved_kind_are_refused() {
         for row in ControllerSpec::ROWS {
             // Flags that exports have, too.
             let others = [
@@ -469,7 +469,7 @@ mod tests {
 
     /// Switches on the command line have the names of their keys in the file.
     #[test]
-    fn a_switch_has_the_name_of_its_key() {
+    fn switch_has_name_of_its_key() {
         let merged = |args: &[&str]| {
             let args = [&["vnvme", "serve", "--config", "f"], args].concat();
             let matches = Cli::command().try_get_matches_from(&args).unwrap();
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_may_be_repeated() {
+    fn list_options_may_be_repeated() {
         let args = ["vnvme", "ublk", "a", "--cpus", "2,3", "--cpus", "4"];
         let matches = Cli::command().try_get_matches_from(args).unwrap();
         let given = GivenFlags::of(Command::Ublk, matches.subcommand().unwrap().1);

@@ -336,7 +336,7 @@ fn documents() -> Vec<(PathBuf, String)> {
 }
 
 #[test]
-fn what_is_committed_is_what_is_made() {
+fn committed_documents_match_generated() {
     let docs = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs"));
     let all = documents();
     if std::env::var_os("VNVME_WRITE_DOCS").is_some() {
@@ -384,7 +384,7 @@ fn flags_and_keys<S: Spec>(flags: &mut Vec<&str>, keys: &mut Vec<&str>) {
 }
 
 #[test]
-fn every_option_has_a_key_and_every_key_an_option() {
+fn options_and_keys_correspond() {
     let (mut flags, mut keys) = (Vec::new(), Vec::new());
     flags_and_keys::<ControllerSpec>(&mut flags, &mut keys);
     flags_and_keys::<NamespaceSpec>(&mut flags, &mut keys);
@@ -407,7 +407,7 @@ fn every_option_has_a_key_and_every_key_an_option() {
 }
 
 #[test]
-fn the_reference_has_every_option() {
+fn reference_lists_every_option() {
     let text = reference();
     let mut cli = Cli::command();
     cli.build();
@@ -454,7 +454,7 @@ fn the_reference_has_every_option() {
 
 #[cfg(feature = "vhost-user-blk")]
 #[test]
-fn defaults_are_those_of_the_code() {
+fn documented_defaults_match_code() {
     let controller = controller::ControllerConfig::default();
     let of = |key| ControllerSpec::row(key).unwrap().default;
     assert_eq!(of("io-queues"), controller.io_queues.to_string());

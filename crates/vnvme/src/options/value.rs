@@ -591,7 +591,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits() {
+    fn bit_masks_are_parsed() {
         let read = |text: &str| Bits::from_text(OsStr::new(text)).ok();
         for (text, bits) in [
             ("0xff00", Some(0xff00)),
@@ -618,7 +618,7 @@ mod tests {
     }
 
     #[test]
-    fn cpus_are_numbers_and_ranges() {
+    fn cpu_lists_are_parsed() {
         for (text, wanted) in [
             ("2,3", &[2, 3][..]),
             ("0-3", &[0, 1, 2, 3]),

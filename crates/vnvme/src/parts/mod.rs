@@ -93,7 +93,7 @@ mod tests {
 
     /// Covers the present build: `make test-guests` runs the test with all parts and with none.
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_feature_is_named() {
         let specs = |text: &str| -> Specs { toml::from_str(text).unwrap() };
         for (part, feature, built) in [
             (

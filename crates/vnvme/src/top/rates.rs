@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_per_second() {
+    fn rates_are_computed_per_second() {
         let rates = Rates::between(&at(10, 1000), &at(12, 5000));
         let disk = &rates.disks[0];
         assert_eq!((disk.operations(), disk.read()), (2000.0, 8192000.0));
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_began_again_has_no_negative_rates() {
+    fn restarted_daemon_has_no_negative_rates() {
         let rates = Rates::between(&at(10, 1000), &at(2, 600));
         assert!(rates.disks[0].operations() >= 0.0);
         let rates = Rates::between(&at(10, u64::MAX), &at(11, 600));
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_disk_has_done_everything_since() {
+    fn new_disk_counts_from_zero() {
         let rates = Rates::between(&Snapshot::default(), &at(1, 500));
         assert_eq!(rates.disks[0].operations(), 500.0);
     }

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_intervals_as_are_needed_and_no_more() {
+    fn window_keeps_needed_intervals_only() {
         let mut window = Window::default();
         assert_eq!(shown(&mut window, 1, 5, 0), (0, false));
         assert_eq!(shown(&mut window, 2, 5, 40), (40, false));
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn each_disk_and_kind_has_its_own() {
+    fn window_is_separate_per_disk_and_kind() {
         let rates = |second: u64, names: &[&str]| Rates {
             at_ns: second * 1_000_000_000,
             disks: names

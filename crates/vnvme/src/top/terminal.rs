@@ -231,13 +231,13 @@ mod tests {
     /// Not a test itself: the next test runs this function in a terminal.
     #[test]
     #[ignore = "a process that another test starts: cargo test -p vnvme terminal"]
-    fn panics_in_a_terminal() {
+    fn child_panics_in_terminal() {
         let _terminal = Terminal::open().unwrap();
         panic!("something went wrong");
     }
 
     #[test]
-    fn a_panic_leaves_the_terminal_as_it_was_before_it_tells() {
+    fn panic_restores_terminal_before_message() {
         let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&terminal).unwrap();
         unlockpt(&terminal).unwrap();
@@ -246,7 +246,7 @@ mod tests {
         let shell = rustix::fs::open(name, flags, Mode::empty()).unwrap();
         let before = tcgetattr(&shell).unwrap();
         let end = || File::from(shell.try_clone().unwrap());
-        let test = "top::terminal::tests::panics_in_a_terminal";
+        let test = "top::terminal::tests::child_panics_in_terminal";
         let status = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test, "--ignored", "--nocapture"])
             .stdin(end())
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_what_terminals_send() {
+    fn terminal_keys_are_decoded() {
         assert_eq!(
             decode(b"\x1b[Aq\x1bOB\r\x7f\x1b[5~\xc3\xa9\x1b"),
             [

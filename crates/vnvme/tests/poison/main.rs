@@ -373,23 +373,23 @@ fn lingering_sockets_block_nobody() {
 }
 
 #[test]
-fn lingering_sockets_of_a_front_end_block_nobody() {
+fn lingering_sockets_of_front_end_block_nobody() {
     attack_all("exported", front_end_attacks(), &Lingering::new());
 }
 
 #[test]
-fn lingering_sockets_of_a_control_client_block_nobody() {
+fn lingering_sockets_of_control_client_block_nobody() {
     attack_all("control", control_attacks(), &Lingering::new());
 }
 
 #[test]
-fn lingering_sockets_do_not_outlast_sigkill() {
+fn lingering_sockets_end_with_sigkill() {
     sigkill_frees_the_sockets(&Lingering::new());
 }
 
 /// Too many clients in a second, and then too many that hang: the worker has nothing to do.
 #[test]
-fn a_socket_that_is_paused_and_crowded_costs_no_time() {
+fn paused_crowded_socket_costs_no_cpu() {
     let poison = Lingering::new();
     let test_dir = TestDir::new();
     let daemon = Victim::daemon_with(&test_dir, "client-connects = 8");
@@ -421,7 +421,7 @@ fn a_socket_that_is_paused_and_crowded_costs_no_time() {
 }
 
 #[test]
-fn sigterm_ends_it_with_poison_everywhere() {
+fn sigterm_ends_daemon_with_lingering_sockets() {
     let poison = Lingering::new();
     let victim = Victim::new();
     let clients = everywhere(&victim, &poison);
@@ -434,7 +434,7 @@ fn sigterm_ends_it_with_poison_everywhere() {
 }
 
 #[test]
-fn nothing_is_kept_and_the_disk_is_served_again_when_the_poison_is_gone() {
+fn lingering_sockets_leave_nothing_and_disk_is_served_again() {
     let poison = Lingering::new();
     let victim = Victim::new();
     let open = victim.daemon.settled_descriptors();

@@ -35,8 +35,8 @@ fn of(test_dir: &TestDir, name: &str) -> (u32, u32, u32) {
 }
 
 #[test]
-fn sockets_belong_to_whom_it_was_said() {
-    let Some((test_dir, program)) = open_place("sockets_belong_to_whom_it_was_said") else {
+fn sockets_get_configured_owner_and_mode() {
+    let Some((test_dir, program)) = open_place("sockets_get_configured_owner_and_mode") else {
         return;
     };
     let export = text(&test_dir.path("blk.sock"));
@@ -82,7 +82,7 @@ fn sockets_belong_to_whom_it_was_said() {
 }
 
 #[test]
-fn a_file_says_it_of_all_sockets_or_of_one() {
+fn configuration_sets_socket_mode_for_all_or_one() {
     let test_dir = TestDir::new();
     let socket = |name: &str| format!("socket = \"{}\"\n", text(&test_dir.path(name)));
     let namespace = "[[controller.namespace]]\nvolume = \"mem://1M\"\n";
@@ -104,8 +104,8 @@ fn a_file_says_it_of_all_sockets_or_of_one() {
 }
 
 #[test]
-fn one_that_may_not_give_a_socket_away_says_so_and_leaves_none() {
-    let name = "one_that_may_not_give_a_socket_away_says_so_and_leaves_none";
+fn forbidden_socket_owner_is_refused_and_leaves_no_socket() {
+    let name = "forbidden_socket_owner_is_refused_and_leaves_no_socket";
     let Some((test_dir, program)) = open_place(name) else {
         return;
     };

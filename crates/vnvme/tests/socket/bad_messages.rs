@@ -46,7 +46,7 @@ fn send(client: &mut RawClient, bytes: &[u8]) {
 }
 
 #[test]
-fn what_cannot_be_understood_ends_the_connection() {
+fn malformed_message_ends_connection() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 1 << 20);
     let mut daemon = Daemon::serve(&test_dir, &[&disk]);
@@ -117,7 +117,7 @@ fn what_cannot_be_understood_ends_the_connection() {
 
 /// These end the connection without the client's help: the server must not wait for more.
 #[test]
-fn what_ends_the_connection_at_once() {
+fn fatal_message_ends_connection_at_once() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let negotiated = version(0, b"");
@@ -152,7 +152,7 @@ fn what_ends_the_connection_at_once() {
 }
 
 #[test]
-fn what_is_wrong_in_itself_is_refused_and_the_connection_goes_on() {
+fn invalid_message_is_refused_and_connection_continues() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let mut host = Host::up(&test_dir.socket());
@@ -186,7 +186,7 @@ fn what_is_wrong_in_itself_is_refused_and_the_connection_goes_on() {
 }
 
 #[test]
-fn messages_in_pieces_of_one_byte() {
+fn byte_by_byte_messages_are_handled() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let mut raw = RawClient::connect(&test_dir.socket(), WAIT_TIMEOUT).unwrap();
@@ -213,7 +213,7 @@ fn messages_in_pieces_of_one_byte() {
 }
 
 #[test]
-fn more_descriptors_than_a_message_may_carry() {
+fn excess_descriptors_end_connection() {
     let test_dir = TestDir::new();
     let mut daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     leave(Client::connect(test_dir.socket(), WAIT_TIMEOUT).unwrap());
@@ -236,7 +236,7 @@ fn more_descriptors_than_a_message_may_carry() {
 }
 
 #[test]
-fn a_client_that_never_reads_its_replies() {
+fn client_without_reads_uses_bounded_memory() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let mut client = RawClient::connect(&test_dir.socket(), WAIT_TIMEOUT).unwrap();

@@ -21,7 +21,7 @@ fn refused(args: &[&str], reason: &str) {
 }
 
 #[test]
-fn what_a_disk_holds_is_overwritten_only_on_demand() {
+fn bench_overwrites_data_only_on_demand() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 1 << 20);
     let file = fs::File::options().write(true).open(&disk).unwrap();
@@ -53,7 +53,7 @@ fn what_a_disk_holds_is_overwritten_only_on_demand() {
 }
 
 #[test]
-fn a_disk_that_is_served_is_not_written_to() {
+fn bench_refuses_served_disk() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 1 << 20);
     let daemon = Daemon::serve(&test_dir, &[&disk]);
@@ -70,7 +70,7 @@ fn a_disk_that_is_served_is_not_written_to() {
 }
 
 #[test]
-fn suites_are_run_by_the_program_beside() {
+fn bench_suites_run_in_program_beside() {
     let test_dir = TestDir::new();
     let vnvme = test_dir.path("vnvme");
     put_program(env!("CARGO_BIN_EXE_vnvme"), &vnvme);

@@ -22,7 +22,7 @@ fn read(host: &mut Host, units: u16) -> BootReadStatus {
 
 /// The file's content at the time when the disk was opened is there, also in the next process.
 #[test]
-fn firmware_reads_the_file() {
+fn firmware_reads_boot_partition() {
     let test_dir = TestDir::new();
     let (path, bytes) = (test_dir.path("boot.bin"), pattern(3, 10_000));
     fs::write(&path, &bytes).unwrap();
@@ -46,7 +46,7 @@ fn firmware_reads_the_file() {
 
 /// A file that is no image is refused with an error text, and a pipe does not block.
 #[test]
-fn files_that_are_none_are_refused() {
+fn invalid_boot_file_is_refused() {
     let test_dir = TestDir::new();
     let refusal = |name: &str| {
         let path = text(&test_dir.path(name));

@@ -24,7 +24,7 @@ fn memory(host: &Host) -> Vec<u8> {
 /// A kernel that starts another one (kexec) clears the bit and nothing else. Memory that the old
 /// kernel's reads used belongs to the new one then.
 #[test]
-fn memory_belongs_to_the_next_kernel_once_the_bit_is_clear() {
+fn memory_is_free_after_bus_master_is_cleared() {
     let test_dir = TestDir::new();
     let control = text(&test_dir.path("control.sock"));
     // A limit of one read in a second, so that most of these are in flight when the bit is cleared.
@@ -72,7 +72,7 @@ fn memory_belongs_to_the_next_kernel_once_the_bit_is_clear() {
 
 /// A client that does nothing else, while it has commands in flight.
 #[test]
-fn toggled_ten_thousand_times_under_load() {
+fn daemon_survives_bus_master_toggled_under_load() {
     // With registers, and with shadow doorbells: half of them each.
     for shadow in [false, true] {
         let test_dir = TestDir::new();

@@ -11,7 +11,7 @@ use crate::common::*;
 use crate::keeper::{kill_serving, start};
 
 #[test]
-fn a_second_client_is_refused_while_the_first_is_served() {
+fn second_client_is_refused_while_first_is_served() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://4M"]);
     let mut first = Host::up(&test_dir.socket());
@@ -36,7 +36,7 @@ fn a_second_client_is_refused_while_the_first_is_served() {
 }
 
 #[test]
-fn a_client_that_goes_with_commands_in_flight() {
+fn client_lost_with_commands_in_flight_leaves_disk_usable() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 32 << 20);
     let slow = "null://1G?latency=300ms";
@@ -66,7 +66,7 @@ fn a_client_that_goes_with_commands_in_flight() {
 }
 
 #[test]
-fn a_reset_with_commands_in_flight() {
+fn controller_reset_with_commands_in_flight_completes() {
     let test_dir = TestDir::new();
     let slow = "null://1G?latency=200ms&read-zeroes=on";
     let daemon = Daemon::serve(&test_dir, &[slow]);
@@ -92,7 +92,7 @@ fn a_reset_with_commands_in_flight() {
 }
 
 #[test]
-fn an_unmap_waits_for_the_commands_that_use_the_memory() {
+fn unmap_waits_for_commands_using_memory() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["null://1G?latency=300ms&read-zeroes=on"]);
     let mut host = Host::up(&test_dir.socket());
@@ -117,7 +117,7 @@ fn an_unmap_waits_for_the_commands_that_use_the_memory() {
 /// A VMM that was killed and is started again at once: whatever the first has left behind, the
 /// second is served.
 #[test]
-fn the_next_client_need_not_wait_for_the_last() {
+fn next_client_need_not_wait_for_previous() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["null://1G?latency=2s", "mem://4M"]);
     for round in 0..4 {
@@ -201,7 +201,7 @@ fn a_former_client_cannot_ring_the_next_clients_doorbells() {
 }
 
 #[test]
-fn clients_that_come_and_go_without_end_fill_no_disk() {
+fn endless_clients_do_not_fill_log() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     for round in 1..=60u64 {

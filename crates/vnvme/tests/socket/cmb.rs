@@ -62,7 +62,7 @@ fn transfer(host: &mut Host, buffer: &Memory, opcode: NvmOpcode, lba: u64, data:
 }
 
 #[test]
-fn a_client_has_it_by_messages_and_mapped() {
+fn cmb_is_accessible_by_messages_and_mapping() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://8M", "--cmb-size", "2M"]);
     let mut host = Host::up(&test_dir.socket());
@@ -108,7 +108,7 @@ fn a_client_has_it_by_messages_and_mapped() {
 }
 
 #[test]
-fn the_next_client_has_another() {
+fn cmb_of_next_client_is_new_file() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://8M", "--cmb-size", "2M"]);
     let mut host = Host::up(&test_dir.socket());
@@ -136,7 +136,7 @@ fn the_next_client_has_another() {
 }
 
 #[test]
-fn without_the_option_there_is_none() {
+fn disk_without_cmb_option_has_no_cmb() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://8M"]);
     let mut host = Host::up(&test_dir.socket());
@@ -153,7 +153,7 @@ fn without_the_option_there_is_none() {
 
 /// A client keeps its mapping while the process that serves it is another one each time.
 #[test]
-fn it_outlives_the_process() {
+fn cmb_survives_process() {
     let test_dir = TestDir::new();
     let socket = text(&test_dir.socket());
     let args = [

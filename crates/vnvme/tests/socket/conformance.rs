@@ -20,7 +20,7 @@ fn run(target: &TestTarget) -> (Vec<String>, usize) {
 }
 
 #[test]
-fn every_case_that_applies_passes() {
+fn every_applicable_case_passes() {
     let mut program = served::start(Path::new(env!("CARGO_BIN_EXE_vnvme"))).unwrap();
     let cases: usize = CASES.iter().map(|cases| cases.len()).sum();
     let targets = [

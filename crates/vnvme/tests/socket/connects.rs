@@ -19,7 +19,7 @@ fn limit_descriptors(daemon: &Daemon, current: u64) {
 }
 
 #[test]
-fn more_clients_in_a_second_than_may_come_wait() {
+fn client_connections_are_rate_limited() {
     let test_dir = TestDir::new();
     let control = text(&test_dir.path("control.sock"));
     let args = ["--control", &control, "--client-connects", "5", "mem://1M"];
@@ -42,7 +42,7 @@ fn more_clients_in_a_second_than_may_come_wait() {
 /// The process does not spin, and the log stays short. The client is admitted when there is a
 /// descriptor for it.
 #[test]
-fn a_client_for_which_no_descriptor_is_left_waits() {
+fn client_without_free_descriptor_waits() {
     let test_dir = TestDir::new();
     let socket = test_dir.path("v.sock");
     let args = ["mem://1M", "--vhost-user-blk", &text(&socket), "mem://1M"];
@@ -90,7 +90,7 @@ fn take_all(host: &mut Host) -> u64 {
 /// Under a low limit each client may have less: a client at its limit leaves the remaining clients
 /// theirs.
 #[test]
-fn no_client_uses_up_the_descriptors_of_another() {
+fn client_at_descriptor_limit_does_not_affect_others() {
     let test_dir = TestDir::new();
     let (config, control) = (
         test_dir.path("vnvme.toml"),

@@ -27,7 +27,7 @@ fn counters(control: &str) -> serde_json::Value {
 }
 
 #[test]
-fn counters_count() {
+fn counters_are_reported() {
     let test_dir = TestDir::new();
     let control = text(&test_dir.path("control.sock"));
     let daemon = Daemon::serve(&test_dir, &["--control", &control, "mem://4M"]);
@@ -71,7 +71,7 @@ fn counters_count() {
 }
 
 #[test]
-fn nonsense_on_the_control_socket() {
+fn malformed_control_request_is_refused() {
     let test_dir = TestDir::new();
     let control = text(&test_dir.path("control.sock"));
     let daemon = Daemon::serve(&test_dir, &["--control", &control, "mem://1M"]);
@@ -102,7 +102,7 @@ fn nonsense_on_the_control_socket() {
 /// around the idle window let the store meet the worker in every state: polling, arming, asleep. A
 /// lost wake-up is a command without an end.
 #[test]
-fn shadow_doorbells_wake_a_sleeping_worker() {
+fn shadow_doorbells_wake_sleeping_worker() {
     const COMMANDS: u64 = 3000;
     let test_dir = TestDir::new();
     let control = text(&test_dir.path("control.sock"));
@@ -155,7 +155,7 @@ fn ask_for_stats(stream: &UnixStream) -> String {
 /// Clients that send nothing, half a request, or a byte at a time do not keep another client from
 /// the counters.
 #[test]
-fn slow_clients_hold_up_no_other() {
+fn slow_control_clients_block_no_other() {
     let test_dir = TestDir::new();
     let control = text(&test_dir.path("control.sock"));
     let args = [
@@ -215,7 +215,7 @@ fn slow_clients_hold_up_no_other() {
 }
 
 #[test]
-fn what_stands_in_the_control_sockets_place_at_the_end_is_left_alone() {
+fn replaced_control_socket_is_left_alone_at_end() {
     let test_dir = TestDir::new();
     let control = test_dir.path("control.sock");
     let args = ["--control", &text(&control), "mem://1M"];
@@ -271,7 +271,7 @@ fn three(test_dir: &TestDir) -> (Daemon, String) {
 }
 
 #[test]
-fn disks_are_named_exactly_and_listed_in_order() {
+fn disks_are_selected_exactly_and_listed_in_order() {
     let test_dir = TestDir::new();
     let (daemon, control) = three(&test_dir);
     let (code, table) = vnvme(&control, &["list"]);
@@ -312,7 +312,7 @@ fn disks_are_named_exactly_and_listed_in_order() {
 
 /// Completions of a shell: commands, options, and disks of the running process.
 #[test]
-fn a_shell_completes_names_of_running_disks() {
+fn shell_completes_names_of_running_disks() {
     let test_dir = TestDir::new();
     let (daemon, control) = three(&test_dir);
     let complete = |words: &[&str]| {
@@ -340,7 +340,7 @@ fn a_shell_completes_names_of_running_disks() {
 }
 
 #[test]
-fn a_socket_of_another_kind_is_told_from_the_control_socket() {
+fn foreign_socket_is_told_from_control_socket() {
     let test_dir = TestDir::new();
     let (daemon, control) = three(&test_dir);
     for wrong in ["vm1.sock", "m1"] {
@@ -369,7 +369,7 @@ fn a_socket_of_another_kind_is_told_from_the_control_socket() {
 
 /// The default socket, when no option sets one, and its owner.
 #[test]
-fn the_usual_socket_belongs_to_the_first() {
+fn default_control_socket_belongs_to_first_daemon() {
     let test_dir = TestDir::new();
     let usual = test_dir.path("control.sock");
     let directory = text(usual.parent().unwrap());
@@ -394,7 +394,7 @@ fn the_usual_socket_belongs_to_the_first() {
 
 /// Events for a listener: connected and disconnected clients, errors, limits.
 #[test]
-fn events_are_told_as_they_happen() {
+fn events_are_reported_immediately() {
     let test_dir = TestDir::new();
     let control = text(&test_dir.path("control.sock"));
     let volume = "mem://1M?iops=2&burst=1ms";
@@ -447,7 +447,7 @@ fn events_are_told_as_they_happen() {
 
 /// Another user of the group: asks, and changes nothing. One of no group does not get in.
 #[test]
-fn a_group_may_ask_and_change_nothing() {
+fn group_may_query_and_change_nothing() {
     let held = rustix::thread::capabilities(None).unwrap().effective;
     let needed = CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::CHOWN;
     if !held.contains(needed) {

@@ -39,7 +39,7 @@ fn two(test_dir: &TestDir, options: &str) -> (Daemon, Daemon, String) {
 }
 
 #[test]
-fn a_suspended_device_keeps_commands_until_it_is_resumed() {
+fn suspended_device_keeps_commands_until_resumed() {
     for options in [
         "offset=4M&path=direct",
         "offset=4M&path=generic",
@@ -92,7 +92,7 @@ fn a_suspended_device_keeps_commands_until_it_is_resumed() {
 }
 
 #[test]
-fn a_process_without_devices_says_so() {
+fn suspend_without_devices_is_refused() {
     let test_dir = TestDir::new();
     let control = text(&test_dir.path("control.sock"));
     let daemon = Daemon::serve(&test_dir, &["--control", &control, "mem://1M"]);
@@ -133,7 +133,7 @@ fn changed_namespaces(host: &mut Host) -> Vec<u8> {
 }
 
 #[test]
-fn a_slice_to_the_end_follows_the_file_and_one_with_a_length_does_not() {
+fn slice_without_length_follows_file_size() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 8 << 20);
     let (short, long) = (format!("{disk}?length=4M"), format!("{disk}?offset=4M"));
@@ -189,7 +189,7 @@ fn a_slice_to_the_end_follows_the_file_and_one_with_a_length_does_not() {
 }
 
 #[test]
-fn a_slice_follows_the_device_below_on_both_paths() {
+fn slice_follows_device_size_on_both_paths() {
     for options in ["offset=4M&path=direct", "offset=4M&path=generic"] {
         let test_dir = TestDir::new();
         let (lower, upper, _) = two(&test_dir, options);

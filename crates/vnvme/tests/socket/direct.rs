@@ -61,7 +61,7 @@ fn two(
 }
 
 #[test]
-fn commands_take_the_path_that_was_chosen() {
+fn commands_use_configured_path() {
     for (options, name) in [
         ("", "direct"),
         ("&path=direct", "direct"),
@@ -151,7 +151,7 @@ fn commands_take_the_path_that_was_chosen() {
 }
 
 #[test]
-fn the_path_changes_under_load_and_nobody_sees_it() {
+fn path_change_under_load_is_invisible() {
     let test_dir = TestDir::new();
     let (lower, upper, socket, control) = two(&test_dir, "", &[]);
     let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
@@ -192,7 +192,7 @@ fn the_path_changes_under_load_and_nobody_sees_it() {
 }
 
 #[test]
-fn resets_and_another_client_under_the_direct_path() {
+fn resets_and_new_clients_work_on_direct_path() {
     let test_dir = TestDir::new();
     let (lower, upper, socket, control) = two(&test_dir, "", &[]);
     for round in 0..4u64 {
@@ -226,7 +226,7 @@ fn resets_and_another_client_under_the_direct_path() {
 }
 
 #[test]
-fn a_device_that_goes_is_an_error_to_the_guest_and_the_daemon_lives() {
+fn lost_device_fails_commands_and_daemon_survives() {
     let test_dir = TestDir::new();
     let (lower, mut upper, socket, control) = two(&test_dir, "", &[]);
     let mut host = Host::up(&socket);
@@ -248,7 +248,7 @@ fn a_device_that_goes_is_an_error_to_the_guest_and_the_daemon_lives() {
 }
 
 #[test]
-fn what_cannot_be_direct_is_said() {
+fn unsupported_direct_path_is_reported() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 4 << 20);
     let below = Daemon::serve(&test_dir, &[&disk]);

@@ -22,7 +22,7 @@ fn refused(test_dir: &TestDir, args: &[&str], words: &[&str]) {
 }
 
 #[test]
-fn each_bad_disk_has_a_line_of_its_own() {
+fn each_unusable_disk_has_own_error() {
     let test_dir = TestDir::new();
     let missing = text(&test_dir.path("missing.raw"));
     refused(
@@ -84,7 +84,7 @@ fn each_bad_disk_has_a_line_of_its_own() {
 
 /// Root may write any file, so as root the test checks little.
 #[test]
-fn a_disk_that_may_not_be_written() {
+fn write_protected_disk_is_refused() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 1 << 20);
     fs::set_permissions(&disk, fs::Permissions::from_mode(0o444)).unwrap();
@@ -103,7 +103,7 @@ fn a_disk_that_may_not_be_written() {
 }
 
 #[test]
-fn a_disk_that_another_daemon_serves() {
+fn disk_of_other_daemon_is_refused() {
     let test_dir = TestDir::new();
     let other = TestDir::new();
     let disk = test_dir.disk("disk.raw", 1 << 20);
@@ -128,7 +128,7 @@ fn a_disk_that_another_daemon_serves() {
 }
 
 #[test]
-fn wrong_command_lines_have_status_2() {
+fn invalid_command_lines_exit_with_status_2() {
     for args in [
         &["serve"][..],
         &["serve", "--socket", "/tmp/x"],
@@ -151,7 +151,7 @@ fn wrong_command_lines_have_status_2() {
 }
 
 #[test]
-fn bad_configurations() {
+fn invalid_configuration_is_refused() {
     let test_dir = TestDir::new();
     let config = test_dir.path("vnvme.toml");
     for (content, words) in [

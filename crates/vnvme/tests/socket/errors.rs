@@ -14,7 +14,7 @@ use crate::common::*;
 use messages::{COMMANDS, MISTAKES, Mistake, REFUSED, TWO};
 
 #[test]
-fn each_mistake_has_its_message_and_exit_status() {
+fn each_mistake_has_own_message_and_exit_status() {
     let test_dir = TestDir::new();
     let dir = test_dir.path("");
     fs::File::create(test_dir.path("disk.raw"))
@@ -57,7 +57,7 @@ fn each_mistake_has_its_message_and_exit_status() {
 
 /// The hint after an error of the command line shows the correct form.
 #[test]
-fn a_key_that_is_given_as_an_option_is_told_how_it_is_written() {
+fn key_given_as_option_gets_hint() {
     for (args, tip) in [
         (
             "add controller --socket /run/a mem://1M",
@@ -105,7 +105,7 @@ volume = \"mem://1M\"
 ";
 
 #[test]
-fn what_a_daemon_refuses_has_its_message_and_changes_nothing() {
+fn change_refused_by_daemon_changes_nothing() {
     let test_dir = TestDir::new();
     let dir = text(&test_dir.path("x"));
     let dir = dir.strip_suffix("/x").unwrap();
@@ -176,7 +176,7 @@ fn what_a_daemon_refuses_has_its_message_and_changes_nothing() {
 
 /// A path that is longer than a socket's address has room for.
 #[test]
-fn a_path_that_is_too_long_for_a_socket_is_explained() {
+fn socket_path_too_long_is_explained() {
     let test_dir = TestDir::new();
     let long = format!("{}/{}.sock", text(&test_dir.path("")), "a".repeat(200));
     let socket = text(&test_dir.socket());
@@ -215,7 +215,7 @@ fn answer(test_dir: &TestDir, socket: &str, request: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn clients_at_the_wrong_socket_are_named_and_told() {
+fn clients_at_wrong_socket_are_named_and_answered() {
     let test_dir = TestDir::new();
     let export = text(&test_dir.path("blk.sock"));
     let daemon = Daemon::serve(
@@ -259,7 +259,7 @@ fn clients_at_the_wrong_socket_are_named_and_told() {
 }
 
 #[test]
-fn the_end_names_clients_that_are_attached() {
+fn daemon_end_names_attached_clients() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let host = Host::up(&test_dir.socket());
@@ -284,7 +284,7 @@ fn the_end_names_clients_that_are_attached() {
 }
 
 #[test]
-fn workers_that_share_cpus_are_warned_about() {
+fn workers_sharing_cpus_cause_warning() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["--workers", "3", "--cpus", "0-0", "mem://1M"]);
     daemon.wait_log(|line| line.contains("WARN") && line.contains("3 workers share 1 CPUs"));
@@ -300,11 +300,14 @@ const OPEN: u32 = 14;
 /// No client can connect to a disk that will not be served because another disk's volume is
 /// missing.
 #[test]
-fn sockets_are_made_when_all_volumes_are_open() {
+fn sockets_are_created_after_all_volumes_are_open() {
     let test_dir = TestDir::new();
-    let Ok(fuse) = Fuse::mount(&test_dir.path("mnt"), 1 << 20)
-        .map_err(|why| testkit::skip("vnvme::errors::sockets_are_made", why))
-    else {
+    let Ok(fuse) = Fuse::mount(&test_dir.path("mnt"), 1 << 20).map_err(|why| {
+        testkit::skip(
+            "vnvme::errors::sockets_are_created_after_all_volumes_are_open",
+            why,
+        )
+    }) else {
         return;
     };
     let one = |socket: &str, volume: &str| {

@@ -243,7 +243,7 @@ const KINDS: [Kind; 5] = [
 /// A disk whose volume cannot be opened after a crash waits for it; all other disks are served at
 /// once.
 #[test]
-fn disk_that_cannot_be_opened_after_kill_waits_and_leaves_others_alone() {
+fn unopenable_disk_after_kill_waits_without_affecting_others() {
     for kind in KINDS {
         let test_dir = TestDir::new();
         let Some(volume) = (kind.make)(&test_dir) else {
@@ -320,7 +320,7 @@ pub fn command(domain: &Domain, words: &[&str]) -> (Option<i32>, String) {
 
 /// At its first start a daemon serves the disks that it can open, and the rest as soon as it can.
 #[test]
-fn daemon_with_missing_volume_starts_and_serves_it_when_it_comes() {
+fn daemon_starts_without_missing_volume_and_serves_later() {
     let test_dir = TestDir::new();
     let good = test_dir.disk("good.raw", 1 << 20);
     let bad = text(&test_dir.path("bad.raw"));
@@ -368,7 +368,7 @@ fn daemon_with_missing_volume_starts_and_serves_it_when_it_comes() {
 
 /// `vnvme serve` is typed by hand: it refuses at its first start, but not when it continues.
 #[test]
-fn serve_with_missing_volume_refuses_to_start_and_goes_on_after_kill() {
+fn serve_with_missing_volume_refuses_first_start_and_survives_kill() {
     let test_dir = TestDir::new();
     let (good, bad) = (
         test_dir.disk("good.raw", 1 << 20),
@@ -411,7 +411,7 @@ fn serve_with_missing_volume_refuses_to_start_and_goes_on_after_kill() {
 
 /// An upgrade has every disk that the old process serves served by the new one, or does not happen.
 #[test]
-fn upgrade_with_disk_that_cannot_be_opened_brings_old_version_back() {
+fn upgrade_with_unopenable_disk_is_rolled_back() {
     let test_dir = TestDir::new();
     let (good, bad) = (
         test_dir.disk("good.raw", 1 << 20),
@@ -554,7 +554,7 @@ impl Drop for Server {
 }
 
 #[test]
-fn disk_of_nbd_server_that_is_gone_waits_for_the_server() {
+fn disk_of_lost_nbd_server_waits_for_server() {
     let test_dir = TestDir::new();
     test_dir.disk("bad.raw", 4 << 20);
     let Some(server) = Server::start(&test_dir) else {
@@ -585,7 +585,7 @@ fn disk_of_nbd_server_that_is_gone_waits_for_the_server() {
 
 /// However many processes die before they serve: the keeper starts the next one.
 #[test]
-fn disks_survive_many_processes_that_die_at_their_start() {
+fn disks_survive_repeated_deaths_at_start() {
     let test_dir = TestDir::new();
     let files = ["a.raw", "b.raw"].map(|name| test_dir.disk(name, 1 << 20));
     let disks = ["a", "b"].iter().zip(&files);
@@ -619,7 +619,7 @@ fn disks_survive_many_processes_that_die_at_their_start() {
 /// A process dies again and again while it recovers a disk: the next one leaves that disk out, and
 /// tries it later.
 #[test]
-fn disk_that_processes_die_of_is_left_out_and_tried_later() {
+fn disk_killing_process_is_left_out_and_retried() {
     let test_dir = TestDir::new();
     test_dir.disk("bad.raw", 4 << 20);
     let Some(server) = Server::start(&test_dir) else {
@@ -666,7 +666,7 @@ fn disk_that_processes_die_of_is_left_out_and_tried_later() {
 
 /// Whatever an operator has changed: the next process accepts it, also one of another version.
 #[test]
-fn every_operation_is_survived_by_disks_and_guests() {
+fn disks_and_guests_survive_every_operation() {
     let test_dir = TestDir::new();
     let files = ["a", "b", "c", "d"].map(|name| test_dir.disk(&format!("{name}.raw"), 1 << 20));
     let [a, b, c, d] = &files;
@@ -782,7 +782,7 @@ fn with_files(test_dir: &TestDir) -> String {
 /// A file beside a volume that is missing, empty or damaged makes its own disk unavailable, and is
 /// not made anew; no other disk notices.
 #[test]
-fn damaged_file_beside_volume_makes_its_own_disk_unavailable() {
+fn damaged_file_beside_volume_makes_own_disk_unavailable() {
     let test_dir = TestDir::new();
     let disks = with_files(&test_dir);
     let domain = Domain::start(test_dir, &disks);

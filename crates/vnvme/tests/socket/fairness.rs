@@ -230,36 +230,36 @@ fn withstands(attack: impl Fn(&Path, &AtomicBool) + Send + Sync) {
 }
 
 #[test]
-fn sixteen_queues_of_long_sgls() {
+fn sixteen_queues_of_long_sgls_starve_nobody() {
     withstands(|socket, stop| flood(socket, long_sgl, stop));
 }
 
 #[test]
-fn sixteen_queues_of_reads_from_a_file() {
+fn sixteen_queues_of_file_reads_starve_nobody() {
     withstands(|socket, stop| flood(socket, reads_of_a_file, stop));
 }
 
 #[test]
-fn sixteen_queues_of_large_writes_to_memory() {
+fn sixteen_queues_of_large_memory_writes_starve_nobody() {
     withstands(|socket, stop| flood(socket, large_writes, stop));
 }
 
 #[test]
-fn sixteen_queues_of_compares() {
+fn sixteen_queues_of_compares_starve_nobody() {
     withstands(|socket, stop| flood(socket, compares, stop));
 }
 
 #[test]
-fn sixteen_queues_of_zeroes() {
+fn sixteen_queues_of_zeroes_starve_nobody() {
     withstands(|socket, stop| flood(socket, large_zeroes, stop));
 }
 
 #[test]
-fn sixteen_queues_of_many_ranges() {
+fn sixteen_queues_of_many_ranges_starve_nobody() {
     withstands(|socket, stop| flood(socket, many_ranges, stop));
 }
 
 #[test]
-fn interrupts_that_are_assigned_without_end() {
+fn endless_interrupt_changes_starve_nobody() {
     withstands(interrupts);
 }

@@ -67,7 +67,7 @@ fn with(controllers: usize) -> u64 {
 }
 
 #[test]
-fn a_controller_takes_little_memory() {
+fn controller_memory_is_small() {
     let (one, many) = (with(1), with(17));
     assert!(one < 6 * MIB, "{one} bytes with one controller");
     let each = many.saturating_sub(one) / 16;
@@ -83,7 +83,7 @@ fn threads(pid: u32) -> Vec<String> {
 }
 
 #[test]
-fn the_threads_are_as_many_however_many_exports_there_are() {
+fn thread_count_is_independent_of_exports() {
     let test_dir = TestDir::new();
     let mut config = String::new();
     for i in 0..20 {

@@ -53,7 +53,7 @@ fn is_zero(test_dir: &TestDir) -> bool {
 }
 
 #[test]
-fn a_format_stays_in_the_next_process() {
+fn format_survives_process() {
     let (test_dir, url) = disk();
     for (lbaf, size) in [(1, 4096), (0, 512), (1, 4096)] {
         let daemon = Daemon::serve(&test_dir, &[&url]);
@@ -89,7 +89,7 @@ fn a_format_stays_in_the_next_process() {
 
 /// The process is killed while it formats, and the host does not notice.
 #[test]
-fn a_format_is_answered_once_though_its_process_was_killed() {
+fn format_across_kill_is_answered_once() {
     let (test_dir, url) = disk();
     let socket = text(&test_dir.socket());
     let args = ["serve", "--socket", &socket, "--keeper", "process", &url];
@@ -212,7 +212,7 @@ fn damage(test_dir: &TestDir, byte: u8) {
 }
 
 #[test]
-fn metadata_is_as_the_format_says_in_the_next_process() {
+fn metadata_format_survives_process() {
     let (test_dir, url) = with_metadata();
     for format in FORMATS {
         let (cdw10, size, _, kind) = format;
@@ -250,7 +250,7 @@ fn metadata_is_as_the_format_says_in_the_next_process() {
 
 /// The process is killed while it formats, and the host does not notice.
 #[test]
-fn metadata_is_there_though_its_process_was_killed() {
+fn metadata_format_survives_kill() {
     let (test_dir, url) = with_metadata();
     let socket = text(&test_dir.socket());
     let args = ["serve", "--socket", &socket, "--keeper", "process", &url];
@@ -304,7 +304,7 @@ fn shared(test_dir: &TestDir, disk: &str) -> Vec<String> {
 /// A disk formats the namespace that another one writes to. Data written before is erased, and no
 /// old write arrives later.
 #[test]
-fn disks_of_a_subsystem_format_for_each_other() {
+fn format_in_subsystem_applies_to_other_disk() {
     const WRITES: u64 = 24;
     let (test_dir, url) = disk();
     let (disk, _) = url.split_once('?').unwrap();

@@ -85,8 +85,8 @@ fn goes_on(host: &mut Host) {
 }
 
 #[test]
-fn a_volume_that_hangs_keeps_nobody_else() {
-    let Some(pair) = Pair::new("a_volume_that_hangs_keeps_nobody_else") else {
+fn hanging_volume_blocks_no_other() {
+    let Some(pair) = Pair::new("hanging_volume_blocks_no_other") else {
         return;
     };
     let [mut hangs, mut neighbour] = pair.hosts();
@@ -119,8 +119,8 @@ fn a_volume_that_hangs_keeps_nobody_else() {
 }
 
 #[test]
-fn a_volume_that_answers_again_completes_what_it_was_asked() {
-    let Some(pair) = Pair::new("a_volume_that_answers_again_completes_what_it_was_asked") else {
+fn recovered_volume_completes_pending_requests() {
+    let Some(pair) = Pair::new("recovered_volume_completes_pending_requests") else {
         return;
     };
     let [mut hangs, mut neighbour] = pair.hosts();
@@ -141,8 +141,8 @@ fn a_volume_that_answers_again_completes_what_it_was_asked() {
 }
 
 #[test]
-fn a_flush_that_hangs_keeps_no_read() {
-    let Some(pair) = Pair::new("a_flush_that_hangs_keeps_no_read") else {
+fn hanging_flush_blocks_no_read() {
+    let Some(pair) = Pair::new("hanging_flush_blocks_no_read") else {
         return;
     };
     let [mut hangs, mut neighbour] = pair.hosts();
@@ -164,8 +164,8 @@ fn a_flush_that_hangs_keeps_no_read() {
 }
 
 #[test]
-fn a_volume_without_room_fails_writes_and_no_more() {
-    let Some(pair) = Pair::new("a_volume_without_room_fails_writes_and_no_more") else {
+fn full_volume_fails_writes_only() {
+    let Some(pair) = Pair::new("full_volume_fails_writes_only") else {
         return;
     };
     let [mut full, mut neighbour] = pair.hosts();
@@ -185,8 +185,8 @@ fn a_volume_without_room_fails_writes_and_no_more() {
 }
 
 #[test]
-fn a_close_that_hangs_does_not_keep_the_end() {
-    let Some(pair) = Pair::new("a_close_that_hangs_does_not_keep_the_end") else {
+fn hanging_close_does_not_block_end() {
+    let Some(pair) = Pair::new("hanging_close_does_not_block_end") else {
         return;
     };
     let [mut hangs, mut neighbour] = pair.hosts();
@@ -212,8 +212,8 @@ fn a_close_that_hangs_does_not_keep_the_end() {
 }
 
 #[test]
-fn a_volume_that_hangs_does_not_keep_the_end() {
-    let test = "a_volume_that_hangs_does_not_keep_the_end";
+fn hanging_volume_does_not_block_end() {
+    let test = "hanging_volume_does_not_block_end";
     let Some(pair) = Pair::with(test, "stop-timeout = 1\n") else {
         return;
     };
@@ -247,7 +247,7 @@ fn a_volume_that_hangs_does_not_keep_the_end() {
 }
 
 #[test]
-fn a_worker_that_stands_still_is_named_and_not_waited_for() {
+fn stalled_worker_is_named_and_not_waited_for() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 4 << 20);
     let control = text(&test_dir.path("ctl"));
@@ -262,7 +262,7 @@ fn a_worker_that_stands_still_is_named_and_not_waited_for() {
     let frozen = match freeze() {
         Ok(frozen) => frozen,
         Err(why) => {
-            let test = "vnvme::hanging::a_worker_that_stands_still_is_named_and_not_waited_for";
+            let test = "vnvme::hanging::stalled_worker_is_named_and_not_waited_for";
             return testkit::skip(test, why);
         }
     };
@@ -298,7 +298,7 @@ fn a_worker_that_stands_still_is_named_and_not_waited_for() {
 }
 
 #[test]
-fn a_log_that_nobody_reads_keeps_nobody() {
+fn unread_log_blocks_nobody() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 4 << 20);
     let daemon = Daemon::serve(&test_dir, &["--log", "trace", &disk]);

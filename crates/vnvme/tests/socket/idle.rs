@@ -38,22 +38,22 @@ fn rounds(window: &str, more: &[&str]) {
 }
 
 #[test]
-fn a_worker_that_sleeps_at_once_is_woken_every_time() {
+fn sleeping_worker_is_woken_every_time() {
     rounds("0", &[]);
 }
 
 #[test]
-fn a_worker_that_polls_first_is_woken_every_time() {
+fn polling_worker_is_woken_every_time() {
     rounds("50", &[]);
 }
 
 /// The queue migrates between the workers meanwhile.
 #[test]
-fn two_workers_that_sleep_at_once_are_woken_every_time() {
+fn two_sleeping_workers_are_woken_every_time() {
     rounds("0", &["--workers", "2", "--spread", "stir"]);
 }
 
 #[test]
-fn two_workers_that_poll_first_are_woken_every_time() {
+fn two_polling_workers_are_woken_every_time() {
     rounds("50", &["--workers", "2", "--spread", "stir"]);
 }

@@ -56,7 +56,7 @@ impl Drop for Trap {
 }
 
 #[test]
-fn a_vector_that_would_block_keeps_nobody_from_anything() {
+fn blocking_vector_blocks_nobody() {
     let test_dir = TestDir::new();
     let config = test_dir.path("vnvme.toml");
     let (bad, good) = (test_dir.path("bad.sock"), test_dir.path("good.sock"));
@@ -115,7 +115,7 @@ fn a_vector_that_would_block_keeps_nobody_from_anything() {
 
 /// The error eventfd of a vhost-user queue, which is signalled when the guest breaks the queue.
 #[test]
-fn an_exports_error_descriptor_that_would_block_keeps_nobody_from_anything() {
+fn blocking_error_descriptor_of_export_blocks_nobody() {
     let test_dir = TestDir::new();
     let socket = test_dir.path("v.sock");
     let daemon = Daemon::serve(

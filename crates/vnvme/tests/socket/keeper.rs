@@ -62,7 +62,7 @@ pub fn start(test_dir: &TestDir, args: &[&str]) -> Daemon {
 }
 
 #[test]
-fn a_client_does_not_see_that_its_process_was_killed() {
+fn client_does_not_notice_killed_process() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 32 << 20);
     let daemon = serve(&test_dir, &[&disk, "mem://8M", "null://1G?read-zeroes=on"]);
@@ -115,7 +115,7 @@ fn a_client_does_not_see_that_its_process_was_killed() {
 }
 
 #[test]
-fn commands_in_flight_are_answered_once() {
+fn commands_in_flight_are_answered_once_after_kill() {
     let test_dir = TestDir::new();
     let daemon = serve(&test_dir, &["null://1G?latency=400ms&read-zeroes=on"]);
     let mut host = Host::up(&test_dir.socket());
@@ -144,9 +144,9 @@ fn commands_in_flight_are_answered_once() {
 /// A write of the killed process is still in flight to the disk. It would end up on top of the next
 /// process's writes. The next process therefore waits for it before it answers anything.
 #[test]
-fn an_old_write_is_waited_for() {
+fn next_process_waits_for_old_write() {
     let test_dir = TestDir::new();
-    let Some(disk) = breaking("an_old_write", &test_dir) else {
+    let Some(disk) = breaking("next_process_waits_for_old_write", &test_dir) else {
         return;
     };
     let Some(device) = Loop::new(&disk.path()) else {
@@ -181,7 +181,7 @@ fn an_old_write_is_waited_for() {
 }
 
 #[test]
-fn who_connects_meanwhile_waits() {
+fn client_connecting_during_restart_waits() {
     let test_dir = TestDir::new();
     let daemon = serve(&test_dir, &["mem://1M"]);
     for _ in 0..3 {
@@ -196,7 +196,7 @@ fn who_connects_meanwhile_waits() {
 
 /// The next process serves the disks of the process before, not those of the changed configuration.
 #[test]
-fn what_was_served_is_served() {
+fn restarted_process_serves_previous_configuration() {
     let test_dir = TestDir::new();
     let config = test_dir.path("vnvme.toml");
     let (one, other) = (test_dir.path("one.sock"), test_dir.path("other.sock"));
@@ -263,7 +263,7 @@ fn what_was_served_is_served() {
 }
 
 #[test]
-fn both_end_together() {
+fn keeper_and_process_end_together() {
     let test_dir = TestDir::new();
     let daemon = serve(&test_dir, &["mem://1M"]);
     let mut host = Host::up(&test_dir.socket());
@@ -281,7 +281,7 @@ fn both_end_together() {
 }
 
 #[test]
-fn a_process_that_cannot_begin_is_not_started_again() {
+fn process_failing_at_start_is_not_restarted() {
     let test_dir = TestDir::new();
     let missing = text(&test_dir.path("missing.raw"));
     let socket = text(&test_dir.socket());
@@ -298,7 +298,7 @@ fn a_process_that_cannot_begin_is_not_started_again() {
 }
 
 #[test]
-fn a_service_manager_is_told_through_the_keeper() {
+fn keeper_forwards_notifications_to_service_manager() {
     let test_dir = TestDir::new();
     let path = test_dir.path("manager");
     let manager = UnixDatagram::bind(&path).unwrap();
@@ -322,7 +322,7 @@ fn a_service_manager_is_told_through_the_keeper() {
 
 /// The program's file is replaced, as a package manager does, and then the process.
 #[test]
-fn an_upgrade_is_a_pause() {
+fn upgrade_is_short_pause() {
     let test_dir = TestDir::new();
     let program = test_dir.path("vnvme");
     let put = |from: &str| {
@@ -378,7 +378,7 @@ fn an_upgrade_is_a_pause() {
 
 /// The command reports the result, whatever the new program does.
 #[test]
-fn the_command_upgrade_says_how_it_went() {
+fn upgrade_command_reports_result() {
     let test_dir = TestDir::new();
     let program = test_dir.path("vnvme");
     let own = env!("CARGO_BIN_EXE_vnvme");
@@ -453,7 +453,7 @@ fn is_ready(control: &str) -> bool {
 /// A keeper is the default. Block devices of the host, and configurations that can be read only
 /// once, have none.
 #[test]
-fn there_is_a_keeper_where_there_can_be_one() {
+fn keeper_is_default_where_possible() {
     let test_dir = TestDir::new();
     let socket = text(&test_dir.socket());
     let daemon = start(&test_dir, &["serve", "--socket", &socket, "mem://1M"]);
@@ -484,7 +484,7 @@ fn there_is_a_keeper_where_there_can_be_one() {
 /// The keeper's resources are free only a moment later, when the process that served has ended,
 /// too.
 #[test]
-fn a_killed_keeper_can_be_started_again_at_once() {
+fn killed_keeper_can_be_restarted_at_once() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 8 << 20);
     let (control, socket) = (text(&test_dir.path("control")), text(&test_dir.socket()));
@@ -509,7 +509,7 @@ fn is_keeper(daemon: &Daemon) -> bool {
 
 /// Front-ends of the export connect again, to the same socket.
 #[test]
-fn an_export_beside_it_is_served_anew() {
+fn export_beside_controller_is_restarted() {
     let test_dir = TestDir::new();
     let config = test_dir.path("vnvme.toml");
     let export = test_dir.path("export.sock");
@@ -547,7 +547,7 @@ fn an_export_beside_it_is_served_anew() {
 /// A removed export leaves no socket with the keeper, which would be the last to close the clients
 /// that wait there.
 #[test]
-fn an_export_that_is_removed_is_not_kept() {
+fn removed_export_is_not_kept() {
     let test_dir = TestDir::new();
     let config = test_dir.path("vnvme.toml");
     fs::write(&config, "").unwrap();
@@ -598,7 +598,7 @@ fn an_export_that_is_removed_is_not_kept() {
 /// Data of a front-end may keep the receiver process of a killed process from ending. The
 /// connections of all other front-ends end all the same.
 #[test]
-fn a_front_end_sees_the_end_though_the_receiver_does_not_end() {
+fn front_end_connection_ends_despite_hanging_receiver() {
     let test_dir = TestDir::new();
     let export = test_dir.path("export.sock");
     let socket = text(&export);
@@ -620,7 +620,7 @@ fn a_front_end_sees_the_end_though_the_receiver_does_not_end() {
         })
         .collect();
     if dups.is_empty() {
-        let what = "vnvme::keeper::a_front_end_sees_the_end";
+        let what = "vnvme::keeper::front_end_connection_ends_despite_hanging_receiver";
         return testkit::skip(what, "a child's descriptors cannot be taken");
     }
     kill_serving(&daemon);
@@ -656,7 +656,7 @@ fn receivers(daemon: &Daemon) -> Vec<Pid> {
 
 /// The receiver process of a killed process may end late, and does no harm.
 #[test]
-fn a_receiver_that_ends_late_leaves_clients_alone() {
+fn late_receiver_leaves_clients_alone() {
     let test_dir = TestDir::new();
     let daemon = serve(&test_dir, &["mem://1M"]);
     let mut host = Host::up(&test_dir.socket());

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use crate::common::*;
 
 #[test]
-fn sigterm_and_sigint_end_it_well() {
+fn sigterm_and_sigint_end_cleanly() {
     for signal in [Signal::TERM, Signal::INT] {
         let test_dir = TestDir::new();
         let disk = test_dir.disk("disk.raw", 4 << 20);
@@ -29,7 +29,7 @@ fn sigterm_and_sigint_end_it_well() {
 }
 
 #[test]
-fn commands_in_flight_are_finished_first() {
+fn sigterm_waits_for_commands_in_flight() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 16 << 20);
     let daemon = Daemon::serve(&test_dir, &[&disk]);
@@ -106,7 +106,7 @@ fn has_thread(pid: u32, name: &str) -> bool {
 }
 
 #[test]
-fn what_the_client_did_not_flush_is_durable_after_each_signal_that_ends_it() {
+fn unflushed_data_is_durable_after_ending_signal() {
     let test_dir = TestDir::new();
     let disk = Observed::new(&test_dir);
     for (round, signals) in [
@@ -140,7 +140,7 @@ fn what_the_client_did_not_flush_is_durable_after_each_signal_that_ends_it() {
 }
 
 #[test]
-fn an_export_alone_is_made_durable_and_ended_the_same_way() {
+fn export_alone_flushes_and_ends_cleanly() {
     let test_dir = TestDir::new();
     let disk = Observed::new(&test_dir);
     let socket = text(&test_dir.path("v.sock"));
@@ -187,7 +187,7 @@ fn other_signals_end_nothing() {
 }
 
 #[test]
-fn signals_while_it_starts_are_kept_until_it_can_end() {
+fn signals_during_start_are_delayed() {
     let test_dir = TestDir::new();
     let disk = Observed::new(&test_dir);
     // The daemon cannot open its volume until the process below continues.
@@ -208,7 +208,7 @@ fn signals_while_it_starts_are_kept_until_it_can_end() {
 }
 
 #[test]
-fn a_log_that_nobody_reads_any_more_does_not_keep_it_from_a_clean_end() {
+fn closed_log_does_not_prevent_clean_end() {
     let test_dir = TestDir::new();
     let disk = Observed::new(&test_dir);
     let daemon = Daemon::serve(&test_dir, &[&disk.url]);
@@ -222,7 +222,7 @@ fn a_log_that_nobody_reads_any_more_does_not_keep_it_from_a_clean_end() {
 }
 
 #[test]
-fn a_write_beyond_the_limit_of_file_sizes_fails_and_ends_nothing() {
+fn write_beyond_file_size_limit_fails_alone() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 4 << 20);
     let daemon = Daemon::serve(&test_dir, &[&disk]);
@@ -245,7 +245,7 @@ fn a_write_beyond_the_limit_of_file_sizes_fails_and_ends_nothing() {
 }
 
 #[test]
-fn a_later_second_signal_ends_it_at_once() {
+fn second_signal_ends_at_once() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["null://1G?latency=50s"]);
     let mut host = Host::up(&test_dir.socket());
@@ -265,7 +265,7 @@ fn a_later_second_signal_ends_it_at_once() {
 }
 
 #[test]
-fn what_was_flushed_survives_sigkill() {
+fn flushed_data_survives_sigkill() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 16 << 20);
     for round in 0..3u64 {
@@ -311,7 +311,7 @@ fn write_cache(host: &mut Host, opcode: AdminOpcode, on: bool) -> u32 {
 }
 
 #[test]
-fn without_a_write_cache_every_write_survives() {
+fn writes_without_cache_survive_sigkill() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 4 << 20);
     let daemon = Daemon::serve(&test_dir, &["--no-write-cache", &disk]);
@@ -337,7 +337,7 @@ fn without_a_write_cache_every_write_survives() {
 }
 
 #[test]
-fn bad_commands_have_their_status_and_harm_nobody() {
+fn invalid_commands_get_status_and_harm_nobody() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let mut host = Host::up(&test_dir.socket());

@@ -52,7 +52,7 @@ fn visit(test_dir: &TestDir, round: u64) {
 }
 
 #[test]
-fn many_clients_leave_nothing_behind() {
+fn many_clients_leave_nothing() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 4 << 20);
     let daemon = Daemon::serve(&test_dir, &[&disk]);
@@ -86,7 +86,7 @@ fn many_clients_leave_nothing_behind() {
 }
 
 #[test]
-fn an_idle_disk_costs_no_processor_time() {
+fn idle_disk_uses_no_cpu() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let mut host = Host::up(&test_dir.socket());
@@ -104,7 +104,7 @@ fn an_idle_disk_costs_no_processor_time() {
 }
 
 #[test]
-fn a_guest_cannot_fill_the_log() {
+fn guest_cannot_fill_log() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let mut host = Host::attach(&test_dir.socket());

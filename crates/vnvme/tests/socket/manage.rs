@@ -98,7 +98,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T, ClientError>, words: &str) {
 }
 
 #[test]
-fn a_disk_comes_and_goes() {
+fn disk_is_added_and_removed() {
     let m = Managed::start(&["--workers", "2"]);
     let disk = m.test_dir.disk("a.raw", 1 << 20);
     m.add("a", &disk).unwrap();
@@ -144,7 +144,7 @@ fn a_disk_comes_and_goes() {
 
 /// Mistakes of an operator are refused with an error text, and leave nothing behind.
 #[test]
-fn mistakes_are_told_and_leave_nothing() {
+fn mistakes_are_reported_and_leave_nothing() {
     let m = Managed::start(&[]);
     m.test_dir.disk("plain", 512);
     fs::create_dir(m.test_dir.path("folder")).unwrap();
@@ -214,7 +214,7 @@ fn mistakes_are_told_and_leave_nothing() {
 
 /// Disks are added and removed as fast as possible, from many sides, with clients in between.
 #[test]
-fn a_flood_of_changes_leaves_nothing() {
+fn flood_of_changes_leaves_nothing() {
     let m = Managed::start(&["--workers", "2"]);
     let disk = m.test_dir.disk("f.raw", 1 << 20);
     m.add("neighbour", "mem://1M").unwrap();
@@ -271,7 +271,7 @@ fn a_flood_of_changes_leaves_nothing() {
 }
 
 #[test]
-fn a_namespace_is_attached_grown_and_detached_beside_a_neighbour() {
+fn namespace_is_attached_resized_and_detached_beside_neighbour() {
     let m = Managed::start(&[]);
     let disk = m.test_dir.disk("n.raw", 1 << 20);
     m.add("a", "mem://1M").unwrap();
@@ -312,7 +312,7 @@ fn a_namespace_is_attached_grown_and_detached_beside_a_neighbour() {
 }
 
 #[test]
-fn what_is_added_is_counted_under_its_name_until_it_goes() {
+fn added_disk_is_counted_under_its_name() {
     let m = Managed::start(&[]);
     let disk = m.test_dir.disk("n.raw", 1 << 20);
     let socket = text(&m.socket("a"));
@@ -340,7 +340,7 @@ fn what_is_added_is_counted_under_its_name_until_it_goes() {
 }
 
 #[test]
-fn a_failing_apply_changes_nothing() {
+fn failed_apply_changes_nothing() {
     let m = Managed::start(&[]);
     m.add("a", "mem://1M").unwrap();
     m.add("b", "mem://1M").unwrap();
@@ -375,7 +375,7 @@ fn a_failing_apply_changes_nothing() {
 }
 
 #[test]
-fn of_many_that_add_the_same_name_one_does() {
+fn concurrent_adds_of_same_name_succeed_once() {
     let m = Managed::start(&["--workers", "2"]);
     for _ in 0..5 {
         let barrier = Barrier::new(4);
@@ -396,7 +396,7 @@ fn of_many_that_add_the_same_name_one_does() {
 }
 
 #[test]
-fn what_was_added_is_there_after_a_kill() {
+fn added_disk_survives_kill() {
     let m = Managed::start(&[]);
     m.add("a", "mem://1M").unwrap();
     m.add("gone", "mem://1M").unwrap();
@@ -421,7 +421,7 @@ fn many() -> usize {
 }
 
 #[test]
-fn many_disks_leave_nothing_behind() {
+fn many_disks_leave_nothing() {
     let m = Managed::start(&["--workers", "2"]);
     m.add("neighbour", "mem://1M").unwrap();
     let mut host = Host::up(&m.socket("neighbour"));
@@ -462,7 +462,7 @@ fn many_disks_leave_nothing_behind() {
 /// The running configuration is written into the configuration file by an operator. The disk is
 /// served once after the next start, and is removed when the configuration loses it.
 #[test]
-fn what_was_saved_into_the_configuration_is_the_configurations() {
+fn saved_disk_belongs_to_configuration() {
     let test_dir = TestDir::new();
     let config = test_dir.path("vnvme.toml");
     fs::write(&config, "").unwrap();
@@ -516,7 +516,7 @@ fn what_was_saved_into_the_configuration_is_the_configurations() {
 /// Kept disks that can no longer be served are reported, and all other disks are served. The
 /// configuration takes precedence.
 #[test]
-fn a_disk_that_was_kept_and_is_broken_keeps_no_other_from_being_served() {
+fn broken_saved_disk_blocks_no_other() {
     let test_dir = TestDir::new();
     let config = test_dir.path("vnvme.toml");
     fs::write(&config, "").unwrap();
@@ -620,7 +620,7 @@ fn a_disk_that_was_kept_and_is_broken_keeps_no_other_from_being_served() {
 /// A client that sends a request while a daemon starts gets all disks, or the answer that the
 /// daemon is starting.
 #[test]
-fn the_first_answer_of_a_daemon_has_all_its_disks() {
+fn first_answer_of_daemon_has_all_disks() {
     let test_dir = TestDir::new();
     let config = test_dir.path("vnvme.toml");
     let count = 64;
@@ -644,7 +644,7 @@ fn the_first_answer_of_a_daemon_has_all_its_disks() {
 
 /// Each daemon would write only the disks that it serves itself.
 #[test]
-fn two_daemons_do_not_keep_their_disks_in_one_file() {
+fn state_file_of_other_daemon_is_refused() {
     let m = Managed::start(&[]);
     m.add("a", "mem://1M").unwrap();
     let state = text(&m.test_dir.path("state.toml"));
@@ -682,7 +682,7 @@ fn two_daemons_do_not_keep_their_disks_in_one_file() {
 /// Unreadable state: the daemon does not start without the added disks, and leaves the file
 /// unchanged for repair.
 #[test]
-fn a_damaged_state_is_told_and_kept() {
+fn damaged_state_is_reported_and_kept() {
     for (damaged, words) in [
         (
             "[[controller]]\nsocket = \"/x",
@@ -719,7 +719,7 @@ fn a_damaged_state_is_told_and_kept() {
 
 /// `vnvme apply` of an invalid configuration, and the limits of sizes and namespaces.
 #[test]
-fn limits_are_told_and_nothing_is_lost_at_them() {
+fn limits_are_reported_and_lose_nothing() {
     let m = Managed::start(&[]);
     let disk = m.test_dir.disk("n.raw", 1 << 20);
     m.add("a", &disk).unwrap();
@@ -790,7 +790,7 @@ fn limits_are_told_and_nothing_is_lost_at_them() {
 /// A namespace that is attached later has its formats, too. The operator sees the format that the
 /// guest has chosen.
 #[test]
-fn a_namespace_is_attached_with_the_blocks_that_its_guest_has_chosen() {
+fn namespace_is_attached_with_chosen_format() {
     let m = Managed::start(&[]);
     m.add("a", "mem://1M").unwrap();
     let disk = m.test_dir.disk("formatted.raw", 4 << 20);

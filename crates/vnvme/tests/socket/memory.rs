@@ -25,7 +25,7 @@ fn is_refused(result: Result<(), ClientError>) -> bool {
 }
 
 #[test]
-fn descriptors_that_are_no_memory() {
+fn non_memory_descriptors_are_refused() {
     let test_dir = TestDir::new();
     let mut daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let mut host = Host::up(&test_dir.socket());
@@ -83,7 +83,7 @@ fn descriptors_that_are_no_memory() {
 }
 
 #[test]
-fn descriptors_that_are_no_interrupts() {
+fn non_eventfd_interrupts_are_refused() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let mut host = Host::up(&test_dir.socket());
@@ -118,7 +118,7 @@ fn descriptors_that_are_no_interrupts() {
 }
 
 #[test]
-fn a_full_eventfd_does_not_stop_the_others() {
+fn full_eventfd_does_not_stop_others() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let mut host = Host::attach(&test_dir.socket());
@@ -141,7 +141,7 @@ fn a_full_eventfd_does_not_stop_the_others() {
 /// A guest that shrinks its memory while the controller works in it: an access there by a copy is a
 /// SIGBUS.
 #[test]
-fn memory_that_shrinks() {
+fn shrunk_guest_memory_fails_command_or_controller() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 4 << 20);
     let daemon = Daemon::serve(&test_dir, &[&disk, "mem://4M"]);
@@ -185,7 +185,7 @@ fn memory_that_shrinks() {
 }
 
 #[test]
-fn sealed_memory_is_taken() {
+fn sealed_memory_is_accepted() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -212,7 +212,7 @@ fn errno<T>(result: Result<T, ClientError>) -> Option<Errno> {
 /// DMA_MAP and DMA_UNMAP answer as VFIO_IOMMU_MAP_DMA and VFIO_IOMMU_UNMAP_DMA (type1 v2) do:
 /// QEMU's callers are the same. With a virtual IOMMU it takes whole address spaces away.
 #[test]
-fn maps_and_unmaps_are_answered_as_the_kernel_does() {
+fn dma_map_and_unmap_answer_like_vfio_type1() {
     const AT: u64 = 0x40_0000_0000;
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
@@ -264,7 +264,7 @@ fn maps_and_unmaps_are_answered_as_the_kernel_does() {
 /// The maximum number of windows that the client was sent, and no more: they cost memory of this
 /// process.
 #[test]
-fn the_number_of_windows_is_bounded() {
+fn window_count_is_limited() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let mut client = Client::connect(test_dir.socket(), WAIT_TIMEOUT).unwrap();
@@ -292,7 +292,7 @@ fn the_number_of_windows_is_bounded() {
 
 /// A guest with a virtual IOMMU maps and unmaps single pages, thousands of them.
 #[test]
-fn thousands_of_small_windows() {
+fn thousands_of_small_windows_are_mapped_and_released() {
     const WINDOWS: u64 = 8000;
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);

@@ -48,7 +48,7 @@ fn scrape(address: SocketAddr) -> BTreeMap<String, f64> {
 }
 
 #[test]
-fn prometheus_reads_what_the_disks_did() {
+fn prometheus_scrape_reports_disk_activity() {
     let test_dir = TestDir::new();
     // A name that ends quotes, if it can.
     let socket = test_dir.path("vm\"\\é.sock");
@@ -108,7 +108,7 @@ fn prometheus_reads_what_the_disks_did() {
 }
 
 #[test]
-fn nothing_else_is_served_over_tcp() {
+fn metrics_port_serves_metrics_only() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["--metrics", "[::1]:0", "mem://1M"]);
     let address = address(&daemon);
@@ -132,7 +132,7 @@ fn nothing_else_is_served_over_tcp() {
 }
 
 #[test]
-fn clients_that_never_send_or_read_keep_neither_others_nor_the_end_waiting() {
+fn silent_scrape_clients_delay_neither_others_nor_end() {
     let test_dir = TestDir::new();
     let mut daemon = Daemon::serve(&test_dir, &["--metrics", "127.0.0.1:0", "mem://1M"]);
     let address = address(&daemon);
@@ -165,7 +165,7 @@ fn clients_that_never_send_or_read_keep_neither_others_nor_the_end_waiting() {
 }
 
 #[test]
-fn an_address_that_is_taken_or_none_is_said_in_words() {
+fn invalid_metrics_address_is_explained() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = taken.local_addr().unwrap().to_string();
     for (address, words) in [
@@ -201,7 +201,7 @@ fn top(control: &str, more: &[&str]) -> String {
 }
 
 #[test]
-fn top_shows_the_disks() {
+fn top_lists_disks() {
     let test_dir = TestDir::new();
     let control = text(&test_dir.path("control.sock"));
     let daemon = Daemon::serve(&test_dir, &["--control", &control, "mem://4M"]);

@@ -224,7 +224,7 @@ fn mistakes_are_explained_once() {
 
 /// An image can be served as raw where the option says so; the guest sees its bytes.
 #[test]
-fn an_image_is_a_raw_disk_where_that_is_said() {
+fn image_served_as_raw_exposes_its_bytes() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 1 << 20);
     let head = b"QFI\xfb\0\0\0\x02";
@@ -264,7 +264,7 @@ fn unread(args: &[&str]) -> Output {
 }
 
 #[test]
-fn output_that_nobody_reads_ends_a_command_quietly() {
+fn closed_output_ends_command_quietly() {
     let test_dir = TestDir::new();
     let below = text(&test_dir.path("below.sock"));
     let lower = Daemon::spawn(&["serve", "--socket", &below, "mem://4M"]);
@@ -317,7 +317,7 @@ fn output_that_nobody_reads_ends_a_command_quietly() {
 
 /// A daemon continues when its log has no reader any more.
 #[test]
-fn a_log_that_nobody_reads_ends_nothing() {
+fn closed_log_ends_nothing() {
     let test_dir = TestDir::new();
     let socket = text(&test_dir.socket());
     let mut child = Command::new(env!("CARGO_BIN_EXE_vnvme"))

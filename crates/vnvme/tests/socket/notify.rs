@@ -29,7 +29,7 @@ fn is_told(manager: &UnixDatagram, name: &str) {
 
 /// The service manager kills a process that does not notify it in time.
 #[test]
-fn a_watchdog_is_told_again_and_again() {
+fn watchdog_is_notified_repeatedly() {
     let test_dir = TestDir::new();
     let path = test_dir.path("manager");
     let manager = UnixDatagram::bind(&path).unwrap();
@@ -56,7 +56,7 @@ fn a_watchdog_is_told_again_and_again() {
 
 /// The notification prevents the service manager from treating the daemon as idle.
 #[test]
-fn a_reload_is_told_however_it_goes() {
+fn reload_is_notified_for_every_result() {
     let test_dir = TestDir::new();
     let path = test_dir.path("manager");
     let manager = UnixDatagram::bind(&path).unwrap();
@@ -86,7 +86,7 @@ fn a_reload_is_told_however_it_goes() {
 
 /// A socket that is there before the daemon: clients wait for it, and it is there after it.
 #[test]
-fn a_socket_that_is_handed_over_is_used_and_left() {
+fn passed_socket_is_used_and_left() {
     let test_dir = TestDir::new();
     let listener = UnixListener::bind(test_dir.socket()).unwrap();
     let again = listener.try_clone().unwrap();
@@ -136,7 +136,7 @@ fn control_client(control: &str) -> String {
 
 /// Other descriptors cause a warning.
 #[test]
-fn what_is_handed_over_and_fits_nothing_is_named() {
+fn unusable_passed_descriptor_is_named() {
     let test_dir = TestDir::new();
     let serve = |other: OwnedFd, words: &str| {
         let socket = text(&test_dir.socket());
@@ -157,7 +157,7 @@ fn what_is_handed_over_and_fits_nothing_is_named() {
 
 /// Values that a service manager never sets are no reason to refuse to serve.
 #[test]
-fn nonsense_in_the_environment_keeps_nobody_from_serving() {
+fn invalid_environment_does_not_prevent_serving() {
     let long = "x".repeat(500);
     for (name, value) in [
         ("NOTIFY_SOCKET", ""),
@@ -183,7 +183,7 @@ fn nonsense_in_the_environment_keeps_nobody_from_serving() {
 }
 
 #[test]
-fn a_service_manager_is_told_when_clients_are_served() {
+fn service_manager_is_notified_when_ready() {
     let test_dir = TestDir::new();
     let path = test_dir.path("manager");
     is_told(&UnixDatagram::bind(&path).unwrap(), &text(&path));
@@ -197,7 +197,7 @@ fn a_service_manager_is_told_when_clients_are_served() {
 }
 
 #[test]
-fn one_that_does_not_listen_keeps_nobody_from_serving() {
+fn missing_service_manager_does_not_prevent_serving() {
     let test_dir = TestDir::new();
     let (socket, nobody) = (text(&test_dir.socket()), text(&test_dir.path("nobody")));
     let args = ["serve", "--socket", &socket, "mem://1M"];
@@ -209,7 +209,7 @@ fn one_that_does_not_listen_keeps_nobody_from_serving() {
 
 /// The service manager waits for a process that sends nothing before it can serve, or ends.
 #[test]
-fn nothing_is_said_by_one_that_cannot_serve() {
+fn failed_start_sends_no_notification() {
     let test_dir = TestDir::new();
     let path = test_dir.path("manager");
     let manager = UnixDatagram::bind(&path).unwrap();

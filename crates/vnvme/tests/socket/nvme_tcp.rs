@@ -67,7 +67,7 @@ fn verify(socket: &str, more: &[&str]) {
 }
 
 #[test]
-fn one_daemon_serves_another_ones_guests() {
+fn daemon_serves_guests_of_other_daemon() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 32 << 20);
     let address = address();
@@ -98,7 +98,7 @@ fn one_daemon_serves_another_ones_guests() {
 /// The daemon that serves is killed under load and started again, and stops for longer than the
 /// keep-alive time.
 #[test]
-fn a_daemon_that_serves_others_is_killed_under_load() {
+fn target_daemon_killed_under_load_loses_nothing() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 32 << 20);
     let address = address();
@@ -126,7 +126,7 @@ fn a_daemon_that_serves_others_is_killed_under_load() {
 }
 
 #[test]
-fn hosts_that_are_not_listed_and_addresses_of_others_are_refused() {
+fn unlisted_hosts_and_taken_addresses_are_refused() {
     let test_dir = TestDir::new();
     let config = test_dir.path("vnvme.toml");
     let address = address();

@@ -15,7 +15,7 @@ fn block_size(host: &mut Host, nsid: u32) -> u64 {
 }
 
 #[test]
-fn read_only() {
+fn read_only_disk_is_never_written() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 1 << 20);
     let before = pattern(3, 4096);
@@ -40,7 +40,7 @@ fn read_only() {
 }
 
 #[test]
-fn blocks_of_4_kib() {
+fn block_size_option_sets_4_kib_blocks() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 1 << 20);
     let daemon = Daemon::serve(&test_dir, &["--block-size", "4096", &disk]);
@@ -57,7 +57,7 @@ fn blocks_of_4_kib() {
 }
 
 #[test]
-fn several_volumes() {
+fn several_volumes_become_namespaces() {
     let test_dir = TestDir::new();
     let [a, b] = ["a.raw", "b.raw"].map(|name| test_dir.disk(name, 1 << 20));
     let b = format!("{b}?nsid=5&block-size=4096");
@@ -91,7 +91,7 @@ fn several_volumes() {
 }
 
 #[test]
-fn identity_is_stable_or_as_it_was_asked_for() {
+fn identity_is_stable_or_configured() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 1 << 20);
     let identity = |args: &[&str]| {
@@ -124,7 +124,7 @@ fn identity_is_stable_or_as_it_was_asked_for() {
 }
 
 #[test]
-fn two_controllers_from_one_configuration() {
+fn configuration_serves_two_controllers() {
     let test_dir = TestDir::new();
     let [a, b] = ["a.raw", "b.raw"].map(|name| test_dir.disk(name, 4 << 20));
     let sockets = ["a.sock", "b.sock"].map(|name| test_dir.path(name));
@@ -176,7 +176,7 @@ fn two_controllers_from_one_configuration() {
 }
 
 #[test]
-fn help_teaches() {
+fn serve_help_explains_guest_setup() {
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_vnvme"))
         .args(["serve", "--help"])
         .output()

@@ -61,7 +61,7 @@ fn has(tool: &str) -> bool {
 }
 
 #[test]
-fn what_is_installed_is_removed_but_for_configuration() {
+fn uninstall_keeps_configuration_only() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path().join("a tree with spaces");
     let at = [("DESTDIR", &*root)];
@@ -106,7 +106,7 @@ fn what_is_installed_is_removed_but_for_configuration() {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_not_installed() {
+fn missing_program_is_not_installed() {
     let directory = tempfile::tempdir().unwrap();
     let output = Command::new(packaging().join("install.sh"))
         .env("DESTDIR", directory.path())
@@ -119,7 +119,7 @@ fn a_program_that_is_not_there_is_not_installed() {
 }
 
 #[test]
-fn man_pages_have_nothing_to_complain_of() {
+fn man_pages_have_no_warnings() {
     if !has("man") {
         return;
     }
@@ -152,7 +152,7 @@ fn man_pages_have_nothing_to_complain_of() {
 
 /// The hook of libvirt starts and stops the unit of a domain that has a file, and of no other.
 #[test]
-fn the_hook_of_libvirt_serves_domains_that_have_a_file() {
+fn libvirt_hook_serves_domains_with_file_only() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path();
     let log = root.join("log");
@@ -282,7 +282,7 @@ impl Tree {
 }
 
 #[test]
-fn the_package_is_installed_used_and_removed() {
+fn package_is_installed_used_and_removed() {
     let Some(tree) = Tree::new() else {
         return;
     };

@@ -19,7 +19,7 @@ fn pinned(daemon: &Daemon) -> u64 {
 }
 
 #[test]
-fn memory_is_pinned_while_it_is_mapped() {
+fn memory_is_pinned_while_mapped() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 4 << 20);
     let daemon = Daemon::serve(&test_dir, &["--pin-memory", &disk]);
@@ -74,7 +74,7 @@ fn memory_is_pinned_while_it_is_mapped() {
 /// Queues go from worker to worker all the time: each has the memory pinned for itself, and lets it
 /// go in time.
 #[test]
-fn memory_is_pinned_on_every_worker_that_has_queues() {
+fn memory_is_pinned_on_every_worker_with_queues() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 4 << 20);
     let control = text(&test_dir.path("control"));
@@ -117,7 +117,7 @@ fn memory_is_pinned_on_every_worker_that_has_queues() {
 const GIB: u64 = 1 << 30;
 
 #[test]
-fn a_large_window_is_answered_first_and_pinned_then() {
+fn large_window_is_pinned_after_reply() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 4 << 20);
     let daemon = Daemon::serve(&test_dir, &["--pin-memory", &disk]);
@@ -164,7 +164,7 @@ fn a_large_window_is_answered_first_and_pinned_then() {
 }
 
 #[test]
-fn memory_that_may_not_be_locked_is_told_of_once_and_served_unpinned() {
+fn memory_beyond_lock_limit_is_reported_and_served_unpinned() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 4 << 20);
     let daemon = Daemon::spawn_with_locked_memory(
@@ -194,7 +194,7 @@ fn memory_that_may_not_be_locked_is_told_of_once_and_served_unpinned() {
 }
 
 #[test]
-fn nothing_is_pinned_unasked() {
+fn memory_is_not_pinned_by_default() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 4 << 20);
     let daemon = Daemon::serve(&test_dir, &[&disk]);
@@ -206,7 +206,7 @@ fn nothing_is_pinned_unasked() {
 }
 
 #[test]
-fn a_kernel_thread_submits() {
+fn sqpoll_thread_submits_requests() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 4 << 20);
     let daemon = Daemon::serve(&test_dir, &["--sqpoll", "--pin-memory", &disk]);

@@ -95,7 +95,7 @@ const OPERATORS: &str = "namespace = [{ volume = \"mem://1M\" }]\n";
 
 /// Another process that has it may be ending.
 #[test]
-fn a_pool_that_is_in_use_is_waited_for() {
+fn pool_in_use_is_waited_for() {
     let pooled = Pooled::new(NONE);
     let first = pooled.start("serve");
     let test_dir = TestDir::new();
@@ -120,7 +120,7 @@ fn a_pool_that_is_in_use_is_waited_for() {
 }
 
 #[test]
-fn a_guest_makes_namespaces_in_the_sandbox() {
+fn guest_creates_namespaces_in_sandbox() {
     let pooled = Pooled::new(OPERATORS);
     let daemon = pooled.start("serve");
     let mut host = pooled.host();
@@ -190,7 +190,7 @@ fn a_guest_makes_namespaces_in_the_sandbox() {
 }
 
 #[test]
-fn a_guest_does_not_see_that_its_process_was_killed() {
+fn guest_does_not_notice_killed_process() {
     let pooled = Pooled::new(NONE);
     let daemon = keeper::start(
         &pooled.test_dir,
@@ -221,7 +221,7 @@ fn a_guest_does_not_see_that_its_process_was_killed() {
 
 /// Commands are under way when the process is killed: each has one effect, and one answer.
 #[test]
-fn commands_under_way_are_answered_once() {
+fn namespace_command_in_progress_is_answered_once() {
     let pooled = Pooled::new(NONE);
     let daemon = keeper::start(
         &pooled.test_dir,
@@ -268,7 +268,7 @@ fn commands_under_way_are_answered_once() {
 }
 
 #[test]
-fn an_operator_leaves_the_guests_namespaces_alone() {
+fn operator_cannot_change_guest_namespaces() {
     let pooled = Pooled::new(OPERATORS);
     let daemon = pooled.start("daemon");
     let client = pooled.client();
@@ -316,7 +316,7 @@ fn an_operator_leaves_the_guests_namespaces_alone() {
 }
 
 #[test]
-fn what_cannot_be_a_pool_is_refused_in_words() {
+fn invalid_pool_is_refused_with_reason() {
     for (change, said) in [
         ("pool-capacity = \"64M\"|", "needs pool-capacity"),
         (

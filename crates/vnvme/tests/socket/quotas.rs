@@ -97,7 +97,7 @@ fn unmap(client: &mut Client, map: DmaMapping) {
 }
 
 #[test]
-fn windows_are_whole_pages() {
+fn partial_page_windows_are_refused() {
     let test_dir = TestDir::new();
     let mut pair = Pair::new(&test_dir, &[]);
     let mut client = pair.client();
@@ -121,7 +121,7 @@ fn windows_are_whole_pages() {
 
 /// A disk's pages may come from anywhere: the log names the kind of file to use instead.
 #[test]
-fn files_that_are_no_memory_are_refused() {
+fn files_other_than_memory_are_refused() {
     let test_dir = TestDir::new();
     let path = test_dir.path("memory");
     let file = File::options()
@@ -133,7 +133,7 @@ fn files_that_are_no_memory_are_refused() {
     file.set_len(1 << 20).unwrap();
     if rustix::fs::fcntl_get_seals(&file).is_ok() {
         return testkit::skip(
-            "vnvme::quotas::files_that_are_no_memory",
+            "vnvme::quotas::files_other_than_memory_are_refused",
             "/tmp is in memory",
         );
     }
@@ -153,7 +153,7 @@ fn files_that_are_no_memory_are_refused() {
 }
 
 #[test]
-fn a_clients_windows_are_as_many_as_it_was_told() {
+fn client_windows_are_limited_to_reported_maximum() {
     let test_dir = TestDir::new();
     let mut pair = Pair::new(&test_dir, &["--client-windows", "100"]);
     let mut client = pair.client();
@@ -171,7 +171,7 @@ fn a_clients_windows_are_as_many_as_it_was_told() {
 }
 
 #[test]
-fn a_clients_memory_files_are_bounded() {
+fn client_memory_files_are_limited() {
     let test_dir = TestDir::new();
     let mut pair = Pair::new(
         &test_dir,
@@ -214,7 +214,7 @@ fn a_clients_memory_files_are_bounded() {
 
 /// Sparse files of absurd sizes: the address space is never full, and failures are messages.
 #[test]
-fn the_address_space_is_not_a_clients() {
+fn client_cannot_exhaust_address_space() {
     let test_dir = TestDir::new();
     // The largest possible option, so that the process's own bound applies.
     let mut pair = Pair::new(&test_dir, &["--client-memory", "4096T"]);
@@ -248,7 +248,7 @@ fn the_address_space_is_not_a_clients() {
 
 /// The maximum number of windows on memory, and then none: their resources are returned.
 #[test]
-fn what_a_client_took_is_returned() {
+fn client_resources_are_returned() {
     let test_dir = TestDir::new();
     let mut pair = Pair::new(&test_dir, &[]);
     pair.check();

@@ -55,7 +55,7 @@ impl Folder {
 const MEM: &str = "namespace = [{ volume = \"mem://1M\" }]";
 
 #[test]
-fn a_hangup_reconciles_with_the_folder() {
+fn sighup_reconciles_with_configuration_folder() {
     let folder = Folder::new();
     folder.write("10-process.toml", "[process]\nworkers = 2\n");
     folder.write("20-a.toml", &folder.controller("a", MEM));
@@ -102,7 +102,7 @@ fn a_hangup_reconciles_with_the_folder() {
 }
 
 #[test]
-fn what_cannot_be_applied_is_told_and_changes_nothing() {
+fn inapplicable_reload_is_reported_and_changes_nothing() {
     let folder = Folder::new();
     folder.write("10.toml", "[process]\nworkers = 1\n");
     folder.write("20.toml", &folder.controller("a", MEM));
@@ -163,7 +163,7 @@ fn what_cannot_be_applied_is_told_and_changes_nothing() {
 /// A replaced file, as editors and `sed -i` make it: another file at the path of the first. In a
 /// folder of the program's it is read; elsewhere the log names the remedy.
 #[test]
-fn a_file_that_was_replaced_is_read_where_the_folder_is_for_it() {
+fn replaced_file_is_read_in_configuration_folder_only() {
     for (name, words) in [
         ("vnvme", "added=\"b\""),
         ("etc", "the sandbox lets this process read the file"),
@@ -200,7 +200,7 @@ fn a_file_that_was_replaced_is_read_where_the_folder_is_for_it() {
 /// A configuration that is cut off is not taken for one without disks; and signals may come faster
 /// than they are answered.
 #[test]
-fn an_empty_configuration_removes_nothing() {
+fn empty_configuration_removes_nothing() {
     let folder = Folder::new();
     folder.write("a.toml", &folder.controller("a", MEM));
     let daemon = folder.start(&[]);
@@ -232,7 +232,7 @@ fn an_empty_configuration_removes_nothing() {
 }
 
 #[test]
-fn a_daemon_starts_without_disks_and_ends() {
+fn daemon_starts_without_disks_and_ends() {
     let folder = Folder::new();
     let daemon = folder.start(&["--workers", "2"]);
     daemon.wait_log(|line| line.contains("sandbox: "));
@@ -259,7 +259,7 @@ fn checked(folder: &Folder, fragment: &str) -> (bool, String) {
 }
 
 #[test]
-fn check_says_file_line_disk_and_what_would_be_right() {
+fn check_reports_file_line_disk_and_remedy() {
     let folder = Folder::new();
     let fine = "# a comment\n\n[[controller]]\nname = \"root\"\nsocket = \"/run/a.sock\"\n\
                 namespace = [{ volume = \"mem://1M\" }]\n";

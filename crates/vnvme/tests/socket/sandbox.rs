@@ -24,7 +24,7 @@ fn threads<const N: usize>(pid: u32, wanted: [&str; N]) -> Vec<(String, [String;
 
 /// Everything is configured that has threads: the kernel's own ones work in the background, too.
 #[test]
-fn no_thread_keeps_anything() {
+fn threads_keep_no_privileges() {
     let test_dir = TestDir::new();
     let (disk, other) = (
         test_dir.disk("a.raw", 1 << 20),
@@ -63,7 +63,7 @@ fn no_thread_keeps_anything() {
 }
 
 #[test]
-fn without_it_everything_is_kept_and_that_is_said() {
+fn disabled_sandbox_keeps_privileges_and_warns() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M", "--sandbox", "off"]);
     assert_eq!(daemon.count("WARN"), 1, "{:?}", daemon.log());
@@ -89,7 +89,7 @@ fn child_of(pid: u32) -> Option<u32> {
 
 /// Covers the process that reads clients' messages, and the one that starts it.
 #[test]
-fn its_helpers_keep_as_little_and_one_is_started_again() {
+fn helper_processes_are_sandboxed_and_restarted() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let starter = child_of(daemon.pid()).expect("it was started before");
@@ -138,7 +138,7 @@ fn is_alive(pid: u32) -> bool {
 
 /// The daemon runs as an unprivileged user who owns the files.
 #[test]
-fn it_works_for_any_user() {
+fn sandbox_works_for_any_user() {
     const NOBODY: u32 = 65534;
     let held = rustix::thread::capabilities(None).unwrap().effective;
     if !held.contains(CapabilitySet::SETUID | CapabilitySet::SETGID | CapabilitySet::CHOWN) {

@@ -38,7 +38,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn they_are_understood() {
+fn service_units_are_understood_by_systemd() {
     UNITS.iter().for_each(|name| is_understood(name));
 }
 
@@ -64,7 +64,7 @@ fn is_understood(name: &str) {
 }
 
 #[test]
-fn the_wall_is_as_high_as_it_was() {
+fn service_unit_exposure_stays_below_threshold() {
     let threshold = format!("--threshold={EXPOSURE}");
     let args = ["security", "--offline=yes", "--no-pager", &threshold];
     for name in UNITS {

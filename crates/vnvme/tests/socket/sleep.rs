@@ -75,21 +75,21 @@ fn rounds(path: &str, window: &str) {
 }
 
 #[test]
-fn no_wake_up_of_a_device_is_lost() {
+fn device_wake_up_is_never_lost() {
     for path in PATHS {
         rounds(path, "0");
     }
 }
 
 #[test]
-fn no_wake_up_of_a_device_is_lost_after_polling() {
+fn device_wake_up_is_never_lost_after_polling() {
     for path in PATHS {
         rounds(path, "50");
     }
 }
 
 #[test]
-fn a_worker_costs_no_processor_time_while_a_slow_device_works() {
+fn worker_uses_no_cpu_while_device_is_slow() {
     for path in PATHS {
         let mut chain = Chain::new("null://1G?latency=1s", path, "auto");
         let before = ticks(chain.upper.pid());

@@ -49,7 +49,7 @@ fn check(test_dir: &TestDir, slices: u64, len: u64) {
 }
 
 #[test]
-fn slices_of_a_file_and_of_a_device_below() {
+fn slices_of_file_and_device_work() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 12 << 20);
     for below in [false, true] {
@@ -77,7 +77,7 @@ fn slices_of_a_file_and_of_a_device_below() {
 }
 
 #[test]
-fn overlaps_are_refused_by_name() {
+fn overlapping_slices_are_refused_by_name() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 8 << 20);
     let below = Daemon::serve(&test_dir, &["null://8M"]);

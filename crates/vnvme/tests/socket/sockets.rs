@@ -17,7 +17,7 @@ fn refused(test_dir: &TestDir, word: &str) {
 }
 
 #[test]
-fn only_its_owner_may_connect() {
+fn only_socket_owner_may_connect() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let meta = fs::symlink_metadata(test_dir.socket()).unwrap();
@@ -28,7 +28,7 @@ fn only_its_owner_may_connect() {
 }
 
 #[test]
-fn a_stale_socket_is_replaced() {
+fn stale_socket_is_replaced() {
     let test_dir = TestDir::new();
     drop(UnixListener::bind(test_dir.socket()).unwrap());
     assert!(test_dir.socket().exists());
@@ -43,7 +43,7 @@ fn a_stale_socket_is_replaced() {
 }
 
 #[test]
-fn a_live_socket_is_left_alone() {
+fn live_socket_is_left_alone() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     refused(&test_dir, "another server");
@@ -56,7 +56,7 @@ fn a_live_socket_is_left_alone() {
 }
 
 #[test]
-fn what_is_no_socket_is_left_alone() {
+fn non_socket_is_left_alone() {
     let test_dir = TestDir::new();
     fs::write(test_dir.socket(), "precious").unwrap();
     refused(&test_dir, "not a socket");
@@ -73,7 +73,7 @@ fn what_is_no_socket_is_left_alone() {
 }
 
 #[test]
-fn paths_that_cannot_be_used() {
+fn unusable_socket_path_is_refused() {
     let test_dir = TestDir::new();
     let no_directory = text(&test_dir.path("missing/vm.sock"));
     let too_long = text(&test_dir.path(&"x".repeat(120)));
@@ -85,7 +85,7 @@ fn paths_that_cannot_be_used() {
 }
 
 #[test]
-fn two_that_start_at_the_same_time() {
+fn concurrent_starts_leave_one_server() {
     for _ in 0..5 {
         let test_dir = TestDir::new();
         drop(UnixListener::bind(test_dir.socket()).unwrap());

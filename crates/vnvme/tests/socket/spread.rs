@@ -168,19 +168,19 @@ fn stirred(test_dir: &TestDir, mapped: bool, rounds: u64) {
 }
 
 #[test]
-fn queues_move_under_load_with_shadow_doorbells() {
+fn queues_migrate_under_load_with_shadow_doorbells() {
     stirred(&TestDir::new(), false, 25);
 }
 
 #[test]
-fn queues_move_under_load_with_mapped_doorbells() {
+fn queues_migrate_under_load_with_mapped_doorbells() {
     stirred(&TestDir::new(), true, 25);
 }
 
 /// Commands that take about as long as a move waits for them: many moves are called off, some are
 /// not.
 #[test]
-fn queues_with_slow_commands_lose_none() {
+fn queues_with_slow_commands_lose_no_command() {
     for latency in ["40ms", "60ms"] {
         let test_dir = TestDir::new();
         let volume = format!("null://1G?latency={latency}");
@@ -200,7 +200,7 @@ fn queues_with_slow_commands_lose_none() {
 }
 
 #[test]
-fn everything_is_durable_at_the_end_wherever_its_queue_was() {
+fn writes_on_every_worker_are_durable_at_end() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 16 << 20);
     let args = ["--workers", "3", "--spread", "stir", &disk];
@@ -222,7 +222,7 @@ fn everything_is_durable_at_the_end_wherever_its_queue_was() {
 
 /// A device below learns of a flush from each worker that the queues were on.
 #[test]
-fn every_worker_flushes_what_went_through_it_at_the_end() {
+fn every_worker_flushes_at_end() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 16 << 20);
     let path = |name| text(&test_dir.path(name));
@@ -257,7 +257,7 @@ fn every_worker_flushes_what_went_through_it_at_the_end() {
 
 /// A worker copies as fast as it can, and another one is idle: half of the queues migrate.
 #[test]
-fn a_busy_worker_gives_queues_to_an_idle_one() {
+fn busy_worker_moves_queues_to_idle_worker() {
     let test_dir = TestDir::new();
     let control = text(&test_dir.path("control"));
     let args = ["--workers", "2", "--control", &control, "mem://64M"];
@@ -324,7 +324,7 @@ fn a_busy_worker_gives_queues_to_an_idle_one() {
 
 /// A limit is no reason to look for another worker.
 #[test]
-fn limited_volumes_stay() {
+fn queues_of_limited_volume_stay() {
     let test_dir = TestDir::new();
     let [control, config] = ["control", "vnvme.toml"].map(|name| text(&test_dir.path(name)));
     // A disk with the same volume and without a limit is served, too: its queues do migrate

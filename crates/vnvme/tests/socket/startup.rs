@@ -58,7 +58,7 @@ fn capabilities(client: &mut Client) -> Vec<u8> {
 }
 
 #[test]
-fn qemu() {
+fn qemu_startup_works() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 64 << 20);
     let daemon = Daemon::serve(&test_dir, &[&disk]);
@@ -196,7 +196,7 @@ fn qemu() {
 }
 
 #[test]
-fn cloud_hypervisor() {
+fn cloud_hypervisor_startup_works() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 64 << 20);
     let daemon = Daemon::serve(&test_dir, &[&disk]);
@@ -247,7 +247,7 @@ fn cloud_hypervisor() {
 }
 
 #[test]
-fn polling_host_with_a_mapped_doorbell_page() {
+fn polling_host_with_mapped_doorbells_works() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 64 << 20);
     let daemon = Daemon::serve(&test_dir, &["--doorbells", "mapped", &disk]);
@@ -272,7 +272,7 @@ fn polling_host_with_a_mapped_doorbell_page() {
 }
 
 #[test]
-fn registers_as_two_dwords_and_as_one() {
+fn registers_read_alike_as_one_or_two_dwords() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let mut host = Host::attach(&test_dir.socket());
@@ -304,7 +304,7 @@ fn registers_as_two_dwords_and_as_one() {
 }
 
 #[test]
-fn memory_that_is_not_shared_is_explained() {
+fn unshared_memory_is_explained() {
     let test_dir = TestDir::new();
     let daemon = Daemon::serve(&test_dir, &["mem://1M"]);
     let mut client = Client::connect(test_dir.socket(), WAIT_TIMEOUT).unwrap();

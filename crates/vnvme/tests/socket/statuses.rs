@@ -326,7 +326,7 @@ fn export(socket: &str, volume: &str) -> String {
 }
 
 #[test]
-fn what_a_request_caused_is_said_to_be_the_requests() {
+fn api_errors_have_status_of_their_cause() {
     let test_dir = TestDir::new();
     let dir = text(test_dir.path("x").parent().unwrap());
     let disk = test_dir.disk("disk.raw", 1 << 20);

@@ -136,8 +136,8 @@ fn read_fails(host: &mut Host, lba: u64) -> Status {
 }
 
 #[test]
-fn errors_of_the_medium_are_told_everywhere() {
-    each_way("errors_of_the_medium", "", |disk, control, host, _| {
+fn media_errors_are_reported_everywhere() {
+    each_way("media_errors", "", |disk, control, host, _| {
         host.write(1, 0, &pattern(1, 64 << 10));
         assert_eq!(media_errors(host), 0);
         // The kernel may repeat a read in pieces, above the disk.
@@ -178,7 +178,7 @@ fn errors_of_the_medium_are_told_everywhere() {
 }
 
 #[test]
-fn no_space_is_no_error_of_the_medium() {
+fn missing_space_is_no_media_error() {
     each_way("no_space", "", |disk, _, host, _| {
         disk.fail(RequestKind::Write, 0..4096, u64::MAX, Fault::Error(28));
         let status = host.write_with(1, 0, &pattern(2, 4096), false);
@@ -190,7 +190,7 @@ fn no_space_is_no_error_of_the_medium() {
 }
 
 #[test]
-fn what_is_short_goes_on_and_what_is_slow_is_waited_for() {
+fn short_and_slow_requests_complete() {
     each_way("short", "", |disk, _, host, block_device| {
         let data = pattern(3, 64 << 10);
         // Linux's loop devices take a short write for a whole one (drivers/block/loop.c).
@@ -211,7 +211,7 @@ fn what_is_short_goes_on_and_what_is_slow_is_waited_for() {
 }
 
 #[test]
-fn what_is_to_be_repeated_is_and_the_guest_notices_nothing() {
+fn retried_error_is_invisible_to_guest() {
     let options = "?on-read-error=retry&on-write-error=retry";
     each_way("repeated", options, |disk, control, host, _| {
         let data = pattern(4, 4096);
@@ -231,7 +231,7 @@ fn what_is_to_be_repeated_is_and_the_guest_notices_nothing() {
 }
 
 #[test]
-fn a_disk_without_space_is_stopped_and_resumed() {
+fn disk_without_space_is_stopped_and_resumed() {
     let options = "?on-write-error=enospc-stop";
     each_way("stopped", options, |disk, control, host, _| {
         let data = pattern(5, 4096);
@@ -272,7 +272,7 @@ fn a_disk_without_space_is_stopped_and_resumed() {
 }
 
 #[test]
-fn a_stopped_disk_is_reset_and_ended_as_any_other() {
+fn stopped_disk_is_reset_and_ended_like_others() {
     let options = "?on-write-error=stop";
     each_way("reset", options, |disk, control, host, _| {
         disk.fail(RequestKind::Write, 0..4096, u64::MAX, Fault::Error(5));
@@ -305,7 +305,7 @@ impl Small {
         match mount {
             Ok(output) if output.status.success() => Some(Self(at)),
             _ => {
-                let what = "vnvme::storage_faults::a_full_tmpfs";
+                let what = "vnvme::storage_faults::full_tmpfs_stops_guest_until_space_returns";
                 testkit::skip(what, "mount: no tmpfs can be mounted");
                 None
             }
@@ -321,7 +321,7 @@ impl Drop for Small {
 
 /// A volume that answers at once, as its errors do.
 #[test]
-fn a_full_tmpfs_stops_its_guest_until_there_is_space() {
+fn full_tmpfs_stops_guest_until_space_returns() {
     let test_dir = TestDir::new();
     let Some(small) = Small::mount(test_dir.path("small")) else {
         return;
@@ -377,7 +377,7 @@ fn a_full_tmpfs_stops_its_guest_until_there_is_space() {
 }
 
 #[test]
-fn a_file_that_shrinks_is_told_of_and_lives_on() {
+fn shrunk_file_is_reported_and_disk_survives() {
     let test_dir = TestDir::new();
     let path = test_dir.disk("disk.raw", 4 << 20);
     let control = test_dir.path("control.sock");

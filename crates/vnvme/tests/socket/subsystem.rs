@@ -75,7 +75,7 @@ fn up(test_dir: &TestDir) -> (Host, Host) {
 }
 
 #[test]
-fn a_fence_holds_through_a_kill() {
+fn reservation_fence_survives_kill() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 1 << 20);
     let control = text(&test_dir.path("control"));
@@ -138,7 +138,7 @@ fn a_fence_holds_through_a_kill() {
 /// completed, no write of the fenced guest reaches the disk: neither later ones nor those in
 /// flight.
 #[test]
-fn a_fence_holds_over_two_connections() {
+fn reservation_fence_holds_across_connections() {
     const LATE: usize = 4;
     let loops = std::env::var("VNVME_FENCING_LOOPS");
     let loops = loops.map_or(200, |loops| loops.parse::<u64>().unwrap());
@@ -231,7 +231,7 @@ fn a_fence_holds_over_two_connections() {
 /// The keeper makes no difference: the disk ends with its process, and fenced hosts are fenced in
 /// the next one.
 #[test]
-fn disks_of_a_subsystem_end_with_their_process() {
+fn subsystem_disks_end_with_their_process() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 1 << 20);
     let file = config(&test_dir, &disk);
@@ -259,7 +259,7 @@ fn disks_of_a_subsystem_end_with_their_process() {
 }
 
 #[test]
-fn disks_of_a_subsystem_do_not_change_under_a_daemon() {
+fn subsystem_disks_cannot_change_under_daemon() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 1 << 20);
     let control = text(&test_dir.path("control"));
@@ -318,7 +318,7 @@ fn vnvme(control: &str, words: &[&str]) -> Result<String, String> {
 
 /// Paths are changed by hand, and by a configuration that is read again.
 #[test]
-fn states_of_paths_change_while_they_are_used() {
+fn ana_states_change_under_load() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 1 << 20);
     let control = text(&test_dir.path("control"));
@@ -440,7 +440,7 @@ fn keys(host: &mut Host) -> Vec<(u16, u64)> {
 /// The process is killed and the power is cut while hosts register with PTPL. Completed
 /// registrations are there afterwards, and the process starts with the file that it finds.
 #[test]
-fn what_was_answered_outlasts_a_cut_of_the_power() {
+fn reservation_survives_power_loss() {
     let said = std::env::var("VNVME_CUTS").ok();
     let cuts = said.map_or(10, |said| said.parse::<u64>().unwrap());
     let test_dir = TestDir::new();

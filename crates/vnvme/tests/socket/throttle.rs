@@ -24,7 +24,7 @@ fn only(control: &str, more: &[&str]) -> serde_json::Value {
 }
 
 #[test]
-fn a_limited_disk_sleeps_wakes_and_is_set_free() {
+fn limited_disk_sleeps_wakes_and_is_unlimited() {
     let test_dir = TestDir::new();
     let control = text(&test_dir.path("control.sock"));
     let volume = "mem://4M?iops=4&burst=1ms";

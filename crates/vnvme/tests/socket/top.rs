@@ -132,7 +132,7 @@ impl Drop for Screen {
 }
 
 #[test]
-fn the_screen_follows_keys_and_load() {
+fn top_screen_follows_keys_and_load() {
     let test_dir = TestDir::new();
     let control = text(&test_dir.path("control.sock"));
     let config = test_dir.path("c.toml");
@@ -209,7 +209,7 @@ fn the_screen_follows_keys_and_load() {
 }
 
 #[test]
-fn the_terminal_is_what_it_was_however_top_ends() {
+fn top_restores_terminal_for_every_end() {
     let test_dir = TestDir::new();
     let control = text(&test_dir.path("control.sock"));
     let daemon = Daemon::serve(&test_dir, &["--control", &control, "mem://4M"]);

@@ -110,7 +110,7 @@ fn capacity(socket: &UnixStream) -> u64 {
 }
 
 #[test]
-fn an_export_has_the_size_that_its_file_has() {
+fn export_size_follows_file() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 1 << 20);
     let socket = test_dir.path("v.sock");
@@ -128,7 +128,7 @@ fn an_export_has_the_size_that_its_file_has() {
 }
 
 #[test]
-fn a_front_end_that_comes_again_and_again_without_its_guests_memory_fills_no_disk() {
+fn front_end_without_guest_memory_does_not_fill_log() {
     let test_dir = TestDir::new();
     let socket = test_dir.path("v.sock");
     let args = ["serve", "--vhost-user-blk", &text(&socket), "mem://1M"];
@@ -158,7 +158,7 @@ fn a_front_end_that_comes_again_and_again_without_its_guests_memory_fills_no_dis
 
 /// Behaves as QEMU before 9 does with `memory-backend-memfd,share=off`.
 #[test]
-fn memory_whose_descriptor_comes_but_not_its_contents_is_told_of() {
+fn memory_file_without_contents_is_reported() {
     let test_dir = TestDir::new();
     for stored in [false, true] {
         let socket = test_dir.path("v.sock");
@@ -184,7 +184,7 @@ fn memory_whose_descriptor_comes_but_not_its_contents_is_told_of() {
 }
 
 #[test]
-fn exports_stand_beside_a_controller() {
+fn exports_work_beside_controller() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", 1 << 20);
     let (first, second) = (test_dir.path("v0.sock"), test_dir.path("v1.sock"));
@@ -224,7 +224,7 @@ fn exports_stand_beside_a_controller() {
 }
 
 #[test]
-fn exports_alone_and_from_a_configuration_file() {
+fn exports_work_alone_and_from_configuration() {
     let test_dir = TestDir::new();
     let socket = test_dir.path("v.sock");
     let daemon = Daemon::spawn(&["serve", "--vhost-user-blk", &text(&socket), "mem://1M"]);
@@ -244,7 +244,7 @@ fn exports_alone_and_from_a_configuration_file() {
 }
 
 #[test]
-fn an_export_that_cannot_be_has_a_line_of_its_own() {
+fn unusable_export_has_own_error() {
     let test_dir = TestDir::new();
     let socket = text(&test_dir.path("v.sock"));
     let missing = text(&test_dir.path("missing.raw"));

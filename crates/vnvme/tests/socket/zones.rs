@@ -96,7 +96,7 @@ fn check(host: &mut Host, zone: u64, seed: u64, places: &BTreeMap<u64, u64>) {
 }
 
 #[test]
-fn appends_and_resets_of_two_workers_that_are_killed() {
+fn zones_survive_kills_under_appends_and_resets() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", ZONES * ZONE);
     let table = text(&test_dir.path("disk.zones"));
@@ -212,7 +212,7 @@ const GEOMETRY: &str = "zone-size = \"1M\"\nmax-open-zones = 2\nmax-active-zones
 /// Changes of zones by one host are seen by the other one, also when one of them disconnects. The
 /// next process finds them in the table.
 #[test]
-fn two_hosts_of_one_zoned_disk() {
+fn zoned_disk_is_shared_by_two_hosts() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", ZONES * ZONE);
     let file = two_disks(&test_dir, &disk, [GEOMETRY; 2]);
@@ -278,7 +278,7 @@ fn two_hosts_of_one_zoned_disk() {
 
 /// Both append to one zone as fast as they can, and one of them resets the other zones meanwhile.
 #[test]
-fn two_hosts_append_at_once() {
+fn two_hosts_append_concurrently() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", ZONES * ZONE);
     let file = two_disks(&test_dir, &disk, ["zone-size = \"1M\""; 2]);
@@ -326,7 +326,7 @@ fn two_hosts_append_at_once() {
 
 /// Zones of one namespace that are not the same are none that could be shared.
 #[test]
-fn disks_that_say_different_zones() {
+fn disks_with_different_zones_are_refused() {
     let test_dir = TestDir::new();
     let disk = test_dir.disk("disk.raw", ZONES * ZONE);
     for other in [

@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn heads_and_entries_are_read_as_they_were_written_and_nothing_else_is() {
+    fn journal_records_round_trip() {
         let head = Head {
             unit: 16 << 10,
             volume: name(b"disk"),

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_is_alone_in_its_unit() {
+    fn owner_is_alone_in_unit() {
         let locks = Locks::new(UNIT as u32);
         let mut owner = locks.hold(UNIT + 512, 512, true);
         let mut reader = locks.hold(0, 4 * UNIT, false);
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_to_own_is_not_passed_by() {
+    fn waiting_owner_is_not_overtaken() {
         let locks = Locks::new(UNIT as u32);
         let (mut one, mut two) = (locks.hold(0, UNIT, false), locks.hold(0, UNIT, false));
         let mut owner = locks.hold(0, UNIT, true);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn every_stripe_is_taken_once_and_in_order() {
+    fn each_stripe_is_locked_once_in_order() {
         let locks = Locks::new(UNIT as u32);
         for first in 0..STRIPES {
             for units in 0..=STRIPES + 3 {

@@ -154,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_unit_takes_every_write_within_it_and_none_across() {
+    fn atomic_unit_covers_writes_within_only() {
         let atomic = AtomicWrites::within(16 << 10, 0, 0);
         for (offset, len, covered) in [
             (0, 16384, true),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn fewer_are_promised_where_that_is_wanted() {
+    fn atomic_promise_is_limited_on_request() {
         let natural = AtomicWrites::naturally_aligned;
         assert_eq!(natural(512, 64 << 10).at_most(8192), natural(512, 8192));
         assert_eq!(natural(512, 4096).at_most(8192), natural(512, 4096));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn boundaries_and_odd_sizes_make_it_smaller() {
+    fn boundaries_and_odd_sizes_reduce_unit() {
         for (bytes, boundary, offset, unit) in [
             (0, 0, 0, 0),
             (12 << 10, 0, 0, 8 << 10),
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn naturally_aligned_writes_promise_two_blocks_and_no_more() {
+    fn naturally_aligned_promise_covers_aligned_writes_only() {
         let atomic = AtomicWrites::naturally_aligned(4096, 16 << 10);
         for (offset, len, covered) in [
             (0, 4096, true),
@@ -239,7 +239,7 @@ mod tests {
 
     /// A promise for a part also holds for the whole, wherever the part begins.
     #[test]
-    fn a_part_promises_no_more_than_the_whole() {
+    fn promise_of_part_holds_for_whole() {
         let kinds = [
             AtomicWrites::within(16 << 10, 0, 0),
             AtomicWrites::naturally_aligned(1024, 16 << 10),

@@ -259,7 +259,7 @@ mod tests {
     use crate::MemVolume;
 
     #[test]
-    fn queues_that_left_are_forgotten_by_all_threads() {
+    fn departed_queues_are_forgotten_by_all_threads() {
         let group = FairGroup::new(4);
         let volume = FairVolume::new(Arc::new(MemVolume::new(1 << 20).unwrap()), group.clone(), 1);
         let threads = [(); 2].map(|()| Io::new(Default::default()));

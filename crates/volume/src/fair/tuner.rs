@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_no_part_of_a_comparison() {
+    fn pause_does_not_affect_tuning() {
         for look in 0..200 {
             assert_eq!(smallest(look), 32, "a pause after look {look}");
         }

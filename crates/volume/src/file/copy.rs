@@ -485,7 +485,7 @@ mod tests {
     /// Checks that a copy that no thread has started ends at once when it is cancelled, without
     /// effect.
     #[test]
-    fn what_waits_is_cancelled() {
+    fn waiting_copy_is_cancelled() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
         let options = FileOptions {

@@ -49,7 +49,7 @@ mod tests {
     /// Checks that the lock is released although the kernel keeps a reference to the open file
     /// description for a while after a request.
     #[test]
-    fn a_file_is_free_when_its_volume_is_closed() {
+    fn closed_volume_releases_file_lock() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
         let options = FileOptions {

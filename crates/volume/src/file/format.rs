@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_are_known_by_their_first_bytes() {
+    fn image_formats_are_detected_by_first_bytes() {
         let mut vdi = *b"<<< Oracle VM VirtualBox Disk Image >>>\n                        \x7f\x10\xda\xbe\x01\0\x01\0";
         for (head, name) in [
             (&b"QFI\xfb\0\0\0\x03 and more"[..], "qcow2"),

@@ -570,7 +570,7 @@ mod tests {
 
     /// Answers of kernels: those that do not know the question leave everything at zero.
     #[test]
-    fn what_a_kernel_does_not_say_is_not_promised() {
+    fn unreported_kernel_atomicity_is_not_promised() {
         let here = tempfile::tempfile().unwrap();
         let any = fs::statx(here.as_fd(), c"", AtFlags::EMPTY_PATH, WRITE_ATOMIC).unwrap();
         let natural = AtomicWrites::naturally_aligned;

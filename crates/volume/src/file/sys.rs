@@ -294,7 +294,7 @@ mod tests {
     /// Checks that each opening holds a part of the file's lock, so that the next process waits for
     /// the requests of every opening.
     #[test]
-    fn every_opening_of_a_file_has_a_part_of_its_lock() {
+    fn every_opening_holds_own_part_of_lock() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
         let options = FileOptions {

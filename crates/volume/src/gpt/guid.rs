@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_three_fields_are_little_endian_on_disk() {
+    fn guid_starts_with_little_endian_fields() {
         // The EFI system partition's type, as the UEFI specification writes it and as disks hold
         // it.
         let text = "c12a7328-f81f-11d2-ba4b-00a0c93ec93b";

@@ -156,7 +156,7 @@ fn partitions_are_found_by_number_label_and_guid() {
 }
 
 #[test]
-fn what_is_missing_is_listed() {
+fn missing_partition_error_lists_existing() {
     let text = error(disk().find(PartitionSelector::Number(2)));
     assert!(
         text.contains("no partition 2") && text.contains("1 (\"boot\"), 3 (\"vm disk ü\")"),
@@ -180,7 +180,7 @@ fn what_is_missing_is_listed() {
 }
 
 #[test]
-fn disks_without_a_table_say_what_they_have() {
+fn disk_without_gpt_is_described() {
     let mut plain = disk();
     plain.bytes[510] = 0;
     assert!(error(plain.find(PartitionSelector::Number(1))).contains("not a boot record"));
@@ -197,7 +197,7 @@ fn disks_without_a_table_say_what_they_have() {
 }
 
 #[test]
-fn the_second_copy_stands_in_for_the_first() {
+fn backup_header_replaces_damaged_primary() {
     // The signature, a byte below the checksum, a byte of the table.
     for at in [512, 512 + 50, 1024 + 40] {
         let mut disk = disk();
@@ -218,7 +218,7 @@ fn the_second_copy_stands_in_for_the_first() {
 }
 
 #[test]
-fn credible_checksums_do_not_make_a_table_credible() {
+fn invalid_table_with_valid_checksum_is_refused() {
     let wrong = |edit: &dyn Fn(&mut [u8]), expected: &str| {
         let mut disk = disk();
         disk.finish_with(edit);
@@ -261,7 +261,7 @@ fn credible_checksums_do_not_make_a_table_credible() {
 }
 
 #[test]
-fn partitions_outside_of_the_usable_part_or_of_each_other_are_refused() {
+fn partitions_out_of_bounds_or_overlapping_are_refused() {
     for (first, last) in [
         (1, 50),
         (33, 50),
@@ -286,7 +286,7 @@ fn partitions_outside_of_the_usable_part_or_of_each_other_are_refused() {
 }
 
 #[test]
-fn a_table_of_larger_entries() {
+fn table_with_larger_entries_is_read() {
     let mut disk = Disk::new(512, 2048);
     (disk.entry_size, disk.entries) = (256, 8);
     disk.entry(8, 40, 99, "eighth").finish();
@@ -297,7 +297,7 @@ fn a_table_of_larger_entries() {
 }
 
 #[test]
-fn tiny_disks() {
+fn tiny_disks_have_no_table() {
     for blocks in 1..6 {
         let disk = Disk::new(512, blocks);
         assert!(error(disk.find(PartitionSelector::Number(1))).contains("too small"));
@@ -308,7 +308,7 @@ proptest! {
     /// Checks that for any contents of a disk, a returned partition lies inside the disk and behind
     /// the table.
     #[test]
-    fn no_table_leads_outside(
+    fn random_tables_never_lead_outside(
         changes in prop::collection::vec((0usize..1 << 16, any::<u8>()), 0..8),
         fields in prop::collection::vec((0usize..9, prop_oneof![any::<u64>(), 0u64..4096]), 0..3),
         sums in any::<bool>(),

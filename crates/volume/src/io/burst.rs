@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_device_gets_a_quarter_of_what_it_got_last_time() {
+    fn idle_device_gets_quarter_of_last_burst() {
         let mut burst = Burst::default();
         assert_eq!(round(&mut burst, 0, 32), None, "nothing is known yet");
         assert_eq!(round(&mut burst, 0, 32), Some(8));
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_at_work_gets_all_in_one_call() {
+    fn busy_device_gets_all_in_one_call() {
         let mut burst = Burst::default();
         round(&mut burst, 0, 32);
         assert_eq!(round(&mut burst, 12, 20), None);

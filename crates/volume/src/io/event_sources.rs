@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn each_source_is_asked_and_each_wakes() {
+    fn every_source_wakes_worker() {
         let others = EventSources::default();
         assert!(others.fd().is_none() && others.arm());
         let events = [event(), event()];
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_gone_wakes_no_worker() {
+    fn removed_source_wakes_no_worker() {
         let others = EventSources::default();
         let (left, stays) = (event(), event());
         let gone = Rc::new(Cell::new(Armed::Quiet));

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_lies_in_one_buffer_is_found() {
+    fn only_ranges_in_one_buffer_are_found() {
         let memory = Memory::anonymous(4096).unwrap();
         let mut table = FixedTable::new();
         let (a, b) = (table.take().unwrap(), table.take().unwrap());

@@ -159,7 +159,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(1);
 
     #[test]
-    fn one_request_shows_whether_a_suspect_waits() {
+    fn single_request_tests_suspect_file() {
         let now = Instant::now();
         let mut inline = Inline::always();
         assert!(inline.is_trusted());
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_costs_a_small_part_of_the_time() {
+    fn inline_waits_cost_small_share_of_time() {
         let (now, long) = (Instant::now(), Duration::from_secs(1));
         let mut inline = Inline::always();
         inline.suspect(long, false, now);
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_does_not_wait_is_trusted_again() {
+    fn file_without_waits_is_trusted_again() {
         let now = Instant::now();
         let mut inline = Inline::new();
         for (needed, banned) in [
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_are_bounded() {
+    fn inline_pauses_are_bounded() {
         let mut now = Instant::now();
         let mut inline = Inline::always();
         inline.suspect(SHORT, true, now);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn sleeping_is_counted() {
+    fn sleeps_are_counted() {
         let before = sleeps();
         std::thread::sleep(Duration::from_millis(1));
         assert!(sleeps() > before);

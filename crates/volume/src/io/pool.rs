@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buffers_fit_and_are_used_again() {
+    fn bounce_buffers_fit_and_are_reused() {
         let mut pool = BouncePool::new(64 << 20);
         for (wanted, size) in [
             (1, SMALLEST),
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn at_the_limit_pieces_become_small_and_nothing_piles_up() {
+    fn bounce_pieces_shrink_at_limit() {
         let limit = 3 * MAX_BUFFER_LEN;
         let mut pool = BouncePool::new(limit);
         let buffers: Vec<Buffer> = (0..10).map(|_| pool.take(MAX_BUFFER_LEN as u64)).collect();

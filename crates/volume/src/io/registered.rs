@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_beyond_the_threads_table_is_entered_by_its_descriptor() {
+    fn ring_beyond_thread_table_is_entered_by_descriptor() {
         let mut rings = Vec::new();
         for _ in 0..PLACES + 4 {
             let uring = IoUring::new(8).unwrap();
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_free_again_after_its_ring() {
+    fn ring_slot_is_reused_after_drop() {
         for _ in 0..4 * PLACES {
             let mut uring = IoUring::new(8).unwrap();
             let registered = RegisteredRing::new(&uring);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_the_call_is_told() {
+    fn ring_error_is_returned() {
         let uring = IoUring::new(8).unwrap();
         let mut registered = RegisteredRing::new(&uring);
         registered.place = None;

@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_step_gives_a_ring_on_this_kernel() {
+    fn every_fallback_step_builds_ring() {
         for (mode, _) in STEPS {
             match build(mode, 8) {
                 Ok(_) => {}
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn forbidden_says_how_to_allow() {
+    fn forbidden_io_uring_error_names_remedy() {
         let text = explain(io::Error::from_raw_os_error(libc::EPERM)).to_string();
         assert!(text.contains("io_uring_disabled"), "{text}");
         let text = explain(io::Error::from_raw_os_error(libc::ENOSYS)).to_string();

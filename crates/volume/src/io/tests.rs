@@ -137,7 +137,7 @@ fn every_mode_completes_sleeps_and_wakes() {
 /// was set for every promised write, on every path, from pinned memory and from several pieces,
 /// too.
 #[test]
-fn writes_that_are_promised_are_atomic_or_refused() {
+fn promised_writes_are_atomic_or_refused() {
     let directory = tempfile::tempdir().unwrap();
     let volume = file(&directory);
     if !volume.atomic_writes().is_none() {
@@ -192,7 +192,7 @@ fn writes_that_are_promised_are_atomic_or_refused() {
 }
 
 #[test]
-fn no_signal_is_paid_for_while_polling() {
+fn polling_costs_no_eventfd_signal() {
     let Some(io) = io(Mode::Deferred) else { return };
     let directory = tempfile::tempdir().unwrap();
     let volume = file(&directory);
@@ -216,7 +216,7 @@ fn no_signal_is_paid_for_while_polling() {
 }
 
 #[test]
-fn files_beyond_the_kernels_table_work_by_descriptor() {
+fn files_beyond_kernel_table_work_by_descriptor() {
     let io = Io::new(IoOptions {
         capacity: 16,
         ..IoOptions::default()
@@ -290,7 +290,7 @@ const WRITE: Op = Op::Write { fua: false };
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn pinned_memory_is_used_until_it_is_unpinned_with_requests_in_flight() {
+fn pinned_memory_is_used_until_unpinned() {
     let directory = tempfile::tempdir().unwrap();
     let (io, mut queue) = pinning(&directory);
     let pinner = io.pinner().unwrap();
@@ -334,7 +334,7 @@ fn pinned_memory_is_used_until_it_is_unpinned_with_requests_in_flight() {
 }
 
 #[test]
-fn addresses_that_come_back_as_other_memory_are_not_taken_for_the_old() {
+fn reused_addresses_are_not_taken_for_old_memory() {
     let directory = tempfile::tempdir().unwrap();
     let (io, mut queue) = pinning(&directory);
     let pinner = io.pinner().unwrap();
@@ -357,7 +357,7 @@ fn addresses_that_come_back_as_other_memory_are_not_taken_for_the_old() {
 }
 
 #[test]
-fn memory_that_shrinks_while_it_is_pinned_does_no_harm() {
+fn shrunk_pinned_memory_does_no_harm() {
     let directory = tempfile::tempdir().unwrap();
     let (io, mut queue) = pinning(&directory);
     let memory = Memory::anonymous(2 << 20).unwrap();
@@ -380,7 +380,7 @@ fn memory_that_shrinks_while_it_is_pinned_does_no_harm() {
 }
 
 #[test]
-fn a_window_is_pinned_in_steps_after_it_was_mapped() {
+fn mapped_window_is_pinned_in_steps() {
     let directory = tempfile::tempdir().unwrap();
     let (io, mut queue) = pinning(&directory);
     let mut windows = PinnedWindows::new(io.pinner());
@@ -423,7 +423,7 @@ fn a_window_is_pinned_in_steps_after_it_was_mapped() {
 }
 
 #[test]
-fn what_cannot_be_pinned_goes_without() {
+fn unpinnable_memory_works_unpinned() {
     let directory = tempfile::tempdir().unwrap();
     let (io, mut queue) = pinning(&directory);
     let pinner = io.pinner().unwrap();
@@ -457,7 +457,7 @@ fn what_cannot_be_pinned_goes_without() {
 }
 
 #[test]
-fn a_batch_is_one_system_call_and_one_more_where_the_device_is_idle() {
+fn batch_needs_one_system_call_or_two_when_idle() {
     let Some(io) = io(Mode::Deferred) else { return };
     let directory = tempfile::tempdir().unwrap();
     let volume = file(&directory);
@@ -500,7 +500,7 @@ fn a_batch_is_one_system_call_and_one_more_where_the_device_is_idle() {
 }
 
 #[test]
-fn a_kernel_thread_that_polls_takes_requests_without_a_call() {
+fn sqpoll_thread_takes_requests_without_call() {
     let io = Io::new(IoOptions {
         capacity: 16,
         sqpoll: true,
@@ -511,8 +511,7 @@ fn a_kernel_thread_that_polls_takes_requests_without_a_call() {
         Ok(queue) => queue,
         Err(error) => {
             assert!(error.to_string().contains("--sqpoll"), "{error}");
-            let what =
-                "volume::io::tests::a_kernel_thread_that_polls_takes_requests_without_a_call";
+            let what = "volume::io::tests::sqpoll_thread_takes_requests_without_call";
             return testkit::skip(what, error);
         }
     };
@@ -528,14 +527,14 @@ fn a_kernel_thread_that_polls_takes_requests_without_a_call() {
 }
 
 #[test]
-fn more_than_the_limit_of_locked_memory_goes_without() {
+fn memory_beyond_memlock_limit_works_unpinned() {
     use rustix::process::{Resource, getrlimit};
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
     let Some(limit) = getrlimit(Resource::Memlock)
         .current
         .filter(|&limit| limit < 1 << 30)
     else {
-        let what = "volume::io::tests::more_than_the_limit_of_locked_memory_goes_without";
+        let what = "volume::io::tests::memory_beyond_memlock_limit_works_unpinned";
         return testkit::skip(what, "this process may lock as much memory as it wants");
     };
     // Capabilities of this thread alone: with IPC_LOCK there is no limit.

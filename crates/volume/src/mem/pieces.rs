@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_follow_the_time_that_pieces_take() {
+    fn piece_length_follows_measured_time() {
         let mut length = Length(INITIAL_PIECE);
         for _ in 0..20 {
             length.took(length.0, PIECE_TIME * 2);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_cover_the_range_and_end_with_huge_pages() {
+    fn pieces_cover_range_and_end_at_huge_pages() {
         let mut pieces = Pieces::new();
         let (offset, len) = (3 * 4096, 16 << 20);
         pieces.push(request(7, Op::Deallocate, offset, len));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_take_turns_within_a_bounded_round() {
+    fn requests_take_turns_within_bounded_round() {
         let mut pieces = Pieces::new();
         for tag in 0..3 {
             pieces.push(request(tag, Op::Deallocate, 0, GIB));
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_ends_a_request() {
+    fn error_ends_request_in_pieces() {
         let mut pieces = Pieces::new();
         pieces.push(request(1, Op::Deallocate, 0, GIB));
         let mut ended = Vec::new();
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn many_short_requests_are_one_long_one() {
+    fn many_short_requests_count_like_long_one() {
         let mut pieces = Pieces::new();
         let short = request(0, Op::Deallocate, 0, 4096);
         let admitted = (0..1000).take_while(|_| pieces.admits(&short)).count();

@@ -133,7 +133,7 @@ fn on_write(write: ErrorAction) -> OnError {
 }
 
 #[test]
-fn without_a_policy_and_by_default_errors_are_reported() {
+fn errors_are_reported_by_default() {
     for way in WAYS {
         let mut client = Client::new(OnError::default());
         client.fail(1, way(EIO));
@@ -153,7 +153,7 @@ fn without_a_policy_and_by_default_errors_are_reported() {
 }
 
 #[test]
-fn what_is_repeated_succeeds_under_its_own_name() {
+fn retried_request_succeeds_under_own_tag() {
     for way in WAYS {
         let mut client = Client::new(on_write(ErrorAction::Retry));
         client.fail(3, way(EIO));
@@ -182,7 +182,7 @@ fn what_is_repeated_succeeds_under_its_own_name() {
 }
 
 #[test]
-fn what_fails_for_too_long_is_reported_with_its_error() {
+fn retry_gives_up_after_limit_with_error() {
     for way in WAYS {
         let mut client = Client::new(on_write(ErrorAction::Retry));
         client.fail(u64::MAX, way(EIO));
@@ -203,7 +203,7 @@ fn what_fails_for_too_long_is_reported_with_its_error() {
 }
 
 #[test]
-fn a_stopped_volume_holds_everything_until_it_is_resumed() {
+fn stopped_volume_holds_requests_until_resume() {
     for way in WAYS {
         let mut client = Client::new(on_write(ErrorAction::Stop));
         client.fail(1, way(ENOSPC));
@@ -236,7 +236,7 @@ fn a_stopped_volume_holds_everything_until_it_is_resumed() {
 }
 
 #[test]
-fn what_fails_again_after_it_was_resumed_is_held_again() {
+fn failed_resume_holds_request_again() {
     for way in WAYS {
         let mut client = Client::new(on_write(ErrorAction::Stop));
         client.fail(2, way(ENOSPC));
@@ -251,7 +251,7 @@ fn what_fails_again_after_it_was_resumed_is_held_again() {
 }
 
 #[test]
-fn space_is_waited_for_and_nothing_else() {
+fn enospc_stop_waits_for_space_only() {
     for way in WAYS {
         let mut client = Client::new(OnError {
             read: ErrorAction::EnospcStop,
@@ -274,7 +274,7 @@ fn space_is_waited_for_and_nothing_else() {
 }
 
 #[test]
-fn what_could_not_be_made_durable_is_reported_whatever_the_policy_is() {
+fn durability_errors_are_reported_under_every_policy() {
     for write in ErrorAction::ALL {
         for way in WAYS {
             let mut client = Client::new(on_write(write));
@@ -293,7 +293,7 @@ fn what_could_not_be_made_durable_is_reported_whatever_the_policy_is() {
 }
 
 #[test]
-fn what_waits_can_be_cancelled_and_follows_a_change_of_the_policy() {
+fn held_requests_are_cancelled_and_follow_policy_change() {
     for way in WAYS {
         let mut client = Client::new(on_write(ErrorAction::Stop));
         client.fail(1, way(EIO));
@@ -315,7 +315,7 @@ fn what_waits_can_be_cancelled_and_follows_a_change_of_the_policy() {
 }
 
 #[test]
-fn a_worker_that_ends_waits_for_nothing() {
+fn ending_worker_fails_held_requests() {
     for way in WAYS {
         let mut client = Client::new(on_write(ErrorAction::Stop));
         client.fail(1, way(ENOSPC));
@@ -332,7 +332,7 @@ fn a_worker_that_ends_waits_for_nothing() {
 }
 
 #[test]
-fn a_queue_that_goes_takes_what_it_held_out_of_the_counters() {
+fn dropped_queue_leaves_held_counters() {
     let mut client = Client::new(on_write(ErrorAction::Stop));
     client.fail(1, Effect::Fail(EIO));
     client.write(1);

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers() {
+    fn numbers_are_parsed() {
         assert_eq!(parse_number::<u8, 1, 64>("64"), Ok(64));
         assert_eq!(parse_number::<u64, 0, { u64::MAX }>("0"), Ok(0));
         for (text, why) in [
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes() {
+    fn sizes_are_parsed() {
         for (text, bytes) in [
             ("0", 0),
             ("512", 512),
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn durations() {
+    fn durations_are_parsed() {
         assert_eq!(parse_duration("6.4us"), Ok(Duration::from_nanos(6400)));
         assert_eq!(parse_duration("100ns"), Ok(Duration::from_nanos(100)));
         assert_eq!(parse_duration("2s"), Ok(Duration::from_secs(2)));

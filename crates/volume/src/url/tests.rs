@@ -11,7 +11,7 @@ fn error(url: &str) -> String {
 }
 
 #[test]
-fn memory_and_null() {
+fn memory_and_null_urls_open() {
     let volume = open("mem://1M").unwrap();
     assert_eq!(
         (volume.info().kind, volume.info().size),
@@ -41,7 +41,7 @@ fn memory_and_null() {
 }
 
 #[test]
-fn parts() {
+fn slice_urls_open() {
     let volume = open("null://1M?offset=64K&length=128K").unwrap();
     assert_eq!(volume.info().size, 128 << 10);
     assert_eq!(
@@ -53,7 +53,7 @@ fn parts() {
 }
 
 #[test]
-fn errors_name_the_part() {
+fn errors_name_url_part() {
     assert!(error("").contains("no volume is named"));
     assert!(error("file://").contains("no volume is named"));
     let text = error("iscsi://host/1");
@@ -93,7 +93,7 @@ fn errors_name_the_part() {
 }
 
 #[test]
-fn files_by_path_and_by_url() {
+fn files_open_by_path_and_url() {
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &str, size: u64| {
         let path = directory.path().join(name);
@@ -135,7 +135,7 @@ fn image(directory: &tempfile::TempDir, name: &str, mib: u64) -> String {
 }
 
 #[test]
-fn several_parts_of_one_file_are_opened_at_once() {
+fn slices_of_same_file_open_together() {
     let directory = tempfile::tempdir().unwrap();
     let disk = image(&directory, "parts.raw", 8);
     // The very beginning, where all parts have a shared lock, and the end.
@@ -188,7 +188,7 @@ fn several_parts_of_one_file_are_opened_at_once() {
 }
 
 #[test]
-fn locks_of_parts_hold_against_other_openings() {
+fn slice_locks_exclude_other_openings() {
     let directory = tempfile::tempdir().unwrap();
     let disk = image(&directory, "locked.raw", 8);
     // Past the names: as another process does it.
@@ -230,7 +230,7 @@ fn locks_of_parts_hold_against_other_openings() {
 }
 
 #[test]
-fn partitions_by_url() {
+fn partition_urls_open() {
     let directory = tempfile::tempdir().unwrap();
     let disk = image(&directory, "gpt.raw", 8);
     let text = error(&format!("{disk}?partition=1"));

@@ -592,7 +592,7 @@ fn write(queue: &mut OpenQueue, offset: u64, data: &[u8]) -> Completion {
 }
 
 #[test]
-fn no_unit_is_ever_torn_with_a_journal() {
+fn journal_prevents_torn_units() {
     for seed in 0..2 {
         let (torn, checked) = cut_again_and_again(By::Journal, AtomicWrites::NONE, 150, seed);
         assert!(checked > 1000, "{checked}");
@@ -602,7 +602,7 @@ fn no_unit_is_ever_torn_with_a_journal() {
 
 /// Writes that the disk does as a whole do not pass through the journal, and the rest does.
 #[test]
-fn no_unit_is_ever_torn_where_the_disk_does_some_as_a_whole() {
+fn journal_with_partial_disk_atomicity_prevents_torn_units() {
     for promise in [
         AtomicWrites::within(8 << 10, 0, 0),
         AtomicWrites::within(16 << 10, 0, 0),
@@ -614,7 +614,7 @@ fn no_unit_is_ever_torn_where_the_disk_does_some_as_a_whole() {
 
 /// The check itself can fail: a disk that tears, without a journal.
 #[test]
-fn without_a_journal_units_are_torn() {
+fn units_without_journal_are_torn() {
     let (torn, checked) = cut_again_and_again(By::Nothing, AtomicWrites::NONE, 150, 0);
     assert!(torn > checked / 100, "{torn} of {checked}");
 }
@@ -663,7 +663,7 @@ impl Setup {
 }
 
 #[test]
-fn only_what_needs_the_journal_goes_there() {
+fn only_unpromised_writes_use_journal() {
     let setup = Setup::new(AtomicWrites::naturally_aligned(4096, 8192));
     let mut queue = setup.open();
     let unit = UNIT as u64;
@@ -689,7 +689,7 @@ fn only_what_needs_the_journal_goes_there() {
 }
 
 #[test]
-fn a_journal_that_fails_fails_the_write_and_nothing_else() {
+fn failed_journal_fails_write_only() {
     let setup = Setup::new(AtomicWrites::NONE);
     let mut queue = setup.open();
     assert_eq!(write(&mut queue, 0, &[1; UNIT]).result, Ok(()));
@@ -711,7 +711,7 @@ fn a_journal_that_fails_fails_the_write_and_nothing_else() {
 }
 
 #[test]
-fn a_write_that_fails_in_place_is_repeated_by_the_next_opening() {
+fn write_failed_in_place_is_repeated_at_open() {
     let setup = Setup::new(AtomicWrites::NONE);
     let mut queue = setup.open();
     setup.disk.fails.store(true, Ordering::Relaxed);
@@ -738,7 +738,7 @@ fn a_write_that_fails_in_place_is_repeated_by_the_next_opening() {
 }
 
 #[test]
-fn more_writes_than_slots_wait_for_each_other() {
+fn writes_beyond_journal_slots_wait() {
     let setup = Setup::new(AtomicWrites::NONE);
     let mut queue = setup.open();
     let count = 300u64;
@@ -761,7 +761,7 @@ fn more_writes_than_slots_wait_for_each_other() {
 }
 
 #[test]
-fn a_journal_file_is_made_and_known_again() {
+fn journal_file_is_created_and_recognized() {
     use std::path::{Path, PathBuf};
     let dir = tempfile::tempdir().unwrap();
     let disk = |name: &str| -> PathBuf {

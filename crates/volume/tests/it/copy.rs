@@ -91,7 +91,7 @@ fn copy(
 /// Reads and writes before and after a copy, through the page cache or past it, agree with the
 /// copy. The next process's reads agree as well.
 #[test]
-fn reads_and_writes_on_both_sides_agree_with_it() {
+fn file_copy_agrees_with_reads_and_writes() {
     let directories = [Some(disk()), memory()];
     for (directory, direct) in directories
         .iter()
@@ -175,7 +175,7 @@ fn reads_and_writes_on_both_sides_agree_with_it() {
 
 /// Layers that have work for each read or write refuse the copy; the rest pass it on.
 #[test]
-fn it_goes_through_some_layers_and_not_through_others() {
+fn file_copy_passes_some_layers_only() {
     let directory = disk();
     let make = |name: &str, copy| {
         let path = directory.path().join(name);
@@ -247,7 +247,7 @@ fn it_goes_through_some_layers_and_not_through_others() {
 }
 
 #[test]
-fn what_does_not_fit_is_not_begun() {
+fn invalid_file_copy_is_refused() {
     let directory = disk();
     let path = sparse(&directory, SIZE);
     let only = options(FileCopy::On, Direct::Off);
@@ -293,7 +293,7 @@ fn what_does_not_fit_is_not_begun() {
 /// The caller reads and writes after each of these; a copy that can never succeed is not tried
 /// again.
 #[test]
-fn what_the_file_system_does_not_do_fails() {
+fn unsupported_file_copy_fails() {
     let directory = disk();
     let path = sparse(&directory, SIZE);
     let source = file(&path, FileCopy::On);
@@ -335,7 +335,7 @@ fn what_the_file_system_does_not_do_fails() {
 
 /// With `reflink` on one of the sides nothing else is done.
 #[test]
-fn reflinks_only_where_either_side_says_so() {
+fn reflink_option_on_either_side_forbids_copying() {
     let directory = disk();
     for modes in [
         [FileCopy::Reflink, FileCopy::On],
@@ -363,7 +363,7 @@ fn reflinks_only_where_either_side_says_so() {
 
 /// No data is written for a queue that was dropped, and its file is free for the next opening.
 #[test]
-fn a_queue_that_goes_waits_for_its_copies() {
+fn dropped_queue_waits_for_its_copies() {
     let directory = disk();
     let path = sparse(&directory, 64 * MIB);
     let source = file(&path, FileCopy::On);
@@ -387,7 +387,7 @@ fn a_queue_that_goes_waits_for_its_copies() {
 }
 
 #[test]
-fn some_are_cancelled_and_all_end() {
+fn cancelled_and_other_copies_all_end() {
     let directory = disk();
     let path = sparse(&directory, 64 * MIB);
     let source = file(&path, FileCopy::On);

@@ -60,7 +60,7 @@ proptest! {
 
     /// Weights, and requests of other lengths: bytes in proportion.
     #[test]
-    fn bytes_go_by_weight(weight in 1u32..8, shift in 0u32..5) {
+    fn bytes_follow_weight(weight in 1u32..8, shift in 0u32..5) {
         let len = 4096u64 << shift;
         let got = shares(16, &[(100 * weight, 64, 4096), (100, 64, len), (100, 64, 4096)]);
         let ratio = got[0] as f64 / got[2] as f64 / f64::from(weight);
@@ -71,7 +71,7 @@ proptest! {
 }
 
 #[test]
-fn without_the_scheduler_the_deeper_load_wins() {
+fn deeper_load_wins_without_scheduler() {
     // The device's own behaviour when it is given everything: this shows that the tests above can
     // fail.
     let got = shares(1000, &[(100, 8, 4096), (100, 128, 4096)]);
@@ -79,7 +79,7 @@ fn without_the_scheduler_the_deeper_load_wins() {
 }
 
 #[test]
-fn a_pause_saves_nothing_up() {
+fn idle_time_earns_no_credit() {
     let clock = Simulated::new();
     let device = Device::new(&clock, LATENCY);
     let group = FairGroup::with_clock(8, clock.clone());
@@ -98,7 +98,7 @@ fn a_pause_saves_nothing_up() {
 }
 
 #[test]
-fn a_limited_slice_leaves_the_rest_to_the_others() {
+fn limited_slice_leaves_rest_to_others() {
     let clock = Simulated::new();
     let device = Device::new(&clock, LATENCY);
     let group = FairGroup::with_clock(8, clock.clone());
@@ -137,7 +137,7 @@ fn request(tag: u64) -> volume::Request {
 }
 
 #[test]
-fn queues_come_and_go_and_requests_are_cancelled() {
+fn queues_join_leave_and_cancel() {
     let clock = Simulated::new();
     let device = Device::new(&clock, LATENCY);
     let group = FairGroup::with_clock(2, clock.clone());
@@ -181,7 +181,7 @@ fn queues_come_and_go_and_requests_are_cancelled() {
 }
 
 #[test]
-fn who_finds_all_places_taken_by_somebody_new_does_not_sleep_for_ever() {
+fn queue_without_place_is_woken() {
     let clock = Simulated::new();
     let device = Device::new(&clock, LATENCY);
     let group = FairGroup::with_clock(2, clock.clone());
@@ -209,7 +209,7 @@ fn who_finds_all_places_taken_by_somebody_new_does_not_sleep_for_ever() {
 }
 
 #[test]
-fn threads_give_places_to_each_other_and_none_sleeps_for_ever() {
+fn threads_exchange_places_without_lost_wake_up() {
     const REQUESTS: u64 = 1000;
     let group = FairGroup::new(2);
     let start = std::time::Instant::now();
@@ -288,7 +288,7 @@ fn settled(units: usize, depths: [usize; 2], weights: [u32; 2], one_thread: bool
 }
 
 #[test]
-fn few_requests_get_their_share_of_a_device_that_queues_inside() {
+fn shallow_load_gets_share_of_queueing_device() {
     // All of the first slice's requests are in the device at once, and each waits there behind the
     // other's: the scheduler has none to prefer. Only a smaller depth helps.
     for one_thread in [true, false] {
@@ -310,7 +310,7 @@ fn few_requests_get_their_share_of_a_device_that_queues_inside() {
 }
 
 #[test]
-fn who_wants_little_slows_nobody_down() {
+fn light_load_slows_nobody() {
     // A device of many units has no use for a smaller depth, whatever the first one loses.
     for one_thread in [true, false] {
         let got = settled(32, [1, 64], [100, 100], one_thread);

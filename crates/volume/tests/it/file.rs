@@ -30,7 +30,7 @@ fn refused(path: impl AsRef<Path>, options: FileOptions) -> String {
 }
 
 #[test]
-fn what_cannot_be_opened_says_why() {
+fn open_errors_name_reason() {
     let directory = disk();
     let text = refused(directory.path().join("none"), FileOptions::default());
     assert!(
@@ -77,7 +77,7 @@ fn what_cannot_be_opened_says_why() {
 }
 
 #[test]
-fn a_second_user_is_kept_out() {
+fn second_user_is_refused() {
     let directory = disk();
     let path = sparse(&directory, MIB);
     let writer = open(&path);
@@ -106,7 +106,7 @@ fn a_second_user_is_kept_out() {
 }
 
 #[test]
-fn the_holder_of_a_lock_is_named() {
+fn lock_holder_is_named() {
     let directory = disk();
     let path = sparse(&directory, MIB);
     // `flock` (the program) uses another kind of lock, so this process holds ours. A sleeping shell
@@ -128,7 +128,7 @@ fn the_holder_of_a_lock_is_named() {
 }
 
 #[test]
-fn read_only_is_never_written() {
+fn read_only_file_is_never_written() {
     for way in WAYS {
         let directory = disk();
         let path = sparse(&directory, MIB);
@@ -155,7 +155,7 @@ fn read_only_is_never_written() {
 }
 
 #[test]
-fn requests_are_checked() {
+fn out_of_range_requests_are_refused() {
     for way in WAYS {
         let directory = disk();
         let volume = open(&sparse(&directory, MIB));
@@ -214,7 +214,7 @@ fn unaligned_memory_is_bounced() {
 }
 
 #[test]
-fn one_system_call_sends_a_batch() {
+fn batch_needs_one_system_call() {
     for way in WAYS {
         let directory = disk();
         let volume = open(&sparse(&directory, MIB));
@@ -239,7 +239,7 @@ fn one_system_call_sends_a_batch() {
 }
 
 #[test]
-fn too_many_are_refused_and_not_lost() {
+fn requests_beyond_capacity_are_refused_and_not_lost() {
     for way in WAYS {
         let directory = disk();
         let volume = open(&sparse(&directory, MIB));
@@ -276,12 +276,12 @@ fn too_many_are_refused_and_not_lost() {
 }
 
 #[test]
-fn deallocation_gives_space_back() {
+fn deallocation_frees_space() {
     let directory = disk();
     let path = sparse(&directory, 4 * MIB);
     let volume = open(&path);
     if !volume.info().deallocate {
-        let what = "volume::file::deallocation_gives_space_back";
+        let what = "volume::file::deallocation_frees_space";
         testkit::skip(what, "the filesystem punches no holes");
         return;
     }
@@ -336,7 +336,7 @@ fn deallocation_gives_space_back() {
 }
 
 #[test]
-fn zeroes_are_written_where_nothing_else_works() {
+fn zeroes_are_written_where_unsupported() {
     // A filesystem in memory punches holes but zeroes no ranges in place.
     let Some(directory) = memory() else { return };
     let volume = open(&sparse(&directory, 8 * MIB));
@@ -388,7 +388,7 @@ fn opened(path: &Path, direct: Direct) -> FileVolume {
 }
 
 #[test]
-fn a_file_that_shrinks_gives_errors_and_no_stale_data() {
+fn shrunk_file_gives_errors_and_no_stale_data() {
     for way in WAYS {
         for direct in [Direct::Auto, Direct::Off] {
             let directory = disk();
@@ -423,7 +423,7 @@ fn a_file_that_shrinks_gives_errors_and_no_stale_data() {
 }
 
 #[test]
-fn more_segments_than_one_operation_takes() {
+fn segments_beyond_iov_limit_are_split() {
     for way in WAYS {
         let directory = disk();
         let volume = open(&sparse(&directory, 4 * MIB));
@@ -451,7 +451,7 @@ fn more_segments_than_one_operation_takes() {
 }
 
 #[test]
-fn dropping_a_queue_waits_for_the_kernel() {
+fn dropped_queue_waits_for_kernel() {
     for way in WAYS {
         let directory = disk();
         let volume = open(&sparse(&directory, 16 * MIB));
@@ -515,7 +515,7 @@ fn dropping_a_queue_waits_for_the_kernel() {
 }
 
 #[test]
-fn a_cancelled_request_still_completes() {
+fn cancelled_request_still_completes() {
     for way in WAYS {
         let directory = disk();
         let volume = open(&sparse(&directory, 16 * MIB));
@@ -544,7 +544,7 @@ fn a_cancelled_request_still_completes() {
 }
 
 #[test]
-fn a_worker_sleeps_and_is_woken() {
+fn sleeping_worker_is_woken() {
     for way in WAYS {
         let directory = disk();
         let volume = open(&sparse(&directory, MIB));
@@ -582,7 +582,7 @@ fn a_worker_sleeps_and_is_woken() {
 }
 
 #[test]
-fn requests_may_be_started_while_completions_are_told() {
+fn requests_may_start_during_completion() {
     for way in WAYS {
         let directory = disk();
         let volume = open(&sparse(&directory, MIB));
@@ -618,7 +618,7 @@ fn requests_may_be_started_while_completions_are_told() {
 }
 
 #[test]
-fn memory_that_may_not_be_written_takes_no_data() {
+fn read_into_read_only_memory_fails() {
     for way in WAYS {
         let directory = disk();
         let volume = open(&sparse(&directory, MIB));
@@ -641,7 +641,7 @@ fn memory_that_may_not_be_written_takes_no_data() {
 }
 
 #[test]
-fn memory_that_has_gone_is_an_error_of_its_own() {
+fn lost_memory_has_own_error() {
     for way in WAYS {
         for direct in [Direct::Auto, Direct::Off] {
             let directory = disk();
@@ -664,7 +664,7 @@ fn memory_that_has_gone_is_an_error_of_its_own() {
 }
 
 #[test]
-fn images_of_other_formats_are_refused_unless_called_raw() {
+fn images_of_other_formats_are_refused_unless_raw() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk.img");
     let bytes = [&b"QFI\xfb\0\0\0\x03"[..], &[0; 4088]].concat();

@@ -13,7 +13,7 @@ const MIB: u64 = 1 << 20;
 const WRITE: Op = Op::Write { fua: false };
 
 #[test]
-fn null_touches_nothing() {
+fn null_volume_touches_no_data() {
     let volume = NullVolume::new(NullOptions {
         size: 1 << 40,
         ..NullOptions::default()
@@ -55,7 +55,7 @@ fn null_touches_nothing() {
 }
 
 #[test]
-fn null_with_a_latency_completes_by_polling() {
+fn null_volume_with_latency_completes_by_polling() {
     let latency = Duration::from_millis(2);
     let volume = NullVolume::new(NullOptions {
         size: MIB,
@@ -89,7 +89,7 @@ fn null_with_a_latency_completes_by_polling() {
 }
 
 #[test]
-fn null_volumes_of_a_name_are_one_device() {
+fn null_volumes_of_same_name_share_device() {
     let latency = Duration::from_millis(2);
     let part = |size| {
         let options = NullOptions {
@@ -116,7 +116,7 @@ fn null_volumes_of_a_name_are_one_device() {
 }
 
 #[test]
-fn memory_is_shared_between_workers() {
+fn memory_volume_is_shared_between_workers() {
     let volume = Arc::new(MemVolume::new(4 * MIB).unwrap());
     let mut here = Worker::new(&*volume);
     assert!(here.io.event_fd().is_none(), "no ring is needed");
@@ -132,7 +132,7 @@ fn memory_is_shared_between_workers() {
 }
 
 #[test]
-fn long_work_on_memory_goes_on_in_pieces() {
+fn long_memory_request_runs_in_pieces() {
     let size = 32 * MIB;
     let volume = MemVolume::new(size).unwrap();
     let mut worker = Worker::new(&volume);
@@ -175,7 +175,7 @@ fn long_work_on_memory_goes_on_in_pieces() {
 }
 
 #[test]
-fn long_work_on_memory_ends_with_its_worker() {
+fn long_memory_request_ends_with_worker() {
     let size = 1 << 30;
     let volume = MemVolume::new(size).unwrap();
     let mut worker = Worker::new(&volume);
@@ -200,7 +200,7 @@ fn long_work_on_memory_ends_with_its_worker() {
 }
 
 #[test]
-fn workers_that_race_on_the_same_bytes_do_no_harm() {
+fn workers_racing_on_same_bytes_do_no_harm() {
     let volume = Arc::new(MemVolume::new(MIB).unwrap());
     let threads: Vec<_> = (0..3u8)
         .map(|seed| {
@@ -227,7 +227,7 @@ fn workers_that_race_on_the_same_bytes_do_no_harm() {
 }
 
 #[test]
-fn slices_keep_inside() {
+fn slices_stay_within_bounds() {
     for way in WAYS {
         let whole: Arc<dyn Volume> = Arc::new(MemVolume::new(MIB).unwrap());
         let mut around = Worker::by(way, &*whole);
@@ -270,7 +270,7 @@ fn slices_keep_inside() {
 }
 
 #[test]
-fn slices_of_files_lie_on_blocks() {
+fn slices_of_files_are_block_aligned() {
     let directory = disk();
     let file = FileVolume::open(sparse(&directory, MIB), FileOptions::default()).unwrap();
     let file: Arc<dyn Volume> = Arc::new(file);
@@ -304,7 +304,7 @@ fn slices_of_files_lie_on_blocks() {
 }
 
 #[test]
-fn faults_fail_what_they_name() {
+fn faults_affect_named_requests_only() {
     for way in WAYS {
         let volume = FaultVolume::new(Arc::new(MemVolume::new(MIB).unwrap()));
         let faults = volume.faults();
@@ -340,7 +340,7 @@ fn faults_fail_what_they_name() {
 }
 
 #[test]
-fn faults_hold_and_delay() {
+fn faults_hold_and_delay_requests() {
     for way in WAYS {
         let directory = disk();
         let file = FileVolume::open(sparse(&directory, MIB), FileOptions::default()).unwrap();
@@ -397,7 +397,7 @@ fn faults_hold_and_delay() {
 }
 
 #[test]
-fn a_file_behind_a_scheduler_does_everything_in_small_batches() {
+fn scheduled_file_works_in_small_batches() {
     for way in WAYS {
         let directory = disk();
         let path = sparse(&directory, MIB);

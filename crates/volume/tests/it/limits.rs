@@ -60,7 +60,7 @@ proptest! {
     /// Over ten seconds a limited volume stays within 2% of its limits, and reaches the one that
     /// binds.
     #[test]
-    fn limits_are_kept_and_reached(
+    fn limits_are_reached_and_never_exceeded(
         iops in 500u64..20_000,
         bps in 2_000_000u64..200_000_000,
         depth in 4usize..128,
@@ -79,7 +79,7 @@ proptest! {
 }
 
 #[test]
-fn reads_and_writes_have_limits_of_their_own() {
+fn reads_and_writes_have_separate_limits() {
     let iops = Rates {
         total: 0,
         read: 1000,
@@ -104,7 +104,7 @@ fn reads_and_writes_have_limits_of_their_own() {
 }
 
 #[test]
-fn two_workers_have_one_limit() {
+fn workers_share_one_limit() {
     let bench = Bench::new(IoLimits {
         iops: total(1000),
         ..IoLimits::default()
@@ -120,7 +120,7 @@ fn two_workers_have_one_limit() {
 }
 
 #[test]
-fn a_burst_is_saved_up_and_no_more() {
+fn burst_credit_is_bounded() {
     let burst = Duration::from_secs(1);
     let bench = Bench::new(IoLimits {
         iops: total(100),
@@ -143,7 +143,7 @@ fn a_burst_is_saved_up_and_no_more() {
 }
 
 #[test]
-fn a_request_larger_than_the_burst_passes_and_the_next_waits_for_it() {
+fn oversized_request_delays_next() {
     let bench = Bench::new(IoLimits {
         bps: total(1 << 20),
         ..IoLimits::default()
@@ -156,7 +156,7 @@ fn a_request_larger_than_the_burst_passes_and_the_next_waits_for_it() {
 }
 
 #[test]
-fn limits_change_while_requests_wait() {
+fn limits_change_while_requests_are_held() {
     let bench = Bench::new(IoLimits {
         iops: total(1),
         ..IoLimits::default()
@@ -188,7 +188,7 @@ fn limits_change_while_requests_wait() {
 }
 
 #[test]
-fn flushes_and_the_end_do_not_wait() {
+fn flushes_and_end_ignore_limit() {
     let bench = Bench::new(IoLimits {
         iops: total(1),
         ..IoLimits::default()
@@ -206,7 +206,7 @@ fn flushes_and_the_end_do_not_wait() {
 }
 
 #[test]
-fn what_waits_can_be_cancelled() {
+fn limited_requests_are_cancelled() {
     let bench = Bench::new(IoLimits {
         iops: total(1),
         burst: Duration::ZERO,

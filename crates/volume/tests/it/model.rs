@@ -185,18 +185,18 @@ fn run(volume: &dyn Volume) {
 }
 
 #[test]
-fn direct_file() {
+fn direct_file_matches_model() {
     let directory = disk();
     let volume = FileVolume::open(sparse(&directory, SIZE), FileOptions::default()).unwrap();
     if !volume.is_direct() {
-        testkit::skip("volume::model::direct_file", "no direct I/O");
+        testkit::skip("volume::model::direct_file_matches_model", "no direct I/O");
         return;
     }
     run(&volume);
 }
 
 #[test]
-fn buffered_file() {
+fn buffered_file_matches_model() {
     let directory = disk();
     let options = FileOptions {
         direct: Direct::Off,
@@ -206,7 +206,7 @@ fn buffered_file() {
 }
 
 #[test]
-fn file_in_memory() {
+fn file_in_memory_matches_model() {
     let Some(directory) = memory() else { return };
     let volume = FileVolume::open(sparse(&directory, SIZE), FileOptions::default()).unwrap();
     assert!(
@@ -217,12 +217,12 @@ fn file_in_memory() {
 }
 
 #[test]
-fn memory_volume() {
+fn memory_volume_matches_model() {
     run(&MemVolume::new(SIZE).unwrap());
 }
 
 #[test]
-fn slice_of_a_file() {
+fn slice_of_file_matches_model() {
     let directory = disk();
     let path = sparse(&directory, SIZE + (2 << 20));
     let file = FileVolume::open(&path, FileOptions::default()).unwrap();
@@ -239,7 +239,7 @@ fn slice_of_a_file() {
 }
 
 #[test]
-fn slice_of_memory() {
+fn slice_of_memory_matches_model() {
     let whole = Arc::new(MemVolume::new(SIZE + (2 << 20)).unwrap());
     let slice = SliceVolume::new(whole.clone(), 1 << 20, Some(SIZE)).unwrap();
     run(&slice);
@@ -252,7 +252,7 @@ fn slice_of_memory() {
 
 /// A request that is not allowed is refused by the short way too, and changes nothing.
 #[test]
-fn what_is_done_at_once_is_checked() {
+fn invalid_fast_path_request_is_refused() {
     let memory = memory();
     let file = memory.as_ref().map(|directory| {
         let path = sparse(directory, SIZE);

@@ -34,11 +34,7 @@ struct User {
 impl User {
     fn start(part: &str, path: &Path, limit: Duration) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "previous::a_process_of_the_other_tests",
-                "--nocapture",
-            ])
+            .args(["--exact", "previous::child_opens_volume", "--nocapture"])
             .env(PART, part)
             .env(PATH, path)
             .env(LIMIT, limit.as_millis().to_string())
@@ -155,8 +151,8 @@ fn take_over(disk: &Disk, path: &Path, may_hang: bool) {
 }
 
 #[test]
-fn an_old_write_to_a_block_device_does_not_overtake_a_newer_one() {
-    let what = "volume::previous::a_block_device";
+fn old_write_to_block_device_does_not_overtake_newer() {
+    let what = "volume::previous::old_write_to_block_device_does_not_overtake_newer";
     let directory = disk();
     let Some(disk) = held_disk(what, &directory) else {
         return;
@@ -169,16 +165,19 @@ fn an_old_write_to_a_block_device_does_not_overtake_a_newer_one() {
 }
 
 #[test]
-fn an_old_write_to_a_file_that_may_hang_does_not_overtake_a_newer_one() {
+fn old_write_to_file_does_not_overtake_newer() {
     let directory = disk();
-    if let Some(disk) = held_disk("volume::previous::a_file", &directory) {
+    if let Some(disk) = held_disk(
+        "volume::previous::old_write_to_file_does_not_overtake_newer",
+        &directory,
+    ) {
         take_over(&disk, &disk.path(), true);
     }
 }
 
 #[test]
-fn a_disk_that_never_answers_is_waited_for_as_long_as_was_said() {
-    let what = "volume::previous::a_disk_that_never_answers";
+fn wait_for_silent_disk_times_out() {
+    let what = "volume::previous::wait_for_silent_disk_times_out";
     let directory = disk();
     let Some(disk) = held_disk(what, &directory) else {
         return;
@@ -204,7 +203,7 @@ fn a_disk_that_never_answers_is_waited_for_as_long_as_was_said() {
 
 /// Not a test: the processes of the other tests.
 #[test]
-fn a_process_of_the_other_tests() {
+fn child_opens_volume() {
     let Ok(part) = std::env::var(PART) else {
         return;
     };

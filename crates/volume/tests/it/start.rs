@@ -147,7 +147,7 @@ fn shapes(guest: &Guest) -> Vec<(&'static str, SegmentList)> {
 }
 
 #[test]
-fn both_ways_do_the_same() {
+fn both_start_paths_yield_same_data() {
     let directory = disk();
     let paths = ["one", "two"].map(|name| {
         let path = directory.path().join(name);
@@ -205,11 +205,11 @@ fn both_ways_do_the_same() {
 }
 
 #[test]
-fn memory_is_bounced_only_where_it_has_to_be() {
+fn memory_is_bounced_only_when_necessary() {
     let directory = disk();
     let volume = open(&sparse(&directory, SIZE), FileOptions::default());
     if volume.info().description.contains("buffered") {
-        let what = "volume::start::memory_is_bounced_only_where_it_has_to_be";
+        let what = "volume::start::memory_is_bounced_only_when_necessary";
         return testkit::skip(what, "no direct I/O");
     }
     for way in WAYS {
@@ -246,7 +246,7 @@ fn orders(numbers: &[usize]) -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn every_wrapper_sees_what_is_started_through_all_others() {
+fn every_wrapper_sees_requests_started_through_others() {
     let directory = disk();
     let path = sparse(&directory, SIZE);
     let limits = IoLimits {
@@ -337,7 +337,7 @@ fn every_wrapper_sees_what_is_started_through_all_others() {
 }
 
 #[test]
-fn a_batch_is_pushed_through_every_wrapper() {
+fn batch_is_pushed_through_every_wrapper() {
     let directory = disk();
     let path = sparse(&directory, SIZE);
     for (name, volume) in volumes(&path) {

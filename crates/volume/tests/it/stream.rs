@@ -42,7 +42,7 @@ fn send(io: &Io, stream: &RingStream, mut outgoing: Outgoing) -> Outgoing {
 }
 
 #[test]
-fn bytes_and_memory_are_sent_in_order() {
+fn bytes_and_memory_keep_order_when_sent() {
     let io = Io::new(IoOptions::default());
     let guest = Guest::new(4 << 20);
     let (stream, mut other) = pair(&io);
@@ -74,7 +74,7 @@ fn bytes_and_memory_are_sent_in_order() {
 }
 
 #[test]
-fn what_is_expected_is_received_where_it_belongs() {
+fn expected_data_is_received_in_place() {
     let io = Io::new(IoOptions::default());
     let guest = Guest::new(1 << 20);
     let (stream, mut other) = pair(&io);
@@ -104,7 +104,7 @@ fn what_is_expected_is_received_where_it_belongs() {
 
 /// The end does not wait for the other side; memory stays until the kernel has ended.
 #[test]
-fn a_connection_ends_with_operations_under_way() {
+fn connection_ends_with_operations_in_flight() {
     let guest = Guest::new(8 << 20);
     let io = Io::new(IoOptions::default());
     let (stream, other) = pair(&io);
@@ -148,7 +148,7 @@ fn a_connection_ends_with_operations_under_way() {
 
 /// Memory is returned, and the connection continues.
 #[test]
-fn what_is_under_way_is_cancelled_and_the_connection_stays() {
+fn cancelled_operations_leave_connection_open() {
     let guest = Guest::new(8 << 20);
     let io = Io::new(IoOptions::default());
     let (stream, mut other) = pair(&io);
@@ -185,7 +185,7 @@ fn what_is_under_way_is_cancelled_and_the_connection_stays() {
 
 /// A worker that polls need not use the ring: bytes that have arrived are there after one look.
 #[test]
-fn sockets_are_asked_while_bytes_come_soon() {
+fn sockets_are_read_directly_while_bytes_arrive_soon() {
     let io = Io::new(IoOptions::default());
     let (stream, mut other) = pair(&io);
     let mut incoming = Incoming::new(100);
@@ -210,7 +210,7 @@ fn sockets_are_asked_while_bytes_come_soon() {
 
 /// Where bytes are late again and again, the socket is not asked: the ring waits for them.
 #[test]
-fn sockets_are_not_asked_where_bytes_come_late() {
+fn sockets_with_late_bytes_are_not_read_directly() {
     let io = Io::new(IoOptions::default());
     let (stream, mut other) = pair(&io);
     let mut incoming = Incoming::new(100);
@@ -242,7 +242,7 @@ fn sockets_are_not_asked_where_bytes_come_late() {
 
 /// However many connections there are, a round asks few sockets.
 #[test]
-fn a_round_asks_few_sockets() {
+fn round_reads_few_sockets_directly() {
     let io = Io::new(IoOptions::default());
     let mut pairs: Vec<_> = (0..30).map(|_| pair(&io)).collect();
     for (stream, _) in &pairs {

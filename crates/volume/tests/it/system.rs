@@ -80,12 +80,14 @@ impl Drop for Loop {
 }
 
 #[test]
-fn a_full_filesystem_is_no_space() {
+fn full_filesystem_maps_to_no_space() {
     for way in WAYS {
         let directory = disk();
         let mounted = match Small::mount(directory.path()) {
             Ok(mounted) => mounted,
-            Err(why) => return testkit::skip("volume::system::a_full_filesystem_is_no_space", why),
+            Err(why) => {
+                return testkit::skip("volume::system::full_filesystem_maps_to_no_space", why);
+            }
         };
         let path = sparse(&directory, 4 * MIB);
         let volume = FileVolume::open(&path, FileOptions::default()).unwrap();
@@ -114,13 +116,15 @@ fn a_full_filesystem_is_no_space() {
 }
 
 #[test]
-fn block_device() {
+fn block_device_reads_back_writes() {
     for way in WAYS {
         let directory = disk();
         let backing = sparse(&directory, 8 * MIB);
         let device = match Loop::attach(&backing, &[]) {
             Ok(device) => device,
-            Err(why) => return testkit::skip("volume::system::block_device", why),
+            Err(why) => {
+                return testkit::skip("volume::system::block_device_reads_back_writes", why);
+            }
         };
         let volume = FileVolume::open(&device.0, FileOptions::default()).unwrap();
         let info = volume.info();
@@ -194,12 +198,17 @@ fn block_device() {
 }
 
 #[test]
-fn device_with_large_blocks() {
+fn device_with_large_blocks_reads_back_writes() {
     for way in WAYS {
         let directory = disk();
         let device = match Loop::attach(&sparse(&directory, 8 * MIB), &["--sector-size", "4096"]) {
             Ok(device) => device,
-            Err(why) => return testkit::skip("volume::system::device_with_large_blocks", why),
+            Err(why) => {
+                return testkit::skip(
+                    "volume::system::device_with_large_blocks_reads_back_writes",
+                    why,
+                );
+            }
         };
         let volume = FileVolume::open(&device.0, FileOptions::default()).unwrap();
         assert_eq!(volume.info().block_size, 4096);
@@ -231,11 +240,13 @@ fn device_with_large_blocks() {
 }
 
 #[test]
-fn read_only_device() {
+fn read_only_device_is_opened_read_only() {
     let directory = disk();
     let device = match Loop::attach(&sparse(&directory, 8 * MIB), &["--read-only"]) {
         Ok(device) => device,
-        Err(why) => return testkit::skip("volume::system::read_only_device", why),
+        Err(why) => {
+            return testkit::skip("volume::system::read_only_device_is_opened_read_only", why);
+        }
     };
     let error = FileVolume::open(&device.0, FileOptions::default()).expect_err("not for writing");
     assert!(error.to_string().contains("--read-only"), "{error}");

@@ -338,7 +338,7 @@ fn batch(what: &str, worker: &mut Worker, model: &mut Model, random: &mut Random
 }
 
 #[test]
-fn every_wrapper_over_every_kind_answers_as_the_model_does() {
+fn every_wrapper_over_every_kind_matches_model() {
     let on_disk = disk();
     let in_memory = memory();
     let path = sparse(&on_disk, SIZE);
@@ -362,7 +362,7 @@ fn every_wrapper_over_every_kind_answers_as_the_model_does() {
 
 /// A wrapper forwards the methods that it does not implement to the volume inside.
 #[test]
-fn wrappers_have_what_is_inside() {
+fn wrappers_forward_missing_methods() {
     let directory = disk();
     for Wrapper { name, wrap } in &WRAPPERS {
         let path = sparse(&directory, SIZE);
@@ -395,7 +395,7 @@ fn wrappers_have_what_is_inside() {
 /// The wrappers of this crate, which keep requests whole, pass a promise on, moved to their
 /// beginning. A wrapper that does not implement it passes none on.
 #[test]
-fn wrappers_pass_a_promise_on() {
+fn wrappers_pass_atomic_promise_on() {
     let journal = Arc::new(MemVolume::new(AtomicVolume::journal_len(64 << 10)).unwrap());
     let below = Arc::new(MemVolume::new(SIZE).unwrap());
     let promising = Arc::new(AtomicVolume::new(below, journal, 64 << 10).unwrap());
@@ -421,7 +421,7 @@ fn wrappers_pass_a_promise_on() {
 
 /// A kind or a wrapper that is added is tried here, too.
 #[test]
-fn all_volumes_of_the_crate_are_here() {
+fn every_volume_type_is_tested() {
     fn look(directory: &Path, found: &mut BTreeSet<String>) {
         for entry in std::fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();

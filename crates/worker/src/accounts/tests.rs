@@ -245,7 +245,7 @@ fn shares(had: &[u64]) -> Vec<u64> {
 }
 
 #[test]
-fn front_ends_with_work_have_equal_shares_whatever_their_pieces_take() {
+fn busy_front_ends_get_equal_shares_for_any_piece() {
     for pieces in [
         [100, 100],
         [100, us(5)],
@@ -264,7 +264,7 @@ fn front_ends_with_work_have_equal_shares_whatever_their_pieces_take() {
 }
 
 #[test]
-fn several_costly_ones_do_not_add_up() {
+fn several_costly_front_ends_do_not_add_up() {
     let costly = Guest::Busy { piece: us(300) };
     let cheap = Guest::Busy { piece: us(1) };
     let had = World::of(&[costly, cheap, costly, costly, cheap]).run(us(200_000));
@@ -273,7 +273,7 @@ fn several_costly_ones_do_not_add_up() {
 }
 
 #[test]
-fn messages_and_commands_are_one_account() {
+fn messages_and_commands_share_account() {
     for message in [us(1), us(20), us(300)] {
         let guests = [Guest::Busy { piece: 100 }, Guest::Sends { message }];
         let shares = shares(&World::of(&guests).run(us(200_000)));
@@ -283,7 +283,7 @@ fn messages_and_commands_are_one_account() {
 
 /// A notification of any length leaves the front-end time for the work that it announces.
 #[test]
-fn who_is_told_of_something_has_a_turn_for_it() {
+fn notified_front_end_gets_turn() {
     for telling in [us(1), us(20), us(30), us(500)] {
         let piece = us(2);
         let guests = [Guest::Busy { piece: 100 }, Guest::Tells { telling, piece }];
@@ -302,7 +302,7 @@ fn who_is_told_of_something_has_a_turn_for_it() {
 
 /// An overdrawn front-end waits although events arrive all the time.
 #[test]
-fn edges_give_nobody_more_than_its_share() {
+fn edge_events_give_no_extra_share() {
     let (telling, piece) = (us(1), us(500));
     let guests = [Guest::Busy { piece: 100 }, Guest::Edges { telling, piece }];
     let shares = shares(&World::of(&guests).run(us(200_000)));
@@ -311,7 +311,7 @@ fn edges_give_nobody_more_than_its_share() {
 
 /// Zeroing of memory, for example, proceeds piece by piece, and nothing completes meanwhile.
 #[test]
-fn what_volumes_do_is_on_the_account_of_their_front_end() {
+fn volume_work_is_charged_to_front_end() {
     for piece in [us(25), us(50), us(3000)] {
         let cheap = Guest::Busy { piece: us(1) };
         let mut world = World::of(&[cheap, cheap]);
@@ -330,7 +330,7 @@ fn what_volumes_do_is_on_the_account_of_their_front_end() {
 }
 
 #[test]
-fn a_front_end_that_is_alone_is_not_slowed() {
+fn single_front_end_is_not_slowed() {
     for piece in [100, us(30), us(5000)] {
         let guests = [Guest::Busy { piece }, Guest::Idle, Guest::Idle];
         let mut world = World::of(&guests);
@@ -352,7 +352,7 @@ fn a_front_end_that_is_alone_is_not_slowed() {
 /// The guest has one command at a time, and sends the next one a little after the last one's end.
 /// The neighbour's debt is not forgiven in between.
 #[test]
-fn a_guest_with_one_command_at_a_time_waits_for_long_pieces_now_and_then_only() {
+fn single_command_guest_rarely_waits_for_long_pieces() {
     let thinks = Guest::Thinks {
         piece: us(1),
         pause: us(3),
@@ -386,7 +386,7 @@ fn a_guest_with_one_command_at_a_time_waits_for_long_pieces_now_and_then_only() 
 
 /// A light guest does not wait until sixteen neighbours have used up their quanta.
 #[test]
-fn a_guest_with_one_command_at_a_time_is_served_between_the_pieces_of_many() {
+fn single_command_guest_is_served_between_pieces_of_many() {
     let busy = Guest::Busy { piece: 100 };
     let piece = 300;
     for pause in [200, us(1), us(30), us(300)] {
@@ -419,7 +419,7 @@ fn a_guest_with_one_command_at_a_time_is_served_between_the_pieces_of_many() {
 }
 
 #[test]
-fn a_debt_is_bounded_and_a_sleeper_has_no_credit() {
+fn debt_is_bounded_and_sleeper_gets_no_credit() {
     let (cheap, idle) = (Guest::Busy { piece: us(2) }, Guest::Idle);
     let mut world = World::of(&[cheap, idle]);
     world.run(us(10_000));
@@ -451,7 +451,7 @@ fn a_debt_is_bounded_and_a_sleeper_has_no_credit() {
 /// For any guests and pieces, a front-end that always has work gets at least its fair share, less
 /// one turn of each neighbour.
 #[test]
-fn everyone_with_work_gets_a_fair_share() {
+fn random_front_ends_get_fair_share() {
     let mut state = 88_172_645_463_325_252u64;
     let mut random = |below: u64| {
         state ^= state << 13;
@@ -486,7 +486,7 @@ fn everyone_with_work_gets_a_fair_share() {
 
 /// A shared system call is charged to each front-end in proportion to its started units.
 #[test]
-fn what_is_sent_together_is_paid_by_parts() {
+fn shared_call_is_charged_proportionally() {
     let mut accounts = Accounts::new(counter());
     (0..2).for_each(|at| accounts.open(at));
     accounts.worked_alone(0);

@@ -52,7 +52,7 @@ impl RunQueue {
 }
 
 #[test]
-fn without_a_hot_one_each_round_looks_at_all_that_are_awake() {
+fn round_without_hot_front_end_polls_all_awake() {
     let (mut run_queue, now) = (of(5), Instant::now());
     for round_number in 0..2 * IDLE_AFTER {
         let mut seen = round(&mut run_queue, &[], now);
@@ -65,7 +65,7 @@ fn without_a_hot_one_each_round_looks_at_all_that_are_awake() {
 }
 
 #[test]
-fn idle_ones_are_looked_at_in_turn_and_found() {
+fn idle_front_ends_are_polled_in_turn() {
     let (mut run_queue, now) = (of(40), Instant::now());
     for _ in 0..=IDLE_AFTER {
         round(&mut run_queue, &[7], now);
@@ -87,7 +87,7 @@ fn idle_ones_are_looked_at_in_turn_and_found() {
 }
 
 #[test]
-fn a_round_with_much_work_looks_at_all_idle_ones() {
+fn long_round_polls_all_idle_front_ends() {
     let (mut run_queue, now) = (of(9), Instant::now());
     for _ in 0..=IDLE_AFTER {
         round(&mut run_queue, &[0], now);
@@ -97,7 +97,7 @@ fn a_round_with_much_work_looks_at_all_idle_ones() {
 }
 
 #[test]
-fn of_many_idle_ones_most_are_armed_and_cost_nothing() {
+fn most_of_many_idle_front_ends_are_armed() {
     let (mut run_queue, now) = (of(200), Instant::now());
     assert_eq!(run_queue.arms_next(now + ARM_AFTER), None, "all are hot");
     run_queue.lull(&[3], now);
@@ -118,7 +118,7 @@ fn of_many_idle_ones_most_are_armed_and_cost_nothing() {
 }
 
 #[test]
-fn those_that_wake_while_all_armed_ones_are_looked_at_hide_none() {
+fn armed_front_ends_waking_during_scan_hide_none() {
     let (mut run_queue, now) = (of(60), Instant::now());
     run_queue.lull(&[3], now);
     let armed = run_queue.armed_count();
@@ -135,7 +135,7 @@ fn those_that_wake_while_all_armed_ones_are_looked_at_hide_none() {
 }
 
 #[test]
-fn they_come_and_go_in_any_part() {
+fn front_ends_are_added_and_removed_in_any_state() {
     let (mut run_queue, now) = (of(40), Instant::now());
     run_queue.lull(&[3], now);
     let mut state = 88_172_645_463_325_252u64;

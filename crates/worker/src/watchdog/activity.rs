@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn activities_come_back_from_their_codes() {
+    fn activity_codes_round_trip() {
         let owners = [0, 1, u16::MAX];
         let of_owner = owners.into_iter().flat_map(|owner| {
             [

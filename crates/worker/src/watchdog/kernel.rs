@@ -98,7 +98,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn where_a_thread_waits_is_found() {
+    fn wait_channel_of_thread_is_found() {
         let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_time_is_found_behind_any_name() {
+    fn cpu_time_is_parsed_after_any_name() {
         let line = "7 (a ) R 1 (x) S 1 2 3 4 5 6 7 8 9 10 40 2 3 4";
         assert_eq!(ticks(line), Some(42));
         assert_eq!(ticks("7 (a) S 1"), None);
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_kernels_files_there_is_an_answer_too() {
+    fn missing_kernel_files_are_unknown_state() {
         let nothing = KernelView {
             stat: None,
             syscall: None,

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn who_makes_no_round_is_told_once_and_again_when_it_goes_on() {
+    fn stalled_worker_is_reported_once_and_on_recovery() {
         let start = Instant::now();
         let (stuck, busy) = (watched(), watched());
         let mut watchdog = Watchdog::new(SECOND, [stuck.clone(), busy.clone()], start);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn sleep_lasts_as_long_as_it_likes() {
+    fn sleep_of_any_length_is_not_reported() {
         let start = Instant::now();
         let sleeper = watched();
         let mut watchdog = Watchdog::new(SECOND, [sleeper.clone()], start);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_stopped_with_all_others_is_not_told() {
+    fn worker_stopped_with_all_others_is_not_reported() {
         let start = Instant::now();
         let (busy, stuck) = (watched(), watched());
         let mut watchdog = Watchdog::new(SECOND, [busy.clone(), stuck.clone()], start);

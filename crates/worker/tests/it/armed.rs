@@ -220,13 +220,13 @@ fn wait_for(mut what: impl FnMut() -> bool) {
 }
 
 #[test]
-fn most_idle_front_ends_are_not_looked_at() {
+fn most_idle_front_ends_are_not_polled() {
     let world = World::begin(|_, _| ());
     assert!(world.lull().len() >= IDLE - 8);
 }
 
 #[test]
-fn a_ring_wakes_the_one_that_is_rung_for() {
+fn doorbell_wakes_its_front_end() {
     let world = World::begin(|_, _| ());
     for at in world.lull() {
         assert!(world.disks[at].0.submit(), "{at} has no EventIdx");
@@ -236,7 +236,7 @@ fn a_ring_wakes_the_one_that_is_rung_for() {
 }
 
 #[test]
-fn a_wake_flag_has_all_of_them_looked_at() {
+fn wake_flag_polls_all_front_ends() {
     let world = World::begin(|_, _| ());
     let armed = world.lull();
     for &at in &armed {
@@ -248,7 +248,7 @@ fn a_wake_flag_has_all_of_them_looked_at() {
 }
 
 #[test]
-fn a_deadline_wakes() {
+fn deadline_wakes_armed_front_end() {
     let world = World::begin(|_, disk| disk.due.store(50_000, Ordering::SeqCst));
     // Front-ends that are still polled need not be armed for the deadline.
     wait_for(|| {
@@ -259,7 +259,7 @@ fn a_deadline_wakes() {
 
 /// A server is reachable again while nothing waits for it.
 #[test]
-fn news_for_a_volume_with_nothing_in_flight_is_taken() {
+fn news_for_idle_volume_is_taken() {
     let world = World::begin(|_, _| ());
     let armed = world.lull();
     let leave = |at: usize| world.disks[at].0.news.get().unwrap().put(());
@@ -278,7 +278,7 @@ fn news_for_a_volume_with_nothing_in_flight_is_taken() {
 
 /// An obstacle to sleep does not keep the thread from other work.
 #[test]
-fn a_volume_that_always_has_news_does_not_keep_others_from_their_sockets() {
+fn volume_with_constant_news_does_not_starve_sockets() {
     let world = World::begin(|_, _| ());
     let armed = world.lull();
     world.handle.post(|worker| {
@@ -296,7 +296,7 @@ fn a_volume_that_always_has_news_does_not_keep_others_from_their_sockets() {
 
 /// Guests that submit at any moment, while front-ends are being armed: no command is lost.
 #[test]
-fn what_comes_while_one_is_being_armed_is_found() {
+fn command_during_arming_is_found() {
     let world = World::begin(|_, _| ());
     let mut state = 88_172_645_463_325_252u64;
     let end = Instant::now() + Duration::from_millis(1500);

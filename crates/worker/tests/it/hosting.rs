@@ -171,7 +171,7 @@ fn add(handle: &Handle<Echo>, source: Source) -> Receiver<u64> {
 const ROUNDS: u64 = 10_000;
 
 #[test]
-fn no_wake_up_is_lost_for_a_command_in_memory() {
+fn wake_up_for_command_in_memory_is_never_lost() {
     beside(|handle| {
         let cell = Arc::<Cell>::default();
         let answers = add(handle, Source::Memory(cell.clone()));
@@ -188,7 +188,7 @@ fn no_wake_up_is_lost_for_a_command_in_memory() {
 }
 
 #[test]
-fn no_wake_up_is_lost_for_a_message() {
+fn wake_up_for_message_is_never_lost() {
     beside(|handle| {
         let (send, receive) = channel();
         let answers = add(handle, Source::Channel(receive));
@@ -201,7 +201,7 @@ fn no_wake_up_is_lost_for_a_message() {
 }
 
 #[test]
-fn no_wake_up_is_lost_for_a_descriptor() {
+fn wake_up_for_descriptor_is_never_lost() {
     beside(|handle| {
         let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let answers = add(handle, Source::Descriptor(fd.try_clone().unwrap()));
@@ -214,7 +214,7 @@ fn no_wake_up_is_lost_for_a_descriptor() {
 
 /// One of a hundred front-ends is busy: it is served, and the idle ones remain reachable.
 #[test]
-fn a_busy_front_end_leaves_the_others_their_turns() {
+fn busy_front_end_leaves_turns_to_others() {
     beside(|handle| {
         let cells: Vec<_> = (0..100).map(|_| Arc::<Cell>::default()).collect();
         let sources = cells.iter().map(|cell| Source::Memory(cell.clone()));
@@ -256,7 +256,7 @@ fn idle(worker: &mut Worker<Echo>) -> u16 {
 }
 
 #[test]
-fn a_removed_front_end_is_closed_when_it_is_durable_and_its_number_is_free_again() {
+fn removed_front_end_is_closed_when_durable_and_frees_number() {
     let mut worker = worker();
     assert_eq!([idle(&mut worker), idle(&mut worker)], [0, 1]);
     worker.front_mut(0).unwrap().fails = true;
@@ -273,7 +273,7 @@ fn a_removed_front_end_is_closed_when_it_is_durable_and_its_number_is_free_again
 }
 
 #[test]
-fn a_front_end_that_ends_by_itself_is_removed() {
+fn ended_front_end_is_removed() {
     let mut worker = worker();
     idle(&mut worker);
     worker.front_mut(0).unwrap().ended.set(true);
@@ -283,7 +283,7 @@ fn a_front_end_that_ends_by_itself_is_removed() {
 }
 
 #[test]
-fn the_end_tells_of_a_front_end_that_could_not_close() {
+fn end_reports_front_end_close_failure() {
     let mut worker = worker();
     idle(&mut worker);
     idle(&mut worker);
@@ -299,7 +299,7 @@ fn the_end_tells_of_a_front_end_that_could_not_close() {
 /// A duplicate keeps the removed front-end's descriptor in the epoll set: its events have no
 /// recipient.
 #[test]
-fn events_of_a_front_end_that_has_gone_do_not_reach_the_next_one() {
+fn events_of_removed_front_end_do_not_reach_next() {
     let mut worker = worker();
     let fd = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
     let source = Source::Descriptor(fd.try_clone().unwrap());
@@ -315,7 +315,7 @@ fn events_of_a_front_end_that_has_gone_do_not_reach_the_next_one() {
 }
 
 #[test]
-fn jobs_run_in_order_and_are_dropped_with_the_worker() {
+fn jobs_run_in_order_and_are_dropped_with_worker() {
     let handle = Handle::new().unwrap();
     let io = Rc::new(Io::new(IoOptions::default()));
     let mut worker = Worker::<Echo>::new(io, &handle, Options::default()).unwrap();
@@ -394,7 +394,7 @@ fn dma_list() -> dma::SegmentList {
 }
 
 #[test]
-fn completions_of_one_ring_reach_the_front_end_that_asked() {
+fn completions_of_shared_ring_reach_requester() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(1 << 20).unwrap();
     let url = file.path().display().to_string();

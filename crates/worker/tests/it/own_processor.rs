@@ -81,7 +81,7 @@ impl Frontend for Flusher {
 /// Files in memory have nothing to wait for: a flush takes as long as its thread waits for the
 /// processor.
 #[test]
-fn flush_does_not_wait_for_the_end_of_a_time_slice() {
+fn flush_does_not_wait_for_end_of_time_slice() {
     let directory = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = directory.path().join("disk.raw");
     std::fs::write(&path, [0; 4096]).unwrap();

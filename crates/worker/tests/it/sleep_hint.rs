@@ -113,13 +113,13 @@ fn sleeps(shares_cpu: bool, fronts: &[(usize, usize)]) -> bool {
 }
 
 #[test]
-fn what_threads_work_on_is_waited_for_asleep() {
+fn requests_on_threads_are_awaited_asleep() {
     assert!(sleeps(true, &[(3, 3)]));
     assert!(sleeps(true, &[(1, 1), (2, 2)]));
 }
 
 #[test]
-fn everything_else_is_polled_for() {
+fn other_requests_are_polled_for() {
     assert!(!sleeps(true, &[(3, 0)]), "nothing is with threads");
     assert!(!sleeps(true, &[(3, 2)]), "one is not with threads");
     assert!(!sleeps(true, &[(1, 1), (1, 0)]), "another disk's is not");

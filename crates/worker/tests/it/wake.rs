@@ -7,7 +7,7 @@ use std::time::Duration;
 use worker::WakeFlag;
 
 #[test]
-fn only_a_sleeper_is_woken() {
+fn only_sleeping_worker_is_woken() {
     let woken = Arc::new(AtomicU32::new(0));
     let counter = woken.clone();
     let flag = WakeFlag::new(move || {
@@ -30,7 +30,7 @@ fn only_a_sleeper_is_woken() {
 /// Two threads: one leaves a number and raises the flag, the other takes it or sleeps until it is
 /// woken.
 #[test]
-fn no_wake_up_is_lost() {
+fn wake_up_is_never_lost() {
     const ROUNDS: u64 = 20_000;
     let (wake, woken) = mpsc::sync_channel(1);
     let flag = WakeFlag::new(move || {

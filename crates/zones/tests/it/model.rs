@@ -488,7 +488,7 @@ fn history(geometry: Geometry, seed: u64, steps: u64) {
 }
 
 #[test]
-fn random_histories_are_those_of_a_naive_model() {
+fn random_histories_match_naive_model() {
     let steps = std::env::var("VNVME_ZONE_STEPS");
     let steps: u64 = steps.map_or(1_000_000, |steps| steps.parse().unwrap());
     let limits = [

@@ -38,7 +38,7 @@ fn used() -> Zones {
 }
 
 #[test]
-fn what_was_kept_is_found_again() {
+fn encoded_table_decodes() {
     let bytes = encode(&used(), IDENTITY);
     assert_eq!(bytes.len(), len(5));
     let mut longer = bytes.clone();
@@ -58,7 +58,7 @@ fn what_was_kept_is_found_again() {
 /// Checks that a zone keeps its Zone Random Write Area, and that a table written before there were
 /// such areas is still read.
 #[test]
-fn areas_are_found_again() {
+fn zrwa_state_is_restored() {
     let mut zones = Zones::new(RANDOM).unwrap();
     for number in [0, 2] {
         zones.open_with_zrwa(number).unwrap();
@@ -103,7 +103,7 @@ fn areas_are_found_again() {
 }
 
 #[test]
-fn each_bit_counts() {
+fn each_flipped_bit_is_detected() {
     let bytes = encode(&used(), IDENTITY);
     for bit in 0..bytes.len() * 8 {
         let mut bytes = bytes.clone();
@@ -120,7 +120,7 @@ fn each_bit_counts() {
 }
 
 #[test]
-fn words_of_other_zones_and_lost_ones_are_none() {
+fn misplaced_and_missing_words_are_refused() {
     let mut bytes = encode(&used(), IDENTITY);
     let word: [u8; WORD] = bytes[HEADER + WORD..HEADER + 2 * WORD].try_into().unwrap();
     bytes[HEADER..HEADER + WORD].copy_from_slice(&word);
@@ -132,7 +132,7 @@ fn words_of_other_zones_and_lost_ones_are_none() {
 }
 
 #[test]
-fn tables_of_others_are_refused() {
+fn foreign_tables_are_refused() {
     let bytes = encode(&used(), IDENTITY);
     let other = Identity {
         namespace: [0xac; 16],
@@ -170,7 +170,7 @@ fn tables_of_others_are_refused() {
 }
 
 #[test]
-fn geometries() {
+fn geometries_are_validated() {
     assert_eq!(GEOMETRY.check(), Ok(()));
     let with = |change: fn(&mut Geometry)| {
         let mut geometry = GEOMETRY;
@@ -215,7 +215,7 @@ fn geometries() {
 
 proptest! {
     #[test]
-    fn hostile_tables_cause_no_panic(
+    fn random_tables_cause_no_panic(
         words in proptest::collection::vec(any::<u64>(), 0..8),
         flip in 0..40usize, value in any::<u8>(),
     ) {

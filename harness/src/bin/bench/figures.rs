@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_become_medians() {
+    fn repeated_runs_become_medians() {
         let mut figures = Figures::new("guest");
         for value in [3.0, 1.0, 2.0, 9.0] {
             figures.add("a", 1, "iops", "1/s", value);

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_directions_count() -> Result<()> {
+    fn reads_and_writes_are_added() -> Result<()> {
         let text = r#"fio: a note {"jobs":[{"read":{"total_ios":2,"iops":1.5,"clat_ns":{"percentile":{"50.000000":7,"99.000000":9}}},
             "write":{"total_ios":1,"iops":0.5}}]}"#;
         let text = text.strip_prefix("fio: a note ").unwrap_or_default();

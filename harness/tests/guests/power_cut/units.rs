@@ -249,7 +249,7 @@ fn cut_again_and_again(what: &str, atomic: bool) -> Result<Option<CutResults>> {
 }
 
 #[test]
-fn units_that_are_promised_are_whole_after_every_cut() -> Result<()> {
+fn promised_units_are_whole_after_every_cut() -> Result<()> {
     if let Some(found) = cut_again_and_again("promised", true)? {
         ensure!(found.torn == 0, "{found:?}");
         // Else it says nothing.
@@ -260,7 +260,7 @@ fn units_that_are_promised_are_whole_after_every_cut() -> Result<()> {
 
 /// The check itself can fail.
 #[test]
-fn units_that_are_not_promised_are_torn() -> Result<()> {
+fn unpromised_units_are_torn() -> Result<()> {
     if let Some(found) = cut_again_and_again("not_promised", false)? {
         ensure!(found.torn > 0, "{found:?}");
     }

@@ -250,7 +250,7 @@ mod tests {
     use load::job::Job;
 
     #[test]
-    fn each_request_is_answered_by_as_many_bytes() {
+    fn echo_target_answers_with_request_length() {
         for (wait, connections, depth) in [
             (Wait::Polling, 1, 1),
             (Wait::Polling, 4, 128),

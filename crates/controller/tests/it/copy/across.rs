@@ -67,7 +67,7 @@ fn part(data: &[u8], slba: usize, count: usize) -> &[u8] {
 }
 
 #[test]
-fn ranges_of_other_namespaces_arrive() {
+fn copy_reads_ranges_of_other_namespaces() {
     let (_dir, file) = super::file();
     let read_only = MemVolume::new(MIB).unwrap().read_only();
     let all = vec![
@@ -102,7 +102,7 @@ fn ranges_of_other_namespaces_arrive() {
 }
 
 #[test]
-fn a_host_says_that_it_uses_the_format_first() {
+fn cross_namespace_copy_needs_host_behavior() {
     let mut h = Host::ready_with(vec![ns(1, mem(MIB), 512), ns(2, mem(MIB), 512)]);
     let page = h.identify(1, 0, 0).1;
     assert_eq!(u16::from_le_bytes([page[534], page[535]]), 3 | CROSS | LONG);
@@ -173,7 +173,7 @@ fn a_host_says_that_it_uses_the_format_first() {
 }
 
 #[test]
-fn what_cannot_be_copied_from() {
+fn copy_from_invalid_source_is_refused() {
     let all = vec![
         ns(1, mem(4 * MIB), 512),
         ns(2, mem(MIB), 512),
@@ -220,7 +220,7 @@ fn has_gone(h: &mut Host) -> bool {
 
 /// What reads a namespace that is removed comes to its end first.
 #[test]
-fn a_source_is_waited_for_before_it_goes() {
+fn detach_waits_for_copy_from_namespace() {
     let (source, reads) = faulty(MIB);
     let (target, writes) = faulty(4 * MIB);
     let mut h = Host::ready_with(vec![ns(1, target, 512), ns(2, source, 512)]);
@@ -257,7 +257,7 @@ fn a_source_is_waited_for_before_it_goes() {
 
 /// The next process begins it anew, by what the host said before.
 #[test]
-fn it_goes_on_in_the_next_process() {
+fn cross_namespace_copy_survives_process() {
     let (source, reads) = faulty(MIB);
     let mut h = Host::ready_with(vec![ns(1, mem(MIB), 512), ns(2, source, 512)]);
     assert_eq!(say(&mut h, &uses(CROSS)), Status::SUCCESS);
@@ -276,7 +276,7 @@ fn it_goes_on_in_the_next_process() {
 }
 
 #[test]
-fn a_source_that_is_being_erased_is_not_read() {
+fn copy_from_formatting_namespace_is_refused() {
     let (source, faults) = faulty(MIB);
     let mut h = Host::ready_with(vec![ns(1, mem(MIB), 512), ns(2, source, 512)]);
     assert_eq!(say(&mut h, &uses(CROSS)), Status::SUCCESS);
@@ -293,7 +293,7 @@ fn a_source_that_is_being_erased_is_not_read() {
 
 /// Abort reaches the volume that the command is at.
 #[test]
-fn it_is_aborted_at_its_source() {
+fn cross_namespace_copy_is_aborted_at_source() {
     let (source, reads) = faulty(MIB);
     let mut h = Host::ready_with(vec![ns(1, mem(4 * MIB), 512), ns(2, source, 512)]);
     assert_eq!(say(&mut h, &uses(CROSS)), Status::SUCCESS);

@@ -257,7 +257,7 @@ impl World {
 
 /// Not one byte is read or written by the volume.
 #[test]
-fn the_data_of_a_range_does_not_pass_through_the_process() {
+fn copy_by_file_reads_and_writes_no_data() {
     let mut w = World::new();
     w.without_transfers();
     let mut command = copy(&w.h, 8192, &[(0, 2048), (4096, 128), (2048, 1000)]);
@@ -281,7 +281,7 @@ fn the_data_of_a_range_does_not_pass_through_the_process() {
 /// Whatever the error is: the range is read and written then, and what comes of that is the
 /// command's.
 #[test]
-fn what_it_does_not_copy_is_read_and_written() {
+fn copy_by_file_falls_back_to_read_and_write() {
     for error in [
         IoErrorKind::Unsupported.into(),
         IoErrorKind::NoSpace.into(),
@@ -334,7 +334,7 @@ fn what_it_does_not_copy_is_read_and_written() {
 
 /// That is told once, and may be of other writes.
 #[test]
-fn what_is_not_durable_is_the_end() {
+fn copy_by_file_not_durable_is_write_fault() {
     let mut w = World::new();
     w.answer(Answer::Fail(IoErrorKind::NotDurable.into()));
     let command = copy(&w.h, 8192, &[(0, 2048)]);
@@ -355,7 +355,7 @@ fn abort(w: &mut World, command: Command) {
 }
 
 #[test]
-fn it_is_aborted_and_reset_while_it_is_with_the_file_system() {
+fn copy_by_file_is_aborted_and_reset_in_file_system() {
     let mut w = World::new();
     w.answer(Answer::Hold);
     let command = copy(&w.h, 8192, &[(0, 2048)]);
@@ -375,7 +375,7 @@ fn it_is_aborted_and_reset_while_it_is_with_the_file_system() {
 
 /// It is with the queue of the namespace that is written, whichever is read.
 #[test]
-fn it_is_aborted_where_it_is_written() {
+fn cross_copy_by_file_is_aborted_at_target() {
     let mut w = World::new();
     use_cross(&mut w.h);
     w.answer(Answer::Hold);
@@ -386,7 +386,7 @@ fn it_is_aborted_where_it_is_written() {
 
 /// Really under way, and not to be seen how far.
 #[test]
-fn the_next_process_does_it_again() {
+fn copy_by_file_is_repeated_by_next_process() {
     let mut w = World::new();
     for round in 0..8 {
         let from = round % 2 * 4096;
@@ -412,7 +412,7 @@ fn the_next_process_does_it_again() {
 
 /// Blocks that Write Uncorrectable has marked are read by nobody; those before them are copied.
 #[test]
-fn a_marked_block_ends_it() {
+fn copy_by_file_ends_at_marked_block() {
     let mut w = World::new();
     let mark = w.h.rw(NvmOpcode::WRITE_UNCORRECTABLE, 1, 1000, 1, 0);
     assert_eq!(w.h.io(mark), Status::SUCCESS);
@@ -431,7 +431,7 @@ fn a_marked_block_ends_it() {
 }
 
 #[test]
-fn across_namespaces_and_where_only_one_has_a_file() {
+fn cross_copy_works_with_and_without_files() {
     let dir = tempfile::tempdir().unwrap();
     let files = [1, 2].map(|n| file(&dir, &n.to_string(), 8 * MIB));
     let limited = LimitVolume::new(
@@ -478,7 +478,7 @@ fn across_namespaces_and_where_only_one_has_a_file() {
 
 /// It may become shorter at any time.
 #[test]
-fn a_source_that_was_cut_off() {
+fn copy_from_truncated_source_fails() {
     let dir = tempfile::tempdir().unwrap();
     let files = [1, 2].map(|n| file(&dir, &n.to_string(), 8 * MIB));
     let all = vec![ns(1, files[0].clone(), 512), ns(2, files[1].clone(), 512)];

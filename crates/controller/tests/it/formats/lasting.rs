@@ -42,7 +42,7 @@ fn history(point: Option<(&'static str, u64)>) -> (u32, BTreeMap<&'static str, u
 }
 
 #[test]
-fn a_format_has_its_effect_wherever_the_process_dies() {
+fn format_takes_effect_with_death_at_every_point() {
     let (quiet, passed) = history(None);
     let mut names = BTreeSet::new();
     for (name, count) in passed {
@@ -64,7 +64,7 @@ fn a_format_has_its_effect_wherever_the_process_dies() {
 
 /// What is written after the answer stays, wherever the process ends then.
 #[test]
-fn what_is_written_with_the_new_blocks_stays() {
+fn writes_after_block_size_change_survive_process() {
     for round in 0..40 {
         let (mut h, one, _) = host();
         h.submit(0, format(1, 1));
@@ -89,7 +89,7 @@ fn what_is_written_with_the_new_blocks_stays() {
 
 /// Nobody goes on: a new controller has the one format, or the other on what is erased.
 #[test]
-fn a_process_that_knows_nothing_of_it() {
+fn new_controller_after_death_has_old_or_new_format() {
     let mut found = BTreeSet::new();
     for round in 0..24 {
         let (mut h, one, _) = host();
@@ -116,7 +116,7 @@ fn a_process_that_knows_nothing_of_it() {
 
 /// What counts is what is kept.
 #[test]
-fn a_reset_at_any_moment() {
+fn format_and_reset_at_any_round_keep_stored_format() {
     let mut found = BTreeSet::new();
     for holds in [false, true] {
         for rounds in 0..24 {
@@ -151,7 +151,7 @@ fn a_reset_at_any_moment() {
 
 /// A reset, and then the end of the process, while it is being kept.
 #[test]
-fn a_format_that_nobody_waits_for_goes_on_in_the_next_process() {
+fn unanswered_format_continues_in_next_process() {
     let (mut h, one, _) = host();
     one.store.hold();
     h.submit(0, format(1, 1));
@@ -171,7 +171,7 @@ fn a_format_that_nobody_waits_for_goes_on_in_the_next_process() {
 /// A process that has kept the new format, and ends before it knows. The next one is reset before
 /// all is erased again: marks are of the old blocks.
 #[test]
-fn the_next_process_knows_no_marks_of_the_old_format() {
+fn next_process_drops_marks_of_old_format() {
     let (mut h, one, _) = host();
     let mark = h.rw(NvmOpcode::WRITE_UNCORRECTABLE, 1, 3, 1, DATA);
     assert_eq!(h.io(mark), Status::SUCCESS);
@@ -190,7 +190,7 @@ fn the_next_process_knows_no_marks_of_the_old_format() {
 
 /// The next process finds what is kept, whichever that is.
 #[test]
-fn what_one_process_does_not_know_the_next_one_does() {
+fn next_process_learns_unknown_format() {
     // The format before: it is as if nothing had been asked for.
     let (mut h, one, _) = host();
     one.store.lose(true);

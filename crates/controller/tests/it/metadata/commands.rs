@@ -45,7 +45,7 @@ fn checks(kind: Type) -> u32 {
 /// What was written with its tuples is read with them, by every kind of protection; compared, and
 /// verified.
 #[test]
-fn data_has_its_metadata() {
+fn protected_data_is_written_read_and_verified() {
     each(|p, kind| {
         let prinfo = checks(kind);
         let (data, metadata) = p.fill(1, 5, 3);
@@ -61,7 +61,7 @@ fn data_has_its_metadata() {
 
 /// With PRACT the controller makes tuples and takes them away, or leaves them in larger metadata.
 #[test]
-fn tuples_are_made_here() {
+fn pract_generates_and_strips_tuples() {
     each(|p, kind| {
         let (data, mut metadata) = p.fill(2, 9, 2);
         if p.layout.is_tuple_only() {
@@ -98,7 +98,7 @@ fn tuples_are_made_here() {
 /// Each wrong field has its status, and writes nothing; with its check off it is written, and found
 /// when it is read.
 #[test]
-fn wrong_fields() {
+fn wrong_protection_field_has_own_status() {
     each(|p, kind| {
         let guard = p.layout.protection.unwrap().guard;
         let start = if p.layout.protection.unwrap().first {
@@ -140,7 +140,7 @@ fn wrong_fields() {
 
 /// What a block has that was never written is not checked.
 #[test]
-fn blocks_that_were_never_written() {
+fn unwritten_blocks_are_not_checked() {
     each(|p, kind| {
         let (data, metadata) = p.read(0, 4, checks(kind));
         assert!(data.iter().all(|byte| *byte == 0));
@@ -167,7 +167,7 @@ fn blocks_that_were_never_written() {
 }
 
 #[test]
-fn what_cannot_be() {
+fn invalid_protection_fields_are_refused() {
     let mut p = Protected::new(usual());
     let invalid = Status::INVALID_PROTECTION_INFORMATION;
     p.fill(1, 5, 1);
@@ -210,7 +210,7 @@ fn what_cannot_be() {
 
 /// Deallocation is advice that is not taken: blocks keep their data, and their metadata.
 #[test]
-fn deallocated_blocks_stay() {
+fn deallocated_blocks_keep_data_and_metadata() {
     let mut p = Protected::new(usual());
     let written = p.fill(1, 8, 2);
     assert_eq!(p.status(NvmOpcode::WRITE, 8, 2, ALL), Status::SUCCESS);
@@ -226,7 +226,7 @@ fn deallocated_blocks_stay() {
 }
 
 #[test]
-fn identify_says_it() {
+fn identify_reports_protection() {
     for (block, metadata, guard) in LAYOUTS {
         let layout = layout(block, metadata, Some((Type::Two, guard, true)));
         let mut p = Protected::new(layout);
@@ -265,7 +265,7 @@ fn identify_says_it() {
 
 /// Format NVM keeps the format, and forgets the metadata with the data.
 #[test]
-fn format_nvm() {
+fn format_nvm_erases_data_and_metadata() {
     let mut p = Protected::new(usual());
     p.fill(1, 8, 2);
     assert_eq!(p.status(NvmOpcode::WRITE, 8, 2, ALL), Status::SUCCESS);
@@ -284,7 +284,7 @@ fn format_nvm() {
 }
 
 #[test]
-fn controllers_that_cannot_have_metadata() {
+fn controller_without_metadata_support_refuses_namespace() {
     let io = Io::new(IoOptions::default());
     let state = |layout| Arc::new(MetadataState::in_memory(layout, BLOCKS).unwrap());
     let config = || NamespaceConfig {
@@ -314,7 +314,7 @@ fn controllers_that_cannot_have_metadata() {
 
 /// Data and metadata of a command lie in the controller memory buffer, or outside (CMBLOC.CDMMMS).
 #[test]
-fn the_memory_buffer_has_both_or_none() {
+fn data_and_metadata_lie_both_in_cmb_or_outside() {
     let mut p = Protected::new(usual());
     let on = Cmbmsc::new().with_cmse(true).with_cba(CMB >> 12);
     p.h.set64(regs::CMBMSC, on.into_bits());

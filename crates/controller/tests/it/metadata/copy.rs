@@ -46,7 +46,7 @@ fn concat(parts: &[&Both]) -> Both {
 
 /// It is the source's, with its tags, which are those of other blocks.
 #[test]
-fn metadata_goes_along() {
+fn copy_carries_metadata_with_source_tags() {
     for (layout, format) in guards() {
         let mut p = Protected::new(layout);
         let (one, two) = (p.written(1, 8, 4), p.written(2, 20, 1));
@@ -65,7 +65,7 @@ fn metadata_goes_along() {
 
 /// With PRACT on both sides the tuples are made anew; what else there is goes along.
 #[test]
-fn tuples_are_made_anew() {
+fn copy_generates_tuples() {
     for (layout, format) in guards() {
         if layout.protection.is_none() {
             continue;
@@ -95,7 +95,7 @@ fn second_fails(p: &mut Protected, status: Status, lead: &str, wrong: From, prin
 }
 
 #[test]
-fn wrong_tags_of_a_range() {
+fn copy_with_wrong_source_tags_fails() {
     let two = layout(512, 8, Some((Type::Two, Guard::Bits16, false)));
     let mut p = Protected::new(two);
     p.written(1, 8, 4);
@@ -142,7 +142,7 @@ fn wrong_tags_of_a_range() {
 
 /// What is written is checked by the command's tags; they go on from range to range.
 #[test]
-fn wrong_tags_of_the_destination() {
+fn copy_with_wrong_destination_tags_writes_nothing() {
     let two = layout(512, 8, Some((Type::Two, Guard::Bits16, false)));
     let mut p = Protected::new(two);
     p.written(1, 8, 4);
@@ -174,7 +174,7 @@ fn wrong_tags_of_the_destination() {
 
 /// What the fields say for themselves, before anything is read.
 #[test]
-fn what_cannot_be_asked_for() {
+fn copy_with_invalid_protection_fields_is_refused() {
     for (layout, format) in guards() {
         let mut p = Protected::new(layout);
         let other = p.copy(format ^ 1, 40, [0, 0], &[from(8, 1)]);

@@ -45,7 +45,7 @@ fn bare(block: u32) -> Layout {
 }
 
 #[test]
-fn between_namespaces_that_look_the_same() {
+fn copy_between_same_formats_carries_metadata() {
     for (layout, format) in [
         (usual(), 2),
         (layout(512, 16, None), 2),
@@ -74,7 +74,7 @@ fn between_namespaces_that_look_the_same() {
 }
 
 #[test]
-fn tuples_are_inserted_and_stripped() {
+fn copy_between_formats_inserts_and_strips_tuples() {
     for (with, format) in [
         (usual(), 2),
         (layout(4096, 16, Some((Type::One, Guard::Bits32, false))), 3),
@@ -110,7 +110,7 @@ fn tuples_are_inserted_and_stripped() {
 }
 
 #[test]
-fn what_does_not_go_together() {
+fn copy_between_incompatible_formats_is_refused() {
     let one = |metadata, first| layout(512, metadata, Some((Type::One, Guard::Bits16, first)));
     let two = layout(512, 8, Some((Type::Two, Guard::Bits16, false)));
     let tagged = |bits, mask| stored(one(8, false), StorageTag { bits, mask });
@@ -159,7 +159,7 @@ fn what_does_not_go_together() {
 /// Tags go on from piece to piece, of what is read and of what is written; and a wrong one far
 /// behind is found, where the pieces before it have been written.
 #[test]
-fn tags_of_long_ranges() {
+fn copy_checks_tags_of_long_ranges() {
     let two = layout(512, 8, Some((Type::Two, Guard::Bits16, false)));
     let mut p = beside(usual(), &[two]);
     on(&mut p, 2, two);
@@ -188,7 +188,7 @@ fn tags_of_long_ranges() {
 
 /// The file system knows nothing of metadata: it is not asked, on whichever side that is.
 #[test]
-fn no_file_system_copies_metadata() {
+fn copy_with_metadata_bypasses_file_system() {
     let dir = tempfile::tempdir().unwrap();
     let len = MANY * 512;
     let all = [1, 2, 3].map(|nsid| {

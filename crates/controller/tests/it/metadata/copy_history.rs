@@ -20,7 +20,7 @@ fn block(p: &mut Protected, lba: u64) -> Block {
 }
 
 #[test]
-fn copies_with_deaths() {
+fn random_copies_with_deaths_match_model() {
     let mut seed = 0xc0de_u64;
     let mut random = move |below: u64| {
         seed = seed

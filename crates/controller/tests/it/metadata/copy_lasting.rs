@@ -52,7 +52,7 @@ fn waits_for_copy(kind: OpKind, waiting: NvmOpcode, slba: u64) {
 }
 
 #[test]
-fn others_wait_for_a_copy() {
+fn commands_wait_for_overlapping_copy() {
     waits_for_copy(OpKind::Read, NvmOpcode::WRITE, 8);
     waits_for_copy(OpKind::Write, NvmOpcode::WRITE, 40);
     waits_for_copy(OpKind::Write, NvmOpcode::READ, 40);
@@ -60,7 +60,7 @@ fn others_wait_for_a_copy() {
 
 /// A copy waits for what others write of its source, and for what they read of its destination.
 #[test]
-fn a_copy_waits_for_others() {
+fn copy_waits_for_overlapping_commands() {
     for (kind, opcode, slba) in [
         (OpKind::Write, NvmOpcode::WRITE, 8),
         (OpKind::Write, NvmOpcode::WRITE, 41),
@@ -93,7 +93,7 @@ fn a_copy_waits_for_others() {
 
 /// One that waits can be aborted, and a reset ends it.
 #[test]
-fn a_copy_that_waits_is_aborted() {
+fn waiting_copy_is_aborted_and_reset() {
     let mut p = Protected::new(usual());
     p.written(1, 8, 2);
     p.fill(2, 8, 2);
@@ -123,7 +123,7 @@ fn a_copy_that_waits_is_aborted() {
 /// A copy that fails where it is written leaves each block as it was, or as it was to be; so does
 /// the next one, which finds them in doubt.
 #[test]
-fn copies_that_fail() {
+fn failed_copy_leaves_old_or_new_blocks() {
     let mut p = Protected::new(usual());
     p.written(1, 8, 2);
     p.written(2, 16, 2);
@@ -150,7 +150,7 @@ fn copies_that_fail() {
 
 /// What a copy wrote is not in doubt: nobody has to read it before it is written again.
 #[test]
-fn a_copy_that_ended_well_is_settled() {
+fn successful_copy_leaves_no_block_in_doubt() {
     let mut p = Protected::new(usual());
     p.written(1, 8, 2);
     p.written(2, 40, 2);
@@ -165,7 +165,7 @@ fn a_copy_that_ended_well_is_settled() {
 
 /// What is to be durable waits for the file, once.
 #[test]
-fn a_durable_copy_is_with_the_file() {
+fn durable_copy_flushes_metadata_file_once() {
     let mut p = Protected::new(usual());
     p.written(1, 8, 4);
     p.file.add(Fault::always(OpKind::Flush, Effect::Hold));
@@ -186,7 +186,7 @@ fn a_durable_copy_is_with_the_file() {
 
 /// The record of a command has no tags: the host sends it again.
 #[test]
-fn a_copy_ends_with_its_process() {
+fn copy_of_dead_process_is_sent_again() {
     let mut p = Protected::new(usual());
     let old = p.written(1, 8, 2);
     p.written(2, 40, 2);

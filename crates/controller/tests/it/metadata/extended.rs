@@ -104,7 +104,7 @@ fn each_ends(p: &mut Protected, wanted: Status, what: &str) {
 /// A host that has not enabled the format neither reads nor changes a block; one that has does, and
 /// so does the next process for it. After a reset it is to be enabled again.
 #[test]
-fn what_is_not_enabled_is_not_used() {
+fn disabled_extended_format_refuses_io() {
     for layout in extended() {
         let mut p = Protected::new(layout);
         let (data, _) = p.written(1, 5, 2);
@@ -128,7 +128,7 @@ fn what_is_not_enabled_is_not_used() {
 /// Hosts that know nothing of extended formats use all others, beside one that they cannot use,
 /// too.
 #[test]
-fn other_formats_need_nothing() {
+fn usual_formats_work_without_lbafee() {
     for layout in usual_ones() {
         let mut p = Protected::new(layout);
         reset(&mut p);
@@ -150,7 +150,7 @@ fn other_formats_need_nothing() {
 
 /// Nor is what was not enabled copied to other namespaces, whose own format is of no matter.
 #[test]
-fn sources_of_copies() {
+fn copy_from_disabled_format_is_refused() {
     let guard = of_guard(4096, 16, Guard::Bits64, 0);
     let bare = layout(4096, 0, None);
     let mut p = Protected::beside(guard, &[(bare, 64)]);
@@ -169,7 +169,7 @@ fn sources_of_copies() {
 
 /// Format NVM erases nothing of a format that is not enabled, of one namespace or of all.
 #[test]
-fn what_is_not_enabled_is_not_formatted() {
+fn format_of_disabled_extended_namespace_is_refused() {
     let mut p = Protected::new(of_guard(4096, 16, Guard::Bits64, 0));
     let both = p.written(1, 5, 2);
     let format = |nsid| {
@@ -191,7 +191,7 @@ fn what_is_not_enabled_is_not_formatted() {
 /// One that is attached later is used by a host that has enabled its format before it was there, as
 /// long as that is so.
 #[test]
-fn one_that_comes_later() {
+fn attached_namespace_follows_lbafee() {
     let later = of_guard(4096, 16, Guard::Bits64, 0);
     for lbafee in [0, 1] {
         let mut p = Protected::beside(usual(), &[(layout(512, 0, None), 64)]);
@@ -220,7 +220,7 @@ fn one_that_comes_later() {
 /// A controller that can have such namespaces says so, whether it has one or not, and takes LBAFEE;
 /// another one refuses it.
 #[test]
-fn the_controller_says_what_it_supports() {
+fn controller_reports_extended_format_support() {
     let workers = |workers| ControllerConfig {
         workers,
         ..ControllerConfig::default()
@@ -258,7 +258,7 @@ fn the_controller_says_what_it_supports() {
 /// Which format it is, a host finds before it enables it: guard and storage tag (ELBAF), and that
 /// with a guard of 16 bits there may be one (PIC), always so where there are longer guards.
 #[test]
-fn the_format_is_known_before() {
+fn extended_format_is_identified_before_enabling() {
     let said = [
         (1, 0, true),
         (32, 0, true),

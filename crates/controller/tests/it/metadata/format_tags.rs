@@ -206,7 +206,7 @@ fn is_compared(p: &mut Protected, now: &BlockFormat) {
 }
 
 #[test]
-fn the_configured_format_keeps_its_tag() {
+fn format_keeps_configured_storage_tag() {
     for first in firsts() {
         let (mut p, store) = world(first, first);
         for (number, to) in targets(first).into_iter().enumerate() {
@@ -239,7 +239,7 @@ fn the_configured_format_keeps_its_tag() {
 /// Blocks keep the size that they were formatted with, whatever is configured by now, and the host
 /// is told so; formatted again, they have the configured one.
 #[test]
-fn another_size_counts_from_the_next_format_on() {
+fn configured_storage_tag_applies_from_next_format() {
     for now in firsts() {
         let first = BlockFormat {
             storage: StorageTag::of(20),
@@ -289,7 +289,7 @@ fn history(
 
 /// The state of the controller has the tag of a format that is not yet there.
 #[test]
-fn a_tag_has_its_effect_wherever_the_process_dies() {
+fn storage_tag_takes_effect_with_death_at_every_point() {
     for first in firsts() {
         let other = targets(first).swap_remove(1);
         let own = back(first);
@@ -308,7 +308,7 @@ fn a_tag_has_its_effect_wherever_the_process_dies() {
 
 /// A host that goes on has read size and mask: the next process must have them.
 #[test]
-fn a_host_finds_no_other_tag() {
+fn restart_with_other_storage_tag_is_refused() {
     for first in firsts() {
         let of = |bits, mask| BlockFormat {
             storage: StorageTag { bits, mask },

@@ -215,7 +215,7 @@ pub fn works(p: &mut Protected, seed: u64) {
 }
 
 #[test]
-fn every_format_follows_every_kind_of_format() {
+fn every_format_can_replace_every_other() {
     let (mut p, store) = world(BlockFormat::plain(512));
     fill(&mut p, 1);
     for (number, (cdw10, to)) in all().into_iter().enumerate() {
@@ -252,7 +252,7 @@ fn flush(p: &mut Protected) -> Status {
 /// Others have cut the file of the metadata: the next format has a new one, also where it is the
 /// same format.
 #[test]
-fn a_lost_file_is_made_anew() {
+fn format_replaces_truncated_metadata_file() {
     let protection = Some((Type::One, false));
     let one = (cdw10(2, false, protection), format_of(2, false, protection));
     let other = (cdw10(6, true, None), format_of(6, true, None));
@@ -288,7 +288,7 @@ fn a_lost_file_is_made_anew() {
 }
 
 #[test]
-fn the_host_is_told_of_all_formats() {
+fn identify_lists_all_formats() {
     let (mut p, _) = world(BlockFormat::plain(512));
     for (cdw10, to) in [(0, format_of(0, false, None)), {
         let protection = Some((Type::Two, true));
@@ -319,7 +319,7 @@ fn the_host_is_told_of_all_formats() {
 }
 
 #[test]
-fn formats_that_there_are_not() {
+fn unsupported_format_is_refused() {
     let protected = format_of(2, false, Some((Type::One, false)));
     let (mut p, store) = world(protected);
     fill(&mut p, 1);
@@ -371,7 +371,7 @@ fn formats_that_there_are_not() {
 }
 
 #[test]
-fn a_volume_and_a_controller_decide() {
+fn volume_and_controller_limit_formats() {
     // Larger blocks only.
     let volume = described(mem(SIZE), |info| volume::Info {
         block_size: 4096,
@@ -416,7 +416,7 @@ fn a_volume_and_a_controller_decide() {
 /// Formats with larger guards or storage tags are of hosts that have enabled them; without
 /// protection information there is neither.
 #[test]
-fn a_host_that_has_not_enabled_extended_formats() {
+fn extended_formats_are_hidden_without_lbafee() {
     let (mut p, store) = world(BlockFormat::plain(512));
     let says = HostBehavior::default();
     assert_eq!(behaves(&mut p.h, &says), Status::SUCCESS);
@@ -494,7 +494,7 @@ fn history(
 }
 
 #[test]
-fn a_format_has_its_effect_wherever_the_process_dies() {
+fn format_takes_effect_with_death_at_every_point() {
     let mut names = BTreeSet::new();
     for change in changes() {
         let (quiet, passed) = history(change, None);
@@ -519,7 +519,7 @@ fn a_format_has_its_effect_wherever_the_process_dies() {
 /// Nobody goes on: a new controller has the one format, or the other on what is erased. And where
 /// the controller is reset, it is what is kept.
 #[test]
-fn a_process_that_knows_nothing_of_it_and_a_reset() {
+fn format_at_any_round_leaves_old_or_new() {
     for [(back, from), (cdw10, to)] in changes() {
         let mut found = BTreeSet::new();
         for round in 0..48 {
@@ -573,7 +573,7 @@ fn a_process_that_knows_nothing_of_it_and_a_reset() {
 }
 
 #[test]
-fn what_cannot_be_kept_stays_as_it_was() {
+fn failed_format_store_changes_nothing() {
     let [from, to] = changes()[0];
     let (mut p, store) = world(from.1);
     fill(&mut p, 1);
@@ -603,7 +603,7 @@ fn what_cannot_be_kept_stays_as_it_was() {
 /// A process has kept the new format, and ends before it knows. The next one has it from the
 /// beginning, and says so, whether or not it can erase once more: there are as many blocks.
 #[test]
-fn the_next_process_says_that_the_format_has_changed() {
+fn next_process_reports_changed_format() {
     let protection = Some((Type::One, false));
     let (mut p, store) = world(BlockFormat::plain(512));
     p.h.set_feature(Fid::ASYNC_EVENT_CONFIG, 1 << 8);
@@ -625,7 +625,7 @@ fn the_next_process_says_that_the_format_has_changed() {
 
 /// Writes, reads, formats and deaths, against a model.
 #[test]
-fn histories_with_deaths() {
+fn random_formats_with_deaths_match_model() {
     let mut seed = 0xf0f0_u64;
     let mut random = move |below: u64| {
         seed = seed

@@ -16,7 +16,7 @@ const POINTS: [&str; 5] = [
 type Block = (Vec<u8>, Vec<u8>);
 
 #[test]
-fn histories_with_deaths() {
+fn random_commands_with_deaths_match_model() {
     let mut seed = 0x5eed_u64;
     let mut random = move |below: u64| {
         seed = seed

@@ -34,7 +34,7 @@ fn below(p: &Protected, op: Op, slba: u64, bytes: &[u8]) -> Buffer {
 /// Data that was changed below, zeroed, or moved from another block, has the guard's error, or that
 /// of the medium where the guard is not checked or cannot tell.
 #[test]
-fn damage_is_found() {
+fn damaged_data_is_detected() {
     let mut p = Protected::new(usual());
     let (data, _) = p.fill(1, 8, 2);
     assert_eq!(p.status(NvmOpcode::WRITE, 8, 2, ALL), Status::SUCCESS);
@@ -55,7 +55,7 @@ fn damage_is_found() {
 
 /// A write that fails leaves each block as it was, or as it was to be.
 #[test]
-fn writes_that_fail() {
+fn failed_write_leaves_old_or_new_blocks() {
     let mut p = Protected::new(usual());
     let old = p.fill(1, 8, 2);
     assert_eq!(p.status(NvmOpcode::WRITE, 8, 2, ALL), Status::SUCCESS);
@@ -69,7 +69,7 @@ fn writes_that_fail() {
 
 /// What is to be durable waits for the file, behind the data; nothing else does.
 #[test]
-fn durable_is_with_the_file() {
+fn durable_write_flushes_metadata_file_after_data() {
     let mut p = Protected::new(usual());
     p.file.add(Fault::always(OpKind::Flush, Effect::Hold));
     p.fill(1, 2, 1);
@@ -105,7 +105,7 @@ fn durable_is_with_the_file() {
 /// Commands on the same blocks come one after the other; reads do beside each other, and others
 /// pass.
 #[test]
-fn nothing_overlaps_a_write() {
+fn overlapping_commands_are_serialized() {
     let mut p = Protected::new(usual());
     p.data.add(Fault::always(OpKind::Write, Effect::Hold));
     for seed in 0..3 {
@@ -137,7 +137,7 @@ fn nothing_overlaps_a_write() {
 
 /// Data that takes more memory than there is waits; all of it is read.
 #[test]
-fn memory_is_bounded() {
+fn metadata_memory_is_bounded() {
     let mut p = Protected::new(layout(4096, 8, None));
     p.data.add(Fault::always(OpKind::Read, Effect::Hold));
     p.h.create_pair(2, 64);
@@ -161,7 +161,7 @@ fn memory_is_bounded() {
 
 /// A command that was in flight when the process died is sent again by its host.
 #[test]
-fn the_next_process() {
+fn command_of_dead_process_is_sent_again() {
     let mut p = Protected::new(usual());
     let old = p.fill(1, 8, 2);
     assert_eq!(p.status(NvmOpcode::WRITE, 8, 2, ALL), Status::SUCCESS);

@@ -51,7 +51,7 @@ proptest! {
     /// Whatever pieces the metadata has, they are written, compared and read as one buffer's, and
     /// what is behind and between them stays as it is.
     #[test]
-    fn every_shape(
+    fn metadata_pieces_of_any_shape_work(
         // Bytes of a piece, and free ones before it.
         pieces in prop::collection::vec((0u32..40, 0u64..9), 1..24),
         each in 1usize..9,
@@ -112,7 +112,7 @@ proptest! {
 /// What Linux sends from 6.13 on (`nvme_pci_setup_meta_sgls`, later `nvme_pci_setup_meta_iter`):
 /// of one piece its data block; of several a last segment, right behind its descriptor.
 #[test]
-fn as_linux_sends_them() {
+fn linux_metadata_sgls_work() {
     let mut p = Protected::new(usual());
     let (_, metadata) = p.fill(1, 3, 4);
     let block = SglDescriptor::data_block;
@@ -138,7 +138,7 @@ fn as_linux_sends_them() {
 }
 
 #[test]
-fn what_is_wrong_with_them() {
+fn invalid_metadata_descriptors_are_refused() {
     let mut p = Protected::new(usual());
     let written = p.written(2, 5, 3);
     p.fill(3, 5, 3);
@@ -247,7 +247,7 @@ fn what_is_wrong_with_them() {
 
 /// Descriptors are read before anything is written: a read over them takes their first meaning.
 #[test]
-fn a_read_over_its_own_descriptors() {
+fn read_over_own_descriptors_uses_first_values() {
     let mut p = Protected::new(usual());
     let (data, metadata) = p.written(4, 9, 16);
     let pieces = [
@@ -271,7 +271,7 @@ fn a_read_over_its_own_descriptors() {
 /// Where metadata is between the data, or is made and taken away, the pointer is none; a command
 /// that moves no data has none, either.
 #[test]
-fn where_it_does_not_count() {
+fn metadata_pointer_is_ignored_without_separate_metadata() {
     let extended = Layout {
         extended: true,
         ..usual()
@@ -301,7 +301,7 @@ fn where_it_does_not_count() {
 /// The descriptor may lie in the controller memory buffer whatever it describes, and outside; what
 /// it describes lies where the data is.
 #[test]
-fn in_the_memory_buffer() {
+fn metadata_descriptor_may_lie_in_cmb() {
     let mut p = Protected::new(usual());
     let on = Cmbmsc::new().with_cmse(true).with_cba(CMB >> 12);
     p.h.set64(regs::CMBMSC, on.into_bits());
@@ -353,7 +353,7 @@ fn in_the_memory_buffer() {
 
 /// SGLS bit 19, where namespaces may have metadata.
 #[test]
-fn identify_says_it() {
+fn identify_reports_metadata_sgl_support() {
     let said = |h: &mut Host| {
         let (status, page) = h.identify(1, 0, 0);
         assert_eq!(status, Status::SUCCESS);

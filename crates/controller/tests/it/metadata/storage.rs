@@ -69,7 +69,7 @@ fn tuple_end(p: &Protected) -> usize {
 /// The right tag is taken; with a wrong one nothing is read, compared or verified, unless the check
 /// is off.
 #[test]
-fn reads_check_it() {
+fn read_checks_storage_tag() {
     each(|p, checks| {
         let own = p.storage;
         let (data, metadata) = p.fill(1, 5, 3);
@@ -100,7 +100,7 @@ fn reads_check_it() {
 /// A write whose second block has another tag than the command writes nothing; with the check off
 /// it is written, and found by those that check.
 #[test]
-fn writes_check_it() {
+fn write_checks_storage_tag() {
     each(|p, checks| {
         let own = p.storage;
         let before = p.fill(1, 20, 2);
@@ -134,7 +134,7 @@ fn writes_check_it() {
 
 /// The tuples that Compare has from the host are checked as a write's are.
 #[test]
-fn compare_checks_both_sides() {
+fn compare_checks_storage_tag_on_both_sides() {
     each(|p, checks| {
         let (data, metadata) = p.fill(1, 20, 2);
         let status = p.status(NvmOpcode::WRITE, 20, 2, checks | STC);
@@ -175,7 +175,7 @@ fn compare_checks_both_sides() {
 
 /// With PRACT the command's storage tag is in the tuples that are made.
 #[test]
-fn tuples_that_are_made_have_it() {
+fn pract_sets_storage_tag() {
     each(|p, checks| {
         let (data, mut metadata) = p.fill(1, 9, 2);
         if p.layout.is_tuple_only() {
@@ -204,7 +204,7 @@ fn tuples_that_are_made_have_it() {
 
 /// Bits that the mask has not are not compared, on no side of any command.
 #[test]
-fn masks() {
+fn storage_tag_mask_limits_comparison() {
     let usual = layout(512, 8, Some((Type::One, Guard::Bits16, false)));
     let long = layout(4096, 16, Some((Type::Two, Guard::Bits64, true)));
     for (layout, format) in [(usual, 0), (long, 1)] {
@@ -250,7 +250,7 @@ fn masks() {
 /// An application tag of ones has nothing checked, of Type 3 with a reference tag of ones, if there
 /// is one; nor has a block that was never written.
 #[test]
-fn escapes() {
+fn escaped_application_tag_skips_checks() {
     each(|p, checks| {
         let own = p.storage;
         let protection = p.layout.protection.unwrap();
@@ -291,7 +291,7 @@ fn escapes() {
 
 /// Where there is no storage tag, the bit says nothing, nor do the dwords.
 #[test]
-fn without_a_storage_tag() {
+fn storage_tag_check_without_tag_is_ignored() {
     let plain_blocks = layout(512, 8, None);
     let long = layout(4096, 16, Some((Type::One, Guard::Bits64, false)));
     for layout in [usual(), long, plain_blocks] {
@@ -313,7 +313,7 @@ fn without_a_storage_tag() {
 
 /// The reference tag has what bits remain, and where none do, its check says nothing.
 #[test]
-fn reference_tags_beside_it() {
+fn reference_tag_uses_remaining_bits() {
     for (kind, bits, wanted) in [
         (Type::One, 24, INVALID),
         (Type::One, 32, Status::SUCCESS),
@@ -341,7 +341,7 @@ fn copied(p: &mut Protected, mut command: Command, checks: u32) -> (Status, u32)
 /// Copy checks what it reads by the tags of its ranges, what it writes by its own, and makes tuples
 /// with its own; a range that fails is not copied, and those before it are.
 #[test]
-fn copies() {
+fn copy_checks_and_sets_storage_tag() {
     each(|p, checks| {
         let own = p.storage;
         let format = u32::from(p.layout.protection.unwrap().guard != Guard::Bits16);
@@ -399,7 +399,7 @@ fn copies() {
 }
 
 #[test]
-fn identify_says_it() {
+fn identify_reports_storage_tag() {
     for (block, metadata, guard, bits) in SIZES {
         let mask = StorageTag::of(bits).mask & 0x5555_5555_5555_5555;
         for storage in [StorageTag::of(bits), StorageTag { bits, mask }] {

@@ -73,7 +73,7 @@ fn attach(w: &mut World, nsid: u32, volume: Arc<dyn Volume>) {
 }
 
 #[test]
-fn a_namespace_comes_and_goes_in_every_queue_without_a_reset() {
+fn namespace_attaches_and_detaches_on_every_queue_without_reset() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     w.wake_all();
@@ -129,7 +129,7 @@ fn a_namespace_comes_and_goes_in_every_queue_without_a_reset() {
 }
 
 #[test]
-fn commands_on_a_volume_that_hangs_end_early_where_that_is_wanted() {
+fn commands_on_hanging_volume_end_early_on_request() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     let (volume, faults) = faulty(1 << 20);
@@ -180,7 +180,7 @@ impl Volume for Often {
 }
 
 #[test]
-fn a_namespace_that_one_worker_cannot_open_is_nowhere() {
+fn namespace_failing_on_one_worker_is_not_attached() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     let volume = Arc::new(Often(mem(1 << 20), AtomicU32::new(2)));
@@ -202,7 +202,7 @@ fn a_namespace_that_one_worker_cannot_open_is_nowhere() {
 }
 
 #[test]
-fn what_cannot_be_attached_changes_nothing() {
+fn invalid_attach_changes_nothing() {
     let mut w = World::new(false);
     let World { h, .. } = &mut w;
     let mut refused = |nsid, block_size, volume| {
@@ -218,7 +218,7 @@ fn what_cannot_be_attached_changes_nothing() {
 
 /// A remote engine that is made later has what the controller has then.
 #[test]
-fn a_later_worker_knows_all_namespaces() {
+fn later_worker_sees_all_namespaces() {
     let mut h = Host::with(
         crate::migration::world::config(false),
         vec![ns(1, mem(1 << 20), 512)],
@@ -261,7 +261,7 @@ fn copy_across(w: &mut World, qid: u16) -> Status {
 /// The formats of Copy's descriptors, for one: whether it is said before a worker has a queue, or
 /// after that.
 #[test]
-fn what_a_host_says_of_itself_is_known_to_every_worker() {
+fn host_behavior_reaches_every_worker() {
     for said_first in [true, false] {
         let mut w = World::new(false);
         attach(&mut w, 2, mem(1 << 20));
@@ -315,7 +315,7 @@ impl FormatStore for Keeps {
 
 /// When the host knows of the new blocks, every worker does, and what was in flight is over.
 #[test]
-fn a_format_counts_in_every_queue() {
+fn format_takes_effect_on_every_queue() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     let (volume, faults) = faulty(1 << 20);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use volume::{Budget, Effect, Fault, Io, IoOptions, OpKind};
 
 #[test]
-fn every_worker_stops_and_goes_on() {
+fn bus_master_stops_and_resumes_every_worker() {
     for mapped in [false, true] {
         let mut w = World::new(mapped);
         migrate_to_others(&mut w);
@@ -71,7 +71,7 @@ fn unread_entries_on_other_workers_are_signalled() {
 
 /// Neither of the two engines has such a queue when the bit is set.
 #[test]
-fn a_queue_between_two_workers_is_signalled_where_it_arrives() {
+fn queue_between_workers_is_signalled_on_arrival() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     w.submit(2, false);
@@ -91,7 +91,7 @@ fn a_queue_between_two_workers_is_signalled_where_it_arrives() {
 }
 
 #[test]
-fn a_branch_that_is_made_without_the_bit_knows() {
+fn remote_engine_created_without_bus_master_waits() {
     let mut h = Host::with(
         crate::migration::world::config(false),
         vec![ns(1, mem(1 << 20), 512)],

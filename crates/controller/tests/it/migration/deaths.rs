@@ -96,7 +96,7 @@ fn world(seed: u64) -> World {
 }
 
 #[test]
-fn a_process_that_dies_at_rest_is_followed_by_one_that_goes_on() {
+fn next_process_resumes_after_death_at_rest() {
     for seed in 0..60 {
         let mut w = world(seed);
         for _ in 0..120 {
@@ -169,7 +169,7 @@ fn points() -> BTreeMap<&'static str, u64> {
 }
 
 #[test]
-fn a_process_that_dies_at_any_point_is_followed_by_one_that_goes_on() {
+fn next_process_resumes_after_death_at_any_point() {
     let (points, wanted) = (points(), wanted_deaths());
     for name in POINTS {
         assert!(points.contains_key(name), "{name} is never passed");

@@ -131,7 +131,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, max_shrink_iters: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_command_is_done_once(mapped: bool, actions in prop::collection::vec(action(), 1..150)) {
+    fn random_commands_complete_once(mapped: bool, actions in prop::collection::vec(action(), 1..150)) {
         play(mapped, actions);
     }
 }
@@ -139,7 +139,7 @@ proptest! {
 /// Entries that waited for room in a full completion queue, in a queue that is not looked at in
 /// every round: nothing tells of them when there is room, but a look before the sleep.
 #[test]
-fn entries_that_waited_for_room_are_not_slept_over() {
+fn entries_waiting_for_cq_room_wake_worker() {
     let submit = |qid, count| Action::Submit {
         qid,
         write: false,

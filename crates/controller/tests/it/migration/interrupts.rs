@@ -20,7 +20,7 @@ fn pending(h: &mut Host) -> u8 {
 }
 
 #[test]
-fn the_pin_gathers_all_queues() {
+fn pin_combines_all_queues() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     let pin = Arc::<Count>::default();
@@ -42,7 +42,7 @@ fn the_pin_gathers_all_queues() {
 }
 
 #[test]
-fn interrupts_come_from_every_worker_and_wait_for_their_receivers() {
+fn interrupts_from_every_worker_wait_for_receivers() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     w.settle();
@@ -69,7 +69,7 @@ fn interrupts_come_from_every_worker_and_wait_for_their_receivers() {
 /// One worker is late to know of receivers that have come and gone: the interrupt that another one
 /// could not deliver is not given to them.
 #[test]
-fn a_pending_interrupt_is_not_for_a_receiver_that_has_gone() {
+fn pending_interrupt_skips_removed_receiver() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     w.settle();
@@ -96,7 +96,7 @@ fn a_pending_interrupt_is_not_for_a_receiver_that_has_gone() {
 /// The VMM is answered when every worker knows that a receiver is gone: one that does not may still
 /// signal it.
 #[test]
-fn a_receiver_is_gone_when_every_worker_knows_of_it() {
+fn receiver_removal_waits_for_every_worker() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     w.settle();
@@ -121,7 +121,7 @@ fn a_receiver_is_gone_when_every_worker_knows_of_it() {
 
 /// A worker that does not know of the receiver yet leaves the interrupt, and it gets there.
 #[test]
-fn an_interrupt_of_a_worker_that_is_late_gets_to_its_receiver() {
+fn late_worker_interrupt_reaches_receiver() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     w.settle();
@@ -144,7 +144,7 @@ fn an_interrupt_of_a_worker_that_is_late_gets_to_its_receiver() {
 /// A worker that opens its engine late is told of a reset that is long over: what is pending since
 /// then stays so.
 #[test]
-fn a_late_branch_takes_no_pending_interrupt_away() {
+fn late_remote_engine_keeps_pending_interrupt() {
     let mut h = Host::with(config(false), vec![ns(1, mem(8 << 20), 512)]);
     let flag = wake_flag(&Arc::default());
     h.c.set_worker(0, flag.clone().into());
@@ -166,7 +166,7 @@ fn a_late_branch_takes_no_pending_interrupt_away() {
 
 /// An interrupt that is being held back when its queue moves is sent by the worker that leaves off.
 #[test]
-fn a_delayed_interrupt_does_not_get_lost_on_the_way() {
+fn coalesced_interrupt_survives_migration() {
     let mut w = World::new(false);
     w.wake_all();
     // Ten completions, or 25 ms.
@@ -191,7 +191,7 @@ fn a_delayed_interrupt_does_not_get_lost_on_the_way() {
 
 /// A worker that has nothing else to do sleeps until a delayed interrupt is due.
 #[test]
-fn a_delayed_interrupt_is_sent_in_time_by_a_worker_that_sleeps() {
+fn coalesced_interrupt_is_sent_by_sleeping_worker() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     w.wake_all();

@@ -17,7 +17,7 @@ use zerocopy::IntoBytes;
 /// Pages of 8 KiB, delayed interrupts, shadow doorbells, formats of descriptors: a remote engine
 /// that is made afterwards works with all of them. It is told of a volume that grows, too.
 #[test]
-fn a_branch_that_is_made_late_knows_what_it_has_missed() {
+fn late_remote_engine_has_current_state() {
     let size = Arc::new(AtomicU64::new(1 << 20));
     let told = size.clone();
     let volume = described(mem(8 << 20), move |info| volume::Info {
@@ -113,7 +113,7 @@ fn a_branch_that_is_made_late_knows_what_it_has_missed() {
 /// The registers are cleared when every worker has stopped: one that has not would take that for a
 /// doorbell, and old entries for new ones.
 #[test]
-fn a_reset_that_a_worker_does_not_know_of_rings_no_doorbell() {
+fn reset_unknown_to_worker_rings_no_doorbell() {
     let mut w = World::new(true);
     migrate_to_others(&mut w);
     (0..5).for_each(|_| w.submit(2, false));
@@ -135,7 +135,7 @@ fn a_reset_that_a_worker_does_not_know_of_rings_no_doorbell() {
 /// Memory is taken away under a queue on another worker, or between two: the engine that has it
 /// does not find its rings.
 #[test]
-fn a_queue_loses_rings_that_are_unmapped_wherever_it_is() {
+fn unmap_reaches_queue_on_any_worker() {
     for moves in [false, true] {
         let mut w = World::new(true);
         migrate_to_others(&mut w);
@@ -172,7 +172,7 @@ fn a_queue_loses_rings_that_are_unmapped_wherever_it_is() {
 
 /// A VMM that has gone leaves no descriptor behind, on any worker.
 #[test]
-fn receivers_are_released_with_their_client() {
+fn disconnect_releases_receivers_on_every_worker() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     w.wake_all();
@@ -186,7 +186,7 @@ fn receivers_are_released_with_their_client() {
 /// What the host's errors take while the controller does not drain its messages is bounded: its
 /// commands wait.
 #[test]
-fn errors_that_no_worker_takes_are_bounded() {
+fn unread_error_reports_are_bounded() {
     let mut w = World::new(true);
     migrate_to_others(&mut w);
     w.wake_all();

@@ -9,7 +9,7 @@ use volume::{Effect, Fault, IoError, IoErrorKind, OpKind};
 /// Errors on another worker may come as fast as they are reported: the controller's own worker does
 /// other things in between.
 #[test]
-fn a_controller_takes_a_share_of_its_reports_at_a_time() {
+fn error_reports_are_drained_in_shares() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     w.settle();
@@ -84,7 +84,7 @@ fn held_admin_commands_are_bounded() {
 /// A flush that a reset had to wait for, and that failed, is reported only when the next one is
 /// under way.
 #[test]
-fn a_flush_from_before_a_reset_says_nothing_of_the_next_one() {
+fn flush_from_before_reset_does_not_affect_next() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     w.settle();
@@ -132,7 +132,7 @@ fn a_flush_from_before_a_reset_says_nothing_of_the_next_one() {
 
 /// A worker that is late gets no more orders by admin commands than so many.
 #[test]
-fn admin_commands_wait_for_a_worker_that_is_late() {
+fn admin_commands_wait_for_late_worker() {
     let mut w = World::new(false);
     w.wake_all();
     let beside = w.h.beside.take();

@@ -190,7 +190,7 @@ fn read_everywhere(w: &mut World, place: u64, drain: bool) {
 /// The host knows the new size as soon as the controller does: it holds in every queue, however
 /// late a worker is told of it.
 #[test]
-fn a_new_size_holds_on_every_worker_at_once() {
+fn new_size_holds_on_every_worker_at_once() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     w.wake_all();
@@ -208,7 +208,7 @@ fn a_new_size_holds_on_every_worker_at_once() {
 
 /// A worker that knows the new size need not ask the volume.
 #[test]
-fn every_worker_is_told_of_the_new_size() {
+fn every_worker_learns_new_size() {
     let mut w = World::new(true);
     migrate_to_others(&mut w);
     // More than its engine was opened with.

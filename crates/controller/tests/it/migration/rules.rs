@@ -22,7 +22,7 @@ pub fn migrate_to_others(w: &mut World) {
 }
 
 #[test]
-fn a_queue_goes_round_all_workers_under_load() {
+fn queue_migrates_through_all_workers_under_load() {
     let mut w = World::new(false);
     for turn in 0..60u16 {
         for qid in 1..=5 {
@@ -48,7 +48,7 @@ fn a_queue_goes_round_all_workers_under_load() {
 }
 
 #[test]
-fn a_queue_with_a_slow_command_stays() {
+fn queue_with_slow_command_stays() {
     let mut w = World::new(false);
     w.faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
     w.submit(2, true);
@@ -94,7 +94,7 @@ fn one_held_elsewhere(w: &mut World) {
 }
 
 #[test]
-fn an_unmap_waits_for_a_command_on_another_worker() {
+fn unmap_waits_for_command_on_other_worker() {
     let mut w = World::new(true);
     one_held_elsewhere(&mut w);
     w.h.c.dma_unmap(WINDOW, PLACES * 4096).unwrap();
@@ -106,7 +106,7 @@ fn an_unmap_waits_for_a_command_on_another_worker() {
 }
 
 #[test]
-fn a_reset_waits_for_a_command_on_another_worker() {
+fn reset_waits_for_command_on_other_worker() {
     let mut w = World::stubborn(true);
     one_held_elsewhere(&mut w);
     w.h.disable();
@@ -119,7 +119,7 @@ fn a_reset_waits_for_a_command_on_another_worker() {
 
 /// The process ends: each worker makes durable what went through it.
 #[test]
-fn a_branch_flushes_at_the_end() {
+fn remote_engine_flushes_at_end() {
     let mut w = World::new(true);
     migrate_to_others(&mut w);
     w.submit(2, true);
@@ -136,7 +136,7 @@ fn a_branch_flushes_at_the_end() {
 }
 
 #[test]
-fn a_shutdown_flushes_on_every_worker() {
+fn shutdown_flushes_on_every_worker() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     w.faults.add(Fault::nth(OpKind::Flush, 3, Effect::Hold));
@@ -164,7 +164,7 @@ fn a_shutdown_flushes_on_every_worker() {
 }
 
 #[test]
-fn an_abort_finds_its_command_on_another_worker() {
+fn abort_finds_command_on_other_worker() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     w.faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
@@ -185,7 +185,7 @@ fn an_abort_finds_its_command_on_another_worker() {
 }
 
 #[test]
-fn errors_on_another_worker_are_in_the_error_log() {
+fn errors_on_other_worker_reach_error_log() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     w.wake_all();
@@ -207,7 +207,7 @@ fn errors_on_another_worker_are_in_the_error_log() {
 
 /// A namespace is closed on every worker, and what each of them has in flight is waited for.
 #[test]
-fn a_format_waits_for_all_workers() {
+fn format_waits_for_all_workers() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     w.wake_all();
@@ -238,7 +238,7 @@ fn a_format_waits_for_all_workers() {
 }
 
 #[test]
-fn a_disconnect_leaves_nothing_behind() {
+fn disconnect_leaves_nothing_on_workers() {
     let mut w = World::new(true);
     migrate_to_others(&mut w);
     (1..=4).for_each(|qid| w.submit(qid, false));
@@ -258,7 +258,7 @@ fn a_disconnect_leaves_nothing_behind() {
 }
 
 #[test]
-fn who_cannot_have_branches_has_none() {
+fn remote_engine_needs_several_workers() {
     let mut h = Host::ready();
     let flag = wake_flag(&Arc::default());
     assert!(
@@ -278,7 +278,7 @@ fn who_cannot_have_branches_has_none() {
 /// The host takes a completed Doorbell Buffer Config for the end of its register writes: every
 /// worker looks at the buffers then.
 #[test]
-fn shadow_buffers_are_told_of_when_every_worker_has_them() {
+fn doorbell_buffer_config_completes_when_every_worker_has_buffers() {
     let mut w = World::new(true);
     migrate_to_others(&mut w);
     w.wake_all();
@@ -303,7 +303,7 @@ fn shadow_buffers_are_told_of_when_every_worker_has_them() {
 
 /// A command about queues calls a migration off, for it has to find the queue; no other one does.
 #[test]
-fn commands_about_queues_call_a_migration_off() {
+fn queue_commands_cancel_migration() {
     let mut w = World::new(false);
     w.faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
     w.submit(2, true);
@@ -338,7 +338,7 @@ fn commands_about_queues_call_a_migration_off() {
 /// What a worker reports of a queue that a reset took away says nothing of the queue that has its
 /// number afterwards.
 #[test]
-fn a_report_from_before_a_reset_is_not_taken_for_one_after_it() {
+fn report_from_before_reset_is_ignored() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
     w.wake_all();

@@ -266,7 +266,7 @@ fn every_admin_command_takes_effect_once() {
 }
 
 #[test]
-fn each_rule_of_the_commit_is_needed() {
+fn each_commit_rule_is_needed() {
     for without in [
         Without::CommitFirst,
         Without::EndingsCommitted,

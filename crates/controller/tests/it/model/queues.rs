@@ -375,7 +375,7 @@ fn every_command_completes_once() {
 }
 
 #[test]
-fn each_rule_is_needed() {
+fn each_queue_rule_is_needed() {
     for (without, kind) in [
         (Without::RecordBeforeNote, 0),
         (Without::RecordUntilPosted, 0),

@@ -57,7 +57,7 @@ fn history(at: usize, point: Option<(&'static str, u64)>) -> (u32, BTreeMap<&'st
 }
 
 #[test]
-fn each_command_has_its_effect_once_wherever_the_process_dies() {
+fn command_takes_effect_once_with_death_at_every_point() {
     let mut points = 0;
     let mut names = std::collections::BTreeSet::new();
     for at in 0..STEPS.len() {
@@ -82,7 +82,7 @@ fn each_command_has_its_effect_once_wherever_the_process_dies() {
 
 /// The pool has not answered when the process dies; the next one asks again.
 #[test]
-fn the_next_process_asks_the_pool_again() {
+fn next_process_repeats_pool_request() {
     for rounds in 0..12 {
         let (mut h, pool) = host();
         pool.holds.store(true, Ordering::Relaxed);
@@ -107,7 +107,7 @@ fn the_next_process_asks_the_pool_again() {
 
 /// All namespaces of a pool are to be deleted that has none, and the process dies.
 #[test]
-fn none_are_deleted_wherever_the_process_dies() {
+fn broadcast_delete_without_namespaces_survives_death() {
     for rounds in 0..8 {
         let pool = Arc::<TestPool>::default();
         let config = ControllerConfig {
@@ -132,7 +132,7 @@ fn none_are_deleted_wherever_the_process_dies() {
 
 /// Commands are in flight on a namespace that goes, and the process dies.
 #[test]
-fn what_was_in_flight_ends_before_its_namespace_does() {
+fn commands_in_flight_end_before_detach_after_death() {
     for rounds in 0..12 {
         let (mut h, pool) = host();
         create(&mut h, 8);
@@ -162,7 +162,7 @@ fn what_was_in_flight_ends_before_its_namespace_does() {
 
 /// A random history beside a model, with deaths and resets.
 #[test]
-fn histories_are_those_of_a_model() {
+fn random_histories_with_deaths_match_model() {
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = |below: u64| {
         seed ^= seed << 13;

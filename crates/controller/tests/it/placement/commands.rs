@@ -10,7 +10,7 @@ const RU_NOT_FULL: u8 = 0;
 const INVALID_ID: u8 = 3;
 
 #[test]
-fn writes_take_from_the_units_of_their_handles() {
+fn writes_consume_reclaim_unit_of_handle() {
     let mut p = Placed::new();
     assert_eq!(p.left(), [64, 64, 64]);
     assert_eq!(p.write(Some(1), 10), Status::SUCCESS);
@@ -46,7 +46,7 @@ fn writes_take_from_the_units_of_their_handles() {
 }
 
 #[test]
-fn write_zeroes_and_copy_count_too() {
+fn write_zeroes_and_copy_consume_reclaim_unit() {
     let mut p = Placed::new();
     let mut zeroes = p.command(NvmOpcode::WRITE_ZEROES, 8, 20, PLACED, 1);
     assert_eq!(plain(p.h.io(zeroes)), Status::SUCCESS);
@@ -80,7 +80,7 @@ fn write_zeroes_and_copy_count_too() {
 }
 
 #[test]
-fn identifiers_and_directives_that_are_none() {
+fn invalid_placement_identifier_uses_first_handle() {
     let mut p = Placed::new();
     // The write is done by the first handle, and that may say so.
     assert_eq!(p.write(Some(3), 2), Status::SUCCESS);
@@ -125,7 +125,7 @@ fn identifiers_and_directives_that_are_none() {
 }
 
 #[test]
-fn updates() {
+fn handle_update_starts_new_reclaim_unit() {
     let mut p = Placed::new();
     for handle in 0..3 {
         let types = [RU_NOT_FULL, INVALID_ID, 0x81];
@@ -187,7 +187,7 @@ fn updates() {
 
 /// The oldest event makes room.
 #[test]
-fn many_events() {
+fn full_event_buffer_drops_oldest() {
     let mut p = Placed::new();
     assert_eq!(p.set_events(1, 0, &[INVALID_ID], true), Status::SUCCESS);
     for id in 100..170 {
@@ -198,7 +198,7 @@ fn many_events() {
 }
 
 #[test]
-fn statuses() {
+fn reclaim_unit_status_is_reported() {
     let mut p = Placed::new();
     assert_eq!(p.write(Some(2), 5), Status::SUCCESS);
     let whole = p.receive(1, 1, 16 + 3 * 32).unwrap();

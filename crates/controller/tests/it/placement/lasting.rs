@@ -8,7 +8,7 @@ use volume::{Effect, Fault, OpKind};
 
 /// Writes in flight when the process dies are done by the next one, and counted once.
 #[test]
-fn writes_of_a_process_that_has_died() {
+fn writes_of_dead_process_are_counted_once() {
     let mut p = Placed::new();
     p.data.add(Fault::always(OpKind::Write, Effect::Hold));
     for id in 0..3 {
@@ -32,7 +32,7 @@ fn writes_of_a_process_that_has_died() {
 
 /// A process that begins anew finds all of it in the table.
 #[test]
-fn a_process_that_begins_anew() {
+fn placement_survives_cold_start() {
     let pages = pages();
     let mut p = Placed::with(pages.clone());
     assert_eq!(p.set_events(1, 0, &[0, 3], true), Status::SUCCESS);
@@ -54,7 +54,7 @@ fn a_process_that_begins_anew() {
 /// Random commands of a process that dies wherever it may. A write is not counted where the process
 /// has died between its record and its count, and in all other cases once.
 #[test]
-fn histories_with_deaths() {
+fn random_commands_with_deaths_count_once() {
     const POINTS: [&str; 8] = [
         "controller.placement.recorded",
         "controller.placement.counted",

@@ -13,7 +13,7 @@ use zerocopy::FromBytes;
 const INVALID: Status = Status::INVALID_FIELD;
 
 #[test]
-fn identify_says_where_handles_are() {
+fn identify_reports_placement() {
     let mut p = Placed::new();
     let (_, page) = p.h.identify(1, 0, 0);
     let controller = IdentifyController::read_from_bytes(&page).unwrap();
@@ -47,7 +47,7 @@ fn identify_says_where_handles_are() {
 }
 
 #[test]
-fn log_pages() {
+fn placement_log_pages_follow_standard() {
     let mut p = Placed::new();
     let page = p.log(Lid::FDP_CONFIGURATIONS, 1, 0, 512).unwrap();
     let (header, rest) = FdpConfigurations::ref_from_prefix(&page).unwrap();
@@ -80,7 +80,7 @@ fn log_pages() {
 }
 
 #[test]
-fn the_mode_cannot_be_changed() {
+fn placement_mode_is_not_changeable() {
     let mut p = Placed::new();
     let (get, set) = (AdminOpcode::GET_FEATURES, AdminOpcode::SET_FEATURES);
     for sel in 0..3 {
@@ -103,7 +103,7 @@ fn the_mode_cannot_be_changed() {
 }
 
 #[test]
-fn events_are_chosen_by_handle() {
+fn events_are_selected_per_handle() {
     let mut p = Placed::new();
     let types = [0, 1, 2, 3, 0x80, 0x81];
     let none = types.map(|ty| (ty, 0)).to_vec();
@@ -139,7 +139,7 @@ fn events_are_chosen_by_handle() {
 }
 
 #[test]
-fn directives_of_each_namespace() {
+fn directives_are_reported_per_namespace() {
     let mut p = Placed::new();
     assert_eq!(p.directives(1), (5, 5, 4));
     assert_eq!(p.directives(2), (1, 1, 0));
@@ -180,7 +180,7 @@ fn directives_of_each_namespace() {
 }
 
 #[test]
-fn controllers_that_cannot_have_handles() {
+fn unsupported_placement_configuration_is_refused() {
     let io = Io::new(IoOptions::default());
     let made = |config, namespace| Controller::new(0, config, vec![namespace], &io);
     let state = || Arc::new(PlacementState::in_memory(GEOMETRY).unwrap());

@@ -88,7 +88,7 @@ fn listen(w: &mut World, who: usize, config: u32) {
 }
 
 #[test]
-fn controllers_say_what_they_can_do() {
+fn identify_reports_ana_support() {
     let mut w = paths();
     for host in &mut w.hosts {
         let page = host.identify(1, 0, 0).1;
@@ -123,7 +123,7 @@ fn controllers_say_what_they_can_do() {
 }
 
 #[test]
-fn what_is_not_reached_is_refused_and_nothing_else() {
+fn inaccessible_group_refuses_namespace_commands() {
     let mut w = paths();
     for (state, status) in REFUSING {
         set(&mut w, 0, 1, state);
@@ -167,7 +167,7 @@ fn what_is_not_reached_is_refused_and_nothing_else() {
 /// What belongs to a namespace is not there where that is not reached; what belongs to the
 /// controller is.
 #[test]
-fn admin_commands_know_the_state() {
+fn admin_commands_respect_ana_state() {
     let mut w = paths();
     let feature = |fid: Fid, nsid: u32, set: bool| {
         let opcode = if set {
@@ -216,7 +216,7 @@ fn admin_commands_know_the_state() {
 }
 
 #[test]
-fn the_log_page_counts_changes_and_the_host_is_told() {
+fn ana_log_counts_changes_and_notifies_host() {
     let mut w = paths();
     let optimized = AnaState::OPTIMIZED;
     let all = |first: (u64, AnaState)| {
@@ -267,7 +267,7 @@ fn the_log_page_counts_changes_and_the_host_is_told() {
 }
 
 #[test]
-fn what_came_before_ends_as_it_would_have_and_is_waited_for() {
+fn commands_before_ana_change_complete_first() {
     for (state, status) in REFUSING {
         let (volume, faults) = faulty(1 << 20);
         let mut w = World::with(&volume, &[9, 9], None);
@@ -296,7 +296,7 @@ fn what_came_before_ends_as_it_would_have_and_is_waited_for() {
 /// A reservation is its host's by whichever controller; where it is in the way, too, the state of
 /// the path is what is told.
 #[test]
-fn reservations_go_with_the_host_to_the_other_controller() {
+fn reservation_follows_host_to_other_controller() {
     let mut w = World::of(&[9, 9, 5]);
     w.register(0, 9);
     w.register(2, 5);
@@ -314,7 +314,7 @@ fn reservations_go_with_the_host_to_the_other_controller() {
 }
 
 #[test]
-fn a_state_may_be_said_before_the_controller_is_there() {
+fn ana_state_may_be_set_before_controller_exists() {
     let mut w = World::of(&[9]);
     for (cntlid, group) in [(2, 1), (1, 9)] {
         let state = AnaState::NON_OPTIMIZED;

@@ -17,7 +17,7 @@ use volume::{Effect, Fault, OpKind};
 use zerocopy::IntoBytes;
 
 #[test]
-fn each_fences_the_other_again_and_again() {
+fn hosts_fence_each_other_repeatedly() {
     let mut w = World::of(&[1, 2]);
     for turn in 0..steps("VNVME_FENCING_LOOPS", 1_000) {
         let (fencing, fenced) = ((turn % 2) as usize, (1 - turn % 2) as usize);
@@ -54,7 +54,7 @@ fn each_fences_the_other_again_and_again() {
 
 /// Copy reads its sources, whatever the namespace is that it writes.
 #[test]
-fn who_may_not_read_a_namespace_cannot_copy_from_it() {
+fn copy_from_reserved_namespace_is_refused() {
     for (rtype, expected) in [
         (Rtype::EXCLUSIVE_ACCESS, CONFLICT),
         (Rtype::WRITE_EXCLUSIVE, Status::SUCCESS),
@@ -85,7 +85,7 @@ fn who_may_not_read_a_namespace_cannot_copy_from_it() {
 }
 
 #[test]
-fn preempt_and_abort_waits_for_what_is_in_flight() {
+fn preempt_and_abort_waits_for_commands_in_flight() {
     let (volume, faults) = faulty(1 << 20);
     let mut w = World::with(&volume, &[1, 2], None);
     w.register(0, 1);
@@ -122,7 +122,7 @@ fn preempt_and_abort_waits_for_what_is_in_flight() {
 
 /// A reset of the fenced controller does not take its write back from the volume.
 #[test]
-fn preempt_and_abort_waits_through_a_reset_and_an_end() {
+fn preempt_and_abort_waits_through_reset_and_disconnect() {
     for ends in [false, true] {
         let (volume, faults) = faulty(1 << 20);
         let volume: Arc<dyn volume::Volume> = Arc::new(Stubborn(volume));
@@ -159,7 +159,7 @@ fn preempt_and_abort_waits_through_a_reset_and_an_end() {
 /// Two workers: what one has written after its fence is never overwritten by the other, whatever
 /// that was doing.
 #[test]
-fn no_write_comes_after_the_fence_on_another_thread() {
+fn fenced_host_writes_nothing_after_fence() {
     struct Flag(AtomicBool, std::thread::Thread);
     impl Wake for Flag {
         fn wake(self: Arc<Self>) {

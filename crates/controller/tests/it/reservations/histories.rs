@@ -26,7 +26,7 @@ impl Chance {
 const HOSTS: [u8; 4] = [1, 1, 2, 3];
 
 #[test]
-fn random_histories_beside_a_model() {
+fn random_reservations_match_model() {
     let mut w = World::of(&HOSTS);
     let mut model = Reservations::new(false);
     let mut blocks = [0u8; 16];

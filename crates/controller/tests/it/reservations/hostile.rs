@@ -14,7 +14,7 @@ const ALL: [NvmOpcode; 4] = [
 ];
 
 #[test]
-fn commands_with_wrong_fields_change_nothing() {
+fn reservation_command_with_invalid_fields_changes_nothing() {
     let mut w = World::of(&[1, 2]);
     w.register(0, 1);
     let before = w.report(0, true, 4096).1;
@@ -62,7 +62,7 @@ fn commands_with_wrong_fields_change_nothing() {
 }
 
 #[test]
-fn a_report_is_as_long_as_is_asked_for() {
+fn report_is_truncated_to_requested_length() {
     let mut w = World::of(&[1, 2]);
     w.register(0, 1);
     let whole = w.report(0, true, 4096).1;
@@ -83,7 +83,7 @@ fn a_report_is_as_long_as_is_asked_for() {
 
 /// A host registers under its one name only, however often it asks: no room is taken by it.
 #[test]
-fn a_host_is_one_registrant() {
+fn host_registers_once() {
     let mut w = World::of(&[1, 2]);
     for key in 0..600 {
         let command = w.registering(1, Rrega::REPLACE, true, [0, key]);
@@ -95,7 +95,7 @@ fn a_host_is_one_registrant() {
 
 /// Queues are deleted, commands aborted, controllers reset, while a preemption waits for a write.
 #[test]
-fn a_command_that_waits_is_not_lost_and_not_completed_twice() {
+fn waiting_reservation_command_completes_once() {
     for what in 0..4 {
         let (volume, faults) = faulty(1 << 20);
         let mut w = World::with(&volume, &[1, 2], None);
@@ -149,7 +149,7 @@ fn a_command_that_waits_is_not_lost_and_not_completed_twice() {
 
 /// Reservation commands as far as the queue holds them, from all at once.
 #[test]
-fn many_at_once_are_carried_out_one_by_one() {
+fn concurrent_reservation_commands_are_serialized() {
     let mut w = World::of(&[1, 2, 3]);
     for who in 0..3 {
         w.register(who, who as u64 + 1);

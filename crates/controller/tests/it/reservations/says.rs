@@ -13,7 +13,7 @@ use volume::{Io, IoOptions};
 use zerocopy::FromBytes;
 
 #[test]
-fn capabilities_are_those_of_the_controller() {
+fn reservation_capabilities_match_controller() {
     let mut w = World::of(&[1, 2]);
     for (who, cntlid) in [(0, 1), (1, 2)] {
         let h = &mut w.hosts[who];
@@ -55,7 +55,7 @@ fn capabilities_are_those_of_the_controller() {
 }
 
 #[test]
-fn no_host_passes_for_another_one() {
+fn host_identifier_cannot_be_changed() {
     let mut w = World::of(&[1, 2]);
     let h = &mut w.hosts[0];
     h.get_feature(Fid::HOST_IDENTIFIER, 0, 1);
@@ -81,7 +81,7 @@ fn aer() -> Command {
 }
 
 #[test]
-fn notifications_are_told_once_each_unless_masked() {
+fn reservation_notification_is_sent_once_unless_masked() {
     let mut w = World::of(&[1, 2, 3]);
     for who in 0..3 {
         w.register(who, who as u64 + 1);
@@ -135,7 +135,7 @@ fn notifications_are_told_once_each_unless_masked() {
 }
 
 #[test]
-fn what_cannot_be_configured_is_refused() {
+fn invalid_reservation_configuration_is_refused() {
     let io = Io::new(IoOptions::default());
     let subsystem = Subsystem::new();
     subsystem.add_namespace(1, Reservations::new(false), None);
@@ -186,7 +186,7 @@ fn what_cannot_be_configured_is_refused() {
 
 /// A controller that comes later finds the reservation, and one that goes keeps its host's.
 #[test]
-fn reservations_are_hosts_and_not_controllers() {
+fn reservation_belongs_to_host_not_controller() {
     let volume = mem(1 << 20);
     let mut w = World::with(&volume, &[1, 2], None);
     w.register(0, 1);

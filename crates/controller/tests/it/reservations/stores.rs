@@ -48,7 +48,7 @@ fn settle(w: &mut World, slow: &Slow) {
 }
 
 #[test]
-fn nothing_counts_before_it_is_kept() {
+fn reservation_takes_effect_after_store() {
     let (mut w, slow) = world();
     for (who, key) in [(0, 1), (1, 2)] {
         let command = w.registering(who, Rrega::REGISTER, false, [0, key]);
@@ -77,7 +77,7 @@ fn nothing_counts_before_it_is_kept() {
 
 /// A host that asks and resets, again and again, takes no room.
 #[test]
-fn what_a_reset_leaves_waits_for_nobody() {
+fn reset_during_store_leaks_nothing() {
     let (mut w, slow) = world();
     for round in 0..200 {
         for _ in 0..8 {
@@ -106,7 +106,7 @@ fn what_a_reset_leaves_waits_for_nobody() {
 }
 
 #[test]
-fn persistence_by_register_and_by_set_features() {
+fn ptpl_is_set_by_register_and_set_features() {
     let (mut w, slow) = world();
     let get = |w: &mut World| {
         let mut command = Command::new(AdminOpcode::GET_FEATURES.0, 0, 1);

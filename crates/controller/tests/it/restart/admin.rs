@@ -248,7 +248,7 @@ const POINTS: [&str; 8] = [
 ];
 
 #[test]
-fn admin_commands_complete_once_wherever_the_process_dies() {
+fn admin_commands_complete_once_with_death_at_every_point() {
     for name in POINTS {
         let (mut deaths, mut seed) = (0, 0);
         while deaths < 20 {
@@ -277,7 +277,7 @@ fn admin_commands_complete_once_wherever_the_process_dies() {
 }
 
 #[test]
-fn what_smart_says_never_goes_back() {
+fn smart_counters_never_decrease() {
     let mut h = Host::ready();
     let mut before = (0, 0);
     for round in 0..20_u64 {
@@ -299,7 +299,7 @@ fn what_smart_says_never_goes_back() {
 
 /// Nothing but I/O for a while: what it did is committed all the same, once a second.
 #[test]
-fn counters_outlive_the_process() {
+fn counters_survive_process() {
     let mut h = Host::ready();
     for n in 0..5 {
         let read = h.rw(NvmOpcode::READ, 1, n * 8, 8, DATA);
@@ -315,7 +315,7 @@ fn counters_outlive_the_process() {
 /// Linux clears the memory of a completion queue only when the commands have completed that create
 /// it and its submission queue: a process that ends before finds completions of an earlier queue.
 #[test]
-fn completions_of_an_earlier_queue_are_none_of_a_new_one() {
+fn stale_completions_are_not_taken_for_new_queue() {
     let mut h = Host::ready();
     let (sq, cq) = (RINGS + 0x8000, RINGS + 0x9000);
     let earlier = Completion {
@@ -339,7 +339,7 @@ fn completions_of_an_earlier_queue_are_none_of_a_new_one() {
 /// The same of a queue whose function was no bus master when it was created: its memory is cleared
 /// by the process that may reach it, though another one made the queue.
 #[test]
-fn a_queue_is_cleared_by_the_process_that_may() {
+fn queue_created_without_bus_master_is_cleared_by_later_process() {
     let mut h = Host::with(ControllerConfig::default(), vec![ns(1, mem(1 << 20), 512)]);
     let earlier = Completion {
         sqhd: 2.into(),

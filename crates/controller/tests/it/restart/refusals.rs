@@ -47,7 +47,7 @@ fn refusal(change: impl FnOnce(&mut ControllerConfig, &mut Vec<NamespaceConfig>)
 }
 
 #[test]
-fn another_disk_is_refused_by_what_differs() {
+fn changed_disk_is_refused_with_difference() {
     let serial = refusal(|config, _| config.serial = "another".into());
     assert_eq!(
         serial,
@@ -72,7 +72,7 @@ fn another_disk_is_refused_by_what_differs() {
 }
 
 #[test]
-fn what_was_not_kept_is_named() {
+fn missing_restart_state_is_named() {
     let h = Host::ready();
     let restore = |h: &Host, kept: &mut dyn RetainedObjects| {
         let namespaces = h.c.namespaces().cloned().collect();
@@ -133,7 +133,7 @@ fn what_was_not_kept_is_named() {
 }
 
 #[test]
-fn a_state_that_cannot_be_read_is_refused() {
+fn unreadable_restart_state_is_refused() {
     let h = Host::ready();
     let restore = |h: &Host| {
         let namespaces = h.c.namespaces().cloned().collect();
@@ -160,7 +160,7 @@ fn a_state_that_cannot_be_read_is_refused() {
 }
 
 #[test]
-fn fields_of_a_newer_version_are_passed_over() {
+fn fields_of_newer_version_are_skipped() {
     let h = Host::ready();
     let mut saved = h.c.saved();
     // One more field in the map, at its end.

@@ -376,7 +376,7 @@ proptest! {
     })]
 
     #[test]
-    fn a_restored_controller_behaves_as_the_one_before(
+    fn restored_controller_behaves_like_original(
         mapped: bool,
         actions in prop::collection::vec(action(), 1..60),
     ) {

@@ -243,7 +243,7 @@ proptest! {
         ..ProptestConfig::default()
     })]
     #[test]
-    fn the_model_says_which_blocks_can_be_read(steps in prop::collection::vec(step(), 1..60)) {
+    fn random_histories_match_model(steps in prop::collection::vec(step(), 1..60)) {
         run(steps);
     }
 }

@@ -48,7 +48,7 @@ pub fn status(h: &mut Host, slba: u64, rl: u16, bytes: u32) -> (Vec<(u64, u32)>,
 }
 
 #[test]
-fn identify_and_the_logs_say_that_it_is_there() {
+fn identify_and_logs_report_write_uncorrectable() {
     let mut h = Host::ready();
     let page = h.identify(1, 0, 0).1;
     assert_eq!(page[520] & 2, 2, "ONCS");
@@ -59,7 +59,7 @@ fn identify_and_the_logs_say_that_it_is_there() {
 }
 
 #[test]
-fn get_lba_status_returns_the_marked_blocks_of_a_range() {
+fn get_lba_status_returns_marked_blocks() {
     let mut h = Host::ready_with(vec![ns(1, mem(MIB), 512), ns(2, mem(MIB), 512)]);
     assert_eq!(status(&mut h, 0, 0, 4096), (vec![], true));
     for (slba, blocks) in [(10, 3), (13, 2), (100, 1), (2040, 8)] {
@@ -93,7 +93,7 @@ fn get_lba_status_returns_the_marked_blocks_of_a_range() {
 }
 
 #[test]
-fn get_lba_status_is_refused() {
+fn invalid_get_lba_status_is_refused() {
     let mut h = Host::ready_with(vec![ns(1, mem(MIB), 512)]);
     let tracked = LbaStatusAction::TRACKED;
     for (nsid, slba, rl, atype, wanted) in [
@@ -152,7 +152,7 @@ fn page(h: &mut Host, rae: bool) -> Page {
 }
 
 #[test]
-fn the_log_page_is_one_while_it_is_read() {
+fn lba_status_log_is_stable_while_read() {
     let mut h = Host::ready_with(vec![ns(1, mem(MIB), 512), ns(3, mem(MIB), 512)]);
     let (header, elements) = page(&mut h, false);
     assert_eq!((header.estulb.get(), header.lsgc.get()), (0, 0));
@@ -195,7 +195,7 @@ fn the_log_page_is_one_while_it_is_read() {
 }
 
 #[test]
-fn the_report_interval_is_as_close_as_it_can_be() {
+fn report_interval_is_clamped() {
     let mut h = Host::ready();
     let fid = Fid::LBA_STATUS_INFORMATION_ATTRIBUTES;
     let value = |done: Completion| {
@@ -220,7 +220,7 @@ fn later(h: &mut Host, seconds: u64) {
 }
 
 #[test]
-fn an_alert_comes_when_it_is_wanted_and_due() {
+fn lba_status_alert_is_sent_when_due() {
     let mut h = Host::ready();
     let event = AsyncEvent::from_bits(0x000e_0502).into_bits();
     let ask = |h: &mut Host| {
@@ -269,7 +269,7 @@ fn an_alert_comes_when_it_is_wanted_and_due() {
 
 /// What a host can have at the most leaves room for all else that the next process finds.
 #[test]
-fn a_host_that_reads_all_it_can_mark_is_gone_on_with() {
+fn marks_on_maximum_namespaces_survive_process() {
     let all = (1..=1024).map(|nsid| ns(nsid, mem(4096), 512)).collect();
     let mut h = Host::ready_with(all);
     for nsid in 1..=1024 {

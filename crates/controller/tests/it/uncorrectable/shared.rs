@@ -20,7 +20,7 @@ fn read(w: &mut World, who: usize, slba: u64) -> Status {
 }
 
 #[test]
-fn what_one_host_marks_no_other_one_reads() {
+fn marked_block_is_unreadable_for_every_host() {
     let mut w = World::of(&[1, 2, 3]);
     for round in 0..3 {
         for who in 0..3 {
@@ -44,7 +44,7 @@ fn what_one_host_marks_no_other_one_reads() {
 
 /// A controller whose worker does nothing is waited for: it might read the blocks.
 #[test]
-fn it_completes_when_every_controller_knows() {
+fn write_uncorrectable_waits_for_every_controller() {
     let mut w = World::of(&[1, 2]);
     let command = marking(&w, 0, 6, 1);
     w.begin(0, command);
@@ -70,7 +70,7 @@ fn it_completes_when_every_controller_knows() {
 
 /// The short way comes back for all of them with the last mark.
 #[test]
-fn marks_that_have_gone_cost_nobody() {
+fn cleared_marks_restore_fast_path() {
     let mut w = World::of(&[1, 2]);
     let general = |w: &mut World| {
         crash::disarm();
@@ -93,7 +93,7 @@ fn marks_that_have_gone_cost_nobody() {
 }
 
 #[test]
-fn a_fenced_host_marks_nothing() {
+fn fenced_host_cannot_mark_blocks() {
     let mut w = World::of(&[1, 2]);
     assert_eq!(w.register(0, 1), Status::SUCCESS);
     let rtype = Rtype::WRITE_EXCLUSIVE;
@@ -107,7 +107,7 @@ fn a_fenced_host_marks_nothing() {
 }
 
 #[test]
-fn by_a_path_that_is_not_there_nothing_is_marked() {
+fn inaccessible_path_cannot_mark_blocks() {
     let mut w = World::of(&[1, 2]);
     let _ = w.subsystem.set_ana_state(2, 1, AnaState::INACCESSIBLE);
     w.rounds(3);
@@ -129,7 +129,7 @@ fn by_a_path_that_is_not_there_nothing_is_marked() {
 
 /// Each host has a log page and alerts of its own.
 #[test]
-fn every_host_is_told() {
+fn every_host_is_alerted() {
     let mut w = World::of(&[1, 2]);
     let mut wanted = Command::new(AdminOpcode::SET_FEATURES.0, 0, 0);
     wanted.cdw10 = u32::from(Fid::ASYNC_EVENT_CONFIG.0).into();
@@ -149,7 +149,7 @@ fn every_host_is_told() {
 
 /// A host whose controller is reset while it waits for another one; nothing hangs.
 #[test]
-fn a_reset_ends_the_wait() {
+fn reset_ends_waiting_write_uncorrectable() {
     let mut w = World::of(&[1, 2]);
     let command = marking(&w, 0, 6, 1);
     w.begin(0, command);
@@ -166,7 +166,7 @@ fn a_reset_ends_the_wait() {
 
 /// A write whose controller is reset while its volume has it, and a mark that it takes away.
 #[test]
-fn a_write_of_a_reset_controller_still_counts() {
+fn write_of_reset_controller_clears_mark() {
     let (volume, faults) = faulty(1 << 20);
     let mut w = World::with(&volume, &[1, 2], None);
     let command = marking(&w, 1, 6, 1);

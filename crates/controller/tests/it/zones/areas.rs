@@ -11,7 +11,7 @@ use zerocopy::FromBytes;
 use zones::{Geometry, Zones, Zrwa};
 
 #[test]
-fn the_host_is_told_of_areas() {
+fn identify_reports_zrwa() {
     let zoned = Zones::new(RANDOM).unwrap();
     let config = with_zones(ns(1, mem(BYTES), 512), zoned, None);
     let mut h = Host::with(ControllerConfig::default(), vec![config]);
@@ -30,7 +30,7 @@ fn the_host_is_told_of_areas() {
 
 /// Blocks are written in any order, again, and read; the pointer goes on when it has to.
 #[test]
-fn writes_in_the_area() {
+fn zrwa_writes_in_any_order_move_pointer() {
     let mut z = Zoned::new(RANDOM);
     assert_eq!(z.open_with_zrwa(64), Status::SUCCESS);
     assert_eq!(z.areas(), [1]);
@@ -74,7 +74,7 @@ fn writes_in_the_area() {
 }
 
 #[test]
-fn every_status_of_areas() {
+fn zrwa_commands_return_status_of_standard() {
     let mut worn = Zones::new(RANDOM).unwrap();
     worn.set_worn(7, true);
     let mut z = Zoned::with(RANDOM, worn);
@@ -136,7 +136,7 @@ fn every_status_of_areas() {
 
 /// What an area held goes with a reset, though the write pointer was never there.
 #[test]
-fn a_reset_takes_what_the_area_held() {
+fn zone_reset_discards_zrwa_data() {
     for finish in [false, true] {
         let mut z = Zoned::new(RANDOM);
         assert_eq!(z.open_with_zrwa(64), Status::SUCCESS);
@@ -153,7 +153,7 @@ fn a_reset_takes_what_the_area_held() {
 
 /// What is to be durable waits for the table.
 #[test]
-fn flushes_of_areas_are_durable() {
+fn zrwa_flush_is_durable() {
     let mut z = Zoned::new(RANDOM);
     z.file.add(Fault::always(OpKind::Flush, Effect::Hold));
     for command in [open_with_zrwa(0), send(Zsa::FLUSH_ZRWA, 3, false)] {
@@ -174,7 +174,7 @@ fn flushes_of_areas_are_durable() {
 /// Writes that were in flight in a process that has died, while the pointer went on: all of them
 /// are taken.
 #[test]
-fn writes_of_a_process_that_has_died() {
+fn zrwa_writes_of_dead_process_are_repeated() {
     let mut z = Zoned::new(RANDOM);
     assert_eq!(z.open_with_zrwa(0), Status::SUCCESS);
     z.data.add(Fault::always(OpKind::Write, Effect::Hold));
@@ -216,7 +216,7 @@ fn writes_of_a_process_that_has_died() {
 
 /// Another process that begins anew finds the area, and what it holds.
 #[test]
-fn a_process_that_begins_anew_finds_areas() {
+fn zrwa_survives_cold_start() {
     let mut z = Zoned::new(RANDOM);
     assert_eq!(z.open_with_zrwa(128), Status::SUCCESS);
     assert_eq!(z.write(128 + 4, 4), Status::SUCCESS);
@@ -237,7 +237,7 @@ fn a_process_that_begins_anew_finds_areas() {
 
 /// As [`crate::zones::lasting`] has it, with areas.
 #[test]
-fn histories_of_areas_with_deaths() {
+fn random_zrwa_histories_with_deaths_match_model() {
     let zrwa = Zrwa {
         resources: None,
         ..RANDOM.zrwa.unwrap()

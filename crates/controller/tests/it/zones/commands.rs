@@ -16,7 +16,7 @@ use zerocopy::FromBytes;
 use zones::{Geometry, Zones};
 
 #[test]
-fn the_host_is_told_what_it_is() {
+fn identify_reports_zoned_namespace() {
     let zoned = Zones::new(GEOMETRY).unwrap();
     let config = with_zones(ns(2, mem(BYTES + 4096), 512), zoned, None);
     let mut h = Host::with(
@@ -71,7 +71,7 @@ fn the_host_is_told_what_it_is() {
 
 /// Of a zoned namespace the log page says what it does.
 #[test]
-fn every_opcode() {
+fn every_zoned_opcode_matches_effects_log() {
     let mut z = Zoned::new(GEOMETRY);
     let mut get = Command::new(nvme::AdminOpcode::GET_LOG_PAGE.0, 0, u32::MAX);
     get.cdw10 = (5 | 1023 << 16).into();
@@ -97,7 +97,7 @@ fn every_opcode() {
 }
 
 #[test]
-fn every_status() {
+fn zone_commands_return_status_of_standard() {
     let mut worn = Zones::new(GEOMETRY).unwrap();
     worn.set_worn(6, false);
     worn.set_worn(7, true);
@@ -171,7 +171,7 @@ fn every_status() {
 }
 
 #[test]
-fn actions_on_one_zone_and_on_all() {
+fn zone_actions_apply_to_one_zone_or_all() {
     let unlimited = Geometry {
         max_open: None,
         max_active: None,
@@ -207,7 +207,7 @@ fn actions_on_one_zone_and_on_all() {
 }
 
 #[test]
-fn reports() {
+fn zone_reports_follow_standard() {
     let mut z = Zoned::new(GEOMETRY);
     assert_eq!(z.write(0, 48), Status::SUCCESS);
     assert_eq!(z.write(128, 5), Status::SUCCESS);
@@ -245,7 +245,7 @@ fn reports() {
 
 /// Appends that are in flight together, each with a place and data of its own.
 #[test]
-fn appends_get_places_of_their_own() {
+fn concurrent_appends_get_distinct_places() {
     let mut z = Zoned::new(GEOMETRY);
     z.data.add(Fault::always(OpKind::Write, Effect::Hold));
     let mut sent = Vec::new();
@@ -278,7 +278,7 @@ fn appends_get_places_of_their_own() {
 
 /// A place beyond 32 bits is in both dwords.
 #[test]
-fn far_appends() {
+fn append_beyond_32_bits_returns_64_bit_place() {
     let geometry = Geometry {
         zones: 4,
         size: 1 << 40,
@@ -301,7 +301,7 @@ fn far_appends() {
 }
 
 #[test]
-fn a_reset_takes_the_data_away() {
+fn zone_reset_discards_data() {
     let mut z = Zoned::new(GEOMETRY);
     z.h.write(DATA, &pattern(9, 48 * 512));
     assert_eq!(z.write(0, 48), Status::SUCCESS);
@@ -318,7 +318,7 @@ fn a_reset_takes_the_data_away() {
 
 /// Format takes the data of all zones, and their write pointers.
 #[test]
-fn a_format_empties_zones() {
+fn format_empties_zones() {
     let mut z = Zoned::new(GEOMETRY);
     z.h.write(DATA, &pattern(9, 48 * 512));
     assert_eq!(z.write(0, 48), Status::SUCCESS);
@@ -332,7 +332,7 @@ fn a_format_empties_zones() {
 
 /// A zone that is being reset when a format begins is empty after it, too.
 #[test]
-fn a_format_waits_for_a_reset_and_empties_zones() {
+fn format_waits_for_zone_reset() {
     let mut z = Zoned::new(GEOMETRY);
     assert_eq!(z.write(0, 48), Status::SUCCESS);
     assert_eq!(z.write(64, 16), Status::SUCCESS);
@@ -357,7 +357,7 @@ fn a_format_waits_for_a_reset_and_empties_zones() {
 
 /// A write that is still with the volume would be written over what comes after the reset.
 #[test]
-fn a_reset_waits_for_writes() {
+fn zone_reset_waits_for_writes() {
     let mut z = Zoned::new(GEOMETRY);
     z.data.add(Fault::nth(OpKind::Write, 1, Effect::Hold));
     z.h.write(DATA, &pattern(1, 8 * 512));
@@ -391,7 +391,7 @@ fn a_reset_waits_for_writes() {
 
 /// A reset that fails, or whose controller is reset, leaves the zone as it was.
 #[test]
-fn resets_that_come_to_nothing() {
+fn failed_zone_reset_leaves_zone_unchanged() {
     let mut z = Zoned::new(GEOMETRY);
     assert_eq!(z.write(0, 8), Status::SUCCESS);
     let error = IoErrorKind::MediaWrite.into();
@@ -419,7 +419,7 @@ fn resets_that_come_to_nothing() {
 
 /// A write that fails has moved the write pointer.
 #[test]
-fn a_failed_write_stays_counted() {
+fn failed_write_moves_write_pointer() {
     let mut z = Zoned::new(GEOMETRY);
     let error = IoErrorKind::MediaWrite.into();
     z.data
@@ -436,7 +436,7 @@ fn a_failed_write_stays_counted() {
 }
 
 #[test]
-fn other_commands_that_write() {
+fn write_zeroes_and_copy_move_write_pointer() {
     let mut z = Zoned::new(GEOMETRY);
     z.h.write(DATA, &pattern(3, 8 * 512));
     assert_eq!(z.write(0, 8), Status::SUCCESS);

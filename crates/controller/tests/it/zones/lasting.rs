@@ -10,7 +10,7 @@ use zones::{Action, Geometry, ZoneRefusal, ZoneState, Zones};
 
 /// What is to be durable waits for the table's file, behind the data; nothing else does.
 #[test]
-fn durable_is_with_the_table() {
+fn durable_write_flushes_zone_table_after_data() {
     let mut z = Zoned::new(GEOMETRY);
     z.file.add(Fault::always(OpKind::Flush, Effect::Hold));
     assert_eq!(z.write(0, 1), Status::SUCCESS);
@@ -68,7 +68,7 @@ fn durable_is_with_the_table() {
 
 /// Appends that were in flight when the process died go where they would have gone.
 #[test]
-fn appends_of_a_process_that_has_died() {
+fn appends_of_dead_process_keep_their_place() {
     let mut z = Zoned::new(GEOMETRY);
     z.data.add(Fault::always(OpKind::Write, Effect::Hold));
     let mut sent = Vec::new();
@@ -99,7 +99,7 @@ fn appends_of_a_process_that_has_died() {
 
 /// A completion that waits for room still says where the append went, in the next process.
 #[test]
-fn completions_that_wait_for_room() {
+fn append_place_survives_full_cq_and_process() {
     let mut z = Zoned::new(GEOMETRY);
     z.h.create_cq(2, 2, RINGS + 2 * RING_STEP + 0x1000, Some(2));
     assert_eq!(
@@ -127,7 +127,7 @@ fn completions_that_wait_for_room() {
 
 /// Another process that begins anew finds the zones as far as they were written, and none open.
 #[test]
-fn a_process_that_begins_anew() {
+fn zones_survive_cold_start_closed() {
     let mut z = Zoned::new(GEOMETRY);
     assert_eq!(z.write(0, 8), Status::SUCCESS);
     assert_eq!(z.write(64, 48), Status::SUCCESS);
@@ -140,7 +140,7 @@ fn a_process_that_begins_anew() {
 }
 
 #[test]
-fn controllers_that_cannot_have_zones() {
+fn unsupported_zoned_configuration_is_refused() {
     let io = Io::new(IoOptions::default());
     let config = || with_zones(ns(1, mem(BYTES), 512), Zones::new(GEOMETRY).unwrap(), None);
     let short = NamespaceConfig {
@@ -157,7 +157,7 @@ fn controllers_that_cannot_have_zones() {
 }
 
 #[test]
-fn histories_with_deaths() {
+fn random_histories_with_deaths_match_model() {
     // Which zone is closed for another one is each process's own choice.
     histories(Geometry {
         max_open: None,

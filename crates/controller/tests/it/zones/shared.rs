@@ -150,7 +150,7 @@ impl Shared {
 
 /// Appends of two hosts that are in flight together, each with a place and data of its own.
 #[test]
-fn appends_of_all_hosts_get_places_of_their_own() {
+fn concurrent_appends_of_hosts_get_distinct_places() {
     let mut s = Shared::new(GEOMETRY);
     s.data.add(Fault::always(OpKind::Write, Effect::Hold));
     let mut sent = Vec::new();
@@ -201,7 +201,7 @@ fn appends_of_all_hosts_get_places_of_their_own() {
 /// A write that another host's controller has in flight would be written over what comes after the
 /// reset.
 #[test]
-fn a_reset_waits_for_writes_of_other_hosts() {
+fn zone_reset_waits_for_writes_of_other_hosts() {
     for all in [false, true] {
         for append in [false, true] {
             let mut s = Shared::new(GEOMETRY);
@@ -235,7 +235,7 @@ fn a_reset_waits_for_writes_of_other_hosts() {
 
 /// Zones that another host has opened count, and give their places.
 #[test]
-fn limits_are_of_all_hosts_together() {
+fn zone_limits_are_shared_by_hosts() {
     let mut s = Shared::with(GEOMETRY, Zones::new(GEOMETRY).unwrap(), &[1, 2, 3]);
     assert_eq!(s.send(0, Zsa::OPEN, 0), Status::SUCCESS);
     assert_eq!(s.send(1, Zsa::OPEN, 64), Status::SUCCESS);
@@ -263,7 +263,7 @@ fn limits_are_of_all_hosts_together() {
 
 /// One host's area is all hosts'.
 #[test]
-fn an_area_is_written_by_all_hosts() {
+fn zrwa_is_shared_by_hosts() {
     let mut s = Shared::new(RANDOM);
     assert_eq!(plain(s.w.command(0, open_with_zrwa(64))), Status::SUCCESS);
     assert_eq!(s.write(1, 68, 4, 1), Status::SUCCESS);
@@ -283,7 +283,7 @@ fn an_area_is_written_by_all_hosts() {
 
 /// What one host makes durable is what all have written.
 #[test]
-fn a_flush_is_of_all_hosts() {
+fn flush_covers_writes_of_all_hosts() {
     let mut s = Shared::new(GEOMETRY);
     s.file.add(Fault::always(OpKind::Flush, Effect::Hold));
     assert_eq!(s.write(0, 0, 3, 1), Status::SUCCESS);
@@ -298,7 +298,7 @@ fn a_flush_is_of_all_hosts() {
 /// A host whose controller comes, is reset or goes is none of the others' business: what they have
 /// opened is open, and what they have begun goes on.
 #[test]
-fn zones_are_no_controllers() {
+fn zones_belong_to_namespace_not_controller() {
     let mut s = Shared::new(GEOMETRY);
     assert_eq!(s.send(0, Zsa::OPEN, 64), Status::SUCCESS);
     assert_eq!(s.write(0, 0, 8, 1), Status::SUCCESS);
@@ -365,7 +365,7 @@ fn enable_again(h: &mut Host) {
 /// A controller that is reset takes what it has in flight with it: a reset of its own is none, and
 /// the other's goes on.
 #[test]
-fn a_controller_is_reset_with_commands_in_flight() {
+fn controller_reset_drops_own_commands_in_flight() {
     let mut s = Shared::new(GEOMETRY);
     assert_eq!(s.write(0, 0, 8, 1), Status::SUCCESS);
     s.data.add(Fault::nth(OpKind::Write, 1, Effect::Hold));
@@ -396,7 +396,7 @@ fn a_controller_is_reset_with_commands_in_flight() {
 
 /// The same of one that is dropped: nobody waits for what it had in flight.
 #[test]
-fn a_controller_goes_with_commands_in_flight() {
+fn removed_controller_blocks_no_zone_reset() {
     let mut s = Shared::with(GEOMETRY, Zones::new(GEOMETRY).unwrap(), &[1, 2, 3]);
     s.data.add(Fault::nth(OpKind::Write, 1, Effect::Hold));
     let held = s.writing(2, NvmOpcode::WRITE, 0, 8, 0);
@@ -421,7 +421,7 @@ fn a_controller_goes_with_commands_in_flight() {
 /// What a reservation keeps others from ("NVMe Zoned Namespace Command Set 1.1", 5.1): Zone Append
 /// and Zone Management Send are writes, Zone Management Receive is a read.
 #[test]
-fn zones_are_reserved_as_the_namespace_is() {
+fn zone_commands_respect_reservation() {
     let rtypes = [
         (Rtype::WRITE_EXCLUSIVE, Status::SUCCESS),
         (Rtype::EXCLUSIVE_ACCESS, CONFLICT),
@@ -456,7 +456,7 @@ fn zones_are_reserved_as_the_namespace_is() {
 /// A host that is fenced with abort: what it had in flight is over when the fence completes, a
 /// reset that waits for others' writes, too.
 #[test]
-fn a_fence_waits_for_appends_and_resets() {
+fn preempt_and_abort_waits_for_appends_and_zone_resets() {
     let mut s = Shared::new(GEOMETRY);
     assert_eq!(s.w.register(0, 1), Status::SUCCESS);
     assert_eq!(s.w.register(1, 2), Status::SUCCESS);
@@ -490,7 +490,7 @@ fn a_fence_waits_for_appends_and_resets() {
 /// Two paths of one host: by the one that is not reached nothing is done, and nothing of it is in
 /// flight when that is known.
 #[test]
-fn by_a_path_that_is_not_reached_nothing_is_done() {
+fn inaccessible_path_changes_no_zone() {
     // What the reset waits for is of the same path, or of the other one.
     for (state, refusal, writer) in [
         (AnaState::INACCESSIBLE, Status::ANA_INACCESSIBLE, 0),
@@ -537,7 +537,7 @@ fn by_a_path_that_is_not_reached_nothing_is_done() {
 /// One host formats the namespace: what the others have in flight is waited for, and all zones are
 /// empty to all.
 #[test]
-fn a_format_empties_the_zones_of_all() {
+fn format_empties_zones_of_all_hosts() {
     for with_reset in [false, true] {
         format_under_an_append(with_reset);
     }
@@ -584,7 +584,7 @@ fn format_under_an_append(with_reset: bool) {
 
 /// Controllers that had zones of their own of a namespace would each write where the other has.
 #[test]
-fn other_zones_than_others_have_are_refused() {
+fn controller_with_other_zones_is_refused() {
     let mut s = Shared::new(GEOMETRY);
     let plain = NamespaceConfig {
         zones: None,
@@ -627,7 +627,7 @@ fn other_zones_than_others_have_are_refused() {
 /// Hosts on threads of their own that append to the same zones at the same time, and reset another
 /// one under the others' appends.
 #[test]
-fn threads_of_hosts_that_append_and_reset() {
+fn host_threads_append_and_reset_concurrently() {
     const HOSTS: u16 = 2;
     const COUNT: u64 = 3000;
     let geometry = Geometry {
@@ -773,7 +773,7 @@ impl Served for Shared {
 
 /// Commands of three hosts, many in flight, of controllers that are reset, go and come.
 #[test]
-fn histories_of_several_hosts() {
+fn random_histories_of_several_hosts_match_model() {
     let geometry = Geometry {
         max_open: Some(3),
         max_active: Some(3),

@@ -21,7 +21,7 @@ fn write(t: &Team, opcode: NvmOpcode, slba: u64, blocks: u32, number: u64) -> Co
 
 /// Appends of all workers that are in flight together, each with a place and data of its own.
 #[test]
-fn appends_of_all_workers_get_places_of_their_own() {
+fn concurrent_appends_of_workers_get_distinct_places() {
     let mut t = Team::new(GEOMETRY);
     t.z.data.add(Fault::always(OpKind::Write, Effect::Hold));
     let mut sent = Vec::new();
@@ -60,7 +60,7 @@ fn appends_of_all_workers_get_places_of_their_own() {
 
 /// A write that another worker's volume still has would be written over what comes after the reset.
 #[test]
-fn a_reset_waits_for_writes_of_other_workers() {
+fn zone_reset_waits_for_writes_of_other_workers() {
     for all in [false, true] {
         let mut t = Team::new(GEOMETRY);
         t.z.data.add(Fault::nth(OpKind::Write, 1, Effect::Hold));
@@ -93,7 +93,7 @@ fn a_reset_waits_for_writes_of_other_workers() {
 
 /// Zones that another worker has opened count, and give their places.
 #[test]
-fn limits_are_of_all_workers_together() {
+fn zone_limits_are_shared_by_workers() {
     let mut t = Team::new(GEOMETRY);
     for (qid, zone) in [(1, 0), (2, 64)] {
         let open = send(Zsa::OPEN, zone, false);
@@ -134,7 +134,7 @@ fn limits_are_of_all_workers_together() {
 
 /// One worker's area is all workers': blocks in any order, and flushes under writes in flight.
 #[test]
-fn an_area_is_written_by_all_workers() {
+fn zrwa_is_shared_by_workers() {
     let mut t = Team::new(RANDOM);
     assert_eq!(t.z.open_with_zrwa(64), Status::SUCCESS);
     t.z.data.add(Fault::nth(OpKind::Write, 1, Effect::Hold));
@@ -163,7 +163,7 @@ fn an_area_is_written_by_all_workers() {
 /// What one worker makes durable is what all have written: words of the table are there before a
 /// write completes.
 #[test]
-fn a_flush_is_of_all_workers() {
+fn flush_covers_writes_of_all_workers() {
     let mut t = Team::new(GEOMETRY);
     t.z.file.add(Fault::always(OpKind::Flush, Effect::Hold));
     let first = write(&t, NvmOpcode::WRITE, 0, 3, 0);
@@ -180,7 +180,7 @@ fn a_flush_is_of_all_workers() {
 /// What a worker has done to a zone after another one's action is not undone by that action's being
 /// begun again in the next process.
 #[test]
-fn actions_that_were_done_are_not_done_again() {
+fn completed_zone_action_is_not_repeated_by_next_process() {
     for zsa in [Zsa::RESET, Zsa::FINISH] {
         let mut t = Team::new(GEOMETRY);
         t.z.h.write(place(0), &pattern(1, 8 * 512));
@@ -209,7 +209,7 @@ fn actions_that_were_done_are_not_done_again() {
 /// The next process does not know which worker's command came first. A reset that waited for writes
 /// waits for them again, whichever of them is begun first.
 #[test]
-fn resets_that_are_begun_again_wait_for_writes() {
+fn repeated_zone_reset_waits_for_writes() {
     // In the order of each worker's own records the reset is the first, and the last.
     for (before, count) in [(2, 20), (3, 20)] {
         let mut t = Team::new(GEOMETRY);
@@ -241,7 +241,7 @@ fn resets_that_are_begun_again_wait_for_writes() {
 /// A reset of all is begun again when a zone is not empty any more that was so when it was taken:
 /// it takes that one, too, when the write is over.
 #[test]
-fn a_reset_of_all_that_finds_more_zones_when_it_is_begun_again() {
+fn repeated_reset_of_all_includes_written_zone() {
     let mut t = Team::new(GEOMETRY);
     let first = write(&t, NvmOpcode::WRITE, 64, 8, 0);
     assert_eq!(t.command(1, first).status(), Status::SUCCESS);
@@ -272,7 +272,7 @@ fn a_reset_of_all_that_finds_more_zones_when_it_is_begun_again() {
 
 /// Threads that append to the same zones at the same time.
 #[test]
-fn threads_that_append_at_once() {
+fn worker_threads_append_concurrently() {
     const COUNT: u64 = 8000;
     let geometry = Geometry {
         zones: 4,
@@ -393,7 +393,7 @@ const POINTS: [&str; 12] = [
 /// Commands of a host with queues on three workers, many in flight, of processes that die wherever
 /// they may.
 #[test]
-fn histories_of_several_workers_with_deaths() {
+fn random_histories_of_workers_with_deaths_match_model() {
     let geometry = Geometry {
         max_open: Some(3),
         max_active: Some(3),

@@ -20,7 +20,7 @@ fn breaks(host: Host, bytes: impl FnOnce(&mut Queue) -> Vec<u8>) -> Other {
 }
 
 #[test]
-fn hosts_that_break_the_protocol_lose_their_queue_alone() {
+fn protocol_violation_ends_own_queue_only() {
     let plain = Host::default();
     let command = |queue: &Queue, data: u32| {
         queue
@@ -74,7 +74,7 @@ fn hosts_that_break_the_protocol_lose_their_queue_alone() {
 
 /// A write whose data goes beyond what was asked for, comes twice, or for another command.
 #[test]
-fn data_that_was_not_asked_for() {
+fn unsolicited_data_ends_connection() {
     for wrong in 0..5 {
         let served = Served::new(Setup::memory(4 << 20));
         let client = Client::new(served.address, Host::default());
@@ -105,7 +105,7 @@ fn data_that_was_not_asked_for() {
 }
 
 #[test]
-fn data_whose_digest_is_wrong_is_not_written() {
+fn data_with_wrong_digest_is_not_written() {
     let served = Served::new(Setup::memory(4 << 20));
     let client = Client::new(served.address, host(false, true));
     let mut queue = client.queue(1, 32);
@@ -129,7 +129,7 @@ fn data_whose_digest_is_wrong_is_not_written() {
 }
 
 #[test]
-fn a_host_that_falls_silent_is_forgotten() {
+fn silent_host_is_dropped_after_keep_alive() {
     let served = Served::new(Setup::memory(1 << 20));
     let mut admin = Queue::open(served.address, Host::default());
     let entry = admin.connect(0, 32, CNTLID_DYNAMIC, |connect, _| connect.kato = 2000);
@@ -193,7 +193,7 @@ fn is_readable(socket: &TcpStream) -> bool {
 }
 
 #[test]
-fn a_reset_by_the_host_ends_its_io_queues() {
+fn controller_reset_ends_io_queues() {
     let served = Served::new(Setup::memory(4 << 20));
     let mut client = Client::new(served.address, Host::default());
     for round in 0..3 {
@@ -223,7 +223,7 @@ fn a_reset_by_the_host_ends_its_io_queues() {
 
 /// A host that asks for much and reads nothing has what it was given, and others are served.
 #[test]
-fn a_host_that_reads_nothing_takes_no_more_than_its_memory() {
+fn host_without_reads_uses_bounded_memory() {
     let options = NullOptions {
         size: 1 << 30,
         ..NullOptions::default()
@@ -264,7 +264,7 @@ fn a_host_that_reads_nothing_takes_no_more_than_its_memory() {
 }
 
 #[test]
-fn connections_that_say_nothing_are_closed_and_keep_nobody_away() {
+fn silent_connections_are_closed_and_block_nobody() {
     let mut setup = Setup::memory(1 << 20);
     setup.limits.newcomers = 4;
     setup.limits.handshake = Duration::from_secs(1);
@@ -303,7 +303,7 @@ fn connections_that_say_nothing_are_closed_and_keep_nobody_away() {
 }
 
 #[test]
-fn aborts_name_the_hosts_commands() {
+fn abort_finds_command_of_host() {
     let served = Served::new(Setup::memory(1 << 20));
     let mut client = Client::new(served.address, Host::default());
     let mut abort = Command::new(AdminOpcode::ABORT.0, 0, 0);
@@ -314,7 +314,7 @@ fn aborts_name_the_hosts_commands() {
 
 /// The end of the worker, with hosts connected.
 #[test]
-fn the_worker_ends_although_hosts_are_there() {
+fn worker_ends_with_hosts_connected() {
     let mut served = Served::new(Setup::memory(1 << 20));
     let client = Client::new(served.address, Host::default());
     let mut queue = client.queue(1, 32);
@@ -327,7 +327,7 @@ fn the_worker_ends_although_hosts_are_there() {
 /// Writes that wait for their data have all the memory, and a capsule comes before that data on the
 /// same connection: it comes in all the same, and so does what is behind it.
 #[test]
-fn a_capsule_comes_in_although_all_memory_waits_for_what_is_behind_it() {
+fn capsule_arrives_while_memory_waits_for_data() {
     let mut setup = Setup::memory(16 << 20);
     setup.limits.memory = 4 << 20;
     let served = Served::new(setup);
@@ -381,7 +381,7 @@ fn a_capsule_comes_in_although_all_memory_waits_for_what_is_behind_it() {
 
 /// A host whose bytes come one by one is served as any other, and keeps nobody waiting.
 #[test]
-fn bytes_that_come_one_by_one() {
+fn byte_by_byte_connection_is_served() {
     let served = Served::new(Setup::memory(1 << 20));
     let address = served.address;
     let slowly = |mut stream: &TcpStream, bytes: &[u8]| {
@@ -419,7 +419,7 @@ fn bytes_that_come_one_by_one() {
 /// More hosts than there may be, again and again, and I/O queues without end of one that fills its
 /// Admin queue: each is refused or served, and what has gone makes room.
 #[test]
-fn more_connections_than_there_may_be() {
+fn connections_beyond_limit_are_refused() {
     let mut setup = Setup::memory(1 << 20);
     setup.limits.associations = 8;
     setup.limits.queues = 4;
@@ -461,7 +461,7 @@ fn more_connections_than_there_may_be() {
 /// Commands behind a reset in the same bytes: what was answered is not lost, and nothing is
 /// answered twice.
 #[test]
-fn commands_around_a_reset_in_one_piece() {
+fn commands_around_reset_are_answered_once() {
     let served = Served::new(Setup::memory(1 << 20));
     let mut client = Client::new(served.address, Host::default());
     for _ in 0..20 {

@@ -68,7 +68,7 @@ fn ask(says: &[Vec<u8>]) -> (Result<Export, HandshakeError>, Vec<u8>) {
 }
 
 #[test]
-fn a_server_of_today_is_asked_for_all_that_it_has() {
+fn current_server_is_asked_for_all_features() {
     let (export, received) = ask(&[
         greeting(3),
         ack(option::STRUCTURED_REPLY),
@@ -98,7 +98,7 @@ fn a_server_of_today_is_asked_for_all_that_it_has() {
 }
 
 #[test]
-fn an_older_server_is_asked_by_name() {
+fn older_server_is_asked_by_export_name() {
     let unsupported = |option| reply_of(option, option_reply::UNSUPPORTED, b"what?");
     let granted = [&(1u64 << 20).to_be_bytes()[..], &[0, 5], &[0; 124]].concat();
     let says = [
@@ -115,7 +115,7 @@ fn an_older_server_is_asked_by_name() {
 }
 
 #[test]
-fn refusals_are_named() {
+fn handshake_refusals_are_reported() {
     let with = |kind, text: &[u8]| {
         let says = [
             greeting(3),
@@ -137,7 +137,7 @@ fn refusals_are_named() {
 }
 
 #[test]
-fn lies_and_strangers_are_refused() {
+fn malformed_handshake_is_refused() {
     let error = |says: &[Vec<u8>]| ask(says).0.unwrap_err().to_string();
     assert!(error(&[b"HTTP/1.1 400 Bad Request\r\n".to_vec()]).contains("not an NBD server"));
     assert!(error(&[b"SSH-".to_vec()]).contains("ended early"));
@@ -169,7 +169,7 @@ fn lies_and_strangers_are_refused() {
 }
 
 #[test]
-fn odd_block_sizes_are_made_usable() {
+fn odd_block_sizes_are_adjusted() {
     let export = describe(1 << 20, 1, Some((1, 3, u32::MAX))).unwrap();
     assert_eq!((export.minimum, export.preferred), (1, 4096));
     assert_eq!(export.maximum, 32 << 20);
@@ -179,7 +179,7 @@ fn odd_block_sizes_are_made_usable() {
 
 /// Every reply, cut off at every byte.
 #[test]
-fn every_early_end_is_an_error() {
+fn truncated_handshake_is_error() {
     let says = [
         greeting(3),
         ack(option::STRUCTURED_REPLY),

@@ -126,7 +126,7 @@ fn of(
 }
 
 #[test]
-fn a_simple_reply_carries_all_data() {
+fn simple_reply_carries_all_data() {
     let bytes: Vec<u8> = (0..1000u32).map(|n| n as u8).collect();
     let (data, ends) = of(false, READ, |cookie| simple_of(0, cookie, &bytes)).unwrap();
     assert_eq!(data[0].1, bytes);
@@ -137,7 +137,7 @@ fn a_simple_reply_carries_all_data() {
 }
 
 #[test]
-fn chunks_come_in_any_order() {
+fn chunks_in_any_order_are_assembled() {
     let (data, ends) = of(true, READ, |cookie| {
         let base = READ.offset;
         [
@@ -153,7 +153,7 @@ fn chunks_come_in_any_order() {
 }
 
 #[test]
-fn an_error_counts_whatever_else_comes() {
+fn first_error_of_reply_counts() {
     let (_, ends) = of(true, READ, |cookie| {
         [
             data_of(0, cookie, READ.offset, &[1; 10]),
@@ -168,7 +168,7 @@ fn an_error_counts_whatever_else_comes() {
 }
 
 #[test]
-fn replies_come_in_any_order() {
+fn replies_in_any_order_are_matched() {
     let mut requests = InFlight::new(8);
     let write = RequestInfo {
         read: false,
@@ -192,7 +192,7 @@ fn replies_come_in_any_order() {
 
 /// Every protocol violation that a server can commit.
 #[test]
-fn lies_are_violations() {
+fn malformed_replies_are_violations() {
     let write = RequestInfo {
         read: false,
         ..READ
@@ -350,7 +350,7 @@ fn lies_are_violations() {
 }
 
 #[test]
-fn what_was_received_in_place_is_skipped() {
+fn data_received_in_place_is_skipped() {
     let (mut replies, mut requests, cookie) = one(true, READ);
     let head = data_of(1, cookie, READ.offset, &[7; 1000]);
     let (used, _) = replies.next(&head[..28], &mut requests).unwrap();
@@ -371,7 +371,7 @@ fn what_was_received_in_place_is_skipped() {
 proptest! {
     /// The result does not depend on how the stream is split.
     #[test]
-    fn pieces_do_not_matter(
+    fn replies_in_pieces_are_parsed(
         cuts in proptest::collection::vec(1..2000usize, 1..20),
         parts in proptest::collection::vec((1..400u32, any::<bool>()), 1..8),
         fails in any::<bool>(),
@@ -404,7 +404,7 @@ chunk_of(1, chunk::NONE, cookie, &[])
 
     /// Any bytes: no panic, no data outside of a request, no event without end.
     #[test]
-    fn any_bytes_are_survived(
+    fn random_bytes_cause_no_panic(
         bytes in proptest::collection::vec(any::<u8>(), 0..200),
         structured in any::<bool>(),
         kind in 0..5u16,

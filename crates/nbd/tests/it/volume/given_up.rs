@@ -5,7 +5,7 @@ use crate::volume::*;
 /// What a guest has given up does not come on top of what it writes later, though part of it was
 /// never sent.
 #[test]
-fn a_write_that_was_given_up_while_it_was_sent_goes_before_all_that_follows() {
+fn write_cancelled_while_sent_precedes_later_writes() {
     let server = serving(|number, _| match number {
         0 => Answer::Held,
         _ => Answer::Right,
@@ -48,7 +48,7 @@ fn a_write_that_was_given_up_while_it_was_sent_goes_before_all_that_follows() {
 
 /// What a guest has given up does not come on top of what it writes later.
 #[test]
-fn a_write_that_was_given_up_goes_before_all_that_follows() {
+fn cancelled_write_precedes_later_writes() {
     let server = serving(|number, _| match number {
         0 => Answer::Held,
         _ => Answer::Right,
@@ -96,7 +96,7 @@ fn a_write_that_was_given_up_goes_before_all_that_follows() {
 }
 
 #[test]
-fn requests_end_when_they_are_cancelled_wherever_they_are() {
+fn requests_end_when_cancelled_in_any_state() {
     let server = serving(|number, _| match number {
         0..=100 => Answer::Never,
         _ => Answer::Right,

@@ -113,14 +113,14 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
-    fn it_is_a_byte_vector(steps in steps(), structured in any::<bool>()) {
+    fn volume_matches_byte_vector(steps in steps(), structured in any::<bool>()) {
         let server = Server::new(Setup { structured, size: SIZE as usize, ..Setup::default() });
         check(&open(&server, options()), &steps);
     }
 
     /// In every wrapper.
     #[test]
-    fn wrapped_it_is_a_byte_vector(steps in steps(), wrapper in 0..4) {
+    fn wrapped_volume_matches_byte_vector(steps in steps(), wrapper in 0..4) {
         let server = Server::new(Setup { size: SIZE as usize, ..Setup::default() });
         let volume: Arc<dyn Volume> = Arc::new(open(&server, options()));
         let limits = IoLimits {
@@ -144,7 +144,7 @@ proptest! {
 
     /// However often the connection breaks.
     #[test]
-    fn it_is_a_byte_vector_on_an_unreliable_server(steps in steps(), every in 9..40usize) {
+    fn volume_on_unreliable_server_matches_byte_vector(steps in steps(), every in 9..40usize) {
         let server = Server::new(unreliable(every));
         check(&open(&server, options()), &steps);
     }

@@ -4,7 +4,7 @@ use crate::volume::*;
 
 /// Each lie ends its connection; the request is sent again on the next, and answered there.
 #[test]
-fn after_a_lie_or_an_end_requests_are_sent_again() {
+fn requests_are_resent_after_violation_or_close() {
     for answer in [
         Answer::Close,
         Answer::CloseWithin,
@@ -65,7 +65,7 @@ fn after_a_lie_or_an_end_requests_are_sent_again() {
 
 /// The same with a long read, whose data goes to its memory without a copy.
 #[test]
-fn a_long_read_survives_the_end_of_its_connection() {
+fn long_read_survives_lost_connection() {
     for answer in [Answer::CloseWithin, Answer::TooLong, Answer::Garbage] {
         let server = serving(move |number, _| match number {
             1 | 2 => answer,
@@ -80,7 +80,7 @@ fn a_long_read_survives_the_end_of_its_connection() {
 }
 
 #[test]
-fn a_server_that_never_says_the_truth_fails_the_request() {
+fn permanently_violating_server_fails_request() {
     let server = serving(|_, _| Answer::Garbage);
     let volume = open(&server, options());
     let mut worker = Worker::new(&volume);
@@ -93,7 +93,7 @@ fn a_server_that_never_says_the_truth_fails_the_request() {
 }
 
 #[test]
-fn a_server_that_comes_back_goes_on() {
+fn requests_continue_when_server_returns() {
     let mut server = serving(|_, _| Answer::Right);
     let volume = open(&server, options());
     let mut worker = Worker::new(&volume);
@@ -128,7 +128,7 @@ fn a_server_that_comes_back_goes_on() {
 }
 
 #[test]
-fn another_export_in_its_place_is_not_taken() {
+fn other_export_under_same_name_is_refused() {
     let mut server = serving(|_, _| Answer::Right);
     let volume = open(&server, options());
     let mut worker = Worker::new(&volume);
@@ -159,7 +159,7 @@ fn another_export_in_its_place_is_not_taken() {
 /// The requests of a server that stays away wait, then fail; and they are carried out again when it
 /// is back. The watch tells how it is.
 #[test]
-fn requests_fail_when_a_server_stays_away() {
+fn requests_fail_when_server_stays_away() {
     let mut server = serving(|_, _| Answer::Right);
     let impatient = NbdOptions {
         reconnect_delay: Duration::from_secs(5),
@@ -210,7 +210,7 @@ fn requests_fail_when_a_server_stays_away() {
 
 /// A server that takes connections and requests and answers nothing is no server.
 #[test]
-fn a_server_that_only_listens_is_lost_as_well() {
+fn server_without_answers_counts_as_lost() {
     let server = serving(|_, _| Answer::Never);
     let impatient = NbdOptions {
         timeout: Duration::from_millis(200),
@@ -228,7 +228,7 @@ fn a_server_that_only_listens_is_lost_as_well() {
 
 /// The server may end at any byte of the handshake of the next connection.
 #[test]
-fn a_handshake_that_ends_at_any_byte_is_made_again() {
+fn handshake_cut_at_any_byte_is_repeated() {
     let server = serving(|number, _| match number {
         1 => Answer::Close,
         _ => Answer::Right,
@@ -247,7 +247,7 @@ fn a_handshake_that_ends_at_any_byte_is_made_again() {
 
 /// A server that says nothing holds up nobody for longer than the time limit.
 #[test]
-fn a_silent_server_is_given_up_at_the_start() {
+fn silent_server_times_out_at_open() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("silent");
     let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();

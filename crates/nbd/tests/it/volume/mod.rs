@@ -56,7 +56,7 @@ fn pattern(seed: u8, len: u64) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn written_data_is_read_back() {
     for structured in [true, false] {
         let server = Server::new(Setup {
             structured,
@@ -79,7 +79,7 @@ fn what_is_written_is_read() {
 }
 
 #[test]
-fn what_the_server_has_is_told() {
+fn volume_info_matches_server() {
     let server = Server::new(Setup {
         blocks: [4096, 8192, 1 << 20],
         ..Setup::default()
@@ -112,7 +112,7 @@ fn what_the_server_has_is_told() {
 }
 
 #[test]
-fn long_requests_become_several() {
+fn long_requests_are_split() {
     let server = Server::new(Setup {
         blocks: [512, 4096, 64 << 10],
         ..Setup::default()
@@ -130,7 +130,7 @@ fn long_requests_become_several() {
 }
 
 #[test]
-fn durability_is_asked_for_as_the_server_knows_it() {
+fn durable_write_uses_fua_or_flush() {
     let fua = Op::Write { fua: true };
     let zeroes = Op::WriteZeroes {
         deallocate: false,
@@ -156,7 +156,7 @@ fn durability_is_asked_for_as_the_server_knows_it() {
 }
 
 #[test]
-fn what_the_server_cannot_do_is_done_otherwise_or_refused() {
+fn unsupported_operations_are_emulated_or_refused() {
     let server = Server::new(Setup {
         flags: flags::HAS_FLAGS,
         ..Setup::default()
@@ -178,7 +178,7 @@ fn what_the_server_cannot_do_is_done_otherwise_or_refused() {
 }
 
 #[test]
-fn errors_of_the_server_reach_the_request_alone() {
+fn server_error_fails_own_request_only() {
     let server = serving(|number, _| match number {
         0 => Answer::Errno(28),
         1 => Answer::Errno(5),
@@ -215,7 +215,7 @@ fn errors_of_the_server_reach_the_request_alone() {
 
 /// Guest memory that is not there any more fails its requests, and not the disk.
 #[test]
-fn memory_that_was_cut_short_fails_its_request() {
+fn truncated_guest_memory_fails_own_request() {
     let server = serving(|_, _| Answer::Right);
     let volume = open(&server, options());
     let mut worker = Worker::new(&volume);
@@ -242,7 +242,7 @@ fn memory_that_was_cut_short_fails_its_request() {
 
 /// A disk of the same worker does its work, whatever the server does.
 #[test]
-fn a_server_is_no_trouble_for_other_disks() {
+fn misbehaving_server_does_not_affect_other_disks() {
     for answer in [Answer::Never, Answer::Flood, Answer::Garbage, Answer::Close] {
         let server = serving(move |_, _| answer);
         let volume = open(&server, options());
@@ -280,7 +280,7 @@ fn a_server_is_no_trouble_for_other_disks() {
 }
 
 #[test]
-fn several_connections_share_the_work_where_that_is_allowed() {
+fn several_connections_share_load_where_allowed() {
     let server = Server::new(Setup::default());
     let several = NbdOptions {
         connections: 3,
@@ -319,7 +319,7 @@ fn several_connections_share_the_work_where_that_is_allowed() {
 }
 
 #[test]
-fn a_worker_that_ends_does_not_wait_for_ever() {
+fn ending_worker_stops_waiting() {
     let server = serving(|_, _| Answer::Never);
     let volume = open(&server, options());
     let mut worker = Worker::new(&volume);
@@ -339,7 +339,7 @@ fn a_worker_that_ends_does_not_wait_for_ever() {
 }
 
 #[test]
-fn urls_open_it_and_errors_name_the_server() {
+fn urls_open_volume_and_errors_name_server() {
     let server = Server::new(Setup::default());
     let mut registry = Registry::<()>::new();
     for kind in nbd::kinds(|_| ()) {

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dwords() {
+    fn directive_dwords_encode() {
         let enable = EnableDirectiveCdw12::new()
             .with_endir(true)
             .with_dtype(DirectiveType::DATA_PLACEMENT);

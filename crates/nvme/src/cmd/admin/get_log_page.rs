@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn get_log_page_round_trip() {
+    fn get_log_page_round_trips() {
         let arguments = GetLogPage {
             lid: Lid::COMMANDS_SUPPORTED,
             lsp: 0x55,

@@ -69,7 +69,7 @@ fn text(rates: &Rates, choices: &Choices) -> String {
 }
 
 #[test]
-fn the_screen_is_this_one() {
+fn screen_matches_expected_text() {
     let wanted = "\
 3 disks   833k IOPS   read 3.2GiB/s   write 0B/s   cpu 150%   memory 100MiB
 workers, % busy/polling/asleep   0: 50/25/25   1: 50/25/25
@@ -84,7 +84,7 @@ q quit   s sort   / filter   j/k or arrows select   enter queues";
 }
 
 #[test]
-fn nothing_is_wider_or_higher_than_the_terminal() {
+fn screen_fits_terminal() {
     let mut rates = three();
     let name = "\u{1b}[31mevil\n\u{202e}磁盘磁盘磁盘磁盘磁盘磁盘磁盘";
     rates.disks.push(disk(name, "controller", 9e15, u64::MAX));
@@ -110,7 +110,7 @@ fn nothing_is_wider_or_higher_than_the_terminal() {
 }
 
 #[test]
-fn keys_sort_filter_open_and_end() {
+fn keys_sort_filter_open_and_quit() {
     let rates = three();
     let mut choices = Choices::default();
     let first = |choices: &Choices| choices.shown(&rates)[0].name.clone();
@@ -161,7 +161,7 @@ fn keys_sort_filter_open_and_end() {
 }
 
 #[test]
-fn the_cursor_stays_on_its_disk_and_on_the_screen() {
+fn cursor_stays_on_disk_and_screen() {
     let mut rates = three();
     rates
         .disks
@@ -193,7 +193,7 @@ fn the_cursor_stays_on_its_disk_and_on_the_screen() {
 }
 
 #[test]
-fn numbers_are_short() {
+fn numbers_are_abbreviated() {
     for (value, shown) in [
         (0.0, "0"),
         (7.0, "7"),
@@ -212,7 +212,7 @@ fn numbers_are_short() {
 }
 
 #[test]
-fn times_of_more_than_an_interval_are_marked_and_explained() {
+fn latencies_over_longer_interval_are_marked() {
     let mut rates = three();
     let shown = text(&rates, &Choices::default());
     assert!(!shown.contains('*'), "{shown}");

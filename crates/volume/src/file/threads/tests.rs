@@ -162,7 +162,7 @@ impl Hanging {
 const ABORTED: Result<(), IoError> = Err(IoError::new(IoErrorKind::Aborted));
 
 #[test]
-fn requests_that_hang_keep_nobody_but_themselves() {
+fn hanging_requests_block_no_other() {
     let mut file = Hanging::new(BOUND);
     for hang in 0..8 {
         file.gate.close(hang * LEN);
@@ -184,7 +184,7 @@ fn requests_that_hang_keep_nobody_but_themselves() {
 }
 
 #[test]
-fn a_request_that_hangs_is_given_up_at_once_when_it_is_cancelled() {
+fn hanging_request_ends_at_cancellation() {
     let mut file = Hanging::new(BOUND);
     file.gate.close(0);
     file.submit(1, Op::Read, 0, Some(&[5; LEN as usize]));
@@ -200,7 +200,7 @@ fn a_request_that_hangs_is_given_up_at_once_when_it_is_cancelled() {
 }
 
 #[test]
-fn what_comes_after_a_write_that_was_given_up_waits_for_its_end() {
+fn requests_wait_for_end_of_cancelled_write() {
     let mut file = Hanging::new(BOUND);
     file.gate.close(0);
     file.submit(1, WRITE, 0, Some(&[1; LEN as usize]));
@@ -222,7 +222,7 @@ fn what_comes_after_a_write_that_was_given_up_waits_for_its_end() {
 }
 
 #[test]
-fn however_many_hang_the_threads_and_the_copies_are_bounded() {
+fn threads_and_copies_of_hanging_requests_are_bounded() {
     let mut file = Hanging::new(BOUND);
     let many = 200;
     for hang in 0..many {
@@ -253,7 +253,7 @@ fn however_many_hang_the_threads_and_the_copies_are_bounded() {
 }
 
 #[test]
-fn the_end_gives_a_file_up_that_does_not_answer() {
+fn end_abandons_hanging_file() {
     let mut file = Hanging::new(Duration::from_millis(20));
     file.gate.close(0);
     file.submit(1, WRITE, 0, Some(&[1; LEN as usize]));
@@ -274,7 +274,7 @@ fn the_end_gives_a_file_up_that_does_not_answer() {
 }
 
 #[test]
-fn a_request_that_is_not_answered_in_its_time_fails() {
+fn unanswered_request_times_out() {
     let limit = Duration::from_secs(2);
     let mut file = Hanging::with_timeout(BOUND, Some(limit));
     file.gate.close(0);
@@ -297,7 +297,7 @@ fn a_request_that_is_not_answered_in_its_time_fails() {
 /// Checks that a completion that arrived in time is not a time-out, even if the next round comes
 /// late.
 #[test]
-fn a_request_whose_answer_is_seen_late_does_not_fail() {
+fn answer_seen_late_is_no_timeout() {
     let limit = Duration::from_millis(100);
     let mut file = Hanging::with_timeout(BOUND, Some(limit));
     file.submit(1, WRITE, 0, Some(&[1; LEN as usize]));
@@ -311,7 +311,7 @@ fn a_request_whose_answer_is_seen_late_does_not_fail() {
 }
 
 #[test]
-fn a_queue_that_goes_leaves_its_requests_behind() {
+fn dropped_queue_leaves_hanging_requests_behind() {
     let mut file = Hanging::new(BOUND);
     file.gate.close(0);
     file.submit(1, WRITE, 0, Some(&[1; LEN as usize]));
@@ -343,7 +343,7 @@ fn a_queue_that_goes_leaves_its_requests_behind() {
 }
 
 #[test]
-fn a_round_copies_a_bounded_part_of_what_is_there() {
+fn round_copies_bounded_amount() {
     let mut file = Hanging::new(BOUND);
     let len = 1 << 20;
     let many = 40;
@@ -374,7 +374,7 @@ fn a_round_copies_a_bounded_part_of_what_is_there() {
 }
 
 #[test]
-fn who_drops_the_threads_does_not_wait_for_the_files_close() {
+fn dropped_threads_do_not_wait_for_close() {
     struct Closes(std::sync::mpsc::Receiver<()>);
     impl Drop for Closes {
         fn drop(&mut self) {
@@ -394,7 +394,7 @@ fn who_drops_the_threads_does_not_wait_for_the_files_close() {
 }
 
 #[test]
-fn threads_are_not_bound_to_the_cpu_of_their_worker() {
+fn file_threads_are_not_bound_to_worker_cpu() {
     let all = sched_getaffinity(Some(rustix::process::getpid())).unwrap();
     let found = Arc::new(Mutex::new(None));
     let mine = found.clone();
@@ -426,7 +426,7 @@ fn threads_are_not_bound_to_the_cpu_of_their_worker() {
 }
 
 #[test]
-fn every_operation_does_what_it_does_through_the_ring() {
+fn every_operation_matches_ring() {
     let mut file = Hanging::new(BOUND);
     let mib = vec![9; 1 << 20];
     let zero = |deallocate| Op::WriteZeroes {

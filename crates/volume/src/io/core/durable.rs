@@ -131,7 +131,7 @@ mod tests {
 
     /// Checks that cancelling a flush does not cancel other flushes that wait for its fsync.
     #[test]
-    fn who_waits_for_a_cancelled_flush_is_not_cancelled() {
+    fn cancelled_flush_does_not_cancel_waiters() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk.raw");
         std::fs::write(&path, [0; 4096]).unwrap();

@@ -34,7 +34,7 @@ fn system(errno: i32, write: bool) -> Continuation {
 }
 
 #[test]
-fn transfers_go_on_where_they_stopped() {
+fn short_transfers_continue() {
     let can = Abilities::new(true, true);
     let mut job = job(Op::Write { fua: false }, 16384);
     assert_eq!(job.advance(4096, 1, &can), Continuation::Again);
@@ -45,7 +45,7 @@ fn transfers_go_on_where_they_stopped() {
 }
 
 #[test]
-fn direct_transfers_go_on_at_a_block() {
+fn direct_transfers_continue_at_block() {
     let can = Abilities::new(true, true);
     let mut job = job(Op::Read, 8192);
     assert_eq!(job.advance(5000, 512, &can), Continuation::Again);
@@ -56,7 +56,7 @@ fn direct_transfers_go_on_at_a_block() {
 }
 
 #[test]
-fn nothing_moved_is_an_end() {
+fn empty_transfer_is_end() {
     let can = Abilities::new(true, true);
     assert_eq!(
         job(Op::Read, 4096).advance(0, 1, &can),
@@ -74,7 +74,7 @@ fn nothing_moved_is_an_end() {
 }
 
 #[test]
-fn interruptions_are_repeated_within_reason() {
+fn interrupted_calls_are_repeated_limited_times() {
     let can = Abilities::new(true, true);
     for errno in [libc::EINTR, libc::EAGAIN] {
         let mut job = job(Op::Flush, 0);
@@ -95,7 +95,7 @@ fn interruptions_are_repeated_within_reason() {
 }
 
 #[test]
-fn a_refused_alignment_is_bounced_once() {
+fn refused_alignment_is_bounced_once() {
     let can = Abilities::new(true, true);
     let mut job = job(Op::Read, 4096);
     assert_eq!(job.advance(-libc::EINVAL, 512, &can), Continuation::Again);
@@ -107,7 +107,7 @@ fn a_refused_alignment_is_bounced_once() {
 }
 
 #[test]
-fn zeroing_falls_back_step_by_step_and_remembers() {
+fn unsupported_zeroing_falls_back_stepwise() {
     let can = Abilities::new(true, true);
     let zeroes = Op::WriteZeroes {
         deallocate: true,
@@ -141,7 +141,7 @@ fn zeroing_falls_back_step_by_step_and_remembers() {
 }
 
 #[test]
-fn durable_zeroes_are_made_durable() {
+fn durable_zeroes_are_flushed() {
     let can = Abilities::new(true, true);
     let mut durable = job(FUA_ZEROES, 4096);
     assert_eq!(durable.step, KernelOp::ZeroRange);
@@ -162,7 +162,7 @@ fn durable_zeroes_are_made_durable() {
 }
 
 #[test]
-fn errors_keep_their_number_and_get_a_kind() {
+fn errors_keep_errno_and_get_kind() {
     let can = Abilities::new(true, true);
     for (errno, op, kind) in [
         (libc::EIO, Op::Read, IoErrorKind::MediaRead),
@@ -194,7 +194,7 @@ fn errors_keep_their_number_and_get_a_kind() {
 }
 
 #[test]
-fn bounced_reads_arrive_piece_by_piece() {
+fn bounced_reads_arrive_in_pieces() {
     let can = Abilities::new(true, true);
     let mut job = RingJob::new(request(Op::Read, 10000), 0, false, &can);
     assert_eq!(job.step, KernelOp::Bounce);
@@ -236,7 +236,7 @@ fn atomic(segments: u64, reachable: bool) -> (RingJob, Abilities) {
 }
 
 #[test]
-fn an_atomic_write_is_one_operation_or_fails() {
+fn atomic_write_is_one_operation_or_fails() {
     let (mut whole, can) = atomic(1, true);
     assert!(whole.atomic && whole.step == KernelOp::Data);
     // The rest would be another write.

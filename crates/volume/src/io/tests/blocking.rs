@@ -176,7 +176,7 @@ fn worker_goes_on(io: &Io, file: usize, late: &mut LateMemory, tag: u64) {
 }
 
 #[test]
-fn a_file_that_made_the_worker_wait_does_so_no_more() {
+fn file_blocks_worker_once() {
     for mode in [Mode::Deferred, Mode::Cooperative, Mode::Plain] {
         let (Some(io), Some(mut late), Some(file)) = made(mode) else {
             return;
@@ -205,7 +205,7 @@ fn a_file_that_made_the_worker_wait_does_so_no_more() {
 }
 
 #[test]
-fn what_a_thread_of_the_kernel_executes_names_no_pinned_buffer() {
+fn kernel_thread_request_uses_no_pinned_buffer() {
     let directory = tempfile::tempdir().unwrap();
     let (io, _queue) = pinning(&directory);
     let Ok(file) = direct(&directory) else {

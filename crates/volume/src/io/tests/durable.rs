@@ -22,7 +22,7 @@ fn opened(mode: Mode, directory: &tempfile::TempDir) -> Option<(Io, OpenQueue)> 
 }
 
 #[test]
-fn flushes_that_wait_become_one() {
+fn waiting_flushes_are_merged() {
     for mode in MODES {
         let directory = tempfile::tempdir().unwrap();
         let Some((io, mut queue)) = opened(mode, &directory) else {
@@ -58,7 +58,7 @@ fn finish_tags(io: &Io, requests: usize) -> Vec<u64> {
 }
 
 #[test]
-fn durable_writes_beyond_a_number_are_made_durable_together() {
+fn many_durable_writes_share_one_flush() {
     let directory = tempfile::tempdir().unwrap();
     let memory = Memory::anonymous(1 << 20).unwrap();
     memory
@@ -87,7 +87,7 @@ fn durable_writes_beyond_a_number_are_made_durable_together() {
 }
 
 #[test]
-fn what_waits_for_a_flush_ends_when_it_is_cancelled_or_its_queue_goes() {
+fn flush_waiter_ends_when_cancelled_or_dropped() {
     for mode in MODES {
         let directory = tempfile::tempdir().unwrap();
         let Some((io, mut queue)) = opened(mode, &directory) else {

@@ -46,7 +46,7 @@ fn settle(io: &Io, mode: Mode) {
 }
 
 #[test]
-fn only_what_is_alone_in_flight_is_pushed() {
+fn only_single_request_in_flight_is_pushed() {
     for mode in MODES {
         let Some(io) = io(mode) else { continue };
         let directories = [(); 2].map(|()| tempfile::tempdir().unwrap());
@@ -95,7 +95,7 @@ fn only_what_is_alone_in_flight_is_pushed() {
 }
 
 #[test]
-fn news_are_completions_that_can_be_told() {
+fn has_news_means_completion_is_available() {
     for mode in MODES {
         let Some(io) = io(mode) else { continue };
         assert!(!io.has_news(), "no request");
@@ -133,7 +133,7 @@ fn news_are_completions_that_can_be_told() {
 }
 
 #[test]
-fn a_full_ring_is_emptied_for_the_next_and_full_slots_refuse_it() {
+fn full_ring_is_emptied_and_full_slots_refuse() {
     let Some(io) = io(Mode::Deferred) else { return };
     let directory = tempfile::tempdir().unwrap();
     let mut queue = file(&directory).open(&io).unwrap();
@@ -167,7 +167,7 @@ fn a_full_ring_is_emptied_for_the_next_and_full_slots_refuse_it() {
 }
 
 #[test]
-fn memory_is_kept_while_the_kernel_has_it_and_no_longer() {
+fn memory_is_held_exactly_while_in_kernel() {
     let Some(io) = io(Mode::Deferred) else { return };
     let directory = tempfile::tempdir().unwrap();
     let mut queue = file(&directory).open(&io).unwrap();
@@ -226,7 +226,7 @@ fn stricter(directory: &tempfile::TempDir) -> Option<(File, RingFile)> {
 }
 
 #[test]
-fn what_the_kernel_refuses_is_bounced_at_once() {
+fn request_refused_by_kernel_is_bounced_at_once() {
     for mode in MODES {
         let Some(io) = io(mode) else { continue };
         let directory = tempfile::tempdir().unwrap();
@@ -269,7 +269,7 @@ fn what_the_kernel_refuses_is_bounced_at_once() {
 }
 
 #[test]
-fn only_what_lies_in_one_pinned_buffer_is_fixed() {
+fn only_transfers_in_one_pinned_buffer_are_fixed() {
     let directory = tempfile::tempdir().unwrap();
     let (io, mut queue) = pinning(&directory);
     let memory = Memory::anonymous(4 << 20).unwrap();

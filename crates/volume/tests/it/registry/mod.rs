@@ -23,7 +23,7 @@ fn error(url: &str) -> String {
 }
 
 #[test]
-fn one_line_is_enough_for_a_new_kind() {
+fn new_volume_kind_needs_single_line() {
     let opened = open("zero://1M?colour=red&offset=64K&iops=10&read-only=on").unwrap();
     assert_eq!(opened.volume.info().size, (1 << 20) - (64 << 10));
     assert!(opened.volume.info().read_only);
@@ -57,13 +57,13 @@ fn one_line_is_enough_for_a_new_kind() {
 }
 
 #[test]
-fn an_option_without_effect_is_refused() {
+fn option_without_effect_is_refused() {
     let text = error("zero://1M?unused=1");
     assert!(text.contains("\"unused\" has no effect"), "{text}");
 }
 
 #[test]
-fn a_prefix_stands_before_the_url_of_another_volume() {
+fn prefix_kind_opens_inner_url() {
     let mut kind = toy::kind();
     kind.scheme.name = "twice+";
     kind.scheme.form = "URL";
@@ -87,7 +87,7 @@ fn a_prefix_stands_before_the_url_of_another_volume() {
 }
 
 #[test]
-fn a_kind_can_be_replaced() {
+fn volume_kind_can_be_replaced() {
     let mut kind = toy::kind();
     kind.scheme.name = "mem";
     let registry = registry().with(kind);
@@ -118,7 +118,7 @@ fn values_of(option: &UrlOption, form: &'static str) -> Vec<&'static str> {
 
 /// Help and constructors agree: each option of the table is read, in every form, and has an effect.
 #[test]
-fn every_option_of_the_table_is_understood() {
+fn every_documented_option_is_parsed() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk.raw");
     std::fs::File::create(&path)
