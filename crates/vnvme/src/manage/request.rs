@@ -104,7 +104,7 @@ mod tests {
             ),
             (
                 r#"{"socket": "/a", "namespace": [{"volume": 7}]}"#,
-                "no path",
+                "not a path",
             ),
             (r#"{"socket": "/a", "namespace": 7}"#, "invalid type"),
         ] {

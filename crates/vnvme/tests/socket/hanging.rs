@@ -225,7 +225,7 @@ fn hanging_volume_does_not_block_end() {
     pair.daemon.signal(Signal::TERM);
     let file = text(&pair.fuse.file());
     pair.daemon
-        .wait_log(|line| line.contains(&file) && line.contains("does not answer"));
+        .wait_log(|line| line.contains(&file) && line.contains("no answer; cancelling"));
     // All else has ended: the neighbour's disk is flushed and free, and so are both sockets.
     let disk = text(&pair.test_dir.path("disk.raw"));
     let second = Daemon::serve(&pair.test_dir, &[&disk]);
@@ -280,7 +280,7 @@ fn stalled_worker_is_named_and_not_waited_for() {
         "{worker}"
     );
     drop(frozen);
-    daemon.wait_log(|line| line.contains("worker-0 goes on after"));
+    daemon.wait_log(|line| line.contains("worker-0 continues after"));
     eventually("it stands still no more", || {
         worker = all_stats(&control)["workers"][0].clone();
         worker["stalled_ms"] == 0

@@ -90,7 +90,7 @@ fn missing_restart_state_is_named() {
     let receiver = restore(&h, &mut h.keeper()).unwrap_err();
     assert_eq!(
         receiver.to_string(),
-        "a receiver of interrupts was not kept"
+        "restart state: a receiver of interrupts is missing"
     );
     // The controller memory buffer.
     let config = ControllerConfig {
@@ -104,7 +104,7 @@ fn missing_restart_state_is_named() {
     let buffer = restore(&h, &mut keeper).unwrap_err();
     assert_eq!(
         buffer.to_string(),
-        "the controller memory buffer was not kept"
+        "restart state: the controller memory buffer is missing"
     );
     // Another file: not sealed, or of another size.
     keeper.buffer = Some(h.low.fd().try_clone_to_owned().unwrap());
