@@ -135,7 +135,7 @@ impl State {
             return Err(ResumeError::Version(version));
         }
         let missing = ResumeError::Damaged("a descriptor is missing");
-        // Nothing is taken unless all of it is there: the program before would need it again.
+        // All descriptors are checked before any is taken: the previous program may need them again.
         let mut named = BTreeSet::new();
         for line in text.lines() {
             let keys = ["CHANNEL=", "PIDFD=", "STANDBY="];

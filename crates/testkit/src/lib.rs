@@ -34,9 +34,9 @@ pub fn serving(pid: u32) -> u32 {
 /// Reports that a test, or the part of it named by `what`, does not run on this machine, and the
 /// reason.
 ///
-/// `what` begins with the crate: `volume::system::block_device_reads_back_writes`. The list of accepted skips has
-/// patterns for whole lines "what: reason": keep details that differ between runs out of the
-/// reason.
+/// `what` begins with the crate: `volume::system::block_device_reads_back_writes`. The list of
+/// accepted skips has patterns for whole lines "what: reason": keep details that differ between
+/// runs out of the reason.
 ///
 /// # Panics
 /// When the file cannot be written, because an unreported skip counts as a failure.

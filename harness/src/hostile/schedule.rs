@@ -10,7 +10,7 @@ pub(super) struct Threads(Vec<PathBuf>);
 /// Times of the threads at one moment.
 pub(super) struct Times {
     at: Instant,
-    /// Of each thread: on a processor, and waiting for one.
+    /// Time of each thread on a processor, and waiting for one.
     threads: Vec<(Duration, Duration)>,
 }
 

@@ -215,7 +215,7 @@ fn ended(end: KeeperExit) -> ExitCode {
     match end {
         KeeperExit::Code(code) => ExitCode::from(code),
         KeeperExit::Signal(signal) => {
-            // The same end as that of a process without a keeper.
+            // Ends by the signal, as a process without a keeper does.
             let _ = signal_hook::low_level::emulate_default_handler(signal);
             ExitCode::FAILURE
         }

@@ -23,7 +23,7 @@ pub(super) enum Scope {
     OfConfig,
 }
 
-/// One change of a plan.
+/// Change of a plan.
 enum PlanStep {
     Add(DiskSpec),
     Remove(String),

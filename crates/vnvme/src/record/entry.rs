@@ -155,7 +155,7 @@ impl NamespaceRecord {
 
     /// Returns the identifiers.
     pub fn ids(&self) -> Ids {
-        // They were checked when the record was read or made.
+        // The identifiers were checked when the record was read or made.
         self.checked_ids().unwrap_or_default()
     }
 }

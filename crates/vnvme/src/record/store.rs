@@ -106,7 +106,7 @@ fn remove(path: &Path) -> Result<()> {
 fn read_all(text: &str) -> Result<All> {
     let all: All = serde_json::from_str(text).context("not understood")?;
     for record in all.values() {
-        // The same checks as for a file.
+        // A record in memory is checked as one in a file.
         record.check()?;
     }
     Ok(all)
