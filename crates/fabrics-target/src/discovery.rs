@@ -75,7 +75,7 @@ impl Discovery {
             requests: Requests::new(&connected.limits, ADMIN_IN_CAPSULE),
             grants: Grants::new(1),
             cc: Cc::new(),
-            keep_alive: KeepAlive::new(timeout(connected.connect.kato.into()), now),
+            keep_alive: KeepAlive::new(timeout(connected.connect.kato), now),
             events: 0,
             local,
             cntlid: 1,
@@ -245,8 +245,7 @@ impl Discovery {
                 let fid = SetFeaturesCdw10::from_bits(command.cdw10.get()).fid();
                 match fid {
                     Fid::KEEP_ALIVE_TIMER => {
-                        self.keep_alive
-                            .set(timeout(command.cdw11.get().into()), now);
+                        self.keep_alive.set(timeout(command.cdw11.get()), now);
                         self.answer(command, Ok(0));
                     }
                     Fid::ASYNC_EVENT_CONFIG => self.answer(command, Ok(0)),
