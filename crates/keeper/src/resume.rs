@@ -135,7 +135,7 @@ impl State {
             return Err(ResumeError::Version(version));
         }
         let missing = ResumeError::Damaged("a descriptor is missing");
-        // All descriptors are checked before any is taken: the previous program may need them again.
+        // Checks all descriptors before taking any: the previous program may need them again.
         let mut named = BTreeSet::new();
         for line in text.lines() {
             let keys = ["CHANNEL=", "PIDFD=", "STANDBY="];

@@ -133,7 +133,7 @@ struct Open {
     incoming: Option<Incoming>,
     /// Parsing stopped before the end of the received bytes, because too much is staged.
     stopped: bool,
-    /// CID of the command with the memory that the kernel receives into.
+    /// CID of the command that owns the memory into which the kernel receives.
     direct: Option<u16>,
     /// Message being assembled, and its number.
     staged: Outgoing,

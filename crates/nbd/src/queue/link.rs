@@ -130,7 +130,7 @@ struct Open {
     replies: Replies,
     /// Receive buffer; `None` while the kernel uses it.
     incoming: Option<Incoming>,
-    /// Cookie of the request with the memory that the kernel receives into.
+    /// Cookie of the request that owns the memory into which the kernel receives.
     direct: Option<u64>,
     /// Message being assembled.
     staged: Outgoing,
