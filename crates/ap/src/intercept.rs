@@ -1,5 +1,5 @@
-//! Interception of PQAP on a host whose hardware executes AP instructions for the guest. Only AQIC
-//! is intercepted, and only if host and guest have the facilities. All else returns "not
+//! Interception of PQAP on a host with hardware that executes AP instructions for the guest. Only
+//! AQIC is intercepted, and only if host and guest have the facilities. All else returns "not
 //! supported", which the host handles as an unknown instruction.
 
 use crate::command::{Facilities, Function, InterruptControl, Pqap, ProgramException};

@@ -36,7 +36,7 @@ impl Response {
     pub const NO_PENDING_REPLY: Response = Response(0x10);
     /// The domain number exceeds the adapter's maximum.
     pub const INDEX_TOO_BIG: Response = Response(0x11);
-    /// A part of a message whose first part is missing.
+    /// A part of a message without its first part.
     pub const NO_FIRST_PART: Response = Response(0x13);
     /// The message exceeds the maximum of the queue.
     pub const MESSAGE_TOO_BIG: Response = Response(0x15);

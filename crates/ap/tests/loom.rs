@@ -1,6 +1,6 @@
-//! The gate in every interleaving and under the memory model: what the destroyer frees, no vCPU
-//! uses, and what was made before the gate opened, those who enter see. Without any one of its
-//! orders a model must notice.
+//! The gate in every interleaving and under the memory model: no vCPU uses memory that the
+//! destroyer frees, and each vCPU that enters sees everything from before the gate opened. Without
+//! any one of its orders a model must notice.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 

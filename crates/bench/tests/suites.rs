@@ -70,7 +70,7 @@ fn folders(temp: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 
-/// Processes whose command line names something in `temp`.
+/// Processes with a command line that names something in `temp`.
 fn processes(temp: &Path) -> Vec<String> {
     let names = fs::read_dir("/proc").unwrap().flatten();
     let pids = names.filter_map(|entry| entry.file_name().into_string().ok());

@@ -678,7 +678,7 @@ fn thousands_of_short_clients_leak_nothing() {
     eventually("all are closed", || descriptors() <= before);
 }
 
-/// Who may connect and ask so often has its share of the thread, and no more.
+/// A client that may connect and send requests this often has its share of the thread, and no more.
 #[test]
 fn requests_are_rate_limited() {
     let world = World::with_rate(20);
@@ -725,7 +725,7 @@ fn slow_request_blocks_no_other_client() {
     for one in asked {
         assert_eq!(one.join().unwrap().unwrap().device, "0000:44:00.0");
     }
-    // Those who ask for it and go do not add up.
+    // Clients that ask for it and disconnect do not add up.
     let request = "POST /v1/devices/x/suspend HTTP/1.1\r\nHost: x\r\n\r\n";
     for _ in 0..200 {
         world.connect().write_all(request.as_bytes()).unwrap();

@@ -1,5 +1,5 @@
-//! Imitation of disks of a cloud, whose images identify a disk by model and PCI IDs and by vendor
-//! specific bytes. Their udev rules derive device names from these.
+//! Imitation of disks of a cloud. The cloud's images identify a disk by model and PCI IDs and by
+//! vendor specific bytes. Their udev rules derive device names from these.
 //!
 //! - Amazon: the device name is at the beginning of the vendor specific bytes of Identify
 //!   Controller (byte 3072), 32 characters, padded with spaces. `ebsnvme-id` of amazon-ec2-utils

@@ -131,8 +131,8 @@ impl MetadataState {
         })
     }
 
-    /// Stores the metadata of a block whose data is about to be written. Returns `None` when the
-    /// file is truncated.
+    /// Stores the metadata of a block before its data is written. Returns `None` when the file is
+    /// truncated.
     pub(crate) fn write(&self, lba: u64, checksum: u32, metadata: &[u8]) -> Option<()> {
         let (at, bytes, len) = self.entry(lba)?;
         let entry = bytes.get(..len)?;

@@ -7,7 +7,7 @@
 use crate::survival::state::Pci;
 use nvme::pci::{command, status};
 
-/// Size of the configuration space in bytes: that of a PCI Express function, whose extended part is
+/// Size of the configuration space in bytes: that of a PCI Express function. The extended part is
 /// empty here.
 pub const CONFIG_SIZE: usize = 4096;
 

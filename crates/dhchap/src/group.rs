@@ -1,4 +1,4 @@
-//! Diffie-Hellman groups of RFC 7919, whose generator is 2, and the null group.
+//! Diffie-Hellman groups of RFC 7919, with the generator 2, and the null group.
 
 use crate::random::EXPONENT;
 use crypto_bigint::modular::{BoxedMontyForm, BoxedMontyParams};

@@ -23,8 +23,8 @@ pub(crate) const MAX_DATA: usize = 8192;
 /// Number of polls for a completion before the thread yields, and later sleeps between polls.
 const SPIN: u32 = 2000;
 
-/// Reads the Controller Status register; [`Error::Gone`] when it reads as all ones, because the
-/// device is lost.
+/// Reads the Controller Status register. Fails when it reads as all ones, because the device is
+/// lost.
 pub(crate) fn csts(transport: &dyn Transport) -> Result<Csts, Error> {
     match transport.read32(regs::CSTS) {
         Ok(u32::MAX) | Err(TransportError::Gone(_)) => Err(Error::Gone),

@@ -24,8 +24,8 @@ struct Inner {
     next: u64,
 }
 
-/// A queue pair whose requests are futures. It belongs to one thread; clone it for every task of
-/// that thread.
+/// Asynchronous queue pair: each request is a future. It belongs to one thread; clone it for every
+/// task of that thread.
 ///
 /// The program must call [`AsyncQueue::drive`]: from an executor's idle hook, from a task that
 /// waits for [`AsyncQueue::eventfd`], or by [`AsyncQueue::block_on`].

@@ -142,8 +142,8 @@ pub struct QueueOptions {
     /// [`QueuePair::arm`](crate::QueuePair::arm). The interrupt stays enabled only while the owner
     /// sleeps often. Such a queue pair must not use [`QueuePair::wait`](crate::QueuePair::wait).
     pub polled: bool,
-    /// Repeat failed commands whose status allows a retry (Do Not Retry is clear), up to the limit
-    /// of retries. For owners without retries of their own.
+    /// Repeat failed commands with a status that allows a retry (Do Not Retry is clear), up to the
+    /// limit of retries. For owners without retries of their own.
     pub repeats: bool,
     /// Maximum time that [`QueuePair::wait`](crate::QueuePair::wait) polls before it sleeps. The
     /// actual time adapts below this limit.

@@ -224,7 +224,7 @@ pub struct Association {
     pool: AssociationMemory,
     admin: Queue,
     io: Vec<Queue>,
-    /// New I/O queue connections whose rings could not be requested from the controller yet.
+    /// New I/O queue connections that could not request their rings from the controller yet.
     early: Vec<Connected>,
     inbox: Arc<Inbox<AssociationMessage>>,
     streams: RingStreams,

@@ -89,7 +89,7 @@ impl Register<'_> {
         }
     }
 
-    /// Decides how to handle Abort, whose command identifier is converted from the host's to the
+    /// Decides how to handle Abort. Its command identifier is converted from the host's to the
     /// controller's.
     fn abort(&self, command: &Command) -> CommandDecision {
         let cdw10 = AbortCdw10::from_bits(command.cdw10.get());

@@ -34,7 +34,7 @@ pub(crate) struct PendingConnection {
     limits: Option<ConnectionLimits>,
 }
 
-/// A connection whose Connect command has arrived, and was not answered yet.
+/// A connection with an unanswered Connect command.
 #[derive(Debug)]
 pub(crate) struct Connected {
     pub fd: OwnedFd,

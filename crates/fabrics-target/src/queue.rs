@@ -98,7 +98,7 @@ pub(crate) struct Queue {
     flow_control: bool,
     sqhd: u16,
     place: Option<DataDestination>,
-    /// Slot of the command into whose memory the kernel receives.
+    /// Slot of the command that owns the memory into which the kernel receives.
     direct: Option<u16>,
     /// In-capsule data has no memory yet, so reading is paused.
     starved: bool,

@@ -66,7 +66,7 @@ impl Default for TargetLimits {
 }
 
 impl TargetLimits {
-    /// Returns the memory in bytes of an association whose host has used up its budget.
+    /// Returns the memory, in bytes, of an association of a host that has used up its budget.
     pub fn least_memory(&self) -> u32 {
         self.memory.min(4 << 20)
     }

@@ -33,7 +33,7 @@ use sync::Unpoisoned;
 /// unplugged, TCP retransmits at growing intervals (the first packet after 1, 3 and 7 s), so a new
 /// attempt notices the replugged cable sooner.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
-/// Time limit for a controller to close connections whose sending side this host has closed.
+/// Time limit for a controller to close a connection after this host has closed the sending side.
 const CLOSING: Duration = Duration::from_secs(1);
 /// Time limit for a controller to shut down when the volume is closed.
 const SHUT_DOWN: Duration = Duration::from_secs(2);
@@ -186,7 +186,7 @@ struct Keeper<'a> {
     /// Identifiers of queues that were created in this association. They are not created again,
     /// even after their worker has left.
     made: HashSet<u16>,
-    /// Identifiers in `made` whose connections are not closed yet.
+    /// Identifiers in `made` of queues with open connections.
     open: HashSet<u16>,
     /// The controller has closed every connection that is closed.
     by_controller: bool,

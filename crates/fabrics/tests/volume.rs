@@ -1,5 +1,5 @@
 //! The volume against a subsystem in this process: what it does, and what it makes of a controller
-//! that lies, hangs and goes away.
+//! that lies, hangs and disappears.
 #![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
@@ -35,8 +35,8 @@ use volume::{
 const WRITE: Op = Op::Write { fua: false };
 const BLOCK: u64 = 4096;
 
-/// With time-outs that no busy machine comes near; but where an association's end is not seen, that
-/// is waited for.
+/// With time-outs that no busy machine reaches; but where an association's end is not seen, that is
+/// waited for.
 fn options() -> FabricsOptions {
     FabricsOptions {
         kato: Duration::from_secs(20),
@@ -66,7 +66,7 @@ fn pattern(seed: u8, len: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Goes on until that is so.
+/// Runs the worker until `holds` returns `true`.
 fn until(worker: &mut Worker, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
@@ -421,7 +421,7 @@ fn data_with_wrong_digest_is_read_again() {
     assert_eq!(target.count(|s| &s.connections), 2);
 }
 
-/// The same with a long read, whose data goes to its memory without a copy.
+/// The same with a long read, which receives its data without a copy.
 #[test]
 fn long_read_survives_lost_connection() {
     for answer in [Answer::CloseWithin, Answer::TooLong, Answer::Garbage] {

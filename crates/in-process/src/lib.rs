@@ -59,7 +59,7 @@ const OWNER: u16 = 0;
 pub struct Host(Worker<Local>);
 
 impl Host {
-    /// Creates the host of a controller with the ID 0, whose volumes were opened on `io`.
+    /// Creates the host of a controller with the ID 0 and with volumes that were opened on `io`.
     ///
     /// # Errors
     /// [`TransportError::Io`] when no file descriptor is available.

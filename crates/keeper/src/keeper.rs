@@ -257,7 +257,7 @@ impl RunningKeeper<'_> {
         self.has_served = true;
     }
 
-    /// Becomes the keeper, whose place is free.
+    /// Makes this stand-by the keeper, after the other one has ended.
     fn promote(&mut self) {
         // Signals until now were meant for the other keeper.
         self.signals.take();

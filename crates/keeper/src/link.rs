@@ -54,8 +54,8 @@ struct Names {
     by_disk: BTreeMap<String, usize>,
 }
 
-/// Returns the disk whose descriptor has this name ([`Ledger`](crate::Ledger)); `None` for one of
-/// the process.
+/// Returns the disk of the descriptor with this name ([`Ledger`](crate::Ledger)); `None` for a
+/// descriptor of the process.
 fn disk_of(name: &str) -> Option<&str> {
     let (disk, _) = name.split_once('.')?;
     let number = disk.strip_prefix('d')?;

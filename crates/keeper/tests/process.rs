@@ -30,11 +30,11 @@ const KEEPER: &str = "VNVME_TEST_KEEPER";
 const SERVE: &str = "VNVME_TEST_SERVE";
 /// Set for the process that a keeper leaves.
 const LAST: &str = "VNVME_TEST_LAST";
-/// Destination of a connection whose close takes long.
+/// Destination of a connection with a close that takes long.
 const LINGERS: &str = "VNVME_TEST_LINGERS";
 /// Set for a keeper that stands by.
 const STANDBY: &str = "VNVME_TEST_STANDBY";
-/// Number of the descriptor with the state of a keeper whose program was replaced.
+/// Number of the descriptor with the state of a keeper after its program was replaced.
 const STATE: &str = "VNVME_TEST_STATE";
 /// Behaviour of the new program.
 const NEW: &str = "VNVME_TEST_NEW";
@@ -132,7 +132,7 @@ impl Programs for Pair {
     }
 }
 
-/// Opens a connection whose close takes a minute: no peer reads the sent data.
+/// Opens a connection that takes a minute to close: no peer reads the sent data.
 fn lingering(address: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_nonblocking(true).unwrap();
@@ -598,7 +598,7 @@ fn stopped_process_blocks_nothing_and_killed_one_is_replaced() {
     assert_eq!(running.code(), Some(BY_SIGNAL + Signal::INT.as_raw()));
 }
 
-/// Starts a keeper whose process continues, and is to be replaced by one that does `new`.
+/// Starts a keeper that continues in its process, and is to be replaced by one that does `new`.
 fn upgrade(new: &str) -> (KeeperProcess, Pid) {
     let mut command = Command::new("/proc/self/exe");
     command.args(["--exact", "child_keeper", "--nocapture"]);

@@ -294,7 +294,7 @@ struct Slots {
     /// Whether a timed I/O has ended after the deadline.
     expired: bool,
     failed: Option<anyhow::Error>,
-    /// Slots of completed reads whose data is still to be compared.
+    /// Slots of completed reads with data still to be compared.
     to_check: Vec<u16>,
 }
 

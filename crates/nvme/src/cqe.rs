@@ -40,9 +40,9 @@ use crate::macros::wire_layout;
 )]
 #[repr(C)]
 pub struct Completion {
-    /// Dword 0: result of the command, whose meaning depends on the command.
+    /// Dword 0: result, specific to the command.
     pub dw0: U32,
-    /// Dword 1: result of the command, whose meaning depends on the command.
+    /// Dword 1: result, specific to the command.
     pub dw1: U32,
     /// SQ Head Pointer at the time when the entry was created.
     pub sqhd: U16,

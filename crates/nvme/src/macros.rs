@@ -1,5 +1,5 @@
-//! Macros to declare wire types, whose layouts are checked at compile time and whose unknown values
-//! are kept as data.
+//! Macros to declare wire types. Their layouts are checked at compile time; unknown values are kept
+//! as data.
 
 /// Declares a transparent newtype with a constant for each value that the standard names.
 ///
@@ -91,7 +91,7 @@ macro_rules! wire_layout {
     };
 }
 
-/// Implements `Default` as all zeroes, for types whose arrays are too long for the derive.
+/// Implements `Default` as all zeroes, for types with arrays too long for the derive.
 macro_rules! zeroed_default {
     ($($type:ty),+ $(,)?) => {
         $(impl Default for $type {

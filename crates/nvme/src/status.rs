@@ -25,7 +25,7 @@ open_values! {
 #[bitfield(u16)]
 #[derive(PartialEq, Eq, Hash)]
 pub struct Status {
-    /// Status Code, whose meaning depends on `sct`.
+    /// Status Code; its meaning depends on `sct`.
     pub sc: u8,
     /// Status Code Type.
     #[bits(3)]

@@ -1,4 +1,4 @@
-//! Standard output of commands, whose reader may disappear (`vnvme stats ... | head`).
+//! Standard output of commands, for readers that may disappear (`vnvme stats ... | head`).
 //!
 //! The standard library's `println!` panics in that case. [`outln!`] returns an error instead, with
 //! which `main` ends the process as shells expect: by SIGPIPE, without a message ([`end_quietly`]).

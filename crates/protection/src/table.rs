@@ -36,7 +36,7 @@ pub const WORD: usize = 8;
 const DONE: u64 = 1 << 39;
 /// Newest version of the file format that this program writes.
 pub const VERSION: u32 = 2;
-/// Version of files whose storage tags have the minimum size.
+/// Version of files with storage tags of the minimum size.
 const MIN_VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"vnvmemet";
@@ -383,8 +383,8 @@ pub fn is_in_doubt(entry: &[u8], generation: u32) -> bool {
 }
 
 /// Resolves the doubt about an entry before a new write; `block` describes the data as read.
-/// Returns the offset of the slot whose word has to be replaced, and the new word. `None` when no
-/// slot matches, or there is no doubt.
+/// Returns the offset of the slot with the word to replace, and the new word. `None` when no slot
+/// matches, or there is no doubt.
 pub fn settle(entry: &[u8], block: Block) -> Option<(usize, u64)> {
     let [(at, newer), (_, older)] = places(entry, block.generation);
     let ((word, metadata), (old, before)) = (newer?, older?);

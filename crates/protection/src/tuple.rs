@@ -188,7 +188,7 @@ impl Checks {
     };
 }
 
-/// Field whose check has failed.
+/// Field that failed its check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Mismatch {
     /// The guard.
@@ -238,7 +238,7 @@ impl Protection {
         u64::MAX.checked_shr(unused).unwrap_or_default()
     }
 
-    /// Returns the tags of the block at `index` of a command whose tags are `initial`
+    /// Returns the tags of the block at `index` of a command with the tags `initial`
     /// ([`Guard::command_tags`]). The reference tag grows by one with each block, except for Type
     /// 3, where it is the same for all blocks.
     pub fn tags_of(&self, initial: u128, index: u64) -> u128 {

@@ -34,7 +34,7 @@ pub(crate) enum CheckError {
 pub(crate) struct RefcountErrors {
     /// Number of leaked clusters, which had a refcount without being used.
     pub(crate) leaked: u64,
-    /// Number of used clusters whose refcount was too low.
+    /// Number of used clusters with too low a refcount.
     pub(crate) uncounted: u64,
 }
 

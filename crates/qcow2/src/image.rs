@@ -18,7 +18,7 @@ use std::task::{Poll, Waker};
 use sync::Unpoisoned;
 use volume::{Direct, Extent, FileVolume, IoError, IoErrorKind, Op, Volume, VolumeError};
 
-/// Maximum number of clusters whose space is returned to the file system by one operation.
+/// Maximum number of clusters that one operation returns to the file system.
 const MAX_PUNCHED_CLUSTERS: u64 = 1024;
 
 /// An image of a chain, or the raw file at its lower end.
@@ -172,7 +172,7 @@ impl Image {
 /// All of that is on the disk, or in the kernel's page cache, before the guest is answered: if this
 /// process is killed and started again, the guest finds the data that it has written.
 pub(crate) struct Writer {
-    /// Locks on guest clusters whose mapping is being changed.
+    /// Locks on guest clusters while their mapping is changed.
     pub(crate) clusters: RangeLocks,
     /// Locks on the L1 and the refcount table, held while tables are created or replaced.
     pub(crate) structure: RangeLocks,

@@ -18,7 +18,7 @@
 //!                                             by operations on the same ring (volume::Lane)
 //! ```
 //!
-//! All queues of an image share an `Image`. It has tables (`tables`), whose entries are looked at
+//! All queues of an image share an `Image`. It has tables (`tables`) with entries that are read
 //! without a lock, and the state for writing (`image::Writer`), which also defines the order of
 //! writes to the disk. Clusters that were freed are used again when no request can be on its way to
 //! them any more (`epoch`).

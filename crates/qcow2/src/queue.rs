@@ -1,6 +1,6 @@
 //! Queue of one worker into an image.
 //!
-//! A request whose clusters are adjacent in one file of the chain is passed to that file's queue
+//! A request for clusters that are adjacent in one file of the chain is passed to that file's queue
 //! unchanged, under its own tag. This costs two more memory accesses than a raw file, and the
 //! completion bypasses this module. Every other request becomes a task.
 

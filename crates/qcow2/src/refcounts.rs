@@ -73,7 +73,7 @@ pub(crate) struct Refcounts {
 }
 
 impl Refcounts {
-    /// Creates refcounts without blocks, for an image whose refcount table has `room` entries.
+    /// Creates refcounts without blocks, for an image with a refcount table of `room` entries.
     /// `end`: number of clusters of the device on which the image lies.
     pub(crate) fn new(geometry: Geometry, room: usize, end: Option<u64>) -> Self {
         Self {
@@ -87,7 +87,7 @@ impl Refcounts {
         }
     }
 
-    /// Adds a loaded block, whose offset in the image is `at`.
+    /// Adds a loaded block. `at`: its offset in the image.
     pub(crate) fn enter(&mut self, index: usize, at: u64, bytes: Box<[u8]>) {
         if self.blocks.len() <= index {
             self.blocks.resize_with(index + 1, || None);

@@ -174,8 +174,7 @@ impl<'a, S: Store> WriteTarget<'a, S> {
         set
     }
 
-    /// Returns the moves for a span whose clusters may all be written in place; `None` if any of
-    /// them may not.
+    /// Returns the moves for a span if all its clusters may be written in place; `None` otherwise.
     fn in_place(&self, slice: &Slice, span: Span) -> Option<Vec<Move>> {
         let mut moves = Vec::new();
         for piece in self.pieces(span) {

@@ -172,7 +172,7 @@ fn send(client: &UnixStream, bytes: &[u8], fds: &[impl AsFd], flags: SendFlags) 
     assert_eq!(sent, bytes.len());
 }
 
-/// A TCP socket whose last `close` blocks until this is dropped.
+/// A TCP socket with a last `close` that blocks until this is dropped.
 struct Poison {
     _peer: TcpStream,
     socket: TcpStream,

@@ -98,7 +98,7 @@ fn wait(fd: &OwnedFd, events: PollFlags, deadline: Instant) -> io::Result<()> {
     }
 }
 
-/// A non-blocking socket whose reads and writes fail after a deadline.
+/// A non-blocking socket with a deadline for reads and writes.
 #[derive(Debug)]
 pub struct Conversation {
     fd: OwnedFd,

@@ -2,8 +2,8 @@
 //! namespace, and the part of the state that survives a loss of power.
 //!
 //! [`Reservations`] is the state of one namespace: its registrants by Host Identifier, the
-//! reservation that is held, the generation. An [`Operation`] is a reservation command whose fields
-//! were checked. [`Reservations::execute`] carries it out as a whole or not at all. The resulting
+//! reservation that is held, the generation. An [`Operation`] is a reservation command with checked
+//! fields. [`Reservations::execute`] carries it out as a whole or not at all. The resulting
 //! [`Change`] lists the hosts to notify and the hosts whose commands are to be aborted. Access
 //! checks use [`Reservations::access`] only; no other code depends on types and holders.
 //!

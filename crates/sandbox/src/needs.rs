@@ -45,7 +45,7 @@ pub struct Needs {
     /// The process locks memory beyond RLIMIT_MEMLOCK if permitted, so `CAP_IPC_LOCK` is kept. For
     /// fixed buffers of io_uring, and for memory that a device accesses.
     pub lock_memory: bool,
-    /// The process drives devices through VFIO, whose ioctls are allowed.
+    /// The process drives devices through VFIO. Its ioctls are allowed.
     pub vfio: bool,
     /// Block devices are served through ublk. The kernel requires `CAP_SYS_ADMIN` for each control
     /// command (Linux 6.12, `ublk_ctrl_uring_cmd`), and each queue creates a ring of its own after

@@ -1,4 +1,4 @@
-//! Sections of bytes whose content their owners define.
+//! Sections of bytes with content defined by their owners.
 
 use crate::layout::Kind;
 use crate::{StateError, StateMemory};

@@ -52,7 +52,7 @@ pub struct Descriptor {
     pub number: NonZeroU32,
     /// Kind of the descriptor.
     pub kind: DescriptorKind,
-    /// Further information, whose meaning depends on the kind; defined by the owner.
+    /// Further information. The owner defines its meaning for each kind.
     pub detail: u64,
 }
 

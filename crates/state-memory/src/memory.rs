@@ -58,12 +58,12 @@ impl StateMemory {
         self.0.pages.fd()
     }
 
-    /// Returns the section with the disk's identity, whose bytes the front-end defines.
+    /// Returns the section with the disk's identity, in a format that the front-end defines.
     pub fn identity(&self) -> Area {
         Area::new(self.clone(), Kind::Identity)
     }
 
-    /// Returns the section with the client's session, whose bytes the front-end defines.
+    /// Returns the section with the client's session, in a format that the front-end defines.
     pub fn session(&self) -> Area {
         Area::new(self.clone(), Kind::Session)
     }

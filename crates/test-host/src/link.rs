@@ -60,7 +60,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Creates a link whose writes wait for replies.
+    /// Creates a link with writes that wait for replies.
     pub fn new(client: Client) -> Self {
         let posted = false;
         Self { client, posted }

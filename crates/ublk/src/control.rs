@@ -142,7 +142,7 @@ impl Control {
         }
     }
 
-    /// Starts recovery of a device whose server has died.
+    /// Starts recovery of a device after its server has died.
     pub(crate) fn begin_recovery(&mut self, id: u32) -> Result<(), UblkError> {
         let deadline = Instant::now() + RECOVERY_LIMIT;
         loop {

@@ -1,10 +1,10 @@
 //! Exports a volume as a block device of the host, `/dev/ublkbN`, through the kernel's ublk driver.
 //!
 //! This crate passes requests of the kernel's block layer to a [`Volume`](volume::Volume).
-//! [`NewDisk`] creates the device. Once started, it is a [`Disk`], whose queues are passed to
-//! workers (each [`Queue`] is a front-end). [`remove`] deletes the device of a killed process.
-//! Scope: `/dev/ublk-control`, `/dev/ublkcN`, io_uring. NVMe and guests are out of scope. `unsafe`
-//! is confined to `sys`.
+//! [`NewDisk`] creates the device. Once started, it is a [`Disk`]; its queues are passed to workers
+//! (each [`Queue`] is a front-end). [`remove`] deletes the device of a killed process. Scope:
+//! `/dev/ublk-control`, `/dev/ublkcN`, io_uring. NVMe and guests are out of scope. `unsafe` is
+//! confined to `sys`.
 //!
 //! The library libublk was rejected: it brings eighty crates, generates bindings with libclang, and
 //! has its own executor, whereas a front-end of the worker's loop is needed. The interface is

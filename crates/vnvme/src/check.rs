@@ -69,8 +69,8 @@ pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a controller that has no namespace, and can get none: in a process whose disks do not
-/// change. Under `vnvme daemon` namespaces are attached while it runs, and the last one may have
+/// Refuses a controller that has no namespace, and can get none: in a process with a fixed set of
+/// disks. Under `vnvme daemon` namespaces are attached while it runs, and the last one may have
 /// been detached.
 ///
 /// # Errors

@@ -198,8 +198,8 @@ pub struct DirectPath {
 }
 
 impl DirectPath {
-    /// Creates the direct path of namespace `nsid` of the controller at `socket`, whose commands
-    /// carry at most `max_transfer` bytes. Opens the first queue pair of the device.
+    /// Creates the direct path of namespace `nsid` of the controller at `socket`. Commands carry at
+    /// most `max_transfer` bytes. Opens the first queue pair of the device.
     pub fn new(
         direct: &Direct,
         nsid: u32,

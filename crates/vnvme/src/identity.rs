@@ -52,7 +52,7 @@ pub fn export(socket: &Path) -> String {
     digest.iter().take(8).map(|b| format!("{b:02x}")).collect()
 }
 
-/// Returns the end of the name of a record's file, for a disk whose name is too long for one.
+/// Returns the end of the name of a record's file, for a disk with a name too long for one.
 pub fn record(disk: &str) -> String {
     let digest = digest("record", &[disk.as_bytes()]);
     digest.iter().map(|b| format!("{b:02x}")).collect()

@@ -126,7 +126,7 @@ pub struct Opener {
     pub subsystems: Subsystems,
     /// Pools of namespaces that guests make.
     pub pools: Pools,
-    /// Block sizes of namespaces whose formats guests have chosen.
+    /// Block sizes of namespaces with formats chosen by guests.
     pub block_sizes: BlockSizes,
     /// Events about changes of the opened volumes.
     events: EventSender,

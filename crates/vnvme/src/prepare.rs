@@ -499,7 +499,7 @@ fn event() -> Result<Arc<OwnedFd>> {
 }
 
 /// Returns a controller's doorbell page and kept state. Continues from the state of a previous
-/// process whose controller has a client.
+/// process if its controller has a client.
 fn survive(
     identity: &Identity,
     left: Option<PreviousDisk>,

@@ -59,7 +59,7 @@ fn worker(
     stop: OwnedFd,
     worker_context: &WorkerContext,
 ) -> Result<Worker> {
-    // A failure now is better than a guest whose interrupts are missing.
+    // A failure now is better than a guest with missing interrupts.
     eventfd::prepare()?;
     let options = &worker_context.options;
     let handle = worker_context

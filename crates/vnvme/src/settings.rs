@@ -96,8 +96,8 @@ impl Setting {
     }
 }
 
-/// Returns a volume's URL with other limits. `None` for a URL without any, whose limits cannot
-/// change.
+/// Returns a volume's URL with other limits. `None` for a URL without limits, because none can be
+/// added later.
 fn with_limits(url: &str, change: &LimitChange) -> Option<String> {
     let (_, extras) = Extras::split(url).ok()?;
     if !extras.is_limited() || *change == LimitChange::default() {

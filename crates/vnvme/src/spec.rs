@@ -484,7 +484,7 @@ pub struct ServeOptions {
     pub state: Option<PathBuf>,
     /// Rule for default identifiers.
     pub identity: IdentityRule,
-    /// Options of a daemon, whose disks may change: room is left for them.
+    /// Options of a daemon. Its disks may change: room is left for them.
     pub daemon: Option<Daemon>,
     /// Disks that the process before did not serve.
     pub unavailable: Unavailable,
@@ -518,7 +518,7 @@ impl ServeOptions {
         }
     }
 
-    /// Returns whether a disk whose volumes cannot be opened may be unavailable, while all other
+    /// Returns whether a disk may be unavailable if its volumes cannot be opened, while all other
     /// disks are served. A process that replaces another version has to serve all disks that the
     /// other version serves.
     pub fn may_be_unavailable(&self, name: &str) -> bool {

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 /// Time to wait for another process that listens at the address: it may be ending, as one does
-/// whose keeper was killed.
+/// after its keeper was killed.
 const ENDING: Duration = Duration::from_secs(1);
 /// Between two tries.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);

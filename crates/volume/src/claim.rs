@@ -92,7 +92,7 @@ struct Entry {
     name: String,
 }
 
-/// Open volumes of this process whose bytes lie in an object that can be opened more than once.
+/// Open volumes of this process on objects that can be opened more than once.
 static ENTRIES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
 /// Registers a volume under a name. Fails when the volume shares bytes with a registered one and at

@@ -26,7 +26,7 @@ const DOUBLINGS: u32 = 4;
 pub struct ConnectRate(pub u32);
 
 impl ConnectRate {
-    /// No limit, for sockets whose clients belong to this process.
+    /// No limit, for sockets with clients in this process.
     pub const UNLIMITED: Self = Self(u32::MAX);
 }
 

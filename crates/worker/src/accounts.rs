@@ -255,8 +255,8 @@ impl Accounts {
         self.accounts.get(at).map_or(0, |account| account.spent)
     }
 
-    /// Ends a turn with work, at whose start the front-end had spent `spent_before`. `undone`: the
-    /// turn has left work.
+    /// Ends a turn with work. `spent_before`: the front-end's [`Accounts::spent`] at the start of
+    /// the turn. `undone`: the turn has left work.
     pub fn end_turn(&mut self, at: usize, spent_before: u64, undone: bool) {
         if let Some(account) = self.accounts.get_mut(at) {
             account.turn = if undone {

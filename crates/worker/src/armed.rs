@@ -156,7 +156,7 @@ impl<F: Frontend + 'static> Worker<F> {
         }
     }
 
-    /// Does the due housekeeping of armed front-ends, and wakes those whose deadline has passed.
+    /// Does the due housekeeping of armed front-ends, and wakes those with a passed deadline.
     pub(crate) fn armed_housekeeping(&mut self) {
         let armed = self.run_queue.armed_count();
         if armed == 0 {

@@ -242,7 +242,7 @@ fn crowd(guest: &Guest, requests: &[Request]) -> Result<()> {
     Ok(())
 }
 
-/// What the card refuses comes back as an error, and the queue stays in use.
+/// Requests that the card refuses return an error, and the queue stays in use.
 fn refused(guest: &Guest) -> Result<()> {
     // An even modulus, and an operand that is not below the modulus.
     let out = guest.run("printf 'me 02 03 08\\nme 09 03 07\\nme 02 03 07\\n' | icarsa")?;

@@ -1,5 +1,5 @@
-//! A disk whose volume is a namespace of another controller, driven by our own driver: guest,
-//! vnvme, driver, vnvme, file.
+//! A disk on a namespace of another controller, driven by our own driver: guest, vnvme, driver,
+//! vnvme, file.
 
 use std::time::Duration;
 

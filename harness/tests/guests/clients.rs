@@ -6,7 +6,7 @@
 //! the slices has changed, and each holds what its client wrote. (The end of the slice off by a few
 //! blocks in `mediate::Slice::lba` is found by the comparison, broken on purpose.)
 //!
-//! `VNVME_SOAK_SECONDS` says how long it goes on.
+//! `VNVME_SOAK_SECONDS` is its duration.
 
 use std::collections::HashMap;
 use std::ffi::OsString;

@@ -124,8 +124,8 @@ fn before(point: &str) -> Option<&'static str> {
     })
 }
 
-/// The points in the sources of these crates; only those whose names
-/// have a part that `VNVME_POINTS` lists, if it is set.
+/// The crash points in the sources of these crates; if `VNVME_POINTS` is set, only those with a
+/// part of its list in their names.
 fn points(is_wanted: impl Fn(&Path) -> bool) -> Result<Vec<String>> {
     let crates = checkout().join("crates");
     let mut directories = Vec::new();
@@ -180,7 +180,7 @@ impl Chance {
     }
 }
 
-/// A daemon whose processes die where they are told to.
+/// A daemon with processes that die at chosen points.
 struct Crashing {
     daemon: Daemon,
     /// What the next processes die at, a line for each.
@@ -252,8 +252,8 @@ impl Crashing {
         self.died.get(point).copied().unwrap_or(0)
     }
 
-    /// A process that does not serve yet is waited for: many in a row that never came to it would
-    /// be the end of the keeper.
+    /// A process that does not serve yet is waited for: many in a row that never serve would be the
+    /// end of the keeper.
     fn wait_until_it_serves(&mut self) -> Result<()> {
         let began = Instant::now();
         while !self.serves {
@@ -286,7 +286,7 @@ impl Crashing {
                 lines.push_str(&format!("{before}:{count}\n"));
             }
             lines.push_str(&format!("{point}:{count}\n"));
-            // Who takes the first line is the process after this one: one that has just begun would
+            // The process after this one is to take the first line: one that has just begun would
             // take it, too, and be killed with it.
             self.wait_until_it_serves()?;
             let new = self.plan.with_extension("next");
@@ -305,7 +305,7 @@ impl Crashing {
                     break;
                 }
                 // What a process passes when it takes over it has passed when it serves. A
-                // front-end of a virtio disk comes only then.
+                // front-end of a virtio disk connects only then.
                 let is_past = !point.starts_with("vhost-blk.")
                     && first.is_some_and(|(before, n)| self.deaths_at(before) > n);
                 if is_past && self.serves || began.elapsed() > limit {
@@ -348,7 +348,7 @@ fn loads(socket: &Path, end: &AtomicBool) -> Result<usize> {
         loads += 1;
         let doorbells = ["shadow", "mmio"][loads % 2];
         let seed = loads.to_string();
-        // Deallocation goes the general way, with nothing to verify.
+        // Deallocation takes the general path, with nothing to verify.
         let rw: &[&str] = match loads % 4 {
             0 => &["--rw", "randtrim"],
             _ => &["--rw", "randrw", "--verify"],
@@ -366,8 +366,8 @@ fn loads(socket: &Path, end: &AtomicBool) -> Result<usize> {
             continue;
         }
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        // One that was accepted, and was not kept yet, has to connect again; and so has one during
-        // all of whose time processes came and went.
+        // A client that was accepted, and was not kept yet, has to connect again; so has one if
+        // processes start and end during its whole run.
         let idle = said.contains("takes no client now") || said.contains("not one I/O ended");
         if idle && 2 * turned_away < loads {
             turned_away += 1;
@@ -547,7 +547,7 @@ dmesg | grep -v 'module verification' | grep -Ei 'virtio.*(fail|error)|I/O error
 cat /tmp/turns
 "#;
 
-/// The same of a disk whose front-end, QEMU's, connects again.
+/// The same of a disk with QEMU's front-end, which connects again.
 #[test]
 #[ignore = "takes an hour: make test-long"]
 fn virtio_disk_survives_death_at_every_point() -> Result<()> {

@@ -34,7 +34,7 @@ const STAGE_ADDRESS: u16 = 0x8000;
 /// extended read and jumps there.
 fn boot_sector() -> Vec<u8> {
     let [address_low, address_high] = STAGE_ADDRESS.to_le_bytes();
-    // The disk address packet goes at a fixed place in the sector.
+    // The disk address packet is at a fixed place in the sector.
     const PACKET: u8 = 0x60;
     let mut code = vec![
         0xfa, // cli
@@ -168,7 +168,7 @@ fn ovmf_boots_from_disk() -> Result<()> {
     served.finish()
 }
 
-/// A FAT filesystem whose removable-media boot program is Debian's kernel.
+/// A FAT filesystem with Debian's kernel as its removable-media boot program.
 fn efi_disk(path: &Path) -> Result<()> {
     let tree = Image::get(&Cache::open()?)?.tree;
     let disk = path.display().to_string();

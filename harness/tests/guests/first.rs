@@ -10,7 +10,7 @@ use harness::progress::skip;
 use harness::served::{Controller, Volumes};
 use harness::{Daemon, Guest};
 
-/// `verify DEVICE SIZE`: random writes and reads, whose data is compared.
+/// `verify DEVICE SIZE`: random writes and reads with comparison of the data.
 const VERIFY: &str = r"
 verify() {
     fio --name=v --filename=$1 --ioengine=io_uring --direct=1 --rw=randrw --bsrange=4k-64k --iodepth=16 \

@@ -41,7 +41,7 @@ fn script(guest: &Guest, text: &str) -> Result<String> {
     run_for(guest, LONG_TIMEOUT, &format!("{LIB}\n{text}"))
 }
 
-/// Disks whose guest has chosen something, which the next guest finds at the next process.
+/// Disks with settings chosen by a guest, which the next guest finds at the next process.
 #[test]
 fn choices_of_a_guest_outlive_guest_and_daemon() -> Result<()> {
     let builder = || Guest::builder("formats");

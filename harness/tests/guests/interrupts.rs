@@ -16,7 +16,7 @@ const FIO: &str = "fio --name=v --filename=$d --ioengine=io_uring --direct=1 --r
 /// What the I/O queues counted in all.
 pub struct Counted {
     commands: u64,
-    /// Doorbells that came as messages.
+    /// Doorbells that arrived as messages.
     messages: u64,
     /// Doorbells that were found in memory: a shadow doorbell buffer, or the page of doorbells.
     memory: u64,

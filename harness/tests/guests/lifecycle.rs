@@ -139,8 +139,8 @@ fn a_second_guest_finds_what_the_first_left() -> Result<()> {
     Ok(())
 }
 
-/// Writes and flushes the disk's beginning, whose checksum is returned, and leaves fio at work
-/// behind that.
+/// Writes and flushes the disk's beginning, and leaves fio at work behind that. Returns the
+/// checksum of the beginning.
 fn works(guest: &Guest) -> Result<String> {
     run_for(
         guest,
@@ -176,7 +176,7 @@ fn finds(guest: &Guest, written: &str) -> Result<()> {
 
 /// A guest that finds out for itself at what rate its counter runs is wrong on a busy host.
 fn clock(guest: &Guest) -> Result<()> {
-    // Where Linux has measured the processor to be another one, the clock's line comes behind that.
+    // Where Linux has measured the processor to be another one, the clock's line follows that.
     let found = run(
         guest,
         "dmesg | sed -n 's/.*tsc: Detected \\([0-9]*\\)[.].* MHz.*/\\1/p' | tail -n 1",
@@ -226,8 +226,8 @@ fn identify(guest: &Guest) -> Result<String> {
     )
 }
 
-/// A guest whose memory cannot be shared gets no disk, and the log says which QEMU option was left
-/// out.
+/// A guest with memory that cannot be shared gets no disk, and the log names the missing QEMU
+/// option.
 fn unshared(served: &ServedVolumes) -> Result<()> {
     // Whether QEMU starts at all is its affair; firmware would wait long for the disk.
     let guest = Guest::builder("private")
@@ -299,7 +299,8 @@ impl Full {
         }))
     }
 
-    /// The guest's write fails, everything else goes on; when there is room again, writes succeed.
+    /// The guest's write fails, everything else continues; when there is room again, writes
+    /// succeed.
     fn fails_and_recovers(&self, guest: &Guest) -> Result<()> {
         let text = run_for(
             guest,

@@ -21,7 +21,7 @@ const CHANGING: usize = 2;
 /// A daemon of the test's, and the folder with all that is its.
 struct Managed {
     disks: Disks,
-    /// Of its sockets, whose paths must be short.
+    /// Directory of its sockets. The path is short, as paths of sockets must be.
     dir: tempfile::TempDir,
     daemon: Daemon,
 }
@@ -107,7 +107,7 @@ fn keep_busy(guest: &Guest) -> Result<()> {
     another_round(guest)
 }
 
-/// The neighbour has gone on: a round has ended since.
+/// Waits until the neighbour has completed another round.
 fn another_round(guest: &Guest) -> Result<()> {
     run_for(
         guest,
@@ -343,7 +343,7 @@ fn export(m: &Managed, guest: &Guest) -> Result<()> {
         run_for(guest, LONG_TIMEOUT, &format!("{}{VERIFY}", find(&serial)))?;
         m.refused(&["remove", "added"], "a client is attached")?;
         guest.qmp("device_del", json!({"id": "hot"}))?;
-        // The guest gives it up first; its socket stays connected until it goes, too.
+        // The guest releases the disk first; its socket stays connected until QEMU removes it, too.
         until("QEMU has let it go", || {
             guest.qmp("chardev-remove", json!({"id": "added"})).is_ok()
         })?;

@@ -167,8 +167,8 @@ fn promtool_accepts_metrics() -> Result<()> {
 }
 
 /// Passes what a browser sends to the control socket, and the answers: as `ssh -L` does. A browser
-/// whose time is virtual waits for nothing else, so each answer takes a moment in which the disks
-/// do something.
+/// with virtual time waits for nothing else, so each answer takes a moment in which the disks do
+/// something.
 fn pass_on(listener: &TcpListener, control: &Path) {
     for browser in listener.incoming() {
         let Ok(mut browser) = browser else { return };
@@ -280,7 +280,7 @@ impl Browser {
     }
 }
 
-/// Disks whose reads have been timed.
+/// Returns the number of disks with timed reads.
 fn busy(control: &Path) -> Result<usize> {
     let output = Command::new(program()?)
         .args(["stats", "--json", "--control"])

@@ -1,5 +1,5 @@
 //! Two disks of one subsystem in one Linux guest, for one host: two paths to one namespace, which
-//! native multipath puts together, and whose ANA states change under load.
+//! native multipath combines. Their ANA states change under load.
 //!
 //! `VNVME_ANA_SECONDS` says for how long they change, once a second (20).
 

@@ -1,4 +1,4 @@
-//! An image with backing files, on qemu-nbd, as a guest's virtio disk, whose daemon is killed again
+//! An image with backing files, on qemu-nbd, as a guest's virtio disk. Its daemon is killed again
 //! and again under load. The guest finds its data, and the image is in order.
 //!
 //! `VNVME_KILLS` sets the number of kills.

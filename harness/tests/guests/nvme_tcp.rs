@@ -2,7 +2,7 @@
 //! without digests, while one of its two ports closes, or has its cable pulled, again and again;
 //! and in another guest. The daemons are in their sandbox.
 //!
-//! `VNVME_PATH_SECONDS` says for how long each loss of a port goes on.
+//! `VNVME_PATH_SECONDS` is the duration of each loss of a port.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -205,7 +205,7 @@ impl std::ops::Deref for Watched {
 }
 
 impl Watched {
-    /// One whose paths are all there.
+    /// Starts a daemon and waits for all paths of its disk.
     fn start(name: &str, url: String) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let control = folder.path().join("control.sock");
@@ -300,7 +300,7 @@ const SECRET: &str = "DHHC-1:01:AQIDBAUGBwgJCgsMDQ4PEBESExQVFhcYGRobHB0eHyAl7OaH
 const OWN_SECRET: &str =
     "DHHC-1:02:ZGVmZ2hpamtsbW5vcHFyc3R1dnd4eXp7fH1+f4CBgoOEhYaHiImKi4yNjo+QkZKTvGwQfg==:";
 
-/// The target wants to know who its host is, and the host who its target is.
+/// Target and host authenticate each other.
 fn proven(target: &Nvmet) -> Result<()> {
     let host = "nqn.2014-08.org.vnvme:harness";
     target.add_proven(host, SECRET, OWN_SECRET)?;

@@ -131,8 +131,8 @@ X
     Ok(())
 }
 
-/// The daemon wants to know who its hosts are, at an address that others reach; the host wants to
-/// know who the daemon is.
+/// The daemon requires its hosts to authenticate, at an address that others reach; the host
+/// requires the same of the daemon.
 fn proves(guest: &Guest) -> Result<()> {
     let said = host(
         guest,

@@ -2,7 +2,7 @@
 //!
 //! The disk is a FUSE file (`fuse_disk::Disk`), or a block device on it, that keeps what was not
 //! flushed in memory; a cut loses a random part of that, sector by sector, and what the kernel
-//! still holds. The load comes from this project's own driver, or from a guest with ext4.
+//! still holds. The load is that of this project's own driver, or of a guest with ext4.
 //!
 //! `VNVME_CUTS` is how often the power is cut in each way (10; before a release: 200).
 
@@ -72,9 +72,9 @@ impl Drop for Loop {
     }
 }
 
-/// A disk whose power can be cut, and how it is reached.
+/// A disk with power that can be cut, and the way to reach it.
 struct BackingDisk {
-    // Goes first.
+    // Dropped first.
     device: Option<Loop>,
     disk: Disk,
 }
@@ -261,8 +261,8 @@ impl Load {
                 ensure!(ok || cut(), "before the cut: {:?}", completion.result);
                 failed |= !ok;
             }
-            // Of a process that was killed, and finds no disk when it is started again, nothing
-            // comes any more.
+            // A process that was killed, and finds no disk when it is started again, sends nothing
+            // any more.
             if disk.wait_cut(Duration::ZERO).is_some() {
                 cut_at.get_or_insert_with(Instant::now);
             }
@@ -373,7 +373,7 @@ fn cut_again_and_again(
         let after = load.random.below(after);
         let seed = load.random.below(u64::MAX);
         below.disk.cut_after(after, Random::new(seed));
-        // Sometimes the machine goes with its disk, sometimes the answers arrive yet.
+        // Sometimes the machine stops with its disk, sometimes the answers still arrive.
         let to_the_end = !kills && load.random.percent(50);
         let mut random = Random::new(load.random.below(u64::MAX));
         killed += std::thread::scope(|scope| -> Result<u64> {

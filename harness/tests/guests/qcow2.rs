@@ -1,5 +1,5 @@
 //! A qcow2 image with backing files as a guest's virtio disk, served by a daemon that is killed
-//! again and again under load. The guest goes on and finds its data, and the image is in order.
+//! again and again under load. The guest continues and finds its data, and the image is in order.
 //!
 //! `VNVME_KILLS` sets the number of kills.
 

@@ -303,7 +303,7 @@ fn case(tree: &Tree, dir: &Path, seed: u64) -> Result<bool> {
         }
         ensure!(case.bytes(&image)? == model, "QEMU reads something else");
     }
-    // QEMU goes on with it, and this after QEMU.
+    // QEMU continues with the image, and this test after QEMU.
     let size = model.len() as u64;
     case.some(&image, "qcow2", size)?;
     let model = case.bytes(&image)?;

@@ -180,7 +180,7 @@ fn early(cluster: &mut Cluster, url: &str) -> Result<()> {
     early.terminate()
 }
 
-/// Who has the lock keeps it; a process that was killed does not. Returns the last one that has it.
+/// The owner of the lock keeps it; a killed process does not. Returns the last owner.
 fn locked(cluster: &Cluster, url: &str) -> Result<Daemon> {
     let first = daemon(cluster, "rbd-lock", url.to_owned()).start()?;
     verified(&first, 1)?;
@@ -206,8 +206,7 @@ fn locked(cluster: &Cluster, url: &str) -> Result<Daemon> {
     Ok(second)
 }
 
-/// The OSD is killed; the monitor stops for a while. Neither is an error to those who use an image
-/// meanwhile.
+/// The OSD is killed; the monitor stops for a while. Neither is an error to users of an image.
 fn hurt(cluster: &mut Cluster, second: &Daemon, user: Option<&User>) -> Result<()> {
     let daemons = || std::iter::once(second).chain(user.map(|user| &user.daemon));
     if let Some(user) = user {

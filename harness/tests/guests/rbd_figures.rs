@@ -21,7 +21,7 @@ use harness::cache::{Cache, checkout};
 use harness::daemon::program;
 use harness::tree::{PackageSet, Tree};
 
-/// QEMU with its driver for images of Ceph clusters, of the release whose cluster it is.
+/// QEMU with its driver for images of Ceph clusters, of the cluster's release.
 const QEMU: PackageSet = PackageSet {
     name: "qemu-rbd",
     suites: &["bookworm"],

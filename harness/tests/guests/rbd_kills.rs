@@ -1,6 +1,6 @@
 //! A disk on a real Ceph cluster of one host under a guest's load with verification, while its
 //! daemon is killed again and again. The next one takes the image's lock over, the cluster serves
-//! the dead one no more, and the guest goes on without an error. A daemon that stands still while
+//! the dead one no more, and the guest continues without an error. A daemon that stands still while
 //! another one takes its lock writes nothing more either.
 //!
 //! `VNVME_KILLS` sets the number of kills.
@@ -69,7 +69,7 @@ fn goes_on(cluster: &Cluster) -> Result<()> {
     })
 }
 
-/// A process that is not dead, only slow: what it still has in hand comes to nothing.
+/// A process that is not dead, only slow: its remaining writes have no effect.
 fn writes_no_more(cluster: &Cluster) -> Result<()> {
     cluster.rbd(&["create", "--size", "64M", "stopped"])?;
     let url = cluster.url("rbd/stopped");

@@ -517,7 +517,7 @@ fn write_uncorrectable(guest: &Guest) -> Result<()> {
 }
 
 /// The short operation, and the extended one, for which nvme-cli waits: both pass, and the newest
-/// comes first. What no operation is, is refused.
+/// is first. Any other operation code is refused.
 fn self_test(guest: &Guest) -> Result<()> {
     let log = run(
         guest,

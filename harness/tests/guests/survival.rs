@@ -1,5 +1,5 @@
-//! A guest whose disks are served by a process that is killed again and again, at any moment, or
-//! makes place for another version: it notices pauses, and nothing else.
+//! A guest with disks served by a process that is killed again and again, at any moment, or
+//! replaced by another version: it notices pauses, and nothing else.
 //!
 //! `VNVME_KILLS` has it killed, and `VNVME_UPGRADES` replaced, more often than a few times.
 
@@ -260,7 +260,8 @@ fn written_at(line: &str) -> Option<f64> {
 }
 
 /// How long a virtio disk's front-end waited after each end of its back-end, in milliseconds: from
-/// when it was killed until its queues ran again, however many processes came and went meanwhile.
+/// when it was killed until its queues ran again, however many processes started and ended
+/// meanwhile.
 fn front_end_pauses(log: &str) -> Vec<f64> {
     let served: Vec<f64> = log
         .lines()
@@ -283,8 +284,8 @@ fn front_end_pauses(log: &str) -> Vec<f64> {
     pauses
 }
 
-/// A guest with a disk of each kind: NVMe by vfio-user, whose client does not notice, and virtio by
-/// vhost-user, whose front-end connects again and says what was in flight.
+/// A guest with a disk of each kind. The client of NVMe by vfio-user does not notice; the front-end
+/// of virtio by vhost-user connects again and reports the requests in flight.
 #[test]
 fn guest_with_both_disk_kinds_survives_death_of_daemon() -> Result<()> {
     if Controller::chosen()? != Controller::Vnvme {
@@ -349,7 +350,7 @@ wait $other"#;
     let memory = anonymous(daemon.process().pid())?;
     eprintln!("survival: the keeper has {} KiB of its own", memory >> 10);
     ensure!(memory < 2 << 20, "the keeper has {memory} bytes");
-    // Who connects while nobody serves waits: no front-end was ever turned away.
+    // A front-end that connects while no process serves waits: none was ever refused.
     ensure!(!log.contains("refused"), "{log}");
     guest.poweroff()?;
     daemon.terminate()?;

@@ -180,7 +180,7 @@ fn started(machine: &Machine) -> Result<()> {
     machine.run(&["systemctl", "enable", "--now", UNIT])?;
     ensure!(machine.property(UNIT, "ActiveState")? == "active");
     let journal = machine.journal(UNIT)?;
-    // Who starts it waits until it serves.
+    // Starting the unit waits until it serves.
     let at = |text: &str| {
         journal
             .find(text)
@@ -306,7 +306,7 @@ fn reload(machine: &Machine, config: &Path, plain: &str) -> Result<()> {
     Ok(())
 }
 
-/// A socket that systemd opens: it is there while the daemon is not, who connects starts the
+/// A socket that systemd opens: it exists while the daemon does not run, a connection starts the
 /// daemon, and it is for a group that the daemon could not give it to in its sandbox.
 fn activated(machine: &Machine) -> Result<()> {
     let unit = machine.path("/etc/systemd/system/vnvme.socket");
@@ -326,7 +326,7 @@ fn activated(machine: &Machine) -> Result<()> {
     machine.wait_property(UNIT, "ActiveState", |state| state == "active")?;
     let listed = machine.run(&["vnvme", "list"])?;
     ensure!(listed.contains("vm0"), "{listed}");
-    // A disk that comes later has a socket for a group.
+    // A disk that is added later has a socket for a group.
     let more = "[[controller]]\nsocket = \"/run/vnvme/vm2.sock\"\nsocket-group = \"kvm\"\n\
                 namespace = [{ volume = \"mem://16M\" }]\n";
     fs::write(&config, format!("{example}{more}"))?;
@@ -441,7 +441,7 @@ fn of_vm(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// What runs goes on.
+/// Running processes survive the upgrade of the package.
 fn upgraded(machine: &Machine, package: &Path) -> Result<()> {
     let running = || -> Result<_> {
         let of = |unit| main_process(machine, unit);

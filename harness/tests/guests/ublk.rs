@@ -72,7 +72,7 @@ fn a_file(guest: &Guest) -> Result<()> {
     if locks(guest)? {
         counted(guest)?;
     }
-    // What only the page cache has is in the file when the device is gone.
+    // Data in the page cache only is in the file when the device is removed.
     sh(
         guest,
         "tr '\\0' y </dev/zero | dd of=/dev/ublkb0 bs=1M count=4 seek=60 iflag=fullblock 2>/dev/null
@@ -115,7 +115,7 @@ fn counted(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// Commands one at a time, each of which comes while the worker falls asleep or is asleep.
+/// Commands one at a time, each sent while the worker falls asleep or is asleep.
 fn woken(guest: &Guest) -> Result<()> {
     let script = "up 6 --idle-window 0 --queues 1 null://64M
          dd if=/dev/ublkb6 of=/dev/null bs=4096 count=3000 iflag=direct";
@@ -180,7 +180,7 @@ fn recovered(guest: &Guest) -> Result<()> {
          umount /tmp/m; fsck.ext4 -fn /dev/ublkb2
          down 2",
     )?;
-    // Nobody comes: it is removed by hand.
+    // No process recovers the device: it is removed by hand.
     sh(
         guest,
         "up 2 --recover mem://8M

@@ -113,7 +113,7 @@ fn unprivileged(guest: &Guest, interface: &str) -> Result<()> {
     let nodes = "chown u $g /dev/vfio/devices/vfio0 /dev/iommu 2>/dev/null";
     let limited = user(&format!("{nodes}; {}", run(interface)))?;
     ensure!(limited.contains(short), "{limited}");
-    // A user who was given the group alone gets it, also where the kernel has iommufd.
+    // A user with access to the group alone gets it, also where the kernel has iommufd.
     let group = user(&format!(
         "chown u $g; {}; status=$?; grep -q ^group: /tmp/out || echo no group; [ $status = 1 ] || exit 0; false",
         run("")

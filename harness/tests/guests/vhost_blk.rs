@@ -248,8 +248,8 @@ fn resize(guest: &Guest, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The daemon goes while fio writes and verifies, and comes back: fio notices nothing. Where it is
-/// killed, its volume is slower than any guest asks, so that there are requests in flight.
+/// The daemon ends while fio writes and verifies, and is started again: fio notices nothing. Where
+/// it is killed, its volume is slower than any guest asks, so that there are requests in flight.
 fn restart(
     guest: &Guest,
     export: &Export,

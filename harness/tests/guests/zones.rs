@@ -434,8 +434,8 @@ impl Part for FullBtrfs {
 /// `mounted` has the kernel leave zones alone that are nearly empty: on a disk that is full, what
 /// it wants to move from them has no place, and it logs errors.
 ///
-/// `fill` writes files until there is no room, each made durable, and keeps the checksums of
-/// those that were written whole; one is not. At last it says what came of it.
+/// `fill` writes files until there is no room, each made durable, and keeps the checksums of those
+/// that were written whole; one is not. At last it reports the result.
 const UNTIL_FULL: &str = r#"
 modprobe btrfs; mkdir -p /tmp/m
 [ -e /dev/btrfs-control ] || mknod /dev/btrfs-control c 10 234
@@ -648,9 +648,9 @@ is $(cat $q/zoned) host-managed zoned; is $(cat $q/nr_zones) 16 nr_zones
 is $(cat $q/max_open_zones) 4 max_open_zones; is $(cat $q/max_active_zones) 6 max_active_zones
 ";
 
-/// What is appended and reset by the one path goes on by the other. By passthrough: the block layer
-/// of Linux since 6.10 has a write pointer of its own for each path, which does not know what came
-/// by the others.
+/// Appends and resets by the one path continue by the other. By passthrough: the block layer of
+/// Linux since 6.10 has a write pointer of its own for each path, which does not know commands of
+/// the others.
 fn by_turns(paths: &Paths, guest: &Guest) -> Result<()> {
     for (turn, &(left, gone, number)) in TURNS.iter().cycle().take(6).enumerate() {
         paths.set(left, "optimized")?;
@@ -683,7 +683,7 @@ fn by_turns(paths: &Paths, guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// Which path is left, which one is gone, and the number of the first one's controller.
+/// The remaining path, the lost one, and the number of the former's controller.
 const TURNS: [(&str, &str, u32); 2] = [("a", "b", 1), ("b", "a", 2)];
 
 /// What each second brings, again and again: the states of both, one after the other. At its end

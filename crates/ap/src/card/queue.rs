@@ -33,7 +33,7 @@ pub(super) enum Event {
 #[derive(Debug)]
 pub(super) struct Queue {
     depth: usize,
-    /// Parts of a request whose last part is missing.
+    /// Parts of a request that still lacks its last part.
     parts: Option<(u64, Vec<u8>)>,
     requests: VecDeque<Message>,
     replies: VecDeque<Message>,

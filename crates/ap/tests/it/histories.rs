@@ -5,9 +5,9 @@
 //! - Each subclass is registered as often as registrations name it.
 //! - No notification byte is written after the interrupt bit has cleared, to a page that is not
 //!   pinned, or to one that was unmapped.
-//! - Once everything has settled, a queue whose interrupt bit is one has exactly the registration
-//!   that the guest asked for, and one whose bit is zero has none (unless hardware cleared it
-//!   behind the mediated device's back).
+//! - Once everything has settled, a queue with an interrupt bit of one has exactly the registration
+//!   that the guest asked for, and one with a zero bit has none (unless hardware cleared it behind
+//!   the mediated device's back).
 //! - When the guest is gone, nothing is held.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,10 +1,10 @@
 //! Suite `mediate`: a device alone, and behind direct and generic mediation.
 //!
-//! The device is simulated by a controller on a null volume, whose requests take as long as those
-//! of the document's Optane, or no time. Alone, it has a CPU and a process to itself. Behind
-//! mediation it runs in the mediating thread: with a CPU of its own it would compete with the
-//! loading thread on machines with two CPUs. The device's own work for a command, which real
-//! hardware would do, thus counts as a cost of mediation.
+//! The device is simulated by a controller on a null volume. Its requests take as long as those of
+//! the document's Optane, or no time. Alone, it has a CPU and a process to itself. Behind mediation
+//! it runs in the mediating thread: with a CPU of its own it would compete with the loading thread
+//! on machines with two CPUs. The device's own work for a command, which real hardware would do,
+//! thus counts as a cost of mediation.
 //!
 //! All variants exist at the same time, with the processes of idle ones stopped. They are loaded in
 //! turn for a fraction of a second each. Ratios and added times are computed within one turn; the

@@ -7,7 +7,7 @@ use load::job::Job;
 use load::lane::{Geometry, IoResult, Lane, Target};
 use std::time::Duration;
 
-/// Targets of one type, whose queues one thread loads.
+/// Targets of one type. One thread loads their queues.
 pub struct TargetPool<T = DeviceTarget> {
     targets: Vec<T>,
     /// Number of targets that are loaded, from the first on.

@@ -352,7 +352,7 @@ fn copy(host: &mut Host, ns: &Namespace, to: u64, ranges: &[(u64, u64)]) -> Chec
     copy_from(host, ns, to, &ranges)
 }
 
-/// Creates Copy whose ranges each name a namespace.
+/// Creates a Copy command with a namespace in each range.
 fn copy_from(
     host: &mut Host,
     ns: &Namespace,

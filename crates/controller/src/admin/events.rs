@@ -16,7 +16,7 @@ const PENDING: usize = 16;
 pub(crate) struct AsyncEvents {
     parked: VecDeque<u16>,
     pending: VecDeque<AsyncEvent>,
-    /// Bit mask of event types that were reported and whose log page was not read since.
+    /// Bit mask of reported event types, which are masked until the host reads their log page.
     masked: u8,
 }
 

@@ -204,7 +204,7 @@ impl Controller {
         Ok(MODE.into_bits())
     }
 
-    /// Executes Set Features for Flexible Data Placement, whose value cannot be changed.
+    /// Executes Set Features for Flexible Data Placement. The value cannot be changed.
     pub(super) fn set_fdp_mode(&self, command: &Command) -> Result<(), Status> {
         self.group(command.cdw11.get() as u16)?;
         if FdpMode::from_bits(command.cdw12.get()) == MODE {

@@ -1,4 +1,4 @@
-//! Detection of volumes whose size has changed.
+//! Detection of size changes of volumes.
 
 use crate::control::Controller;
 use crate::engine::Order;

@@ -10,8 +10,8 @@ use crate::subsystem::AwaitedRelease;
 use nvme::Status;
 use std::sync::{Arc, Weak};
 
-/// A Write Uncorrectable command whose blocks are marked, waiting until every engine has applied
-/// the marks.
+/// A Write Uncorrectable command with marked blocks, waiting until every engine has applied the
+/// marks.
 struct WaitingCommand {
     place: QueueOwner,
     tag: u64,

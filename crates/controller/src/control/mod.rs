@@ -289,7 +289,7 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Returns the doorbell page, whose memory the client shares.
+    /// Returns the doorbell page, in memory shared with the client.
     pub fn doorbell_page(&self) -> DoorbellPage {
         DoorbellPage(self.engine.doorbell_page().clone())
     }

@@ -416,8 +416,8 @@ impl Controller {
         sharing.is_some_and(|sharing| !sharing.unanswered.is_empty())
     }
 
-    /// Notifies the waiting parties whose awaited commands have all ended. Returns whether there
-    /// were any.
+    /// Notifies each waiting party after all commands that it awaits have ended. Returns whether
+    /// there were any.
     pub(super) fn answer_others(&mut self) -> bool {
         let Some(sharing) = &mut self.sharing else {
             return false;

@@ -7,8 +7,8 @@
 //! because it is a memory write. Doorbell registers are polled as usual.
 //!
 //! When the bit is set again, the rings are looked up again. Every completion queue with unconsumed
-//! entries is signalled, even if it was before: the VMM drops messages of a function whose bit is
-//! clear, including those that arrive slightly late.
+//! entries is signalled, even if it was before: the VMM drops a function's messages while the bit
+//! is clear, including those that arrive slightly late.
 
 use super::Engine;
 use super::doorbells::DoorbellKind;

@@ -6,7 +6,7 @@ use dma::SegmentList;
 use nvme::Status;
 use volume::{IoError, IoErrorKind, Op, Request};
 
-/// Returns the NVMe status of a command whose volume request has failed with this error.
+/// Returns the NVMe status of a command after its volume request failed with this error.
 pub(crate) fn status_of(error: IoError, write: bool) -> Status {
     match error.kind {
         IoErrorKind::MediaRead | IoErrorKind::Truncated if !write => Status::UNRECOVERED_READ_ERROR,

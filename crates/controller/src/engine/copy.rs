@@ -32,7 +32,7 @@ use volume::{Budget, CopyRequest, IoError, IoErrorKind, Op, Request};
 const PIECE: u64 = 256 << 10;
 /// Maximum number of bytes per command, and per range.
 const MAX_COPY_BYTES: u64 = 64 << 20;
-/// Maximum number of ranges per command, whose descriptors occupy one page or slightly more.
+/// Maximum number of ranges per command. Their descriptors occupy one page or slightly more.
 pub(super) const RANGES: usize = 128;
 
 /// Descriptor formats 0h and 1h, which do not name the namespace of a source.

@@ -7,8 +7,8 @@
 //! stores metadata in the file before the volume gets the data.
 //!
 //! *Concurrency.* The command reserves the source blocks of a piece for the read, and the
-//! destination blocks for the write. A request whose blocks are in use waits. No blocks are
-//! reserved between the two, which rules out deadlocks.
+//! destination blocks for the write. A request for blocks in use waits. No blocks are reserved
+//! between the two, which rules out deadlocks.
 //!
 //! *Restart.* Records do not contain the command's tags. The next process therefore ends the
 //! command with Command Interrupted, and the host sends it again.

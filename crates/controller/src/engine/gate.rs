@@ -55,7 +55,7 @@ impl Engine {
         disabled.then_some(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true))
     }
 
-    /// Returns the status of a command whose namespace has a format that the host has not enabled.
+    /// Returns the status of a command for a namespace with a format that the host has not enabled.
     /// Flush and reservation commands are allowed: they neither read nor change blocks.
     fn disabled(&self, command: &Command) -> Option<Status> {
         let opcode = command.nvm_opcode();

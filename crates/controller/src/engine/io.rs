@@ -22,7 +22,7 @@ pub(super) struct Extent {
     pub len: u64,
 }
 
-/// Returns the status of a command whose data could not be accessed in guest memory.
+/// Returns the status of a command after a failed access to its data in guest memory.
 pub(crate) fn dma_status(error: DmaError) -> Status {
     match error {
         // Mixing guest memory and the controller memory buffer is not supported: CMBLOC.CDMMMS is 0

@@ -64,9 +64,9 @@ const LIVE: u64 = 1 << TAIL_BITS;
 const NUMBER_BITS: u32 = 64 - 1 - TAIL_BITS;
 const _: () = assert!(MAX_QUEUE_ENTRIES <= 1 << TAIL_BITS);
 
-/// Flag bit of a word whose lower half is an index.
+/// Flag bit of a word with an index in its lower half.
 const FLAG: u64 = 1 << 32;
-/// Phase bit of a word whose lower half is an index.
+/// Phase bit of a word with an index in its lower half.
 const PHASE: u64 = 1 << 33;
 /// Stale bit ([`Cq::is_stale`]), which earlier versions did not write.
 const STALE: u64 = 1 << 34;
@@ -129,7 +129,7 @@ fn flag(on: bool, bit: u64) -> u64 {
 }
 
 /// Returns the last seen register value when it is not the doorbell's current value: the host uses
-/// the shadow doorbell, whose memory is unmapped. The register counts from its next change on.
+/// the shadow doorbell, but its memory is unmapped. The register counts from its next change on.
 fn register_seen(watch: &Watch) -> Option<u32> {
     let WatchState {
         shadow_live,

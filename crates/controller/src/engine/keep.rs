@@ -52,7 +52,7 @@ impl Engine {
         }
     }
 
-    /// Keeps the slot of a command whose completion waits for room, and records the completion.
+    /// Keeps a command's slot while its completion waits for room, and records the completion.
     #[cold]
     #[inline(never)]
     pub(super) fn keep_slot(&mut self, index: u16, status: Status, result: u64) {

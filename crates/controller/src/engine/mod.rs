@@ -235,8 +235,9 @@ pub(crate) struct Engine {
     own: own::OwnRequests,
     now: Instant,
     busy_since: Option<Instant>,
-    /// Whether a command ended whose queue did not exist. [`Engine::broken`] is called at the end
-    /// of the round, because a call in the completion path would cost each command some registers.
+    /// Whether a command of a queue that no longer exists has ended. [`Engine::broken`] is called
+    /// at the end of the round, because a call in the completion path would cost each command some
+    /// registers.
     queue_gone: bool,
     /// Copies of the submission queue entries of the current batch.
     entries: Box<[[u8; 64]; run::BATCH]>,

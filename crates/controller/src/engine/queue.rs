@@ -101,7 +101,7 @@ pub(crate) struct Sq {
     pub watch: Watch,
     /// Last seen value of the doorbell, valid or not.
     pub seen: u32,
-    /// Number of fetched commands whose completion is not posted.
+    /// Number of fetched commands without a posted completion.
     pub outstanding: u32,
     /// Whether Delete I/O Submission Queue waits for the outstanding commands.
     pub deleting: bool,
@@ -160,7 +160,7 @@ impl Sq {
 pub(crate) struct PendingCompletion {
     pub sqid: u16,
     pub entry: CompletionWords,
-    /// Slot whose record keeps the completion for the next process.
+    /// Slot with the record that keeps the completion for the next process.
     pub slot: Option<u16>,
 }
 

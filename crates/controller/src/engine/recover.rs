@@ -6,11 +6,11 @@
 //! - *Head of a submission queue*: the largest of the note of the last batch, the SQ Head Pointer
 //!   of the newest completion if it is of this queue and was posted after that note (in the middle
 //!   of a batch), and the position after each recorded command.
-//! - *A record whose completion was posted*: at most the last one, because a record is removed
-//!   right after the post. It is identified by the newest completion: queue, command identifier,
-//!   and an SQ Head Pointer beyond the command. An earlier completion with the same identifier
-//!   cannot have such a pointer, because the host could not submit more than a ring's entries since
-//!   it saw that completion.
+//! - *A record with a posted completion*: at most the last one, because a record is removed right
+//!   after the post. It is identified by the newest completion: queue, command identifier, and an
+//!   SQ Head Pointer beyond the command. An earlier completion with the same identifier cannot have
+//!   such a pointer, because the host could not submit more than a ring's entries since it saw that
+//!   completion.
 //! - All other recorded commands are executed again in the order in which they were fetched. If a
 //!   command had ended, only its completion is posted.
 //!
@@ -56,9 +56,9 @@ pub(crate) struct SavedSq {
 pub struct Recovery {
     /// Number of commands that are executed again.
     pub replayed: usize,
-    /// Number of commands that had ended, and whose completion is posted now or waits for room.
+    /// Number of commands that had ended. Their completions are posted now or wait for room.
     pub ended: usize,
-    /// Number of recorded commands whose completion the host already had.
+    /// Number of recorded commands with a completion that was already posted.
     pub posted: usize,
 }
 

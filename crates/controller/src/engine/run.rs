@@ -1,7 +1,7 @@
 //! The fast path: plain reads and writes, processed in batches.
 //!
-//! Nearly every command is a Read or Write with PRPs, of a valid range in an existing namespace
-//! whose volume accepts it. This module executes such commands, and looks up queue, rings and
+//! Nearly every command is a Read or Write with PRPs, of a valid range in an existing namespace,
+//! and accepted by its volume. This module executes such commands, and looks up queue, rings and
 //! counters once per batch. Any other command, including every invalid one, leaves the batch for
 //! the general path ([`super::io`]), which alone decides the outcome. This module only
 //! distinguishes plain commands from others.
@@ -86,7 +86,7 @@ pub(super) struct Batch<'a> {
 }
 
 /// Budget of a batch for data in more than one page, in bytes. Each segment of an SGL costs
-/// [`PIECE_BYTES`] in addition; segments of PRPs are pages, whose bytes count.
+/// [`PIECE_BYTES`] in addition; segments of PRPs are pages and count by their bytes.
 #[derive(Default)]
 pub(super) struct LongWork {
     /// Bytes left. At zero or less, the next command with data in more than one page ends the

@@ -106,8 +106,8 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// Returns whether the command is a plain read or write, whose end needs only a posted
-    /// completion.
+    /// Returns whether the command is a plain read or write, which ends with a posted completion
+    /// and nothing else.
     #[inline]
     pub fn is_plain(&self) -> bool {
         matches!(self.kind, Kind::Read | Kind::Write)
@@ -395,7 +395,7 @@ impl Slots {
         }
     }
 
-    /// Frees the slot of a command whose completion was posted or is no longer awaited.
+    /// Frees a command's slot after its completion was posted or is no longer awaited.
     #[inline]
     fn freed(&mut self, index: u16) {
         if let Some(records) = &self.records {
@@ -419,7 +419,7 @@ impl Slots {
         }
     }
 
-    /// Frees the slot of a command that is not timed and whose list is empty.
+    /// Frees the slot of an untimed command with an empty list.
     #[inline]
     pub fn release_empty(&mut self, index: u16) {
         if let Some(slot) = self.slots.get_mut(usize::from(index)) {

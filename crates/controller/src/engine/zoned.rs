@@ -100,7 +100,7 @@ struct Reset {
 }
 
 impl ZoneSend {
-    /// Returns the zone whose reset is the next one to advance.
+    /// Returns the zone reset to advance next.
     fn reset(&self) -> Option<&Reset> {
         self.resets.get(self.next)
     }

@@ -97,8 +97,7 @@ impl Subsystem {
         self.add_namespace_to(FIRST_GROUP, nsid, reservations, store);
     }
 
-    /// Adds a namespace to an ANA group, whose number is 1 to
-    /// [`MAX_ANA_GROUP`](crate::MAX_ANA_GROUP).
+    /// Adds a namespace to ANA group `group`, 1 to [`MAX_ANA_GROUP`](crate::MAX_ANA_GROUP).
     pub fn add_namespace_to(
         self: &Arc<Self>,
         group: u32,

@@ -351,8 +351,8 @@ impl NamespaceState {
         self.waiting.retain(|submitted| submitted.cntlid != cntlid);
     }
 
-    /// Puts new reservations into effect. Notifies the controllers whose host's access changes, and
-    /// waits for their answers.
+    /// Puts new reservations into effect. Notifies the controllers of hosts with changed access,
+    /// and waits for their answers.
     fn install(&mut self, nsid: u32, submitted: Submitted, next: Reservations, change: &Change) {
         self.reservations = next;
         self.number += 1;

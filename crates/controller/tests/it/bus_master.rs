@@ -1,8 +1,8 @@
 //! The PCI command register and power state: Bus Master Enable, Memory Space Enable, Interrupt
 //! Disable.
 //!
-//! Without Bus Master Enable the controller fetches, posts, stores and signals nothing; what
-//! completes meanwhile waits, and with the bit everything goes on.
+//! Without Bus Master Enable the controller fetches, posts, stores and signals nothing; completions
+//! wait meanwhile, and with the bit everything continues.
 
 use crate::common::*;
 use controller::ControllerConfig;
@@ -101,7 +101,7 @@ fn cleared_bus_master_stops_fetch_completion_and_interrupt() {
         let each: Vec<bool> = h.vectors.iter().take(3).map(|v| v.take() > 0).collect();
         assert_eq!(each, [true; 3], "{ring:?}");
         assert!(h.read(DATA + 0x1000, 4096) == [0; 4096]);
-        // The host goes on as if nothing had been.
+        // The host continues as if nothing had been.
         let status = h.io(read);
         assert_eq!(status, Status::SUCCESS, "{ring:?}");
     }
@@ -269,7 +269,7 @@ fn resets_clear_command_register() {
         h.until(|h| !h.c.is_resetting() && h.c.config_settled());
         assert_eq!(h.command_register(), 0);
         assert_eq!(h.c.deadline(), None);
-        // The host that comes then has not set the bit yet.
+        // The next host has not set the bit yet.
         let before = memory(&h);
         h.set32(regs::AQA, 31 << 16 | 31);
         h.set64(regs::ASQ, ASQ);

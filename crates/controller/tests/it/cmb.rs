@@ -242,7 +242,7 @@ fn data_and_lists_in_cmb_work() {
     let bytes = pattern(1, 64 << 10);
     let (there, list) = (CMB + 0x2_0000, CMB + 0x1_0ff0);
     h.write(there, &bytes);
-    // Data in it, by a list in it that goes on in another page; by one in the guest's memory; and
+    // Data in it, by a list in it that continues in another page; by one in the guest's memory; and
     // the list in it alone.
     for (n, (at, list)) in [(there, list), (there, PAGE), (DATA, list)]
         .into_iter()
@@ -370,7 +370,7 @@ fn queue_partly_in_cmb_is_refused() {
     assert!(h.csts().cfs() && !h.csts().rdy());
 }
 
-/// The guest's memory at the same addresses is hidden, until the buffer goes elsewhere.
+/// The guest's memory at the same addresses is hidden, until the buffer is moved.
 #[test]
 fn cmb_hides_guest_memory_until_moved() {
     let mut h = ready();
@@ -389,7 +389,7 @@ fn cmb_hides_guest_memory_until_moved() {
     write(&mut h, base, &ours);
     write(&mut h, CMB, &theirs);
     write(&mut h, base, &ours);
-    // A window that comes where it is, and goes, changes nothing.
+    // Unmapping and mapping guest memory in its place changes nothing.
     h.c.dma_unmap(HIGH, HIGH_SIZE).unwrap();
     let command = h.rw(NvmOpcode::READ, 1, 0, 1, base);
     assert_eq!(h.io(command), Status::SUCCESS);

@@ -57,7 +57,7 @@ fn invalid_doorbell_value_is_ignored() {
         h.set32(Host::doorbell(1, true), 0);
         h.run();
     }
-    // A tail that goes back over entries that were not fetched.
+    // A tail that moves backwards over entries that were not fetched.
     let (volume, faults) = faulty(1 << 20);
     let config = ControllerConfig {
         max_in_flight: 1,

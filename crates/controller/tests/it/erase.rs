@@ -179,7 +179,7 @@ fn namespace_is_closed_during_format() {
     assert_eq!(put(&mut h, 3, 0, 1), Status::SUCCESS);
 }
 
-/// A write that comes late would be there after the format.
+/// A late write would be there after the format.
 #[test]
 fn format_waits_for_commands_in_flight() {
     let (mut h, faults, _) = host();

@@ -28,7 +28,7 @@ struct Below {
     faults: Arc<Faults>,
 }
 
-/// A namespace whose formats 0 and 1 have blocks of 512 and 4096 bytes; with `first` of 4096, the
+/// A namespace with formats 0 and 1 of blocks of 512 and 4096 bytes; with `first` of 4096, the
 /// other way round.
 fn namespace(nsid: u32, first: u32) -> (NamespaceConfig, Below) {
     let (volume, faults) = faulty(SIZE);
@@ -351,7 +351,7 @@ fn commands_in_flight_keep_old_block_size() {
         }
         assert!(h.reap(0).is_none(), "it has not waited");
         assert!(one.store.saves().is_empty());
-        // What comes now is refused, with whichever blocks.
+        // Later commands are refused, with whichever blocks.
         let late = h.rw(NvmOpcode::WRITE, 1, 255, 1, DATA);
         let late = h.submit(1, late);
         one.faults.clear();

@@ -173,7 +173,7 @@ impl Queue {
         admin.does(h, sq.cdw(10, size(self.entries.0)).cdw(11, flags));
     }
 
-    /// Writes and reads back `blocks` from `lba` on, whose data lies where `prps` say.
+    /// Writes and reads back `blocks` from `lba` on, with the data where `prps` say.
     fn writes_and_reads(&mut self, h: &mut Host, nsid: u32, lba: u64, blocks: u32, flags: u32) {
         let data = pattern(lba + u64::from(blocks), blocks as usize * 512);
         let rw = |opcode: u32| {
@@ -237,7 +237,7 @@ fn interrupts(h: &Host) -> u32 {
 }
 
 /// U-Boot's `drivers/nvme/nvme.c`: disables a controller that was never enabled, has queues of two
-/// entries, one command at a time, and polls a completion queue whose interrupts are on.
+/// entries, one command at a time, and polls a completion queue with interrupts enabled.
 #[test]
 fn u_boot_driver_works() {
     let mut h = machine();
@@ -411,7 +411,8 @@ fn edk2_driver_works() {
 
 /// FreeBSD's `sys/dev/nvme/nvme_ctrlr.c`: two resets in a row, the queues' addresses before their
 /// sizes, parked Asynchronous Event Requests as many as AERL allows up to eight, features that it
-/// only asks about, and, when it goes, its queues deleted and a shutdown before EN is cleared.
+/// only asks about, and, when it is unloaded, its queues deleted and a shutdown before EN is
+/// cleared.
 #[test]
 fn freebsd_driver_works() {
     let mut h = machine();
@@ -547,9 +548,9 @@ fn windows_driver_works() {
 
 /// Linux 4.11's `drivers/nvme/host/pci.c`: 64-bit registers by dwords, the lower one first; an
 /// admin queue of 256 entries; the first I/O queue has the admin queue's vector; submission queues
-/// of medium priority, though nothing weighs them; an Asynchronous Event Request whose identifier
-/// is none of a request's; Abort of what has ended by then; all submission queues deleted at once,
-/// then all completion queues, before the shutdown.
+/// of medium priority, though nothing weighs them; an Asynchronous Event Request with an identifier
+/// that no other request has; Abort of what has ended by then; all submission queues deleted at
+/// once, then all completion queues, before the shutdown.
 #[test]
 fn linux_4_driver_works() {
     let mut h = machine();
@@ -615,7 +616,7 @@ fn linux_4_driver_works() {
     assert_eq!(h.reg32(CSTS) >> 2 & 3, 2, "the shutdown is complete");
 }
 
-/// An interrupt goes to nobody where a driver has set up none; the rest goes on.
+/// No interrupt is sent where a driver has set up none; the rest works.
 #[test]
 fn controller_works_without_interrupt_receivers() {
     let mut h = machine();

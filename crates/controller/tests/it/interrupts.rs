@@ -161,7 +161,7 @@ fn pin_follows_cq_heads() {
     h.run();
     h.c.unmask_intx();
     assert_eq!(pin.take(), 0, "consumed");
-    // Masked by INTMS, the interrupt comes with INTMC.
+    // Masked by INTMS, the interrupt is sent with INTMC.
     h.set32(regs::INTMS, 1);
     assert_eq!((h.reg32(regs::INTMS), h.reg32(regs::INTMC)), (1, 1));
     h.submit(0, command);

@@ -1,4 +1,4 @@
-//! Guest memory that comes and goes under queues, buffers and commands.
+//! Guest memory that is mapped and unmapped under queues, buffers and commands.
 
 use crate::common::*;
 use dma::Prot;

@@ -182,7 +182,7 @@ fn namespace_is_created_used_and_deleted() {
     assert_eq!((active(&mut h), allocated(&mut h)), (vec![1], vec![1, 2]));
     let (_, page) = h.identify(0x12, 2, 0);
     assert_eq!(page[..2], [0, 0]);
-    // What was written is there when it comes again.
+    // The data is there when the namespace is attached again.
     assert_eq!(attach(&mut h, 2), Status::SUCCESS);
     assert_eq!(get(&mut h, 2, 2047), vec![0x5a; 512]);
     assert_eq!(delete(&mut h, 2), Status::SUCCESS);

@@ -286,7 +286,7 @@ fn subsystem_controllers_share_one_log() {
     let (_, events) = read(&mut w.hosts[0]);
     let of_another = events.iter().filter(|(event, _)| event.cntlid.get() == 2);
     assert_eq!((events.len(), of_another.count()), (65, 32));
-    // They stay when their controller goes, and are there for who comes.
+    // Events stay when their controller is removed, and later controllers find them.
     w.hosts.remove(1);
     let (_, events) = read(&mut w.hosts[0]);
     assert_eq!(events.len(), 65);

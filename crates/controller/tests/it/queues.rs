@@ -174,7 +174,7 @@ fn queues_of_4096_entries_work_on_all_64_pairs() {
         if ring == Ring::Shadow {
             assert_eq!(h.use_shadow(), Status::SUCCESS);
         }
-        // Every queue is filled to the last entry, and comes round.
+        // Every queue is filled to the last entry, and wraps.
         let mut tails = [0u32; 64];
         for turn in 0..2u32 {
             for (q, tail) in tails.iter_mut().enumerate() {

@@ -1,4 +1,4 @@
-//! A controller that another process goes on with: what it is, is data.
+//! A controller that another process continues: its state is data.
 
 mod admin;
 mod refusals;

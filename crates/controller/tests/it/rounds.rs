@@ -119,7 +119,7 @@ fn invalid_doorbell_does_not_wake_forever() {
         h.run();
         assert_eq!(h.c.stats().queues[2].completions.get(), 1);
         assert!(!h.c.has_news(), "{ring:?}");
-        // A queue that is gone, and a controller that fetches no more.
+        // A deleted queue, and a controller that fetches no more.
         assert_eq!(h.delete(AdminOpcode::DELETE_IO_SQ, 2), Status::SUCCESS);
         assert_eq!(h.io(command), Status::SUCCESS);
         h.ring_value(2, false, 9);
@@ -188,7 +188,7 @@ fn delay(queues: u16, qid: u16, rounds: usize) -> usize {
         assert!(h.c.poll(h.now));
         assert!(h.reap(1).is_some(), "the busy one is looked at each time");
     };
-    // All that came before is forgotten but for the busy queue.
+    // Activity before the sleep is forgotten, except that of the busy queue.
     h.c.arm();
     for _ in 0..=64 + rounds {
         round(&mut h);
@@ -367,7 +367,7 @@ fn round_fetches_entries_of_every_kind() {
     h.enable();
     h.create_pair(1, 64);
     faults.add(Fault::always(OpKind::Write, Effect::Hold));
-    // One refused at once, whose answer is there when it was started.
+    // A request that is refused at once: its answer is there when it was started.
     let refused = Effect::Fail(volume::IoErrorKind::MediaRead.into());
     faults.add(Fault::nth(OpKind::Read, 2, refused));
     for turn in 0..6 {
@@ -499,7 +499,7 @@ fn batch_is_pushed_after_due_interrupt() {
     h.ring_sq(1);
     h.c.poll(h.now);
     assert_eq!(take(), ["start", "start", "start", "push"]);
-    // They are over, and nobody knows but who looks: it has submitted the next already.
+    // The requests have ended, which only a look at them shows: the next is submitted already.
     faults.release();
     for ended in over(&mut h) {
         h.c.complete(ended);

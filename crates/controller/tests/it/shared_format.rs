@@ -128,7 +128,7 @@ fn format_erases_for_all_hosts() {
     let (mut w, below) = two();
     assert_eq!(w.read(0, 1), Ok(0x5a));
     assert_eq!(w.admin(0, format(1, 0)).status(), Status::SUCCESS);
-    // Whichever host's command comes first: nothing is left of what it had to wait for.
+    // Whichever host's command is first: nothing is left of what it had to wait for.
     for who in [1, 0] {
         for block in [0, 1, 2047] {
             assert_eq!(w.read(who, block), Ok(0));
@@ -230,7 +230,7 @@ fn self_test_by_other_host_ends() {
     }
 }
 
-/// A volume that does not answer holds up who waits for its namespace, and nobody else.
+/// A volume that does not answer delays commands that wait for its namespace, and no others.
 #[test]
 fn format_ignores_fence_of_other_namespace() {
     let (mut w, below) = two();
@@ -264,7 +264,7 @@ fn format_ignores_fence_of_other_namespace() {
     assert!(w.hosts[1].reap(1).is_some());
 }
 
-/// When the command ends, all know the new blocks: also one whose worker is busy.
+/// When the command ends, all controllers know the new blocks, also one with a busy worker.
 #[test]
 fn format_ends_when_all_controllers_have_reopened() {
     let (mut w, below) = two();
@@ -335,7 +335,7 @@ fn format_changes_blocks_for_all_hosts() {
     assert_eq!(below[0].store.saves(), [4096, 512]);
 }
 
-/// A controller that comes while a namespace is erased, and one that comes after it: its
+/// A controller that is added while a namespace is erased, and one that is added after it: its
 /// configuration says what was before.
 #[test]
 fn later_controller_sees_format_state() {
@@ -459,7 +459,7 @@ fn format_by_reserved_out_host_is_refused() {
     assert_eq!(w.admin(1, format(2, 0)).status(), Status::SUCCESS);
     assert_eq!(w.admin(0, format(1, 0)).status(), Status::SUCCESS);
     assert_eq!(w.read(1, 1), Ok(0));
-    // Nor who does not reach it.
+    // Nor can a controller format a namespace that is inaccessible to it.
     let change = w.subsystem.set_ana_state(1, 1, AnaState::INACCESSIBLE);
     w.rounds(3);
     assert!(change.wait(Duration::ZERO));
@@ -580,7 +580,7 @@ fn format_from_outdated_controller_is_refused() {
     }
 }
 
-/// What one did not know, another one that goes has not mended.
+/// A format that one controller does not know stays unknown when another controller is removed.
 #[test]
 fn unknown_format_stays_closed_after_controller_removal() {
     let (mut w, below) = two();
@@ -597,7 +597,7 @@ fn unknown_format_stays_closed_after_controller_removal() {
     assert_eq!(plainly(w.read(0, 0)), refused(NOT_READY));
 }
 
-/// Who changes the state may have the volume used otherwise then.
+/// After an ANA change, its caller may use the volume in another way.
 #[test]
 fn ana_change_ends_format() {
     for (nsid, ends) in [(1, true), (2, false)] {
@@ -672,7 +672,7 @@ fn hosts_end_each_others_formats() {
     }
 }
 
-/// Others wait for the namespace, not for a host that has hung or goes.
+/// Others wait for the namespace, not for a host that has hung or is removed.
 #[test]
 fn format_does_not_wait_for_dead_host() {
     type End = fn(&mut Host);
@@ -750,7 +750,7 @@ fn random_histories_match_model() {
     for step in 0..steps("VNVME_FORMAT_STEPS", 4000) {
         let who = below_of(3) as usize;
         let block = below_of(4);
-        // Who is being reset has no queues.
+        // A host in a reset has no queues.
         let away = formats == Formats::Left(who);
         match below_of(10) {
             0..3 if !away => {

@@ -1,4 +1,4 @@
-//! The Telemetry log pages: captured when asked for, and when something goes wrong.
+//! The Telemetry log pages: captured on request, and on a failure.
 
 use crate::common::*;
 use nvme::aen::{AsyncEvent, Notice};

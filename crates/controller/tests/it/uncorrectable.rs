@@ -27,7 +27,7 @@ fn on(h: &Host, opcode: NvmOpcode, nsid: u32, slba: u64, blocks: u32) -> Command
     command
 }
 
-/// The process dies; time goes on.
+/// Ends the process; time passes.
 fn die(h: &mut Host) {
     h.die();
     h.now = h.now.max(Instant::now());
@@ -203,7 +203,7 @@ fn write_in_flight_is_ordered_with_mark() {
         assert_eq!(h.reap(1).unwrap().status(), Status::SUCCESS);
         let left = unreadable(&mut h, 20);
         assert_eq!(left, if watched { vec![] } else { vec![10, 11] });
-        // One that begins now comes after it.
+        // A command that begins now is ordered after it.
         assert_eq!(write(&mut h, 8, 8), Status::SUCCESS);
         assert!(unreadable(&mut h, 20).is_empty());
     }
@@ -269,7 +269,7 @@ fn marks_per_namespace_are_bounded() {
 }
 
 /// Reads and writes of a namespace without marks take the short way, which needs no event; so they
-/// do when the last mark has gone.
+/// do after the last mark is cleared.
 #[test]
 fn namespace_without_marks_uses_fast_path() {
     let mut h = Host::ready();
@@ -347,7 +347,7 @@ fn format_and_sanitize_clear_marks() {
         let mut erase = Command::new(opcode.0, 0, nsid);
         erase.cdw10 = cdw10.into();
         assert_eq!(h.admin(erase).status(), Status::SUCCESS);
-        // A sanitize operation goes on behind the command.
+        // A sanitize operation continues after the command.
         h.until(|h| read(h, 9, 1) != Status::SANITIZE_IN_PROGRESS);
         assert_eq!(read(&mut h, 8, 2), Status::SUCCESS);
         let other = on(&h, NvmOpcode::READ, 2, 8, 2);
@@ -446,7 +446,7 @@ fn marks_beyond_shrunk_end_are_dropped() {
     }
 }
 
-/// A namespace that comes under an ID is not the one that was there before.
+/// A namespace attached under an ID is not the one that was there before.
 #[test]
 fn attached_namespace_has_no_marks() {
     let config = ControllerConfig {

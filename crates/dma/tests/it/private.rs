@@ -77,7 +77,7 @@ proptest! {
         }
         memory.collapse(usize::MAX);
         prop_assert!(get(&memory, 0, LEN).unwrap() == model);
-        // Who maps the file again finds all of it.
+        // Another mapping of the file shows all of it.
         if let Some(file) = memory.file() {
             let file = file.try_clone_to_owned().unwrap();
             drop(memory);

@@ -291,7 +291,7 @@ fn prp_offset_error_names_entry() {
     );
 }
 
-/// A list whose last entry points to itself: the walk ends with the data.
+/// A list with a last entry that points to itself: the walk ends with the data.
 #[test]
 fn circular_prp_list_ends() {
     let space = Space::new(0, (0..4).map(Some).collect());

@@ -168,7 +168,8 @@ pub struct MapperCounters {
     pub reused: u64,
     /// Number of temporary mappings that were unmapped to make room.
     pub evicted: u64,
-    /// Number of mappings whose removal failed; their memory and addresses are never used again.
+    /// Number of mappings that could not be removed; their memory and addresses are never used
+    /// again.
     pub lost: u64,
 }
 

@@ -430,7 +430,7 @@ impl QueueCore {
         }
     }
 
-    /// Starts a split request, whose memory its owner keeps in place.
+    /// Starts a split request. Its owner keeps the memory in place.
     pub fn begin(&mut self, parent: SplitRequest) -> Result<(), SubmitRefusal> {
         if self.dead {
             return Err(SubmitRefusal::Gone);

@@ -194,7 +194,7 @@ impl QueuePair {
         }
     }
 
-    /// Returns whether the queue pair refuses all further commands with [`SubmitRefusal::Gone`].
+    /// Returns whether the queue pair permanently refuses all further commands.
     #[inline]
     pub fn is_gone(&self) -> bool {
         self.core.as_ref().is_none_or(|core| core.dead)

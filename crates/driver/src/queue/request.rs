@@ -76,7 +76,7 @@ pub struct Completion {
     /// request.
     pub dw0: u32,
     /// Buffer of the request. `None` if there was none, or if the device is lost and may still
-    /// write to the buffer, whose memory is then never used again.
+    /// write to the buffer; that memory is then never used again.
     pub buffer: Option<DmaBuffer>,
 }
 

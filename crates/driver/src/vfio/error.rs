@@ -73,7 +73,7 @@ pub enum VfioError {
          remapping on in the firmware, or accept the risk with {module}.allow_unsafe_interrupts=1"
     )]
     UnsafeInterrupts {
-        /// Kernel module whose parameter overrides the check.
+        /// Kernel module with the parameter that overrides the check.
         module: &'static str,
     },
     /// The limit of locked memory (RLIMIT_MEMLOCK) is reached.

@@ -268,8 +268,8 @@ fn whole(done: io::Result<usize>, len: usize, offset: u64) -> Result<(), Transpo
     }
 }
 
-/// Converts the failure of a system call on an open device; [`TransportError::Gone`] when the
-/// device is lost.
+/// Converts the error of a system call on an open device. ENODEV and ENXIO mean that the device is
+/// lost.
 fn told(what: &str, e: io::Error) -> TransportError {
     match e.raw_os_error() {
         Some(libc::ENODEV | libc::ENXIO) => TransportError::Gone(format!("{what}: {e}")),

@@ -42,7 +42,7 @@ pub struct Fixed<T>(u32, PhantomData<T>);
 #[derive(Clone, Copy, Debug)]
 pub struct Sized(u32);
 
-/// An ioctl request whose argument and result are plain numbers.
+/// An ioctl request with plain numbers as argument and result.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain(u32);
 
@@ -58,7 +58,7 @@ pub const CHECK_EXTENSION: Plain = Plain(vfio(1));
 pub const SET_IOMMU: Plain = Plain(vfio(2));
 /// Group: returns whether the group is viable.
 pub const GROUP_GET_STATUS: Fixed<vfio_group_status> = fixed(vfio(3));
-/// Group: adds it to the container whose descriptor is the argument.
+/// Group: adds it to a container; the argument is the container's descriptor.
 pub const GROUP_SET_CONTAINER: Fixed<i32> = fixed(vfio(4));
 const GROUP_GET_DEVICE_FD: u32 = vfio(6);
 /// Device: returns flags, and the numbers of regions and interrupts.
@@ -93,7 +93,7 @@ const MAX_ANSWER_LEN: usize = 64 << 10;
 
 /// Returns the `size` or `argsz` value of a structure.
 pub const fn size<T>() -> u32 {
-    // No structure of the interface comes near 4 GiB.
+    // Structures of the interface are far smaller than 4 GiB.
     size_of::<T>() as u32
 }
 
@@ -114,7 +114,7 @@ unsafe fn ioctl(fd: BorrowedFd<'_>, request: u32, argument: usize) -> io::Result
     }
 }
 
-/// Executes an ioctl request whose argument is a structure.
+/// Executes an ioctl request with a structure as its argument.
 pub fn call<T>(fd: BorrowedFd<'_>, request: Fixed<T>, argument: &mut T) -> io::Result<()> {
     let address = std::ptr::from_mut(argument).expose_provenance();
     // SAFETY: the table above pairs the request with its structure, which the kernel may write
@@ -123,7 +123,7 @@ pub fn call<T>(fd: BorrowedFd<'_>, request: Fixed<T>, argument: &mut T) -> io::R
     unsafe { ioctl(fd, request.0, address) }.map(drop)
 }
 
-/// Executes an ioctl request whose argument is a number.
+/// Executes an ioctl request with a number as its argument.
 pub fn plain(fd: BorrowedFd<'_>, request: Plain, argument: u32) -> io::Result<i32> {
     // SAFETY: these requests take no address.
     unsafe { ioctl(fd, request.0, argument as usize) }

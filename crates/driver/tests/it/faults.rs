@@ -1,5 +1,5 @@
 //! Faults: a controller that loses, repeats or invents completions, that is reset behind our back,
-//! that fails, that goes away. Never a hang, never a panic, never a buffer returned that the
+//! that fails, that disappears. Never a hang, never a panic, never a buffer returned that the
 //! device may still write to.
 
 use crate::common::*;
@@ -501,8 +501,8 @@ fn buffers_reachable_by_lost_device_are_never_returned() {
     let done = drain(&mut queue);
     assert_eq!(done.len(), 20);
     assert!(done.iter().all(|c| c.buffer.is_none()));
-    // The process behind the socket was alive after all, and goes on to write: into
-    // memory that nobody else has.
+    // The process behind the socket was alive after all, and continues to write: into memory that
+    // nobody else has.
     let fresh = dma::Memory::anonymous(1 << 20).unwrap();
     drop(queue);
     let before = device.mapper().counters();
@@ -646,7 +646,7 @@ fn namespace_changes_are_noticed() {
             if one.bytes() == 2 * MIB && three.nsid == 3),
         "{events:?}"
     );
-    // The queue pair goes on, also in the part that was not there before.
+    // The queue pair continues, also in the part that was not there before.
     queue.write(4000, &[7; 512], false).unwrap();
     assert_eq!(
         become_another(&[(1, 2 * MIB)]),

@@ -187,7 +187,7 @@ fn refused_request_returns_buffer() {
         .unwrap_err();
     assert_eq!(full.why, SubmitRefusal::Full);
     assert_eq!(drain(&mut queue).len(), 2);
-    // What the controller refuses comes back with its status.
+    // Refused commands complete with the controller's status.
     queue
         .submit_read(2048, 1, device.allocate(512).unwrap(), 4)
         .unwrap();

@@ -179,8 +179,8 @@ impl Tap for Resets {
 
 #[test]
 fn interrupt_detached_across_reset_is_attached_again() {
-    // Wherever the reset falls: also between the look at the entries and the
-    // moment when the interrupt goes.
+    // Wherever the reset falls: also between the look at the entries and the moment when the
+    // interrupt is sent.
     let (transport, device) = noted(5);
     let mut buffer = device.allocate(4096).unwrap();
     for at in 254..259 {
@@ -192,7 +192,7 @@ fn interrupt_detached_across_reset_is_attached_again() {
         }
         queue.set_tap(None);
         submit(&mut queue, buffer);
-        // Whether it has completed before or not: who sleeps now is woken.
+        // Whether the command has completed before or not: a thread that sleeps now is woken.
         queue.arm();
         let vector = usize::from(queue.qid());
         assert!(transport.attached.lock().unwrap()[vector], "reset at {at}");

@@ -98,7 +98,7 @@ fn random_io_between_two_processes_matches_array() {
             assert_eq!(queue.counters().stale, 0);
         }
         assert!(device.service().unwrap().is_empty());
-        // The socket is free for the next client when the last handle is gone.
+        // The socket is free for the next client after the last handle was dropped.
         drop((transport, device));
         let (_, device) = other.device(Options::default());
         assert_eq!(device.namespaces().len(), 2);

@@ -331,8 +331,8 @@ impl Volume for Promising {
     }
 }
 
-/// What a volume promises goes through a controller and its driver to the volume that stands on
-/// them, and no more than that, whatever the blocks, and with a slice below or above.
+/// The atomic write promise of a volume passes through a controller and its driver to the volume on
+/// top of them, and no more than that, whatever the blocks, and with a slice below or above.
 #[test]
 fn atomic_write_promise_passes_through_controller() {
     let within = |bytes| AtomicWrites::within(bytes, 0, 0);

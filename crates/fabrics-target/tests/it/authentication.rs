@@ -1,4 +1,4 @@
-//! Hosts that have to prove who they are: this project's initiator, and hosts that cheat.
+//! Hosts that have to authenticate: this project's initiator, and hosts that cheat.
 
 use crate::worker_common;
 
@@ -101,7 +101,7 @@ fn unauthenticated_host_is_refused_with_reason() {
         assert!(!said.contains("AQID"), "{said}");
         served.wait_for_hosts(0);
     }
-    // One that wants to know who it speaks to, and a target that need not say so.
+    // A host that requires the target to authenticate, and a target without a secret for that.
     let anybody = Served::new(Setup::memory(1 << 20));
     let said = open(&anybody, HOST_NQN, Some(secrets(HOST, Some(SUBSYSTEM)))).unwrap_err();
     assert!(said.contains("does not authenticate itself"), "{said}");
@@ -183,7 +183,7 @@ impl Cheat {
         ask(&mut self.queue, 4096)
     }
 
-    /// Proves who the host is.
+    /// Authenticates the host.
     fn prove(queue: &mut Queue) -> Result<(), AuthFailure> {
         let mut host = host(HOST);
         assert_eq!(send(queue, &host.negotiate(), 72), Status::SUCCESS);

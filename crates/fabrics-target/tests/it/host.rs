@@ -254,7 +254,7 @@ fn ana_change_sends_event_and_fails_io() {
         ana_groups(&page).next().unwrap().0.state.anas(),
         AnaState::CHANGE
     );
-    // Read, so the next one comes.
+    // The log page was read, so the next event is sent.
     let event = admin.send(request, CommandInfo::default(), &[]);
     served.target.set_ana_state(AnaState::OPTIMIZED);
     assert!(admin.wait(event).is_ok());
@@ -401,7 +401,7 @@ fn invalid_connect_is_refused() {
     );
     let queue = client.queue(1, 128);
     assert_eq!(refused(1, cntlid, |_, _| ()), wrong(42, false));
-    // One that has gone makes room.
+    // A closed connection makes room.
     drop(queue);
     let began = Instant::now();
     loop {

@@ -168,7 +168,7 @@ impl Controller {
         }
     }
 
-    /// Handles reported events. Returns `true` if one concerned the namespace, whose size and state
+    /// Handles reported events. Returns `true` if one concerned the namespace: its size and state
     /// must then be read again.
     pub(crate) fn handle_events(&mut self) -> Result<bool, ConversationError> {
         use nvme::aen::{EventType, Notice};

@@ -29,7 +29,7 @@ const BUFFER: usize = 128 << 10;
 /// Minimum number of outstanding bytes for which data is received directly into its final memory,
 /// without a copy.
 const DIRECT: u32 = 16 << 10;
-/// Time limit for a controller to close a connection whose sending side this host has closed.
+/// Time limit for a controller to close a connection after this host has closed the sending side.
 const CLOSING: Duration = Duration::from_secs(1);
 /// Maximum number of unused segment lists that are kept for reuse.
 const SPARE_LISTS: usize = 64;
@@ -133,7 +133,7 @@ struct Open {
     incoming: Option<Incoming>,
     /// Parsing stopped before the end of the received bytes, because too much is staged.
     stopped: bool,
-    /// CID of the command into whose memory the kernel receives.
+    /// CID of the command that owns the memory into which the kernel receives.
     direct: Option<u16>,
     /// Message being assembled, and its number.
     staged: Outgoing,
@@ -460,8 +460,8 @@ impl Link {
         Some(by)
     }
 
-    /// Abandons the commands of a cancelled request. `take` receives those whose memory the kernel
-    /// does not use; returns `true` if the kernel uses the memory of others.
+    /// Abandons the commands of a cancelled request. `take` receives the commands, except those
+    /// with memory in use by the kernel. Returns `true` if there are such.
     pub(super) fn give_up(&mut self, parent: usize, mut take: impl FnMut(&mut Subrequest)) -> bool {
         let mut lent = false;
         for (_, entry) in self.in_flight.iter_mut() {

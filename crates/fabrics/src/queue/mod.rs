@@ -97,13 +97,13 @@ pub(crate) struct FabricsQueue {
     /// Commands to send again, before new ones.
     again: VecDeque<Subrequest>,
     lost_commands: Vec<LostCommands>,
-    /// New connections whose slots still hold closing ones, with path and number.
+    /// New connections that wait for closing ones to leave their slots, with path and number.
     early: Vec<(usize, usize, Ready)>,
     /// Number of outstanding commands of cancelled requests that change data. No command is sent
     /// until they have ended, because after a reset a guest's old write must not overwrite its new
     /// one.
     given_up: usize,
-    /// Indexes of cancelled requests whose memory the kernel used at the last check.
+    /// Indexes of cancelled requests that wait until the kernel has returned their memory.
     lent: Vec<usize>,
     /// Completed requests.
     ended: Vec<Completion>,
@@ -482,7 +482,7 @@ impl FabricsQueue {
                 None => link.hurry(),
             }
         }
-        // The command belongs to a lost association, whose controller may still execute it.
+        // The controller of a lost association may still execute the command.
         for subrequest in self
             .lost_commands
             .iter_mut()
@@ -514,7 +514,7 @@ impl FabricsQueue {
         self.end_if_over(place);
     }
 
-    /// Completes cancelled requests whose memory the kernel has returned.
+    /// Completes cancelled requests after the kernel has returned their memory.
     fn collect(&mut self) {
         for place in std::mem::take(&mut self.lent) {
             // Another request may use this index by now.
@@ -570,7 +570,7 @@ impl FabricsQueue {
         issues || !self.ended.is_empty() || self.inbox.has_news() || self.routes.has_news()
     }
 
-    /// Returns whether a time limit is running, whose end is not signalled.
+    /// Returns whether a time limit is running. No event signals its end.
     fn is_timed(&self) -> bool {
         !self.parents.is_empty()
             || !self.ended.is_empty()

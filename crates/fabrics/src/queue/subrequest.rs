@@ -122,7 +122,7 @@ impl Subrequest {
     pub(crate) fn command(&self, facts: &NamespaceProperties) -> (Command, Option<DsmRange>) {
         let shift = facts.namespace.block_shift;
         let (slba, blocks) = (self.offset >> shift, self.len >> shift);
-        // Only commands whose ranges are in their data exceed 65,536 blocks.
+        // Only commands with ranges in their data exceed 65,536 blocks.
         let nlb_z = (blocks.max(1) - 1).min(0xffff) as u16;
         let opcode = match self.what {
             CommandKind::Read => NvmOpcode::READ,

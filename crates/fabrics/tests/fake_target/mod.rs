@@ -1,5 +1,5 @@
 //! A subsystem in this process, with memory for a namespace and one portal or several, that lies,
-//! hangs and goes away as a test wants it.
+//! hangs and disappears as a test wants it.
 
 // Each test program uses its own part.
 #![allow(dead_code)]
@@ -58,9 +58,9 @@ pub enum Answer {
     TooShort,
     /// With data twice.
     Twice,
-    /// With data, or a capsule, whose data digest is wrong.
+    /// With data, or a capsule, with a wrong data digest.
     BadDataDigest,
-    /// With a header whose digest is wrong.
+    /// With a header with a wrong digest.
     BadHeaderDigest,
     /// By a request to transfer for more than it has.
     R2tBeyond,
@@ -135,7 +135,7 @@ pub struct State {
     pub controllers: AtomicU16,
     pub keep_alives: AtomicUsize,
     pub shutdowns: AtomicUsize,
-    /// Times that a byte of data came with a digest that does not match.
+    /// Number of times that data arrived with a digest that does not match.
     pub corrupt: AtomicUsize,
     pub held: AtomicBool,
     /// By portals: new connections are taken, and nothing on them is answered.
@@ -145,7 +145,7 @@ pub struct State {
     pub nguid: AtomicU8,
     pub states: Vec<AtomicU8>,
     pub changes: AtomicU64,
-    /// Opcodes, lengths in bytes, and the portal, in the order in which they came.
+    /// Opcodes, lengths in bytes, and the portal, in the order of arrival.
     pub log: Mutex<Vec<Logged>>,
     pub most_in_flight: AtomicUsize,
     controllers_open: Mutex<Vec<Arc<Ctrl>>>,
@@ -232,7 +232,7 @@ impl Target {
         format!("nvme+tcp://{}/{NQN}/1", portals.join(","))
     }
 
-    /// A portal is gone, as if it were killed.
+    /// Stops a portal, as if it were killed.
     pub fn stop(&self, portal: usize) {
         let portals = self.portals.lock().unwrap();
         portals[portal].stop.store(true, Ordering::SeqCst);
@@ -257,8 +257,8 @@ impl Target {
         self.portals.lock().unwrap()[portal] = start(&self.state, portal, Some(address));
     }
 
-    /// New connections by a portal are taken and not answered, as by a proxy before a host whose
-    /// cable is pulled.
+    /// New connections by a portal are taken and not answered, as by a proxy in front of a host
+    /// with a pulled cable.
     pub fn set_mute(&self, portal: usize, mute: bool) {
         self.state.mute[portal].store(mute, Ordering::SeqCst);
     }

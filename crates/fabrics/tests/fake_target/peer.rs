@@ -9,7 +9,7 @@ pub(super) struct Peer {
     pub(super) requests: Requests,
     pub(super) grants: Grants<()>,
     pub(super) bytes: Vec<u8>,
-    /// Commands that came while data was asked for.
+    /// Commands that arrived while data was asked for.
     pub(super) early: VecDeque<Got>,
 }
 

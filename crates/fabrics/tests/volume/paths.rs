@@ -64,7 +64,7 @@ fn ana_state_selects_path() {
         worker.read(0, 4096).unwrap();
     }
     assert_eq!(portals(&target)[0], first);
-    // Found out by a command: no event comes.
+    // Found out by a command: no event is sent.
     target.set_state(0, AnaState::OPTIMIZED, true);
     let began = Instant::now();
     while portals(&target)[0] == first {
@@ -241,7 +241,7 @@ fn write_is_retried_at_once_after_close() {
     assert!(began.elapsed() >= Duration::from_secs(1));
 }
 
-/// A controller whose Admin queue is silent is lost, though nothing is asked of it.
+/// A controller with a silent Admin queue is lost, though no request is outstanding.
 #[test]
 fn idle_path_is_kept_alive_and_monitored() {
     let target = Target::new(Setup::default());

@@ -156,7 +156,7 @@ fn guests_use_own_slices_under_resets() {
                 assert!(guest.read_memory(at, len) == disk[range], "round {round}");
             }
         }
-        // All of the device, as one who may read all of it sees it.
+        // The whole device, as seen with read access to all of it.
         let slice = Slice::whole(&namespace, true).unwrap();
         let mut all = Guest::new(&device, slice, 4 * MIB);
         let mut expected = vec![0u8; 4 << 20];

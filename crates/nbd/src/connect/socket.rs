@@ -46,7 +46,7 @@ pub enum ConnectError {
     },
 }
 
-/// A connection whose handshake is complete. The socket is in blocking mode.
+/// A connection with a complete handshake. The socket is in blocking mode.
 #[derive(Debug)]
 pub struct Connected {
     /// The socket.

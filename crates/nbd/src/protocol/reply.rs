@@ -28,7 +28,7 @@ pub enum Violation {
     /// A chunk of an unexpected type.
     #[error("a chunk of the unknown type {0}")]
     Chunk(u16),
-    /// A chunk whose length is invalid for its type.
+    /// A chunk with an invalid length for its type.
     #[error("a chunk of type {kind} has {len} bytes")]
     Length {
         /// Type of the chunk.
@@ -116,7 +116,7 @@ pub struct Replies {
 }
 
 impl Replies {
-    /// Creates the parser of a connection whose handshake is complete. `structured`: structured
+    /// Creates the parser of a connection with a complete handshake. `structured`: structured
     /// replies were negotiated.
     pub fn new(structured: bool) -> Self {
         Self {

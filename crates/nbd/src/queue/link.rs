@@ -33,7 +33,7 @@ const BUFFER: usize = 128 << 10;
 /// Minimum number of outstanding bytes for which data is received directly into its final memory,
 /// without a copy.
 const DIRECT: u32 = 16 << 10;
-/// Time limit for a server to close a connection whose sending side this host has closed.
+/// Time limit for a server to close a connection after this host has closed the sending side.
 const CLOSING: Duration = Duration::from_secs(5);
 /// Number of failed connections (protocol violation or inaccessible memory) after which a command
 /// that was outstanding on all of them fails.
@@ -130,7 +130,7 @@ struct Open {
     replies: Replies,
     /// Receive buffer; `None` while the kernel uses it.
     incoming: Option<Incoming>,
-    /// Cookie of the request into whose memory the kernel receives.
+    /// Cookie of the request that owns the memory into which the kernel receives.
     direct: Option<u64>,
     /// Message being assembled.
     staged: Outgoing,
@@ -435,8 +435,8 @@ impl Link {
         true
     }
 
-    /// Abandons the commands of a cancelled request. `take` receives those whose memory the kernel
-    /// does not use; returns `true` if the kernel uses the memory of others.
+    /// Abandons the commands of a cancelled request. `take` receives the commands, except those
+    /// with memory in use by the kernel. Returns `true` if there are such.
     pub(super) fn give_up(&mut self, parent: usize, mut take: impl FnMut(&mut Subrequest)) -> bool {
         let mut lent = false;
         for (_, entry) in self.in_flight.iter_mut() {

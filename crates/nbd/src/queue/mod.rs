@@ -47,7 +47,7 @@ pub(crate) struct NbdQueue {
     /// until they have ended, because after a reset a guest's old write must not overwrite its new
     /// one.
     given_up: usize,
-    /// Indexes of cancelled requests whose memory the kernel used at the last check.
+    /// Indexes of cancelled requests that wait until the kernel has returned their memory.
     lent: Vec<usize>,
     /// Completed requests.
     ended: Vec<Completion>,
@@ -287,7 +287,7 @@ impl NbdQueue {
         self.end_if_over(place);
     }
 
-    /// Completes cancelled requests whose memory the kernel has returned.
+    /// Completes cancelled requests after the kernel has returned their memory.
     fn collect(&mut self) {
         for place in std::mem::take(&mut self.lent) {
             // Another request may use this index by now.

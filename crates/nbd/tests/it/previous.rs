@@ -154,8 +154,8 @@ impl ConnectionKeeper for Keeper {
     }
 }
 
-/// The connections that a process has are kept before anything is sent on them; who has them can
-/// end what it has left behind.
+/// The connections of a process are kept before anything is sent on them; the next owner can end
+/// the requests that the process has left behind.
 #[test]
 fn keeper_holds_every_connection_until_closed() {
     let server = slow_server();
@@ -182,7 +182,7 @@ fn keeper_holds_every_connection_until_closed() {
         io.poll(&mut |_| {});
         queue.poll(&mut |_| panic!("it is held"));
     }
-    // As if the process were gone: what it has sent is over before anything else is sent.
+    // As if the process had died: its requests have ended before anything else is sent.
     let left = keeper.0.lock().unwrap()[0].1.try_clone().unwrap();
     std::thread::scope(|scope| {
         let ended = scope.spawn(|| end_previous(&server.url(), vec![left], BOUND));

@@ -1,7 +1,7 @@
 //! Command dwords and results of Admin commands (NVMe Base 2.1, 5.1 and 5.2), including Format NVM
 //! and Get LBA Status of the NVM command set (NVM Command Set 1.1, 4.1.2 and 4.2.1).
 //!
-//! Commands whose only arguments are addresses have no type here. Doorbell Buffer Config (NVMe Base
+//! Commands with only addresses as arguments have no type here. Doorbell Buffer Config (NVMe Base
 //! 2.1, 5.2.5), for example, takes the shadow doorbell page in PRP1 and the EventIdx page in PRP2.
 
 use bitfield_struct::bitfield;

@@ -173,7 +173,7 @@ wire_struct! {
 /// Number of reserved bytes between header and registrants in the extended data structure.
 pub const EXTENDED_STATUS_RESERVED: usize = 40;
 
-/// CNTLID of a registrant whose host uses no controller of the subsystem at present.
+/// CNTLID of a registrant that is associated with no controller of the subsystem at present.
 pub const NO_CONTROLLER: u16 = 0xffff;
 
 wire_struct! {

@@ -1,4 +1,4 @@
-//! Data structures of features whose value does not fit a dword (NVMe Base 2.1, 5.1.25.1).
+//! Data structures of features with values larger than a dword (NVMe Base 2.1, 5.1.25.1).
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::U16;

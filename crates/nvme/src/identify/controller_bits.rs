@@ -227,7 +227,7 @@ pub struct QueueEntrySize {
 }
 
 impl QueueEntrySize {
-    /// Creates a field whose minimum and maximum are `log2`, which must be below 16.
+    /// Creates a field with `log2` as minimum and maximum; `log2` must be below 16.
     pub const fn exactly(log2: u8) -> Self {
         Self::from_bits((log2 & 0xf) << 4 | (log2 & 0xf))
     }

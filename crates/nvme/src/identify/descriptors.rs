@@ -50,8 +50,8 @@ const HEADER: usize = 4;
 
 impl NamespaceDescriptors {
     /// Creates a list of these descriptors. Left out are those that do not fit into the page, and
-    /// those whose identifier is empty or longer than 255 bytes. The four types that the standard
-    /// defines always fit.
+    /// those with an identifier that is empty or longer than 255 bytes. The four types that the
+    /// standard defines always fit.
     pub fn new<'a>(descriptors: impl IntoIterator<Item = Descriptor<'a>>) -> Self {
         let mut list = Self::new_zeroed();
         let mut rest: &mut [u8] = &mut list.0;

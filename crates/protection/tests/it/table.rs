@@ -110,7 +110,7 @@ fn table_header_belongs_to_one_namespace() {
     };
     let error = table::decode(&bytes, size(), &LAYOUT, other);
     assert_eq!(error, Err(TableError::OtherNamespace));
-    // Whose it is is known of what is not whole, too.
+    // The owner is also known of an incomplete table.
     let owner = |bytes: &[u8], namespace| table::check_owner(bytes, namespace);
     assert_eq!(owner(&bytes[..32], WHOSE.namespace), Ok(()));
     assert_eq!(owner(&bytes, [4; 16]), Err(TableError::OtherNamespace));

@@ -2,10 +2,10 @@
 
 use super::Geometry;
 
-/// Flag of an entry whose cluster has a refcount of one, so that it may be written in place.
+/// Flag of an entry for a cluster with a refcount of one, which may be written in place.
 pub const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
-/// Flag of an entry whose cluster reads as zeroes, whatever it contains.
+/// Flag of an entry for a cluster that reads as zeroes, whatever it contains.
 pub const ZERO: u64 = 1;
 /// Mask of the host offset, bits 9 to 55.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
@@ -56,8 +56,8 @@ impl L2Entry {
         Self(ZERO)
     }
 
-    /// Returns the host offset of an entry whose cluster can be read or written directly. A write
-    /// requires that no other entry refers to the cluster.
+    /// Returns the host offset of the entry's cluster if it can be read or written directly. A
+    /// write requires that no other entry refers to the cluster.
     #[inline(always)]
     pub const fn plain(self, write: bool) -> Option<u64> {
         let host = self.0 & OFFSET;

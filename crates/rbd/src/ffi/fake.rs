@@ -1,4 +1,4 @@
-//! Libraries for tests: an image in this process, whose answers a test chooses.
+//! Libraries for tests: an image in this process. A test chooses its answers.
 // Handles are created by this module; pointers are the caller's, as in the real interface.
 #![allow(clippy::undocumented_unsafe_blocks)]
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // A test fails by a panic.

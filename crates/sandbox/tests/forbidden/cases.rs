@@ -225,7 +225,7 @@ pub const CALLS: &[Case] = &[
     case("what serving takes", serving, Both, End::Done),
 ];
 
-/// Whose callers end at once.
+/// System calls that end their callers at once.
 pub const NEVER: &[(&str, libc::c_long)] = &[
     ("execve", libc::SYS_execve),
     ("execveat", libc::SYS_execveat),

@@ -202,7 +202,7 @@ pub fn later_mode() -> io::Result<()> {
     File::open(place("open/file"))?.set_permissions(mode(0o640))
 }
 
-/// Who executes it would have this user's rights.
+/// Anyone executing the file would have this user's rights.
 pub fn later_set_user() -> io::Result<()> {
     File::open(place("open/file"))?.set_permissions(mode(0o4755))
 }

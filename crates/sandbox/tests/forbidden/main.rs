@@ -328,7 +328,8 @@ fn process_with_children_keeps_user_rights() {
     }
 }
 
-/// Who needs to connect may do that, to where it was said, and with no other kind of socket.
+/// A process that has to connect may do so to the configured destination only, and with no other
+/// kind of socket.
 #[test]
 fn only_configured_connections_are_allowed() {
     assert_eq!(tried_with("TCP", Step::Seal, true), End::Done);

@@ -226,7 +226,7 @@ fn concurrent_binds_leave_one_working_socket() {
     }
 }
 
-/// Everybody who may read the directory can lock it, and keep the lock.
+/// Any user with read access to the directory can lock it, and keep the lock.
 #[test]
 fn lock_on_directory_blocks_nobody() {
     use rustix::fs::{FlockOperation, flock};

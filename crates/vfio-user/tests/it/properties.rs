@@ -73,7 +73,7 @@ fn encode(id: u16, step: &Step) -> (Vec<u8>, usize) {
     }
 }
 
-/// A piece that is sent at once, with the files whose descriptors go with its first byte.
+/// A piece that is sent at once, and the files with descriptors sent along with its first byte.
 struct Piece {
     bytes: Vec<u8>,
     fds: Vec<usize>,

@@ -1,4 +1,4 @@
-//! A back-end that dies between any two of its stores, under load: the next one goes on, each
+//! A back-end that dies between any two of its stores, under load: the next one continues, each
 //! request ends once, no interrupt is missing, and the disk has what was written last.
 
 use crate::common::driver::{FLUSH, SIZE};
@@ -74,7 +74,7 @@ enum InFlight {
     Flush,
 }
 
-/// A guest, whose back-ends die.
+/// A guest with back-ends that die.
 struct World {
     random: Random,
     memory: Memory,
@@ -89,7 +89,7 @@ struct World {
     inflight: Option<(VhostUserInflight, File)>,
 }
 
-/// The back-end has gone.
+/// The back-end has closed the connection.
 struct BackendClosed;
 
 impl<E: std::error::Error> From<E> for BackendClosed {
@@ -199,8 +199,8 @@ impl World {
         self.queues[queue].ring();
     }
 
-    /// Waits for an interrupt, by nothing else, and takes in what has ended. `Err`: `is_gone` says
-    /// that nobody is there who would interrupt.
+    /// Waits for an interrupt, and by no other means, and takes in the ended requests. `Err`:
+    /// `is_gone` reports that no back-end is there to interrupt.
     fn reap(&mut self, queue: usize, is_gone: &dyn Fn() -> bool) -> Result<(), BackendClosed> {
         let driver = &self.queues[queue];
         driver.interrupt_after(driver.seen);
@@ -281,7 +281,7 @@ impl World {
         let how = (IdleWindow::default(), IoOptions::default());
         let served = Served::after(at.to_path_buf(), open(file), disk, how, arm);
         let is_gone = || served.is_over();
-        // What its front-end has of it goes when it goes.
+        // The front-end's part of it is dropped with it.
         let used = match self.connect(at) {
             Ok(_frontend) => self.load(&is_gone, 400),
             Err(BackendClosed) => Err(BackendClosed),

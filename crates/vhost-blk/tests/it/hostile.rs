@@ -314,8 +314,7 @@ fn ring_outside_guest_memory_is_refused() {
     served.stop();
 }
 
-/// A chain that cannot be understood comes back unanswered, with a used length
-/// of zero; the queue goes on.
+/// A malformed chain is returned unanswered, with a used length of zero; the queue continues.
 #[test]
 fn malformed_chains_are_returned_unanswered() {
     const NEXT: u16 = 1;

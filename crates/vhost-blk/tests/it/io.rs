@@ -444,8 +444,8 @@ fn volume_with_latency_is_waited_for() {
     served.stop();
 }
 
-/// The server sleeps at once, the driver comes at any moment of its falling
-/// asleep: no wake-up may be lost.
+/// The server sleeps at once, the driver kicks at any moment while it falls asleep: no wake-up may
+/// be lost.
 fn woken(without: u64) {
     let dir = tempfile::tempdir().unwrap();
     let at_once = IdleWindow::Fixed(std::time::Duration::ZERO);
@@ -564,7 +564,7 @@ fn queue_without_kick_descriptor_is_polled() {
     served.stop();
 }
 
-/// A volume refuses what goes beyond its room, so it is not asked.
+/// A volume refuses requests beyond its room, so none is submitted.
 #[test]
 fn requests_beyond_volume_room_wait() {
     let dir = tempfile::tempdir().unwrap();

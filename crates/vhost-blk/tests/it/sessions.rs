@@ -23,7 +23,7 @@ fn mem() -> Arc<dyn Volume> {
     Arc::new(MemVolume::new(4 << 20).unwrap())
 }
 
-/// A volume whose requests can be held.
+/// A volume with requests that can be held.
 fn held(kind: OpKind) -> (Arc<dyn Volume>, Arc<Faults>) {
     let volume = FaultVolume::new(mem());
     let faults = volume.faults();
@@ -79,7 +79,7 @@ fn grown_file_is_announced_and_usable() {
     assert_eq!(client.capacity(), 6144);
     queue.ok(Req::write(6143, &[9; 512]));
     assert_eq!(queue.ok(Req::read(6143, 512)), [9; 512]);
-    // It shrinks: the guest is told, and what is gone gives errors.
+    // It shrinks: the guest is told, and requests beyond the new end fail.
     file.set_len(1 << 20).unwrap();
     resized();
     told.recv_timeout(TIMEOUT).unwrap();
@@ -143,7 +143,7 @@ fn stopped_queue_has_answered_everything() {
     }
     queue.ring();
     eventually("held", || faults.held() == 4);
-    // The answer to GET_VRING_BASE comes after the requests have ended.
+    // The answer to GET_VRING_BASE is sent after the requests have ended.
     let mut alive = client.queue(1);
     let state = |index: u32, num: u32| [index.to_ne_bytes(), num.to_ne_bytes()].concat();
     client.begin(11, &state(0, 0), &mut alive);
@@ -152,7 +152,7 @@ fn stopped_queue_has_answered_everything() {
     let_pass(&faults);
     assert_eq!(client.raw.reply().unwrap(), state(0, 4));
     assert_eq!(queue.used_idx(), 4);
-    // Nothing is fetched while it is stopped; it goes on where it was.
+    // Nothing is fetched while it is stopped; it continues where it was.
     queue.post(Req::write(4, &[2; 512]));
     queue.kick();
     at_the_queues(&mut alive);
@@ -249,7 +249,7 @@ fn memory_table_changes_while_queue_runs() {
         client.frontend.set_mem_table(&table[..1]).unwrap();
         assert_eq!(queue.ok(Req::read(0, 512)), [5; 512]);
     }
-    // Without its memory the queue stands still; with it, it goes on.
+    // Without its memory the queue stands still; with it, the queue continues.
     client.frontend.set_mem_table(&[far]).unwrap();
     queue.post(Req::read(0, 512));
     queue.kick();
@@ -300,8 +300,8 @@ fn front_end_lost_during_io_leaves_disk_usable() {
     served.stop();
 }
 
-/// What a front-end does when its back-end dies: it keeps the tracking memory, and
-/// goes on from the used index.
+/// What a front-end does when its back-end dies: it keeps the tracking memory, and continues from
+/// the used index.
 #[test]
 fn new_back_end_repeats_requests_in_flight() {
     let dir = tempfile::tempdir().unwrap();

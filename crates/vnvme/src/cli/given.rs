@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// Splits `key=value` if `key` may be a key of the configuration. Any other word is a volume, whose
+/// Splits `key=value` if `key` may be a key of the configuration. Any other word is a volume: its
 /// path or options may contain the sign, too.
 fn split(word: &str) -> Option<(&str, &str)> {
     let (key, value) = word.split_once('=')?;

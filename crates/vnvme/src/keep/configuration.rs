@@ -64,7 +64,7 @@ struct Text {
 pub struct Unavailable {
     /// Names of all unavailable disks.
     pub disks: BTreeSet<String>,
-    /// Names of the unavailable disks whose volumes no process has opened since they were
+    /// Names of the unavailable disks with volumes that no process has opened since they were
     /// configured.
     pub never_opened: BTreeSet<String>,
 }

@@ -1,5 +1,5 @@
-//! Volumes in memory whose bytes survive the process, as their disks do. Each is a memory file,
-//! which the keeper holds under a name made from the disk's name and the namespace's.
+//! Volumes in memory that survive the process, as their disks do. Each is a memory file, which the
+//! keeper holds under a name made from the disk's name and the namespace's.
 //!
 //! A volume that is closed in order is no longer kept: `mem://` promises no more.
 

@@ -30,7 +30,7 @@ const HEAD: usize = 16;
 #[derive(Debug)]
 pub struct RecordsFile {
     file: File,
-    /// Sequence number of the last text, whose lowest bit is its place.
+    /// Sequence number of the last text. The lowest bit selects the text's place.
     last: Mutex<u64>,
 }
 

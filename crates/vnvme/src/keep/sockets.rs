@@ -81,7 +81,7 @@ impl ProcessSocket {
             .ok()
     }
 
-    /// Keeps a listening socket whose file this process has made.
+    /// Keeps a listening socket, if this process has created its file.
     pub fn keep_listener(self, listener: &Listener) {
         if let Some(file) = listener.own_file() {
             self.keep(file, listener.as_fd());

@@ -195,7 +195,7 @@ impl DiskTable {
         is_new
     }
 
-    /// Takes an unavailable disk whose volumes are open by now, to serve it.
+    /// Takes an unavailable disk, after its volumes were opened, to serve it.
     ///
     /// # Errors
     /// The disk has been removed or changed; another disk has one of its unique values.

@@ -21,7 +21,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(30);
 const SANDBOX: &str = "; the sandbox may keep this process from it: vnvme upgrade has another one \
                        take its place, which opens the disk";
 
-/// Held while a disk is retried whose recovery has ended earlier processes.
+/// Held while a disk is retried after its recovery has ended earlier processes.
 static ALONE: Mutex<()> = Mutex::new(());
 
 impl Manager {

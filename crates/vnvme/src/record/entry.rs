@@ -62,7 +62,7 @@ pub struct NamespaceRecord {
     pub files: BTreeMap<String, PathBuf>,
 }
 
-/// Format of a file or device whose bytes are the disk's.
+/// Format of a file or device that contains the disk's bytes unchanged.
 pub const RAW: &str = "raw";
 
 impl Record {

@@ -115,7 +115,7 @@ impl Open<'_> {
     }
 }
 
-/// A disk whose volumes are open.
+/// A disk with open volumes.
 pub struct OpenDisk<'a> {
     pub name: &'a str,
     pub kind: &'static str,
@@ -186,7 +186,7 @@ impl Records {
         }
     }
 
-    /// Begins to open a disk, whose guest a process before has left.
+    /// Begins to open a disk with the guest of a previous process.
     pub fn begin(&self, disk: &str, guest: Guest) {
         let mut state = self.state.lock().unpoisoned();
         state.guests.insert(disk.to_owned(), guest);

@@ -1,4 +1,4 @@
-//! Records of disks whose guests an earlier process has left, without that process.
+//! Records of disks with guests of an earlier process, without that process.
 
 use super::*;
 use crate::spec::{NamespaceSpec, ProcessSpec};

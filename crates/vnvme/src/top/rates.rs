@@ -110,8 +110,7 @@ fn of_disk(namespaces: &[NamespaceRates]) -> RecentTimes {
     all
 }
 
-/// Returns the increase of a counter. A smaller value means a new process, whose counters begin at
-/// 0.
+/// Returns the increase of a counter. A smaller value means a new process: its counters begin at 0.
 fn grown(now: u64, before: u64) -> f64 {
     match now.checked_sub(before) {
         Some(difference) => difference as f64,

@@ -1,4 +1,4 @@
-//! Descriptors whose last `close` blocks.
+//! Descriptors with a last `close` that blocks.
 
 use std::io::{IoSlice, Write};
 use std::mem::MaybeUninit;

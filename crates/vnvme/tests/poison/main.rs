@@ -122,7 +122,7 @@ fn front_end_attacks() -> Vec<Attack> {
     ]
 }
 
-/// Attacks of a hostile client of the control socket, whose protocol has no descriptors.
+/// Attacks of a hostile client of the control socket. Its protocol has no descriptors.
 fn control_attacks() -> Vec<Attack> {
     let request = || b"GET /v1/stats HTTP/1.1\r\nHost: x\r\n\r\n".to_vec();
     let events = b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n".to_vec();
@@ -329,7 +329,7 @@ fn attack_all(name: &str, attacks: Vec<Attack>, poison: &Lingering) {
     }
 }
 
-/// Attacks from all sides, as an attacker would who knows when the end comes.
+/// Attacks from all sides, timed just before the end of the process.
 fn everywhere(victim: &Victim, poison: &Lingering) -> Vec<UnixStream> {
     let mut clients = Vec::new();
     let ways = [

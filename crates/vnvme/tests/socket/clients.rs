@@ -156,7 +156,7 @@ fn map_page(host: &mut Host) -> u64 {
 }
 
 /// A client that has disconnected may keep the doorbell page mapped. It cannot ring the queues of
-/// the next client, whose worker and process may change meanwhile.
+/// the next client, even if worker and process change meanwhile.
 #[test]
 fn a_former_client_cannot_ring_the_next_clients_doorbells() {
     let test_dir = TestDir::new();

@@ -1,4 +1,4 @@
-//! The conformance cases against this program: a disk of its own, one whose host makes
+//! The conformance cases against this program: a disk of its own, one with a host that creates
 //! namespaces, one with placement handles, one with metadata, one with zones, and two of one
 //! subsystem.
 

@@ -252,7 +252,7 @@ fn vnvme(control: &str, args: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8(text).unwrap())
 }
 
-/// Starts three disks, whose names begin alike.
+/// Starts three disks with names that begin alike.
 fn three(test_dir: &TestDir) -> (Daemon, String) {
     let control = text(&test_dir.path("control.sock"));
     let mut config = format!("[process]\ncontrol = {control:?}\n");

@@ -13,7 +13,7 @@ use std::os::unix::net::UnixListener;
 use std::process::{Child, Command};
 use std::sync::mpsc::{Receiver, channel};
 
-/// A daemon with a keeper, whose disks are in a configuration file.
+/// A daemon with a keeper, and with disks from a configuration file.
 pub struct Domain {
     pub test_dir: TestDir,
     pub daemon: Daemon,
@@ -240,8 +240,8 @@ const KINDS: [Kind; 5] = [
     },
 ];
 
-/// A disk whose volume cannot be opened after a crash waits for it; all other disks are served at
-/// once.
+/// A disk waits for its volume if that cannot be opened after a crash; all other disks are served
+/// at once.
 #[test]
 fn unopenable_disk_after_kill_waits_without_affecting_others() {
     for kind in KINDS {

@@ -9,7 +9,7 @@ const KIB: u64 = 1024;
 const MIB: u64 = 1024 * KIB;
 
 /// Resident memory of a process in bytes that is its own: anonymous and shared memory (`RssAnon`,
-/// `RssShmem`), without pages of the program's file, which all processes share and whose number
+/// `RssShmem`), without pages of the program's file: all processes share them, and their number
 /// depends on how it was built.
 fn resident(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();

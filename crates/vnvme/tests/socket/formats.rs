@@ -126,7 +126,7 @@ fn format_across_kill_is_answered_once() {
 const PRACT: u32 = 1 << 29 | 1 << 28;
 const REFERENCE: u32 = 1 << 26;
 
-/// Formats whose metadata is only the tuple, or empty: dword 10, bytes of a block and of its
+/// Formats with metadata of only the tuple, or none: dword 10, bytes of a block and of its
 /// metadata, and type of protection.
 const FORMATS: [(u32, u64, u64, u32); 6] = [
     (2 | 1 << 5, 512, 8, 1),
@@ -174,7 +174,7 @@ fn has(test_dir: &TestDir, host: &mut Host, (cdw10, size, metadata, kind): (u32,
     assert_eq!(file, (4096 + table).next_multiple_of(4096));
 }
 
-/// A command on blocks whose tuples the controller inserts, or checks and strips.
+/// A command on blocks with tuples that the controller inserts, or checks and strips.
 fn on(host: &mut Host, opcode: NvmOpcode, slba: u64, len: usize, kind: u32) -> Status {
     let size = block(host);
     let mut command = host.transfer(opcode, 1, slba, len, 0x40_0000);

@@ -62,7 +62,7 @@ fn sigterm_waits_for_commands_in_flight() {
     );
 }
 
-/// A disk behind a second process, whose counters show every Flush that reaches the device.
+/// A disk behind a second process. Its counters show every Flush that reaches the device.
 struct Observed {
     lower: Daemon,
     control: String,

@@ -28,7 +28,7 @@ fn create_qcow2(test_dir: &TestDir, name: &str, more: &[&str]) -> Option<String>
     is_made.then_some(path)
 }
 
-/// A kind of volume whose file is replaced by another one of the same size.
+/// A kind of volume with a file that is replaced by another one of the same size.
 struct Kind {
     name: &'static str,
     /// Makes the file, the other file, and the URL.
@@ -418,7 +418,7 @@ fn identity_of_another_volume_is_refused() {
     domain.daemon.end();
 }
 
-/// A mounted file system on a device whose blocks have 4096 bytes: direct I/O takes no less.
+/// A mounted file system on a device with blocks of 4096 bytes: direct I/O takes no less.
 struct LargeBlocks {
     device: String,
     mount: PathBuf,
@@ -451,7 +451,7 @@ impl LargeBlocks {
         Some(made)
     }
 
-    /// A disk of 1 MiB, all of whose blocks have been written.
+    /// A disk of 1 MiB with all its blocks written.
     fn disk(&self, name: &str) -> String {
         let path = self.mount.join(name);
         fs::write(&path, vec![0; 1 << 20]).unwrap();

@@ -1,5 +1,5 @@
-//! A zoned namespace with queues on two workers that migrate repeatedly, whose process is killed
-//! during appends and resets; and a zoned namespace that disks of a subsystem share.
+//! A zoned namespace with queues on two workers that migrate repeatedly, while its process is
+//! killed during appends and resets; and a zoned namespace that disks of a subsystem share.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -85,7 +85,7 @@ fn fill(host: &mut Host, zone: u64, seed: u64, between: impl FnOnce()) -> BTreeM
     places
 }
 
-/// Checks that every place of the zone belongs to one append, whose data is there.
+/// Checks that every place of the zone belongs to one append, and has its data.
 fn check(host: &mut Host, zone: u64, seed: u64, places: &BTreeMap<u64, u64>) {
     let wanted = (zone * BLOCKS..(zone + 1) * BLOCKS).step_by(LEN / 512);
     assert!(places.keys().copied().eq(wanted), "zone {zone}");

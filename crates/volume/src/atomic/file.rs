@@ -12,9 +12,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 impl AtomicVolume {
-    /// Wraps `file` in a volume with atomic writes whose journal is `path`: a file, which is
-    /// created if it does not exist, or a block device. No other volume may use the journal at the
-    /// same time.
+    /// Wraps `file` in a volume with atomic writes. The journal is `path`: a file, which is created
+    /// if it does not exist, or a block device. No other volume may use the journal at the same
+    /// time.
     ///
     /// # Errors
     /// The conditions of [`AtomicVolume::new`]. [`VolumeError`] also when the journal cannot be

@@ -28,9 +28,9 @@ impl AtomicWrites {
         natural: None,
     };
 
-    /// Creates the promise of a device whose writes are atomic up to `bytes` bytes, unless they
-    /// cross a boundary. Boundaries lie every `boundary` bytes (0: none) from byte `offset` on. The
-    /// unit is the largest power of two that fits these sizes, up to [`MAX_ATOMIC_UNIT`].
+    /// Creates the promise of a device with atomic writes of up to `bytes` bytes, unless they cross
+    /// a boundary. Boundaries lie every `boundary` bytes (0: none) from byte `offset` on. The unit
+    /// is the largest power of two that fits these sizes, up to [`MAX_ATOMIC_UNIT`].
     #[must_use]
     pub fn within(bytes: u64, boundary: u64, offset: u64) -> Self {
         let mut unit = power_below(bytes.min(MAX_ATOMIC_UNIT.into()));

@@ -97,7 +97,7 @@ struct Copied {
 /// Number of bytes that the file system has copied to a file since the file was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CopiedBytes {
-    /// Bytes whose blocks both files share.
+    /// Bytes in blocks that both files share.
     pub reflinked: u64,
     /// Bytes that the kernel has copied.
     pub copied: u64,

@@ -38,7 +38,7 @@ use stream::{STREAM, Streams};
 /// Maximum number of files in the kernel's table of registered files. Further files are used by
 /// descriptor.
 const REGISTERED_FILES: u32 = 64;
-/// `user_data` of operations whose completions belong to no slot.
+/// `user_data` of operations without a slot.
 const NO_SLOT: u64 = u64::MAX;
 /// Bit in `user_data` that marks operations on files of a lane. No slot has so high a number, so
 /// the fast path for ordinary completions rejects them without a check of its own.

@@ -21,7 +21,7 @@ impl LaneEnd {
     }
 }
 
-/// A view of a worker's ring whose completions are returned to the lane's owner.
+/// A view of a worker's ring that returns the completions of its requests to the lane's owner.
 ///
 /// Requests of volumes that are opened on [`Lane::io`] count among the outstanding requests of the
 /// worker's ring and are submitted with all others. Only their completions are separate:

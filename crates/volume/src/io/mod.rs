@@ -165,7 +165,7 @@ impl Io {
         DrainWatch::new(self.ending.clone(), limit, self.given_up.clone())
     }
 
-    /// Returns a sleep hint for a queue whose requests are executed by threads of this machine.
+    /// Returns a sleep hint for a queue with requests that threads of this machine execute.
     pub fn sleep_hint(&self) -> SleepHint {
         SleepHint::new(self.sleep_hints.clone())
     }
@@ -358,7 +358,7 @@ pub struct PinnedMemory {
     memory: Memory,
     /// End of the part that is pinned.
     pinned_to: usize,
-    /// End of the part whose pages are allocated.
+    /// End of the part with allocated pages.
     allocated_to: usize,
     end: usize,
     places: Vec<u16>,

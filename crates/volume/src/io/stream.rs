@@ -1,6 +1,6 @@
 //! Connections on a worker's ring, over which bytes and requests' memory are sent and received.
 //!
-//! For volumes whose data arrives by a socket. At most one operation in each direction is in
+//! For volumes with data that arrives over a socket. At most one operation in each direction is in
 //! flight. The memory that it uses (bytes, segments of guest memory) is moved into the operation
 //! and returned when the kernel has finished with it, so that it cannot be freed meanwhile. Results
 //! are not returned by [`Io::poll`](crate::Io::poll): the owner fetches them in

@@ -45,7 +45,7 @@ struct Repeated {
 struct Lists {
     waiting: VecDeque<HeldRequest>,
     repeated: Vec<Repeated>,
-    /// Tags of requests whose failure is final. The front-end offers such a request to the policy
+    /// Tags of requests with a final failure. The front-end offers such a request to the policy
     /// once more, and then reports the error.
     over: Vec<u64>,
 }

@@ -44,7 +44,7 @@ pub struct OpenOptions {
     /// Location of the bytes of volumes in memory.
     pub memory: MemoryPlace,
     /// Whether a file that begins like an image format is served as raw anyway. Set for volumes
-    /// that were served as raw before, whose first bytes a guest may have written.
+    /// that were served as raw before: a guest may have written their first bytes.
     pub raw: bool,
 }
 

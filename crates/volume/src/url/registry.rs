@@ -74,7 +74,7 @@ pub struct VolumeKind<X = ()> {
 }
 
 impl<X> VolumeKind<X> {
-    /// Creates a kind whose volumes are opened by `open`.
+    /// Creates a kind of volumes that `open` opens.
     pub fn new(
         scheme: Scheme,
         open: impl Fn(&mut VolumeUrl<'_>, OpenOptions) -> Result<BareVolume<X>, OpenError>
@@ -184,7 +184,7 @@ impl<X: 'static> Registry<X> {
         }
     }
 
-    /// Adds a kind whose volumes are files of a certain format. Its volumes can be named
+    /// Adds a kind of volumes that are files of a certain format. Its volumes can be named
     /// `PATH?format=NAME` and `file://PATH?format=NAME` as well as `NAME://PATH`.
     pub fn with_format(mut self, kind: VolumeKind<X>) -> Self {
         self.formats.push(kind.scheme.name);

@@ -97,7 +97,7 @@ impl Disk {
         })
     }
 
-    /// Tears a write whose end was cut off.
+    /// Tears a write that has lost its end.
     fn tear(&self, durable: &mut [u8], offset: usize, data: &[u8]) {
         let whole = self.promise.covers(offset as u64, data.len() as u64);
         let all = self.power.below(2) == 0;

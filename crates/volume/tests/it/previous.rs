@@ -1,5 +1,5 @@
-//! A process takes a disk over whose previous process was killed while the kernel still held one of
-//! its writes: the old write must not end up on top of a newer one (`file::fence`).
+//! A process takes over a disk after the previous process was killed while the kernel still held
+//! one of its writes: the old write must not end up on top of a newer one (`file::fence`).
 //!
 //! The disk is below the kernel: a file of a FUSE server in this process, which puts the old write
 //! off; both processes are this program, started anew.

@@ -335,7 +335,7 @@ fn jobs_run_in_order_and_are_dropped_with_worker() {
     assert!(told.recv_timeout(TIMEOUT).is_err());
 }
 
-/// Completions go to the front-end whose number is in their tag.
+/// Completions are passed to the front-end with the number in their tag.
 struct Reader {
     queue: OpenQueue,
     owner: u16,

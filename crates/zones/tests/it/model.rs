@@ -281,7 +281,7 @@ fn history(geometry: Geometry, seed: u64, steps: u64) {
     };
     // Writes that may be in flight: the next process has to know that they were taken.
     let mut in_flight: Vec<(u64, u64)> = Vec::new();
-    // The table as somebody keeps it who stores the words that have changed.
+    // The table as kept by a caller that stores only changed words.
     let mut kept = table::encode(&zones, identity);
     for step in 0..steps {
         let number = chance.below(u64::from(geometry.zones) + 1) as u32;

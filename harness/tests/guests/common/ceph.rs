@@ -18,7 +18,7 @@ use tempfile::TempDir;
 /// For what takes a moment.
 pub const LIMIT: Duration = Duration::from_secs(90);
 
-/// Of a release whose C library is no newer than those of the machines that run the tests: the
+/// Ceph of a release with a C library no newer than those of the machines that run the tests: the
 /// program loads librbd into itself.
 const CEPH: PackageSet = PackageSet {
     name: "ceph",

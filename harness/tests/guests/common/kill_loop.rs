@@ -1,5 +1,5 @@
-//! A guest's vhost-user-blk disk under verified load, whose daemon is killed again and again. The
-//! guest must go on without an error.
+//! A guest's vhost-user-blk disk under verified load, while its daemon is killed again and again.
+//! The guest must continue without an error.
 
 use std::path::Path;
 use std::process::Command;

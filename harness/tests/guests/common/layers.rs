@@ -25,8 +25,8 @@ pub struct Layers<'a> {
 }
 
 impl<'a> Layers<'a> {
-    /// Makes the images in a directory. With `packed`, the lowest image has compressed clusters
-    /// where the guest's load goes.
+    /// Makes the images in a directory. With `packed`, the lowest image has compressed clusters in
+    /// the area of the guest's load.
     pub fn create(tree: &'a Tree, dir: &Path, packed: bool) -> Result<Self> {
         let images = LAYERS.map(|name| dir.join(name).display().to_string());
         for (number, image) in images.iter().enumerate() {

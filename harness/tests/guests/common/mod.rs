@@ -46,8 +46,8 @@ pub fn kill_serving(daemon: &Daemon) -> Result<()> {
     Ok(())
 }
 
-/// Runs the checks of one boot one after the other, goes on after one that fails, and
-/// fails at the end if any did.
+/// Runs the checks of one boot one after the other, continues after one that fails, and fails at
+/// the end if any did.
 pub struct Checks {
     suite: &'static str,
     failed: Vec<String>,

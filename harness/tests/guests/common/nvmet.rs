@@ -1,4 +1,4 @@
-//! Linux's NVMe/TCP target in a guest, whose ports are reached from here by QEMU's user network.
+//! Linux's NVMe/TCP target in a guest. Its ports are reached from here by QEMU's user network.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::nbd::port;
 /// The subsystem's name.
 pub const NQN: &str = "nqn.2014-08.org.vnvme:nvmet";
 
-/// The name of one whose hosts have to prove who they are.
+/// NQN of a subsystem that requires hosts to authenticate.
 pub const PROVEN_NQN: &str = "nqn.2014-08.org.vnvme:nvmet-auth";
 
 /// A guest that serves one namespace by two ports.
@@ -112,8 +112,8 @@ impl Nvmet {
         self.guest.run(&script).map(drop)
     }
 
-    /// Another subsystem, by the first port, for a host that has to prove who it is by that secret,
-    /// and to which it proves who it is by the other one.
+    /// Adds another subsystem to the first port. `host` has to authenticate with `secret`, and the
+    /// subsystem authenticates itself to the host with `own`.
     pub fn add_proven(&self, host: &str, secret: &str, own: &str) -> Result<()> {
         self.guest
             .run(&format!(

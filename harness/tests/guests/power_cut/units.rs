@@ -39,7 +39,7 @@ impl Unit {
 #[derive(Debug, Default)]
 struct CutResults {
     writes: u64,
-    /// Units whose last write was under way: it is there, it is not, or in part.
+    /// Units with a last write under way: it is there, it is not, or in part.
     new: usize,
     old: usize,
     torn: usize,

@@ -1,6 +1,5 @@
-//! A small world for the tests: guest pages, subclasses, time that only moves when told, and
-//! cards whose every answer is written down. What must never happen is noted as a fault at
-//! the moment when it happens.
+//! A small world for the tests: guest pages, subclasses, time that only moves when told, and cards
+//! with scripted answers. What must never happen is noted as a fault at the moment when it happens.
 
 // Each test program uses its own part of this module.
 #![allow(dead_code)]
@@ -32,7 +31,7 @@ pub struct World {
     /// Queues that accepted to turn interrupts on and not since to turn them off; whether
     /// the bit was seen to be one.
     on: RefCell<BTreeMap<Apqn, bool>>,
-    /// Queues whose interrupt bit was seen to have cleared.
+    /// Queues with an interrupt bit that was seen to have cleared.
     cleared: RefCell<BTreeSet<Apqn>>,
     /// Notifications, in order.
     pub written: RefCell<Vec<(Apqn, InterruptTarget)>>,

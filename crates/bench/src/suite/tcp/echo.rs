@@ -39,7 +39,7 @@ struct Sizes {
     answer: usize,
 }
 
-/// An echo whose server is a thread on another CPU.
+/// An echo with a server thread on another CPU.
 pub struct EchoTarget {
     pub wait: Wait,
     pub connections: u16,

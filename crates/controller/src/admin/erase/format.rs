@@ -149,8 +149,8 @@ impl Controller {
         Ok(AdminOutcome::Later)
     }
 
-    /// Stores the present format again, with a new metadata file, for namespaces whose metadata
-    /// file was truncated.
+    /// Stores the present format again, with a new metadata file, for namespaces with a truncated
+    /// metadata file.
     pub(super) fn renew_lost(&mut self) {
         let Some(running) = &mut self.admin.erasure.running else {
             return;

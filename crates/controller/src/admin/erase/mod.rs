@@ -429,7 +429,7 @@ impl Controller {
         }
     }
 
-    /// Closes the namespaces, and begins an erasure, whose requests follow from the next round on.
+    /// Closes the namespaces and begins an erasure. Its requests follow from the next round on.
     fn begin_erasing(&mut self, running: EraseOperation) -> Result<(), Status> {
         let (cause, nsids) = (running.cause, running.nsids.clone());
         let sanitizes = matches!(cause, Cause::Sanitize(..));
@@ -461,8 +461,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Closes namespaces, so that their commands end with `status`. `None` opens those whose
-    /// formats are known.
+    /// Closes namespaces, so that their commands end with `status`. `None` opens the namespaces
+    /// with a known format.
     pub(crate) fn close(&mut self, nsids: &[u32], status: Option<Status>) {
         for nsid in nsids {
             let status = status.or_else(|| self.admin.erasure.at_rest(*nsid));

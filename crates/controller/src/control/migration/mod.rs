@@ -263,7 +263,7 @@ impl Controller {
             flushed: self.migration.flushes,
             namespaces: 0,
         };
-        // Orders whose effect earlier remote engines already have.
+        // Orders that bring the new engine into the state of the earlier ones.
         for order in self.engine.catch_up() {
             link.send(order);
         }

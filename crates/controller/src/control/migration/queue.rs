@@ -6,8 +6,8 @@ use crate::control::lifecycle::{LifecycleState, Shutdown};
 use crate::engine::{MigratingQueues, Order};
 use std::time::{Duration, Instant};
 
-/// Maximum duration of a migration. Nothing is fetched from a migrating queue; a queue whose
-/// commands stay outstanding for longer therefore stays with its worker.
+/// Maximum duration of a migration. Nothing is fetched from a migrating queue; if its commands stay
+/// outstanding for longer, the queue therefore stays with its worker.
 const MIGRATION_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Location of a queue: the engine that has it.

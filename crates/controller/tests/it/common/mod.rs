@@ -254,7 +254,7 @@ impl Host {
         }
     }
 
-    /// A crash point was reached; any other panic goes on.
+    /// Handles the panic of a crash point; any other panic continues.
     fn crashed(&mut self, panic: Box<dyn std::any::Any + Send>) {
         match panic.downcast::<crash::Crashed>() {
             Ok(crashed) => *self.crashes.entry(crashed.0).or_default() += 1,
@@ -262,7 +262,7 @@ impl Host {
         }
     }
 
-    /// The process dies, and the next one goes on.
+    /// Ends the process, and continues with the next one.
     pub fn die(&mut self) {
         self.deaths += 1;
         let mut dying = self.dying.take();
@@ -300,7 +300,7 @@ impl Host {
         let io = Io::new(IoOptions::default());
         let mut kept = self.keeper();
         let mut namespaces: Vec<NamespaceConfig> = self.c.namespaces().cloned().collect();
-        // What is of a pool comes from there.
+        // Namespaces of a pool are taken from the pool.
         if let Some(pool) = &self.c.config().pool {
             let pooled = pool.namespaces();
             namespaces.retain(|ns| pooled.iter().all(|pooled| pooled.nguid != ns.nguid));

@@ -62,7 +62,7 @@ pub fn cached(volume: Arc<dyn Volume>) -> Arc<dyn Volume> {
     })
 }
 
-/// A volume whose requests cannot be ended early.
+/// A volume with requests that cannot be ended early.
 #[derive(Debug)]
 pub struct Stubborn(pub Arc<dyn Volume>);
 

@@ -218,7 +218,7 @@ fn has_gone(h: &mut Host) -> bool {
     h.c.has_detached()
 }
 
-/// What reads a namespace that is removed comes to its end first.
+/// Commands that read a removed namespace end first.
 #[test]
 fn detach_waits_for_copy_from_namespace() {
     let (source, reads) = faulty(MIB);

@@ -278,8 +278,7 @@ fn copy_by_file_reads_and_writes_no_data() {
     w.assert_is();
 }
 
-/// Whatever the error is: the range is read and written then, and what comes of that is the
-/// command's.
+/// Whatever the error is: the range is read and written then, and the outcome is the command's.
 #[test]
 fn copy_by_file_falls_back_to_read_and_write() {
     for error in [

@@ -87,7 +87,7 @@ fn writes_after_block_size_change_survive_process() {
     }
 }
 
-/// Nobody goes on: a new controller has the one format, or the other on what is erased.
+/// No process continues: a new controller has the one format, or the other on what is erased.
 #[test]
 fn new_controller_after_death_has_old_or_new_format() {
     let mut found = BTreeSet::new();

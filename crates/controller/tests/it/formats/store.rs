@@ -1,4 +1,4 @@
-//! Who keeps a format, outlives the controller, and answers when the test wants.
+//! A format store that outlives the controller, and answers when the test wants.
 #![allow(dead_code)] // Not every test uses all of it.
 
 use controller::SavedFormat;

@@ -1,5 +1,5 @@
-//! Copy within a namespace with metadata: what goes along, and each check of what is read and of
-//! what is written.
+//! Copy within a namespace with metadata: the metadata that is copied along, and each check of
+//! blocks that are read and written.
 
 use crate::metadata::lasting::overwrite;
 use crate::metadata::world::*;
@@ -63,7 +63,7 @@ fn copy_carries_metadata_with_source_tags() {
     }
 }
 
-/// With PRACT on both sides the tuples are made anew; what else there is goes along.
+/// With PRACT on both sides the tuples are generated anew; other metadata is copied along.
 #[test]
 fn copy_generates_tuples() {
     for (layout, format) in guards() {

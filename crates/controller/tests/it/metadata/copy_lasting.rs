@@ -17,8 +17,7 @@ fn next(p: &mut Protected) -> (u16, Status) {
     (done.cid.get(), plain(done.status()))
 }
 
-/// A Copy whose read or write is held, and commands that have to wait for it; then one that has
-/// not.
+/// A Copy with a held read or write, and commands that have to wait for it; then one that has not.
 fn waits_for_copy(kind: OpKind, waiting: NvmOpcode, slba: u64) {
     let mut p = Protected::new(usual());
     let old = p.written(1, 8, 2);

@@ -148,7 +148,8 @@ fn usual_formats_work_without_lbafee() {
     }
 }
 
-/// Nor is what was not enabled copied to other namespaces, whose own format is of no matter.
+/// Blocks of a format that was not enabled are not copied to other namespaces either, whatever
+/// their format.
 #[test]
 fn copy_from_disabled_format_is_refused() {
     let guard = of_guard(4096, 16, Guard::Bits64, 0);

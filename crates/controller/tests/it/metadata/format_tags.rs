@@ -1,5 +1,5 @@
 //! Storage tags where a host chooses the format: the configured format has its own again whenever
-//! the host comes back to it, the others have the smallest, and the next process knows which.
+//! the host returns to it, the others have the smallest, and the next process knows which.
 
 use crate::common::*;
 use crate::metadata::formats::{SIZE, asked, cdw10, checks, fill, is_unwritten, rest, works};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use volume::{Io, IoOptions};
 use zerocopy::FromBytes;
 
-/// Configured formats. The first has the index 0; the others, whose order is that of all, follow.
+/// Configured formats. The first has the index 0; the others follow, in the order of all formats.
 fn firsts() -> [BlockFormat; 2] {
     let small = BlockFormat {
         metadata: 8,
@@ -219,7 +219,7 @@ fn format_keeps_configured_storage_tag() {
                 works(&mut p, number as u64);
                 write(&mut p, &now);
                 is_compared(&mut p, &now);
-                // The same for the process that goes on, and for one that knows nothing.
+                // The same for the process that continues, and for one that knows nothing.
                 p.h.die();
                 is_told(&mut p, &first, &now);
                 is_compared(&mut p, &now);
@@ -306,7 +306,7 @@ fn storage_tag_takes_effect_with_death_at_every_point() {
     }
 }
 
-/// A host that goes on has read size and mask: the next process must have them.
+/// A host that continues has read size and mask: the next process must have them.
 #[test]
 fn restart_with_other_storage_tag_is_refused() {
     for first in firsts() {

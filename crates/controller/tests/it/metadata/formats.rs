@@ -94,7 +94,7 @@ fn world(now: BlockFormat) -> (Protected, Arc<TestStore>) {
     world_on(now, None)
 }
 
-/// The same, whose metadata this volume makes durable.
+/// The same, with metadata that this volume makes durable.
 fn world_on(now: BlockFormat, table: Option<Arc<dyn Volume>>) -> (Protected, Arc<TestStore>) {
     let mut p = Protected::new(layout(4096, 8, None));
     let store = TestStore::flushed(now, SIZE, table);
@@ -401,7 +401,7 @@ fn volume_and_controller_limit_formats() {
     };
     let made = Controller::new(3, two, vec![config.clone()], &io);
     assert!(matches!(made.err(), Some(ConfigError::SharedMetadata(1))));
-    // Metadata of a namespace whose other formats have none.
+    // Metadata of a namespace with other formats that have none.
     let plain = Formats::new(4096, TestStore::new(4096));
     let metadata = MetadataState::in_memory(layout(4096, 8, None), 64).unwrap();
     let config = NamespaceConfig {
@@ -516,8 +516,8 @@ fn format_takes_effect_with_death_at_every_point() {
     }
 }
 
-/// Nobody goes on: a new controller has the one format, or the other on what is erased. And where
-/// the controller is reset, it is what is kept.
+/// No process continues: a new controller has the one format, or the other on what is erased. And
+/// where the controller is reset, it is what is kept.
 #[test]
 fn format_at_any_round_leaves_old_or_new() {
     for [(back, from), (cdw10, to)] in changes() {

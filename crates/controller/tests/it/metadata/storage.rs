@@ -97,8 +97,8 @@ fn read_checks_storage_tag() {
     });
 }
 
-/// A write whose second block has another tag than the command writes nothing; with the check off
-/// it is written, and found by those that check.
+/// A write with another tag in the second block than the command's writes nothing; with the check
+/// off it is written, and found by those that check.
 #[test]
 fn write_checks_storage_tag() {
     each(|p, checks| {

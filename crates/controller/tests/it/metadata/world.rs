@@ -64,7 +64,7 @@ pub fn usual() -> Layout {
 
 pub struct Protected {
     pub h: Host,
-    /// Whose commands [`Protected::command`] makes, and what its blocks look like.
+    /// Namespace of the commands that [`Protected::command`] makes; `layout` is that of its blocks.
     pub nsid: u32,
     pub layout: Layout,
     /// The storage tag of its commands, and of the tuples of [`Protected::fill`].
@@ -88,7 +88,7 @@ pub struct From {
     pub mask: u16,
 }
 
-/// One whose blocks have the tags of [`Protected::fill`].
+/// A range of blocks with the tags of [`Protected::fill`].
 pub fn from(slba: u64, blocks: u64) -> From {
     From {
         nsid: 1,
@@ -139,7 +139,8 @@ impl Protected {
         Self::beside(layout, &[])
     }
 
-    /// The same with others of so many blocks, from number 2 on, whose metadata is in memory.
+    /// The same with other namespaces of these layouts and numbers of blocks, from number 2 on,
+    /// with metadata in memory.
     pub fn beside(layout: Layout, others: &[(Layout, u64)]) -> Self {
         let below = mem(BLOCKS * u64::from(layout.block));
         let faulty_below = volume::FaultVolume::new(below.clone());
@@ -187,7 +188,7 @@ impl Protected {
         }
     }
 
-    /// Tags whose initial reference tag is `reference`.
+    /// Tags with the initial reference tag `reference`.
     pub fn command(&self, opcode: NvmOpcode, slba: u64, blocks: u32, prinfo: u32) -> Command {
         let mut command = self.h.rw(opcode, self.nsid, slba, blocks, DATA);
         let mut len = u64::from(blocks) * u64::from(self.layout.block);

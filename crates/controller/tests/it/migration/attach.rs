@@ -95,7 +95,7 @@ fn namespace_attaches_and_detaches_on_every_queue_without_reset() {
         for qid in 1..=PAIRS {
             assert_eq!(write(&mut w, qid, 2), Status::SUCCESS, "{turn}: {qid}");
         }
-        // A write is in flight in each queue when it goes.
+        // A write is in flight in each queue when the namespace is detached.
         faults.add(Fault::always(OpKind::Write, Effect::Hold));
         let cid = wait_for_event(&mut w);
         for qid in 1..=PAIRS {

@@ -1,5 +1,5 @@
-//! The process dies, at rest and at every crash point, under load: the next one goes on, no command
-//! is lost or completed twice, and the volume is what the host's model says.
+//! The process dies, at rest and at every crash point, under load: the next one continues, no
+//! command is lost or completed twice, and the volume is what the host's model says.
 
 use crate::migration::world::{OTHERS, PAIRS, World};
 use nvme::Status;

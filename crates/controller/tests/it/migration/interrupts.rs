@@ -66,7 +66,7 @@ fn interrupts_from_every_worker_wait_for_receivers() {
     w.verify();
 }
 
-/// One worker is late to know of receivers that have come and gone: the interrupt that another one
+/// One worker learns late of receivers that were added and removed: the interrupt that another one
 /// could not deliver is not given to them.
 #[test]
 fn pending_interrupt_skips_removed_receiver() {
@@ -93,8 +93,8 @@ fn pending_interrupt_skips_removed_receiver() {
     w.verify();
 }
 
-/// The VMM is answered when every worker knows that a receiver is gone: one that does not may still
-/// signal it.
+/// The VMM is answered when every worker knows that a receiver is removed: one that does not may
+/// still signal it.
 #[test]
 fn receiver_removal_waits_for_every_worker() {
     let mut w = World::new(false);

@@ -170,7 +170,7 @@ fn unmap_reaches_queue_on_any_worker() {
     }
 }
 
-/// A VMM that has gone leaves no descriptor behind, on any worker.
+/// A disconnected VMM leaves no descriptor behind, on any worker.
 #[test]
 fn disconnect_releases_receivers_on_every_worker() {
     let mut w = World::new(false);

@@ -35,7 +35,7 @@ impl Resizable {
         self.asked.load(Ordering::Relaxed)
     }
 
-    /// The next so many requests fail, as those of a disk that is gone.
+    /// Fails the next `count` requests, like a lost disk.
     pub fn fail_next(&self, count: u64) {
         self.failures.store(count, Ordering::Relaxed);
     }

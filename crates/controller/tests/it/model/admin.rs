@@ -1,5 +1,5 @@
-//! Admin commands, whose effects and completions are committed together: `survival` in small. The
-//! committed state is in two buffers, of which a sequence names the newer one.
+//! Admin commands, with effects and completions that are committed together: `survival` in small.
+//! The committed state is in two buffers, of which a sequence names the newer one.
 
 use crate::model::explore::{Model, fails, holds};
 
@@ -12,7 +12,7 @@ const DEATHS: u8 = 3;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Without {
     Nothing,
-    /// The commit comes before the completions.
+    /// The commit precedes the completions.
     CommitFirst,
     /// The commit contains the completions.
     EndingsCommitted,

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::hash::Hash;
 
-/// A system whose steps are tried in every order.
+/// A system with steps that are tried in every order.
 pub trait Model {
     type State: Clone + Eq + Hash + Debug;
 
@@ -57,7 +57,7 @@ pub fn explore<M: Model>(model: &M) -> Outcome {
     }
 }
 
-/// Nothing goes wrong.
+/// Checks that the model has no failing order of steps.
 pub fn holds<M: Model>(model: &M) {
     let found = explore(model);
     println!("{} states", found.states);
@@ -65,7 +65,7 @@ pub fn holds<M: Model>(model: &M) {
     assert!(found.states > 1000, "the model does next to nothing");
 }
 
-/// Something goes wrong.
+/// Checks that the model has a failing order of steps.
 pub fn fails<M: Model>(name: &str, model: &M) {
     let found = explore(model);
     let (way, what) = found

@@ -36,7 +36,7 @@ enum Without {
     NewestHead,
     /// Only one that was posted after the note says so.
     TailCompared,
-    /// A record whose completion is posted is not executed again.
+    /// A record with a posted completion is not executed again.
     PostedFound,
     /// SQ Head Pointer tells an earlier completion of the same identifier.
     HeadCompared,

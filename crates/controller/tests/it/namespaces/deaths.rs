@@ -1,4 +1,4 @@
-//! The process dies at every point of every step, and the next one goes on: the host finds one
+//! The process dies at every point of every step, and the next one continues: the host finds one
 //! effect of each command, and one answer.
 
 use super::*;
@@ -130,7 +130,7 @@ fn broadcast_delete_without_namespaces_survives_death() {
     }
 }
 
-/// Commands are in flight on a namespace that goes, and the process dies.
+/// Commands are in flight on a namespace that is detached, and the process dies.
 #[test]
 fn commands_in_flight_end_before_detach_after_death() {
     for rounds in 0..12 {

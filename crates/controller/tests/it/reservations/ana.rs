@@ -199,7 +199,7 @@ fn admin_commands_respect_ana_state() {
         }
         let controller = feature(Fid::ARBITRATION, 0, false);
         assert_eq!(w.admin(0, controller).status(), Status::SUCCESS);
-        // A size that the host would take for that of a namespace that has gone must not be 0.
+        // A size that the host would take for that of a removed namespace must not be 0.
         let page = w.hosts[0].identify(0, 2, 0).1;
         let page = IdentifyNamespace::read_from_bytes(&page).unwrap();
         assert_eq!((page.nsze.get(), page.ncap.get()), (2048, 2048));
@@ -280,7 +280,8 @@ fn commands_before_ana_change_complete_first() {
         w.rounds(4);
         assert!(!change.wait(Duration::ZERO), "it is still with the volume");
         assert!(w.hosts[0].reap(1).is_none());
-        // What comes now is refused although something is waited for, and goes the other way.
+        // Later commands are refused although something is waited for, and succeed by the other
+        // path.
         let more = w.rw(0, NvmOpcode::READ, 7, 0);
         assert_eq!(w.command(0, more), status);
         assert_eq!(w.read(1, 8), Ok(0));
@@ -329,7 +330,7 @@ fn ana_state_may_be_set_before_controller_exists() {
     w.hosts.push(late);
     assert_eq!(log(&mut w, 1, false).1[0].2, AnaState::NON_OPTIMIZED);
     assert_eq!(log(&mut w, 0, false).1[0].2, AnaState::OPTIMIZED);
-    // One that goes with commands in flight is waited for no more.
+    // A controller that is removed with commands in flight is waited for no more.
     let change = w.subsystem.set_ana_state(2, 1, AnaState::INACCESSIBLE);
     assert!(!change.wait(Duration::ZERO), "its worker has not looked");
     w.hosts.pop();

@@ -31,7 +31,7 @@ fn hosts_fence_each_other_repeatedly() {
         let victim = if rtype.0 > 4 { 0 } else { victim };
         let fence = w.acquiring(fencing, Racqa::PREEMPT_AND_ABORT, rtype, [key, victim]);
         assert_eq!(w.command(fencing, fence), Status::SUCCESS);
-        // Nothing of it: not even what comes with the fence's completion.
+        // The fenced host writes nothing, not even right after the fence's completion.
         assert_eq!(plain(w.write(fenced, block, !byte)), CONFLICT);
         for command in [NvmOpcode::FLUSH, NvmOpcode::WRITE_ZEROES] {
             let command = w.rw(fenced, command, block, 0);
@@ -147,7 +147,7 @@ fn preempt_and_abort_waits_through_reset_and_disconnect() {
         faults.clear();
         faults.release();
         assert_eq!(w.end(0).status(), Status::SUCCESS);
-        // The rights are gone for the next guest, too.
+        // The next guest has no rights either.
         if !ends {
             w.rounds(20);
             w.hosts[1].enable();

@@ -184,7 +184,7 @@ fn invalid_reservation_configuration_is_refused() {
     make(again, 1).unwrap();
 }
 
-/// A controller that comes later finds the reservation, and one that goes keeps its host's.
+/// A controller that is added later finds the reservation, and a removed one keeps its host's.
 #[test]
 fn reservation_belongs_to_host_not_controller() {
     let volume = mem(1 << 20);

@@ -9,7 +9,7 @@ use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use reservations::Reservations;
 use std::sync::{Arc, Mutex};
 
-/// Keeps nothing until it is told how it goes.
+/// Keeps nothing until the test decides the outcome.
 #[derive(Default)]
 struct Slow(Mutex<Vec<(Reservations, Saved)>>);
 

@@ -336,8 +336,8 @@ fn stale_completions_are_not_taken_for_new_queue() {
     assert_eq!(h.command(2, read).status(), Status::SUCCESS);
 }
 
-/// The same of a queue whose function was no bus master when it was created: its memory is cleared
-/// by the process that may reach it, though another one made the queue.
+/// The same of a queue that was created without Bus Master Enable: its memory is cleared by the
+/// process that may reach it, though another one made the queue.
 #[test]
 fn queue_created_without_bus_master_is_cleared_by_later_process() {
     let mut h = Host::with(ControllerConfig::default(), vec![ns(1, mem(1 << 20), 512)]);

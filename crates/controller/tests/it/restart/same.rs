@@ -13,7 +13,7 @@ use nvme::{AdminOpcode, Command, NvmOpcode};
 use proptest::prelude::*;
 
 const PAIRS: u16 = 3;
-/// A window that comes and goes, over the same memory as the low one.
+/// A window that is mapped and unmapped, over the same memory as the low one.
 const EXTRA: u64 = 0x50_0000_0000;
 
 #[derive(Clone, Debug)]
@@ -178,7 +178,7 @@ fn act(h: &mut Host, action: &Action) {
             admin(h, command);
         }
         Action::Feature(fid, value, nsid) => {
-            // Time goes on, and a keep alive timer would end it all.
+            // Time passes, and a keep alive timer would end it all.
             if [Fid::TIMESTAMP.0, Fid::KEEP_ALIVE_TIMER.0].contains(&fid) {
                 return;
             }

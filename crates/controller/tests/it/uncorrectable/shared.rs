@@ -42,7 +42,7 @@ fn marked_block_is_unreadable_for_every_host() {
     }
 }
 
-/// A controller whose worker does nothing is waited for: it might read the blocks.
+/// A controller with a worker that does not run is waited for: it might read the blocks.
 #[test]
 fn write_uncorrectable_waits_for_every_controller() {
     let mut w = World::of(&[1, 2]);
@@ -56,7 +56,7 @@ fn write_uncorrectable_waits_for_every_controller() {
     w.round();
     w.round();
     assert_eq!(w.hosts[0].reap(1).unwrap().status(), Status::SUCCESS);
-    // One that goes is waited for no more.
+    // A removed controller is waited for no more.
     let command = marking(&w, 0, 8, 1);
     w.begin(0, command);
     for _ in 0..50 {
@@ -68,7 +68,7 @@ fn write_uncorrectable_waits_for_every_controller() {
     assert_eq!(w.hosts[0].reap(1).unwrap().status(), Status::SUCCESS);
 }
 
-/// The short way comes back for all of them with the last mark.
+/// All controllers use the fast path again after the last mark is cleared.
 #[test]
 fn cleared_marks_restore_fast_path() {
     let mut w = World::of(&[1, 2]);
@@ -147,7 +147,7 @@ fn every_host_is_alerted() {
     }
 }
 
-/// A host whose controller is reset while it waits for another one; nothing hangs.
+/// A host's controller is reset while it waits for another one; nothing hangs.
 #[test]
 fn reset_ends_waiting_write_uncorrectable() {
     let mut w = World::of(&[1, 2]);
@@ -164,7 +164,7 @@ fn reset_ends_waiting_write_uncorrectable() {
     assert_eq!(read(&mut w, 1, 6), Status::SUCCESS);
 }
 
-/// A write whose controller is reset while its volume has it, and a mark that it takes away.
+/// A controller is reset while its volume has a write that clears a mark.
 #[test]
 fn write_of_reset_controller_clears_mark() {
     let (volume, faults) = faulty(1 << 20);

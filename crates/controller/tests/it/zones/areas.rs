@@ -28,7 +28,7 @@ fn identify_reports_zrwa() {
     assert_eq!(page[20..2816], vec![0; 2796]);
 }
 
-/// Blocks are written in any order, again, and read; the pointer goes on when it has to.
+/// Blocks are written in any order, again, and read; the pointer advances when it has to.
 #[test]
 fn zrwa_writes_in_any_order_move_pointer() {
     let mut z = Zoned::new(RANDOM);
@@ -134,7 +134,7 @@ fn zrwa_commands_return_status_of_standard() {
     assert_eq!(z.states()[1], (EMPTY, 64));
 }
 
-/// What an area held goes with a reset, though the write pointer was never there.
+/// A reset discards the data of an area, though the write pointer was never there.
 #[test]
 fn zone_reset_discards_zrwa_data() {
     for finish in [false, true] {

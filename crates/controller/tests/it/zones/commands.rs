@@ -355,7 +355,7 @@ fn format_waits_for_zone_reset() {
     }
 }
 
-/// A write that is still with the volume would be written over what comes after the reset.
+/// A write that is still with the volume would overwrite data that is written after the reset.
 #[test]
 fn zone_reset_waits_for_writes() {
     let mut z = Zoned::new(GEOMETRY);
@@ -370,7 +370,7 @@ fn zone_reset_waits_for_writes() {
         z.h.round();
     }
     assert!(z.h.peek(1).is_none());
-    // What comes meanwhile is to come again.
+    // Commands that arrive meanwhile are to be sent again.
     assert_eq!(z.write(8, 1), Status::COMMAND_INTERRUPTED);
     assert_eq!(z.append(0, 1), Err(Status::COMMAND_INTERRUPTED));
     assert_eq!(z.send(Zsa::RESET, 0), Status::COMMAND_INTERRUPTED);
@@ -389,7 +389,7 @@ fn zone_reset_waits_for_writes() {
     assert_eq!(z.blocks(0, 8), vec![0; 8 * 512]);
 }
 
-/// A reset that fails, or whose controller is reset, leaves the zone as it was.
+/// A zone reset that fails, or during a controller reset, leaves the zone as it was.
 #[test]
 fn failed_zone_reset_leaves_zone_unchanged() {
     let mut z = Zoned::new(GEOMETRY);
@@ -428,7 +428,7 @@ fn failed_write_moves_write_pointer() {
     assert_eq!(z.write(4, 4), Status::WRITE_FAULT);
     assert_eq!(z.states()[0], (IMPLICIT, 8));
     assert_eq!(z.append(0, 4), Ok(8));
-    // One whose data cannot be found has not.
+    // A write with inaccessible data does not move the write pointer.
     let mut nowhere = z.command(NvmOpcode::WRITE, 12, 4);
     nowhere.set_prps(0x7000_0000_0000, 0);
     assert_eq!(plain(z.h.io(nowhere)), Status::DATA_TRANSFER_ERROR);

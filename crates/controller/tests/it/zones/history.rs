@@ -15,7 +15,7 @@ pub fn place(number: u64) -> u64 {
     DATA + number * 8192
 }
 
-/// Who has queues on the zones: one host with several, or several hosts with one each.
+/// Owners of queues on the zones: one host with several, or several hosts with one each.
 pub trait Served {
     /// Queues, which are numbered from 1 on.
     const QUEUES: u16;
@@ -41,7 +41,7 @@ pub trait Served {
     fn faults(&self) -> [Arc<Faults>; 2];
 }
 
-/// A write to zones, whose data is in the memory of that number.
+/// A write to zones, with data in the memory of that number.
 pub fn writing(h: &Host, opcode: NvmOpcode, slba: u64, blocks: u32, number: u64) -> Command {
     let mut command = h.rw(opcode, 1, slba, blocks, place(number));
     let len = u64::from(blocks) * BLOCK;
@@ -94,7 +94,7 @@ pub struct History<T> {
     waiting: BTreeMap<(u16, u16), Sent>,
     written: Vec<Written>,
     resets: Vec<WasReset>,
-    /// Zones that may have gaps: of commands whose host was never told of their end.
+    /// Zones that may have gaps, left by commands without a completion.
     torn: BTreeSet<u32>,
     time: u64,
     seed: u64,
@@ -102,7 +102,7 @@ pub struct History<T> {
     pub successes: [u32; 2],
 }
 
-/// A block says whose it is.
+/// Returns the content of a block, which names its write.
 fn block(id: u64, number: u64) -> Vec<u8> {
     let words = [id + 1, number].map(u64::to_le_bytes).concat();
     words.repeat(32)
@@ -290,7 +290,7 @@ impl<T: Served> History<T> {
                         Some(zone) => zone..zone + 1,
                         None => 0..ZONES,
                     });
-                    // Nothing has to be gone by it.
+                    // The unfinished reset need not have discarded anything.
                     let (sent, done) = (0, time);
                     self.resets.push(WasReset { zone, sent, done });
                 }
@@ -317,9 +317,9 @@ impl<T: Served> History<T> {
         assert!(self.waiting.is_empty(), "{:?}", self.waiting.keys());
     }
 
-    /// Everything comes to its end, and what is in the zones can be explained: each block before a
-    /// write pointer is a write's, none behind it is anybody's; a write that no reset has come
-    /// after is there, and one that was over before a reset began is not.
+    /// Completes everything, and checks that the zones' content can be explained: each block before
+    /// a write pointer is a write's, none behind it is anybody's; a write without a later reset is
+    /// there, and one that was over before a reset began is not.
     pub fn verify(&mut self) {
         self.settle();
         self.t.check_states();

@@ -60,7 +60,7 @@ impl Shared {
         Self::with(geometry, Zones::new(geometry).unwrap(), &[1, 2])
     }
 
-    /// Another controller comes.
+    /// Adds a controller.
     fn come(&mut self, cntlid: u16, host: u8) {
         let config = config(&self.w.subsystem, cntlid, host);
         let mut h = Host::with(config, vec![self.namespace.clone()]);
@@ -93,7 +93,7 @@ impl Shared {
         placed(&self.w.end(who))
     }
 
-    /// Begins a command, and goes on until the volume holds so many requests.
+    /// Begins a command, and continues until the volume holds this many requests.
     fn hold(&mut self, who: usize, command: Command, held: usize) -> u16 {
         let cid = self.w.begin(who, command);
         self.w.rounds(20);
@@ -198,8 +198,8 @@ fn concurrent_appends_of_hosts_get_distinct_places() {
     }
 }
 
-/// A write that another host's controller has in flight would be written over what comes after the
-/// reset.
+/// A write that another host's controller has in flight would overwrite data that is written after
+/// the reset.
 #[test]
 fn zone_reset_waits_for_writes_of_other_hosts() {
     for all in [false, true] {
@@ -217,7 +217,7 @@ fn zone_reset_waits_for_writes_of_other_hosts() {
             s.w.begin(1, send(Zsa::RESET, 0, all));
             s.w.rounds(50);
             assert!(s.is_waiting(1), "it has not waited");
-            // What comes meanwhile is to come again, from whichever host.
+            // Commands that arrive meanwhile are to be sent again, from whichever host.
             let interrupted = Status::COMMAND_INTERRUPTED;
             assert_eq!(s.write(0, 8, 1, 2), interrupted);
             s.data.release();
@@ -295,8 +295,8 @@ fn flush_covers_writes_of_all_hosts() {
     assert_eq!(s.reap(1).status(), Status::SUCCESS);
 }
 
-/// A host whose controller comes, is reset or goes is none of the others' business: what they have
-/// opened is open, and what they have begun goes on.
+/// Adding, resetting or removing one host's controller does not affect the others: zones that they
+/// have opened stay open, and commands that they have begun continue.
 #[test]
 fn zones_belong_to_namespace_not_controller() {
     let mut s = Shared::new(GEOMETRY);
@@ -339,7 +339,7 @@ fn zones_belong_to_namespace_not_controller() {
     s.data.release();
     assert_eq!(s.reap(0).status(), Status::SUCCESS);
     assert_eq!(s.states(1)[..2], [(EMPTY, 0), (EXPLICIT, 64)]);
-    // When all have gone, nobody knows what was open.
+    // After all controllers are removed, the open zones are unknown.
     assert_eq!(s.write(1, 128, 1, 3), Status::SUCCESS);
     s.w.hosts.clear();
     s.come(1, 1);
@@ -362,8 +362,8 @@ fn enable_again(h: &mut Host) {
     enable(h);
 }
 
-/// A controller that is reset takes what it has in flight with it: a reset of its own is none, and
-/// the other's goes on.
+/// A controller that is reset takes what it has in flight with it: its own zone reset has no
+/// effect, and the other's continues.
 #[test]
 fn controller_reset_drops_own_commands_in_flight() {
     let mut s = Shared::new(GEOMETRY);
@@ -447,7 +447,7 @@ fn zone_commands_respect_reservation() {
         let read = s.writing(1, NvmOpcode::READ, 0, 1, 0);
         assert_eq!(plain(s.w.command(1, read)), reads);
         assert_eq!(s.states(0), before);
-        // The holder goes on.
+        // The holder continues.
         assert_eq!(s.append(0, 0, 1), Ok(4));
         assert_eq!(s.send(0, Zsa::RESET, 0), Status::SUCCESS);
     }
@@ -619,7 +619,7 @@ fn controller_with_other_zones_is_refused() {
     };
     let error = Controller::new(7, config, vec![own], &io).err();
     assert!(matches!(error, Some(ConfigError::SharedZones(1))));
-    // When all have gone, it may be another one.
+    // After all controllers are removed, it may be another one.
     s.w.hosts.clear();
     assert!(make(&s, &plain, 3).is_none());
 }
@@ -713,7 +713,7 @@ fn host_threads_append_and_reset_concurrently() {
     }
     assert!(all == wanted, "a place twice, or none");
     assert!(resets.load(Ordering::Relaxed) > 10);
-    // Each block has the bytes of who was told that it is there.
+    // Each block has the bytes of the append that was told its place.
     let mut h = Host::with(config(&subsystem, 9, 9), vec![namespace]);
     enable(&mut h);
     for (at, byte) in whose {
@@ -721,7 +721,7 @@ fn host_threads_append_and_reset_concurrently() {
         assert_eq!(h.io(read), Status::SUCCESS);
         assert_eq!(h.read(place(0), 512), [byte; 512], "{at}");
     }
-    // Of the last one all is gone that was there before it was reset.
+    // The last zone has nothing of the data from before its reset.
     let start = 3 * geometry.size;
     let written = (start..start + 2 * COUNT).map(|at| {
         let read = writing(&h, NvmOpcode::READ, at, 1, 0);

@@ -1,4 +1,4 @@
-//! A zoned namespace whose controller has queues on three workers, all run by the test's thread.
+//! A zoned namespace of a controller with queues on three workers, all run by the test's thread.
 
 use crate::common::*;
 use crate::zones::other_worker::{OtherWorker, wake_flag};

@@ -58,7 +58,8 @@ fn concurrent_appends_of_workers_get_distinct_places() {
     assert_eq!(t.z.states()[1], (IMPLICIT, 64 + 21));
 }
 
-/// A write that another worker's volume still has would be written over what comes after the reset.
+/// A write that another worker's volume still has would overwrite data that is written after the
+/// reset.
 #[test]
 fn zone_reset_waits_for_writes_of_other_workers() {
     for all in [false, true] {
@@ -72,7 +73,7 @@ fn zone_reset_waits_for_writes_of_other_workers() {
         t.z.h.submit(3, send(Zsa::RESET, 0, all));
         t.rounds(50);
         assert!(t.z.h.peek(3).is_none(), "it has not waited");
-        // What comes meanwhile is to come again, whichever worker it comes to.
+        // Commands that arrive meanwhile are to be sent again, whichever worker receives them.
         for qid in 1..=2 {
             let refused = write(&t, NvmOpcode::WRITE, 8, 1, 1);
             let refused = [refused, send(Zsa::FINISH, 0, false)];
@@ -206,7 +207,7 @@ fn completed_zone_action_is_not_repeated_by_next_process() {
     }
 }
 
-/// The next process does not know which worker's command came first. A reset that waited for writes
+/// The next process does not know which worker's command was first. A reset that waited for writes
 /// waits for them again, whichever of them is begun first.
 #[test]
 fn repeated_zone_reset_waits_for_writes() {

@@ -41,7 +41,7 @@ pub const IDENTITY: Identity = Identity {
     block: 512,
 };
 
-/// A zoned namespace on a volume with faults, and its table, whose file has some, too.
+/// A zoned namespace on a volume with faults, and its table, in a file with faults, too.
 pub struct Disk {
     pub namespace: NamespaceConfig,
     pub data: Arc<Faults>,

@@ -60,7 +60,7 @@ pub fn open(transport: &Arc<InProcess>, options: Options) -> Device {
     Device::open(transport, options).unwrap()
 }
 
-/// Options whose times are short enough for tests that wait for them.
+/// Options with time limits that are short enough for tests that wait for them.
 pub fn impatient() -> Options {
     Options {
         command_timeout: Duration::from_millis(60),

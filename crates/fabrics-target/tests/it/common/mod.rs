@@ -271,7 +271,7 @@ pub struct Queue {
     pub ended: Vec<(u16, Completion, bool)>,
 }
 
-/// What came in place of an answer.
+/// Outcome in place of an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Other {
     Closed,
@@ -322,7 +322,7 @@ impl Queue {
         self.stream.write_all(&pdu).unwrap();
     }
 
-    /// Goes on until something has come that `found` wants.
+    /// Receives until `found` returns something.
     fn until<T>(
         &mut self,
         mut found: impl FnMut(&mut Self) -> Option<T>,
@@ -405,7 +405,7 @@ impl Queue {
         self.until(|queue| queue.transfers.pop(), BOUND)
     }
 
-    /// What comes in place of any further answer.
+    /// Waits for the outcome in place of any further answer.
     pub fn ends(&mut self) -> Other {
         self.until(|_| None::<()>, BOUND).unwrap_err()
     }

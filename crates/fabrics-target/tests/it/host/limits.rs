@@ -5,7 +5,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::net::SocketAddr;
 use std::sync::mpsc::channel;
 
-/// What comes of bytes that a host sends in place of a command, on an I/O queue.
+/// Sends bytes in place of a command on an I/O queue, and returns the outcome.
 fn breaks(host: Host, bytes: impl FnOnce(&mut Queue) -> Vec<u8>) -> Other {
     let served = Served::new(Setup::memory(4 << 20));
     let client = Client::new(served.address, host);
@@ -72,7 +72,7 @@ fn protocol_violation_ends_own_queue_only() {
     );
 }
 
-/// A write whose data goes beyond what was asked for, comes twice, or for another command.
+/// A write with data beyond what was asked for, sent twice, or for another command.
 #[test]
 fn unsolicited_data_ends_connection() {
     for wrong in 0..5 {
@@ -122,7 +122,7 @@ fn data_with_wrong_digest_is_not_written() {
     queue.stream.write_all(&pdu).unwrap();
     let status = queue.wait(cid).unwrap().0.status();
     assert!(status.is(Status::TRANSIENT_TRANSPORT_ERROR) && !status.dnr());
-    // The connection goes on, and nothing was written.
+    // The connection continues, and nothing was written.
     assert_eq!(read(&mut queue, 0, 4096), [0; 4096]);
     assert_eq!(write(&mut queue, 0, &[7; 4096]), Status::SUCCESS);
     assert_eq!(read(&mut queue, 0, 4096), [7; 4096]);
@@ -257,7 +257,8 @@ fn host_without_reads_uses_bounded_memory() {
     for _ in 0..100 {
         read(&mut queue, 0, 64 << 10);
     }
-    // The greedy one's own other queue waits for memory, and goes on when it goes.
+    // The greedy host's own other queue waits for memory, and continues when the greedy one is
+    // closed.
     drop(greedy);
     let mut queue = client.queue(2, 32);
     read(&mut queue, 0, 64 << 10);
@@ -324,8 +325,8 @@ fn worker_ends_with_hosts_connected() {
     assert_eq!(served.hosts(), 0);
 }
 
-/// Writes that wait for their data have all the memory, and a capsule comes before that data on the
-/// same connection: it comes in all the same, and so does what is behind it.
+/// Writes that wait for their data have all the memory, and a capsule precedes that data on the
+/// same connection: it is received all the same, and so is the data behind it.
 #[test]
 fn capsule_arrives_while_memory_waits_for_data() {
     let mut setup = Setup::memory(16 << 20);
@@ -379,7 +380,7 @@ fn capsule_arrives_while_memory_waits_for_data() {
     }
 }
 
-/// A host whose bytes come one by one is served as any other, and keeps nobody waiting.
+/// A host that sends its bytes one by one is served as any other, and delays no other host.
 #[test]
 fn byte_by_byte_connection_is_served() {
     let served = Served::new(Setup::memory(1 << 20));
@@ -417,7 +418,7 @@ fn byte_by_byte_connection_is_served() {
 }
 
 /// More hosts than there may be, again and again, and I/O queues without end of one that fills its
-/// Admin queue: each is refused or served, and what has gone makes room.
+/// Admin queue: each is refused or served, and closed ones make room.
 #[test]
 fn connections_beyond_limit_are_refused() {
     let mut setup = Setup::memory(1 << 20);

@@ -1,7 +1,7 @@
 use super::*;
 use std::io::Cursor;
 
-/// A server whose bytes are all scripted; bytes sent to it are recorded.
+/// A server with scripted bytes; bytes sent to it are recorded.
 struct Script {
     says: Cursor<Vec<u8>>,
     received: Vec<u8>,

@@ -1,4 +1,4 @@
-//! A server in this process, with memory for an export, that lies, hangs and goes away as a test
+//! A server in this process, with memory for an export, that lies, hangs and disappears as a test
 //! wants it.
 
 // Each test program uses its own part.
@@ -63,7 +63,7 @@ pub struct State {
     pub held: AtomicBool,
     /// Of the next connections: the handshake ends after so many bytes.
     pub cuts: Mutex<Vec<usize>>,
-    /// Kinds of commands, their flags and lengths, in the order in which they came.
+    /// Kinds of commands, their flags and lengths, in the order of arrival.
     pub log: Mutex<Vec<(u16, u16, u32)>>,
 }
 
@@ -159,7 +159,7 @@ impl Server {
         });
     }
 
-    /// Is gone, as if it were killed.
+    /// Stops the server, as if it were killed.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
         let _ = UnixStream::connect(&self.path);

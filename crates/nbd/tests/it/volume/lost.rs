@@ -1,4 +1,4 @@
-//! A server that lies, ends, comes back, or stays away.
+//! A server that lies, ends, returns, or stays away.
 
 use crate::volume::*;
 
@@ -63,7 +63,7 @@ fn requests_are_resent_after_violation_or_close() {
     }
 }
 
-/// The same with a long read, whose data goes to its memory without a copy.
+/// The same with a long read, which receives its data without a copy.
 #[test]
 fn long_read_survives_lost_connection() {
     for answer in [Answer::CloseWithin, Answer::TooLong, Answer::Garbage] {

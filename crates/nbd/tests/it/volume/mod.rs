@@ -1,5 +1,5 @@
 //! The volume against a server in this process: what it does, and what it makes of a server that
-//! lies, hangs and goes away.
+//! lies, hangs and disappears.
 
 mod given_up;
 mod histories;
@@ -24,12 +24,12 @@ use volume::{
 const WRITE: Op = Op::Write { fua: false };
 const BLOCK: u64 = 4096;
 
-/// With time-outs that no busy machine comes near.
+/// With time-outs that no busy machine reaches.
 fn options() -> NbdOptions {
     NbdOptions::default()
 }
 
-/// For tests that wait for a time-out, and lose nothing when it comes early.
+/// For tests that wait for a time-out, and lose nothing when it expires early.
 fn short() -> NbdOptions {
     NbdOptions {
         timeout: Duration::from_secs(1),

@@ -380,7 +380,7 @@ impl Server {
         }
     }
 
-    /// A connection whose version is negotiated without capabilities.
+    /// A connection with a version negotiated without capabilities.
     pub fn negotiated() -> Self {
         let mut server = Self::new();
         assert_eq!(server.ask(&bare_version(1), &[]).header.error, 0);

@@ -314,7 +314,7 @@ impl Driver {
         eventually("used", || self.used_idx() == index);
     }
 
-    /// A driver that goes on with the same rings and memory, on another connection.
+    /// Continues with the same rings and memory, on another connection.
     pub fn reconnect(&mut self) {
         self.call = eventfd();
         self.kick = eventfd();

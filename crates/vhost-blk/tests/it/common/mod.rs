@@ -191,7 +191,7 @@ const PER_QUEUE: u64 = 1 << 20;
 /// A front-end with its guest's memory.
 pub struct Client {
     pub frontend: Frontend,
-    /// The front-end's own socket, for messages whose reply is not waited for at once.
+    /// The front-end's own socket, for messages with a reply that is not waited for at once.
     pub raw: raw::Raw,
     pub memory: Memory,
     pub features: u64,
@@ -240,8 +240,8 @@ impl Client {
     }
 
     /// Sends a message that is to be answered later, and waits until the server has taken it and
-    /// was at its queues again: an answer that comes too early is there by then. `alive` is a queue
-    /// that runs.
+    /// was at its queues again: an answer that is sent too early is there by then. `alive` is a
+    /// queue that runs.
     pub fn begin(&self, request: u32, payload: &[u8], alive: &mut Driver) {
         const NEED_REPLY: u32 = 8;
         self.raw

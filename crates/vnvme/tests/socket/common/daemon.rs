@@ -21,7 +21,7 @@ use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 
 use super::{TestDir, WAIT_TIMEOUT, eventually, text};
 
-/// A variable for daemons whose keeper is that of the configuration, or the default.
+/// A variable for daemons with the keeper of the configuration, or the default one.
 pub const KEEPER_AS_CONFIGURED: (&str, &str) = ("VNVME_TEST_KEEPER", "as configured");
 
 /// A variable for daemons that do not end with the test's process.

@@ -1,4 +1,4 @@
-//! A FUSE file system of one file, whose server stops answering, or is full, on request
+//! A FUSE file system of one file. Its server stops answering, or is full, on request
 //! ("linux/fuse.h").
 
 use std::collections::VecDeque;

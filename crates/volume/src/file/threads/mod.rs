@@ -161,7 +161,7 @@ impl FileThreads {
         id
     }
 
-    /// Abandons work whose request no longer waits for it.
+    /// Abandons work that its request no longer waits for.
     fn give_up(&self, id: u64) {
         let mut state = self.0.lock();
         state.due.retain(|job| job.id != id);

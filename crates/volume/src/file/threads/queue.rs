@@ -118,7 +118,7 @@ impl ThreadsQueue {
         Some(request.complete(Ok(())))
     }
 
-    /// Ends all requests, including those whose calls still hang.
+    /// Ends all requests, including those with calls that still hang.
     fn give_up(&mut self) {
         let started = std::mem::take(&mut self.started);
         let started = started.into_iter().map(|started| {
@@ -131,7 +131,7 @@ impl ThreadsQueue {
     }
 
     /// Fails requests that have timed out. For requests waiting in the queue, the time starts when
-    /// they are passed to a thread. A request whose result has arrived is never failed.
+    /// they are passed to a thread. A request is never failed after its result has arrived.
     fn fail_overdue(&mut self) {
         let Some(limit) = self.shared.options.timeout else {
             return;

@@ -16,7 +16,7 @@ const MAX_WRITES: u32 = 8;
 /// Slots of a file with requests that need durability.
 #[derive(Debug, Default)]
 pub(super) struct Durable {
-    /// Slot whose fsync is in flight.
+    /// Slot with the fsync in flight.
     leader: Option<u32>,
     /// Slots that end with the fsync in flight.
     riders: Vec<u32>,

@@ -45,7 +45,7 @@ struct LateMemory {
 }
 
 fn ioctl(fd: &OwnedFd, request: u64, words: &mut [u64]) -> io::Result<()> {
-    // SAFETY: the words are the structure of the request, whose fields are all 64 bits wide.
+    // SAFETY: the words are the structure of the request; its fields are all 64 bits wide.
     let done = unsafe { libc::ioctl(fd.as_raw_fd(), request as _, words.as_mut_ptr()) };
     if done < 0 {
         return Err(io::Error::last_os_error());

@@ -149,7 +149,7 @@ impl Worker {
         }
     }
 
-    /// Creates a worker whose requests enter the queue by `way`.
+    /// Creates a worker with requests that enter the queue by `way`.
     pub fn by(way: SubmitCall, volume: &dyn Volume) -> Self {
         Self {
             way,

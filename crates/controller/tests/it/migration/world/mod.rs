@@ -55,7 +55,7 @@ pub struct World {
     /// Places that Write Uncorrectable has marked.
     pub marked: BTreeSet<u64>,
     pub used: BTreeSet<u64>,
-    /// Of these, places with who knows what in them.
+    /// Used places with unknown content.
     pub forgotten: BTreeSet<u64>,
     pub mapped: bool,
     pub volume: Arc<Resizable>,

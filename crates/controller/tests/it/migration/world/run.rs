@@ -78,8 +78,8 @@ impl World {
         }
     }
 
-    /// Runs all workers until nothing moves. Who has nothing to do sleeps, and is not woken by this
-    /// but by its time.
+    /// Runs all workers until nothing moves. A worker without work sleeps, and is woken not by this
+    /// but by its deadline.
     pub fn settle(&mut self) {
         let mut idle = 0;
         while idle < 8 {
@@ -98,7 +98,7 @@ impl World {
         }
     }
 
-    /// Nothing moves: the next deadline comes.
+    /// Nothing moves: advances to the next deadline.
     pub fn pass_time(&mut self) {
         let others = self.others.clone();
         let mut others = others.borrow_mut();
@@ -121,7 +121,7 @@ impl World {
         }
     }
 
-    /// Everything that was submitted comes to its end.
+    /// Completes everything that was submitted.
     pub fn finish(&mut self) {
         self.master();
         self.relent();

@@ -41,7 +41,7 @@ impl Host {
         uuids.last().unwrap_or_default()
     }
 
-    /// A read or write command whose data lies at `at` in guest memory.
+    /// A read or write command with its data at `at` in guest memory.
     pub fn transfer(&self, opcode: NvmOpcode, nsid: u32, lba: u64, len: usize, at: u64) -> Command {
         let mut command = Command::new(opcode.0, 0, nsid);
         command.set_slba(lba);

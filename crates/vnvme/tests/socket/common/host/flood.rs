@@ -1,5 +1,5 @@
-//! A host whose queues are always full: it makes its commands once, and submits them repeatedly by
-//! shadow doorbells.
+//! A host with queues that are always full: it makes its commands once, and submits them repeatedly
+//! by shadow doorbells.
 
 use nvme::Command;
 

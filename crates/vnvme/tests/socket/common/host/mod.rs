@@ -53,7 +53,7 @@ fn pair(qid: u16) -> Pair {
 /// A host with its memory; the connection ends when it is dropped.
 pub struct Host {
     host: test_host::Host,
-    /// Guest memory, whose file is read and written by offsets.
+    /// Guest memory, as a file that is read and written by offsets.
     pub ram: File,
     /// Block size of the namespaces that are read and written.
     pub block: usize,
@@ -87,7 +87,7 @@ impl Host {
         Self::with_memory(client, memfd(RAM_SIZE))
     }
 
-    /// A host over a negotiated connection, whose memory this file will be.
+    /// A host over a negotiated connection, with this file as its memory.
     pub fn with_memory(client: Client, ram: File) -> Host {
         let file = ram.try_clone().unwrap().into();
         let mapping = Memory::from_fd(file, RAM_SIZE, true).unwrap();
