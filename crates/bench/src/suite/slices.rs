@@ -81,7 +81,7 @@ pub fn load<'a, T: Target + 'a>(server: Rc<Server>, target: T, job: Job) -> Load
     Box::new(move |ramp, runtime| loaded.run(ramp, runtime))
 }
 
-/// Creates a load like [`load`], for a server that polls as long as it has a client, because
+/// Creates a load like [`load()`], for a server that polls as long as it has a client, because
 /// nothing signals mapped doorbells. The server is stopped while another one on its CPU is
 /// measured.
 ///

@@ -19,6 +19,10 @@ use std::sync::Arc;
 struct Named {
     /// TOML file with [[controller]], [[vhost-user-blk]], [[nvme-tcp]], [[ublk]] and [process]
     /// tables, or a folder of such files (*.toml, in order of their names)
+    #[allow(
+        rustdoc::broken_intra_doc_links,
+        reason = "help text, in which brackets are TOML"
+    )]
     #[arg(long, short, value_name = "FILE|DIR")]
     config: Option<PathBuf>,
 }
