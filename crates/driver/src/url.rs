@@ -140,7 +140,7 @@ pub struct DeviceTarget {
     pub place: ControllerAddress,
     /// ID of the namespace, 1 by default.
     pub nsid: u32,
-    /// Options of the controller.
+    /// Options of the driver for the controller.
     pub options: Options,
     /// Options of the controller's queue pairs.
     pub queue: QueueOptions,

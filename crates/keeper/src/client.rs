@@ -53,7 +53,7 @@ fn limit(keeping: Keeping) -> Duration {
 pub struct Ticket(u64);
 
 impl Ticket {
-    /// Number before the first barrier, which counts as answered.
+    /// Number before that of the first barrier. A barrier with this number counts as answered.
     pub const ANSWERED: Self = Self(0);
 }
 

@@ -624,6 +624,13 @@ impl KeeperProcess {
         }
     }
 
+    /// Waits until the new program serves and has replaced the keeper's. An earlier signal may be
+    /// lost here: this process has a second thread, unlike the keeper's program.
+    fn wait_upgraded(&mut self) {
+        self.wait_said("upgraded");
+        self.wait_said("runs the new program");
+    }
+
     fn end(self) {
         kill_process(self.pid(), Signal::TERM).unwrap();
         assert_eq!(self.code(), Some(BY_SIGNAL + Signal::TERM.as_raw()));
@@ -635,9 +642,8 @@ fn upgrade_replaces_process_with_new_program() {
     let (mut running, first) = upgrade("goes on, too");
     let second = running.serving();
     assert_ne!(first, second);
-    running.wait_said("upgraded");
     // The keeper is the new program, too, in the same process with all that was kept.
-    running.wait_said("runs the new program");
+    running.wait_upgraded();
     assert!(test_kill_process(second).is_ok());
     // From now on the new program follows a killed one.
     kill_process(second, Signal::KILL).unwrap();
@@ -662,7 +668,7 @@ fn keeper_goes_on_where_the_new_program_cannot_be_the_keeper() {
 fn upgrade_during_restart_waits_for_next_process() {
     let (mut running, _) = upgrade("goes on, too");
     let second = running.serving();
-    running.wait_said("upgraded");
+    running.wait_upgraded();
     // The next process is not started before the keeper continues.
     kill_process(running.pid(), Signal::STOP).unwrap();
     kill_process(second, Signal::KILL).unwrap();
@@ -670,7 +676,7 @@ fn upgrade_during_restart_waits_for_next_process() {
     kill_process(running.pid(), Signal::CONT).unwrap();
     // The one in between may not reach the point of reporting its process id.
     assert_ne!(running.serving(), second);
-    running.wait_said("upgraded");
+    running.wait_upgraded();
     running.end();
 }
 
@@ -680,10 +686,10 @@ fn upgrades_are_rate_limited() {
     let began = Instant::now();
     let (mut running, _) = upgrade("goes on, too");
     running.serving();
-    running.wait_said("upgraded");
+    running.wait_upgraded();
     kill_process(running.pid(), Signal::USR2).unwrap();
     running.serving();
-    running.wait_said("upgraded");
+    running.wait_upgraded();
     assert!(began.elapsed() >= Duration::from_secs(1));
     running.end();
 }

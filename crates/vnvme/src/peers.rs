@@ -12,7 +12,7 @@ use sync::Unpoisoned;
 /// Maximum age of a command count, which each controller requests.
 const COUNT_LIFETIME: Duration = Duration::from_millis(20);
 
-/// Number of commands that each worker had fetched at one time.
+/// Sample of the total number of commands that each worker has fetched, and its time.
 struct Count {
     at: Instant,
     commands: Arc<[u64]>,

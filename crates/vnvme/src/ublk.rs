@@ -203,11 +203,8 @@ impl Disks {
     /// # Errors
     /// It is in use, or cannot be removed.
     pub fn remove(&self, id: u32, force: bool) -> Result<(), Error> {
-        if !force && self.is_open(id) {
-            return Err(Error::conflict(format!(
-                "/dev/ublkb{id} is in use (mounted, or part of another device): force the removal, \
-                 or unmount it first"
-            )));
+        if !force {
+            self.check_unused(id)?;
         }
         let mut all = self.all.lock().unpoisoned();
         let at = all.iter().position(|ublk| ublk.disk.id() == id);
@@ -219,7 +216,21 @@ impl Disks {
         stopped.map_err(|error| Error::failed(format!("{error:#}")))
     }
 
-    /// Somebody has the device for himself.
+    /// Checks that no program has opened the device exclusively.
+    ///
+    /// # Errors
+    /// A conflict, if the device is mounted or part of another device.
+    pub fn check_unused(&self, id: u32) -> Result<(), Error> {
+        if self.is_open(id) {
+            return Err(Error::conflict(format!(
+                "/dev/ublkb{id} is in use (mounted, or part of another device): force the removal, \
+                 or unmount it first"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Returns whether a program has opened the device exclusively.
     pub fn is_open(&self, id: u32) -> bool {
         let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let path = format!("/dev/ublkb{id}");

@@ -119,7 +119,7 @@ pub(crate) struct Accounts {
     settled: u64,
     /// Counter value when a different front-end last had work, or one was left out.
     changed: u64,
-    /// Number of front-ends that the last round left out.
+    /// Number of front-ends that get no turn in this round, because their quantum is used up.
     left_out: u32,
     /// Indices of front-ends with recent work and light turns, see [`Accounts::light_at`].
     light: Vec<usize>,

@@ -289,9 +289,9 @@ fn resized(target: &Nvmet) -> Result<()> {
         .volume(target.url())
         .start()?;
     target.resize(200)?;
-    daemon.wait_log(&format!("has {} bytes now", 200 << 20), LIMIT)?;
+    daemon.wait_log(&format!(" to {} bytes", 200 << 20), LIMIT)?;
     target.resize(192)?;
-    daemon.wait_log(&format!("has {} bytes now", 192 << 20), LIMIT)?;
+    daemon.wait_log(&format!(" to {} bytes", 192 << 20), LIMIT)?;
     daemon.terminate()
 }
 

@@ -100,7 +100,7 @@ fn a_cluster_serves_images_and_a_guest() -> Result<()> {
     let second = holder.context("no daemon has the image")?;
     checks.check("an image that is resized", || {
         cluster.rbd(&["resize", "--no-progress", "--size", "96M", "img"])?;
-        second.wait_log("has 100663296 bytes now", LIMIT).map(drop)
+        second.wait_log(" to 100663296 bytes", LIMIT).map(drop)
     });
     let mut user = None;
     if Controller::chosen()? == Controller::Vnvme {
@@ -170,7 +170,7 @@ fn early(cluster: &mut Cluster, url: &str) -> Result<()> {
     ensure!(waits.try_wait()?.is_none(), "it does not wait");
     cluster.create(64)?;
     early.wait_log("connected after", LIMIT)?;
-    early.wait_log("has 67108864 bytes now", LIMIT)?;
+    early.wait_log(" to 67108864 bytes", LIMIT)?;
     // All of its time may have passed meanwhile.
     waits.wait_with_output()?;
     ensure!(state(&control)?.contains("at work"), "{}", state(&control)?);

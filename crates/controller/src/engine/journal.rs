@@ -407,7 +407,8 @@ impl Records {
         crash::point!("controller.record.removed");
     }
 
-    /// Removes a record that belongs to no slot.
+    /// Removes the record of an outstanding command in this row, also one that recovery found and
+    /// that belongs to no slot.
     #[inline(always)]
     pub fn remove_row(row: &Row) {
         if let Some(order) = row.get(ORDER) {

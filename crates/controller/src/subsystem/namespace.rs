@@ -58,7 +58,7 @@ pub(super) struct Attached {
 /// Changes of marks by other controllers that a controller has not handled yet.
 #[derive(Debug, Default)]
 pub(crate) struct MarkNotice {
-    /// Whether any change has occurred.
+    /// Whether other controllers have marked blocks as uncorrectable; removed marks do not count.
     pub news: bool,
     /// References to drop when the controller's engine has checked the marks.
     pub awaited: Vec<Arc<AwaitedRelease>>,

@@ -262,8 +262,14 @@ impl Manager {
     /// Removes a disk that was taken for it.
     pub(super) fn remove_taken(&self, taken: BusyDisk, force: bool) -> Result<(), Error> {
         let name = taken.name.clone();
-        if !force && self.is_attached(&taken.running) {
-            return Err(attached(&name));
+        if !force {
+            match taken.running.server {
+                DiskServer::Ublk(id) => self.worker_context.disks.check_unused(id)?,
+                DiskServer::Worker { .. } if self.is_attached(&taken.running) => {
+                    return Err(attached(&name));
+                }
+                DiskServer::Worker { .. } => {}
+            }
         }
         let intent = self.intend(&name, Next::Gone)?;
         // Other disks of its subsystem go on with them.

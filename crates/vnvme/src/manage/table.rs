@@ -47,7 +47,7 @@ pub struct DiskRecord {
     pub source: Source,
     /// Not while it is being added, and not of a disk that could not be.
     pub running: Option<ServedDisk>,
-    /// Why it is not served, of one that is unavailable.
+    /// Reason why an unavailable disk is not served; `None` for a served disk.
     pub failed: Option<Arc<DiskFailure>>,
     /// Description of the change that is under way.
     pub busy: Option<&'static str>,

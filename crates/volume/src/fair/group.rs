@@ -229,7 +229,7 @@ impl Group {
             .is_ok()
     }
 
-    /// Releases the device slots of completed requests.
+    /// Releases `places` slots of the device, which completed requests or unused reservations held.
     pub(super) fn release(&self, places: usize) {
         if places > 0 {
             self.taken.0.fetch_sub(places, Ordering::Relaxed);
