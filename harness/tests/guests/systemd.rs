@@ -472,6 +472,10 @@ fn removed(machine: &Machine) -> Result<()> {
         "/var/lib/vnvme",
         // What was added at run time: the example asks for it. And what keeps two processes from
         // one such file.
+        "/var/lib/vnvme/added.disks",
+        "/var/lib/vnvme/added.disks/vm0.toml",
+        "/var/lib/vnvme/added.disks/vm1.toml",
+        "/var/lib/vnvme/added.disks/vm2.toml",
         "/var/lib/vnvme/added.toml",
         "/var/lib/vnvme/added.toml.lock",
         "/var/lib/vnvme/vm0.raw",
