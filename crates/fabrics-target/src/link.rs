@@ -2,10 +2,11 @@
 
 use dma::SegmentList;
 use nvme_tcp::{ConnectionLimits, Header, Writer};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::OwnedFd;
+use sync::readiness;
 use volume::{Incoming, Outgoing, RingStream, RingStreams};
 use worker::{Descriptors, Interest};
 
@@ -98,9 +99,7 @@ impl Link {
             return false;
         }
         let ends = PollFlags::HUP | PollFlags::ERR | PollFlags::RDHUP;
-        let mut fds = [PollFd::new(&self.watched, ends)];
-        let _ = poll(&mut fds, Some(&Timespec::default()));
-        fds.iter().any(|fd| fd.revents().intersects(ends))
+        readiness(&self.watched, ends).intersects(ends)
     }
 
     /// Returns whether too much is staged to receive more.

@@ -27,7 +27,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use sync::Unpoisoned;
+use sync::{Unpoisoned, readiness};
 
 /// Time limit of a reconnection attempt, unless earlier attempts took longer. While a cable is
 /// unplugged, TCP retransmits at growing intervals (the first packet after 1, 3 and 7 s), so a new
@@ -564,8 +564,7 @@ impl Attempts {
 
 /// Returns whether bytes can be received without waiting.
 fn is_readable(fd: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(fd, PollFlags::IN)];
-    matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
+    !readiness(fd, PollFlags::IN).is_empty()
 }
 
 #[cfg(test)]

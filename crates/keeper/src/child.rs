@@ -2,7 +2,7 @@
 
 use crate::handover::HandoverSender;
 use crate::upgrade::{ProgramSelector, Programs};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::{
@@ -10,6 +10,7 @@ use rustix::process::{
 };
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use sync::readiness;
 
 /// End of a serving process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,8 +108,7 @@ impl Serving {
 
     /// Returns how the process has ended, if it has.
     pub(crate) fn ended(&self) -> Result<Option<Ended>, Errno> {
-        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        if poll(&mut fds, Some(&Timespec::default()))? == 0 {
+        if readiness(&self.pidfd, PollFlags::IN).is_empty() {
             return Ok(None);
         }
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;

@@ -2,12 +2,13 @@
 
 use crate::link::{Keeping, Link};
 use crate::text;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
+use sync::readiness;
 
 /// Longest wait for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -259,9 +260,7 @@ fn is_full(errno: Errno) -> bool {
 }
 
 fn is_hung_up(reader: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(reader, PollFlags::empty())];
-    poll(&mut fds, Some(&Timespec::default())).is_ok()
-        && fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP))
+    readiness(reader, PollFlags::empty()).contains(PollFlags::HUP)
 }
 
 #[cfg(test)]

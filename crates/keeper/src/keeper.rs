@@ -23,6 +23,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
+use sync::readiness;
 
 /// Messages that are handled between two looks at everything else.
 const MAX_MESSAGE_BATCH: usize = 64;
@@ -652,12 +653,8 @@ impl RunningKeeper<'_> {
 
 /// Messages are left that have been sent.
 fn is_readable(serving: &Serving) -> bool {
-    let Some(channel) = &serving.channel else {
-        return false;
-    };
-    let mut fds = [PollFd::new(channel, PollFlags::IN)];
-    poll(&mut fds, Some(&Timespec::default())).is_ok()
-        && fds.iter().any(|fd| fd.revents().contains(PollFlags::IN))
+    let channel = serving.channel.as_ref();
+    channel.is_some_and(|channel| readiness(channel, PollFlags::IN).contains(PollFlags::IN))
 }
 
 fn tell(manager: Option<&OwnedFd>, lines: &str) {

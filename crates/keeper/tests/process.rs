@@ -307,6 +307,7 @@ fn child_serving() {
             std::thread::sleep(Duration::from_millis(50));
             let told = Arc::new(AtomicBool::new(false));
             signal_hook::flag::register(Signal::TERM.as_raw(), told.clone()).unwrap();
+            signal_hook::flag::register(Signal::ALARM.as_raw(), Arc::default()).unwrap();
             arrival.link.tell("READY=1\n").unwrap();
             say();
             while !told.load(Ordering::Acquire) {
@@ -457,6 +458,20 @@ fn signal_is_forwarded_and_ends_keeper() {
     running.serving();
     kill_process(running.pid(), Signal::TERM).unwrap();
     assert_eq!(running.code(), Some(BY_SIGNAL + Signal::TERM.as_raw()));
+}
+
+/// A signal may arrive during any system call of the keeper.
+#[test]
+fn many_signals_do_not_end_keeper() {
+    let mut running = start("ends in order");
+    running.serving();
+    for _ in 0..300_000 {
+        kill_process(running.pid(), Signal::ALARM).unwrap();
+    }
+    // A keeper that has failed leaves a process that serves, and ends no output.
+    assert!(running.keeper.try_wait().unwrap().is_none());
+    kill_process(running.pid(), Signal::TERM).unwrap();
+    assert_eq!(running.code(), Some(2));
 }
 
 /// The next process may have something to do before it ends.

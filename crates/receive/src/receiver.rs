@@ -4,7 +4,7 @@ use crate::error::StartError;
 use crate::kind::AcceptedDescriptors;
 use crate::message::{self, Message};
 use crate::spawner::{Spawner, spawn};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 use rustix::net::sockopt::socket_peercred;
@@ -15,7 +15,7 @@ use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use sync::Unpoisoned;
+use sync::{Unpoisoned, readiness};
 
 /// Pause between the end of a receiver process and the start of the next.
 const RESTART_DELAY: Duration = Duration::from_millis(100);
@@ -236,8 +236,6 @@ impl ReceiverState {
     /// Returns whether the process is about to end.
     fn is_hung_up(&self) -> bool {
         let control = self.control.lock().unpoisoned().clone();
-        let mut fds = [PollFd::new(&control, PollFlags::empty())];
-        poll(&mut fds, Some(&Timespec::default())).is_ok()
-            && fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP))
+        readiness(&control, PollFlags::empty()).contains(PollFlags::HUP)
     }
 }

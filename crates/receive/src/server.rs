@@ -5,7 +5,7 @@ use crate::kind::AcceptedDescriptors;
 use crate::message::{self, Incoming, MESSAGE_LEN, Message};
 use crate::pool::ThreadPool;
 use crate::session::Session;
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::event::{PollFlags, Timespec, epoll};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown, shutdown};
@@ -14,6 +14,7 @@ use std::error::Error;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use sync::readiness;
 
 /// Time until the creation of a thread is retried, in nanoseconds.
 const THREAD_RETRY_DELAY: i64 = 100_000_000;
@@ -194,11 +195,8 @@ impl Server {
 
     /// Returns whether another process keeps the clients' sockets for the next server.
     fn is_kept(&self) -> bool {
-        self.kept.as_ref().is_some_and(|kept| {
-            let mut fds = [PollFd::new(kept, PollFlags::empty())];
-            poll(&mut fds, Some(&Timespec::default())).is_ok()
-                && !fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP))
-        })
+        let kept = self.kept.as_ref();
+        kept.is_some_and(|kept| !readiness(kept, PollFlags::empty()).contains(PollFlags::HUP))
     }
 
     /// Ends listening, and shuts all clients' sockets down. If sockets are `kept`, only the clients

@@ -1,4 +1,5 @@
-//! Locks that stay usable after a panic, and drops that may block.
+//! Locks that stay usable after a panic, drops that may block, and descriptors asked without
+//! waiting.
 //!
 //! A thread that panics while it holds a lock of the standard library poisons it, and every later
 //! `lock` is an error. In this workspace the data under locks (registries, lists of descriptors,
@@ -6,16 +7,19 @@
 //! service of the remaining ones, so [`Unpoisoned`] ignores the error in one place.
 //!
 //! Values that may block when they are dropped, above all descriptors of a client, are dropped by
-//! threads that nothing waits for: [`discard()`].
+//! threads that nothing waits for: [`discard()`]. Whether a descriptor is ready, or its peer has
+//! closed it, is asked by [`readiness()`], which no signal disturbs.
 #![forbid(unsafe_code)]
 
 mod affinity;
 mod discard;
+mod readiness;
 
 use std::sync::{LockResult, PoisonError};
 
 pub use affinity::leave_cpu;
 pub use discard::discard;
+pub use readiness::readiness;
 
 /// Access to the value of a lock, even after a thread has panicked while holding it.
 pub trait Unpoisoned {

@@ -8,11 +8,12 @@ use crate::stats::Stats;
 use crate::wire::MAX_FDS;
 use dma::MemoryLimits;
 use receive::{AcceptedDescriptors, Intake, Receiver};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use sync::readiness;
 use tracing::Span;
 use volume::{Budget, Completion, PinPace, Volume};
 use worker::{Acceptor, ConnectRate, Context, Descriptors, Frontend, Interest};
@@ -337,9 +338,7 @@ impl Backend {
             return;
         }
         let gone = self.session.as_ref().is_some_and(|session| {
-            let mut fds = [PollFd::from_borrowed_fd(session.fd(), PollFlags::empty())];
-            poll(&mut fds, Some(&Timespec::default())).is_ok()
-                && fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP))
+            readiness(session.fd(), PollFlags::empty()).contains(PollFlags::HUP)
         });
         if gone {
             self.disconnect(None);

@@ -8,7 +8,7 @@
 use crate::confine::{SandboxMode, spawn_early};
 use crate::keep::is_systemd;
 use anyhow::{Context, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use signal_hook::consts::{
     SIGALRM, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM,
     SIGXCPU, SIGXFSZ,
@@ -21,7 +21,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use sync::Unpoisoned;
+use sync::{Unpoisoned, readiness};
 
 /// Signals that request the shutdown. SIGXCPU is included because the kernel kills the process a
 /// little later (setrlimit(2), RLIMIT_CPU).
@@ -91,8 +91,7 @@ impl StopSignal {
 
     /// Returns whether the shutdown was requested.
     pub fn is_ordered(&self) -> bool {
-        let mut fds = [PollFd::new(&self.reader, PollFlags::IN)];
-        poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        !readiness(&self.reader, PollFlags::IN).is_empty()
     }
 
     /// Requests the shutdown.

@@ -5,12 +5,13 @@ use crate::device::WaitReason;
 use crate::keep::ClientPages;
 use control::api::EventKind;
 use controller::ConfigError;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Instant;
+use sync::readiness;
 use vfio_user::{Connection, ConnectionError, ConnectionStatus, Interest};
 
 impl NvmeFront {
@@ -191,9 +192,7 @@ impl NvmeFront {
     /// first, without waiting for anything.
     pub(super) fn close_if_gone(&mut self) {
         let gone = self.connection.as_ref().is_some_and(|connection| {
-            let mut fds = [PollFd::new(connection, PollFlags::empty())];
-            poll(&mut fds, Some(&Timespec::default())).is_ok()
-                && fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP))
+            readiness(connection, PollFlags::empty()).contains(PollFlags::HUP)
         });
         if !gone {
             return;

@@ -5,13 +5,14 @@ use super::pool::{is_successor, is_systemd, kept};
 use anyhow::{Context, Result};
 use keeper::KeeperClient;
 use receive::Receiver;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::time::{ClockId, clock_gettime};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use sync::readiness;
 
 /// Prefix of the names of threads whose panic ends the process. Each has disks that no other thread
 /// can serve, and the next process serves them again.
@@ -29,9 +30,7 @@ pub fn is_needed(name: &str, fd: Option<&OwnedFd>) -> bool {
     let Some(socket) = fd.filter(|_| name.starts_with(LIFE)) else {
         return false;
     };
-    let mut fds = [PollFd::new(socket, PollFlags::IN)];
-    let _ = poll(&mut fds, Some(&Timespec::default()));
-    !fds.iter().any(|fd| fd.revents().contains(PollFlags::HUP))
+    !readiness(socket, PollFlags::empty()).contains(PollFlags::HUP)
 }
 
 /// Makes the receiver process leave clients' sockets open when this process ends, as long as the

@@ -294,7 +294,10 @@ impl Daemon {
     pub fn end(self) -> DaemonExit {
         self.signal(Signal::TERM);
         let ended = self.wait();
-        assert_eq!(ended.status.code(), Some(0), "{ended:#?}");
+        // The last lines first: reports of failures are cut.
+        let (status, lines) = (ended.status, ended.log.iter().rev());
+        let lines: Vec<&String> = lines.take(40).collect();
+        assert_eq!(status.code(), Some(0), "{status:?}: {lines:#?}");
         ended
     }
 
