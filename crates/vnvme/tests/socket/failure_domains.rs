@@ -20,6 +20,24 @@ pub struct Domain {
     pub client: Client,
 }
 
+/// Starts a daemon whose processes outlive the one that was started: its stand-by may take its
+/// place.
+pub fn domain_outliving(test_dir: TestDir, disks: &str) -> Domain {
+    let (config, control) = (test_dir.path("vnvme.toml"), test_dir.path("control"));
+    fs::write(&config, disks).unwrap();
+    let (config, control) = (text(&config), text(&control));
+    let args = ["daemon", "--keeper", "process", "--config", &config];
+    let args = [&args[..], &["--control", &control]].concat();
+    let daemon = Daemon::spawn_outliving(&[KEEPER_AS_CONFIGURED], &args);
+    let client = Client::new(vec![test_dir.path("control")]).unwrap();
+    eventually("it answers", || client.disks().is_ok());
+    Domain {
+        test_dir,
+        daemon,
+        client,
+    }
+}
+
 /// A controller with these volumes, and more lines of its table.
 pub fn controller(test_dir: &TestDir, name: &str, volumes: &[&str], more: &str) -> String {
     let socket = text(&test_dir.path(&format!("{name}.sock")));

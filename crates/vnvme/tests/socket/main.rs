@@ -10,6 +10,7 @@ mod bad_messages;
 mod bench;
 mod boot;
 mod bus_master;
+mod chaos;
 mod clients;
 mod cmb;
 mod conformance;
