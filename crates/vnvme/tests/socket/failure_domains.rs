@@ -186,7 +186,7 @@ pub fn show(test_dir: &TestDir, name: &str) {
 }
 
 /// Replaces the content of a file, which [`show`] restores.
-fn replace(test_dir: &TestDir, name: &str, bytes: &[u8]) {
+pub fn replace(test_dir: &TestDir, name: &str, bytes: &[u8]) {
     hide(test_dir, name);
     fs::write(test_dir.path(name), bytes).unwrap();
 }
@@ -195,7 +195,7 @@ fn raw(test_dir: &TestDir) -> Option<String> {
     Some(test_dir.disk("bad.raw", 4 << 20))
 }
 
-fn qcow2(test_dir: &TestDir) -> Option<String> {
+pub fn qcow2(test_dir: &TestDir) -> Option<String> {
     let path = text(&test_dir.path("bad.qcow2"));
     let made = Command::new("qemu-img")
         .args(["create", "-q", "-f", "qcow2", &path, "4M"])
@@ -208,7 +208,7 @@ fn qcow2(test_dir: &TestDir) -> Option<String> {
 }
 
 /// Sets or clears the corrupt bit of a qcow2 image.
-fn set_corrupt(test_dir: &TestDir, is_corrupt: bool) {
+pub fn set_corrupt(test_dir: &TestDir, is_corrupt: bool) {
     let image = OpenOptions::new()
         .read(true)
         .write(true)
@@ -548,10 +548,10 @@ fn end_with_unavailable_disk_leaves_no_socket() {
 }
 
 /// An NBD server, which ends with this.
-struct Server(Child);
+pub struct NbdServer(Child);
 
-impl Server {
-    fn start(test_dir: &TestDir) -> Option<Self> {
+impl NbdServer {
+    pub fn start(test_dir: &TestDir) -> Option<Self> {
         let (socket, file) = (text(&test_dir.path("nbd")), text(&test_dir.path("bad.raw")));
         let args = ["--persistent", "--format=raw", "--shared=8", "--socket"];
         let child = Command::new("qemu-nbd")
@@ -564,7 +564,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for NbdServer {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -575,7 +575,7 @@ impl Drop for Server {
 fn disk_of_lost_nbd_server_waits_for_server() {
     let test_dir = TestDir::new();
     test_dir.disk("bad.raw", 4 << 20);
-    let Some(server) = Server::start(&test_dir) else {
+    let Some(server) = NbdServer::start(&test_dir) else {
         return testkit::skip("vnvme::failure_domains::nbd", "there is no qemu-nbd");
     };
     let url = format!("nbd+unix:///?socket={}", text(&test_dir.path("nbd")));
@@ -593,7 +593,7 @@ fn disk_of_lost_nbd_server_waits_for_server() {
     assert!(good.read(1, 0, 4096) == pattern(1, 4096));
     assert!(domain.error("bad").is_some());
     let reading = Reading::start(bad, 1);
-    let server = Server::start(&domain.test_dir);
+    let server = NbdServer::start(&domain.test_dir);
     let (bad, read) = reading.end();
     assert!(read == pattern(2, 4096));
     drop((bad, good));
@@ -640,7 +640,7 @@ fn disks_survive_repeated_deaths_at_start() {
 fn disk_killing_process_is_left_out_and_retried() {
     let test_dir = TestDir::new();
     test_dir.disk("bad.raw", 4 << 20);
-    let Some(server) = Server::start(&test_dir) else {
+    let Some(server) = NbdServer::start(&test_dir) else {
         return testkit::skip("vnvme::failure_domains::dies", "there is no qemu-nbd");
     };
     let url = format!("nbd+unix:///?socket={}", text(&test_dir.path("nbd")));
@@ -671,7 +671,7 @@ fn disk_killing_process_is_left_out_and_retried() {
     assert_eq!(domain.error("good"), None);
     drop((silent, connections));
     fs::remove_file(domain.test_dir.path("nbd")).unwrap();
-    let server = Server::start(&domain.test_dir);
+    let server = NbdServer::start(&domain.test_dir);
     assert!(bad.read(1, 0, 4096) == pattern(2, 4096));
     domain.wait_served("bad");
     // A successful recovery resets the count of deaths.
@@ -751,7 +751,7 @@ fn disks_and_guests_survive_every_operation() {
 }
 
 /// Files beside volumes: those of each disk, by the names of the disk and the file.
-const BESIDE: [(&str, &str, &str); 7] = [
+pub const BESIDE: [(&str, &str, &str); 7] = [
     ("zones", "zones.table", "zone-size = \"64K\", zone-table"),
     ("metadata", "metadata.table", "metadata-size = 8, metadata"),
     ("format", "format.file", "format-file"),
@@ -762,7 +762,7 @@ const BESIDE: [(&str, &str, &str); 7] = [
 ];
 
 /// Disks that each have a file beside their volume, and one that has none.
-fn with_files(test_dir: &TestDir) -> String {
+pub fn with_files(test_dir: &TestDir) -> String {
     let good = test_dir.disk("good.raw", 1 << 20);
     fs::write(test_dir.path("boot.bin"), pattern(7, 10_000)).unwrap();
     fs::create_dir(test_dir.path("pool")).unwrap();

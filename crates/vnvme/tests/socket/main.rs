@@ -51,6 +51,7 @@ mod sleep;
 mod slices;
 mod sockets;
 mod spread;
+mod starts;
 mod startup;
 mod statuses;
 mod storage_faults;
