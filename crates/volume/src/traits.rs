@@ -57,7 +57,7 @@ pub trait Volume: Send + Sync + Debug {
         self.inner()?.extent()
     }
 
-    /// The volume's limits, if it has any that can be changed.
+    /// Returns the handle that changes the volume's I/O limits, if it has limits.
     fn limits(&self) -> Option<LimitHandle> {
         self.inner()?.limits()
     }
@@ -136,7 +136,7 @@ pub trait VolumeQueue {
     fn cancel(&mut self, tag: u64);
 }
 
-/// State of a [`VolumeQueue`].
+/// State of a [`VolumeQueue`]: outstanding requests, and how the worker is woken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueState {
     /// Requests that the device or the kernel works on, or that [`VolumeQueue::poll`] returns
@@ -147,7 +147,7 @@ pub struct QueueState {
 }
 
 impl QueueState {
-    /// State without outstanding requests.
+    /// State of a queue without outstanding requests.
     pub const IDLE: Self = Self::of_ring(0);
 
     /// State with `in_flight` outstanding requests, all of which complete through the ring or wake
@@ -198,7 +198,7 @@ pub trait FastPath: VolumeQueue {
     /// in flight; requests for a busy device are sent with [`Io::flush`].
     fn push(&mut self);
 
-    /// Whether [`FastPath::try_now`] does anything. Does not change.
+    /// Returns whether [`FastPath::try_now`] can complete requests. The answer never changes.
     fn is_immediate(&self) -> bool;
 
     /// Does a read or write of all of `data` within the call, where there is nothing to wait for
@@ -207,7 +207,7 @@ pub trait FastPath: VolumeQueue {
     /// happened yet.
     fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>>;
 
-    /// Whether [`FastPath::prefetch`] does anything. Does not change.
+    /// Returns whether [`FastPath::prefetch`] has any effect. The answer never changes.
     fn prefetches(&self) -> bool;
 
     /// Hints that a request like this follows soon, most likely the next one, so that its data may
@@ -234,7 +234,7 @@ pub trait FastPath: VolumeQueue {
 /// either way.
 pub struct OpenQueue {
     queue: Box<dyn FastPath>,
-    /// Error policy of the queue.
+    /// Error policy for the requests of the queue; `None` if errors are only reported.
     policy: Option<Box<QueuePolicy>>,
 }
 
@@ -245,7 +245,7 @@ impl OpenQueue {
         Self::with_fast_path(NoFastPath(queue))
     }
 
-    /// A queue with a fast path.
+    /// Creates an open queue whose requests can use a fast path.
     pub fn with_fast_path(queue: impl FastPath + 'static) -> Self {
         Self {
             queue: Box::new(queue),
@@ -317,7 +317,7 @@ impl Debug for OpenQueue {
     }
 }
 
-/// The fast path of a queue that has none.
+/// Wrapper for a queue without a fast path.
 struct NoFastPath<Q>(Q);
 
 impl<Q: VolumeQueue> VolumeQueue for NoFastPath<Q> {
@@ -343,7 +343,7 @@ impl<Q: VolumeQueue> FastPath for NoFastPath<Q> {
         self.0.submit(Request::transfer(tag, op, offset, data))
     }
 
-    /// [`Io::flush`] sends it, at the end of the round.
+    /// Does nothing: [`Io::flush`] submits the requests at the end of the round.
     fn push(&mut self) {}
 
     fn is_immediate(&self) -> bool {
