@@ -14,12 +14,12 @@ use std::sync::atomic::AtomicBool;
 
 const LIBRARIES: &str = "LD_LIBRARY_PATH";
 
-/// Role of a helper process.
+/// Role of a helper process that this program was started as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Receives descriptors of clients.
+    /// Process that receives descriptors from untrusted clients.
     Receive(SandboxMode),
-    /// Starts receiver processes.
+    /// Process that starts receiver processes on request.
     Start(SandboxMode),
 }
 
@@ -44,7 +44,8 @@ impl Role {
         }
     }
 
-    /// Parses arguments (without the program's name).
+    /// Parses the arguments of a helper process (without the program's name); `None` if there are
+    /// none.
     pub fn wanted(args: impl Iterator<Item = OsString>) -> Option<Self> {
         // There may be many.
         let args: Vec<OsString> = args.take(3).collect();
@@ -91,7 +92,7 @@ impl Role {
     }
 }
 
-/// The receiver process needs nothing but open descriptors.
+/// Puts the receiver process into its sandbox; it needs nothing but open descriptors.
 fn confine(mode: SandboxMode) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     if mode == SandboxMode::Off {
         return Ok(());
@@ -101,7 +102,7 @@ fn confine(mode: SandboxMode) -> Result<(), Box<dyn std::error::Error + Send + S
     Ok(sandbox.seal()?)
 }
 
-/// Starts both.
+/// Starts the process that starts receivers, and the first receiver.
 ///
 /// # Errors
 /// [`StartError`].

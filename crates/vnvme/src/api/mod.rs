@@ -19,7 +19,7 @@ use std::sync::Arc;
 use vfio_user::Listener;
 use worker::ConnectRate;
 
-/// No descriptors.
+/// Descriptors that clients of the control socket may send: none.
 const WANTED: AcceptedDescriptors = AcceptedDescriptors {
     max_fds: 0,
     streams: false,
@@ -41,7 +41,7 @@ fn endpoint(
     })
 }
 
-/// The control socket. Its clients wait until they are answered.
+/// Control socket whose clients are accepted and wait until [`ControlSocket::start`] is called.
 pub struct ControlSocket(Server);
 
 impl ControlSocket {
@@ -90,10 +90,10 @@ impl ControlSocket {
         Ok(Some(Self(server)))
     }
 
-    /// Starts the thread that answers.
+    /// Starts the thread that answers requests to the management API.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// The thread cannot be started.
     pub fn start(self, daemon: Arc<dyn Daemon>) -> Result<RunningServer> {
         self.0.start(daemon).context("control thread")
     }

@@ -14,7 +14,7 @@ pub fn table<'de, S: Spec, D: Deserializer<'de>>(deserializer: D) -> Result<S, D
     deserializer.deserialize_map(Table(PhantomData))
 }
 
-/// Visitor of the table of `spec`, without nested tables.
+/// Returns the options of `spec` as a table of a configuration file, without nested tables.
 pub fn to_table<S: Spec + Clone>(spec: &S) -> toml::Table {
     // The rows give the fields to be set, too.
     let mut spec = spec.clone();
@@ -53,7 +53,7 @@ impl<'de, S: Spec> Visitor<'de> for Table<S> {
     }
 }
 
-/// A known key.
+/// Key of a configuration table that is one of the known options.
 struct Key<S>(PhantomData<S>);
 
 impl<'de, S: Spec> DeserializeSeed<'de> for Key<S> {
@@ -70,7 +70,7 @@ impl<'de, S: Spec> DeserializeSeed<'de> for Key<S> {
     }
 }
 
-/// A key's value, for its field.
+/// Value of an option, which is parsed into a field of the configuration.
 struct Field<'a, S: 'static>(&'static Row<S>, &'a mut S);
 
 impl<'de, S> DeserializeSeed<'de> for Field<'_, S> {
