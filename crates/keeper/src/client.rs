@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Longest wait for an answer.
+/// Maximum time that a client waits for an answer of the keeper process.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait for an answer of systemd: it does much else, and stands still while it reads its
 /// units.
@@ -17,30 +17,30 @@ const SYSTEMD_ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// Until a message is sent again for which there was no room. A service manager's socket takes ten.
 const SEND_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Why nothing more is kept.
+/// Reason why a client can keep no further descriptors.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeepError {
-    /// No answer has come in time: it does not run, or has refused something.
+    /// The keeper has not answered within this time: it hangs, or has refused a message.
     #[error("the keeper has not answered within {} s", .0.as_secs())]
     Late(Duration),
-    /// The keeper has ended, or takes no messages.
+    /// The keeper has ended, or accepts no messages.
     #[error("the keeper cannot be reached: {0}")]
     Unreachable(Errno),
-    /// The limit of kept descriptors is reached.
+    /// The maximum number of kept descriptors is reached.
     #[error(
         "{most} descriptors are kept already, and more may not be (FileDescriptorStoreMax=, \
          ulimit -n)"
     )]
     Full {
-        /// The limit.
+        /// Maximum number of descriptors that the keeper keeps.
         most: usize,
     },
-    /// This process has no descriptor left to ask with.
+    /// This process has no descriptor left for the pipe on which the keeper answers.
     #[error("a pipe: {0}")]
     Pipe(Errno),
 }
 
-/// Longest wait for an answer of this keeper.
+/// Returns the maximum time that a client waits for an answer of this kind of keeper.
 fn limit(keeping: Keeping) -> Duration {
     match keeping {
         Keeping::Process(_) => ANSWER_TIMEOUT,
@@ -48,7 +48,8 @@ fn limit(keeping: Keeping) -> Duration {
     }
 }
 
-/// Number of a barrier; later ones are greater.
+/// Number of a barrier, a message with an answer that confirms all messages before it. Later
+/// barriers have greater numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
@@ -57,19 +58,19 @@ impl Ticket {
     pub const ANSWERED: Self = Self(0);
 }
 
-/// A message that waits for room.
+/// Message to the keeper that waits for room in the socket.
 #[derive(Debug)]
 struct Message {
     text: String,
     fd: Option<OwnedFd>,
-    /// Name of the descriptor that the keeper closes for this message.
+    /// Name of the kept descriptor that this message asks the keeper to close.
     removes: Option<String>,
 }
 
 #[derive(Debug)]
 struct Barrier {
     ticket: Ticket,
-    /// Read end of the barrier's pipe; the keeper closes the other end to answer.
+    /// Read end of a pipe. The keeper closes the other end to answer the barrier.
     reader: OwnedFd,
     since: Instant,
 }
@@ -88,7 +89,7 @@ pub struct KeeperClient {
 }
 
 impl KeeperClient {
-    /// Creates a client without requests.
+    /// Creates a client of the keeper that has sent no messages.
     pub fn new(link: &Link) -> Self {
         Self {
             link: link.clone(),
@@ -100,7 +101,7 @@ impl KeeperClient {
         }
     }
 
-    /// The way to the keeper.
+    /// Returns the connection to the keeper.
     pub fn link(&self) -> &Link {
         &self.link
     }
@@ -147,17 +148,17 @@ impl KeeperClient {
         Ok(self.issued)
     }
 
-    /// The barrier of this ticket, and all before it, have been answered.
+    /// Returns whether the keeper has answered the barrier with this number, and all earlier ones.
     pub fn is_answered(&self, ticket: Ticket) -> bool {
         self.answered >= ticket
     }
 
-    /// Returns whether a request has not been answered.
+    /// Returns whether any barrier has not been answered yet.
     pub fn is_waiting(&self) -> bool {
         self.failed.is_none() && (!self.waiting.is_empty() || !self.barriers.is_empty())
     }
 
-    /// Returns the barrier that is to be answered next.
+    /// Returns the number of the barrier that is answered next, if any is waiting.
     pub fn next_answer(&self) -> Option<Ticket> {
         self.barriers.front().map(|barrier| barrier.ticket)
     }
@@ -168,7 +169,7 @@ impl KeeperClient {
         self.barriers.front().map(|barrier| barrier.reader.as_fd())
     }
 
-    /// When [`KeeperClient::advance`] is to be called at the latest.
+    /// Returns the time at which [`KeeperClient::advance`] has to be called at the latest.
     pub fn deadline(&self) -> Option<Instant> {
         let limit = limit(self.link.keeping());
         let late = self.barriers.front().map(|barrier| barrier.since + limit);

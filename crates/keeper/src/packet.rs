@@ -10,10 +10,10 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// Most descriptors in one message.
+/// Maximum number of descriptors in one message.
 pub(crate) const MAX_FDS: usize = 128;
 
-/// A message that has come.
+/// Received message: text and descriptors.
 #[derive(Debug)]
 pub(crate) struct Packet {
     pub text: Vec<u8>,
