@@ -172,7 +172,7 @@ pub enum ConfigError {
     /// A number is out of range.
     #[error("{field} is {value}: {allowed}")]
     Range {
-        /// Name of the configuration field whose value is out of range.
+        /// Name of the configuration field with the invalid value.
         field: &'static str,
         /// Configured value of the field.
         value: u64,
@@ -216,7 +216,7 @@ pub enum ConfigError {
         "namespace {nsid}: a volume of {size} bytes does not divide into blocks of {block_size} bytes"
     )]
     OddSize {
-        /// ID of the namespace whose volume is too small or not a whole number of blocks.
+        /// ID of the namespace with the unsuitable volume.
         nsid: u32,
         /// Size of the volume in bytes.
         size: u64,
@@ -228,7 +228,7 @@ pub enum ConfigError {
         "namespace {nsid}: the volume needs blocks of at least {needed} bytes, {block_size} were asked for"
     )]
     BlockSize {
-        /// ID of the namespace whose blocks are too small.
+        /// ID of the namespace with too small blocks.
         nsid: u32,
         /// Minimum block size that the volume requires, in bytes.
         needed: u32,
@@ -290,7 +290,7 @@ pub enum ConfigError {
     /// A volume could not be opened.
     #[error("namespace {nsid}: {error}")]
     Volume {
-        /// ID of the namespace whose volume could not be opened.
+        /// ID of the namespace that the volume belongs to.
         nsid: u32,
         /// Reason why the volume could not be opened.
         error: volume::VolumeError,

@@ -23,7 +23,7 @@ pub struct PlacementState {
 #[derive(Debug)]
 pub struct PlacementTable {
     rows: Rows,
-    /// File whose lock protects the table; kept open as long as the table is in use.
+    /// File with the lock that protects the table, open as long as the table is in use.
     _file: Option<Arc<dyn Volume>>,
 }
 

@@ -30,9 +30,9 @@ use sync::Unpoisoned;
 use volume::{FileVolume, PreviousProcess, Volume};
 
 const MAGIC: [u8; 8] = *b"vnvmefmt";
-/// Version of a format file whose namespace has only formats without metadata.
+/// Version of the format file of a namespace that has only formats without metadata.
 const PLAIN: u32 = 1;
-/// Version of a format file whose namespace may have formats with metadata.
+/// Version of the format file of a namespace that may have formats with metadata.
 const VERSION: u32 = 2;
 /// Size of a record in bytes; the last four are the checksum of the others.
 const LEN: usize = 64;
@@ -64,7 +64,7 @@ impl Chosen {
     }
 }
 
-/// Block sizes of namespaces whose hosts may choose them, by disk and NSID, for displays.
+/// Block sizes of namespaces for which hosts may choose them, by disk and NSID, for displays.
 #[derive(Default)]
 pub struct BlockSizes(Mutex<HashMap<(String, u32), Weak<AtomicU32>>>);
 
@@ -249,7 +249,7 @@ impl FormatRecord {
 struct FormatFile {
     path: PathBuf,
     file: File,
-    /// Volume whose lock also protects the format file; kept open for that.
+    /// Volume with a lock that also protects the format file; kept open for the lock.
     _locked: FileVolume,
     newest: FormatRecord,
     /// True if the next process will find `newest`, with metadata that matches or will be

@@ -14,7 +14,7 @@ pub struct Heap {
 }
 
 impl Heap {
-    /// Counts a removed disk, whose memory is free now.
+    /// Counts a removed disk, which has freed its memory.
     pub fn freed(&self) {
         self.gone.fetch_add(1, Ordering::Relaxed);
     }

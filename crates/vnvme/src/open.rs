@@ -127,7 +127,7 @@ pub struct Opener {
     pub subsystems: Subsystems,
     /// Pools in which guests create namespaces.
     pub pools: Pools,
-    /// Block sizes of namespaces whose LBA format the guest has chosen.
+    /// Block sizes of namespaces for which the guest has chosen the LBA format.
     pub block_sizes: BlockSizes,
     /// Sender of events about the opened volumes.
     events: EventSender,

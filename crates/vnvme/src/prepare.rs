@@ -115,7 +115,7 @@ impl Prepared {
     }
 }
 
-/// Controller whose volumes are open, before its socket is.
+/// Controller with open volumes, before its socket is created.
 pub struct ReadyController {
     spec: ControllerSpec,
     volumes: Vec<Prepared>,
@@ -287,7 +287,7 @@ impl OpenController {
     }
 }
 
-/// vhost-user-blk export whose volume is open, before its socket is.
+/// vhost-user-blk export with an open volume, before its socket is created.
 pub struct ReadyExport {
     spec: VhostBlkSpec,
     volume: Prepared,
@@ -392,7 +392,7 @@ impl OpenExport {
     }
 }
 
-/// NVMe/TCP subsystem whose volumes are open, before its socket is.
+/// NVMe/TCP subsystem with open volumes, before its socket is created.
 pub struct ReadyTarget {
     spec: NvmeTcpSpec,
     keys: Vec<HostKey>,

@@ -159,7 +159,7 @@ pub struct ControllerSpec {
     pub access: SocketAccess,
     /// Model number that the controller reports.
     pub model: Option<String>,
-    /// Cloud whose disks the controller imitates in its identity.
+    /// Cloud that the controller imitates in its identity.
     pub cloud: Option<Cloud>,
     /// Serial number; `None` for one made from the volumes' identities.
     pub serial: Option<String>,
@@ -179,7 +179,7 @@ pub struct ControllerSpec {
     pub shadow_doorbells: Option<bool>,
     /// Size of the controller memory buffer in bytes; `None` for none.
     pub cmb_size: Option<Size>,
-    /// File whose content the Boot Partitions have.
+    /// File with the content of the Boot Partitions.
     pub boot_partition: Option<PathBuf>,
     /// Whether the volatile write cache is enabled after power-on.
     pub write_cache: Option<bool>,

@@ -76,7 +76,7 @@ impl Extent {
      give them ranges apart, or serve both read-only"
 )]
 pub struct Overlap {
-    /// Name of the export whose registration was refused.
+    /// Name of the export that was refused.
     pub new: String,
     /// Name of the export that already serves the bytes.
     pub old: String,

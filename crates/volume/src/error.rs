@@ -221,7 +221,7 @@ pub enum VolumeError {
         path.display(), path.display()
     )]
     OddSize {
-        /// Path of the file whose size is not a multiple of the block size.
+        /// Path of the file with the unsuitable size.
         path: PathBuf,
         /// Size of the file in bytes.
         size: u64,

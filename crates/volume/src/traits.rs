@@ -245,7 +245,7 @@ impl OpenQueue {
         Self::with_fast_path(NoFastPath(queue))
     }
 
-    /// Creates an open queue whose requests can use a fast path.
+    /// Creates an open queue with a fast path for requests.
     pub fn with_fast_path(queue: impl FastPath + 'static) -> Self {
         Self {
             queue: Box::new(queue),

@@ -10,7 +10,7 @@ use crate::stats::IoStats;
 use dma::SegmentList;
 use volume::{Io, Op};
 
-/// A detached namespace whose volume is not closed yet.
+/// Detached namespace with a volume that is not closed yet.
 pub(super) struct Detached {
     index: usize,
     /// Whether the flush before the volume is closed was started.
@@ -67,7 +67,7 @@ impl Engine {
         });
     }
 
-    /// Returns the number of detached namespaces whose volumes are not closed yet.
+    /// Returns the number of detached namespaces with volumes that are still open.
     pub fn detached(&self) -> usize {
         self.detached.len()
     }

@@ -399,7 +399,7 @@ impl Records {
         self.row(slot).is_some_and(|row| load(row, ORDER) != 0)
     }
 
-    /// Removes the record of a command whose completion was posted or is no longer awaited.
+    /// Removes a command's record after its completion was posted or is no longer awaited.
     #[inline(always)]
     pub fn remove(&self, slot: u16) {
         crash::point!("controller.record.posted");

@@ -155,11 +155,11 @@ pub(crate) struct Engine {
     pub stats: Arc<ControllerStats>,
     /// Counters of the I/O commands that this engine executes.
     io: Arc<IoStats>,
-    /// I/O counters of commands whose NSID names no namespace.
+    /// I/O counters of commands for namespaces that do not exist.
     nowhere: Arc<IoRecord>,
-    /// Number of commands to fetch before the next one whose latency is measured.
+    /// Number of commands to fetch before the next latency measurement.
     until_timed: u32,
-    /// Position in its batch of the command whose latency is measured.
+    /// Position in the batch of the command for the latency measurement.
     timed_place: u32,
     /// Fetch time of the current command on the general path; 0 if it is not timed.
     fetched_at: u64,
@@ -182,7 +182,7 @@ pub(crate) struct Engine {
     /// Namespace index and tag of each outstanding command that a change of access rights waits
     /// for.
     fences: Vec<(usize, u64)>,
-    /// Detached namespaces whose volumes are not closed yet.
+    /// Detached namespaces with volumes that are still open.
     detached: Vec<Detached>,
     /// The volatile write cache feature. While off, every write is durable before it completes.
     pub write_cache: bool,
@@ -216,7 +216,7 @@ pub(crate) struct Engine {
     /// IDs of the completion queues that were full, so that completions wait for room.
     blocked: Vec<u16>,
     slots: Slots,
-    /// Index of the slot whose command is being started, if any.
+    /// Slot index of the command that is being started, if any.
     starting: Option<u16>,
     /// State memory with the command records, and the index of this engine's share.
     state: Option<(StateMemory, u16)>,

@@ -101,7 +101,7 @@ pub(crate) struct Sq {
     pub watch: Watch,
     /// Last doorbell value that was read, valid or not.
     pub seen: u32,
-    /// Number of commands fetched from the queue whose completions are not posted yet.
+    /// Number of commands fetched from the queue without a posted completion.
     pub outstanding: u32,
     /// Whether Delete I/O Submission Queue waits until no command of the queue is outstanding.
     pub deleting: bool,
@@ -160,7 +160,7 @@ impl Sq {
 pub(crate) struct PendingCompletion {
     pub sqid: u16,
     pub entry: CompletionWords,
-    /// Index of the slot whose record stores the completion for the next process, if any.
+    /// Index of the slot with the record that stores the completion for the next process, if any.
     pub slot: Option<u16>,
 }
 

@@ -58,7 +58,7 @@ pub struct Recovery {
     pub replayed: usize,
     /// Number of commands that had ended. Their completions are posted now or wait for room.
     pub ended: usize,
-    /// Number of recorded commands whose completions the previous process had already posted.
+    /// Number of recorded commands with a completion that the previous process had posted.
     pub posted: usize,
 }
 

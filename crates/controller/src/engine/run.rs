@@ -60,9 +60,9 @@ struct ReadWrite {
 #[derive(Default)]
 struct BatchCounters {
     posted: u32,
-    /// Number of writes among the commands whose completions were posted.
+    /// Number of writes among the completed commands.
     writes: u32,
-    /// Number of data bytes of the commands whose completions were posted.
+    /// Number of data bytes of the completed commands.
     bytes: u64,
     bytes_written: u64,
 }

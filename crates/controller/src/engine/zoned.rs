@@ -100,7 +100,7 @@ struct Reset {
 }
 
 impl ZoneSend {
-    /// Returns the zone whose reset is in progress or next, if any is left.
+    /// Returns the zone to reset now, if any is left.
     fn reset(&self) -> Option<&Reset> {
         self.resets.get(self.next)
     }

@@ -548,7 +548,7 @@ pub(crate) struct EraseRunning {
     /// NSID and new block size in bytes of each namespace that gets another format.
     #[cbor(n(8), default)]
     pub changes: Vec<(u32, u32)>,
-    /// Number of entries of `changes` whose new format is stored.
+    /// Number of new formats in `changes` that are stored.
     #[cbor(n(9), default)]
     pub kept: u32,
     /// Whether a controller reset has dropped the command, so that no completion is posted.

@@ -41,7 +41,7 @@ fn endpoint(
     })
 }
 
-/// Control socket whose clients are accepted and wait until [`ControlSocket::start`] is called.
+/// Control socket of the process. Clients that connect wait until [`ControlSocket::start`].
 pub struct ControlSocket(Server);
 
 impl ControlSocket {

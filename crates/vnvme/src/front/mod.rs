@@ -22,7 +22,7 @@ use worker::Frontend;
 pub enum Front {
     /// NVMe controller that a VMM uses through a vfio-user socket.
     Nvme(Box<NvmeFront>),
-    /// Queues of a controller whose control half another worker has.
+    /// Queues of a controller that another worker controls.
     Remote(Box<Remote>),
     /// vhost-user-blk export: a virtio block device.
     VhostBlk(Box<VhostBlk>),

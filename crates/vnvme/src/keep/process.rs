@@ -360,8 +360,7 @@ struct Binaries<'a> {
     versions: Versions,
     new: Option<New>,
     wanted: &'a Wanted,
-    /// Whether the keeper sets the variables of the service manager's watchdog for the serving
-    /// process.
+    /// Whether the service manager's watchdog expects notifications of the serving process.
     sets_watchdog: bool,
     /// Open file of the present program; `None` if it is the keeper's own.
     kept_open: Option<OwnedFd>,

@@ -29,7 +29,7 @@ const CLOSED: Duration = Duration::from_secs(10);
 const EXPORT_IN_FLIGHT: usize = 256;
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Disk whose volumes are open, but which clients cannot reach yet.
+/// Disk with open volumes, which clients cannot reach yet.
 pub(super) enum Ready {
     Controller(ReadyController),
     Export(Box<ReadyExport>),
@@ -90,7 +90,7 @@ impl Manager {
         })
     }
 
-    /// Serves a disk whose volumes are open.
+    /// Serves a disk with open volumes.
     pub(super) fn serve(&self, ready: Ready) -> Result<ServedDisk, Error> {
         let (worker, assignment) = self.worker_context.peers.assign_any();
         let (access, receiver) = (&self.process.access, &self.worker_context.receiver);

@@ -596,7 +596,7 @@ fn differing(now: &DiskSpec, then: &DiskSpec) -> String {
     differing_keys(&now.to_table(), &then.to_table())
 }
 
-/// Returns the names of the keys whose values differ between two tables.
+/// Returns the names of the keys with different values in two tables.
 fn differing_keys(now: &toml::Table, then: &toml::Table) -> String {
     let mut keys: Vec<&String> = now.keys().chain(then.keys()).collect();
     keys.sort();

@@ -20,7 +20,7 @@ pub use value::{Bits, Names, Paths, Setting, Size, Url};
 use std::ffi::OsStr;
 use std::ops::RangeInclusive;
 
-/// Command whose flags come from the option tables.
+/// Command with flags from the option tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// `vnvme serve`

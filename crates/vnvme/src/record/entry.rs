@@ -129,7 +129,7 @@ impl Record {
 }
 
 impl NamespaceRecord {
-    /// Creates a record of a namespace of whose volume only the name is known.
+    /// Creates a record of a namespace with a volume of which only the name is known.
     pub fn new(nsid: u32, volume: &str, ids: Ids) -> Self {
         Self {
             nsid,

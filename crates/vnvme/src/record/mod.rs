@@ -453,7 +453,7 @@ impl Records {
         });
     }
 
-    /// Updates the record of a namespace whose volume was resized.
+    /// Updates the record of a namespace after its volume was resized.
     pub fn refresh(&self, disk: &str, nsid: u32, volume: &dyn Volume) {
         let mut state = self.state.lock().unpoisoned();
         self.change(&mut state, disk, |record| {

@@ -56,7 +56,7 @@ pub(super) enum Recovery {
     Failed,
 }
 
-/// Journaled write whose queue was dropped before the write was in place.
+/// Journaled write of a queue that was dropped before the write was in place.
 #[derive(Debug)]
 pub(super) struct Orphan {
     pub(super) slot: u32,

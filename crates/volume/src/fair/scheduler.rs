@@ -29,7 +29,7 @@ pub(super) struct Flow {
     busy: bool,
     /// Completions that arrived while another volume was polled, and those of cancelled requests.
     done: VecDeque<Completion>,
-    /// Empty list of completions whose memory is reused.
+    /// Empty list of completions, kept to reuse its memory.
     spare: VecDeque<Completion>,
 }
 

@@ -337,7 +337,7 @@ pub(super) struct Copies {
     refused: Vec<u64>,
 }
 
-/// Copy whose completion has not been reported to the caller.
+/// Copy without a completion that was reported to the caller.
 struct UnderWay {
     id: u64,
     tag: u64,
@@ -395,7 +395,7 @@ impl Copies {
         true
     }
 
-    /// Returns the number of copies whose completions have not been reported.
+    /// Returns the number of copies without a reported completion.
     pub(super) fn in_flight(&self) -> usize {
         self.under_way.len()
     }

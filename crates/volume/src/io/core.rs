@@ -651,7 +651,7 @@ impl RingCore {
         }
     }
 
-    /// Returns the next request whose completion has arrived, if any.
+    /// Returns the next request that has completed, if any.
     #[inline(always)]
     pub(super) fn reap(&mut self) -> Option<ReapedCompletion> {
         if !self.ready.is_empty() {

@@ -45,7 +45,7 @@ impl DrainWatch {
         now.saturating_duration_since(since) >= self.limit
     }
 
-    /// Records the name of a volume whose requests the ending worker no longer waits for.
+    /// Records the name of a volume for which the ending worker no longer waits.
     pub fn give_up(&self, volume: &str) {
         let mut given_up = self.given_up.borrow_mut();
         if !given_up.iter().any(|known| known == volume) {

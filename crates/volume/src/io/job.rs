@@ -250,7 +250,7 @@ impl RingJob {
         self.again()
     }
 
-    /// Continues a request whose range has its new contents; a flush may still be needed.
+    /// Continues a request after its range has the new contents; a flush may still be needed.
     fn changed(&mut self) -> Continuation {
         let zeroes = matches!(self.request.op, Op::WriteZeroes { fua: true, .. });
         if zeroes || self.synced_later {

@@ -94,7 +94,7 @@ impl Pieces {
         }
     }
 
-    /// Queues a request, whose pieces the next rounds process.
+    /// Queues a request, which the next rounds process piece by piece.
     pub(super) fn push(&mut self, request: Request) {
         self.unfinished.push_back(Unfinished {
             request,

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 /// the one before, up to a maximum.
 const MIN_PAUSE: Duration = Duration::from_millis(10);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
-/// Maximum number of remembered tags of requests whose failure is final.
+/// Maximum number of remembered tags of requests that have failed finally.
 const MAX_ENDED_TAGS: usize = 4096;
 
 /// Failed request that waits to be repeated.

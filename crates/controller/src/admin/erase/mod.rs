@@ -124,7 +124,7 @@ struct EraseOperation {
     failed: Option<Status>,
     /// New block format of each namespace, by NSID; empty unless Format NVM changes formats.
     changes: Vec<(u32, BlockFormat)>,
-    /// Number of entries of `changes` whose new format is stored.
+    /// Number of new formats in `changes` that are stored.
     kept: usize,
     /// New metadata state of the namespaces whose format is stored, as far as this process created
     /// it.

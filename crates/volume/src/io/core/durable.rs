@@ -13,14 +13,14 @@ use crate::{IoError, IoErrorKind, Op};
 /// Maximum number of durable writes of a file that the kernel works on at one time.
 const MAX_WRITES: u32 = 8;
 
-/// Slots of a file whose requests need an fsync, which they share.
+/// Slots of a file with requests that need an fsync, which they share.
 #[derive(Debug, Default)]
 pub(super) struct Durable {
-    /// Slot whose fsync the kernel is executing, if any.
+    /// Slot of the fsync that the kernel is executing, if any.
     leader: Option<u32>,
-    /// Slots whose requests complete with the fsync in flight.
+    /// Slots of requests that complete with the fsync in flight.
     riders: Vec<u32>,
-    /// Slots whose requests need an fsync that begins later.
+    /// Slots of requests that need an fsync that begins later.
     waiting: Vec<u32>,
     /// Number of durable writes of the file that the kernel is executing.
     writes: u32,

@@ -203,7 +203,7 @@ impl Stream {
     }
 }
 
-/// Network connections whose sends and receives a worker's ring executes.
+/// Network connections on which a worker's ring sends and receives.
 #[derive(Default)]
 pub(super) struct Streams {
     places: Vec<Option<Stream>>,
