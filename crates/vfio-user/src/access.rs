@@ -8,22 +8,22 @@ use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
-/// Permission bits of a mode.
+/// Mask of the permission bits of a file mode.
 const BITS: RawMode = 0o777;
 
-/// Owner, group and mode of a socket's file.
+/// Owner, group and mode of a Unix socket's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// User; the process's own if `None`.
+    /// User that owns the socket's file; `None` for the process's own user.
     pub owner: Option<Uid>,
-    /// Group; the process's own if `None`.
+    /// Group of the socket's file; `None` for the process's own group.
     pub group: Option<Gid>,
-    /// Permissions; a user with the right to write may connect.
+    /// Permissions of the socket's file. A user with the right to write may connect.
     pub mode: Mode,
 }
 
 impl Access {
-    /// Access for the process's own user only.
+    /// Access to a socket for the process's own user only.
     pub const OWNER_ONLY: Self = Self {
         owner: None,
         group: None,
@@ -58,7 +58,7 @@ pub(crate) fn give(path: &Path, file: (u64, u64), access: &Access) -> Result<(),
     set_mode(&fd, &fstat(&fd)?, access.mode)
 }
 
-/// Restores the bits of the mode that the umask has cleared.
+/// Sets the mode of the socket's file, including bits that the umask has cleared.
 fn set_mode(fd: &OwnedFd, stat: &Stat, mode: Mode) -> Result<(), Errno> {
     if stat.st_mode & BITS == mode.as_raw_mode() & BITS {
         return Ok(());

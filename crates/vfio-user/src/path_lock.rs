@@ -24,16 +24,16 @@ use crate::listener::ListenError;
 const MAX_ATTEMPTS: u32 = 100;
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Lock of a socket's path, held until it is dropped.
+/// Lock of a socket's path, held until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct PathLock {
     path: PathBuf,
     _file: OwnedFd,
 }
 
-/// Reason why an attempt to take the lock failed.
+/// Reason why the lock of a path could not be taken.
 enum Busy {
-    /// Another process of this user holds it.
+    /// Another process of this user holds the lock.
     Held,
     /// The file was removed, and perhaps created anew, before it was locked.
     Replaced,
