@@ -2,8 +2,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Encodes a control command's number as `_IOWR('u', nr, struct ublksrv_ctrl_cmd)`: direction,
-/// size, type, number.
+/// Returns the ioctl number of a ublk command for any direction (`_IOR` or `_IOWR` with type
+/// `'u'`): direction in bits 31:30, argument size in 29:16, type in 15:8, and number `nr`.
 const fn command(direction: u32, nr: u32, size: usize) -> u32 {
     direction << 30 | (size as u32) << 16 | (b'u' as u32) << 8 | nr
 }
