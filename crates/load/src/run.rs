@@ -183,8 +183,9 @@ pub fn pin(cpus: &[usize], index: u16) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("pinning to CPU {cpu}"))
 }
 
-/// Returns the total time for which a thread has waited for a CPU: the second field of its
-/// `schedstat` (zero if the kernel does not count it).
+/// Returns the total time for which a thread has waited for a CPU. `schedstat` is the path of the
+/// thread's file `/proc/PID/task/TID/schedstat`; its second field is the time in nanoseconds. Zero
+/// if the kernel does not count it.
 pub fn waited(schedstat: &str) -> Duration {
     let text = std::fs::read_to_string(schedstat).unwrap_or_default();
     let field = text.split_ascii_whitespace().nth(1);
