@@ -160,7 +160,8 @@ impl Members {
         Ok(())
     }
 
-    /// Makes room for one more unauthenticated association, by ending the oldest.
+    /// Makes room for one more unauthenticated association, by ending one from the address that has
+    /// most.
     fn displace(&mut self, most: usize) -> Result<(), Status> {
         let of = |standing| {
             let members = self.open.values();

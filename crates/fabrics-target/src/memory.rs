@@ -177,7 +177,7 @@ impl AssociationMemory {
         self.hint = self.hint.min(block.page);
     }
 
-    /// Returns whether no block below page `before` is allocated.
+    /// Returns whether nothing is allocated except for `before` pages.
     #[cfg(test)]
     pub(crate) fn is_idle(&self, before: u32) -> bool {
         self.free + before == self.pages && !self.reserve.taken.contains(&true)
