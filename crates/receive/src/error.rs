@@ -9,7 +9,7 @@ pub enum ReadError {
     /// More descriptors arrived than one message may carry, or than a process may have open.
     #[error("too many file descriptors")]
     TooManyFds,
-    /// The receiver process did not answer in time: a descriptor cannot be closed.
+    /// The receiver process did not answer in time, because closing a descriptor hangs.
     #[error("file descriptors cannot be received: closing one of them takes too long")]
     Stuck,
     /// The receiver process ended while it read from this socket.
@@ -26,7 +26,7 @@ pub enum StartError {
     /// The process cannot be started.
     #[error("cannot start the process that receives file descriptors")]
     Spawn(#[source] std::io::Error),
-    /// The socket to the process cannot be created.
+    /// The socket pair between this process and the receiver process cannot be created.
     #[error("socket to the process that receives file descriptors")]
     Socket(#[source] Errno),
 }

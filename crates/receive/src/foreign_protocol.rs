@@ -3,18 +3,18 @@
 
 use std::fmt;
 
-/// Protocol of a client that differs from the socket's.
+/// Protocol of a client that uses the wrong socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForeignProtocol {
-    /// vfio-user, as `vfio-user-pci` of QEMU does.
+    /// vfio-user, the protocol of QEMU's device `vfio-user-pci`.
     VfioUser,
-    /// vhost-user, as `vhost-user-blk-pci` of QEMU does.
+    /// vhost-user, the protocol of QEMU's device `vhost-user-blk-pci`.
     VhostUser,
-    /// Text, most likely HTTP: the client takes the socket for a control socket.
+    /// Text, most likely HTTP for a control socket.
     Text,
 }
 
-/// Number of bytes needed for the decision.
+/// Number of first bytes of a client from which its protocol is recognised.
 const DECISION_LEN: usize = 12;
 
 impl ForeignProtocol {

@@ -31,12 +31,13 @@ impl AnswerLimit {
         }
     }
 
-    /// Returns the time of the next check.
+    /// Returns the time at which the missing answer is checked next.
     fn deadline(&self) -> Instant {
         self.since + PERIOD
     }
 
-    /// Checks a missing answer. Returns whether it is overdue now.
+    /// Checks whether an answer is missing for too long. Returns whether its time limit has passed
+    /// now.
     fn is_over(&mut self, now: Instant) -> bool {
         if now >= self.deadline() {
             self.since = now;
@@ -46,28 +47,28 @@ impl AnswerLimit {
     }
 }
 
-/// Bytes and descriptors that the receiver process has read.
+/// Bytes and descriptors that the receiver process has read from a client's socket.
 #[derive(Debug)]
 pub(crate) struct ReceivedData {
     pub bytes: Vec<u8>,
     pub fds: Vec<OwnedFd>,
 }
 
-/// Request to the receiver process.
+/// Request of the server to the receiver process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asking {
-    /// Take at most this many bytes from the socket.
+    /// Read at most this number of bytes from the socket.
     Receive(u32),
-    /// Peek at this many bytes of the socket.
+    /// Peek at this number of bytes, which stay in the socket.
     Look(u32),
 }
 
-/// State of a request and its answer.
+/// Request to the receiver process of which the answer is missing.
 #[derive(Debug)]
 enum PendingRead {
-    /// Request to be sent as soon as there is a receiver process.
+    /// The request is sent as soon as a receiver process exists.
     Unasked(AnswerLimit, Asking),
-    /// Request that was sent.
+    /// The request was sent.
     Asked(AnswerLimit, Asking),
     Come(Result<ReceivedData, ReadError>),
 }
@@ -81,12 +82,12 @@ impl PendingRead {
     }
 }
 
-/// Current client of the listening socket.
+/// Client that is connected to the listening socket at present.
 #[derive(Debug)]
 struct CurrentClient {
     client: u64,
     socket: Arc<OwnedFd>,
-    /// The receiver process has a duplicate of the socket.
+    /// Whether the receiver process has a duplicate of the client's socket.
     registered: bool,
     awaited: Option<PendingRead>,
 }
@@ -95,17 +96,17 @@ struct CurrentClient {
 /// the socket uses it.
 #[derive(Debug)]
 pub(crate) struct ListenerLink {
-    /// `None` while there is no receiver process.
+    /// Channel to the receiver process; `None` while there is none.
     channel: Option<Arc<OwnedFd>>,
     wanted: AcceptedDescriptors,
     last_client: u64,
     present: Option<CurrentClient>,
-    /// Clients of a protocol without descriptors; the receiver process has duplicates of their
+    /// Clients of a protocol without descriptors. The receiver process has duplicates of their
     /// sockets.
     plain: HashSet<u64>,
-    /// Disconnected clients with sockets that the receiver process has not closed yet.
+    /// Disconnected clients for which the receiver process still has to close the socket.
     leaving: HashSet<u64>,
-    /// Disconnected clients that could not be reported to the receiver process yet.
+    /// Disconnected clients of which the receiver process was not told yet.
     untold: Vec<u64>,
 }
 
@@ -146,13 +147,13 @@ impl ListenerLink {
         self.leaving.len()
     }
 
-    /// Uses a new receiver process.
+    /// Starts to use a new receiver process through this channel.
     pub(crate) fn open(&mut self, channel: Arc<OwnedFd>) {
         self.channel = Some(channel);
         self.register();
     }
 
-    /// Handles the end of the receiver process, and of everything that it held.
+    /// Handles the end of the receiver process, with which all its descriptors are lost.
     fn lose(&mut self) {
         self.channel = None;
         self.plain.clear();
@@ -209,7 +210,7 @@ impl ListenerLink {
         self.last_client
     }
 
-    /// Registers a new client. There is one at a time.
+    /// Registers a new client, which must be the only one. Returns its number.
     pub(crate) fn enter(&mut self, socket: Arc<OwnedFd>) -> u64 {
         let client = self.next_client();
         self.present = Some(CurrentClient {
@@ -222,7 +223,7 @@ impl ListenerLink {
         client
     }
 
-    /// Gives the receiver process a duplicate of the present client's socket.
+    /// Sends the receiver process a duplicate of the client's socket.
     fn register(&mut self) {
         let Some(present) = &self.present else {
             return;
@@ -302,7 +303,7 @@ impl ListenerLink {
         present.is_some_and(|present| present.registered)
     }
 
-    /// Requests `most` bytes of the client's socket.
+    /// Requests that the receiver process reads at most `most` bytes from the client's socket.
     pub(crate) fn ask(&mut self, client: u64, most: usize) {
         self.ask_with(
             client,
@@ -311,7 +312,7 @@ impl ListenerLink {
         );
     }
 
-    /// Requests a peek at `most` bytes, which stay in the socket.
+    /// Requests that the receiver process peeks at `most` bytes of the client's socket.
     pub(crate) fn ask_look(&mut self, client: u64, most: usize) {
         self.ask_with(
             client,
@@ -320,7 +321,7 @@ impl ListenerLink {
         );
     }
 
-    /// Reports that the peeked bytes have been taken from the socket.
+    /// Tells the receiver process that the peeked bytes were read from the socket.
     pub(crate) fn looked(&mut self, client: u64) {
         self.send(message::kind::PEEKED, 0, client, None);
     }
@@ -332,13 +333,13 @@ impl ListenerLink {
         present.is_some_and(|present| present.registered)
     }
 
-    /// Returns when to check for the answer again; `None` without an outstanding request.
+    /// Returns the time at which the answer has to be checked for again; `None` without a request.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let awaited = self.present.as_ref()?.awaited.as_ref()?;
         awaited.deadline()
     }
 
-    /// Takes the answer, if it has arrived.
+    /// Returns the answer of the receiver process, if it has arrived.
     pub(crate) fn answer(&mut self, client: u64) -> Result<Option<ReceivedData>, ReadError> {
         let present = self.present.as_mut().filter(|p| p.client == client);
         let Some(present) = present else {
@@ -361,7 +362,7 @@ impl ListenerLink {
         Ok(None)
     }
 
-    /// Handles the receiver process's messages. Returns `false` when it has ended.
+    /// Handles the messages of the receiver process. Returns `false` when the process has ended.
     pub(crate) fn dispatch(&mut self) -> bool {
         for client in std::mem::take(&mut self.untold) {
             self.end(client);

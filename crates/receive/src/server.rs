@@ -15,9 +15,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Time until the creation of a thread is retried, in nanoseconds.
+/// Pause in nanoseconds before the creation of a thread is tried again.
 const THREAD_RETRY_DELAY: i64 = 100_000_000;
-/// Number of the control socket in the epoll set. Listeners count from 1.
+/// Number of the control socket in the epoll set; listeners count from 1.
 const CONTROL: u64 = 0;
 
 /// Reason why the receiver process cannot continue.
@@ -26,13 +26,13 @@ pub enum ServeError {
     /// A system call failed.
     #[error("{call}")]
     System {
-        /// The system call.
+        /// Name of the system call that failed.
         call: &'static str,
-        /// Error of the system call.
+        /// Error number of the system call.
         #[source]
         errno: Errno,
     },
-    /// The process could not be confined as its caller requires.
+    /// The receiver process could not enter its sandbox.
     #[error("the process cannot be confined")]
     Confine(#[source] Box<dyn Error + Send + Sync>),
 }
@@ -41,15 +41,15 @@ fn system(call: &'static str) -> impl Fn(Errno) -> ServeError {
     move |errno| ServeError::System { call, errno }
 }
 
-/// A listening socket and its clients.
+/// Listening socket of the server, with its clients, as the receiver process knows it.
 struct ServedListener {
     channel: Arc<OwnedFd>,
     listener: OwnedFd,
     wanted: AcceptedDescriptors,
     clients: HashMap<u64, Arc<Session>>,
-    /// No process keeps the clients' sockets of this listener for the next server.
+    /// Whether the clients' sockets are lost with the server, because no other process keeps them.
     ends: bool,
-    /// The link is closed because the server no longer listens there.
+    /// Whether the link is closed because the server no longer listens there.
     shut: bool,
 }
 
@@ -59,7 +59,7 @@ struct Server {
     last_listener: u64,
     pool: ThreadPool,
     stand_in: Arc<OwnedFd>,
-    /// Socket that is hung up when no other process keeps the clients' sockets.
+    /// Socket that is hung up when no other process keeps the clients' sockets any more.
     kept: Option<OwnedFd>,
 }
 
@@ -126,7 +126,7 @@ impl Server {
         }
     }
 
-    /// Accepts listeners. Returns `false` when the server has ended.
+    /// Accepts new links of listeners from the server. Returns `false` when the server has ended.
     fn accept_listeners(&mut self, control: BorrowedFd<'_>) -> bool {
         loop {
             match message::receive::<MESSAGE_LEN>(control) {
@@ -258,7 +258,7 @@ impl ServedListener {
         }
     }
 
-    /// Sends a message from this thread, which never waits.
+    /// Sends a message to the server without blocking.
     fn say(&self, kind: u32, client: u64) {
         let message = Message {
             kind,

@@ -15,11 +15,11 @@ use sync::Unpoisoned;
 /// A client's socket, and the channel for answers. It is dropped on a thread that may hang.
 pub(crate) struct Session {
     client: u64,
-    /// `None` only inside `drop`.
+    /// Duplicate of the client's socket; `None` only inside `drop`.
     socket: Option<OwnedFd>,
     channel: Arc<OwnedFd>,
     wanted: AcceptedDescriptors,
-    /// Replacement for a descriptor that is not harmless.
+    /// Harmless descriptor that is passed on in place of a dangerous one.
     stand_in: Arc<OwnedFd>,
     /// Descriptors of peeked messages that are still in the socket, held so that the server that
     /// takes them is not the last to close them.
@@ -29,12 +29,12 @@ pub(crate) struct Session {
     reading: Mutex<()>,
 }
 
-/// Result of a read.
+/// Bytes and descriptors of one read from a client's socket.
 #[derive(Default)]
 struct ReadResult {
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
-    /// More descriptors than are accepted: none is passed on.
+    /// Whether the client has sent more descriptors than are accepted, so that none is passed on.
     too_many: bool,
 }
 
@@ -61,7 +61,7 @@ impl Session {
         self.socket.as_ref().map(OwnedFd::as_fd)
     }
 
-    /// Reads once, and answers. Descriptors that the server does not get are closed last.
+    /// Reads once from the client's socket and answers. Refused descriptors are closed last.
     pub(crate) fn receive(&self, most: u32) {
         let _reading = self.reading.lock().unpoisoned();
         let (value, taken) = self.read(most, RecvFlags::empty());
@@ -107,7 +107,7 @@ impl Session {
         }
     }
 
-    /// Returns the descriptor, or its replacement.
+    /// Returns the descriptor if it is harmless, otherwise its replacement.
     fn harmless<'a>(&'a self, fd: &'a OwnedFd) -> BorrowedFd<'a> {
         if is_harmless(fd.as_fd(), self.wanted) {
             fd.as_fd()

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// may hang.
 const MAX_CHILDREN: usize = 16;
 
-/// The server's handle of the spawner.
+/// Server's handle of the spawner, the process that starts receiver processes.
 #[derive(Debug)]
 pub struct Spawner {
     requests: OwnedFd,
@@ -47,7 +47,7 @@ impl Spawner {
         Ok(Spawner { requests })
     }
 
-    /// Has a receiver process started with this control socket; returns its process ID.
+    /// Lets the spawner start a receiver process with this control socket. Returns the process ID.
     pub(crate) fn ask(&self, control: BorrowedFd<'_>) -> Result<u32, StartError> {
         let failed = |errno: Errno| StartError::Spawn(errno.into());
         let request = Message {
