@@ -23,18 +23,18 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 8] = *b"VNVMERSV";
 const VERSION: u32 = 1;
-/// Value of the holder's index when no single registrant holds the reservation.
+/// Registrant index that stands for no single holder of the reservation.
 const NO_HOLDER: u16 = 0xffff;
 
 const PTPL: u8 = 1;
 
-/// Maximum number of operations in an image.
+/// Maximum number of executed operations that an image records.
 pub const MAX_EXECUTED: usize = 32;
 
-/// Size of the largest image in bytes.
+/// Size in bytes of an image with the maximum number of entries.
 pub(crate) const MAX_IMAGE_LEN: usize = length(MAX_REGISTRANTS, MAX_EXECUTED);
 
-/// Returns the size in bytes of an image with these numbers of entries.
+/// Returns the size in bytes of an image with these numbers of registrants and operations.
 const fn length(registrants: usize, executed: usize) -> usize {
     size_of::<Header>()
         + registrants * size_of::<Entry>()
@@ -87,21 +87,21 @@ const _: () = assert!(size_of::<Operation>() == 24);
 /// record instead of being executed again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Executed {
-    /// Unique identifier of the command.
+    /// Unique identifier of the command that has executed the operation.
     pub token: [u8; 16],
-    /// Status with which the operation was completed.
+    /// Status with which the command was completed.
     pub status: Status,
 }
 
-/// A saved state of reservations.
+/// Saved state of a namespace's reservations, as the file stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// Sequence number, which increases with each image.
+    /// Sequence number of the image. Each saved image has a higher one.
     pub sequence: u64,
     /// Boot during which the image was written. A different current boot means that the power was
     /// off.
     pub boot: [u8; 16],
-    /// NGUID of the namespace.
+    /// NGUID of the namespace to which the reservations belong.
     pub namespace: [u8; 16],
     /// State of the reservations, with persistence supported.
     pub state: Reservations,
@@ -109,10 +109,10 @@ pub struct Image {
     pub executed: Vec<Executed>,
 }
 
-/// Error of decoding an image.
+/// Reason why bytes cannot be decoded as an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// All bytes are zero, because nothing was written.
+    /// All bytes are zero, because nothing was ever written.
     #[error("nothing was written")]
     Empty,
     /// The bytes are not an image of reservations.
@@ -139,7 +139,7 @@ macro_rules! ensure {
 }
 
 impl Image {
-    /// Encodes the image.
+    /// Returns the image as bytes with a checksum.
     pub fn encode(&self) -> Vec<u8> {
         let state = &self.state;
         let held = state.reservation;
@@ -220,7 +220,7 @@ impl Image {
         Self::checked(header, entries)
     }
 
-    /// Decodes the part behind the header, and checks its values.
+    /// Decodes the entries after the header, and checks that the values are consistent.
     fn checked(header: &Header, rest: &[u8]) -> Result<Self, ImageError> {
         let count = usize::from(header.registrants.get());
         let operations = usize::from(header.executed.get());
