@@ -5,7 +5,7 @@ use crate::{StateError, StateMemory};
 use dma::ROW;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Size in bytes of a buffer's header: length, checksum and sequence number.
+/// Size in bytes of the header of a control state's buffer: length, checksum and sequence number.
 const HEAD: usize = 16;
 
 /// The two buffers of the control state. A commit writes the buffer that is not valid, and then the
@@ -13,7 +13,7 @@ const HEAD: usize = 16;
 #[derive(Debug)]
 pub struct Control {
     state: StateMemory,
-    /// Number of allocated bytes in each buffer.
+    /// Number of bytes with allocated pages in each of the two buffers.
     allocated: [usize; 2],
 }
 
@@ -49,7 +49,7 @@ impl Control {
         ROW + (sequence & 1) as usize * CONTROL_BUFFER
     }
 
-    /// Allocates the first bytes of a buffer.
+    /// Allocates the pages of the first `bytes` bytes of the buffer for this sequence number.
     fn prepare(&mut self, sequence: u64, bytes: usize) -> Result<(), StateError> {
         let [even, odd] = &mut self.allocated;
         let allocated = if sequence & 1 == 0 { even } else { odd };
