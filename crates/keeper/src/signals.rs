@@ -34,7 +34,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Takes them from now on.
+    /// Starts to receive the keeper's signals, which make the descriptor readable from now on.
     pub(crate) fn new() -> io::Result<Self> {
         let (come, told) = UnixStream::pair()?;
         come.set_nonblocking(true)?;
