@@ -294,7 +294,7 @@ struct Total {
     measured: Measured,
     /// Sum of the slices' shares of time waiting for a CPU.
     waited: f64,
-    /// Number of repeated slices.
+    /// Number of slices that were measured again because another process had disturbed them.
     again: u32,
     /// Smallest share of waiting time so far.
     usual: Option<f64>,
