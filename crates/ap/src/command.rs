@@ -48,7 +48,7 @@ pub struct Facilities {
 }
 
 impl Facilities {
-    /// All facilities.
+    /// Facilities of a machine with all AP facilities installed.
     pub const ALL: Facilities = Facilities {
         instructions: true,
         configuration: true,
@@ -56,7 +56,7 @@ impl Facilities {
         interruption: true,
     };
 
-    /// No facilities.
+    /// Facilities of a machine without AP instructions.
     pub const NONE: Facilities = Facilities {
         instructions: false,
         configuration: false,
