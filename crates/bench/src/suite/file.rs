@@ -288,7 +288,7 @@ fn ways(medium: &Medium, cores: &Cores, plan: &Plan) -> Result<Vec<(&'static str
     Ok(ways)
 }
 
-/// Totals over the slices of a way.
+/// Totals over the slices of one way of access to the file.
 #[derive(Clone, Default)]
 struct Total {
     measured: Measured,
