@@ -46,9 +46,9 @@ pub enum Interface {
     /// iommufd where it works for this device and user, otherwise container and group.
     #[default]
     Any,
-    /// Only iommufd and the device's own node.
+    /// Device access through iommufd and the device's own node only.
     Iommufd,
-    /// Only container and group.
+    /// Device access through a vfio container and group only.
     Group,
 }
 
