@@ -28,7 +28,7 @@ pub(crate) enum DataRule {
     Never,
     Maybe,
     Always,
-    /// At most this number of bytes, which are discarded.
+    /// At most this number of bytes of data may follow, and they are discarded.
     Skipped(u32),
 }
 
@@ -93,7 +93,7 @@ pub(crate) struct Body {
 /// Part of a PDU's padding and data that the received bytes contain.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum BodyContent<'a> {
-    /// More bytes are needed.
+    /// No result yet, because more bytes are needed.
     Nothing,
     /// This number of padding bytes.
     Padding(usize),
