@@ -49,7 +49,7 @@ struct Layer {
 
 /// Location of a request's data, as far as cached L2 entries show it.
 enum Located {
-    /// In the file of the layer with this index, from this offset on.
+    /// The data is in the file of the layer with this index, from this offset on.
     File(usize, u64),
     /// The range reads as zeroes.
     Zero,

@@ -20,13 +20,13 @@ const PARTS: u32 = 64;
 /// Location of the first byte of a range in one layer of the backing chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RangeLocation {
-    /// In the layer's file, at this byte offset.
+    /// The data is in the layer's file, at this byte offset.
     Data(u64),
     /// The range reads as zeroes.
     Zero,
     /// The layer does not contain the range; the layers below may.
     Below,
-    /// In a compressed cluster of the layer.
+    /// The data is in a compressed cluster of the layer.
     Compressed { entry: L2Entry, host: u64, len: u64 },
 }
 

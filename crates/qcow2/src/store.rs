@@ -10,7 +10,7 @@ use volume::{IoError, Op};
 pub(crate) enum FileRole {
     /// Opening for I/O to clusters, bypassing the page cache where possible.
     Data,
-    /// For tables and unaligned accesses, through the page cache.
+    /// Opening for accesses through the page cache, for tables and for unaligned ranges.
     Tables,
 }
 
