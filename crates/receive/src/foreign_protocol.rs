@@ -94,7 +94,7 @@ impl fmt::Display for ForeignProtocol {
 mod tests {
     use super::*;
 
-    /// Words of 32 bits.
+    /// Returns the bytes of three words of 32 bits, as a message of the protocol holds them.
     fn words(words: [u32; 3]) -> Vec<u8> {
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
     }

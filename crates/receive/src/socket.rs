@@ -27,7 +27,7 @@ pub enum Read {
         /// descriptors, not by an empty socket.
         more: bool,
     },
-    /// Nothing can be read at present.
+    /// Nothing can be read from the socket at present.
     Blocked,
     /// The receiver process reads. Until it has answered the socket itself must not be polled: see
     /// [`Socket::is_waiting`].
