@@ -9,7 +9,7 @@ pub enum Remaining {
     From(u64),
     /// A flush after all commands of the request, because the server lacks Force Unit Access.
     Flush,
-    /// All commands of the request were sent.
+    /// No command was sent, because all commands of the request were sent before.
     Nothing,
 }
 
