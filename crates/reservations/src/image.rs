@@ -112,7 +112,7 @@ pub struct Image {
 /// Reason why bytes cannot be decoded as an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// All bytes are zero, because nothing was ever written.
+    /// All bytes of the image are zero, because nothing was ever written.
     #[error("nothing was written")]
     Empty,
     /// The bytes are not an image of reservations.

@@ -9,9 +9,9 @@ use nvme::log::ReservationNotificationType;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ReservationType {
-    /// Only the holder may write; every host may read.
+    /// Write Exclusive: only the holder may write; every host may read.
     WriteExclusive = 1,
-    /// Only the holder may read and write.
+    /// Exclusive Access: only the holder may read and write.
     ExclusiveAccess = 2,
     /// Registrants may write, every host may read; one registrant holds the reservation.
     WriteExclusiveRegistrantsOnly = 3,
