@@ -168,8 +168,8 @@ impl Sizes {
         }
     }
 
-    /// No more are asked, and nothing of them is kept here; those that are being asked have a
-    /// moment to answer.
+    /// Ends the queries of sizes, and drops the handles of the volumes that are kept here. Queries
+    /// in progress get a moment to end.
     pub fn end(&self) {
         let mut state = self.0.lock();
         state.ending = true;

@@ -198,10 +198,11 @@ impl Disks {
         Ok(running)
     }
 
-    /// Removes one. Not one that is in use (mounted, for example), unless `force` is set.
+    /// Removes the block device with this number. A device in use (mounted, for example) is removed
+    /// only with `force`.
     ///
     /// # Errors
-    /// It is in use, or cannot be removed.
+    /// The device is in use, or cannot be removed.
     pub fn remove(&self, id: u32, force: bool) -> Result<(), Error> {
         if !force {
             self.check_unused(id)?;
