@@ -12,9 +12,9 @@ pub enum Wake {
     Event,
     /// After this time; a wake-up before that is not guaranteed.
     After(Duration),
-    /// At this time; a wake-up before that is not guaranteed.
+    /// The queue is called at this time; a wake-up before that is not guaranteed.
     At(Instant),
-    /// By polling all the time, because no wake-up arrives.
+    /// The queue is called all the time, because no wake-up arrives.
     Poll,
 }
 
