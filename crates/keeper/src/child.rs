@@ -11,7 +11,7 @@ use rustix::process::{
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// End of a serving process, as its parent sees it.
+/// End of a serving process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// The process has exited with this code.

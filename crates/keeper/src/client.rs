@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Maximum time that a client waits for an answer of the keeper process.
+/// Longest wait for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait for an answer of systemd: it does much else, and stands still while it reads its
 /// units.
@@ -17,10 +17,10 @@ const SYSTEMD_ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// Until a message is sent again for which there was no room. A service manager's socket takes ten.
 const SEND_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Reason why a client can keep no further descriptors.
+/// Why nothing more is kept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeepError {
-    /// The keeper has not answered within this time: it hangs, or has refused a message.
+    /// No answer has come in time: it does not run, or has refused something.
     #[error("the keeper has not answered within {} s", .0.as_secs())]
     Late(Duration),
     /// The keeper has ended, or accepts no messages.
@@ -40,7 +40,7 @@ pub enum KeepError {
     Pipe(Errno),
 }
 
-/// Returns the maximum time that a client waits for an answer of this kind of keeper.
+/// Longest wait for an answer of this keeper.
 fn limit(keeping: Keeping) -> Duration {
     match keeping {
         Keeping::Process(_) => ANSWER_TIMEOUT,
@@ -48,8 +48,7 @@ fn limit(keeping: Keeping) -> Duration {
     }
 }
 
-/// Number of a barrier, a message with an answer that confirms all messages before it. Later
-/// barriers have greater numbers.
+/// Number of a barrier; later ones are greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 

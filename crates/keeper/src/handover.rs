@@ -220,7 +220,7 @@ impl HandoverSender {
         !self.packets.is_empty()
     }
 
-    /// Sends as many packets as the socket has room for.
+    /// Sends as much as there is room for.
     pub(crate) fn go_on(&mut self, channel: BorrowedFd<'_>) -> Result<(), Errno> {
         while let Some((text, fds)) = self.packets.front() {
             let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();

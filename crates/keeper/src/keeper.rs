@@ -24,7 +24,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Maximum number of messages of the serving process that are handled before other events.
+/// Messages that are handled between two looks at everything else.
 const MAX_MESSAGE_BATCH: usize = 64;
 
 /// Between the beginnings of two upgrades: a serving process that a client has taken over may ask

@@ -184,7 +184,7 @@ impl Ledger {
         self.client.is_answered(ticket)
     }
 
-    /// Returns the descriptor on which the answer arrives, see [`KeeperClient::fd`].
+    /// See [`KeeperClient::fd`].
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.client.fd()
     }

@@ -43,12 +43,12 @@ struct Started {
     sending: HandoverSender,
 }
 
-/// Stand-by process of a keeper, or the time at which the next one is started.
+/// The keeper's side: a stand-by, or the time when the next one is started.
 #[derive(Debug, Default)]
 pub(crate) struct Backup {
     started: Option<Started>,
     next_start: Option<Instant>,
-    /// Process ID of a stand-by that the previous program has started and that is ending.
+    /// A stand-by that the program before has started, and that ends.
     left: Option<Pid>,
 }
 
@@ -169,13 +169,13 @@ impl Backup {
         Some((pid, started.channel.as_fd()))
     }
 
-    /// Ends a stand-by process that the previous program has started.
+    /// Has a stand-by end that the program before has started.
     pub fn leave(&mut self, pid: Pid, channel: OwnedFd) {
         let _ = packet::send(channel.as_fd(), QUIT, &[]);
         self.left = Some(pid);
     }
 
-    /// Adds the descriptors that the keeper waits for. Returns the time of the next start.
+    /// Adds the descriptor to wait for, and returns the time of the next start.
     pub fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) -> Option<Instant> {
         let Some(started) = &self.started else {
             // A start that is due waits for a process that serves.

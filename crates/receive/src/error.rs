@@ -9,7 +9,7 @@ pub enum ReadError {
     /// More descriptors arrived than one message may carry, or than a process may have open.
     #[error("too many file descriptors")]
     TooManyFds,
-    /// The receiver process did not answer in time, because closing a descriptor hangs.
+    /// The receiver process did not answer in time: a descriptor cannot be closed.
     #[error("file descriptors cannot be received: closing one of them takes too long")]
     Stuck,
     /// The receiver process ended while it read from this socket.

@@ -45,7 +45,7 @@ struct Process {
     ends: bool,
     link: Arc<Mutex<ListenerLink>>,
     channel: Option<Arc<OwnedFd>>,
-    /// Time of the next attempt to connect to the receiver process; `None` while connected.
+    /// Time of the next attempt to reach the receiver process.
     retry: Option<Instant>,
 }
 

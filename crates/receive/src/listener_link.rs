@@ -31,13 +31,12 @@ impl AnswerLimit {
         }
     }
 
-    /// Returns the time at which the missing answer is checked next.
+    /// Returns the time of the next check.
     fn deadline(&self) -> Instant {
         self.since + PERIOD
     }
 
-    /// Checks whether an answer is missing for too long. Returns whether its time limit has passed
-    /// now.
+    /// Checks a missing answer. Returns whether it is overdue now.
     fn is_over(&mut self, now: Instant) -> bool {
         if now >= self.deadline() {
             self.since = now;
@@ -47,28 +46,28 @@ impl AnswerLimit {
     }
 }
 
-/// Bytes and descriptors that the receiver process has read from a client's socket.
+/// Bytes and descriptors that the receiver process has read.
 #[derive(Debug)]
 pub(crate) struct ReceivedData {
     pub bytes: Vec<u8>,
     pub fds: Vec<OwnedFd>,
 }
 
-/// Request of the server to the receiver process.
+/// Request to the receiver process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asking {
-    /// Read at most this number of bytes from the socket.
+    /// Take at most this many bytes from the socket.
     Receive(u32),
-    /// Peek at this number of bytes, which stay in the socket.
+    /// Peek at this many bytes of the socket.
     Look(u32),
 }
 
 /// Request to the receiver process of which the answer is missing.
 #[derive(Debug)]
 enum PendingRead {
-    /// The request is sent as soon as a receiver process exists.
+    /// Request to be sent as soon as there is a receiver process.
     Unasked(AnswerLimit, Asking),
-    /// The request was sent.
+    /// Request that was sent.
     Asked(AnswerLimit, Asking),
     Come(Result<ReceivedData, ReadError>),
 }
@@ -82,12 +81,12 @@ impl PendingRead {
     }
 }
 
-/// Client that is connected to the listening socket at present.
+/// Current client of the listening socket.
 #[derive(Debug)]
 struct CurrentClient {
     client: u64,
     socket: Arc<OwnedFd>,
-    /// Whether the receiver process has a duplicate of the client's socket.
+    /// The receiver process has a duplicate of the socket.
     registered: bool,
     awaited: Option<PendingRead>,
 }
@@ -147,13 +146,13 @@ impl ListenerLink {
         self.leaving.len()
     }
 
-    /// Starts to use a new receiver process through this channel.
+    /// Uses a new receiver process.
     pub(crate) fn open(&mut self, channel: Arc<OwnedFd>) {
         self.channel = Some(channel);
         self.register();
     }
 
-    /// Handles the end of the receiver process, with which all its descriptors are lost.
+    /// Handles the end of the receiver process, and of everything that it held.
     fn lose(&mut self) {
         self.channel = None;
         self.plain.clear();
@@ -223,7 +222,7 @@ impl ListenerLink {
         client
     }
 
-    /// Sends the receiver process a duplicate of the client's socket.
+    /// Gives the receiver process a duplicate of the present client's socket.
     fn register(&mut self) {
         let Some(present) = &self.present else {
             return;
@@ -303,7 +302,7 @@ impl ListenerLink {
         present.is_some_and(|present| present.registered)
     }
 
-    /// Requests that the receiver process reads at most `most` bytes from the client's socket.
+    /// Requests `most` bytes of the client's socket.
     pub(crate) fn ask(&mut self, client: u64, most: usize) {
         self.ask_with(
             client,
@@ -312,7 +311,7 @@ impl ListenerLink {
         );
     }
 
-    /// Requests that the receiver process peeks at `most` bytes of the client's socket.
+    /// Requests a peek at `most` bytes, which stay in the socket.
     pub(crate) fn ask_look(&mut self, client: u64, most: usize) {
         self.ask_with(
             client,
@@ -339,7 +338,7 @@ impl ListenerLink {
         awaited.deadline()
     }
 
-    /// Returns the answer of the receiver process, if it has arrived.
+    /// Takes the answer, if it has arrived.
     pub(crate) fn answer(&mut self, client: u64) -> Result<Option<ReceivedData>, ReadError> {
         let present = self.present.as_mut().filter(|p| p.client == client);
         let Some(present) = present else {

@@ -15,10 +15,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Maximum bytes that the receiver process reads at once: a packet is contiguous in the kernel.
 pub(crate) const MAX_READ: usize = 32 << 10;
-/// Size in bytes of the fixed part of a message, and maximum size of a message.
+/// Size of a message without bytes, and of the longest.
 pub(crate) const MESSAGE_LEN: usize = size_of::<Message>();
 pub(crate) const MAX_PACKET_LEN: usize = MESSAGE_LEN + MAX_READ;
-/// Maximum number of descriptors in one message (the kernel's SCM_MAX_FD).
+/// The kernel's SCM_MAX_FD: a sender cannot attach more to one call.
 pub(crate) const MAX_FDS: usize = 253;
 
 /// Kinds of messages between server, receiver process and spawner.
@@ -31,7 +31,7 @@ pub(crate) mod kind {
     /// Read at most `value` bytes from the client's socket. No other process reads until the
     /// answer.
     pub const RECEIVE: u32 = 3;
-    /// Message to the receiver process: the server has closed the client's socket.
+    /// The client's socket is closed in the server.
     pub const END: u32 = 4;
     /// To the server: the bytes read, with their descriptors. `value`: an error number, or
     /// [`TOO_MANY_FDS`](super::TOO_MANY_FDS).

@@ -29,12 +29,12 @@ struct ReceiverState {
     start: Start,
     running: Mutex<ReceiverProcess>,
     control: Mutex<Arc<OwnedFd>>,
-    /// Socket that [`Receiver::keep`] was called with.
+    /// Socket passed to [`Receiver::keep`].
     kept: Mutex<Option<Arc<OwnedFd>>>,
     restarting: AtomicBool,
 }
 
-/// How receiver processes are started.
+/// Method of starting receiver processes.
 enum Start {
     /// This process starts them, with the command that the function returns.
     Here(Box<dyn Fn() -> Command + Send + Sync>),
@@ -233,7 +233,7 @@ impl ReceiverState {
         let _ = message::send(control.as_fd(), message, &[], &fds, SendFlags::DONTWAIT);
     }
 
-    /// Returns whether the receiver process has closed its end of the channel.
+    /// Returns whether the process is about to end.
     fn is_hung_up(&self) -> bool {
         let control = self.control.lock().unpoisoned().clone();
         let mut fds = [PollFd::new(&control, PollFlags::empty())];

@@ -15,9 +15,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Pause in nanoseconds before the creation of a thread is tried again.
+/// Time until the creation of a thread is retried, in nanoseconds.
 const THREAD_RETRY_DELAY: i64 = 100_000_000;
-/// Number of the control socket in the epoll set; listeners count from 1.
+/// Number of the control socket in the epoll set. Listeners count from 1.
 const CONTROL: u64 = 0;
 
 /// Reason why the receiver process cannot continue.
@@ -59,7 +59,7 @@ struct Server {
     last_listener: u64,
     pool: ThreadPool,
     stand_in: Arc<OwnedFd>,
-    /// Socket that is hung up when no other process keeps the clients' sockets any more.
+    /// Socket that is hung up when no other process keeps the clients' sockets.
     kept: Option<OwnedFd>,
 }
 
@@ -258,7 +258,7 @@ impl ServedListener {
         }
     }
 
-    /// Sends a message to the server without blocking.
+    /// Sends a message from this thread, which never waits.
     fn say(&self, kind: u32, client: u64) {
         let message = Message {
             kind,

@@ -19,7 +19,7 @@ pub(crate) struct Session {
     socket: Option<OwnedFd>,
     channel: Arc<OwnedFd>,
     wanted: AcceptedDescriptors,
-    /// Harmless descriptor that is passed on in place of a dangerous one.
+    /// Replacement for a descriptor that is not harmless.
     stand_in: Arc<OwnedFd>,
     /// Descriptors of peeked messages that are still in the socket, held so that the server that
     /// takes them is not the last to close them.
@@ -29,7 +29,7 @@ pub(crate) struct Session {
     reading: Mutex<()>,
 }
 
-/// Bytes and descriptors of one read from a client's socket.
+/// Result of a read.
 #[derive(Default)]
 struct ReadResult {
     bytes: Vec<u8>,
@@ -61,7 +61,7 @@ impl Session {
         self.socket.as_ref().map(OwnedFd::as_fd)
     }
 
-    /// Reads once from the client's socket and answers. Refused descriptors are closed last.
+    /// Reads once, and answers. Descriptors that the server does not get are closed last.
     pub(crate) fn receive(&self, most: u32) {
         let _reading = self.reading.lock().unpoisoned();
         let (value, taken) = self.read(most, RecvFlags::empty());

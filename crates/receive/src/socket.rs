@@ -53,8 +53,7 @@ struct Received {
     link: Arc<Mutex<ListenerLink>>,
     client: u64,
     waiting: bool,
-    /// Whether the receiver process has peeked and holds descriptors of bytes that are still in the
-    /// socket.
+    /// The receiver process has peeked, and holds descriptors that are still in the socket.
     looked: bool,
 }
 

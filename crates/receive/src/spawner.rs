@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// may hang.
 const MAX_CHILDREN: usize = 16;
 
-/// Server's handle of the spawner, the process that starts receiver processes.
+/// The server's handle of the spawner.
 #[derive(Debug)]
 pub struct Spawner {
     requests: OwnedFd,

@@ -23,18 +23,18 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 8] = *b"VNVMERSV";
 const VERSION: u32 = 1;
-/// Registrant index that stands for no single holder of the reservation.
+/// Value of the holder's index when no single registrant holds the reservation.
 const NO_HOLDER: u16 = 0xffff;
 
 const PTPL: u8 = 1;
 
-/// Maximum number of executed operations that an image records.
+/// Maximum number of operations in an image.
 pub const MAX_EXECUTED: usize = 32;
 
-/// Size in bytes of an image with the maximum number of entries.
+/// Size of the largest image in bytes.
 pub(crate) const MAX_IMAGE_LEN: usize = length(MAX_REGISTRANTS, MAX_EXECUTED);
 
-/// Returns the size in bytes of an image with these numbers of registrants and operations.
+/// Returns the size in bytes of an image with these numbers of entries.
 const fn length(registrants: usize, executed: usize) -> usize {
     size_of::<Header>()
         + registrants * size_of::<Entry>()
@@ -93,7 +93,7 @@ pub struct Executed {
     pub status: Status,
 }
 
-/// Saved state of a namespace's reservations, as the file stores it.
+/// A saved state of reservations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
     /// Sequence number of the image. Each saved image has a higher one.

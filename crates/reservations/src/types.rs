@@ -116,7 +116,7 @@ pub enum Notification {
 }
 
 impl Notification {
-    /// Returns the notification's type in the Reservation Notification log page.
+    /// Returns the type in the Reservation Notification log page.
     pub const fn log_page_type(self) -> ReservationNotificationType {
         match self {
             Self::RegistrationPreempted => ReservationNotificationType::REGISTRATION_PREEMPTED,

@@ -13,7 +13,7 @@ const HEAD: usize = 16;
 #[derive(Debug)]
 pub struct Control {
     state: StateMemory,
-    /// Number of bytes with allocated pages in each of the two buffers.
+    /// Number of allocated bytes in each buffer.
     allocated: [usize; 2],
 }
 
@@ -49,7 +49,7 @@ impl Control {
         ROW + (sequence & 1) as usize * CONTROL_BUFFER
     }
 
-    /// Allocates the pages of the first `bytes` bytes of the buffer for this sequence number.
+    /// Allocates the first bytes of a buffer.
     fn prepare(&mut self, sequence: u64, bytes: usize) -> Result<(), StateError> {
         let [even, odd] = &mut self.allocated;
         let allocated = if sequence & 1 == 0 { even } else { odd };

@@ -25,7 +25,7 @@ const MAX_FILE_SIZE: usize = 1 << 32;
 
 /// Size in bytes of each of the two control buffers, including its header.
 pub(crate) const CONTROL_BUFFER: usize = 128 << 10;
-/// Size in bytes of the section for the disk's identity.
+/// Size of the identity section in bytes.
 const IDENTITY: usize = PAGE;
 
 /// Capacity of a state memory: numbers of queues, commands, windows and descriptors.
@@ -57,7 +57,7 @@ pub(crate) enum Kind {
     Records = 6,
 }
 
-/// Number of kinds of sections in a state memory.
+/// Number of kinds of sections.
 pub(crate) const KINDS: usize = 7;
 
 /// Location of a section in the memory file.

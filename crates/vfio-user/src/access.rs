@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
-/// Mask of the permission bits of a file mode.
+/// Permission bits of a mode.
 const BITS: RawMode = 0o777;
 
 /// Owner, group and mode of a Unix socket's file.
@@ -58,7 +58,7 @@ pub(crate) fn give(path: &Path, file: (u64, u64), access: &Access) -> Result<(),
     set_mode(&fd, &fstat(&fd)?, access.mode)
 }
 
-/// Sets the mode of the socket's file, including bits that the umask has cleared.
+/// Restores the bits of the mode that the umask has cleared.
 fn set_mode(fd: &OwnedFd, stat: &Stat, mode: Mode) -> Result<(), Errno> {
     if stat.st_mode & BITS == mode.as_raw_mode() & BITS {
         return Ok(());

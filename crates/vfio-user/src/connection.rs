@@ -114,7 +114,7 @@ pub struct Connection {
     closed: bool,
 }
 
-/// Operation of the device that completes later, with the command to answer then.
+/// An operation that the device will complete later.
 #[derive(Debug)]
 struct Deferred {
     request: Header,
@@ -271,12 +271,12 @@ impl Connection {
         self.journal.as_ref().is_some_and(Journal::is_waiting)
     }
 
-    /// Returns whether a reply is being sent from the journal's pipe.
+    /// Returns whether a reply is being sent from the pipe.
     fn is_replying(&self) -> bool {
         self.journal.as_ref().is_some_and(Journal::is_replying)
     }
 
-    /// Returns the time until which the receiver process has to answer.
+    /// Returns the deadline of the receiver process.
     pub fn deadline(&self) -> Option<Instant> {
         self.socket.deadline()
     }

@@ -29,13 +29,13 @@ const ENDING: Duration = Duration::from_secs(1);
 /// Reason why a socket could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Another server is listening at the path.
+    /// Another server is listening there.
     #[error("{}: another server is listening there", .0.display())]
     InUse(PathBuf),
     /// The path does not fit into a socket's address (unix(7)).
     #[error("{}: too long: the path of a socket has at most 107 bytes", .0.display())]
     TooLong(PathBuf),
-    /// The file at the path is not a socket, and is left alone.
+    /// The existing file is not a socket, and is left alone.
     #[error("{}: exists and is not a socket", .0.display())]
     NotASocket(PathBuf),
     /// Another process of this user holds the lock file under which the socket is created.

@@ -24,7 +24,7 @@ use crate::listener::ListenError;
 const MAX_ATTEMPTS: u32 = 100;
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Lock of a socket's path, held until this value is dropped.
+/// Lock of a socket's path, held until it is dropped.
 #[derive(Debug)]
 pub(crate) struct PathLock {
     path: PathBuf,

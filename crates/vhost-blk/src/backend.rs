@@ -260,7 +260,7 @@ impl Backend {
         }
     }
 
-    /// Ends the connection of the front-end, for the reason `why`.
+    /// Ends the connection.
     fn disconnect(&mut self, why: Option<&ClientError>) {
         let Some(mut session) = self.session.take() else {
             return;
@@ -499,8 +499,7 @@ impl Frontend for Backend {
         }
     }
 
-    /// Returns whether memory waits to be pinned, which is postponed while the front-end waits for
-    /// an answer.
+    /// Pinning waits while an answer is pending, because the front-end waits for it.
     fn is_pinning(&self) -> bool {
         !self.more && self.session.as_ref().is_some_and(Session::is_pinning)
     }

@@ -237,7 +237,7 @@ impl Disk {
         self.in_flight = self.in_flight.saturating_sub(1);
     }
 
-    /// Appends the completions that do not arrive through the worker's ring.
+    /// Collects completions that do not come through the ring.
     #[inline]
     pub(crate) fn poll(&mut self, done: &mut Vec<Completion>) {
         self.queue.poll(&mut |completion| done.push(completion));

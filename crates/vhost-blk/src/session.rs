@@ -106,13 +106,12 @@ impl Session {
         self.stream.is_blocked()
     }
 
-    /// Returns whether the receiver process reads the socket, so that its readiness must not be
-    /// awaited.
+    /// Returns whether the receiver process reads the socket, which must not be waited for.
     pub(crate) fn is_receiving(&self) -> bool {
         self.stream.is_receiving()
     }
 
-    /// Returns the time limit of the receiver process, at which the session has to be called.
+    /// Returns the receiver process's deadline, at which the session must be served.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.stream.deadline()
     }

@@ -38,9 +38,9 @@ pub struct Stats {
     connected: AtomicBool,
     /// Span that identifies the export in log lines.
     pub(crate) span: Span,
-    /// Rate limit of log lines that a front-end or a guest can cause.
+    /// Limit for log lines that a client or a guest can cause.
     pub(crate) log: LogLimit,
-    /// Rate limit of log lines about refused front-ends.
+    /// Limit for log lines about refused clients.
     pub(crate) accept_log: LogLimit,
     /// Limit for the log line about guest memory that is not shared, separate so that other lines
     /// do not suppress it.

@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Complete message of a front-end.
+/// A whole message.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) header: Header,
@@ -45,7 +45,7 @@ pub(crate) struct Stream {
     out: Vec<u8>,
     sent: usize,
     out_fd: Option<OwnedFd>,
-    /// Whether the first bytes were checked for another protocol.
+    /// The client's first bytes were checked.
     is_known: bool,
 }
 
@@ -152,7 +152,7 @@ impl Stream {
         self.socket.is_waiting()
     }
 
-    /// Returns the time limit of the receiver process.
+    /// Returns the deadline of the receiver process.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.socket.deadline()
     }
@@ -205,7 +205,7 @@ impl Stream {
         Ok(true)
     }
 
-    /// Returns whether an answer waits until the socket accepts it.
+    /// Returns whether a reply waits for the socket.
     pub(crate) fn is_blocked(&self) -> bool {
         !self.out.is_empty()
     }

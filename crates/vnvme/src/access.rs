@@ -144,7 +144,7 @@ impl SocketAccess {
         Ok(access)
     }
 
-    /// Returns whether only the process's own user may connect to the socket, which is the default.
+    /// Returns whether only the process's own user may connect, as by default.
     pub fn is_usual(&self) -> bool {
         let mode = self.mode.is_none_or(|SocketMode(mode)| mode == 0o600);
         self.owner.is_none() && self.group.is_none() && mode

@@ -39,7 +39,7 @@ pub fn read(path: &Path) -> Result<Specs> {
     Ok(specs)
 }
 
-/// Returns the configuration files in a folder, without hidden files, which editors create.
+/// The fragments of a folder. Hidden files are none: editors leave such.
 fn fragments(folder: &Path) -> Result<Vec<PathBuf>> {
     let name = || folder.display().to_string();
     let mut files = Vec::new();

@@ -53,7 +53,7 @@ pub struct Direct {
     pub depth: u32,
     /// Whether the device's interrupts wake a sleeping worker.
     pub interrupts: bool,
-    /// Path that the commands take at first.
+    /// Initial path.
     pub choice: PathChoice,
 }
 

@@ -88,7 +88,7 @@ struct Health {
 }
 
 impl InfoArgs {
-    /// Reads identity and health of the device and prints them.
+    /// Queries the device and prints its properties.
     pub fn run(self) -> Result<()> {
         let target = driver::DeviceTarget::parse(&self.url)?;
         let device = target.open()?;

@@ -13,7 +13,7 @@ use volume::{IoLimits, LimitHandle, MAX_WEIGHT, ShareHandle, Volume};
 #[derive(Clone, Default)]
 pub struct LimitRegistry(Arc<Mutex<Vec<LimitEntry>>>);
 
-/// Entry of the registry for a volume that has I/O limits, a weight, or both.
+/// Limits and share of one volume, which has at least one of both.
 #[derive(Clone)]
 struct LimitEntry {
     name: String,
@@ -139,7 +139,7 @@ impl LimitRegistry {
         list
     }
 
-    /// Returns the limits and weights of all registered volumes.
+    /// All there are.
     pub fn list(&self) -> Vec<VolumeLimits> {
         self.lock().iter().map(LimitEntry::shown).collect()
     }

@@ -46,7 +46,7 @@ fn is_standard_error(stream: &str) -> bool {
 /// too.
 static TO_JOURNAL: AtomicBool = AtomicBool::new(false);
 
-/// Returns the prefix for the last message of the process (see [`crate::stderr::say`]).
+/// Prefix of the last message of the process (see [`crate::stderr::say`]).
 pub fn prefix_of_errors() -> &'static str {
     if TO_JOURNAL.load(Ordering::Relaxed) {
         prefix(Level::ERROR)
@@ -55,7 +55,7 @@ pub fn prefix_of_errors() -> &'static str {
     }
 }
 
-/// Sets the format for systemd's journal, because standard error is connected to it.
+/// Records that standard error is connected to the journal.
 pub fn write_to_journal() {
     TO_JOURNAL.store(true, Ordering::Relaxed);
 }

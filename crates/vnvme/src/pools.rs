@@ -90,7 +90,7 @@ fn check_numbers(folder: &PoolFolder, namespaces: &[NamespaceSpec]) -> Result<()
     Ok(())
 }
 
-/// Opener of the files of a pool's namespaces, which sends events about changes.
+/// Opener of the namespaces' files, which sends events about changes.
 struct Opener {
     on_error: OnErrorRegistry,
     settings: Settings,

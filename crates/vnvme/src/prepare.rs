@@ -119,9 +119,9 @@ impl Prepared {
 pub struct ReadyController {
     spec: ControllerSpec,
     volumes: Vec<Prepared>,
-    /// Subsystem that the controller belongs to, if any.
+    /// Subsystem of the controller.
     subsystem: Option<Arc<Subsystem>>,
-    /// Pool in which the guest creates namespaces, if any.
+    /// Pool of the namespaces that the guest makes.
     pool: Option<Arc<DiskPool>>,
     boot: Option<BootImage>,
     shown: Shown,
@@ -327,7 +327,7 @@ impl ReadyExport {
         })
     }
 
-    /// Creates the listening socket of the export.
+    /// Makes its socket, as that of a controller.
     pub fn listen(self, usual: &SocketAccess, receiver: &Receiver) -> Result<OpenExport> {
         let Self {
             spec,

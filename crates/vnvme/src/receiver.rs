@@ -14,12 +14,12 @@ use std::sync::atomic::AtomicBool;
 
 const LIBRARIES: &str = "LD_LIBRARY_PATH";
 
-/// Role of a helper process that this program was started as.
+/// Role of a helper process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Process that receives descriptors from untrusted clients.
     Receive(SandboxMode),
-    /// Process that starts receiver processes on request.
+    /// Starts receiver processes.
     Start(SandboxMode),
 }
 
@@ -44,8 +44,7 @@ impl Role {
         }
     }
 
-    /// Parses the arguments of a helper process (without the program's name); `None` if there are
-    /// none.
+    /// Parses arguments (without the program's name).
     pub fn wanted(args: impl Iterator<Item = OsString>) -> Option<Self> {
         // There may be many.
         let args: Vec<OsString> = args.take(3).collect();
@@ -92,7 +91,7 @@ impl Role {
     }
 }
 
-/// Puts the receiver process into its sandbox; it needs nothing but open descriptors.
+/// The receiver process needs nothing but open descriptors.
 fn confine(mode: SandboxMode) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     if mode == SandboxMode::Off {
         return Ok(());
@@ -102,7 +101,7 @@ fn confine(mode: SandboxMode) -> Result<(), Box<dyn std::error::Error + Send + S
     Ok(sandbox.seal()?)
 }
 
-/// Starts the process that starts receivers, and the first receiver.
+/// Starts both.
 ///
 /// # Errors
 /// [`StartError`].

@@ -329,7 +329,7 @@ fn ensure_unique(name: &str, options: &ServeOptions) -> Result<()> {
     Ok(())
 }
 
-/// Serves all disks until a signal requests the end (see [`StopSignal`]).
+/// Serves until a signal asks for the end (see [`StopSignal`]).
 pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let served = serve_all(specs, options);
     if let Err(error) = &served

@@ -690,7 +690,7 @@ pub fn parse_config(path: &Path, text: &str) -> Result<Specs> {
     Ok(specs)
 }
 
-/// Reads the configuration at `path`, which has to name at least one disk.
+/// Reads a configuration that has to name something to serve.
 pub fn read_config(path: &Path) -> Result<Specs> {
     let specs = crate::config::read(path)?;
     ensure!(

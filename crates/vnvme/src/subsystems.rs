@@ -26,7 +26,7 @@ pub struct Subsystems(Mutex<HashMap<String, OpenSubsystem>>);
 #[derive(Default)]
 struct OpenSubsystem {
     subsystem: Weak<Subsystem>,
-    /// Open namespaces of the subsystem, by NSID.
+    /// By namespace.
     open: HashMap<u32, Open>,
 }
 
@@ -92,13 +92,13 @@ pub fn memory_owner(disk: &ControllerSpec) -> String {
     }
 }
 
-/// Returns the name that stands for all disks of a subsystem in lists.
+/// Returns the name that stands for the disks of a subsystem together.
 pub fn owner(subsystem: &str) -> String {
     format!("subsystem\n{subsystem}")
 }
 
 impl Subsystems {
-    /// Returns the subsystem that a disk belongs to, if any, and creates it at the first call.
+    /// The subsystem that a disk is in, if it is in one.
     pub fn of(&self, spec: &ControllerSpec) -> Option<Arc<Subsystem>> {
         let mut all = self.0.lock().unpoisoned();
         let known = all.entry(spec.subsystem.clone()?).or_default();
@@ -226,7 +226,7 @@ struct FileStore(Mutex<Writer>);
 enum Writer {
     File(ReservationFile),
     Thread(Sender<(Reservations, Saved)>),
-    /// The writing thread could not be started.
+    /// No thread could be had.
     None,
 }
 

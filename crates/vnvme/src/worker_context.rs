@@ -42,10 +42,10 @@ pub struct WorkerContext {
     pub registry: Registry,
     pub sizes: Sizes,
     pub peers: Arc<Peers>,
-    /// Process that receives descriptors from untrusted clients.
+    /// The process that receives clients' descriptors.
     pub receiver: Receiver,
     pub confinement: Confinement,
-    /// Whether volumes that need an io_uring may come to any worker later.
+    /// Queues that need a ring may come to any worker, later.
     pub rings: bool,
     /// Number of controllers of all workers at the start.
     pub controllers: usize,

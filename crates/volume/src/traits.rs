@@ -198,7 +198,7 @@ pub trait FastPath: VolumeQueue {
     /// in flight; requests for a busy device are sent with [`Io::flush`].
     fn push(&mut self);
 
-    /// Returns whether [`FastPath::try_now`] can complete requests. The answer never changes.
+    /// Whether [`FastPath::try_now`] does anything. Does not change.
     fn is_immediate(&self) -> bool;
 
     /// Does a read or write of all of `data` within the call, where there is nothing to wait for
@@ -207,7 +207,7 @@ pub trait FastPath: VolumeQueue {
     /// happened yet.
     fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>>;
 
-    /// Returns whether [`FastPath::prefetch`] has any effect. The answer never changes.
+    /// Whether [`FastPath::prefetch`] does anything. Does not change.
     fn prefetches(&self) -> bool;
 
     /// Hints that a request like this follows soon, most likely the next one, so that its data may
@@ -234,7 +234,7 @@ pub trait FastPath: VolumeQueue {
 /// either way.
 pub struct OpenQueue {
     queue: Box<dyn FastPath>,
-    /// Error policy for the requests of the queue; `None` if errors are only reported.
+    /// Error policy of the queue.
     policy: Option<Box<QueuePolicy>>,
 }
 
@@ -317,7 +317,7 @@ impl Debug for OpenQueue {
     }
 }
 
-/// Wrapper for a queue without a fast path.
+/// The fast path of a queue that has none.
 struct NoFastPath<Q>(Q);
 
 impl<Q: VolumeQueue> VolumeQueue for NoFastPath<Q> {

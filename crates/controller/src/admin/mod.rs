@@ -83,7 +83,7 @@ pub(crate) struct Admin {
     /// [`Admin::rearm`].
     timer: Option<Instant>,
     made: Instant,
-    /// Rate limit of log lines about failed admin commands.
+    /// Rate limit of log lines about failed commands.
     pub quiet: RateLimit,
     /// Rate limit of log lines about state changes, separate so that failures do not suppress them.
     pub quiet_states: RateLimit,

@@ -67,7 +67,7 @@ enum Ticket {
 /// A Set Features command that waits for reservation operations.
 struct WaitingFeature {
     cid: u16,
-    /// Number of reservation operations that the command still waits for.
+    /// Number of operations that have not ended yet.
     operations: usize,
     /// Status for the command's completion: the first error of the operations, or success.
     status: Status,

@@ -153,7 +153,7 @@ pub(crate) struct Engine {
     pub dma: DmaMap,
     pub irqs: Irqs,
     pub stats: Arc<ControllerStats>,
-    /// Counters of the I/O commands that this engine executes.
+    /// I/O counters of this engine.
     io: Arc<IoStats>,
     /// I/O counters of commands for namespaces that do not exist.
     nowhere: Arc<IoRecord>,
@@ -249,8 +249,7 @@ pub(crate) struct Engine {
     list: SegmentList,
     /// Budget of the current batch for commands with data in more than one page.
     long: run::LongWork,
-    /// Measurement of how far away the host's processor is, which decides about cache line
-    /// eviction.
+    /// Measured distance of the host's processor.
     distance: Distance,
 }
 

@@ -24,7 +24,7 @@ pub(crate) enum ReservationRequest {
 /// Reservation command that was fetched and is passed to the control half, which executes it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReservationCommand {
-    /// Tag that identifies the outstanding command in its engine.
+    /// Tag of the command in the engine.
     pub tag: u64,
     pub command: Command,
     pub asked: ReservationRequest,

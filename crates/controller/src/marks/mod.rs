@@ -37,7 +37,7 @@ pub(crate) const PIECES: u64 = 1024;
 
 /// Blocks marked by Write Uncorrectable: for each NSID, ranges of first block and number of blocks.
 pub(crate) type MarkedRanges = Vec<(u32, Vec<(u64, u64)>)>;
-/// Maximum number of blocks that one Write Uncorrectable command can mark.
+/// Maximum number of blocks of a Write Uncorrectable command.
 pub(crate) const MAX_MARKED_BLOCKS: u64 = 2 * PIECES;
 
 /// Blocks of one namespace that Write Uncorrectable has marked as unreadable.
@@ -48,7 +48,7 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    /// Returns whether any block of the namespace is marked as uncorrectable.
+    /// Returns whether any block is marked.
     pub fn any(&self) -> bool {
         self.any.load(Ordering::Acquire)
     }

@@ -64,7 +64,7 @@ impl NamespaceState {
 }
 
 impl Erasing {
-    /// Status of commands for a namespace with an unknown stored block format.
+    /// Status of commands for a namespace with an unknown stored format.
     pub const UNKNOWN: Status = Status::NAMESPACE_NOT_READY.with_dnr(true);
 }
 

@@ -11,13 +11,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use sync::Unpoisoned;
 
-/// Reservation operation that a host has submitted to a controller for a shared namespace.
+/// A reservation operation that a controller has submitted.
 #[derive(Clone, Debug)]
 pub(crate) struct Submitted {
     /// ID of the controller that received the command.
     pub cntlid: u16,
     pub operation: Operation,
-    /// Number that the submitting controller has given the operation, to recognise its end.
+    /// Number by which the controller identifies the operation.
     pub ticket: u64,
 }
 

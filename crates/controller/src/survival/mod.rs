@@ -73,7 +73,7 @@ pub(crate) struct Survival {
     state: StateMemory,
     control: Control,
     windows: WindowTable,
-    /// Address ranges of unmapped windows that outstanding commands may still access.
+    /// Windows that were unmapped, as ranges of addresses: commands in flight may touch them.
     leaving: Vec<(u64, u64)>,
     /// Whether the control state may have changed since the last commit.
     dirty: bool,

@@ -25,10 +25,10 @@ pub enum ConversationError {
     Status {
         /// Name of the command that has failed.
         command: &'static str,
-        /// Status in the completion of the command.
+        /// Status of the command.
         status: Status,
     },
-    /// The controller lacks a feature that this host requires.
+    /// The controller lacks a required feature.
     #[error("{0}")]
     Unusable(&'static str),
     /// The controller did not become ready, or has failed; the value is its CSTS.

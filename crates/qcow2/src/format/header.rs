@@ -346,7 +346,7 @@ fn check_features(incompatible: u64) -> Result<(), FormatError> {
     }
 }
 
-/// Parses the backing file's name in the header. Returns the name and its offset.
+/// Parses the name of the backing file. Also returns its offset.
 fn backing(first: &[u8], offset: u64, len: u32) -> Result<Option<(String, usize)>, FormatError> {
     if offset == 0 || len == 0 {
         return Ok(None);

@@ -49,7 +49,7 @@ pub const SENT: DescriptorKind = DescriptorKind(64);
 /// Kind of a descriptor that was refused: it has a number, but the keeper does not hold it.
 pub const REFUSED: DescriptorKind = DescriptorKind(65);
 
-/// Detail of a kept descriptor that belongs to the device, no longer to a message.
+/// Note of a descriptor that belongs to the device.
 const SETTLED: u64 = 0;
 
 /// Reason why a connection, or its journal, cannot continue in this process.
@@ -147,7 +147,7 @@ pub struct Journal {
     in_hand: Vec<NonZeroU32>,
     /// Keeper's numbers of the descriptors that belong to the device.
     settled: Vec<NonZeroU32>,
-    /// Whether the current message may have made the device release descriptors.
+    /// The message in hand may have made the device release settled descriptors.
     frees: bool,
     is_abandoned: bool,
 }

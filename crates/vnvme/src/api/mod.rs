@@ -41,7 +41,7 @@ fn endpoint(
     })
 }
 
-/// Control socket of the process. Clients that connect wait until [`ControlSocket::start`].
+/// The control socket. Its clients wait until they are answered.
 pub struct ControlSocket(Server);
 
 impl ControlSocket {
@@ -93,7 +93,7 @@ impl ControlSocket {
     /// Starts the thread that answers requests to the management API.
     ///
     /// # Errors
-    /// The thread cannot be started.
+    /// There is no thread to be had.
     pub fn start(self, daemon: Arc<dyn Daemon>) -> Result<RunningServer> {
         self.0.start(daemon).context("control thread")
     }

@@ -92,7 +92,7 @@ pub struct NvmeFront {
     pub(super) watched: Interest,
     /// Whether the last call has used up its budget, so that more messages may be waiting.
     pub(super) more: bool,
-    /// Rate limit of log lines that clients cause by connecting and disconnecting.
+    /// For the log lines that clients cause by coming and going.
     pub(super) log: LogLimit,
     /// Limit for the log lines about refused clients. A separate limit, so that frequent other
     /// lines do not suppress them.

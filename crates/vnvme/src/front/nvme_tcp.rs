@@ -78,7 +78,7 @@ pub struct Hosts {
     pub registry: Registry,
     /// Name of the disk (the subsystem).
     pub name: String,
-    /// Address on which the subsystem's hosts connect, in the form of a path.
+    /// Where its hosts connect.
     pub address: PathBuf,
 }
 

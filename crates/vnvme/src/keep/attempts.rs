@@ -34,7 +34,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(600);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct AttemptRecord {
     under_way: BTreeSet<String>,
-    /// Number of successive processes that died while they recovered the disk, by disk name.
+    /// Processes in a row that died while they recovered a disk.
     deaths: BTreeMap<String, u32>,
 }
 

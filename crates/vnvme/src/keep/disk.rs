@@ -26,7 +26,7 @@ use vfio_user::{Journal, Listener, Pipe};
 /// other descriptors.
 const STATE: &str = "s";
 
-/// Interval of checks for the keeper's answer while no client is served.
+/// Between two looks whether the keeper has answered, where nobody is served meanwhile.
 const CHECK_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Pages of this process that a disk's client may map. Each client has its own.

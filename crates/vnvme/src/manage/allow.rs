@@ -26,7 +26,7 @@ pub struct Allow {
     ublk: bool,
     /// Base of relative paths. Inside the sandbox the kernel does not return the current directory.
     here: PathBuf,
-    /// Access to the sockets of disks that do not set it themselves.
+    /// Default access to sockets, for disks that do not set it themselves.
     access: SocketAccess,
 }
 

@@ -322,7 +322,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Returns whether a client has the disk attached.
+    /// A client has the disk.
     pub(super) fn is_attached(&self, running: &ServedDisk) -> bool {
         match running.server {
             DiskServer::Worker { worker, owner } => self

@@ -45,7 +45,7 @@ enum AppliedStep {
     /// ANA states of a disk's groups before the step.
     Ana(String, BTreeMap<u32, AnaState>),
     Removed(DiskSpec, Source),
-    /// Unavailable disk that the step has removed.
+    /// An unavailable disk that was removed.
     Forgotten(Box<DiskRecord>),
     Attached(String, u32),
     Detached(String, NamespaceSpec),
@@ -249,8 +249,7 @@ impl Manager {
         self.check_all(all.values())
     }
 
-    /// Returns the step that changes a disk into the `wanted` one, or an error if that is
-    /// impossible.
+    /// How a disk becomes another one.
     fn change(&self, name: &str, entry: &DiskRecord, wanted: DiskSpec) -> Result<PlanStep, Error> {
         if entry.failed.is_some() {
             self.admit(&wanted)?;

@@ -14,7 +14,7 @@ pub fn table<'de, S: Spec, D: Deserializer<'de>>(deserializer: D) -> Result<S, D
     deserializer.deserialize_map(Table(PhantomData))
 }
 
-/// Returns the options of `spec` as a table of a configuration file, without nested tables.
+/// Visitor of the table of `spec`, without nested tables.
 pub fn to_table<S: Spec + Clone>(spec: &S) -> toml::Table {
     // The rows give the fields to be set, too.
     let mut spec = spec.clone();

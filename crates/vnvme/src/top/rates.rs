@@ -18,9 +18,9 @@ pub struct DiskRates {
     pub in_flight: u64,
     /// Average number of outstanding commands that measured commands found; `None` without any.
     pub depth: Option<f64>,
-    /// Average number of requests that waited for the volume's limits.
+    /// Average number of requests that waited for limits.
     pub throttled: f64,
-    /// Indices of the workers that serve the disk's queues.
+    /// Workers that serve the disk's queues.
     pub workers: Vec<u64>,
     pub namespaces: Vec<NamespaceRates>,
     pub queues: Vec<QueueRates>,

@@ -38,7 +38,7 @@ pub(super) struct AtomicState {
     /// that the next opening can repeat the entry.
     broken: AtomicBool,
     pub(super) recovery: Mutex<Recovery>,
-    /// Whether recovery has repeated all writes that were found in the journal.
+    /// Set when all entries found in the journal have been repeated.
     recovered: AtomicBool,
     /// Unfinished journaled writes of dropped queues, which another queue completes.
     orphans: Mutex<Vec<Orphan>>,
@@ -52,11 +52,11 @@ pub(super) enum Recovery {
     Due,
     Running,
     Done,
-    /// A journal entry cannot be read or repeated, so the volume starts no request.
+    /// An entry cannot be read or repeated, so no request is started.
     Failed,
 }
 
-/// Journaled write of a queue that was dropped before the write was in place.
+/// A journaled write whose queue was dropped before it completed.
 #[derive(Debug)]
 pub(super) struct Orphan {
     pub(super) slot: u32,

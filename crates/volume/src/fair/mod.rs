@@ -102,7 +102,7 @@ pub struct ShareHandle {
 }
 
 impl ShareHandle {
-    /// Returns the weight of the volume within its group.
+    /// Returns the weight of the slice.
     pub fn weight(&self) -> u32 {
         self.share.weight()
     }

@@ -98,7 +98,7 @@ pub struct Io {
     lane: Option<Rc<LaneEnd>>,
 }
 
-/// Object that volumes on one worker share, with the key by which they find it.
+/// Object that volumes on one worker share, with its key.
 type SharedObject = (usize, Weak<dyn Any>);
 
 impl Io {
@@ -141,7 +141,7 @@ impl Io {
         self.lane.clone()
     }
 
-    /// Returns the list of objects that volumes on this worker share with each other.
+    /// Returns the objects that the volumes on this worker share with each other.
     pub(crate) fn shared(&self) -> &RefCell<Vec<SharedObject>> {
         &self.shared
     }

@@ -69,9 +69,9 @@ struct LimitState {
     clock: Arc<dyn Clock>,
     /// Time from which the times of the token buckets count.
     epoch: Instant,
-    /// Whether any limit is set, so that requests have to be counted.
+    /// Whether any bucket has a limit.
     limited: AtomicBool,
-    /// Time by which unused tokens accumulate, in the buckets' unit of time.
+    /// Burst in units of time.
     burst: AtomicU64,
     /// Token buckets for requests and for bytes; each for all requests, for reads and for writes.
     buckets: [[Bucket; 3]; 2],
@@ -118,7 +118,7 @@ impl LimitHandle {
         shared.limited.store(any, Ordering::Release);
     }
 
-    /// Returns the limits that are in effect.
+    /// Returns the current limits.
     pub fn get(&self) -> IoLimits {
         let rates = |[total, read, write]: &[Bucket; 3]| Rates {
             total: total.rate(),
@@ -265,7 +265,7 @@ impl Volume for LimitVolume {
     }
 }
 
-/// Request that waits for tokens of a limit.
+/// A request that waits for tokens.
 struct DelayedRequest {
     /// Time at which the wait began, in the buckets' unit of time.
     since: u64,

@@ -412,7 +412,7 @@ impl Drop for HeldQueue {
     }
 }
 
-/// Queue that accepts no requests, used while another queue is being replaced.
+/// Placeholder for a queue while another queue is put in front of it.
 struct Nothing;
 
 impl VolumeQueue for Nothing {

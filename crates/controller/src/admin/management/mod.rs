@@ -36,7 +36,7 @@ const DENIED: Status = Status::OPERATION_DENIED.with_dnr(true);
 const CONTROLLERS: Status = Status::CONTROLLER_LIST_INVALID.with_dnr(true);
 const INVALID_NAMESPACE: Status = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true);
 
-/// Work of a Namespace Management or Namespace Attachment command. NGUIDs identify the namespaces.
+/// Task of a management command. NGUIDs identify the namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Task {
     Create {
