@@ -42,7 +42,7 @@ pub struct HostBehaviour {
     pub shadow: ShadowUse,
     /// Whether the host has a full barrier between shadow store and EventIdx load.
     pub barrier: bool,
-    /// Kind of comparison with EventIdx.
+    /// Kind of comparison with EventIdx, see [`Compare`].
     pub compare: Compare,
     /// Source of the doorbell's previous value, see [`Previous`].
     pub previous: Previous,
@@ -56,12 +56,12 @@ impl HostBehaviour {
         compare: Compare::Linux,
         previous: Previous::Own,
     };
-    /// Linux since 2018: as the standard requires.
+    /// Linux since 2018, which follows the standard.
     pub const LINUX: Self = Self {
         previous: Previous::Entry,
         ..Self::STANDARD
     };
-    /// Linux before 2018: without the barrier.
+    /// Linux before 2018, which lacks the barrier.
     pub const BARRIERLESS: Self = Self {
         barrier: false,
         ..Self::LINUX
