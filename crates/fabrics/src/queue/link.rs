@@ -164,7 +164,7 @@ enum State {
 pub(super) enum ClosedBy {
     /// The controller, which executes no more commands of the connection.
     Controller,
-    /// This host, or the network.
+    /// This host has closed the connection, or the network has failed.
     Other,
 }
 
