@@ -18,7 +18,7 @@ pub(crate) enum Ended {
     Code(i32),
     /// The process was killed by this signal.
     Signal(i32),
-    /// Without a notice, in a way that only its parent knows, which was the keeper before this one.
+    /// The end of the process is not known in detail, because its parent was the previous keeper.
     Unknown,
 }
 
@@ -66,7 +66,8 @@ impl Serving {
         }
     }
 
-    /// A process that another keeper has started, or the program that this process was before.
+    /// Creates the record of a process that another keeper, or this process's former program, has
+    /// started.
     pub(crate) fn adopted(
         pid: Pid,
         pidfd: OwnedFd,

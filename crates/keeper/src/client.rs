@@ -105,11 +105,11 @@ impl KeeperClient {
         &self.link
     }
 
-    /// Has a descriptor kept under a unique name. It is certainly kept when a later barrier is
-    /// answered.
+    /// Asks the keeper to keep a descriptor under a unique name. It is certainly kept when a later
+    /// barrier is answered.
     ///
     /// # Errors
-    /// [`KeepError`], from the first one on for all that is asked for.
+    /// [`KeepError`]. After the first error every further request fails with it.
     pub fn store(&mut self, name: &str, fd: BorrowedFd<'_>) -> Result<(), KeepError> {
         self.check()?;
         if !self.link.enter(name) {
@@ -119,7 +119,7 @@ impl KeeperClient {
         self.send(text::store(name), Some(fd), None)
     }
 
-    /// Has the keeper close the descriptor of this name. That is certainly done when a later
+    /// Asks the keeper to close the descriptor of this name. That is certainly done when a later
     /// barrier is answered.
     ///
     /// # Errors

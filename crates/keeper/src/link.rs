@@ -173,8 +173,8 @@ impl Link {
         names.all.iter().cloned().collect()
     }
 
-    /// Reserves a share of the keeper's room for each of so many disks: clients of one disk do not
-    /// fill it for another one.
+    /// Sets the number of disks among which the keeper's capacity is divided, so that the clients
+    /// of one disk cannot use all of it.
     pub fn expect_disks(&self, count: usize) {
         self.0.disks.store(count.max(1), Ordering::Relaxed);
     }

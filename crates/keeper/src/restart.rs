@@ -24,8 +24,8 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// A process has ended that was ready to serve, or was not. Returns the pause after which the
-    /// next is to be started.
+    /// Records the end of a process, and whether it was ready to serve. Returns the pause before
+    /// the start of the next one.
     pub fn ended(&mut self, was_ready: bool, now: Instant) -> Duration {
         self.failures = if was_ready {
             0

@@ -51,8 +51,8 @@ const TOLD: [&str; 6] = [
     "STATUS",
 ];
 
-/// Parses a message. `None`: it is not understood, and none of it is done. Lines of unknown names
-/// are ignored, as with systemd.
+/// Parses a message to the keeper. Returns `None` for an invalid message, of which nothing is
+/// executed. Lines with unknown names are ignored, as with systemd.
 pub(crate) fn parse(text: &[u8]) -> Option<Request<'_>> {
     let text = std::str::from_utf8(text).ok()?;
     if text.len() > MAX_TEXT || text.bytes().any(|byte| byte < b' ' && byte != b'\n') {

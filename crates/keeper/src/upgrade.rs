@@ -113,10 +113,10 @@ pub(crate) enum Upgrade {
         said: OwnedFd,
         end: Instant,
     },
-    /// The program fits. The process that served has ended by itself meanwhile, and the next one is
-    /// to serve first.
+    /// The new program is suitable. The process that served has ended by itself, and the next
+    /// process must serve before the upgrade continues.
     Waiting,
-    /// The process that serves is ending.
+    /// The process that served is being ended for the upgrade.
     Ending,
     /// A process of the new program has been started.
     Tried { end: Instant },
@@ -206,8 +206,8 @@ impl Upgrade {
         }
     }
 
-    /// Handles the end of the process that served. `true`: the upgrade has ended it, the new
-    /// program's process follows, and `how` is set.
+    /// Handles the end of the process that served. Returns `true` if the upgrade has ended it; then
+    /// the new program's process follows, and `how` is set.
     pub(crate) fn ended(&mut self, how: &mut Option<String>) -> bool {
         if !matches!(self, Self::Ending) {
             return false;
