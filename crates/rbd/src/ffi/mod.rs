@@ -378,11 +378,11 @@ impl Image {
         check(unsafe { (self.functions().rbd_resize)(self.handle, bytes) })
     }
 
-    /// Acquires the exclusive lock for good, and waits for it. A living client that has it is asked
-    /// for it.
+    /// Acquires the exclusive lock of the image permanently, and waits for it. A living client that
+    /// holds the lock is asked to release it.
     ///
     /// # Errors
-    /// The library's: `EROFS` or `EBUSY`, if another client keeps the lock.
+    /// The error of librbd: `EROFS` or `EBUSY`, if another client keeps the lock.
     pub fn lock(&self) -> io::Result<()> {
         // SAFETY: an image that is not closed.
         check(unsafe { (self.functions().rbd_lock_acquire)(self.handle, EXCLUSIVE) })
