@@ -267,15 +267,15 @@ impl<S> Row<S> {
 pub trait Spec: Default + 'static {
     /// Name of the table in the configuration file, such as `controller`.
     const TABLE: &'static str;
-    /// Plural of the thing, for messages.
+    /// Plural name of what the table describes, for messages, such as "namespaces".
     const NAMES: &'static str;
     /// Options that the table may have.
     const ROWS: &'static [Row<Self>];
     /// Keys of nested tables, and whether each is required; see [`Spec::nested`].
     const NESTED: &'static [(&'static str, bool)] = &[];
-    /// Flags that cannot be used for this kind of thing, each with the reason.
+    /// Flags that cannot be used with this table, each with the reason.
     const REFUSED: &'static [(&'static str, &'static str)] = &[];
-    /// Flags of the process that affect only this kind of thing.
+    /// Flags of the process that affect only what this table describes.
     const PROCESS_FLAGS: &'static [&'static str] = &[];
 
     /// Reads the nested table with this key.
