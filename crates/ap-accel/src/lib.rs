@@ -25,7 +25,7 @@ use ap::card::Coprocessor;
 
 pub use message::{Error, Request};
 
-/// A CEX8 card in accelerator mode.
+/// An emulated CEX8 cryptographic card in accelerator mode, which computes RSA operations.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Accelerator;
 

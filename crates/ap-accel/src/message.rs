@@ -12,18 +12,18 @@ use alloc::vec::Vec;
 
 use crate::rsa;
 
-/// Reply codes of a type 82 error.
+/// Reason why a card rejects a request: the reply code of a type 82 message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Error(pub u8);
 
 impl Error {
-    /// The message is not of type 50.
+    /// The request is not a message of type 50.
     pub const MESSAGE_TYPE: Error = Error(0x20);
     /// The length in the head is not that of the message or of its format.
     pub const MESSAGE_LENGTH: Error = Error(0x23);
-    /// A reserved field is not zero.
+    /// A reserved field of the request is not zero.
     pub const RESERVED_FIELD: Error = Error(0x24);
-    /// A key block format that does not exist.
+    /// The request has a key block format that does not exist.
     pub const FORMAT: Error = Error(0x29);
     /// An operand is zero, or not less than the modulus.
     pub const OPERAND_INVALID: Error = Error(0x82);
@@ -36,29 +36,29 @@ const TYPE_50: u8 = 0x50;
 const TYPE_80: u8 = 0x80;
 const TYPE_82: u8 = 0x82;
 
-/// A request, its operands still in their fields.
+/// A request to the card, with its operands still in their big-endian fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request<'a> {
     /// `message ^ exponent mod modulus`.
     ModularExponentiation {
-        /// The exponent.
+        /// The exponent, big-endian.
         exponent: &'a [u8],
-        /// The modulus.
+        /// The modulus, big-endian.
         modulus: &'a [u8],
-        /// The base.
+        /// The base of the exponentiation, big-endian.
         message: &'a [u8],
     },
     /// Modular exponentiation with the primes of the modulus.
     Crt {
-        /// p, q, dp, dq and u = q^-1 mod p.
+        /// The private key: p, q, dp, dq and u = q^-1 mod p.
         key: rsa::CrtKey<'a>,
-        /// The base.
+        /// The base of the exponentiation, big-endian.
         message: &'a [u8],
     },
 }
 
 impl<'a> Request<'a> {
-    /// Parses a message.
+    /// Parses a request message of type 50; an error holds the reply code for the guest.
     pub fn parse(bytes: &'a [u8]) -> Result<Request<'a>, Error> {
         let (head, body) = bytes.split_at_checked(HEAD).ok_or(Error::MESSAGE_LENGTH)?;
         let &[
@@ -113,7 +113,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Computes the result, which is as long as the message field.
+    /// Computes the result of the request, which is as long as the request's message field.
     pub fn compute(&self) -> Result<Vec<u8>, Error> {
         match self {
             Request::ModularExponentiation {

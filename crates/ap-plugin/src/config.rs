@@ -12,7 +12,7 @@
 
 use ap::{Facilities, Mask};
 
-/// Parsed arguments.
+/// Parsed arguments of the QEMU plugin.
 #[derive(Debug)]
 pub(crate) struct Config {
     pub(crate) adapters: Mask,
@@ -23,7 +23,7 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Parses arguments; an error names the wrong one.
+    /// Parses the plugin's arguments; an error names the wrong one.
     pub(crate) fn parse(arguments: &[String]) -> Result<Config, String> {
         let mut config = Config {
             adapters: Mask::EMPTY,

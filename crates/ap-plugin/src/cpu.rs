@@ -8,7 +8,7 @@ use ap::interruption::Absolute;
 
 use crate::ffi::{self, Register, Vcpu};
 
-/// A base register: register 0 counts as nothing.
+/// Returns the value of base register `number` in an address; register 0 counts as zero.
 pub(crate) fn base(vcpu: &Vcpu, number: u8) -> u64 {
     match number {
         0 => 0,
@@ -16,11 +16,11 @@ pub(crate) fn base(vcpu: &Vcpu, number: u8) -> u64 {
     }
 }
 
-/// A processor that executes an AP instruction.
+/// A virtual processor that executes an AP instruction.
 pub(crate) struct ExecutingCpu<'a> {
-    /// The processor.
+    /// Access to the virtual processor in its callback.
     pub(crate) vcpu: &'a mut Vcpu,
-    /// The left half of its PSW.
+    /// The left half of the processor's PSW (program status word).
     pub(crate) mask: u64,
 }
 
@@ -48,7 +48,7 @@ impl Cpu for ExecutingCpu<'_> {
     }
 }
 
-/// Absolute storage, by way of the processor that is in a callback.
+/// Absolute storage of the guest, accessed through the processor that is in a callback.
 pub(crate) struct Storage;
 
 impl Absolute for Storage {

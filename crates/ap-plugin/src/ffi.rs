@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 
 use crate::machine;
 
-/// The version of the API that this was written for.
+/// Version of QEMU's plugin API for which the plugin is written; QEMU reads it.
 #[unsafe(no_mangle)]
 pub static qemu_plugin_version: c_int = 7;
 
@@ -52,7 +52,7 @@ struct Word {
 /// `QEMU_PLUGIN_CB_RW_REGS_PC` of `enum qemu_plugin_cb_flags`: every callback may read and write
 /// registers and go elsewhere.
 const WRITE_REGISTERS_AND_PC: c_int = 3;
-/// `QEMU_PLUGIN_COND_NE`.
+/// `QEMU_PLUGIN_COND_NE`: the callback is called if the word is not equal to the given value.
 const NOT_EQUAL: c_int = 3;
 
 type VcpuCallback = extern "C" fn(c_uint, *mut c_void);
@@ -148,17 +148,17 @@ impl Drop for Bytes {
     }
 }
 
-/// A register that is read or written, all of 64 bits but the prefix.
+/// A processor register that the plugin accesses, of 64 bits except for the prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Register {
-    /// A general register, 0-15.
+    /// A general register, by its number 0-15.
     General(u8),
-    /// Control register 6: the interruption subclasses that the processor is open for.
+    /// Control register 6, the mask of interruption subclasses that the processor accepts.
     Control6,
     /// The left half of the PSW. The right half is not reliable within a block;
     /// callbacks get the address.
     PswMask,
-    /// Where the prefix area is.
+    /// The prefix register, the address of the processor's prefix area.
     Prefix,
 }
 
@@ -177,7 +177,7 @@ impl Register {
     }
 }
 
-/// How many there are.
+/// Number of registers in [`Register`].
 const REGISTER_COUNT: usize = 19;
 
 /// Handles of the registers. They are numbers in disguise, the same for all processors of a kind.
@@ -196,7 +196,7 @@ fn attention() -> Option<Word> {
     Some(Word { score, offset: 0 })
 }
 
-/// Lets every processor call [`machine::at_block`] at its next block, or not any more.
+/// Makes every processor call [`machine::at_block`] at its next block, or ends that.
 pub(crate) fn call_all(on: bool) {
     // SAFETY: no arguments.
     let count = unsafe { qemu_plugin_num_vcpus() };
@@ -205,7 +205,7 @@ pub(crate) fn call_all(on: bool) {
     }
 }
 
-/// Sets the word that requests callbacks of one processor.
+/// Sets or clears the word that requests callbacks of processor `index` at its next block.
 pub(crate) fn call(index: u32, on: bool) {
     if let Some(word) = attention() {
         // SAFETY: the scoreboard is never freed, and has a place for every
@@ -214,19 +214,19 @@ pub(crate) fn call(index: u32, on: bool) {
     }
 }
 
-/// A virtual processor in a callback.
+/// A virtual processor that is in a callback of the plugin.
 #[derive(Debug)]
 pub(crate) struct Vcpu {
     index: u32,
 }
 
 impl Vcpu {
-    /// Returns the processor's number.
+    /// Returns QEMU's number of the processor.
     pub(crate) fn index(&self) -> u32 {
         self.index
     }
 
-    /// A register.
+    /// Returns the value of a register.
     pub(crate) fn read(&self, register: Register) -> u64 {
         let Some(handle) = REGISTERS.get().and_then(|all| all.get(&register)) else {
             return 0;
@@ -250,7 +250,7 @@ impl Vcpu {
         }
     }
 
-    /// Loads from a virtual address.
+    /// Loads bytes from a virtual address of the guest; returns false if that is not possible.
     pub(crate) fn load(&self, address: u64, into: &mut [u8]) -> bool {
         if into.is_empty() {
             return true;
@@ -261,7 +261,7 @@ impl Vcpu {
         done && copy(&bytes, into)
     }
 
-    /// Stores at a virtual address.
+    /// Stores bytes at a virtual address of the guest; returns false if that is not possible.
     pub(crate) fn store(&mut self, address: u64, bytes: &[u8]) -> bool {
         let array = Bytes::of(bytes);
         // SAFETY: called on the processor's thread; the array holds the bytes.

@@ -19,36 +19,36 @@ use crate::ffi::{self, Register, Vcpu};
 use crate::outside::{GuestPages, Outbox, Registry, WallClock};
 use sync::Unpoisoned;
 
-/// Instructions that are watched.
+/// Kinds of instructions before which QEMU calls the plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Site {
-    /// NQAP, DQAP, PQAP.
+    /// The AP instructions NQAP, DQAP and PQAP.
     Ap,
-    /// STFL, STFLE.
+    /// STFL and STFLE, which store the facility list.
     Facilities,
-    /// LPSWE, LPSWEY.
+    /// LPSWE and LPSWEY, which load the program status word.
     LoadPsw,
 }
 
 const STFL: u16 = 0xb2b1;
 const STFLE: u16 = 0xb2b0;
 const LPSWE: u16 = 0xb2b2;
-/// LPSWEY has its operation code in the first and the last byte.
+/// Operation code of LPSWEY, in the first and the last byte of the instruction.
 const LPSWEY: (u8, u8) = (0xeb, 0x71);
-/// EX, and EXRL by its first byte and the low half of the second.
+/// Operation code of EX; EXRL is known by its first byte and the low half of its second.
 const EX: u8 = 0x44;
 const EXRL: (u8, u8) = (0xc6, 0x00);
 
-/// Address of STFL's result, below the prefix.
+/// Address at which STFL stores the facility list, relative to the prefix.
 const STFL_LIST: u64 = 200;
-/// Bit 14 of the PSW: wait.
+/// Bit 14 of the PSW: the processor waits for an interruption.
 const PSW_WAIT: u64 = 1 << 49;
 
 /// Maximum length of a request. The driver sends at most 3,088 bytes; 12 KiB is the limit that
 /// Linux assumes for such cards.
 const LARGEST_REQUEST: usize = 12 * 1024;
 
-/// Classifies an instruction by its bytes.
+/// Returns the kind of an instruction, given its bytes; `None` if the plugin does not watch it.
 pub(crate) fn classify(code: &[u8]) -> Option<Site> {
     match *code {
         [high, low, _, _] => match u16::from_be_bytes([high, low]) {
@@ -67,11 +67,11 @@ type Device = Mediated<GuestPages, Registry, WallClock, Cards<WallClock, Outbox,
 /// A facility list that a processor is just storing.
 #[derive(Clone, Copy, Debug)]
 struct Storing {
-    /// The instruction after the one that stores.
+    /// Address of the instruction after the one that stores the list.
     next: u64,
-    /// Where it stores: a virtual address for STFLE, an absolute one for STFL.
+    /// Address at which the list is stored: virtual for STFLE, absolute for STFL.
     list: u64,
-    /// Room in doublewords; `None` for STFL.
+    /// Space for the list in doublewords; `None` for STFL, with its fixed list.
     room: Option<u64>,
 }
 
@@ -82,7 +82,7 @@ struct Machine {
     outbox: Outbox,
     facilities: Facilities,
     log: bool,
-    /// Subclasses with a pending interruption, leftmost bit for subclass 0.
+    /// Interruption subclasses with a pending interruption; the leftmost bit is subclass 0.
     pending: u8,
     storing: BTreeMap<u32, Storing>,
     counts: BTreeMap<&'static str, u64>,
@@ -94,7 +94,7 @@ fn lock() -> MutexGuard<'static, Option<Machine>> {
     MACHINE.lock().unpoisoned()
 }
 
-/// Makes the cards and gives them to the guest.
+/// Creates the emulated cards from the plugin's arguments, and gives them to the guest.
 pub(crate) fn start(arguments: &[String]) -> Result<(), String> {
     let config = Config::parse(arguments)?;
     let (clock, outbox) = (WallClock::new(), Outbox::default());
@@ -199,7 +199,7 @@ pub(crate) fn at_ap(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
     Some(new.address)
 }
 
-/// Before STFL or STFLE: remembers where it will store.
+/// Records where STFL or STFLE will store the facility list, before the instruction is executed.
 pub(crate) fn at_facilities(vcpu: &mut Vcpu, at: u64) -> Option<u64> {
     let mut code = [0; 4];
     if !vcpu.load(at, &mut code) || classify(&code) != Some(Site::Facilities) {

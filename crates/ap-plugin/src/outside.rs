@@ -23,7 +23,7 @@ use sync::Unpoisoned;
 pub(crate) struct GuestPages(BTreeMap<GuestPage, u32>);
 
 impl GuestPages {
-    /// Pins that are held.
+    /// Returns the number of page pins that are held.
     pub(crate) fn held(&self) -> u32 {
         self.0.values().sum()
     }
@@ -44,12 +44,12 @@ impl Pages for GuestPages {
     }
 }
 
-/// Interruption subclasses: the guest's stand for themselves.
+/// Registry of interruption subclasses, in which host and guest numbers are the same.
 #[derive(Debug, Default)]
 pub(crate) struct Registry(BTreeMap<Subclass, u32>);
 
 impl Registry {
-    /// Registrations that are held.
+    /// Returns the number of subclass registrations that are held.
     pub(crate) fn held(&self) -> u32 {
         self.0.values().sum()
     }
@@ -75,7 +75,7 @@ fn take_one<K: Ord>(counts: &mut BTreeMap<K, u32>, key: K) {
     }
 }
 
-/// The host's time.
+/// Clock of the cards: the host's time since the plugin was started.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WallClock(Instant);
 
@@ -101,7 +101,7 @@ impl Clock for WallClock {
 pub(crate) struct Outbox(Arc<Mutex<Vec<Subclass>>>);
 
 impl Outbox {
-    /// The subclasses of the notifications since the last time.
+    /// Returns and clears the subclasses of all notifications since the last call.
     pub(crate) fn take(&self) -> Vec<Subclass> {
         mem::take(&mut self.0.lock().unpoisoned())
     }

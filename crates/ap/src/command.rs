@@ -48,7 +48,7 @@ pub struct Facilities {
 }
 
 impl Facilities {
-    /// All facilities.
+    /// Facilities of a machine with all AP facilities installed.
     pub const ALL: Facilities = Facilities {
         instructions: true,
         configuration: true,
@@ -56,7 +56,7 @@ impl Facilities {
         interruption: true,
     };
 
-    /// No facilities.
+    /// Facilities of a machine without AP instructions.
     pub const NONE: Facilities = Facilities {
         instructions: false,
         configuration: false,
@@ -90,7 +90,7 @@ impl Facilities {
 pub enum Function {
     /// 0: test queue. `facilities`: the T bit, which also requests the facility bits.
     Tapq {
-        /// The T bit.
+        /// The T bit of general register 0, which also requests the facility bits.
         facilities: bool,
     },
     /// 1: reset queue.
@@ -112,9 +112,9 @@ pub struct Pqap {
     pub apqn: Apqn,
 }
 
-/// The T bit of general register 0.
+/// The T bit of general register 0, with which TAPQ also requests the facility bits.
 const T_BIT: u64 = 0x0080_0000;
-/// Bits 41-47, which must be zeros.
+/// Bits 41-47 of general register 0, which must be zeros.
 const RESERVED: u64 = 0x007f_0000;
 /// Bits of a queue number that only extended addressing uses: APID above 63, APQI above 15.
 const EXTENDED: u64 = 0x0000_c0f0;
@@ -172,7 +172,7 @@ impl Subclass {
         Subclass(bits & 7)
     }
 
-    /// Returns the number.
+    /// Returns the number of the subclass, 0-7.
     pub const fn get(self) -> u8 {
         self.0
     }
@@ -197,7 +197,7 @@ pub enum InterruptControl {
     },
 }
 
-/// Bit 16 of general register 1: enable.
+/// Bit 16 of general register 1, with which AQIC enables interrupts.
 const IR_BIT: u64 = 1 << (63 - 16);
 
 impl InterruptControl {

@@ -16,15 +16,15 @@ pub struct Hardware {
 }
 
 impl Hardware {
-    /// Modular exponentiation of up to 4096 bits.
+    /// Facility bit: the card computes modular exponentiation of up to 4096 bits.
     pub const MEX_4K: u32 = 1 << 30;
-    /// CRT of up to 4096 bits.
+    /// Facility bit: the card computes with the Chinese remainder theorem (CRT) of up to 4096 bits.
     pub const CRT_4K: u32 = 1 << 29;
-    /// Accelerator mode.
+    /// Facility bit: the card is in accelerator mode.
     pub const ACCELERATOR: u32 = 1 << 27;
-    /// Extended addressing.
+    /// Facility bit: extended addressing (APXA) is installed.
     pub const APXA: u32 = 1 << 25;
-    /// Adapter type CEX8.
+    /// Adapter type of the Crypto Express8S card (CEX8).
     pub const CEX8: u8 = 14;
 
     /// Returns general register 2. The facility bits are included only if the program has set the T
@@ -50,7 +50,7 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// Size of the block in bytes.
+    /// Size of the configuration block of PQAP(QCI) in bytes.
     pub const SIZE: usize = 128;
     /// Byte 0: extended addressing is installed.
     const APXA: u8 = 0x40;

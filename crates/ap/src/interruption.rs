@@ -5,19 +5,19 @@
 
 use crate::command::{ProgramException, Subclass};
 
-/// A program status word.
+/// A program status word (PSW) of z/Architecture, of 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Psw {
-    /// Left half: masks, modes, condition code.
+    /// Left half of the PSW: masks, modes and condition code.
     pub mask: u64,
     /// Address of the next instruction.
     pub address: u64,
 }
 
 impl Psw {
-    /// Bit 6: I/O interruptions are enabled.
+    /// Bit 6 of the PSW: I/O interruptions are enabled.
     pub const IO: u64 = 1 << 57;
-    /// Bits 18-19: the condition code.
+    /// Bits 18-19 of the PSW: the condition code.
     pub const CONDITION: u64 = 3 << 44;
 
     /// Decodes a PSW from storage.

@@ -17,17 +17,18 @@ impl Apqn {
         Apqn((gr0 & 0xffff) as u16)
     }
 
-    /// Returns the queue number in the form of a register.
+    /// Returns the queue number as registers hold it: adapter in the high byte, domain in the low
+    /// one.
     pub const fn get(self) -> u16 {
         self.0
     }
 
-    /// Returns the adapter (APID).
+    /// Returns the number of the queue's adapter (APID).
     pub const fn adapter(self) -> u8 {
         (self.0 >> 8) as u8
     }
 
-    /// Returns the domain (APQI).
+    /// Returns the number of the queue's domain (APQI).
     pub const fn domain(self) -> u8 {
         (self.0 & 0xff) as u8
     }
@@ -54,19 +55,19 @@ impl Mask {
     /// Mask with all bits zero.
     pub const EMPTY: Mask = Mask([0; 4]);
 
-    /// Returns whether a bit is one.
+    /// Returns whether the bit with this number is one.
     pub fn contains(&self, bit: u8) -> bool {
         self.word(bit) & place(bit) != 0
     }
 
-    /// Sets a bit.
+    /// Sets the bit with this number to one.
     pub fn insert(&mut self, bit: u8) {
         if let Some(word) = self.0.get_mut(usize::from(bit / 64)) {
             *word |= place(bit);
         }
     }
 
-    /// Clears a bit.
+    /// Sets the bit with this number to zero.
     pub fn remove(&mut self, bit: u8) {
         if let Some(word) = self.0.get_mut(usize::from(bit / 64)) {
             *word &= !place(bit);
@@ -117,11 +118,11 @@ impl FromIterator<u8> for Mask {
 /// administrate the control domains, whether or not it may also use them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Matrix {
-    /// Adapter mask (APM).
+    /// Adapter mask (APM): the adapters that the guest may use.
     pub adapters: Mask,
-    /// Usage domain mask (AQM).
+    /// Usage domain mask (AQM): the domains that the guest may use on its adapters.
     pub domains: Mask,
-    /// Control domain mask (ADM).
+    /// Control domain mask (ADM): the domains that the guest may administer.
     pub control_domains: Mask,
 }
 

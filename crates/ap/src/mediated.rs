@@ -25,19 +25,19 @@ use crate::status::{QueueStatus, Response};
 /// Maximum number of attempts at an instruction on a busy queue, and of checks of the interrupt bit
 /// (as in vfio_ap).
 const MAX_ATTEMPTS: u32 = 5;
-/// Pause between two attempts, in nanoseconds.
+/// Pause in nanoseconds between two attempts at an instruction on a busy queue.
 const RETRY_INTERVAL: u64 = 20_000_000;
 
 /// Interfaces to everything outside the crate.
 #[derive(Debug)]
 pub struct Outside<P, S, C, Q> {
-    /// The guest's memory.
+    /// Access to the guest's memory, to pin pages of notification bytes.
     pub pages: P,
-    /// Interruption subclasses of the guest.
+    /// Registry of the guest's interruption subclasses.
     pub subclasses: S,
-    /// Clock.
+    /// Clock for pauses between attempts.
     pub clock: C,
-    /// Queues of the host.
+    /// Queues of the host, on which the guest's instructions are executed.
     pub queues: Q,
 }
 
@@ -47,7 +47,7 @@ pub struct Outside<P, S, C, Q> {
 #[error("{0} notification bytes are still in use by their queues")]
 pub struct StillHeld(pub usize);
 
-/// Mediated device of a guest.
+/// Mediated device of a guest: its matrix of AP queues, and the interrupts of these queues.
 #[derive(Debug)]
 pub struct Mediated<P, S, C, Q> {
     outside: Outside<P, S, C, Q>,
@@ -106,7 +106,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         self.abandon(&gone)
     }
 
-    /// Unassigns a domain, even while it is in use.
+    /// Unassigns a domain from the guest, even while it is in use.
     pub fn unassign_domain(&mut self, domain: u8) -> Result<(), StillHeld> {
         let gone: Vec<Apqn> = self
             .matrix
@@ -117,7 +117,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         self.abandon(&gone)
     }
 
-    /// Unassigns the administration of a domain.
+    /// Removes the guest's right to administer a domain.
     pub fn unassign_control_domain(&mut self, domain: u8) {
         self.matrix.control_domains.remove(domain);
     }
@@ -201,7 +201,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         self.attached && self.matrix.contains(apqn) && self.bound.contains(&apqn)
     }
 
-    /// Executes PQAP(AQIC).
+    /// Executes the guest's PQAP(AQIC), which turns interrupts of a queue on or off.
     pub fn aqic(&mut self, apqn: Apqn, control: InterruptControl) -> QueueStatus {
         if !self.owns(apqn) {
             return QueueStatus::of(Response::QUEUE_NOT_AVAILABLE);
@@ -215,7 +215,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         }
     }
 
-    /// Executes PQAP(TAPQ).
+    /// Executes the guest's PQAP(TAPQ), which tests a queue.
     pub fn tapq(&mut self, apqn: Apqn) -> (QueueStatus, Hardware) {
         if !self.owns(apqn) {
             let status = QueueStatus::of(Response::QUEUE_NOT_AVAILABLE);
@@ -225,12 +225,12 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         self.outside.queues.tapq(apqn)
     }
 
-    /// Executes PQAP(RAPQ).
+    /// Executes the guest's PQAP(RAPQ), which resets a queue.
     pub fn rapq(&mut self, apqn: Apqn) -> QueueStatus {
         self.guest_reset(apqn, Q::rapq)
     }
 
-    /// Executes PQAP(ZAPQ).
+    /// Executes the guest's PQAP(ZAPQ), which resets a queue and clears its secrets.
     pub fn zapq(&mut self, apqn: Apqn) -> QueueStatus {
         self.guest_reset(apqn, Q::zapq)
     }
@@ -253,7 +253,7 @@ impl<P: Pages, S: Subclasses, C: Clock, Q: Queues> Mediated<P, S, C, Q> {
         configuration
     }
 
-    /// Executes NQAP.
+    /// Executes the guest's NQAP, which enqueues a request or a part of one.
     pub fn nqap(&mut self, apqn: Apqn, part: RequestPart<'_>) -> QueueStatus {
         if !self.owns(apqn) {
             return QueueStatus::of(Response::QUEUE_NOT_AVAILABLE);

@@ -10,7 +10,7 @@ use crate::information::{Configuration, Hardware};
 use crate::matrix::Apqn;
 use crate::status::QueueStatus;
 
-/// Page size in bytes.
+/// Size of a page of the guest in bytes.
 pub const PAGE_SIZE: u64 = 4096;
 
 /// A page frame of the guest: its absolute address divided by [`PAGE_SIZE`].
@@ -68,7 +68,7 @@ pub trait Subclasses {
     fn unregister(&mut self, subclass: Subclass);
 }
 
-/// A clock.
+/// A clock in nanoseconds, with which the device waits for a queue.
 pub trait Clock {
     /// Returns the time in nanoseconds since an arbitrary instant.
     fn now(&self) -> u64;
@@ -80,7 +80,7 @@ pub trait Clock {
 /// Destination of a queue's interrupts: the operand of the host's AQIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InterruptTarget {
-    /// Address of the notification byte.
+    /// Host address of the notification byte.
     pub notification: HostAddress,
     /// The guest's subclass, made pending in its GISA.
     pub guest: Subclass,
@@ -91,11 +91,11 @@ pub struct InterruptTarget {
 /// A request for NQAP, or a part of one.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestPart<'a> {
-    /// Program-supplied message identifier.
+    /// Identifier of the message, which the guest's program chooses.
     pub id: u64,
     /// Bytes of the request.
     pub data: &'a [u8],
-    /// Whether this is the last part.
+    /// Whether this is the last part of the request.
     pub last: bool,
     /// Whether the program marked it as a special command.
     pub special: bool,
@@ -104,9 +104,9 @@ pub struct RequestPart<'a> {
 /// A reply from DQAP, or a part of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Identifier of the request.
+    /// Identifier of the request that the reply answers.
     pub id: u64,
-    /// Bytes of the reply.
+    /// Bytes of the reply, or of this part of it.
     pub data: alloc::vec::Vec<u8>,
     /// Number of bytes of this reply that remain in the queue.
     pub residual: usize,

@@ -49,10 +49,10 @@ impl Registration {
     }
 }
 
-/// Resources held for a queue's interrupts.
+/// Resources that are held for the interrupts of one queue.
 #[derive(Debug, Default)]
 pub(crate) enum InterruptResources {
-    /// No resources.
+    /// No resources are held.
     #[default]
     Nothing,
     /// Interrupts are on, or will be: the bit may still read zero.
@@ -66,12 +66,12 @@ pub(crate) enum InterruptResources {
     },
 }
 
-/// State that is kept for a queue.
+/// State of one queue: the resources held for its interrupts, and whether it is being reset.
 #[derive(Debug, Default)]
 pub(crate) struct QueueRecord {
-    /// Resources held for its interrupts.
+    /// Resources that are held for the queue's interrupts.
     pub(crate) held: InterruptResources,
-    /// A reset was started, and its end was not observed yet.
+    /// Whether a reset of the queue was started and has not been seen to end.
     pub(crate) resetting: bool,
 }
 
@@ -92,7 +92,7 @@ impl QueueRecord {
         matches!(self.held, InterruptResources::Nothing) && !self.resetting
     }
 
-    /// Begins turning interrupts off; `now_told` if the queue has accepted the order.
+    /// Begins to turn the queue's interrupts off; `now_told`: the queue has accepted the order.
     pub(crate) fn leave(&mut self, now_told: bool) {
         self.held = match mem::take(&mut self.held) {
             InterruptResources::Nothing => InterruptResources::Nothing,
@@ -107,7 +107,7 @@ impl QueueRecord {
         };
     }
 
-    /// Releases the resources; the queue does not use them any more.
+    /// Releases the resources for interrupts, after the queue has stopped using them.
     pub(crate) fn release(&mut self, pages: &mut impl Pages, subclasses: &mut impl Subclasses) {
         match mem::take(&mut self.held) {
             InterruptResources::Nothing => {}

@@ -10,25 +10,25 @@ impl Response {
     pub const NORMAL: Response = Response(0x00);
     /// The queue does not exist, or this program may not use it.
     pub const QUEUE_NOT_AVAILABLE: Response = Response(0x01);
-    /// A reset is in progress.
+    /// A reset of the queue is in progress.
     pub const RESET_IN_PROGRESS: Response = Response(0x02);
     /// The adapter is deconfigured.
     pub const DECONFIGURED: Response = Response(0x03);
     /// The adapter is in the check-stop state.
     pub const CHECKSTOPPED: Response = Response(0x04);
-    /// Busy with an earlier function; try again.
+    /// The queue is busy with an earlier function; the program should try again.
     pub const BUSY: Response = Response(0x05);
     /// The notification byte's address cannot be used.
     pub const INVALID_ADDRESS: Response = Response(0x06);
-    /// Interrupts already have the requested state.
+    /// Interrupts of the queue already have the requested state.
     pub const OTHERWISE_CHANGED: Response = Response(0x07);
     /// The guest's interruption state area cannot be used.
     pub const INVALID_GISA: Response = Response(0x08);
     /// The queue is bound to another guest.
     pub const BOUND_TO_ANOTHER: Response = Response(0x09);
-    /// A change of state is in progress.
+    /// A change of the queue's state is in progress.
     pub const STATE_CHANGE_IN_PROGRESS: Response = Response(0x0a);
-    /// The queue is not bound.
+    /// The queue is not bound to a guest.
     pub const NOT_BOUND: Response = Response(0x0b);
     /// NQAP: the queue is full.
     pub const QUEUE_FULL: Response = Response(0x10);
@@ -36,7 +36,7 @@ impl Response {
     pub const NO_PENDING_REPLY: Response = Response(0x10);
     /// The domain number exceeds the adapter's maximum.
     pub const INDEX_TOO_BIG: Response = Response(0x11);
-    /// A part of a message without its first part.
+    /// The part of a message lacks its first part.
     pub const NO_FIRST_PART: Response = Response(0x13);
     /// The message exceeds the maximum of the queue.
     pub const MESSAGE_TOO_BIG: Response = Response(0x15);

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-/// A measured figure.
+/// A measured figure of a case, with the figures of its runs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     pub suite: String,
@@ -24,7 +24,7 @@ pub struct Row {
     #[serde(default)]
     pub queues: u32,
     pub metric: String,
-    /// Median of `runs`.
+    /// Median of the figures of all runs, in the unit of the row.
     pub value: f64,
     pub unit: String,
     /// Figures of all runs, in order. For slices, only those needed for ratios.
@@ -61,7 +61,7 @@ impl Slices {
     }
 }
 
-/// Circumstances of the measurements.
+/// Circumstances under which the results were measured.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunInfo {
@@ -83,7 +83,7 @@ pub struct SuiteDistance {
     pub distance: Distance,
 }
 
-/// A case that was not measured.
+/// A case of a suite that was not measured, with the reason.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 pub struct LeftOut {
     pub suite: String,
@@ -113,7 +113,7 @@ pub struct Machine {
     pub stolen: f64,
 }
 
-/// Contents of the results file.
+/// Contents of the results file: figures of all suites, and how they were measured.
 #[derive(Clone, Debug, Default)]
 pub struct Results {
     pub about: RunInfo,
@@ -134,7 +134,7 @@ struct TaggedAbout {
     about: RunInfo,
 }
 
-/// Name of the file in the output directory.
+/// Name of the results file in the output directory.
 pub const FILE: &str = "results.json";
 
 impl Results {
@@ -347,7 +347,7 @@ fn short(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }
 
-/// Collects the runs of figures.
+/// Collects the figures of all runs of a suite, and computes their medians.
 #[derive(Clone, Default)]
 pub struct Collector {
     rows: Vec<Row>,
@@ -371,7 +371,7 @@ pub struct SlicePosition {
     pub round_trip: f64,
 }
 
-/// Results of a suite.
+/// Results of one suite: its figures, and the distances between the CPUs.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
     pub rows: Vec<Row>,
@@ -379,7 +379,7 @@ pub struct Figures {
     pub distances: Vec<Distance>,
 }
 
-/// Identity of a figure.
+/// Identity of a measured figure: the case, its depth and its number of queues.
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
     pub suite: &'a str,

@@ -3,16 +3,16 @@
 use crate::host::Host;
 use crate::verdict::Check;
 
-/// Controllers that must pass a case.
+/// Controllers that must pass a conformance case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// Every I/O controller on PCIe.
     Always,
-    /// Controllers that report this capability.
+    /// Controllers that report the named capability.
     If(&'static str),
 }
 
-/// Preparation of the controller before a case.
+/// State into which the controller is brought before a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setup {
     /// The controller stays disabled.
@@ -25,25 +25,25 @@ pub enum Setup {
     Pair,
 }
 
-/// A conformance case.
+/// Conformance case: one requirement of the standard, and the function that checks it.
 pub struct Case {
-    /// Unique name.
+    /// Unique name of the case.
     pub name: &'static str,
     /// Entries of the public test plan that the case covers; empty if there is none.
     pub plan: &'static [&'static str],
-    /// Requirement that the case checks.
+    /// Requirement of the standard that the case checks.
     pub title: &'static str,
-    /// Section of the standard that requires it.
+    /// Section of the standard that contains the requirement.
     pub section: &'static str,
-    /// Controllers that must pass.
+    /// Controllers that must pass the case.
     pub need: Need,
-    /// Preparation before the case.
+    /// State into which the controller is brought before the case.
     pub setup: Setup,
-    /// Function that runs the case.
+    /// Function that executes the case.
     pub run: Run,
 }
 
-/// Function of a case.
+/// Function that executes a conformance case.
 #[derive(Clone, Copy)]
 pub enum Run {
     /// Function that uses one host.
@@ -56,7 +56,7 @@ pub enum Run {
 macro_rules! cases {
     ($($name:ident, [$($plan:literal),*], $need:expr, $setup:ident, $section:literal,
         $title:literal;)*) => {
-        /// Cases of this module.
+        /// Table of the conformance cases in this module.
         pub(super) const CASES: &[$crate::case::Case] = &[$($crate::case::Case {
             name: stringify!($name),
             plan: &[$($plan),*],
@@ -69,10 +69,10 @@ macro_rules! cases {
     };
 }
 
-/// Builds a module's table of cases that use two hosts.
+/// Builds the table of a module's cases that use two hosts.
 macro_rules! pair_cases {
     ($($name:ident, [$($plan:literal),*], $need:expr, $section:literal, $title:literal;)*) => {
-        /// Cases of this module that use two hosts.
+        /// Table of the conformance cases in this module that use two hosts.
         pub(super) const PAIR_CASES: &[$crate::case::Case] = &[$($crate::case::Case {
             name: stringify!($name),
             plan: &[$($plan),*],

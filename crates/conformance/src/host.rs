@@ -17,15 +17,15 @@ use test_host::{
 };
 use vfio_user::DmaUnmapping;
 
-/// Time limit for the server's reply to a message, and for a command's completion.
+/// Time limit for a reply of the server, and for the completion of a command.
 const ANSWER: Duration = Duration::from_secs(10);
 /// Time without a completion after which none is expected.
 pub const QUIET_TIME: Duration = Duration::from_millis(60);
-/// First IOVA of guest memory.
+/// First guest address (IOVA) of the memory that the host maps.
 pub const RAM_BASE: u64 = 0x1_0000_0000;
-/// Size of guest memory in bytes.
+/// Size of the host's memory in bytes.
 const RAM_SIZE: u64 = 96 << 20;
-/// Page size of guest memory in bytes.
+/// Page size of the host's memory in bytes.
 pub const PAGE: u64 = 4096;
 /// Number of entries of the Admin queues, and of I/O queues unless the controller supports fewer.
 pub const ENTRIES: u16 = 64;
@@ -33,18 +33,18 @@ pub const ENTRIES: u16 = 64;
 struct Sq {
     ring: test_host::Sq,
     cqid: u16,
-    /// Identifiers of outstanding commands.
+    /// Identifiers of the queue's outstanding commands.
     outstanding: Vec<u16>,
 }
 
-/// Register values with which the controller is enabled.
+/// Values with which a host enables the controller.
 #[derive(Clone, Copy, Debug)]
 pub struct Enable {
     /// Number of entries of the Admin submission queue.
     pub asq: u16,
     /// Number of entries of the Admin completion queue.
     pub acq: u16,
-    /// Other fields of CC.
+    /// Value of the register CC, to which CC.EN is added.
     pub cc: Cc,
 }
 
@@ -59,30 +59,30 @@ impl Default for Enable {
     }
 }
 
-/// Creates an admin command.
+/// Returns an admin command for a namespace, without data.
 pub fn admin(opcode: AdminOpcode, nsid: u32) -> Command {
     Command::new(opcode.0, nsid)
 }
 
-/// Creates an I/O command.
+/// Returns an I/O command for a namespace, without data.
 pub fn nvm(opcode: NvmOpcode, nsid: u32) -> Command {
     Command::new(opcode.0, nsid)
 }
 
-/// A host with its connection to a controller.
+/// NVMe host that tests a controller over a vfio-user connection.
 pub struct Host {
     link: Link,
     ram: Windows,
-    /// IOVA of the next free byte of memory.
+    /// Guest address (IOVA) of the next free byte of memory.
     free: u64,
-    /// CAP.
+    /// Value of the controller's CAP register.
     pub cap: Cap,
-    /// Memory page size in bytes with which the controller was enabled.
+    /// Memory page size in bytes with which the controller was enabled (CC.MPS).
     pub page_size: u64,
     sqs: BTreeMap<u16, Sq>,
     cqs: BTreeMap<u16, Cq>,
     next_cid: u16,
-    /// Completions that arrived while waiting for another one: completion queue and entry.
+    /// Completions that arrived while another one was awaited, each with its completion queue ID.
     kept: Vec<(u16, Completion)>,
 }
 
@@ -129,14 +129,14 @@ impl Host {
         Ok(host)
     }
 
-    /// Sets Memory Space Enable, Bus Master Enable and Interrupt Disable.
+    /// Sets the PCI command register: memory space, bus mastering, and Interrupt Disable.
     pub fn decode(&mut self) -> Check {
         Ok(self.set_command(0x0406)?)
     }
 
     // Registers.
 
-    /// Reads CSTS.
+    /// Returns the value of the CSTS register.
     pub fn csts(&mut self) -> Check<Csts> {
         Ok(Csts::from_bits(self.read32(regs::CSTS)?))
     }
@@ -146,7 +146,7 @@ impl Host {
         Duration::from_millis(500) * u32::from(self.cap.to()).max(1)
     }
 
-    /// Waits until CSTS fulfils `wanted`, and returns it.
+    /// Waits until `wanted` returns true for the CSTS register, and returns the value.
     pub fn wait_csts(&mut self, what: &str, wanted: impl Fn(Csts) -> bool) -> Check<Csts> {
         let limit = self.ready_time();
         let wanted = |csts| wanted(Csts::from_bits(csts));
@@ -155,7 +155,7 @@ impl Host {
         Ok(Csts::from_bits(csts))
     }
 
-    /// Clears CC.EN, and waits until CSTS.RDY is clear.
+    /// Disables the controller (CC.EN), and waits until CSTS.RDY is clear.
     pub fn disable(&mut self) -> Check {
         let cc = Cc::from_bits(self.read32(regs::CC)?);
         self.write32(
@@ -169,7 +169,7 @@ impl Host {
         Ok(())
     }
 
-    /// Enables the controller with new admin queues.
+    /// Enables the controller with new Admin queues and these values.
     pub fn enable_with(&mut self, how: Enable) -> Check {
         self.page_size = PAGE << how.cc.mps();
         let align = self.page_size;
@@ -191,7 +191,7 @@ impl Host {
         Ok(())
     }
 
-    /// Enables the controller with the usual parameters.
+    /// Enables the controller with new Admin queues and the usual values.
     pub fn enable(&mut self) -> Check {
         let mut how = Enable::default();
         if self.cap.css().iocss() && !self.cap.css().ncss() {
@@ -203,7 +203,7 @@ impl Host {
 
     // Memory.
 
-    /// Allocates zeroed memory at the start of a page, and returns its IOVA.
+    /// Allocates `len` bytes of zeroed memory at the start of a page. Returns the IOVA.
     pub fn alloc(&mut self, len: u64) -> Check<u64> {
         let align = self.page_size;
         self.alloc_at(len, align)
@@ -224,19 +224,19 @@ impl Host {
         self.ram.add(iova, memory);
     }
 
-    /// Copies from memory.
+    /// Returns `len` bytes of the host's memory from address `iova` on.
     pub fn get(&self, iova: u64, len: usize) -> Check<Vec<u8>> {
         let mut data = vec![0; len];
         self.ram.read(iova, &mut data)?;
         Ok(data)
     }
 
-    /// Copies into memory.
+    /// Writes `data` to the host's memory at address `iova`.
     pub fn put(&self, iova: u64, data: &[u8]) -> Check {
         Ok(self.ram.write(iova, data)?)
     }
 
-    /// Unmaps all memory from the controller.
+    /// Unmaps all of the host's memory from the controller.
     pub fn unmap_all(&mut self) -> Check {
         self.client.dma_unmap(DmaUnmapping::All)?;
         Ok(())
@@ -256,7 +256,7 @@ impl Host {
 
     // Queues.
 
-    /// Adds a submission queue to those that this host uses.
+    /// Adds a submission queue to those that this host knows.
     pub fn know_sq(&mut self, qid: u16, iova: u64, entries: u16, cqid: u16) {
         let sq = Sq {
             ring: test_host::Sq::new(iova, entries.into()),
@@ -266,22 +266,22 @@ impl Host {
         self.sqs.insert(qid, sq);
     }
 
-    /// Adds a completion queue to those that this host uses.
+    /// Adds a completion queue to those that this host knows.
     pub fn know_cq(&mut self, qid: u16, iova: u64, entries: u16) {
         self.cqs.insert(qid, Cq::new(iova, entries.into()));
     }
 
-    /// Removes a submission queue from those that this host uses.
+    /// Removes a submission queue from those that this host knows.
     pub fn forget_sq(&mut self, qid: u16) {
         self.sqs.remove(&qid);
     }
 
-    /// Returns the offset in BAR0 of a doorbell.
+    /// Returns the byte offset in BAR0 of a queue's doorbell.
     pub fn doorbell(&self, qid: u16, cq: bool) -> u64 {
         test_host::doorbell(qid, cq, self.cap.dstrd())
     }
 
-    /// Writes a doorbell.
+    /// Writes a value to the doorbell of a queue.
     pub fn ring(&mut self, qid: u16, cq: bool, value: u32) -> Check {
         let offset = self.doorbell(qid, cq);
         Ok(self.write32(offset, value)?)
@@ -291,7 +291,8 @@ impl Host {
         self.sqs.get_mut(&qid).ok_or_else(|| without(qid))
     }
 
-    /// Appends a command without ringing the doorbell; returns its identifier.
+    /// Adds a command to a submission queue without ringing the doorbell. Returns the command
+    /// identifier.
     pub fn put_command(&mut self, qid: u16, command: Command) -> Check<u16> {
         self.next_cid = self.next_cid.wrapping_add(1) & 0x7fff;
         let cid = self.next_cid;
@@ -299,7 +300,7 @@ impl Host {
         Ok(cid)
     }
 
-    /// Appends a command with the identifier `cid`.
+    /// Adds a command with the identifier `cid` to a submission queue.
     pub fn put_command_as(&mut self, qid: u16, command: Command, cid: u16) -> Check {
         let sq = self.sqs.get_mut(&qid).ok_or_else(|| without(qid))?;
         sq.ring.push(&self.ram, &command.with_cid(cid))?;
@@ -312,13 +313,13 @@ impl Host {
         Ok(self.sq(qid)?.ring.tail as u16)
     }
 
-    /// Rings a submission queue's doorbell for the appended commands.
+    /// Rings a submission queue's doorbell for all added commands.
     pub fn ring_tail(&mut self, qid: u16) -> Check {
         let tail = self.sq(qid)?.ring.tail;
         self.ring(qid, false, tail)
     }
 
-    /// Appends a command and rings the doorbell; returns its identifier.
+    /// Adds a command to a submission queue and rings the doorbell. Returns the command identifier.
     pub fn submit(&mut self, qid: u16, command: Command) -> Check<u16> {
         let cid = self.put_command(qid, command)?;
         self.ring_tail(qid)?;
@@ -341,7 +342,7 @@ impl Host {
         self.ring(cqid, true, head)
     }
 
-    /// Returns the next completion without writing the head doorbell.
+    /// Returns the next completion of a queue, if there is one, without writing the head doorbell.
     pub fn poll_quietly(&mut self, cqid: u16) -> Check<Option<Completion>> {
         let Some(cq) = self.cqs.get_mut(&cqid) else {
             return failed(format!(
@@ -373,7 +374,7 @@ impl Host {
         Ok(Some(entry))
     }
 
-    /// Waits for any completion of a queue.
+    /// Waits for the next completion of a queue.
     pub fn next(&mut self, cqid: u16) -> Check<Completion> {
         if let Some(at) = self.kept.iter().position(|(qid, _)| *qid == cqid) {
             return Ok(self.kept.remove(at).1);
@@ -398,7 +399,7 @@ impl Host {
         }
     }
 
-    /// Waits for the completion of one command; completions of other commands are kept.
+    /// Waits for the completion of command `cid`. Completions of other commands are kept.
     pub fn wait_for(&mut self, qid: u16, cid: u16) -> Check<Completion> {
         let cqid = self.sq(qid)?.cqid;
         let kept = self
@@ -418,7 +419,7 @@ impl Host {
         }
     }
 
-    /// Checks that no command completes for a while.
+    /// Checks that no command completes within [`QUIET_TIME`].
     pub fn stays_quiet(&mut self, cqid: u16, what: &str) -> Check {
         let until = Instant::now() + QUIET_TIME;
         while Instant::now() < until {
@@ -449,12 +450,12 @@ impl Host {
         Ok(entry)
     }
 
-    /// Executes an admin command.
+    /// Executes an admin command, and returns its completion.
     pub fn admin(&mut self, command: Command) -> Check<Completion> {
         self.run(0, command)
     }
 
-    /// Executes a command on I/O queue 1.
+    /// Executes a command on I/O queue 1, and returns its completion.
     pub fn io(&mut self, command: Command) -> Check<Completion> {
         self.run(1, command)
     }

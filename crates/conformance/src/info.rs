@@ -7,14 +7,14 @@ use nvme::feature::Fid;
 use nvme::{AdminOpcode, NvmOpcode};
 use test_host::{Command, Completion};
 
-/// Broadcast NSID.
+/// Broadcast NSID, which stands for all namespaces.
 pub const ALL: u32 = 0xffff_ffff;
 
-/// Identify Controller data (NVMe Base 2.1, 5.1.13.2.1).
+/// Data of Identify Controller ("NVMe Base 2.1", 5.1.13.2.1).
 pub struct Controller(pub Vec<u8>);
 
 impl Controller {
-    /// Returns the version (VER).
+    /// Returns the version that the controller reports (VER).
     pub fn ver(&self) -> u32 {
         u32_at(&self.0, 80)
     }
@@ -36,7 +36,7 @@ impl Controller {
     pub fn ctratt(&self) -> u32 {
         u32_at(&self.0, 96)
     }
-    /// Returns a bit of the optional admin commands (OACS).
+    /// Returns a bit of Optional Admin Command Support (OACS).
     pub fn oacs(&self, bit: u32) -> bool {
         u16_at(&self.0, 256) >> bit & 1 != 0
     }
@@ -48,7 +48,7 @@ impl Controller {
     pub fn event_limit(&self) -> usize {
         usize::from(u8_at(&self.0, 259)) + 1
     }
-    /// Returns a bit of the log page attributes (LPA).
+    /// Returns a bit of Log Page Attributes (LPA).
     pub fn lpa(&self, bit: u32) -> bool {
         u8_at(&self.0, 261) >> bit & 1 != 0
     }
@@ -72,7 +72,7 @@ impl Controller {
     pub fn nn(&self) -> u32 {
         u32_at(&self.0, 516)
     }
-    /// Returns a bit of the optional I/O commands (ONCS).
+    /// Returns a bit of Optional NVM Command Support (ONCS).
     pub fn oncs(&self, bit: u32) -> bool {
         u16_at(&self.0, 520) >> bit & 1 != 0
     }
@@ -86,15 +86,15 @@ impl Controller {
     }
 }
 
-/// A namespace as Identify Namespace describes it (NVM Command Set 1.1, 4.1.5.1).
+/// Namespace as Identify Namespace describes it ("NVM Command Set 1.1", 4.1.5.1).
 pub struct Namespace {
-    /// Namespace ID.
+    /// Namespace ID (NSID).
     pub nsid: u32,
-    /// Identify Namespace data.
+    /// Bytes of the Identify Namespace data.
     pub page: Vec<u8>,
-    /// Size in blocks.
+    /// Size of the namespace in blocks (NSZE).
     pub blocks: u64,
-    /// Data of a block in bytes.
+    /// Data size of a block in bytes.
     pub block: u64,
 }
 
@@ -104,13 +104,13 @@ impl Namespace {
         u16_at(&self.page, 128 + 4 * self.format())
     }
 
-    /// Index of the LBA format in use (FLBAS).
+    /// Returns the index of the LBA format in use (FLBAS).
     pub fn format(&self) -> usize {
         let flbas = u8_at(&self.page, 26);
         usize::from(flbas & 0xf | (flbas >> 1 & 0x30))
     }
 
-    /// Returns the size in bytes of `blocks` blocks in the data buffer.
+    /// Returns the number of bytes that `blocks` blocks occupy in the data buffer.
     pub fn bytes(&self, blocks: u64) -> u64 {
         let extended = u8_at(&self.page, 26) & 0x10 != 0;
         let metadata = if extended { self.metadata() } else { 0 };
@@ -119,7 +119,7 @@ impl Namespace {
 }
 
 impl Host {
-    /// Executes Identify with the whole of dword 10 as argument.
+    /// Executes Identify with all of dword 10 given.
     pub fn identify_raw(
         &mut self,
         cdw10: u32,
@@ -137,26 +137,26 @@ impl Host {
         Ok((entry, self.get(at, PAGE as usize)?))
     }
 
-    /// Executes Identify, which must succeed.
+    /// Executes Identify, which must succeed, and returns the data.
     pub fn identify(&mut self, cns: u8, nsid: u32) -> Check<Vec<u8>> {
         let (entry, page) = self.identify_raw(cns.into(), nsid, 0)?;
         entry.succeeds(&format!("Identify CNS {cns:02x}h of NSID {nsid:#x}"))?;
         Ok(page)
     }
 
-    /// Returns the Identify Controller data.
+    /// Returns the data of Identify Controller.
     pub fn controller(&mut self) -> Check<Controller> {
         Ok(Controller(self.identify(1, 0)?))
     }
 
-    /// Returns the active NSIDs.
+    /// Returns the NSIDs of the active namespaces.
     pub fn nsids(&mut self) -> Check<Vec<u32>> {
         let page = self.identify(2, 0)?;
         let all = page.chunks_exact(4).map(|chunk| u32_at(chunk, 0));
         Ok(all.take_while(|nsid| *nsid != 0).collect())
     }
 
-    /// Returns a namespace by its ID.
+    /// Returns the namespace with this NSID.
     pub fn namespace_of(&mut self, nsid: u32) -> Check<Namespace> {
         let page = self.identify(0, nsid)?;
         let flbas = u8_at(&page, 26);
@@ -204,7 +204,7 @@ impl Host {
             .dw(12, (blocks.wrapping_sub(1) & 0xffff) as u32))
     }
 
-    /// Reads blocks through I/O queue 1.
+    /// Reads blocks through I/O queue 1, and returns their data.
     pub fn read(&mut self, ns: &Namespace, slba: u64, blocks: u64) -> Check<Vec<u8>> {
         let len = ns.bytes(blocks);
         let at = self.alloc(len)?;
@@ -225,7 +225,7 @@ impl Host {
             .succeeds(&format!("Write of {blocks} blocks to LBA {slba:#x}"))
     }
 
-    /// Checks that blocks have this content.
+    /// Checks that the blocks from `slba` on contain `data`.
     pub fn holds(&mut self, ns: &Namespace, slba: u64, data: &[u8], what: &str) -> Check {
         let found = self.read(ns, slba, data.len() as u64 / ns.block)?;
         let differs = found.iter().zip(data).position(|(a, b)| a != b);
@@ -294,7 +294,7 @@ impl Host {
             .succeeds("Set Features, Host Behavior Support")
     }
 
-    /// Executes Set Features without data.
+    /// Executes Set Features without data, and returns the completion.
     pub fn set_feature(&mut self, fid: u8, nsid: u32, cdw11: u32) -> Check<Completion> {
         let command = admin(AdminOpcode::SET_FEATURES, nsid)
             .dw(10, fid.into())

@@ -6,7 +6,7 @@ use crate::plan::{self, GROUPS};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Plan entries that have cases, in order.
+/// Entries of the plan that have cases, in order.
 type Covered = BTreeMap<Key, Vec<&'static Case>>;
 
 /// Sort key of an entry, which sorts "1.10-b" after "1.9-a": test, then the number or letter.
@@ -61,7 +61,7 @@ fn case_row(text: &mut String, id: &str, case: &Case) {
     );
 }
 
-/// Returns the text of the document.
+/// Returns the text of docs/conformance.md.
 pub fn text() -> String {
     let covered = covered();
     let mut text = String::from(HEAD);

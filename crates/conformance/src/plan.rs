@@ -8,23 +8,23 @@
 
 use crate::case::Need::{self, Always, If};
 
-/// A group of tests.
+/// Group of entries of the UNH-IOL conformance plan.
 pub struct Group {
-    /// Number and name of the group.
+    /// Number and name of the group in the plan.
     pub title: &'static str,
-    /// Requirements of the group that no case covers.
+    /// Entries of the group that no case covers.
     pub left_out: &'static [LeftOut],
 }
 
-/// An entry of the plan without a case.
+/// Entry of the conformance plan that no case covers.
 pub struct LeftOut {
-    /// Number of the entry.
+    /// Number of the entry in the plan.
     pub id: &'static str,
-    /// Requirement of the entry.
+    /// Requirement that the entry tests.
     pub title: &'static str,
     /// Controllers that must fulfil the requirement.
     pub need: Need,
-    /// Reason why there is no case.
+    /// Reason why no case covers the entry.
     pub reason: &'static str,
 }
 
@@ -172,7 +172,7 @@ pub const GROUPS: &[Group] = &[
     },
 ];
 
-/// Returns the number of the group to which an entry belongs.
+/// Returns the number of the group that an entry of the plan belongs to.
 pub fn group_of(id: &str) -> &str {
     let end = id.find(['.', '-']).unwrap_or(id.len());
     id.get(..end).unwrap_or(id)

@@ -12,10 +12,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Time limit for the program to start listening.
+/// Time limit for the started program to listen on its sockets.
 const START: Duration = Duration::from_secs(60);
 
-/// A running `vnvme`, which is killed on drop.
+/// Running `vnvme` with disks for the cases, which is killed on drop.
 pub struct ServedProgram {
     child: Child,
     dir: TempDir,
@@ -143,7 +143,7 @@ impl ServedProgram {
         self.dir.path().join(format!("{name}.sock"))
     }
 
-    /// Returns the plain disk.
+    /// Returns the target with the plain disk.
     pub fn alone(&self) -> TestTarget {
         TestTarget {
             socket: self.socket("alone"),
@@ -151,7 +151,7 @@ impl ServedProgram {
         }
     }
 
-    /// Returns the disk for namespaces made by its host.
+    /// Returns the target with the disk on which the host creates namespaces.
     pub fn pool(&self) -> TestTarget {
         TestTarget {
             socket: self.socket("pool"),
@@ -159,7 +159,7 @@ impl ServedProgram {
         }
     }
 
-    /// Returns the disk with placement handles.
+    /// Returns the target with the disk that has placement handles.
     pub fn placed(&self) -> TestTarget {
         TestTarget {
             socket: self.socket("placed"),
@@ -167,7 +167,7 @@ impl ServedProgram {
         }
     }
 
-    /// Returns the disk with metadata.
+    /// Returns the target with the disk that has metadata.
     pub fn protected(&self) -> TestTarget {
         TestTarget {
             socket: self.socket("protected"),
@@ -175,7 +175,7 @@ impl ServedProgram {
         }
     }
 
-    /// Returns the zoned disk.
+    /// Returns the target with the zoned disk.
     pub fn zoned(&self) -> TestTarget {
         TestTarget {
             socket: self.socket("zoned"),
@@ -183,7 +183,7 @@ impl ServedProgram {
         }
     }
 
-    /// Returns the two disks of a subsystem.
+    /// Returns the target with the two disks of one subsystem.
     pub fn shared(&self) -> TestTarget {
         TestTarget {
             socket: self.socket("one"),
@@ -191,7 +191,7 @@ impl ServedProgram {
         }
     }
 
-    /// Returns whether the program still runs, which it must, whatever a host does.
+    /// Returns whether the program still runs, as it must after any action of a host.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }

@@ -8,29 +8,29 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Sockets of the controllers that the cases test.
+/// Sockets of the controllers that the conformance cases test.
 #[derive(Clone, Debug)]
 pub struct TestTarget {
-    /// vfio-user socket of the controller.
+    /// vfio-user socket of the controller to test.
     pub socket: PathBuf,
-    /// Socket of a second controller of the same subsystem, if there is one.
+    /// vfio-user socket of a second controller of the same subsystem, if there is one.
     pub second: Option<PathBuf>,
 }
 
-/// Outcome of a case.
+/// Outcome of a conformance case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CaseOutcome {
     /// The controller meets the requirement.
     Passed,
     /// The controller violates the requirement; the text has the expected and the actual result.
     Failed(String),
-    /// The controller lacks the feature of the case.
+    /// The controller lacks the feature that the case tests, for this reason.
     NotApplicable(String),
 }
 
-/// Result of a case that ran.
+/// Report about a conformance case that has run.
 pub struct CaseReport {
-    /// The case.
+    /// Conformance case that has run.
     pub case: &'static Case,
     /// Outcome of the case.
     pub outcome: CaseOutcome,
@@ -38,7 +38,7 @@ pub struct CaseReport {
     pub took: Duration,
 }
 
-/// Returns the cases whose name, plan entry or title matches the filter.
+/// Returns the cases for which name, plan entry or title contains the filter.
 pub fn chosen(filter: &str) -> impl Iterator<Item = &'static Case> {
     CASES.iter().copied().flatten().filter(move |case| {
         case.name.contains(filter)
@@ -47,7 +47,7 @@ pub fn chosen(filter: &str) -> impl Iterator<Item = &'static Case> {
     })
 }
 
-/// Runs one case.
+/// Runs one conformance case against a target.
 pub fn run(case: &'static Case, target: &TestTarget) -> CaseReport {
     let begun = Instant::now();
     let outcome = match attempt(case, target) {
@@ -93,7 +93,7 @@ fn prepare(host: &mut Host, setup: Setup) -> Check {
 }
 
 impl CaseReport {
-    /// Formats the report as a line.
+    /// Returns the report as a line of text.
     pub fn line(&self) -> String {
         let (name, plan) = (self.case.name, self.case.plan.join(" "));
         match &self.outcome {
@@ -103,7 +103,7 @@ impl CaseReport {
         }
     }
 
-    /// Formats the report as JSON.
+    /// Returns the report as a JSON value.
     pub fn json(&self) -> Value {
         let (outcome, text) = match &self.outcome {
             CaseOutcome::Passed => ("passed", None),
@@ -127,7 +127,7 @@ impl CaseReport {
     }
 }
 
-/// Counts the passed, failed and not applicable cases.
+/// Returns the numbers of passed, failed and not applicable cases.
 pub fn count(reports: &[CaseReport]) -> [usize; 3] {
     let count = |is: fn(&CaseOutcome) -> bool| reports.iter().filter(|r| is(&r.outcome)).count();
     [

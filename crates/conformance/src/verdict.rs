@@ -4,24 +4,24 @@ use nvme::Status;
 use test_host::Completion;
 use vfio_user::client::ClientError;
 
-/// Reason why a case did not pass.
+/// Reason why a conformance case did not pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The controller violates the standard: the text has the expected and the actual result.
+    /// The controller violates the standard. The text has the expected and the actual result.
     Failed(String),
-    /// The controller lacks the feature of the case: the text has its report.
+    /// The controller lacks the feature that the case tests. The text has the reason.
     NotApplicable(String),
 }
 
-/// Result of a case, or of a step of one.
+/// Result of a conformance case, or of one of its steps.
 pub type Check<T = ()> = Result<T, Verdict>;
 
-/// Ends the case as failed, with this text.
+/// Returns the result that ends a case as failed, with this text.
 pub fn failed<T>(text: impl Into<String>) -> Check<T> {
     Err(Verdict::Failed(text.into()))
 }
 
-/// Ends the case as not applicable, for this reason.
+/// Returns the result that ends a case as not applicable, for this reason.
 pub fn not_applicable<T>(reason: impl Into<String>) -> Check<T> {
     Err(Verdict::NotApplicable(reason.into()))
 }
@@ -86,19 +86,19 @@ impl From<rustix::io::Errno> for Verdict {
     }
 }
 
-/// Checks of a completion.
+/// Checks of a command's completion.
 pub trait Expect {
-    /// Returns the completion's status.
+    /// Returns the status in the completion.
     fn status(&self) -> Status;
-    /// Checks that the status is this one, ignoring the flags.
+    /// Checks that the completion has this status, whatever its flags are.
     fn expect(&self, status: Status, what: &str) -> Check;
-    /// Checks that the status is among `statuses`.
+    /// Checks that the completion has one of these statuses.
     fn expect_one(&self, statuses: &[Status], what: &str) -> Check;
-    /// Checks that the command succeeded.
+    /// Checks that the command has succeeded.
     fn succeeds(&self, what: &str) -> Check;
-    /// Checks for this status with Do Not Retry: the same command would fail again.
+    /// Checks that the command has failed with this status and Do Not Retry.
     fn refused(&self, status: Status, what: &str) -> Check;
-    /// Checks that the command failed with any status.
+    /// Checks that the command has failed, with any status.
     fn fails(&self, what: &str) -> Check;
 }
 

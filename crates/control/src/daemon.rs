@@ -20,10 +20,10 @@ pub trait Daemon: Send + Sync + 'static {
     /// It is not known yet: the process is starting. So also below.
     fn disks(&self) -> Result<Vec<Disk>, Error>;
 
-    /// The disk of this name.
+    /// Returns the disk with this name.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such disk.
     fn disk(&self, name: &str) -> Result<Disk, Error>;
 
     /// Serves a further disk.
@@ -127,7 +127,7 @@ pub trait Daemon: Send + Sync + 'static {
     /// The configuration cannot be written as a file.
     fn save(&self) -> Result<String, Error>;
 
-    /// Counters of everything, as of one moment.
+    /// Returns all counters of the process, as of one moment.
     fn stats(&self) -> Stats;
 
     /// Returns the metrics in Prometheus' text format.

@@ -2,25 +2,25 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Kind of a refusal, which determines the HTTP status.
+/// Kind of a refused API request, which determines the HTTP status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorKind {
-    /// No object has this name: 404.
+    /// HTTP status 404: no object has the given name.
     NotFound,
     /// The request conflicts with the present state: a name is taken, or a client is attached. 409.
     Conflict,
-    /// The request is invalid in any state: 400.
+    /// HTTP status 400: the request is invalid whatever the state is.
     Invalid,
-    /// This program or process lacks the function: 501.
+    /// HTTP status 501: this program or process lacks the function.
     Unsupported,
-    /// The attempt has failed: 500.
+    /// HTTP status 500: the attempt has failed.
     Failed,
-    /// Temporarily unavailable: 503.
+    /// HTTP status 503: the request may succeed later.
     Busy,
 }
 
-/// Refusal of a request.
+/// Refusal of an API request, with a message for the user.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
@@ -31,32 +31,32 @@ pub struct Error {
 }
 
 impl Error {
-    /// Makes the error of an unknown name.
+    /// Creates the error of a request that names an unknown object.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::NotFound, message)
     }
 
-    /// Makes the error of a request that conflicts with the present state.
+    /// Creates the error of a request that conflicts with the present state.
     pub fn conflict(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Conflict, message)
     }
 
-    /// Makes the error of an invalid request.
+    /// Creates the error of an invalid request.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Invalid, message)
     }
 
-    /// Makes the error of a missing function.
+    /// Creates the error of a request for a function that this process lacks.
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unsupported, message)
     }
 
-    /// Makes the error of a failed attempt.
+    /// Creates the error of a request that was attempted and has failed.
     pub fn failed(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Failed, message)
     }
 
-    /// Makes the error of a request that may succeed later.
+    /// Creates the error of a request that may succeed later.
     pub fn busy(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Busy, message)
     }

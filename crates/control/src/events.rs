@@ -7,10 +7,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{Receiver, Sender, channel};
 
-/// Events that are kept for listeners that have not taken them yet.
+/// Maximum number of events that are kept for a slow listener; older ones are dropped.
 const MAX_QUEUED_EVENTS: usize = 1024;
 
-/// Sender of events. Clones send to the same listeners.
+/// Sender of events to all listeners of the management API. Clones have the same listeners.
 #[derive(Clone, Debug)]
 pub struct EventSender {
     sender: Sender<Event>,
@@ -18,7 +18,7 @@ pub struct EventSender {
 }
 
 impl EventSender {
-    /// Makes a sender without listeners.
+    /// Creates a sender without listeners.
     pub fn new() -> Self {
         Self {
             sender: channel(MAX_QUEUED_EVENTS).0,
@@ -46,7 +46,7 @@ impl EventSender {
         let _ = self.sender.send(event);
     }
 
-    /// Somebody listens.
+    /// Returns whether anything listens to the events.
     pub fn has_listeners(&self) -> bool {
         self.sender.receiver_count() > 0
     }
@@ -66,9 +66,9 @@ impl Default for EventSender {
 /// Message that a listener receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Received {
-    /// Something happened.
+    /// An event has occurred.
     Event(Event),
-    /// The listener was too slow: so many events were dropped.
+    /// The listener was too slow, and this number of events was dropped.
     Lost(u64),
 }
 
@@ -77,7 +77,7 @@ pub enum Received {
 pub struct EventReceiver(Receiver<Event>);
 
 impl EventReceiver {
-    /// The next; `None` when no more can come.
+    /// Waits for the next event; `None` when no more can follow.
     pub async fn next(&mut self) -> Option<Received> {
         match self.0.recv().await {
             Ok(event) => Some(Received::Event(event)),
@@ -86,7 +86,7 @@ impl EventReceiver {
         }
     }
 
-    /// The next that is there already, without waiting.
+    /// Returns the next event if it has arrived already, without waiting.
     pub fn try_next(&mut self) -> Option<Received> {
         use tokio::sync::broadcast::error::TryRecvError;
         match self.0.try_recv() {

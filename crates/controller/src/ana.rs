@@ -76,11 +76,11 @@ pub(crate) fn describe(page: &mut IdentifyController, last_group: u32) {
     page.nanagrpid = last_group.into();
 }
 
-/// Descriptor of one group in the ANA log page.
+/// Descriptor of one group in the Asymmetric Namespace Access (ANA) log page.
 pub(crate) struct AnaGroupEntry {
     pub group: u32,
     pub state: AnaState,
-    /// Number of changes of the group's state so far, starting at 1.
+    /// Number of changes of the group's ANA state so far, starting at 1.
     pub changes: u64,
     /// NSIDs of the group's namespaces in ascending order; empty when the host requested groups
     /// only.

@@ -22,11 +22,11 @@ pub const MAX_IO_QUEUES: u16 = 128;
 /// Default number of I/O queue pairs. A process with another number could not take over a
 /// controller from one with this number.
 pub const DEFAULT_IO_QUEUES: u16 = 64;
-/// Bytes of the smallest controller memory buffer.
+/// Minimum size of a controller memory buffer in bytes.
 pub const MIN_CMB_SIZE: u64 = 4 << 10;
-/// Bytes of the largest controller memory buffer.
+/// Maximum size of a controller memory buffer in bytes.
 pub const MAX_CMB_SIZE: u64 = 64 << 20;
-/// Entries of the largest queue.
+/// Maximum number of entries of a submission or completion queue.
 pub const MAX_QUEUE_ENTRIES: u32 = 4096;
 
 /// A controller's identity and limits. [`ControllerConfig::default`] is a good disk for a VM.
@@ -34,9 +34,9 @@ pub const MAX_QUEUE_ENTRIES: u32 = 4096;
 pub struct ControllerConfig {
     /// Model number, up to 40 printable ASCII characters (Identify Controller, MN).
     pub model: String,
-    /// Serial number, up to 20 printable ASCII characters (SN).
+    /// Serial number, up to 20 printable ASCII characters (Identify Controller, SN).
     pub serial: String,
-    /// Firmware revision, up to 8 printable ASCII characters (FR).
+    /// Firmware revision, up to 8 printable ASCII characters (Identify Controller, FR).
     pub firmware: String,
     /// NVM Subsystem NQN, up to 223 bytes; made from the serial number when `None`.
     pub subnqn: Option<String>,
@@ -46,16 +46,17 @@ pub struct ControllerConfig {
     pub cntlid: u16,
     /// Subsystem shared with other controllers, if any: all namespaces are shared then.
     pub subsystem: Option<InSubsystem>,
-    /// I/O queue pairs, 1 to [`MAX_IO_QUEUES`].
+    /// Number of I/O queue pairs that the host can create, 1 to [`MAX_IO_QUEUES`].
     pub io_queues: u16,
-    /// Entries per queue, a power of two, 2 to [`MAX_QUEUE_ENTRIES`].
+    /// Maximum number of entries of each queue (CAP.MQES), a power of two from 2 to
+    /// [`MAX_QUEUE_ENTRIES`].
     pub queue_entries: u32,
     /// Maximum transfer size of a command: 4 KiB shifted left by this (MDTS). 1 to 13.
     pub mdts: u8,
     /// The doorbell page is written by the client directly, without a message: the owner has to
     /// poll.
     pub mapped_doorbells: bool,
-    /// Doorbell Buffer Config is offered.
+    /// Whether the controller supports shadow doorbells (the command Doorbell Buffer Config).
     pub shadow_doorbells: bool,
     /// Size in bytes of a controller memory buffer, a power of two from 4 KiB to 64 MiB; `None`:
     /// there is none. Not where hosts reach the controller over a network.
@@ -63,7 +64,7 @@ pub struct ControllerConfig {
     /// Content of the two Boot Partitions; `None`: the controller has none. Not where hosts reach
     /// the controller over a network.
     pub boot: Option<BootImage>,
-    /// The volatile write cache feature after power-on, where a volume has one.
+    /// Whether the volatile write cache is enabled after power-on, for volumes that have one.
     pub write_cache: bool,
     /// Maximum number of namespaces (NN); at least the highest NSID of those configured.
     pub max_namespaces: u32,
@@ -84,10 +85,10 @@ pub struct ControllerConfig {
     pub pool: Option<Arc<dyn NamespacePool>>,
 }
 
-/// A controller's place in a subsystem of several controllers.
+/// Membership of a controller in an NVM subsystem that has several controllers.
 #[derive(Clone, Debug)]
 pub struct InSubsystem {
-    /// The subsystem.
+    /// Subsystem that the controller belongs to.
     pub subsystem: Arc<Subsystem>,
     /// The host that uses the controller (Host Identifier). The host cannot change it: otherwise
     /// a guest could pass for another one, and use its reservations.
@@ -123,22 +124,22 @@ impl Default for ControllerConfig {
     }
 }
 
-/// Configuration of a namespace: a volume presented as blocks.
+/// Configuration of a namespace: an NSID, and the volume that stores its blocks.
 #[derive(Clone, Debug)]
 pub struct NamespaceConfig {
-    /// Namespace ID, from 1.
+    /// Namespace ID (NSID), starting at 1.
     pub nsid: u32,
     /// Volume that stores the blocks.
     pub volume: Arc<dyn Volume>,
     /// Logical block size in bytes: 512 or 4096. With several formats, that of the stored one.
     pub block_size: u32,
-    /// Writes are refused with Namespace is Write Protected.
+    /// Whether the namespace is read-only: writes fail with Namespace is Write Protected.
     pub read_only: bool,
-    /// Namespace Globally Unique Identifier.
+    /// Namespace Globally Unique Identifier; zeroes if the namespace has none.
     pub nguid: [u8; 16],
-    /// IEEE Extended Unique Identifier.
+    /// IEEE Extended Unique Identifier; zeroes if the namespace has none.
     pub eui64: [u8; 8],
-    /// Namespace UUID; zeroes: it has none.
+    /// Namespace UUID; zeroes if the namespace has none.
     pub uuid: [u8; 16],
     /// Zones of a zoned namespace. All workers share them, and in a subsystem all controllers
     /// that have the namespace: each of them is created with the same ones.
@@ -155,33 +156,33 @@ pub struct NamespaceConfig {
     pub formats: Option<Formats>,
 }
 
-/// Reason why a configuration is refused.
+/// Reason why the configuration of a controller or a namespace is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A text field is too long or holds characters that the standard does not allow.
     #[error("{field} \"{value}\": at most {max} printable ASCII characters are allowed")]
     Text {
-        /// Name of the field.
+        /// Name of the configuration field that is too long.
         field: &'static str,
-        /// Value of the field.
+        /// Configured value of the field.
         value: String,
-        /// Maximum length.
+        /// Maximum length of the field in bytes.
         max: usize,
     },
     /// A number is out of range.
     #[error("{field} is {value}: {allowed}")]
     Range {
-        /// Name of the field.
+        /// Name of the configuration field with the invalid value.
         field: &'static str,
-        /// Value of the field.
+        /// Configured value of the field.
         value: u64,
-        /// Description of the allowed values.
+        /// Description of the allowed values, for the error message.
         allowed: &'static str,
     },
-    /// Two namespaces have one ID.
+    /// Two namespaces of the configuration have the same ID.
     #[error("namespace {0} is configured twice")]
     DuplicateNamespace(u32),
-    /// Two controllers of a subsystem have one ID.
+    /// Two controllers of the subsystem have the same controller ID.
     #[error("controller {0} is in the subsystem already")]
     DuplicateController(u16),
     /// A controller of a subsystem can only have namespaces of that subsystem.
@@ -191,18 +192,20 @@ pub enum ConfigError {
     /// host.
     #[error("the host of a controller in a subsystem has no identifier")]
     NoHost,
-    /// A controller of a subsystem lives on one worker.
+    /// A controller of a subsystem must be served by a single worker, but the configuration has
+    /// several.
     #[error("a controller in a subsystem has one worker")]
     SharedWorkers,
-    /// A pool of namespaces is one controller's.
+    /// A namespace pool can belong to only one controller, which cannot be part of a subsystem.
     #[error(
         "a controller with a pool of namespaces is in no subsystem, and no other hosts reach it"
     )]
     SharedPool,
-    /// A controller memory buffer is memory of a PCI function.
+    /// A controller memory buffer needs a PCI function, which a controller for network hosts does
+    /// not have.
     #[error("a controller that hosts reach over a network has no controller memory buffer")]
     FabricsMemory,
-    /// Hosts that connect over a network read no registers of Boot Partitions.
+    /// Boot Partitions need PCI registers, which a controller for network hosts does not have.
     #[error("a controller that hosts reach over a network has no Boot Partitions")]
     FabricsBoot,
     /// Another process cannot take over a controller of a subsystem.
@@ -213,11 +216,11 @@ pub enum ConfigError {
         "namespace {nsid}: a volume of {size} bytes does not divide into blocks of {block_size} bytes"
     )]
     OddSize {
-        /// ID of the namespace.
+        /// ID of the namespace with the unsuitable volume.
         nsid: u32,
         /// Size of the volume in bytes.
         size: u64,
-        /// Block size in bytes.
+        /// Block size of the namespace in bytes.
         block_size: u32,
     },
     /// The volume needs larger blocks than the namespace has.
@@ -225,11 +228,11 @@ pub enum ConfigError {
         "namespace {nsid}: the volume needs blocks of at least {needed} bytes, {block_size} were asked for"
     )]
     BlockSize {
-        /// ID of the namespace.
+        /// ID of the namespace with too small blocks.
         nsid: u32,
-        /// Minimum block size in bytes.
+        /// Minimum block size that the volume requires, in bytes.
         needed: u32,
-        /// Block size in bytes.
+        /// Block size of the namespace in bytes.
         block_size: u32,
     },
     /// A zoned namespace is not available to hosts that connect over a network.
@@ -238,21 +241,22 @@ pub enum ConfigError {
     /// The controllers of a subsystem that have a namespace have the same zones of it, or none.
     #[error("namespace {0} has other zones than another controller of its subsystem has of it")]
     OtherZones(u32),
-    /// A namespace with placement handles is one controller's.
+    /// A namespace with placement handles can belong to only one controller, which network hosts
+    /// cannot reach.
     #[error(
         "namespace {0} has placement handles: its controller is in no subsystem, no other hosts \
          reach it, and it has no zones"
     )]
     SharedPlacement(u32),
-    /// Placement handles count in blocks of another size than the namespace's.
+    /// The placement handles and the namespace have different block sizes.
     #[error("namespace {nsid}: its placement handles are of blocks of {block} bytes")]
     PlacementBlock {
-        /// ID of the namespace.
+        /// ID of the namespace with placement handles.
         nsid: u32,
-        /// Block size of the handles in bytes.
+        /// Block size in bytes in which the placement handles count.
         block: u32,
     },
-    /// A namespace with metadata is one controller's, and lives on one worker.
+    /// A namespace with metadata can belong to only one controller, served by a single worker.
     #[error(
         "namespace {0} has metadata: its controller has one worker, is in no subsystem, no other \
          hosts reach it, and it has neither zones nor placement handles"
@@ -265,20 +269,20 @@ pub enum ConfigError {
          metadata that is of one format"
     )]
     FixedFormat(u32),
-    /// The metadata is for blocks of another size than the namespace's.
+    /// The metadata and the namespace have different block sizes.
     #[error("namespace {nsid}: its metadata is of blocks of {block} bytes")]
     MetadataBlock {
-        /// ID of the namespace.
+        /// ID of the namespace with metadata.
         nsid: u32,
-        /// Block size of the metadata in bytes.
+        /// Block size in bytes for which the metadata was created.
         block: u32,
     },
-    /// The volume ends before the zones, or the blocks with metadata, do.
+    /// The volume is smaller than the zones, or than the blocks with metadata, require.
     #[error("namespace {nsid}: its blocks or zones need {needed} bytes, and the volume has {size}")]
     ZonesSize {
-        /// ID of the namespace.
+        /// ID of the namespace with zones or metadata.
         nsid: u32,
-        /// Required size in bytes.
+        /// Size in bytes that the zones or the blocks require.
         needed: u64,
         /// Size of the volume in bytes.
         size: u64,
@@ -286,26 +290,26 @@ pub enum ConfigError {
     /// A volume could not be opened.
     #[error("namespace {nsid}: {error}")]
     Volume {
-        /// ID of the namespace.
+        /// ID of the namespace that the volume belongs to.
         nsid: u32,
-        /// Error of the volume.
+        /// Reason why the volume could not be opened.
         error: volume::VolumeError,
     },
-    /// The controller has no room for a namespace of this ID (NN).
+    /// The namespace ID is above the maximum (NN), which is fixed when the controller starts.
     #[error(
         "namespace {nsid}: this controller has room for namespaces 1 to {max}; max-namespaces gives \
          it more when it starts"
     )]
     NoRoom {
-        /// ID of the namespace.
+        /// ID of the namespace to attach.
         nsid: u32,
-        /// Largest possible ID.
+        /// Largest namespace ID that the controller can have (NN).
         max: u32,
     },
-    /// Another namespace is being attached; one is attached at a time.
+    /// Another namespace is being attached; only one can be attached at a time.
     #[error("another namespace of this controller is being attached")]
     Attaching,
-    /// The state memory cannot be used.
+    /// The state memory, from which another process would take over, cannot be used.
     #[error(transparent)]
     State(#[from] state_memory::StateError),
     /// Memory for the controller memory buffer could not be allocated.
@@ -350,7 +354,7 @@ fn range(
 }
 
 impl ControllerConfig {
-    /// Bytes of the largest transfer of one command (MDTS).
+    /// Returns the maximum number of data bytes of one command (MDTS).
     pub fn max_transfer(&self) -> u64 {
         4096 << self.mdts
     }
@@ -386,7 +390,7 @@ impl ControllerConfig {
         }
     }
 
-    /// Checks every field.
+    /// Checks every field of the controller's configuration.
     pub fn check(&self) -> Result<(), ConfigError> {
         text("model", &self.model, 40)?;
         text("serial", &self.serial, 20)?;
@@ -482,13 +486,13 @@ impl NamespaceConfig {
         of_zones.or_else(|| self.metadata.as_ref()?.file())
     }
 
-    /// Returns the number of blocks, if it does not depend on the volume's size.
+    /// Returns the number of blocks of the namespace, if it does not depend on the volume's size.
     pub(crate) fn fixed_blocks(&self) -> Option<u64> {
         let zones = self.zones.as_ref().map(|zones| zones.blocks());
         zones.or_else(|| Some(self.metadata.as_ref()?.blocks()))
     }
 
-    /// Checks whether a controller of this configuration can have the namespace.
+    /// Checks whether a controller with the configuration `config` can have this namespace.
     pub(crate) fn check_for(&self, config: &ControllerConfig) -> Result<(), ConfigError> {
         let alone = config.subsystem.is_none() && config.fabrics.is_none();
         if self.zones.is_some() && config.fabrics.is_some() {
@@ -510,7 +514,7 @@ impl NamespaceConfig {
         }
     }
 
-    /// Checks block size, volume size and NSID.
+    /// Checks the block size, volume size and NSID of the namespace.
     pub fn check(&self) -> Result<(), ConfigError> {
         let (nsid, block_size) = (self.nsid, self.block_size);
         range(

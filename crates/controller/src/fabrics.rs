@@ -15,7 +15,7 @@ use nvme::log::{AnaState, Lid};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// ANA group of all namespaces of a controller that hosts reach over a network.
+/// ANA group that contains all namespaces of a controller that hosts reach over a network.
 const GROUP: u32 = ana::FIRST_GROUP;
 
 /// ANA state of a network port, shared by all controllers that hosts reach through the port.
@@ -34,7 +34,7 @@ impl AnaGroup {
         }
     }
 
-    /// Returns the ANA state of the port.
+    /// Returns the ANA state that the port reports to hosts.
     #[inline]
     pub fn state(&self) -> AnaState {
         AnaState(self.state.load(Ordering::Relaxed))
@@ -50,7 +50,7 @@ impl AnaGroup {
         changed
     }
 
-    /// Returns the number of state changes so far, starting at 1.
+    /// Returns how many times the ANA state of the port has changed, plus one.
     fn changes(&self) -> u64 {
         self.changes.load(Ordering::Relaxed)
     }
@@ -69,7 +69,7 @@ pub struct FabricsConfig {
 }
 
 impl FabricsConfig {
-    /// Sets the fields of Identify Controller for network hosts.
+    /// Sets the fields of Identify Controller that only a controller for network hosts reports.
     pub(crate) fn describe(&self, page: &mut IdentifyController) {
         // A controller reached over a network has no PCI vendor ID.
         page.vid = 0.into();

@@ -8,7 +8,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use volume::Volume;
 
-/// Supported block sizes in bytes.
+/// Logical block sizes in bytes that namespaces may have.
 const SIZES: [u32; 2] = [512, 4096];
 /// All LBA formats: data bytes and metadata bytes of a block, and the guard. Guards of 32 and 64
 /// bits are offered for blocks of 4096 bytes with at least 16 bytes of metadata, the size of their
@@ -36,7 +36,8 @@ pub struct BlockFormat {
     pub block: u32,
     /// Metadata size of a block in bytes (MS); 0 for blocks without metadata.
     pub metadata: u16,
-    /// Size of the guard in protection information (PIF), even while protection information is off.
+    /// Guard of protection information (16, 32 or 64 bits), which an LBA format has even while
+    /// protection information is off.
     pub guard: Guard,
     /// Layout of the storage tag in protection information (STS, and LBSTM of the namespace), even
     /// while protection information is off.
@@ -123,7 +124,7 @@ impl BlockFormat {
     }
 }
 
-/// A format that a [`FormatStore`] has stored.
+/// Result of a [`FormatStore`] that has stored a new format of a namespace.
 #[derive(Debug)]
 pub struct KeptFormat {
     /// Empty metadata of the newly formatted blocks; `None` for a format without metadata.
@@ -144,10 +145,10 @@ pub enum SavedFormat {
     Unknown,
 }
 
-/// Callback that receives the outcome of [`FormatStore::save`].
+/// Callback that receives the outcome of [`FormatStore::save`], on any thread.
 pub type FormatSaved = Box<dyn FnOnce(SavedFormat) + Send>;
 
-/// Storage that keeps a namespace's format for the next process.
+/// Storage of a namespace's block format, from which the next process reads it.
 pub trait FormatStore: Send + Sync + Debug {
     /// Stores the format, which may equal the present one. The namespace was erased, so all
     /// metadata of its blocks becomes void.
@@ -164,13 +165,13 @@ pub trait FormatStore: Send + Sync + Debug {
 /// as its volume supports them.
 #[derive(Clone, Debug)]
 pub struct Formats {
-    /// Formats by LBA format index.
+    /// Block formats of the namespace, by LBA format index.
     list: Vec<BlockFormat>,
     store: Arc<dyn FormatStore>,
     /// Guard and storage tag of the stored format, kept for a format without protection
     /// information.
     tuples: (Guard, StorageTag),
-    /// File of the metadata, which all formats with metadata share.
+    /// Metadata file, which all formats with metadata use; `None` if there is none.
     file: Option<Arc<dyn Volume>>,
 }
 
@@ -216,7 +217,7 @@ impl Formats {
         }
     }
 
-    /// Returns whether any format has metadata.
+    /// Returns whether the namespace has any LBA format with metadata.
     pub fn has_metadata(&self) -> bool {
         self.list.iter().any(|format| format.metadata > 0)
     }
@@ -226,7 +227,7 @@ impl Formats {
         self.file.as_ref()
     }
 
-    /// Records the stored format.
+    /// Sets the format that is recorded as the stored one.
     pub(crate) fn set(&mut self, format: BlockFormat) {
         self.tuples = tuples_of(&format);
     }
@@ -237,18 +238,19 @@ impl Formats {
     }
 }
 
-/// Returns the guard and storage tag of a format.
+/// Returns the guard and the storage tag of a block format.
 fn tuples_of(format: &BlockFormat) -> (Guard, StorageTag) {
     (format.guard, format.storage)
 }
 
-/// Returns block sizes by LBA format index; format 0 has blocks of `first` bytes.
+/// Returns the block sizes in bytes by LBA format index; format 0 has blocks of `first` bytes.
 pub(crate) fn sizes_from(first: u32) -> [u32; 2] {
     let other = SIZES.into_iter().find(|size| *size != first);
     [first, other.unwrap_or(first)]
 }
 
-/// Returns the formats without metadata by index; format 0 has blocks of `first` bytes.
+/// Returns all LBA formats without metadata, in the order of their index. Format 0 has blocks of
+/// `first` bytes (512 or 4096).
 pub(crate) fn plain_from(first: u32) -> Vec<BlockFormat> {
     sizes_from(first).map(BlockFormat::plain).into()
 }
@@ -269,7 +271,7 @@ pub(crate) fn available(
 }
 
 impl NamespaceConfig {
-    /// Returns the present format of the namespace.
+    /// Returns the block format that the namespace has at present.
     pub(crate) fn format(&self) -> BlockFormat {
         let Some(metadata) = &self.metadata else {
             return BlockFormat::plain(self.block_size);
@@ -298,7 +300,7 @@ impl NamespaceConfig {
         available(&formats.list, self.block_size, fits)
     }
 
-    /// Returns the index of the present LBA format.
+    /// Returns the LBA format index of the namespace's present format (FLBAS).
     pub(crate) fn lba_format(&self) -> u8 {
         let now = self.format();
         let list = self.formats.iter().flat_map(|formats| &formats.list);

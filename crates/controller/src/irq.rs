@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Receiver of an interrupt, for example an eventfd. `signal` must not block, and has no way to
 /// report an error, because it is called on the data path.
 pub trait IrqSink: Send + Sync {
-    /// Delivers one interrupt.
+    /// Delivers one interrupt to the guest, for example by signalling an eventfd. Must not block.
     fn signal(&self);
 
     /// Returns the number under which the keeper holds the receiver, so that the next process can
@@ -23,7 +23,8 @@ pub trait IrqSink: Send + Sync {
     }
 }
 
-/// Returns the number under which a receiver is kept, or 0.
+/// Returns the number under which the keeper process keeps an interrupt receiver, or 0 if it does
+/// not.
 fn number(sink: &Arc<dyn IrqSink>) -> u32 {
     sink.kept().map_or(0, NonZeroU32::get)
 }
@@ -83,14 +84,14 @@ struct Pin {
     /// Interrupt Status (PCI status register): an interrupt is pending. Interrupt Disable does not
     /// affect it.
     wanted: bool,
-    /// Level of the pin as the host sees it.
+    /// Level of the INTx pin as the host sees it.
     level: bool,
     masked: bool,
-    /// Interrupt Disable, set by the host in the PCI command register.
+    /// Interrupt Disable bit of the PCI command register, which disables the INTx pin.
     disabled: bool,
 }
 
-/// Interrupt state of one engine, owned by its thread.
+/// Interrupt state of one engine (MSI-X vectors and INTx pin), used by its thread only.
 pub struct Irqs {
     vectors: Vec<Vector>,
     pending: Arc<Pending>,
@@ -102,7 +103,7 @@ pub struct Irqs {
     /// Interrupt mask (INTMS and INTMC), which affects only pin-based interrupts ("NVMe over PCIe
     /// Transport 1.1", 3.1.3).
     intms: u32,
-    /// Number of interrupts delivered, for the counters.
+    /// Number of interrupts that were delivered so far.
     pub delivered: u64,
 }
 
@@ -120,7 +121,7 @@ impl Irqs {
         }
     }
 
-    /// Returns the receivers of MSI-X vectors, with vector numbers.
+    /// Returns the receiver of each MSI-X vector that has one, with the vector's number.
     pub fn sinks(&self) -> impl Iterator<Item = (u16, Arc<dyn IrqSink>)> {
         let sink = |(v, vector): (usize, &Vector)| Some((v as u16, vector.sink.clone()?));
         self.vectors.iter().enumerate().filter_map(sink)
@@ -136,7 +137,8 @@ impl Irqs {
         }
     }
 
-    /// Returns whether any interrupt still uses the receiver kept under this number.
+    /// Returns whether any vector or the pin still uses the receiver that is kept under the number
+    /// `wanted`.
     pub(crate) fn needs(&self, wanted: NonZeroU32) -> bool {
         let vectors = self.vectors.iter().filter_map(|v| v.sink.as_ref());
         let mut sinks = vectors.chain(self.pin.sink.as_ref());
@@ -149,7 +151,7 @@ impl Irqs {
         self.intms = saved.intms;
     }
 
-    /// Returns the number of MSI-X vectors.
+    /// Returns the number of MSI-X vectors that the controller has.
     pub fn vectors(&self) -> u16 {
         self.vectors.len() as u16
     }

@@ -14,7 +14,7 @@ use volume::Volume;
 /// Size in bytes of the largest entry, that of a block with 64 bytes of metadata.
 const ENTRY: usize = table::entry(64);
 
-/// Metadata of all blocks of a namespace.
+/// Metadata of all blocks of a namespace, in memory or in a mapped file.
 #[derive(Debug)]
 pub struct MetadataState {
     layout: Layout,
@@ -27,11 +27,11 @@ pub struct MetadataState {
 /// State of one block's metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StoredMetadata {
-    /// The block was never written, so its metadata is the default.
+    /// The block was never written, so the metadata has its default value.
     Unwritten,
-    /// The metadata belongs to the data that was read.
+    /// The stored metadata belongs to the data that was read.
     Written,
-    /// The data that was read does not match the newest metadata, which is returned.
+    /// The data that was read does not match the newest stored metadata, which is returned.
     Damaged,
 }
 
@@ -77,7 +77,8 @@ impl MetadataState {
         self.blocks
     }
 
-    /// Returns the metadata file, and whether another process has truncated it, which loses stores.
+    /// Returns the metadata file, and whether another process has truncated it. Stores to a
+    /// truncated file are lost.
     pub(crate) fn file(&self) -> Option<(&Arc<dyn Volume>, bool)> {
         self.volume.as_ref().map(|volume| (volume, self.is_lost()))
     }
@@ -188,7 +189,8 @@ impl MetadataState {
         }
     }
 
-    /// Voids all metadata after the data was erased, by starting a new generation.
+    /// Invalidates the metadata of all blocks after their data was erased, by starting a new
+    /// generation.
     pub(crate) fn forget(&self) {
         let next = table::next_generation(self.generation.load(Ordering::Relaxed));
         self.generation.store(next, Ordering::Relaxed);

@@ -5,14 +5,14 @@ use dma::DmaMap;
 use nvme::{Command, Status};
 use std::time::Instant;
 
-/// Outcome of offering a command to a pass-through device.
+/// Outcome of offering a command to a real device beside the namespace's volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PassthroughResult {
     /// The device executes the command; [`Passthrough::poll`] reports its completion.
     Taken,
     /// The command is not for the device: the namespace's volume executes it.
     NotMine,
-    /// The command completes at once with this status, without effect.
+    /// The command fails at once with this status and has no effect.
     Refused(Status),
 }
 
@@ -45,7 +45,7 @@ pub trait Passthrough {
     /// status and completion dword 0. Returns the number of completions.
     fn poll(&mut self, done: &mut dyn FnMut(u64, Status, u32)) -> usize;
 
-    /// Returns the number of commands outstanding on the device.
+    /// Returns the number of commands that are outstanding on the pass-through device.
     fn in_flight(&self) -> usize;
 
     /// Returns whether the worker must poll, because the device's completions do not wake it.

@@ -39,18 +39,18 @@ const PCIE_DEVCTL: usize = PCIE_CAP + 8;
 /// Initiate Function Level Reset: bit 15 of Device Control, as a bit of its upper byte.
 const DEVCTL_FLR_HIGH: u8 = 0x80;
 
-/// PCI IDs of the controller's function.
+/// PCI vendor, device, subsystem and revision IDs of a controller's PCI function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciIds {
-    /// Vendor ID.
+    /// PCI vendor ID (configuration space offset 00h).
     pub vendor: u16,
-    /// Device ID.
+    /// PCI device ID (configuration space offset 02h).
     pub device: u16,
-    /// Subsystem vendor ID.
+    /// PCI subsystem vendor ID (configuration space offset 2Ch).
     pub subsystem_vendor: u16,
-    /// Subsystem ID.
+    /// PCI subsystem ID (configuration space offset 2Eh).
     pub subsystem: u16,
-    /// Revision ID.
+    /// PCI revision ID (configuration space offset 08h).
     pub revision: u8,
 }
 
@@ -68,16 +68,16 @@ impl Default for PciIds {
     }
 }
 
-/// Effect of a configuration write on the controller, beyond the stored bytes.
+/// Action that a write to PCI configuration space requires of the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigEffect {
-    /// The controller does not have to act.
+    /// The write requires no action of the controller.
     None,
-    /// The host has initiated a function level reset.
+    /// The write has initiated a Function Level Reset, which the controller has to execute.
     FunctionLevelReset,
 }
 
-/// PCI configuration space of the controller's function.
+/// PCI configuration space (256 bytes) of the controller's function.
 pub struct ConfigSpace {
     bytes: Box<[u8; CONFIG_SIZE]>,
     mask: Box<[u8; CONFIG_SIZE]>,
@@ -239,7 +239,7 @@ impl ConfigSpace {
         self.memory_was_enabled |= saved.memory_was_enabled;
     }
 
-    /// Restores the power-on values.
+    /// Sets all bytes of configuration space to their power-on values.
     pub fn reset(&mut self) {
         self.bytes.copy_from_slice(&self.pristine[..]);
         self.memory_was_enabled = false;
@@ -272,13 +272,15 @@ impl ConfigSpace {
         (enabled || !self.memory_was_enabled) && self.is_awake()
     }
 
-    /// Returns whether these bytes include Interrupt Status of the PCI status register.
+    /// Returns whether `len` bytes at `offset` include the Interrupt Status bit of the PCI status
+    /// register.
     pub fn covers_interrupt_status(offset: u64, len: usize) -> bool {
         let at = STATUS as u64;
         offset <= at && at - offset < len as u64
     }
 
-    /// Sets Interrupt Status of the PCI status register, which the host cannot write.
+    /// Sets or clears the Interrupt Status bit of the PCI status register, which the host cannot
+    /// write.
     pub fn set_interrupt_status(&mut self, on: bool) {
         let bit = status::INTERRUPT as u8;
         let others = self.byte(STATUS) & !bit;

@@ -13,7 +13,7 @@ use volume::Volume;
 
 const _: () = assert!(table::ROW == dma::ROW);
 
-/// Flexible Data Placement state of a namespace.
+/// Flexible Data Placement state of a namespace: placement handles, reclaim units and events.
 #[derive(Debug)]
 pub struct PlacementState {
     placement: Placement<PlacementTable>,
@@ -23,7 +23,7 @@ pub struct PlacementState {
 #[derive(Debug)]
 pub struct PlacementTable {
     rows: Rows,
-    /// File that holds the lock on the table, kept open for the lock.
+    /// File with the lock that protects the table, open as long as the table is in use.
     _file: Option<Arc<dyn Volume>>,
 }
 
@@ -45,13 +45,13 @@ impl WordStore for PlacementTable {
 /// Reason why the data placement state cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PlacementError {
-    /// The placement geometry is invalid.
+    /// The number or size of the placement handles is invalid.
     #[error(transparent)]
     Geometry(#[from] GeometryError),
-    /// The table's memory cannot be mapped.
+    /// The memory of the placement table cannot be mapped.
     #[error("the table of placement handles: {0}")]
     Memory(MapError),
-    /// The table's memory cannot be written.
+    /// The memory of the placement table cannot be written.
     #[error("the table of placement handles: {0}")]
     Write(MemoryError),
 }

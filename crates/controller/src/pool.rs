@@ -6,27 +6,27 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use volume::Volume;
 
-/// A namespace of a pool.
+/// A namespace that a host has created in a pool of capacity.
 #[derive(Clone, Debug)]
 pub struct PooledNamespace {
-    /// Namespace ID.
+    /// Namespace ID (NSID), unique in the pool.
     pub nsid: u32,
-    /// Size in logical blocks.
+    /// Size of the namespace in logical blocks.
     pub blocks: u64,
     /// Logical block size in bytes.
     pub block_size: u32,
-    /// Namespace Globally Unique Identifier: no other namespace has had it.
+    /// Namespace Globally Unique Identifier, which is never used again for another namespace.
     pub nguid: [u8; 16],
-    /// The host allows several controllers to attach the namespace (NMIC.SHRNS).
+    /// Whether several controllers may attach the namespace (NMIC.SHRNS).
     pub shared: bool,
-    /// IDs of the controllers that it is attached to.
+    /// IDs of the controllers that the namespace is attached to.
     pub attached: Vec<u16>,
-    /// Volume of the blocks, open as long as the namespace is attached.
+    /// Volume that stores the blocks; present as long as the namespace is attached.
     pub volume: Option<Arc<dyn Volume>>,
 }
 
 impl PooledNamespace {
-    /// Returns the size in bytes.
+    /// Returns the size of the namespace in bytes.
     pub fn bytes(&self) -> u64 {
         self.blocks.saturating_mul(self.block_size.into())
     }
@@ -69,58 +69,58 @@ impl PooledNamespace {
 /// effect: a new process does not know how far its predecessor got.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PoolChange {
-    /// Creates a namespace, attached to no controller.
+    /// Creates a namespace that is attached to no controller.
     Create {
-        /// ID, unique in the pool.
+        /// ID of the new namespace, unique in the pool.
         nsid: u32,
-        /// Size in blocks.
+        /// Size of the new namespace in logical blocks.
         blocks: u64,
-        /// Bytes of a block: 512 or 4096.
+        /// Logical block size of the new namespace in bytes: 512 or 4096.
         block_size: u32,
-        /// NGUID made by [`NamespacePool::new_nguid`].
+        /// NGUID of the new namespace, made by [`NamespacePool::new_nguid`].
         nguid: [u8; 16],
-        /// NMIC.SHRNS.
+        /// Whether several controllers may attach the new namespace (NMIC.SHRNS).
         shared: bool,
     },
     /// Deletes a namespace and its data.
     Delete {
-        /// NGUID of the namespace.
+        /// NGUID of the namespace to delete.
         nguid: [u8; 16],
     },
     /// Opens a namespace, and attaches it to a controller.
     Attach {
-        /// NGUID of the namespace.
+        /// NGUID of the namespace to attach.
         nguid: [u8; 16],
-        /// The controller.
+        /// ID of the controller that the namespace is attached to.
         cntlid: u16,
     },
     /// Changes the block size of an open namespace; its number of blocks follows from its size in
     /// bytes.
     Format {
-        /// NGUID of the namespace.
+        /// NGUID of the namespace to format.
         nguid: [u8; 16],
-        /// Bytes of a block: 512 or 4096.
+        /// New logical block size in bytes: 512 or 4096.
         block_size: u32,
     },
     /// Detaches a namespace from a controller.
     Detach {
-        /// NGUID of the namespace.
+        /// NGUID of the namespace to detach.
         nguid: [u8; 16],
-        /// The controller.
+        /// ID of the controller that the namespace is detached from.
         cntlid: u16,
     },
 }
 
-/// Reason why a change was not made.
+/// Reason why a pool could not create, delete, attach, format or detach a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolError {
-    /// The pool's storage is full.
+    /// The storage of the pool has too little space left.
     NoSpace,
-    /// Another error, which the pool has logged.
+    /// The change failed for another reason, which the pool has logged.
     Failed,
 }
 
-/// Store of the format of a pool's namespace.
+/// Store of the block format of a namespace in a pool ([`FormatStore`]).
 #[derive(Debug)]
 struct PooledFormat {
     pool: Arc<dyn NamespacePool>,
@@ -147,19 +147,19 @@ impl FormatStore for PooledFormat {
     }
 }
 
-/// Callback for the end of a change, with its result.
+/// Callback that receives the result of a pool's change, on any thread.
 pub type PoolDone = Box<dyn FnOnce(Result<(), PoolError>) + Send>;
 
-/// A pool of capacity for namespaces: those of one controller.
+/// Pool of capacity from which the host of one controller creates namespaces.
 pub trait NamespacePool: Send + Sync + Debug {
-    /// Returns the bytes that all namespaces together may have.
+    /// Returns the total capacity of the pool in bytes, used or not.
     fn capacity(&self) -> u64;
 
     /// Returns the logical block size in bytes of namespaces with LBA format 0, 512 or 4096;
     /// format 1 has the other size.
     fn block_size(&self) -> u32;
 
-    /// Returns the namespaces as they are stored. Must not block.
+    /// Returns all namespaces of the pool as they are stored. Must not block.
     fn namespaces(&self) -> Vec<PooledNamespace>;
 
     /// Returns an identifier that no namespace has had; `None`: none can be made now. Must not
@@ -172,7 +172,7 @@ pub trait NamespacePool: Send + Sync + Debug {
     /// without a completion.
     fn change(&self, change: PoolChange, done: PoolDone);
 
-    /// Returns the bytes that its namespaces have.
+    /// Returns the sum of the sizes of all namespaces in the pool, in bytes.
     fn used(&self) -> u64 {
         let bytes = self.namespaces().into_iter().map(|ns| ns.bytes());
         bytes.fold(0, u64::saturating_add)

@@ -12,22 +12,23 @@ use std::sync::{Arc, OnceLock};
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct QueueStats {
-    /// Commands fetched from the queue pair's submission queue.
+    /// Number of commands fetched from the queue pair's submission queue.
     pub commands: Counter,
-    /// Completions posted to the completion queue.
+    /// Number of completions posted to the completion queue.
     pub completions: Counter,
     /// Doorbell writes that arrived as register accesses, each of which costs a VM exit and a
     /// message. The controller's own worker counts them.
     pub mmio_doorbells: Counter,
     /// Times that a new submission queue tail was found in memory, without a register access.
     pub shadow_doorbells: Counter,
-    /// Times that EventIdx was armed before the worker slept.
+    /// Number of times that EventIdx was armed before the worker slept, so that the host rings a
+    /// doorbell.
     pub arms: Counter,
-    /// Interrupts sent for completions of the queue.
+    /// Number of interrupts sent for completions of the queue.
     pub interrupts: Counter,
-    /// Index of the worker that serves the queue. Set by the controller's own worker.
+    /// Index of the worker that serves the queue, stored by the controller's own worker.
     pub worker: Counter,
-    /// Allocated when the first interrupt is sent, because most queues never send one.
+    /// Histogram of the processor cycles spent on sending an interrupt; allocated at the first one.
     interrupt_cycles: OnceLock<Box<Histogram>>,
 }
 
@@ -38,18 +39,18 @@ impl QueueStats {
         self.interrupt_cycles.get_or_init(Box::default)
     }
 
-    /// Returns a summary of [`QueueStats::interrupt_cycles`].
+    /// Returns a summary of the histogram [`QueueStats::interrupt_cycles`].
     pub fn interrupt_summary(&self) -> Summary {
         let recorded = self.interrupt_cycles.get();
         recorded.map_or_else(Summary::default, |histogram| histogram.summary())
     }
 }
 
-/// I/O counters of one worker for one controller.
+/// I/O counters of one controller that a single worker updates.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct IoStats {
-    /// Nanoseconds in which at least one I/O command was outstanding on this worker.
+    /// Nanoseconds during which at least one I/O command was outstanding on this worker.
     pub busy_ns: Counter,
     /// Linked list of records by namespace. The record of NSID 0 counts commands for namespaces
     /// that the controller does not have.
@@ -67,7 +68,8 @@ struct NamespaceRecord {
 }
 
 impl IoStats {
-    /// Returns the record of a namespace. The first call for a namespace creates it.
+    /// Returns the I/O counters of a namespace on this worker. The first call for an NSID creates
+    /// them.
     pub fn namespace(&self, nsid: u32) -> Arc<IoRecord> {
         let mut place = &self.namespaces;
         loop {
@@ -85,7 +87,7 @@ impl IoStats {
         }
     }
 
-    /// Returns the records of this worker, with their NSIDs.
+    /// Returns the I/O counters of each namespace on this worker, with its NSID.
     pub fn namespaces(&self) -> impl Iterator<Item = (u32, &IoRecord)> {
         let first = self.namespaces.get();
         let all = std::iter::successors(first, |entry| entry.next.get());
@@ -93,18 +95,18 @@ impl IoStats {
     }
 }
 
-/// I/O counters of a controller from earlier processes, which have ended.
+/// Sum of a controller's I/O counters in earlier processes that have served the disk.
 #[derive(Debug, Default)]
 pub struct EarlierIo {
-    /// Completed read commands.
+    /// Number of completed read commands in earlier processes.
     pub reads: Counter,
-    /// Completed write commands.
+    /// Number of completed write commands in earlier processes.
     pub writes: Counter,
-    /// Bytes that the host has read.
+    /// Number of bytes that the host has read in earlier processes.
     pub bytes_read: Counter,
-    /// Bytes that the host has written.
+    /// Number of bytes that the host has written in earlier processes.
     pub bytes_written: Counter,
-    /// Nanoseconds in which at least one I/O command was outstanding.
+    /// Nanoseconds in earlier processes during which at least one I/O command was outstanding.
     pub busy_ns: Counter,
 }
 
@@ -112,26 +114,27 @@ pub struct EarlierIo {
 /// ("NVMe Base 2.1", 5.1.12.1.3), and others.
 #[derive(Debug, Default)]
 pub struct ControllerStats {
-    /// Commands that completed with a Media and Data Integrity error.
+    /// Number of commands that completed with a Media and Data Integrity error.
     pub media_errors: Counter,
-    /// Entries ever added to the error log.
+    /// Number of entries that were ever added to the Error Information log.
     pub error_log_entries: Counter,
-    /// Times that the controller was powered on: a VMM attached.
+    /// Number of power cycles of the controller: a VMM has attached.
     pub power_cycles: Counter,
     /// Times that the controller lost power, was reset, or lost its VMM without a shutdown
     /// notification.
     pub unsafe_shutdowns: Counter,
     /// 1 while a client is attached, otherwise 0. Set by the server of the controller's socket.
     pub connected: Counter,
-    /// Controller-level resets of the controller.
+    /// Number of controller-level resets.
     pub resets: Counter,
-    /// Migrations of queues between workers.
+    /// Number of migrations of queues between workers.
     pub migrations: Counter,
-    /// I/O counters of earlier processes that SMART data includes.
+    /// I/O counters of earlier processes, which SMART data includes.
     pub before: EarlierIo,
-    /// Counters by queue ID; index 0 is the admin queue.
+    /// Counters of each queue pair by queue ID; index 0 is the admin queue.
     pub queues: Vec<QueueStats>,
-    /// I/O counters by worker; index 0 is the controller's own worker.
+    /// I/O counters of each worker that serves the controller; index 0 is the controller's own
+    /// worker.
     pub shares: Vec<Arc<IoStats>>,
 }
 
@@ -169,13 +172,15 @@ impl ControllerStats {
             .wrapping_add(self.before.writes.get())
     }
 
-    /// Returns the number of bytes read by the host, including earlier processes.
+    /// Returns the number of bytes that the host has read, in this process and in earlier ones that
+    /// served the disk.
     pub fn bytes_read(&self) -> u64 {
         self.sum(IoRecord::bytes_read)
             .wrapping_add(self.before.bytes_read.get())
     }
 
-    /// Returns the number of bytes written by the host, including earlier processes.
+    /// Returns the number of bytes that the host has written, in this process and in earlier ones
+    /// that served the disk.
     pub fn bytes_written(&self) -> u64 {
         self.sum(IoRecord::bytes_written)
             .wrapping_add(self.before.bytes_written.get())

@@ -20,11 +20,11 @@ use sync::Unpoisoned;
 use volume::Volume;
 use zones::{Geometry, ZoneState, Zones, table};
 
-/// Number of 64-bit words in a row of the table.
+/// Number of 64-bit words in a row of the zone table file.
 const WORDS: usize = table::HEADER / table::WORD;
 const _: () = assert!(WORDS == 8 && table::HEADER == dma::ROW);
 
-/// Zones of a namespace, shared by all workers and controllers.
+/// Zones of a namespace, shared by all workers and controllers that use the namespace.
 #[derive(Debug)]
 pub struct ZonedState {
     geometry: Geometry,
@@ -33,7 +33,7 @@ pub struct ZonedState {
     /// Number of write commands outstanding on each zone, over all workers. Counters are increased
     /// only under the lock of the zones.
     writes: Box<[AtomicU32]>,
-    /// Whether any zone is offline; such zones stay offline.
+    /// Whether any zone is offline. A zone never leaves that state.
     offline: AtomicBool,
     /// Number of engines that have the namespace. Changes only under the lock of the zones.
     users: AtomicUsize,
@@ -60,7 +60,7 @@ impl Drop for ZonesInUse {
     }
 }
 
-/// Table in a mapped file by which the state of zones outlasts the process.
+/// Mapped file that stores the states of a namespace's zones, so that they outlast the process.
 #[derive(Clone, Debug)]
 pub struct ZoneTable {
     pages: SharedPages,
@@ -117,7 +117,7 @@ impl ZonedState {
         }
     }
 
-    /// Returns the geometry of the zones.
+    /// Returns the geometry of the zones: number, size and capacity.
     pub(crate) fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -128,7 +128,7 @@ impl ZonedState {
         self.zones.lock().unpoisoned()
     }
 
-    /// Stores the zones that have changed in the table, if there is one.
+    /// Stores the zones that have changed in the zone table file, if there is one.
     pub(crate) fn keep(&self, zones: &mut Zones) {
         let changed: Vec<u32> = zones.take_changed().collect();
         for number in changed {
@@ -193,7 +193,7 @@ impl ZonedState {
         resets.for_each(|zone| zones.cancel_reset(zone));
     }
 
-    /// Makes all zones empty, except those that cannot be reset.
+    /// Makes all zones empty after an erasure, except those that cannot be reset.
     pub(crate) fn empty(&self) {
         let mut zones = self.lock();
         for number in zones.resettable().unwrap_or_default() {

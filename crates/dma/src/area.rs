@@ -51,7 +51,7 @@ impl Area {
         })
     }
 
-    /// Returns the map's generation at the time of resolution.
+    /// Returns the generation of the DMA map when the area's address was resolved.
     pub fn generation(&self) -> u64 {
         self.generation
     }
@@ -62,7 +62,7 @@ impl Area {
         self.table.memories().iter().any(crate::Memory::is_poisoned)
     }
 
-    /// Loads a 16-bit field.
+    /// Loads the 16-bit field at byte `offset` of the area.
     #[inline]
     pub fn load16(&self, offset: usize) -> u16 {
         self.cell16(offset)
@@ -94,7 +94,7 @@ impl Area {
         [low, high].map(|cell| u64::from_le(cell.load(Ordering::Relaxed)))
     }
 
-    /// Stores a 16-bit field.
+    /// Stores a 16-bit field at byte `offset` of the area.
     #[inline]
     pub fn store16(&self, offset: usize, value: u16) {
         if let Some(cell) = self.cell16(offset).filter(|_| self.writable) {
@@ -110,7 +110,7 @@ impl Area {
         }
     }
 
-    /// Stores a 32-bit field.
+    /// Stores a 32-bit field at byte `offset` of the area.
     #[inline]
     pub fn store32(&self, offset: usize, value: u32) {
         if let Some(ptr) = self.at(offset, 4, 4).filter(|_| self.writable) {

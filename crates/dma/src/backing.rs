@@ -13,13 +13,13 @@ use rustix::fs::{AtFlags, FileType, StatxFlags, fcntl_get_seals, statx};
 use crate::MapError;
 use crate::memory::system;
 
-/// A memory file.
+/// Properties of a memory file that a client has sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Backing {
-    /// The file system's device number.
+    /// Device number of the file system that the file is on.
     pub(crate) device: (u32, u32),
     pub(crate) inode: u64,
-    /// Size in bytes; not zero.
+    /// Size of the file in bytes, not zero.
     pub(crate) size: u64,
 }
 
@@ -41,7 +41,7 @@ pub(crate) fn check(fd: OwnedFd, end: u64) -> Result<(OwnedFd, Backing), MapErro
     }
 }
 
-/// Returns the properties of the user's own file, on any file system.
+/// Returns the properties of a file that the user has named, which may be on any file system.
 pub(crate) fn of_file(fd: &OwnedFd) -> Result<Backing, MapError> {
     let flags = AtFlags::EMPTY_PATH;
     backing(fd.as_fd(), flags, 0)

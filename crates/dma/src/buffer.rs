@@ -4,7 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-/// Alignment of every [`Buffer`]: enough for direct I/O to any disk.
+/// Alignment in bytes of every [`Buffer`], sufficient for direct I/O to any disk.
 const ALIGN: usize = 4096;
 
 /// Page-aligned, zeroed host memory, for bouncing data and for controller data structures.

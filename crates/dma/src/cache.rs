@@ -20,7 +20,7 @@ type Key = ((u32, u32), u64, bool);
 #[derive(Debug)]
 pub struct MemoryCache {
     known: HashMap<Key, Weak<Mapping>>,
-    /// Number of entries at which dead ones are removed next.
+    /// Number of entries at which entries of closed files are removed.
     sweep_at: usize,
     account: Arc<Account>,
 }
@@ -32,12 +32,12 @@ impl Default for MemoryCache {
 }
 
 impl MemoryCache {
-    /// Creates an empty cache with the default limits.
+    /// Creates an empty cache of memory files with the default limits.
     pub fn new() -> MemoryCache {
         MemoryCache::with_limits(MemoryLimits::DEFAULT)
     }
 
-    /// Creates an empty cache with these limits.
+    /// Creates an empty cache of memory files with these limits.
     pub fn with_limits(limits: MemoryLimits) -> MemoryCache {
         MemoryCache {
             known: HashMap::new(),

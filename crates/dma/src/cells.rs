@@ -64,17 +64,17 @@ impl Cells {
         self.count
     }
 
-    /// Returns the address at which the cells were resolved.
+    /// Returns the guest address (IOVA) at which the cells were resolved.
     pub fn iova(&self) -> u64 {
         self.iova
     }
 
-    /// Returns the map's generation at the time of resolution.
+    /// Returns the generation of the DMA map when the cells were resolved.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Returns whether the file of the memory has shrunk.
+    /// Returns whether the memory's file has shrunk, so that the content is lost.
     pub fn is_poisoned(&self) -> bool {
         self.table.memories().iter().any(crate::Memory::is_poisoned)
     }

@@ -5,11 +5,12 @@ use crate::map::{PAGE, Prot, Window};
 use crate::windows::WindowEntry;
 use crate::{DmaError, MapError, Memory, Segment, SegmentList};
 
-/// Address range and memory of the device itself, which hides the windows there.
+/// Address range and memory of the device itself (controller memory buffer), which hides guest
+/// memory there.
 pub(crate) struct DeviceMemory {
-    /// First address.
+    /// First address of the device's memory.
     pub(crate) start: u64,
-    /// Last address, inclusive.
+    /// Last address of the device's memory, inclusive.
     last: u64,
     pub(crate) memory: Memory,
 }
@@ -79,7 +80,7 @@ impl DeviceMemory {
         offset < self.memory.len()
     }
 
-    /// Refuses a transfer of which only a part lies in the device's memory.
+    /// Returns an error for a transfer of which only a part lies in the device's memory.
     #[cold]
     #[inline(never)]
     pub(crate) fn unmixed(&self, list: &SegmentList) -> Result<(), DmaError> {

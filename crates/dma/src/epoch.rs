@@ -12,16 +12,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Memory;
 
-/// Next map identity.
+/// Identity that the next DMA map gets.
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
 struct Epoch {
-    /// Identity of the map that the epoch belongs to.
+    /// Identity of the DMA map that the epoch belongs to.
     map: u64,
     /// Memory that was unmapped at the end of this epoch, or during the next one while that had no
     /// pins.
     grave: RefCell<Vec<Memory>>,
-    /// The following epoch, which this one keeps alive.
+    /// Next epoch of the map, which this one keeps alive.
     next: OnceCell<Rc<Epoch>>,
 }
 
@@ -66,7 +66,7 @@ impl std::fmt::Debug for Pin {
     }
 }
 
-/// Epochs of a map.
+/// Epochs of a DMA map, by which unmapped memory is kept until no command can access it.
 pub(crate) struct Epochs {
     current: Rc<Epoch>,
     /// Previous epoch, which is alive while it or an older one has a pin.
@@ -90,7 +90,7 @@ impl Epochs {
         Pin(Rc::clone(&self.current))
     }
 
-    /// Keeps memory that was just unmapped for the outstanding pins, and ends the epoch.
+    /// Ends the epoch, and keeps memory that was just unmapped until the outstanding pins are gone.
     pub(crate) fn retire(&mut self, removed: Vec<Memory>) {
         let older = self.previous.upgrade();
         // The count includes the map's reference, and the previous epoch's.

@@ -16,35 +16,35 @@ pub enum MapError {
     /// A system call failed.
     #[error("{call}: {errno}")]
     System {
-        /// The system call's name.
+        /// Name of the system call that failed.
         call: &'static str,
-        /// Error of the system call.
+        /// Error number of the system call.
         errno: Errno,
     },
     /// The range exceeds its backing file or memory.
     #[error("range ends at {end:#x}, its backing at {size:#x}")]
     OutOfBacking {
-        /// First byte after the range, as an offset into the backing.
+        /// Offset in the backing of the first byte after the range.
         end: u64,
         /// Size of the backing in bytes.
         size: u64,
     },
-    /// The length is zero.
+    /// The length of the range is zero.
     #[error("zero length")]
     Empty,
-    /// Address plus length does not fit in 64 bits.
+    /// The sum of address and length exceeds 64 bits.
     #[error("range overflows")]
     Overflow,
     /// The new window overlaps the one at `iova`.
     #[error("overlaps the window at {iova:#x}")]
     Overlap {
-        /// Start of the existing window.
+        /// First address (IOVA) of the existing window.
         iova: u64,
     },
     /// The range to unmap covers only part of the window at `iova`.
     #[error("bisects the window at {iova:#x}")]
     Bisects {
-        /// Start of the existing window.
+        /// First address (IOVA) of the existing window.
         iova: u64,
     },
     /// Write access was requested for memory that is mapped, or opened, read-only.
@@ -53,25 +53,25 @@ pub enum MapError {
     /// A window's address, length or offset is not a multiple of [`crate::PAGE`].
     #[error("address {iova:#x}, length or file offset is not a multiple of 4096")]
     Misaligned {
-        /// Start of the window.
+        /// First address (IOVA) of the window.
         iova: u64,
     },
     /// The client has reached its limit of mapped memory files.
     #[error("the client has mapped {limit} memory files, as many as it may")]
     TooManyMappings {
-        /// Maximum number of files.
+        /// Maximum number of memory files of the client.
         limit: u64,
     },
     /// The client's memory files would exceed its limit in total size.
     #[error("the client's memory files would have more than {limit} bytes")]
     TooManyBytes {
-        /// Maximum size in bytes.
+        /// Maximum total size of the client's memory files in bytes.
         limit: u64,
     },
     /// All clients' memory files would exceed the limit of address space.
     #[error("the memory files of all clients would take more than {limit} bytes of addresses")]
     AddressSpaceFull {
-        /// Maximum size in bytes.
+        /// Maximum total size of all clients' memory files in bytes.
         limit: u64,
     },
     /// [`crate::sigbus::MAX_MAPPINGS`] memory files are mapped already.
@@ -86,22 +86,22 @@ pub enum MapError {
 /// inaccessible byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DmaError {
-    /// The address lies in no window.
+    /// The guest address lies in no window.
     #[error("no window at {iova:#x}")]
     Unmapped {
-        /// First byte that failed.
+        /// First guest address (IOVA) that cannot be accessed.
         iova: u64,
     },
     /// The window has no accessible memory (RAM that is not shared, a ROM, another device's BAR).
     #[error("window at {iova:#x} has no shared memory")]
     NotShared {
-        /// First byte that failed.
+        /// First guest address (IOVA) that cannot be accessed.
         iova: u64,
     },
     /// The window does not allow this kind of access.
     #[error("access to {iova:#x} not permitted")]
     Protection {
-        /// First byte that failed.
+        /// First guest address (IOVA) that cannot be accessed.
         iova: u64,
     },
     /// Address plus length does not fit in 64 bits, or a structure exceeds the maximum size.
@@ -111,7 +111,7 @@ pub enum DmaError {
     /// host memory, or one of its pages is scattered.
     #[error("structure at {iova:#x} is misaligned")]
     Misaligned {
-        /// Start of the misaligned page or structure.
+        /// Guest address (IOVA) of the misaligned page or structure.
         iova: u64,
     },
     /// The memory's file has shrunk, and its content is lost.

@@ -11,7 +11,7 @@
 pub struct Evict(());
 
 impl Evict {
-    /// Returns `None` on processors where eviction has no benefit.
+    /// Returns the eviction instruction of this processor; `None` if eviction has no benefit on it.
     #[must_use]
     pub fn of_processor() -> Option<Self> {
         platform::gains().then_some(Evict(()))
@@ -30,7 +30,7 @@ impl Evict {
     }
 }
 
-/// Returns the processor's counter (as `probes::cycles`), read after all earlier loads have
+/// Returns the processor's cycle counter (as `probes::cycles`), read after all earlier loads have
 /// completed.
 #[inline]
 #[must_use]
@@ -43,7 +43,8 @@ mod platform {
     use std::arch::asm;
     use std::arch::x86_64::__cpuid_count;
 
-    /// EBX of CPUID leaf 7: CLFLUSHOPT ("AMD64 APM", volume 3, appendix E).
+    /// Bit of EBX in CPUID leaf 7: the processor has CLFLUSHOPT ("AMD64 APM", volume 3, appendix
+    /// E).
     const CLFLUSHOPT: u32 = 1 << 23;
 
     #[allow(unused_unsafe)] // Safe functions since Rust 1.94.

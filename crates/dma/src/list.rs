@@ -10,9 +10,9 @@ use crate::{Access, Buffer, DmaMap, Memory, Pin, Segment, racy};
 enum Hold {
     Nothing,
     Map(Pin),
-    /// A memory that is only kept mapped until the list is cleared.
+    /// Memory that the list only keeps mapped until it is cleared.
     Memory(#[allow(dead_code)] Memory),
-    /// A buffer shared by the slices of the list.
+    /// Buffer that the segments of the list lie in.
     Buffer(Rc<Buffer>),
 }
 
@@ -26,13 +26,14 @@ enum Hold {
 #[derive(Default)]
 pub struct SegmentList(Option<Box<Inner>>);
 
-/// Contents of a list that has held segments.
+/// Contents of a segment list, allocated at the first segment.
 pub(crate) struct Inner {
     segments: Vec<Segment>,
     bytes: u64,
-    /// Whether all of the memory may be written.
+    /// Whether all memory of the list may be written.
     writable: bool,
-    /// Identity of the last segment's mapping; segments are merged only inside one mapping.
+    /// Identity of the mapping that the last segment is in. Segments are merged only within one
+    /// mapping.
     tail: usize,
     hold: Hold,
 }
@@ -57,7 +58,7 @@ impl Inner {
         self.release();
     }
 
-    /// Drops the owner of the segments.
+    /// Drops the owner of the segments' memory.
     #[inline]
     fn release(&mut self) {
         // Cases are checked in this order because nearly every list holds nothing or a pin.
@@ -68,7 +69,7 @@ impl Inner {
         }
     }
 
-    /// Appends memory that the attached map has translated.
+    /// Appends `bytes` bytes of memory that the attached map has translated.
     #[inline]
     pub(crate) fn push(&mut self, run: Run, bytes: usize, access: Access) {
         let mapping = std::ptr::from_ref(run.slot).addr();
@@ -110,7 +111,7 @@ impl SegmentList {
         list
     }
 
-    /// Replaces the list's contents by host memory of its own.
+    /// Replaces the list's contents by the memory of `buffer`, which the list then owns.
     pub fn own(&mut self, buffer: Buffer) {
         let inner = self.inner();
         inner.clear();
@@ -122,7 +123,8 @@ impl SegmentList {
         inner.hold = Hold::Buffer(Rc::new(buffer));
     }
 
-    /// Returns a piece of a memory; `None` when it is out of range.
+    /// Returns a list of `len` bytes of a memory from `offset` on; `None` when they are out of
+    /// range.
     pub(crate) fn of_memory(memory: &Memory, offset: usize, len: usize) -> Option<SegmentList> {
         let segment = memory.segment(offset, len)?;
         let mut inner = Inner::with_capacity(1);
@@ -144,7 +146,7 @@ impl SegmentList {
         }
     }
 
-    /// Starts a new transfer on `map`: clears the list and pins the map's memory.
+    /// Starts a new transfer: clears the list, and pins the guest memory of `map`.
     #[inline]
     pub fn begin(&mut self, map: &DmaMap) {
         let inner = self.inner();
@@ -188,7 +190,7 @@ impl SegmentList {
         Some(inner)
     }
 
-    /// Returns the sum of the segments' lengths.
+    /// Returns the total length of the segments in bytes.
     #[inline]
     pub fn len_bytes(&self) -> u64 {
         self.0.as_ref().map_or(0, |inner| inner.bytes)

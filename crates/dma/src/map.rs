@@ -25,12 +25,12 @@ pub struct Prot {
 }
 
 impl Prot {
-    /// Read and write.
+    /// Read and write access of a device.
     pub const RW: Prot = Prot {
         read: true,
         write: true,
     };
-    /// Read only.
+    /// Read-only access of a device.
     pub const RO: Prot = Prot {
         read: true,
         write: false,
@@ -54,24 +54,25 @@ pub enum Access {
     Write,
 }
 
-/// A window of a [`DmaMap`], as returned by [`DmaMap::windows`].
+/// Window of guest memory in a [`DmaMap`], as [`DmaMap::windows`] returns it.
 #[derive(Clone, Debug)]
 pub struct Window {
-    /// First IOVA of the window.
+    /// First guest address (IOVA) of the window.
     pub iova: u64,
-    /// Length in bytes.
+    /// Length of the window in bytes.
     pub len: u64,
     /// Memory of the window and the offset into it; `None` for a window without shared memory.
     pub backing: Option<(Memory, u64)>,
-    /// Access rights of the device.
+    /// Access rights of the device to the window.
     pub prot: Prot,
 }
 
-/// A recently used translation.
+/// Recently used translation of a guest address to memory.
 #[derive(Clone, Copy)]
 struct Cached {
     start: u64,
-    /// Length in bytes. A window cannot span all addresses, so its length fits.
+    /// Length of the translated range in bytes. A window cannot span all addresses, so the length
+    /// fits.
     len: u64,
     host: *mut u8,
     prot: Prot,
@@ -92,10 +93,10 @@ impl Cached {
     };
 }
 
-/// Number of cached translations: low memory, high memory, and two more.
+/// Number of cached translations: for low memory, for high memory, and two more.
 const WAYS: usize = 4;
 
-/// Host memory from one address to the end of its window.
+/// Host memory from a translated address to the end of its window.
 #[derive(Clone, Copy)]
 pub(crate) struct Run {
     pub(crate) ptr: *mut u8,
@@ -109,7 +110,8 @@ pub(crate) struct Run {
 /// visits at most each removed window, because memory is unmapped by another thread.
 pub struct DmaMap {
     windows: Windows,
-    /// Memory of the device itself, which hides windows at its addresses.
+    /// Memory of the device itself (controller memory buffer), which hides windows at its
+    /// addresses.
     device: Option<DeviceMemory>,
     memories: Memories,
     generation: u64,
@@ -117,7 +119,7 @@ pub struct DmaMap {
     /// Recent translations, and the index of the next to be replaced. Cleared at every change.
     tlb: [Cell<Cached>; WAYS],
     replace: Cell<usize>,
-    /// Last used translation.
+    /// Translation that was used last.
     recent: Cell<Cached>,
 }
 
@@ -128,7 +130,7 @@ impl Default for DmaMap {
 }
 
 impl DmaMap {
-    /// Creates a map without windows.
+    /// Creates a DMA map without windows of guest memory.
     pub fn new() -> DmaMap {
         DmaMap {
             windows: Windows::default(),
@@ -290,7 +292,8 @@ impl DmaMap {
         Ok(())
     }
 
-    /// Returns the address and the memory of the device itself, if there is any.
+    /// Returns the address and the memory of the device itself (controller memory buffer), if there
+    /// is any.
     pub fn device_memory(&self) -> Option<(u64, &Memory)> {
         let device = self.device.as_ref()?;
         Some((device.start, &device.memory))
@@ -453,7 +456,7 @@ impl DmaMap {
         }
     }
 
-    /// Returns the number of windows.
+    /// Returns the number of windows of guest memory.
     pub fn window_count(&self) -> usize {
         self.windows.count()
     }
@@ -608,7 +611,7 @@ fn resolve(cached: &Cached, iova: u64, access: Access) -> Result<Run, DmaError> 
     })
 }
 
-/// Returns the last address of a range.
+/// Returns the last address of a range of `len` bytes at `iova`, or an error if there is none.
 fn last(iova: u64, len: u64) -> Result<u64, MapError> {
     let before = len.checked_sub(1).ok_or(MapError::Empty)?;
     iova.checked_add(before).ok_or(MapError::Overflow)

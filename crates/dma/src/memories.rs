@@ -5,7 +5,7 @@ use crate::Memory;
 /// Memories of a map, each with a small number and a count of its windows.
 #[derive(Debug, Default)]
 pub(crate) struct Memories {
-    /// Memories by number. Limited by the client's mappings; often there is only one.
+    /// Mapped memories by number, as many as the client has mapped; often there is only one.
     places: Vec<Option<MemoryUse>>,
 }
 
@@ -48,7 +48,7 @@ impl Memories {
         place.take().map(|held| held.memory)
     }
 
-    /// Removes all windows from all memories.
+    /// Removes all windows from all memories. Returns the memories.
     pub(crate) fn release_all(&mut self) -> Vec<Memory> {
         let places = std::mem::take(&mut self.places);
         places

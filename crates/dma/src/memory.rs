@@ -31,7 +31,7 @@ pub(crate) struct Mapping {
     len: usize,
     writable: bool,
     slot: &'static MappingSlot,
-    /// Number from [`Memory::kept`]; 0 if the file is not kept.
+    /// Number under which the keeper holds the file ([`Memory::kept`]); 0 if it does not.
     kept: AtomicU32,
     pages: ManuallyDrop<Pages>,
 }
@@ -52,14 +52,14 @@ impl Drop for Mapping {
 /// Resources of a mapping, dropped in the order of these fields.
 struct Pages {
     ptr: *mut u8,
-    /// The file's size, rounded up to whole pages.
+    /// Size of the file in bytes, rounded up to whole pages.
     len: usize,
     /// Registration with the SIGBUS handler; `None` only inside `drop`.
     registration: Option<Registration>,
     /// Flag of [`Memory::empty_at_end`].
     empties: AtomicBool,
     fd: OwnedFd,
-    /// Charge to the limits, released when it is dropped.
+    /// Charge of the mapping to the client's limits, released when it is dropped.
     _charge: Charge,
 }
 
@@ -108,7 +108,7 @@ impl std::fmt::Debug for Pages {
     }
 }
 
-/// Converts a system call's error.
+/// Returns a function that converts the error of a system call named `call`.
 pub(crate) fn system(call: &'static str) -> impl Fn(rustix::io::Errno) -> MapError {
     move |errno| MapError::System { call, errno }
 }
@@ -154,7 +154,7 @@ impl Memory {
         Memory::map_file(fd, backing, true, None)
     }
 
-    /// Maps a checked file.
+    /// Maps a file that has passed the checks for memory files.
     pub(crate) fn map_file(
         fd: OwnedFd,
         backing: Backing,
@@ -185,7 +185,7 @@ impl Memory {
         }
     }
 
-    /// Maps the pages of a checked file, and enters them into the handler's table.
+    /// Maps the pages of a checked file, and registers them with the SIGBUS handler.
     fn map_pages(
         fd: &OwnedFd,
         size: u64,
@@ -244,7 +244,7 @@ impl Memory {
             .map_err(|_| MemoryError::NotPopulated)
     }
 
-    /// Returns the file, to be passed on or queried.
+    /// Returns the memory's file, to be passed on or queried.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.pages.fd.as_fd()
     }
@@ -260,22 +260,22 @@ impl Memory {
         self.0.kept.store(number.get(), Ordering::Relaxed);
     }
 
-    /// Returns the number under which the file is kept, if it is.
+    /// Returns the number under which another process keeps the file, if one does.
     pub fn kept(&self) -> Option<NonZeroU32> {
         NonZeroU32::new(self.0.kept.load(Ordering::Relaxed))
     }
 
-    /// Returns the size in bytes of the file when it was mapped.
+    /// Returns the size of the file in bytes when it was mapped.
     pub fn len(&self) -> usize {
         self.0.len
     }
 
-    /// Always false: an empty file cannot be mapped.
+    /// Returns false, because an empty file cannot be mapped.
     pub fn is_empty(&self) -> bool {
         self.0.len == 0
     }
 
-    /// Returns whether the memory is mapped for writing too.
+    /// Returns whether the memory is mapped for writing, too.
     pub fn is_writable(&self) -> bool {
         self.0.writable
     }
@@ -384,7 +384,7 @@ impl Memory {
         (end <= self.0.len).then(|| self.0.ptr.wrapping_add(offset))
     }
 
-    /// Returns the address of the first byte.
+    /// Returns the address of the memory's first byte in this process.
     pub(crate) fn start(&self) -> *mut u8 {
         self.0.ptr
     }

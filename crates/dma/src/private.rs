@@ -12,7 +12,7 @@ use crate::memory::system;
 use crate::sigbus::Registration;
 use crate::{MapError, View, backing, prefetch, racy};
 
-/// Assumed size of a huge page. With other sizes only speed differs.
+/// Assumed size of a huge page in bytes. With other sizes only speed differs.
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Bytes that no other process can see, initially zero, in huge pages where the system supports
@@ -39,14 +39,14 @@ impl WeakMemory {
 
 #[derive(Debug)]
 struct Pages {
-    /// Address of the bytes, aligned to [`HUGE_PAGE`].
+    /// Address of the memory, aligned to [`HUGE_PAGE`].
     ptr: *mut u8,
     len: usize,
-    /// The whole mapping, including the alignment gap.
+    /// Address and length of the whole mapping, including the gap for the alignment.
     mapped: (*mut u8, usize),
     /// Registration with the SIGBUS handler; `None` only inside `drop`.
     registration: Option<Registration>,
-    /// File of the bytes, if they are kept.
+    /// Memory file with the content, if the memory outlives the process.
     file: Option<KeptFile>,
 }
 
@@ -170,7 +170,7 @@ impl PrivateMemory {
         Ok(PrivateMemory(Arc::new(pages)))
     }
 
-    /// Returns the file of the bytes, if they are kept ([`PrivateMemory::kept`]).
+    /// Returns the memory file with the content, if the memory is kept ([`PrivateMemory::kept`]).
     pub fn file(&self) -> Option<BorrowedFd<'_>> {
         self.0.file.as_ref().map(|file| file.fd.as_fd())
     }
@@ -224,12 +224,12 @@ impl PrivateMemory {
         result == 0
     }
 
-    /// Returns the size in bytes.
+    /// Returns the size of the memory in bytes.
     pub fn len(&self) -> usize {
         self.0.len
     }
 
-    /// Always false.
+    /// Returns false, because the memory is never empty.
     pub fn is_empty(&self) -> bool {
         self.0.len == 0
     }
@@ -352,7 +352,7 @@ impl PrivateMemory {
     }
 }
 
-/// Creates a memory file of `len` bytes with a sealed length.
+/// Creates a memory file of `len` zero bytes with a sealed length.
 fn created(len: u64) -> Result<OwnedFd, MapError> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create("vnvme-volume", flags).map_err(system("memfd_create"))?;
@@ -362,7 +362,7 @@ fn created(len: u64) -> Result<OwnedFd, MapError> {
     Ok(fd)
 }
 
-/// Checks a memory file of an earlier process.
+/// Checks the length and seals of a memory file that an earlier process has created.
 fn reopened(fd: OwnedFd, len: u64) -> Result<OwnedFd, MapError> {
     let (fd, backing) = backing::check(fd, len)?;
     if backing.size != len {

@@ -11,7 +11,7 @@ pub enum PrpError {
     /// PRP Offset Invalid (13h): an entry's offset is not zero where it must be, or not aligned.
     #[error("PRP entry {prp:#x} has an invalid offset")]
     OffsetInvalid {
-        /// Value of the PRP entry.
+        /// Value of the invalid PRP entry.
         prp: u64,
     },
     /// An address of data or of a list cannot be accessed (Data Transfer Error, 04h).
@@ -52,7 +52,7 @@ pub fn walk(
     Ok(map.unmixed(out)?)
 }
 
-/// Walks like [`walk`], without the check for mixed memory.
+/// Walks the PRPs like [`walk`], without the check for mixed guest and device memory.
 #[inline]
 fn walk_any(
     map: &DmaMap,
@@ -90,7 +90,7 @@ fn walk_any(
     rest(map, prp2, left, page_size, access, out)
 }
 
-/// Appends the data beyond the first page.
+/// Appends the data after the first page, by the second PRP entry.
 fn rest(
     map: &DmaMap,
     prp2: u64,
@@ -108,7 +108,7 @@ fn rest(
     list(map, prp2, left, page_size, access, out)
 }
 
-/// Appends one data page of an entry.
+/// Appends the data page that one PRP entry names.
 #[inline]
 fn page(
     map: &DmaMap,
@@ -124,7 +124,7 @@ fn page(
     Ok(map.append(prp, len, access, out)?)
 }
 
-/// Appends the pages of a chain of lists.
+/// Appends the data pages that a chain of PRP lists names.
 fn list(
     map: &DmaMap,
     list: u64,

@@ -14,12 +14,12 @@ pub struct MemoryLimits {
     /// Number of mapped memory files; each also needs a descriptor. A file that is mapped both
     /// read-only and writable counts twice.
     pub mappings: u64,
-    /// Total size of these files in bytes; a file is mapped as a whole.
+    /// Maximum total size of the files in bytes. A file is mapped as a whole.
     pub bytes: u64,
 }
 
 impl MemoryLimits {
-    /// Default limits: 512 files, of 4 TiB in total.
+    /// Default limits: 512 memory files of 4 TiB in total.
     pub const DEFAULT: MemoryLimits = MemoryLimits {
         mappings: 512,
         bytes: 4 << 40,
@@ -32,7 +32,7 @@ impl Default for MemoryLimits {
     }
 }
 
-/// Resources used by one client.
+/// Number and size of the memory files that one client has mapped.
 #[derive(Debug)]
 pub(crate) struct Account {
     limits: MemoryLimits,
@@ -50,7 +50,7 @@ impl Account {
     }
 }
 
-/// Bytes used by the memory files of all clients.
+/// Number of bytes in the mapped memory files of all clients.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
 /// Resources of a mapping, charged to its client's account, if it has one, and to the process.
@@ -113,7 +113,7 @@ impl Drop for Charge {
     }
 }
 
-/// Adds to a used amount, unless the sum would exceed the limit.
+/// Adds `more` to a used amount and returns true, unless the sum would exceed the limit.
 fn take(taken: &AtomicU64, more: u64, limit: u64) -> bool {
     let sum = |taken: u64| taken.checked_add(more).filter(|sum| *sum <= limit);
     taken
@@ -134,7 +134,7 @@ fn address_space() -> u64 {
     })
 }
 
-/// Returns whether this many bytes of addresses are free in one piece.
+/// Returns whether the process has a free address range of this length.
 fn is_free(bytes: usize) -> bool {
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
     // SAFETY: a new, inaccessible mapping at an address of the kernel's choice.

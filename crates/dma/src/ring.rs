@@ -75,22 +75,22 @@ impl Ring {
         })
     }
 
-    /// Returns the address at which the ring was resolved.
+    /// Returns the guest address (IOVA) at which the ring was resolved.
     pub fn iova(&self) -> u64 {
         self.iova
     }
 
-    /// Returns the number of entries.
+    /// Returns the number of entries in the ring.
     pub fn entries(&self) -> u32 {
         self.entries
     }
 
-    /// Returns the size of an entry in bytes.
+    /// Returns the size of an entry of the ring in bytes.
     pub fn entry_size(&self) -> usize {
         1 << self.entry_shift
     }
 
-    /// Returns the map's generation at the time of resolution.
+    /// Returns the generation of the DMA map when the ring was resolved.
     pub fn generation(&self) -> u64 {
         self.generation
     }
@@ -239,7 +239,7 @@ pub struct CqeRun<'a> {
 }
 
 impl CqeRun<'_> {
-    /// Returns the number of completions.
+    /// Returns the number of completions for which the run has room.
     #[inline]
     pub fn len(&self) -> u32 {
         // The number is at most that of the ring's entries.
@@ -273,7 +273,7 @@ fn store_cqe(words: &EntryWords<'_>, cqe: [u8; 16]) {
     words.get(1).store(word(high), Ordering::Release);
 }
 
-/// The 64-bit words of an entry.
+/// 64-bit words of a queue entry in guest memory.
 struct EntryWords<'a>(*mut u64, std::marker::PhantomData<&'a Ring>);
 
 impl EntryWords<'_> {
@@ -287,7 +287,7 @@ impl EntryWords<'_> {
     }
 }
 
-/// Converts eight bytes to a word with the same bytes in memory.
+/// Returns the word that has these eight bytes in memory.
 #[inline]
 fn word(bytes: &[u8]) -> u64 {
     let mut word = [0; 8];

@@ -4,10 +4,10 @@ use std::sync::atomic::AtomicU64;
 
 use crate::{Memory, SharedPages, racy};
 
-/// Size of a row in bytes: one cache line on most processors.
+/// Size in bytes of a row, which is one cache line on most processors.
 pub const ROW: usize = 64;
 
-/// A cache line as eight words.
+/// Row of shared memory: a cache line of eight atomic words.
 pub type Row = [AtomicU64; 8];
 
 /// An array of cache lines in a range of [`SharedPages`], which are kept mapped. Resolved once, so

@@ -30,19 +30,19 @@ impl Segment {
         self.ptr
     }
 
-    /// Returns the length in bytes.
+    /// Returns the length of the segment in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether the length is zero, which is never so inside a list.
+    /// Returns whether the length of the segment is zero, which never happens inside a list.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns the pointer after the last byte.
+    /// Returns the pointer to the byte after the segment.
     #[inline]
     pub(crate) fn end(&self) -> *mut u8 {
         self.ptr.wrapping_add(self.len)

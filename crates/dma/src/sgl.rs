@@ -30,7 +30,7 @@ pub enum SglError {
     /// SGL Descriptor Type Invalid (11h): a type or subtype that is not supported.
     #[error("SGL descriptor type {0:#04x} invalid")]
     DescriptorTypeInvalid(
-        /// The descriptor's last byte: type in bits 7:4, subtype in bits 3:0.
+        /// Last byte of the descriptor: type in bits 7:4, subtype in bits 3:0.
         u8,
     ),
     /// An address of data or of a segment cannot be accessed (Data Transfer Error, 04h).
@@ -38,7 +38,7 @@ pub enum SglError {
     Dma(#[from] DmaError),
 }
 
-/// Maximum number of segments in one list.
+/// Maximum number of SGL segments in one list.
 pub const MAX_SEGMENTS: u32 = 256;
 /// Maximum number of descriptors in one list, over all its segments and for any length of data:
 /// enough for 4 MiB in blocks of 512 bytes.
@@ -53,12 +53,12 @@ pub fn max_descriptors(len: u64) -> u32 {
     blocks.saturating_add(MAX_SEGMENTS).min(MAX_DESCRIPTORS)
 }
 
-/// Number of descriptors copied at once.
+/// Number of SGL descriptors copied from guest memory at once.
 const CHUNK: usize = 32;
-/// Size of a descriptor in bytes.
+/// Size of an SGL descriptor in bytes.
 const SIZE: u32 = 16;
 
-/// A parsed descriptor.
+/// Parsed SGL descriptor.
 struct Descriptor {
     address: u64,
     length: u32,
@@ -106,7 +106,7 @@ pub fn walk(
     Ok(map.unmixed(out)?)
 }
 
-/// Walks like [`walk`], without the check for mixed memory.
+/// Walks the SGL like [`walk`], without the check for mixed guest and device memory.
 fn walk_any(
     map: &DmaMap,
     descriptor: [u8; 16],

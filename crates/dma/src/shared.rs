@@ -8,7 +8,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use crate::memory::system;
 use crate::{MapError, Memory, backing};
 
-/// Seals against a change of the size, and of the seals.
+/// File seals that prevent a change of the size, and of the seals.
 const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
@@ -91,7 +91,7 @@ impl SharedPages {
             .map_err(system("fallocate"))
     }
 
-    /// Returns the file, to be passed to the client or kept.
+    /// Returns the file of the pages, to be passed to a client or kept.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.fd()
     }
@@ -101,12 +101,12 @@ impl SharedPages {
         &self.0
     }
 
-    /// Returns the size in bytes.
+    /// Returns the size of the pages in bytes.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Always false.
+    /// Returns false, because there is always at least one page.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -24,7 +24,7 @@ use crate::MapError;
 /// may have far fewer: [`MemoryLimits`](crate::MemoryLimits).
 pub const MAX_MAPPINGS: usize = 16_384;
 
-/// Number of slots by which the table grows.
+/// Number of slots by which the table of mappings grows.
 const BLOCK: usize = 64;
 
 /// `si_code` of an access to an address without a page behind it (`siginfo.h`).
@@ -35,11 +35,11 @@ const BUS_MCEERR_AR: c_int = 4;
 /// The blocks of the table, the newest first. They are never freed: the handler may be reading them
 /// at any time.
 static TABLE: AtomicPtr<Block> = AtomicPtr::new(null_mut());
-/// Action before this handler; set before the handler is installed, never changed or freed.
+/// Action for SIGBUS before this handler was installed; set once, never freed.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(null_mut());
-/// Number of faults handled.
+/// Number of faults on mapped files that the handler has handled.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
-/// Allocator of slots. The handler does not use it.
+/// Free slots of the table of mappings. The handler does not use this list.
 static FREE: Mutex<FreeSlots> = Mutex::new(FreeSlots {
     slots: Vec::new(),
     made: 0,
@@ -47,19 +47,19 @@ static FREE: Mutex<FreeSlots> = Mutex::new(FreeSlots {
 
 struct FreeSlots {
     slots: Vec<&'static MappingSlot>,
-    /// Number of slots in the table.
+    /// Number of slots that the table has.
     made: usize,
 }
 
-/// A part of the table.
+/// Block of slots in the table of mappings, which is a list of blocks.
 struct Block {
     slots: [MappingSlot; BLOCK],
-    /// The previously created block; never changes.
+    /// Block that was created before this one; never changes.
     next: Option<&'static Block>,
 }
 
 impl FreeSlots {
-    /// Returns an unused slot.
+    /// Returns an unused slot; `None` when the table has its maximum size.
     fn take(&mut self) -> Option<&'static MappingSlot> {
         if let Some(slot) = self.slots.pop() {
             return Some(slot);
@@ -78,7 +78,7 @@ impl FreeSlots {
     }
 }
 
-/// Returns the newest block of the table, the head of the list.
+/// Returns the newest block of slots, which is the head of the list.
 fn first_block() -> Option<&'static Block> {
     // SAFETY: null, or a block that was leaked; blocks are changed by atomics only.
     unsafe { TABLE.load(Ordering::Acquire).as_ref() }
@@ -135,7 +135,8 @@ impl MappingSlot {
             .store(sequence.wrapping_add(2), Ordering::Release);
     }
 
-    /// Returns start and length, if the slot was stable while they were read.
+    /// Returns address and length of the slot's mapping, if the slot did not change while they were
+    /// read.
     fn range(&self) -> Option<(usize, usize)> {
         let before = self.sequence.load(Ordering::Acquire);
         let range = (
@@ -176,7 +177,7 @@ impl Drop for Registration {
     }
 }
 
-/// Installs the handler, once in the life of the process.
+/// Installs the SIGBUS handler, once in the life of the process.
 fn install() -> Result<(), MapError> {
     static INSTALLED: OnceLock<Result<(), Errno>> = OnceLock::new();
     INSTALLED
@@ -273,7 +274,7 @@ fn page_size() -> usize {
     rustix::param::page_size()
 }
 
-/// Passes the signal to the previous action.
+/// Passes the signal to the action that was set before this handler.
 fn chain(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: stored before this handler was installed, and never freed.
     let Some(previous) = (unsafe { PREVIOUS.load(Ordering::Acquire).as_ref() }) else {

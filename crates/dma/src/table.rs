@@ -10,12 +10,12 @@ const MAX_BYTES: u64 = 256 << 20;
 /// Log2 of the page size for a contiguous structure, chosen so that one page holds all of it.
 const WHOLE: u32 = 48;
 
-/// Host addresses of a structure, by page; a single one if it is contiguous.
+/// Host addresses of a structure in guest memory, by page; a single one if it is contiguous.
 pub(crate) struct PageAddresses {
     pages: Box<[*mut u8]>,
-    /// Log2 of the page size.
+    /// Page size of the structure in bytes, as a power of two.
     shift: u32,
-    /// Memories that contain the structure, kept mapped.
+    /// Memories that contain the structure, which stay mapped.
     keep: Vec<Memory>,
 }
 
@@ -76,7 +76,7 @@ impl PageAddresses {
         (1 << self.shift) - (offset & ((1 << self.shift) - 1))
     }
 
-    /// Returns the memory of the structure.
+    /// Returns the memories that contain the structure.
     pub(crate) fn memories(&self) -> &[Memory] {
         &self.keep
     }

@@ -12,19 +12,19 @@ pub struct View<'a> {
 }
 
 impl View<'_> {
-    /// Returns the sum of the segments' lengths.
+    /// Returns the total length of the segments in bytes.
     #[inline]
     pub fn len_bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Returns whether all memory may be written.
+    /// Returns whether all memory of the view may be written.
     #[inline]
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Returns the segments. Their pointers are valid while the view is.
+    /// Returns the segments. Their pointers are valid as long as the view exists.
     #[inline]
     pub fn segments(&self) -> &[Segment] {
         self.segments
@@ -41,7 +41,7 @@ impl View<'_> {
         }
     }
 
-    /// Fills the memory with `byte`, if it may be written.
+    /// Fills the memory of the view with `byte`, if it may be written.
     pub fn fill(&self, byte: u8) {
         if !self.writable {
             return;
@@ -76,7 +76,8 @@ pub struct GuestSlice<'a> {
 }
 
 impl GuestSlice<'_> {
-    /// Returns the piece's memory, for a transfer that completes within a call.
+    /// Returns the memory of this piece of guest memory, for a transfer that completes within a
+    /// call.
     #[inline(always)]
     pub fn view(&self) -> View<'_> {
         View {

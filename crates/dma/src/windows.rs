@@ -7,17 +7,17 @@
 
 use crate::Prot;
 
-/// Maximum number of windows in a chunk.
+/// Maximum number of windows in a chunk of the sorted list.
 const CHUNK: usize = 256;
 
-/// A window, as stored in the map.
+/// Window of guest memory, as a DMA map stores it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WindowEntry {
-    /// First IOVA.
+    /// First guest address (IOVA) of the window.
     pub(crate) start: u64,
-    /// Last IOVA, inclusive: a window may end at the end of the address space.
+    /// Last guest address of the window, inclusive, because it may be the end of the address space.
     pub(crate) last: u64,
-    /// Host address of the window's start; null without memory.
+    /// Host address of the window's first byte; null for a window without memory.
     pub(crate) host: *mut u8,
     /// Number of the window's memory in the map; `None` for a window without memory.
     pub(crate) memory: Option<u32>,
@@ -25,19 +25,19 @@ pub(crate) struct WindowEntry {
 }
 
 impl WindowEntry {
-    /// Returns the length in bytes.
+    /// Returns the length of the window in bytes.
     pub(crate) fn len(&self) -> u64 {
         // The value was passed in as a length, so it fits.
         self.last - self.start + 1
     }
 }
 
-/// A set of windows that do not overlap.
+/// Sorted set of windows that do not overlap.
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
-    /// First address of each chunk.
+    /// First guest address of each chunk of windows.
     firsts: Vec<u64>,
-    /// Chunks of sorted windows, in order; none of them is empty.
+    /// Chunks of windows, sorted by address; none of them is empty.
     chunks: Vec<Vec<WindowEntry>>,
     count: usize,
 }
@@ -48,7 +48,7 @@ impl Windows {
         self.count
     }
 
-    /// Returns all windows, by address.
+    /// Returns all windows, sorted by address.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &WindowEntry> {
         self.chunks.iter().flatten()
     }
@@ -120,7 +120,7 @@ impl Windows {
         self.forget_empty(from, to);
     }
 
-    /// Removes all windows, after a call of `each`.
+    /// Removes all windows, after calling `each` for each of them.
     pub(crate) fn clear(&mut self, mut each: impl FnMut(&WindowEntry)) {
         self.iter().for_each(&mut each);
         *self = Windows::default();

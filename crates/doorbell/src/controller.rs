@@ -45,9 +45,9 @@ impl<C> Copy for Cells<'_, C> {}
 /// Cell that a doorbell value was read from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// The doorbell register.
+    /// The value was in the doorbell register.
     Register,
-    /// The Shadow Doorbell buffer.
+    /// The value was in the Shadow Doorbell buffer.
     Shadow,
 }
 
@@ -215,7 +215,7 @@ impl Watch {
         }
     }
 
-    /// Returns the index as last read.
+    /// Returns the doorbell's index as last read, below the ring's size.
     #[inline]
     #[must_use]
     pub const fn current(&self) -> u32 {

@@ -6,7 +6,7 @@ use crate::{
     ring::{need_event, need_event_annex},
 };
 
-/// A host's comparison with EventIdx.
+/// Kind of comparison with which a host decides from EventIdx whether to ring the register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compare {
     /// Linux: 16-bit wrapping differences ([`need_event`]).
@@ -15,7 +15,7 @@ pub enum Compare {
     Annex,
 }
 
-/// A host's use of the shadow entry.
+/// How a host uses the shadow entry of a doorbell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShadowUse {
     /// The host publishes in the shadow entry, and rings the register when EventIdx asks for it.
@@ -29,9 +29,9 @@ pub enum ShadowUse {
 /// Source of the doorbell's previous value, for the comparison with EventIdx.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Previous {
-    /// From the host's own memory.
+    /// The host remembers the previous value in its own memory.
     Own,
-    /// From the shadow entry.
+    /// The host reads the previous value back from the shadow entry.
     Entry,
 }
 
@@ -42,9 +42,9 @@ pub struct HostBehaviour {
     pub shadow: ShadowUse,
     /// Whether the host has a full barrier between shadow store and EventIdx load.
     pub barrier: bool,
-    /// Kind of comparison with EventIdx.
+    /// Kind of comparison with EventIdx, see [`Compare`].
     pub compare: Compare,
-    /// Source of the previous value.
+    /// Source of the doorbell's previous value, see [`Previous`].
     pub previous: Previous,
 }
 
@@ -56,12 +56,12 @@ impl HostBehaviour {
         compare: Compare::Linux,
         previous: Previous::Own,
     };
-    /// Linux since 2018: as the standard requires.
+    /// Linux since 2018, which follows the standard.
     pub const LINUX: Self = Self {
         previous: Previous::Entry,
         ..Self::STANDARD
     };
-    /// Linux before 2018: without the barrier.
+    /// Linux before 2018, which lacks the barrier.
     pub const BARRIERLESS: Self = Self {
         barrier: false,
         ..Self::LINUX

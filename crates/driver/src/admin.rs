@@ -16,7 +16,7 @@ use crate::queue::host_doorbell::HostDoorbell;
 use crate::queue::ring::{CqRing, ShadowBuffers, SqRing};
 use crate::transport::{Transport, TransportError};
 
-/// Entries of the Admin queues. Few commands are ever outstanding.
+/// Number of entries of the Admin queues, where few commands are ever outstanding.
 const ENTRIES: u32 = 32;
 /// Maximum data of one admin command in bytes: two pages, so that no PRP list is needed.
 pub(crate) const MAX_DATA: usize = 8192;
@@ -33,7 +33,7 @@ pub(crate) fn csts(transport: &dyn Transport) -> Result<Csts, Error> {
     }
 }
 
-/// Pauses briefly while waiting for the controller; later rounds pause longer.
+/// Waits briefly for the controller in a polling loop. The pause grows with `round`.
 pub(crate) fn relax(transport: &dyn Transport, round: u32) {
     transport.pause();
     if !transport.is_stepped() && round > SPIN {
@@ -51,7 +51,7 @@ pub(crate) struct Admin {
     head: u32,
     phase: bool,
     last_cid: u16,
-    /// CIDs of the outstanding Asynchronous Event Requests.
+    /// Command identifiers of the outstanding Asynchronous Event Requests.
     waiting: Vec<u16>,
     pub events: VecDeque<AsyncEvent>,
     scratch: DmaBuffer,
@@ -96,14 +96,14 @@ impl Admin {
         })
     }
 
-    /// Returns the values of AQA, ASQ and ACQ for this queue.
+    /// Returns the values of the registers AQA, ASQ and ACQ for the Admin queues.
     pub fn registers(&self) -> (u32, u64, u64) {
         let size = (ENTRIES - 1) as u16;
         let aqa = regs::Aqa::new().with_asqs_z(size).with_acqs_z(size);
         (aqa.into_bits(), self.sq.iova(), self.cq.iova())
     }
 
-    /// Reinitializes the queue after a reset, while the controller is disabled.
+    /// Reinitializes the Admin queues after a reset, while the controller is disabled.
     pub fn reset(&mut self) {
         self.cq.clear();
         self.sq_doorbell.reset();
@@ -189,7 +189,7 @@ impl Admin {
         found
     }
 
-    /// Executes a command without data.
+    /// Executes an admin command without data, and waits up to `limit` for its completion.
     pub fn execute(&mut self, command: Command, limit: Duration) -> Result<Completion, Error> {
         if self.stuck {
             return Err(Error::AdminTimeout {
@@ -230,7 +230,7 @@ impl Admin {
         }
     }
 
-    /// Executes a command with data to the host: up to [`MAX_DATA`] bytes.
+    /// Executes an admin command that transfers up to [`MAX_DATA`] bytes to the host.
     pub fn read(
         &mut self,
         mut command: Command,
@@ -244,7 +244,7 @@ impl Admin {
         Ok(entry)
     }
 
-    /// Executes a command with data from the host: up to [`MAX_DATA`] bytes.
+    /// Executes an admin command that transfers up to [`MAX_DATA`] bytes from the host.
     pub fn write(
         &mut self,
         mut command: Command,

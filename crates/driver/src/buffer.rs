@@ -8,7 +8,7 @@ use crate::iova::{MapFailure, Mapper, RangeEnd, Region, Registration, Space};
 use crate::options::MemorySource;
 use sync::Unpoisoned;
 
-/// Size of a chunk of the heap; each chunk is one mapping.
+/// Size in bytes of a chunk of the DMA heap. Each chunk is one DMA mapping.
 const CHUNK: u64 = 4 << 20;
 
 /// A contiguous range of DMA memory for the data of commands. Submitting a command moves the buffer
@@ -20,7 +20,7 @@ pub struct DmaBuffer {
     region: Arc<Region>,
     offset: u64,
     len: u64,
-    /// Heap to which the buffer returns, and the index of the buffer's chunk there.
+    /// Heap to which the buffer's memory returns, and the index of the chunk that it is from.
     home: Option<(Weak<Heap>, usize)>,
 }
 
@@ -41,13 +41,13 @@ impl DmaBuffer {
         Self::of_region(registration.region(), offset, len)
     }
 
-    /// First address as the device sees it.
+    /// Returns the device address (IOVA) of the buffer's first byte.
     #[inline]
     pub fn iova(&self) -> u64 {
         self.region.iova() + self.offset
     }
 
-    /// Length in bytes.
+    /// Returns the length of the buffer in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.len as usize

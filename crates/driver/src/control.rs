@@ -40,34 +40,34 @@ use sync::Unpoisoned;
 /// Maximum number of namespaces that a scan reads. No known controller has more.
 const MAX_NAMESPACES: usize = 4096;
 
-/// Capabilities of the controller that matter to queue pairs. They never change.
+/// Capabilities of a controller that matter to queue pairs. They never change.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceLimits {
-    /// Maximum entries of a queue (CAP.MQES + 1).
+    /// Maximum number of entries of a queue (CAP.MQES + 1).
     pub queue_entries: u32,
-    /// Maximum number of I/O queue pairs.
+    /// Maximum number of I/O queue pairs that the controller allows.
     pub io_queues: u16,
-    /// Maximum data of one command in bytes.
+    /// Maximum number of data bytes of one command.
     pub max_transfer: u64,
     /// Memory page size in bytes (CC.MPS).
     pub page_size: u64,
-    /// The driver uses SGLs with this controller.
+    /// Whether the driver uses SGLs with this controller.
     pub sgl: bool,
-    /// The controller has a volatile write cache.
+    /// Whether the controller has a volatile write cache.
     pub volatile_cache: bool,
-    /// Compare is supported.
+    /// Whether the controller supports Compare.
     pub compare: bool,
-    /// Dataset Management is supported.
+    /// Whether the controller supports Dataset Management.
     pub dataset_management: bool,
-    /// Write Zeroes is supported.
+    /// Whether the controller supports Write Zeroes.
     pub write_zeroes: bool,
-    /// Verify is supported.
+    /// Whether the controller supports Verify.
     pub verify: bool,
-    /// Doorbell Buffer Config is supported.
+    /// Whether the controller supports Doorbell Buffer Config.
     pub doorbell_buffers: bool,
-    /// Number of MSI-X vectors in use.
+    /// Number of MSI-X vectors that the driver uses.
     pub vectors: u16,
-    /// Doorbell stride (CAP.DSTRD).
+    /// Doorbell stride (CAP.DSTRD): doorbells are 4 << DSTRD bytes apart.
     pub(crate) dstrd: u8,
 }
 
@@ -79,7 +79,7 @@ pub enum Event {
     NamespaceChanged(Namespace),
     /// A namespace with this ID no longer exists.
     NamespaceRemoved(u32),
-    /// Any other event, as the controller reported it.
+    /// Another asynchronous event, as the controller reported it.
     Other(nvme::aen::AsyncEvent),
 }
 
@@ -88,17 +88,17 @@ pub enum Event {
 #[repr(u8)]
 pub(crate) enum DeviceState {
     Live = 0,
-    /// The device is lost, and certain to access no memory.
+    /// The device is lost, and it is certain that it accesses no memory any more.
     GoneQuiet = 1,
     /// The device is lost, and may still access memory. That memory is never used again.
     GoneWild = 2,
-    /// The controller is disabled for a while. Queue pairs keep their commands.
+    /// The controller is disabled for a while, and queue pairs hold their commands.
     Suspended = 3,
-    /// The device will be released: outstanding commands may finish, new ones are refused.
+    /// The device will be released. Outstanding commands may finish, new ones are refused.
     Draining = 4,
 }
 
-/// State shared by the device handle and its queue pairs.
+/// State of a device that the device handle and all queue pairs share.
 pub(crate) struct SharedDevice {
     pub transport: Arc<dyn Transport>,
     pub mapper: Arc<Mapper>,
@@ -108,7 +108,7 @@ pub(crate) struct SharedDevice {
     /// documentation).
     pub epoch: AtomicU32,
     state: AtomicU8,
-    /// Number of controller resets since it was opened.
+    /// Number of controller resets since the device was opened.
     pub resets: AtomicU64,
     pub limits: DeviceLimits,
     /// Number of outstanding commands of each queue pair. The queue pair's thread stores it;
@@ -121,11 +121,12 @@ pub(crate) struct Control {
     admin: Admin,
     pub identify: Box<IdentifyController>,
     cap: Cap,
-    /// Which I/O queue identifiers are in use; the first entry is for identifier 1.
+    /// Whether each I/O queue identifier is in use; the first entry is for identifier 1.
     used: Vec<bool>,
     eventfds: Vec<OwnedFd>,
     shadow: Option<Arc<ShadowBuffers>>,
-    /// The controller has accepted Doorbell Buffer Config since the last reset.
+    /// Whether shadow doorbells are in use: the controller has accepted Doorbell Buffer Config
+    /// since its last reset.
     shadow_live: bool,
     pub namespaces: Vec<Namespace>,
     events: VecDeque<Event>,
@@ -325,7 +326,8 @@ impl SharedDevice {
         self.epoch.fetch_add(1, Ordering::Release);
     }
 
-    /// Orderly shutdown (NVMe Base 2.1, 3.6.1), then disable. No queue pair works afterwards.
+    /// Shuts the controller down in an orderly way ("NVMe Base 2.1", 3.6.1) and disables it. No
+    /// queue pair works afterwards.
     pub fn close(&self) {
         let mut control = self.lock();
         if matches!(self.state(), DeviceState::GoneQuiet | DeviceState::GoneWild) {
@@ -403,7 +405,7 @@ impl Control {
         Ok(page)
     }
 
-    /// Executes an admin command with data to the host, and waits for it.
+    /// Executes an admin command that transfers data to the host, and waits for its completion.
     pub fn read(
         &mut self,
         command: Command,
@@ -414,7 +416,7 @@ impl Control {
         Ok(entry.result64())
     }
 
-    /// Executes an admin command with data from the host, and waits for it.
+    /// Executes an admin command that transfers data from the host, and waits for its completion.
     pub fn write(&mut self, command: Command, data: &[u8], limit: Duration) -> Result<u64, Error> {
         let entry = self.admin.write(command, data, limit)?;
         Ok(entry.result64())
@@ -457,7 +459,7 @@ impl Control {
         Ok(found)
     }
 
-    /// Replaces the list of namespaces, and queues an event for each difference.
+    /// Replaces the list of namespaces, and adds an event for each difference.
     fn replace(&mut self, namespaces: Vec<Namespace>) {
         for new in &namespaces {
             if !self.namespaces.contains(new) {
@@ -472,7 +474,7 @@ impl Control {
         self.namespaces = namespaces;
     }
 
-    /// Handles the controller's new events, and returns the resulting ones.
+    /// Handles the controller's new asynchronous events, and returns the resulting [`Event`]s.
     pub fn service(&mut self, options: &Options) -> Result<Vec<Event>, Error> {
         self.admin.look(None);
         while let Some(event) = self.admin.events.pop_front() {
@@ -509,7 +511,8 @@ impl Control {
         Ok(self.events.drain(..).collect())
     }
 
-    /// Returns the interrupt of the Admin queue and of events; `None` without interrupts.
+    /// Returns the eventfd of the Admin queue's interrupt, which also reports events; `None`
+    /// without interrupts.
     pub fn admin_eventfd(&self) -> Option<BorrowedFd<'_>> {
         self.eventfds.first().map(AsFd::as_fd)
     }
@@ -523,14 +526,14 @@ impl Control {
         Ok(qid as u16)
     }
 
-    /// Frees a queue identifier; its queues must no longer exist.
+    /// Frees an I/O queue identifier. Its queues must no longer exist.
     pub fn free_qid(&mut self, qid: u16) {
         if let Some(used) = self.used.get_mut(usize::from(qid)) {
             *used = false;
         }
     }
 
-    /// Returns the interrupt vector of a queue pair and its eventfd; `None` without interrupts.
+    /// Returns the interrupt vector of queue pair `qid` and its eventfd; `None` without interrupts.
     pub fn vector(&self, qid: u16) -> Option<(u16, OwnedFd)> {
         let last = self.eventfds.len().checked_sub(1)?;
         // With fewer vectors than queues, several queues share one vector: a completion of any of
@@ -543,7 +546,7 @@ impl Control {
         Some((vector as u16, fd.try_clone().ok()?))
     }
 
-    /// Creates both queues of a pair.
+    /// Creates the completion queue and the submission queue of a pair in the controller.
     pub fn create_queues(&mut self, queues: &Queues, limit: Duration) -> Result<(), Error> {
         let mut command = Command::new(AdminOpcode::CREATE_IO_CQ.0, 0, 0);
         command.set_prps(queues.cq, 0);
@@ -618,7 +621,7 @@ impl Control {
         Some(buffers)
     }
 
-    /// Returns the shadow buffers that are in use.
+    /// Returns the shadow doorbell buffers, if they are in use.
     pub fn shadow_buffers(&self) -> Option<Arc<ShadowBuffers>> {
         self.shadow.clone().filter(|_| self.shadow_live)
     }
@@ -638,7 +641,7 @@ impl Control {
     }
 }
 
-/// Arguments of the commands that create the queues of a pair.
+/// Parameters with which the queues of a pair are created.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Queues {
     pub qid: u16,

@@ -54,12 +54,12 @@ impl Device {
         self.shared.limits
     }
 
-    /// Returns the transport of the controller.
+    /// Returns the transport by which the driver reaches the controller.
     pub fn transport(&self) -> &Arc<dyn Transport> {
         &self.shared.transport
     }
 
-    /// Returns the DMA mapper, for temporary mappings and counters.
+    /// Returns the DMA mapper of the device, for temporary mappings and counters.
     pub fn mapper(&self) -> &Arc<Mapper> {
         &self.shared.mapper
     }
@@ -267,7 +267,7 @@ impl Device {
         self.shared.recover(epoch, "asked for")
     }
 
-    /// Returns the number of controller resets so far.
+    /// Returns the number of controller resets since the device was opened.
     pub fn resets(&self) -> u64 {
         self.shared.resets.load(Ordering::Relaxed)
     }
@@ -329,7 +329,7 @@ impl Device {
         self.shared.lock().shadow_buffers()
     }
 
-    /// Shuts the controller down in order. Outstanding requests fail with
+    /// Shuts the controller down in an orderly way. Outstanding requests fail with
     /// [`CommandError::Gone`](crate::CommandError::Gone).
     pub fn close(&self) {
         self.shared.close();

@@ -13,7 +13,7 @@ use crate::transport::TransportError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The transport failed.
+    /// The transport to the controller failed.
     #[error(transparent)]
     Transport(#[from] TransportError),
     /// Memory could not be made accessible to the device.
@@ -22,13 +22,13 @@ pub enum Error {
     /// The device is lost: its registers read as all ones, or the connection is closed.
     #[error("the device is gone")]
     Gone,
-    /// The device is suspended; queue pairs hold their commands.
+    /// The device is suspended, so that queue pairs hold their commands.
     #[error("the device is suspended")]
     Suspended,
     /// The controller reports a fatal error (CSTS.CFS), and a reset did not help.
     #[error("controller fatal status (CSTS {csts:#x})")]
     Fatal {
-        /// Value of the CSTS register.
+        /// Value of the controller's CSTS register.
         csts: u32,
     },
     /// The controller did not become ready (or disabled) within the time limit that it states
@@ -37,7 +37,7 @@ pub enum Error {
     Ready {
         /// Whether the driver was enabling (true) or disabling (false) the controller.
         enabling: bool,
-        /// The time limit.
+        /// Time limit for the controller to become ready (CAP.TO).
         limit: Duration,
     },
     /// The controller lacks a feature that the driver needs.
@@ -46,23 +46,23 @@ pub enum Error {
     /// An admin command was not completed within the time limit.
     #[error("admin command {opcode:#04x} timed out")]
     AdminTimeout {
-        /// Opcode of the command.
+        /// Opcode of the admin command that was not completed.
         opcode: u8,
     },
     /// An admin command failed.
     #[error("admin command {opcode:#04x}: {status}")]
     Admin {
-        /// Opcode of the command.
+        /// Opcode of the admin command that failed.
         opcode: u8,
-        /// Status of the command.
+        /// Status with which the admin command completed.
         status: Status,
     },
     /// The namespace does not exist, or has a format or type that the driver cannot use.
     #[error("namespace {nsid}: {why}")]
     Namespace {
-        /// ID of the namespace.
+        /// ID of the namespace that cannot be used.
         nsid: u32,
-        /// Reason why it is unusable.
+        /// Reason why the namespace cannot be used.
         why: &'static str,
     },
     /// All I/O queues that the controller allows are in use.
@@ -74,9 +74,9 @@ pub enum Error {
     /// A system call failed.
     #[error("{what}")]
     System {
-        /// Failed operation.
+        /// Operation that failed.
         what: &'static str,
-        /// The system's error.
+        /// Error of the system call.
         #[source]
         source: std::io::Error,
     },
@@ -89,7 +89,7 @@ pub enum Error {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommandError {
-    /// The controller answered with this status.
+    /// The controller completed the command with this error status.
     #[error("{0}")]
     Status(Status),
     /// The command was not completed in time and was aborted, or was lost in resets, more often
@@ -99,7 +99,7 @@ pub enum CommandError {
     /// The command was outstanding when the controller was reset, and cannot be repeated safely.
     #[error("interrupted by a controller reset")]
     Reset,
-    /// The device is lost.
+    /// The device is lost, so the command has no result.
     #[error("the device is gone")]
     Gone,
 }
@@ -108,33 +108,33 @@ pub enum CommandError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitRefusal {
-    /// The queue pair has no room for more outstanding commands: poll first.
+    /// The queue pair has the maximum number of outstanding commands; poll for completions first.
     #[error("the queue is full")]
     Full,
     /// The request has zero blocks, more than one command can carry, or a block address beyond 64
     /// bits.
     #[error("not a possible range of blocks")]
     Range,
-    /// The buffer is shorter than the transfer, or missing.
+    /// The buffer is missing or shorter than the transfer.
     #[error("the buffer is too short")]
     Buffer,
-    /// The buffer's address is not a multiple of 4.
+    /// The address of the buffer is not a multiple of 4.
     #[error("the buffer is not aligned to 4 bytes")]
     Alignment,
     /// The controller does not support this command.
     #[error("not supported by the controller")]
     Unsupported,
-    /// The device is lost, or was closed.
+    /// The device is lost or closed.
     #[error("the device is gone")]
     Gone,
 }
 
-/// A refused request; the error returns its buffer.
+/// Request that was refused before its submission, with its buffer.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 pub struct RefusedRequest {
-    /// Reason for the refusal.
+    /// Reason why the request was refused.
     pub why: SubmitRefusal,
-    /// The request's buffer.
+    /// Buffer of the request, returned to the caller.
     pub buffer: Option<DmaBuffer>,
 }

@@ -14,7 +14,7 @@ use crate::queue::{Completion, QueuePair, Request};
 enum State {
     Waiting(Option<Waker>),
     Done(Completion),
-    /// The future was dropped; the request continues, and its completion is dropped.
+    /// The future was dropped: the request continues, and its result is dropped.
     Abandoned,
 }
 
@@ -39,7 +39,7 @@ impl std::fmt::Debug for AsyncQueue {
 }
 
 impl AsyncQueue {
-    /// Wraps a queue pair that has no outstanding requests.
+    /// Creates an asynchronous interface to a queue pair without outstanding requests.
     pub fn new(queue: QueuePair) -> Self {
         Self(Rc::new(RefCell::new(Inner {
             queue,

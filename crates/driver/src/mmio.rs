@@ -48,7 +48,7 @@ impl Registers {
         Ok(())
     }
 
-    /// Length in bytes.
+    /// Returns the length of the mapped registers in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -144,7 +144,7 @@ fn barrier_before_write() {
     }
 }
 
-/// Orders a read of device memory before following reads of normal memory.
+/// Orders a read of a device register before later reads of memory.
 #[inline]
 fn barrier_after_read() {
     std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);

@@ -3,26 +3,26 @@
 use nvme::identify::{IdentifyController, IdentifyNamespace};
 use volume::AtomicWrites;
 
-/// A namespace of the NVM command set, as described by the latest Identify command.
+/// Namespace of the NVM command set, as the latest Identify command describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Namespace {
-    /// Namespace ID.
+    /// Namespace ID (NSID).
     pub nsid: u32,
-    /// log2 of the logical block size in bytes.
+    /// Logical block size in bytes, as a power of two.
     pub block_shift: u8,
-    /// Size in logical blocks (NSZE).
+    /// Size of the namespace in logical blocks (NSZE).
     pub blocks: u64,
-    /// Deallocated blocks read as zeroes (DLFEAT).
+    /// Whether deallocated blocks read as zeroes (DLFEAT).
     pub zeroes_after_deallocate: bool,
-    /// Writes are refused (NSATTR).
+    /// Whether the namespace is write protected (NSATTR).
     pub write_protected: bool,
-    /// Preferred granularity of deallocation in blocks; 0 if none is stated.
+    /// Preferred granularity of deallocation in blocks; 0 if the controller states none.
     pub deallocate_granularity: u32,
     /// IEEE Extended Unique Identifier; zeroes if there is none.
     pub eui64: [u8; 8],
     /// Namespace Globally Unique Identifier; zeroes if there is none.
     pub nguid: [u8; 16],
-    /// Stated atomic write units.
+    /// Sizes of writes that the controller promises to be atomic.
     pub atomicity: Atomicity,
 }
 
@@ -30,10 +30,10 @@ pub struct Namespace {
 /// Command Set 1.1", 2.1.4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Atomicity {
-    /// Zero-based; 0 means the controller's value.
+    /// Namespace Atomic Write Unit Normal, zero-based; 0 means that the controller's value applies.
     nawun_z: u16,
     nawupf_z: u16,
-    /// Zero-based; 0 means no boundaries.
+    /// Namespace Atomic Boundary Size Normal, zero-based; 0 means no boundaries.
     nabsn_z: u16,
     nabspf_z: u16,
     nabo: u16,
@@ -115,12 +115,12 @@ impl Namespace {
         AtomicWrites::within(normal.unit().into(), boundary(nabspf_z), offset)
     }
 
-    /// Logical block size in bytes.
+    /// Returns the logical block size in bytes.
     pub fn block_size(&self) -> u32 {
         1 << self.block_shift
     }
 
-    /// Size in bytes.
+    /// Returns the size of the namespace in bytes.
     pub fn bytes(&self) -> u64 {
         self.blocks.saturating_mul(u64::from(self.block_size()))
     }

@@ -17,13 +17,13 @@ pub struct Options {
     /// Use MSI-X where available, so that queue pairs can sleep. Each queue pair also has its own
     /// setting.
     pub interrupts: bool,
-    /// Use SGLs where the controller offers them and they are shorter than PRP lists.
+    /// Whether to use SGLs where the controller supports them and they are shorter than PRP lists.
     pub sgl: bool,
-    /// Method of ringing doorbells.
+    /// How the driver rings doorbells.
     pub doorbells: Doorbells,
     /// Time after which an unanswered command is aborted. Resets follow if that does not help.
     pub command_timeout: Duration,
-    /// Time after which an unanswered admin command leads to a reset.
+    /// Time after which an admin command without an answer leads to a controller reset.
     pub admin_timeout: Duration,
     /// Maximum time between two reads of the controller's status while commands are outstanding;
     /// limited to a quarter of `command_timeout`. Each is a register read, which also wakes a
@@ -31,7 +31,7 @@ pub struct Options {
     pub status_interval: Duration,
     /// Maximum number of times that a command is repeated after aborts and resets.
     pub retries: u8,
-    /// Source of the device's own memory.
+    /// Source of the memory for queues and buffers of the driver.
     pub memory: MemorySource,
 }
 
@@ -89,17 +89,18 @@ impl std::fmt::Debug for MemorySource {
     }
 }
 
-/// Settings of doorbells. Values other than the default are for tests of a controller.
+/// How the driver rings doorbells. Values other than the default are for tests of a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doorbells {
-    /// Use shadow doorbells if the controller has Doorbell Buffer Config (NVMe Base 2.1, 5.2.5).
+    /// Whether to use shadow doorbells if the controller supports Doorbell Buffer Config ("NVMe
+    /// Base 2.1", 5.2.5).
     pub shadow: bool,
     /// Order of memory accesses with which a shadow doorbell is published.
     pub behaviour: HostBehaviour,
     /// Use the shadow entries of the Admin queue too. The standard excludes it; QEMU's own driver
     /// did it.
     pub admin: bool,
-    /// Treatment of the shadow doorbell buffers at a controller reset.
+    /// Treatment of the shadow doorbell buffers at a controller reset: cleared, reused or replaced.
     pub memory: ShadowMemory,
 }
 
@@ -114,7 +115,7 @@ impl Default for Doorbells {
     }
 }
 
-/// Treatment of the shadow doorbell buffers at a controller reset.
+/// Treatment of the shadow doorbell buffers at a controller reset: cleared, reused or replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShadowMemory {
     /// The buffers are zeroed and used again.
@@ -128,7 +129,8 @@ pub enum ShadowMemory {
 /// Options of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueOptions {
-    /// Maximum number of outstanding commands; limited by the controller (CAP.MQES) and to 32,767.
+    /// Maximum number of outstanding commands, at most 32,767 and limited by the controller
+    /// (CAP.MQES).
     pub depth: u32,
     /// Minimum number of entries of the submission queue; raised to `depth` + 1. A ring that is
     /// never nearly full is cheaper for both sides: doorbells, EventIdx and the completion queue's

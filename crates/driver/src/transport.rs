@@ -34,9 +34,9 @@ pub enum TransportError {
     /// A system call or a message failed.
     #[error("{what}")]
     Io {
-        /// Failed operation.
+        /// Operation that has failed.
         what: String,
-        /// The system's error.
+        /// Error of the system call or message.
         #[source]
         source: io::Error,
     },
@@ -46,7 +46,7 @@ pub enum TransportError {
     /// The kernel's VFIO refused the operation.
     #[error(transparent)]
     Vfio(crate::vfio::VfioError),
-    /// A controller in this process refused memory.
+    /// A controller in this process refused the memory.
     #[error("memory refused")]
     Memory(#[from] dma::MapError),
 }
@@ -74,21 +74,21 @@ pub fn mapped_whole(unmapped: u64, len: u64) -> Result<(), TransportError> {
     ))
 }
 
-/// Memory of a DMA mapping, described by file or by address.
+/// Memory of a DMA mapping, given by a file or by an address in this process.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// Part of a shared memory file. Every transport can map it: VFIO by its address in this
     /// process ([`Source::host`]), the others by descriptor and offset.
     File {
-        /// The memory.
+        /// Memory that backs the mapping.
         memory: &'a Memory,
-        /// Offset in the memory, in bytes.
+        /// Byte offset in the memory.
         offset: u64,
     },
     /// Memory of this process at an address; the owner keeps it in place until it is unmapped. Only
     /// for transports with [`DmaLimits::host_ranges`].
     Host {
-        /// Address of the first byte.
+        /// Address of the memory in this process.
         address: usize,
     },
 }
@@ -109,30 +109,30 @@ impl Source<'_> {
     }
 }
 
-/// A DMA mapping to be created. Address, length and source are multiples of
+/// DMA mapping to be created. Its address, length and source are multiples of
 /// [`DmaLimits::page_size`].
 #[derive(Clone, Copy, Debug)]
 pub struct Mapping<'a> {
-    /// First address as the device sees it.
+    /// First device address (IOVA) of the mapping.
     pub iova: u64,
-    /// Length in bytes.
+    /// Length of the mapping in bytes.
     pub len: u64,
     /// Memory that the device accesses through the mapping.
     pub source: Source<'a>,
-    /// Access rights of the device.
+    /// Access rights of the device to the memory.
     pub prot: Prot,
 }
 
-/// Limits of DMA mappings.
+/// Limits of a transport for DMA mappings.
 #[derive(Clone, Debug)]
 pub struct DmaLimits {
-    /// IOVAs that the device may use, as ascending and disjoint ranges.
+    /// Ranges of device addresses (IOVAs) that may be used, ascending and disjoint.
     pub iova_ranges: Vec<RangeInclusive<u64>>,
     /// Maximum number of simultaneous mappings (VFIO's `dma_entry_limit`: 65,535).
     pub max_mappings: usize,
     /// Granularity in bytes of address, length and source; a power of two, at least 4096.
     pub page_size: u64,
-    /// The transport supports [`Source::Host`].
+    /// Whether memory can be mapped by its address in this process ([`Source::Host`]).
     pub host_ranges: bool,
 }
 
@@ -165,7 +165,7 @@ pub trait Transport: Send + Sync + Debug + Any {
     /// Otherwise `None`, and [`Transport::write32`] is used.
     fn doorbell(&self, offset: u64) -> Option<DoorbellCell>;
 
-    /// Returns the limits of DMA mappings.
+    /// Returns the transport's limits for DMA mappings.
     fn dma_limits(&self) -> DmaLimits;
 
     /// Makes memory accessible to the device. The transport keeps no reference to it: the caller
@@ -176,7 +176,7 @@ pub trait Transport: Send + Sync + Debug + Any {
     /// an error it may, and the caller must leak the memory.
     fn unmap(&self, iova: u64, len: u64) -> Result<(), TransportError>;
 
-    /// Returns the number of MSI-X vectors.
+    /// Returns the number of MSI-X vectors of the controller.
     fn msix_vectors(&self) -> u16;
 
     /// Assigns eventfds to the MSI-X vectors from 0 on (`None`: no interrupt), and removes the
@@ -197,8 +197,8 @@ pub trait Transport: Send + Sync + Debug + Any {
     /// Interrupt Disable are set in both cases.
     fn set_bus_master(&self, enable: bool) -> Result<(), TransportError>;
 
-    /// Resets the function. Registers return to their power-on values; mappings and eventfds are
-    /// kept.
+    /// Resets the PCI function. Registers return to their power-on values; DMA mappings and
+    /// eventfds are kept.
     fn reset(&self) -> Result<(), TransportError>;
 
     /// Registers an eventfd that is signalled when the system asks for the device. Returns `false`
@@ -232,14 +232,14 @@ pub struct DoorbellCell(Cell);
 
 #[derive(Clone, Debug)]
 enum Cell {
-    /// Memory shared with a controller in this process, which polls it.
+    /// Memory shared with a controller in this process, which polls the doorbell.
     Pages {
         pages: dma::SharedPages,
         index: usize,
     },
-    /// A file of a vfio-user server, which polls it.
+    /// File of a vfio-user server, which polls the doorbell.
     File { memory: Memory, offset: usize },
-    /// Device registers mapped into this process.
+    /// Doorbell register of a device, mapped into this process.
     Mapped {
         registers: Arc<mmio::Registers>,
         offset: usize,

@@ -12,7 +12,7 @@ use crate::transport::{Transport, TransportError};
 use crate::vfio_user::VfioUser;
 use crate::volume::NvmeVolume;
 
-/// Time limit of each message to a server.
+/// Time limit for each message to a vfio-user server.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// URL scheme `nvme`, a PCI function through VFIO, for a [`volume::Registry`].
@@ -84,30 +84,30 @@ pub enum OpenError {
              vfio-user:///path/to.sock/1"
     )]
     Form {
-        /// Text of the URL.
+        /// Text that is not a device URL.
         url: String,
     },
     /// An option is unknown or has an invalid value.
     #[error("option \"{text}\": {why}")]
     Option {
-        /// Text of the option.
+        /// Option as given in the URL.
         text: String,
-        /// Reason why it is invalid.
+        /// Reason why the option is invalid.
         why: String,
     },
     /// The device could not be reached.
     #[error("{name}: cannot be reached")]
     Transport {
-        /// Name of the device.
+        /// Name of the device that cannot be reached.
         name: String,
-        /// Error of the transport.
+        /// Error of the transport to the device.
         #[source]
         source: TransportError,
     },
     /// The URL needs VFIO, and this program was built without it.
     #[error("{name}: this program was built without VFIO (cargo feature \"vfio\")")]
     NotBuilt {
-        /// Name of the device.
+        /// Name of the device that needs VFIO.
         name: String,
     },
     /// VFIO could not open the device.
@@ -116,35 +116,35 @@ pub enum OpenError {
     /// The controller was reached, but could not be initialized.
     #[error("{name}: cannot be used")]
     Device {
-        /// Name of the device.
+        /// Name of the device that cannot be initialized.
         name: String,
-        /// Error of the device.
+        /// Error of the driver.
         #[source]
         source: Error,
     },
 }
 
-/// Address of a controller.
+/// Address of an NVMe controller that a URL names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControllerAddress {
-    /// A PCI function, through VFIO.
+    /// PCI address of a function that is accessed through VFIO.
     Pci(crate::vfio::Bdf),
-    /// A vfio-user socket.
+    /// Path of a vfio-user socket.
     Socket(PathBuf),
 }
 
 /// A parsed device URL: controller, namespace and options.
 #[derive(Clone, Debug)]
 pub struct DeviceTarget {
-    /// The controller.
+    /// Address of the controller.
     pub place: ControllerAddress,
-    /// ID of the namespace, 1 by default.
+    /// Namespace ID in the controller, 1 by default.
     pub nsid: u32,
     /// Options of the driver for the controller.
     pub options: Options,
     /// Options of the controller's queue pairs.
     pub queue: QueueOptions,
-    /// Refuse all writes.
+    /// Whether all writes are refused.
     pub read_only: bool,
 }
 

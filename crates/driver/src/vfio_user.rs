@@ -28,7 +28,7 @@ const MSIX: u32 = 2;
 /// bytes, so a longer list is a loop.
 const MAX_CAPABILITIES: usize = 48;
 
-/// Default PCI vendor and device ID of this project's own controllers.
+/// Default PCI vendor ID and device ID of this project's own controllers.
 const OWN_IDS: (u16, u16) = (0x1234, 0x4e56);
 
 /// Mapped parts of BAR0 in which a doorbell is written by a store.
@@ -40,11 +40,11 @@ struct Doorbells {
     windows: Vec<Window>,
 }
 
-/// A range of BAR0 that is backed by the doorbell file.
+/// Range of BAR0 with doorbells in a file of the server.
 #[derive(Debug)]
 struct Window {
     range: RangeInclusive<u64>,
-    /// Offset of the range's first byte in the file.
+    /// Byte offset in the file of the range's first byte.
     at: u64,
 }
 
@@ -101,14 +101,14 @@ fn window(base: u64, offset: u64, size: u64, file: usize) -> Option<Window> {
     })
 }
 
-/// Transport to a controller behind a socket.
+/// Transport to an NVMe controller behind a vfio-user socket.
 #[derive(Debug)]
 pub struct VfioUser {
     client: Mutex<Client>,
     doorbells: Option<Doorbells>,
     vectors: u16,
     max_mappings: usize,
-    /// Offset of the MSI-X capability in configuration space.
+    /// Offset of the MSI-X capability in PCI configuration space.
     msix: Option<u64>,
     /// Eventfd that is never read, for vectors without a waiter: servers on libvfio-user fail a
     /// controller that has no eventfd for an interrupt. `None` if the server is known to keep such
@@ -153,7 +153,7 @@ impl VfioUser {
         }))
     }
 
-    /// Returns whether doorbells are stores.
+    /// Returns whether doorbells are written by stores to shared memory instead of messages.
     pub fn has_mapped_doorbells(&self) -> bool {
         self.doorbell(regs::DOORBELLS).is_some()
     }

@@ -30,13 +30,13 @@ use crate::queue::{Op, QueuePair};
 
 /// Size of the zero buffer that is written repeatedly if the controller lacks Write Zeroes.
 const ZEROES: u64 = 1 << 20;
-/// Maximum range zeroed with that buffer.
+/// Maximum length in bytes of one request that zeroes by writing the zero buffer.
 const MAX_ZEROED: u64 = 1 << 30;
 /// Number of bounce buffers kept for later transfers, and the size from which they are not kept.
 const MAX_SPARE_BUFFERS: usize = 64;
 const KEPT_BYTES: usize = 1 << 20;
 
-/// A namespace of a device, as a [`Volume`].
+/// Namespace of an NVMe device as a [`Volume`].
 #[derive(Debug)]
 pub struct NvmeVolume {
     device: Device,
@@ -86,7 +86,7 @@ impl NvmeVolume {
         self.device.register(memory)
     }
 
-    /// Returns the namespace; with size 0 when it is lost.
+    /// Returns the properties of the namespace; size 0 when it no longer exists.
     fn namespace(&self) -> Namespace {
         self.device.namespace(self.nsid).unwrap_or(Namespace {
             nsid: self.nsid,
@@ -233,18 +233,18 @@ impl Volume for NvmeVolume {
     }
 }
 
-/// An outstanding request.
+/// Outstanding request of a worker to the device.
 struct Pending {
     tag: u64,
     read: bool,
     write: bool,
     data: SegmentList,
     bounce: Option<DmaBuffer>,
-    /// Number of the table that its addresses are from.
+    /// Number of the table of registered memory that the request's addresses are from.
     table: u64,
 }
 
-/// Queue pair of one worker.
+/// Queue of one worker into an [`NvmeVolume`], on a queue pair of its own.
 struct Queue {
     device: Device,
     nsid: u32,
@@ -252,16 +252,16 @@ struct Queue {
     info: Info,
     /// Shared with the worker's look before it sleeps; borrowed only for the duration of a call.
     queue: Rc<RefCell<QueuePair>>,
-    /// The queue pair's interrupt wakes a sleeping worker.
+    /// Whether the queue pair's interrupt wakes a worker that sleeps.
     wakes: bool,
     tables: Tables,
-    /// Outstanding requests, by user data of their commands.
+    /// Outstanding requests, by the user data of their commands.
     pending: Vec<Option<Pending>>,
     free: Vec<usize>,
     spare: Vec<DmaBuffer>,
-    /// Recycled.
+    /// Empty list of address ranges, kept to reuse its memory.
     ranges: Vec<IovaRange>,
-    /// Recycled.
+    /// Empty list of completions, kept to reuse its memory.
     over: Vec<crate::queue::Completion>,
     zeroes: Option<DmaBuffer>,
     resets: u64,
@@ -479,7 +479,7 @@ impl Queue {
         })
     }
 
-    /// Takes the newest table, and the new size after a reset.
+    /// Fetches the newest table of registered memory, and the namespace's size after a reset.
     fn keep_up(&mut self) {
         self.tables.keep_up();
         if self.device.resets() != self.resets {
@@ -616,7 +616,7 @@ impl VolumeQueue for Queue {
         }
     }
 
-    /// No effect: commands end when the device answers, or by their time-out.
+    /// Does nothing: commands end when the device answers, or when they time out.
     fn cancel(&mut self, _: u64) {}
 }
 

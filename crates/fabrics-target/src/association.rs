@@ -32,33 +32,33 @@ use std::time::{Duration, Instant};
 use volume::{Budget, Inbox, RingStreams};
 use worker::{Context, Descriptors, Frontend};
 
-/// Maximum number of entries of the Admin queue.
+/// Maximum number of entries of an association's Admin queue.
 const ADMIN_ENTRIES: u16 = 64;
-/// Time limit for a host to enable its controller.
+/// Time limit for a host to enable its controller after connecting.
 const ENABLING: Duration = Duration::from_secs(120);
 const NOT_PROVEN: &str = "the host did not authenticate in time";
-/// Interval between checks whether an ending controller is idle.
+/// Interval of checks on whether a controller that is ending is idle.
 const ENDING_LOOK: Duration = Duration::from_millis(10);
 
-/// Reason why an association could not be created.
+/// Reason why an association of a host with a controller could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum AssociationError {
     /// The controller cannot be created.
     #[error(transparent)]
     Controller(#[from] controller::ConfigError),
-    /// Memory for the association cannot be mapped.
+    /// Memory for the data of the association's commands cannot be mapped.
     #[error("no memory for the commands of a host: {0}")]
     Memory(dma::MapError),
-    /// The worker's ring could not be used.
+    /// The worker's ring could not be used for the connections.
     #[error(transparent)]
     Ring(#[from] volume::VolumeError),
     /// A descriptor could not be created or duplicated.
     #[error("a connection's descriptor: {0}")]
     Descriptor(rustix::io::Errno),
-    /// The kernel provided no random numbers.
+    /// The kernel has returned no random numbers.
     #[error("no random numbers: {0}")]
     Random(std::io::Error),
-    /// The worker's inbox could not be created.
+    /// The inbox of the association could not be created.
     #[error("no event descriptor: {0}")]
     Event(std::io::Error),
 }
@@ -81,7 +81,8 @@ impl From<dma::MapError> for AssociationError {
 #[derive(Debug)]
 pub struct NewAssociation {
     target: Arc<Target>,
-    /// Connection and reservation; `None` after the association was created.
+    /// Connection of the Admin queue, and the reserved place; `None` after the association was
+    /// created.
     made_of: Option<(Box<Connected>, Reservation)>,
 }
 
@@ -136,7 +137,7 @@ impl Drop for NewAssociation {
     }
 }
 
-/// Resources of an association whose creation may fail.
+/// Resources of an association that is being created, which are released on failure.
 struct AssociationParts {
     controller: Controller,
     pool: AssociationMemory,
@@ -205,7 +206,7 @@ impl AssociationParts {
     }
 }
 
-/// Phase of an association's life.
+/// Phase in the life of an association.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AssociationState {
     Open,
@@ -214,7 +215,7 @@ enum AssociationState {
     Over,
 }
 
-/// An association of a host with a controller.
+/// Association of a host with a controller: the controller, its queues and connections.
 pub struct Association {
     target: Arc<Target>,
     cntlid: u16,
@@ -224,23 +225,23 @@ pub struct Association {
     pool: AssociationMemory,
     admin: Queue,
     io: Vec<Queue>,
-    /// New I/O queue connections that could not request their rings from the controller yet.
+    /// Connections of new I/O queues that wait until the controller can create their rings.
     early: Vec<Connected>,
     inbox: Arc<Inbox<AssociationMessage>>,
     streams: RingStreams,
     descriptors: Descriptors,
-    /// Value of CC that the host has written.
+    /// Value of the property CC that the host has written last.
     cc: Cc,
     keep_alive: KeepAlive,
     began: Instant,
-    /// The controller is being reset while the Admin queue stays connected.
+    /// Whether the controller is being reset while the Admin queue stays connected.
     resetting: bool,
     life: AssociationState,
-    /// The association counts among those of authenticated hosts.
+    /// Whether the association counts among those of authenticated hosts.
     is_admitted: bool,
     flushing: bool,
     now: Instant,
-    /// Buffer for completions of this side's own commands, kept for reuse.
+    /// Empty list of completions of the association's own commands, kept to reuse its memory.
     own: Vec<(u16, QueueStep, Status)>,
 }
 
@@ -255,7 +256,7 @@ impl std::fmt::Debug for Association {
 }
 
 impl Association {
-    /// Returns the controller's ID.
+    /// Returns the controller ID of the association.
     pub const fn cntlid(&self) -> u16 {
         self.cntlid
     }
@@ -332,7 +333,7 @@ impl Association {
         self.controller.stats()
     }
 
-    /// Returns the NQN and address of the host.
+    /// Returns the NQN of the host, and the address of its Admin queue's connection.
     pub fn host(&self) -> (&str, Option<SocketAddr>) {
         (&self.hostnqn, self.peer)
     }
@@ -374,7 +375,8 @@ impl Association {
         Ok(worked)
     }
 
-    /// Handles a changed value of CC, which enables, disables or shuts down the controller.
+    /// Handles a new value of the property CC, which enables, disables or shuts down the
+    /// controller.
     fn write_cc(&mut self) {
         // The host's memory page size does not matter, because pages are in this process.
         let new = self.cc.with_mps(0);
@@ -421,7 +423,8 @@ impl Association {
 
     // ---- rounds
 
-    /// Converts the controller's completions to response capsules, and sends them.
+    /// Sends the controller's completions to the host as response capsules. Returns whether there
+    /// were any.
     fn respond(&mut self) -> bool {
         let max_transfer = self.max_transfer();
         let mut own = std::mem::take(&mut self.own);
@@ -452,7 +455,7 @@ impl Association {
         worked | self.admin.link.send()
     }
 
-    /// Ends the association, with all its connections.
+    /// Ends the association and all its connections, for the reason `why`.
     fn end(&mut self, why: &ConnectionEnd) {
         if self.life != AssociationState::Open {
             return;
@@ -515,14 +518,14 @@ impl Association {
         }
     }
 
-    /// Returns whether the host of a queue has missed the time limit for authentication.
+    /// Returns whether the host of a queue has exceeded the time limit for authentication.
     fn has_waited(&self, queue: &Queue) -> bool {
         let limit = self.target.config.limits.handshake;
         let since = queue.proof.since();
         since.is_some_and(|since| self.now.saturating_duration_since(since) >= limit)
     }
 
-    /// Counts the association among those of authenticated hosts, once its host has authenticated.
+    /// Counts the association among those of authenticated hosts, once the host has authenticated.
     fn admit(&mut self) {
         if self.is_admitted || !self.admin.proof.is_given() || self.life != AssociationState::Open {
             return;
@@ -534,7 +537,7 @@ impl Association {
         }
     }
 
-    /// Handles the result of the authentication thread.
+    /// Handles the result of an authentication step for the command in slot `place` of queue `qid`.
     fn proven(&mut self, qid: u16, place: u16, outcome: AuthResult) {
         let max_transfer = self.max_transfer();
         let Self {

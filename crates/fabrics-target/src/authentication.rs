@@ -15,7 +15,7 @@ use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::time::Instant;
 use volume::Inbox;
 
-/// Maximum size of a message and of its buffer, in bytes.
+/// Maximum size in bytes of an authentication message and of its buffer.
 const MAX_MESSAGE_LEN: u32 = 4096;
 /// Minimum size in bytes of the buffer for a message, the length of a failure message.
 const MIN_BUFFER_LEN: u32 = 16;
@@ -31,20 +31,20 @@ const GROUPS: &[Group] = &[
     Group::Null,
 ];
 
-/// Secrets for a host that must authenticate.
+/// NQN of a host that must authenticate, and the secrets for that.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostKey {
-    /// NQN of the host.
+    /// NQN of the host that must authenticate.
     pub nqn: String,
-    /// Secret of the host, and optionally the subsystem's secret for it.
+    /// Secret of the host, and optionally the secret with which the subsystem authenticates to it.
     pub secrets: Secrets,
 }
 
-/// State of the authentication on a queue.
+/// State of the host's authentication on one queue.
 pub(crate) enum AuthState {
-    /// The host has authenticated, or need not.
+    /// The host has authenticated on the queue, or does not have to.
     Given,
-    /// The host must authenticate, and has not yet.
+    /// The host has to authenticate on the queue, and has not done so yet.
     Wanted {
         side: Box<Controller>,
         since: Instant,
@@ -52,32 +52,32 @@ pub(crate) enum AuthState {
     /// The thread executes a step. The number distinguishes it from steps of an earlier queue with
     /// the same identifier.
     Away { since: Instant, number: u64 },
-    /// Authentication failed; the host may not try again on this queue.
+    /// Authentication has failed. The host cannot try again on this queue.
     Failed { since: Instant },
 }
 
-/// Result of an authentication step.
+/// Result of one step of an authentication.
 #[derive(Debug)]
 pub(crate) struct AuthResult {
     number: u64,
     side: Box<Controller>,
     step: AuthStatus,
-    /// Message for the host, if it has requested one.
+    /// Message that the host has requested, if it has requested one.
     pub message: Option<Vec<u8>>,
 }
 
-/// A step with Diffie-Hellman arithmetic, and the command that waits for it.
+/// Authentication step with slow arithmetic (Diffie-Hellman), and the command that waits for it.
 struct Job {
     number: u64,
     side: Box<Controller>,
-    /// Message from the host; `None` if it requests one.
+    /// Message from the host; `None` if the host requests one.
     message: Option<Vec<u8>>,
     qid: u16,
     place: u16,
     inbox: Arc<Inbox<AssociationMessage>>,
 }
 
-/// Handle of the thread that executes slow authentication steps.
+/// Handle of the thread that executes slow steps of authentication.
 #[derive(Debug)]
 pub(crate) struct Prover(SyncSender<Job>);
 
@@ -109,7 +109,7 @@ impl Prover {
     }
 }
 
-/// Executes a step: handles a message from the host, or creates the requested one.
+/// Executes one step: handles the host's message, or creates the message that the host requests.
 fn step(number: u64, mut side: Box<Controller>, message: Option<&[u8]>) -> AuthResult {
     match message {
         Some(message) => {
@@ -133,13 +133,13 @@ fn step(number: u64, mut side: Box<Controller>, message: Option<&[u8]>) -> AuthR
     }
 }
 
-/// State of a step after it was started.
+/// Outcome of starting an authentication step.
 pub(crate) enum SubmittedStep {
-    /// The command can be answered.
+    /// The step is complete, and the command can be answered.
     Done(AuthResult),
-    /// The thread executes the step, and the result arrives later.
+    /// The thread executes the step, and its result arrives later.
     Away,
-    /// The thread's queue is full.
+    /// The thread has too many steps to execute, so the command is refused.
     Full,
 }
 
@@ -164,7 +164,8 @@ impl AuthState {
         matches!(self, Self::Given)
     }
 
-    /// Returns when authentication of the queue began; `None` once it has succeeded.
+    /// Returns the time at which the authentication of the queue began; `None` once it has
+    /// succeeded.
     pub(crate) const fn since(&self) -> Option<Instant> {
         match self {
             Self::Given => None,
@@ -194,7 +195,7 @@ impl AuthState {
         }
     }
 
-    /// Starts a step for an authentication command in a slot of queue `qid`.
+    /// Starts the step for the authentication command in a slot of queue `qid`.
     pub(crate) fn step(
         &mut self,
         message: Option<Vec<u8>>,
@@ -262,7 +263,7 @@ impl AuthState {
     }
 }
 
-/// Returns whether the command of a slot is an authentication command.
+/// Returns whether the command in a slot is an authentication command.
 pub(crate) fn is_of_proof(slot: &Slot) -> bool {
     matches!(
         fabrics::fctype(&slot.command),

@@ -16,19 +16,19 @@ use nvme::regs::{self, Cap, Cc};
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use std::time::{Duration, Instant};
 
-/// Properties and other state that commands on the Admin queue access outside the controller.
+/// Properties of the controller, and other state that commands on the Admin queue access.
 pub(crate) struct Register<'a> {
     pub cc: &'a mut Cc,
     pub keep_alive: &'a mut KeepAlive,
     pub now: Instant,
     pub io: &'a [Queue],
-    /// The host has written CC.
+    /// Whether the host has written the property CC.
     pub written: bool,
     pub entries: u16,
 }
 
 impl Register<'_> {
-    /// Decides how to handle a command on the Admin queue.
+    /// Decides whether the controller or this crate executes a command on the Admin queue.
     pub(crate) fn decide(
         &mut self,
         command: &Command,
@@ -149,7 +149,7 @@ impl Register<'_> {
     }
 }
 
-/// Decides how to handle a command on an I/O queue.
+/// Decides whether the controller or this crate executes a command on an I/O queue.
 pub(crate) fn decide_io(
     command: &Command,
     state: AnaState,
@@ -189,7 +189,7 @@ pub(crate) fn decide_io(
     CommandDecision::Pass
 }
 
-/// Returns the commands that create a pair of rings.
+/// Returns the two commands that create the rings of I/O queue `qid` in the controller.
 pub(crate) fn create(rings: &Rings, qid: u16) -> [Command; 2] {
     let size = CreateQueueCdw10::new()
         .with_qid(qid)
@@ -206,7 +206,7 @@ pub(crate) fn create(rings: &Rings, qid: u16) -> [Command; 2] {
     [cq, sq]
 }
 
-/// Returns the command that deletes a queue.
+/// Returns the command that deletes one ring of I/O queue `qid` in the controller.
 pub(crate) fn delete(opcode: AdminOpcode, qid: u16) -> Command {
     let mut command = Command::new(opcode.0, 0, 0);
     command.cdw10 = DeleteQueueCdw10::new().with_qid(qid).into_bits().into();

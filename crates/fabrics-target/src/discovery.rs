@@ -23,11 +23,11 @@ use volume::RingStreams;
 use worker::Descriptors;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Maximum number of outstanding Asynchronous Event Requests.
+/// Maximum number of outstanding Asynchronous Event Requests of a discovery connection.
 const EVENTS: usize = 4;
 /// Maximum length in bytes of the data of one Get Log Page command.
 const MAX_ANSWER_LEN: u32 = 64 << 10;
-/// Time limit of a whole connection if the host uses no Keep Alive.
+/// Time limit of a discovery connection without Keep Alive.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Returns the time after which a silent host with this Keep Alive Timeout is disconnected.
@@ -48,10 +48,10 @@ pub(crate) struct Discovery {
     keep_alive: KeepAlive,
     events: usize,
     local: Option<SocketAddr>,
-    /// The host may connect to the subsystem, so the log page lists it.
+    /// Whether the host may connect to the subsystem, so that the log page lists it.
     admitted: bool,
     cntlid: u16,
-    /// The connection has ended; the kernel may still execute operations on it.
+    /// Whether the connection has ended, although the kernel may still execute operations on it.
     ended: bool,
 }
 
@@ -90,7 +90,7 @@ impl Discovery {
         self.link.has_news()
     }
 
-    /// Returns the time when the connection times out.
+    /// Returns the time at which the discovery connection times out.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.keep_alive.deadline()
     }

@@ -17,14 +17,14 @@ use std::os::fd::OwnedFd;
 use std::time::Instant;
 use zerocopy::FromBytes;
 
-/// Maximum data of one H2CData PDU in bytes.
+/// Maximum number of data bytes in one H2CData PDU of a host.
 const H2C_DATA: u32 = 1 << 20;
-/// Size of the common header in bytes.
+/// Size in bytes of the common header of PDUs.
 const COMMON: usize = size_of::<CommonHeader>();
-/// Maximum size in bytes of a capsule with a Connect command.
+/// Maximum size in bytes of the capsule with the Connect command.
 const MAX_CAPSULE_LEN: usize = MAX_DATA_OFFSET + fabrics::CONNECT_DATA_LEN as usize + DIGEST;
 
-/// A connection before its Connect.
+/// New connection on which no Connect command has arrived yet.
 #[derive(Debug)]
 pub(crate) struct PendingConnection {
     fd: OwnedFd,
@@ -34,7 +34,7 @@ pub(crate) struct PendingConnection {
     limits: Option<ConnectionLimits>,
 }
 
-/// A connection with an unanswered Connect command.
+/// Connection on which a Connect command has arrived and was not answered yet.
 #[derive(Debug)]
 pub(crate) struct Connected {
     pub fd: OwnedFd,
@@ -47,12 +47,12 @@ pub(crate) struct Connected {
     pub subnqn: String,
 }
 
-/// State of a new connection after reading.
+/// State of a new connection after its bytes were read.
 #[derive(Debug)]
 pub(crate) enum Progress {
-    /// The Connect command is incomplete.
+    /// The Connect command has not arrived completely.
     Waits(PendingConnection),
-    /// The Connect command has arrived.
+    /// The Connect command has arrived completely.
     Connected(Box<Connected>),
 }
 
@@ -75,7 +75,7 @@ impl PendingConnection {
         &self.fd
     }
 
-    /// Reads and handles the available bytes.
+    /// Reads the available bytes of a new connection, and handles complete PDUs.
     pub(crate) fn read(mut self) -> Result<Progress, ConnectionEnd> {
         loop {
             let wanted = self.wanted()?;
@@ -101,7 +101,7 @@ impl PendingConnection {
         }
     }
 
-    /// Returns the number of bytes that the next step of parsing needs.
+    /// Returns the number of bytes that the next PDU needs.
     fn wanted(&self) -> Result<usize, ConnectionEnd> {
         if self.limits.is_none() {
             return Ok(INITIALIZE);
@@ -220,13 +220,14 @@ impl Connected {
     }
 }
 
-/// Returns dword 0 with the location of an invalid parameter of a Connect.
+/// Returns dword 0 of a failed Connect's completion: offset `at` of the invalid parameter, and
+/// whether it is in the data.
 pub(crate) fn invalid(at: u16, in_data: bool) -> u32 {
     let wrong = InvalidParameter::new().with_ipo(at).with_iattr(in_data);
     wrong.into_bits()
 }
 
-/// Returns a completion without submission queue head, as without flow control.
+/// Returns a completion without a submission queue head, as used without flow control.
 pub(crate) fn completion(cid: u16, status: Status, dw0: u32) -> Completion {
     Completion {
         dw0: dw0.into(),
@@ -236,7 +237,7 @@ pub(crate) fn completion(cid: u16, status: Status, dw0: u32) -> Completion {
     }
 }
 
-/// Writes a few bytes, for which a new connection always has room.
+/// Writes a few bytes to a new connection, which always has room for them.
 fn write(fd: &OwnedFd, bytes: &[u8]) -> Result<(), ConnectionEnd> {
     match send(fd, bytes, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
         Ok(len) if len == bytes.len() => Ok(()),

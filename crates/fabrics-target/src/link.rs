@@ -10,12 +10,12 @@ use sync::readiness;
 use volume::{Incoming, Outgoing, RingStream, RingStreams};
 use worker::{Descriptors, Interest};
 
-/// Size of the receive buffer, in bytes.
+/// Size in bytes of the receive buffer of a connection.
 const BUFFER: usize = 128 << 10;
 /// Maximum number of staged bytes while a message is being sent; above it nothing more is received.
 const STAGED: u64 = 1 << 20;
 
-/// Reason why a connection ends.
+/// Reason why the connection of a queue ends.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConnectionEnd {
     #[error("the host has closed the connection")]
@@ -36,19 +36,19 @@ impl From<nvme_tcp::Violation> for ConnectionEnd {
     }
 }
 
-/// A connection on the worker's ring.
+/// Connection of a host on the worker's ring.
 pub(crate) struct Link {
     stream: RingStream,
     /// Duplicate of the socket in the epoll set, where received bytes wake the front-end.
     watched: OwnedFd,
     pub(crate) writer: Writer,
-    /// Receive buffer; `None` while the kernel uses it.
+    /// Receive buffer of the connection; `None` while the kernel uses it.
     incoming: Option<Incoming>,
-    /// Message being assembled.
+    /// Message of PDUs that is being assembled.
     pub(crate) staged: Outgoing,
-    /// Message buffer for reuse; `None` while the kernel uses it.
+    /// Message buffer to be reused; `None` while the kernel uses it.
     spare: Option<Outgoing>,
-    /// Unsent rest of a message for which the ring had no room.
+    /// Rest of a message that could not be sent because the ring had no room.
     rest: Option<Outgoing>,
     /// `told`: epoll has reported the socket, and it was not checked since. `ending`: the
     /// connection is being ended.
@@ -57,7 +57,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Adds a socket in non-blocking mode to the ring.
+    /// Adds a connection with a non-blocking socket to the ring.
     pub(crate) fn new(
         streams: &RingStreams,
         descriptors: &Descriptors,
@@ -82,13 +82,13 @@ impl Link {
         })
     }
 
-    /// Returns whether something was received, or can be sent.
+    /// Returns whether bytes were received, or a message can be sent.
     pub(crate) fn has_news(&self) -> bool {
         let sends = self.rest.is_some() || (self.staged.left() > 0 && self.spare.is_some());
         self.stream.has_news() || (!self.ending && sends)
     }
 
-    /// Records an epoll event on the socket.
+    /// Handles an epoll event of the socket: bytes have arrived, or the host has hung up.
     pub(crate) fn tell(&mut self) {
         self.told = true;
     }
@@ -102,17 +102,17 @@ impl Link {
         readiness(&self.watched, ends).intersects(ends)
     }
 
-    /// Returns whether too much is staged to receive more.
+    /// Returns whether too much is waiting to be sent for further commands to be received.
     pub(crate) fn is_full(&self) -> bool {
         self.staged.left() >= STAGED
     }
 
-    /// Appends a PDU header to the message.
+    /// Appends a PDU header to the assembled message.
     pub(crate) fn header(&mut self, header: &Header) {
         self.staged.bytes(header);
     }
 
-    /// Starts to send the staged message. Returns `true` if there was one.
+    /// Starts to send the assembled message. Returns `false` if it is empty.
     pub(crate) fn send(&mut self) -> bool {
         if self.ending {
             return false;
@@ -136,7 +136,7 @@ impl Link {
         true
     }
 
-    /// Handles a completed send, and returns its memory through `back`.
+    /// Handles a completed send. Passes memory that the kernel no longer uses to `back`.
     pub(crate) fn sent(&mut self, back: impl FnMut(u64, SegmentList)) -> Result<(), ConnectionEnd> {
         let Some((mut outgoing, sent)) = self.stream.sent() else {
             return Ok(());
@@ -179,7 +179,7 @@ impl Link {
         self.incoming.as_ref().map(Incoming::bytes)
     }
 
-    /// Removes `used` bytes from the buffer.
+    /// Removes the first `used` received bytes from the buffer.
     pub(crate) fn consume(&mut self, used: usize) {
         if let Some(incoming) = &mut self.incoming {
             incoming.consume(used);
@@ -204,7 +204,7 @@ impl Link {
         None
     }
 
-    /// Returns whether no operation of the connection is outstanding in the kernel.
+    /// Returns whether the kernel is executing no operation on the connection.
     pub(crate) fn is_quiet(&self) -> bool {
         self.incoming.is_some() && self.spare.is_some()
     }

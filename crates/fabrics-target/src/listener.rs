@@ -21,11 +21,11 @@ use worker::{
 const LISTENER: u32 = 0;
 /// epoll token of the eventfd that signals a changed size of a volume.
 const RESIZED: u32 = (1 << 31) - 1;
-/// Upper bound of the tokens of discovery connections.
+/// Upper bound of the epoll tokens of discovery connections.
 const LAST_TOKEN: u32 = 1 << 30;
-/// Maximum number of concurrent discovery connections.
+/// Maximum number of discovery connections at a time.
 const MAX_DISCOVERIES: usize = 32;
-/// Number of connections that are accepted in one call.
+/// Maximum number of connections that one call accepts.
 const MAX_ACCEPT_BATCH: usize = 4;
 /// Number of accepted connections per association that is allowed in the same time. A silent
 /// connection costs a few microseconds, an association a controller.
@@ -34,7 +34,7 @@ const CONNECTIONS_PER_ASSOCIATION: u32 = 20;
 /// Callback that passes a new association to a worker, which creates it ([`NewAssociation::make`]).
 pub type Launch = Box<dyn FnMut(NewAssociation)>;
 
-/// Front-end that accepts the connections of hosts.
+/// Front-end that accepts the connections of hosts to an NVMe/TCP subsystem.
 pub struct TargetListener {
     target: Arc<Target>,
     acceptor: Acceptor<OwnedFd>,
@@ -42,16 +42,16 @@ pub struct TargetListener {
     streams: RingStreams,
     /// Rate limit of new associations.
     pace: ConnectPace,
-    /// Connections that have not sent Connect.
+    /// New connections without a Connect command, by epoll token.
     newcomers: Vec<Option<PendingConnection>>,
     discoveries: Vec<(u32, Discovery)>,
     launch: Launch,
     resized: Option<Arc<OwnedFd>>,
-    /// Next token of a discovery connection, above the tokens of newcomers.
+    /// epoll token of the next discovery connection, above the tokens of new connections.
     next_token: u32,
-    /// The listening socket may have connections to accept.
+    /// Whether the listening socket may have connections to accept.
     accepts: bool,
-    /// Tokens of newcomers with received bytes.
+    /// epoll tokens of new connections with received bytes.
     ready: Vec<u32>,
     flushing: bool,
 }
@@ -64,13 +64,13 @@ impl std::fmt::Debug for TargetListener {
     }
 }
 
-/// Reason why a door could not be created.
+/// Reason why the front-end could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenerError {
-    /// The socket could not be used.
+    /// The listening socket could not be used.
     #[error("the listening socket: {0}")]
     Socket(Errno),
-    /// The worker's ring could not be used.
+    /// The worker's ring could not be used for connections.
     #[error(transparent)]
     Ring(#[from] volume::VolumeError),
 }
@@ -121,7 +121,7 @@ impl TargetListener {
         })
     }
 
-    /// Returns the counters of the listening socket.
+    /// Returns the counters of accepted and refused connections.
     pub fn accepts(&self) -> Arc<AcceptStats> {
         self.acceptor.stats()
     }
@@ -135,12 +135,12 @@ impl TargetListener {
         self.target.end();
     }
 
-    /// Returns the listening socket, which may be closed on another thread than the worker's.
+    /// Returns the listening socket, which any thread may close.
     pub fn into_listener(self) -> OwnedFd {
         self.acceptor.into_listener()
     }
 
-    /// Returns the subsystem.
+    /// Returns the subsystem for which connections are accepted.
     pub fn target(&self) -> &Arc<Target> {
         &self.target
     }
@@ -190,7 +190,7 @@ impl TargetListener {
         self.newcomers.get_mut((token as usize).checked_sub(1)?)
     }
 
-    /// Stores a new connection in a slot and waits for its bytes.
+    /// Stores a new connection under its epoll token, and waits for its bytes.
     fn put(&mut self, token: u32, newcomer: PendingConnection) {
         let added = self
             .descriptors
@@ -202,7 +202,7 @@ impl TargetListener {
         }
     }
 
-    /// Reads from a connection with received bytes.
+    /// Reads from the new connection with this epoll token.
     fn read(&mut self, token: u32, now: Instant) {
         let Some(place) = self.place(token) else {
             return;
@@ -293,7 +293,7 @@ impl TargetListener {
         }
     }
 
-    /// Returns the first token behind those of newcomers.
+    /// Returns the first epoll token above those of new connections.
     fn first_token(&self) -> u32 {
         self.newcomers.len() as u32 + 1
     }
@@ -325,7 +325,7 @@ impl TargetListener {
         }
     }
 
-    /// Closes connections that have exceeded the time limit.
+    /// Closes new connections that have sent no Connect command in time.
     fn expire(&mut self, now: Instant) {
         let limit = self.target.config.limits.handshake;
         let mut late = 0;
@@ -344,7 +344,7 @@ impl TargetListener {
         });
     }
 
-    /// Resumes accepting connections after a pause. A failure is retried later.
+    /// Accepts connections again after a pause. If that fails, it is tried again later.
     fn resume(&mut self, now: Instant) {
         if !self.flushing {
             let _ = self.acceptor.resume(now);

@@ -20,34 +20,34 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use volume::Inbox;
 
-/// Largest controller ID.
+/// Largest valid controller ID; higher values are reserved.
 const LAST_CNTLID: u16 = 0xffef;
 
 /// Whether an association counts among those of authenticated hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
-    /// The host has authenticated, or need not.
+    /// The host has authenticated, or does not have to.
     Admitted,
     Authenticating,
-    /// The association must end to make room, and has not ended yet.
+    /// The association has to end to make room for another one, and has not ended yet.
     Displaced,
 }
 
 struct Member {
-    /// Inbox of the association; `None` until it is created.
+    /// Inbox of the association; `None` until the association is created.
     inbox: Option<Arc<Inbox<AssociationMessage>>>,
     hostnqn: String,
     hostid: [u8; 16],
     address: Option<IpAddr>,
     standing: Standing,
     memory: u32,
-    /// Sequence number by arrival.
+    /// Number by which associations are ordered by their arrival.
     number: u64,
-    /// Number of connections that were passed to the association and have not arrived.
+    /// Number of connections on their way to the association.
     coming: u16,
 }
 
-/// Associations of a subsystem, by controller ID.
+/// Associations of hosts with a subsystem, by controller ID.
 #[derive(Default)]
 pub(crate) struct Members {
     /// Controller ID that was assigned last.
@@ -160,7 +160,8 @@ impl Members {
         Ok(())
     }
 
-    /// Makes room for one more unauthenticated association.
+    /// Makes room for one more unauthenticated association, by ending one from the address that has
+    /// most.
     fn displace(&mut self, most: usize) -> Result<(), Status> {
         let of = |standing| {
             let members = self.open.values();

@@ -6,23 +6,23 @@
 
 use dma::{Access, DmaMap, Memory, SegmentList};
 
-/// Page size in bytes, the unit of the pool.
+/// Page size in bytes, in which an association's memory is allocated.
 pub(crate) const PAGE: u32 = 4096;
-/// IOVA of the first byte of the memory.
+/// Device address (IOVA) of the first byte of an association's memory.
 pub(crate) const BASE: u64 = 1 << 40;
-/// Number of bytes that are copied in one step.
+/// Number of bytes that one step copies.
 const CHUNK: usize = 4096;
 
-/// An allocated block of the pool.
+/// Block of an association's memory that is allocated for a command or a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Block {
-    /// First page, counted from the beginning of the memory.
+    /// Number of the block's first page, counted from the beginning of the memory.
     page: u32,
     pages: u32,
 }
 
 impl Block {
-    /// Returns the block's address for the controller.
+    /// Returns the device address (IOVA) at which the controller accesses the block.
     pub(crate) fn iova(self) -> u64 {
         BASE + self.offset()
     }
@@ -31,21 +31,21 @@ impl Block {
         u64::from(self.page) * u64::from(PAGE)
     }
 
-    /// Returns the length in bytes.
+    /// Returns the length of the block in bytes.
     pub(crate) fn len(self) -> u64 {
         u64::from(self.pages) * u64::from(PAGE)
     }
 }
 
-/// Memory of one association.
+/// Memory of one association, for rings and the data of commands, with its allocator.
 #[derive(Debug)]
 pub(crate) struct AssociationMemory {
     memory: Memory,
-    /// A bit for each page, set while the page is allocated.
+    /// Bitmap of allocated pages.
     taken: Vec<u64>,
     pages: u32,
     free: u32,
-    /// Page at which the next search starts.
+    /// Number of the page at which the next search for free pages starts.
     hint: u32,
     reserve: Reserve,
 }
@@ -55,16 +55,16 @@ pub(crate) struct AssociationMemory {
 /// commands that hold the memory.
 #[derive(Debug)]
 struct Reserve {
-    /// First page of the first block.
+    /// First page of the reserved blocks, of which each queue has one.
     page: u32,
-    /// Number of pages of each block.
+    /// Number of pages of each reserved block.
     pages: u32,
-    /// Whether the block of each queue is in use.
+    /// For each queue, whether its reserved block is in use.
     taken: Vec<bool>,
 }
 
 impl Reserve {
-    /// Returns the queue that owns this block.
+    /// Returns the index of the queue that owns a reserved block; `None` for another block.
     fn owner(&self, block: Block) -> Option<usize> {
         let place = block.page.checked_sub(self.page)? / self.pages.max(1);
         Some(place as usize).filter(|place| *place < self.taken.len())
@@ -114,7 +114,7 @@ impl AssociationMemory {
         Some(Block { page, pages })
     }
 
-    /// Returns the whole memory.
+    /// Returns the memory file that the controller accesses.
     pub(crate) fn memory(&self) -> &Memory {
         &self.memory
     }
@@ -131,7 +131,7 @@ impl AssociationMemory {
         }
     }
 
-    /// Finds `pages` adjacent free pages between `from` and `end`.
+    /// Returns the first of `pages` adjacent free pages between `from` and `end`, if there are any.
     fn find(&self, from: u32, end: u32, pages: u32) -> Option<u32> {
         let (mut start, mut at) = (from, from);
         while at < end {
@@ -164,7 +164,7 @@ impl AssociationMemory {
         Some(Block { page, pages })
     }
 
-    /// Frees a block.
+    /// Frees an allocated block.
     pub(crate) fn free(&mut self, block: Block) {
         if let Some(owner) = self.reserve.owner(block) {
             if let Some(taken) = self.reserve.taken.get_mut(owner) {
@@ -177,13 +177,13 @@ impl AssociationMemory {
         self.hint = self.hint.min(block.page);
     }
 
-    /// Returns whether no block is allocated.
+    /// Returns whether nothing is allocated except for `before` pages.
     #[cfg(test)]
     pub(crate) fn is_idle(&self, before: u32) -> bool {
         self.free + before == self.pages && !self.reserve.taken.contains(&true)
     }
 
-    /// Passes `len` bytes of a block from `at` on to `each`, in pieces.
+    /// Passes `len` bytes of a block, from byte `at` on, to `each` in pieces.
     pub(crate) fn read(&self, block: Block, at: u32, len: u32, mut each: impl FnMut(&[u8])) {
         let mut chunk = [0; CHUNK];
         let mut done = 0;
@@ -198,7 +198,7 @@ impl AssociationMemory {
         }
     }
 
-    /// Copies bytes into a block, as far as it has room; returns their number.
+    /// Copies bytes into a block from byte `at` on, as far as it has room. Returns their number.
     pub(crate) fn write(&self, block: Block, at: u32, bytes: &[u8]) -> usize {
         let room = usize::try_from(block.len().saturating_sub(at.into())).unwrap_or(0);
         let bytes = bytes.get(..room).unwrap_or(bytes);
@@ -209,7 +209,7 @@ impl AssociationMemory {
         }
     }
 
-    /// Zeroes a block.
+    /// Fills a block with zeroes.
     pub(crate) fn clear(&self, block: Block) {
         let zeroes = [0; CHUNK];
         for page in 0..block.pages {
@@ -219,7 +219,7 @@ impl AssociationMemory {
     }
 }
 
-/// Points `list` at the first `len` bytes of a block.
+/// Sets `list` to the first `len` bytes of a block. Returns `false` if that is impossible.
 pub(crate) fn point(list: &mut SegmentList, map: &DmaMap, block: Block, len: u32) -> bool {
     list.clear();
     list.begin_piece(map, block.iova(), len.into(), Access::Write)

@@ -29,20 +29,20 @@ use volume::Inbox;
 /// Minimum number of outstanding bytes for which data is received directly into its final memory,
 /// without a copy.
 const DIRECT: u32 = 16 << 10;
-/// Maximum number of unused segment lists that are kept for reuse.
+/// Maximum number of unused segment lists that a queue keeps for reuse.
 const SPARE_LISTS: usize = 64;
 
-/// Destination of received data.
+/// Destination of data that a PDU announces.
 #[derive(Debug, Clone, Copy)]
 struct DataDestination {
-    /// Slot of the command; `None` if the data is discarded.
+    /// Index of the command's slot; `None` if the data is discarded.
     slot: Option<u16>,
     at: u32,
-    /// Tag of the request to transfer (R2T) that the data answers.
+    /// Tag of the R2T PDU (request to transfer) that the data answers; `None` for in-capsule data.
     tag: Option<u16>,
 }
 
-/// Phase of a queue's life.
+/// Phase in the life of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// The rings are being created; the host's Connect command, with this identifier, waits for its
@@ -51,45 +51,45 @@ pub(crate) enum Phase {
         cid: u16,
     },
     Open,
-    /// The connection has ended; the rings still exist.
+    /// The connection has ended; the controller still has the rings.
     Ended,
-    /// The rings are being deleted.
+    /// The controller is deleting the rings.
     Removing,
-    /// The controller no longer has any part of the queue.
+    /// The controller has nothing of the queue any more.
     Gone,
 }
 
-/// Parts of the association that its queues use.
+/// Parts of the association that its queues use in a call.
 pub(crate) struct QueueContext<'a> {
     pub controller: &'a mut Controller,
     pub pool: &'a mut AssociationMemory,
-    /// Maximum transfer length in bytes.
+    /// Maximum number of data bytes of one command.
     pub max_transfer: u32,
-    /// Thread for Diffie-Hellman arithmetic, and the inbox for its results.
+    /// Thread for slow steps of authentication, if hosts have to authenticate.
     pub prover: Option<&'a Prover>,
     pub inbox: &'a Arc<Inbox<AssociationMessage>>,
 }
 
-/// Decision on how to handle a command.
+/// Decision about which side executes a command, and how.
 pub(crate) enum CommandDecision {
-    /// The controller executes the command.
+    /// The controller executes the command as it is.
     Pass,
-    /// The controller executes this command instead.
+    /// The controller executes this command in place of the received one.
     PassAs(Command),
-    /// The command is completed without the controller, with this status and result.
+    /// The command completes at once with this status and result.
     Answer(Status, u64),
 }
 
-/// A queue of an association.
+/// Queue of an association: the host's connection, and the rings of the controller.
 pub(crate) struct Queue {
     pub link: Link,
     pub qid: u16,
     pub phase: Phase,
     pub rings: Rings,
     pub slots: Slots,
-    /// State of the host's authentication.
+    /// State of the host's authentication on this queue.
     pub proof: AuthState,
-    /// Reason of a failed authentication, until it is logged.
+    /// Reason why authentication has failed, until it is logged.
     pub refusal: Option<dhchap::Failure>,
     requests: Requests,
     grants: Grants<u16>,
@@ -98,11 +98,11 @@ pub(crate) struct Queue {
     flow_control: bool,
     sqhd: u16,
     place: Option<DataDestination>,
-    /// Slot of the command that owns the memory into which the kernel receives.
+    /// Index of the slot with the command into which the kernel receives directly, if there is one.
     direct: Option<u16>,
-    /// In-capsule data has no memory yet, so reading is paused.
+    /// Whether reading is paused because no memory is free for in-capsule data.
     starved: bool,
-    /// Slots of the commands that wait for memory.
+    /// Indices of the slots with commands that wait for memory, in order.
     waiting: VecDeque<u16>,
     lists: Vec<SegmentList>,
 }
@@ -143,24 +143,24 @@ impl Queue {
         }
     }
 
-    /// Returns whether the queue has work.
+    /// Returns whether received bytes or completed sends have to be handled.
     pub(crate) fn has_news(&self) -> bool {
         self.link.has_news()
     }
 
-    /// Returns whether the host wants flow control of its submission queue.
+    /// Returns whether the host uses flow control for its submission queue.
     pub(crate) fn has_flow_control(&self) -> bool {
         self.flow_control
     }
 
-    /// Returns whether no operation of the connection is outstanding in the kernel.
+    /// Returns whether the kernel is executing no operation on the connection.
     pub(crate) fn is_quiet(&self) -> bool {
         self.link.is_quiet()
     }
 
     // ---- from the host
 
-    /// Handles received bytes; `decide` decides on each command. Returns `true` if there was work.
+    /// Handles received bytes; `decide` decides about each command. Returns whether there was work.
     pub(crate) fn read(
         &mut self,
         around: &mut QueueContext<'_>,
@@ -224,7 +224,7 @@ impl Queue {
         self.starved || self.link.is_full() || !self.slots.has_room()
     }
 
-    /// Handles completed sends and receives.
+    /// Handles completed sends and receives. Returns whether there were any.
     fn collect(&mut self, around: &mut QueueContext<'_>) -> Result<bool, ConnectionEnd> {
         if !self.link.has_news() {
             return Ok(false);
@@ -251,7 +251,7 @@ impl Queue {
         Ok(true)
     }
 
-    /// Starts the next receive operation.
+    /// Starts the next receive, into the buffer or directly into a command's memory.
     fn receive(&mut self, map: &DmaMap) {
         let expected = self.requests.expects();
         let place = self.place.filter(|_| expected >= DIRECT);
@@ -278,7 +278,7 @@ impl Queue {
         }
     }
 
-    /// Handles a received command.
+    /// Handles a command that has arrived.
     fn command(
         &mut self,
         command: &Command,
@@ -342,7 +342,7 @@ impl Queue {
         }
     }
 
-    /// Allocates memory for the in-capsule data that follows.
+    /// Allocates memory for the in-capsule data that comes next.
     fn feed_capsule(&mut self, around: &mut QueueContext<'_>) {
         self.starved = false;
         let slot = self.place.and_then(|place| place.slot);
@@ -355,7 +355,7 @@ impl Queue {
         }
     }
 
-    /// Allocates memory for waiting commands, in order.
+    /// Allocates memory for the commands that wait for it, in their order.
     pub(crate) fn feed(&mut self, around: &mut QueueContext<'_>) {
         while let Some(&place) = self.waiting.front() {
             let Some(slot) = self.slots.get(place) else {
@@ -413,7 +413,7 @@ impl Queue {
         }
     }
 
-    /// Passes a command, with all of its data, to the controller.
+    /// Passes a command to the controller, after all of its data has arrived.
     fn start(&mut self, place: u16, around: &mut QueueContext<'_>) {
         let Some(slot) = self.slots.get(place) else {
             return;
@@ -435,7 +435,7 @@ impl Queue {
         self.rings.put(pool.memory(), &command);
     }
 
-    /// Executes an authentication command after its data has arrived.
+    /// Executes an authentication command, after its data has arrived.
     fn prove(&mut self, place: u16, around: &mut QueueContext<'_>) {
         let Some(slot) = self.slots.get(place).copied() else {
             return;
@@ -464,7 +464,7 @@ impl Queue {
         }
     }
 
-    /// Completes an authentication command after its step.
+    /// Completes an authentication command after its step has ended.
     pub(crate) fn proven(
         &mut self,
         place: u16,
@@ -496,7 +496,7 @@ impl Queue {
         self.respond(place, &slot, entry, around);
     }
 
-    /// Submits a command of this side to the controller.
+    /// Submits a command of the association itself to the controller.
     pub(crate) fn ask(
         &mut self,
         mut command: Command,
@@ -645,7 +645,7 @@ impl Queue {
 
     // ---- the end
 
-    /// Closes the connection; the controller may still execute commands.
+    /// Closes the connection. The controller may still execute commands of the queue.
     pub(crate) fn close(&mut self, why: &ConnectionEnd, pool: &mut AssociationMemory) {
         if !matches!(self.phase, Phase::Open | Phase::Making { .. }) {
             return;
@@ -670,7 +670,7 @@ impl Queue {
         self.waiting.clear();
     }
 
-    /// Regains memory from the kernel while the queue is ending.
+    /// Takes memory from the kernel as its operations end, while the queue is ending.
     pub(crate) fn drain(&mut self, pool: &mut AssociationMemory) {
         let (slots, lists) = (&mut self.slots, &mut self.lists);
         let _ = self.link.sent(|name, list| {

@@ -6,27 +6,27 @@ use dma::Memory;
 use nvme::{Command, Completion, regs};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Maximum number of entries of a queue.
+/// Maximum number of entries of an I/O queue.
 pub(crate) const MAX_QUEUE_ENTRIES: u16 = 1024;
-/// Number of pages of a submission queue of maximum size.
+/// Number of pages of a submission queue with the maximum number of entries.
 const SQ_PAGES: u32 = MAX_QUEUE_ENTRIES as u32 * 64 / PAGE;
-/// Number of pages of a queue pair of maximum size.
+/// Number of pages of a queue pair with the maximum number of entries.
 pub(crate) const PAGES: u32 = SQ_PAGES + MAX_QUEUE_ENTRIES as u32 * 16 / PAGE;
 
-/// A submission queue and its completion queue, with the same number of entries.
+/// Submission queue and completion queue of the controller for one queue of an association.
 #[derive(Debug)]
 pub(crate) struct Rings {
     qid: u16,
     entries: u16,
     tail: u16,
-    /// Tail that was last written to the doorbell.
+    /// Submission queue tail that was last written to the doorbell.
     rung: u16,
     head: u16,
     phase: bool,
 }
 
 impl Rings {
-    /// Creates rings for at most `room` outstanding commands.
+    /// Creates rings for at most `room` outstanding commands of queue `qid`.
     pub(crate) fn new(qid: u16, room: u16) -> Self {
         Self {
             qid,
@@ -48,17 +48,17 @@ impl Rings {
         u64::from(self.qid) * u64::from(PAGES) * u64::from(PAGE)
     }
 
-    /// Returns the submission queue's address for the controller.
+    /// Returns the device address (IOVA) of the submission queue.
     pub(crate) fn sq(&self) -> u64 {
         BASE + self.place()
     }
 
-    /// Returns the completion queue's address for the controller.
+    /// Returns the device address (IOVA) of the completion queue.
     pub(crate) fn cq(&self) -> u64 {
         self.sq() + u64::from(SQ_PAGES) * u64::from(PAGE)
     }
 
-    /// Resets the rings after the controller was disabled.
+    /// Sets the rings to their initial state after the controller was disabled.
     pub(crate) fn reset(&mut self, memory: &Memory) {
         (self.tail, self.rung, self.head, self.phase) = (0, 0, 0, true);
         let at = self.place() + u64::from(SQ_PAGES) * u64::from(PAGE);
@@ -74,7 +74,7 @@ impl Rings {
         self.tail = (self.tail + 1) % self.entries;
     }
 
-    /// Writes the tail doorbell if entries were added.
+    /// Writes the submission queue tail doorbell, if entries were added.
     pub(crate) fn ring(&mut self, controller: &mut Controller) {
         if self.tail != self.rung {
             self.rung = self.tail;
@@ -83,7 +83,7 @@ impl Rings {
         }
     }
 
-    /// Returns the next completion, if it has arrived.
+    /// Returns the controller's next completion, if it has arrived.
     pub(crate) fn take(&mut self, memory: &Memory) -> Option<Completion> {
         let mut entry = [0; 16];
         let at = self.cq() - BASE + u64::from(self.head) * 16;
@@ -99,7 +99,7 @@ impl Rings {
         Some(entry)
     }
 
-    /// Writes the head doorbell of the completion queue.
+    /// Writes the completion queue head doorbell.
     pub(crate) fn taken(&self, controller: &mut Controller) {
         let doorbell = regs::doorbell_offset(self.qid, true, 0);
         controller.bar0_write(doorbell, &u32::from(self.head).to_le_bytes());

@@ -3,32 +3,32 @@
 use crate::memory::Block;
 use nvme::Command;
 
-/// Direction of a command's data.
+/// Direction of the data of a command.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Direction {
     #[default]
     None,
-    /// Data for the host.
+    /// Data goes from the controller to the host.
     In,
-    /// Data from the host.
+    /// Data goes from the host to the controller.
     Out,
 }
 
-/// Sender of a command.
+/// Sender of a command that the controller executes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Sender {
     #[default]
     Host,
-    /// This side, to create or delete the queue with this identifier.
+    /// The association itself, to create or delete the rings of a queue.
     Own {
-        /// The queue's identifier.
+        /// Identifier of the queue that is created or deleted.
         qid: u16,
-        /// Step of the creation or deletion.
+        /// Step of the creation or deletion that the command executes.
         step: QueueStep,
     },
 }
 
-/// Steps of creating and deleting a queue's rings.
+/// Steps in which the rings of a queue are created and deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QueueStep {
     CreateCq,
@@ -37,26 +37,26 @@ pub(crate) enum QueueStep {
     DeleteCq,
 }
 
-/// A received command.
+/// Command of a host that was received and not completed yet.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Slot {
     pub used: bool,
     pub sender: Sender,
-    /// Command identifier that the host has assigned.
+    /// Command identifier that the host has chosen.
     pub cid: u16,
-    /// The command as received.
+    /// The command as the host has sent it.
     pub command: Command,
     pub direction: Direction,
-    /// Length of its data in bytes.
+    /// Length of the command's data in bytes.
     pub len: u32,
     pub block: Option<Block>,
-    /// The command was passed to the controller.
+    /// Whether the command was passed to the controller.
     pub started: bool,
-    /// The digest of its data did not match.
+    /// Whether the digest of the command's data did not match.
     pub corrupt: bool,
 }
 
-/// Table of the commands of one queue.
+/// Received commands of one queue that are not completed yet.
 #[derive(Debug)]
 pub(crate) struct Slots {
     slots: Vec<Slot>,
@@ -64,7 +64,7 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// Creates a table with `room` slots.
+    /// Creates a table for at most `room` commands.
     pub(crate) fn new(room: u16) -> Self {
         Self {
             slots: vec![Slot::default(); usize::from(room)],
@@ -72,17 +72,17 @@ impl Slots {
         }
     }
 
-    /// Returns whether there is a free slot.
+    /// Returns whether there is room for another command.
     pub(crate) fn has_room(&self) -> bool {
         !self.free.is_empty()
     }
 
-    /// Returns the number of slots in use.
+    /// Returns the number of commands in the table.
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Allocates a slot, and returns its index; `None` if all are used.
+    /// Stores a command in a free slot, and returns the slot's index; `None` if there is none.
     pub(crate) fn take(&mut self, slot: Slot) -> Option<u16> {
         let place = self.free.pop()?;
         let vacant = self.slots.get_mut(usize::from(place))?;
@@ -90,7 +90,7 @@ impl Slots {
         Some(place)
     }
 
-    /// Returns the command in a slot.
+    /// Returns the command in the slot with this index.
     pub(crate) fn get(&mut self, place: u16) -> Option<&mut Slot> {
         self.slots
             .get_mut(usize::from(place))
@@ -119,7 +119,7 @@ impl Slots {
             .next()
     }
 
-    /// Returns the indexes of all used slots.
+    /// Returns the indices of all slots with commands.
     pub(crate) fn places(&self) -> Vec<u16> {
         let places = (0u16..).zip(&self.slots);
         places

@@ -21,30 +21,30 @@ use sync::Unpoisoned;
 use volume::Inbox;
 use zerocopy::IntoBytes;
 
-/// Limits on hosts and their associations.
+/// Limits of a subsystem on hosts and their associations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TargetLimits {
-    /// Number of I/O queues of an association, 1 to 64.
+    /// Number of I/O queues that an association may have, 1 to 64.
     pub queues: u16,
-    /// Number of entries of an I/O queue, 2 to 256.
+    /// Maximum number of entries of an I/O queue, 2 to 256.
     pub entries: u16,
-    /// Maximum in-capsule data in bytes: a multiple of 16, up to 64 KiB.
+    /// Maximum number of bytes of in-capsule data: a multiple of 16, up to 64 KiB.
     pub in_capsule: u32,
-    /// Memory in bytes for the data of one association's commands.
+    /// Number of bytes of memory for the data of one association's commands.
     pub memory: u32,
     /// Memory in bytes for the data of all associations of one host. Further associations get a
     /// quarter of the rest, at least [`TargetLimits::least_memory`].
     pub host_memory: u64,
-    /// Maximum number of concurrent associations, without those that have not authenticated.
+    /// Maximum number of associations at a time, without those of unauthenticated hosts.
     pub associations: usize,
-    /// Maximum number of concurrent associations of one host.
+    /// Maximum number of associations of one host at a time.
     pub host_associations: usize,
     /// Maximum number of concurrent associations that have not authenticated. Above it the oldest
     /// one is closed.
     pub authenticating: usize,
     /// Maximum number of connections that have not sent Connect. Above it the oldest one is closed.
     pub newcomers: usize,
-    /// Time limit of a new connection for its Connect command.
+    /// Time limit of a new connection for sending its Connect command.
     pub handshake: Duration,
 }
 
@@ -72,48 +72,48 @@ impl TargetLimits {
     }
 }
 
-/// Configuration of a subsystem.
+/// Configuration of an NVMe/TCP subsystem for other hosts.
 #[derive(Debug, Clone)]
 pub struct TargetConfig {
     /// NQN of the subsystem.
     pub nqn: String,
-    /// Common configuration of the subsystem's controllers.
+    /// Configuration that all controllers of the subsystem have in common.
     pub controller: ControllerConfig,
-    /// Namespaces of the subsystem.
+    /// Namespaces of the subsystem, which each controller has.
     pub namespaces: Vec<NamespaceConfig>,
-    /// Address that discovery log pages contain.
+    /// Network address of the subsystem that discovery log pages contain.
     pub address: SocketAddr,
-    /// Limits on hosts.
+    /// Limits on hosts and their associations.
     pub limits: TargetLimits,
-    /// NQNs of the hosts that may connect; if empty, all may.
+    /// NQNs of the hosts that may connect; if empty, all hosts may.
     pub hosts: Vec<String>,
     /// Keys of hosts that must authenticate. If there is any, only hosts with a key may connect;
     /// otherwise no host must authenticate.
     pub keys: Vec<HostKey>,
 }
 
-/// Message to an association.
+/// Message to an association, from the front-end that accepts connections or from another thread.
 #[derive(Debug)]
 pub(crate) enum AssociationMessage {
-    /// A new connection for an I/O queue.
+    /// The host has made a new connection for an I/O queue.
     Connected(Box<Connected>),
-    /// A slow authentication step of this queue is complete.
+    /// A slow authentication step for this queue is complete.
     Proven {
         qid: u16,
         place: u16,
         outcome: Box<AuthResult>,
     },
-    /// The ANA state of the namespaces has changed.
+    /// The ANA state of the subsystem's namespaces has changed.
     State,
     /// The size of a volume has changed.
     Sizes,
     /// The association must end to make room for another unauthenticated one.
     Displaced,
-    /// The subsystem is being shut down.
+    /// The subsystem ends, and with it the association.
     End,
 }
 
-/// Counters of a subsystem, readable from any thread.
+/// Counters of a subsystem, which any thread may read.
 #[derive(Debug, Default)]
 pub struct TargetStats {
     associations: AtomicU64,
@@ -122,7 +122,7 @@ pub struct TargetStats {
 }
 
 impl TargetStats {
-    /// Returns the number of associations so far.
+    /// Returns the number of associations that were created so far.
     pub fn associations(&self) -> u64 {
         self.associations.load(Ordering::Relaxed)
     }
@@ -146,7 +146,7 @@ impl TargetStats {
     }
 }
 
-/// A subsystem that is exported at a TCP port. All its front-ends share it.
+/// Subsystem that is exported at a TCP port. All its front-ends share this state.
 pub struct Target {
     pub(crate) config: TargetConfig,
     pub(crate) ana: Arc<AnaGroup>,
@@ -175,7 +175,7 @@ impl std::fmt::Debug for Target {
 }
 
 impl Target {
-    /// Creates a subsystem.
+    /// Creates a subsystem with this configuration and without associations.
     pub fn new(config: TargetConfig) -> Arc<Self> {
         let prover = if config.keys.is_empty() {
             None
@@ -192,12 +192,12 @@ impl Target {
         })
     }
 
-    /// Returns the counters.
+    /// Returns the counters of the subsystem.
     pub fn stats(&self) -> &TargetStats {
         &self.stats
     }
 
-    /// Returns the configuration.
+    /// Returns the configuration of the subsystem.
     pub fn config(&self) -> &TargetConfig {
         &self.config
     }
@@ -229,7 +229,7 @@ impl Target {
         members.mails().for_each(|inbox| inbox.put(message()));
     }
 
-    /// Returns whether the host may connect.
+    /// Returns whether the host with this NQN may connect.
     pub(crate) fn admits(&self, hostnqn: &str) -> bool {
         let TargetConfig { hosts, keys, .. } = &self.config;
         let listed = hosts.is_empty() || hosts.iter().any(|host| host == hostnqn);
@@ -292,7 +292,7 @@ impl Target {
         })
     }
 
-    /// Registers the inbox of an association that was created for a reservation.
+    /// Registers the inbox of the association with this controller ID.
     pub(crate) fn enter(&self, cntlid: u16, inbox: &Arc<Inbox<AssociationMessage>>) {
         self.members.lock().unpoisoned().enter(cntlid, inbox);
     }
@@ -306,7 +306,7 @@ impl Target {
         members.authenticated(&self.config, cntlid)
     }
 
-    /// Removes an association.
+    /// Removes the association with this controller ID.
     pub(crate) fn leave(&self, cntlid: u16) {
         self.members.lock().unpoisoned().leave(cntlid);
     }
@@ -331,7 +331,7 @@ impl Target {
         self.members.lock().unpoisoned().pass(connected, most)
     }
 
-    /// Records that a connection has arrived at its association.
+    /// Records that a connection has arrived at the association with this controller ID.
     pub(crate) fn passed(&self, cntlid: u16) {
         self.members.lock().unpoisoned().passed(cntlid);
     }
@@ -380,7 +380,7 @@ impl Target {
     }
 }
 
-/// A reserved slot for an association, released on drop unless used.
+/// Reserved place for an association, which is freed when this is dropped unused.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     target: Arc<Target>,
@@ -390,12 +390,12 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    /// Returns the controller's ID.
+    /// Returns the controller ID of the reserved association.
     pub(crate) const fn cntlid(&self) -> u16 {
         self.cntlid
     }
 
-    /// Returns the memory for the data of the association's commands, in bytes.
+    /// Returns the number of bytes of memory for the data of the association's commands.
     pub(crate) const fn memory(&self) -> u32 {
         self.memory
     }

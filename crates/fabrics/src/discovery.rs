@@ -12,22 +12,22 @@ use remote::HostPort;
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
-/// Time limit for a whole discovery.
+/// Time limit for a whole discovery, from connecting to the last record.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of discovery log records that are read.
+/// Maximum number of discovery log records that are read from a controller.
 const MAX_RECORDS: u64 = 4096;
-/// Number of records that one command reads.
+/// Number of discovery log records that one command reads.
 const RECORDS_PER_READ: u64 = 16;
 /// Maximum number of times that the log page is read again because it changed during reading.
 const MAX_REREADS: u32 = 10;
 const LEN: u64 = 1024;
 
-/// Contents of a discovery log page.
+/// Content of a discovery log page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Discovered {
-    /// Generation counter of the log page.
+    /// Generation counter (GENCTR) of the discovery log page.
     pub generation: u64,
-    /// Records of the log page, each an address of a subsystem.
+    /// Records of the log page, each with an address of a subsystem.
     pub records: Vec<DiscoveryRecord>,
 }
 

@@ -4,25 +4,25 @@ use nvme::identify::Nqn;
 use std::fs;
 use std::sync::OnceLock;
 
-/// A host's name and identifier ("NVMe Base 2.1", 4.7 and 5.1.25.1.28).
+/// NQN and Host Identifier of a host ("NVMe Base 2.1", 4.7 and 5.1.25.1.28).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostIdentity {
-    /// Host NQN.
+    /// NQN of the host.
     pub nqn: String,
-    /// Host Identifier, as the Connect command sends it.
+    /// Host Identifier, in the byte order of the Connect command.
     pub id: [u8; 16],
 }
 
-/// File in which nvme-cli keeps the host's NQN.
+/// File in which nvme-cli stores the host's NQN.
 const HOST_NQN: &str = "/etc/nvme/hostnqn";
-/// File in which nvme-cli keeps the host's identifier.
+/// File in which nvme-cli stores the host's UUID.
 const HOST_ID: &str = "/etc/nvme/hostid";
-/// File with the system's machine ID.
+/// File with the machine ID of the system.
 const MACHINE_ID: &str = "/etc/machine-id";
-/// File with the host name, for a host without a machine ID.
+/// File with the host name, used on a host without a machine ID.
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";
 
-/// Prefix of NQNs that are derived from a UUID.
+/// Prefix of an NQN that consists of a UUID.
 const BY_UUID: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 
 impl HostIdentity {
@@ -71,7 +71,7 @@ fn identity(nqn: Option<String>, id: Option<String>, machine: Option<String>) ->
     HostIdentity { nqn, id }
 }
 
-/// Parses a UUID into its bytes, in the order of its digits.
+/// Returns the bytes of a UUID in the order of its digits; `None` if the text is invalid.
 fn uuid(text: &str) -> Option<[u8; 16]> {
     let digits = text.bytes().filter(|byte| *byte != b'-');
     let mut id = [0; 16];

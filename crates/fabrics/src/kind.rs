@@ -13,7 +13,7 @@ use volume::{
     parse_count, parse_duration,
 };
 
-/// URL scheme of namespaces of remote subsystems.
+/// URL scheme of namespaces of remote NVMe/TCP subsystems.
 pub const NVME_TCP: Scheme = Scheme {
     name: "nvme+tcp",
     form: "HOST:PORT[,HOST:PORT...]/SUBNQN/NSID",
@@ -113,7 +113,7 @@ fn path(text: &str) -> Result<PathBuf, &'static str> {
     }
 }
 
-/// Reads the DH-HMAC-CHAP secrets of host and controller from files.
+/// Reads the DH-HMAC-CHAP secrets of this host and of the controller from files.
 fn secrets(
     host: Option<PathBuf>,
     controller: Option<PathBuf>,

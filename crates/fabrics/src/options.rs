@@ -4,7 +4,7 @@ use crate::identity::HostIdentity;
 use dhchap::Secrets;
 use std::time::Duration;
 
-/// Policy for choosing among paths with the best ANA state.
+/// Policy by which a path is chosen among those with the best ANA state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Policy {
     /// Use the paths in turn.
@@ -14,18 +14,18 @@ pub enum Policy {
     QueueDepth,
 }
 
-/// Options for using a subsystem.
+/// Options for using a namespace of a remote subsystem as a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FabricsOptions {
-    /// Number of I/O queues of each worker on each path, 1 to [`Self::MAX_QUEUES`].
+    /// Number of I/O queues that each worker has on each path, 1 to [`Self::MAX_QUEUES`].
     pub queues: u16,
-    /// Maximum number of outstanding commands of a queue, 1 to [`Self::MAX_DEPTH`].
+    /// Maximum number of outstanding commands on each I/O queue, 1 to [`Self::MAX_DEPTH`].
     pub depth: u16,
-    /// Request header digests (CRC-32C of PDU headers).
+    /// Whether to request header digests (CRC-32C of PDU headers).
     pub header_digest: bool,
-    /// Request data digests (CRC-32C of PDU data).
+    /// Whether to request data digests (CRC-32C of PDU data).
     pub data_digest: bool,
-    /// Policy for choosing the path of a command.
+    /// Policy by which the path of each command is chosen.
     pub policy: Policy,
     /// Keep Alive Timeout (KATO). A controller that does not answer for half of it is considered
     /// lost. A controller that receives nothing for all of it ends the association.
@@ -36,26 +36,26 @@ pub struct FabricsOptions {
     /// Time for which requests wait while no path is usable. Afterwards they fail until a path is
     /// usable again.
     pub reconnect_delay: Duration,
-    /// Identity of this host.
+    /// NQN and Host Identifier with which this host connects.
     pub identity: HostIdentity,
     /// DH-HMAC-CHAP secrets of this host, for controllers that require authentication. If a secret
     /// of the subsystem is included, its controllers must authenticate themselves, too.
     pub secrets: Option<Secrets>,
-    /// Refuse all writes.
+    /// Whether all writes are refused.
     pub read_only: bool,
-    /// Minimum block size of requests in bytes, if known.
+    /// Minimum block size of requests in bytes; `None` if it is not known.
     pub block_size: Option<u32>,
 }
 
 impl FabricsOptions {
-    /// Maximum number of I/O queues of a worker on a path.
+    /// Maximum number of I/O queues of one worker on each path.
     pub const MAX_QUEUES: u16 = 16;
-    /// Maximum number of outstanding commands of a queue.
+    /// Maximum number of outstanding commands on an I/O queue.
     pub const MAX_DEPTH: u16 = 1024;
-    /// Number of workers for which queues are requested from a controller.
+    /// Number of workers for which I/O queues are requested from a controller.
     pub(crate) const WORKERS: u16 = 64;
 
-    /// Returns the default options, with this host's identity.
+    /// Returns the default options, with this machine's NQN and Host Identifier.
     pub fn new() -> Self {
         Self {
             queues: 1,

@@ -35,21 +35,21 @@ use sync::{Unpoisoned, readiness};
 const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
 /// Time limit for a controller to close a connection after this host has closed the sending side.
 const CLOSING: Duration = Duration::from_secs(1);
-/// Time limit for a controller to shut down when the volume is closed.
+/// Time limit for the orderly shutdown of a controller when the volume is closed.
 const SHUT_DOWN: Duration = Duration::from_secs(2);
 /// Interval between reads of the ANA state after a command has reported a changed one.
 const STATE_LOOK: Duration = Duration::from_millis(100);
 
-/// State of a path, shared by its thread and the workers' queues.
+/// Path (portal) to a subsystem: state shared by the path's thread and the workers' queues.
 #[derive(Debug)]
 pub(crate) struct Path {
     pub portal: Portal,
-    /// ANA state of the namespace on this path ([`AnaState`]).
+    /// ANA state of the namespace on this path, as a number ([`AnaState`]).
     ana: AtomicU8,
     connected: AtomicBool,
-    /// Controller through which the volume was opened; the thread takes it.
+    /// Controller through which the volume was opened, until the path's thread takes it.
     first: Mutex<Option<Controller>>,
-    /// A thread serves the path.
+    /// Whether a thread serves the path.
     served: AtomicBool,
     reports: Mutex<Vec<QueueReport>>,
     /// Eventfd that wakes the thread; `None` if it could not be created, so that the thread polls
@@ -57,10 +57,10 @@ pub(crate) struct Path {
     wake: Option<OwnedFd>,
 }
 
-/// Report of a worker's queue to the thread of a path.
+/// Report of a worker's queue to the thread that serves a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QueueReport {
-    /// A connection of the association has failed.
+    /// A connection of the association with this number has failed.
     Broken { epoch: u64, why: &'static str },
     /// The connection of the queue is closed, by the controller or by this host alone.
     Closed {
@@ -68,7 +68,7 @@ pub(crate) enum QueueReport {
         qid: u16,
         by_controller: bool,
     },
-    /// A command was completed with a path-related status, which implies this ANA state.
+    /// A command has completed with a status that implies this ANA state.
     State(AnaState),
 }
 
@@ -86,7 +86,7 @@ impl Path {
         }
     }
 
-    /// Sets the controller with which the path's thread starts.
+    /// Sets the controller that the path's thread uses first.
     pub(crate) fn keep(&self, controller: Controller) {
         self.set_state(controller.ana);
         *self.first.lock().unpoisoned() = Some(controller);
@@ -104,7 +104,7 @@ impl Path {
         self.connected.load(Ordering::Relaxed)
     }
 
-    /// Sends a report to the path's thread.
+    /// Sends a report to the thread that serves the path.
     pub(crate) fn report(&self, report: QueueReport) {
         if let QueueReport::State(state) = report {
             self.set_state(state);
@@ -121,7 +121,7 @@ impl Path {
         }
     }
 
-    /// Starts the path's thread, unless it runs.
+    /// Starts the thread that serves the path, unless it runs.
     pub(crate) fn start(&self, shared: &Arc<SharedVolume>, number: usize) -> io::Result<()> {
         if self.served.swap(true, Ordering::SeqCst) {
             return Ok(());
@@ -147,7 +147,7 @@ impl Path {
         started
     }
 
-    /// Waits until the thread is woken, or the Admin queue is readable.
+    /// Waits until the thread is woken, the Admin queue is readable, or `limit` has passed.
     fn wait(&self, admin: Option<&OwnedFd>, limit: Duration) {
         let timeout = Timespec {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
@@ -163,7 +163,7 @@ impl Path {
     }
 }
 
-/// Reason for the end of an association.
+/// Reason why an association with a controller has ended.
 #[derive(Debug, thiserror::Error)]
 enum AssociationError {
     #[error(transparent)]
@@ -176,19 +176,19 @@ enum AssociationError {
     Unused,
 }
 
-/// State of a path's thread.
+/// State of the thread that serves a path.
 struct Keeper<'a> {
     shared: &'a SharedVolume,
     path: &'a Path,
     number: usize,
-    /// Number of the association, counted from 1.
+    /// Number of the present association with a controller, counted from 1.
     epoch: u64,
     /// Identifiers of queues that were created in this association. They are not created again,
     /// even after their worker has left.
     made: HashSet<u16>,
-    /// Identifiers in `made` of queues with open connections.
+    /// Identifiers of those queues in `made` that have an open connection.
     open: HashSet<u16>,
-    /// The controller has closed every connection that is closed.
+    /// Whether all closed connections were closed by the controller.
     by_controller: bool,
     /// ANA state that was read last. The path may have a newer one, which a command reported.
     looked_at: AnaState,
@@ -259,7 +259,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// Sleeps, but ends early when the volume is closed.
+    /// Sleeps for `time`, or until the volume is closed.
     fn rest(&self, time: Duration) {
         let now = Instant::now();
         let until = now.checked_add(time).unwrap_or(now);
@@ -272,7 +272,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// Keeps an association alive until it ends. `away`: time without a connection before it.
+    /// Keeps an association alive until it ends. `away` is the time without a connection before it.
     fn keep(&mut self, mut controller: Controller, away: Option<Duration>) -> AssociationError {
         self.epoch += 1;
         self.made.clear();
@@ -376,7 +376,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// Reads the namespace's size and ANA state again.
+    /// Reads the size and the ANA state of the namespace again.
     fn look(&mut self, controller: &mut Controller) -> Result<(), AssociationError> {
         let size = controller.read_size()?;
         // A temporarily unavailable namespace keeps its size, because it may return.
@@ -400,7 +400,7 @@ impl Keeper<'_> {
         Ok(())
     }
 
-    /// Creates the I/O queues that workers need and do not have yet.
+    /// Creates the I/O queues that workers need and that do not exist yet.
     fn make_queues(&mut self, controller: &Controller) -> Result<(), AssociationError> {
         let each = usize::from(self.shared.options.queues.max(1));
         for (place, inbox) in self.shared.queues() {
@@ -468,7 +468,8 @@ impl Keeper<'_> {
         }
     }
 
-    /// Closes an association, and notifies the workers when its end is certain.
+    /// Closes an association. The workers are notified when the controller certainly executes no
+    /// more of its commands.
     fn end(&mut self, mut controller: Controller, why: &AssociationError) {
         let epoch = self.epoch;
         let (path, number) = (self.path, self.number);
@@ -533,12 +534,12 @@ impl Keeper<'_> {
     }
 }
 
-/// Time limits of connection attempts, based on the previous ones.
+/// Time limits of attempts to connect, adapted to the duration of previous ones.
 #[derive(Debug, Default)]
 struct Attempts {
-    /// Duration of the last successful attempt.
+    /// Duration of the last successful attempt to connect.
     usual: Duration,
-    /// Number of consecutive attempts that timed out.
+    /// Number of attempts in a row that have timed out.
     silent: u32,
 }
 
@@ -562,7 +563,7 @@ impl Attempts {
     }
 }
 
-/// Returns whether bytes can be received without waiting.
+/// Returns whether the socket has bytes to receive.
 fn is_readable(fd: &OwnedFd) -> bool {
     !readiness(fd, PollFlags::IN).is_empty()
 }

@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 use volume::{Inbox, Info, Kind};
 
-/// Time limit of one attempt to connect, including all its commands.
+/// Time limit of one attempt to connect to a controller, including all its commands.
 pub(crate) const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Inbox through which a worker's queue receives connections and notices.
+/// Inbox through which the threads of paths send connections and notices to a worker's queue.
 pub(crate) type QueueInbox = Inbox<PathMessage>;
 
-/// State of a volume, shared by its queues and threads.
+/// State of a remote namespace's volume, shared by its queues and threads.
 pub(crate) struct SharedVolume {
     pub subsystem: Subsystem,
     pub options: FabricsOptions,
@@ -31,15 +31,15 @@ pub(crate) struct SharedVolume {
     pub paths: Vec<Path>,
     /// Current size of the namespace in bytes.
     size: AtomicU64,
-    /// Size in bytes that was last reported to the user.
+    /// Size of the namespace in bytes that was last reported.
     told: AtomicU64,
-    /// Inboxes of the workers' queues. The index determines the queue identifiers.
+    /// Inboxes of the workers' queues. The index of a queue determines its queue identifiers.
     queues: Mutex<Vec<Option<Arc<QueueInbox>>>>,
     /// Number of users: the volume's handle and its queues. At 0 the paths' threads end.
     users: AtomicUsize,
-    /// Number of associations that have ended.
+    /// Number of associations that have ended so far.
     lost: AtomicU64,
-    /// Requests fail because no path is usable, and the error was logged.
+    /// Whether requests fail because no path is usable, which was logged.
     overdue: AtomicBool,
     pub log: Log,
 }
@@ -181,7 +181,7 @@ impl SharedVolume {
 
     // ---- users
 
-    /// Adds a worker's queue; returns its index.
+    /// Adds the queue of a worker, and returns its index.
     pub(crate) fn enter(self: &Arc<Self>, inbox: &Arc<QueueInbox>) -> usize {
         self.users.fetch_add(1, Ordering::SeqCst);
         let mut queues = self.queues.lock().unpoisoned();
@@ -202,7 +202,7 @@ impl SharedVolume {
         place
     }
 
-    /// Removes a worker's queue.
+    /// Removes the queue of a worker.
     pub(crate) fn leave(&self, place: usize) {
         if let Some(entry) = self.queues.lock().unpoisoned().get_mut(place) {
             *entry = None;
@@ -210,7 +210,7 @@ impl SharedVolume {
         self.end_use();
     }
 
-    /// Removes a user, and wakes the paths' threads, which end after the last one.
+    /// Removes a user of the volume. The threads of paths end after the last one.
     pub(crate) fn end_use(&self) {
         self.users.fetch_sub(1, Ordering::SeqCst);
         self.paths.iter().for_each(Path::wake);
@@ -220,7 +220,7 @@ impl SharedVolume {
         self.users.load(Ordering::SeqCst) > 0
     }
 
-    /// Starts a thread for a path, unless it has one, and wakes it.
+    /// Starts the thread of path `number`, unless it runs, and wakes it.
     pub(crate) fn serve(self: &Arc<Self>, number: usize) {
         let Some(path) = self.paths.get(number) else {
             return;
@@ -237,7 +237,7 @@ impl SharedVolume {
         path.wake();
     }
 
-    /// Returns the workers' queues with their indexes.
+    /// Returns the inboxes of all workers' queues, with the queues' indices.
     pub(crate) fn queues(&self) -> Vec<(usize, Arc<QueueInbox>)> {
         let queues = self.queues.lock().unpoisoned();
         let queues = queues.iter().enumerate();
@@ -256,12 +256,12 @@ impl SharedVolume {
 
     // ---- log messages
 
-    /// Ends the overdue state, because a path is usable again.
+    /// Records that a path is usable again, so that requests no longer fail.
     pub(crate) fn has_path(&self) {
         self.overdue.store(false, Ordering::Relaxed);
     }
 
-    /// Counts and logs the end of an association.
+    /// Counts and logs the end of an association on path `number`.
     pub(crate) fn has_lost(&self, number: usize, why: &dyn std::error::Error) {
         self.lost.fetch_add(1, Ordering::Relaxed);
         self.log.broken.line(|left_out| {

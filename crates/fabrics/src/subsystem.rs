@@ -5,19 +5,19 @@ use nvme_tcp::PORT;
 use remote::{HostPort, HostPortError, decode, encode};
 use std::fmt;
 
-/// Maximum number of portals in a URL.
+/// Maximum number of portals (network addresses of a subsystem) in a URL.
 const MAX_PORTALS: usize = 16;
-/// Form of the URL, for error messages.
+/// Form of the URL of a remote namespace, for error messages.
 const FORM: &str = "nvme+tcp://HOST:PORT/SUBNQN/NSID";
 
-/// A namespace of a remote subsystem.
+/// Address of a namespace of a remote subsystem, as a URL names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subsystem {
-    /// Portals of the subsystem; at least one, and no duplicates.
+    /// Network addresses of the subsystem; at least one, without duplicates.
     pub portals: Vec<HostPort>,
     /// NQN of the subsystem.
     pub nqn: String,
-    /// Namespace ID.
+    /// Namespace ID (NSID) in the subsystem.
     pub nsid: u32,
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use volume::{AtomicWrites, Extent, Info, Io, OpenQueue, Volume, VolumeError};
 
-/// A namespace of a remote subsystem.
+/// Namespace of a remote NVMe/TCP subsystem, as a volume.
 #[derive(Debug)]
 pub struct FabricsVolume(Arc<SharedVolume>);
 
@@ -47,7 +47,7 @@ impl FabricsVolume {
         Ok(Self(SharedVolume::new(subsystem, options, portals, first)))
     }
 
-    /// Returns a handle to watch the connection state.
+    /// Returns a handle by which the state of the connections can be watched.
     pub fn watch(&self) -> ReachWatch {
         ReachWatch::new(self.0.clone())
     }
@@ -61,7 +61,7 @@ impl FabricsVolume {
     }
 }
 
-/// The controller of the first portal that has one.
+/// Connects to the first portal that has a usable controller, and returns the controller.
 fn first(
     subsystem: &Subsystem,
     options: &FabricsOptions,
@@ -81,7 +81,7 @@ fn first(
     Err(format!("{subsystem}: {}", words.join("; ")).into())
 }
 
-/// Checks that the volume's user can work with the namespace.
+/// Checks that the options of the volume are compatible with the namespace.
 fn check(
     subsystem: &Subsystem,
     options: &FabricsOptions,

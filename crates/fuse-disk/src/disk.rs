@@ -14,55 +14,56 @@ use sync::Unpoisoned;
 /// Unit of bytes that is written as a whole or not at all when the power is cut.
 pub const SECTOR: usize = 512;
 
-/// A kind of request.
+/// A kind of request to the simulated disk, by which [`Disk::fail`] selects the requests to fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RequestKind {
-    /// Reads.
+    /// Requests that read data.
     Read,
-    /// Writes.
+    /// Requests that write data.
     Write,
-    /// Zeroing and holes.
+    /// Requests that zero a range or punch a hole into it (`fallocate`).
     Zero,
-    /// fsync.
+    /// Requests to make written data durable (fsync).
     Sync,
 }
 
 /// Fault injected into requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The requests fail without effect.
+    /// The requests fail with this `errno` and have no effect.
     Error(Errno),
-    /// Half of the data is moved, in whole sectors.
+    /// Half of the request's data is moved, in whole sectors of [`SECTOR`] bytes.
     Short,
     /// The requests are executed and answered after a delay.
     Slow(Duration),
     /// The requests are executed and answered when [`Disk::release`] is called.
     Held,
-    /// fsync only: it is answered, and nothing becomes durable. A disk that lies.
+    /// The disk lies: it answers an fsync, but makes nothing durable. For [`RequestKind::Sync`]
+    /// only.
     Lie,
 }
 
-/// Requests that have been seen.
+/// Counts of the requests that the disk has received from the kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Log {
-    /// Reads.
+    /// Number of read requests.
     pub reads: u64,
-    /// Writes.
+    /// Number of write requests.
     pub writes: u64,
-    /// fsyncs, and writes that are durable at once.
+    /// Number of fsyncs, and of writes that are durable at once.
     pub syncs: u64,
 }
 
-/// Effects of a power cut.
+/// Effects of a simulated power cut on writes that were answered but not durable.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cut {
-    /// Writes that were not durable.
+    /// Number of writes that were not durable at the power cut.
     pub volatile: usize,
-    /// Sectors of theirs that were lost.
+    /// Number of sectors of the volatile writes that the power cut has lost.
     pub lost: usize,
-    /// Sectors of theirs that have reached the medium all the same.
+    /// Number of sectors of the volatile writes that have reached the medium nevertheless.
     pub kept: usize,
-    /// Writes of which a part was lost.
+    /// Number of volatile writes that have lost a part of their sectors.
     pub torn: usize,
 }
 
@@ -116,19 +117,20 @@ struct HeldRequest {
 
 #[derive(Default)]
 struct State {
-    /// Content that is read.
+    /// Content of the disk as reads return it, including data that is not durable.
     current: Vec<u8>,
-    /// Content that survives a power cut.
+    /// Content of the disk that survives a power cut.
     durable: Vec<u8>,
     volatile: Vec<Volatile>,
     rules: Vec<Rule>,
     held: Vec<HeldRequest>,
     log: Log,
-    /// The power is off.
+    /// Whether the power is off, so that every request fails.
     off: bool,
-    /// The power is cut after this many requests.
+    /// Requests left before the power is cut, and the generator that decides which sectors are
+    /// lost.
     cut_after: Option<(u64, Random)>,
-    /// Effects of that cut.
+    /// Effects of the power cut that [`Disk::cut_after`] has scheduled, after it has happened.
     cut: Option<Cut>,
 }
 
@@ -238,7 +240,7 @@ fn store(bytes: &mut [u8], offset: u64, data: &[u8]) -> bool {
 #[derive(Default)]
 struct SharedDisk {
     state: Mutex<State>,
-    /// A request has been held.
+    /// Signalled when a request has been held, and when a scheduled power cut has happened.
     held: Condvar,
 }
 
@@ -398,7 +400,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Mounts one of `size` zero bytes at a directory. Only root may.
+    /// Mounts a disk of `size` zero bytes at the directory `point`; only root may mount.
     pub fn new(point: &Path, size: usize) -> io::Result<Self> {
         let mount = Arc::new(Mount::new(point)?);
         let shared = Arc::new(SharedDisk::default());
@@ -420,7 +422,7 @@ impl Disk {
         })
     }
 
-    /// Returns the path of the file.
+    /// Returns the path of the file that stands for the disk's medium.
     pub fn path(&self) -> PathBuf {
         self.mount.file(0)
     }
@@ -437,12 +439,12 @@ impl Disk {
         self.shared.lock().rules.push(rule);
     }
 
-    /// Removes all rules. Held requests stay held.
+    /// Removes all fault rules of the disk; requests that are already held stay held.
     pub fn heal(&self) {
         self.shared.lock().rules.clear();
     }
 
-    /// Waits until so many requests are held; `false` when `limit` is over.
+    /// Waits until `count` requests are held; returns `false` if that takes longer than `limit`.
     pub fn wait_held(&self, count: usize, limit: Duration) -> bool {
         let began = Instant::now();
         let mut state = self.shared.lock();
@@ -468,13 +470,14 @@ impl Disk {
         count
     }
 
-    /// Returns the content that a reader sees now.
+    /// Returns the disk's content in `range` (bytes) as a reader sees it now; empty if out of
+    /// range.
     pub fn bytes(&self, range: Range<usize>) -> Vec<u8> {
         let state = self.shared.lock();
         state.current.get(range).unwrap_or_default().to_vec()
     }
 
-    /// Returns the counts of requests so far.
+    /// Returns the counts of requests that the disk has received so far.
     pub fn log(&self) -> Log {
         self.shared.lock().log
     }
@@ -493,7 +496,8 @@ impl Disk {
         state.cut_after = Some((requests, random));
     }
 
-    /// Waits for the effects of [`Disk::cut_after`]; `None`: not yet, within `limit`.
+    /// Waits for the power cut that [`Disk::cut_after`] scheduled, and returns its effects; `None`
+    /// if it has not happened within `limit`.
     pub fn wait_cut(&self, limit: Duration) -> Option<Cut> {
         let began = Instant::now();
         let mut state = self.shared.lock();

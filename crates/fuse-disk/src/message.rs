@@ -1,16 +1,16 @@
 //! The messages of the kernel's FUSE protocol, as far as a file system of plain files needs them
 //! (`linux/fuse.h`, version 7.38).
 
-/// A number of `errno.h`.
+/// An error number of `errno.h`, positive, such as 5 for `EIO`.
 pub type Errno = i32;
 
 pub(crate) const ENOENT: Errno = 2;
 pub(crate) const EIO: Errno = 5;
 const ENOSYS: Errno = 38;
 
-/// Bytes of `fuse_in_header`.
+/// Length in bytes of `fuse_in_header`, which begins each message of the kernel.
 const HEADER: usize = 40;
-/// Maximum size of a read or write, in bytes.
+/// Maximum amount of data in one read or write request, in bytes.
 pub(crate) const MAX_TRANSFER: u32 = 1 << 20;
 
 const O_SYNC: u32 = 0o4_010_000;
@@ -39,20 +39,20 @@ mod op {
     pub(super) const FALLOCATE: u32 = 43;
 }
 
-/// A file or the root: the number that the kernel knows it by.
+/// The number by which the kernel knows a file or the root directory (an inode number).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Node(pub u64);
 
 impl Node {
-    /// The directory that is mounted.
+    /// The root directory of the mounted file system.
     pub const ROOT: Self = Self(1);
 
-    /// Returns the node of the file with this number.
+    /// Returns the node of the file with the name `number`.
     pub const fn file(number: u64) -> Self {
         Self(number + 2)
     }
 
-    /// Returns the number in the file's name.
+    /// Returns the number that is the file's name.
     pub const fn number(self) -> u64 {
         self.0.saturating_sub(2)
     }
@@ -61,89 +61,90 @@ impl Node {
 /// Operation on a file. Offsets and lengths are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation<'a> {
-    /// Query the length; `None` is the answer for a file that does not exist.
+    /// Queries the file's length; the answer is [`Answer::Size`], or an error if there is no such
+    /// file.
     Size,
-    /// Is to have this length.
+    /// Sets the file's length to this number of bytes.
     Resize(u64),
-    /// Read.
+    /// Reads data from the file.
     Read {
-        /// Offset.
+        /// Offset of the read in the file, in bytes.
         offset: u64,
-        /// Length.
+        /// Number of bytes to read.
         len: u32,
     },
-    /// Write.
+    /// Writes data to the file.
     Write {
-        /// Offset.
+        /// Offset of the write in the file, in bytes.
         offset: u64,
         /// Data to write.
         data: &'a [u8],
-        /// The data is durable before the answer (`O_DSYNC`).
+        /// Whether the data must be durable before the answer (`O_DSYNC`).
         durable: bool,
     },
-    /// Zeroes, or a hole.
+    /// Zeroes a range of the file, or makes it a hole.
     Zero {
-        /// Offset.
+        /// Offset of the range in the file, in bytes.
         offset: u64,
-        /// Length.
+        /// Length of the range in bytes.
         len: u64,
     },
-    /// Make written data durable.
+    /// Makes all written data of the file durable (fsync).
     Sync,
 }
 
-/// Request to a server.
+/// Request of the kernel to a [`RequestHandler`](crate::RequestHandler) of the file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// Names the request until it is answered.
+    /// The kernel's identifier of the request, valid until the request is answered.
     pub id: u64,
-    /// Target file.
+    /// File to which the request applies.
     pub node: Node,
-    /// Requested operation.
+    /// Operation that the kernel requests.
     pub operation: Operation<'a>,
 }
 
-/// Answer of a server.
+/// Answer of a [`RequestHandler`](crate::RequestHandler) to a request of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
-    /// The operation has succeeded; also for a write.
+    /// The operation has succeeded. A write has stored all of its data.
     Done,
-    /// Data of a read.
+    /// Data that a read returns to the kernel.
     Data(Vec<u8>),
-    /// A write got so far, in bytes.
+    /// A write has stored only this number of bytes.
     Short(u32),
-    /// The file's length in bytes.
+    /// Length of the file in bytes, in answer to a query.
     Size(u64),
-    /// An error.
+    /// The operation has failed with this error.
     Error(Errno),
     /// Deferred: [`Sender::answer`](crate::Sender::answer) answers later, or never.
     Later,
 }
 
-/// Handling of a message.
+/// How a message of the kernel is handled after it was parsed.
 pub(crate) enum Dispatch<'a> {
-    /// The server is asked; how its answer is put in words.
+    /// The request handler is asked, and its answer is encoded in this form.
     Server(Request<'a>, Form),
-    /// The message is answered without the server.
+    /// The message is answered with these bytes, without asking the request handler.
     Here(Vec<u8>),
-    /// No answer is expected.
+    /// The kernel expects no answer to the message.
     Nothing,
 }
 
-/// The form of an answer.
+/// Structure of the FUSE protocol in which an answer is encoded for the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// `fuse_entry_out`.
+    /// `fuse_entry_out`: the answer to a lookup of this node.
     Entry(Node),
-    /// `fuse_attr_out`.
+    /// `fuse_attr_out`: the attributes of this node.
     Attributes(Node),
-    /// `fuse_open_out`: the file is there, or not.
+    /// `fuse_open_out`: the file has been opened, or does not exist.
     Open,
-    /// Bytes.
+    /// The bytes of a read, without a structure around them.
     Data,
-    /// `fuse_write_out`, of so many bytes.
+    /// `fuse_write_out`: a write of this number of bytes has succeeded.
     Write(u32),
-    /// No body.
+    /// Only the header, without a body.
     Empty,
 }
 

@@ -11,20 +11,21 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 
-/// Bytes of the largest message of the kernel.
+/// Maximum length in bytes of a message of the kernel, and size of the receive buffer.
 const MESSAGE: usize = (1 << 20) + 0x1000;
 
-/// Answers requests. Called by one thread.
+/// A server of a mounted file system, which answers the kernel's requests. One thread calls it.
 pub trait RequestHandler {
     /// Answers one.
     fn serve(&mut self, request: &Request<'_>) -> Answer;
 }
 
-/// Sends deferred answers, from any thread.
+/// Sends the answers that a [`RequestHandler`] has deferred, from any thread.
 #[derive(Debug, Clone)]
 pub struct Sender {
     device: Arc<File>,
-    /// Requests that wait for their answers.
+    /// Requests without an answer so far: the form that the answer must have, by request
+    /// identifier.
     pending: Arc<Mutex<HashMap<u64, Form>>>,
 }
 
@@ -52,12 +53,12 @@ impl Sender {
 pub struct Mount {
     sender: Sender,
     point: PathBuf,
-    /// The kernel's name of the connection.
+    /// The kernel's number of the FUSE connection, a directory in `/sys/fs/fuse/connections`.
     number: u32,
 }
 
 impl Mount {
-    /// Mounts it at a directory, which is made. Only root may.
+    /// Mounts the file system at the directory `point`, which is created; only root may mount.
     pub fn new(point: &Path) -> io::Result<Self> {
         fs::create_dir_all(point)?;
         let point = &fs::canonicalize(point)?;
@@ -83,7 +84,7 @@ impl Mount {
         Ok(mounted)
     }
 
-    /// Returns the path of a file.
+    /// Returns the path of the file with this number in the mounted directory.
     pub fn file(&self, number: u64) -> PathBuf {
         self.point.join(number.to_string())
     }
@@ -93,7 +94,7 @@ impl Mount {
         self.sender.clone()
     }
 
-    /// Answers until the connection ends.
+    /// Answers the kernel's requests through `server` until the connection ends.
     pub fn serve(&self, server: &mut impl RequestHandler) {
         let mut message = vec![0; MESSAGE];
         while self.serve_message(server, &mut message).is_ok() {}

@@ -1,6 +1,6 @@
 //! Random numbers that a seed decides (SplitMix64; Steele, Lea, Flood 2014).
 
-/// A generator.
+/// A generator of pseudo-random numbers for reproducible tests.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
@@ -10,7 +10,7 @@ impl Random {
         Self(seed)
     }
 
-    /// Returns the next number.
+    /// Returns the next pseudo-random number, of 64 bits.
     pub fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
@@ -19,12 +19,12 @@ impl Random {
         x ^ (x >> 31)
     }
 
-    /// Returns a number below `end`, which is not 0.
+    /// Returns a pseudo-random number below `end`, which must not be 0.
     pub fn below(&mut self, end: u64) -> u64 {
         self.number() % end.max(1)
     }
 
-    /// Returns true in so many of a hundred cases.
+    /// Returns true with a probability of `percent` in a hundred.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }

@@ -147,7 +147,7 @@ enum Execution {
     },
 }
 
-/// Transport to a controller in this process.
+/// Transport of the NVMe driver to a controller in the same process.
 #[derive(Debug)]
 pub struct InProcess {
     execution: Execution,

@@ -15,32 +15,32 @@ use sync::readiness;
 /// End of a serving process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// With this exit code.
+    /// The process has exited with this code.
     Code(i32),
-    /// By this signal.
+    /// The process was killed by this signal.
     Signal(i32),
-    /// Without a notice, in a way that only its parent knows, which was the keeper before this one.
+    /// The end of the process is not known in detail, because its parent was the previous keeper.
     Unknown,
 }
 
-/// A serving process, and the objects that the keeper shares with it.
+/// Running serving process, with the channel between it and the keeper.
 #[derive(Debug)]
 pub(crate) struct Serving {
     pid: Pid,
     pidfd: OwnedFd,
-    /// None when it has closed its end.
+    /// Socket to the process; `None` after the process has closed its end.
     pub channel: Option<OwnedFd>,
     pub sending: HandoverSender,
-    /// The process has reported that it serves.
+    /// Whether the process has reported that it serves clients.
     pub is_ready: bool,
-    /// The process has reported that it ends in order.
+    /// Whether the process has reported that it ends in an orderly way.
     is_stopping: bool,
     /// Last status that the process reported (sd_notify(3), `STATUS=`).
     pub status: Option<String>,
 }
 
 impl Serving {
-    /// Starts a process with a socket as its standard input.
+    /// Starts a serving process with one end of a socket pair as its standard input.
     pub(crate) fn start(
         programs: &mut dyn Programs,
         which: ProgramSelector,
@@ -67,7 +67,8 @@ impl Serving {
         }
     }
 
-    /// A process that another keeper has started, or the program that this process was before.
+    /// Creates the record of a process that another keeper, or this process's former program, has
+    /// started.
     pub(crate) fn adopted(
         pid: Pid,
         pidfd: OwnedFd,
@@ -93,7 +94,7 @@ impl Serving {
         self.pidfd.as_fd()
     }
 
-    /// Notes what the process has reported.
+    /// Handles the status lines that the process has sent (sd_notify(3)).
     pub(crate) fn told(&mut self, lines: &str) {
         self.is_ready |= lines.lines().any(|line| line == "READY=1");
         self.is_stopping |= lines.lines().any(|line| line == "STOPPING=1");
@@ -101,7 +102,7 @@ impl Serving {
         self.status = status.map(str::to_owned).or(self.status.take());
     }
 
-    /// Passes a signal on.
+    /// Sends a signal to the serving process.
     pub(crate) fn signal(&self, signal: Signal) {
         let _ = pidfd_send_signal(&self.pidfd, signal);
     }
@@ -125,7 +126,7 @@ impl Serving {
         }
     }
 
-    /// Adds the descriptors to wait for: the end of the process, and its messages.
+    /// Adds the descriptors that the keeper waits for: the process's end and messages.
     pub(crate) fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
         fds.push(PollFd::new(&self.pidfd, PollFlags::IN));
         if let Some(channel) = &self.channel {

@@ -24,19 +24,19 @@ pub enum KeepError {
     /// No answer has come in time: it does not run, or has refused something.
     #[error("the keeper has not answered within {} s", .0.as_secs())]
     Late(Duration),
-    /// The keeper has ended, or takes no messages.
+    /// The keeper has ended, or accepts no messages.
     #[error("the keeper cannot be reached: {0}")]
     Unreachable(Errno),
-    /// The limit of kept descriptors is reached.
+    /// The maximum number of kept descriptors is reached.
     #[error(
         "{most} descriptors are kept already, and more may not be (FileDescriptorStoreMax=, \
          ulimit -n)"
     )]
     Full {
-        /// The limit.
+        /// Maximum number of descriptors that the keeper keeps.
         most: usize,
     },
-    /// This process has no descriptor left to ask with.
+    /// This process has no descriptor left for the pipe on which the keeper answers.
     #[error("a pipe: {0}")]
     Pipe(Errno),
 }
@@ -58,19 +58,19 @@ impl Ticket {
     pub const ANSWERED: Self = Self(0);
 }
 
-/// A message that waits for room.
+/// Message to the keeper that waits for room in the socket.
 #[derive(Debug)]
 struct Message {
     text: String,
     fd: Option<OwnedFd>,
-    /// Name of the descriptor that the keeper closes for this message.
+    /// Name of the kept descriptor that this message asks the keeper to close.
     removes: Option<String>,
 }
 
 #[derive(Debug)]
 struct Barrier {
     ticket: Ticket,
-    /// Read end of the barrier's pipe; the keeper closes the other end to answer.
+    /// Read end of a pipe. The keeper closes the other end to answer the barrier.
     reader: OwnedFd,
     since: Instant,
 }
@@ -89,7 +89,7 @@ pub struct KeeperClient {
 }
 
 impl KeeperClient {
-    /// Creates a client without requests.
+    /// Creates a client of the keeper that has sent no messages.
     pub fn new(link: &Link) -> Self {
         Self {
             link: link.clone(),
@@ -101,16 +101,16 @@ impl KeeperClient {
         }
     }
 
-    /// The way to the keeper.
+    /// Returns the connection to the keeper.
     pub fn link(&self) -> &Link {
         &self.link
     }
 
-    /// Has a descriptor kept under a unique name. It is certainly kept when a later barrier is
-    /// answered.
+    /// Asks the keeper to keep a descriptor under a unique name. It is certainly kept when a later
+    /// barrier is answered.
     ///
     /// # Errors
-    /// [`KeepError`], from the first one on for all that is asked for.
+    /// [`KeepError`]. After the first error every further request fails with it.
     pub fn store(&mut self, name: &str, fd: BorrowedFd<'_>) -> Result<(), KeepError> {
         self.check()?;
         if !self.link.enter(name) {
@@ -120,7 +120,7 @@ impl KeeperClient {
         self.send(text::store(name), Some(fd), None)
     }
 
-    /// Has the keeper close the descriptor of this name. That is certainly done when a later
+    /// Asks the keeper to close the descriptor of this name. That is certainly done when a later
     /// barrier is answered.
     ///
     /// # Errors
@@ -148,17 +148,17 @@ impl KeeperClient {
         Ok(self.issued)
     }
 
-    /// The barrier of this ticket, and all before it, have been answered.
+    /// Returns whether the keeper has answered the barrier with this number, and all earlier ones.
     pub fn is_answered(&self, ticket: Ticket) -> bool {
         self.answered >= ticket
     }
 
-    /// Returns whether a request has not been answered.
+    /// Returns whether any barrier has not been answered yet.
     pub fn is_waiting(&self) -> bool {
         self.failed.is_none() && (!self.waiting.is_empty() || !self.barriers.is_empty())
     }
 
-    /// Returns the barrier that is to be answered next.
+    /// Returns the number of the barrier that is answered next, if any is waiting.
     pub fn next_answer(&self) -> Option<Ticket> {
         self.barriers.front().map(|barrier| barrier.ticket)
     }
@@ -169,7 +169,7 @@ impl KeeperClient {
         self.barriers.front().map(|barrier| barrier.reader.as_fd())
     }
 
-    /// When [`KeeperClient::advance`] is to be called at the latest.
+    /// Returns the time at which [`KeeperClient::advance`] has to be called at the latest.
     pub fn deadline(&self) -> Option<Instant> {
         let limit = limit(self.link.keeping());
         let late = self.barriers.front().map(|barrier| barrier.since + limit);

@@ -13,45 +13,45 @@ use std::rc::Rc;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Most descriptors in one packet: their names are in its text.
+/// Maximum number of descriptors in one packet; the packet's text contains their names.
 const IN_PACKET: usize = 48;
 
-/// History of the serving processes.
+/// History of the serving processes, which a new one gets from the keeper.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RestartHistory {
-    /// Processes that have served before this one, since the keeper was started.
+    /// Number of processes that have served before this one, since the keeper was started.
     pub restarts: u32,
-    /// Number of last processes, in a row, that did not become ready.
+    /// Number of most recent processes in a row that ended before they were ready.
     pub failures: u32,
-    /// When the last one ended: time since the machine's start (CLOCK_MONOTONIC).
+    /// Time at which the last process ended, since the machine's start (CLOCK_MONOTONIC).
     pub ended_at: Option<Duration>,
-    /// Description of its end.
+    /// Description of how the last process ended.
     pub how: Option<String>,
 }
 
-/// All of it.
+/// Everything that a serving process gets from its keeper when it starts.
 #[derive(Debug)]
 pub struct Handover {
-    /// The way to the keeper.
+    /// Connection to the keeper.
     pub link: Link,
-    /// Descriptors by their names.
+    /// Kept descriptors, with their names.
     pub kept: Vec<(String, OwnedFd)>,
-    /// Descriptors that a service manager had opened for the keeper process.
+    /// Descriptors that a service manager has passed to the keeper process, with their names.
     pub given: Vec<(String, OwnedFd)>,
     /// History of the serving processes.
     pub facts: RestartHistory,
 }
 
-/// Why a serving process cannot have it.
+/// Reason why a serving process cannot receive its descriptors from the keeper.
 #[derive(Debug, thiserror::Error)]
 pub enum ArrivalError {
     /// The keeper process has ended.
     #[error("the keeper process has ended")]
     Gone,
-    /// The socket cannot be read.
+    /// The socket to the keeper cannot be read.
     #[error("the keeper process's socket")]
     System(#[from] Errno),
-    /// A message of the keeper process is not understood.
+    /// A message of the keeper process cannot be parsed.
     #[error("the keeper process says what is not understood")]
     Unknown,
     /// The keeper process speaks another version of the protocol.
@@ -60,24 +60,24 @@ pub enum ArrivalError {
          {OLDEST_PROTOCOL} to {PROTOCOL}"
     )]
     Version(u32),
-    /// Descriptors are missing.
+    /// The keeper process has sent fewer descriptors than it has announced.
     #[error("descriptors are missing: this process may not have as many open as are kept")]
     Missing,
 }
 
-/// All that a keeper sends at the beginning.
+/// First messages of a keeper to a serving process or a stand-by.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub kept: Vec<(String, OwnedFd)>,
     pub given: Vec<(String, OwnedFd)>,
     pub facts: RestartHistory,
-    /// The keeper's process ID.
+    /// Process ID of the keeper.
     pub keeper: u32,
     pub most: usize,
 }
 
 impl Transfer {
-    /// Receives the first messages of a keeper. Waits for them.
+    /// Receives the first messages of a keeper. Blocks until they have arrived.
     pub(crate) fn receive(channel: BorrowedFd<'_>) -> Result<Self, ArrivalError> {
         let (mut kept, mut given) = (Vec::new(), Vec::new());
         loop {
@@ -136,7 +136,7 @@ impl Handover {
     }
 }
 
-/// Writes the history of the serving processes, as lines.
+/// Returns the history of the serving processes as lines of text.
 pub(crate) fn facts_text(facts: &RestartHistory) -> String {
     let (restarts, failures) = (facts.restarts, facts.failures);
     let mut text = format!("RESTARTS={restarts}\nFAILURES={failures}\n");
@@ -149,7 +149,7 @@ pub(crate) fn facts_text(facts: &RestartHistory) -> String {
     text
 }
 
-/// Reads the history of the serving processes.
+/// Parses the history of the serving processes from lines of text.
 pub(crate) fn facts_in(text: &str) -> RestartHistory {
     let lines = Lines(text);
     RestartHistory {
@@ -160,7 +160,7 @@ pub(crate) fn facts_in(text: &str) -> RestartHistory {
     }
 }
 
-/// Lines of names and values.
+/// Text that consists of lines `NAME=VALUE`.
 pub(crate) struct Lines<'a>(pub &'a str);
 
 impl<'a> Lines<'a> {
@@ -174,7 +174,7 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// The keeper process's side: packets that are to be sent.
+/// Packets that the keeper process still has to send to a process.
 #[derive(Debug, Default)]
 pub(crate) struct HandoverSender {
     packets: std::collections::VecDeque<(String, Vec<Rc<OwnedFd>>)>,
@@ -205,17 +205,17 @@ impl HandoverSender {
         Self { packets }
     }
 
-    /// Adds a message.
+    /// Adds a packet with this text and these descriptors.
     pub(crate) fn push(&mut self, text: String, fds: Vec<Rc<OwnedFd>>) {
         self.packets.push_back((text, fds));
     }
 
-    /// Number of messages that are left.
+    /// Returns the number of packets that are left to be sent.
     pub(crate) fn len(&self) -> usize {
         self.packets.len()
     }
 
-    /// Something is left to be sent.
+    /// Returns whether packets are left to be sent.
     pub(crate) fn is_under_way(&self) -> bool {
         !self.packets.is_empty()
     }

@@ -42,44 +42,44 @@ const ERROR: i32 = 1;
 /// each time.
 #[derive(Debug)]
 pub struct PassedDescriptor {
-    /// Name given by the service manager.
+    /// Name that the service manager has given the descriptor.
     pub name: String,
-    /// The descriptor.
+    /// Descriptor that the service manager has opened.
     pub fd: OwnedFd,
 }
 
-/// The keeper process.
+/// Configuration of a keeper process.
 pub struct Keeper<'a> {
-    /// Programs that serve.
+    /// Programs from which serving processes are started.
     pub programs: &'a mut dyn Programs,
-    /// Most descriptors that are kept.
+    /// Maximum number of descriptors that are kept.
     pub most: usize,
-    /// Descriptors that a service manager has opened.
+    /// Descriptors that a service manager has opened for the service.
     pub given: Vec<PassedDescriptor>,
-    /// A socket that is connected to the service manager, if there is one.
+    /// Socket that is connected to the service manager, if there is one.
     pub manager: Option<OwnedFd>,
-    /// No other process is to be the keeper after this one.
+    /// Whether no other process may become the keeper after this one.
     pub is_last: bool,
 }
 
-/// End of the keeper process.
+/// End of the keeper process, which follows that of the last serving process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeeperExit {
-    /// With this exit code.
+    /// Exit with this code.
     Code(u8),
-    /// By this signal.
+    /// End by this signal.
     Signal(i32),
     /// No process could be ended in order: data that was not flushed may not be durable.
     NotDurable,
 }
 
-/// Why there is no keeper.
+/// Reason why a keeper process could not begin.
 #[derive(Debug, thiserror::Error)]
 pub enum KeepFailed {
-    /// A system call failed.
+    /// The named system call has failed.
     #[error("{0}")]
     System(&'static str, #[source] io::Error),
-    /// The process could not be confined as its caller wants it.
+    /// The keeper process could not enter its sandbox.
     #[error("the process cannot be confined")]
     Confine(#[source] Box<dyn Error + Send + Sync>),
     /// The keeper that this process stands by for has not sent all that it keeps.
@@ -96,21 +96,21 @@ struct RunningKeeper<'a> {
     pace: Pace,
     facts: RestartHistory,
     serving: Option<Serving>,
-    /// When the next serving process is started, while there is none.
+    /// Time at which the next serving process is started, while there is none.
     next_start: Instant,
-    /// A serving process has been ready.
+    /// Whether any serving process has been ready so far.
     has_served: bool,
-    /// Somebody has asked for an upgrade, which begins when a process serves.
+    /// Whether an upgrade was requested, which begins when a process serves.
     upgrade_asked: bool,
-    /// And not before.
+    /// Earliest time at which a requested upgrade may begin.
     next_upgrade: Instant,
     /// The serving process has asked for the upgrade, and is to be notified of a refusal.
     tells_refusal: bool,
-    /// The first signal that asked for the end.
+    /// First signal that has requested the end of the keeper.
     ordered: Option<Signal>,
-    /// Signal that is passed on when a process serves that can make everything durable.
+    /// Signal that is held until a process serves, which can then make all data durable.
     held: Option<Signal>,
-    /// The stand-by.
+    /// Stand-by process, which becomes the keeper if this process dies.
     backup: Backup,
     /// The program of this process is to be replaced by that of the serving process.
     replaces_itself: bool,
@@ -243,7 +243,7 @@ impl<'a> Keeper<'a> {
 }
 
 impl RunningKeeper<'_> {
-    /// Takes what another keeper has sent.
+    /// Takes over the descriptors and the history that another keeper has sent.
     fn take_over(&mut self, all: Transfer) {
         let kept = |(name, fd): (String, OwnedFd)| KeptDescriptor {
             name: name.into(),
@@ -258,7 +258,7 @@ impl RunningKeeper<'_> {
         self.has_served = true;
     }
 
-    /// Makes this stand-by the keeper, after the other one has ended.
+    /// Makes this stand-by process the keeper, after the keeper has ended.
     fn promote(&mut self) {
         // Signals until now were meant for the other keeper.
         self.signals.take();
@@ -278,7 +278,7 @@ impl RunningKeeper<'_> {
         }
     }
 
-    /// Starts a stand-by, if there is none and a process serves.
+    /// Starts a stand-by process, if there is none and a process serves.
     fn start_backup(&mut self) {
         let Some(serving) = self.serving.as_ref().filter(|serving| serving.is_ready) else {
             return;
@@ -364,7 +364,7 @@ impl RunningKeeper<'_> {
         }
     }
 
-    /// Waits until there is something to do, and does it.
+    /// Waits for the next event and handles it. Returns the result when the keeper ends.
     fn step(&mut self) -> Result<Option<KeeperExit>, KeepFailed> {
         if self.serving.is_none()
             && Instant::now() >= self.next_start
@@ -470,7 +470,7 @@ impl RunningKeeper<'_> {
         }
     }
 
-    /// Handles messages of the serving process, and sends those for it.
+    /// Handles messages of the serving process, and sends those that wait for it.
     fn read(&mut self) {
         let Some(serving) = &mut self.serving else {
             return;
@@ -510,7 +510,7 @@ impl RunningKeeper<'_> {
         }
     }
 
-    /// The serving process has ended.
+    /// Handles the end of the serving process. Returns the result when the keeper ends, too.
     fn ended(&mut self, end: Ended) -> Option<KeeperExit> {
         // Messages that it has sent before its end count.
         while self.serving.as_ref().is_some_and(is_readable) {
@@ -594,7 +594,7 @@ impl RunningKeeper<'_> {
         self.upgrade_asked && self.has_served_now() && !self.upgrade.is_under_way()
     }
 
-    /// Logs that there is no upgrade, and notifies the requester.
+    /// Logs why an upgrade is impossible, and notifies the requester.
     fn refuse(&mut self, why: &str) {
         self.say(&format!("no upgrade: {why}"));
         let channel = self.serving.as_ref().and_then(|s| s.channel.as_ref());
@@ -613,7 +613,7 @@ impl RunningKeeper<'_> {
             .is_some_and(|serving| serving.is_ready)
     }
 
-    /// Continues an upgrade, as far as possible.
+    /// Advances the upgrade in progress as far as possible.
     fn upgrade(&mut self) {
         let now = Instant::now();
         let serves = self.has_served_now();
@@ -637,7 +637,7 @@ impl RunningKeeper<'_> {
         }
     }
 
-    /// Restores the previous program, because the new one does not serve.
+    /// Returns to the previous program, because the new one does not serve.
     fn back(&mut self, why: &str) {
         self.upgrade.give_up(self.keeper.programs);
         let said = format!("no upgrade, and back to the program before: {why}");
@@ -651,7 +651,7 @@ impl RunningKeeper<'_> {
     }
 }
 
-/// Messages are left that have been sent.
+/// Returns whether the serving process has sent messages that were not read.
 fn is_readable(serving: &Serving) -> bool {
     let channel = serving.channel.as_ref();
     channel.is_some_and(|channel| readiness(channel, PollFlags::IN).contains(PollFlags::IN))

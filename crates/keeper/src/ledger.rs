@@ -10,13 +10,13 @@ use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-/// Why a descriptor is not kept.
+/// Reason why a descriptor of a disk cannot be kept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LedgerError {
-    /// The keeper does not keep it.
+    /// The keeper does not keep the descriptor.
     #[error(transparent)]
     Keeper(#[from] KeepError),
-    /// The state memory has no room for it.
+    /// The disk's state memory has no room for the descriptor's entry.
     #[error("state memory: {0}")]
     State(String),
 }
@@ -38,7 +38,7 @@ pub struct Ledger {
     prefix: String,
     table: DescriptorTable,
     client: KeeperClient,
-    /// The name of the state memory, after the prefix.
+    /// Name of the state memory's descriptor, after the prefix; `None` until it is kept.
     state: Option<String>,
     failed: Option<LedgerError>,
 }
@@ -55,27 +55,27 @@ impl Ledger {
         }
     }
 
-    /// The keeper's name of a descriptor.
+    /// Returns the name under which the keeper keeps the descriptor with this number.
     pub fn name(&self, number: NonZeroU32) -> String {
         format!("{}.{number}", self.prefix)
     }
 
-    /// The way to the keeper.
+    /// Returns the connection to the keeper.
     pub fn link(&self) -> &Link {
         self.client.link()
     }
 
-    /// Returns the keeper's name of the disk.
+    /// Returns the prefix of the names of the disk's descriptors.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// Returns all noted descriptors.
+    /// Returns all descriptors that are noted in the state memory.
     pub fn noted(&self) -> Vec<Descriptor> {
         self.table.iter().collect()
     }
 
-    /// Returns the note of `number`.
+    /// Returns the entry of the descriptor with this number in the state memory.
     pub fn find(&self, number: NonZeroU32) -> Option<Descriptor> {
         self.table.iter().find(|noted| noted.number == number)
     }
@@ -120,7 +120,7 @@ impl Ledger {
         self.checked(stored.map_err(Into::into))
     }
 
-    /// The disk is not there any more: nothing of it is kept.
+    /// Removes everything of the disk from the keeper, because the disk no longer exists.
     pub fn close(&mut self) {
         // Without the state memory the remaining descriptors are garbage: the next process removes
         // them.
@@ -142,12 +142,12 @@ impl Ledger {
         self.checked(number.map_err(Into::into))
     }
 
-    /// Changes the detail of a noted descriptor, by one store.
+    /// Changes the detail in the entry of a descriptor, by a single store.
     pub fn set_detail(&mut self, number: NonZeroU32, detail: u64) {
         self.table.set_detail(number, detail);
     }
 
-    /// Has a descriptor removed from the keeper, and removes its note.
+    /// Removes a descriptor from the keeper and its entry from the state memory.
     pub fn forget(&mut self, number: NonZeroU32) {
         if self.find(number).is_none() {
             return;
@@ -168,7 +168,7 @@ impl Ledger {
         self.checked(asked.map_err(Into::into))
     }
 
-    /// See [`KeeperClient::is_waiting`].
+    /// Returns whether the keeper still has to answer, see [`KeeperClient::is_waiting`].
     pub fn is_waiting(&self) -> bool {
         self.client.is_waiting()
     }
@@ -179,7 +179,7 @@ impl Ledger {
         self.client.next_answer()
     }
 
-    /// See [`KeeperClient::is_answered`].
+    /// Returns whether the keeper has answered a barrier, see [`KeeperClient::is_answered`].
     pub fn is_answered(&self, ticket: Ticket) -> bool {
         self.client.is_answered(ticket)
     }
@@ -189,12 +189,12 @@ impl Ledger {
         self.client.fd()
     }
 
-    /// See [`KeeperClient::deadline`].
+    /// Returns the time of the next call, see [`KeeperClient::deadline`].
     pub fn deadline(&self) -> Option<Instant> {
         self.client.deadline()
     }
 
-    /// See [`KeeperClient::advance`].
+    /// Sends and receives what is possible, see [`KeeperClient::advance`].
     ///
     /// # Errors
     /// The errors of [`Ledger::keep`].
@@ -204,7 +204,7 @@ impl Ledger {
         self.checked(advanced.map_err(Into::into))
     }
 
-    /// Why nothing is kept any more, if it is not.
+    /// Returns the error after which no further descriptor is kept, if there was one.
     pub fn failed(&self) -> Option<&LedgerError> {
         self.failed.as_ref()
     }

@@ -12,17 +12,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// The keeper of this process's descriptors.
+/// Kind of keeper that holds this process's descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeping {
     /// The process of this number, which has started this one. Another process may have become the
     /// keeper since ([`Link::keeper`]).
     Process(u32),
-    /// systemd, in its store of this service's descriptors.
+    /// systemd, which holds the descriptors in the service's descriptor store.
     Systemd,
 }
 
-/// The way to the keeper, for any number of threads: clones are the same.
+/// Connection to the keeper, usable from any thread. Clones share the connection.
 #[derive(Clone, Debug)]
 pub struct Link(Arc<LinkState>);
 
@@ -30,24 +30,24 @@ pub struct Link(Arc<LinkState>);
 struct LinkState {
     socket: OwnedFd,
     keeping: Keeping,
-    /// Process ID of the keeper, which another process may become; 0 for systemd.
+    /// Process ID of the keeper, which changes when a stand-by becomes the keeper; 0 for systemd.
     keeper: AtomicU32,
     most: usize,
-    /// Number of disks that have a share of the keeper's room each.
+    /// Number of disks, each of which gets a share of the descriptors that the keeper can hold.
     disks: AtomicUsize,
-    /// Names of the descriptors that the keeper may have by now.
+    /// Names of all descriptors that the keeper may hold now.
     names: Mutex<Names>,
     /// Lock for one upgrade request at a time: the keeper process's answers do not name their
     /// requester.
     upgrade: Mutex<()>,
 }
 
-/// Largest share of a disk: its state memory notes no more descriptors.
+/// Maximum number of kept descriptors of one disk, as many as its state memory can note.
 const MAX_SHARE: usize = 4096 + 64;
 /// Least share that is reserved. With less, no disk could be kept: the first ones have the room.
 const MIN_SHARE: usize = 16;
 
-/// Names of kept descriptors, and how many each disk has.
+/// Names of kept descriptors, and their number for each disk.
 #[derive(Debug, Default)]
 struct Names {
     all: BTreeSet<String>,
@@ -103,7 +103,8 @@ impl Names {
         is_free
     }
 
-    /// Places that are left free for other disks, while this one gets one more.
+    /// Returns the number of descriptors that stay reserved for other disks while `disk` keeps one
+    /// more.
     fn reserved(&self, disk: &str, most: usize, disks: usize) -> usize {
         // An eighth is the process's own.
         let share = (most - most / 8) / disks.max(1);
@@ -122,16 +123,16 @@ impl Names {
     }
 }
 
-/// Why there is no upgrade.
+/// Reason why an upgrade was not carried out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UpgradeError {
-    /// systemd has a service's process replaced by a restart of the service.
+    /// With systemd as the keeper, an upgrade is a restart of the service.
     #[error("systemd is the keeper: systemctl restart is the upgrade")]
     Systemd,
-    /// The keeper process has refused.
+    /// The keeper process has refused the upgrade, for this reason.
     #[error("{0}")]
     Refused(String),
-    /// The keeper process does not answer, and has not ended this process.
+    /// The keeper process has not answered within this time, and has not ended this process.
     #[error("the keeper process has not answered within {} s", .0.as_secs())]
     Late(Duration),
     /// The keeper process cannot be reached.
@@ -172,8 +173,8 @@ impl Link {
         names.all.iter().cloned().collect()
     }
 
-    /// Reserves a share of the keeper's room for each of so many disks: clients of one disk do not
-    /// fill it for another one.
+    /// Sets the number of disks among which the keeper's capacity is divided, so that the clients
+    /// of one disk cannot use all of it.
     pub fn expect_disks(&self, count: usize) {
         self.0.disks.store(count.max(1), Ordering::Relaxed);
     }
@@ -185,17 +186,17 @@ impl Link {
         names.all.contains(name) || names.enter(name, self.0.most, disks)
     }
 
-    /// Releases the place of a descriptor after its removal has been sent.
+    /// Releases the room of a descriptor, after its removal was sent to the keeper.
     pub(crate) fn leave(&self, name: &str) {
         self.0.names.lock().unpoisoned().leave(name);
     }
 
-    /// Returns the kind of keeper.
+    /// Returns the kind of keeper that the connection leads to.
     pub fn keeping(&self) -> Keeping {
         self.0.keeping
     }
 
-    /// Returns the process ID of the keeper by now; `None` for systemd.
+    /// Returns the present process ID of the keeper; `None` for systemd.
     pub fn keeper(&self) -> Option<u32> {
         // An upgrade that is under way reads the messages.
         if let Ok(_one) = self.0.upgrade.try_lock() {
@@ -210,7 +211,7 @@ impl Link {
         }
     }
 
-    /// Notes the keeper's process ID, if a message has it.
+    /// Stores the keeper's process ID, if the message contains one.
     fn note_keeper(&self, text: &[u8]) {
         let text = String::from_utf8_lossy(text);
         let pid = text.strip_prefix(text::KEEPER);
@@ -221,12 +222,12 @@ impl Link {
         }
     }
 
-    /// Descriptors that are kept, of all that have been sent.
+    /// Returns the number of descriptors that the keeper may hold now.
     pub fn kept(&self) -> usize {
         self.0.names.lock().unpoisoned().all.len()
     }
 
-    /// Most that may be.
+    /// Returns the maximum number of descriptors that the keeper can hold.
     pub fn most(&self) -> usize {
         self.0.most
     }

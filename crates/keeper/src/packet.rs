@@ -10,24 +10,24 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// Most descriptors in one message.
+/// Maximum number of descriptors in one message.
 pub(crate) const MAX_FDS: usize = 128;
 
-/// A message that has come.
+/// Received message: text and descriptors.
 #[derive(Debug)]
 pub(crate) struct Packet {
     pub text: Vec<u8>,
     pub fds: Vec<OwnedFd>,
-    /// The message was longer, or had more descriptors, than there was room for; or this process
-    /// may not have another one open.
+    /// Whether the message was cut, because it or its number of descriptors was too large, or this
+    /// process may not open another descriptor.
     pub cut: bool,
 }
 
-/// The next message, `None` at the end of the connection. With MSG_PEEK it stays in the socket, and
-/// its descriptors are duplicates.
+/// Returns the next message; `None` at the end of the connection. With MSG_PEEK it stays in the
+/// socket, and its descriptors are duplicates.
 ///
 /// # Errors
-/// EAGAIN where none has come and `flags` have MSG_DONTWAIT.
+/// EAGAIN if no message has arrived and `flags` contain MSG_DONTWAIT.
 pub(crate) fn receive(socket: BorrowedFd<'_>, flags: RecvFlags) -> Result<Option<Packet>, Errno> {
     let mut text = [0; MAX_TEXT];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -66,7 +66,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, flags: RecvFlags) -> Result<Option
 /// Sends a message whole, or not at all. Never waits.
 ///
 /// # Errors
-/// EAGAIN where there is no room.
+/// EAGAIN if the socket has no room.
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
     text: &str,

@@ -16,7 +16,7 @@ const MAX_QUICK_FAILURES: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 
-/// The pace of restarts.
+/// Pauses between restarts of the serving process, which grow with successive failures.
 #[derive(Debug, Default)]
 pub struct Pace {
     ends: VecDeque<Instant>,
@@ -24,8 +24,8 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// A process has ended that was ready to serve, or was not. Returns the pause after which the
-    /// next is to be started.
+    /// Records the end of a process, and whether it was ready to serve. Returns the pause before
+    /// the start of the next one.
     pub fn ended(&mut self, was_ready: bool, now: Instant) -> Duration {
         self.failures = if was_ready {
             0
@@ -53,7 +53,7 @@ impl Pace {
         MAX_PAUSE.min(FIRST_PAUSE * (1 << doubled.min(16)))
     }
 
-    /// Processes in a row that did not become ready.
+    /// Returns the number of processes in a row that ended before they were ready.
     pub fn failures(&self) -> u32 {
         self.failures
     }

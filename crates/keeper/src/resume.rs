@@ -16,26 +16,26 @@ use std::io::Write as _;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::rc::Rc;
 
-/// Longest state (bytes): of far more descriptors than a process may have.
+/// Maximum size in bytes of a keeper's saved state, far more than all descriptors need.
 pub const MAX_STATE: usize = 64 << 20;
 
-/// Why a program cannot continue as the keeper that the one before was.
+/// Reason why a new program cannot continue as the keeper.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResumeError {
-    /// The state cannot be read.
+    /// The saved state of the keeper cannot be read.
     #[error("the state of the keeper cannot be read: {0}")]
     Read(Errno),
-    /// The state has another version.
+    /// The saved state of the keeper has an unsupported version.
     #[error(
         "the state of the keeper has version {0}, and {OLDEST_PROTOCOL} to {PROTOCOL} are read"
     )]
     Version(u32),
-    /// The state is damaged.
+    /// The saved state of the keeper is damaged.
     #[error("the state of the keeper is damaged: {0}")]
     Damaged(&'static str),
 }
 
-/// State of a keeper with a serving process that is ready.
+/// State of a keeper that a new program continues: descriptors, history and serving process.
 #[derive(Debug)]
 pub(crate) struct State {
     pub given: Vec<KeptDescriptor>,
@@ -51,7 +51,7 @@ pub(crate) struct State {
 #[derive(Debug)]
 pub(crate) struct Written<'a> {
     pub file: OwnedFd,
-    /// The greatest number of a descriptor.
+    /// Highest descriptor number that the state names.
     pub last: RawFd,
     open: Vec<BorrowedFd<'a>>,
 }
@@ -103,7 +103,7 @@ impl<'a> Written<'a> {
 }
 
 impl Drop for Written<'_> {
-    /// The program was not replaced: its children get none of the descriptors.
+    /// Sets close-on-exec again on the descriptors, because the program was not replaced.
     fn drop(&mut self) {
         let _ = self.set_flags(FdFlags::CLOEXEC);
     }

@@ -8,13 +8,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Each asks for the end.
+/// Signals that request the end of the keeper and of the serving process.
 const ENDING: [Signal; 4] = [Signal::TERM, Signal::INT, Signal::QUIT, Signal::XCPU];
 
-/// Another program is to take the present one's place.
+/// Signal that requests an upgrade to another program.
 pub(crate) const UPGRADE: Signal = Signal::USR2;
 
-/// Signals that end nothing; the serving process defines their meaning.
+/// Signals that do not end the keeper and are passed on to the serving process.
 const FORWARDED_SIGNALS: [Signal; 8] = [
     Signal::HUP,
     Signal::USR1,
@@ -26,7 +26,7 @@ const FORWARDED_SIGNALS: [Signal; 8] = [
     Signal::IO,
 ];
 
-/// Signals that have come, and a descriptor that becomes readable with them.
+/// Signals that the keeper has received, and a descriptor that becomes readable with them.
 #[derive(Debug)]
 pub(crate) struct Signals {
     come: UnixStream,
@@ -34,7 +34,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Takes them from now on.
+    /// Starts to receive the keeper's signals, which make the descriptor readable from now on.
     pub(crate) fn new() -> io::Result<Self> {
         let (come, told) = UnixStream::pair()?;
         come.set_nonblocking(true)?;
@@ -70,7 +70,7 @@ impl Signals {
     }
 }
 
-/// Returns whether the signal asks for the end.
+/// Returns whether the signal requests the end of the keeper.
 pub(crate) fn ends(signal: Signal) -> bool {
     ENDING.contains(&signal)
 }

@@ -23,19 +23,19 @@ use std::process::Child;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Messages that wait for a stand-by; with more it is replaced.
+/// Maximum number of messages that wait for a stand-by; one that falls behind further is replaced.
 const MAX_WAITING: usize = 1024;
-/// Until the next stand-by is started after one has ended.
+/// Pause between the end of a stand-by and the start of the next one.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The serving process has been started: its process ID, and whether it is ready.
+/// Name of the message that a serving process was started: its process ID, and whether it is ready.
 const SERVING: &str = "SERVING=";
-/// The serving process has ended: [`RestartHistory`] follow.
+/// Message that the serving process has ended; the [`RestartHistory`] follows.
 const ENDED: &str = "ENDED=1\n";
-/// The keeper ends in order.
+/// Message that the keeper ends in an orderly way.
 const QUIT: &str = "QUIT=1\n";
 
-/// A stand-by, as the keeper has it.
+/// Stand-by process that the keeper has started.
 #[derive(Debug)]
 struct Started {
     child: Child,
@@ -53,19 +53,19 @@ pub(crate) struct Backup {
 }
 
 impl Backup {
-    /// Returns whether a stand-by is to be started.
+    /// Returns whether a stand-by process has to be started now.
     pub fn is_wanted(&self) -> bool {
         let is_late = |at: Instant| Instant::now() >= at;
         self.started.is_none() && self.next_start.is_none_or(is_late)
     }
 
-    /// Returns whether the stand-by has all that it was sent.
+    /// Returns whether the stand-by has received everything that was sent.
     pub fn is_complete(&self) -> bool {
         let started = self.started.as_ref();
         started.is_none_or(|started| !started.sending.is_under_way())
     }
 
-    /// Starts a stand-by. `sending` is all that is kept.
+    /// Starts a stand-by process; `sending` contains everything that the keeper holds.
     pub fn start(
         &mut self,
         programs: &mut dyn Programs,
@@ -85,7 +85,7 @@ impl Backup {
         self.serves(serving)
     }
 
-    /// Sends the serving process that was started.
+    /// Tells the stand-by which serving process was started.
     pub fn serves(&mut self, serving: &Serving) -> io::Result<()> {
         let Some(channel) = &serving.channel else {
             return Ok(());
@@ -99,7 +99,7 @@ impl Backup {
         Ok(())
     }
 
-    /// Sends that the serving process has ended.
+    /// Tells the stand-by that the serving process has ended.
     pub fn ended(&mut self, facts: &RestartHistory) {
         self.push(format!("{ENDED}{}", facts_text(facts)), Vec::new());
     }
@@ -130,7 +130,7 @@ impl Backup {
         self.go_on();
     }
 
-    /// Ends the stand-by; another one is started later.
+    /// Ends the stand-by process; another one is started later.
     fn replace(&mut self) {
         if let Some(mut started) = self.started.take() {
             let _ = started.child.kill();
@@ -157,7 +157,7 @@ impl Backup {
         }
     }
 
-    /// Returns whether there is a stand-by.
+    /// Returns whether a stand-by process exists.
     pub fn is_there(&self) -> bool {
         self.started.is_some()
     }
@@ -206,22 +206,22 @@ impl Backup {
     }
 }
 
-/// Message of the keeper to its stand-by.
+/// Message of the keeper that its stand-by has received.
 #[derive(Debug)]
 pub(crate) enum News {
-    /// A request of the serving process, for the store.
+    /// Request of the serving process that changes the kept descriptors.
     Request(Packet),
-    /// The serving process has been started.
+    /// A serving process was started.
     Serving(Serving),
     /// The serving process has ended.
     Ended(RestartHistory),
-    /// The keeper ends in order.
+    /// The keeper ends in an orderly way, so the stand-by ends, too.
     Quit,
-    /// The keeper has ended, and nothing is left of its messages.
+    /// The keeper has died, and all of its messages were read.
     Gone,
 }
 
-/// Waits for the next message of the keeper.
+/// Waits for the next message of the keeper to its stand-by.
 pub(crate) fn next(channel: &OwnedFd) -> News {
     loop {
         let packet = match packet::receive(channel.as_fd(), RecvFlags::empty()) {

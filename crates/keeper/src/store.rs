@@ -8,27 +8,27 @@ use rustix::net::sockopt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-/// A descriptor with its name.
+/// Kept descriptor with its name.
 #[derive(Clone, Debug)]
 pub(crate) struct KeptDescriptor {
     pub name: Rc<str>,
     pub fd: Rc<OwnedFd>,
 }
 
-/// Result of a message.
+/// Result of a message of the serving process to its keeper.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum MessageResult {
-    /// The message was for the store, and is handled.
+    /// The message concerned kept descriptors, and was executed.
     Handled,
-    /// Lines for the service manager.
+    /// The message contains these lines for the service manager.
     Tell(String),
-    /// Another program is asked for.
+    /// The message requests an upgrade to another program.
     Upgrade,
-    /// The message was not understood, or exceeds a limit; nothing was done.
+    /// The message is invalid or exceeds a limit, and nothing was done.
     Refused,
 }
 
-/// Descriptors by their names, of which there are never two of a kind.
+/// Descriptors that a keeper holds, each under a unique name.
 #[derive(Debug)]
 pub(crate) struct Store {
     kept: Vec<KeptDescriptor>,
@@ -40,7 +40,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// An empty one, for at most so many.
+    /// Creates an empty store for at most `most` descriptors.
     pub(crate) fn new(most: usize) -> Self {
         Self {
             kept: Vec::new(),
@@ -50,7 +50,7 @@ impl Store {
         }
     }
 
-    /// Enters a descriptor that another keeper had.
+    /// Adds a descriptor that another keeper has held.
     pub(crate) fn enter(&mut self, kept: KeptDescriptor) {
         self.kept.push(kept);
     }
@@ -60,18 +60,18 @@ impl Store {
         self.kept.clone()
     }
 
-    /// Most that may be kept.
+    /// Returns the maximum number of kept descriptors.
     pub(crate) fn most(&self) -> usize {
         self.most
     }
 
-    /// Prepares for another process: unanswered barriers of the one before it are closed.
+    /// Prepares for the next serving process by closing the unanswered barriers of the last one.
     pub(crate) fn begin(&mut self) {
         self.held.clear();
         self.refused = false;
     }
 
-    /// Executes a message.
+    /// Executes a message of the serving process.
     pub(crate) fn handle(&mut self, packet: Packet) -> MessageResult {
         let Packet { text, mut fds, cut } = packet;
         let request = if cut { None } else { text::parse(&text) };
@@ -122,7 +122,7 @@ impl Store {
     }
 }
 
-/// Returns whether the descriptor of this name may not be replaced or removed.
+/// Returns whether the descriptor with this name can be neither replaced nor removed.
 fn is_lasting(name: &str) -> bool {
     name.starts_with(text::LASTING)
 }

@@ -5,13 +5,13 @@
 /// 2: the first one. 3: the keeper states its version, and tells its process ID when another
 /// process has become the keeper.
 pub const PROTOCOL: u32 = 3;
-/// Oldest version that is understood.
+/// Oldest version of the keeper's protocol that this program understands.
 pub const OLDEST_PROTOCOL: u32 = 2;
 
-/// Longest name of a descriptor here. systemd takes 255 bytes.
+/// Maximum length in bytes of a kept descriptor's name. systemd's maximum is 255.
 pub const MAX_NAME: usize = 64;
 
-/// Longest message, as with systemd (its NOTIFY_BUFFER_MAX).
+/// Maximum length in bytes of a message, as with systemd (NOTIFY_BUFFER_MAX).
 pub(crate) const MAX_TEXT: usize = 4096;
 
 /// Prefix of names under which the keeper process keeps the first descriptor until it ends: a
@@ -26,7 +26,7 @@ pub fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(known)
 }
 
-/// Request in a message.
+/// Request of a serving process to its keeper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request<'a> {
     /// Keep the attached descriptor under this name.
@@ -35,13 +35,13 @@ pub(crate) enum Request<'a> {
     Remove(&'a str),
     /// Close the attached descriptor when all messages before it have been handled.
     Barrier,
-    /// Have the program that is there now take this process's place.
+    /// Replace this process by the program now installed at its path.
     Upgrade,
-    /// Lines for the service manager.
+    /// Pass these lines on to the service manager.
     Tell(Vec<&'a str>),
 }
 
-/// Names of lines that are passed on to a service manager.
+/// Names of the lines that are passed on to a service manager.
 const TOLD: [&str; 6] = [
     "READY",
     "STOPPING",
@@ -51,8 +51,8 @@ const TOLD: [&str; 6] = [
     "STATUS",
 ];
 
-/// Parses a message. `None`: it is not understood, and none of it is done. Lines of unknown names
-/// are ignored, as with systemd.
+/// Parses a message to the keeper. Returns `None` for an invalid message, of which nothing is
+/// executed. Lines with unknown names are ignored, as with systemd.
 pub(crate) fn parse(text: &[u8]) -> Option<Request<'_>> {
     let text = std::str::from_utf8(text).ok()?;
     if text.len() > MAX_TEXT || text.bytes().any(|byte| byte < b' ' && byte != b'\n') {
@@ -88,12 +88,12 @@ pub(crate) fn parse(text: &[u8]) -> Option<Request<'_>> {
     }
 }
 
-/// Builds a message that has a descriptor kept.
+/// Returns the message that asks the keeper to hold the attached descriptor.
 pub(crate) fn store(name: &str) -> String {
     format!("FDSTORE=1\nFDNAME={name}\nFDPOLL=0\n")
 }
 
-/// Builds a message that has a descriptor closed.
+/// Returns the message that asks the keeper to close a descriptor.
 pub(crate) fn remove(name: &str) -> String {
     format!("FDSTOREREMOVE=1\nFDNAME={name}\n")
 }
@@ -101,13 +101,13 @@ pub(crate) fn remove(name: &str) -> String {
 /// Barrier line, which must stand alone in its message (sd_notify_barrier(3)).
 pub(crate) const BARRIER: &str = "BARRIER=1";
 
-/// Asks the keeper process for an upgrade. systemd knows no such line.
+/// Line that asks the keeper process for an upgrade. systemd does not know this line.
 pub(crate) const UPGRADE: &str = "UPGRADE=1";
 
-/// The keeper process's answer where it refuses one; with the reason.
+/// Prefix of the keeper process's answer that refuses an upgrade; the reason follows.
 pub(crate) const NO_UPGRADE: &str = "NO_UPGRADE=";
 
-/// Line with the process ID of the process that is the keeper by now.
+/// Prefix of the line with the process ID of the present keeper.
 pub(crate) const KEEPER: &str = "KEEPER=";
 
 #[cfg(test)]

@@ -11,31 +11,31 @@ use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest time for a program to report the formats that it reads.
+/// Maximum time in which a new program has to report the formats that it reads.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
 /// Longest time for it to serve. It usually takes a tenth of a second; on a machine that has much
 /// else to do, or with many disks, more. No guest takes a disk for dead so soon.
 const SERVE_LIMIT: Duration = Duration::from_secs(5);
-/// Longest report of a program (bytes).
+/// Maximum length in bytes of a program's report.
 const MAX_REPORT_LEN: usize = 1024;
 
 /// Description of the end of a process that was replaced by an upgrade
 /// ([`RestartHistory::how`](crate::RestartHistory::how)).
 pub const REPLACED: &str = "it was replaced by another version";
 
-/// Selector of one of two programs.
+/// Selects the present program or the one of an upgrade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramSelector {
-    /// The one that serves, or has served last.
+    /// Program that serves, or has served last.
     Present,
-    /// The one that is to take its place.
+    /// Program that an upgrade switches to.
     New,
 }
 
-/// Whether the program may be replaced now.
+/// Function that returns whether the program may be replaced now.
 pub type MayGo = Box<dyn Fn() -> bool + Send + Sync>;
 
-/// The programs that a keeper process starts.
+/// Programs from which a keeper process starts serving processes.
 pub trait Programs {
     /// Starts a serving process with the socket as its standard input. It is to call
     /// [`Handover::receive`](crate::Handover::receive) with it, and to end when this process ends.
@@ -83,47 +83,47 @@ pub trait Programs {
     /// The process cannot be started.
     fn start_last(&mut self, keeper: OwnedFd) -> io::Result<()>;
 
-    /// Reports a line to the operator.
+    /// Reports a line of text to the operator.
     fn say(&mut self, text: &str);
 }
 
-/// Next action of the keeper.
+/// Next step of an upgrade, which the keeper carries out.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum UpgradeStep {
     Nothing,
-    /// The program does not fit.
+    /// The new program cannot take over, for this reason.
     Refused(String),
-    /// The process that serves is to be ended; the new one follows.
+    /// End the serving process, which the new program follows.
     Replace,
-    /// The new one serves.
+    /// The new program serves, so the upgrade is complete.
     Done,
-    /// The new program does not serve in time, and is to be ended.
+    /// The new program does not serve in time, and has to be ended.
     Late,
 }
 
-/// An upgrade, if one is under way.
+/// State of the keeper's upgrade to another program.
 #[derive(Debug, Default)]
 pub(crate) enum Upgrade {
     #[default]
     None,
-    /// The new program is asked.
+    /// The new program was started to report the formats that it reads.
     Asked {
         child: Child,
         pidfd: OwnedFd,
         said: OwnedFd,
         end: Instant,
     },
-    /// The program fits. The process that served has ended by itself meanwhile, and the next one is
-    /// to serve first.
+    /// The new program is suitable. The process that served has ended by itself, and the next
+    /// process must serve before the upgrade continues.
     Waiting,
-    /// The process that serves is being ended.
+    /// The process that served is being ended for the upgrade.
     Ending,
     /// A process of the new program has been started.
     Tried { end: Instant },
 }
 
 impl Upgrade {
-    /// Asks the new program.
+    /// Starts the new program so that it reports the formats that it reads.
     pub(crate) fn ask(&mut self, programs: &mut dyn Programs) -> Result<(), String> {
         if !matches!(self, Self::None) {
             return Err("one is under way".to_owned());
@@ -148,7 +148,7 @@ impl Upgrade {
         Ok(())
     }
 
-    /// Advances the upgrade. `serves`: the running process has reported that it serves.
+    /// Advances the upgrade. `serves` is whether the running process has reported that it serves.
     pub(crate) fn advance(
         &mut self,
         programs: &mut dyn Programs,
@@ -206,8 +206,8 @@ impl Upgrade {
         }
     }
 
-    /// Handles the end of the process that served. `true`: the upgrade has ended it, the new
-    /// program's process follows, and `how` is set.
+    /// Handles the end of the process that served. Returns `true` if the upgrade has ended it; then
+    /// the new program's process follows, and `how` is set.
     pub(crate) fn ended(&mut self, how: &mut Option<String>) -> bool {
         if !matches!(self, Self::Ending) {
             return false;
@@ -224,12 +224,12 @@ impl Upgrade {
         !matches!(self, Self::None)
     }
 
-    /// The new program is tried.
+    /// Returns whether a process of the new program was started and has yet to serve.
     pub(crate) fn is_tried(&self) -> bool {
         matches!(self, Self::Tried { .. })
     }
 
-    /// Returns the program that is to be started.
+    /// Returns the program from which the next serving process is started.
     pub(crate) fn which(&self) -> ProgramSelector {
         if self.is_tried() {
             ProgramSelector::New
@@ -238,13 +238,13 @@ impl Upgrade {
         }
     }
 
-    /// The present program stays.
+    /// Ends the upgrade; the present program stays.
     pub(crate) fn give_up(&mut self, programs: &mut dyn Programs) {
         programs.decide(ProgramSelector::Present);
         *self = Self::None;
     }
 
-    /// Adds the descriptors to wait for, and returns the deadline.
+    /// Adds the descriptors that the keeper waits for. Returns the upgrade's deadline.
     pub(crate) fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) -> Option<Instant> {
         match self {
             Self::Asked { pidfd, end, .. } => {
@@ -262,7 +262,7 @@ fn end(child: &mut Child) {
     let _ = child.wait();
 }
 
-/// Reads the program's report, up to [`MAX_REPORT_LEN`] bytes.
+/// Returns the report of a program, read up to [`MAX_REPORT_LEN`] bytes.
 fn read(said: &OwnedFd) -> String {
     let mut bytes = [0; MAX_REPORT_LEN];
     let len = rustix::io::read(said, &mut bytes).unwrap_or(0);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use volume::{Io, IoOptions, OpenOptions, Volume, open_url};
 
-/// A namespace of an NVMe controller, as a target.
+/// A namespace of an NVMe controller as a target of the load.
 pub struct DeviceTarget {
     place: Attachment,
     geometry: Geometry,
@@ -193,10 +193,10 @@ impl Target for DeviceTarget {
     }
 }
 
-/// A queue pair of the controller, as a lane.
+/// A queue pair of the controller, through which one thread of the load runs its I/O.
 pub struct DeviceLane {
     queue: QueuePair,
-    /// Buffers of idle slots.
+    /// Data buffers of the slots that have no I/O in flight.
     buffers: Vec<Option<DmaBuffer>>,
     shift: u8,
     /// Number of blocks of one I/O.

@@ -3,7 +3,7 @@
 use anyhow::{Result, bail};
 use std::time::Duration;
 
-/// Size and block size of a target.
+/// Size and block size of a target of the load.
 #[derive(Clone, Debug)]
 pub struct Geometry {
     /// Usable size in bytes.
@@ -14,7 +14,7 @@ pub struct Geometry {
     pub description: String,
 }
 
-/// A target of the load.
+/// A target of the load, such as a file or an NVMe namespace, which is opened once for each queue.
 pub trait Target: Sync {
     /// Queue of the target.
     type Lane: Lane;
@@ -27,7 +27,7 @@ pub trait Target: Sync {
     fn lane(&self, index: u16, depth: u16, bytes: usize) -> Result<Self::Lane>;
 }
 
-/// Result of an I/O.
+/// Result of an I/O; the error is a message for the user of the program.
 pub type IoResult = Result<(), String>;
 
 /// A queue with the buffers of its I/Os, which stays on the thread that opened it. Its functions

@@ -13,14 +13,14 @@ impl Random {
         Self(seed)
     }
 
-    /// Returns the next number.
+    /// Returns the next pseudo-random number, of 64 bits.
     #[inline]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// Returns a number below `n`; 0 for `n` = 0.
+    /// Returns a pseudo-random number below `n`; 0 if `n` is 0.
     #[inline]
     pub fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
@@ -57,9 +57,9 @@ pub(crate) fn check(data: &[u8], offset: u64, seed: u64) -> Option<u64> {
 /// Part of a target that one queue works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Region {
-    /// First byte.
+    /// Offset in bytes of the region's first byte in the target.
     pub start: u64,
-    /// Number of blocks of the job's size.
+    /// Number of blocks in the region, each of the job's I/O size.
     pub blocks: u64,
 }
 
@@ -96,7 +96,7 @@ pub(crate) struct Sequence {
     next: [u64; 2],
 }
 
-/// An I/O of a sequence.
+/// An I/O that a job's sequence has generated: its direction and its place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PatternIo {
     /// Whether the I/O is a write, or a deallocation in a job that trims.
@@ -120,7 +120,7 @@ impl Sequence {
         }
     }
 
-    /// Returns the next I/O.
+    /// Returns the next I/O of the queue.
     #[inline]
     pub fn step(&mut self) -> PatternIo {
         let write = match self.rw {
@@ -153,7 +153,7 @@ impl Sequence {
     }
 }
 
-/// Blocks that were written, one bit each.
+/// Record of the blocks that a job has written, one bit for each block.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Written(Vec<u64>);
 

@@ -29,7 +29,7 @@ const MAX_SLEEP: Duration = Duration::from_millis(50);
 /// completes after the job's time; a queue that waits without a completion ends after this extra
 /// time. The value in tests is so long that they can distinguish the two.
 const STRAGGLER_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 50 });
-/// Interval of calls to the watcher, if it wants them.
+/// Interval between calls to the watcher of a job, if it wants them.
 const TICK: Duration = Duration::from_millis(20);
 
 const RAMP: u8 = 0;
@@ -46,9 +46,9 @@ struct RunState {
     phase: CachePadded<AtomicU8>,
     /// Number of I/Os completed so far by each queue; written only by the queue's thread.
     ended: Vec<CachePadded<AtomicU64>>,
-    /// Number of open queues.
+    /// Number of queues that their threads have opened so far.
     open: CachePadded<AtomicU64>,
-    /// Number of queues that have ended.
+    /// Number of queues that have ended their load.
     over: CachePadded<AtomicU64>,
 }
 
@@ -183,8 +183,9 @@ pub fn pin(cpus: &[usize], index: u16) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("pinning to CPU {cpu}"))
 }
 
-/// Returns the total time for which a thread has waited for a CPU: the second field of its
-/// `schedstat` (zero if the kernel does not count it).
+/// Returns the total time for which a thread has waited for a CPU. `schedstat` is the path of the
+/// thread's file `/proc/PID/task/TID/schedstat`; its second field is the time in nanoseconds. Zero
+/// if the kernel does not count it.
 pub fn waited(schedstat: &str) -> Duration {
     let text = std::fs::read_to_string(schedstat).unwrap_or_default();
     let field = text.split_ascii_whitespace().nth(1);
@@ -274,7 +275,7 @@ struct Loop<'a, L> {
 struct Slots {
     free: Vec<u16>,
     steps: Vec<PatternIo>,
-    /// Submission times of the timed I/Os.
+    /// Submission time of each slot's I/O; `None` if that I/O is not timed.
     stamps: Vec<Option<Instant>>,
     /// Whether the block of each read had been written before the read was submitted, so that its
     /// data is known.
@@ -286,7 +287,7 @@ struct Slots {
     seed: u64,
     total: u64,
     measured: Measured,
-    /// Index into [`INTERVALS`].
+    /// Index into [`INTERVALS`], which gives how many I/Os pass for each timed one.
     pace: usize,
     last_timed: Instant,
     /// End of measuring, if the job is limited by time.

@@ -11,7 +11,7 @@ use std::time::Duration;
 const START: u64 = 256 << 10;
 /// Number of bytes examined at the end. RAID superblocks are within 128 KiB of it.
 const END: u64 = 128 << 10;
-/// Bytes of one read.
+/// Number of bytes in one read of the target.
 const CHUNK: u64 = 64 << 10;
 /// Interval between two checks whether a read has completed.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);

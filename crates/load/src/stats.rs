@@ -10,7 +10,7 @@ const MAX_LATENCY: u64 = 60_000_000_000;
 /// within microseconds, the thread then had no CPU.
 pub const GAP: Duration = Duration::from_micros(250);
 
-/// Figures of one direction of I/O.
+/// Counts and latencies of a job's I/Os in one direction.
 #[derive(Clone, Debug)]
 pub struct Flow {
     /// Number of I/Os completed while measuring.
@@ -93,7 +93,7 @@ pub struct Measured {
     pub write: Flow,
     /// Figures of deallocations.
     pub trim: Flow,
-    /// Measuring time.
+    /// Duration of the measurement, without the ramp before it.
     pub elapsed: Duration,
     /// User-mode CPU time of this process's threads while measuring.
     pub user: Duration,

@@ -20,14 +20,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use sync::Unpoisoned;
 
-/// A file or block device as a target.
+/// A file or block device as a target of the load, accessed by io_uring.
 pub struct UringTarget {
     file: File,
     path: PathBuf,
     size: u64,
     direct: bool,
     register: bool,
-    /// Source of the buffers.
+    /// Source of the memory for data buffers.
     memory: MemorySource,
     spare: SpareBuffers,
 }
@@ -119,7 +119,7 @@ impl Target for UringTarget {
     }
 }
 
-/// A ring on the file, as a lane.
+/// An io_uring on the file, through which one thread of the load runs its I/O.
 pub struct UringLane {
     ring: IoUring,
     /// The file, kept open because it is registered as file 0 of the ring.
@@ -128,11 +128,11 @@ pub struct UringLane {
     /// Pool to which the buffers are returned at the end.
     spare: SpareBuffers,
     bytes: usize,
-    /// Whether the buffers are registered.
+    /// Whether the data buffers are registered with the ring.
     fixed: bool,
     in_flight: usize,
     unsent: bool,
-    /// Whether submitted I/Os deallocate.
+    /// Whether submitted I/Os deallocate blocks instead of writing them.
     trims: bool,
 }
 

@@ -12,7 +12,7 @@ const KEPT_BYTES: usize = 1 << 20;
 /// allows.
 const MAX_BOUNCE_BYTES: usize = 64 << 20;
 
-/// Bounce buffers of a physical queue pair.
+/// Pool of bounce buffers for a queue pair of the device.
 #[derive(Debug)]
 pub(crate) struct Bounces {
     device: Device,
@@ -29,7 +29,7 @@ impl Bounces {
         }
     }
 
-    /// Returns a buffer of at least `len` bytes.
+    /// Returns a bounce buffer of at least `len` bytes.
     pub fn take(&mut self, len: u64) -> Result<DmaBuffer, Status> {
         let len = usize::try_from(len).unwrap_or(usize::MAX);
         if len > MAX_BOUNCE_BYTES - self.used.min(MAX_BOUNCE_BYTES) {
@@ -55,7 +55,7 @@ impl Bounces {
         Ok(buffer)
     }
 
-    /// Keeps an unused buffer for a later transfer.
+    /// Returns an unused bounce buffer to the pool.
     pub fn recycle(&mut self, buffer: DmaBuffer) {
         self.used -= buffer.len().min(self.used);
         if self.spare.len() < MAX_SPARE_BUFFERS && buffer.len() <= KEPT_BYTES {

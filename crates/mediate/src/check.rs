@@ -12,27 +12,27 @@ use nvme::{Command, NvmOpcode, Status};
 
 use crate::slice::Slice;
 
-/// Memory that a command refers to.
+/// Memory that a guest's command refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DataRequirement {
     Nothing,
-    /// This many bytes of guest memory.
+    /// Guest memory of this number of bytes.
     Data {
         len: u64,
         access: Access,
     },
-    /// A list of this many ranges of Dataset Management.
+    /// List of this number of Dataset Management ranges.
     Ranges(usize),
 }
 
-/// A checked command for the device, without its data pointer.
+/// Command that was checked and translated for the device, without its data pointer.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub command: Command,
     pub wants: DataRequirement,
 }
 
-/// Parameters that are common to all commands of a queue.
+/// Rules by which all commands of a virtual queue pair are checked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     pub nsid: u32,
@@ -59,7 +59,7 @@ impl Rules {
         }
     }
 
-    /// Returns whether the device supports the command.
+    /// Returns whether the device supports the command with this opcode.
     pub fn supports(&self, opcode: NvmOpcode) -> bool {
         match opcode {
             NvmOpcode::READ | NvmOpcode::WRITE | NvmOpcode::FLUSH => true,
@@ -71,7 +71,7 @@ impl Rules {
         }
     }
 
-    /// Checks a command, except its memory.
+    /// Checks a guest's command, except for its memory, and translates it for the device.
     #[inline]
     pub fn check(&self, guest: &Command) -> Result<Plan, Status> {
         // Fused operations are not offered.

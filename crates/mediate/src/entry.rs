@@ -5,10 +5,10 @@ use driver::raw::{IovaRange, Method};
 use driver::{CommandError, DmaBuffer};
 use nvme::{Command, Status};
 
-/// State of an entry.
+/// Use of an entry in the table of outstanding commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EntryUse {
-    /// Unused.
+    /// The entry is unused.
     Free,
     /// A command that the device executes as a single command, directly on the guest's memory. Its
     /// completion completes the guest's command.
@@ -22,20 +22,20 @@ pub(crate) enum EntryUse {
 #[repr(align(64))]
 pub(crate) struct InFlight {
     pub used: EntryUse,
-    /// Virtual queue pair that submitted the command.
+    /// Number of the virtual queue pair that has submitted the command.
     pub client: usize,
     pub token: u64,
     /// Pin that keeps the guest's memory mapped.
     pub pin: Option<Pin>,
-    /// Whether the device works on a copy of the data ([`Copied`]).
+    /// Whether the device works on a copy of the guest's data ([`Copied`]).
     pub copied: bool,
-    /// Whether data is transferred to the guest.
+    /// Whether the command transfers data to the guest.
     pub read: bool,
     /// Number of the table of registered memory that its device addresses were taken from.
     pub table: u64,
     /// Number of incomplete commands of the device, including those that are not submitted yet.
     pub parts: u32,
-    /// First error of a part.
+    /// First error of the command's parts; success while there is none.
     pub status: Status,
     pub dw0: u32,
 }
@@ -62,7 +62,7 @@ impl InFlight {
     }
 }
 
-/// A completed command of the guest.
+/// Command of a guest that has completed, with its status.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CompletedCommand {
     pub token: u64,
@@ -96,16 +96,16 @@ impl CompletedCommand {
 #[derive(Debug)]
 pub(crate) struct Parked {
     pub entry: u16,
-    /// Command as last submitted.
+    /// Command for the device, as it was last submitted.
     pub command: Command,
     pub method: Method,
-    /// Device addresses of all of its data.
+    /// Device addresses of all data of the command.
     pub ranges: Vec<IovaRange>,
     pub skip: u64,
     pub left: u64,
 }
 
-/// Returns the status for the guest of a failed command.
+/// Returns the status that the guest gets for a command that has failed.
 #[cold]
 pub(crate) fn status_of(error: CommandError) -> Status {
     match error {

@@ -11,14 +11,14 @@ use crate::entry::{CompletedCommand, Copied, EntryUse, InFlight};
 /// success, and has not asked again, no longer counts as waiting.
 const WAITING_ROUNDS: u64 = 1024;
 
-/// The lane's record of a virtual queue pair.
+/// Virtual queue pair (of a guest) that uses a queue pair of the device.
 #[derive(Debug, Default)]
 pub(crate) struct Client {
     pub open: bool,
     pub in_flight: usize,
     /// Round of the lane in which the virtual queue pair last asked for room without success.
     pub hungry: Option<u64>,
-    /// Results of commands that completed while another virtual queue pair polled.
+    /// Results of commands that completed while another virtual queue pair was polled.
     pub inbox: Vec<CompletedCommand>,
 }
 
@@ -29,13 +29,13 @@ impl Client {
     }
 }
 
-/// Outstanding commands, their resources, and the virtual queue pairs that own them.
+/// Outstanding commands on a queue pair of the device, and the virtual queue pairs they belong to.
 #[derive(Debug)]
 pub(crate) struct Flight {
     pub entries: Vec<InFlight>,
-    /// Copies of data, for entries with the flag `copied`.
+    /// Copies of guest data, for commands that the device executes on a copy.
     copies: Vec<Option<Copied>>,
-    /// Numbers of unused entries.
+    /// Indices of the unused entries.
     pub free: Vec<u16>,
     pub tables: Tables,
     pub bounces: Bounces,
@@ -118,7 +118,7 @@ impl Flight {
         Some((owner, done))
     }
 
-    /// Frees an entry.
+    /// Frees the entry of a command that has ended.
     #[inline(always)]
     fn free(&mut self, index: u16, owner: usize, table: u64) {
         self.tables.release(table);
@@ -128,7 +128,7 @@ impl Flight {
         }
     }
 
-    /// Records the copy of an entry's data that the device works on.
+    /// Stores the copy of the guest's data that the device works on.
     pub fn keep_copy(&mut self, index: u16, copied: Copied) {
         let at = usize::from(index);
         if let (Some(entry), Some(place)) = (self.entries.get_mut(at), self.copies.get_mut(at)) {
@@ -137,7 +137,7 @@ impl Flight {
         }
     }
 
-    /// Drops the copy of a command that was not submitted.
+    /// Drops the copy of data for a command that was not submitted.
     pub fn drop_copy(&mut self, index: u16) {
         let at = usize::from(index);
         if let Some(entry) = self.entries.get_mut(at)

@@ -20,30 +20,30 @@ use crate::options::DirectOptions;
 use crate::stats::QueueStats;
 use crate::translate::{Near, Translator, walk};
 
-/// A physical queue pair with its commands.
+/// Queue pair of the device that several virtual queue pairs share, with its outstanding commands.
 #[derive(Debug)]
 pub(crate) struct Lane {
     pub queue: QueuePair,
     pub device: Device,
     flight: Flight,
-    /// Split commands that are not completely submitted yet.
+    /// Commands that are split and of which parts are left to submit.
     parked: VecDeque<Parked>,
     /// Number of commands of a batch that were announced and have not been submitted yet. Parts of
     /// other commands leave a slot for each.
     promised: usize,
-    /// Number of polls so far.
+    /// Number of polls of the queue pair so far.
     round: u64,
-    /// Reused buffer for a command's data in this process's memory.
+    /// Empty segment list, kept to reuse its memory.
     walked: SegmentList,
-    /// Reused buffer for the device addresses of a command's data.
+    /// Empty list of device addresses, kept to reuse its memory.
     ranges: Vec<IovaRange>,
-    /// Reused buffers for the ranges of parked commands.
+    /// Empty lists of address ranges, kept to reuse their memory.
     spare_ranges: Vec<Vec<IovaRange>>,
-    /// Parts that ended without a completion entry, for the next poll.
+    /// Parts that have ended without a completion queue entry, for the next poll.
     over: Vec<(u16, Status, u32)>,
 }
 
-/// Resources needed to submit a command to the device.
+/// Everything that is needed to submit a command to the device.
 pub(crate) struct Submission<'a> {
     pub client: usize,
     pub token: u64,
@@ -90,7 +90,7 @@ impl Lane {
 
     // ---- virtual queue pairs
 
-    /// Registers a virtual queue pair. Returns its number.
+    /// Registers a virtual queue pair, and returns its number.
     pub fn enter(&mut self) -> usize {
         let client = Client {
             open: true,
@@ -123,7 +123,7 @@ impl Lane {
         }
     }
 
-    /// Returns the number of virtual queue pairs that use the lane.
+    /// Returns the number of virtual queue pairs that use this queue pair of the device.
     pub fn users(&self) -> usize {
         self.flight
             .clients
@@ -337,7 +337,7 @@ impl Lane {
         put.map_err(refusal)
     }
 
-    /// Splits a command with more data than the device's maximum.
+    /// Splits a command that has more data than the device's maximum transfer.
     fn split(
         &mut self,
         index: u16,
@@ -367,7 +367,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Removes the first parked command.
+    /// Removes the first command of which parts are left to submit.
     fn unpark(&mut self) {
         if let Some(mut parked) = self.parked.pop_front() {
             parked.ranges.clear();
@@ -375,7 +375,7 @@ impl Lane {
         }
     }
 
-    /// Submits parts of parked commands while there is room.
+    /// Submits parts of split commands while the queue pair has room.
     fn go_on(&mut self) {
         let most = self.queue.max_bytes();
         while let Some(parked) = self.parked.front_mut() {
@@ -423,7 +423,7 @@ impl Lane {
         }
     }
 
-    /// Counts parts that never began as completed.
+    /// Counts parts of a command that were never submitted as completed.
     fn drop_parts(&mut self, index: u16, parts: u32) {
         if let Some(entry) = self.flight.entries.get_mut(usize::from(index)) {
             entry.parts = entry.parts.saturating_sub(parts);
@@ -535,23 +535,23 @@ impl Lane {
         start
     }
 
-    /// Returns whether no command is outstanding.
+    /// Returns whether no command is outstanding on the queue pair.
     fn is_idle(&self) -> bool {
         self.flight.free.len() == self.flight.entries.len()
     }
 }
 
-/// Distributes the completions of a poll to the virtual queue pairs.
+/// Receiver of the device's completions, which passes them to the virtual queue pairs.
 struct CompletionDispatch<'a> {
     flight: &'a mut Flight,
-    /// Parts that ended without a completion entry; see [`Lane::over`].
+    /// Parts that have ended without a completion queue entry; see [`Lane::over`].
     over: &'a mut Vec<(u16, Status, u32)>,
-    /// Virtual queue pair that polls, and its results.
+    /// Number of the virtual queue pair that is polled, and its results.
     client: usize,
     out: &'a mut Vec<CompletedCommand>,
-    /// Whether to measure the cycle counter.
+    /// Whether the cycles of completing commands are measured.
     measure: bool,
-    /// Cycle counter at the first entry.
+    /// Value of the cycle counter at the first completion queue entry of the poll.
     start: Option<u64>,
 }
 
@@ -593,7 +593,7 @@ impl RawCompletionHandler for CompletionDispatch<'_> {
     }
 }
 
-/// Returns log2 of the block size in bytes.
+/// Returns the block size of the namespace, as a power of two in bytes.
 fn parked_shift(queue: &QueuePair) -> u32 {
     queue.block_size().max(1).trailing_zeros()
 }

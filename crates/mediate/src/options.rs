@@ -2,14 +2,14 @@
 
 use crate::slice::Slice;
 
-/// Options of a virtual queue pair's path to the device.
+/// Options of the path from a virtual queue pair to the device.
 #[derive(Clone, Copy, Debug)]
 pub struct DirectOptions {
-    /// Namespace ID for the guest. Commands for another namespace are refused.
+    /// Namespace ID that the guest uses. Commands for other namespaces are refused.
     pub nsid: u32,
     /// Slice of the device that the guest may access.
     pub slice: Slice,
-    /// Memory page size of the guest in bytes (CC.MPS).
+    /// Memory page size of the guest's controller in bytes (CC.MPS).
     pub page_size: u64,
     /// Maximum data size of a guest command in bytes (its MDTS); larger commands are refused.
     /// Commands that exceed the device's own maximum are split.
@@ -19,12 +19,12 @@ pub struct DirectOptions {
     /// Whether the device sends interrupts, so that the worker can sleep
     /// ([`DirectQueue::waker`](crate::DirectQueue::waker)).
     pub interrupts: bool,
-    /// Whether to measure cycles from the start.
+    /// Whether processor cycles are measured from the start.
     pub measure: bool,
 }
 
 impl DirectOptions {
-    /// Returns common options for a guest with pages of 4 KiB.
+    /// Returns the usual options, for a guest with memory pages of 4 KiB.
     pub fn new(nsid: u32, slice: Slice) -> Self {
         Self {
             nsid,

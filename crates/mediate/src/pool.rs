@@ -18,7 +18,7 @@ pub struct QueuePairPool {
 }
 
 impl QueuePairPool {
-    /// Creates an empty pool.
+    /// Creates a pool of the device's queue pairs, without opening any.
     pub fn new(device: Device) -> Self {
         Self {
             device,
@@ -26,7 +26,7 @@ impl QueuePairPool {
         }
     }
 
-    /// Returns the device.
+    /// Returns the device to which the queue pairs belong.
     pub fn device(&self) -> &Device {
         &self.device
     }

@@ -31,7 +31,7 @@ pub struct DirectQueue {
     translator: Translator,
     max_transfer: u64,
     stats: Arc<QueueStats>,
-    /// Reused buffer of results.
+    /// Empty list of results, kept to reuse its memory.
     done: Vec<CompletedCommand>,
 }
 
@@ -114,7 +114,7 @@ impl DirectQueue {
         &self.lane
     }
 
-    /// Returns the queue pair's counters and times.
+    /// Returns the counters and measured cycles of the virtual queue pair.
     pub fn stats(&self) -> &Arc<QueueStats> {
         &self.stats
     }
@@ -126,7 +126,7 @@ impl DirectQueue {
         self.rules.supports(opcode)
     }
 
-    /// Sets the guest's memory page size after it has changed.
+    /// Sets the memory page size of the guest's controller after it has changed.
     pub fn set_page_size(&mut self, page_size: u64) {
         self.translator.set_page_size(page_size);
     }
@@ -231,7 +231,7 @@ impl DirectQueue {
         count
     }
 
-    /// Returns the number of incomplete commands.
+    /// Returns the number of the guest's commands that have not completed.
     pub fn in_flight(&self) -> usize {
         self.lane
             .try_borrow()

@@ -2,7 +2,7 @@
 
 use driver::{Device, Namespace};
 
-/// Reason why a slice is invalid.
+/// Reason why a slice of a device's namespace is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SliceError {
     /// The slice has no blocks.
@@ -11,11 +11,11 @@ pub enum SliceError {
     /// The slice exceeds its namespace.
     #[error("blocks {first_lba} to {first_lba}+{blocks} are not all among the namespace's {size}")]
     OutOfRange {
-        /// First block of the slice.
+        /// LBA of the slice's first block.
         first_lba: u64,
         /// Number of blocks of the slice.
         blocks: u64,
-        /// Number of blocks of the namespace.
+        /// Number of blocks of the device's namespace.
         size: u64,
     },
 }
@@ -31,31 +31,31 @@ pub struct Slice {
     read_only: bool,
 }
 
-/// Guest-visible geometry of a slice, derived from the device's present state.
+/// Properties of a slice that the guest sees as a namespace, from the device's present state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Size in blocks (NSZE).
+    /// Size of the slice in blocks (NSZE).
     pub blocks: u64,
-    /// log2 of the block size in bytes (LBADS).
+    /// Logical block size as a power of two in bytes (LBADS).
     pub block_shift: u8,
     /// Maximum data size of one command of the device in bytes. Larger commands of the guest are
     /// split.
     pub max_transfer: u64,
-    /// Whether writes are refused.
+    /// Whether writes to the slice are refused.
     pub read_only: bool,
-    /// Whether there is a volatile write cache.
+    /// Whether the device has a volatile write cache.
     pub volatile_cache: bool,
     /// Whether deallocated blocks read as zeroes.
     pub zeroes_after_deallocate: bool,
     /// Preferred granularity of deallocation in blocks; 0 if none is stated.
     pub deallocate_granularity: u32,
-    /// Whether Compare is supported.
+    /// Whether the device supports Compare.
     pub compare: bool,
-    /// Whether Dataset Management is supported.
+    /// Whether the device supports Dataset Management.
     pub dataset_management: bool,
-    /// Whether Write Zeroes is supported.
+    /// Whether the device supports Write Zeroes.
     pub write_zeroes: bool,
-    /// Whether Verify is supported.
+    /// Whether the device supports Verify.
     pub verify: bool,
 }
 
@@ -99,7 +99,7 @@ impl Slice {
         Self::new(namespace, 0, namespace.blocks, read_only)
     }
 
-    /// Returns the ID of the device's namespace.
+    /// Returns the ID of the device's namespace that contains the slice.
     #[inline]
     pub fn nsid(&self) -> u32 {
         self.nsid
@@ -110,18 +110,18 @@ impl Slice {
         self.first_lba
     }
 
-    /// Returns the number of blocks.
+    /// Returns the number of blocks of the slice.
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Returns log2 of the block size in bytes.
+    /// Returns the logical block size of the slice, as a power of two in bytes.
     #[inline]
     pub fn block_shift(&self) -> u8 {
         self.block_shift
     }
 
-    /// Returns whether writes are refused.
+    /// Returns whether writes to the slice are refused.
     #[inline]
     pub fn read_only(&self) -> bool {
         self.read_only

@@ -16,7 +16,7 @@ pub struct QueueStats {
     /// share. Polls of an empty queue are excluded, and so are interruptions of the thread during
     /// them.
     pub complete: Histogram,
-    /// Cycles to send an interrupt to the guest. Recorded by the sender.
+    /// Histogram of the cycles spent on sending an interrupt to the guest.
     pub interrupt: Histogram,
     commands: AtomicU64,
     refused: AtomicU64,
@@ -34,7 +34,7 @@ fn add(to: &AtomicU64, value: u64) {
 }
 
 impl QueueStats {
-    /// Creates zero counters.
+    /// Creates counters that are zero; `measure` is whether cycles are measured.
     pub fn new(measure: bool) -> Self {
         Self {
             off: AtomicBool::new(!measure),
@@ -47,19 +47,19 @@ impl QueueStats {
         self.off.store(!on, Ordering::Relaxed);
     }
 
-    /// Returns the cycle counter, if it is measured.
+    /// Returns the value of the cycle counter, if cycles are measured.
     #[inline]
     pub fn start(&self) -> Option<u64> {
         self.is_measuring().then(probes::cycles)
     }
 
-    /// Returns whether cycles are measured.
+    /// Returns whether processor cycles are measured.
     #[inline]
     pub fn is_measuring(&self) -> bool {
         !self.off.load(Ordering::Relaxed)
     }
 
-    /// Returns the cycles since `start`.
+    /// Returns the number of cycles since the counter's value was `start`.
     #[inline]
     pub fn since(start: u64) -> u64 {
         probes::cycles().wrapping_sub(start)
@@ -75,7 +75,7 @@ impl QueueStats {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of commands that were split.
+    /// Returns the number of commands that were split into several.
     pub fn split(&self) -> u64 {
         self.split.load(Ordering::Relaxed)
     }
@@ -86,7 +86,7 @@ impl QueueStats {
         self.bounced.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes of copied data.
+    /// Returns the number of bytes that were copied through bounce buffers.
     pub fn bounced_bytes(&self) -> u64 {
         self.bounced_bytes.load(Ordering::Relaxed)
     }

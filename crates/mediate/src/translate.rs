@@ -13,10 +13,10 @@ use driver::raw::IovaRange;
 use nvme::cmd::Psdt;
 use nvme::{Command, Status};
 
-/// Number of cached windows: low memory, high memory, and two more.
+/// Number of cached guest memory windows: for low memory, high memory, and two more.
 const WAYS: usize = 4;
 
-/// A guest window and its device address.
+/// Window of guest memory with its device address.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     start: u64,
@@ -26,7 +26,7 @@ struct Span {
 }
 
 impl Span {
-    /// Span that contains no address.
+    /// Window that contains no address.
     const NONE: Span = Span {
         start: 1,
         last: 0,
@@ -51,19 +51,19 @@ impl Span {
     }
 }
 
-/// Result of the fast path.
+/// Device addresses of a command's data, as far as the fast path finds them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Near {
-    /// A contiguous range that contains all of the data.
+    /// Contiguous range that contains all of the data, by its first device address.
     One(u64),
-    /// Two pages that are not adjacent.
+    /// Two memory pages that are not adjacent.
     Two([IovaRange; 2]),
 }
 
-/// Cached translations of one guest's map.
+/// Cache of translations from guest addresses to device addresses, for one guest.
 #[derive(Debug)]
 pub(crate) struct Translator {
-    /// Mask of the offset within a memory page of the guest.
+    /// Mask of the byte offset within a memory page of the guest.
     mask: u64,
     spans: [Span; WAYS],
     recent: usize,
@@ -83,7 +83,7 @@ impl Translator {
         translator
     }
 
-    /// Sets the guest's memory page size. The smallest size is always safe.
+    /// Sets the memory page size of the guest's controller. The smallest size is always safe.
     pub fn set_page_size(&mut self, page_size: u64) {
         let usable = page_size.is_power_of_two() && page_size >= 4096;
         self.mask = if usable { page_size - 1 } else { 4095 };

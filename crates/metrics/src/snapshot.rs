@@ -85,21 +85,21 @@ impl Disk {
     }
 }
 
-/// Counts by kind of operation.
+/// Counts of operations, by kind of operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operations {
-    /// Number of reads, including Compare.
+    /// Number of read operations, including Compare.
     pub read: u64,
-    /// Number of writes.
+    /// Number of write operations.
     pub write: u64,
-    /// Number of flushes.
+    /// Number of flush operations.
     pub flush: u64,
-    /// Number of other operations.
+    /// Number of operations of all other kinds.
     pub other: u64,
 }
 
 impl Operations {
-    /// Returns the count of one kind.
+    /// Returns the number of operations of one kind.
     pub const fn of(&self, kind: IoKind) -> u64 {
         match kind {
             IoKind::Read => self.read,
@@ -118,7 +118,7 @@ impl Operations {
         }
     }
 
-    /// Returns the sum of all kinds.
+    /// Returns the number of operations of all kinds.
     pub fn all(&self) -> u64 {
         let each = IoKind::ALL.map(|kind| self.of(kind));
         each.into_iter().fold(0, u64::wrapping_add)
@@ -157,7 +157,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Creates empty counters.
+    /// Creates counters of zero for the namespace with this ID.
     pub fn new(nsid: u32) -> Self {
         Self {
             nsid,
@@ -206,9 +206,9 @@ pub struct Queue {
     /// Worker that currently serves the queue, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<u64>,
-    /// Number of commands fetched.
+    /// Number of commands that were fetched from the queue.
     pub commands: u64,
-    /// Number of commands completed.
+    /// Number of commands of the queue that were completed.
     pub completions: u64,
     /// Number of doorbells received as register writes or kicks.
     pub mmio_doorbells: u64,
@@ -216,12 +216,12 @@ pub struct Queue {
     pub shadow_doorbells: u64,
     /// Number of times that the queue was armed before a sleep.
     pub arms: u64,
-    /// Number of interrupts sent.
+    /// Number of interrupts sent for the queue.
     pub interrupts: u64,
 }
 
 impl Queue {
-    /// Returns the number of outstanding commands.
+    /// Returns the number of commands that were fetched and not completed.
     pub const fn in_flight(&self) -> u64 {
         // The two were not read at the same moment.
         self.commands.saturating_sub(self.completions)
@@ -231,13 +231,13 @@ impl Queue {
 /// Rate limits and weight of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Path or URL as configured.
+    /// Path or URL of the volume, as configured.
     pub volume: String,
     /// Limits of operations per second in total, for reads, and for writes; 0: no limit.
     pub iops: [u64; 3],
     /// Limits of bytes per second in total, for reads, and for writes; 0: no limit.
     pub bps: [u64; 3],
-    /// Number of requests that had to wait.
+    /// Number of the volume's requests that had to wait because of its limits.
     pub delayed: u64,
     /// Total waiting time of requests in nanoseconds.
     pub throttled_ns: u64,
@@ -249,11 +249,11 @@ pub struct Limits {
 /// Counters of a volume's failed requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OnError {
-    /// Path or URL as configured.
+    /// Path or URL of the volume, as configured.
     pub volume: String,
     /// Number of failed reads, counting each repetition.
     pub read_errors: u64,
-    /// Number of other failed requests.
+    /// Number of failed requests that are not reads, counting each repetition.
     pub write_errors: u64,
     /// Number of failures because no space was left, for all requests.
     pub no_space: u64,
@@ -270,16 +270,16 @@ pub struct Device {
     pub device: String,
     /// State of the device: live, suspended or gone.
     pub state: String,
-    /// Number of resets so far.
+    /// Number of resets of the device so far.
     pub resets: u64,
 }
 
-/// Counters of a worker.
+/// Counters of a worker (a thread that serves queues).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Worker {
     /// Number of the worker.
     pub id: u64,
-    /// Time with work, in nanoseconds.
+    /// Time in nanoseconds during which the worker had work.
     pub busy_ns: u64,
     /// Time spent polling without finding work, in nanoseconds.
     pub polling_ns: u64,
@@ -312,7 +312,7 @@ pub struct Process {
     /// Number of previous processes that served under the same keeper.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarts: Option<u32>,
-    /// Time without service before this process replaced the previous one.
+    /// Time without service, in nanoseconds, before this process replaced the previous one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_pause_ns: Option<u64>,
     /// Description of how the previous process ended.
@@ -321,7 +321,7 @@ pub struct Process {
     /// Whether all configured disks are being served.
     #[serde(default)]
     pub ready: bool,
-    /// Processor time in nanoseconds.
+    /// Processor time of the process in nanoseconds.
     pub cpu_ns: u64,
     /// Resident memory in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -332,7 +332,7 @@ pub struct Process {
     /// Virtual memory in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub virtual_memory: Option<u64>,
-    /// Number of threads.
+    /// Number of threads of the process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<u64>,
     /// Start time of the process, in seconds since 1970-01-01 UTC.

@@ -52,7 +52,7 @@ impl Exposition {
         }
     }
 
-    /// Returns the text.
+    /// Returns the complete text, to be served with [`CONTENT_TYPE`].
     pub fn finish(self) -> String {
         self.text
     }

@@ -17,10 +17,10 @@ use std::time::Duration;
 use sync::Unpoisoned;
 use volume::{Extent, Info, Io, Kind, OpenQueue, Volume, VolumeError};
 
-/// Time limit of one attempt to connect, including the handshake.
+/// Time limit of one attempt to connect to the server, including the handshake.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Options for using an export.
+/// Options for using an export of an NBD server as a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NbdOptions {
     /// Number of connections of each worker that uses the volume. More than one is used only if the
@@ -30,14 +30,14 @@ pub struct NbdOptions {
     pub timeout: Duration,
     /// Requests wait for a server that is lost for so long; then they fail until it is back.
     pub reconnect_delay: Duration,
-    /// Never write.
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// Smallest block that requests will use, if it is known. In bytes.
+    /// Minimum block size of requests in bytes; `None` if it is not known.
     pub block_size: Option<u32>,
 }
 
 impl NbdOptions {
-    /// Maximum number of connections of a worker.
+    /// Maximum number of connections that a worker makes to the server.
     pub const MAX_CONNECTIONS: usize = 16;
 }
 
@@ -53,35 +53,35 @@ impl Default for NbdOptions {
     }
 }
 
-/// State of a volume, shared by its queues and threads.
+/// State of an NBD volume, shared by its queues and connecting threads.
 #[derive(Debug)]
 pub(crate) struct SharedExport {
     pub(crate) server: NbdServer,
-    /// Keeper that each connection is registered with.
+    /// Keeper that is informed of each connection, so that the next process can end it.
     keeper: Option<Arc<dyn ConnectionKeeper>>,
     addresses: Vec<SocketAddr>,
     pub(crate) options: NbdOptions,
-    /// Properties of the export when the volume was opened.
+    /// Properties of the export when the volume was opened, which later connections must have, too.
     pub(crate) export: Export,
-    /// Current size of the export, in bytes.
+    /// Current size of the export in bytes.
     size: AtomicU64,
-    /// The size that was reported last.
+    /// Size of the export in bytes that was last reported.
     told: AtomicU64,
-    /// The connection by which the volume was opened, for the first queue.
+    /// Connection by which the volume was opened, until the first queue uses it.
     first: Mutex<Option<Connected>>,
     queues: AtomicUsize,
-    /// The volume is closed; threads that connect may still have this.
+    /// Whether the volume is closed, although threads that connect may still run.
     closed: AtomicBool,
-    /// Connections that workers wait for.
+    /// Number of connections that are down and that workers wait for.
     awaited: AtomicUsize,
-    /// Connections that have ended.
+    /// Number of connections that have ended so far.
     lost: AtomicU64,
-    /// Requests fail because the server is unreachable, and an error has been logged.
+    /// Whether requests fail because the server is unreachable, which was logged.
     overdue: AtomicBool,
     log: Log,
 }
 
-/// Servers can cause these lines as often as they want.
+/// Rate limits of log lines that servers can cause as often as they want.
 #[derive(Debug, Default)]
 struct Log {
     broken: LogLimit,
@@ -141,7 +141,7 @@ impl SharedExport {
         Ok(connected)
     }
 
-    /// Returns the connection made when the volume was opened, once.
+    /// Returns the connection by which the volume was opened; `None` after the first call.
     pub(crate) fn take_first(&self) -> Option<Connected> {
         self.first.lock().unpoisoned().take()
     }
@@ -190,12 +190,12 @@ impl SharedExport {
         }
     }
 
-    /// Adds connections that are awaited.
+    /// Adds to the number of connections that workers wait for.
     pub(crate) fn awaits(&self, connections: usize) {
         self.awaited.fetch_add(connections, Ordering::Relaxed);
     }
 
-    /// Counts a new connection, and ends the overdue state.
+    /// Counts a connection that was made, and ends the state in which requests fail.
     pub(crate) fn connected(&self) {
         self.awaited.fetch_sub(1, Ordering::Relaxed);
         self.overdue.store(false, Ordering::Relaxed);
@@ -222,7 +222,7 @@ impl SharedExport {
         });
     }
 
-    /// Logs that no thread could be started to connect.
+    /// Logs that no thread could be started for connecting to the server.
     pub(crate) fn no_thread(&self, error: &std::io::Error) {
         self.log.threads.line(|left_out| {
             let server = &self.server;
@@ -244,14 +244,14 @@ impl SharedExport {
         }
     }
 
-    /// Removes a queue that was waiting for `awaited` connections.
+    /// Records the end of a queue that was waiting for `awaited` connections.
     pub(crate) fn close_queue(&self, awaited: usize) {
         self.awaited.fetch_sub(awaited, Ordering::Relaxed);
         self.queues.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Registers a connection with the keeper before anything is sent on it.
+/// Informs the keeper of a connection, before anything is sent on it.
 fn kept(
     keeper: Option<&dyn ConnectionKeeper>,
     server: &NbdServer,
@@ -260,12 +260,12 @@ fn kept(
     keeper?.keep(&server.to_string(), connected.fd.as_fd())
 }
 
-/// Returns the part of a size that consists of whole blocks.
+/// Returns `size` rounded down to whole blocks, in bytes.
 fn whole_blocks(size: u64, block_size: u32) -> u64 {
     size - size % u64::from(block_size.max(1))
 }
 
-/// An export of an NBD server.
+/// Export of an NBD server, as a volume.
 #[derive(Debug)]
 pub struct NbdVolume(Arc<SharedExport>);
 
@@ -335,7 +335,7 @@ impl NbdVolume {
         })))
     }
 
-    /// Returns a handle to watch the connection state.
+    /// Returns a handle by which the state of the connections can be watched.
     pub fn watch(&self) -> ReachWatch {
         ReachWatch::new(self.0.clone())
     }
@@ -382,7 +382,7 @@ impl Volume for NbdVolume {
         self.0.server.to_string().into_bytes()
     }
 
-    /// An export has no identifier; one of another size is another export.
+    /// Returns the size of the export as its name, because an export has no identifier.
     fn media(&self) -> Vec<String> {
         vec![format!("export of {} bytes", self.0.size())]
     }

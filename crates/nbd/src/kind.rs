@@ -9,7 +9,7 @@ use volume::{
     parse_count, parse_duration,
 };
 
-/// URL scheme of NBD servers reached by TCP.
+/// URL scheme `nbd` of NBD servers that are reached by TCP.
 pub const NBD: Scheme = Scheme {
     name: "nbd",
     form: "HOST:PORT/EXPORT",
@@ -18,7 +18,7 @@ pub const NBD: Scheme = Scheme {
     options: &[READ_ONLY, CONNECTIONS, TIMEOUT, RECONNECT_DELAY],
 };
 
-/// URL scheme of NBD servers behind a Unix socket of this host.
+/// URL scheme of NBD servers that are reached by a Unix socket.
 pub const NBD_UNIX: Scheme = Scheme {
     name: "nbd+unix",
     form: "/EXPORT?socket=PATH",

@@ -14,58 +14,58 @@ use crate::violation::{Terminated, Violation};
 use nvme::Completion;
 use zerocopy::FromBytes;
 
-/// Meaning of the consumed bytes.
+/// Event in the PDUs that a host receives from a controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer<'a> {
-    /// No event; more bytes may be needed.
+    /// The bytes complete nothing; more may be needed.
     More,
-    /// Data of a command.
+    /// Data for the host was received.
     Data {
-        /// Identifier of the command.
+        /// Identifier of the command that the data belongs to.
         cid: u16,
-        /// Offset in the command's data, in bytes.
+        /// Byte offset of the data within the command's data.
         at: u32,
         /// Received data.
         bytes: &'a [u8],
     },
     /// The controller requests a part of a command's data (R2T).
     Transfer {
-        /// Identifier of the command.
+        /// Identifier of the command that requests data.
         cid: u16,
-        /// Transfer tag that the controller has assigned.
+        /// Transfer tag (TTAG) that the controller has assigned.
         tag: u16,
-        /// Offset in the command's data, in bytes.
+        /// Byte offset within the command's data of the requested part.
         at: u32,
-        /// Number of bytes.
+        /// Number of bytes that the controller requests.
         len: u32,
     },
     /// A command has completed.
     End {
-        /// Identifier of the command.
+        /// Identifier of the command that has completed.
         cid: u16,
         /// Completion of the command; a successful one, if the last piece of data implied it.
         completion: Completion,
         /// The digest of some data did not match, so none of the data is valid.
         corrupt: bool,
     },
-    /// The controller terminates the connection, with a reason.
+    /// The controller has terminated the connection, for this reason.
     Terminated(Terminated),
 }
 
-/// Data of a command that follows in the stream.
+/// Data of a command that comes next on the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
-    /// Identifier of the command.
+    /// Identifier of the command that the data belongs to.
     pub cid: u16,
-    /// Offset in the command's data, in bytes.
+    /// Byte offset of the data within the command's data.
     pub at: u32,
-    /// Number of bytes that follow.
+    /// Number of data bytes that are still to be received.
     pub left: u32,
 }
 
 #[derive(Debug)]
 enum State {
-    /// The header of a PDU is next.
+    /// The header of a PDU comes next.
     Head,
     /// Data of a command is next; with `success`, its end completes the command.
     Data {
@@ -74,9 +74,9 @@ enum State {
         success: bool,
         body: Body,
     },
-    /// The rest of a PDU that terminates the connection is next.
+    /// The rest of a PDU that terminates the connection comes next, and is skipped.
     Skip(Body),
-    /// A command is complete, after its last data.
+    /// The command has completed with its last data, without a response capsule.
     Success { cid: u16 },
 }
 
@@ -239,7 +239,7 @@ fn piece(head: &Head<'_>) -> DataPdu {
     DataPdu::read_from_bytes(head.header).unwrap_or_default()
 }
 
-/// Handles the header of a PDU with data.
+/// Handles the header of a C2HData PDU, after which data follows.
 fn data<T>(head: Head<'_>, commands: &mut InFlight<T>) -> Result<State, Violation> {
     let piece = piece(&head);
     let (cid, offset, len) = (piece.cccid.get(), piece.offset.get(), piece.len.get());

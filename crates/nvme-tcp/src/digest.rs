@@ -1,12 +1,12 @@
 //! Header and data digests: CRC-32C ("NVMe over TCP Transport 1.1", 3.3.1.1), computed by processor
 //! instructions where available.
 
-/// Returns the CRC-32C of some bytes.
+/// Returns the CRC-32C of `bytes`, the digest of NVMe over TCP.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
 }
 
-/// CRC-32C of bytes that arrive in pieces.
+/// CRC-32C of bytes that are added piece by piece.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RunningDigest(u32);
 
@@ -16,12 +16,12 @@ impl RunningDigest {
         Self(0)
     }
 
-    /// Adds bytes to the digest.
+    /// Adds further bytes to the digest.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0 = crc32c::crc32c_append(self.0, bytes);
     }
 
-    /// Returns the digest of all bytes so far.
+    /// Returns the digest of all bytes that were added.
     pub const fn value(self) -> u32 {
         self.0
     }

@@ -5,30 +5,30 @@ use crate::pdu::{CommonHeader, DIGEST, flags};
 use crate::violation::Violation;
 use zerocopy::FromBytes;
 
-/// Digests that were negotiated.
+/// Digests (of headers and of data) that were negotiated for a connection.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Digests {
     pub header: bool,
     pub data: bool,
 }
 
-/// Valid header fields of one type of PDU.
+/// Valid values of the header fields of one type of PDU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
-    /// Header Length in bytes.
+    /// Header length (HLEN) of the PDU type in bytes.
     pub hlen: u8,
     pub data: DataRule,
     /// Digests apply; they do not to the PDUs that begin and end a connection.
     pub digests: bool,
 }
 
-/// Rule whether data may follow a header.
+/// Whether data may follow the header of a PDU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DataRule {
     Never,
     Maybe,
     Always,
-    /// At most this number of bytes, which are discarded.
+    /// At most this number of bytes of data may follow, and they are discarded.
     Skipped(u32),
 }
 
@@ -51,15 +51,15 @@ impl Shape {
     }
 }
 
-/// A PDU header that has been received completely.
+/// Header of a PDU that was received completely.
 #[derive(Debug)]
 pub(crate) struct Head<'a> {
     pub ch: CommonHeader,
-    /// The header, without its digest.
+    /// Bytes of the header without its digest.
     pub header: &'a [u8],
-    /// Number of bytes consumed by the header.
+    /// Number of received bytes that the header has used.
     pub used: usize,
-    /// Padding and data that follow.
+    /// Padding and data that follow the header.
     pub body: Body,
 }
 
@@ -79,21 +79,21 @@ impl Head<'_> {
     }
 }
 
-/// Progress of receiving the body that follows a header.
+/// Progress of receiving the padding and data that follow a PDU header.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Body {
-    /// Number of padding bytes that were not received yet.
+    /// Number of padding bytes that are still to be received.
     padding: u32,
-    /// Number of data bytes that were not received yet.
+    /// Number of data bytes that are still to be received.
     pub left: u32,
     /// Digest of the data received so far, if a digest follows.
     digest: Option<RunningDigest>,
 }
 
-/// Meaning of consumed bytes of a body.
+/// Part of a PDU's padding and data that the received bytes contain.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum BodyContent<'a> {
-    /// More bytes are needed.
+    /// No result yet, because more bytes are needed.
     Nothing,
     /// This number of padding bytes.
     Padding(usize),
@@ -115,7 +115,7 @@ impl Body {
         self.left = self.left.saturating_sub(len);
     }
 
-    /// Parses received bytes of the body.
+    /// Returns the next part of the padding or data that `input` contains.
     pub(crate) fn next<'a>(&mut self, input: &'a [u8]) -> BodyContent<'a> {
         if self.padding > 0 {
             let used = input.len().min(self.padding as usize);

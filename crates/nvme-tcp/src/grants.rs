@@ -2,16 +2,16 @@
 
 use crate::violation::Violation;
 
-/// An outstanding request to transfer (R2T).
+/// Request to transfer (R2T) that a controller has sent and the host has not fulfilled.
 #[derive(Debug)]
 pub struct Grant<T> {
-    /// Caller's data for the request.
+    /// Data of the caller that belongs to the request.
     pub item: T,
-    /// Identifier of the command.
+    /// Identifier of the command that the requested data belongs to.
     pub cid: u16,
-    /// Offset of the next byte to receive, in the command's data.
+    /// Byte offset within the command's data of the next byte to receive.
     pub(crate) next: u32,
-    /// Offset after the last byte.
+    /// Byte offset within the command's data after the last requested byte.
     pub(crate) end: u32,
 }
 
@@ -25,7 +25,7 @@ pub struct Grants<T> {
 }
 
 impl<T> Grants<T> {
-    /// Creates a table for at most `room` requests, 1 to 4096.
+    /// Creates an empty table for at most `room` outstanding requests to transfer, 1 to 4096.
     pub fn new(room: u16) -> Self {
         let room = room.clamp(1, 4096);
         Self {
@@ -35,12 +35,12 @@ impl<T> Grants<T> {
         }
     }
 
-    /// Returns the number of requests.
+    /// Returns the number of outstanding requests to transfer.
     pub fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
-    /// Returns whether there are no requests.
+    /// Returns whether no request to transfer is outstanding.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -70,7 +70,7 @@ impl<T> Grants<T> {
         Ok(sequence.wrapping_shl(bits) | place)
     }
 
-    /// Returns the request with this tag.
+    /// Returns the outstanding request with this transfer tag.
     pub fn get(&mut self, tag: u16) -> Option<&mut Grant<T>> {
         let (place, bits) = (self.place(tag), self.bits);
         let (sequence, grant) = self.places.get_mut(place)?;
@@ -82,7 +82,7 @@ impl<T> Grants<T> {
         usize::from(tag & ((1u32 << self.bits) - 1) as u16)
     }
 
-    /// Removes and returns the request with this tag.
+    /// Removes and returns the outstanding request with this transfer tag.
     pub fn remove(&mut self, tag: u16) -> Option<Grant<T>> {
         self.get(tag)?;
         let place = self.place(tag);

@@ -1,30 +1,30 @@
 //! A host's outstanding commands, by their identifiers.
 
-/// Properties of a command against which its response is checked.
+/// Properties of a sent command, against which the controller's PDUs are checked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CommandInfo {
-    /// Maximum number of bytes that the controller may send.
+    /// Maximum number of data bytes that the controller may send.
     pub data_in: u32,
-    /// The controller sends all `data_in` bytes, if the command succeeds.
+    /// Whether a successful command requires all `data_in` bytes.
     pub whole: bool,
-    /// Maximum number of bytes that the controller may request, without in-capsule data.
+    /// Maximum number of data bytes that the controller may request, besides in-capsule data.
     pub data_out: u32,
 }
 
-/// An outstanding command.
+/// Command that was sent to the controller and has not completed.
 #[derive(Debug)]
 pub struct InFlightCommand<T> {
-    /// Properties of the command.
+    /// Properties of the command, against which the controller's PDUs are checked.
     pub info: CommandInfo,
-    /// Caller's data for the command.
+    /// Data of the caller that belongs to the command.
     pub item: T,
-    /// Number of data bytes that have been announced or received.
+    /// Number of the command's data bytes that were announced or received.
     pub(crate) received: u32,
-    /// Number of data bytes that the controller has requested.
+    /// Number of the command's data bytes that the controller has requested.
     pub(crate) requested: u32,
-    /// The digest of some of its data did not match.
+    /// Whether the digest of any of the command's data did not match.
     pub(crate) corrupt: bool,
-    /// The command has completed.
+    /// Whether the controller has completed the command.
     pub(crate) ended: bool,
 }
 
@@ -34,15 +34,15 @@ pub struct InFlightCommand<T> {
 pub struct InFlight<T> {
     places: Vec<(u16, Option<InFlightCommand<T>>)>,
     free: Vec<u16>,
-    /// Number of low bits of an identifier that hold the index.
+    /// Number of low bits of a command identifier that contain the index in the table.
     bits: u32,
 }
 
 impl<T> InFlight<T> {
-    /// Maximum number of commands of a table.
+    /// Maximum number of outstanding commands in a table.
     pub const MAX_COMMANDS: u16 = 4096;
 
-    /// Creates a table for at most `room` commands, 1 to [`Self::MAX_COMMANDS`].
+    /// Creates an empty table for at most `room` outstanding commands, 1 to [`Self::MAX_COMMANDS`].
     pub fn new(room: u16) -> Self {
         let room = room.clamp(1, Self::MAX_COMMANDS);
         Self {
@@ -53,17 +53,17 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Returns the number of commands.
+    /// Returns the number of outstanding commands.
     pub fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
-    /// Returns whether there are no commands.
+    /// Returns whether no command is outstanding.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns whether the table is full.
+    /// Returns whether the maximum number of commands is outstanding.
     pub fn is_full(&self) -> bool {
         self.free.is_empty()
     }
@@ -98,7 +98,7 @@ impl<T> InFlight<T> {
         usize::from(cid & ((1u32 << self.bits) - 1) as u16)
     }
 
-    /// Returns the command with this identifier.
+    /// Returns the outstanding command with this identifier.
     #[inline]
     pub fn get(&mut self, cid: u16) -> Option<&mut InFlightCommand<T>> {
         let (place, bits) = (self.place(cid), self.bits);
@@ -107,7 +107,7 @@ impl<T> InFlight<T> {
         entry.as_mut().filter(|_| named)
     }
 
-    /// Returns the command with this identifier, if it has not completed.
+    /// Returns the command with this identifier, unless it has completed.
     #[inline]
     pub(crate) fn open(&mut self, cid: u16) -> Option<&mut InFlightCommand<T>> {
         self.get(cid).filter(|entry| !entry.ended)
@@ -122,7 +122,7 @@ impl<T> InFlight<T> {
         entry
     }
 
-    /// Iterates over all commands, each with its identifier.
+    /// Returns all outstanding commands, each with its identifier.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u16, &mut InFlightCommand<T>)> {
         let bits = self.bits;
         let places = (0u16..).zip(&mut self.places);
@@ -131,7 +131,7 @@ impl<T> InFlight<T> {
         })
     }
 
-    /// Removes and returns all commands.
+    /// Removes and returns all outstanding commands.
     pub fn drain(&mut self) -> impl Iterator<Item = InFlightCommand<T>> {
         self.free.clear();
         self.free.extend((0..self.places.len() as u16).rev());

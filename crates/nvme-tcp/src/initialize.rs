@@ -7,16 +7,16 @@ use crate::pdu::{
 use crate::violation::Violation;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Negotiated parameters of a connection.
+/// Parameters of a connection that host and controller have negotiated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// PDU headers have digests.
+    /// Whether PDU headers have digests.
     pub header_digest: bool,
-    /// PDU data has digests.
+    /// Whether the data of PDUs has digests.
     pub data_digest: bool,
-    /// Data alignment that the other side requires, in dwords (zero-based).
+    /// Data alignment that the other side requires (HPDA or CPDA), in dwords, zero-based.
     pub alignment: u8,
-    /// Maximum data of one H2CData PDU in bytes.
+    /// Maximum number of data bytes of one H2CData PDU.
     pub h2c_data: u32,
     /// Maximum number of outstanding requests to transfer (R2T) of a command, set by the host.
     pub r2t: u32,
@@ -31,12 +31,12 @@ impl ConnectionLimits {
     }
 }
 
-/// Parameters that a host requests.
+/// Parameters that a host requests in ICReq.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Host {
-    /// Request digests of PDU headers.
+    /// Whether the host requests digests of PDU headers.
     pub header_digest: bool,
-    /// Request digests of PDU data.
+    /// Whether the host requests digests of PDU data.
     pub data_digest: bool,
 }
 
@@ -72,7 +72,7 @@ impl Host {
     }
 }
 
-/// Parameters that a controller announces.
+/// Parameters that a controller announces in ICResp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Controller {
     /// Maximum data of one H2CData PDU in bytes: a multiple of 4, at least 4096.

@@ -5,12 +5,12 @@ use nvme::{Command, Completion};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Size of a digest in bytes.
+/// Size in bytes of a header digest or data digest.
 pub const DIGEST: usize = 4;
 /// Maximum offset of a PDU's data in bytes: a capsule's header and digest, with the least
 /// favourable alignment, 72.
 pub const MAX_DATA_OFFSET: usize = 144;
-/// Size of [`Initialize`] in bytes.
+/// Size in bytes of the PDUs ICReq and ICResp ([`Initialize`]).
 pub const INITIALIZE: usize = 128;
 /// Size in bytes of a command capsule's header, including the command.
 pub const CAPSULE: usize = 72;
@@ -23,29 +23,29 @@ pub const LEAST_H2C_DATA: u32 = 4096;
 /// Maximum PDU data alignment (HPDA, CPDA) in dwords, zero-based.
 pub const MAX_ALIGNMENT: u8 = 31;
 
-/// PDU-Type.
+/// Types of PDUs (field PDU-Type).
 pub mod kind {
-    /// Initialize Connection Request.
+    /// Type of ICReq, Initialize Connection Request.
     pub const IC_REQ: u8 = 0x00;
-    /// Initialize Connection Response.
+    /// Type of ICResp, Initialize Connection Response.
     pub const IC_RESP: u8 = 0x01;
-    /// Host to Controller Terminate Connection Request.
+    /// Type of H2CTermReq, with which a host terminates a connection.
     pub const H2C_TERM_REQ: u8 = 0x02;
-    /// Controller to Host Terminate Connection Request.
+    /// Type of C2HTermReq, with which a controller terminates a connection.
     pub const C2H_TERM_REQ: u8 = 0x03;
-    /// Capsule Command.
+    /// Type of CapsuleCmd, a command capsule.
     pub const CAPSULE_CMD: u8 = 0x04;
-    /// Capsule Response.
+    /// Type of CapsuleResp, a response capsule.
     pub const CAPSULE_RESP: u8 = 0x05;
-    /// Host To Controller Data.
+    /// Type of H2CData, data from host to controller.
     pub const H2C_DATA: u8 = 0x06;
-    /// Controller To Host Data.
+    /// Type of C2HData, data from controller to host.
     pub const C2H_DATA: u8 = 0x07;
-    /// Ready to Transfer.
+    /// Type of R2T, a controller's request for data (Ready to Transfer).
     pub const R2T: u8 = 0x09;
 }
 
-/// FLAGS of the common header.
+/// Bits of the field FLAGS in the common header.
 pub mod flags {
     /// HDGSTF: a header digest follows the header.
     pub const HDGST: u8 = 1;
@@ -57,11 +57,11 @@ pub mod flags {
     pub const SUCCESS: u8 = 1 << 3;
 }
 
-/// DGST of [`Initialize`].
+/// Bits of the field DGST in [`Initialize`].
 pub mod digests {
-    /// HDGST_ENABLE.
+    /// Bit HDGST_ENABLE: PDU headers have digests.
     pub const HEADER: u8 = 1;
-    /// DDGST_ENABLE.
+    /// Bit DDGST_ENABLE: PDU data has digests.
     pub const DATA: u8 = 1 << 1;
 }
 
@@ -69,13 +69,13 @@ pub mod digests {
 pub mod fes {
     /// Invalid PDU Header Field; the information is the offset of the field.
     pub const HEADER_FIELD: u16 = 1;
-    /// PDU Sequence Error.
+    /// Fatal error PDU Sequence Error.
     pub const SEQUENCE: u16 = 2;
     /// Header Digest Error; the information is the received digest.
     pub const HEADER_DIGEST: u16 = 3;
-    /// Data Transfer Out of Range.
+    /// Fatal error Data Transfer Out of Range.
     pub const OUT_OF_RANGE: u16 = 4;
-    /// R2T Limit Exceeded, or Data Transfer Limit Exceeded.
+    /// Fatal error R2T Limit Exceeded, or Data Transfer Limit Exceeded.
     pub const LIMIT: u16 = 5;
     /// Unsupported Parameter; the information is the offset of the parameter.
     pub const UNSUPPORTED: u16 = 6;
@@ -115,78 +115,79 @@ wire! {
     /// The first 8 bytes of every PDU.
     #[derive(Default)]
     pub struct CommonHeader = 8 {
-        /// PDU-Type ([`kind`]).
+        /// Type of the PDU ([`kind`]).
         pub kind @ 0: u8,
-        /// [`flags`].
+        /// Flags of the PDU ([`flags`]).
         pub flags @ 1: u8,
-        /// Header Length in bytes, without the digest.
+        /// Length of the header in bytes, without its digest (HLEN).
         pub hlen @ 2: u8,
         /// PDU Data Offset in bytes from the start of the PDU; 0 without data.
         pub pdo @ 3: u8,
-        /// PDU Length in bytes, with digests, padding and data.
+        /// Length of the whole PDU in bytes, with digests, padding and data (PLEN).
         pub plen @ 4: U32,
     }
 
-    /// ICReq and ICResp.
+    /// PDU with which a connection is initialized: ICReq or ICResp.
     pub struct Initialize = 128 {
-        /// Common header.
+        /// Header that all PDUs have.
         pub ch @ 0: CommonHeader,
-        /// PDU Format Version: 0.
+        /// Version of the PDU format (PFV), 0.
         pub pfv @ 8: U16,
         /// PDU Data Alignment that the sender requires for data it receives: dwords, zero-based, at
         /// most 31 (HPDA in the request, CPDA in the response).
         pub pda @ 10: u8,
-        /// [`digests`].
+        /// Digests that are requested or enabled ([`digests`]).
         pub dgst @ 11: u8,
         /// MAXR2T in the request: maximum number of outstanding R2Ts of a command, zero-based.
         /// MAXH2CDATA in the response: maximum data of one H2CData PDU in bytes.
         pub limit @ 12: U32,
-        /// Reserved.
+        /// Reserved bytes, zero.
         pub reserved @ 16: [u8; 112],
     }
 
-    /// H2CTermReq and C2HTermReq; up to 128 bytes of the invalid header follow.
+    /// PDU that terminates a connection (H2CTermReq or C2HTermReq); up to 128 bytes of the invalid
+    /// header follow.
     pub struct Terminate = 24 {
-        /// Common header.
+        /// Header that all PDUs have.
         pub ch @ 0: CommonHeader,
         /// Fatal Error Status ([`fes`]).
         pub fes @ 8: U16,
         /// Fatal Error Information.
         pub fei @ 10: U32,
-        /// Reserved.
+        /// Reserved bytes, zero.
         pub reserved @ 14: [u8; 10],
     }
 
-    /// CapsuleCmd; in-capsule data may follow.
+    /// PDU with a command (CapsuleCmd); in-capsule data may follow.
     pub struct CapsuleCmd = 72 {
-        /// Common header.
+        /// Header that all PDUs have.
         pub ch @ 0: CommonHeader,
-        /// Submission queue entry.
+        /// Submission queue entry of the command.
         pub command @ 8: Command,
     }
 
-    /// CapsuleResp.
+    /// PDU with a completion (CapsuleResp).
     pub struct CapsuleResp = 24 {
-        /// Common header.
+        /// Header that all PDUs have.
         pub ch @ 0: CommonHeader,
-        /// Completion queue entry.
+        /// Completion queue entry of the command.
         pub completion @ 8: Completion,
     }
 
     /// Header of H2CData, C2HData and R2T, which describe a piece of a command's data.
     #[derive(Default)]
     pub struct DataPdu = 24 {
-        /// Common header.
+        /// Header that all PDUs have.
         pub ch @ 0: CommonHeader,
-        /// CCCID: the command's identifier.
+        /// Identifier of the command that the data belongs to (CCCID).
         pub cccid @ 8: U16,
         /// Transfer Tag that the controller has assigned to the R2T; reserved in C2HData.
         pub ttag @ 10: U16,
-        /// Offset in the command's data, in bytes (DATAO, R2TO).
+        /// Byte offset within the command's data (DATAO or R2TO).
         pub offset @ 12: U32,
-        /// Length in bytes (DATAL, R2TL).
+        /// Length of the data in bytes (DATAL or R2TL).
         pub len @ 16: U32,
-        /// Reserved.
+        /// Reserved bytes, zero.
         pub reserved @ 20: [u8; 4],
     }
 }

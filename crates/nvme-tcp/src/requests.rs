@@ -12,47 +12,47 @@ use crate::violation::{Terminated, Violation};
 use nvme::Command;
 use zerocopy::FromBytes;
 
-/// Meaning of the consumed bytes.
+/// Event in the PDUs that a controller receives from a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request<'a> {
-    /// No event; more bytes may be needed.
+    /// The bytes complete nothing; more may be needed.
     More,
     /// A command, with `data` bytes of in-capsule data to follow.
     Command {
-        /// The command.
+        /// Command in the capsule.
         command: Command,
-        /// Number of bytes of in-capsule data.
+        /// Number of bytes of in-capsule data that follow.
         data: u32,
     },
-    /// Data for a request to transfer follows.
+    /// Data follows that the controller has requested by R2T.
     Transfer {
-        /// Tag of the request to transfer.
+        /// Transfer tag of the request that the data answers.
         tag: u16,
-        /// Offset in the command's data, in bytes.
+        /// Byte offset of the data within the command's data.
         at: u32,
-        /// Number of bytes.
+        /// Number of data bytes that follow.
         len: u32,
     },
-    /// Data of the command or request to transfer that was returned last.
+    /// Data of the command or of the requested transfer that was returned last.
     Data(&'a [u8]),
-    /// The end of that data.
+    /// All data that was announced has arrived.
     DataEnd {
-        /// The digest does not match: the data is invalid.
+        /// Whether the digest does not match, so that the data is invalid.
         corrupt: bool,
-        /// The request to transfer is complete.
+        /// Whether the requested transfer is complete.
         whole: bool,
     },
-    /// The host terminates the connection, with a reason.
+    /// The host has terminated the connection, for this reason.
     Terminated(Terminated),
 }
 
 #[derive(Debug)]
 enum State {
-    /// The header of a PDU is next.
+    /// The header of a PDU comes next.
     Head,
-    /// Data is next; with `whole`, its end completes the request to transfer.
+    /// Data comes next. `whole` is whether its end completes the requested transfer.
     Data { body: Body, whole: bool },
-    /// The rest of a PDU that terminates the connection is next.
+    /// The rest of a PDU that terminates the connection comes next, and is skipped.
     Skip(Body),
 }
 

@@ -5,17 +5,17 @@ use crate::pdu::fes;
 /// A protocol violation by the other side. The connection is then unusable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// A PDU of a kind that does not belong here.
+    /// A PDU has a type that is not allowed here.
     #[error("an unexpected PDU of type {0:#04x}")]
     Kind(u8),
     /// A header field has an invalid value.
     #[error("a PDU of type {kind:#04x} whose {field} is {value}")]
     Field {
-        /// Type of the PDU.
+        /// Type of the PDU with the invalid field.
         kind: u8,
         /// Name of the field.
         field: &'static str,
-        /// Offset of the field in the header, in bytes.
+        /// Byte offset of the field in the header.
         at: u8,
         /// Value of the field.
         value: u32,
@@ -23,15 +23,15 @@ pub enum Violation {
     /// The digest of a header does not match.
     #[error("a header with a wrong digest (type {kind:#04x}, digest {digest:#010x})")]
     HeaderDigest {
-        /// Type of the PDU.
+        /// Type of the PDU with the wrong digest.
         kind: u8,
-        /// Digest that was received.
+        /// Digest that was received with the header.
         digest: u32,
     },
-    /// No command has this identifier.
+    /// No outstanding command has the identifier in the PDU.
     #[error("a reply to a command that was not sent or was already answered (identifier {0:#06x})")]
     Cid(u16),
-    /// No request to transfer has this tag.
+    /// No requested transfer has the tag in the PDU.
     #[error("data without an outstanding request to transfer (tag {0:#06x})")]
     Tag(u16),
     /// Data is outside the requested range, out of order, or longer than requested.
@@ -39,14 +39,14 @@ pub enum Violation {
         "data outside the requested range (from {offset}, {len} bytes, expected from {expected})"
     )]
     Range {
-        /// Offset given in the PDU.
+        /// Byte offset that the PDU states.
         offset: u32,
-        /// Length in bytes.
+        /// Length that the PDU states, in bytes.
         len: u32,
-        /// Expected offset of the next byte.
+        /// Byte offset that was expected next.
         expected: u32,
     },
-    /// A PDU has more data than negotiated.
+    /// A PDU has more data than the negotiated maximum; the value is its length in bytes.
     #[error("a PDU with {0} bytes of data, more than was agreed")]
     Limit(u32),
     /// A command has succeeded, and not all of its data has been moved.
@@ -78,12 +78,12 @@ impl Violation {
     }
 }
 
-/// Reason with which the other side terminated the connection.
+/// Reason with which the other side has terminated a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terminated {
-    /// Fatal Error Status ([`fes`]).
+    /// Fatal Error Status in the PDU ([`fes`]).
     pub fes: u16,
-    /// Fatal Error Information.
+    /// Fatal Error Information in the PDU.
     pub fei: u32,
 }
 

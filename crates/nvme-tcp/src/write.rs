@@ -11,7 +11,7 @@ use nvme::{Command, Completion};
 use std::ops::Deref;
 use zerocopy::IntoBytes;
 
-/// Encoded header of a PDU, up to its data.
+/// Bytes of a PDU's header, up to the PDU's data.
 #[derive(Debug, Clone, Copy)]
 pub struct Header {
     bytes: [u8; MAX_DATA_OFFSET],
@@ -26,7 +26,7 @@ impl Deref for Header {
     }
 }
 
-/// Encoder of the PDU headers of a connection.
+/// Encoder of PDU headers for a connection with negotiated digests and alignment.
 #[derive(Debug, Clone, Copy)]
 pub struct Writer {
     limits: ConnectionLimits,
@@ -38,12 +38,12 @@ impl Writer {
         Self { limits }
     }
 
-    /// Returns the negotiated parameters.
+    /// Returns the negotiated parameters of the connection.
     pub const fn limits(&self) -> &ConnectionLimits {
         &self.limits
     }
 
-    /// Returns whether data is followed by its digest.
+    /// Returns whether a data digest follows the data of PDUs.
     pub const fn data_digest(&self) -> bool {
         self.limits.data_digest
     }

@@ -14,12 +14,12 @@ pub const SUPPORTED_EVENTS: [Type; 6] = [
     Type::IMPLICITLY_MODIFIED_HANDLE,
 ];
 
-/// A set of [`SUPPORTED_EVENTS`].
+/// Set of event types out of [`SUPPORTED_EVENTS`], as a bit mask.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventSet(pub(crate) u64);
 
 impl EventSet {
-    /// The empty set.
+    /// Set without any event type.
     pub const NONE: Self = Self(0);
 
     /// Returns the set with another type added; `None` when the type is not supported.
@@ -28,7 +28,7 @@ impl EventSet {
         Some(Self(self.0 | 1 << at))
     }
 
-    /// Returns whether the set contains the type.
+    /// Returns whether the set contains the event type.
     pub fn contains(self, ty: Type) -> bool {
         Self::NONE
             .with(ty)
@@ -36,17 +36,17 @@ impl EventSet {
     }
 }
 
-/// A recorded placement event.
+/// FDP event that a placement handle has recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Type of the event.
     pub ty: Type,
-    /// Placement Identifier in the host's command.
+    /// Placement Identifier of the host's command that has caused the event.
     pub identifier: u16,
-    /// Reclaim unit handle of the event.
+    /// Number of the reclaim unit handle that the event concerns.
     pub handle: u16,
-    /// NSID of the namespace.
+    /// NSID of the namespace that the event concerns.
     pub nsid: u32,
-    /// Time of the event, in milliseconds of the wall clock.
+    /// Wall-clock time of the event in milliseconds since 1970.
     pub at: u64,
 }

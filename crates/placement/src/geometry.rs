@@ -13,17 +13,17 @@ pub struct Geometry {
     pub handles: u16,
     /// Size of a reclaim unit in blocks, 1 to [`MAX_UNIT`].
     pub unit: u64,
-    /// Block size in bytes.
+    /// Logical block size in bytes, in which reclaim units count.
     pub block: u32,
 }
 
-/// Error in a geometry.
+/// Reason why a placement geometry is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GeometryError {
-    /// The number of handles is 0 or too large.
+    /// The number of placement handles is 0 or too large.
     #[error("{0} placement handles: 1 to {MAX_HANDLES} are allowed")]
     Handles(u16),
-    /// The size of reclaim units is 0 or too large.
+    /// The size of a reclaim unit is 0 or too large.
     #[error("reclaim units of {0} blocks: 1 to 2^40 are allowed")]
     Unit(u64),
 }

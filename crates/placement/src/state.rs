@@ -5,7 +5,8 @@ use crate::{Event, EventSet, Geometry, GeometryError};
 use nvme::log::{FDP_EVENTS, FdpEventType};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Word indexes in the row [`COUNTERS`].
+/// Index of a word in the row of counters ([`COUNTERS`]): Host Bytes with Metadata Written. The
+/// next indices follow.
 const HOST_BYTES: usize = 0;
 const MEDIA_BYTES: usize = 1;
 const FLAGS: usize = 2;
@@ -13,37 +14,38 @@ const EVENTS: usize = 3;
 /// Bit of [`FLAGS`] that is set while the host has disabled the Data Placement directive.
 const DISABLED: u64 = 1;
 
-/// Word indexes in the row of a handle.
+/// Index of a word in the row of a placement handle: blocks left in its reclaim unit. The next
+/// indices follow.
 const LEFT: usize = 0;
 const BYTES: usize = 1;
 const UNITS: usize = 2;
 const ENABLED: usize = 3;
 
-/// Word indexes in the row of an event.
+/// Index of a word in the row of an event: the event's number. The next indices follow.
 const NUMBER: usize = 0;
 const AT: usize = 1;
 const WHERE: usize = 2;
 const WHAT: usize = 3;
 
-/// Source of written blocks, for the counters.
+/// Origin of written blocks, which decides the counters that count them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writer {
     /// Host: the data is sent with the command, or the blocks are zeroed.
     Host,
-    /// Controller: the data is already in the namespace (Copy).
+    /// The controller has written data that was in the namespace already (Copy).
     Controller,
 }
 
-/// Handle selected for a write.
+/// Placement handle that a write uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chosen {
-    /// Number of the handle.
+    /// Number of the placement handle.
     pub handle: u16,
-    /// Placement Identifier of the command, if it selects no handle.
+    /// Placement Identifier of the command if it names no handle, so that a default is used.
     pub invalid: Option<u16>,
 }
 
-/// Placement state of a namespace.
+/// Flexible Data Placement state of a namespace, stored in words of type `W`.
 #[derive(Debug)]
 pub struct Placement<W> {
     geometry: Geometry,
@@ -76,12 +78,12 @@ impl<W: WordStore> Placement<W> {
         Ok(Self { geometry, words })
     }
 
-    /// Returns the geometry.
+    /// Returns the number of placement handles and the size of reclaim units.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// Returns the words.
+    /// Returns the storage of the state's words.
     pub fn words(&self) -> &W {
         &self.words
     }
@@ -175,22 +177,22 @@ impl<W: WordStore> Placement<W> {
         self.rest(self.value(handle, LEFT))
     }
 
-    /// Returns the number of bytes written by the handle.
+    /// Returns the number of bytes that were written through the handle.
     pub fn bytes(&self, handle: u16) -> u64 {
         self.value(handle, BYTES)
     }
 
-    /// Returns the number of units that the handle has completed or left.
+    /// Returns the number of reclaim units that the handle has filled or left.
     pub fn units(&self, handle: u16) -> u64 {
         self.value(handle, UNITS)
     }
 
-    /// Returns Host Bytes with Metadata Written.
+    /// Returns the statistic Host Bytes with Metadata Written (HBMW).
     pub fn host_bytes(&self) -> u64 {
         load(self.counter(HOST_BYTES))
     }
 
-    /// Returns Media Bytes with Metadata Written.
+    /// Returns the statistic Media Bytes with Metadata Written (MBMW).
     pub fn media_bytes(&self) -> u64 {
         load(self.counter(MEDIA_BYTES))
     }
@@ -203,7 +205,7 @@ impl<W: WordStore> Placement<W> {
         load(self.counter(FLAGS)) & DISABLED == 0
     }
 
-    /// Enables or disables the Data Placement directive.
+    /// Enables or disables the Data Placement directive for the namespace.
     pub fn enable(&self, on: bool) {
         let Some(flags) = self.counter(FLAGS) else {
             return;
@@ -217,12 +219,12 @@ impl<W: WordStore> Placement<W> {
 
     // ---- events
 
-    /// Returns the events enabled for the handle.
+    /// Returns the event types that the handle records.
     pub fn recorded(&self, handle: u16) -> EventSet {
         EventSet(self.value(handle, ENABLED))
     }
 
-    /// Enables or disables the recording of these events by the handle.
+    /// Enables or disables the recording of event types for the handle.
     pub fn record_events(&self, handle: u16, events: EventSet, on: bool) {
         let Some(word) = self.of_handle(handle, ENABLED) else {
             return;
@@ -260,7 +262,7 @@ impl<W: WordStore> Placement<W> {
         word(row, NUMBER).store(number.wrapping_add(1), Ordering::Release);
     }
 
-    /// Returns the recorded events, oldest first.
+    /// Returns the recorded FDP events, oldest first.
     pub fn events(&self) -> Vec<Event> {
         let end = load(self.counter(EVENTS));
         let first = end.saturating_sub(FDP_EVENTS as u64);

@@ -14,22 +14,22 @@ use crate::Geometry;
 use nvme::log::FDP_EVENTS;
 use std::sync::atomic::AtomicU64;
 
-/// A row of the table: eight words.
+/// Row of the placement table: eight 64-bit words.
 pub type Row = [AtomicU64; 8];
-/// Size of a row in bytes.
+/// Size of a row of the placement table in bytes.
 pub const ROW: usize = size_of::<Row>();
-/// Version of the table format that this program writes.
+/// Version of the placement table's format that this program writes.
 pub const VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"vnvmefdp";
-/// Index of the row with the counters.
+/// Index of the row with the counters of the namespace.
 pub(crate) const COUNTERS: usize = 1;
-/// Index of the first handle's row.
+/// Index of the first placement handle's row.
 pub(crate) const HANDLES: usize = 2;
 
-/// Storage of the table's rows.
+/// Storage of a placement table's rows, in memory or in a mapped file.
 pub trait WordStore {
-    /// Returns the row with this index; `None` when it does not exist.
+    /// Returns the row with this index; `None` if it does not exist.
     fn row(&self, number: usize) -> Option<&Row>;
 }
 
@@ -39,18 +39,18 @@ impl WordStore for Vec<Row> {
     }
 }
 
-/// Error of checking a table.
+/// Reason why a placement table is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
-    /// The table is truncated.
+    /// The placement table is truncated.
     #[error("it has {found} bytes instead of the {needed} of a table of these handles")]
     Short {
-        /// Number of bytes found.
+        /// Number of bytes that the table has.
         found: usize,
-        /// Number of bytes required.
+        /// Number of bytes that the geometry requires.
         needed: usize,
     },
-    /// The magic number does not match.
+    /// The magic number of the table does not match.
     #[error("not a table of placement handles")]
     Magic,
     /// A newer program has written the table.
@@ -59,31 +59,31 @@ pub enum TableError {
     /// The checksum of the header does not match.
     #[error("the header is damaged")]
     Checksum,
-    /// The table belongs to another namespace.
+    /// The placement table belongs to another namespace.
     #[error("it has the placement handles of another namespace")]
     OtherNamespace,
-    /// The table was written for another geometry.
+    /// The placement table was written for another geometry.
     #[error(
         "it has {handles} handles with units of {unit} blocks of {block} bytes, unlike the \
          configured namespace"
     )]
     OtherGeometry {
-        /// Number of handles.
+        /// Number of placement handles, as the table states it.
         handles: u16,
-        /// Size of a reclaim unit in blocks.
+        /// Size of a reclaim unit in blocks, as the table states it.
         unit: u64,
-        /// Block size in bytes.
+        /// Block size in bytes, as the table states it.
         block: u32,
     },
-    /// The words of a handle are damaged.
+    /// The words of the placement handle with this number are damaged.
     #[error("handle {0} has an invalid state")]
     Handle(u16),
 }
 
-/// Identity of the namespace that a placement belongs to.
+/// Identity of the namespace that a placement table belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The namespace's NGUID.
+    /// NGUID of the namespace.
     pub namespace: [u8; 16],
 }
 
@@ -97,7 +97,7 @@ pub const fn len(handles: u16) -> usize {
     rows(handles) * ROW
 }
 
-/// Encodes the header.
+/// Returns the bytes of the placement table's header.
 fn header(geometry: &Geometry, identity: Identity) -> [u8; ROW] {
     let mut bytes = [0; ROW];
     let fields: [&[u8]; 6] = [
@@ -117,7 +117,7 @@ fn header(geometry: &Geometry, identity: Identity) -> [u8; ROW] {
     bytes
 }
 
-/// Encodes a table without any writes.
+/// Returns the bytes of a placement table in which nothing was written yet.
 pub fn encode(geometry: &Geometry, identity: Identity) -> Vec<u8> {
     let mut bytes = header(geometry, identity).to_vec();
     bytes.resize(HANDLES * ROW, 0);
@@ -129,12 +129,12 @@ pub fn encode(geometry: &Geometry, identity: Identity) -> Vec<u8> {
     bytes
 }
 
-/// Returns an empty table in memory of this process.
+/// Returns a placement table in memory in which nothing was written yet.
 pub fn empty(geometry: Geometry, identity: Identity) -> Vec<Row> {
     words(&encode(&geometry, identity))
 }
 
-/// Converts the bytes of whole rows to words.
+/// Returns the rows that the bytes of a placement table contain.
 pub fn words(bytes: &[u8]) -> Vec<Row> {
     let (rows, _) = bytes.as_chunks::<ROW>();
     let word = |row: &[u8; ROW], at: usize| {

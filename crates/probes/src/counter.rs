@@ -20,7 +20,7 @@ impl Counter {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// Returns the current count.
+    /// Returns the present value of the counter.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Time for which the counter is compared with the clock.
+/// Time for which the cycle counter is compared with the clock to determine its frequency.
 const CALIBRATION: Duration = Duration::from_millis(10);
 
 /// Reads the processor's counter. It counts at a constant rate ([`cycles_per_second`]), equal on

@@ -20,16 +20,16 @@ pub struct Histogram {
     most: AtomicU64,
 }
 
-/// Summary of the values in a histogram.
+/// Summary of the values that a histogram has recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Summary {
     /// Number of recorded values.
     pub count: u64,
-    /// Sum of the values.
+    /// Sum of the recorded values.
     pub total: u64,
-    /// Average of the values; 0 when there are none.
+    /// Average of the recorded values; 0 when there are none.
     pub average: f64,
-    /// 50th percentile, at most a sixteenth too large.
+    /// 50th percentile (median), at most a sixteenth too large.
     pub p50: u64,
     /// 90th percentile, at most a sixteenth too large.
     pub p90: u64,
@@ -37,7 +37,7 @@ pub struct Summary {
     pub p99: u64,
     /// 99.9th percentile, at most a sixteenth too large.
     pub p999: u64,
-    /// The largest value.
+    /// Largest recorded value.
     pub max: u64,
 }
 
@@ -53,7 +53,7 @@ impl std::fmt::Debug for Histogram {
     }
 }
 
-/// Returns the bucket of a value.
+/// Returns the index of the bucket that counts a value.
 #[inline]
 fn bucket(value: u64) -> usize {
     if value < STEPS {
@@ -65,7 +65,7 @@ fn bucket(value: u64) -> usize {
     (u64::from(shift) * STEPS + (value >> shift)) as usize
 }
 
-/// Returns the largest value of a bucket.
+/// Returns the largest value that a bucket counts.
 fn upper(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     if bucket < 2 * STEPS {
@@ -113,7 +113,7 @@ impl Histogram {
         }
     }
 
-    /// Removes all values. Only the owning thread may call this.
+    /// Removes all recorded values. Only the owning thread may call this.
     pub fn clear(&self) {
         let all = [&self.count, &self.total, &self.most].into_iter();
         for cell in all.chain(&self.buckets) {
@@ -121,12 +121,12 @@ impl Histogram {
         }
     }
 
-    /// Returns the sum of all values.
+    /// Returns the sum of all recorded values.
     pub fn total(&self) -> u64 {
         self.total.load(Ordering::Relaxed)
     }
 
-    /// Returns the largest value.
+    /// Returns the largest recorded value.
     pub fn max(&self) -> u64 {
         self.most.load(Ordering::Relaxed)
     }

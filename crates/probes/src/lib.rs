@@ -39,23 +39,23 @@ pub use histogram::{Histogram, Summary};
 pub use log_limit::LogLimit;
 pub use record::{Failure, IoKind, IoRecord, TIMED_EVERY};
 
-/// Doorbell of a queue pair that a probe refers to.
+/// Doorbell of a queue pair that a trace point reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doorbell {
-    /// Submission queue tail.
+    /// Submission queue tail doorbell.
     SqTail = 0,
-    /// Completion queue head.
+    /// Completion queue head doorbell.
     CqHead = 1,
 }
 
-/// Reports that Doorbell Buffer Config was accepted.
+/// Trace point: the controller has accepted Doorbell Buffer Config with these guest addresses.
 #[inline(always)]
 pub fn dbbuf_config(controller: u16, shadow: u64, eventidx: u64) {
     probe::probe!(vnvme, dbbuf_config, u64::from(controller), shadow, eventidx);
     tracing::trace!(target: "vnvme::doorbell", controller, shadow, eventidx, "dbbuf_config");
 }
 
-/// Reports that a doorbell register was written by message.
+/// Trace point: a message has written this value to a doorbell register.
 #[inline(always)]
 pub fn mmio_doorbell(controller: u16, qid: u16, which: Doorbell, value: u32) {
     probe::probe!(
@@ -69,7 +69,7 @@ pub fn mmio_doorbell(controller: u16, qid: u16, which: Doorbell, value: u32) {
     tracing::trace!(target: "vnvme::doorbell", controller, qid, ?which, value, "mmio_doorbell");
 }
 
-/// Reports that a new value was found in a shadow doorbell.
+/// Trace point: a queue's shadow doorbell has this new value.
 #[inline(always)]
 pub fn shadow_doorbell(controller: u16, qid: u16, which: Doorbell, value: u32) {
     probe::probe!(
@@ -83,7 +83,7 @@ pub fn shadow_doorbell(controller: u16, qid: u16, which: Doorbell, value: u32) {
     tracing::trace!(target: "vnvme::doorbell", controller, qid, ?which, value, "shadow_doorbell");
 }
 
-/// Reports that EventIdx was stored.
+/// Trace point: this value was stored as EventIdx of a doorbell.
 #[inline(always)]
 pub fn eventidx(controller: u16, qid: u16, which: Doorbell, value: u32) {
     probe::probe!(

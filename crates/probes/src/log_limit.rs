@@ -17,22 +17,23 @@ pub struct LogLimit {
 
 #[derive(Debug)]
 struct State {
-    /// Number of messages that may still be written at once.
+    /// Number of log messages that may be written now without waiting.
     tokens: u32,
-    /// Time since which the next token is accumulating.
+    /// Time since which the permission for the next message is accumulating; `None` when the limit
+    /// is unused.
     since: Option<Instant>,
     left_out: u64,
 }
 
 impl Default for LogLimit {
-    /// Allows ten messages, then one every ten seconds.
+    /// Creates a limit that allows ten messages at once, then one every ten seconds.
     fn default() -> Self {
         Self::new(10, Duration::from_secs(10))
     }
 }
 
 impl LogLimit {
-    /// Creates a limit of `burst` messages, then one in each `interval`.
+    /// Creates a limit that allows `burst` messages at once, then one in each `interval`.
     pub const fn new(burst: u32, interval: Duration) -> Self {
         Self {
             burst,

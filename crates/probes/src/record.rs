@@ -8,21 +8,21 @@ use std::sync::OnceLock;
 /// period of its own does not show the same command each time.
 pub const TIMED_EVERY: u32 = 61;
 
-/// Kinds of commands.
+/// Kind of a command, as counters and metrics distinguish them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoKind {
-    /// Data is transferred to the host; includes Compare.
+    /// Transfers data to the host, or compares data.
     Read,
-    /// Data is transferred from the host.
+    /// Transfers data from the host.
     Write,
     /// Makes written data durable.
     Flush,
-    /// Remaining kinds: deallocation, zeroing, verification, and unknown commands.
+    /// Other commands: deallocation, zeroing, verification, and unknown ones.
     Other,
 }
 
 impl IoKind {
-    /// All kinds.
+    /// All kinds of commands.
     pub const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Flush, Self::Other];
 
     /// Returns the name of the kind in metrics and statistics.
@@ -69,7 +69,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// All reasons.
+    /// All classes of failures.
     pub const ALL: [Self; 11] = [
         Self::Media,
         Self::NoSpace,
@@ -84,7 +84,7 @@ impl Failure {
         Self::Internal,
     ];
 
-    /// Returns the name of the reason in metrics and statistics.
+    /// Returns the name of the failure class in metrics and statistics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Media => "media",
@@ -110,7 +110,7 @@ pub struct IoRecord {
     /// Numbers of completed commands, by [`IoKind`]. An array, because the kind of a completed
     /// command is available as a number.
     operations: [Counter; IoKind::ALL.len()],
-    /// Numbers of bytes read and written.
+    /// Number of bytes read, and number of bytes written.
     bytes: [Counter; 2],
     failures: [Counter; Failure::ALL.len()],
     /// Latencies by [`IoKind`], each allocated when the first one is recorded, because many are
@@ -120,7 +120,7 @@ pub struct IoRecord {
 }
 
 impl IoRecord {
-    /// Returns the counter of completed commands of a kind, including failed ones.
+    /// Returns the counter of completed commands of one kind, including failed ones.
     #[inline(always)]
     pub const fn operations(&self, kind: IoKind) -> &Counter {
         let [reads, writes, flushes, others] = &self.operations;
@@ -132,14 +132,14 @@ impl IoRecord {
         }
     }
 
-    /// Returns the counter of bytes read by the host.
+    /// Returns the counter of bytes that the host has read.
     #[inline(always)]
     pub const fn bytes_read(&self) -> &Counter {
         let [read, _] = &self.bytes;
         read
     }
 
-    /// Returns the counter of bytes written by the host.
+    /// Returns the counter of bytes that the host has written.
     #[inline(always)]
     pub const fn bytes_written(&self) -> &Counter {
         let [_, written] = &self.bytes;
@@ -162,14 +162,14 @@ impl IoRecord {
         counts.into_iter().fold(0, u64::wrapping_add)
     }
 
-    /// Returns the number of commands that failed for this reason.
+    /// Returns the number of commands that have failed for this class of reasons.
     pub fn failures(&self, failure: Failure) -> u64 {
         self.failures
             .get(failure as usize)
             .map_or(0, |counter| counter.get())
     }
 
-    /// Returns the number of failed commands.
+    /// Returns the number of commands that have failed for any reason.
     pub fn all_failures(&self) -> u64 {
         let counts = self.failures.iter().map(Counter::get);
         counts.fold(0, u64::wrapping_add)

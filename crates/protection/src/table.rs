@@ -28,9 +28,9 @@ use crc32fast::Hasher;
 
 /// Size of the header in bytes, before the first entry.
 pub const HEADER: usize = 4096;
-/// Offset of the generation in the header.
+/// Byte offset of the generation in the header of a metadata file.
 pub const GENERATION: usize = 64;
-/// Size of a slot's word in bytes, before its metadata.
+/// Size in bytes of a slot's word, which precedes the slot's metadata.
 pub const WORD: usize = 8;
 /// Bit of a word that is set after the write has completed successfully.
 const DONE: u64 = 1 << 39;
@@ -40,25 +40,25 @@ pub const VERSION: u32 = 2;
 const MIN_VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"vnvmemet";
-/// Number of header bytes that the checksum covers.
+/// Number of bytes of the header that its checksum covers.
 const CHECKED: usize = 48;
-/// Mask of the sequence numbers in words, which wrap around.
+/// Mask of the sequence numbers in the words of slots, which wrap around.
 const NUMBERS: u8 = 0x7f;
-/// Number of bits in a generation.
+/// Number of bits of a metadata file's generation.
 const GENERATIONS: u32 = 24;
 
-/// Error of checking a metadata file.
+/// Reason why a metadata file is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
-    /// The file is truncated.
+    /// The metadata file is truncated.
     #[error("it has {found} bytes instead of the {needed} of these blocks' metadata")]
     Size {
-        /// Number of bytes found.
+        /// Number of bytes that the file has.
         found: u64,
-        /// Number of bytes required.
+        /// Number of bytes that the layout requires.
         needed: u64,
     },
-    /// The magic number does not match.
+    /// The magic number of the file does not match.
     #[error("not a metadata file")]
     Magic,
     /// A newer program has written the file.
@@ -67,29 +67,29 @@ pub enum TableError {
     /// The checksum of the header does not match.
     #[error("the header is damaged")]
     Checksum,
-    /// The file belongs to another namespace.
+    /// The metadata file belongs to another namespace.
     #[error("it has the metadata of another volume")]
     OtherNamespace,
-    /// The file was written for another layout.
+    /// The metadata file was written for another metadata layout.
     #[error(
         "it is of {blocks} blocks of {block} bytes with {metadata} bytes of metadata (protection \
          {protection}, guard of {guard} bits, storage tag of {storage}{first}), unlike the \
          configured namespace"
     )]
     OtherLayout {
-        /// Number of blocks in the namespace.
+        /// Number of blocks, as the file states it.
         blocks: u64,
-        /// Data size of a block in bytes.
+        /// Data size of a block in bytes, as the file states it.
         block: u32,
-        /// Metadata size of a block in bytes.
+        /// Metadata size of a block in bytes, as the file states it.
         metadata: u16,
-        /// Type of protection; 0 for none.
+        /// Type of protection information, as the file states it; 0 for none.
         protection: u8,
-        /// Size of the guard in bits.
+        /// Size of the guard in bits, as the file states it.
         guard: u8,
-        /// Size of the storage tag in bits.
+        /// Size of the storage tag in bits, as the file states it.
         storage: u8,
-        /// Position of the tuple in the metadata.
+        /// Location of protection information in the metadata, as text for the message.
         first: &'static str,
     },
 }
@@ -103,7 +103,7 @@ pub struct Identity {
     pub blocks: u64,
 }
 
-/// Returns the size of an entry in bytes.
+/// Returns the size in bytes of the entry of a block with `metadata` bytes of metadata.
 pub const fn entry(metadata: u16) -> usize {
     2 * (WORD + metadata as usize)
 }
@@ -138,7 +138,7 @@ pub fn encode(layout: &Layout, identity: Identity) -> Vec<u8> {
     bytes
 }
 
-/// Protection fields of the header; all zero without protection.
+/// Fields of the header that describe protection information; all zero without it.
 #[derive(Default, PartialEq, Eq)]
 struct Shape {
     kind: u8,
@@ -274,7 +274,7 @@ const fn wrapped(generation: u32) -> u32 {
     generation & ((1 << GENERATIONS) - 1)
 }
 
-/// Returns the next generation.
+/// Returns the generation after this one, which wraps around.
 pub const fn next_generation(generation: u32) -> u32 {
     match wrapped(generation.wrapping_add(1)) {
         0 => 1,
@@ -282,24 +282,24 @@ pub const fn next_generation(generation: u32) -> u32 {
     }
 }
 
-/// Returns the checksum of a block's data, for [`Block`].
+/// Returns the checksum of a block's data, by which its metadata is found ([`Block`]).
 pub fn checksum(data: &[u8]) -> u32 {
     crc32fast::hash(data)
 }
 
-/// A block and its data's checksum, for looking up metadata.
+/// Block of which the metadata is looked up, with the checksum of its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Number of the block.
+    /// Number of the block (LBA).
     pub lba: u64,
     /// [`checksum`] of the block's data.
     pub checksum: u32,
-    /// Current generation of the file.
+    /// Present generation of the metadata file; older entries are void.
     pub generation: u32,
 }
 
 impl Block {
-    /// Returns the word for a slot with this metadata.
+    /// Returns the word of a slot that stores this metadata with sequence number `number`.
     fn word(&self, metadata: &[u8], number: u8) -> u64 {
         let head = wrapped(self.generation) << 8 | u32::from(number & NUMBERS);
         let mut hasher = Hasher::new_with_initial(self.checksum);
@@ -315,16 +315,16 @@ impl Block {
 pub enum BlockLookup<'a> {
     /// The block was never written.
     Unwritten,
-    /// Metadata that belongs to the data.
+    /// Metadata that belongs to the block's data.
     Written(&'a [u8]),
-    /// The data matches no stored metadata. Contains the newest metadata.
+    /// The data matches no stored metadata; the value is the newest metadata.
     Damaged(&'a [u8]),
 }
 
-/// A written slot of an entry: its word and its metadata.
+/// Slot of an entry that was written: its word and its metadata.
 type StoredBlock<'a> = (u64, &'a [u8]);
 
-/// Parses a slot; `None` when it was not written in this generation.
+/// Returns the word and metadata of a slot; `None` if it was not written in this generation.
 fn place(bytes: &[u8], generation: u32) -> Option<StoredBlock<'_>> {
     let (word, metadata) = bytes.split_first_chunk::<WORD>()?;
     let word = u64::from_le_bytes(*word);
@@ -335,7 +335,7 @@ const fn number(word: u64) -> u8 {
     (word >> 32) as u8 & NUMBERS
 }
 
-/// Returns both slots with their offsets, the newer one first.
+/// Returns both slots of an entry with their offsets, the newer one first.
 fn places(entry: &[u8], generation: u32) -> [(usize, Option<StoredBlock<'_>>); 2] {
     let half = entry.len() / 2;
     let (first, second) = entry.split_at(half);

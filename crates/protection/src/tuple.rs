@@ -15,7 +15,7 @@ use crc::{Crc, Table};
 static T10_DIF: Crc<u16, Table<16>> = Crc::<u16, Table<16>>::new(&crc::CRC_16_T10_DIF);
 static NVME: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&crc::CRC_64_NVME);
 
-/// Type of protection, which determines the meaning of the reference tag.
+/// Type of protection information, which determines the meaning of the reference tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
     /// Type 1: the reference tag is the low part of the block number.
@@ -27,7 +27,7 @@ pub enum Type {
 }
 
 impl Type {
-    /// Returns the type with this number, 1 to 3.
+    /// Returns the protection information type with this number, 1 to 3.
     pub fn of(number: u8) -> Option<Self> {
         [Self::One, Self::Two, Self::Three]
             .into_iter()
@@ -35,14 +35,14 @@ impl Type {
     }
 }
 
-/// Size and algorithm of the guard.
+/// Size and algorithm of the guard in protection information.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guard {
-    /// CRC-16/T10-DIF.
+    /// 16-bit guard, CRC-16/T10-DIF.
     Bits16,
-    /// CRC-32C.
+    /// 32-bit guard, CRC-32C.
     Bits32,
-    /// CRC-64/NVME.
+    /// 64-bit guard, CRC-64/NVME.
     Bits64,
 }
 
@@ -63,7 +63,7 @@ impl Guard {
         }
     }
 
-    /// Returns the size of the tuple in bytes.
+    /// Returns the size of the protection information in bytes.
     pub const fn tuple(self) -> usize {
         match self {
             Self::Bits16 => 8,
@@ -81,7 +81,7 @@ impl Guard {
         }
     }
 
-    /// Returns the total size of storage tag and reference tag in bits.
+    /// Returns the total size in bits of storage tag and reference tag.
     const fn tag_bits(self) -> u32 {
         match self {
             Self::Bits16 => 32,
@@ -129,12 +129,12 @@ impl Guard {
     }
 }
 
-/// Storage tag of a namespace's tuples. Hosts choose its value.
+/// Storage tag in the protection information of a namespace. Hosts choose its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StorageTag {
     /// Size in bits (STS), within [`Guard::storage_bits`]; 0 for no storage tag.
     pub bits: u8,
-    /// Mask of the tag's bits that are compared (LBSTM).
+    /// Mask of the storage tag's bits that are compared (LBSTM).
     pub mask: u64,
 }
 
@@ -148,27 +148,28 @@ impl StorageTag {
         Self { bits, mask }
     }
 
-    /// Creates the smallest storage tag for a guard.
+    /// Returns the storage tag with the minimum size that the guard allows.
     pub const fn least(guard: Guard) -> Self {
         Self::of(guard.storage_bits().0)
     }
 }
 
-/// Expected tags of one block.
+/// Expected tags in the protection information of one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tags {
-    /// Application tag (LBAT).
+    /// Expected application tag (LBAT).
     pub application: u16,
     /// Mask of the application tag's bits that are compared (LBATM).
     pub mask: u16,
-    /// Storage tag and reference tag, combined as in the tuple; see [`Protection::tags_of`].
+    /// Storage tag and reference tag, combined as in protection information; see
+    /// [`Protection::tags_of`].
     pub block: u128,
 }
 
-/// Checks that are enabled for a command (PRCHK).
+/// Checks of protection information that a command enables (PRCHK).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checks {
-    /// Whether the guard is checked.
+    /// Whether the guard is compared with the data.
     pub guard: bool,
     /// Whether the application tag is checked.
     pub application: bool,
@@ -179,7 +180,7 @@ pub struct Checks {
 }
 
 impl Checks {
-    /// All checks.
+    /// All checks of protection information.
     pub const ALL: Self = Self {
         guard: true,
         application: true,
@@ -188,27 +189,27 @@ impl Checks {
     };
 }
 
-/// Field that failed its check.
+/// Field of protection information that has failed its check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Mismatch {
-    /// The guard.
+    /// The guard does not match the data.
     #[error("the guard is not that of the data")]
     Guard,
-    /// The application tag.
+    /// The application tag does not match.
     #[error("the application tag is another")]
     Application,
-    /// The storage tag.
+    /// The storage tag does not match.
     #[error("the storage tag is another")]
     Storage,
-    /// The reference tag.
+    /// The reference tag does not match.
     #[error("the reference tag is another")]
     Reference,
 }
 
-/// Protection information format of a namespace.
+/// Format of the protection information of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Protection {
-    /// Type of protection.
+    /// Type of protection information.
     pub kind: Type,
     /// Size and algorithm of the guard.
     pub guard: Guard,
@@ -232,7 +233,7 @@ impl Protection {
         self.guard.tag_bits().saturating_sub(bits)
     }
 
-    /// Returns the mask of the reference tag's bits.
+    /// Returns the mask of the bits that the reference tag has.
     pub fn reference_mask(&self) -> u64 {
         let unused = 64_u32.saturating_sub(self.reference_bits());
         u64::MAX.checked_shr(unused).unwrap_or_default()
@@ -256,7 +257,7 @@ impl Protection {
         self.kind != Type::One || initial as u64 & mask == slba & mask
     }
 
-    /// Returns the offset of the tuple in metadata of `metadata` bytes.
+    /// Returns the byte offset of the protection information in metadata of `metadata` bytes.
     fn start(&self, metadata: usize) -> Option<usize> {
         let last = metadata.checked_sub(self.guard.tuple())?;
         Some(if self.first { 0 } else { last })

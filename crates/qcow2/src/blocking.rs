@@ -12,10 +12,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use volume::{IoError, IoErrorKind, Op};
 
-/// Maximum number of bytes copied at once.
+/// Maximum number of bytes that one blocking copy moves at a time.
 const PIECE: usize = 1 << 20;
 
-/// Files of a chain, by layer, accessed with blocking system calls.
+/// Files of an image's backing chain by layer, accessed with blocking system calls.
 #[derive(Debug, Clone)]
 pub(crate) struct Blocking(Arc<Vec<File>>);
 
@@ -99,7 +99,7 @@ impl Store for Blocking {
     fn shield(&self) {}
 }
 
-/// Waker that unparks the waiting thread.
+/// Waker that unparks the thread which waits for a future.
 struct Unpark(Thread);
 
 impl Wake for Unpark {

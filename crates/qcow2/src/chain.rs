@@ -22,27 +22,27 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use volume::{Direct, FileOptions, FileVolume, PreviousProcess, VolumeError};
 
-/// Maximum number of images in a chain.
+/// Maximum number of images in a backing chain.
 const MAX_CHAIN: usize = 64;
 /// Maximum size, in bytes, of a table that is kept in memory as a whole.
 const LARGEST_TABLE: u64 = 1 << 30;
 /// Smallest cluster size for access past the page cache: tables and clusters share no page.
 const PAGE: u64 = 4096;
 
-/// Options for opening an image.
+/// Options for opening a qcow2 image as a volume.
 #[derive(Debug, Clone)]
 pub struct Qcow2Options {
-    /// Never write.
+    /// Whether writes are refused, so that the image is never changed.
     pub read_only: bool,
-    /// Bytes of the disk's blocks, if they have been chosen; 512 otherwise.
+    /// Block size of the disk in bytes; `None` for 512.
     pub block_size: Option<u32>,
-    /// Whether the page cache is bypassed for the image's clusters.
+    /// Whether I/O to the image's clusters bypasses the page cache.
     pub direct: Direct,
     /// Backing files may be this file, or lie below this folder; none may be opened otherwise.
     pub backing: Option<PathBuf>,
     /// Bytes of L2 tables that are kept in memory, for each image of the chain.
     pub l2_cache: u64,
-    /// Time limit for waiting for a file that another process has used before.
+    /// Limits of the wait for a previous process that still has the file locked.
     pub previous: PreviousProcess,
     /// Time limit for one operation on a file that may hang; the operation fails after it
     /// ([`FileOptions::timeout`]).
@@ -74,15 +74,15 @@ pub(crate) struct Chain {
     pub(crate) files: Blocking,
 }
 
-/// A file of the chain that has been opened.
+/// File of the backing chain that was opened.
 struct OpenedFile {
     path: PathBuf,
     volume: FileVolume,
     file: File,
-    /// Bytes.
+    /// Length of the file in bytes.
     len: u64,
     is_device: bool,
-    /// Device and inode number, which identify the file.
+    /// Device and inode number, by which a file that occurs twice in a chain is recognised.
     id: (u64, u64),
 }
 
@@ -228,7 +228,7 @@ fn header(opened: &OpenedFile) -> Result<Header, ImageError> {
     })
 }
 
-/// A backing file that an image names.
+/// Backing file that an image names, with its format if that is named, too.
 struct Backing<'a> {
     image: &'a Path,
     name: &'a str,
@@ -244,7 +244,7 @@ impl Backing<'_> {
         }
     }
 
-    /// Returns whether the file is a qcow2 image, and not a raw disk.
+    /// Returns whether the backing file is a qcow2 image, and not a raw disk.
     fn is_image(&self, format: Option<&str>) -> Result<bool, ImageError> {
         match format {
             Some("qcow2") => Ok(true),
@@ -260,7 +260,7 @@ impl Backing<'_> {
         }
     }
 
-    /// Returns the path of the file.
+    /// Returns the path of the backing file.
     fn path(&self) -> Result<PathBuf, ImageError> {
         let name = self.name;
         let protocol = name.split(['/', ':']).next().unwrap_or("");
@@ -410,7 +410,8 @@ fn image(
     Ok((image, opened.file))
 }
 
-/// Prepares an image for its first write.
+/// Prepares an image for its first write: clears unknown autoclear features and loads its
+/// refcounts.
 fn prepare(
     image: &Image,
     writer: &Writer,
@@ -441,7 +442,7 @@ fn prepare(
     .map_err(failed)
 }
 
-/// The clusters of the image's own tables, each once.
+/// Clusters that contain the image's own tables. No cluster may occur twice.
 struct TableClusters<'a> {
     path: &'a Path,
     clusters: HashSet<u64>,

@@ -29,16 +29,16 @@ pub(crate) enum CheckError {
     Read(io::Error),
 }
 
-/// Refcount errors found by a check.
+/// Refcount errors that a check of an image has found.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RefcountErrors {
-    /// Number of leaked clusters, which had a refcount without being used.
+    /// Number of clusters with a refcount that nothing uses (leaked clusters).
     pub(crate) leaked: u64,
-    /// Number of used clusters with too low a refcount.
+    /// Number of clusters in use with too low a refcount.
     pub(crate) uncounted: u64,
 }
 
-/// Number of references found to each cluster.
+/// Number of references to each cluster that a check has found.
 struct Counts {
     counts: Vec<u16>,
 }
@@ -71,10 +71,10 @@ impl Counts {
     }
 }
 
-/// Count of a cluster that must not be shared.
+/// Reference count in a check of a cluster that must not be shared.
 const OWN: u16 = u16::MAX;
 
-/// Metadata of an image other than its L2 tables and their clusters.
+/// Tables of an image other than the L2 tables, as needed by a check.
 pub(crate) struct Skeleton<'a> {
     pub(crate) geometry: Geometry,
     pub(crate) l1: &'a [u64],

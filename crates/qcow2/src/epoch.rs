@@ -9,18 +9,18 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, Weak};
 use sync::Unpoisoned;
 
-/// Epochs of an image.
+/// Epochs of an image, by which freed clusters are reused only after older requests have ended.
 #[derive(Debug, Default)]
 pub(crate) struct Epochs {
     now: AtomicU64,
     queues: Mutex<Vec<Weak<OldestEpoch>>>,
 }
 
-/// Oldest epoch with outstanding requests, as published by one queue.
+/// Oldest epoch with outstanding requests of one queue, readable from any thread.
 #[derive(Debug)]
 pub(crate) struct OldestEpoch(AtomicU64);
 
-/// Epoch value of a queue without outstanding requests.
+/// Value of [`OldestEpoch`] for a queue without outstanding requests.
 const IDLE: u64 = u64::MAX;
 
 impl Epochs {
@@ -72,7 +72,7 @@ impl OldestEpoch {
         now
     }
 
-    /// Publishes that all outstanding requests of the queue began in `epoch` or later.
+    /// Publishes that every outstanding request of the queue began in `epoch` or later.
     pub(crate) fn advance(&self, epoch: u64) {
         self.0.store(epoch, Ordering::Release);
     }

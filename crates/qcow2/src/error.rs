@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use volume::VolumeError;
 
-/// Error of opening or resizing an image.
+/// Reason why an image cannot be opened or resized.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// The image's file cannot be used.
@@ -14,13 +14,13 @@ pub enum ImageError {
     /// The file does not exist.
     #[error("{}: no such file; create an image with: qemu-img create -f qcow2 {} 10G", path.display(), path.display())]
     Missing {
-        /// Path of the image.
+        /// Path of the image that does not exist.
         path: PathBuf,
     },
     /// The format of the image is invalid or not supported.
     #[error("{}: {why}", path.display())]
     Format {
-        /// Path of the image.
+        /// Path of the image with the unsupported format.
         path: PathBuf,
         /// Reason why the format is refused.
         why: FormatError,
@@ -28,7 +28,7 @@ pub enum ImageError {
     /// The image cannot be read.
     #[error("{}: {what}: {error}", path.display())]
     Io {
-        /// Path of the image.
+        /// Path of the image that cannot be read.
         path: PathBuf,
         /// Operation that failed.
         what: &'static str,
@@ -39,7 +39,7 @@ pub enum ImageError {
     #[error("{}: {what}; examine the image with qemu-img check, and serve it with read-only=on to \
              rescue its data", path.display())]
     Damaged {
-        /// Path of the image.
+        /// Path of the damaged image.
         path: PathBuf,
         /// Description of the contradiction.
         what: String,
@@ -48,31 +48,31 @@ pub enum ImageError {
     #[error("{}: its {what} would take {mib} MiB of memory, more than 1024 MiB; use an image with \
              larger clusters", path.display())]
     Large {
-        /// Path of the image.
+        /// Path of the image with the large tables.
         path: PathBuf,
-        /// Kind of the tables.
+        /// Kind of tables that exceed the limit, such as L2 tables.
         what: &'static str,
-        /// Size of the tables in MiB.
+        /// Size in MiB that the image's tables would need in memory.
         mib: u64,
     },
     /// The backing file of the image may not be opened.
     #[error("{}: its backing file \"{name}\" {why}", path.display())]
     Backing {
-        /// Path of the image.
+        /// Path of the image that names the backing file.
         path: PathBuf,
-        /// The backing file, as the image names it.
+        /// Name of the backing file, as the image contains it.
         name: String,
-        /// Reason for the refusal.
+        /// Reason why the backing file may not be opened.
         why: String,
     },
     /// The image cannot be resized to this size.
     #[error("{}: cannot have {bytes} bytes: {why}", path.display())]
     Size {
-        /// Path of the image.
+        /// Path of the image that cannot be resized.
         path: PathBuf,
-        /// The requested size in bytes.
+        /// Requested size of the disk in bytes.
         bytes: u64,
-        /// Reason for the refusal.
+        /// Reason why the size is impossible.
         why: &'static str,
     },
 }

@@ -18,28 +18,28 @@ use std::task::{Poll, Waker};
 use sync::Unpoisoned;
 use volume::{Direct, Extent, FileVolume, IoError, IoErrorKind, Op, Volume, VolumeError};
 
-/// Maximum number of clusters that one operation returns to the file system.
+/// Maximum number of clusters that one operation punches out of the file.
 const MAX_PUNCHED_CLUSTERS: u64 = 1024;
 
-/// An image of a chain, or the raw file at its lower end.
+/// Image of a backing chain, or the raw file at the lower end of the chain.
 pub(crate) struct Image {
     pub(crate) path: PathBuf,
-    /// Index of the layer in the chain; 0 is the image that is served.
+    /// Index of the image in the backing chain; 0 is the image that is served.
     pub(crate) layer: usize,
-    /// The file, opened for access to clusters.
+    /// File of the image, opened for I/O to clusters.
     pub(crate) data: FileVolume,
     /// The opening that holds the file's lock, when it is not one of the other two.
     locked: Option<FileVolume>,
     /// The file, opened through the page cache for access to tables; `None` for a raw file.
     pub(crate) tables_file: Option<FileVolume>,
-    /// Size of the disk in bytes.
+    /// Size of the virtual disk in bytes, which changes when the image is resized.
     pub(crate) size: AtomicU64,
-    /// L1 and L2 tables; `None` for a raw file.
+    /// L1 table and cached L2 tables; `None` for a raw file.
     pub(crate) tables: Option<Tables>,
     pub(crate) geometry: Geometry,
     /// State for writing the image; `None` for an image that is only read.
     pub(crate) writer: Option<Writer>,
-    /// Cache of recently decompressed clusters.
+    /// Cache of clusters that were decompressed recently.
     pub(crate) inflated: Inflated,
     log: LogLimit,
 }
@@ -95,7 +95,7 @@ impl Image {
         self.size.load(Ordering::Acquire)
     }
 
-    /// Switches access to clusters to the page cache.
+    /// Switches I/O to clusters to the page cache, instead of direct I/O.
     pub(crate) fn go_through_cache(&mut self) -> Result<(), VolumeError> {
         let buffered = self.data.reopen(Direct::Off)?;
         let opened = std::mem::replace(&mut self.data, buffered);
@@ -103,7 +103,7 @@ impl Image {
         Ok(())
     }
 
-    /// Returns the extent that contains the image's file.
+    /// Returns the entry of the image's file in the registry of open volumes.
     pub(crate) fn extent(&self) -> Option<Extent> {
         self.locked.as_ref().unwrap_or(&self.data).extent()
     }
@@ -129,7 +129,7 @@ impl Image {
         }
     }
 
-    /// Logs an invalid entry of a table.
+    /// Logs that a table of the image has an invalid entry.
     pub(crate) fn complain(&self, what: &str) {
         self.log.line(|left_out| {
             let path = self.path.display();
@@ -140,7 +140,7 @@ impl Image {
         });
     }
 
-    /// Looks up the `slice`th slice of the image's L2 tables.
+    /// Looks up slice number `slice` of the L2 tables in the cache.
     pub(crate) async fn look(
         &self,
         store: &impl Store,
@@ -172,54 +172,54 @@ impl Image {
 /// All of that is on the disk, or in the kernel's page cache, before the guest is answered: if this
 /// process is killed and started again, the guest finds the data that it has written.
 pub(crate) struct Writer {
-    /// Locks on guest clusters while their mapping is changed.
+    /// Locks on guest clusters while their L2 entries are changed.
     pub(crate) clusters: RangeLocks,
     /// Locks on the L1 and the refcount table, held while tables are created or replaced.
     pub(crate) structure: RangeLocks,
     pub(crate) epochs: Epochs,
     refcounts: Mutex<Refcounts>,
-    /// Clusters that contain the image's own tables.
+    /// Host clusters that contain the image's own tables.
     own: Mutex<HashSet<u64>>,
     dirty: Mutex<Dirty>,
     /// Whether an operation has failed in such a way that refcounts are wrong until the image is
     /// checked.
     pub(crate) unsound: AtomicBool,
-    /// Number of changes made to L1 and L2 tables.
+    /// Number of changes made to L1 and L2 tables on the disk.
     changes: AtomicU64,
     /// Number of those changes that are durable.
     durable: AtomicU64,
     removed_clusters: Mutex<RemovedClusters>,
-    /// Number of clusters in the limbo's first list.
+    /// Number of freed clusters that wait for the end of older requests.
     waiting: AtomicU64,
-    /// Whether a task is processing the limbo.
+    /// Whether a task is checking for freed clusters that can be reused.
     pub(crate) reaping: AtomicBool,
-    /// Offset of the refcount table.
+    /// Byte offset of the refcount table in the file.
     pub(crate) reftable: AtomicU64,
 }
 
-/// Freed clusters that cannot be reused yet.
+/// Freed clusters that must not be reused yet.
 #[derive(Debug, Default)]
 struct RemovedClusters {
-    /// Freed clusters, each with the epoch from which on no request can access them.
+    /// Freed clusters, each with the epoch from which no request can access them.
     removed: Vec<(u64, Ranges)>,
-    /// Clusters that read as zeroes now, and durably so after the next flush.
+    /// Freed clusters that read as zeroes now, and will durably do so after the next flush.
     zeroed: Ranges,
 }
 
 #[derive(Debug, Default)]
 struct Dirty {
     phase: Phase,
-    /// Number of changes in progress.
+    /// Number of changes to the image in progress, during which the dirty bit stays set.
     users: usize,
     waiters: Vec<Waker>,
 }
 
-/// State of the header's dirty bit.
+/// State of the dirty bit in the image's header.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     #[default]
     Clean,
-    /// The dirty bit is being written.
+    /// The dirty bit is being written to the header.
     Changing,
     Dirty,
 }
@@ -264,17 +264,17 @@ impl Writer {
         self.refcounts.lock().unpoisoned()
     }
 
-    /// Returns whether the cluster has a refcount and contains none of the image's tables.
+    /// Returns whether the cluster has a refcount and is none of the image's own tables.
     fn owns(&self, cluster: u64) -> bool {
         self.refcounts().get(cluster) > 0 && !self.own.lock().unpoisoned().contains(&cluster)
     }
 
-    /// Records that these clusters contain tables of the image.
+    /// Records that these host clusters contain tables of the image.
     pub(crate) fn enter_own(&self, clusters: Range<u64>) {
         self.own.lock().unpoisoned().extend(clusters);
     }
 
-    /// Records that these clusters no longer contain tables.
+    /// Records that these host clusters no longer contain tables of the image.
     pub(crate) fn leave_own(&self, clusters: Range<u64>) {
         let mut own = self.own.lock().unpoisoned();
         for cluster in clusters {
@@ -282,23 +282,23 @@ impl Writer {
         }
     }
 
-    /// Counts a change of L1 or L2 tables on the disk.
+    /// Counts a change of L1 or L2 tables that was written to the disk.
     pub(crate) fn changed(&self) {
         self.changes.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns the number of changes of L1 and L2 tables.
+    /// Returns the number of changes of L1 and L2 tables so far.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Returns whether all changes of L1 and L2 tables are durable.
+    /// Returns whether a flush has made all changes of L1 and L2 tables durable.
     #[inline]
     pub(crate) fn is_durable(&self) -> bool {
         self.durable.load(Ordering::Acquire) == self.changes.load(Ordering::Acquire)
     }
 
-    /// Makes all completed writes durable.
+    /// Makes all completed writes to the image durable.
     pub(crate) async fn flush(&self, store: &impl Store) -> Result<(), IoError> {
         let changes = self.changes();
         let zeroed = ZeroedClusters {
@@ -382,13 +382,13 @@ impl Writer {
         Ok(())
     }
 
-    /// Returns whether the dirty bit is set while no change is in progress.
+    /// Returns whether the dirty bit is set although no change is in progress.
     pub(crate) fn is_at_rest(&self) -> bool {
         let dirty = self.dirty();
         dirty.phase == Phase::Dirty && dirty.users == 0
     }
 
-    /// Returns whether freed clusters wait for their reuse.
+    /// Returns whether any freed cluster waits for its reuse.
     #[inline]
     pub(crate) fn has_limbo(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
@@ -405,7 +405,7 @@ impl Writer {
         self.waiting.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Removes the clusters from the limbo that no outstanding request can access any more.
+    /// Removes and returns the freed clusters that no outstanding request can access.
     fn take_ripe(&self) -> Ranges {
         let oldest = self.epochs.oldest();
         let mut removed_clusters = self.removed_clusters();
@@ -569,7 +569,7 @@ impl Image {
         self.release(writer, store, unused).await
     }
 
-    /// Returns the clusters that an entry refers to.
+    /// Returns the host clusters that an L2 entry refers to.
     fn clusters_of(&self, entry: L2Entry) -> Range<u64> {
         let bits = self.geometry.cluster_bits;
         match entry.mapping(&self.geometry) {
@@ -581,7 +581,7 @@ impl Image {
         }
     }
 
-    /// Decrements the refcount of each of these clusters.
+    /// Decrements the refcounts of these host clusters, in memory.
     pub(crate) async fn release(
         &self,
         writer: &Writer,
@@ -606,7 +606,7 @@ impl Image {
 }
 
 impl Writer {
-    /// Writes the refcounts of these clusters to the disk.
+    /// Writes the refcounts of these host clusters to the disk.
     pub(crate) async fn settle(
         &self,
         store: &impl Store,
@@ -631,7 +631,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes all refcounts to the disk.
+    /// Writes all changed refcounts of the image to the disk.
     pub(crate) async fn settle_all(&self, store: &impl Store) -> Result<(), IoError> {
         loop {
             let next = self.refcounts().settle_any();
@@ -671,7 +671,7 @@ impl Writer {
     }
 }
 
-/// A change in progress. The header's dirty bit stays set until this is dropped.
+/// Change of an image in progress. The dirty bit in the header stays set until this is dropped.
 #[must_use = "the header says that the image is in order when this is dropped"]
 pub(crate) struct Change<'a>(&'a Writer);
 
@@ -681,7 +681,7 @@ impl Drop for Change<'_> {
     }
 }
 
-/// Exclusive right to write the header's dirty bit.
+/// Exclusive right to write the dirty bit in the image's header.
 struct DirtyBitGuard<'a> {
     writer: &'a Writer,
     end: Phase,
@@ -695,7 +695,7 @@ impl Drop for DirtyBitGuard<'_> {
     }
 }
 
-/// Guard of a write to a part of a refcount block.
+/// Guard that a part of a refcount block is being written to the disk.
 struct Writing<'a> {
     writer: &'a Writer,
     index: usize,

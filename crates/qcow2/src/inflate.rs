@@ -12,11 +12,11 @@ use std::time::Duration;
 use sync::Unpoisoned;
 use volume::{IoError, IoErrorKind};
 
-/// Maximum number of threads.
+/// Maximum number of threads that decompress clusters.
 const MAX_THREADS: usize = 4;
-/// Idle time after which a thread ends.
+/// Idle time after which a decompressing thread ends.
 const IDLE_LIMIT: Duration = Duration::from_secs(5);
-/// Stack size of a thread in bytes.
+/// Stack size of a decompressing thread in bytes.
 const STACK: usize = 256 << 10;
 
 /// Decompresses `from` (raw deflate, possibly followed by other data) to `len` bytes.
@@ -54,7 +54,7 @@ struct InflatePool {
     due: Condvar,
 }
 
-/// The process's pool of threads.
+/// Pool of the threads that decompress clusters for all images of the process.
 static POOL: InflatePool = InflatePool {
     state: Mutex::new(State {
         due: VecDeque::new(),
@@ -93,7 +93,7 @@ impl InflatePool {
         None
     }
 
-    /// Runs the main loop of a thread of the pool.
+    /// Runs the main loop of a thread that decompresses clusters.
     fn run(&self) {
         sync::leave_cpu();
         let mut state = self.lock();
@@ -156,13 +156,13 @@ pub(crate) async fn inflate_elsewhere(
     result.ok_or(IoErrorKind::MediaRead.into())
 }
 
-/// Cache of recently decompressed clusters, by L2 entry.
+/// Cache of recently decompressed clusters of an image, by L2 entry.
 pub(crate) struct Inflated {
     clusters: Mutex<VecDeque<(u64, Arc<Vec<u8>>)>>,
     most: usize,
 }
 
-/// Maximum size in bytes of an image's cache.
+/// Maximum size in bytes of an image's cache of decompressed clusters.
 const MAX_CACHED_BYTES: u64 = 4 << 20;
 
 impl Inflated {

@@ -9,7 +9,7 @@ use volume::{
     VolumeUrl, parse_duration, parse_size, path_of_name,
 };
 
-/// Images.
+/// URL scheme `qcow2` of qcow2 images, with its options.
 pub const QCOW2: Scheme = Scheme {
     name: "qcow2",
     form: "PATH",
@@ -42,10 +42,10 @@ const TIMEOUT: UrlOption = UrlOption::new(
     "time limit of an access to a file on FUSE or a network, which then fails [default: none]",
 );
 
-/// Smallest and largest value of `l2-cache=`.
+/// Smallest and largest size in bytes of the option `l2-cache=`.
 const L2_CACHES: std::ops::RangeInclusive<u64> = 64 << 10..=4 << 30;
 
-/// Returns the volume kind.
+/// Returns the kind of volume that opens qcow2 images from URLs.
 pub fn kind<X: 'static>() -> VolumeKind<X> {
     VolumeKind::new(QCOW2, open)
 }

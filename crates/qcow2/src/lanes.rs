@@ -17,28 +17,29 @@ use volume::{
     Completion, Inbox, Io, IoError, IoErrorKind, Lane, Op, OpenQueue, Request, VolumeError,
 };
 
-/// State of an operation that a task has started.
+/// State of a file operation that a task has started.
 enum Slot {
     Free,
     Busy {
         waker: Option<Waker>,
-        /// Index in [`Lanes::files`].
+        /// Index of the file's queue in [`Lanes::files`].
         file: usize,
         op: Op,
         at: u64,
         len: u64,
         task: Option<Rc<TaskState>>,
-        /// Whether the future that waited for the operation was dropped.
+        /// Whether the future that waited for the operation was dropped, so that its result is
+        /// ignored.
         orphan: bool,
     },
     Done(IoOutcome),
 }
 
-/// State of a task that is shared with its operations.
+/// State of a task that its operations refer to.
 #[derive(Debug, Default)]
 pub(crate) struct TaskState {
     cancelled: Cell<bool>,
-    /// Number of shields that the task holds.
+    /// Number of guards that protect the task from cancellation.
     shields: Cell<u32>,
 }
 
@@ -54,22 +55,22 @@ impl TaskState {
     }
 }
 
-/// A chain's files on one worker's ring.
+/// Queues into the files of a backing chain on one worker's ring.
 pub(crate) struct Lanes {
     lane: Lane,
-    /// Queues of the files. The data and tables queues of a layer are adjacent.
+    /// Queues into the files. The queues for data and for tables of a layer are adjacent.
     files: RefCell<Vec<OpenQueue>>,
     slots: RefCell<Vec<Slot>>,
     free: RefCell<Vec<usize>>,
-    /// Operations for which the ring had no room.
+    /// Operations that could not start because the ring had no room, with the index of their queue.
     parked: RefCell<VecDeque<(usize, Request)>>,
-    /// The task that is being polled.
+    /// Task that is being polled; operations that start belong to it.
     current: RefCell<Option<Rc<TaskState>>>,
     busy: Cell<usize>,
 }
 
 impl Lanes {
-    /// Creates lanes without a file.
+    /// Creates an empty list of queues on the worker of `io`.
     pub(crate) fn new(io: &Io) -> Result<Rc<Self>, VolumeError> {
         Ok(Rc::new(Self {
             lane: io.lane()?,
@@ -82,17 +83,17 @@ impl Lanes {
         }))
     }
 
-    /// Returns the `Io` on which the files are opened.
+    /// Returns the `Io` on which the files' queues are opened.
     pub(crate) fn io(&self) -> &Io {
         self.lane.io()
     }
 
-    /// Adds the two queues of a layer, for data and for tables.
+    /// Adds the two queues of a layer: for I/O to clusters, and for I/O to tables.
     pub(crate) fn add(&self, data: OpenQueue, tables: OpenQueue) {
         self.files.borrow_mut().extend([data, tables]);
     }
 
-    /// Returns the number of outstanding operations.
+    /// Returns the number of outstanding operations on all files.
     pub(crate) fn busy(&self) -> usize {
         self.busy.get()
     }
@@ -106,7 +107,7 @@ impl Lanes {
         }
     }
 
-    /// Processes completions, which wakes their tasks, and submits parked operations.
+    /// Processes completed operations, which wakes their tasks, and starts those that had no room.
     pub(crate) fn poll(&self) {
         if self.busy.get() == 0 {
             return;
@@ -224,7 +225,7 @@ impl Lanes {
     }
 }
 
-/// Access to the files on a worker's ring, for tasks.
+/// Access of tasks to the chain's files through one worker's ring.
 #[derive(Clone)]
 pub(crate) struct TaskLanes(pub(crate) Rc<Lanes>);
 
@@ -292,7 +293,7 @@ impl Store for TaskLanes {
     }
 }
 
-/// Guard that protects its task from cancellation.
+/// Guard that protects its task from cancellation until it is dropped.
 pub(crate) struct Shield(Option<Rc<TaskState>>);
 
 impl Drop for Shield {
@@ -303,7 +304,7 @@ impl Drop for Shield {
     }
 }
 
-/// A started operation, as a future of its result.
+/// Started operation on a file, as a future that yields its result.
 struct Operation {
     lanes: Rc<Lanes>,
     number: Option<usize>,
@@ -354,12 +355,12 @@ impl Drop for Operation {
     }
 }
 
-/// Recipient of a task's completion.
+/// Recipient of a task's result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum For {
-    /// A request, by its tag.
+    /// The caller of the request with this tag.
     Guest(u64),
-    /// No recipient, for a task of the queue's own.
+    /// No recipient, because the queue has started the task for itself.
     Nobody,
 }
 
@@ -370,13 +371,13 @@ struct Task {
     whose: For,
     data: Option<Rc<SegmentList>>,
     state: Rc<TaskState>,
-    /// Parity of the epoch in which the task began.
+    /// Lowest bit of the epoch in which the task began.
     parity: usize,
     waker: Waker,
     generation: u32,
 }
 
-/// Waker of a task, usable from any thread.
+/// Waker of a task, which any thread may use.
 struct TaskWaker {
     inbox: Arc<Inbox<(u32, u32)>>,
     place: (u32, u32),
@@ -392,17 +393,17 @@ impl Wake for TaskWaker {
     }
 }
 
-/// Tasks of one queue.
+/// Tasks (requests that take several operations) of one queue.
 pub(crate) struct Tasks {
     /// The tasks. Declared first, so that they are dropped before the lanes with their operations.
     places: Vec<Option<Task>>,
     free: Vec<usize>,
     generation: u32,
-    /// Tasks that were woken, by index and generation.
+    /// Index and generation of each task that was woken.
     inbox: Arc<Inbox<(u32, u32)>>,
     ready: VecDeque<(u32, u32)>,
     count: usize,
-    /// Number of tasks that began in epochs of each parity.
+    /// Number of tasks that began in even and in odd epochs.
     of_parity: [usize; 2],
     pub(crate) lanes: Rc<Lanes>,
 }
@@ -427,18 +428,18 @@ impl Tasks {
         self.count
     }
 
-    /// Returns the number of tasks that began in an epoch of this parity.
+    /// Returns the number of tasks that began in an epoch with this lowest bit.
     pub(crate) fn of_parity(&self, parity: usize) -> usize {
         self.of_parity.get(parity).copied().unwrap_or(0)
     }
 
-    /// Returns whether a task can continue.
+    /// Returns whether any task was woken and can continue.
     #[inline]
     pub(crate) fn has_ready(&self) -> bool {
         !self.ready.is_empty() || self.inbox.has_news()
     }
 
-    /// Adds a task and polls it. Returns its completion if it has ended already.
+    /// Starts a task. Returns its completion if it has ended at once.
     pub(crate) fn spawn(
         &mut self,
         whose: For,
@@ -475,7 +476,7 @@ impl Tasks {
         self.run(place as u32, self.generation)
     }
 
-    /// Polls a task. Returns its completion if it has ended.
+    /// Polls the task with this index. Returns its completion if it has ended.
     fn run(&mut self, place: u32, generation: u32) -> Option<Completion> {
         let slot = self.places.get_mut(place as usize)?;
         let task = slot.as_mut().filter(|task| task.generation == generation)?;
@@ -513,7 +514,8 @@ impl Tasks {
         }
     }
 
-    /// Polls tasks that were woken, at most `most` times.
+    /// Polls at most `most` tasks that were woken. Returns the number of completions passed to
+    /// `done`.
     pub(crate) fn poll(&mut self, most: usize, done: &mut dyn FnMut(Completion)) {
         self.lanes.poll();
         if self.inbox.has_news() {

@@ -21,66 +21,66 @@ use volume::{
     QueueState, Request, Volume, VolumeError, VolumeQueue, Wake,
 };
 
-/// Maximum number of polls of tasks in one round.
+/// Maximum number of times that one round polls tasks.
 const STEPS: usize = 64;
-/// Number of bytes of zeroes up to which a read completes immediately.
+/// Length in bytes up to which a read of zeroes completes within the call.
 const MAX_INLINE_ZEROES: u64 = 128 << 10;
-/// Interval between checks for reusable freed clusters while the queue is idle.
+/// Interval of checks for reusable clusters while the queue is idle.
 const REMOVED_CHECK_INTERVAL: Duration = Duration::from_millis(20);
-/// Interval between checks for reusable freed clusters while tasks are active, in rounds.
+/// Number of rounds between checks for reusable clusters while tasks are active.
 const REMOVED_CHECK_ROUNDS: u32 = 256;
-/// Maximum number of slices that a queue caches for a layer.
+/// Maximum number of L2 slices of a layer that one queue caches.
 const MAX_CACHED_SLICES: usize = 4096;
 
-/// Cache of slices in a queue, by slice number.
+/// Cache of L2 slices in a queue, by slice number, without locks.
 struct AtHand {
     slices: Vec<Option<(u64, Arc<Slice>)>>,
     l1: Arc<L1>,
     l1_count: u32,
 }
 
-/// A layer of the chain, as the queue uses it.
+/// Image of the backing chain as a worker's queue accesses it.
 struct Layer {
     data: OpenQueue,
-    /// Cached slices; `None` for a raw file.
+    /// L2 slices cached in this queue; `None` for a raw file.
     at_hand: Option<AtHand>,
     has_threads: bool,
 }
 
-/// Location of a request's data.
+/// Location of a request's data, as far as cached L2 entries show it.
 enum Located {
-    /// In a layer's file, from this offset on.
+    /// The data is in the file of the layer with this index, from this offset on.
     File(usize, u64),
-    /// Reads as zeroes.
+    /// The range reads as zeroes.
     Zero,
-    /// Unknown; a task has to find out.
+    /// Unknown without a read of tables, which a task has to do.
     Task,
 }
 
-/// Location of a whole range within a layer.
+/// Location of a whole range within one layer, from cached L2 entries.
 enum CachedLocation {
     Data(u64),
     Zero,
     Below,
 }
 
-/// A worker's queue into an image; see the module's documentation.
+/// Queue of one worker into an image; see the module's documentation.
 pub(crate) struct ImageQueue {
     // Field order: tasks and their operations are dropped before everything else.
     tasks: Tasks,
     layers: Vec<Layer>,
-    /// Second queue into the image's file, for requests of every other epoch.
+    /// Second queue into the image's file, for requests that began in odd epochs.
     odd: Option<OpenQueue>,
     images: Arc<Vec<Image>>,
     info: Info,
     ended: Vec<Completion>,
-    /// Epochs of the requests in both queues, and which queue is in use.
+    /// Epoch of the requests in each of the two queues.
     epochs: [u64; 2],
     parity: usize,
-    /// Whether the queue has published that it has no outstanding requests.
+    /// Whether the queue has published that no request is outstanding.
     idle: Cell<bool>,
     rounds: u32,
-    /// Epoch that this queue publishes; removed when nothing is outstanding any more.
+    /// Oldest epoch that this queue publishes, if it has outstanding requests.
     seen: Option<Arc<OldestEpoch>>,
 }
 
@@ -135,7 +135,7 @@ impl ImageQueue {
         self.images.first()?.writer.as_ref()
     }
 
-    /// Publishes an outstanding request, before an entry is looked up.
+    /// Publishes that a request is outstanding, before its L2 entry is looked up.
     #[inline]
     fn begin(&mut self) {
         if self.idle.get() {
@@ -169,7 +169,7 @@ impl ImageQueue {
         Located::Zero
     }
 
-    /// Returns the queue of a layer's file.
+    /// Returns the queue into the file of a layer.
     #[inline]
     fn file(&mut self, layer: usize) -> Option<&mut OpenQueue> {
         match (&mut self.odd, layer, self.parity) {
@@ -178,7 +178,7 @@ impl ImageQueue {
         }
     }
 
-    /// Starts a read or write of a checked range.
+    /// Starts a read or write of a range that was checked.
     #[inline]
     fn transfer(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
         self.begin();
@@ -241,7 +241,7 @@ impl ImageQueue {
             })
     }
 
-    /// Returns the number of outstanding requests that began in epochs of one parity.
+    /// Returns the number of outstanding requests that began in epochs with this lowest bit.
     fn in_flight_of(&self, parity: usize) -> usize {
         let file = match (parity, &self.odd) {
             (1, Some(odd)) => odd.state().in_flight,
@@ -284,7 +284,7 @@ impl ImageQueue {
         seen.advance(current);
     }
 
-    /// Starts a task that makes freed clusters reusable.
+    /// Starts a task that makes freed clusters reusable, unless one is running.
     fn reap(&mut self) {
         self.rounds = self.rounds.wrapping_add(1);
         if !self.rounds.is_multiple_of(REMOVED_CHECK_ROUNDS) && self.tasks.len() > 0 {
@@ -315,7 +315,7 @@ impl ImageQueue {
     }
 }
 
-/// Guard of the task that processes freed clusters.
+/// Guard of the task that makes freed clusters reusable.
 struct Reaping<'a>(&'a Writer);
 
 impl Drop for Reaping<'_> {

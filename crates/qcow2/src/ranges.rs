@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A set of numbers, stored efficiently when most are consecutive.
+/// Set of numbers (of clusters), stored as ranges.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Ranges {
-    /// First number and exclusive end of each range; ranges are never adjacent.
+    /// First number and exclusive end of each range. No two ranges touch.
     ranges: BTreeMap<u64, u64>,
     count: u64,
 }
 
 impl Ranges {
-    /// Adds numbers that the set does not contain.
+    /// Adds a range of numbers, none of which is in the set.
     pub(crate) fn insert(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
@@ -31,7 +31,7 @@ impl Ranges {
         self.ranges.insert(start, end);
     }
 
-    /// Removes and returns the first consecutive numbers, at most `most`.
+    /// Removes and returns the first range, limited to `most` numbers.
     pub(crate) fn take(&mut self, most: u64) -> Option<Range<u64>> {
         let (start, end) = self.ranges.pop_first()?;
         let taken = end.min(start.saturating_add(most.max(1)));
@@ -42,12 +42,12 @@ impl Ranges {
         Some(start..taken)
     }
 
-    /// Returns the number of elements.
+    /// Returns the number of elements in the set.
     pub(crate) fn len(&self) -> u64 {
         self.count
     }
 
-    /// Iterates over the ranges, in order.
+    /// Returns the ranges of the set in ascending order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.ranges.iter().map(|(&start, &end)| start..end)
     }

@@ -12,30 +12,30 @@ use std::pin::Pin;
 use std::sync::Arc;
 use volume::{IoError, IoErrorKind, Op};
 
-/// Maximum number of concurrent operations of one request.
+/// Maximum number of operations that one request has outstanding at a time.
 const MAX_STARTED: usize = 64;
 /// Number of parts of a request after which a task yields to the worker's other tasks.
 const PARTS: u32 = 64;
 
-/// Location of the beginning of a range within a layer.
+/// Location of the first byte of a range in one layer of the backing chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RangeLocation {
-    /// In the layer's file, at this offset.
+    /// The data is in the layer's file, at this byte offset.
     Data(u64),
-    /// Reads as zeroes.
+    /// The range reads as zeroes.
     Zero,
-    /// Unallocated: in the layers below.
+    /// The layer does not contain the range; the layers below may.
     Below,
-    /// In a compressed cluster.
+    /// The data is in a compressed cluster of the layer.
     Compressed { entry: L2Entry, host: u64, len: u64 },
 }
 
-/// A remaining part of the range to read.
+/// Part of a request's range that is left to read.
 struct Range {
     layer: usize,
     offset: u64,
     len: u64,
-    /// Offset in the request's memory.
+    /// Byte offset in the memory of the request.
     to: u64,
 }
 
@@ -93,7 +93,7 @@ impl Image {
         Ok((begin, found))
     }
 
-    /// Returns the location of a byte within a cluster.
+    /// Returns the location of byte `within` of the guest cluster that an L2 entry maps.
     fn whereabouts(&self, entry: L2Entry, within: u64) -> Result<RangeLocation, IoError> {
         Ok(match entry.mapping(&self.geometry) {
             Mapping::Unallocated => RangeLocation::Below,
@@ -104,7 +104,7 @@ impl Image {
         })
     }
 
-    /// Decompresses a cluster, or takes it from the cache.
+    /// Returns the decompressed content of a cluster, from the cache if it is there.
     async fn decompress(
         &self,
         store: &impl Store,
@@ -138,17 +138,17 @@ impl<T> IsKind for Result<T, IoError> {
     }
 }
 
-/// Started operations of a request.
+/// Outstanding file operations of one request, limited in number.
 #[derive(Default)]
 pub(crate) struct StartedOperations(VecDeque<Pin<Box<dyn Future<Output = IoOutcome>>>>);
 
 impl StartedOperations {
-    /// Adds an operation.
+    /// Adds an outstanding operation.
     pub(crate) fn push(&mut self, operation: impl Future<Output = IoOutcome> + 'static) {
         self.0.push_back(Box::pin(operation));
     }
 
-    /// Waits until fewer operations than the maximum are outstanding.
+    /// Waits until fewer than the maximum number of operations are outstanding.
     pub(crate) async fn below_most(&mut self) -> Result<(), IoError> {
         while self.0.len() >= MAX_STARTED
             && let Some(operation) = self.0.pop_front()
@@ -158,7 +158,7 @@ impl StartedOperations {
         Ok(())
     }
 
-    /// Waits for all operations, and returns the first error.
+    /// Waits for all outstanding operations, and returns the first error.
     pub(crate) async fn all(mut self) -> Result<(), IoError> {
         let mut result = Ok(());
         while let Some(operation) = self.0.pop_front() {

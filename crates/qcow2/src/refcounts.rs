@@ -6,16 +6,16 @@ use crate::ranges::Ranges;
 use std::ops::Range;
 use std::task::Waker;
 
-/// Adjacent clusters that were allocated.
+/// Adjacent host clusters that were allocated together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Run {
-    /// Numbers of the clusters.
+    /// Numbers of the allocated host clusters.
     pub(crate) clusters: Range<u64>,
     /// Whether the clusters read as zeroes, even after a power cut.
     pub(crate) zeroed: bool,
 }
 
-/// Reason why no cluster could be allocated.
+/// Reason why no host cluster could be allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoRun {
     /// The refcount block with this index has to be created first.
@@ -24,30 +24,30 @@ pub(crate) enum NoRun {
     Full,
 }
 
-/// A refcount block: one cluster of big-endian refcounts.
+/// Refcount block of an image: one cluster of big-endian refcounts, in memory.
 pub(crate) struct Block {
-    /// Offset of the block in the image.
+    /// Byte offset of the refcount block in the file.
     pub(crate) at: u64,
     bytes: Box<[u8]>,
-    /// Range of bytes that have changed since they were written.
+    /// Bytes of the block that have changed since they were written to the disk.
     dirty: Option<Range<usize>>,
-    /// Number of changes to the block.
+    /// Number of changes made to the block in memory.
     version: u64,
-    /// Version of the block that is on the disk.
+    /// Value of `version` for which the block is on the disk.
     settled: u64,
     writing: bool,
     waiters: Vec<Waker>,
 }
 
-/// Next step to write a block to the disk.
+/// Next step to get the changes of a refcount block onto the disk.
 pub(crate) enum Settle {
-    /// The block is on the disk.
+    /// All changes of the block are on the disk.
     Done,
-    /// Another task is writing the block.
+    /// Another task is writing the block to the disk.
     Wait,
     /// These bytes have to be written; then [`Refcounts::written`] must be called.
     Write {
-        /// Offset of the block in the image.
+        /// Byte offset in the file of the bytes to write.
         at: u64,
         bytes: Vec<u8>,
         /// Range of the bytes in the block, and the version of the block that they belong to.
@@ -58,17 +58,17 @@ pub(crate) enum Settle {
 
 pub(crate) struct Refcounts {
     geometry: Geometry,
-    /// Refcount blocks, by index in the refcount table.
+    /// Refcount blocks by their index in the refcount table; `None` where there is no block.
     blocks: Vec<Option<Block>>,
-    /// Number of entries for which the refcount table has room.
+    /// Number of entries that the refcount table has.
     room: usize,
-    /// Free clusters that read as zeroes.
+    /// Free host clusters that read as zeroes.
     free: Ranges,
-    /// First cluster that was never used, nor any behind it.
+    /// First host cluster behind all that were ever used.
     fresh: u64,
-    /// First cluster behind the end of the device, for an image on a device.
+    /// First host cluster behind the end of the device, for an image on a block device.
     end: u64,
-    /// Whether clusters behind the file's end read as zeroes.
+    /// Whether host clusters behind the end of the file read as zeroes.
     fresh_is_zeroed: bool,
 }
 
@@ -87,7 +87,7 @@ impl Refcounts {
         }
     }
 
-    /// Adds a loaded block. `at`: its offset in the image.
+    /// Adds a refcount block that was read from byte offset `at` of the file.
     pub(crate) fn enter(&mut self, index: usize, at: u64, bytes: Box<[u8]>) {
         if self.blocks.len() <= index {
             self.blocks.resize_with(index + 1, || None);
@@ -111,7 +111,7 @@ impl Refcounts {
         blocks.filter_map(|(index, block)| Some((index, block.as_ref()?)))
     }
 
-    /// Returns the clusters whose refcounts the blocks hold.
+    /// Returns the ranges of host clusters for which refcount blocks are loaded.
     pub(crate) fn covered(&self) -> Vec<Range<u64>> {
         let bits = self.geometry.refcount_bits();
         let range = |index: usize| (index as u64) << bits..(index as u64 + 1) << bits;
@@ -123,12 +123,12 @@ impl Refcounts {
         self.place(self.fresh).0
     }
 
-    /// Returns whether the block with this cluster's refcount is loaded.
+    /// Returns whether the refcount block of a host cluster is loaded.
     pub(crate) fn counts(&self, cluster: u64) -> bool {
         matches!(self.blocks.get(self.place(cluster).0), Some(Some(_)))
     }
 
-    /// Returns the number of entries for which the refcount table has room.
+    /// Returns the number of entries that the refcount table has.
     pub(crate) fn room(&self) -> usize {
         self.room
     }
@@ -196,20 +196,20 @@ impl Refcounts {
             .fold(0, |value, &byte| value << 8 | u64::from(byte))
     }
 
-    /// Returns the number of references to a cluster.
+    /// Returns the refcount of a host cluster; 0 if it is free.
     pub(crate) fn get(&self, cluster: u64) -> u64 {
         let (index, number) = self.place(cluster);
         let block = self.blocks.get(index).and_then(Option::as_ref);
         block.map_or(0, |block| self.read(block, number))
     }
 
-    /// Returns the maximum value of a refcount.
+    /// Returns the maximum refcount that the image's refcount width allows.
     pub(crate) fn most(&self) -> u64 {
         let bits = 1u32 << self.geometry.refcount_order;
         u64::MAX >> (64 - bits)
     }
 
-    /// Sets the refcount of a cluster; its block must be loaded.
+    /// Sets the refcount of a host cluster. Its refcount block must be loaded.
     pub(crate) fn set(&mut self, cluster: u64, count: u64) {
         let (index, number) = self.place(cluster);
         let range = self.bytes_of(number);
@@ -234,7 +234,7 @@ impl Refcounts {
         count == 1
     }
 
-    /// Allocates up to `most` adjacent clusters and sets their refcounts to one.
+    /// Allocates up to `most` adjacent host clusters, and sets their refcounts to one.
     pub(crate) fn take(&mut self, most: u64) -> Result<Run, NoRun> {
         if let Some(clusters) = self.free.take(most) {
             // Free clusters are taken first: they have refcount blocks, are adjacent, and were used
@@ -298,7 +298,7 @@ impl Refcounts {
         Some((start, blocks))
     }
 
-    /// Adds free clusters that read as zeroes.
+    /// Adds host clusters to the free ones; they must read as zeroes.
     pub(crate) fn free(&mut self, clusters: Ranges) {
         self.free.extend(clusters);
     }
@@ -344,7 +344,7 @@ impl Refcounts {
         Some((index, block.next_write()))
     }
 
-    /// Records that bytes of a block have been written, or that the write failed.
+    /// Records that bytes of a refcount block were written, or that the write has failed.
     pub(crate) fn written(&mut self, index: usize, range: Range<usize>, version: Option<u64>) {
         let Some(block) = self.blocks.get_mut(index).and_then(Option::as_mut) else {
             return;

@@ -5,12 +5,12 @@ use dma::{Buffer, SegmentList};
 use std::future::Future;
 use volume::{IoError, Op};
 
-/// Opening of a file through which an operation is done.
+/// Selects one of the two openings of a file through which an operation is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileRole {
-    /// For clusters, bypassing the page cache where possible.
+    /// Opening for I/O to clusters, bypassing the page cache where possible.
     Data,
-    /// For tables and unaligned accesses, through the page cache.
+    /// Opening for accesses through the page cache, for tables and for unaligned ranges.
     Tables,
 }
 
@@ -25,15 +25,15 @@ pub(crate) struct Access {
     pub(crate) data: SegmentList,
 }
 
-/// Result of an operation, and the memory that it used.
+/// Result of a file operation, and the memory that the operation used.
 pub(crate) type IoOutcome = (Result<(), IoError>, SegmentList);
 
-/// Access to the files of a chain.
+/// Interface to the files of a backing chain, for asynchronous operations.
 pub(crate) trait Store: Clone + 'static {
-    /// Guard returned by [`Store::shield`].
+    /// Guard that [`Store::shield`] returns; it protects the task from cancellation.
     type Shield;
 
-    /// Starts an operation immediately; the returned future yields its result.
+    /// Starts a file operation at once. The returned future yields its result.
     fn start(&self, access: Access) -> impl Future<Output = IoOutcome> + 'static;
 
     /// Returns whether the request of the calling task was cancelled. The task then ends, unless it
@@ -67,7 +67,7 @@ pub(crate) trait Store: Clone + 'static {
         }
     }
 
-    /// Writes bytes into the image's tables.
+    /// Writes bytes at offset `at` of the image, through the opening for tables.
     fn write(&self, at: u64, bytes: &[u8]) -> impl Future<Output = Result<(), IoError>> + 'static {
         let write = self.start(Access {
             layer: 0,
@@ -80,7 +80,7 @@ pub(crate) trait Store: Clone + 'static {
         async move { write.await.0 }
     }
 
-    /// Starts an operation on the image's clusters that transfers no data.
+    /// Starts an operation without data on the image's clusters, such as zeroing.
     fn change(
         &self,
         op: Op,

@@ -13,19 +13,19 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use volume::{IoError, IoErrorKind};
 
-/// Maximum number of entries in a refcount table (`QCOW_MAX_REFTABLE_SIZE`).
+/// Maximum number of entries of a refcount table, equal to QEMU's (`QCOW_MAX_REFTABLE_SIZE`).
 const MAX_REFTABLE_LEN: usize = (8 << 20) / 8;
 
-/// Table that receives the entries of new refcount blocks.
+/// Refcount table that receives the entries of new refcount blocks.
 enum EntryTable {
-    /// The current refcount table.
+    /// The refcount table that the image has.
     Current,
     /// A new refcount table of this many bytes, placed into the allocated clusters.
     New(usize),
 }
 
 impl Image {
-    /// Creates a refcount block, unless it exists.
+    /// Creates the refcount block with this index, unless it exists.
     pub(crate) async fn add_block(
         &self,
         writer: &Writer,
@@ -193,7 +193,7 @@ impl Image {
         self.release(writer, store, vec![old]).await
     }
 
-    /// Grows the disk to `size` bytes.
+    /// Grows the virtual disk to `size` bytes, with a larger L1 table if necessary.
     pub(crate) async fn grow(
         &self,
         writer: &Writer,

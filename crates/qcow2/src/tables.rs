@@ -19,10 +19,10 @@ use volume::{IoError, IoErrorKind};
 /// Logarithm of the number of entries in a slice, unless a whole table has fewer.
 const SLICE_BITS: u32 = 9;
 
-/// L1 table of an image.
+/// L1 table of an image, which refers to the L2 tables, in memory.
 #[derive(Debug)]
 pub(crate) struct L1 {
-    /// Offset of the table in the image.
+    /// Byte offset of the L1 table in the file.
     pub(crate) at: u64,
     entries: Box<[AtomicU64]>,
 }
@@ -36,12 +36,12 @@ impl L1 {
         }
     }
 
-    /// Returns the number of entries.
+    /// Returns the number of entries of the L1 table.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Returns an entry in its on-disk form; 0 for an index behind the end.
+    /// Returns an entry of the L1 table in its on-disk form; 0 for an index beyond the end.
     #[inline]
     pub(crate) fn get(&self, index: usize) -> u64 {
         let entry = self.entries.get(index);
@@ -54,7 +54,7 @@ impl L1 {
         }
     }
 
-    /// Returns all entries in their on-disk form.
+    /// Returns all entries of the L1 table in their on-disk form.
     pub(crate) fn iter(&self) -> impl Iterator<Item = u64> + '_ {
         self.entries
             .iter()
@@ -62,24 +62,24 @@ impl L1 {
     }
 }
 
-/// Decodes big-endian 64-bit numbers.
+/// Returns the big-endian 64-bit numbers that `bytes` consists of.
 pub(crate) fn numbers(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
     let (chunks, _) = bytes.as_chunks::<8>();
     chunks.iter().map(|chunk| u64::from_be_bytes(*chunk))
 }
 
-/// A cached part of an L2 table.
+/// Part of an L2 table that is cached in memory (slice).
 #[derive(Debug)]
 pub(crate) struct Slice {
-    /// Offset of the slice in the image.
+    /// Byte offset of the slice in the file.
     at: u64,
     entries: Box<[AtomicU64]>,
-    /// Whether the slice was used since the last eviction pass.
+    /// Whether the slice was used since the last pass that removes unused slices.
     used: AtomicBool,
 }
 
 impl Slice {
-    /// Returns an entry; an invalid one for an index behind the end.
+    /// Returns the L2 entry at this index; an invalid one beyond the end.
     #[inline(always)]
     pub(crate) fn get(&self, index: usize) -> L2Entry {
         let entry = self.entries.get(index);
@@ -88,17 +88,17 @@ impl Slice {
         })
     }
 
-    /// Returns the number of entries.
+    /// Returns the number of L2 entries in the slice.
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Returns the offset of an entry in the image.
+    /// Returns the byte offset in the file of the L2 entry at this index.
     pub(crate) fn place(&self, index: usize) -> u64 {
         self.at + index as u64 * 8
     }
 
-    /// Sets an entry in memory, after it was written to the disk.
+    /// Sets an L2 entry in memory, after it was written to the disk.
     pub(crate) fn set(&self, index: usize, entry: L2Entry) {
         if let Some(place) = self.entries.get(index) {
             place.store(entry.0, Ordering::Release);
@@ -126,10 +126,10 @@ pub(crate) struct Tables {
     layer: usize,
     slice_bits: u32,
     l1: Mutex<Arc<L1>>,
-    /// Number of replacements of the L1 table, which is replaced when the disk grows.
+    /// Number of times that the L1 table was replaced because the disk has grown.
     l1_count: AtomicU32,
     slices: Mutex<HashMap<u64, Slot>>,
-    /// Maximum number of cached slices.
+    /// Maximum number of L2 slices in the cache.
     most: usize,
 }
 
@@ -150,23 +150,23 @@ impl Tables {
         }
     }
 
-    /// Returns the logarithm of the number of guest clusters that a slice maps.
+    /// Returns the number of guest clusters that a slice maps, as a power of two.
     #[inline]
     pub(crate) fn slice_bits(&self) -> u32 {
         self.slice_bits
     }
 
-    /// Returns the maximum number of cached slices.
+    /// Returns the maximum number of L2 slices in the cache.
     pub(crate) fn most(&self) -> usize {
         self.most
     }
 
-    /// Returns the current L1 table.
+    /// Returns the present L1 table.
     pub(crate) fn l1(&self) -> Arc<L1> {
         self.l1.lock().unpoisoned().clone()
     }
 
-    /// Returns a number that identifies the current [`Tables::l1`].
+    /// Returns a number that changes whenever the L1 table is replaced.
     #[inline]
     pub(crate) fn l1_count(&self) -> u32 {
         self.l1_count.load(Ordering::Acquire)
@@ -185,7 +185,7 @@ impl Tables {
         usize::try_from(index).unwrap_or(usize::MAX)
     }
 
-    /// Returns the slice, if it is cached.
+    /// Returns L2 slice number `slice` if it is cached.
     pub(crate) fn cached(&self, slice: u64) -> Option<Arc<Slice>> {
         match self.slices.lock().unpoisoned().get(&slice) {
             Some(Slot::Ready(found)) => {
@@ -290,7 +290,7 @@ impl Tables {
     }
 }
 
-/// Returns the entry if its mapping is valid, otherwise [`L2Entry::INVALID`].
+/// Returns the L2 entry if it is valid for this geometry, otherwise [`L2Entry::INVALID`].
 pub(crate) fn checked(entry: L2Entry, geometry: &Geometry) -> L2Entry {
     match entry.mapping(geometry) {
         Mapping::Invalid => L2Entry::INVALID,

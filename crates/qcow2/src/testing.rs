@@ -9,7 +9,7 @@ pub struct EmptyImage<'a> {
     pub size: u64,
     pub cluster_bits: u32,
     pub refcount_order: u32,
-    /// Name and format of the backing file.
+    /// Name and format of the backing file, if the image has one.
     pub backing: Option<(&'a str, &'a str)>,
 }
 
@@ -25,7 +25,7 @@ impl Default for EmptyImage<'_> {
 }
 
 impl EmptyImage<'_> {
-    /// Writes the image to a file.
+    /// Writes the image to the file at `path`.
     pub fn image(&self, path: &Path) {
         fs::write(path, self.bytes()).unwrap();
     }

@@ -19,13 +19,13 @@ const IDLE_CHECKS: u32 = 10;
 /// Time limit, at the end of a volume, for clearing the header's dirty bit.
 const END_LIMIT: Duration = Duration::from_secs(4);
 
-/// A qcow2 image, with the chain behind it.
+/// A qcow2 image with its backing chain, as a volume.
 #[derive(Debug)]
 pub struct Qcow2Volume {
     images: Arc<Vec<Image>>,
     files: Blocking,
     info: Info,
-    /// The size that was reported last.
+    /// Size of the disk in bytes that was last reported.
     told: AtomicU64,
     /// The tables' changes when its size was last looked at, and for how many looks there were
     /// none.
@@ -74,7 +74,7 @@ impl Qcow2Volume {
         }
     }
 
-    /// Returns the reason why the disk cannot have that size.
+    /// Returns the reason why the disk cannot be resized to `bytes` bytes; `None` if it can.
     fn refuse_size(&self, bytes: u64) -> Option<&'static str> {
         if !bytes.is_multiple_of(self.info.block_size.into()) || bytes >= 1 << 56 {
             return Some("it is not a whole number of blocks, or is too large");
@@ -181,7 +181,7 @@ impl Volume for Qcow2Volume {
         Some([b"qcow2:", image.data.own_id()?.as_slice()].concat())
     }
 
-    /// The image's file, and those of its backing images.
+    /// Returns the names of the image's file and of all backing files.
     fn media(&self) -> Vec<String> {
         let images = self.images.iter();
         images.flat_map(|image| image.data.media()).collect()
@@ -276,7 +276,7 @@ impl Drop for Qcow2Volume {
 
 #[cfg(test)]
 impl Qcow2Volume {
-    /// Returns whether clusters wait for their next use.
+    /// Returns whether any freed cluster waits for its reuse.
     pub(crate) fn has_limbo(&self) -> bool {
         self.image()
             .is_some_and(|(_, writer)| writer.is_some_and(Writer::has_limbo))

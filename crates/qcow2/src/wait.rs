@@ -24,7 +24,7 @@ pub(crate) async fn wait<T>(
     .await
 }
 
-/// Yields to the other tasks of the worker once.
+/// Lets the other tasks of the worker run once.
 pub(crate) async fn pause() {
     let mut paused = false;
     poll_fn(|context| {
@@ -38,7 +38,7 @@ pub(crate) async fn pause() {
     .await;
 }
 
-/// Waits for two futures, which run concurrently.
+/// Waits for two futures that run concurrently, and returns both results.
 pub(crate) async fn both<A, B>(
     one: impl Future<Output = A>,
     two: impl Future<Output = B>,
@@ -67,7 +67,7 @@ pub(crate) async fn both<A, B>(
     .await
 }
 
-/// Locks on ranges of numbers.
+/// Locks on ranges of numbers (of guest clusters), which tasks wait for.
 #[derive(Debug, Default)]
 pub(crate) struct RangeLocks(Mutex<LockedRanges>);
 
@@ -77,7 +77,7 @@ struct LockedRanges {
     waiters: Vec<Waker>,
 }
 
-/// A locked range, unlocked when this is dropped.
+/// Locked range of numbers, which is unlocked when this guard is dropped.
 #[derive(Debug)]
 #[must_use = "dropping it releases the range"]
 pub(crate) struct RangeGuard<'a> {
@@ -86,7 +86,7 @@ pub(crate) struct RangeGuard<'a> {
 }
 
 impl RangeLocks {
-    /// Locks a range, after waiting until no other task holds any of its numbers.
+    /// Locks a range, once no other task holds any of its numbers.
     pub(crate) async fn lock(
         &self,
         store: &impl Store,

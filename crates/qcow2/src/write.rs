@@ -13,7 +13,7 @@ use volume::{IoError, IoErrorKind, Op};
 
 const WRITE: Op = Op::Write { fua: false };
 
-/// The image that is written, with the chain behind it.
+/// Image that is being written, with its backing chain and the files' queues.
 pub(crate) struct WriteTarget<'a, S> {
     pub(crate) images: &'a [Image],
     pub(crate) image: &'a Image,
@@ -21,7 +21,7 @@ pub(crate) struct WriteTarget<'a, S> {
     pub(crate) store: &'a S,
 }
 
-/// A write from a request's memory to the image's file.
+/// Planned write from a request's memory to the image's file.
 struct Move {
     at: u64,
     from: u64,
@@ -38,13 +38,13 @@ fn join(moves: &mut Vec<Move>, next: Move) {
     }
 }
 
-/// Part of a request within one slice.
+/// Part of a request that lies within one L2 slice.
 #[derive(Clone, Copy)]
 struct Span {
-    /// Offset of the part on the disk.
+    /// Byte offset of the part on the virtual disk.
     offset: u64,
     len: u64,
-    /// Offset in the request's memory.
+    /// Byte offset of the part in the request's memory.
     from: u64,
 }
 
@@ -68,7 +68,7 @@ impl<'a, S: Store> WriteTarget<'a, S> {
         self.image.geometry.cluster_bits
     }
 
-    /// Returns the number of bytes of the disk that a slice maps.
+    /// Returns the number of bytes of the virtual disk that one L2 slice maps.
     fn slice_bytes(&self) -> u64 {
         let bits = self
             .image
@@ -83,18 +83,18 @@ impl<'a, S: Store> WriteTarget<'a, S> {
         ((offset & (self.slice_bytes() - 1)) >> self.bits()) as usize
     }
 
-    /// Returns the clusters that a range touches.
+    /// Returns the guest clusters that a range of the virtual disk touches.
     fn clusters(&self, offset: u64, len: u64) -> Range<u64> {
         offset >> self.bits()..self.image.geometry.clusters(offset + len)
     }
 
-    /// Returns whether the backing chain may hold data at this offset.
+    /// Returns whether a backing image may have data at this offset of the virtual disk.
     fn is_backed(&self, offset: u64) -> bool {
         let below = self.images.get(1);
         below.is_some_and(|below| offset < below.size())
     }
 
-    /// Writes all of `data` to the disk.
+    /// Writes all of `data` to the virtual disk.
     pub(crate) async fn write(
         &self,
         offset: u64,
@@ -184,7 +184,7 @@ impl<'a, S: Store> WriteTarget<'a, S> {
         Some(moves)
     }
 
-    /// Splits a span at cluster boundaries.
+    /// Splits a part of a request at cluster boundaries.
     fn pieces(&self, span: Span) -> impl Iterator<Item = ClusterPiece> + use<S> {
         let (size, first) = (self.cluster_size(), self.index(span.offset));
         let start = span.offset & !(size - 1);
@@ -203,7 +203,7 @@ impl<'a, S: Store> WriteTarget<'a, S> {
         })
     }
 
-    /// Plans the writes for a span, and allocates clusters for them.
+    /// Plans the writes for a part of a request, and allocates host clusters for them.
     async fn plan<'p>(&self, slice: &Slice, span: Span, plan: &mut Plan<'p>) -> Result<(), IoError>
     where
         'a: 'p,
@@ -359,7 +359,7 @@ impl<'a, S: Store> WriteTarget<'a, S> {
         }
     }
 
-    /// Zeroes a range, or deallocates it, depending on `op`.
+    /// Zeroes or deallocates a range of the virtual disk, depending on `op`.
     pub(crate) async fn zero(&self, offset: u64, len: u64, op: Op) -> Result<(), IoError> {
         let slice = self.slice_bytes();
         let mut done = 0;
@@ -413,7 +413,7 @@ impl<'a, S: Store> WriteTarget<'a, S> {
         Ok(span.len)
     }
 
-    /// Zeroes a part of a cluster.
+    /// Zeroes a part of one guest cluster.
     async fn zero_piece(&self, number: u64, piece: &ClusterPiece, op: Op) -> Result<(), IoError> {
         let mapping = match self.image.look(self.store, number).await? {
             TableLookup::Slice(slice) => slice.get(piece.index).mapping(&self.image.geometry),
@@ -451,7 +451,7 @@ impl<'a, S: Store> WriteTarget<'a, S> {
         }
     }
 
-    /// Zeroes whole clusters of a slice.
+    /// Zeroes whole guest clusters that one L2 slice maps.
     async fn zero_clusters(&self, number: u64, span: Span, op: Op) -> Result<(), IoError> {
         let clusters = self.clusters(span.offset, span.len);
         let _turn = self.writer.clusters.lock(self.store, clusters).await?;
@@ -524,7 +524,7 @@ fn is_zero(bytes: &[u8]) -> bool {
     pages.all(|page| page.iter().fold(0, |any, byte| any | byte) == 0)
 }
 
-/// Writes the refcounts of all these clusters to the disk.
+/// Writes the refcounts of all newly allocated host clusters to the disk.
 async fn settle(allocated: &[Allocated<'_>], store: &impl Store) -> Result<(), IoError> {
     for new in allocated {
         new.settle(store).await?;
@@ -532,22 +532,22 @@ async fn settle(allocated: &[Allocated<'_>], store: &impl Store) -> Result<(), I
     Ok(())
 }
 
-/// Part of a request within one cluster.
+/// Part of a request that lies within one guest cluster.
 #[derive(Clone, Copy)]
 struct ClusterPiece {
-    /// Index of the cluster in the slice.
+    /// Index of the guest cluster's entry in the L2 slice.
     index: usize,
-    /// Offset of the cluster on the disk.
+    /// Byte offset of the guest cluster on the virtual disk.
     cluster: u64,
-    /// Offset of the part in the cluster.
+    /// Byte offset of the part in the guest cluster.
     within: u64,
     len: u64,
-    /// Offset in the request's memory.
+    /// Byte offset of the part in the request's memory.
     from: u64,
 }
 
 impl ClusterPiece {
-    /// Returns the move of this piece into the host cluster at offset `host`.
+    /// Returns the write of this part into the host cluster at file offset `host`.
     fn to(&self, host: u64) -> Move {
         Move {
             at: host + self.within,
@@ -557,28 +557,28 @@ impl ClusterPiece {
     }
 }
 
-/// A piece of a request, and its destination cluster.
+/// Part of a request with the host cluster that it is written to.
 struct ClusterWrite {
     piece: ClusterPiece,
-    /// Offset of the host cluster.
+    /// Byte offset of the host cluster in the file.
     host: u64,
-    /// Whether the cluster reads as zeroes durably.
+    /// Whether the host cluster durably reads as zeroes, so that its rest need not be written.
     zeroed: bool,
     /// Old content to be merged around the piece, when the cluster is written as a whole.
     copy: Option<Merge>,
 }
 
-/// Source of the old content around a piece in its cluster.
+/// Source of the old content of a cluster, for the bytes around a partial write.
 struct Merge {
     /// Whether the old content is known to be zeroes, so that no read is necessary.
     reads_zeroes: bool,
 }
 
-/// Planned steps of a write.
+/// Planned steps of a write to one L2 slice.
 #[derive(Default)]
 struct Plan<'a> {
     allocated: Vec<Allocated<'a>>,
-    /// New values of the slice's entries.
+    /// New values of the L2 entries that the write changes.
     entries: Vec<L2Entry>,
     parts: Vec<ClusterWrite>,
     /// Whether the clusters must be durable before any entry refers to them.

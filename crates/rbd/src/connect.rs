@@ -12,29 +12,29 @@ use std::sync::mpsc;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Time limit for one attempt to reach the monitors.
+/// Time limit for one attempt to reach the monitors of the cluster.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
-/// Pauses between attempts.
+/// Pauses between attempts to connect to the cluster, growing from first to last.
 const RETRY_INTERVALS: [Duration; 4] = [
     Duration::from_millis(100),
     Duration::from_millis(500),
     Duration::from_secs(1),
     Duration::from_secs(3),
 ];
-/// Interval between checks of a lock that another client has.
+/// Interval of checks on whether another client has released the image's lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(500);
 /// Interval between log lines about a cluster that stays unreachable.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// `RBD_FEATURE_EXCLUSIVE_LOCK`
+/// Image feature bit RBD_FEATURE_EXCLUSIVE_LOCK.
 const EXCLUSIVE_LOCK: u64 = 1 << 2;
 
-/// Result of opening an image briefly.
+/// Properties of an image that was opened briefly, before it is served.
 pub(crate) struct ImageProbe {
     pub(crate) size: u64,
-    /// The image's ID, if the cluster tells it.
+    /// ID of the image in its pool, if the cluster reports it.
     pub(crate) id: Option<String>,
-    /// A client that has its lock, of a process that is dead.
+    /// Client with the image's exclusive lock, if its process on this host has died.
     pub(crate) dead: Option<String>,
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn find(shared: &Arc<SharedVolume>) -> Result<Option<ImageProbe>, Rbd
     })
 }
 
-/// Reads a part of an image, and waits for it.
+/// Reads `len` bytes of an image, blocking; `None` if that fails.
 pub(crate) fn read(shared: &Arc<SharedVolume>, offset: u64, len: usize) -> Option<Buffer> {
     let read = look(shared, shared.options.wait, move |image| {
         let (told, tell) = mpsc::channel();
@@ -124,7 +124,7 @@ fn open(
     Image::open(cluster, &shared.name, brief || shared.options.read_only)
 }
 
-/// Starts the thread that connects for good.
+/// Starts the thread that connects to the cluster and keeps the image open.
 pub(crate) fn start(shared: &Arc<SharedVolume>) -> io::Result<()> {
     let weak = Arc::downgrade(shared);
     let builder = std::thread::Builder::new()
@@ -133,7 +133,7 @@ pub(crate) fn start(shared: &Arc<SharedVolume>) -> io::Result<()> {
     builder.spawn(move || run(&weak)).map(drop)
 }
 
-/// Rate limit of a repeated log message.
+/// Rate limit of a log message that repeats while a cluster is unreachable.
 struct RepeatedLog(Option<Instant>);
 
 impl RepeatedLog {
@@ -216,7 +216,7 @@ fn connect(shared: &Arc<SharedVolume>, weak: &Weak<SharedVolume>) -> Attempt {
     }
 }
 
-/// Takes the image's exclusive lock. `false`: the volume was closed meanwhile.
+/// Acquires the exclusive lock of the image. Returns `false` if the volume was closed meanwhile.
 fn lock(
     shared: &SharedVolume,
     image: &Image,

@@ -3,7 +3,7 @@
 use crate::ffi::LibraryError;
 use std::io;
 
-/// Error of opening an image.
+/// Reason why an image of a Ceph cluster cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum RbdError {
     /// The Ceph libraries cannot be loaded.
@@ -14,9 +14,9 @@ pub enum RbdError {
     Settings {
         /// Path of the configuration file.
         conf: String,
-        /// Error in the configuration, or the operation that failed.
+        /// Mistake in the configuration, or the operation that has failed.
         what: &'static str,
-        /// Error of the library.
+        /// Error that librados has returned.
         error: io::Error,
     },
     /// The cluster requires authentication, and no key was found.
@@ -24,19 +24,19 @@ pub enum RbdError {
         "client.{client} has no key in {places}; name it by keyring=, or another client by id= (ceph auth get client.NAME shows them)"
     )]
     NoKey {
-        /// Name of the client.
+        /// Name of the Ceph client without a key.
         client: String,
-        /// Files that were searched for the key.
+        /// Paths of the files that were searched for the key.
         places: String,
     },
     /// The image does not exist, or may not be opened.
     #[error("{name}: {what}: {error}{}", hint(.what, error))]
     Image {
-        /// Name of the image.
+        /// Name of the image that cannot be opened.
         name: String,
-        /// Operation that failed.
+        /// Operation that has failed.
         what: &'static str,
-        /// Error of the cluster.
+        /// Error that the cluster has returned.
         error: io::Error,
     },
     /// The cluster did not answer in time, and no size is configured for the image.
@@ -47,10 +47,10 @@ pub enum RbdError {
     Away {
         /// Name of the image.
         name: String,
-        /// Time limit that was exceeded.
+        /// Time limit within which the cluster did not answer.
         wait: std::time::Duration,
     },
-    /// The image's size is not a multiple of the block size.
+    /// The size of the image is not a multiple of the block size.
     #[error(
         "{name}: its size of {size} bytes is not a multiple of the block size of {block} bytes; \
          change it with: rbd resize"
@@ -60,7 +60,7 @@ pub enum RbdError {
         name: String,
         /// Size of the image in bytes.
         size: u64,
-        /// Block size in bytes.
+        /// Block size in bytes that the size must be a multiple of.
         block: u32,
     },
 }

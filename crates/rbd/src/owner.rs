@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::Path;
 
-/// Key of the record in the image's metadata.
+/// Key in the image's metadata under which the lock's owner is recorded.
 pub(crate) const METADATUM: &str = "vnvme.owner";
 
 /// Identity of a process, by which another process of the same machine can check whether it is
@@ -15,7 +15,7 @@ pub(crate) const METADATUM: &str = "vnvme.owner";
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Process {
     boot: String,
-    /// PID namespace of the process ID.
+    /// Identifier of the PID namespace in which the process ID is valid.
     namespace: String,
     number: u32,
     /// Start time of the process, in clock ticks since boot.
@@ -44,7 +44,7 @@ impl Process {
     }
 }
 
-/// Identity of this process, read while `/proc` is accessible.
+/// Identity of this process, read while `/proc` is accessible; `None` if that failed.
 #[derive(Debug, Clone)]
 pub(crate) struct ProcessIdentity(Option<Process>);
 
@@ -53,7 +53,7 @@ impl ProcessIdentity {
         Self(Process::of(std::process::id()))
     }
 
-    /// Returns the record for an image whose lock `client` owns.
+    /// Returns the record for the metadata of an image with a lock that `client` owns.
     pub(crate) fn record(&self, client: &str) -> Option<String> {
         let Process {
             boot,

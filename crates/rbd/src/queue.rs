@@ -13,45 +13,45 @@ use volume::{
 
 /// Maximum number of parts of requests that the library executes for a queue.
 const MAX_REQUESTS: usize = 512;
-/// Maximum number of bytes of those parts.
+/// Maximum number of bytes in parts that the library is executing at a time.
 const MAX_BYTES: u64 = 64 << 20;
-/// Maximum length in bytes of a part that transfers data.
+/// Maximum length in bytes of a part of a request that transfers data.
 const PIECE: u64 = 1 << 20;
 /// Maximum length in bytes of a part without data: a few hundred objects.
 const RANGE: u64 = 1 << 30;
 /// Number of bytes that a round copies before it ends, apart from the last part.
 const ROUND: u64 = 1 << 20;
 
-/// Event from a thread of the library.
+/// Event that a thread of the library has sent to a worker's queue.
 #[derive(Debug)]
 pub(crate) enum LibraryEvent {
-    /// The image was connected.
+    /// The connection to the image was established.
     Connected,
     /// A part of a request has completed, with the library's result and the buffer of a read.
     Part(Subrequest, isize, Option<Buffer>),
 }
 
-/// A part of a request that the library executes.
+/// Part of a request that the library is executing.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Subrequest {
     place: usize,
     generation: u64,
-    /// Offset in the request's memory.
+    /// Byte offset of the part in the request's memory.
     at: u64,
     len: u64,
-    /// The part changes data of the image.
+    /// Whether the part changes data of the image.
     changes: bool,
-    /// The part transfers data.
+    /// Whether the part transfers data.
     data: bool,
 }
 
-/// A request and the state of its parts.
+/// Request of a worker, with the state of its parts.
 struct SplitRequest {
     request: Request,
     generation: u64,
-    /// Number of bytes whose parts were submitted to the library.
+    /// Number of bytes for which parts were submitted to the library.
     given: u64,
-    /// All parts were submitted to the library.
+    /// Whether all parts of the request were submitted to the library.
     is_given: bool,
     parts: usize,
     result: Result<(), IoError>,
@@ -65,7 +65,7 @@ pub(crate) struct RbdQueue {
     free: Vec<usize>,
     count: usize,
     generation: u64,
-    /// Indexes of requests with parts that were not submitted yet.
+    /// Indices of requests with parts that were not submitted yet.
     waiting: VecDeque<usize>,
     finished: VecDeque<LibraryEvent>,
     /// Number of parts that the library executes; their bytes are the next field.
@@ -76,7 +76,7 @@ pub(crate) struct RbdQueue {
     ended: Vec<Completion>,
     ending: DrainWatch,
     sleep_hint: SleepHint,
-    /// Number of requests other than reads.
+    /// Number of outstanding requests other than reads.
     changes: usize,
 }
 
@@ -102,7 +102,7 @@ impl RbdQueue {
         }
     }
 
-    /// Submits parts to the library as far as the limits allow.
+    /// Submits parts of requests to the library, as far as the limits allow.
     fn issue(&mut self) {
         while self.can_issue()
             && let Some(&place) = self.waiting.front()
@@ -121,7 +121,7 @@ impl RbdQueue {
             && self.shared.image().is_some()
     }
 
-    /// Submits the next part of a request; returns whether there are more.
+    /// Submits the next part of the request with this index. Returns whether more parts are left.
     fn next(&mut self, place: usize) -> bool {
         let Some(image) = self.shared.image().cloned() else {
             return true;
@@ -194,7 +194,7 @@ impl RbdQueue {
         !is_given
     }
 
-    /// Handles the completion of a part.
+    /// Handles the completion of a request's part by the library.
     fn finish(&mut self, done: LibraryEvent) {
         let LibraryEvent::Part(subrequest, answer, buffer) = done else {
             return;
@@ -251,7 +251,7 @@ impl RbdQueue {
         }
     }
 
-    /// Updates the counters after a request was removed from this index.
+    /// Updates the counters after the request with this index was removed.
     fn forget(&mut self, place: usize, op: Op) {
         self.free.push(place);
         self.count -= 1;
@@ -267,7 +267,7 @@ impl RbdQueue {
         self.sleep_hint.set(if polled { 0 } else { self.count });
     }
 
-    /// Abandons a request: it completes now, whether or not the library does.
+    /// Completes a cancelled request at once, whether or not the library has ended its parts.
     fn give_up(&mut self, place: usize) {
         let Some(parent) = self.parents.get_mut(place).and_then(Option::take) else {
             return;
@@ -295,7 +295,7 @@ impl RbdQueue {
         }
     }
 
-    /// Returns whether the next round has work without any event.
+    /// Returns whether the next round has work to do even without an event.
     fn goes_on(&self) -> bool {
         !self.ended.is_empty()
             || !self.finished.is_empty()

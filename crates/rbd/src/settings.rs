@@ -12,22 +12,22 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Default ports of monitors (`ms_mon_client`), for both versions of the protocol.
+/// Default TCP ports of monitors, one for each version of the messenger protocol.
 const MONITORS: [u16; 2] = [3300, 6789];
-/// Default ports of all daemons except monitors.
+/// Default TCP ports of all Ceph daemons except monitors.
 const DAEMONS: Ports = Ports {
     first: 6800,
     last: 7568,
 };
-/// Maximum number of ports that a sandbox permits.
+/// Maximum number of TCP ports that a sandbox permits for a cluster.
 const MAX_PORTS: u16 = 2048;
 
-/// A range of TCP ports, both ends included.
+/// Range of TCP ports, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ports {
-    /// First port.
+    /// First TCP port of the range.
     pub first: u16,
-    /// Last port.
+    /// Last TCP port of the range.
     pub last: u16,
 }
 
@@ -49,26 +49,26 @@ impl FromStr for Ports {
     }
 }
 
-/// Configuration of the cluster and of its client.
+/// Configuration of a Ceph cluster and of the client that connects to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// Path of the configuration file; `None` for the one that librados finds.
     pub conf: Option<PathBuf>,
-    /// Name of the client, the NAME in `client.NAME`.
+    /// Name of the Ceph client, the NAME in `client.NAME`.
     pub id: String,
     /// File with the client's key; `None` for the one in the configuration.
     pub keyring: Option<PathBuf>,
-    /// Ports of the cluster's daemons; `None` for the default ones.
+    /// TCP ports of the cluster's daemons; `None` for the defaults.
     pub ports: Option<Ports>,
 }
 
-/// Settings of librados as text, independent of files.
+/// Settings of librados as text, from which a client is created without reading files.
 #[derive(Debug, Clone)]
 pub(crate) struct SettingsText {
     id: String,
     key: Option<String>,
     monitors: Option<String>,
-    /// Names and values of settings that were read from files.
+    /// Names and values of the settings that were read from files.
     settings: Vec<(String, String)>,
 }
 
@@ -111,7 +111,7 @@ impl Settings {
         }
     }
 
-    /// Creates a client that has read the configuration file.
+    /// Creates a client of the cluster that has read the configuration file.
     fn read(&self) -> Result<Cluster, RbdError> {
         let cluster = Cluster::new(&self.id).map_err(|error| self.error("no client", error))?;
         let conf = self
@@ -244,7 +244,7 @@ fn key(list: &str, id: &str) -> Option<String> {
     files.find_map(|text| key_in(&text, id))
 }
 
-/// Returns the key of `client.ID` in a keyring.
+/// Returns the key of `client.ID` in the text of a keyring, if there is one.
 fn key_in(text: &str, id: &str) -> Option<String> {
     let section = format!("[client.{id}]");
     let lines = text.lines().map(str::trim);
@@ -300,7 +300,7 @@ fn addresses(hosts: &str) -> Option<String> {
     named.then(|| resolved.join(","))
 }
 
-/// Returns the ports in `mon_host`.
+/// Returns the TCP ports in the setting `mon_host`.
 fn monitor_ports(hosts: &str) -> Vec<u16> {
     let words = hosts.split([',', ';', ' ', '[', ']']);
     let port = |word: &str| {

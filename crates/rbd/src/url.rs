@@ -12,7 +12,7 @@ use volume::{
     parse_duration, parse_size,
 };
 
-/// URL scheme of images of Ceph clusters.
+/// URL scheme of images in Ceph clusters.
 pub const RBD: Scheme = Scheme {
     name: "rbd",
     form: "POOL/IMAGE",
@@ -97,7 +97,7 @@ fn name(text: &str) -> Option<Name> {
     fine.then_some(name)
 }
 
-/// Options of a URL, as written there.
+/// Options of an `rbd` URL, as text.
 struct Query<'a>(&'a str);
 
 impl Query<'_> {

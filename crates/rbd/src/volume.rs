@@ -17,35 +17,35 @@ use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 use volume::{Extent, Inbox, Info, Io, IoError, IoErrorKind, Kind, OpenQueue, Volume, VolumeError};
 
-/// Smallest block, in bytes.
+/// Minimum block size of the volume in bytes.
 const BLOCK: u32 = 512;
-/// Smallest discard that the library passes to the cluster (`rbd_discard_granularity_bytes`).
+/// Minimum length in bytes of a discard that the library passes to the cluster.
 const DISCARDED: u32 = 64 << 10;
-/// A cluster that answers no request for so long is silent.
+/// Time without an answer after which the cluster counts as silent.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time limit, at the end of a volume, for the cluster.
+/// Time limit for the cluster to end requests when the volume is closed.
 const END_LIMIT: Duration = Duration::from_secs(4);
 
-/// Handling of the image's exclusive lock.
+/// Use of the image's exclusive lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LockMode {
     /// The lock is taken when it is free, or its owner is dead.
     #[default]
     Wait,
-    /// The lock is taken from any client that has it.
+    /// The lock is acquired even if another client has it, which loses it.
     Break,
-    /// The lock is not used.
+    /// The lock is neither checked nor acquired.
     Off,
 }
 
-/// Options for using an image.
+/// Options for using an image as a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RbdOptions {
-    /// Never write.
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// Handling of the exclusive lock.
+    /// Use of the image's exclusive lock.
     pub lock: LockMode,
-    /// Time limit of [`RbdVolume::open`] for the cluster.
+    /// Time limit for the cluster to answer while the volume is opened.
     pub wait: Duration,
     /// Size in bytes of the image if its cluster does not answer in time; `None`: opening fails
     /// then.
@@ -63,29 +63,30 @@ impl Default for RbdOptions {
     }
 }
 
-/// State of a volume, shared by its queues and threads.
+/// State of an RBD volume, shared by its queues and threads.
 #[derive(Debug)]
 pub(crate) struct SharedVolume {
     pub(crate) name: Name,
-    /// URL of the image, without options.
+    /// URL of the image without options, for messages.
     pub(crate) text: String,
     pub(crate) told: SettingsText,
     pub(crate) options: RbdOptions,
     pub(crate) me: ProcessIdentity,
-    /// A client that has the lock, of a process that is dead.
+    /// Client with the exclusive lock, if its process on this host has died.
     dead: OnceLock<String>,
-    /// ID of the image that was found when the volume was opened.
+    /// ID of the image when the volume was opened.
     id: OnceLock<String>,
     image: OnceLock<Arc<Image>>,
-    /// The library copies written data within the call.
+    /// Whether the library copies written data within the call, so that the memory is free
+    /// afterwards.
     copies: AtomicBool,
-    /// Bytes; 0: not known yet.
+    /// Size of the image in bytes; 0 until it is known.
     size: AtomicU64,
-    /// The size that was reported last.
+    /// Size of the image in bytes that was last reported.
     last_size: AtomicU64,
-    /// The header has changed since the size was last asked for.
+    /// Whether the image's header has changed since the size was last read.
     changed: AtomicBool,
-    /// The thread that connects was started.
+    /// Whether the thread that connects to the cluster was started.
     begun: AtomicBool,
     /// Parts of requests that the library was given, and that it has ended.
     pub(crate) started: AtomicU64,
@@ -104,7 +105,7 @@ impl SharedVolume {
         }
     }
 
-    /// Returns the image, once it is connected.
+    /// Returns the open image; `None` until it is connected.
     #[inline]
     pub(crate) fn image(&self) -> Option<&Arc<Image>> {
         self.image.get()
@@ -140,7 +141,7 @@ impl SharedVolume {
         self.dead.get().is_some_and(|dead| dead == client)
     }
 
-    /// Checks whether the cluster answers, and logs changes: the library waits silently.
+    /// Checks whether the cluster answers, and logs changes, because the library waits silently.
     fn look(&self) {
         let (started, ended) = (
             self.started.load(Ordering::Relaxed),
@@ -159,7 +160,7 @@ impl SharedVolume {
         }
     }
 
-    /// Sets the image, and notifies the waiting queues.
+    /// Stores the open image, and tells the waiting queues.
     pub(crate) fn connected(&self, image: Arc<Image>) {
         if let Err(image) = self.image.set(image) {
             drop_last(image);
@@ -194,13 +195,13 @@ impl SharedVolume {
     }
 }
 
-/// Whether requests are answered.
+/// State of the check on whether the cluster answers requests.
 #[derive(Debug, Default)]
 struct Responsiveness {
-    /// Number of ended parts, and the time when it was first seen.
+    /// Number of ended parts at the last check, and the time at which that number was first seen.
     at: Option<(u64, Instant)>,
     silent: bool,
-    /// Number of silent periods.
+    /// Number of times that the cluster became silent.
     times: u64,
 }
 
@@ -245,7 +246,7 @@ impl Drop for SharedVolume {
     }
 }
 
-/// An image of a Ceph cluster, or a snapshot of one.
+/// Image of a Ceph cluster, or a snapshot of one, as a volume.
 #[derive(Debug)]
 pub struct RbdVolume(Arc<SharedVolume>);
 
@@ -314,7 +315,7 @@ impl RbdVolume {
         Ok(Self(shared))
     }
 
-    /// Returns a handle to watch the connection state.
+    /// Returns a handle by which the state of the connection can be watched.
     pub fn watch(&self) -> ReachWatch {
         ReachWatch::new(self.0.clone())
     }

@@ -26,7 +26,7 @@ pub enum StartError {
     /// The process cannot be started.
     #[error("cannot start the process that receives file descriptors")]
     Spawn(#[source] std::io::Error),
-    /// The socket to the process cannot be created.
+    /// The socket pair between this process and the receiver process cannot be created.
     #[error("socket to the process that receives file descriptors")]
     Socket(#[source] Errno),
 }

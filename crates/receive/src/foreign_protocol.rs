@@ -3,18 +3,18 @@
 
 use std::fmt;
 
-/// Protocol of a client that differs from the socket's.
+/// Protocol of a client that uses the wrong socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForeignProtocol {
-    /// vfio-user, as `vfio-user-pci` of QEMU does.
+    /// vfio-user, the protocol of QEMU's device `vfio-user-pci`.
     VfioUser,
-    /// vhost-user, as `vhost-user-blk-pci` of QEMU does.
+    /// vhost-user, the protocol of QEMU's device `vhost-user-blk-pci`.
     VhostUser,
-    /// Text, most likely HTTP: the client takes the socket for a control socket.
+    /// Text, most likely HTTP for a control socket.
     Text,
 }
 
-/// Number of bytes needed for the decision.
+/// Number of first bytes of a client from which its protocol is recognised.
 const DECISION_LEN: usize = 12;
 
 impl ForeignProtocol {
@@ -94,7 +94,7 @@ impl fmt::Display for ForeignProtocol {
 mod tests {
     use super::*;
 
-    /// Words of 32 bits.
+    /// Returns the bytes of three words of 32 bits, as a message of the protocol holds them.
     fn words(words: [u32; 3]) -> Vec<u8> {
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
     }

@@ -21,7 +21,7 @@ const MAX_LEAVING: usize = 8;
 /// time, and a client that sends descriptors all the same must not block the remaining ones.
 const MAX_LEAVING_PLAIN: usize = 64;
 
-/// Pause before the receiver process is looked for again after its end.
+/// Pause before the connection to the next receiver process is tried.
 const RECONNECT_DELAY: Duration = Duration::from_millis(100);
 
 /// Reader of the clients of one listening socket: in place, or by the receiver process.
@@ -133,7 +133,7 @@ impl Intake {
         }
     }
 
-    /// Returns when [`Intake::connect`] is due.
+    /// Returns the time at which [`Intake::connect`] has to be called next.
     pub fn deadline(&self) -> Option<Instant> {
         match &self.0 {
             IntakeMode::Receiver(process) => process.retry,
@@ -177,7 +177,7 @@ impl Intake {
         }
     }
 
-    /// Closes the socket of a client that is not served.
+    /// Closes the socket of a client that is refused.
     pub fn dismiss(&mut self, socket: OwnedFd) {
         let _ = shutdown(&socket, Shutdown::Both);
         if let IntakeMode::Receiver(process) = &self.0

@@ -16,10 +16,10 @@ use rustix::net::{
 };
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// Descriptors that a protocol accepts.
+/// Descriptors that clients of a protocol may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AcceptedDescriptors {
-    /// Maximum number of descriptors in one read, 253 at most (the kernel's SCM_MAX_FD).
+    /// Maximum number of descriptors in one read, at most 253 (the kernel's SCM_MAX_FD).
     pub max_fds: u8,
     /// Unix stream sockets are accepted, besides memory files and eventfds. They are for writing
     /// only.

@@ -62,7 +62,7 @@ enum Asking {
     Look(u32),
 }
 
-/// State of a request and its answer.
+/// Request to the receiver process of which the answer is missing.
 #[derive(Debug)]
 enum PendingRead {
     /// Request to be sent as soon as there is a receiver process.
@@ -95,17 +95,17 @@ struct CurrentClient {
 /// the socket uses it.
 #[derive(Debug)]
 pub(crate) struct ListenerLink {
-    /// `None` while there is no receiver process.
+    /// Channel to the receiver process; `None` while there is none.
     channel: Option<Arc<OwnedFd>>,
     wanted: AcceptedDescriptors,
     last_client: u64,
     present: Option<CurrentClient>,
-    /// Clients of a protocol without descriptors; the receiver process has duplicates of their
+    /// Clients of a protocol without descriptors. The receiver process has duplicates of their
     /// sockets.
     plain: HashSet<u64>,
-    /// Disconnected clients with sockets that the receiver process has not closed yet.
+    /// Disconnected clients for which the receiver process still has to close the socket.
     leaving: HashSet<u64>,
-    /// Disconnected clients that could not be reported to the receiver process yet.
+    /// Disconnected clients of which the receiver process was not told yet.
     untold: Vec<u64>,
 }
 
@@ -209,7 +209,7 @@ impl ListenerLink {
         self.last_client
     }
 
-    /// Registers a new client. There is one at a time.
+    /// Registers a new client, which must be the only one. Returns its number.
     pub(crate) fn enter(&mut self, socket: Arc<OwnedFd>) -> u64 {
         let client = self.next_client();
         self.present = Some(CurrentClient {
@@ -320,7 +320,7 @@ impl ListenerLink {
         );
     }
 
-    /// Reports that the peeked bytes have been taken from the socket.
+    /// Tells the receiver process that the peeked bytes were read from the socket.
     pub(crate) fn looked(&mut self, client: u64) {
         self.send(message::kind::PEEKED, 0, client, None);
     }
@@ -332,7 +332,7 @@ impl ListenerLink {
         present.is_some_and(|present| present.registered)
     }
 
-    /// Returns when to check for the answer again; `None` without an outstanding request.
+    /// Returns the time at which the answer has to be checked for again; `None` without a request.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let awaited = self.present.as_ref()?.awaited.as_ref()?;
         awaited.deadline()
@@ -361,7 +361,7 @@ impl ListenerLink {
         Ok(None)
     }
 
-    /// Handles the receiver process's messages. Returns `false` when it has ended.
+    /// Handles the messages of the receiver process. Returns `false` when the process has ended.
     pub(crate) fn dispatch(&mut self) -> bool {
         for client in std::mem::take(&mut self.untold) {
             self.end(client);

@@ -21,12 +21,12 @@ pub(crate) const MAX_PACKET_LEN: usize = MESSAGE_LEN + MAX_READ;
 /// The kernel's SCM_MAX_FD: a sender cannot attach more to one call.
 pub(crate) const MAX_FDS: usize = 253;
 
-/// Kinds of messages.
+/// Kinds of messages between server, receiver process and spawner.
 pub(crate) mod kind {
     /// To the receiver process, with two descriptors: a listener link, and its listening socket.
     /// `value`: accepted descriptors.
     pub const LISTENER: u32 = 1;
-    /// To the receiver process, with a client's socket.
+    /// Message to the receiver process: a client's socket, of which it gets a duplicate.
     pub const OPEN: u32 = 2;
     /// Read at most `value` bytes from the client's socket. No other process reads until the
     /// answer.
@@ -36,17 +36,17 @@ pub(crate) mod kind {
     /// To the server: the bytes read, with their descriptors. `value`: an error number, or
     /// [`TOO_MANY_FDS`](super::TOO_MANY_FDS).
     pub const ANSWER: u32 = 5;
-    /// To the server: the client's socket is closed, including its unread data.
+    /// Message to the server: the client's socket is closed, and its unread data discarded.
     pub const CLOSED: u32 = 6;
-    /// To the spawner, with the control socket of a receiver process to be started.
+    /// Message to the spawner: start a receiver process with this control socket.
     pub const START: u32 = 7;
-    /// From the spawner: `value` is the process ID, or the reason of the failure.
+    /// Message of the spawner: `value` is the new process's ID, or the reason of the failure.
     pub const STARTED: u32 = 8;
     pub const FAILED: u32 = 9;
     /// Reads as [`RECEIVE`], but all data stays in the client's socket, and its descriptors also
     /// stay open in the receiver process.
     pub const PEEK: u32 = 10;
-    /// The peeked bytes were taken from the socket: the receiver process closes their descriptors.
+    /// Message to the receiver process: the peeked bytes were read, so it closes their descriptors.
     pub const PEEKED: u32 = 11;
     /// To the receiver process, with a socket that is hung up when no other process keeps the
     /// clients' sockets any more.
@@ -55,7 +55,7 @@ pub(crate) mod kind {
     pub const SHUT: u32 = 13;
 }
 
-/// More descriptors arrived than are accepted.
+/// Value of an answer when a client has sent more descriptors than are accepted.
 pub(crate) const TOO_MANY_FDS: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -63,12 +63,12 @@ pub(crate) const TOO_MANY_FDS: u32 = u32::MAX;
 pub(crate) struct Message {
     pub kind: u32,
     pub value: u32,
-    /// Number of the client, assigned by the server.
+    /// Number that the server has assigned to the client.
     pub client: u64,
 }
 
 impl Message {
-    /// Creates a message without a value.
+    /// Creates a message of this kind without a value.
     pub(crate) fn plain(kind: u32) -> Self {
         Self {
             kind,
@@ -96,16 +96,16 @@ impl AcceptedDescriptors {
     }
 }
 
-/// A received message.
+/// Message that was received, with its descriptors.
 pub(crate) struct Incoming {
     pub message: Message,
     pub bytes: Vec<u8>,
     pub fds: Vec<OwnedFd>,
-    /// Descriptors are missing, because this process may not open more.
+    /// Whether descriptors are missing because this process may not open more.
     pub incomplete: bool,
 }
 
-/// Creates a socket pair for messages: the server's end and the receiver process's.
+/// Creates a socket pair for messages: the end of the server and that of the receiver process.
 pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     let flags = SocketFlags::CLOEXEC;
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)

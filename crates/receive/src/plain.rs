@@ -14,14 +14,14 @@ use sync::Unpoisoned;
 /// The socket may have a type with its own way of closing, for example an event loop's.
 #[derive(Debug)]
 pub struct PlainSocket<S: AsFd + Send + 'static = OwnedFd> {
-    /// `None` only inside `drop`.
+    /// Socket of the client; `None` only inside `drop`.
     socket: Option<S>,
     closing: Closing,
 }
 
 #[derive(Debug)]
 enum Closing {
-    /// The client is trusted.
+    /// This process closes the socket, because the client is trusted.
     Here,
     /// The receiver process closes the socket, or another thread if that process has no duplicate.
     Elsewhere {

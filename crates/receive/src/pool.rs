@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// Time after which an idle thread ends.
+/// Time after which an idle thread of the pool ends.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Stack size. The largest objects on a thread's stack are control messages, of about a kilobyte.
 const STACK: usize = 128 << 10;
@@ -16,16 +16,16 @@ type Task = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 struct Tasks {
     waiting: VecDeque<Task>,
-    /// Number of threads that wait for a task.
+    /// Number of threads of the pool that wait for a task.
     idle: usize,
 }
 
-/// Threads that are created on demand. Clones refer to the same pool.
+/// Pool of threads that are created on demand. Clones refer to the same pool.
 #[derive(Clone, Default)]
 pub(crate) struct ThreadPool(Arc<(Mutex<Tasks>, Condvar)>);
 
 impl ThreadPool {
-    /// Runs a task on a thread at once.
+    /// Runs a task at once, on an idle thread or on a new one.
     pub(crate) fn run(&self, task: impl FnOnce() + Send + 'static) {
         let (tasks, news) = &*self.0;
         let enough = {
@@ -45,7 +45,7 @@ impl ThreadPool {
         tasks.waiting.len() > tasks.idle
     }
 
-    /// Creates a further thread. If that fails now, the tasks wait until it succeeds.
+    /// Creates another thread. If that fails, tasks wait until a later call succeeds.
     pub(crate) fn grow(&self) {
         let pool = self.clone();
         let builder = std::thread::Builder::new().name("receive".into());

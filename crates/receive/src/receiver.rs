@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use sync::{Unpoisoned, readiness};
 
-/// Pause between the end of a receiver process and the start of the next.
+/// Pause between the end of a receiver process and the start of the next one.
 const RESTART_DELAY: Duration = Duration::from_millis(100);
 
 /// Handle of the receiver process. Clones refer to the same process, which ends when the last of
@@ -36,16 +36,16 @@ struct ReceiverState {
 
 /// Method of starting receiver processes.
 enum Start {
-    /// Start by this process.
+    /// This process starts them, with the command that the function returns.
     Here(Box<dyn Fn() -> Command + Send + Sync>),
     By(Spawner),
 }
 
-/// The present receiver process.
+/// Receiver process that runs at present.
 enum ReceiverProcess {
-    /// A child of this process.
+    /// Child process of this process.
     Child(Child),
-    /// A child of the spawner, by its process ID.
+    /// Child process of the spawner, by its process ID.
     Other(u32),
 }
 
@@ -108,7 +108,7 @@ impl Receiver {
         })))
     }
 
-    /// Returns the process ID, for observers.
+    /// Returns the process ID of the receiver process.
     pub fn id(&self) -> u32 {
         self.0.running.lock().unpoisoned().id()
     }
@@ -123,7 +123,7 @@ impl Receiver {
         self.0.say_kept(&control, &kept);
     }
 
-    /// Announces an intended end of this process, which ends the clients' connections.
+    /// Tells the receiver process that this process ends on purpose, which disconnects the clients.
     pub fn shut(&self) {
         if self.0.kept.lock().unpoisoned().take().is_some() {
             let control = self.0.control.lock().unpoisoned().clone();

@@ -27,13 +27,13 @@ pub enum ServeError {
     /// A system call failed.
     #[error("{call}")]
     System {
-        /// The system call.
+        /// Name of the system call that failed.
         call: &'static str,
-        /// Error of the system call.
+        /// Error number of the system call.
         #[source]
         errno: Errno,
     },
-    /// The process could not be confined as its caller requires.
+    /// The receiver process could not enter its sandbox.
     #[error("the process cannot be confined")]
     Confine(#[source] Box<dyn Error + Send + Sync>),
 }
@@ -42,15 +42,15 @@ fn system(call: &'static str) -> impl Fn(Errno) -> ServeError {
     move |errno| ServeError::System { call, errno }
 }
 
-/// A listening socket and its clients.
+/// Listening socket of the server, with its clients, as the receiver process knows it.
 struct ServedListener {
     channel: Arc<OwnedFd>,
     listener: OwnedFd,
     wanted: AcceptedDescriptors,
     clients: HashMap<u64, Arc<Session>>,
-    /// No process keeps the clients' sockets of this listener for the next server.
+    /// Whether the clients' sockets are lost with the server, because no other process keeps them.
     ends: bool,
-    /// The link is closed because the server no longer listens there.
+    /// Whether the link is closed because the server no longer listens there.
     shut: bool,
 }
 
@@ -127,7 +127,7 @@ impl Server {
         }
     }
 
-    /// Accepts listeners. Returns `false` when the server has ended.
+    /// Accepts new links of listeners from the server. Returns `false` when the server has ended.
     fn accept_listeners(&mut self, control: BorrowedFd<'_>) -> bool {
         loop {
             match message::receive::<MESSAGE_LEN>(control) {

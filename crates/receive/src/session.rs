@@ -15,7 +15,7 @@ use sync::Unpoisoned;
 /// A client's socket, and the channel for answers. It is dropped on a thread that may hang.
 pub(crate) struct Session {
     client: u64,
-    /// `None` only inside `drop`.
+    /// Duplicate of the client's socket; `None` only inside `drop`.
     socket: Option<OwnedFd>,
     channel: Arc<OwnedFd>,
     wanted: AcceptedDescriptors,
@@ -34,7 +34,7 @@ pub(crate) struct Session {
 struct ReadResult {
     bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
-    /// More descriptors than are accepted: none is passed on.
+    /// Whether the client has sent more descriptors than are accepted, so that none is passed on.
     too_many: bool,
 }
 
@@ -107,7 +107,7 @@ impl Session {
         }
     }
 
-    /// Returns the descriptor, or its replacement.
+    /// Returns the descriptor if it is harmless, otherwise its replacement.
     fn harmless<'a>(&'a self, fd: &'a OwnedFd) -> BorrowedFd<'a> {
         if is_harmless(fd.as_fd(), self.wanted) {
             fd.as_fd()

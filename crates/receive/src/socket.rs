@@ -16,18 +16,18 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use sync::Unpoisoned;
 
-/// Result of a read.
+/// Result of a read from a client's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
-    /// Bytes were read.
+    /// Bytes were read, perhaps with descriptors.
     Bytes {
-        /// Their number, at least 1.
+        /// Number of bytes read, at least 1.
         len: usize,
         /// A further read may return more at once: this one was ended by the buffer or by
         /// descriptors, not by an empty socket.
         more: bool,
     },
-    /// Nothing is available now.
+    /// Nothing can be read from the socket at present.
     Blocked,
     /// The receiver process reads. Until it has answered the socket itself must not be polled: see
     /// [`Socket::is_waiting`].
@@ -48,7 +48,7 @@ enum SocketMode {
 
 #[derive(Debug)]
 struct Received {
-    /// `None` only inside `drop`.
+    /// Socket of the client; `None` only inside `drop`.
     socket: Option<Arc<OwnedFd>>,
     link: Arc<Mutex<ListenerLink>>,
     client: u64,
@@ -65,7 +65,7 @@ fn fds_of(control: &mut RecvAncillaryBuffer<'_>, fds: &mut Vec<OwnedFd>) {
     }
 }
 
-/// Reads once.
+/// Reads from the socket once, with room for descriptors.
 fn read_with(
     socket: BorrowedFd<'_>,
     buf: &mut [u8],
@@ -84,14 +84,14 @@ fn read_with(
     }
 }
 
-/// Content of a socket.
+/// Content of a client's socket that a peek has found.
 pub(crate) enum SocketContent {
     Nothing,
     /// The peer has closed its end.
     Eof,
-    /// This many bytes without descriptors.
+    /// This number of bytes, without descriptors.
     Bytes(usize),
-    /// This many bytes, some of them with descriptors.
+    /// This number of bytes, some of them with descriptors.
     WithFds(usize),
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn look(socket: BorrowedFd<'_>, buf: &mut [u8]) -> Result<SocketConte
     })
 }
 
-/// Takes exactly the bytes that were just seen without descriptors.
+/// Reads exactly the `len` bytes that a peek has just found without descriptors.
 pub(crate) fn take(socket: BorrowedFd<'_>, buf: &mut [u8], len: usize) -> Result<Read, ReadError> {
     let full = len == buf.len();
     let seen = buf.get_mut(..len).unwrap_or_default();
@@ -198,7 +198,7 @@ impl Socket {
         }
     }
 
-    /// Reports that all peeked data has been consumed.
+    /// Records that all peeked bytes have been consumed.
     pub fn consumed(&mut self) {
         if let SocketMode::Receiver(received) = &mut self.0
             && std::mem::take(&mut received.looked)
@@ -216,7 +216,7 @@ impl Socket {
         )
     }
 
-    /// Returns the deadline of the outstanding answer, at which [`Socket::read`] must be called.
+    /// Returns the time limit of the missing answer, at which [`Socket::read`] must be called.
     pub fn deadline(&self) -> Option<Instant> {
         match &self.0 {
             SocketMode::Receiver(Received {

@@ -47,7 +47,7 @@ impl Spawner {
         Ok(Spawner { requests })
     }
 
-    /// Has a receiver process started with this control socket; returns its process ID.
+    /// Lets the spawner start a receiver process with this control socket. Returns the process ID.
     pub(crate) fn ask(&self, control: BorrowedFd<'_>) -> Result<u32, StartError> {
         let failed = |errno: Errno| StartError::Spawn(errno.into());
         let request = Message {

@@ -4,16 +4,16 @@ use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
-/// A server's address.
+/// Network address of a server: a Unix socket, or a TCP host and port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     /// Path of a Unix socket on this host.
     Unix(PathBuf),
-    /// A TCP host and port.
+    /// TCP host and port of the server.
     Tcp {
-        /// Host name or address as configured, without brackets.
+        /// Host name or IP address as configured, without brackets.
         host: String,
-        /// TCP port.
+        /// TCP port of the server.
         port: u16,
     },
 }
@@ -24,23 +24,23 @@ impl From<HostPort> for Address {
     }
 }
 
-/// A host, by name or address, and a TCP port.
+/// Host name or IP address, and a TCP port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HostPort {
-    /// Host name or address as configured, without brackets.
+    /// Host name or IP address as configured, without brackets.
     pub host: String,
-    /// TCP port.
+    /// TCP port on the host.
     pub port: u16,
 }
 
 /// Reason why the text of a host and port is invalid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostPortError {
-    /// The host is empty.
+    /// The text has no host.
     NoHost,
     /// An IPv6 address lacks its closing bracket.
     Bracket,
-    /// The port is invalid.
+    /// The port is not a valid TCP port number.
     Port(String),
 }
 

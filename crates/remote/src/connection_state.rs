@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, Weak};
 
-/// Connection state of a remote volume.
+/// State of a network volume's connections to its server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectionState {
-    /// The server, as a URL without options.
+    /// Server of the volume, as a URL without options.
     pub server: String,
-    /// All connections are established. Otherwise requests may be delayed.
+    /// Whether all connections are established. Otherwise requests may be delayed.
     pub connected: bool,
     /// Number of connections that have ended so far.
     pub lost: u64,
@@ -15,7 +15,7 @@ pub struct ConnectionState {
 
 /// A remote volume that can report its connection state.
 pub trait Reachable: Send + Sync {
-    /// Returns the connection state; `None` when the volume is no longer used.
+    /// Returns the state of the connections; `None` when the volume is no longer used.
     fn reach(&self) -> Option<ConnectionState>;
 }
 
@@ -24,12 +24,12 @@ pub trait Reachable: Send + Sync {
 pub struct ReachWatch(Weak<dyn Reachable>);
 
 impl ReachWatch {
-    /// Creates a handle for this volume, without keeping it open.
+    /// Creates a handle for watching this volume, without keeping it open.
     pub fn new(volume: Arc<dyn Reachable>) -> Self {
         Self(Arc::downgrade(&volume))
     }
 
-    /// Returns the connection state; `None` if the volume is closed.
+    /// Returns the state of the volume's connections; `None` if the volume is closed.
     pub fn look(&self) -> Option<ConnectionState> {
         self.0.upgrade()?.reach()
     }

@@ -2,17 +2,17 @@
 
 use std::time::Duration;
 
-/// Pause before the second attempt; each further pause is twice as long.
+/// Pause before the second attempt to connect; each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-/// Maximum pause between attempts.
+/// Maximum pause between two attempts to connect.
 const MAX_PAUSE: Duration = Duration::from_secs(2);
-/// Stack size of a thread in bytes.
+/// Stack size in bytes of a thread that connects to a server.
 const STACK: usize = 256 << 10;
 
 /// Interval between log lines about a server that stays unreachable.
 pub const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Returns the pause before the next attempt after this number of consecutive failures.
+/// Returns the pause before the next attempt to connect after `failures` failures in a row.
 pub fn pause(failures: u32) -> Duration {
     match failures {
         0 => Duration::ZERO,

@@ -98,7 +98,7 @@ fn wait(fd: &OwnedFd, events: PollFlags, deadline: Instant) -> io::Result<()> {
     }
 }
 
-/// A non-blocking socket with a deadline for reads and writes.
+/// Non-blocking socket that is used as a blocking one, with a time limit for reads and writes.
 #[derive(Debug)]
 pub struct Conversation {
     fd: OwnedFd,
@@ -106,17 +106,17 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Wraps a socket from [`connect_tcp`] or [`connect_unix`].
+    /// Creates a conversation over a socket from [`connect_tcp`] or [`connect_unix`].
     pub fn new(fd: OwnedFd, deadline: Instant) -> Self {
         Self { fd, deadline }
     }
 
-    /// Changes the deadline.
+    /// Changes the time until which reads and writes must succeed.
     pub fn set_deadline(&mut self, deadline: Instant) {
         self.deadline = deadline;
     }
 
-    /// Returns the socket.
+    /// Returns the socket of the conversation.
     pub fn fd(&self) -> &OwnedFd {
         &self.fd
     }

@@ -2,36 +2,37 @@
 
 use volume::{IoError, Op, Request};
 
-/// Part of a request that was not sent yet.
+/// Part of a request for which no command was sent yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Remaining {
-    /// The request's range from this offset in bytes.
+    /// The rest of the request's range, from this byte offset within the request on.
     From(u64),
-    /// A flush after all other commands, because the server lacks Force Unit Access.
+    /// A flush after all commands of the request, because the server lacks Force Unit Access.
     Flush,
-    /// No part remains.
+    /// No command was sent, because all commands of the request were sent before.
     Nothing,
 }
 
-/// A request that is not completed.
+/// Request to a network volume that is executed by one or several commands.
 #[derive(Debug)]
 pub struct SplitRequest {
-    /// The request as submitted; a single command that covers it holds its data meanwhile.
+    /// Request as submitted. A single command that covers the whole request holds its memory
+    /// meanwhile.
     pub request: Request,
-    /// Part that was not sent yet.
+    /// Part of the request for which no command was sent yet.
     pub todo: Remaining,
-    /// A flush must follow the range.
+    /// Whether a flush must follow the request's range.
     pub then_flush: bool,
-    /// Number of commands that are outstanding or will be sent again.
+    /// Number of the request's commands that are outstanding or will be sent again.
     pub parts: u32,
-    /// First error of the request's commands.
+    /// First error of the request's commands; success while there is none.
     pub result: Result<(), IoError>,
-    /// The request was cancelled; it waits only for memory that the kernel still uses.
+    /// Whether the request was cancelled, and waits only until the kernel returns its memory.
     pub cancelled: bool,
 }
 
 impl SplitRequest {
-    /// Creates the state of a request that has not been sent.
+    /// Creates the state of a request before its first command.
     pub fn new(request: Request, then_flush: bool) -> Self {
         Self {
             request,
@@ -43,7 +44,7 @@ impl SplitRequest {
         }
     }
 
-    /// Returns whether no part remains to be sent and no command is outstanding.
+    /// Returns whether all commands of the request were sent and have ended.
     pub fn is_over(&self) -> bool {
         self.todo == Remaining::Nothing && self.parts == 0
     }
@@ -55,7 +56,7 @@ impl SplitRequest {
         u32::try_from(left).map_or(most, |left| left.min(most))
     }
 
-    /// Records that a command of `len` bytes from byte `done` on was created.
+    /// Records that a command was created for `len` bytes, from byte `done` of the request on.
     pub fn issued(&mut self, done: u64, len: u32) {
         let done = done.saturating_add(len.into());
         let over = self.request.op == Op::Flush || done >= self.request.len;
@@ -67,7 +68,7 @@ impl SplitRequest {
         };
     }
 
-    /// Records the completion of a command.
+    /// Records the result of one of the request's commands.
     pub fn answered(&mut self, result: Result<(), IoError>) {
         self.parts = self.parts.saturating_sub(1);
         if let Err(error) = result {
@@ -86,7 +87,7 @@ impl SplitRequest {
     }
 }
 
-/// Table of incomplete requests by index.
+/// Requests that have not ended, by index.
 #[derive(Debug, Default)]
 pub struct SplitRequests {
     places: Vec<Option<SplitRequest>>,
@@ -94,12 +95,12 @@ pub struct SplitRequests {
 }
 
 impl SplitRequests {
-    /// Returns the number of requests.
+    /// Returns the number of requests that have not ended.
     pub fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
-    /// Returns whether there are no requests.
+    /// Returns whether all requests have ended.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -120,12 +121,12 @@ impl SplitRequests {
         }
     }
 
-    /// Returns the request at an index.
+    /// Returns the request with this index.
     pub fn get(&mut self, place: usize) -> Option<&mut SplitRequest> {
         self.places.get_mut(place)?.as_mut()
     }
 
-    /// Removes the request at an index.
+    /// Removes and returns the request with this index.
     pub fn remove(&mut self, place: usize) -> Option<SplitRequest> {
         let parent = self.places.get_mut(place)?.take()?;
         self.free.push(place);
@@ -142,7 +143,7 @@ impl SplitRequests {
         self.places.iter().position(is_it)
     }
 
-    /// Returns the tags of all requests.
+    /// Returns the tags of all requests that have not ended.
     pub fn tags(&self) -> Vec<u64> {
         let parents = self.places.iter().flatten();
         parents.map(|parent| parent.request.tag).collect()

@@ -19,29 +19,29 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Size of a slot in bytes.
+/// Size in bytes of a slot, of which the file has two.
 const SLOT: usize = 16 << 10;
 const SIZE: usize = 2 * SLOT;
 const _: () = assert!(MAX_IMAGE_LEN <= SLOT);
 
-/// Interval between checks of the lock.
+/// Interval between attempts to lock the file.
 const LOCK_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Error of opening, reading or writing the file.
+/// Reason why a reservations file cannot be opened, read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// An operation on the file has failed.
     #[error("{}: {error}", path.display())]
     Io {
-        /// Path of the file.
+        /// Path of the reservations file.
         path: PathBuf,
-        /// Error of the system.
+        /// Error of the system call.
         error: io::Error,
     },
-    /// The path leads to a directory, a device or a FIFO.
+    /// The path leads to something that is not a regular file.
     #[error("{}: not a regular file", .0.display())]
     NoFile(PathBuf),
-    /// The file is locked by another process.
+    /// Another process has locked the reservations file.
     #[error("{}: another process uses this reservation file and holds its lock", .0.display())]
     Locked(PathBuf),
     /// The size is not that of a reservations file.
@@ -50,23 +50,23 @@ pub enum FileError {
         path.display()
     )]
     Size {
-        /// Path of the file.
+        /// Path of the file with the wrong size.
         path: PathBuf,
         /// Size of the file in bytes.
         found: u64,
     },
-    /// Neither slot holds a valid state.
+    /// Neither slot of the file contains a valid state.
     #[error(
         "{}: no state of reservations can be read: {first}; {second}. To remove the file is to \
          release all reservations",
         path.display()
     )]
     Unreadable {
-        /// Path of the file.
+        /// Path of the damaged file.
         path: PathBuf,
-        /// Error of the first slot.
+        /// Reason why the first slot is invalid.
         first: ImageError,
-        /// Error of the second slot.
+        /// Reason why the second slot is invalid.
         second: ImageError,
     },
     /// A newer program has written the file.
@@ -75,22 +75,22 @@ pub enum FileError {
         path.display()
     )]
     TooNew {
-        /// Path of the file.
+        /// Path of the file that a newer program has written.
         path: PathBuf,
-        /// Version of the format.
+        /// Version of the file's format.
         version: u32,
     },
-    /// The file belongs to another namespace.
+    /// The file stores the reservations of another namespace.
     #[error(
         "{}: the file belongs to another namespace (NGUID {}), not to this one ({})",
         path.display(), hex(found), hex(wanted)
     )]
     OtherNamespace {
-        /// Path of the file.
+        /// Path of the other namespace's file.
         path: PathBuf,
-        /// NGUID in the file.
+        /// NGUID that the file contains.
         found: [u8; 16],
-        /// NGUID of this namespace.
+        /// NGUID of the namespace to be served.
         wanted: [u8; 16],
     },
 }
@@ -99,14 +99,14 @@ fn hex(bytes: &[u8; 16]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reservations file of one namespace. Every call may block.
+/// File that stores the reservations of one namespace. Every call may block.
 #[derive(Debug)]
 pub struct ReservationFile {
     file: File,
     path: PathBuf,
-    /// Sequence number of the newest state.
+    /// Sequence number of the newest stored state.
     sequence: u64,
-    /// Slot for the next write, which is not the one with the newest state.
+    /// Index of the slot for the next write, which does not contain the newest state.
     next: usize,
     boot: [u8; 16],
     namespace: [u8; 16],
@@ -228,7 +228,7 @@ fn io_error(path: &Path, error: io::Error) -> FileError {
     }
 }
 
-/// Opens the file, if it exists.
+/// Opens the file at the path; `None` if it does not exist.
 fn open_there(path: &Path) -> Result<Option<File>, FileError> {
     let opened = File::options()
         .read(true)
@@ -259,7 +259,7 @@ fn lock(file: &File, path: &Path, until: Instant) -> Result<(), FileError> {
     }
 }
 
-/// Returns whether the path still refers to the open file.
+/// Returns whether the path still leads to the open file.
 fn is_at(file: &File, path: &Path) -> Result<bool, FileError> {
     let mine = file.metadata().map_err(|error| io_error(path, error))?;
     match std::fs::metadata(path) {
@@ -284,7 +284,7 @@ fn read(file: &File, path: &Path, bytes: &mut [u8]) -> Result<(), FileError> {
     read.map_err(|error| io_error(path, error))
 }
 
-/// Returns the newest valid state, and the slot for the next write.
+/// Returns the newest valid state in the file, and the index of the slot for the next write.
 fn newest(
     path: &Path,
     first: Result<Image, ImageError>,

@@ -12,7 +12,7 @@ pub struct HostId {
 }
 
 impl HostId {
-    /// Creates a Host Identifier of 64 bits.
+    /// Creates a Host Identifier of 64 bits from a number.
     pub const fn short(id: u64) -> Self {
         let [a, b, c, d, e, f, g, h] = id.to_le_bytes();
         HostId {
@@ -21,7 +21,7 @@ impl HostId {
         }
     }
 
-    /// Creates a Host Identifier of 128 bits, in memory order.
+    /// Creates a Host Identifier of 128 bits; `bytes` are in memory order.
     pub const fn extended(bytes: [u8; 16]) -> Self {
         HostId {
             extended: true,
@@ -29,22 +29,23 @@ impl HostId {
         }
     }
 
-    /// Returns whether the identifier has 128 bits.
+    /// Returns whether the Host Identifier has 128 bits.
     pub const fn is_extended(&self) -> bool {
         self.extended
     }
 
-    /// Returns whether all bits are 0: the host has set no identifier.
+    /// Returns whether the Host Identifier is zero, because the host has set none.
     pub const fn is_zero(&self) -> bool {
         u128::from_le_bytes(self.bytes) == 0
     }
 
-    /// Returns the bytes in memory order; a short identifier is followed by eight zeroes.
+    /// Returns the bytes of the Host Identifier in memory order; eight zeroes follow a 64-bit
+    /// identifier.
     pub const fn bytes(&self) -> &[u8; 16] {
         &self.bytes
     }
 
-    /// Returns the low 64 bits, which are all of a short identifier.
+    /// Returns the low 64 bits of the Host Identifier, which are all of a short one.
     pub const fn low(&self) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = self.bytes;
         u64::from_le_bytes([a, b, c, d, e, f, g, h])

@@ -87,21 +87,21 @@ const _: () = assert!(size_of::<Operation>() == 24);
 /// record instead of being executed again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Executed {
-    /// Unique identifier of the command.
+    /// Unique identifier of the command that has executed the operation.
     pub token: [u8; 16],
-    /// Status with which the operation was completed.
+    /// Status with which the command was completed.
     pub status: Status,
 }
 
 /// A saved state of reservations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// Sequence number, which increases with each image.
+    /// Sequence number of the image. Each saved image has a higher one.
     pub sequence: u64,
     /// Boot during which the image was written. A different current boot means that the power was
     /// off.
     pub boot: [u8; 16],
-    /// NGUID of the namespace.
+    /// NGUID of the namespace to which the reservations belong.
     pub namespace: [u8; 16],
     /// State of the reservations, with persistence supported.
     pub state: Reservations,
@@ -109,10 +109,10 @@ pub struct Image {
     pub executed: Vec<Executed>,
 }
 
-/// Error of decoding an image.
+/// Reason why bytes cannot be decoded as an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// All bytes are zero, because nothing was written.
+    /// All bytes of the image are zero, because nothing was ever written.
     #[error("nothing was written")]
     Empty,
     /// The bytes are not an image of reservations.
@@ -139,7 +139,7 @@ macro_rules! ensure {
 }
 
 impl Image {
-    /// Encodes the image.
+    /// Returns the image as bytes with a checksum.
     pub fn encode(&self) -> Vec<u8> {
         let state = &self.state;
         let held = state.reservation;
@@ -220,7 +220,7 @@ impl Image {
         Self::checked(header, entries)
     }
 
-    /// Decodes the part behind the header, and checks its values.
+    /// Decodes the entries after the header, and checks that the values are consistent.
     fn checked(header: &Header, rest: &[u8]) -> Result<Self, ImageError> {
         let count = usize::from(header.registrants.get());
         let operations = usize::from(header.executed.get());

@@ -10,64 +10,66 @@ use nvme::cmd::reservation::{
 /// Power Loss state, or `None` to keep it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// Registers the host.
+    /// Registers a key for the host (Reservation Register).
     Register {
-        /// Key to register.
+        /// Reservation key to register.
         key: u64,
-        /// New PTPL state.
+        /// New state of Persist Through Power Loss (PTPL); `None` for no change.
         ptpl: Option<bool>,
     },
-    /// Unregisters the host.
+    /// Removes the registration of the host.
     Unregister {
-        /// Current key; `None` to ignore it, even if the host has none (IEKEY).
+        /// Current key of the host; `None` if it is not checked (IEKEY), even for an unregistered
+        /// host.
         key: Option<u64>,
-        /// New PTPL state.
+        /// New state of Persist Through Power Loss (PTPL); `None` for no change.
         ptpl: Option<bool>,
     },
-    /// Replaces the key of the host.
+    /// Replaces the registered key of the host.
     Replace {
-        /// Current key; `None` to ignore it, even if the host is no registrant (IEKEY).
+        /// Current key of the host; `None` if it is not checked (IEKEY), even for an unregistered
+        /// host.
         key: Option<u64>,
-        /// New key.
+        /// New reservation key.
         new: u64,
-        /// New PTPL state.
+        /// New state of Persist Through Power Loss (PTPL); `None` for no change.
         ptpl: Option<bool>,
     },
     /// Acquires the reservation for the host, if there is none.
     Acquire {
-        /// The host's key.
+        /// Registered key of the host (CRKEY).
         key: u64,
-        /// Type of the reservation.
+        /// Type of the reservation to acquire.
         rtype: ReservationType,
     },
     /// Unregisters other registrants, and acquires the reservation for the host if one of them
     /// holds it.
     Preempt {
-        /// The host's key.
+        /// Registered key of the host (CRKEY).
         key: u64,
         /// Key of the registrants to remove. With 0, when all registrants hold the reservation, all
         /// but the host are removed.
         victim: u64,
-        /// Type of the new reservation.
+        /// Type of the reservation that the host acquires.
         rtype: ReservationType,
-        /// Whether commands of preempted hosts are aborted, too.
+        /// Whether outstanding commands of preempted hosts are aborted.
         abort: bool,
     },
     /// Releases the reservation that the host holds.
     Release {
-        /// The host's key.
+        /// Registered key of the host (CRKEY).
         key: u64,
-        /// Type of the current reservation.
+        /// Type of the reservation to release, which must be the current one.
         rtype: ReservationType,
     },
     /// Removes the reservation and all registrants.
     Clear {
-        /// The host's key.
+        /// Registered key of the host (CRKEY).
         key: u64,
     },
-    /// Sets only the PTPL state, as Set Features, Reservation Persistence does.
+    /// Sets Persist Through Power Loss only, as the feature Reservation Persistence does.
     Persist {
-        /// New PTPL state.
+        /// New state of Persist Through Power Loss (PTPL).
         ptpl: bool,
     },
 }
@@ -139,7 +141,7 @@ impl Operation {
         }
     }
 
-    /// Returns whether the operation aborts commands of the hosts that it preempts.
+    /// Returns whether the operation aborts outstanding commands of preempted hosts.
     pub const fn aborts(&self) -> bool {
         matches!(self, Self::Preempt { abort: true, .. })
     }

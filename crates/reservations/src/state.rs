@@ -8,16 +8,16 @@ use crate::types::{Access, Notification, ReservationRefusal, ReservationType};
 /// under new Host Identifiers.
 pub const MAX_REGISTRANTS: usize = 256;
 
-/// A host that has registered a key.
+/// Host that has registered a reservation key for a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registrant {
-    /// Identifier of the host.
+    /// Host Identifier of the registrant.
     pub host: HostId,
-    /// Reservation key.
+    /// Reservation key that the host has registered.
     pub key: u64,
 }
 
-/// The reservation of a namespace.
+/// Reservation that is held on a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// Type of the reservation.
@@ -41,19 +41,19 @@ pub struct Reservations {
     pub(crate) registrants: Vec<Registrant>,
 }
 
-/// A notification to a host, for each of its controllers.
+/// Reservation notification to a host, for each of its controllers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Notice {
-    /// Host that is notified.
+    /// Host that has to be notified.
     pub host: HostId,
     /// Kind of the notification.
     pub notification: Notification,
 }
 
-/// Effects of an executed operation.
+/// Effects of an executed operation on other hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// Notifications, in the order in which their hosts registered.
+    /// Notifications to send, in the order in which the hosts have registered.
     pub notices: Vec<Notice>,
     /// Hosts that were unregistered by a preemption. Preempt and Abort is complete only when their
     /// outstanding commands on the namespace have ended.
@@ -70,32 +70,32 @@ impl Reservations {
         }
     }
 
-    /// Returns whether the PTPL state may be set.
+    /// Returns whether Persist Through Power Loss can be enabled.
     pub fn can_persist(&self) -> bool {
         self.can_persist
     }
 
-    /// Returns the Persist Through Power Loss state.
+    /// Returns whether Persist Through Power Loss (PTPL) is enabled.
     pub fn ptpl(&self) -> bool {
         self.ptpl
     }
 
-    /// Returns the number of changes of registrants, wrapping.
+    /// Returns the generation counter (GEN), which counts changes of registrants and wraps.
     pub fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// Returns the current reservation.
+    /// Returns the reservation that is held, if there is one.
     pub fn reservation(&self) -> Option<&Reservation> {
         self.reservation.as_ref()
     }
 
-    /// Returns the registrants, in the order of registration.
+    /// Returns all registrants in the order of their registration.
     pub fn registrants(&self) -> &[Registrant] {
         &self.registrants
     }
 
-    /// Returns the host's access to the namespace.
+    /// Returns the access rights of the host to the namespace.
     pub fn access(&self, host: &HostId) -> Access {
         let Some(Reservation { rtype, holder }) = &self.reservation else {
             return Access::FULL;
@@ -131,7 +131,7 @@ impl Reservations {
         Some(found.key)
     }
 
-    /// Drops the state that does not persist across a power cut.
+    /// Removes the state that a loss of power does not preserve.
     pub fn power_lost(&mut self) {
         if !self.ptpl {
             self.registrants.clear();
@@ -205,7 +205,7 @@ impl Reservations {
         }
     }
 
-    /// Checks that the host is a registrant with this key.
+    /// Checks that the host is registered with this key, otherwise Reservation Conflict.
     fn check_key(&self, host: &HostId, key: u64) -> Result<(), ReservationRefusal> {
         match self.key_of(host) {
             Some(found) if found == key => Ok(()),
@@ -213,7 +213,7 @@ impl Reservations {
         }
     }
 
-    /// Updates the state after a successful Reservation Register command.
+    /// Increments the generation counter and sets PTPL after a successful Reservation Register.
     fn registered(&mut self, ptpl: Option<bool>) {
         self.ptpl = ptpl.unwrap_or(self.ptpl);
         self.count();

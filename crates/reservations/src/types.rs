@@ -9,9 +9,9 @@ use nvme::log::ReservationNotificationType;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ReservationType {
-    /// Only the holder may write; every host may read.
+    /// Write Exclusive: only the holder may write; every host may read.
     WriteExclusive = 1,
-    /// Only the holder may read and write.
+    /// Exclusive Access: only the holder may read and write.
     ExclusiveAccess = 2,
     /// Registrants may write, every host may read; one registrant holds the reservation.
     WriteExclusiveRegistrantsOnly = 3,
@@ -24,7 +24,7 @@ pub enum ReservationType {
 }
 
 impl ReservationType {
-    /// All six types.
+    /// All six reservation types.
     pub const ALL: [Self; 6] = [
         Self::WriteExclusive,
         Self::ExclusiveAccess,
@@ -34,17 +34,17 @@ impl ReservationType {
         Self::ExclusiveAccessAllRegistrants,
     ];
 
-    /// Returns the type with this number; `None` for a reserved one.
+    /// Returns the reservation type with this number; `None` for a reserved number.
     pub fn of(rtype: Rtype) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.rtype() == rtype)
     }
 
-    /// Returns the number of the type.
+    /// Returns the number of the reservation type (RTYPE).
     pub const fn rtype(self) -> Rtype {
         Rtype(self as u8)
     }
 
-    /// Returns whether the type also denies reads to hosts without write access.
+    /// Returns whether the reservation type also denies reads to hosts without write access.
     pub const fn excludes_reads(self) -> bool {
         matches!(
             self,
@@ -54,12 +54,12 @@ impl ReservationType {
         )
     }
 
-    /// Returns whether all registrants have the holder's rights.
+    /// Returns whether all registrants have the rights of the holder under this type.
     pub const fn admits_registrants(self) -> bool {
         !matches!(self, Self::WriteExclusive | Self::ExclusiveAccess)
     }
 
-    /// Returns whether all registrants hold the reservation.
+    /// Returns whether all registrants hold a reservation of this type.
     pub const fn held_by_all(self) -> bool {
         matches!(
             self,
@@ -79,23 +79,23 @@ pub enum CommandGroup {
     Write,
 }
 
-/// Access of a host to a namespace.
+/// Access rights that reservations leave to a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Access {
-    /// Whether commands of the read group are allowed.
+    /// Whether the host may execute commands that read.
     pub read: bool,
-    /// Whether commands of the write group are allowed.
+    /// Whether the host may execute commands that write.
     pub write: bool,
 }
 
 impl Access {
-    /// Unrestricted access.
+    /// Access without any restriction.
     pub const FULL: Self = Access {
         read: true,
         write: true,
     };
 
-    /// Returns whether commands of a group are allowed.
+    /// Returns whether the host may execute commands of the group.
     pub const fn allows(self, group: CommandGroup) -> bool {
         match group {
             CommandGroup::Read => self.read,
@@ -104,14 +104,14 @@ impl Access {
     }
 }
 
-/// Notification to the host of a controller ("NVMe Base 2.1", 8.1.22.2).
+/// Reservation notification to the host of a controller ("NVMe Base 2.1", 8.1.22.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Notification {
-    /// The host was unregistered by another one.
+    /// Another host has removed the registration of the host.
     RegistrationPreempted,
-    /// The reservation was released, or has changed its type.
+    /// The reservation was released or has changed its type.
     ReservationReleased,
-    /// The reservation and all registrants were cleared by another host.
+    /// Another host has removed the reservation and all registrants.
     ReservationPreempted,
 }
 
@@ -125,7 +125,7 @@ impl Notification {
         }
     }
 
-    /// Returns whether a Reservation Notification Mask masks the notification.
+    /// Returns whether the host's Reservation Notification Mask suppresses the notification.
     pub const fn is_masked(self, mask: ReservationNotificationMask) -> bool {
         match self {
             Self::RegistrationPreempted => mask.regpre(),
@@ -135,7 +135,7 @@ impl Notification {
     }
 }
 
-/// Reason why a reservation command is refused. Nothing has changed then.
+/// Reason why a reservation command is refused without any change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReservationRefusal {
     /// The host is not a registrant, its key differs, or another host holds the reservation.
@@ -144,13 +144,13 @@ pub enum ReservationRefusal {
     /// A value is reserved, unsupported, or inconsistent with the state.
     #[error("a field has a value that is reserved, not supported, or not that of the state")]
     InvalidField,
-    /// [`MAX_REGISTRANTS`](crate::MAX_REGISTRANTS) hosts are registered.
+    /// The maximum number of hosts is registered ([`MAX_REGISTRANTS`](crate::MAX_REGISTRANTS)).
     #[error("there is no room for another registrant")]
     Full,
 }
 
 impl ReservationRefusal {
-    /// Returns the status of the command.
+    /// Returns the status with which the refused command completes.
     pub const fn status(self) -> Status {
         match self {
             Self::Conflict => Status::RESERVATION_CONFLICT.with_dnr(true),

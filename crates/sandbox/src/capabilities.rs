@@ -7,7 +7,7 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities,
 };
 
-/// Returns the needed capabilities, whether or not they are held.
+/// Returns the Linux capabilities that the process needs, whether it has them or not.
 pub(crate) fn of(needs: &Needs) -> CapabilitySet {
     let mut kept = CapabilitySet::empty();
     kept.set(CapabilitySet::IPC_LOCK, needs.lock_memory);

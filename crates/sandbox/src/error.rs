@@ -2,21 +2,21 @@
 
 use std::io;
 
-/// Part of the sandbox that the kernel supports, and did not enforce.
+/// Reason why the sandbox could not be entered although the kernel supports it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A system call failed.
     #[error("sandbox: {what}")]
     System {
-        /// Failed part.
+        /// Part of the sandbox that has failed.
         what: &'static str,
         /// Error of the system call.
         source: io::Error,
     },
-    /// Landlock could not be enforced.
+    /// The Landlock rules for files could not be enforced.
     #[error("sandbox: files (Landlock)")]
     Files(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// seccomp could not be enforced.
+    /// The seccomp filter of system calls could not be installed.
     #[error("sandbox: system calls (seccomp)")]
     Calls(#[source] seccompiler::Error),
 }

@@ -12,7 +12,7 @@ use std::path::Path;
 /// enforces the rights that it supports.
 const NEWEST: ABI = ABI::V10;
 
-/// Rights on files and devices that may be opened.
+/// Landlock rights on files and devices that may be opened.
 const OPEN_FILE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadFile | WriteFile | Truncate | IoctlDev
 });
@@ -22,12 +22,12 @@ const OPEN_BELOW: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadDir | MakeReg | MakeSock | RemoveFile | ResolveUnix
 });
 
-/// Rights in directories with changing files.
+/// Landlock rights in directories in which files may be created and removed.
 const FILES_IN: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
     ReadFile | WriteFile | Truncate | ReadDir | MakeReg | RemoveFile
 });
 
-/// Scope of a Landlock domain.
+/// Reach of a Landlock domain: which other processes may get signals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DomainScope {
     /// The process: it may send no signal outside.
@@ -37,7 +37,7 @@ pub(crate) enum DomainScope {
     Thread,
 }
 
-/// Removes all rights except the needed ones.
+/// Enforces Landlock rules that leave only the needed rights.
 pub(crate) fn restrict(needs: &Needs, reach: DomainScope) -> Result<Landlock, Error> {
     let status = ruleset(needs, reach).map_err(Error::Files)?;
     Ok(match (status.landlock, status.ruleset) {

@@ -55,16 +55,16 @@ use rustix::thread::CapabilitySet;
 use std::io;
 use std::sync::OnceLock;
 
-/// The sandbox of a process.
+/// Sandbox of a process: file paths, capabilities and system calls.
 #[derive(Debug)]
 pub struct Sandbox {
     needs: Needs,
-    /// Landlock restricts opening.
+    /// Whether Landlock restricts the opening of files, once the sandbox was entered.
     holds: OnceLock<bool>,
 }
 
 impl Sandbox {
-    /// Creates a sandbox that keeps the needed rights.
+    /// Creates a sandbox that leaves the process these rights.
     pub fn new(needs: Needs) -> Self {
         let holds = OnceLock::new();
         Self { needs, holds }

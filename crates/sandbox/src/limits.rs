@@ -7,7 +7,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// to the user, not to the process, and counts the kernel's threads for io_uring.
 const UNCHANGED_LIMITS: [Resource; 2] = [Resource::Nofile, Resource::Memlock];
 
-/// Disables core dumps, which would contain guests' memory, and freezes the limits.
+/// Disables core dumps, which would contain guest memory, and makes the resource limits permanent.
 pub(crate) fn lower() -> io::Result<()> {
     let none = Rlimit {
         current: Some(0),

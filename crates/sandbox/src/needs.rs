@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-/// Address that the process may connect to.
+/// Address to which the process may open connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Connect {
-    /// A TCP port of any host: the kernel's rules have no hosts.
+    /// TCP port on any host, because the kernel's rules cannot name hosts.
     Tcp(u16),
     /// Sockets in a directory, since a socket that is recreated meanwhile is another file.
     UnixIn(PathBuf),
@@ -15,7 +15,7 @@ pub enum Connect {
 /// out: files that appear in their places later are out of reach.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Directories of sockets' files, which are removed at the end.
+    /// Directories of Unix sockets, in which the sockets' files are removed at the end.
     pub remove_in: Vec<PathBuf>,
     /// Directories below which files may still be opened for reading, until
     /// [`Sandbox::seal`](crate::Sandbox::seal), by threads that inspect themselves when they begin.
@@ -29,7 +29,7 @@ pub struct Needs {
     /// Directories in which files may permanently be created, renamed, removed, and opened for
     /// reading and writing. For pools with changing volumes.
     pub files_in: Vec<PathBuf>,
-    /// Directories as in `open_below`, for reading only.
+    /// Directories below which files may be opened for reading only.
     pub read_below: Vec<PathBuf>,
     /// Open memory files are reopened by `/proc/self/fd`. Landlock allows only them. Left out if
     /// that directory is missing.
@@ -37,7 +37,7 @@ pub struct Needs {
     /// The process recovers disks of an earlier process while it runs: it listens on their sockets,
     /// and queries the fill level of their pipes.
     pub takes_over: bool,
-    /// Addresses to which stream sockets are connected while the process runs.
+    /// Addresses to which the process connects while it runs.
     pub connect: Vec<Connect>,
     /// A client library with threads and an event loop of its own serves volumes (Ceph's): allows
     /// the older calls that it uses.
@@ -45,7 +45,7 @@ pub struct Needs {
     /// The process locks memory beyond RLIMIT_MEMLOCK if permitted, so `CAP_IPC_LOCK` is kept. For
     /// fixed buffers of io_uring, and for memory that a device accesses.
     pub lock_memory: bool,
-    /// The process drives devices through VFIO. Its ioctls are allowed.
+    /// Whether the process drives devices through VFIO, so that its ioctls are allowed.
     pub vfio: bool,
     /// Block devices are served through ublk. The kernel requires `CAP_SYS_ADMIN` for each control
     /// command (Linux 6.12, `ublk_ctrl_uring_cmd`), and each queue creates a ring of its own after

@@ -3,14 +3,14 @@
 use rustix::thread::CapabilitySet;
 use std::fmt;
 
-/// Landlock restrictions that the kernel enforces.
+/// Landlock rules that the kernel enforces for the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Landlock {
     /// Rights of this ABI: files from 1, TCP from 4, signals and abstract sockets from 6.
     Abi(u32),
-    /// None: Landlock is built in, but not among the enabled modules (`lsm=`).
+    /// No rules: Landlock is built into the kernel but not enabled (`lsm=`).
     NotEnabled,
-    /// None: the kernel was built without Landlock, or is older than 5.13.
+    /// No rules: the kernel was built without Landlock, or is older than 5.13.
     NotImplemented,
 }
 
@@ -24,12 +24,12 @@ impl fmt::Display for Landlock {
     }
 }
 
-/// Dropped and remaining rights of a process.
+/// Rights that the process has given up, and rights that it keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SandboxReport {
-    /// Restrictions of files by paths, the network, other processes.
+    /// Restrictions of file paths, network and other processes.
     pub landlock: Landlock,
-    /// Remaining capabilities.
+    /// Linux capabilities that the process keeps.
     pub capabilities: CapabilitySet,
     /// Names of threads that were started before, and have not dropped their rights
     /// ([`leave_nothing`](crate::leave_nothing)): a mistake of the program.
@@ -39,7 +39,7 @@ pub struct SandboxReport {
 }
 
 impl SandboxReport {
-    /// Describes the missing parts; `None` when the sandbox is complete.
+    /// Returns a description of the missing parts; `None` when the sandbox is complete.
     pub fn missing(&self) -> Option<String> {
         let mut missing = Vec::new();
         match self.landlock {
@@ -61,7 +61,7 @@ impl SandboxReport {
         (!missing.is_empty()).then(|| missing.join(", "))
     }
 
-    /// Returns the remaining capabilities by the kernel's names.
+    /// Returns the names of the Linux capabilities that the process keeps.
     pub fn capabilities(&self) -> Vec<String> {
         let names = self.capabilities.iter_names();
         names.map(|(name, _)| format!("CAP_{name}")).collect()

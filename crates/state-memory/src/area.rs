@@ -22,7 +22,7 @@ impl Area {
         Area { state, kind }
     }
 
-    /// Returns the size in bytes.
+    /// Returns the size of the section in bytes.
     pub fn len(&self) -> usize {
         self.state.section(self.kind).len
     }

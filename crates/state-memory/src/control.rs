@@ -5,7 +5,7 @@ use crate::{StateError, StateMemory};
 use dma::ROW;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Size in bytes of a buffer's header: length, checksum and sequence number.
+/// Size in bytes of the header of a control state's buffer: length, checksum and sequence number.
 const HEAD: usize = 16;
 
 /// The two buffers of the control state. A commit writes the buffer that is not valid, and then the

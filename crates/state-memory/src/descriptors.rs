@@ -9,31 +9,31 @@ use std::sync::atomic::Ordering;
 
 const VALID: u64 = 1;
 
-/// Kind of a kept descriptor. A newer version may define more.
+/// Kind of a descriptor that the keeper holds. Newer versions may define more kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DescriptorKind(
-    /// Value as stored.
+    /// Number of the kind, as the table stores it.
     pub u8,
 );
 
 impl DescriptorKind {
-    /// The client's connected socket.
+    /// Socket of the connected client.
     pub const CLIENT: Self = Self(1);
-    /// A file of guest memory.
+    /// Memory file of guest memory.
     pub const MEMORY: Self = Self(2);
-    /// The eventfd of an interrupt vector, or of the INTx pin.
+    /// Eventfd of an interrupt vector, or of the INTx pin.
     pub const EVENTFD: Self = Self(3);
-    /// The pages behind BAR0, with the doorbells.
+    /// Memory file of the pages behind BAR0, with the doorbells.
     pub const PAGES: Self = Self(4);
-    /// Write end of the pipe for replies.
+    /// Write end of a pipe of the journal.
     pub const PIPE_WRITE: Self = Self(5);
-    /// Read end of the pipe for replies.
+    /// Read end of a pipe of the journal.
     pub const PIPE_READ: Self = Self(6);
     /// Connection to the receiver process.
     pub const RECEIVER: Self = Self(7);
-    /// A listening socket.
+    /// Listening socket of the disk.
     pub const LISTENER: Self = Self(8);
-    /// Lock file of a listening socket.
+    /// Lock file beside a listening socket.
     pub const LOCK: Self = Self(9);
     /// Kick eventfd of a vhost-user front-end.
     pub const KICK: Self = Self(10);
@@ -45,14 +45,14 @@ impl DescriptorKind {
     pub const VOLUME: Self = Self(13);
 }
 
-/// A descriptor that the keeper holds.
+/// Entry of a descriptor that the keeper holds for a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Number of the descriptor in this disk, never reused.
+    /// Number of the descriptor in this disk. Numbers are never reused.
     pub number: NonZeroU32,
     /// Kind of the descriptor.
     pub kind: DescriptorKind,
-    /// Further information. The owner defines its meaning for each kind.
+    /// Further information about the descriptor; its meaning depends on the kind.
     pub detail: u64,
 }
 
@@ -107,14 +107,14 @@ impl DescriptorTable {
         Ok(number)
     }
 
-    /// Changes the further information about a descriptor.
+    /// Sets the further information about a descriptor, by a single store.
     pub fn set_detail(&mut self, number: NonZeroU32, detail: u64) {
         if let Some(place) = self.places.get(&number) {
             self.table.set_field(*place, detail);
         }
     }
 
-    /// Removes a descriptor that is no longer kept.
+    /// Removes the entry of a descriptor that the keeper no longer holds.
     pub fn remove(&mut self, number: NonZeroU32) {
         if let Some(place) = self.places.remove(&number) {
             self.table.remove(place);

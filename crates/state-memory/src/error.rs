@@ -18,9 +18,9 @@ pub enum StateError {
         VERSION = crate::VERSION
     )]
     TooNew {
-        /// Version of the layout.
+        /// Version of the state memory's layout.
         version: u32,
-        /// The oldest version that can read it.
+        /// Oldest layout version of programs that can read this layout.
         reader: u32,
     },
     /// The state was written by a version that is no longer supported.
@@ -29,16 +29,16 @@ pub enum StateError {
         OLDEST_READ = crate::OLDEST_READ
     )]
     TooOld {
-        /// Version of the layout.
+        /// Version of the state memory's layout.
         version: u32,
     },
-    /// The state is inconsistent.
+    /// The content of the state memory is inconsistent.
     #[error("the state memory is damaged: {0}")]
     Damaged(&'static str),
-    /// The named table is full.
+    /// The table with this name is full.
     #[error("the state memory has no room for another {0}")]
     Full(&'static str),
-    /// The range lies outside its section.
+    /// The byte range lies outside its section.
     #[error("out of the section's range")]
     OutOfRange,
 }

@@ -3,20 +3,20 @@
 use crate::StateError;
 use dma::{Memory, ROW};
 
-/// Version of the layout that this crate writes.
+/// Version of the state memory's layout that this crate writes.
 pub const VERSION: u32 = 1;
-/// The oldest version of the layout that this crate reads.
+/// Oldest version of the state memory's layout that this crate reads.
 pub const OLDEST_READ: u32 = 1;
 /// Oldest version of this crate that can read this layout: newer sections are skipped.
 const READER: u32 = 1;
 
-/// Magic number: "vnvmest" and a zero byte.
+/// Magic number at the beginning of a state memory: "vnvmest" and a zero byte.
 const MAGIC: u64 = u64::from_le_bytes(*b"vnvmest\0");
-/// Alignment of sections in bytes.
+/// Alignment in bytes of the sections of a state memory.
 pub(crate) const PAGE: usize = 4096;
-/// Size of the header in bytes.
+/// Size in bytes of the header of a state memory.
 const HEADER: usize = PAGE;
-/// Number of words before the list of sections.
+/// Number of words of the header before the list of sections.
 const LIST: usize = 4;
 /// Maximum number of sections that a header can list.
 const MAX_SECTIONS: u64 = 64;
@@ -28,12 +28,12 @@ pub(crate) const CONTROL_BUFFER: usize = 128 << 10;
 /// Size of the identity section in bytes.
 const IDENTITY: usize = PAGE;
 
-/// Capacity of a state memory.
+/// Capacity of a state memory: numbers of queues, commands, windows and descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Number of queues with a hot row, including the admin queue.
+    /// Number of queue pairs with a row for their state, including the admin queue.
     pub queues: u16,
-    /// Number of shares: workers that record commands independently.
+    /// Number of shares: one for each worker that records commands.
     pub shares: u16,
     /// Maximum number of recorded commands in each share.
     pub commands: u16,
@@ -41,7 +41,7 @@ pub struct Layout {
     pub windows: u32,
     /// Maximum number of kept descriptors.
     pub descriptors: u32,
-    /// Size of the session section in bytes.
+    /// Size in bytes of the section for the client's session.
     pub session: usize,
 }
 
@@ -60,18 +60,18 @@ pub(crate) enum Kind {
 /// Number of kinds of sections.
 pub(crate) const KINDS: usize = 7;
 
-/// Position of a section in the file.
+/// Location of a section in the memory file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Section {
-    /// Offset of the section in bytes.
+    /// Byte offset of the section in the file.
     pub offset: usize,
     /// Size of the section in bytes.
     pub len: usize,
-    /// Size of each share in bytes, for the section of records.
+    /// Size in bytes of each share, for the section of command records.
     pub stride: usize,
 }
 
-/// Positions of the sections, by [`Kind`].
+/// Locations of all sections, by [`Kind`].
 pub(crate) type Sections = [Section; KINDS];
 
 /// Returns the size of one share's records in bytes: one row for the share itself, and one for each
@@ -86,7 +86,7 @@ fn table_bytes(entries: u32) -> Option<usize> {
 }
 
 impl Layout {
-    /// Returns the positions of the sections, and the size of the file.
+    /// Returns the locations of all sections, and the size of the file in bytes.
     pub(crate) fn sections(&self) -> Result<(Sections, usize), StateError> {
         let share = share_bytes(self.commands);
         let lens = [
@@ -126,7 +126,7 @@ fn get(memory: &Memory, word: usize) -> Result<u64, StateError> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// Writes the header of a new file.
+/// Writes the header of a new state memory.
 pub(crate) fn write_header(memory: &Memory, sections: &Sections) -> Result<(), StateError> {
     put(memory, 1, u64::from(VERSION) | u64::from(READER) << 32)?;
     put(memory, 2, KINDS as u64)?;

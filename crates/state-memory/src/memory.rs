@@ -7,7 +7,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A disk's state memory. Clones refer to the same memory.
+/// Memory file in which a disk's state outlives the process. Clones refer to the same memory.
 #[derive(Clone, Debug)]
 pub struct StateMemory(Arc<Inner>);
 
@@ -15,7 +15,7 @@ pub struct StateMemory(Arc<Inner>);
 struct Inner {
     pages: SharedPages,
     sections: Sections,
-    /// Number of allocated bytes of each section, from its start.
+    /// Number of bytes with allocated pages in each section, from its start.
     allocated: [AtomicUsize; KINDS],
 }
 
@@ -53,7 +53,7 @@ impl StateMemory {
         }))
     }
 
-    /// Returns the file, to be passed to the keeper.
+    /// Returns the memory file, which is passed to the keeper.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.pages.fd()
     }
@@ -124,7 +124,7 @@ impl StateMemory {
         used.then(|| self.rows(Kind::Records, start + ROW, count).ok())?
     }
 
-    /// Returns the number of shares with records.
+    /// Returns the number of shares with command records.
     pub fn shares(&self) -> u16 {
         let Section { len, stride, .. } = self.section(Kind::Records);
         let shares = len.checked_div(stride).unwrap_or(0);
@@ -156,7 +156,7 @@ impl StateMemory {
         self.0.sections[kind as usize]
     }
 
-    /// Returns rows of a section, beginning at a byte offset in it.
+    /// Returns `count` rows of a section, from byte offset `from` on.
     pub(crate) fn rows(&self, kind: Kind, from: usize, count: usize) -> Result<Rows, StateError> {
         let section = self.section(kind);
         let bytes = count.checked_mul(ROW).and_then(|len| len.checked_add(from));
@@ -167,7 +167,7 @@ impl StateMemory {
         rows.ok_or(StateError::OutOfRange)
     }
 
-    /// Allocates the pages of the section's first bytes before they are written.
+    /// Allocates the pages of a section up to byte `end`, before they are written.
     #[expect(clippy::indexing_slicing, reason = "there is one of each kind")]
     pub(crate) fn prepare(&self, kind: Kind, end: usize) -> Result<(), StateError> {
         let mark = &self.0.allocated[kind as usize];
@@ -185,7 +185,7 @@ impl StateMemory {
         Ok(())
     }
 
-    /// Allocates the pages of a range, regardless of earlier allocations.
+    /// Allocates the pages of a byte range, whether or not they were allocated before.
     pub(crate) fn prepare_range(
         &self,
         kind: Kind,

@@ -12,9 +12,9 @@ pub(crate) struct EntryTable {
     state: StateMemory,
     kind: Kind,
     rows: Rows,
-    /// Number of entries that were ever used.
+    /// Number of entries that were ever used, all of which come first.
     used: usize,
-    /// Unused entries below that number.
+    /// Indices of unused entries below `used`.
     free: Vec<u32>,
 }
 
@@ -57,7 +57,7 @@ impl EntryTable {
         self.rows.get((place as usize).checked_add(1)?)
     }
 
-    /// Returns the four words of a used entry; the first is nonzero.
+    /// Returns the four words of the entry with this index; `None` if it is unused.
     pub fn get(&self, place: u32) -> Option<[u64; 4]> {
         let [first, a, b, c, ..] = self.row(place)?;
         let valid = first.load(Ordering::Acquire);
@@ -66,7 +66,7 @@ impl EntryTable {
         (valid != 0).then_some([valid, a, b, c])
     }
 
-    /// Returns all used entries with their indexes.
+    /// Returns all used entries, with their indices.
     pub fn iter(&self) -> impl Iterator<Item = (u32, [u64; 4])> {
         (0..self.used as u32).filter_map(|place| Some((place, self.get(place)?)))
     }
@@ -89,7 +89,7 @@ impl EntryTable {
         Ok(place)
     }
 
-    /// Returns an index that was never used.
+    /// Returns the index of an entry that was never used.
     fn grow(&mut self, what: &'static str) -> Result<u32, StateError> {
         let place = self.used;
         if place + 1 >= self.rows.count() {
@@ -105,7 +105,7 @@ impl EntryTable {
         Ok(place as u32)
     }
 
-    /// Changes the second word of an entry, by a single store.
+    /// Sets the second word of an entry, by a single store.
     pub fn set_field(&self, place: u32, value: u64) {
         if let Some([_, field, ..]) = self.row(place) {
             field.store(value, Ordering::Release);
@@ -113,7 +113,7 @@ impl EntryTable {
         crash::point!("state-memory.table.changed");
     }
 
-    /// Removes an entry.
+    /// Removes the entry with this index.
     pub fn remove(&mut self, place: u32) {
         if self.get(place).is_none() {
             return;

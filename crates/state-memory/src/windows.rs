@@ -11,28 +11,28 @@ const READ: u64 = 1 << 1;
 const WRITE: u64 = 1 << 2;
 const BACKED: u64 = 1 << 3;
 
-/// Location of a window's memory in a kept file.
+/// Memory file that the keeper holds, and the offset of a window in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeptMemory {
     /// Number of the file among the kept descriptors. `None` when the file is not kept, so that the
     /// next process cannot serve the disk.
     pub number: Option<NonZeroU32>,
-    /// Offset of the window in the file, in bytes.
+    /// Byte offset of the window in the memory file.
     pub offset: u64,
 }
 
-/// A recorded window of guest memory.
+/// Window of guest memory, as recorded for the next process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeptWindow {
-    /// First IOVA of the window.
+    /// First guest address (IOVA) of the window.
     pub iova: u64,
-    /// Length in bytes.
+    /// Length of the window in bytes.
     pub len: u64,
     /// Whether the device may read guest memory.
     pub read: bool,
     /// Whether the device may write guest memory.
     pub write: bool,
-    /// Memory of the window; `None` for memory that is not shared.
+    /// Memory file of the window; `None` for memory that is not shared.
     pub memory: Option<KeptMemory>,
 }
 
@@ -61,13 +61,13 @@ impl KeptWindow {
     }
 }
 
-/// Table of guest memory windows.
+/// Table of guest memory windows in the state memory.
 #[derive(Debug)]
 pub struct WindowTable {
     table: EntryTable,
-    /// Index of each window's entry, by first IOVA.
+    /// Index of each window's entry, by the window's first IOVA.
     places: BTreeMap<u64, u32>,
-    /// Number of windows on each kept file.
+    /// Number of windows in each memory file, by the keeper's number of the file.
     users: BTreeMap<NonZeroU32, usize>,
 }
 
@@ -106,12 +106,12 @@ impl WindowTable {
         }
     }
 
-    /// Returns whether a window uses the file with this number.
+    /// Returns whether any window lies in the memory file with this number.
     pub fn needs(&self, number: NonZeroU32) -> bool {
         self.users.contains_key(&number)
     }
 
-    /// Returns all windows, in no particular order.
+    /// Returns all recorded windows, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = KeptWindow> {
         self.table
             .iter()
@@ -130,7 +130,7 @@ impl WindowTable {
         Ok(())
     }
 
-    /// Removes the window that begins at an address, if there is one.
+    /// Removes the window that begins at the address `iova`, if there is one.
     pub fn remove(&mut self, iova: u64) {
         if let Some(place) = self.places.remove(&iova) {
             if let Some(entry) = self.table.get(place) {
@@ -140,7 +140,7 @@ impl WindowTable {
         }
     }
 
-    /// Removes the windows that begin in a range of addresses, both inclusive.
+    /// Removes the windows that begin between the addresses `first` and `last`, inclusive.
     pub fn remove_range(&mut self, first: u64, last: u64) {
         if first > last {
             return;

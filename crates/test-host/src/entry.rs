@@ -69,18 +69,18 @@ impl Command {
         self.qw(10, slba)
     }
 
-    /// Opcode.
+    /// Returns the opcode of the command.
     pub fn opcode(&self) -> u8 {
         self.dword(0) as u8
     }
 
-    /// PRP entry 1.
+    /// Returns PRP entry 1, the guest address of the command's data.
     pub fn prp1(&self) -> u64 {
         u64::from(self.dword(7)) << 32 | u64::from(self.dword(6))
     }
 }
 
-/// Completion queue entry.
+/// Completion queue entry of 16 bytes, as the controller has written it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Completion([[u8; 4]; 4]);
@@ -90,32 +90,32 @@ impl Completion {
         u32::from_le_bytes(self.0.get(n).copied().unwrap_or_default())
     }
 
-    /// Dword 0, the command's result.
+    /// Returns dword 0 of the completion, the command's result.
     pub fn dw0(&self) -> u32 {
         self.get(0)
     }
 
-    /// Dword 1.
+    /// Returns dword 1 of the completion, which few commands use.
     pub fn dw1(&self) -> u32 {
         self.get(1)
     }
 
-    /// SQ Head Pointer.
+    /// Returns the SQ Head Pointer: the controller has fetched the entries before this index.
     pub fn sqhd(&self) -> u16 {
         self.get(2) as u16
     }
 
-    /// SQ Identifier.
+    /// Returns the identifier of the submission queue to which the command was submitted.
     pub fn sqid(&self) -> u16 {
         (self.get(2) >> 16) as u16
     }
 
-    /// Command Identifier.
+    /// Returns the identifier of the completed command.
     pub fn cid(&self) -> u16 {
         self.get(3) as u16
     }
 
-    /// Phase Tag.
+    /// Returns the Phase Tag, which inverts with each pass of the controller through the queue.
     pub fn phase(&self) -> bool {
         self.get(3) >> 16 & 1 != 0
     }

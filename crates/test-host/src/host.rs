@@ -15,21 +15,22 @@ const CC_EN: u32 = 1;
 
 /// An NVMe host with its connection, which is closed when the host is dropped.
 pub struct Host {
-    /// Registers and configuration space.
+    /// Connection to the controller's registers and configuration space.
     pub link: Link,
-    /// Guest memory.
+    /// Guest memory, in which the host's queues and data lie.
     pub ram: Windows,
     /// Existing queue pairs, by identifier.
     pub pairs: BTreeMap<u16, Pair>,
     /// Time limit for CSTS.RDY and for a command.
     pub limit: Duration,
-    /// Doorbell registers are written without waiting for a reply, whatever [`Link::posted`] is.
+    /// Whether doorbell registers are written without waiting for a reply, whatever
+    /// [`Link::posted`] is.
     pub posted_doorbells: bool,
     /// Mapping of BAR0, through which doorbells are written if present.
     pub mapped: Option<Memory>,
     /// Shadow doorbells of the I/O queues, if used.
     pub shadow: Option<Shadow>,
-    /// The server has ended, so doorbells are not written.
+    /// Whether the server has ended, so that doorbells are not written.
     pub silent: bool,
     next_cid: u16,
 }
@@ -49,7 +50,7 @@ impl DerefMut for Host {
 }
 
 impl Host {
-    /// Creates a host without queues.
+    /// Creates a host without queues; `limit` is the time limit for each command and for CSTS.RDY.
     pub fn new(link: Link, ram: Windows, limit: Duration) -> Self {
         Self {
             link,
@@ -64,7 +65,7 @@ impl Host {
         }
     }
 
-    /// Returns the queue pair with this identifier.
+    /// Returns the queue pair with this identifier; an error if it does not exist.
     pub fn pair(&mut self, qid: u16) -> Result<&mut Pair> {
         self.pairs.get_mut(&qid).context("no such queue pair")
     }
@@ -153,7 +154,7 @@ impl Host {
         Ok(entry)
     }
 
-    /// Waits for the next completion.
+    /// Waits for the next completion on queue pair `qid`, up to the host's time limit.
     pub fn wait(&mut self, qid: u16) -> Result<Completion> {
         let limit = self.limit;
         let deadline = Instant::now() + limit;

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 use vfio_user::DmaMapping;
 use vfio_user::client::Client;
 
-/// Region of BAR0 (`<linux/vfio.h>`).
+/// Index of the vfio region that is BAR0, the controller's registers (`<linux/vfio.h>`).
 pub const BAR0: u32 = 0;
-/// Region of configuration space.
+/// Index of the vfio region that is the PCI configuration space (`<linux/vfio.h>`).
 pub const CONFIG: u32 = 7;
 
 /// Offsets of registers (NVMe Base 2.1, 3.1.4).
 pub mod reg {
-    /// CC.
+    /// Offset of the Controller Configuration register (CC) in BAR0.
     pub const CC: u64 = 0x14;
-    /// CSTS.
+    /// Offset of the Controller Status register (CSTS) in BAR0.
     pub const CSTS: u64 = 0x1c;
     pub(crate) const AQA: u64 = 0x24;
     pub(crate) const ASQ: u64 = 0x28;
@@ -51,11 +51,11 @@ pub fn window(iova: u64, size: u64, offset: u64) -> DmaMapping {
     }
 }
 
-/// A connection to a controller.
+/// A connection to a vfio-user controller, with access to its registers.
 pub struct Link {
-    /// The connection.
+    /// The vfio-user connection to the controller.
     pub client: Client,
-    /// Register writes are posted: they need no reply.
+    /// Whether register writes are posted, that is, sent without waiting for a reply.
     pub posted: bool,
 }
 
@@ -66,17 +66,17 @@ impl Link {
         Self { client, posted }
     }
 
-    /// Maps a whole memory file.
+    /// Maps a whole memory file into the controller's address space, at `iova`.
     pub fn map(&mut self, iova: u64, size: u64, fd: BorrowedFd<'_>) -> Result<()> {
         Ok(self.client.dma_map(window(iova, size, 0), Some(fd))?)
     }
 
-    /// Reads BAR0.
+    /// Reads `data.len()` bytes of BAR0 from `offset`.
     pub fn read_bar(&mut self, offset: u64, data: &mut [u8]) -> Result<()> {
         Ok(self.client.region_read(BAR0, offset, data)?)
     }
 
-    /// Writes BAR0.
+    /// Writes `data` to BAR0 at `offset`.
     pub fn write_bar(&mut self, offset: u64, data: &[u8]) -> Result<()> {
         if self.posted {
             return Ok(self.client.region_write_posted(BAR0, offset, data)?);
@@ -108,14 +108,14 @@ impl Link {
         self.write_bar(offset, &value.to_le_bytes())
     }
 
-    /// Reads configuration space.
+    /// Reads `N` bytes of the PCI configuration space from `offset`.
     pub fn read_config<const N: usize>(&mut self, offset: u64) -> Result<[u8; N]> {
         let mut data = [0; N];
         self.client.region_read(CONFIG, offset, &mut data)?;
         Ok(data)
     }
 
-    /// Writes configuration space.
+    /// Writes `data` to the PCI configuration space at `offset`.
     pub fn write_config(&mut self, offset: u64, data: &[u8]) -> Result<()> {
         Ok(self.client.region_write(CONFIG, offset, data)?)
     }

@@ -28,16 +28,16 @@ pub trait GuestMemory {
     }
 }
 
-/// Mappings, each with the IOVA of its first byte.
+/// Mappings of guest memory, each with the IOVA of its first byte.
 pub struct Windows(Vec<(u64, Memory)>);
 
 impl Windows {
-    /// Memory of one mapping.
+    /// Creates the guest memory with one mapping, which begins at `iova`.
     pub fn new(iova: u64, memory: Memory) -> Self {
         Self(vec![(iova, memory)])
     }
 
-    /// Adds a mapping, which hides other mappings at its addresses.
+    /// Adds a mapping at `iova`, which hides other mappings at its addresses.
     pub fn add(&mut self, iova: u64, memory: Memory) {
         self.0.insert(0, (iova, memory));
     }

@@ -6,12 +6,12 @@ use anyhow::Result;
 use std::sync::atomic::{Ordering, fence};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Submission queue.
+/// Submission queue of the host, with the index at which the next command is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sq {
-    /// IOVA of its first entry.
+    /// IOVA of the queue's first entry.
     pub iova: u64,
-    /// Number of entries.
+    /// Number of entries of the queue.
     pub size: u32,
     /// Index of the entry for the next command.
     pub tail: u32,
@@ -37,21 +37,21 @@ impl Sq {
     }
 }
 
-/// Completion queue.
+/// Completion queue of the host, with the index and phase of the next completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cq {
-    /// IOVA of its first entry.
+    /// IOVA of the queue's first entry.
     pub iova: u64,
-    /// Number of entries.
+    /// Number of entries of the queue.
     pub size: u32,
-    /// Index of the next entry.
+    /// Index of the entry in which the controller writes the next completion.
     pub head: u32,
-    /// Phase Tag of the next entry.
+    /// Phase Tag that the next completion will have.
     pub phase: bool,
 }
 
 impl Cq {
-    /// Creates an empty queue; its memory must be zero.
+    /// Creates an empty queue of `size` entries at `iova`; its memory must be zero.
     pub fn new(iova: u64, size: u32) -> Self {
         Self {
             iova,
@@ -94,16 +94,16 @@ impl Cq {
 /// Submission queue with its completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
-    /// Submission queue.
+    /// Submission queue of the pair.
     pub sq: Sq,
-    /// Completion queue.
+    /// Completion queue of the pair.
     pub cq: Cq,
     /// Submission queue head, as reported by the newest completion.
     pub sq_head: u32,
 }
 
 impl Pair {
-    /// Creates empty queues with the same number of entries.
+    /// Creates a pair of empty queues with `size` entries each, at the IOVAs `sq` and `cq`.
     pub fn new(sq: u64, cq: u64, size: u32) -> Self {
         Self {
             sq: Sq::new(sq, size),

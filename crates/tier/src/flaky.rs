@@ -5,9 +5,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// Flaky tests that one run may have.
+/// Maximum number of flaky tests in one run.
 const MAX_IN_ONE_RUN: usize = 2;
-/// Runs that the history holds.
+/// Number of newest runs that the history of flaky tests holds.
 const RUNS: usize = 10;
 
 /// Adds the flaky tests of a run to the history, and answers each limit that they exceed.

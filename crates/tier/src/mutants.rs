@@ -12,7 +12,7 @@ use serde::Deserialize;
 use crate::report;
 use crate::step::{TestOutcome, TestResult};
 
-/// The list, from the root of the workspace.
+/// Path of the list of mutants, relative to the root of the workspace.
 const LIST: &str = "harness/mutants.toml";
 
 #[derive(Deserialize)]
@@ -49,7 +49,7 @@ impl Mutant {
 
 /// Result of one mutant's tests.
 enum Verdict {
-    /// The first test that failed.
+    /// A test has failed, as intended; the text is the name of the first one.
     Caught(String),
     Survived,
     /// No test ran, for example because the mutant does not compile.

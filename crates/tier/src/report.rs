@@ -11,17 +11,17 @@ use serde::de::DeserializeOwned;
 
 use crate::step::{Record, TestOutcome, TestResult};
 
-/// Slowest tests that the report names.
+/// Number of slowest tests that the report names.
 const SLOWEST: usize = 20;
 
-/// Steps and tests of a tier.
+/// Results of a tier of tests: its steps and its tests, as the report shows them.
 #[derive(Debug, Serialize)]
 pub struct TierReport {
     tier: String,
     seconds: f64,
     passed: bool,
     steps: Vec<Record>,
-    /// Slowest first.
+    /// Results of the tests, the slowest test first.
     tests: Vec<TestResult>,
 }
 

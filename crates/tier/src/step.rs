@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-/// Time and result of a step.
+/// Time and result of one step of a tier.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {
     /// Name of the step.
@@ -27,22 +27,22 @@ pub struct TestResult {
     pub test: String,
     /// Seconds that the last attempt took; absent where the runner does not measure them.
     pub seconds: Option<f64>,
-    /// How the test ended.
+    /// Outcome of the test over all attempts.
     pub outcome: TestOutcome,
     /// Output of each attempt of a flaky test, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub logs: Vec<PathBuf>,
 }
 
-/// How a test ended.
+/// Outcome of a test over all its attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TestOutcome {
-    /// Passed at the first attempt.
+    /// The test passed at the first attempt.
     Passed,
-    /// Failed at each attempt.
+    /// The test failed at each attempt.
     Failed,
-    /// Failed, then passed.
+    /// The test failed at first, and passed when repeated.
     Flaky,
 }
 

@@ -11,19 +11,19 @@ use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
 const CONTROL: &str = "/dev/ublk-control";
-/// Value for any free device number, or for no queue.
+/// Value that stands for any free device number, or for no queue.
 const ANY: u32 = u32::MAX;
 const NO_QUEUE: u16 = u16::MAX;
-/// Maximum time until the kernel notices the end of a killed process.
+/// Maximum time to wait until the kernel has noticed the end of a killed server.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(10);
-/// Maximum time until a device's node appears.
+/// Maximum time to wait until the node of a new device appears in /dev.
 const NODE_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Connection to the ublk driver.
+/// Connection to the ublk driver's control device, for commands about block devices.
 pub(crate) struct Control {
     ring: ControlRing,
-    /// Features of the kernel's driver.
+    /// Feature bits that the kernel's ublk driver supports.
     pub(crate) features: u64,
 }
 
@@ -142,7 +142,7 @@ impl Control {
         }
     }
 
-    /// Starts recovery of a device after its server has died.
+    /// Starts the recovery of a device that a dead server has left.
     pub(crate) fn begin_recovery(&mut self, id: u32) -> Result<(), UblkError> {
         let deadline = Instant::now() + RECOVERY_LIMIT;
         loop {
@@ -157,7 +157,7 @@ impl Control {
         }
     }
 
-    /// Removes the block device; outstanding requests complete first.
+    /// Stops the block device with this number, after its outstanding requests have completed.
     pub(crate) fn stop(&mut self, id: u32) -> Result<(), UblkError> {
         match self.plain(uapi::STOP_DEV, command(id, 0)) {
             Ok(_) => Ok(()),
@@ -166,7 +166,7 @@ impl Control {
         }
     }
 
-    /// Deletes a device after all users have closed it.
+    /// Deletes the device with this number after all users have closed it.
     pub(crate) fn delete(&mut self, id: u32) -> Result<(), UblkError> {
         match self.plain(uapi::DEL_DEV, command(id, 0)) {
             Ok(_) => Ok(()),
@@ -201,7 +201,7 @@ impl Control {
     }
 }
 
-/// Opens the device's node for its server.
+/// Opens the node `/dev/ublkcN`, through which a server gets the device's requests.
 pub(crate) fn open_device(id: u32) -> Result<OwnedFd, UblkError> {
     let path = format!("/dev/ublkc{id}");
     let deadline = Instant::now() + NODE_TIMEOUT;

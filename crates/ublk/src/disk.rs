@@ -20,24 +20,24 @@ use worker::Context;
 
 /// Maximum length of a request in bytes; each tag has a buffer of that size.
 pub const MAX_IO: u64 = 512 << 10;
-/// Supported numbers of queues of a disk.
+/// Numbers of queues that a ublk disk may have.
 const QUEUES: std::ops::RangeInclusive<u16> = 1..=64;
-/// Maximum time until the kernel notices the end of a server.
+/// Maximum time to wait until the kernel has noticed the end of a server.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time for which removal waits until other users have closed the device.
+/// Maximum time that the removal of a device waits until its users have closed it.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Options of a ublk disk.
+/// Options of a ublk disk, the block device that this process serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskOptions {
     /// Number of the device, N of `/dev/ublkbN`; chosen by the kernel if `None`.
     pub id: Option<u32>,
-    /// Number of queues, 1 to 64.
+    /// Number of queues of the block device, 1 to 64.
     pub queues: u16,
-    /// Number of requests of each queue, 1 to 4096.
+    /// Maximum number of outstanding requests of each queue, 1 to 4096.
     pub depth: u16,
-    /// Logical block size in bytes; by default the volume's, at least 512.
+    /// Logical block size in bytes; `None` for that of the volume, at least 512.
     pub block_size: Option<u32>,
     /// Keep the disk when this process is killed. The next process that is started with the same
     /// number continues it and repeats the unfinished requests. Without this option the disk
@@ -77,7 +77,7 @@ pub struct Disk {
     id: u32,
     control: Control,
     volume: Arc<dyn Volume>,
-    /// Size in bytes that was announced to the kernel.
+    /// Size of the block device in bytes that the kernel was told.
     size: u64,
     stats: Arc<DiskStats>,
     served: Arc<EndedQueues>,
@@ -91,7 +91,7 @@ pub struct Disk {
     stopped: bool,
 }
 
-/// A disk that is not served yet. Dropping it removes the device.
+/// ublk disk that is not served yet. Dropping it removes the device.
 pub struct NewDisk {
     /// Sender that must be dropped first, because the end of the disk waits for it.
     going: Sender<Infallible>,
@@ -215,7 +215,7 @@ impl NewDisk {
     }
 }
 
-/// A queue on its way to the worker that will serve it.
+/// Queue of a ublk disk that is sent to the worker which will serve it.
 pub struct QueueSetup {
     number: u16,
     info: DevInfo,
@@ -234,12 +234,12 @@ pub struct QueueSetup {
 pub struct QueueSetupFailed;
 
 impl QueueSetup {
-    /// Returns the index of the queue in its disk, from 0.
+    /// Returns the index of the queue in its disk, starting at 0.
     pub fn number(&self) -> u16 {
         self.number
     }
 
-    /// Returns the counters of the disk.
+    /// Returns the counters of the disk that the queue belongs to.
     pub fn stats(&self) -> Arc<DiskStats> {
         self.stats.clone()
     }
@@ -325,12 +325,12 @@ impl Disk {
         }
     }
 
-    /// Returns the device's number: N of `/dev/ublkbN`.
+    /// Returns the number N of the device `/dev/ublkbN`.
     pub fn id(&self) -> u32 {
         self.id
     }
 
-    /// Returns the disk's counters.
+    /// Returns the counters of the disk.
     pub fn stats(&self) -> Arc<DiskStats> {
         self.stats.clone()
     }

@@ -21,10 +21,10 @@ pub enum UblkError {
         /// Path that could not be opened.
         path: String,
     },
-    /// The kernel's ublk is too old.
+    /// The kernel's ublk driver lacks a required feature.
     #[error("the kernel's ublk is too old: {what} is missing (Linux 6.5 or newer has it)")]
     TooOld {
-        /// Missing feature.
+        /// Feature that the kernel's ublk driver lacks.
         what: &'static str,
     },
     /// Another process serves a device of that number.
@@ -33,9 +33,9 @@ pub enum UblkError {
              process"
     )]
     InUse {
-        /// The device's number.
+        /// Number N of the device `/dev/ublkbN`.
         id: u32,
-        /// Process ID of the server.
+        /// Process ID of the server that has the device.
         pid: i32,
     },
     /// A device that a killed process left has other parameters than requested.
@@ -44,15 +44,16 @@ pub enum UblkError {
          --remove {id}"
     )]
     Shape {
-        /// The device's number.
+        /// Number N of the device `/dev/ublkbN`.
         id: u32,
-        /// Parameter that differs.
+        /// Parameter of the device that a killed process has left and that differs from the
+        /// requested one.
         what: String,
     },
     /// Invalid number of queues, depth or block size.
     #[error("{what}")]
     Options {
-        /// Reason.
+        /// Description of the invalid option.
         what: String,
     },
     /// The volume could not be opened for a queue.
@@ -64,15 +65,15 @@ pub enum UblkError {
     /// A queue ended while the device was created.
     #[error("ublk device {id}: a queue ended early; see the log")]
     QueueEnded {
-        /// The device's number.
+        /// Number N of the device `/dev/ublkbN`.
         id: u32,
     },
     /// Another system call or control command failed.
     #[error("ublk device: {what}: {error}")]
     System {
-        /// Failed operation.
+        /// Operation that has failed.
         what: &'static str,
-        /// Error of the system.
+        /// Error of the system call or control command.
         error: io::Error,
     },
 }

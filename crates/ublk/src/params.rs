@@ -6,7 +6,7 @@ use volume::Info;
 
 /// Maximum length of a discard or of writing zeroes, in sectors of 512 bytes: 1 GiB.
 const MAX_RANGE: u32 = 1 << 21;
-/// Supported block sizes in bytes.
+/// Logical block sizes in bytes that a ublk device may have.
 const BLOCKS: std::ops::RangeInclusive<u32> = 512..=4096;
 
 /// Returns the block size in bytes of a disk on a volume; `wanted` is the requested one, if any.
@@ -30,7 +30,7 @@ pub(crate) fn block_size(info: &Info, wanted: Option<u32>) -> Result<u32, UblkEr
     Ok(block_size)
 }
 
-/// Returns the parameters of a disk with this block size.
+/// Returns the kernel's parameters for a disk with this block size.
 pub(crate) fn params(info: &Info, block_size: u32) -> Params {
     let shift = |bytes: u32| bytes.max(block_size).ilog2() as u8;
     let mut attrs = 0;

@@ -25,7 +25,7 @@ const FLUSH_TAG: u64 = (1 << 48) - 1;
 /// epoll token of the ring's descriptor, which is readable when the kernel has added an entry.
 const TOKEN_RING: u32 = 0;
 
-/// Counts of a disk's queues that have ended, shared with the disk.
+/// Numbers of a disk's queues that have ended, which the disk waits for.
 #[derive(Debug, Default)]
 pub(crate) struct EndedQueues {
     /// Number of queues that have ended.
@@ -43,17 +43,17 @@ impl Drop for QueueEndGuard {
     }
 }
 
-/// Progress of a queue from serving to ended.
+/// Phase of a queue from serving to its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum QueuePhase {
-    /// Tags have requests, or may receive some.
+    /// The queue has requests, or may get some from the kernel.
     Serving,
-    /// The kernel has ended all tags; written data is being made durable.
+    /// The kernel sends no more requests; written data is being made durable.
     Flushing,
     Ended,
 }
 
-/// Resources of a queue.
+/// Parts from which a queue is created on its worker.
 pub(crate) struct QueueParts {
     pub ring: QueueRing,
     pub volume: OpenQueue,
@@ -81,32 +81,32 @@ pub struct Queue {
     io: Rc<Io>,
     stats: Arc<DiskStats>,
     tags: Vec<Tag>,
-    /// Number of tags that have requests, or may receive some.
+    /// Number of tags that have a request, or may get one.
     live: usize,
-    /// Number of requests that the volume executes.
+    /// Number of requests that the volume is executing.
     in_flight: usize,
     end: QueuePhase,
-    /// Number of requests before the next timed one.
+    /// Number of requests before the next one with a latency measurement.
     until_timed: u32,
     descriptors: Descriptors,
     life: QueueEndGuard,
 }
 
-/// State of a tag.
+/// State of a tag, a slot for one request of the kernel.
 #[derive(Default)]
 struct Tag {
     op: u8,
-    /// The request was passed to the volume, and has no result yet.
+    /// Whether the volume is executing the tag's request.
     busy: bool,
-    /// Arrival time ([`cycles`]) of a timed request, otherwise 0.
+    /// Arrival time in cycles ([`cycles`]) of a request with a latency measurement, otherwise 0.
     came_at: u64,
     len: u32,
-    /// Segment list, reused for each request.
+    /// Segments of the request's data; the list is reused for each request.
     data: SegmentList,
 }
 
 impl Queue {
-    /// Creates the queue, and fetches the first requests from the kernel.
+    /// Creates a queue, and fetches the first requests from the kernel.
     pub(crate) fn new(parts: QueueParts) -> io::Result<Self> {
         let mut tags = Vec::new();
         tags.resize_with(parts.depth.into(), Tag::default);
@@ -156,7 +156,7 @@ impl Queue {
         self.io.in_flight() >= self.io.capacity()
     }
 
-    /// Handles completions from the kernel.
+    /// Handles requests that have arrived from the kernel. Returns whether there were any.
     fn arrivals(&mut self, budget: &mut Budget) -> io::Result<bool> {
         let mut worked = false;
         while !self.is_full()
@@ -228,7 +228,7 @@ impl Queue {
         }
     }
 
-    /// Counts a new request, and times it if it is due.
+    /// Counts a request, and begins its latency measurement if it is due.
     fn count_arrival(&mut self, tag: u16, op: u8) {
         let stats = self.stats.queues.get(usize::from(self.number));
         let (Some(slot), Some(stats)) = (self.tags.get_mut(usize::from(tag)), stats) else {
@@ -249,7 +249,7 @@ impl Queue {
         }
     }
 
-    /// Starts a request; returns the result if it completes at once.
+    /// Starts the request of a tag. Returns the result if the request has completed at once.
     fn start(&mut self, tag: u16, descriptor: IoDesc) -> Option<Result<(), IoError>> {
         let Some((operation, offset, len)) = operation(descriptor) else {
             return Some(Err(IoErrorKind::Unsupported.into()));
@@ -367,7 +367,7 @@ fn operation(descriptor: IoDesc) -> Option<(Op, u64, u64)> {
     Some((op, offset, u64::from(descriptor.nr_sectors) * 512))
 }
 
-/// Classifies a request for the counters.
+/// Returns the kind as which the counters count a ublk operation.
 fn kind_of(op: u8) -> IoKind {
     match op {
         uapi::OP_READ => IoKind::Read,
@@ -444,7 +444,8 @@ impl Frontend for Queue {
         self.volume.state().wake == Wake::Poll
     }
 
-    /// Requests arrive through shared memory while the queue is served.
+    /// Returns whether polling on may spare a wake-up, because requests arrive through shared
+    /// memory.
     #[inline]
     fn keeps_window(&self) -> bool {
         self.end != QueuePhase::Ended

@@ -15,10 +15,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Interval between checks whether to continue waiting for a control command.
+/// Interval of checks on whether to go on waiting for a control command.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Ring for control commands, which executes one at a time.
+/// io_uring for control commands, which are executed one at a time.
 pub(crate) struct ControlRing {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
     device: OwnedFd,
@@ -26,7 +26,7 @@ pub(crate) struct ControlRing {
 }
 
 impl ControlRing {
-    /// Creates a ring for commands to `device`, which is `/dev/ublk-control`.
+    /// Creates an io_uring for commands to `device`, the open `/dev/ublk-control`.
     pub(crate) fn new(device: OwnedFd) -> io::Result<Self> {
         Ok(Self {
             ring: IoUring::builder().build(4)?,
@@ -35,7 +35,7 @@ impl ControlRing {
         })
     }
 
-    /// Executes a command with a buffer, and returns its result.
+    /// Executes a control command with a buffer. Returns the command's result.
     pub(crate) fn with_buffer(
         &mut self,
         op: u32,
@@ -144,7 +144,7 @@ impl Drop for Descriptors {
     }
 }
 
-/// Completion of a fetch command: tag and result.
+/// Completion of a fetch command: the tag of a new request, and the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FetchCompletion {
     pub tag: u16,
@@ -158,7 +158,7 @@ pub(crate) struct QueueRing {
     device: Arc<OwnedFd>,
     queue: u16,
     descriptors: Descriptors,
-    /// Data buffers of all tags, in one memory.
+    /// Memory with the data buffers of all tags.
     memory: Memory,
     buffers: SegmentList,
     buffer_bytes: u64,
@@ -202,7 +202,7 @@ impl QueueRing {
         })
     }
 
-    /// Returns the descriptor of a tag's request, which must have arrived.
+    /// Returns the kernel's description of a tag's request, which must have arrived.
     pub(crate) fn descriptor(&self, tag: u16) -> Option<IoDesc> {
         self.descriptors.get(tag)
     }
@@ -214,12 +214,12 @@ impl QueueRing {
         len <= self.buffer_bytes && self.buffers.slice(start, len, list) == len
     }
 
-    /// Fetches the first request of a tag.
+    /// Asks the kernel for the first request of a tag.
     pub(crate) fn fetch(&mut self, tag: u16) -> io::Result<()> {
         self.command(uapi::FETCH_REQ, tag, -1)
     }
 
-    /// Returns the result of a tag's request, and fetches the next request.
+    /// Reports the result of a tag's request to the kernel, and asks for the tag's next request.
     pub(crate) fn commit(&mut self, tag: u16, result: i32) -> io::Result<()> {
         self.command(uapi::COMMIT_AND_FETCH_REQ, tag, result)
     }
@@ -257,7 +257,7 @@ impl QueueRing {
         Err(io::ErrorKind::WouldBlock.into())
     }
 
-    /// Submits the queued entries.
+    /// Submits the queued commands to the kernel.
     pub(crate) fn submit(&mut self) -> io::Result<()> {
         let waiting = !self.ring.submission().is_empty();
         let due = self.ring.submission().taskrun();
@@ -267,7 +267,7 @@ impl QueueRing {
         temporary(self.ring.submit().map(drop))
     }
 
-    /// Returns a descriptor that is readable while completions are available.
+    /// Returns the descriptor that is readable while requests or completions are available.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the ring keeps its descriptor open as long as it lives.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
@@ -278,7 +278,7 @@ impl QueueRing {
         !self.ring.completion().is_empty()
     }
 
-    /// Returns the next completion.
+    /// Returns the next completion of a fetch command, if there is one.
     pub(crate) fn next(&mut self) -> Option<FetchCompletion> {
         loop {
             let entry = self.ring.completion().next()?;

@@ -2,8 +2,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Encodes a control command's number as `_IOWR('u', nr, struct ublksrv_ctrl_cmd)`: direction,
-/// size, type, number.
+/// Returns the ioctl number of a ublk command for any direction (`_IOR` or `_IOWR` with type
+/// `'u'`): direction in bits 31:30, argument size in 29:16, type in 15:8, and number `nr`.
 const fn command(direction: u32, nr: u32, size: usize) -> u32 {
     direction << 30 | (size as u32) << 16 | (b'u' as u32) << 8 | nr
 }
@@ -63,7 +63,7 @@ pub(crate) const ATTR_FUA: u32 = 1 << 3;
 pub(crate) const PARAM_BASIC: u32 = 1 << 0;
 pub(crate) const PARAM_DISCARD: u32 = 1 << 1;
 
-/// `struct ublksrv_ctrl_cmd`
+/// Argument of a control command (`struct ublksrv_ctrl_cmd`).
 #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct CtrlCmd {
@@ -79,7 +79,7 @@ pub(crate) struct CtrlCmd {
     pub reserved: u32,
 }
 
-/// `struct ublksrv_ctrl_dev_info`
+/// Properties of a ublk device (`struct ublksrv_ctrl_dev_info`).
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -101,27 +101,27 @@ pub(crate) struct DevInfo {
     pub reserved2: u64,
 }
 
-/// `struct ublksrv_io_desc`
+/// Description of a request to a ublk device (`struct ublksrv_io_desc`).
 #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct IoDesc {
-    /// Operation in bits 0 to 7, flags above.
+    /// Operation of the request in bits 7:0, and flags above them.
     pub op_flags: u32,
-    /// Number of sectors of 512 bytes.
+    /// Length of the request in sectors of 512 bytes.
     pub nr_sectors: u32,
     pub start_sector: u64,
     pub addr: u64,
 }
 
-/// `struct ublksrv_io_cmd`
+/// Argument of a fetch or commit command (`struct ublksrv_io_cmd`).
 #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub(crate) struct IoCmd {
     pub q_id: u16,
     pub tag: u16,
-    /// Number of bytes transferred, or a negative error number.
+    /// Result of the request: number of bytes transferred, or a negative error number.
     pub result: i32,
-    /// Address of the tag's buffer.
+    /// Address of the data buffer for the tag's next request.
     pub addr: u64,
 }
 

@@ -11,19 +11,19 @@ use std::path::Path;
 /// Permission bits of a mode.
 const BITS: RawMode = 0o777;
 
-/// Owner, group and mode of a socket's file.
+/// Owner, group and mode of a Unix socket's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// User; the process's own if `None`.
+    /// User that owns the socket's file; `None` for the process's own user.
     pub owner: Option<Uid>,
-    /// Group; the process's own if `None`.
+    /// Group of the socket's file; `None` for the process's own group.
     pub group: Option<Gid>,
-    /// Permissions; a user with the right to write may connect.
+    /// Permissions of the socket's file. A user with the right to write may connect.
     pub mode: Mode,
 }
 
 impl Access {
-    /// Access for the process's own user only.
+    /// Access to a socket for the process's own user only.
     pub const OWNER_ONLY: Self = Self {
         owner: None,
         group: None,

@@ -17,7 +17,7 @@ use crate::version::Capabilities;
 use crate::wire::{self, Command, Header};
 use rustix::io::Errno;
 
-/// Limits that a server sets for its clients.
+/// Limits that a server states to its clients in the version message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerLimits {
     /// Largest region access in bytes. Clients that cannot be informed (no JSON in their version
@@ -34,7 +34,7 @@ pub struct ServerLimits {
 }
 
 impl ServerLimits {
-    /// Limits of [`Connection::new`].
+    /// Limits that [`Connection::new`] uses.
     pub const DEFAULT: Self = Self {
         max_data_xfer_size: wire::DEFAULT_MAX_DATA_XFER_SIZE,
         max_dma_maps: 65535,
@@ -48,12 +48,12 @@ impl Default for ServerLimits {
     }
 }
 
-/// Bytes that count as the work of one message.
+/// Number of bytes of a message that cost as much of the budget as one message.
 const BYTES_PER_WORK: usize = 16 << 10;
-/// Bytes of a multi-write message that count as the work of one message.
+/// Number of bytes of a multi-write message that cost as much of the budget as one message.
 const BYTES_PER_WORK_OF_WRITES: usize = 16 * size_of::<wire::MultiWrite>();
 
-/// State of a connection after a call.
+/// State of a connection after a call of [`Connection::on_ready`] or [`Connection::complete`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum ConnectionStatus {
@@ -64,14 +64,14 @@ pub enum ConnectionStatus {
     MoreWork,
     /// The device has an operation outstanding: wait for [`Connection::complete`].
     Pending,
-    /// The connection has ended and the device was notified. Drop the connection.
+    /// The connection has ended and the device was told. The owner drops the connection.
     Closed,
 }
 
-/// Readiness of the socket that the connection waits for (level-triggered).
+/// Readiness of the socket that the connection waits for, level-triggered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// Readable.
+    /// Bytes can be received.
     Readable,
     /// Writable: a reply does not fit into the socket, and nothing is read until it does.
     Writable,
@@ -83,13 +83,13 @@ pub enum Interest {
 /// Message counters of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Complete messages received.
+    /// Number of complete messages received.
     pub messages: u64,
-    /// Complete messages received that requested no reply.
+    /// Number of received messages that requested no reply.
     pub posted: u64,
-    /// Messages refused with an error, whether or not the client gets a reply.
+    /// Number of messages that were refused with an error, with or without a reply.
     pub refused: u64,
-    /// Descriptors received.
+    /// Number of descriptors received.
     pub fds: u64,
 }
 
@@ -105,9 +105,9 @@ pub struct Connection {
     outbox: Outbox,
     session: Session,
     deferred: Option<Deferred>,
-    /// State for the next process, if the connection outlives this one.
+    /// State of the connection for the next process; `None` if the connection ends with this one.
     journal: Option<Journal>,
-    /// A previous process has begun to handle the first message.
+    /// Whether a previous process has begun to handle the first message.
     again: bool,
     limits: ServerLimits,
     counters: Counters,
@@ -127,11 +127,11 @@ fn effect(header: &Header) -> (usize, bool) {
     (header.message_size as usize, frees)
 }
 
-/// Next step after a message.
+/// Next step of the connection after a message was handled.
 enum NextAction {
-    /// Handle the next message.
+    /// Handle the next message, if one has arrived.
     Message,
-    /// Stop with this status.
+    /// Return to the owner with this status.
     Stop(ConnectionStatus),
 }
 
@@ -230,22 +230,23 @@ impl Connection {
         rustix::net::sockopt::socket_peercred(&self.socket)
     }
 
-    /// Returns the client's stated capabilities; the specification's defaults before negotiation.
+    /// Returns the capabilities that the client has stated; before the negotiation, the
+    /// specification's defaults.
     pub fn client_capabilities(&self) -> &Capabilities {
         self.session.client()
     }
 
-    /// Whether the version is negotiated.
+    /// Returns whether the protocol version was negotiated.
     pub fn is_negotiated(&self) -> bool {
         self.session.is_negotiated()
     }
 
-    /// Returns the message counters.
+    /// Returns the counters of received messages.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// Returns the readiness to wait for.
+    /// Returns the readiness of the socket that the owner has to wait for.
     pub fn interest(&self) -> Interest {
         if self.closed {
             Interest::None
@@ -323,7 +324,7 @@ impl Connection {
         self.on_ready(device)
     }
 
-    /// Ends the connection from this side.
+    /// Ends the connection from the server's side.
     pub fn close(&mut self, device: &mut dyn Device) {
         if self.closed {
             return;
@@ -342,7 +343,7 @@ impl Connection {
         device.disconnected();
     }
 
-    /// Returns the journal after the connection has ended, for the next client.
+    /// Returns the journal of an ended connection, for the next client.
     pub fn into_journal(self) -> Option<Journal> {
         self.journal
     }
@@ -404,7 +405,7 @@ impl Connection {
         }
     }
 
-    /// Refuses a client that speaks another protocol, in that protocol if it is known.
+    /// Refuses a client of another protocol, with an answer in that protocol if it is known.
     fn check_first_bytes(&self) -> Result<(), ConnectionError> {
         let first = self.inbox.first_bytes();
         match ForeignProtocol::of(first) {
@@ -418,7 +419,7 @@ impl Connection {
         }
     }
 
-    /// Handles one message; returns the next step and the cost.
+    /// Handles one message. Returns the next step and the cost of the message.
     fn handle(
         &mut self,
         message: Message,

@@ -10,59 +10,59 @@ use rustix::io::Errno;
 pub struct DeviceInfo {
     /// The device can be reset. Without it clients send no reset, and a reset is refused.
     pub reset: bool,
-    /// The device is a PCI device.
+    /// Whether the device is a PCI device.
     pub pci: bool,
-    /// Number of regions; 9 for PCI. QEMU accepts at most 100.
+    /// Number of regions; 9 for a PCI device. QEMU accepts at most 100.
     pub num_regions: u32,
-    /// Number of interrupt types; 5 for PCI. QEMU accepts at most 50.
+    /// Number of interrupt types; 5 for a PCI device. QEMU accepts at most 50.
     pub num_irqs: u32,
 }
 
-/// A region of the device.
+/// Region of a device, as clients access it.
 #[derive(Clone, Copy, Debug)]
 pub struct RegionInfo<'a> {
-    /// Size in bytes.
+    /// Size of the region in bytes.
     pub size: u64,
-    /// The client may read it.
+    /// Whether the client may read the region.
     pub read: bool,
-    /// The client may write it.
+    /// Whether the client may write the region.
     pub write: bool,
-    /// Mapping of the region by the client, if allowed.
+    /// File and areas by which the client may map the region; `None` if it may not.
     pub mmap: Option<RegionMmap<'a>>,
 }
 
 /// File and areas by which clients map a region.
 #[derive(Clone, Copy, Debug)]
 pub struct RegionMmap<'a> {
-    /// The file to map. Clients accept one descriptor for each region.
+    /// File to map. Clients accept one descriptor for each region.
     pub fd: BorrowedFd<'a>,
-    /// Offset in that file of the region's first byte.
+    /// Byte offset in the file of the region's first byte.
     pub offset: u64,
-    /// The mappable areas; none means the whole region.
+    /// Areas of the region that can be mapped; empty for the whole region.
     pub areas: &'a [MmapArea],
 }
 
 /// A part of a region that can be mapped; both values in bytes and multiples of the page size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MmapArea {
-    /// Offset in the region.
+    /// Byte offset of the area in the region.
     pub offset: u64,
-    /// Length.
+    /// Length of the area in bytes.
     pub size: u64,
 }
 
-/// An interrupt type of the device.
+/// Interrupt type of a device, such as INTx or MSI-X.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IrqInfo {
     /// Number of interrupts of this type.
     pub count: u32,
-    /// The interrupts are signalled by eventfd.
+    /// Whether an eventfd signals the interrupts.
     pub eventfd: bool,
-    /// The interrupts can be masked and unmasked.
+    /// Whether the interrupts can be masked and unmasked.
     pub maskable: bool,
-    /// The interrupts mask themselves when triggered.
+    /// Whether an interrupt is masked automatically when it is triggered.
     pub automasked: bool,
-    /// The interrupts are set up as a whole.
+    /// Whether all interrupts of the type must be set up together.
     pub noresize: bool,
 }
 
@@ -70,43 +70,43 @@ pub struct IrqInfo {
 /// its number of interrupts.
 #[derive(Debug)]
 pub struct SetIrqs {
-    /// Interrupt type.
+    /// Number of the interrupt type.
     pub index: u32,
-    /// First interrupt.
+    /// Number of the first interrupt in the range.
     pub start: u32,
     /// Number of interrupts. Zero (with [`IrqAction::Trigger`] and [`IrqData::None`]) tears down
     /// all interrupts of the type.
     pub count: u32,
-    /// Action to perform, or to be triggered by the eventfds.
+    /// Action to perform now, or whenever an eventfd is signalled.
     pub action: IrqAction,
-    /// Interrupts of the range that the action applies to, or their eventfds.
+    /// Interrupts of the range that the action concerns, or their eventfds.
     pub data: IrqData,
 }
 
 impl SetIrqs {
-    /// Returns whether the request tears down every interrupt of the type.
+    /// Returns whether the request removes all eventfds of the interrupt type.
     pub fn is_tear_down(&self) -> bool {
         self.count == 0
     }
 }
 
-/// Action of [`SetIrqs`].
+/// Action of a [`SetIrqs`] request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IrqAction {
-    /// Mask.
+    /// Mask the interrupts.
     Mask,
-    /// Unmask.
+    /// Unmask the interrupts.
     Unmask,
-    /// Trigger.
+    /// Trigger the interrupts.
     Trigger,
 }
 
-/// Interrupts or eventfds of [`SetIrqs`].
+/// Interrupts or eventfds of a [`SetIrqs`] request.
 #[derive(Debug)]
 pub enum IrqData {
-    /// All interrupts of the range.
+    /// All interrupts of the range are selected.
     None,
-    /// Interrupts of the range that are `true`; `count` entries.
+    /// The interrupts with the value `true` are selected; `count` entries.
     Bool(Vec<bool>),
     /// The eventfd of each interrupt, `None` de-assigns; `count` entries, either all given or none.
     ///
@@ -118,29 +118,29 @@ pub enum IrqData {
 /// nor the file range wraps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaMapping {
-    /// First address.
+    /// First guest address (IOVA) of the mapping.
     pub iova: u64,
-    /// Length in bytes.
+    /// Length of the mapping in bytes.
     pub size: u64,
-    /// Offset in the descriptor's file.
+    /// Byte offset in the descriptor's file.
     pub offset: u64,
-    /// The device may read the memory.
+    /// Whether the device may read the memory.
     pub read: bool,
-    /// The device may write the memory.
+    /// Whether the device may write the memory.
     pub write: bool,
 }
 
 /// Mappings that `VFIO_USER_DMA_UNMAP` removes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DmaUnmapping {
-    /// The mappings inside a range: none, one or several.
+    /// All mappings inside the range: none, one or several.
     Range {
-        /// First address.
+        /// First guest address (IOVA) of the range.
         iova: u64,
-        /// Length in bytes, not zero.
+        /// Length of the range in bytes, not zero.
         size: u64,
     },
-    /// Every mapping.
+    /// All mappings of the client.
     All,
 }
 
@@ -149,11 +149,11 @@ pub enum DmaUnmapping {
 pub struct Unmapped {
     /// Sum of the lengths of the removed mappings, in bytes; 0 if there was none.
     pub size: u64,
-    /// Whether the memory is no longer accessed.
+    /// Whether the device has stopped accessing the memory, or has yet to.
     pub outcome: OperationOutcome,
 }
 
-/// Whether an operation is complete.
+/// Whether an operation of the device is complete, or will complete later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum OperationOutcome {
@@ -170,7 +170,7 @@ pub enum OperationOutcome {
 /// messages that request no reply. No call may block, since the caller serves other clients on the
 /// same thread.
 pub trait Device {
-    /// Returns the number of regions and interrupt types.
+    /// Returns the number of regions and interrupt types of the device.
     fn info(&self) -> DeviceInfo;
 
     /// Returns a region; `None` if the index does not exist. Called for every access, so it must be
@@ -191,7 +191,7 @@ pub trait Device {
         data: &[u8],
     ) -> Result<OperationOutcome, Errno>;
 
-    /// Returns an interrupt type; `None` if the index does not exist.
+    /// Returns the properties of interrupt type `index`; `None` if the type does not exist.
     fn irq(&self, index: u32) -> Option<IrqInfo>;
 
     /// Assigns, masks, unmasks or triggers interrupts. The answer must wait until no removed
@@ -219,12 +219,13 @@ pub trait Device {
     /// Announces the numbers under which the descriptors of the next call are kept, if they are.
     fn descriptors_kept(&mut self, _numbers: &[Option<NonZeroU32>]) {}
 
-    /// Returns the file of this region's [`RegionMmap`], if there is one.
+    /// Returns the file of the region's [`RegionMmap`], if clients can map the region.
     fn sent_file(&self, _region: u32) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Returns whether the device still needs the descriptor that is kept under this number.
+    /// Returns whether the device still uses the descriptor that the keeper holds under this
+    /// number.
     fn needs_kept(&self, _number: NonZeroU32) -> bool {
         false
     }

@@ -10,36 +10,36 @@ use crate::wire::Command;
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectionError {
-    /// The client speaks another protocol.
+    /// The client uses another protocol.
     #[error("{0}")]
     Stranger(ForeignProtocol),
-    /// The size in a header is below that of the header itself.
+    /// The size in a message header is smaller than the header itself.
     #[error("message of {size} bytes is shorter than a header")]
     ShortMessage {
-        /// The size in the header.
+        /// Size in the message header, in bytes.
         size: u32,
     },
     /// The size in a header exceeds the negotiated limits.
     #[error("message of {size} bytes is longer than {limit}")]
     LongMessage {
-        /// The size in the header.
+        /// Size in the message header, in bytes.
         size: u32,
-        /// The limit.
+        /// Maximum size of a message, in bytes.
         limit: usize,
     },
     /// The header's type is not a command: an unsolicited reply, or an unknown type.
     #[error("message with flags {flags:#x} is not a command")]
     NotACommand {
-        /// The header's flags.
+        /// Value of the flags field in the message header.
         flags: u32,
     },
     /// A command arrived before `VFIO_USER_VERSION`.
     #[error("command {} before the version was negotiated", .command.0)]
     NotNegotiated {
-        /// The command.
+        /// Command that was not expected before the negotiation.
         command: Command,
     },
-    /// More descriptors than one message may carry, or than this process may have open.
+    /// The client has sent more descriptors than a message, or this process, may have.
     #[error("too many file descriptors")]
     TooManyFds,
     /// The client closed its end in the middle of a message.

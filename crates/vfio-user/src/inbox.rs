@@ -27,7 +27,7 @@ const BASE_SIZE: usize = 16 << 10;
 /// read that brings its rest.
 const MAX_HELD_FDS: usize = 3 * MAX_MSG_FDS;
 
-/// A complete message: header, position of the payload, descriptors.
+/// Complete message that was received: header, payload position and descriptors.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub header: Header,
@@ -39,19 +39,19 @@ pub(crate) struct Message {
     pub groups: usize,
 }
 
-/// Descriptors, and the read that brought them.
+/// Descriptors that one read of the socket has received.
 #[derive(Debug)]
 pub(crate) struct FdGroup {
-    /// Stream offsets of the read's bytes.
+    /// Range of stream offsets of the bytes that the read has received.
     read: Range<u64>,
-    /// Stream offset of the message that the descriptors belong to, once known.
+    /// Stream offset of the message that the descriptors belong to; `None` until it is known.
     owner: Option<u64>,
     fds: Vec<OwnedFd>,
     numbers: Vec<Option<NonZeroU32>>,
 }
 
 impl FdGroup {
-    /// Creates a group that a previous process has received.
+    /// Creates the group from descriptors that a previous process has received.
     pub fn resumed(
         read: Range<u64>,
         owner: Option<u64>,
@@ -67,18 +67,18 @@ impl FdGroup {
     }
 }
 
-/// Descriptors of a message, their numbers, and the number of reads that brought them.
+/// Descriptors of a message, their keeper's numbers, and the number of reads that received them.
 type Fds = (Vec<OwnedFd>, Vec<Option<NonZeroU32>>, usize);
 
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    /// Filled from `start` to `end`.
+    /// Receive buffer, which contains received bytes from `start` to `end`.
     buf: Vec<u8>,
     start: usize,
     end: usize,
-    /// Stream offset of `buf[start]`.
+    /// Stream offset of the byte `buf[start]`.
     position: u64,
-    /// Stream offset at which this client's stream begins: it follows the previous client's.
+    /// Stream offset at which this client's stream begins, after that of the previous client.
     origin: u64,
     groups: VecDeque<FdGroup>,
 }
@@ -111,18 +111,18 @@ impl Inbox {
         }
     }
 
-    /// Begins a new stream at this offset.
+    /// Discards everything, and begins a new client's stream at this offset.
     pub fn begin(&mut self, position: u64) {
         self.position = position;
         self.origin = position;
     }
 
-    /// Returns whether no part of a message is held.
+    /// Returns whether the inbox contains no part of a message.
     pub fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
-    /// Drops everything and closes the descriptors.
+    /// Discards all received bytes, and closes the received descriptors.
     pub fn clear(&mut self) {
         self.position = self.position.saturating_add((self.end - self.start) as u64);
         self.start = 0;
@@ -136,7 +136,8 @@ impl Inbox {
         self.buf.get(payload).unwrap_or_default()
     }
 
-    /// Reads once. Only called when [`next`](Self::next) has no message left.
+    /// Reads from the socket once. Must be called only when [`next`](Self::next) returns no
+    /// message.
     pub fn receive(&mut self, socket: &mut Socket) -> Result<Read, ConnectionError> {
         self.make_room();
         let mut fds = Vec::new();
@@ -191,7 +192,7 @@ impl Inbox {
         Ok(read)
     }
 
-    /// Adds `len` received bytes behind the existing ones, and their descriptors.
+    /// Adds `len` received bytes and their descriptors after those received before.
     fn received(
         &mut self,
         len: usize,
@@ -224,7 +225,7 @@ impl Inbox {
         }
     }
 
-    /// Takes the next complete message, if there is one of at most `limit` bytes.
+    /// Removes and returns the next complete message, of at most `limit` bytes.
     pub fn next(&mut self, limit: usize) -> Result<Option<Message>, ConnectionError> {
         let Some(header) = self.header_at(self.start) else {
             return Ok(None);

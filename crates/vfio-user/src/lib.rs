@@ -120,5 +120,5 @@ pub use journal::{
 };
 pub use listener::{ListenError, Listener};
 pub use refuse::refuse;
-/// Error numbers that devices return and replies carry.
+/// Error number that a device returns, and that an error reply contains.
 pub use rustix::io::Errno;

@@ -18,12 +18,12 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use crate::access::{self, Access};
 use crate::path_lock::PathLock;
 
-/// Connections that may wait to be accepted.
+/// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 16;
 /// Number of probes of a socket with a full backlog, and the pause between them.
 const PROBE_TRIES: u32 = 20;
 const PROBE_PAUSE: Duration = Duration::from_millis(10);
-/// Time to wait for a listening server that may be ending.
+/// Maximum time to wait for another server at the path, which may be ending.
 const ENDING: Duration = Duration::from_secs(1);
 
 /// Reason why a socket could not be created.
@@ -49,9 +49,9 @@ pub enum ListenError {
         .path.display()
     )]
     ForeignLock {
-        /// The lock file.
+        /// Path of the lock file.
         path: PathBuf,
-        /// User ID of the owner.
+        /// User ID of the lock file's owner.
         owner: u32,
     },
     /// The existing object at the lock file's path is no regular file, and is left alone.
@@ -67,9 +67,9 @@ pub enum ListenError {
     /// A system call failed.
     #[error("{}: cannot {action}", .path.display())]
     System {
-        /// The path.
+        /// Path of the socket.
         path: PathBuf,
-        /// Action that failed.
+        /// Operation that has failed.
         action: &'static str,
         /// Error of the system call.
         #[source]
@@ -83,7 +83,7 @@ pub enum ListenError {
 pub struct Listener {
     socket: OwnedFd,
     path: PathBuf,
-    /// Device and inode of the socket file; a different file is not removed.
+    /// Device and inode number of the socket's file. A different file at the path is not removed.
     file: Option<(u64, u64)>,
 }
 

@@ -10,15 +10,15 @@ use zerocopy::IntoBytes;
 
 use crate::wire::{HEADER_SIZE, Header, flags};
 
-/// Buffers above this size are freed when their message is sent.
+/// Size in bytes above which a buffer is freed after its message was sent.
 const KEEP: usize = 64 << 10;
 
-/// Result of sending.
+/// Result of sending a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SendResult {
-    /// Everything is sent.
+    /// The whole message was sent.
     All,
-    /// The socket accepts no more for now.
+    /// The socket accepts no more bytes for now.
     Blocked,
     /// The peer has disconnected.
     PeerGone,
@@ -36,7 +36,7 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    /// Returns whether nothing is waiting to be sent.
+    /// Returns whether no part of a message waits to be sent.
     pub fn is_empty(&self) -> bool {
         self.sent >= self.buf.len()
     }
@@ -82,12 +82,12 @@ impl Outbox {
         self.sent == 0 && !self.buf.is_empty()
     }
 
-    /// Returns the whole reply, and its descriptor.
+    /// Returns the bytes of the whole reply, and its descriptor.
     pub fn whole(&self) -> (&[u8], Option<BorrowedFd<'_>>) {
         (&self.buf, self.fd.as_ref().map(AsFd::as_fd))
     }
 
-    /// Sends as much as the socket accepts.
+    /// Sends as many bytes as the socket accepts.
     pub fn flush(&mut self, socket: BorrowedFd<'_>) -> Result<SendResult, Errno> {
         while let Some(rest) = self.buf.get(self.sent..).filter(|rest| !rest.is_empty()) {
             match send_with_fd(socket, rest, self.fd.as_ref().map(AsFd::as_fd)) {
@@ -106,7 +106,7 @@ impl Outbox {
         Ok(SendResult::All)
     }
 
-    /// Discards the waiting reply.
+    /// Discards the reply that waits to be sent.
     pub fn clear(&mut self) {
         self.buf.clear();
         if self.buf.capacity() > KEEP {

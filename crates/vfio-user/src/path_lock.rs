@@ -31,9 +31,9 @@ pub(crate) struct PathLock {
     _file: OwnedFd,
 }
 
-/// Reason why an attempt to take the lock failed.
+/// Reason why the lock of a path could not be taken.
 enum Busy {
-    /// Another process of this user holds it.
+    /// Another process of this user holds the lock.
     Held,
     /// The file was removed, and perhaps created anew, before it was locked.
     Replaced,

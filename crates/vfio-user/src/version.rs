@@ -4,24 +4,26 @@ use serde_json::{Map, Value};
 
 use crate::wire::{DEFAULT_MAX_DATA_XFER_SIZE, DEFAULT_MAX_MSG_FDS};
 
-/// Page size of DMA mappings, in bytes, that every peer supports.
+/// Page sizes (`pgsizes`) that are assumed of a peer that does not state them, as a bit mask: 4096
+/// bytes only.
 const DEFAULT_PGSIZES: u64 = 4096;
-/// `max_dma_maps` of a peer that does not state it.
+/// Number of DMA mappings (`max_dma_maps`) that is assumed of a peer that does not state it.
 const DEFAULT_MAX_DMA_MAPS: u64 = 65535;
 
-/// Capabilities that one side has stated. An unstated capability has the specification's default.
+/// Capabilities that one side has stated in the version message. Others have the specification's
+/// defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Maximum number of descriptors received in one message.
+    /// Maximum number of descriptors that the side receives in one message.
     pub max_msg_fds: u64,
-    /// Largest `count` of a region access, in bytes.
+    /// Maximum number of bytes of one region access (its `count`).
     pub max_data_xfer_size: u64,
-    /// Page sizes of DMA mappings, or'ed.
+    /// Bit mask of the supported page sizes of DMA mappings, in bytes.
     pub pgsizes: u64,
-    /// Mappings that may exist at a time.
+    /// Maximum number of DMA mappings at a time.
     pub max_dma_maps: u64,
-    /// `VFIO_USER_REGION_WRITE_MULTI` is supported.
+    /// Whether the side supports `VFIO_USER_REGION_WRITE_MULTI`.
     pub write_multiple: bool,
 }
 
@@ -37,7 +39,7 @@ impl Default for Capabilities {
     }
 }
 
-/// Error in the capabilities of a version message.
+/// Error in the capabilities of a version message, which are JSON text.
 #[derive(Debug, thiserror::Error)]
 pub enum CapabilitiesError {
     /// The text is not JSON.
@@ -85,7 +87,7 @@ impl Capabilities {
         Ok(stated)
     }
 
-    /// Returns the capabilities as numbers, for the journal.
+    /// Returns the capabilities as numbers, in the order in which the journal stores them.
     pub(crate) fn to_words(self) -> [u64; 5] {
         [
             self.max_msg_fds,
@@ -141,7 +143,7 @@ impl Capabilities {
         }
     }
 
-    /// Returns the `count` most important capabilities.
+    /// Returns the `count` most important capabilities as JSON, for a peer with little room.
     fn most_important(&self, count: usize) -> (Map<String, Value>, Self) {
         let mut map = Map::new();
         let mut told = Self::default();

@@ -5,12 +5,12 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The major version that this crate speaks.
+/// Major version of the vfio-user protocol that this crate implements.
 pub const VERSION_MAJOR: u16 = 0;
-/// The highest minor version that this crate speaks.
+/// Highest minor version of the vfio-user protocol that this crate implements.
 pub const VERSION_MINOR: u16 = 0;
 
-/// Size of [`Header`] in bytes.
+/// Size of a message's [`Header`] in bytes.
 pub const HEADER_SIZE: usize = size_of::<Header>();
 
 /// Maximum number of descriptors in one message in either direction.
@@ -18,18 +18,20 @@ pub const HEADER_SIZE: usize = size_of::<Header>();
 /// QEMU refuses a server that announces more than 16, and sends at most that many.
 pub const MAX_MSG_FDS: usize = 16;
 
-/// `max_data_xfer_size` of a peer that does not state it, in bytes.
+/// Maximum transfer size in bytes (`max_data_xfer_size`) that is assumed of a peer that does not
+/// state it.
 pub const DEFAULT_MAX_DATA_XFER_SIZE: u32 = 1 << 20;
 
-/// `max_msg_fds` of a peer that does not state it.
+/// Maximum number of descriptors in a message (`max_msg_fds`) that is assumed of a peer that does
+/// not state it.
 pub const DEFAULT_MAX_MSG_FDS: u64 = 1;
 
-/// Maximum data of one entry of `VFIO_USER_REGION_WRITE_MULTI`, in bytes.
+/// Maximum number of data bytes in one entry of `VFIO_USER_REGION_WRITE_MULTI`.
 pub const MULTI_DATA: usize = 8;
 /// Maximum number of entries of a `VFIO_USER_REGION_WRITE_MULTI`. QEMU sends 200 at most.
 pub const MULTI_ENTRIES: u64 = 256;
 
-/// A command number. Unknown numbers are kept as they are.
+/// Number of a vfio-user command. Unknown numbers are kept as they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(transparent)]
 pub struct Command(pub u16);
@@ -79,43 +81,43 @@ impl Command {
     }
 }
 
-/// The header of every message.
+/// Header of every vfio-user message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct Header {
     /// Chosen by the sender of the command, echoed in the reply; need not be unique.
     pub message_id: u16,
-    /// The command, also in its reply.
+    /// Command of the message, which a reply repeats.
     pub command: Command,
-    /// Size of the whole message in bytes, header included.
+    /// Size of the whole message in bytes, including the header.
     pub message_size: u32,
-    /// Type in bits 0-3, [`flags::NO_REPLY`], [`flags::ERROR`].
+    /// Message type in bits 3:0, and the flags [`flags::NO_REPLY`] and [`flags::ERROR`].
     pub flags: u32,
-    /// Positive errno, or zero, in a reply with [`flags::ERROR`].
+    /// Error number of a reply with [`flags::ERROR`], otherwise zero.
     pub error: u32,
 }
 
-/// Values of [`Header::flags`].
+/// Bits of the header field [`Header::flags`].
 pub mod flags {
-    /// Mask of the type bits.
+    /// Mask of the message type in the flags of a header.
     pub const TYPE_MASK: u32 = 0xf;
-    /// Type: a command.
+    /// Message type of a command.
     pub const COMMAND: u32 = 0;
-    /// Type: a reply.
+    /// Message type of a reply.
     pub const REPLY: u32 = 1;
-    /// Command: no reply is requested.
+    /// Flag of a command for which no reply is requested.
     pub const NO_REPLY: u32 = 1 << 4;
-    /// Reply: the command failed, and there is no payload.
+    /// Flag of a reply: the command has failed, and there is no payload.
     pub const ERROR: u32 = 1 << 5;
 }
 
-/// Fixed part of `VFIO_USER_VERSION`; the JSON text ended by NUL follows.
+/// Fixed part of a `VFIO_USER_VERSION` message; JSON text that ends with NUL follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct Version {
-    /// Major version.
+    /// Major version of the protocol that the sender supports.
     pub major: u16,
-    /// Minor version.
+    /// Minor version of the protocol that the sender supports.
     pub minor: u16,
 }
 
@@ -123,15 +125,15 @@ pub struct Version {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct DmaMap {
-    /// Size of this structure.
+    /// Size of this structure in bytes.
     pub argsz: u32,
-    /// [`dma::READ`], [`dma::WRITE`].
+    /// Access of the device: [`dma::READ`], [`dma::WRITE`].
     pub flags: u32,
-    /// Offset of the range in the descriptor's file, in bytes.
+    /// Byte offset of the range in the descriptor's file.
     pub offset: u64,
-    /// First DMA address (IOVA).
+    /// First guest address (IOVA) of the range.
     pub address: u64,
-    /// Length in bytes.
+    /// Length of the range in bytes.
     pub size: u64,
 }
 
@@ -139,25 +141,25 @@ pub struct DmaMap {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct DmaUnmap {
-    /// Maximum payload of the reply.
+    /// Maximum size in bytes of the reply's payload.
     pub argsz: u32,
-    /// [`dma::UNMAP_DIRTY_BITMAP`], [`dma::UNMAP_ALL`].
+    /// Flags of the request: [`dma::UNMAP_DIRTY_BITMAP`], [`dma::UNMAP_ALL`].
     pub flags: u32,
-    /// First DMA address (IOVA).
+    /// First guest address (IOVA) of the range.
     pub address: u64,
-    /// Length in bytes; in the reply, of the removed mappings.
+    /// Length of the range in bytes; in the reply, total length of the removed mappings.
     pub size: u64,
 }
 
-/// Flags of [`DmaMap`] and [`DmaUnmap`] (`<linux/vfio.h>`).
+/// Flags of the payloads [`DmaMap`] and [`DmaUnmap`] (`<linux/vfio.h>`).
 pub mod dma {
-    /// Map: the device may read the memory.
+    /// Flag of [`DmaMap`]: the device may read the memory.
     pub const READ: u32 = 1 << 0;
-    /// Map: the device may write the memory.
+    /// Flag of [`DmaMap`]: the device may write the memory.
     pub const WRITE: u32 = 1 << 1;
-    /// Unmap: answer with the bitmap of dirty pages.
+    /// Flag of [`DmaUnmap`]: the reply has to contain a bitmap of dirty pages.
     pub const UNMAP_DIRTY_BITMAP: u32 = 1 << 0;
-    /// Unmap: everything; address and size are zero.
+    /// Flag of [`DmaUnmap`]: all mappings are removed; address and size are zero.
     pub const UNMAP_ALL: u32 = 1 << 1;
 }
 
@@ -167,21 +169,21 @@ pub mod dma {
 )]
 #[repr(C)]
 pub struct DeviceInfo {
-    /// Size of the payload: allowed in the request, needed in the reply.
+    /// Size in bytes of the payload that the request allows, or that the reply needs.
     pub argsz: u32,
-    /// [`device::RESET`], [`device::PCI`].
+    /// Properties of the device: [`device::RESET`], [`device::PCI`].
     pub flags: u32,
-    /// Number of regions.
+    /// Number of regions of the device.
     pub num_regions: u32,
-    /// Number of interrupt types.
+    /// Number of interrupt types of the device.
     pub num_irqs: u32,
 }
 
-/// Flags of [`DeviceInfo`] (`<linux/vfio.h>`).
+/// Flags of the payload [`DeviceInfo`] (`<linux/vfio.h>`).
 pub mod device {
-    /// The device can be reset.
+    /// Flag of [`DeviceInfo`]: the device can be reset.
     pub const RESET: u32 = 1 << 0;
-    /// The device is a PCI device.
+    /// Flag of [`DeviceInfo`]: the device is a PCI device.
     pub const PCI: u32 = 1 << 1;
 }
 
@@ -191,64 +193,65 @@ pub mod device {
 )]
 #[repr(C)]
 pub struct RegionInfo {
-    /// Size of the payload: allowed in the request, needed in the reply.
+    /// Size in bytes of the payload that the request allows, or that the reply needs.
     pub argsz: u32,
-    /// Flags of [`region`].
+    /// Properties of the region, see [`region`].
     pub flags: u32,
-    /// Region index.
+    /// Index of the region.
     pub index: u32,
-    /// Offset of the capabilities from the start of this structure; 0 means none.
+    /// Byte offset of the first capability from the start of this structure; 0 for none.
     pub cap_offset: u32,
     /// Size of the region in bytes; 0 for a region that does not exist.
     pub size: u64,
-    /// Offset to give to mmap for the region's first byte.
+    /// Offset to pass to mmap for the region's first byte.
     pub offset: u64,
 }
 
-/// Flags of [`RegionInfo`] (`<linux/vfio.h>`).
+/// Flags of the payload [`RegionInfo`] (`<linux/vfio.h>`).
 pub mod region {
-    /// The region can be read.
+    /// Flag of [`RegionInfo`]: the region can be read.
     pub const READ: u32 = 1 << 0;
-    /// The region can be written.
+    /// Flag of [`RegionInfo`]: the region can be written.
     pub const WRITE: u32 = 1 << 1;
-    /// The region, or the areas of its sparse-mmap capability, can be mapped.
+    /// Flag of [`RegionInfo`]: the region, or the areas of its sparse-mmap capability, can be
+    /// mapped.
     pub const MMAP: u32 = 1 << 2;
-    /// Capabilities follow.
+    /// Flag of [`RegionInfo`]: capabilities follow the structure.
     pub const CAPS: u32 = 1 << 3;
 }
 
-/// Head of a region capability (`struct vfio_info_cap_header`).
+/// Header of a capability in a region information reply (`struct vfio_info_cap_header`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct CapHeader {
-    /// [`CAP_SPARSE_MMAP`] or another.
+    /// Type of the capability: [`CAP_SPARSE_MMAP`] or another.
     pub id: u16,
-    /// Version of that capability.
+    /// Version of the capability's format.
     pub version: u16,
-    /// Offset of the next one from the start of [`RegionInfo`]; 0 ends the list.
+    /// Byte offset of the next capability from the start of [`RegionInfo`]; 0 after the last.
     pub next: u32,
 }
 
-/// `VFIO_REGION_INFO_CAP_SPARSE_MMAP`.
+/// Capability ID of the list of areas that can be mapped (`VFIO_REGION_INFO_CAP_SPARSE_MMAP`).
 pub const CAP_SPARSE_MMAP: u16 = 1;
 
-/// The sparse-mmap capability's fixed part after [`CapHeader`]; [`SparseArea`]s follow.
+/// Fixed part of the sparse-mmap capability after its [`CapHeader`]; [`SparseArea`]s follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct SparseMmap {
-    /// Number of areas.
+    /// Number of areas that follow.
     pub nr_areas: u32,
-    /// Zero.
+    /// Reserved field, zero.
     pub reserved: u32,
 }
 
-/// A mappable area of a region (`struct vfio_region_sparse_mmap_area`).
+/// Area of a region that can be mapped (`struct vfio_region_sparse_mmap_area`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct SparseArea {
-    /// Offset in the region, in bytes.
+    /// Byte offset of the area in the region.
     pub offset: u64,
-    /// Length in bytes.
+    /// Length of the area in bytes.
     pub size: u64,
 }
 
@@ -258,25 +261,25 @@ pub struct SparseArea {
 )]
 #[repr(C)]
 pub struct IrqInfo {
-    /// Size of the payload: allowed in the request, needed in the reply.
+    /// Size in bytes of the payload that the request allows, or that the reply needs.
     pub argsz: u32,
-    /// Flags of [`irq`].
+    /// Properties of the interrupts, see [`irq`].
     pub flags: u32,
-    /// Interrupt type.
+    /// Number of the interrupt type.
     pub index: u32,
-    /// Number of interrupts of that type.
+    /// Number of interrupts of the type.
     pub count: u32,
 }
 
-/// Flags of [`IrqInfo`] (`<linux/vfio.h>`).
+/// Flags of the payload [`IrqInfo`] (`<linux/vfio.h>`).
 pub mod irq {
-    /// Interrupts are signalled by eventfd.
+    /// Flag of [`IrqInfo`]: an eventfd signals the interrupts.
     pub const EVENTFD: u32 = 1 << 0;
-    /// Interrupts can be masked and unmasked.
+    /// Flag of [`IrqInfo`]: the interrupts can be masked and unmasked.
     pub const MASKABLE: u32 = 1 << 1;
-    /// Interrupts mask themselves when triggered.
+    /// Flag of [`IrqInfo`]: an interrupt is masked automatically when it is triggered.
     pub const AUTOMASKED: u32 = 1 << 2;
-    /// Interrupts are set up as a whole.
+    /// Flag of [`IrqInfo`]: all interrupts of the type must be set up together.
     pub const NORESIZE: u32 = 1 << 3;
 }
 
@@ -285,35 +288,35 @@ pub mod irq {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct IrqSet {
-    /// Size of the payload.
+    /// Size of the payload in bytes.
     pub argsz: u32,
-    /// One data and one action flag of [`irq_set`].
+    /// Flags of the request: one for the data and one for the action, see [`irq_set`].
     pub flags: u32,
-    /// Interrupt type.
+    /// Number of the interrupt type.
     pub index: u32,
-    /// First interrupt.
+    /// Number of the first interrupt.
     pub start: u32,
-    /// Number of interrupts.
+    /// Number of interrupts from `start` on.
     pub count: u32,
 }
 
-/// Flags of [`IrqSet`] (`<linux/vfio.h>`).
+/// Flags of the payload [`IrqSet`] (`<linux/vfio.h>`).
 pub mod irq_set {
-    /// No data.
+    /// Data flag of [`IrqSet`]: no data, so all interrupts of the range are selected.
     pub const DATA_NONE: u32 = 1 << 0;
-    /// Data: a byte for each interrupt; a nonzero byte selects it.
+    /// Data flag of [`IrqSet`]: a byte for each interrupt; a nonzero byte selects it.
     pub const DATA_BOOL: u32 = 1 << 1;
-    /// Data: a descriptor for each interrupt, or none at all to de-assign.
+    /// Data flag of [`IrqSet`]: a descriptor for each interrupt, or none to remove the eventfds.
     pub const DATA_EVENTFD: u32 = 1 << 2;
-    /// Mask.
+    /// Action flag of [`IrqSet`]: mask the interrupts.
     pub const ACTION_MASK: u32 = 1 << 3;
-    /// Unmask.
+    /// Action flag of [`IrqSet`]: unmask the interrupts.
     pub const ACTION_UNMASK: u32 = 1 << 4;
-    /// Trigger, or assign the eventfd to be triggered.
+    /// Action flag of [`IrqSet`]: trigger the interrupts, or assign their eventfds.
     pub const ACTION_TRIGGER: u32 = 1 << 5;
-    /// All data flags.
+    /// Mask of all data flags of [`IrqSet`].
     pub const DATA_MASK: u32 = DATA_NONE | DATA_BOOL | DATA_EVENTFD;
-    /// All action flags.
+    /// Mask of all action flags of [`IrqSet`].
     pub const ACTION_BITS: u32 = ACTION_MASK | ACTION_UNMASK | ACTION_TRIGGER;
 }
 
@@ -322,11 +325,11 @@ pub mod irq_set {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct RegionAccess {
-    /// Offset in the region, in bytes.
+    /// Byte offset of the access in the region.
     pub offset: u64,
-    /// Region index.
+    /// Index of the region.
     pub region: u32,
-    /// Number of bytes.
+    /// Number of bytes to access.
     pub count: u32,
 }
 
@@ -334,13 +337,13 @@ pub struct RegionAccess {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct MultiWrite {
-    /// Offset in the region, in bytes.
+    /// Byte offset of the write in the region.
     pub offset: u64,
-    /// Region index.
+    /// Index of the region.
     pub region: u32,
-    /// Number of bytes, 1 to 8.
+    /// Number of bytes to write, 1 to 8.
     pub count: u32,
-    /// The bytes; those after `count` are ignored.
+    /// Bytes to write; those after `count` are ignored.
     pub data: [u8; MULTI_DATA],
 }
 

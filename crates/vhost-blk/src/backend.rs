@@ -24,35 +24,35 @@ const TELL_AGAIN: Duration = Duration::from_millis(100);
 const TOKEN_LISTENER: u32 = 0;
 const TOKEN_CLIENT: u32 = 1;
 const TOKEN_SIZE: u32 = 2;
-/// epoll token of the receiver process.
+/// epoll token of the connection to the receiver process.
 const TOKEN_INTAKE: u32 = 3;
 const TOKEN_KICK: u32 = 16;
 
-/// Descriptors that clients send: memory files, eventfds, and the channel for the back-end's
+/// Descriptors that a front-end may send: memory files, eventfds, and a channel for the back-end's
 /// requests.
 const WANTED: AcceptedDescriptors = AcceptedDescriptors {
     max_fds: MAX_FDS as u8,
     streams: true,
 };
 
-/// Returns the epoll token of a queue's kicks. There are 256 queues at most.
+/// Returns the epoll token of the eventfd by which the guest kicks `queue`, one of at most 256.
 pub(crate) fn kick_token(queue: u8) -> u32 {
     TOKEN_KICK + u32::from(queue)
 }
 
-/// Configuration of an export.
+/// Configuration of a vhost-user-blk export.
 pub struct Export {
-    /// The volume.
+    /// Volume that is exported as a virtio block device.
     pub volume: Arc<dyn Volume>,
-    /// Properties that the guest sees.
+    /// Properties of the virtio block device that the guest sees.
     pub disk: DiskOptions,
-    /// Maximum number of outstanding requests at the volume, at least 1.
+    /// Maximum number of requests outstanding at the volume, at least 1.
     pub max_in_flight: usize,
-    /// Limits of the memory of each front-end.
+    /// Limits of the memory files of each front-end.
     pub memory: MemoryLimits,
-    /// A listening Unix socket, non-blocking. The caller owns its file.
+    /// Listening Unix socket in non-blocking mode. The caller removes its file.
     pub listener: OwnedFd,
-    /// Maximum number of front-ends that may connect in a second.
+    /// Maximum rate of connections of front-ends.
     pub connects: ConnectRate,
     /// Method of receiving front-ends' descriptors ([`intake`]). `None` receives them in place:
     /// front-ends are then trusted to send none that blocks on `close`.
@@ -66,12 +66,12 @@ pub struct Export {
     pub span: Span,
 }
 
-/// Progress from serving to closed.
+/// Phases of an export from serving to its end.
 enum BackendPhase {
     Serving,
-    /// Fetching has stopped; requests are outstanding at the volume.
+    /// The export fetches no requests; earlier ones are outstanding at the volume.
     Draining,
-    /// The final flush is outstanding at the volume.
+    /// All requests have ended; the final flush is outstanding at the volume.
     Flushing,
     /// The final flush has completed, with this result.
     Flushed(Result<(), Error>),
@@ -94,9 +94,9 @@ pub struct Backend {
     client_interest: Interest,
     more: bool,
     stats: Arc<Stats>,
-    /// Eventfd that is readable when the volume has been resized.
+    /// Eventfd that becomes readable when the volume was resized.
     resized: Option<Arc<OwnedFd>>,
-    /// Time of the next attempt to notify the front-end of the volume's size.
+    /// Time of the next attempt to tell the front-end the volume's size, if one has failed.
     tell_again: Option<Instant>,
     end: BackendPhase,
 }
@@ -173,7 +173,7 @@ impl Backend {
         (self.acceptor.into_listener(), self.intake)
     }
 
-    /// Returns the export's counters.
+    /// Returns the counters of the export.
     pub fn stats(&self) -> Arc<Stats> {
         self.stats.clone()
     }
@@ -185,7 +185,7 @@ impl Backend {
         (session, &mut self.disk)
     }
 
-    /// Starts the final flush when all requests have completed.
+    /// Starts the final flush, once no request is outstanding. Returns whether it was started.
     fn flush_everything(&mut self) -> bool {
         let busy = self.disk.in_flight() > 0 || !self.disk.has_room();
         if !matches!(self.end, BackendPhase::Draining) || busy {
@@ -216,7 +216,7 @@ impl Backend {
         }
     }
 
-    /// Notifies the front-end of the volume's present size.
+    /// Tells the front-end the present size of the volume.
     fn tell_size(&mut self) {
         let capacity = self.disk.capacity();
         let told = |session: &mut Session| session.announce_size(capacity);
@@ -281,7 +281,7 @@ impl Backend {
         }
     }
 
-    /// Accepts front-ends again, if one may connect.
+    /// Watches the listening socket again, if a front-end may connect.
     fn listen(&mut self) {
         let receiving = self.session.as_ref().is_some_and(Session::is_receiving);
         let closed = self.leaving.is_some() || self.intake.is_crowded() || receiving;
@@ -299,7 +299,7 @@ impl Backend {
         }
     }
 
-    /// Handles an event of the receiver process.
+    /// Handles a message of the receiver process.
     fn intake_ready(&mut self) {
         self.intake.ready();
         if self.session.as_ref().is_some_and(Session::is_receiving) {
@@ -308,7 +308,7 @@ impl Backend {
         self.listen();
     }
 
-    /// Reconnects the receiver process, and checks its deadline.
+    /// Reconnects to the receiver process if necessary, and checks its time limit.
     fn check_intake(&mut self, now: Instant) {
         if self.intake.deadline().is_some_and(|at| now >= at)
             && let Ok(true) = self.intake.connect(self.acceptor.listener().as_fd())

@@ -4,20 +4,20 @@
 use crate::ring::{Descriptor, Ring, flag};
 use dma::{DmaError, DmaMap};
 
-/// Maximum number of descriptors of a chain, direct or indirect.
+/// Maximum number of descriptors in a chain, direct and indirect together.
 pub(crate) const MAX_CHAIN: usize = 1026;
 const DESCRIPTOR_BYTES: usize = 16;
 
-/// A guest buffer of a chain.
+/// Buffer of a descriptor chain in guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Buffer {
     pub(crate) addr: u64,
     pub(crate) len: u32,
-    /// The device may write the buffer, and not read it.
+    /// Whether the device may write the buffer; otherwise it may read it.
     pub(crate) writable: bool,
 }
 
-/// Reason why a chain is invalid.
+/// Reason why a descriptor chain of the guest is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ChainError {
     #[error("descriptor {0} is outside the table")]
@@ -40,7 +40,7 @@ impl From<DmaError> for ChainError {
     }
 }
 
-/// Walker of chains; its buffers are reused.
+/// Parser of descriptor chains, which reuses its buffers.
 #[derive(Debug, Default)]
 pub(crate) struct Walker {
     buffers: Vec<Buffer>,

@@ -9,24 +9,25 @@ use std::time::Instant;
 use volume::{Completion, Info, Io, IoError, Op, OpenQueue, Request, Volume, Wake};
 use zerocopy::IntoBytes;
 
-/// Maximum number of request queues: the range of a one-byte index.
+/// Maximum number of request queues, because a queue's index is one byte.
 pub(crate) const MAX_QUEUES: u16 = 256;
 /// Lower 48 bits of the flush tag, which no request uses: [`run::tag`](crate::run::tag) has 32
 /// bits.
 const FLUSH_TAG: u64 = (1 << 48) - 1;
 
-/// Returns whether the tag is that of [`Disk::flush`].
+/// Returns whether the tag belongs to the flush that [`Disk::flush`] starts.
 pub(crate) fn is_flush(tag: u64) -> bool {
     tag & FLUSH_TAG == FLUSH_TAG
 }
 
-/// Maximum ring size.
+/// Maximum number of entries of a virtqueue.
 pub(crate) const MAX_QUEUE_SIZE: u16 = 1024;
 
-/// Properties of an export that the guest sees.
+/// Properties of a virtio block device that the guest sees.
 #[derive(Clone, Debug)]
 pub struct DiskOptions {
-    /// Answer to GET_ID: `/sys/block/vda/serial` in a Linux guest. Up to 20 bytes.
+    /// Serial number for the request GET_ID, up to 20 bytes (`/sys/block/vda/serial` in a Linux
+    /// guest).
     pub serial: String,
     /// Maximum number of request queues that a front-end may use, 1 to 256.
     pub queues: u16,
@@ -37,7 +38,8 @@ pub struct DiskOptions {
     /// Logical block size in bytes, a power of two from 512 to 65536. By default the volume's, at
     /// least 512.
     pub block_size: Option<u32>,
-    /// Initial state of the write cache. When off, every write is durable on completion.
+    /// Whether the write cache is on at first. While it is off, every write is durable on
+    /// completion.
     pub write_cache: bool,
 }
 
@@ -53,17 +55,17 @@ impl Default for DiskOptions {
     }
 }
 
-/// A volume, opened for this thread, with its guest-visible properties.
+/// Volume that is opened on this thread, with the properties that the guest sees.
 pub(crate) struct Disk {
     pub(crate) volume: Arc<dyn Volume>,
     queue: OpenQueue,
     pub(crate) io: Rc<Io>,
-    /// Upper 16 bits of the tags of the disk's requests.
+    /// Number in the upper 16 bits of the tags of the disk's requests.
     owner: u16,
     max_in_flight: usize,
     pub(crate) shape: Shape,
     pub(crate) id: [u8; ID_BYTES],
-    /// Number of requests outstanding at the volume.
+    /// Number of the disk's requests that are outstanding at the volume.
     in_flight: usize,
     /// State of the write cache in the present connection; each begins with the option's state.
     pub(crate) write_cache: bool,
@@ -152,13 +154,13 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Returns to the initial state of a connection.
+    /// Returns the disk to the state at the beginning of a connection.
     pub(crate) fn reset(&mut self) {
         self.write_cache = self.write_cache_at_first;
         self.negotiated(0);
     }
 
-    /// Applies the features that the driver has accepted.
+    /// Applies the virtio features that the driver has accepted.
     pub(crate) fn negotiated(&mut self, features: u64) {
         self.limits.discard = features & feature::DISCARD != 0;
         self.limits.write_zeroes = features & feature::WRITE_ZEROES != 0;
@@ -176,12 +178,12 @@ impl Disk {
         self.volume.info()
     }
 
-    /// Size in sectors.
+    /// Returns the size of the disk in sectors of 512 bytes.
     pub(crate) fn capacity(&self) -> u64 {
         self.info().size / SECTOR
     }
 
-    /// Returns the present configuration space.
+    /// Returns the bytes of the virtio configuration space.
     pub(crate) fn config(&self) -> Vec<u8> {
         let config = self.shape.config(&self.info(), self.write_cache);
         config.as_bytes().to_vec()
@@ -193,7 +195,8 @@ impl Disk {
         self.in_flight < self.max_in_flight && self.io.in_flight() < self.io.capacity()
     }
 
-    /// Starts a request; returns its completion, if it is already done.
+    /// Starts a request at the volume. Returns the completion, if the volume has completed it at
+    /// once.
     #[inline]
     pub(crate) fn submit(&mut self, mut request: Request) -> Option<Completion> {
         request.tag |= u64::from(self.owner) << 48;
@@ -213,12 +216,12 @@ impl Disk {
         failed
     }
 
-    /// Returns the number of requests outstanding at the volume.
+    /// Returns the number of the disk's requests that are outstanding at the volume.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// Returns whether completions can be found only by polling.
+    /// Returns whether the worker must poll for completions, because nothing wakes it.
     pub(crate) fn must_poll(&self) -> bool {
         self.queue.state().wake == Wake::Poll
     }
@@ -228,7 +231,7 @@ impl Disk {
         self.queue.state().wake.deadline(Instant::now)
     }
 
-    /// Counts a completed request.
+    /// Counts a request that the volume has completed.
     #[inline]
     pub(crate) fn completed(&mut self) {
         self.in_flight = self.in_flight.saturating_sub(1);
@@ -240,7 +243,7 @@ impl Disk {
         self.queue.poll(&mut |completion| done.push(completion));
     }
 
-    /// Flushes the volume, under a tag that no request uses.
+    /// Starts a flush of the volume with a tag that no request uses.
     pub(crate) fn flush(&mut self) -> Option<Completion> {
         self.submit(Request {
             tag: FLUSH_TAG,

@@ -4,33 +4,33 @@
 use receive::{ForeignProtocol, ReadError};
 use rustix::io::Errno;
 
-/// Reason why an export cannot be served.
+/// Reason why an export cannot be served, or has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The volume could not be opened for this thread.
     #[error(transparent)]
     Volume(#[from] volume::VolumeError),
-    /// An option that is invalid for a block device.
+    /// An option has a value that is invalid for a virtio block device.
     #[error("{0}")]
     Option(String),
     /// A system call failed.
     #[error("{call}")]
     System {
-        /// The system call.
+        /// Name of the system call that failed.
         call: &'static str,
-        /// Error of the system call.
+        /// Error number of the system call.
         #[source]
         errno: Errno,
     },
     /// This thread cannot send interrupts.
     #[error(transparent)]
     Interrupts(#[from] eventfd::PrepareError),
-    /// Written data could not be made durable at the end.
+    /// Data that the guest has written could not be made durable at the end.
     #[error("the volume did not become durable: {0}")]
     Flush(String),
 }
 
-/// Reason why a client was disconnected.
+/// Reason why the connection of a front-end was closed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ClientError {
     #[error("{0}")]
@@ -51,7 +51,7 @@ pub(crate) enum ClientError {
     Refused { request: u32, why: RequestRefusal },
 }
 
-/// Reason why a request of a client was refused.
+/// Reason why a request of a front-end was refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestRefusal {
     #[error("not known")]

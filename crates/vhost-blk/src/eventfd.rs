@@ -17,7 +17,7 @@ impl From<KindError> for RequestRefusal {
     }
 }
 
-/// Destination of interrupts (or errors).
+/// Eventfd by which the back-end interrupts the guest or reports errors.
 #[derive(Debug)]
 pub(crate) struct Signal(ClientEventfd);
 
@@ -41,7 +41,7 @@ pub(crate) struct Kick {
 }
 
 impl Kick {
-    /// Puts the descriptor into the set, under `token`.
+    /// Adds the eventfd to the epoll set under `token`.
     pub(crate) fn new(
         fd: OwnedFd,
         descriptors: &Descriptors,

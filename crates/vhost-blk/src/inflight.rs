@@ -18,7 +18,7 @@ const VERSION: u64 = 1;
 const TRAILER: usize = ALIGN;
 const TRAILER_MARK: u64 = 0x766e_766d_6557_4300;
 
-/// The whole region.
+/// Shared memory in which the back-end records outstanding requests (vhost-user inflight tracking).
 #[derive(Clone, Debug)]
 pub(crate) struct Inflight {
     memory: Memory,
@@ -32,7 +32,7 @@ fn part_size(queue_size: u16) -> usize {
 }
 
 impl Inflight {
-    /// Creates a new region, in memory of its own.
+    /// Creates a region for `queues` queues of `queue_size` entries, in a new memory file.
     pub(crate) fn new(queues: u16, queue_size: u16) -> Result<Inflight, MapError> {
         let len = usize::from(queues) * part_size(queue_size) + TRAILER;
         Ok(Inflight {
@@ -102,7 +102,7 @@ impl Inflight {
         (value & !0xff == TRAILER_MARK).then_some(value & 0xff != 0)
     }
 
-    /// Notes the write cache's state for the next back-end.
+    /// Stores the state of the write cache for the next back-end.
     pub(crate) fn set_write_cache(&self, on: bool) {
         if let Some(trailer) = self.trailer() {
             trailer.store(TRAILER_MARK | u64::from(on), Ordering::Relaxed);
@@ -120,11 +120,11 @@ pub(crate) struct Tracker {
     size: u16,
     counter: u64,
     last_batch: u16,
-    /// Heads that are retired when the used index is published.
+    /// Head indices of requests that are removed from the record when the used index is published.
     batch: Vec<u16>,
 }
 
-/// The four 16-bit fields behind `features`.
+/// Header of a queue's part of the region: the four 16-bit fields behind `features`.
 struct Head {
     version: u64,
     entries: u16,
@@ -142,7 +142,7 @@ impl Tracker {
             .map_or(0, |word| u64::from_le(word.load(Ordering::Acquire)))
     }
 
-    /// A killed process loses no store, so the order of the stores is sufficient.
+    /// Stores a value. A killed process loses no store, so the order of stores is sufficient.
     fn store(&self, offset: usize, value: u64) {
         if let Some(word) = self.word(offset) {
             word.store(value.to_le(), Ordering::Release);
@@ -212,7 +212,7 @@ impl Tracker {
         found.into_iter().map(|(_, index)| index).collect()
     }
 
-    /// Records a fetched request.
+    /// Records the fetched request with this head index as outstanding.
     #[inline]
     pub(crate) fn begin(&mut self, head: u16) {
         let at = Self::entry(head);
@@ -235,7 +235,8 @@ impl Tracker {
         self.batch.push(head);
     }
 
-    /// Records that the used index has been published.
+    /// Records that the used index has been published, so that its requests are no longer
+    /// outstanding.
     #[inline]
     pub(crate) fn published(&mut self, used_idx: u16) {
         while let Some(head) = self.batch.pop() {

@@ -14,7 +14,7 @@ use volume::{PinPace, Pinner};
 /// device). Its result is dropped when the memory is no longer in use.
 pub type Attach = Box<dyn Fn(&Memory) -> Option<Box<dyn Any>>>;
 
-/// A guest's memory.
+/// Memory of a guest that a front-end has described, and its maps.
 pub(crate) struct GuestMemory {
     map: DmaMap,
     files: MemoryCache,
@@ -27,7 +27,7 @@ pub(crate) struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// Creates an empty memory of a front-end with these limits.
+    /// Creates a memory without regions for a front-end with these limits.
     pub(crate) fn new(
         limits: MemoryLimits,
         attach: Option<Attach>,
@@ -50,7 +50,7 @@ impl GuestMemory {
         self.pins.is_pinning()
     }
 
-    /// Pins a part of the waiting memory.
+    /// Pins a further part of the guest memory, in as much time as `pace` allows.
     pub(crate) fn pin(&mut self, pace: &mut PinPace) {
         self.pins.pin(pace);
     }
@@ -63,7 +63,7 @@ impl GuestMemory {
         self.regions.len()
     }
 
-    /// Imports a file of the front-end that is not guest memory.
+    /// Maps a file of the front-end that is not guest memory, up to byte `end`.
     pub(crate) fn import_file(&mut self, fd: OwnedFd, end: u64) -> Result<Memory, MapError> {
         self.files.import(fd, end, true)
     }
@@ -94,7 +94,7 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Replaces all of the memory. After an error there is none.
+    /// Replaces all regions of guest memory. After an error there are none.
     pub(crate) fn replace(&mut self, table: Vec<(Region, OwnedFd)>) -> Result<(), RequestRefusal> {
         // Retained files are found in the cache while the old regions hold them.
         let imported: Result<Vec<(Region, Memory)>, RequestRefusal> = table
@@ -114,7 +114,7 @@ impl GuestMemory {
         mapped
     }
 
-    /// Adds a region.
+    /// Adds a region of guest memory.
     pub(crate) fn add(&mut self, region: Region, fd: OwnedFd) -> Result<(), RequestRefusal> {
         let memory = self.import(&region, fd)?;
         self.map_one(region, memory)?;
@@ -122,7 +122,7 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Removes a region, identified by its addresses and its size.
+    /// Removes the region of guest memory with the same addresses and size.
     pub(crate) fn remove(&mut self, region: &Region) -> Result<(), RequestRefusal> {
         let same = |known: &Region| {
             known.guest_address == region.guest_address
@@ -138,7 +138,7 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Removes all regions.
+    /// Removes all regions of guest memory.
     pub(crate) fn clear(&mut self) {
         self.unmap_all();
         self.pins.update(&[]);
@@ -161,7 +161,7 @@ impl GuestMemory {
         });
     }
 
-    /// Returns whether no outstanding request can still access removed memory.
+    /// Returns whether no outstanding request can still access removed guest memory.
     pub(crate) fn quiesced(&mut self) -> bool {
         let quiesced = self.map.quiesced();
         if quiesced {

@@ -14,17 +14,17 @@ use crate::wire::*;
 use std::os::fd::OwnedFd;
 use zerocopy::IntoBytes;
 
-/// Answer to a request.
+/// Answer to a request of the front-end.
 enum Answer {
-    /// No payload; an acknowledgement, if the front-end wants one.
+    /// Success without a payload; acknowledged if the front-end wants that.
     Done,
-    /// A payload, perhaps with a descriptor.
+    /// Success with this payload, and perhaps a descriptor.
     Payload(Vec<u8>, Option<OwnedFd>),
-    /// A later answer.
+    /// The answer follows when the operation has ended.
     Later(Pending),
 }
 
-/// Maximum end of a read of configuration space (VHOST_USER_MAX_CONFIG_SIZE).
+/// Maximum end offset of a read of configuration space (VHOST_USER_MAX_CONFIG_SIZE).
 const MAX_CONFIG: u32 = 256;
 
 type MessageResult = Result<Answer, RequestRefusal>;
@@ -45,7 +45,7 @@ fn answers(request: u32) -> bool {
 }
 
 impl Session {
-    /// Handles a request: answers it, or records the pending answer.
+    /// Handles a request of the front-end: answers it, or records that the answer is pending.
     pub(crate) fn handle(&mut self, message: Message, disk: &mut Disk) -> Result<(), ClientError> {
         let header = message.header;
         tracing::trace!(
@@ -143,7 +143,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns the queue of that number, created on first use.
+    /// Returns the queue with this index, which is created at its first use.
     fn queue(&mut self, index: u64, disk: &Disk) -> Result<&mut Queue, RequestRefusal> {
         let queues = u64::from(disk.shape.queues);
         if index >= queues {
@@ -305,7 +305,7 @@ impl Session {
         Ok(Answer::Done)
     }
 
-    /// Stops the queue; the answer is sent when its requests have completed.
+    /// Stops a queue (GET_VRING_BASE). The answer follows when the queue's requests have completed.
     fn get_vring_base(&mut self, header: Header, payload: &[u8], disk: &Disk) -> MessageResult {
         let state: VringState = exactly(payload).ok_or(RequestRefusal::Size)?;
         self.queue(state.index.into(), disk)?.stop();
@@ -376,7 +376,7 @@ impl Session {
         Ok(Answer::Done)
     }
 
-    /// Parses the description, which front-ends send with or without padding.
+    /// Parses the description of an inflight region, which some front-ends send with padding.
     fn inflight_description(&self, payload: &[u8]) -> Result<InflightDescription, RequestRefusal> {
         self.needs(protocol::INFLIGHT_SHMFD)?;
         let mut padded = [0; size_of::<InflightDescription>()];

@@ -11,12 +11,12 @@ use volume::{PinPace, PinnedWindows, Pinner};
 
 /// Size of a piece in bytes, unless the guest is large: some milliseconds to pin.
 const PIECE: u64 = 64 << 20;
-/// Maximum size of a piece in bytes, the kernel's limit for a fixed buffer.
+/// Maximum size in bytes of a pinned piece, the kernel's limit for a fixed buffer.
 const MAX_PIECE_LEN: u64 = 1 << 30;
-/// Maximum number of pieces: the slots of the ring's table.
+/// Maximum number of pinned pieces, the number of fixed buffers of the worker's ring.
 const PIECES: usize = 256;
 
-/// A part of a memory.
+/// Part of a memory file that is pinned as one fixed buffer.
 #[derive(Clone, Debug)]
 struct MemoryPiece {
     memory: Memory,
@@ -34,7 +34,7 @@ impl MemoryPiece {
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
     pins: bool,
-    /// Pieces, each with the address that represents it in `windows`.
+    /// Pieces that are pinned or wait for it, each with its address in `windows`.
     pieces: Vec<(MemoryPiece, u64)>,
     windows: PinnedWindows,
     next: u64,
@@ -100,12 +100,12 @@ impl Pins {
         }
     }
 
-    /// Returns whether a piece waits to be pinned.
+    /// Returns whether any piece waits to be pinned.
     pub(crate) fn is_pinning(&self) -> bool {
         self.windows.is_pinning()
     }
 
-    /// Pins a part of the waiting pieces.
+    /// Pins a further piece, in as much time as `pace` allows.
     pub(crate) fn pin(&mut self, pace: &mut PinPace) {
         pace.step(&mut self.windows);
     }

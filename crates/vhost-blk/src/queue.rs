@@ -13,40 +13,40 @@ use crate::virtio::feature;
 use std::sync::Arc;
 use volume::{Budget, Completion};
 
-/// Maximum accepted ring size, for front-ends that do not know `queue_size`.
+/// Maximum accepted size of a virtqueue, for front-ends that do not know `queue_size`.
 const MAX_SIZE: u32 = MAX_QUEUE_SIZE as u32;
 
-/// Source of kicks of a started queue.
+/// How a virtqueue learns of new requests, once the front-end has started it.
 #[derive(Debug, Default)]
 enum Start {
-    /// The queue is stopped.
+    /// The front-end has not started the virtqueue.
     #[default]
     Stopped,
-    /// The queue is started, and the guest rings here.
+    /// The virtqueue is started, and the guest signals this eventfd.
     Kick(#[allow(dead_code)] Kick),
-    /// The queue is started, and the guest never rings: it must be polled.
+    /// The virtqueue is started without an eventfd, so it must be polled.
     Poll,
 }
 
-/// A request queue.
+/// Request queue (virtqueue) of an export, and its state in the vhost-user protocol.
 pub(crate) struct Queue {
     index: u16,
     size: u16,
-    /// Ring address in the front-end's address space.
+    /// Addresses of the virtqueue's parts, in the front-end's address space.
     address: Option<RingAddress>,
     base: u16,
     start: Start,
     call: Option<Signal>,
     err: Option<Signal>,
-    /// State set by the last SET_VRING_ENABLE.
+    /// Value of the last SET_VRING_ENABLE; `None` before the first.
     enabled: Option<bool>,
-    /// State before the first SET_VRING_ENABLE.
+    /// Whether the queue is enabled before the first SET_VRING_ENABLE.
     enabled_at_first: bool,
     pub(crate) run: Option<Run>,
     stats: Arc<Stats>,
 }
 
-/// Parameters of the connection for a queue that begins to run.
+/// Properties of the connection that a starting queue needs.
 pub(crate) struct Negotiated<'a> {
     pub(crate) features: u64,
     pub(crate) inflight: Option<&'a Inflight>,
@@ -74,7 +74,7 @@ impl Queue {
         self.stats.queues.get(usize::from(self.index))
     }
 
-    /// Checks that the queue is stopped, since its layout may change only then.
+    /// Returns an error unless the queue is stopped, since its layout may change only then.
     fn stopped(&self) -> Result<(), RequestRefusal> {
         match self.run {
             Some(_) => Err(RequestRefusal::Running(self.index)),
@@ -104,7 +104,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Returns the front-end's address of the driver area of the ring.
+    /// Returns the front-end's address of the available ring, if it is set.
     pub(crate) fn available(&self) -> Option<u64> {
         self.address.map(|address| address.available)
     }
@@ -137,7 +137,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Without VHOST_USER_F_PROTOCOL_FEATURES "the ring starts directly in the enabled state".
+    /// Sets the negotiated features. Without VHOST_USER_F_PROTOCOL_FEATURES "the ring starts
+    /// directly in the enabled state".
     pub(crate) fn set_features(&mut self, features: u64) {
         self.enabled_at_first = features & feature::PROTOCOL_FEATURES == 0;
     }
@@ -146,23 +147,23 @@ impl Queue {
         self.enabled.unwrap_or(self.enabled_at_first)
     }
 
-    /// Returns whether the guest has made requests that were not fetched.
+    /// Returns whether the guest has added requests that were not fetched.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
         self.is_enabled() && self.run.as_ref().is_some_and(Run::has_news)
     }
 
-    /// Returns whether the queue must be polled because the guest does not ring.
+    /// Returns whether the queue must be polled, because the guest signals no eventfd.
     pub(crate) fn must_poll(&self) -> bool {
         matches!(self.start, Start::Poll) && self.is_fetching()
     }
 
-    /// Returns whether the queue fetches requests.
+    /// Returns whether the queue is running, so that it fetches requests.
     pub(crate) fn is_fetching(&self) -> bool {
         self.is_enabled() && self.run.as_ref().is_some_and(|run| !run.is_broken())
     }
 
-    /// Resolves the memory of the ring.
+    /// Returns the virtqueue's rings in guest memory.
     fn resolve(&self, features: u64, memory: &GuestMemory) -> Result<Ring, RequestRefusal> {
         let address = self
             .address
@@ -177,7 +178,7 @@ impl Queue {
         Ok(Ring::resolve(memory.map(), at, self.size, event_idx)?)
     }
 
-    /// Begins to run, if the queue is started and not running.
+    /// Starts to fetch requests, if the queue is started and does not run yet.
     pub(crate) fn begin(&mut self, with: &Negotiated<'_>) -> Result<(), RequestRefusal> {
         if self.run.is_some() || matches!(self.start, Start::Stopped) {
             return Ok(());
@@ -207,7 +208,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Follows a change of memory: resolves the ring again, or suspends the queue.
+    /// Handles a change of guest memory: finds the rings again, or suspends the queue.
     pub(crate) fn memory_changed(&mut self, features: u64, memory: &GuestMemory) {
         let generation = memory.map().generation();
         let stale = |run: &Run| run.generation() != Some(generation);
@@ -237,7 +238,7 @@ impl Queue {
         }
     }
 
-    /// Fetches and starts requests. Returns `true` when there were some.
+    /// Fetches requests and starts them at the volume. Returns whether there were any.
     #[inline]
     pub(crate) fn fetch(
         &mut self,
@@ -264,7 +265,7 @@ impl Queue {
         worked
     }
 
-    /// Handles a completion.
+    /// Handles the completion of a request by the volume.
     pub(crate) fn complete(
         &mut self,
         slot: u16,
@@ -280,7 +281,7 @@ impl Queue {
         }
     }
 
-    /// Publishes the answered requests to the guest.
+    /// Publishes the completed requests in the used ring, and interrupts the guest.
     #[inline]
     pub(crate) fn publish(&mut self) {
         if let (Some(run), Some(stats)) = (
@@ -291,7 +292,7 @@ impl Queue {
         }
     }
 
-    /// Asks the guest to ring. Returns `true` when requests have already arrived.
+    /// Asks the guest to signal new requests. Returns whether requests have arrived already.
     pub(crate) fn arm(&mut self) -> bool {
         if !self.is_enabled() {
             return false;
@@ -305,7 +306,7 @@ impl Queue {
         }
     }
 
-    /// Stops fetching; outstanding requests continue.
+    /// Stops fetching requests. Outstanding requests continue.
     pub(crate) fn stop(&mut self) {
         if let Some(run) = &mut self.run {
             run.stop();
@@ -327,7 +328,7 @@ impl Queue {
         self.base
     }
 
-    /// Returns to the initial state, except for the signals.
+    /// Returns the queue to its initial state, except for the eventfds.
     pub(crate) fn reset(&mut self) {
         self.end();
         self.size = 0;

@@ -11,22 +11,22 @@ use volume::Op;
 const HEADER_BYTES: usize = 16;
 const RANGE_BYTES: usize = 16;
 
-/// Limits that requests are checked against.
+/// Limits against which requests of the guest are checked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestLimits {
-    /// Logical block size in bytes.
+    /// Logical block size in bytes, of which ranges have to be multiples.
     pub(crate) block_size: u32,
-    /// Maximum data in bytes.
+    /// Maximum number of data bytes of a request.
     pub(crate) max_transfer: u64,
-    /// Writes are durable on completion.
+    /// Whether every write has to be durable on completion, because the write cache is off.
     pub(crate) fua: bool,
-    /// Discard was offered.
+    /// Whether the driver may use discard requests.
     pub(crate) discard: bool,
-    /// Write-zeroes was offered.
+    /// Whether the driver may use write-zeroes requests.
     pub(crate) write_zeroes: bool,
 }
 
-/// An operation on a range of bytes of the volume.
+/// Operation on a byte range of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VolumeOperation {
     pub(crate) op: Op,
@@ -34,30 +34,30 @@ pub(crate) struct VolumeOperation {
     pub(crate) len: u64,
 }
 
-/// Action of a request.
+/// Action that a parsed request requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// An operation, with the gathered data if it has any.
+    /// Operation at the volume; its data was gathered from the chain's buffers.
     Work(VolumeOperation),
-    /// The identifier, to be written to the gathered memory.
+    /// Write the serial number to the gathered buffers (GET_ID).
     Id,
-    /// The gathered ranges, one after the other; at least one.
+    /// Discard or zero the gathered ranges, one after the other; at least one.
     Ranges,
-    /// No action: the request ends with this status.
+    /// End the request with this status, without an operation.
     End(BlkStatus),
 }
 
-/// A request that can be answered.
+/// Parsed request with a place for its status byte, so that it can be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parsed {
     pub(crate) action: Action,
-    /// Guest-physical address of the status byte.
+    /// Guest-physical address of the request's status byte.
     pub(crate) status_at: u64,
-    /// Bytes that the device may write before the status byte.
+    /// Number of bytes that the device may write before the status byte.
     pub(crate) writable: u64,
 }
 
-/// Error for a chain without room for a status byte: it cannot be answered.
+/// Error for a descriptor chain without room for a status byte, which cannot be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoStatus;
 
@@ -107,9 +107,9 @@ struct Chain<'a> {
     buffers: &'a [Buffer],
     map: &'a DmaMap,
     limits: &'a RequestLimits,
-    /// Bytes that the driver provides, including the header.
+    /// Number of bytes that the driver provides, including the request header.
     out_len: u64,
-    /// Bytes that the driver requests, without the status.
+    /// Number of bytes that the driver requests, without the status byte.
     in_len: u64,
 }
 
@@ -182,7 +182,7 @@ impl Chain<'_> {
         Ok(Action::Ranges)
     }
 
-    /// Returns the operation, if it covers whole blocks. The volume checks that they exist.
+    /// Returns the operation on `len` bytes at a sector, if it covers whole blocks.
     fn work(&self, op: Op, sector: u64, len: u64) -> Result<VolumeOperation, BlkStatus> {
         let offset = sector.checked_mul(SECTOR).ok_or(BlkStatus::IoErr)?;
         let mask = u64::from(self.limits.block_size).max(SECTOR) - 1;
@@ -195,7 +195,7 @@ impl Chain<'_> {
         Ok(VolumeOperation { op, offset, len })
     }
 
-    /// Copies from the driver's output, starting at byte `skip`.
+    /// Copies bytes that the driver provides, from byte `skip` on, to `out`.
     fn copy_out(&self, skip: u64, out: &mut [u8]) -> Result<(), BlkStatus> {
         if self.out_len < skip.saturating_add(out.len() as u64) {
             return Err(BlkStatus::IoErr);
@@ -208,7 +208,7 @@ impl Chain<'_> {
         })
     }
 
-    /// Gathers the host memory of the driver's output or input.
+    /// Collects the memory segments of the buffers in one direction.
     fn gather(
         &self,
         writable: bool,
@@ -226,7 +226,7 @@ impl Chain<'_> {
         })
     }
 
-    /// Calls `each` with every piece of one direction, starting at byte `skip`.
+    /// Calls `each` with every piece of the buffers in one direction, from byte `skip` on.
     fn pieces(
         &self,
         writable: bool,
@@ -254,13 +254,14 @@ impl Chain<'_> {
     }
 }
 
-/// Returns type and sector of `struct virtio_blk_req`; the field between them is reserved.
+/// Returns the type and the sector in a request header (`struct virtio_blk_req`).
 fn split_header(header: [u8; HEADER_BYTES]) -> (u32, u64) {
     let value = u128::from_le_bytes(header);
     (value as u32, (value >> 64) as u64)
 }
 
-/// Returns sector, number of sectors and flags of `struct virtio_blk_discard_write_zeroes`.
+/// Returns sector, number of sectors and flags of a range (`struct
+/// virtio_blk_discard_write_zeroes`).
 fn split_range(range: &[u8]) -> (u64, u32, u32) {
     let mut bytes = [0; RANGE_BYTES];
     bytes.copy_from_slice(range);

@@ -3,25 +3,25 @@
 use dma::{Access, Area, DmaError, DmaMap};
 
 const DESCRIPTOR_BYTES: usize = 16;
-/// `flags` and `idx` before the entries of both rings.
+/// Size in bytes of the fields `flags` and `idx` before the entries of both rings.
 const RING_HEADER: usize = 4;
 const FLAGS: usize = 0;
 const IDX: usize = 2;
 const USED_ENTRY: usize = 8;
 
-/// VIRTQ_AVAIL_F_NO_INTERRUPT.
+/// Flag VIRTQ_AVAIL_F_NO_INTERRUPT of the available ring: the driver wants no interrupts.
 const NO_INTERRUPT: u16 = 1;
-/// VIRTQ_USED_F_NO_NOTIFY.
+/// Flag VIRTQ_USED_F_NO_NOTIFY of the used ring: the device needs no notifications.
 const NO_NOTIFY: u16 = 1;
 
-/// Descriptor flags (2.7.5).
+/// Flags of a virtqueue descriptor (virtio 1.2, 2.7.5).
 pub(crate) mod flag {
     pub(crate) const NEXT: u16 = 1;
     pub(crate) const WRITE: u16 = 2;
     pub(crate) const INDIRECT: u16 = 4;
 }
 
-/// A descriptor as the guest wrote it, unchecked.
+/// Virtqueue descriptor as the guest has written it, without any check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Descriptor {
     pub(crate) addr: u64,
@@ -43,7 +43,7 @@ impl Descriptor {
     }
 }
 
-/// Guest-physical addresses of a queue's parts.
+/// Guest-physical addresses of the three parts of a virtqueue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingAddress {
     pub(crate) descriptors: u64,
@@ -63,18 +63,19 @@ pub(crate) fn part_sizes(size: u16, event_idx: bool) -> (usize, usize, usize) {
     )
 }
 
-/// Resolved memory of a queue. Ring indices increase modulo 65,536.
+/// Virtqueue in guest memory. Ring indices increase modulo 65,536.
 #[derive(Debug)]
 pub(crate) struct Ring {
     descriptors: Area,
     available: Area,
     used: Area,
-    /// Entries; a power of two.
+    /// Number of entries of the virtqueue, a power of two.
     size: u16,
 }
 
 impl Ring {
-    /// Resolves a queue's three parts, each as a whole.
+    /// Returns the virtqueue at these addresses, of which each part must lie in one piece of
+    /// memory.
     pub(crate) fn resolve(
         map: &DmaMap,
         at: RingAddress,
@@ -90,12 +91,12 @@ impl Ring {
         })
     }
 
-    /// Returns the map's generation at the time of resolution.
+    /// Returns the generation of the memory map when the virtqueue was resolved.
     pub(crate) fn generation(&self) -> u64 {
         self.descriptors.generation()
     }
 
-    /// Returns whether some of the ring's memory has been lost.
+    /// Returns whether a part of the virtqueue's memory has been lost.
     pub(crate) fn is_poisoned(&self) -> bool {
         self.descriptors.is_poisoned() || self.available.is_poisoned() || self.used.is_poisoned()
     }
@@ -105,7 +106,7 @@ impl Ring {
         usize::from(index & (self.size - 1))
     }
 
-    /// Returns a descriptor, read once; `None` outside the table.
+    /// Returns the descriptor at this index, read once; `None` outside the table.
     #[inline]
     pub(crate) fn descriptor(&self, index: u16) -> Option<Descriptor> {
         if index >= self.size {
@@ -122,7 +123,7 @@ impl Ring {
         self.available.load16_acquire(IDX)
     }
 
-    /// Returns the head of the chain in entry `index` of the available ring.
+    /// Returns the head index of the descriptor chain in entry `index` of the available ring.
     #[inline]
     pub(crate) fn available_head(&self, index: u16) -> u16 {
         self.available.load16(RING_HEADER + self.slot(index) * 2)
@@ -141,7 +142,7 @@ impl Ring {
             .load16(RING_HEADER + usize::from(self.size) * 2)
     }
 
-    /// Writes entry `index` of the used ring.
+    /// Writes entry `index` of the used ring: head index and number of bytes written.
     #[inline]
     pub(crate) fn set_used(&self, index: u16, head: u16, len: u32) {
         let at = RING_HEADER + self.slot(index) * USED_ENTRY;
@@ -149,26 +150,27 @@ impl Ring {
         self.used.store32(at + 4, len);
     }
 
-    /// Returns the last published used index.
+    /// Returns the used index that was published last.
     #[inline]
     pub(crate) fn used_idx(&self) -> u16 {
         self.used.load16(IDX)
     }
 
-    /// Publishes the used entries before `index`.
+    /// Publishes the entries of the used ring before `index`.
     #[inline]
     pub(crate) fn publish_used(&self, index: u16) {
         self.used.store16_release(IDX, index);
     }
 
-    /// Asks the driver to ring when it passes `index` (with EVENT_IDX).
+    /// Asks the driver for a notification when it passes the available index `index` (with
+    /// EVENT_IDX).
     #[inline]
     pub(crate) fn set_available_event(&self, index: u16) {
         self.used
             .store16(RING_HEADER + usize::from(self.size) * USED_ENTRY, index);
     }
 
-    /// Asks the driver to ring, or not to (without EVENT_IDX).
+    /// Asks the driver for notifications, or for none (without EVENT_IDX).
     #[inline]
     pub(crate) fn set_notify(&self, wanted: bool) {
         self.used.store16(FLAGS, if wanted { 0 } else { NO_NOTIFY });

@@ -15,24 +15,24 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use volume::{Budget, Completion, IoErrorKind, Op, Request};
 
-/// Maximum number of requests that one queue starts in a round.
+/// Maximum number of requests that a round starts from one queue.
 const REQUESTS_PER_ROUND: usize = 64;
 
-/// Slot for an outstanding request.
+/// Slot for an outstanding request of a queue.
 #[derive(Debug)]
 struct RequestSlot {
     busy: bool,
     head: u16,
     status_at: u64,
-    /// Bytes written for the guest on success, without the status.
+    /// Number of bytes written for the guest on success, without the status byte.
     written: u32,
     op: Option<Op>,
     offset: u64,
     kind: IoKind,
-    /// Fetch time ([`probes::cycles`]) of a timed request, otherwise 0.
+    /// Time at which the request was fetched, in cycles; 0 if its latency is not measured.
     fetched_at: u64,
     bytes: u64,
-    /// Remaining operations, one after the other.
+    /// Operations of the request that are left, to be executed one after the other.
     ranges: VecDeque<VolumeOperation>,
     /// Segment list, in the slot while the request is not at the volume; kept for its capacity.
     data: SegmentList,
@@ -56,45 +56,45 @@ impl Default for RequestSlot {
     }
 }
 
-/// Options of a running queue.
+/// Parameters of a queue that begins to run.
 pub(crate) struct RunOptions {
     pub(crate) index: u16,
     pub(crate) size: u16,
     pub(crate) event_idx: bool,
     pub(crate) indirect: bool,
-    /// The first entry of the available ring to be fetched.
+    /// Index of the first entry of the available ring to fetch.
     pub(crate) next: u16,
-    /// Inflight tracker, if the front-end uses tracking.
+    /// Record of outstanding requests, if the front-end uses inflight tracking.
     pub(crate) tracker: Option<Tracker>,
 }
 
-/// A running queue.
+/// State of a queue that is running.
 pub(crate) struct Run {
     index: u16,
     size: u16,
     event_idx: bool,
     indirect: bool,
-    /// `None` while its memory is missing; the queue is then suspended.
+    /// Virtqueue in guest memory; `None` while its memory is missing, and the queue is suspended.
     ring: Option<Ring>,
     next: u16,
     used: u16,
     published: u16,
     armed: bool,
-    /// The guest has broken the ring: fetching has stopped.
+    /// Whether fetching has stopped because the guest has violated the protocol.
     broken: bool,
-    /// The front-end stops the queue: fetching has stopped.
+    /// Whether fetching has stopped because the front-end stops the queue.
     stopping: bool,
-    /// The ring has requests, but there is no room for them.
+    /// Whether the virtqueue has requests for which there is no room.
     full: bool,
     slots: Vec<RequestSlot>,
     free: Vec<u16>,
-    /// Requests of an earlier back-end, to be begun again first.
+    /// Head indices of requests of an earlier back-end, which are started first.
     again: VecDeque<u16>,
-    /// Requests that ended while there was no ring.
+    /// Head index and length of requests that have completed while the queue was suspended.
     held: Vec<(u16, u32)>,
     tracker: Option<Tracker>,
     walker: Walker,
-    /// Requests to be fetched before one that is timed.
+    /// Number of requests to fetch before the next one with a latency measurement.
     until_timed: u32,
     stats: Arc<Stats>,
 }
@@ -143,12 +143,12 @@ impl Run {
         run
     }
 
-    /// Returns the next entry of the available ring to be fetched.
+    /// Returns the index of the next entry of the available ring to fetch.
     pub(crate) fn next(&self) -> u16 {
         self.next
     }
 
-    /// Returns the number of requests outstanding at the volume.
+    /// Returns the number of the queue's requests that are outstanding at the volume.
     pub(crate) fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
@@ -161,7 +161,7 @@ impl Run {
         self.stopping = true;
     }
 
-    /// Abandons the guest's memory, which is no longer written.
+    /// Stops using guest memory, which is not written any more.
     pub(crate) fn abandon(&mut self) {
         self.stopping = true;
         self.ring = None;
@@ -169,7 +169,7 @@ impl Run {
         self.again.clear();
     }
 
-    /// Follows a change of memory, with the new ring, or none.
+    /// Handles a change of guest memory: the virtqueue's new memory, or `None` if it is missing.
     pub(crate) fn set_ring(&mut self, ring: Option<Ring>) {
         self.ring = ring;
         if self.ring.is_some() {
@@ -187,7 +187,7 @@ impl Run {
         self.ring.as_ref().is_some_and(Ring::is_poisoned)
     }
 
-    /// Stops permanently because of an error of the guest or its memory.
+    /// Stops the queue for good because of an error of the guest or its memory.
     pub(crate) fn breaks(&mut self, why: &dyn std::fmt::Display) {
         if !self.broken {
             self.broken = true;
@@ -256,7 +256,7 @@ impl Run {
         worked
     }
 
-    /// Returns the next request's head.
+    /// Returns the head index of the next request, if there is one.
     fn take_head(&mut self) -> Option<u16> {
         if let Some(head) = self.again.pop_front() {
             return Some(head);
@@ -275,7 +275,7 @@ impl Run {
         Some(head)
     }
 
-    /// Parses a request and starts it. Returns the budget units of its data.
+    /// Parses a request and starts it. Returns the cost of its data in budget units.
     fn begin(&mut self, head: u16, disk: &mut Disk, map: &DmaMap, stats: &QueueStats) -> u32 {
         let (Some(index), Some(ring)) = (self.free.pop(), &self.ring) else {
             return 0;
@@ -383,7 +383,7 @@ impl Run {
         }
     }
 
-    /// Handles the end of a request's operation: starts the next one, or answers.
+    /// Handles the completion of an operation: starts the request's next one, or ends the request.
     pub(crate) fn complete(
         &mut self,
         index: u16,
@@ -397,8 +397,8 @@ impl Run {
         }
     }
 
-    /// Handles a completion; answers a request that failed. Returns `true` when the request
-    /// continues.
+    /// Handles the result of an operation; ends a request that has failed. Returns whether the
+    /// request continues.
     fn ended(
         &mut self,
         index: u16,
@@ -453,7 +453,7 @@ impl Run {
         false
     }
 
-    /// Answers a request.
+    /// Ends a request: writes its status byte and its used entry.
     fn finish(
         &mut self,
         index: u16,
@@ -494,7 +494,7 @@ impl Run {
         }
     }
 
-    /// Writes a used entry; [`Run::publish`] publishes it.
+    /// Writes an entry of the used ring, which [`Run::publish`] publishes.
     fn post(&mut self, head: u16, len: u32) {
         let Some(ring) = &self.ring else {
             if !self.stopping {
@@ -510,7 +510,7 @@ impl Run {
         self.used = self.used.wrapping_add(1);
     }
 
-    /// Publishes the answered requests, and interrupts the guest if it wants that.
+    /// Publishes the completed requests, and interrupts the guest if it wants an interrupt.
     pub(crate) fn publish(&mut self, call: Option<&Signal>, stats: &QueueStats) {
         let Some(ring) = &self.ring else {
             return;
@@ -576,7 +576,7 @@ impl Run {
     }
 }
 
-/// Classifies an action for the counters.
+/// Returns the kind as which the counters count an action.
 fn kind_of(action: &Action) -> IoKind {
     match action {
         Action::Work(VolumeOperation { op: Op::Read, .. }) => IoKind::Read,
@@ -589,12 +589,12 @@ fn kind_of(action: &Action) -> IoKind {
     }
 }
 
-/// Returns the tag of a request at the volume: its queue and its slot.
+/// Returns the tag of a request at the volume, made of queue index and slot index.
 pub(crate) const fn tag(queue: u16, slot: u16) -> u64 {
     (queue as u64) << 16 | slot as u64
 }
 
-/// Returns queue and slot of a tag.
+/// Returns the queue index and the slot index of a tag.
 pub(crate) const fn untag(tag: u64) -> (u16, u16) {
     ((tag >> 16) as u16, tag as u16)
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use volume::Io;
 use worker::{Handle, Options, Worker};
 
-/// Serves one export on the thread that made it.
+/// Server of one export on the thread that has created it.
 pub struct Server {
     worker: Worker<Backend>,
     stats: Arc<Stats>,
@@ -46,7 +46,7 @@ impl Server {
         }
     }
 
-    /// Returns the export's counters.
+    /// Returns the counters of the export.
     pub fn stats(&self) -> Arc<Stats> {
         self.stats.clone()
     }

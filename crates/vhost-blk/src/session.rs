@@ -24,29 +24,29 @@ use zerocopy::IntoBytes;
 /// the clock.
 const MESSAGES_PER_TURN: u32 = 4;
 
-/// A request with a deferred answer.
+/// Request of the front-end that is answered later.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Pending {
-    /// GET_VRING_BASE: until the queue's requests have completed.
+    /// GET_VRING_BASE, answered when the queue's requests have completed.
     Base(Header, u16),
-    /// Removed memory: until no outstanding request can access it.
+    /// Removal of memory, answered when no outstanding request can access it.
     Unmap(Header),
-    /// RESET_DEVICE: until all requests have completed.
+    /// RESET_DEVICE, answered when all requests have completed.
     Reset(Header),
 }
 
-/// State of a connection after a call.
+/// State of a front-end's connection after a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SessionStatus {
-    /// The connection waits for an external event.
+    /// The connection waits for an event.
     Open,
-    /// The connection has more to read.
+    /// The connection has more messages to read.
     More,
     /// The front-end has disconnected.
     Closed,
 }
 
-/// Connection of a front-end.
+/// Connection of a front-end to the export.
 pub(crate) struct Session {
     pub(crate) stream: Stream,
     pub(crate) descriptors: Descriptors,
@@ -55,19 +55,19 @@ pub(crate) struct Session {
     pub(crate) stats: Arc<Stats>,
     /// Virtio features that the driver has accepted.
     pub(crate) features: u64,
-    /// Protocol features that the front-end has accepted.
+    /// vhost-user protocol features that the front-end has accepted.
     pub(crate) protocol: u64,
     pub(crate) inflight: Option<Inflight>,
-    /// Channel for requests to the front-end.
+    /// Channel for the back-end's requests to the front-end, if there is one.
     pub(crate) backend_channel: Option<OwnedFd>,
     pub(crate) pending: Option<Pending>,
-    /// Queue that the next round polls first.
+    /// Index of the queue that the next round polls first.
     turn: usize,
-    /// Number of memory faults at the last check.
+    /// Number of memory faults of the process at the last check.
     faults: u64,
-    /// The capacity that the front-end knows, in sectors.
+    /// Capacity that the front-end was told, in sectors.
     pub(crate) capacity: u64,
-    /// The log line about a running queue has been written.
+    /// Whether the log line about the first running queue was written.
     is_said: bool,
 }
 
@@ -101,7 +101,7 @@ impl Session {
         self.stream.as_fd()
     }
 
-    /// Returns whether the socket accepts no more for now, and must become writable.
+    /// Returns whether the socket has to become writable before more can be sent.
     pub(crate) fn wants_to_write(&self) -> bool {
         self.stream.is_blocked()
     }
@@ -122,7 +122,7 @@ impl Session {
         self.memory.is_pinning() && self.pending.is_none() && !self.wants_to_write()
     }
 
-    /// Reads and handles received messages.
+    /// Reads messages of the front-end and handles them.
     pub(crate) fn on_ready(&mut self, disk: &mut Disk) -> Result<SessionStatus, ClientError> {
         for _ in 0..MESSAGES_PER_TURN {
             if !self.stream.flush()? || self.pending.is_some() {
@@ -137,7 +137,7 @@ impl Session {
         Ok(SessionStatus::More)
     }
 
-    /// Sends a deferred answer that is due. Returns `true` when there was one.
+    /// Sends the pending answer, if it is due. Returns whether it was sent.
     pub(crate) fn finish_pending(&mut self, disk: &mut Disk) -> Result<bool, ClientError> {
         let Some(pending) = self.pending else {
             return Ok(false);
@@ -179,7 +179,8 @@ impl Session {
         Ok(true)
     }
 
-    /// Runs one round over all queues within the budget: fetch and start.
+    /// Fetches requests from all queues and starts them, within the budget. Returns whether there
+    /// were any.
     pub(crate) fn fetch(&mut self, disk: &mut Disk, budget: &mut Budget) -> bool {
         let faults = dma::sigbus::faults();
         if faults != self.faults {
@@ -202,7 +203,7 @@ impl Session {
         worked
     }
 
-    /// Handles a completion.
+    /// Handles the completion of a request by the volume.
     pub(crate) fn complete(&mut self, completion: Completion, disk: &mut Disk) {
         let (queue, slot) = untag(completion.tag);
         if let Some(queue) = self.queues.get_mut(usize::from(queue)) {
@@ -210,12 +211,13 @@ impl Session {
         }
     }
 
-    /// Publishes the requests answered in this round to the guest.
+    /// Publishes the requests that have completed in this round to the guest.
     pub(crate) fn publish(&mut self) {
         self.queues.iter_mut().for_each(Queue::publish);
     }
 
-    /// Asks the guest to ring. Returns `true` when requests have arrived meanwhile.
+    /// Asks the guest to signal new requests on all queues. Returns whether requests have arrived
+    /// already.
     pub(crate) fn arm(&mut self) -> bool {
         let mut raced = false;
         for queue in &mut self.queues {
@@ -224,7 +226,7 @@ impl Session {
         raced
     }
 
-    /// Returns whether the guest has made requests that were not fetched.
+    /// Returns whether the guest has added requests that were not fetched.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
         self.queues.iter().any(Queue::has_news)
@@ -234,7 +236,7 @@ impl Session {
         self.queues.iter().any(Queue::must_poll)
     }
 
-    /// Returns whether the guest may submit requests at any time.
+    /// Returns whether any queue is running, so that the guest may submit requests.
     pub(crate) fn is_fetching(&self) -> bool {
         self.queues.iter().any(Queue::is_fetching)
     }
@@ -243,14 +245,14 @@ impl Session {
         self.queues.iter().any(Queue::is_busy)
     }
 
-    /// Counts a kick.
+    /// Counts a notification of the guest for the queue with this index.
     pub(crate) fn kicked(&self, index: usize) {
         if let Some(stats) = self.queues.get(index).and_then(Queue::stats) {
             stats.kicks.add(1);
         }
     }
 
-    /// Stops fetching.
+    /// Stops fetching requests from all queues.
     pub(crate) fn stop(&mut self) {
         self.queues.iter_mut().for_each(Queue::stop);
     }
@@ -312,7 +314,7 @@ impl Session {
         }
     }
 
-    /// Starts a queue, if possible.
+    /// Starts the queue with this index, if the front-end has set it up completely.
     pub(crate) fn begin(&mut self, index: u16) -> Result<(), RequestRefusal> {
         let with = Negotiated {
             features: self.features,
@@ -330,7 +332,7 @@ impl Session {
         Ok(())
     }
 
-    /// Notifies the queues of a change of memory.
+    /// Lets all queues find their memory again after a change of guest memory.
     pub(crate) fn memory_changed(&mut self) {
         for queue in &mut self.queues {
             queue.memory_changed(self.features, &self.memory);

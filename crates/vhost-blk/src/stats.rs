@@ -9,34 +9,34 @@ use worker::AcceptStats;
 
 pub use probes::Counter;
 
-/// Counters of a request queue.
+/// Counters of one request queue of an export.
 #[derive(Debug, Default)]
 pub struct QueueStats {
-    /// Requests fetched.
+    /// Number of requests fetched from the queue.
     pub requests: Counter,
-    /// Results of requests by kind. Failures are those that did not end with VIRTIO_BLK_S_OK.
+    /// Results of requests by kind. Requests without the status VIRTIO_BLK_S_OK are failures.
     pub io: IoRecord,
-    /// Times that the guest rang: an exit each.
+    /// Number of notifications (kicks) of the guest, each of which is an exit of the VM.
     pub kicks: Counter,
-    /// Times that the queue was armed before going to sleep.
+    /// Number of times that notifications were requested before the worker slept.
     pub arms: Counter,
-    /// Interrupts sent.
+    /// Number of interrupts sent to the guest.
     pub notifications: Counter,
 }
 
 /// Counters of an export since its creation.
 #[derive(Debug)]
 pub struct Stats {
-    /// Counters by queue, including queues that were never used.
+    /// Counters of each queue, including queues that were never used.
     pub queues: Vec<QueueStats>,
-    /// Clients that connected.
+    /// Number of front-ends that have connected.
     pub connections: Counter,
     /// Counters of the listening socket.
     pub accepts: Arc<AcceptStats>,
-    /// Requests of an earlier connection that were taken up again.
+    /// Number of requests of an earlier connection that were started again.
     pub resubmitted: Counter,
     connected: AtomicBool,
-    /// Span of the export's log lines.
+    /// Span that identifies the export in log lines.
     pub(crate) span: Span,
     /// Limit for log lines that a client or a guest can cause.
     pub(crate) log: LogLimit,
@@ -70,7 +70,7 @@ impl Stats {
         }
     }
 
-    /// Returns whether a client is connected.
+    /// Returns whether a front-end is connected.
     pub fn is_connected(&self) -> bool {
         self.connected.load(Ordering::Relaxed)
     }

@@ -27,21 +27,21 @@ pub(crate) struct Message {
 #[derive(Debug)]
 pub(crate) enum Received {
     Message(Message),
-    /// No complete message for now, or the receiver process reads.
+    /// No complete message has arrived, or the receiver process is reading the socket.
     Blocked,
     /// The peer has closed its end.
     Eof,
 }
 
-/// Connection of a client. No method blocks.
+/// Connection of a front-end, as a stream of messages. No method blocks.
 #[derive(Debug)]
 pub(crate) struct Stream {
     socket: Socket,
-    /// Received part of the current message.
+    /// Part of the current message that was received.
     buf: Vec<u8>,
     have: usize,
     fds: Vec<OwnedFd>,
-    /// Bytes that the socket did not accept yet.
+    /// Bytes that the socket has not accepted yet.
     out: Vec<u8>,
     sent: usize,
     out_fd: Option<OwnedFd>,
@@ -63,7 +63,7 @@ impl Stream {
         }
     }
 
-    /// Takes the next message, if it has arrived.
+    /// Returns the next message, if it has arrived completely.
     pub(crate) fn receive(&mut self) -> Result<Received, ClientError> {
         loop {
             if self.have >= HEADER_SIZE && self.have == self.buf.len() {
@@ -84,7 +84,7 @@ impl Stream {
         }
     }
 
-    /// Refuses a client that speaks another protocol, in that protocol if it is known.
+    /// Refuses a client of another protocol, with an answer in that protocol if it is known.
     fn check_protocol(&mut self) -> Result<(), ClientError> {
         if std::mem::replace(&mut self.is_known, true) {
             return Ok(());
@@ -100,7 +100,7 @@ impl Stream {
         }
     }
 
-    /// Returns the checked header.
+    /// Returns the header of the current message, after checking it.
     fn header(&self) -> Result<Header, ClientError> {
         let Ok((header, _)) = Header::read_from_prefix(&self.buf) else {
             return Err(ClientError::LongMessage { size: 0 });
@@ -146,7 +146,8 @@ impl Stream {
         Ok(Some(bytes))
     }
 
-    /// Returns whether the receiver process reads: the socket itself must not be waited for.
+    /// Returns whether the receiver process reads the socket, so that its readiness must not be
+    /// awaited.
     pub(crate) fn is_receiving(&self) -> bool {
         self.socket.is_waiting()
     }
@@ -156,7 +157,7 @@ impl Stream {
         self.socket.deadline()
     }
 
-    /// Answers a request.
+    /// Sends the answer to a request of the front-end.
     pub(crate) fn reply(
         &mut self,
         request: u32,

@@ -3,10 +3,10 @@
 
 use zerocopy::{Immutable, IntoBytes};
 
-/// Unit of request offsets and of the capacity for any block size (5.2.4).
+/// Size in bytes of a sector, the unit of request offsets and of the capacity (virtio 1.2, 5.2.4).
 pub(crate) const SECTOR: u64 = 512;
 
-/// Feature bits.
+/// Feature bits of virtio, virtio-blk and vhost-user.
 #[allow(missing_docs)] // Names and meanings are the standard's.
 pub mod feature {
     pub const SIZE_MAX: u64 = 1 << 1;
@@ -21,12 +21,12 @@ pub mod feature {
     pub const WRITE_ZEROES: u64 = 1 << 14;
     pub const INDIRECT_DESC: u64 = 1 << 28;
     pub const EVENT_IDX: u64 = 1 << 29;
-    /// VHOST_USER_F_PROTOCOL_FEATURES: never seen by the guest.
+    /// Feature bit VHOST_USER_F_PROTOCOL_FEATURES, which only the front-end uses.
     pub const PROTOCOL_FEATURES: u64 = 1 << 30;
     pub const VERSION_1: u64 = 1 << 32;
 }
 
-/// Request types (5.2.6).
+/// Types of virtio-blk requests (virtio 1.2, 5.2.6).
 #[allow(missing_docs)] // Names and meanings are the standard's.
 pub mod kind {
     pub const IN: u32 = 0;
@@ -37,37 +37,38 @@ pub mod kind {
     pub const WRITE_ZEROES: u32 = 13;
 }
 
-/// VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP.
+/// Flag VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP: the device may deallocate the range.
 pub(crate) const FLAG_UNMAP: u32 = 1;
 
-/// Length of the identifier in the answer to GET_ID.
+/// Length in bytes of the serial number in the answer to GET_ID.
 pub(crate) const ID_BYTES: usize = 20;
 
-/// A request's status byte.
+/// Value of a virtio-blk request's status byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum BlkStatus {
-    /// VIRTIO_BLK_S_OK.
+    /// Status VIRTIO_BLK_S_OK: the request has succeeded.
     Ok = 0,
-    /// VIRTIO_BLK_S_IOERR.
+    /// Status VIRTIO_BLK_S_IOERR: the request has failed.
     IoErr = 1,
-    /// VIRTIO_BLK_S_UNSUPP.
+    /// Status VIRTIO_BLK_S_UNSUPP: the device does not support the request.
     Unsupported = 2,
 }
 
-/// Maximum segment of a request, in bytes (`size_max`).
+/// Maximum length in bytes of a request's segment (`size_max`).
 pub(crate) const MAX_SEGMENT: u32 = 1 << 20;
 /// Maximum number of segments of a discard or write-zeroes request.
 pub(crate) const MAX_RANGES: u32 = 16;
-/// Maximum sectors of a discard or write-zeroes segment: 2 GiB.
+/// Maximum number of sectors in a segment of a discard or write-zeroes request: 2 GiB.
 const MAX_RANGE_SECTORS: u32 = 4 << 20;
-/// Maximum sectors of a write-zeroes segment if zeroes must be written explicitly: 16 MiB.
+/// Maximum number of sectors in a write-zeroes segment if zeroes are written as data: 16 MiB.
 const MAX_SLOW_ZERO_SECTORS: u32 = 32 << 10;
 
 /// Offset of `writeback` in the configuration space, the one field that a driver may write.
 pub(crate) const WRITEBACK_OFFSET: u32 = 32;
 
-/// `struct virtio_blk_config` up to the fields of write-zeroes (5.2.4); little-endian.
+/// Configuration space of virtio-blk up to the fields of write-zeroes (`struct virtio_blk_config`),
+/// little-endian.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
 #[repr(C)]
 pub(crate) struct Config {
@@ -97,7 +98,7 @@ const _: () = {
     assert!(std::mem::offset_of!(Config, writeback) == WRITEBACK_OFFSET as usize);
 };
 
-/// Guest-visible options of an export.
+/// Properties of an export from which features and configuration space follow.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     pub(crate) queues: u16,
@@ -108,7 +109,7 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Returns the features that are offered for a volume.
+    /// Returns the virtio features that the device offers for a volume.
     pub(crate) fn features(&self, info: &volume::Info) -> u64 {
         use feature::*;
         let mut features = SIZE_MAX
@@ -133,7 +134,7 @@ impl Shape {
         features
     }
 
-    /// Returns the present configuration space for a volume.
+    /// Returns the configuration space for a volume; `writeback` is the state of the write cache.
     pub(crate) fn config(&self, info: &volume::Info, writeback: bool) -> Config {
         let physical = info.optimal_io.max(self.block_size);
         let blocks = physical / self.block_size.max(1);
@@ -165,7 +166,7 @@ impl Shape {
         }
     }
 
-    /// Returns the maximum data of a request in bytes.
+    /// Returns the maximum number of data bytes of a request.
     pub(crate) fn max_transfer(&self) -> u64 {
         u64::from(self.seg_max) * u64::from(MAX_SEGMENT)
     }

@@ -5,16 +5,16 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Maximum accepted payload. The longest payload in use is a memory table.
+/// Maximum length in bytes of an accepted payload. The longest one in use is a memory table.
 pub const MAX_PAYLOAD: usize = 4096;
-/// Maximum number of descriptors of one message.
+/// Maximum number of descriptors in one message.
 pub const MAX_FDS: usize = 32;
-/// Maximum number of regions in one SET_MEM_TABLE: one descriptor each.
+/// Maximum number of regions in one SET_MEM_TABLE message, which has a descriptor for each.
 pub const MAX_TABLE: usize = MAX_FDS;
-/// Memory slots offered with CONFIGURE_MEM_SLOTS.
+/// Number of memory slots that the back-end offers (CONFIGURE_MEM_SLOTS).
 pub const MAX_SLOTS: usize = 128;
 
-/// Header flags.
+/// Flags of a vhost-user message header.
 pub mod flags {
     pub const VERSION_MASK: u32 = 0x3;
     pub const VERSION: u32 = 0x1;
@@ -22,7 +22,7 @@ pub mod flags {
     pub const NEED_REPLY: u32 = 0x8;
 }
 
-/// Protocol feature bits ("Protocol features").
+/// vhost-user protocol feature bits.
 pub mod protocol {
     pub const MQ: u64 = 1 << 0;
     pub const REPLY_ACK: u64 = 1 << 3;
@@ -36,7 +36,7 @@ pub mod protocol {
         MQ | REPLY_ACK | BACKEND_REQ | CONFIG | INFLIGHT_SHMFD | RESET_DEVICE | CONFIGURE_MEM_SLOTS;
 }
 
-/// Requests from the front-end ("Front-end message types").
+/// Requests that a front-end sends ("Front-end message types").
 pub mod request {
     pub const GET_FEATURES: u32 = 1;
     pub const SET_FEATURES: u32 = 2;
@@ -65,26 +65,26 @@ pub mod request {
     pub const REM_MEM_REG: u32 = 38;
 }
 
-/// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, the only request to the front-end.
+/// Request VHOST_USER_BACKEND_CONFIG_CHANGE_MSG, the only one that is sent to a front-end.
 pub const BACKEND_CONFIG_CHANGE: u32 = 2;
 
-/// Payload of SET_VRING_KICK, CALL and ERR: the ring's index, and "no descriptor".
+/// Mask of the ring index in the payload of SET_VRING_KICK, CALL and ERR.
 pub const VRING_INDEX_MASK: u64 = 0xff;
 pub const VRING_NOFD: u64 = 0x100;
 
-/// Message header.
+/// Header of a vhost-user message.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Header {
     pub request: u32,
     pub flags: u32,
-    /// Bytes of payload.
+    /// Length of the payload in bytes.
     pub size: u32,
 }
 
 pub const HEADER_SIZE: usize = size_of::<Header>();
 
-/// "Vring state": an index and a number.
+/// Payload "vring state": index of a queue, and a number.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct VringState {
@@ -92,7 +92,7 @@ pub struct VringState {
     pub num: u32,
 }
 
-/// "Vring address": addresses are the front-end's own virtual ones.
+/// Payload "vring address": addresses of a queue's parts, in the front-end's address space.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct VringAddr {
@@ -104,7 +104,7 @@ pub struct VringAddr {
     pub log: u64,
 }
 
-/// "Memory region".
+/// Description of a memory region ("Memory region").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Region {
@@ -114,7 +114,7 @@ pub struct Region {
     pub mmap_offset: u64,
 }
 
-/// Header before the regions of SET_MEM_TABLE.
+/// Header of a SET_MEM_TABLE payload, before the regions.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct TableHeader {
@@ -122,7 +122,7 @@ pub struct TableHeader {
     pub padding: u32,
 }
 
-/// "Single memory region description".
+/// Payload of ADD_MEM_REG and REM_MEM_REG ("Single memory region description").
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SingleRegion {
@@ -130,7 +130,7 @@ pub struct SingleRegion {
     pub region: Region,
 }
 
-/// Header before the bytes of GET_CONFIG and SET_CONFIG.
+/// Header of a GET_CONFIG or SET_CONFIG payload, before the bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ConfigHeader {
@@ -139,7 +139,8 @@ pub struct ConfigHeader {
     pub flags: u32,
 }
 
-/// "Inflight description". QEMU sends four bytes of padding after it; other front-ends do not.
+/// Payload "Inflight description". QEMU sends four bytes of padding after it; other front-ends do
+/// not.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct InflightDescription {
@@ -150,15 +151,15 @@ pub struct InflightDescription {
     pub padding: [u8; 4],
 }
 
-/// Size of the description without its padding.
+/// Size in bytes of an inflight description without its padding.
 pub const INFLIGHT_SIZE: usize = 20;
 
-/// Parses a payload of exactly this layout.
+/// Parses a payload that has exactly the layout of `T`.
 pub fn exactly<T: FromBytes>(payload: &[u8]) -> Option<T> {
     T::read_from_bytes(payload).ok()
 }
 
-/// Parses a payload that begins with this layout; returns it and the rest.
+/// Parses a payload that begins with the layout of `T`. Returns it and the remaining bytes.
 pub fn prefix<T: FromBytes>(payload: &[u8]) -> Option<(T, &[u8])> {
     T::read_from_prefix(payload).ok()
 }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::str::FromStr;
 use vfio_user::Access;
 
-/// A user or group as it was written.
+/// User or group as it was given: a name or a number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Principal(String);
 
@@ -45,10 +45,10 @@ impl Principal {
         })
     }
 
-    /// The user.
+    /// Returns the user ID.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// There is no user of that name.
     pub fn user(&self) -> Result<Uid> {
         if let Some(number) = self.number() {
             return number.map(Uid::from_raw);
@@ -59,10 +59,10 @@ impl Principal {
         }
     }
 
-    /// The group.
+    /// Returns the group ID.
     ///
     /// # Errors
-    /// There is none of that name.
+    /// There is no group of that name.
     pub fn group(&self) -> Result<Gid> {
         if let Some(number) = self.number() {
             return number.map(Gid::from_raw);
@@ -74,7 +74,7 @@ impl Principal {
     }
 }
 
-/// The mode of a socket's file, in octal digits: `0660`.
+/// File mode of a Unix socket, written in octal digits such as `0660`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketMode(u32);
 
@@ -104,19 +104,19 @@ impl FromStr for SocketMode {
     }
 }
 
-/// Access options of a socket.
+/// Owner, group and mode of a Unix socket's file, as configured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SocketAccess {
-    /// Owner.
+    /// Owner of the socket's file; `None` for the process's own user.
     pub owner: Option<Principal>,
-    /// Group.
+    /// Group of the socket's file; `None` for the process's own group.
     pub group: Option<Principal>,
-    /// Mode; with a group and without a mode the group may connect, too.
+    /// Mode of the socket's file. If only a group is given, the group may connect, too.
     pub mode: Option<SocketMode>,
 }
 
 impl SocketAccess {
-    /// Returns these options, with `other` as the default of each.
+    /// Returns these options; an option that is not set has the value in `other`.
     #[must_use]
     pub fn or(&self, other: &Self) -> Self {
         Self {
@@ -126,7 +126,7 @@ impl SocketAccess {
         }
     }
 
-    /// In numbers.
+    /// Converts the names of user and group to numbers.
     ///
     /// # Errors
     /// There is no such user or group.
@@ -150,7 +150,7 @@ impl SocketAccess {
         self.owner.is_none() && self.group.is_none() && mode
     }
 
-    /// Everybody on this machine may connect.
+    /// Returns whether every user of the machine may connect to the socket.
     pub fn is_open_to_all(&self) -> bool {
         self.mode.is_some_and(|SocketMode(mode)| mode & 0o002 != 0)
     }

@@ -5,28 +5,29 @@ use control::EventSender;
 use control::api::{EventKind, Stats};
 use std::collections::{HashMap, HashSet};
 
-/// Counters of a disk at the last check.
+/// Counters of a disk when they were last compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct DiskCounters {
     errors: u64,
-    /// The disk is an export with a front-end attached; other disks report connections themselves.
+    /// Whether a front-end is attached to the vhost-user-blk export. Other disks report connections
+    /// themselves.
     connected: bool,
 }
 
-/// Counters of a volume's limits at the last check.
+/// Counters of a volume's I/O limits when they were last compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct LimitCounters {
     delayed: u64,
-    /// Requests were delayed by the limits between the last two checks.
+    /// Whether the limits delayed requests between the last two comparisons.
     waits: bool,
 }
 
-/// Counters of all disks and volumes at the last check.
+/// Detector of errors, delays and stopped volumes, which compares counters and sends events.
 #[derive(Debug, Default)]
 pub struct Alarms {
     disks: HashMap<String, DiskCounters>,
     volumes: HashMap<(String, u32, String), LimitCounters>,
-    /// Volumes that are stopped after an error.
+    /// Disk, NSID and name of each volume that is stopped after an error.
     stopped: HashSet<(String, u32, String)>,
 }
 

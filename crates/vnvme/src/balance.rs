@@ -11,15 +11,15 @@ use serde::Deserialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time over which the workers' loads are averaged.
+/// Time over which the load of each worker is averaged before queues are moved.
 const PERIOD: Duration = Duration::from_millis(250);
 /// Time after a decision in which no other is made, so that its effect shows first.
 const SETTLE_TIME: Duration = Duration::from_millis(600);
-/// Share of time below which a worker keeps its queues.
+/// Busy share of a worker's time below which none of its queues is moved away.
 const MIN_BUSY_SHARE: f64 = 0.6;
-/// Difference between the loads of two workers below which they count as equal.
+/// Difference between the busy shares of two workers below which they count as equally loaded.
 const MIN_DIFFERENCE: f64 = 0.3;
-/// Load of a queue below which moving it is not worthwhile.
+/// Share of a worker's time that a queue must use for a move to be worthwhile.
 const MIN_QUEUE_SHARE: f64 = 0.02;
 /// Interval between two moves of [`Spread::Stir`].
 const STIR_INTERVAL: Duration = Duration::from_micros(300);
@@ -38,12 +38,12 @@ pub enum Spread {
     Stir,
 }
 
-/// A completion queue with its submission queues, which move together.
+/// Completion queue and its submission queues, which can only move to another worker together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Queue {
     cqid: u16,
     worker: usize,
-    /// Share of its worker's processor time, 0 to 1.
+    /// Share of its worker's processor time that the queue uses, 0 to 1.
     load: f64,
 }
 
@@ -88,16 +88,16 @@ fn plan(mut busy: Vec<f64>, mut queues: Vec<Queue>) -> Vec<(u16, usize)> {
     }
 }
 
-/// Cumulative counters at one time, to compute loads from differences.
+/// Counters of workers and queues at one time. Two snapshots give the loads between them.
 struct Snapshot {
     at: Instant,
     busy: Vec<u64>,
     commands: Arc<[u64]>,
-    /// Command counts of the controller's queues.
+    /// Number of commands fetched so far from each queue of the controller.
     queues: Vec<u64>,
 }
 
-/// Balance of one controller's queues between workers.
+/// Balancer of one controller's queues between workers, which decides when queues migrate.
 pub struct Balance {
     spread: Spread,
     worker: usize,
@@ -105,7 +105,7 @@ pub struct Balance {
     stats: Arc<ControllerStats>,
     last: Option<Snapshot>,
     next: Instant,
-    /// Moves that were decided and not executed yet.
+    /// Moves (completion queue ID and worker index) that were decided and not executed yet.
     moves: Vec<(u16, usize)>,
     random: u64,
 }

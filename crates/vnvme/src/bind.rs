@@ -37,13 +37,13 @@ pub struct BindArgs {
 }
 
 impl BindArgs {
-    /// Hands the devices to vfio-pci.
+    /// Binds the devices to the driver vfio-pci, so that userspace can drive them.
     pub fn bind(&self) -> Result<()> {
         crate::parts::check_vfio()?;
         self.print(&bind(&Host::system(), &System, &self.devices)?)
     }
 
-    /// Hands the devices back to the kernel.
+    /// Binds the devices to the kernel's own driver again.
     pub fn unbind(&self) -> Result<()> {
         self.print(&unbind(&Host::system(), &System, &self.devices)?)
     }
@@ -60,7 +60,7 @@ impl BindArgs {
     }
 }
 
-/// Directories with the system's device information.
+/// Directories with the system's device information, `/sys`, `/proc` and `/dev`.
 pub struct Host {
     pub sysfs: Sysfs,
     pub proc: PathBuf,
@@ -68,12 +68,12 @@ pub struct Host {
 }
 
 impl Host {
-    /// The running system.
+    /// Returns the directories of the running system.
     pub fn system() -> Host {
         Host::below(Path::new("/"))
     }
 
-    /// Uses the files below a directory.
+    /// Returns the directories below `root`, for tests and for `--root`.
     pub fn below(root: &Path) -> Host {
         Host {
             sysfs: Sysfs::at(root.join("sys")),
@@ -83,11 +83,11 @@ impl Host {
     }
 }
 
-/// Operations that change the system; tests have a kernel of their own.
+/// Operations of the kernel that change the system. Tests replace the implementation.
 trait Kernel {
-    /// Writes to a sysfs attribute.
+    /// Writes `text` to the sysfs attribute at `path`.
     fn write(&self, path: &Path, text: &str) -> io::Result<()>;
-    /// Loads a module. The error is a text for the user.
+    /// Loads a kernel module. The error is a text for the user.
     fn modprobe(&self, module: &str) -> Result<(), String>;
 }
 
@@ -111,18 +111,18 @@ impl Kernel for System {
     }
 }
 
-/// Result for one device.
+/// Result of binding or unbinding one device, as printed.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct BindReport {
-    /// The device's address.
+    /// PCI address of the device.
     device: String,
-    /// Driver before the command.
+    /// Driver of the device before the command; `None` if none was bound.
     from: Option<String>,
-    /// Driver after the command.
+    /// Driver of the device after the command; `None` if none is bound.
     driver: Option<String>,
-    /// Whether anything was changed.
+    /// Whether the command changed the driver.
     changed: bool,
-    /// IOMMU group of the device.
+    /// Number of the device's IOMMU group, if the device is in one.
     iommu_group: Option<u32>,
     /// The device nodes that a user needs, for a device that is bound to vfio-pci.
     nodes: Vec<String>,
@@ -294,7 +294,7 @@ fn load(host: &Host, kernel: &impl Kernel) -> Result<()> {
     }
 }
 
-/// Makes `driver`, or whichever driver the kernel likes best, the driver of a device.
+/// Binds a device to `driver`, or to the kernel's default driver without one.
 fn hand_over(
     host: &Host,
     kernel: &impl Kernel,

@@ -90,7 +90,7 @@ pub fn check_filled(specs: &Specs) -> Result<()> {
     Ok(())
 }
 
-/// Most bytes of a disk's name: as many as a file's may have.
+/// Maximum length of a disk's name in bytes, that of a file name.
 const MAX_NAME: usize = 255;
 
 /// A name that cannot stand in a line, or in an address of the control API, would leave a disk that
@@ -110,20 +110,20 @@ fn check_name(name: &str) -> Result<()> {
     )
 }
 
-/// Values of the controllers that were checked so far.
+/// Values that must be unique, of all controllers of the configuration that were checked so far.
 struct UniqueValues {
     serials: Unique<String>,
     subnqns: Unique<String>,
     nguids: Unique<[u8; 16]>,
     eui64s: Unique<[u8; 8]>,
     uuids: Unique<[u8; 16]>,
-    /// Folders of namespaces that guests make.
+    /// Folders of the pools in which guests create namespaces.
     pools: Unique<PathBuf>,
-    /// By their names.
+    /// Values of the disks in each subsystem, by the subsystem's name.
     subsystems: HashMap<String, InOne>,
 }
 
-/// Values of the disks of one subsystem.
+/// Values of the disks of one subsystem that were checked so far.
 struct InOne {
     serial: Option<String>,
     subnqn: Option<String>,
@@ -142,7 +142,7 @@ impl UniqueValues {
         self.check_namespaces(Some(controller), &controller.namespaces)
     }
 
-    /// Checks the options of a pool of namespaces that the guest makes.
+    /// Checks the options of a controller's pool, in which the guest creates namespaces.
     fn check_pool(&mut self, controller: &ControllerSpec) -> Result<()> {
         let origin = &controller.origin;
         let Some(path) = &controller.pool else {
@@ -385,13 +385,13 @@ impl UniqueValues {
     }
 }
 
-/// All zeroes name nobody.
+/// Checks that a Host Identifier is not all zeroes, which identifies no host.
 fn ensure_named(host: [u8; 16]) -> Result<()> {
     ensure!(host != [0; 16], "host-id must not be all zeroes");
     Ok(())
 }
 
-/// Checks the identity fields of a controller, and names the options in errors.
+/// Checks model, serial number and other identity fields of a controller; errors name the options.
 fn check_fields(spec: &ControllerSpec) -> Result<()> {
     let serial = spec.serial.clone().unwrap_or_default();
     checked(config(spec, serial).check(), &spec.origin)
@@ -526,7 +526,7 @@ fn check_formats(namespace: &NamespaceSpec, for_hosts: bool, shares: bool) -> Re
     Ok(())
 }
 
-/// Checks a subsystem for other hosts.
+/// Checks the configuration of an NVMe/TCP subsystem for other hosts.
 fn check_target(spec: &NvmeTcpSpec) -> Result<()> {
     let (listen, origin) = (spec.listen(), &spec.origin);
     // Without host keys no host is authenticated.
@@ -558,7 +558,7 @@ fn check_target(spec: &NvmeTcpSpec) -> Result<()> {
     checked(config.check(), origin)
 }
 
-/// The file that a path names, by whatever links and dots.
+/// Returns the absolute path of a file, with links and dots resolved, to compare paths.
 fn place(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
     match (path.parent(), path.file_name()) {

@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{OnceLock, mpsc};
 use std::thread::JoinHandle;
 
-/// Directory of this process's threads.
+/// Directory in /proc with an entry for each thread of this process.
 const THREADS: &str = "/proc/self/task";
 
-/// Properties of devices, as the kernel shows them.
+/// Directory in sysfs that the sandbox permits for reading properties of devices.
 const DEVICES: &str = "/sys/devices";
 
 /// Whether the process gives up the rights that serving does not need.
@@ -31,12 +31,12 @@ pub enum SandboxMode {
     Off,
 }
 
-/// The sandbox of the process, if it is to have one.
+/// Sandbox of the process, if it has one, and the state of entering it.
 pub struct Confinement {
     sandbox: Option<Sandbox>,
-    /// Block devices may be served, now or later.
+    /// Whether the process serves block devices (ublk), or may do so later.
     ublk: bool,
-    /// All that is to be given up has been.
+    /// Set when the sandbox is complete, so that clients may be served.
     sealed: OnceLock<()>,
 }
 
@@ -67,12 +67,12 @@ impl Confinement {
         }
     }
 
-    /// Block devices may be served, now or later.
+    /// Returns whether the process serves block devices (ublk), or may do so later.
     pub fn has_ublk(&self) -> bool {
         self.ublk
     }
 
-    /// Before the threads are started that serve.
+    /// Enters the sandbox. Must be called before the serving threads are started, which inherit it.
     pub fn enter(&self) -> Result<Option<SandboxReport>> {
         let report = self.sandbox.as_ref().map(Sandbox::enter).transpose()?;
         if let Some(report) = &report {
@@ -92,12 +92,12 @@ impl Confinement {
         Ok(sealed?)
     }
 
-    /// Lets those go on that wait.
+    /// Releases the threads that [`Confinement::wait`] holds.
     pub fn release(&self) {
         let _ = self.sealed.set(());
     }
 
-    /// Waits for [`Confinement::seal`]: no client is served before.
+    /// Waits until [`Confinement::seal`] has completed the sandbox. No client is served before.
     pub fn wait(&self) {
         self.sealed.wait();
     }
@@ -140,7 +140,7 @@ pub fn own_folder(config: &Path) -> Option<PathBuf> {
     (folder.file_name()? == "vnvme").then(|| folder.to_owned())
 }
 
-/// Returns the rights of a daemon to open files and servers while it runs.
+/// Returns the rights that a daemon needs to open files and servers while it runs.
 fn later(options: &ServeOptions) -> Needs {
     let Some(daemon) = &options.daemon else {
         return Needs::default();
@@ -200,7 +200,7 @@ fn to_open(disk: &DiskSpec, needs: &mut Needs) {
     }
 }
 
-/// How a volume connects again when its connection has ended.
+/// Returns the permission to connect that a volume needs to reconnect to its server.
 fn connection(server: Address) -> Connect {
     match server {
         Address::Tcp { port, .. } => Connect::Tcp(port),

@@ -10,7 +10,7 @@ use probes::IoKind;
 use std::path::Path;
 use worker::AcceptStats;
 
-/// Returns the counters of a socket.
+/// Returns the counters of a listening socket in the form of the management API.
 fn socket_counters(stats: &AcceptStats) -> SocketCounters {
     SocketCounters {
         accepted: stats.accepted(),
@@ -19,7 +19,7 @@ fn socket_counters(stats: &AcceptStats) -> SocketCounters {
     }
 }
 
-/// Returns the counters of a controller.
+/// Returns the counters of an NVMe controller in the form of the management API.
 pub fn controller(
     name: &str,
     socket: &Path,
@@ -59,7 +59,7 @@ pub fn controller(
     }
 }
 
-/// Returns the counters of an export.
+/// Returns the counters of a vhost-user-blk export in the form of the management API.
 pub fn vhost_blk(name: &str, socket: &Path, stats: &vhost_blk::Stats) -> VhostBlkCounters {
     let queue = |(queue, q): (usize, &vhost_blk::QueueStats)| VhostBlkQueueCounters {
         queue,
@@ -88,7 +88,7 @@ pub fn vhost_blk(name: &str, socket: &Path, stats: &vhost_blk::Stats) -> VhostBl
     }
 }
 
-/// Returns the counters of a block device.
+/// Returns the counters of a ublk block device in the form of the management API.
 pub fn ublk(name: &str, volume: &str, stats: &ublk::DiskStats) -> UblkCounters {
     let queue = |q: &ublk::QueueStats| UblkQueueCounters {
         reads: q.io.operations(IoKind::Read).get(),

@@ -17,7 +17,8 @@ struct Description {
     pool: String,
 }
 
-/// The disks of the process by their addresses: sockets, devices. Clones are the same.
+/// Names and volumes of the process's disks by address (socket or device path). Clones share the
+/// list.
 #[derive(Clone, Default)]
 pub struct DiskDescriptions(Arc<Mutex<BTreeMap<PathBuf, Description>>>);
 
@@ -31,7 +32,7 @@ fn address(disk: &DiskSpec) -> Option<PathBuf> {
     }
 }
 
-/// The file of the block device with this number.
+/// Returns the path of the ublk block device with this number.
 pub fn device(id: u32) -> PathBuf {
     format!("/dev/ublkb{id}").into()
 }
@@ -60,7 +61,7 @@ fn description(disk: &DiskSpec) -> Description {
 }
 
 impl DiskDescriptions {
-    /// Adds or updates a disk.
+    /// Adds a disk to the list, or updates its entry.
     pub fn add(&self, disk: &DiskSpec) {
         if let Some(address) = address(disk) {
             self.0
@@ -70,7 +71,7 @@ impl DiskDescriptions {
         }
     }
 
-    /// Replaces all entries by these disks.
+    /// Replaces the whole list by the entries of these disks.
     pub fn set<'a>(&self, disks: impl Iterator<Item = &'a DiskSpec>) {
         let all = disks.filter_map(|disk| Some((address(disk)?, description(disk))));
         *self.0.lock().unpoisoned() = all.collect();

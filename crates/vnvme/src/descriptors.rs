@@ -18,22 +18,23 @@ const WORKER: u64 = 48;
 /// accepted connection and one that is refused, the connection to the receiver process, the disk's
 /// volumes.
 const SOCKET: u64 = 24;
-/// Number of descriptors that a controller's client may have sent in incomplete messages.
+/// Number of descriptors reserved for those that a controller's client sends in incomplete
+/// messages.
 const INCOMPLETE: u64 = 3 * MAX_MSG_FDS as u64;
 /// Default number of request queues of an export; the next constant is the number of descriptors of
 /// each.
 const EXPORT_QUEUES: u64 = 128;
 const QUEUE: u64 = 3;
-/// Number of descriptors that a front-end may have sent in an incomplete message.
+/// Number of descriptors reserved for those that a front-end sends in an incomplete message.
 const INCOMPLETE_REQUEST: u64 = 32;
 /// Default number of hosts of a subsystem; the next constant is the number of I/O queues of each.
 const HOSTS: u64 = 64;
 const HOST_QUEUES: u64 = 16;
 /// Number of descriptors of a host queue's connection: on the ring, and in the epoll set.
 const HOST_QUEUE: u64 = 2;
-/// Number of other descriptors of a host: eventfds and memory.
+/// Number of descriptors reserved for a host's eventfds and memory.
 const HOST: u64 = 8;
-/// Maximum number of connections that have not sent Connect, and of discovery connections.
+/// Maximum number of connections without a Connect command, together with discovery connections.
 const NEWCOMERS: u64 = 96;
 /// Minimum number of memory files of a client. A common VMM has one for each NUMA node of its
 /// guest, and one for each piece of device memory.
@@ -44,7 +45,7 @@ const MORE: usize = 64;
 /// Usual number of descriptors of a client besides its memory files: interrupts of its queues.
 const USUAL: u64 = 8;
 
-/// The process's descriptor limit and number of workers, to check whether more disks fit.
+/// Limit of open descriptors and number of workers, from which it follows how many disks fit.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     limit: Option<u64>,
@@ -126,7 +127,7 @@ fn files_of_each(specs: &Specs, workers: usize, limit: u64) -> u64 {
     (left / clients.max(1) as u64).max(FEWEST_FILES)
 }
 
-/// Returns the number of descriptors of everything except the clients' memory files.
+/// Returns the number of descriptors that the disks need, except for clients' memory files.
 fn taken(specs: &Specs, workers: usize) -> u64 {
     let controllers = specs.controllers.iter().map(|spec| {
         // A vector for each queue pair, including the Admin queue's, and the pin.

@@ -34,14 +34,14 @@ static DOORBELL_AREA: [MmapArea; 1] = [MmapArea {
     size: pci::DOORBELL_SIZE,
 }];
 
-/// Event for which a VMM's request waits before it is answered.
+/// Event that has to happen before a VMM's request is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WaitReason {
-    /// No request is waiting.
+    /// No request of the VMM is waiting.
     No,
-    /// End of outstanding commands that may still access memory that is being unmapped.
+    /// All outstanding commands that may access unmapped guest memory have ended.
     Unmap,
-    /// End of a reset, which drains commands.
+    /// The reset of the controller has completed, after its outstanding commands.
     Reset,
     /// Acknowledgement of the other workers, which may still signal removed interrupt eventfds, or
     /// do not know the controller memory buffer's address yet.
@@ -51,20 +51,21 @@ pub enum WaitReason {
     BusMaster,
 }
 
-/// A controller behind a vfio-user connection.
+/// NVMe controller as the device of a vfio-user connection.
 pub struct NvmeDevice {
     pub controller: Controller,
     pub waiting: WaitReason,
-    /// Memory files of the current client.
+    /// Memory files that the current client has mapped for guest memory.
     memories: MemoryCache,
     limits: ClientLimits,
     /// NVMe devices of the volumes, which access guest memory directly once it is registered with
     /// them.
     backends: Vec<Arc<NvmeVolume>>,
     registered: Vec<(Memory, Vec<Registration>)>,
-    /// Windows of a disconnected client, kept until none of its commands is outstanding.
+    /// Guest memory of a disconnected client, still registered with devices because commands are
+    /// outstanding.
     leaving: Vec<(Memory, Vec<Registration>)>,
-    /// Pins guest memory for the worker's requests, if configured.
+    /// Guest memory that is pinned for the worker's io_uring, if configured.
     pinned: PinnedWindows,
     mapped_doorbells: bool,
     /// Rate limit of log messages about guest memory, which clients can cause.
@@ -72,9 +73,9 @@ pub struct NvmeDevice {
     /// Rate limit of the message about guest memory that is not shared, separate so that other
     /// messages do not suppress it.
     not_shared: LogLimit,
-    /// The warning about unshared memory was logged, or suppressed, for this client.
+    /// Whether the warning about guest memory that is not shared was handled for this client.
     warned_not_shared: bool,
-    /// Keeper's numbers of the descriptors in the current message.
+    /// Keeper's number of each descriptor in the message that is being handled.
     numbers: VecDeque<Option<NonZeroU32>>,
 }
 
@@ -106,7 +107,8 @@ impl NvmeDevice {
         device
     }
 
-    /// Registers existing windows, which a client of a previous process has mapped.
+    /// Registers the guest memory that a client of the previous process has mapped with the
+    /// devices.
     fn register_all(&mut self) {
         let windows = self.controller.dma().windows();
         let memories: Vec<Memory> = windows
@@ -117,7 +119,7 @@ impl NvmeDevice {
         }
     }
 
-    /// Returns the keeper's number of the next descriptor in the message.
+    /// Returns the keeper's number of the next descriptor in the current message.
     fn next_number(&mut self) -> Option<NonZeroU32> {
         self.numbers.pop_front().flatten()
     }
@@ -132,7 +134,7 @@ impl NvmeDevice {
             .collect()
     }
 
-    /// Returns the protocol limits that are announced to the client.
+    /// Returns the limits of the vfio-user protocol that are announced to the client.
     pub fn protocol_limits(&self) -> ServerLimits {
         let windows = self.limits.windows.map(u32::from);
         ServerLimits {
@@ -141,12 +143,12 @@ impl NvmeDevice {
         }
     }
 
-    /// Returns whether guest memory waits to be pinned by [`NvmeDevice::pin_on`].
+    /// Returns whether guest memory is left for [`NvmeDevice::pin_on`] to pin.
     pub fn is_pinning(&self) -> bool {
         self.pinned.is_pinning()
     }
 
-    /// Pins a further piece of guest memory.
+    /// Pins a further piece of guest memory, in as much time as `pace` allows.
     pub fn pin_on(&mut self, pace: &mut PinPace) {
         pace.step(&mut self.pinned);
     }
@@ -162,7 +164,7 @@ impl NvmeDevice {
         }
     }
 
-    /// Returns whether the event has happened for which the VMM's request waits.
+    /// Returns whether the event that the VMM's request waits for has happened.
     pub fn wait_is_over(&mut self) -> bool {
         if !self.leaving.is_empty() && !self.controller.is_resetting() {
             self.leaving.clear();

@@ -12,16 +12,16 @@ use sync::Unpoisoned;
 #[derive(Clone, Default)]
 pub struct DeviceRegistry {
     devices: Arc<Mutex<Vec<(String, Device)>>>,
-    /// Remote volumes, which may be closed by now.
+    /// Connection states of network volumes, including volumes that may be closed by now.
     servers: Arc<Mutex<Vec<ReachWatch>>>,
 }
 
-/// Request to change the state of an NVMe device.
+/// Request to suspend or resume an NVMe device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Shut the device down; commands are kept until it is resumed.
+    /// Shut the device down. Commands are held until the device is resumed.
     Suspend,
-    /// Restart the device and execute the kept commands.
+    /// Restart the device and execute the held commands.
     Resume,
 }
 
@@ -44,20 +44,20 @@ fn address(url: &str) -> &str {
 }
 
 impl DeviceRegistry {
-    /// Adds a device.
+    /// Adds an NVMe device to the registry under its name.
     pub fn enter(&self, name: &str, device: &Device) {
         let mut list = self.devices.lock().unpoisoned();
         list.push((name.to_owned(), device.clone()));
     }
 
-    /// Adds the server of a remote volume.
+    /// Adds the connection state of a network volume to the registry.
     pub fn enter_server(&self, server: ReachWatch) {
         let mut list = self.servers.lock().unpoisoned();
         list.retain(|known| known.look().is_some());
         list.push(server);
     }
 
-    /// Returns the status of all devices and servers, each name once.
+    /// Returns the status of all devices and servers; each name appears once.
     pub fn list(&self) -> Vec<DeviceStatus> {
         let list = self.devices.lock().unpoisoned();
         let all = list.iter();

@@ -30,7 +30,8 @@ use volume::{Armed, Watcher};
 /// Maximum number of physical queue pairs of a namespace. Its virtual queues are assigned to them
 /// in turn; one worker drives them all, so more pairs would only add doorbell writes.
 const LANES: usize = 4;
-/// Number of rounds without an outstanding command after which the device is polled nevertheless.
+/// Number of rounds without an outstanding command after which a device with interrupts is polled
+/// again.
 const IDLE_ROUNDS: u32 = 1024;
 
 /// Path of a namespace's commands to a device.
@@ -43,20 +44,20 @@ pub enum PathChoice {
     Generic,
 }
 
-/// Configuration of a namespace's direct path.
+/// Configuration of the direct path of a namespace's commands to an NVMe device.
 #[derive(Clone, Debug)]
 pub struct Direct {
     pub device: Device,
     pub slice: Slice,
-    /// Maximum number of outstanding commands of a physical queue pair.
+    /// Maximum number of outstanding commands on each queue pair of the device.
     pub depth: u32,
-    /// The device's interrupts wake a sleeping worker.
+    /// Whether the device's interrupts wake a sleeping worker.
     pub interrupts: bool,
     /// Initial path.
     pub choice: PathChoice,
 }
 
-/// A namespace with a direct path, as registered for the control socket.
+/// Entry of the registry for a namespace with a direct path to a device.
 #[derive(Clone)]
 pub struct PathEntry {
     socket: PathBuf,
@@ -83,7 +84,7 @@ impl From<PathChoice> for control::api::PathChoice {
     }
 }
 
-/// Converts a summary of processor cycles to the control API's type.
+/// Converts a summary of processor cycles to the type of the management API.
 pub fn cycles(s: Summary) -> Cycles {
     Cycles {
         count: s.count,
@@ -179,21 +180,21 @@ impl PathRegistry {
     }
 }
 
-/// The direct path of a namespace's commands on one worker.
+/// Direct path of a namespace's commands from one worker to the device, queue to queue.
 pub struct DirectPath {
     pool: QueuePairPool,
     options: DirectOptions,
-    /// Physical queue pairs, to which virtual queues are assigned in turn.
+    /// Queue pairs of the device, to which the guest's queues are assigned in turn.
     lanes: Vec<DirectQueue>,
-    /// No further queue pair is available from the device.
+    /// Whether the device has no further queue pair to offer.
     full: bool,
-    /// The interrupts of all queue pairs wake the worker.
+    /// Whether interrupts of all queue pairs wake the worker, so that it may sleep.
     wakes: bool,
     watcher: Watcher,
     in_flight: usize,
     idle: u32,
     entry: PathEntry,
-    /// Registration for the control socket.
+    /// Registration of the path for the management API, which ends with this field.
     _entered: ListEntry<PathEntry>,
 }
 
@@ -235,7 +236,7 @@ impl DirectPath {
         Ok(path)
     }
 
-    /// Opens one more queue pair.
+    /// Opens one more queue pair of the device.
     fn open(&mut self) -> Result<()> {
         let queue = self.pool.queue(self.options)?;
         lock(&self.entry.lanes).push(queue.stats().clone());

@@ -41,18 +41,18 @@ impl DevicesArgs {
     }
 }
 
-/// Devices that were found.
+/// Devices and kernel features that `vnvme devices` has found.
 #[derive(Debug, Serialize)]
 struct DiscoveredDevices {
-    /// NVMe controllers, sorted by PCI address.
+    /// NVMe controllers of the machine, sorted by PCI address.
     nvme: Vec<Nvme>,
     /// ublk block devices that vnvme serves on this machine.
     ublk: Vec<Ublk>,
-    /// Features of this kernel.
+    /// Features of the running kernel that vnvme can use.
     kernel: Kernel,
 }
 
-/// An NVMe controller.
+/// NVMe controller of the machine, with its driver and users.
 #[derive(Debug, Serialize)]
 struct Nvme {
     /// PCI address of the controller.
@@ -68,23 +68,23 @@ struct Nvme {
     /// IOMMU group; all devices of a group must have one owner.
     #[serde(skip_serializing_if = "Option::is_none")]
     iommu_group: Option<u32>,
-    /// Other devices of the group.
+    /// PCI addresses of the other devices in the IOMMU group.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     group_members: Vec<String>,
-    /// Block devices of the kernel on this controller.
+    /// Block devices that the kernel's driver shows for the controller.
     namespaces: Vec<Namespace>,
-    /// Next possible step with vnvme, as a command or a URL.
+    /// Possible next step with vnvme: a command, or a URL to serve.
     next: String,
 }
 
-/// A namespace with a block device of the kernel.
+/// Namespace of a controller for which the kernel has a block device.
 #[derive(Debug, Serialize)]
 struct Namespace {
-    /// Device node of the namespace.
+    /// Path of the namespace's block device, such as `/dev/nvme0n1`.
     node: String,
-    /// Size in bytes.
+    /// Size of the namespace in bytes.
     bytes: u64,
-    /// Namespace ID, if known.
+    /// Namespace ID; `None` if the kernel does not show it.
     #[serde(skip_serializing_if = "Option::is_none")]
     nsid: Option<u32>,
     /// User of the block device: a mount point, swap, another device. `None` if it is unused.
@@ -159,7 +159,7 @@ impl DiscoveredDevices {
         }
     }
 
-    /// Formats the list as text.
+    /// Returns the lines of text that `vnvme devices` prints.
     fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if self.nvme.is_empty() {
@@ -202,7 +202,7 @@ impl DiscoveredDevices {
     }
 }
 
-/// Formats the line of a block device.
+/// Returns the line of text about a block device: path, size and user.
 fn disk(node: &str, bytes: u64, used: &Option<String>) -> String {
     let state = used
         .as_deref()
@@ -263,7 +263,7 @@ impl Nvme {
     }
 }
 
-/// Returns the possible next step for a controller.
+/// Returns the possible next step with vnvme for a controller.
 fn next(bdf: Bdf, driver: Option<&str>, has_group: bool, namespaces: &[Namespace]) -> String {
     if driver == Some(VFIO_PCI) {
         return format!("serve it: nvme://{bdf}/1 (vnvme info nvme://{bdf} shows it)");
@@ -321,7 +321,7 @@ fn bytes(path: &Path) -> u64 {
     sectors.saturating_mul(512)
 }
 
-/// Returns the user of a block device.
+/// Returns a description of what uses the block device; `None` if it is free.
 fn used(host: &Host, path: &Path) -> Option<String> {
     let number = fs::read_to_string(path.join("dev")).ok()?;
     users(host, number.trim())

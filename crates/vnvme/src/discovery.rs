@@ -11,7 +11,7 @@ use output::outln;
 use remote::{HostPort, HostPortError, encode};
 use serde::Serialize;
 
-/// Default TCP port of discovery controllers.
+/// Default TCP port of an NVMe discovery controller.
 const PORT: u16 = 8009;
 
 /// Options of `vnvme discover`.
@@ -28,21 +28,21 @@ pub struct DiscoverArgs {
     json: bool,
 }
 
-/// A record of the discovery log page, with the address of a subsystem.
+/// Record of the discovery log page: the address of one subsystem.
 #[derive(Debug, Serialize)]
 struct Record {
-    /// Kind of the record: an NVMe subsystem, or another discovery subsystem.
+    /// Kind of the subsystem: NVMe subsystem, or discovery subsystem.
     kind: String,
-    /// NQN of the subsystem.
+    /// NQN of the subsystem at the address.
     subnqn: String,
     transport: String,
     /// Network address of the subsystem, without port.
     address: String,
-    /// Port, or the transport's equivalent (TRSVCID).
+    /// TCP port of the subsystem (Transport Service Identifier, TRSVCID).
     service: String,
-    /// Security of the channel: none, or TLS.
+    /// Security of the channel to the subsystem: none, or TLS.
     security: String,
-    /// The subsystem requires a secure channel.
+    /// Whether the subsystem requires a secure channel.
     secure_channel_required: bool,
     /// URL of the subsystem as a volume, to which a namespace ID must be appended.
     #[serde(skip_serializing_if = "Option::is_none")]

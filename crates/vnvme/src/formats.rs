@@ -30,27 +30,27 @@ use sync::Unpoisoned;
 use volume::{FileVolume, PreviousProcess, Volume};
 
 const MAGIC: [u8; 8] = *b"vnvmefmt";
-/// Version of a file for formats without metadata.
+/// Version of the format file of a namespace that has only formats without metadata.
 const PLAIN: u32 = 1;
-/// Version of a file for formats with or without metadata.
+/// Version of the format file of a namespace that may have formats with metadata.
 const VERSION: u32 = 2;
 /// Size of a record in bytes; the last four are the checksum of the others.
 const LEN: usize = 64;
-/// Distance between the two records in bytes.
+/// Distance in bytes between the two records of a format file.
 const APART: usize = table_file::PAGE;
 
-/// The formats that a namespace supports, and the current one.
+/// LBA formats of a namespace from which its host may choose, and the current one.
 #[derive(Clone, Debug)]
 pub struct Chosen {
     formats: Formats,
     block_size: u32,
     metadata: Option<Arc<MetadataState>>,
-    /// Current block size in bytes, as recorded in the file.
+    /// Current block size in bytes, as the format file records it.
     now: Weak<AtomicU32>,
 }
 
 impl Chosen {
-    /// Adds the formats to a namespace's configuration, if it has several.
+    /// Adds the LBA formats to a namespace's configuration, if the host may choose.
     pub fn shape(chosen: Option<Self>, config: NamespaceConfig) -> NamespaceConfig {
         match chosen {
             None => config,
@@ -64,12 +64,12 @@ impl Chosen {
     }
 }
 
-/// Block sizes of namespaces with several formats, by disk and NSID, for displays.
+/// Block sizes of namespaces for which hosts may choose them, by disk and NSID, for displays.
 #[derive(Default)]
 pub struct BlockSizes(Mutex<HashMap<(String, u32), Weak<AtomicU32>>>);
 
 impl BlockSizes {
-    /// Registers a namespace that was opened.
+    /// Registers the block size of a namespace that was opened.
     pub fn enter(&self, disk: &str, nsid: u32, chosen: Option<&Chosen>) {
         let mut all = self.0.lock().unpoisoned();
         all.retain(|_, size| size.strong_count() > 0);
@@ -171,13 +171,13 @@ fn open_files(
     Ok((file, state))
 }
 
-/// Contents of a record in the format file.
+/// Record in a format file: the LBA format that a host has chosen for a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FormatRecord {
     format: BlockFormat,
-    /// The metadata must be initialized for this format.
+    /// Whether the metadata has still to be initialized for this format.
     remake: bool,
-    /// NGUID of the namespace.
+    /// NGUID of the namespace to which the file belongs.
     namespace: [u8; 16],
     /// Sequence number; the record with the higher one is newer.
     sequence: u64,
@@ -245,25 +245,25 @@ impl FormatRecord {
     }
 }
 
-/// An open format file. Every call may block.
+/// Open file that stores the LBA format of a namespace. Every call may block.
 struct FormatFile {
     path: PathBuf,
     file: File,
-    /// Volume with a lock that also protects this file.
+    /// Volume with a lock that also protects the format file; kept open for the lock.
     _locked: FileVolume,
     newest: FormatRecord,
     /// True if the next process will find `newest`, with metadata that matches or will be
     /// initialized, and the namespace has that format.
     known: bool,
-    /// Index of the record that is written next.
+    /// Index of the record that is written next, 0 or 1.
     next: usize,
-    /// Metadata file, if any, and the volume to which it belongs.
+    /// Metadata file, if the formats have metadata, and the volume to which it belongs.
     metadata: Option<MetadataFile>,
     volume: Option<Weak<dyn Volume>>,
 }
 
 impl FormatFile {
-    /// Opens the file. A missing file is created with the format `first`.
+    /// Opens the format file, or creates it with the format `first`.
     fn open(
         path: &Path,
         first: BlockFormat,
@@ -360,13 +360,13 @@ impl FormatFile {
         kept
     }
 
-    /// Restores the metadata file of the previous format.
+    /// Restores the metadata file of the previous format after a change has failed.
     fn restore(&self, old: Option<&SavedHeader>) -> Result<()> {
         let table = self.metadata.as_ref().context("there is no such file")?;
         table.restore(old.context("it was of no format")?)
     }
 
-    /// Records the format and initializes its metadata.
+    /// Stores the format and initializes the metadata for it; `size` is the volume's size in bytes.
     fn remake(&mut self, format: BlockFormat, size: u64) -> Result<KeptFormat> {
         self.keep(format, true)?;
         crash::point!("vnvme.format.announced");
@@ -427,14 +427,14 @@ impl FormatFile {
 /// inherits the sandbox of the process.
 struct FileStore {
     writer: Mutex<Writer>,
-    /// Current block size in bytes.
+    /// Current block size of the namespace in bytes.
     now: Arc<AtomicU32>,
 }
 
 enum Writer {
     File(Box<FormatFile>),
     Thread(Sender<(BlockFormat, FormatSaved)>),
-    /// No thread could be started.
+    /// No thread could be started that writes the format file.
     None,
 }
 

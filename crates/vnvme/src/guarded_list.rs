@@ -43,7 +43,7 @@ impl<T> GuardedList<T> {
         }
     }
 
-    /// Calls `look` with an iterator over all entries, in the order of their registration.
+    /// Calls `look` with an iterator over all entries, in the order in which they were added.
     pub fn look<R>(&self, look: impl FnOnce(&mut dyn Iterator<Item = &T>) -> R) -> R {
         let inner = self.0.lock().unpoisoned();
         look(&mut inner.entries.iter().map(|(_, entry)| entry))

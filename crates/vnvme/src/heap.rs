@@ -2,19 +2,19 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Number of removed disks that justifies a release, which delays workers that allocate meanwhile.
+/// Number of removed disks after which free memory is returned to the system, which delays workers.
 const RELEASE_AFTER: u32 = 32;
 
-/// Count of the disks removed since the last release.
+/// Number of disks removed since free memory was last returned to the system.
 #[derive(Default)]
 pub struct Heap {
     gone: AtomicU32,
-    /// Count of removed disks at the last look.
+    /// Number of removed disks when memory was last returned.
     seen: AtomicU32,
 }
 
 impl Heap {
-    /// Counts a removed disk.
+    /// Counts a removed disk, which has freed its memory.
     pub fn freed(&self) {
         self.gone.fetch_add(1, Ordering::Relaxed);
     }

@@ -17,7 +17,7 @@ fn digest(purpose: &str, parts: &[&[u8]]) -> [u8; 16] {
     hasher.finish128().as_bytes()
 }
 
-/// Returns a serial number: 16 hexadecimal digits after "VN".
+/// Returns a serial number made from the volumes' identifiers: "VN" and 16 hexadecimal digits.
 pub fn serial(volumes: &[Vec<u8>]) -> String {
     let parts: Vec<&[u8]> = volumes.iter().map(Vec::as_slice).collect();
     let digest = digest("serial", &parts);
@@ -40,7 +40,7 @@ pub fn memory(disk: &str, nsid: u32, nth: u32) -> String {
     digest.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Returns the keeper's name for connections to a server, before their numbers.
+/// Returns the name under which the keeper keeps connections to a server; their numbers follow.
 pub fn server(name: &str) -> String {
     let digest = digest("server", &[name.as_bytes()]);
     digest.iter().take(8).map(|b| format!("{b:02x}")).collect()
@@ -80,7 +80,7 @@ pub fn uuid(nguid: [u8; 16]) -> [u8; 16] {
     id
 }
 
-/// An EUI-64 with the local bit set: it belongs to no registered company.
+/// Returns an EUI-64 for a namespace, with the local bit set: it belongs to no registered company.
 pub fn eui64(serial: &str, nsid: u32, volume: &[u8]) -> [u8; 8] {
     let digest = digest("eui64", &[serial.as_bytes(), &nsid.to_le_bytes(), volume]);
     let mut id = [0; 8];
@@ -89,7 +89,7 @@ pub fn eui64(serial: &str, nsid: u32, volume: &[u8]) -> [u8; 8] {
     id
 }
 
-/// A Host Identifier of the guest that a disk of this name is for.
+/// Returns the Host Identifier for the guest of the disk with this name.
 pub fn host(disk: &str) -> [u8; 16] {
     digest("host", &[disk.as_bytes()])
 }

@@ -30,7 +30,7 @@ struct Info {
     controller: ControllerInfo,
     queues: Queues,
     namespaces: Vec<NamespaceInfo>,
-    /// Health log; absent where the controller does not report it.
+    /// Health log (SMART); absent if the controller does not report it.
     health: Option<Health>,
 }
 
@@ -40,11 +40,11 @@ struct ControllerInfo {
     serial: String,
     firmware: String,
     subnqn: String,
-    /// NVMe version.
+    /// Version of the NVMe specification that the controller reports.
     version: String,
     pci_vendor: String,
     controller_id: u16,
-    /// Optional commands and features that the driver would use.
+    /// Optional commands and features of the controller that the driver would use.
     features: Vec<&'static str>,
 }
 
@@ -63,7 +63,7 @@ struct NamespaceInfo {
     bytes: u64,
     blocks: u64,
     block_size: u32,
-    /// Atomic write unit in bytes; at least one block.
+    /// Size in bytes of a write that is atomic; at least one block.
     atomic_unit: u32,
     write_protected: bool,
     nguid: String,

@@ -17,22 +17,22 @@ use vfio_user::Listener;
 
 static ALL: OnceLock<Inherited> = OnceLock::new();
 
-/// Descriptors that this process has inherited.
+/// Descriptors that a service manager has passed to this process.
 #[derive(Default)]
 struct Inherited {
     sockets: Vec<Socket>,
-    /// Numbers of other descriptors.
+    /// Numbers of inherited descriptors that are not listening Unix sockets.
     strange: Vec<i32>,
 }
 
-/// A Unix stream socket that listens at a path.
+/// Inherited Unix stream socket that listens at a path.
 struct Socket {
     path: PathBuf,
     descriptor: OwnedFd,
     is_used: AtomicBool,
 }
 
-/// Takes them, with their names; before anything else is opened.
+/// Stores the inherited descriptors with their names. Must be called before anything is opened.
 pub fn take(given: Vec<(String, OwnedFd)>) {
     let mut all = Inherited::default();
     for (_, descriptor) in given {
@@ -48,7 +48,7 @@ pub fn take(given: Vec<(String, OwnedFd)>) {
     let _ = ALL.set(all);
 }
 
-/// Passes the sockets to the program that this process executes.
+/// Passes the inherited sockets on to the program that this process executes next.
 pub fn pass_on() {
     for socket in ALL.get().iter().flat_map(|all| &all.sockets) {
         let _ = fcntl_setfd(&socket.descriptor, FdFlags::empty());
@@ -65,7 +65,7 @@ fn listens_at(socket: &OwnedFd) -> Option<PathBuf> {
     Some(OsStr::from_bytes(address.path_bytes()?).into())
 }
 
-/// The one that listens at this path, by whatever name the path has.
+/// Returns the inherited socket that listens at the path, compared by file, not by name.
 fn find(path: &Path) -> Option<&'static Socket> {
     let file = |path: &Path| {
         let file = path.symlink_metadata().ok()?;
@@ -104,7 +104,7 @@ pub fn listener(path: &Path, access: &SocketAccess) -> Result<Option<Listener>> 
     Ok(Some(Listener::inherited(descriptor, path)?))
 }
 
-/// Warns of descriptors that the configuration does not use.
+/// Logs a warning about inherited descriptors that the configuration does not use.
 pub fn warn_of_others() {
     let Some(all) = ALL.get() else {
         return;

@@ -6,10 +6,10 @@ use rustix::io::Errno;
 use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
 
-/// An eventfd of the VMM's as the receiver of an interrupt.
+/// Eventfd of a VMM as the receiver of an interrupt; KVM injects the interrupt.
 pub struct IrqEventfd {
     eventfd: ClientEventfd,
-    /// Under which it is kept, if it is.
+    /// Number under which the keeper keeps the eventfd, if it does.
     kept: Option<NonZeroU32>,
 }
 

@@ -19,12 +19,12 @@ struct LimitEntry {
     name: String,
     limits: Option<LimitHandle>,
     share: Option<ShareHandle>,
-    /// Volume of the entry, which is removed with it.
+    /// Volume of the entry. The entry is removed when the volume is closed.
     volume: Weak<dyn Volume>,
 }
 
 impl LimitEntry {
-    /// Why a change cannot be applied to it, if it cannot.
+    /// Returns the reason why a change cannot be applied to the volume; `None` if it can.
     fn obstacle(&self, change: &LimitChange) -> Option<String> {
         let name = &self.name;
         if change.wants_limits() && self.limits.is_none() {
@@ -107,7 +107,7 @@ pub fn apply_limits(change: &LimitChange, handle: &LimitHandle) {
     handle.set(IoLimits { iops, bps, burst });
 }
 
-/// Refuses values that no volume can have, since clients other than this program exist.
+/// Checks the values of a change, which other clients than this program may send.
 fn check(change: &LimitChange) -> Result<(), Error> {
     change.check().map_err(Error::invalid)?;
     match change.weight {
@@ -119,7 +119,7 @@ fn check(change: &LimitChange) -> Result<(), Error> {
 }
 
 impl LimitRegistry {
-    /// Registers the limits and the share of a volume.
+    /// Registers a volume with its I/O limits and weight under a name.
     pub fn enter(&self, name: &str, volume: &Arc<dyn Volume>) {
         let entry = LimitEntry {
             name: name.to_owned(),
@@ -188,7 +188,7 @@ impl LimitRegistry {
     }
 }
 
-/// Why nothing is meant by a change.
+/// Returns the error message for a change that selects no volume.
 fn nothing_meant(change: &LimitChange, list: &[LimitEntry]) -> String {
     if change.names_one() {
         let mut names: Vec<&str> = list.iter().map(|entry| entry.name.as_str()).collect();

@@ -4,7 +4,7 @@
 use std::str::FromStr;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
-/// Names of the crates that log, as filters use them.
+/// Names of the crates whose log messages a filter can select.
 const PARTS: [&str; 17] = [
     "control",
     "controller",

@@ -104,7 +104,7 @@ fn layout(spec: &NamespaceSpec, block: u32, metadata: u16) -> Result<Layout> {
     Ok(layout)
 }
 
-/// Opens the metadata in a file, which is created if missing.
+/// Opens the metadata file, which is created if it does not exist.
 fn kept(
     path: &Path,
     layout: Layout,
@@ -137,7 +137,7 @@ pub struct MetadataFile {
     namespace: [u8; 16],
 }
 
-/// Header of the file for the previous format, with which that format is restored.
+/// Header of the metadata file for the previous format, by which a failed change is undone.
 pub struct SavedHeader {
     header: Vec<u8>,
     len: u64,
@@ -173,7 +173,7 @@ impl MetadataFile {
         })
     }
 
-    /// Replaces the open file, and returns the previous one.
+    /// Replaces the open metadata file, and returns the previous one.
     #[cfg(test)]
     pub fn exchange(&mut self, file: File) -> File {
         std::mem::replace(&mut self.file, file)
@@ -203,7 +203,7 @@ impl MetadataFile {
         format!("{shown}: removing the file loses the metadata of all blocks")
     }
 
-    /// Returns the existing part of the header, and the length of the file.
+    /// Returns the header of the metadata file, as far as it exists, and the length of the file.
     fn header(&self) -> Result<(Vec<u8>, u64)> {
         let found = self.file.metadata()?.len();
         let mut header = vec![0; table::HEADER.min(usize::try_from(found)?)];

@@ -13,13 +13,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// Environment variable with the service manager's socket.
+/// Environment variable with the path of the service manager's notification socket.
 const NAME: &str = "NOTIFY_SOCKET";
 /// Environment variables of systemd's watchdog: the interval in microseconds, and the ID of the
 /// process that must send notifications.
 const WATCHDOG: &str = "WATCHDOG_USEC";
 const WATCHDOG_PROCESS: &str = "WATCHDOG_PID";
-/// Number of notifications per interval of the watchdog.
+/// Number of watchdog notifications in each interval that the service manager expects one in.
 const TIMES: u32 = 3;
 
 /// Connection to the service manager, opened before the sandbox blocks access to paths.
@@ -34,14 +34,14 @@ pub struct ServiceLink {
     phase: Mutex<Phase>,
 }
 
-/// Transport of notifications.
+/// Channel on which notifications for the service manager are sent.
 enum NotifyTransport {
     Socket(UnixDatagram),
-    /// Through the keeper process, which started this one.
+    /// The keeper process, which has started this one and forwards notifications.
     Keeper(Link),
 }
 
-/// Phase of the service that was last sent to the service manager.
+/// Phase of the service that the service manager was last told.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Starting,
@@ -52,7 +52,7 @@ enum Phase {
 /// Guard of a reload of the configuration; dropping it reports that the reload is done.
 pub struct Reloading<'a>(&'a ServiceLink);
 
-/// Schedule of the watchdog's notifications.
+/// Times at which the service manager's watchdog is notified.
 struct Watchdog {
     interval: Duration,
     next: Instant,
@@ -78,19 +78,19 @@ impl ServiceManager {
         Self { link, watchdog }
     }
 
-    /// Returns the link, for other notifications.
+    /// Returns the link by which other threads send notifications.
     pub fn link(&self) -> &Arc<ServiceLink> {
         &self.link
     }
 
-    /// Reports that clients are served from now on.
+    /// Tells the service manager that clients are served from now on.
     pub fn ready(&self) {
         let mut phase = self.link.phase.lock().unpoisoned();
         *phase = Phase::Serving;
         self.link.tell("READY=1\n");
     }
 
-    /// Reports that an orderly shutdown has begun.
+    /// Tells the service manager that an orderly shutdown has begun.
     pub fn stopping(&self) {
         let mut phase = self.link.phase.lock().unpoisoned();
         *phase = Phase::Ending;
@@ -153,7 +153,8 @@ impl Drop for Reloading<'_> {
     }
 }
 
-/// Returns the watchdog's interval if the watchdog monitors this process.
+/// Returns the interval of the service manager's watchdog; `None` if it does not watch this
+/// process.
 fn interval(micros: Option<&str>, process: Option<&str>) -> Option<Duration> {
     let own = std::process::id().to_string();
     if process.is_some_and(|process| process != own) {

@@ -95,7 +95,7 @@ pub struct OnErrorRegistry(Arc<Mutex<Vec<Entry>>>);
 struct Entry {
     name: String,
     handle: OnErrorHandle,
-    /// Volume of the entry, which is removed with it.
+    /// Volume of the entry. The entry is removed when the volume is closed.
     volume: Weak<dyn Volume>,
 }
 

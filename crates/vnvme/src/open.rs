@@ -34,22 +34,23 @@ use volume::{
 };
 use volume::{Extras, Io, IoOptions, OnError, OnErrorVolume, OpenError, OpenOptions};
 
-/// An opened volume.
+/// Opened volume of a namespace, with everything that the namespace's options add to it.
 pub struct OpenedVolume {
     pub volume: Arc<dyn Volume>,
-    /// The device below, if it is one that reaches guest memory itself.
+    /// NVMe device of the volume, if the volume is on one and the device accesses guest memory
+    /// directly.
     pub device: Option<Arc<NvmeVolume>>,
-    /// The direct path to it, if that is possible.
+    /// Configuration of the direct path to the device, if commands can take it.
     pub direct: Option<Direct>,
-    /// State of the zones, for a zoned namespace.
+    /// Zones of the namespace; `None` for a namespace without zones.
     pub zones: Option<Arc<ZonedState>>,
-    /// State of the placement handles, if the namespace has any.
+    /// Data placement state; `None` for a namespace without placement handles.
     pub placement: Option<Arc<PlacementState>>,
-    /// The metadata of its blocks, if they are to have any.
+    /// Metadata of the blocks; `None` for a namespace without metadata.
     pub metadata: Option<Arc<MetadataState>>,
-    /// The LBA formats that its host may choose from, if there are several.
+    /// LBA formats that the host may choose from; `None` if there is only one.
     pub formats: Option<Chosen>,
-    /// Bytes of a block, if they are configured or recorded; the volume's otherwise.
+    /// Block size in bytes that is configured or recorded; `None` for the block size of the volume.
     pub block_size: Option<u32>,
 }
 
@@ -88,7 +89,7 @@ fn all_kinds(
         .with(controller_kind(within))
 }
 
-/// Volumes on devices.
+/// Returns the kind of volume that consists of a namespace of an NVMe device.
 fn device_kind(scheme: Scheme, devices: Arc<Devices>) -> VolumeKind<DeviceNamespace> {
     let open = move |url: &str, read_only| -> Result<DeviceNamespace> {
         let target = DeviceTarget::parse(url)?;
@@ -111,26 +112,26 @@ fn device_kind(scheme: Scheme, devices: Arc<Devices>) -> VolumeKind<DeviceNamesp
 /// Opener of volumes for all workers of the process, which share devices that can be opened only
 /// once. A device is shared by all its served namespaces and slices on all workers.
 pub struct Opener {
-    /// Registry of the volumes' limits, through which they are changed.
+    /// Registry of the volumes' I/O limits, through which they are changed.
     limits: LimitRegistry,
-    /// Registry of the volumes' error policies.
+    /// Registry of the volumes' error policies, through which they are changed.
     on_error: OnErrorRegistry,
-    /// Changed settings, which an opened volume gets.
+    /// Settings that were changed at run time, which a volume gets when it is opened.
     pub settings: Settings,
-    /// How long the previous process of a file is waited for.
+    /// Limits of the wait for the previous process of a file.
     pub previous: PreviousProcess,
     kinds: Registry<DeviceNamespace>,
-    /// Open volumes below the volumes that their workers open.
+    /// Volumes below the volumes that workers open, such as the backing files of images.
     within: Arc<InnerVolumes>,
     /// Namespaces that disks of a subsystem share.
     pub subsystems: Subsystems,
-    /// Pools of namespaces that guests make.
+    /// Pools in which guests create namespaces.
     pub pools: Pools,
-    /// Block sizes of namespaces with formats chosen by guests.
+    /// Block sizes of namespaces for which the guest has chosen the LBA format.
     pub block_sizes: BlockSizes,
-    /// Events about changes of the opened volumes.
+    /// Sender of events about the opened volumes.
     events: EventSender,
-    /// Records of the disks.
+    /// Records of the disks, with which opened volumes are compared.
     pub records: Records,
 }
 
@@ -184,7 +185,7 @@ impl Opener {
         Ok(true)
     }
 
-    /// Opens the pool of a disk, if it is to have one.
+    /// Opens the namespace pool of a disk; `None` if the disk has none.
     pub fn open_pool(&self, spec: &ControllerSpec) -> Result<Option<Arc<DiskPool>>> {
         let opened = self.pools.open(
             spec,
@@ -282,16 +283,16 @@ fn ensure_files(spec: &NamespaceSpec) -> Result<()> {
     Ok(())
 }
 
-/// The devices that are open.
+/// NVMe devices that the process has open.
 struct Devices {
-    /// Registry of devices, through which they are suspended and resumed.
+    /// Registry through which devices are suspended and resumed.
     registry: DeviceRegistry,
     sandbox: SandboxMode,
     open: Mutex<Vec<(ControllerAddress, Device, Option<RemovalWatch>)>>,
 }
 
 impl Devices {
-    /// The device, opened when it is first asked for.
+    /// Returns the NVMe device, which is opened at the first call.
     fn device(&self, target: &DeviceTarget) -> Result<Device> {
         // Another worker that panicked while it held the lock left a whole list.
         let mut devices = self.open.lock().unpoisoned();
@@ -309,7 +310,7 @@ impl Devices {
     }
 }
 
-/// A device's URL, without a namespace.
+/// Returns the URL of an NVMe device, without a namespace.
 fn device_name(place: &ControllerAddress) -> String {
     match place {
         ControllerAddress::Pci(bdf) => format!("nvme://{bdf}"),
@@ -422,13 +423,13 @@ fn open_within(whole: &str, volume: Arc<dyn Volume>, read_only: bool) -> Result<
     .with_context(|| whole.to_owned())
 }
 
-/// A namespace of a device.
+/// Namespace of an NVMe device, opened as a volume.
 pub struct DeviceNamespace {
     device: Device,
     nsid: u32,
     queue: QueueOptions,
     read_only: bool,
-    /// The namespace as a volume.
+    /// The namespace as a volume of the userspace NVMe driver.
     volume: Arc<NvmeVolume>,
 }
 

@@ -17,10 +17,10 @@ pub struct Origin(Option<Arc<TableLocation>>);
 #[derive(Debug)]
 struct TableLocation {
     file: String,
-    /// Name of the described disk or table: `controller /run/vnvme/vm0.sock`.
+    /// Description of the disk or table: `controller /run/vnvme/vm0.sock`.
     what: String,
     line: usize,
-    /// Lines of the table's keys.
+    /// Line number of each key of the table.
     lines: BTreeMap<String, usize>,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Display for Origin {
 }
 
 impl Origin {
-    /// Returns `FILE, line N, WHAT: `; empty without a file.
+    /// Returns the prefix of an error message, `FILE, line N, WHAT: `; empty without a file.
     fn prefix(&self, key: &str) -> String {
         let Some(told) = &self.0 else {
             return String::new();
@@ -62,7 +62,7 @@ impl Origin {
         anyhow::Error::msg(format!("{}{why}", self.prefix(key)))
     }
 
-    /// Adds the place to an error about a key.
+    /// Adds the file and line of `key` to the error of `result`.
     pub fn place<T>(&self, key: &str, result: Result<T>) -> Result<T> {
         result.map_err(|error| match self.0 {
             None => error,
@@ -119,7 +119,7 @@ pub fn note(specs: &mut Specs, file: &Path, text: &str) {
     }
 }
 
-/// Forgets where everything is described: the text is none that a user has written.
+/// Removes all source locations, because the text was not written by a user.
 pub fn forget(specs: &mut Specs) {
     for spec in &mut specs.controllers {
         spec.origin = Origin::default();

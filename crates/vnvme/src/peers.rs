@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// Maximum age of a command count, which each controller requests.
+/// Time for which the counted commands of all workers are reused, since each controller asks for
+/// them.
 const COUNT_LIFETIME: Duration = Duration::from_millis(20);
 
 /// Sample of the total number of commands that each worker has fetched, and its time.
@@ -21,22 +22,23 @@ struct Count {
 /// Function that returns the number of commands that a front-end has fetched so far.
 type Fetched = Box<dyn Fn() -> u64 + Send + Sync>;
 
-/// Guard of a front-end's assignment to a worker, which ends when it is dropped.
+/// Registration of a front-end with a worker, which ends when it is dropped.
 pub type Assignment = ListEntry<usize>;
-/// Guard of the registered counter of a front-end that never migrates.
+/// Registration of the command counter of a front-end that never migrates, which ends when it is
+/// dropped.
 pub type FixedCounter = ListEntry<(usize, Fetched)>;
 
-/// All workers that serve front-ends.
+/// All workers of the process, and the front-ends that they serve.
 pub struct Peers {
     all: Vec<Handle>,
-    /// Counters of all controllers.
+    /// Counters of all controllers, from which the load of workers is computed.
     stats: GuardedList<Arc<ControllerStats>>,
     /// Counters of front-ends that never migrate (exports, queues of block devices), with their
     /// workers' indexes.
     fixed: GuardedList<(usize, Fetched)>,
-    /// Worker index of every assigned front-end.
+    /// Worker index of each front-end that is assigned to a worker.
     assigned: GuardedList<usize>,
-    /// Latest command count, reused while it is fresh.
+    /// Numbers of commands that the workers had fetched at the last count, reused while recent.
     count: Mutex<Option<Count>>,
     start: Instant,
     /// Time of the last decision to migrate queues, in nanoseconds since the start. One worker at a
@@ -50,7 +52,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Peers {
-    /// Creates the state of these workers, in the order of their indexes.
+    /// Creates the state of the workers; `all` has their handles in the order of their indices.
     pub fn new(all: Vec<Handle>) -> Self {
         Peers {
             all,
@@ -78,7 +80,7 @@ impl Peers {
         self.all.get(worker)
     }
 
-    /// Starts an engine of a controller on another worker.
+    /// Sends an engine of a controller to another worker, which opens it.
     pub fn open_remote_engine(&self, worker: usize, setup: RemoteEngineSetup) {
         let Some(handle) = self.all.get(worker) else {
             return;
@@ -98,17 +100,18 @@ impl Peers {
         });
     }
 
-    /// Registers a controller's counters until the guard is dropped.
+    /// Registers the counters of a controller until the returned value is dropped.
     pub fn enter(&self, stats: Arc<ControllerStats>) -> ListEntry<Arc<ControllerStats>> {
         self.stats.enter(stats)
     }
 
-    /// Assigns a front-end to a worker.
+    /// Assigns a front-end to a worker until the returned value is dropped.
     pub fn assign(&self, worker: usize) -> Assignment {
         self.assigned.enter(worker)
     }
 
-    /// Assigns a front-end to the worker that has the fewest.
+    /// Assigns a front-end to the worker with the fewest front-ends, and returns the worker's
+    /// index.
     pub fn assign_any(&self) -> (usize, Assignment) {
         let mut counts = vec![0usize; self.all.len()];
         self.assigned.look(|assigned| {
@@ -171,7 +174,7 @@ impl Peers {
         commands
     }
 
-    /// Returns the time in nanoseconds that each worker was busy so far.
+    /// Returns for each worker the time in nanoseconds that it has been busy so far.
     pub fn busy(&self) -> Vec<u64> {
         let busy = |handle: &Handle| handle.load().busy().as_nanos() as u64;
         self.all.iter().map(busy).collect()

@@ -62,7 +62,7 @@ pub fn open(
     Ok(Some(Arc::new(state)))
 }
 
-/// Opens the handles in a file, which is created if missing.
+/// Opens the file of placement handles, which is created if it does not exist.
 fn kept(
     path: &Path,
     geometry: Geometry,

@@ -19,12 +19,12 @@ use std::time::Duration;
 use sync::Unpoisoned;
 use volume::{FileOptions, FileVolume, Format, OnError, OnErrorVolume, PreviousProcess, Volume};
 
-/// The pools of the process, by the names of their disks.
+/// Open namespace pools of the process, by the names of their disks.
 #[derive(Default)]
 pub struct Pools(Mutex<HashMap<String, Weak<DiskPool>>>);
 
 impl Pools {
-    /// The pool of a disk, if it has one.
+    /// Returns the open namespace pool of a disk, if it has one.
     pub fn of(&self, disk: &str) -> Option<Arc<DiskPool>> {
         self.0.lock().unpoisoned().get(disk)?.upgrade()
     }
@@ -76,7 +76,7 @@ fn open_folder(path: &Path, limit: Duration) -> Result<PoolFolder, namespace_poo
     }
 }
 
-/// No namespace of the configuration has the number of one of the pool.
+/// Checks that no configured namespace has the NSID of a namespace in the pool.
 fn check_numbers(folder: &PoolFolder, namespaces: &[NamespaceSpec]) -> Result<()> {
     for (namespace, place) in namespaces.iter().zip(1..) {
         let nsid = namespace.nsid.unwrap_or(place);
@@ -119,7 +119,7 @@ impl Opener {
     }
 }
 
-/// Known content of the folder, for callers that must not wait.
+/// Last known content of a pool's folder, for callers that must not block.
 #[derive(Default)]
 struct PoolContent(Mutex<Vec<PooledNamespace>>);
 
@@ -170,7 +170,7 @@ impl PoolContent {
     }
 }
 
-/// Writer of the folder, on a thread of its own.
+/// Writer of a pool's folder, which runs on a thread of its own.
 struct Writer {
     folder: PoolFolder,
     opener: Opener,
@@ -251,7 +251,7 @@ impl Writer {
         }
     }
 
-    /// The volume of a namespace, unless it is open.
+    /// Returns the volume of a pool's namespace if it has to be opened, `None` if it is open.
     fn open(&self, nguid: Nguid) -> Result<Option<Arc<dyn Volume>>> {
         let is_open = self
             .known
@@ -269,13 +269,13 @@ impl Writer {
 
 enum State {
     Writer(Box<Writer>),
-    /// Started with the first change: born in the sandbox, if there is one.
+    /// Channel to the writing thread, which is started at the first change.
     Thread(Sender<(PoolChange, PoolDone)>),
-    /// No thread could be had.
+    /// The writing thread could not be started.
     None,
 }
 
-/// The pool of a disk.
+/// Namespace pool of a disk, in a folder.
 pub struct DiskPool {
     path: PathBuf,
     capacity: u64,
@@ -321,7 +321,7 @@ impl DiskPool {
         })
     }
 
-    /// Where a namespace's file is.
+    /// Returns the path of the file that stores a pool's namespace.
     pub fn file(&self, namespace: &PooledNamespace) -> PathBuf {
         namespace_pool::file_of(&self.path, Nguid(namespace.nguid))
     }

@@ -45,10 +45,10 @@ use sync::Unpoisoned;
 use vfio_user::{Journal, Listener};
 use volume::{Kind, Volume};
 
-/// A volume that has been opened, or one that its worker opens.
+/// Volume of a namespace that is open, or that its worker opens.
 pub struct Prepared {
     spec: NamespaceSpec,
-    /// The disk's name, and its number there.
+    /// Name of the disk, and NSID of the namespace.
     of: (String, u32),
     /// `None`: the volume is opened by the thread that serves it, and only the volume below it is
     /// open ([`Opener::open_below`]).
@@ -71,7 +71,7 @@ impl Prepared {
         Self { spec, of, opened }
     }
 
-    /// Returns whether the volume's queues use the ring of their worker.
+    /// Returns whether the volume's queues use the io_uring of their worker.
     pub fn needs_ring(&self) -> bool {
         let own = self
             .opened
@@ -81,7 +81,7 @@ impl Prepared {
         matches!(kind, Some(Kind::File | Kind::BlockDevice))
     }
 
-    /// The volume, if it is open; it is not kept open.
+    /// Returns a weak reference to the volume, if it is open.
     pub fn volume(&self) -> Option<Weak<dyn Volume>> {
         self.opened
             .as_ref()
@@ -107,7 +107,7 @@ impl Prepared {
         opened.is_some_and(|opened| opened.device.is_none() && !is_remote)
     }
 
-    /// The volume, on the thread that serves it.
+    /// Opens the volume on the thread that serves it, or returns the open one.
     pub fn open(self, opener: &Opener) -> Result<OpenedVolume> {
         let (disk, nsid) = &self.of;
         self.opened
@@ -115,7 +115,7 @@ impl Prepared {
     }
 }
 
-/// A controller with open volumes.
+/// Controller with open volumes, before its socket is created.
 pub struct ReadyController {
     spec: ControllerSpec,
     volumes: Vec<Prepared>,
@@ -128,7 +128,7 @@ pub struct ReadyController {
 }
 
 impl ReadyController {
-    /// Opens its volumes, and records the disk.
+    /// Opens the volumes of a controller, and records the disk.
     pub fn new(spec: &ControllerSpec, opener: &Opener) -> Result<Self> {
         let name = spec.any_name();
         let guest = keep::client_of(&Identity::of(spec));
@@ -261,22 +261,22 @@ fn boot_image(spec: &ControllerSpec) -> Result<Option<BootImage>> {
 pub struct OpenController {
     pub spec: ControllerSpec,
     pub listener: Listener,
-    /// Connected to the receiver process.
+    /// Connection to the receiver process, which receives descriptors from clients.
     pub intake: Intake,
     pub page: DoorbellPage,
-    /// Kept state of a disk that survives its process.
+    /// State of the disk that survives this process; `None` without a keeper.
     pub survival: Option<Survival>,
-    /// Volumes, one for each namespace.
+    /// Volumes of the controller, one for each namespace.
     pub volumes: Vec<Prepared>,
-    /// Subsystem of the controller.
+    /// Subsystem that the controller belongs to, if any.
     pub subsystem: Option<Arc<Subsystem>>,
-    /// Pool of the namespaces that the guest makes.
+    /// Pool in which the guest creates namespaces, if any.
     pub pool: Option<Arc<DiskPool>>,
-    /// Content of the Boot Partitions.
+    /// Content of the Boot Partitions, if configured.
     pub boot: Option<BootImage>,
-    /// Identity of the disk.
+    /// Identifiers of the disk and its namespaces as the host sees them.
     pub shown: Shown,
-    /// Becomes readable when a volume has been resized.
+    /// Eventfd that becomes readable when a volume was resized.
     pub resized: Arc<OwnedFd>,
 }
 
@@ -287,7 +287,7 @@ impl OpenController {
     }
 }
 
-/// A vhost-user-blk export with an open volume.
+/// vhost-user-blk export with an open volume, before its socket is created.
 pub struct ReadyExport {
     spec: VhostBlkSpec,
     volume: Prepared,
@@ -296,7 +296,7 @@ pub struct ReadyExport {
 }
 
 impl ReadyExport {
-    /// Opens its volume, and records the disk.
+    /// Opens the volume of an export, and records the disk.
     pub fn new(spec: &VhostBlkSpec, opener: &Opener) -> Result<Self> {
         let span = tracing::error_span!("export", socket = %spec.socket.display());
         let entered = span.clone().entered();
@@ -367,20 +367,20 @@ impl ReadyExport {
 /// A vhost-user-blk export with an open socket and an open volume.
 pub struct OpenExport {
     pub spec: VhostBlkSpec,
-    /// Kept listening socket, for as long as the export is served.
+    /// Registration of the listening socket with the keeper, as long as the export is served.
     pub kept: Option<KeptSocket>,
-    /// Listener; its drop removes the socket's file.
+    /// Listening socket. Dropping it removes the socket's file.
     pub listener: Listener,
-    /// Duplicate of the listening socket.
+    /// Duplicate of the listening socket's descriptor.
     pub socket: OwnedFd,
-    /// Connected to the receiver process.
+    /// Connection to the receiver process, which receives descriptors from clients.
     pub intake: Intake,
     pub volume: Prepared,
-    /// Becomes readable when the volume has been resized.
+    /// Eventfd that becomes readable when the volume was resized.
     pub resized: Arc<OwnedFd>,
-    /// Names it in the log.
+    /// Span that names the export in log messages.
     pub span: tracing::Span,
-    /// Identity of the disk.
+    /// Identifiers of the disk as the guest sees them.
     pub shown: Shown,
 }
 
@@ -392,7 +392,7 @@ impl OpenExport {
     }
 }
 
-/// A subsystem with open volumes.
+/// NVMe/TCP subsystem with open volumes, before its socket is created.
 pub struct ReadyTarget {
     spec: NvmeTcpSpec,
     keys: Vec<HostKey>,
@@ -401,7 +401,7 @@ pub struct ReadyTarget {
 }
 
 impl ReadyTarget {
-    /// Opens its volumes, and records the disk.
+    /// Opens the volumes of a subsystem, and records the disk.
     pub fn new(spec: &NvmeTcpSpec, opener: &Opener) -> Result<Self> {
         let name = spec.any_name();
         // Hosts connect to the next process again.
@@ -436,7 +436,7 @@ impl ReadyTarget {
         })
     }
 
-    /// Makes its socket.
+    /// Creates the listening socket of the subsystem.
     pub fn listen(self) -> Result<OpenTarget> {
         let Self {
             spec,
@@ -459,17 +459,17 @@ impl ReadyTarget {
     }
 }
 
-/// A subsystem with an open socket and open volumes.
+/// NVMe/TCP subsystem with open volumes and a listening socket.
 pub struct OpenTarget {
     pub spec: NvmeTcpSpec,
-    /// Secrets that authenticate hosts.
+    /// Secrets with which hosts authenticate.
     pub keys: Vec<HostKey>,
     pub listener: TcpListener,
-    /// Volumes, one for each namespace.
+    /// Volumes of the subsystem, one for each namespace.
     pub volumes: Vec<Prepared>,
-    /// Becomes readable when a volume has been resized.
+    /// Eventfd that becomes readable when a volume was resized.
     pub resized: Arc<OwnedFd>,
-    /// Identity of the subsystem.
+    /// Identifiers of the subsystem and its namespaces as hosts see them.
     pub shown: Shown,
 }
 
@@ -606,7 +606,7 @@ pub fn make_room(socket: &Path, origin: &Origin) -> Result<()> {
     origin.place("socket", free)
 }
 
-/// Disks that one worker serves at the start.
+/// Disks that one worker serves when the process starts.
 #[derive(Default)]
 pub struct Load {
     pub controllers: Vec<OpenController>,
@@ -615,7 +615,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Queues of its controllers go through a ring.
+    /// Returns whether any queue of these disks uses an io_uring.
     pub fn needs_rings(&self) -> bool {
         let volumes = self.controllers.iter().flat_map(|open| &open.volumes);
         let mut pools = self.controllers.iter().map(|open| &open.pool);
@@ -626,12 +626,12 @@ impl Load {
 /// A disk that cannot be served now.
 pub struct UnavailableDisk {
     pub disk: DiskSpec,
-    /// Why not.
+    /// Reason why the disk cannot be served, as a text.
     pub why: String,
 }
 
 impl UnavailableDisk {
-    /// Makes the record of an unavailable disk, and logs the error.
+    /// Creates the entry of an unavailable disk, and logs the error.
     pub fn new(disk: DiskSpec, error: &anyhow::Error) -> Self {
         let (name, why) = (disk.name(), format!("{error:#}"));
         tracing::error!(disk = name, "the disk is unavailable: {why}");
@@ -639,9 +639,9 @@ impl UnavailableDisk {
     }
 }
 
-/// Everything that is to be served.
+/// All disks that the process serves at the start, with open volumes and sockets.
 pub struct Open {
-    /// Loads of the workers: controllers, exports and subsystems in turn.
+    /// Disks of each worker: controllers, exports and subsystems in turn.
     pub loads: Vec<Load>,
     pub disks: Vec<OpenDisk>,
     pub unserved: Vec<UnavailableDisk>,
@@ -824,7 +824,7 @@ fn listen(
     })
 }
 
-/// Between two looks for the order to end.
+/// Interval of checks for the order to end while disks are being opened.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Opens everything, the volumes on a thread of their own: a file that is being opened may hang,

@@ -17,7 +17,7 @@ const LIBRARIES: &str = "LD_LIBRARY_PATH";
 /// Role of a helper process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Receives descriptors of clients.
+    /// Process that receives descriptors from untrusted clients.
     Receive(SandboxMode),
     /// Starts receiver processes.
     Start(SandboxMode),

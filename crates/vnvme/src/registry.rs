@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 use worker::AcceptStats;
 
-/// Where workers enter their controllers.
+/// Registry of everything that is served, with its counters, for the management API and metrics.
 #[derive(Clone, Default)]
 pub struct Registry {
     /// Sockets in the order of the configuration: workers that start at the same time register
@@ -35,36 +35,36 @@ pub struct Registry {
     controllers: GuardedList<ControllerEntry>,
     vhost_blk: GuardedList<VhostBlkEntry>,
     disks: GuardedList<DiskEntry>,
-    /// Names of disks that are unavailable.
+    /// Names of the disks that are unavailable.
     pub unserved: GuardedList<String>,
-    /// Limits of volumes.
+    /// I/O limits of volumes, through which they are changed.
     pub limits: LimitRegistry,
-    /// Error policies of volumes.
+    /// Error policies of volumes, through which they are changed.
     pub on_error: OnErrorRegistry,
     /// Settings of volumes that were changed at run time.
     pub settings: Settings,
-    /// Direct paths to devices.
+    /// Direct paths of namespaces to NVMe devices.
     pub paths: PathRegistry,
-    /// Devices below.
+    /// NVMe devices and servers behind the volumes.
     pub devices: DeviceRegistry,
-    /// The workers' rings.
+    /// Counters of the workers' io_urings.
     pub rings: RingRegistry,
-    /// Sender of events.
+    /// Sender of events to listeners of the management API.
     pub events: EventSender,
     alarms: Arc<Mutex<Alarms>>,
-    /// The workers.
+    /// Workers of the process; `None` in a process without workers.
     workers: Option<Arc<Peers>>,
-    /// Constant data of the process.
+    /// Version, start time and other constant facts about the process.
     pub about: ProcessInfo,
-    /// Names of disks, and their volumes.
+    /// Names and volumes of disks, by address.
     pub described: DiskDescriptions,
 }
 
-/// A block device's volume and counters.
+/// Volume name and counters of a ublk block device.
 pub type DiskEntry = (String, Arc<DiskStats>);
-/// A controller's socket and counters.
+/// Socket path and counters of an NVMe controller.
 pub type ControllerEntry = (PathBuf, (Arc<ControllerStats>, Arc<AcceptStats>));
-/// An export's socket and counters.
+/// Socket path and counters of a vhost-user-blk export.
 pub type VhostBlkEntry = (PathBuf, Arc<vhost_blk::Stats>);
 
 /// Returns the default name of a disk with a socket: the socket's path without its directory and
@@ -90,7 +90,7 @@ impl Registry {
         }
     }
 
-    /// Entries in the order of the configuration.
+    /// Returns the entries of a list in the order of the configuration.
     fn sorted<T: Clone>(&self, list: &GuardedList<(PathBuf, T)>) -> Vec<(PathBuf, T)> {
         let mut list = list.all();
         // Disks that were added later are last.
@@ -113,7 +113,7 @@ impl Registry {
             .enter((socket.to_owned(), (stats, accepts)))
     }
 
-    /// Enters a vhost-user-blk export under its socket.
+    /// Registers a vhost-user-blk export under the path of its socket.
     pub fn enter_vhost_blk(
         &self,
         socket: &Path,
@@ -122,12 +122,12 @@ impl Registry {
         self.vhost_blk.enter((socket.to_owned(), stats))
     }
 
-    /// Enters a block device under the name of its volume.
+    /// Registers a ublk block device under the name of its volume.
     pub fn enter_disk(&self, volume: &str, stats: Arc<DiskStats>) -> ListEntry<DiskEntry> {
         self.disks.enter((volume.to_owned(), stats))
     }
 
-    /// Returns a receiver of events from now on.
+    /// Returns a receiver of all events from now on.
     pub fn listen(&self) -> EventReceiver {
         let is_first = !self.events.has_listeners();
         let receiver = self.events.receiver();
@@ -147,7 +147,7 @@ impl Registry {
         }
     }
 
-    /// The workers, where there are any.
+    /// Returns the workers of the process, if it has any.
     pub fn peers(&self) -> Option<&Peers> {
         self.workers.as_deref()
     }
@@ -168,7 +168,7 @@ impl Registry {
         all
     }
 
-    /// The counters of all controllers and exports as they are now.
+    /// Returns the current counters of all controllers and exports, for the management API.
     pub fn snapshot(&self) -> Stats {
         let (list, exports) = (self.sorted(&self.controllers), self.sorted(&self.vhost_blk));
         let measured = self.numbers();

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long commands in flight may take to complete.
+/// Maximum time for outstanding commands to complete before a device is removed.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Waits for the kernel's request, in a thread of its own, and answers it: commands in flight are
@@ -20,7 +20,7 @@ pub struct RemovalWatch {
 }
 
 impl RemovalWatch {
-    /// `None` for a device that the kernel cannot ask for.
+    /// Starts to watch for removal requests; `None` for a device that the kernel cannot ask for.
     pub fn start(device: &Device, name: &str, sandbox: SandboxMode) -> Result<Option<Self>> {
         let Some(request) = device.request_eventfd()? else {
             return Ok(None);

@@ -5,17 +5,17 @@ use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 use volume::IoStats;
 
-/// Name of a thread, and the counters of its ring.
+/// Name of a thread, and the counters of its io_uring.
 type RingEntry = (String, Arc<IoStats>);
 
-/// Registry in which workers register their rings.
+/// Registry in which each worker enters the counters of its io_uring.
 #[derive(Clone, Default)]
 pub struct RingRegistry {
     rings: Arc<Mutex<Vec<RingEntry>>>,
 }
 
 impl RingRegistry {
-    /// Registers the ring of the calling thread under the thread's name.
+    /// Registers the counters of the calling thread's io_uring under the name of the thread.
     pub fn enter(&self, stats: Arc<IoStats>) {
         let name = std::thread::current().name().unwrap_or_default().to_owned();
         // If a thread panicked while it held the lock, the list is still consistent.
@@ -23,7 +23,7 @@ impl RingRegistry {
         rings.push((name, stats));
     }
 
-    /// Returns the current counters of all rings that were used.
+    /// Returns the current counters of all io_urings that have been used.
     pub fn counters(&self) -> Vec<RingCounters> {
         let rings = self.rings.lock().unpoisoned();
         let all = rings.iter().map(|(name, stats)| {

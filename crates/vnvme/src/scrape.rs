@@ -20,20 +20,20 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// Clients at a time.
+/// Maximum number of clients of the metrics address that are connected at a time.
 const MAX_CLIENTS: usize = 8;
-/// In which a client has sent its request and taken the answer.
+/// Maximum time in which a client sends its request and receives the answer.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it is waited for the end of a client's sending, after the answer.
 const LINGER: Duration = Duration::from_secs(1);
-/// Longest request.
+/// Maximum length of an HTTP request in bytes.
 const REQUEST_MAX: usize = 8192;
-/// Pause after a client that could not be accepted.
+/// Pause after a client could not be accepted.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Pause after a client was displaced, so that a flood of connections costs little processor time.
 const DISPLACED_PAUSE: Duration = Duration::from_millis(10);
 
-/// A TCP address that is listened on.
+/// Listening TCP socket for Prometheus.
 pub struct MetricsListener {
     socket: TcpListener,
     stop: Arc<OwnedFd>,
@@ -49,15 +49,15 @@ impl Drop for MetricsServer {
     }
 }
 
-/// A client that is being served.
+/// HTTP client that is being served.
 struct Client {
     address: Option<IpAddr>,
     socket: OwnedFd,
-    /// The request has arrived.
+    /// Whether the request of the client has arrived.
     has_asked: AtomicBool,
 }
 
-/// Clients that are being served, oldest first.
+/// HTTP clients that are being served, oldest first.
 #[derive(Clone, Default)]
 struct Clients(Arc<Mutex<Vec<Arc<Client>>>>);
 
@@ -76,7 +76,7 @@ impl Clients {
         displaced.is_some()
     }
 
-    /// Returns the index of the client that is displaced first.
+    /// Returns the index of the client that is disconnected first to make room for another.
     fn weakest(clients: &[Arc<Client>]) -> Option<usize> {
         let from = |address| {
             clients
@@ -101,7 +101,7 @@ impl Clients {
 }
 
 impl MetricsListener {
-    /// Listens on `address`.
+    /// Opens the listening socket at `address`.
     pub fn bind(address: SocketAddr) -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let socket = match ProcessSocket::Metrics.left_tcp(address) {
@@ -121,12 +121,13 @@ impl MetricsListener {
         })
     }
 
-    /// Where it listens: the port, too, where any was asked for.
+    /// Returns the address of the listening socket, with the port that the kernel has chosen if it
+    /// was 0.
     pub fn address(&self) -> Result<SocketAddr> {
         self.socket.local_addr().context("metrics")
     }
 
-    /// Starts the thread that answers.
+    /// Starts the thread that answers requests for metrics.
     pub fn start(self, registry: &Registry) -> Result<MetricsServer> {
         let address = self.address()?;
         let (registry, stop) = (registry.clone(), self.stop.clone());
@@ -213,7 +214,7 @@ fn timespec(time: Duration) -> Timespec {
     }
 }
 
-/// Waits until the client's socket is ready.
+/// Waits until the client's socket is ready for `flags`, at most `until` that time.
 fn wait(socket: &OwnedFd, flags: PollFlags, until: Instant) -> Result<(), Errno> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -229,7 +230,7 @@ fn wait(socket: &OwnedFd, flags: PollFlags, until: Instant) -> Result<(), Errno>
     }
 }
 
-/// Reads a request, and answers it.
+/// Reads the HTTP request of a client, and answers it.
 fn serve(client: &Client, registry: &Registry) -> Result<(), Errno> {
     let socket = &client.socket;
     let until = Instant::now() + CLIENT_TIMEOUT;
@@ -281,7 +282,7 @@ fn close(socket: &OwnedFd) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The header has ended.
+/// Returns whether the header of the HTTP request has arrived completely.
 fn is_whole(request: &[u8]) -> bool {
     request.windows(4).any(|four| four == b"\r\n\r\n")
         || request.windows(2).any(|two| two == b"\n\n")

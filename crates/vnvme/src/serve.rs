@@ -37,22 +37,22 @@ use std::time::Duration;
 use volume::{Io, IoOptions, Volume};
 use worker::Frontend;
 
-/// Most requests that a worker's ring takes.
+/// Maximum number of outstanding requests of a worker's io_uring.
 const RING_CAPACITY: usize = 16384;
-/// Minimum size of a worker's ring where more disks may be added.
+/// Minimum capacity of a worker's io_uring if disks may be added later.
 const RING_OF_DAEMON: usize = 4096;
 /// Requests of one export that may be with its volume, where the ring has room for all.
 const EXPORT_IN_FLIGHT: usize = 1024;
 /// Room for requests of the hosts of a subsystem, on each worker's ring: as of one controller.
 const HOSTS_IN_FLIGHT: usize = 4096;
 
-/// Between two looks at threads that have not started.
+/// Interval of checks on whether all threads have started.
 const START_LOOK: Duration = Duration::from_millis(250);
 
-/// How late a sleeping worker may be woken, in nanoseconds.
+/// Maximum delay in nanoseconds with which the kernel may wake a sleeping worker (timer slack).
 const TIMER_SLACK: u64 = 1000;
 
-/// Makes a worker and its front-ends, on its own thread.
+/// Creates a worker and its front-ends, on the worker's thread.
 fn worker(
     index: usize,
     load: Load,
@@ -196,7 +196,7 @@ fn warn_of_few_cpus(workers: usize, pinned: &[usize]) {
     }
 }
 
-/// Makes a worker and its front-ends, reports the result, and runs the worker.
+/// Creates a worker and its front-ends, reports the result, and runs the worker's loop.
 fn run_worker(
     index: usize,
     load: Load,
@@ -234,7 +234,7 @@ fn ended(error: worker::Error<<Front as Frontend>::Error>) -> anyhow::Error {
     }
 }
 
-/// Reports the result of a start, and runs if it succeeded.
+/// Reports whether the start has succeeded, and calls the function that runs if it has.
 fn go<T>(
     made: Result<T>,
     started: &mpsc::Sender<Result<()>>,
@@ -305,7 +305,7 @@ pub fn named(specs: &Specs, options: &ServeOptions) -> Result<Specs> {
     Ok(specs)
 }
 
-/// Has SIGHUP read the configuration again.
+/// Starts a thread that reloads the configuration at each SIGHUP.
 fn reload_on_hangup(stop: &StopSignal, managed: &Arc<Manager>) -> Result<()> {
     let hangups = stop.hangups();
     let managed = managed.clone();
@@ -480,7 +480,7 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
     served
 }
 
-/// Runs all threads, to their end.
+/// Starts all threads that serve disks, and waits for their end.
 fn serve_opened(
     loads: Vec<Load>,
     disks: Vec<OpenDisk>,

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 use volume::{Extras, Volume};
 
-/// Changes of one volume's settings since it was configured. Each value is absolute.
+/// Settings of one volume that were changed since it was configured, as absolute values.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setting {
     #[serde(default)]
@@ -20,9 +20,9 @@ pub struct Setting {
     on_error: ErrorChange,
 }
 
-/// Changed settings of a disk's volumes, by NSID.
+/// Changed settings of the volumes of one disk, by NSID.
 pub type DiskSettings = BTreeMap<u32, Setting>;
-/// Changed settings of all disks, by name.
+/// Changed settings of all disks, by disk name.
 pub type AllSettings = BTreeMap<String, DiskSettings>;
 
 /// Changed settings of all volumes of the process. Clones share them.
@@ -30,7 +30,7 @@ pub type AllSettings = BTreeMap<String, DiskSettings>;
 pub struct Settings(Arc<Mutex<AllSettings>>);
 
 impl Setting {
-    /// Adds a later change of limits or the weight.
+    /// Merges a later change of limits or weight into the settings.
     pub fn add_limits(&mut self, change: &LimitChange) {
         let now = &mut self.limits;
         let pairs = [
@@ -48,7 +48,7 @@ impl Setting {
         now.weight = change.weight.or(now.weight);
     }
 
-    /// Adds a later change of the error policy.
+    /// Merges a later change of the error policy into the settings.
     pub fn add_on_error(&mut self, change: &ErrorChange) {
         let now = &mut self.on_error;
         now.on_read_error = change.on_read_error.or(now.on_read_error);
@@ -68,7 +68,7 @@ impl Setting {
         }
     }
 
-    /// Writes the settings into a namespace's configuration.
+    /// Writes the settings into the configuration of a namespace.
     pub fn write(&self, namespace: &mut NamespaceSpec) {
         let ErrorChange {
             on_read_error,
@@ -131,17 +131,17 @@ fn with_limits(url: &str, change: &LimitChange) -> Option<String> {
 }
 
 impl Settings {
-    /// Returns all settings.
+    /// Returns the changed settings of all disks.
     pub fn all(&self) -> AllSettings {
         self.0.lock().unpoisoned().clone()
     }
 
-    /// Replaces all settings.
+    /// Replaces the changed settings of all disks.
     pub fn set(&self, settings: AllSettings) {
         *self.0.lock().unpoisoned() = settings;
     }
 
-    /// Returns the settings of a disk.
+    /// Returns the changed settings of the volumes of a disk, by NSID.
     pub fn of(&self, disk: &str) -> DiskSettings {
         let all = self.0.lock().unpoisoned();
         all.get(disk).cloned().unwrap_or_default()

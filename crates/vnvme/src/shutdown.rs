@@ -9,21 +9,22 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Between two looks at threads that have not ended.
+/// Interval of checks on whether all threads have ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Minimum time for a worker to close something: the orderly shutdown of a device may take long.
 const CLOSE_LIMIT: Duration = Duration::from_secs(60);
 
-/// Exit code of a process that could not make everything durable.
+/// Exit code of a process that could not make all completed writes durable.
 pub const NOT_DURABLE: u8 = 3;
 
-/// Not everything could be made durable; the process has another exit code then.
+/// Error text of a process that could not make all completed writes durable; the exit code is
+/// [`NOT_DURABLE`].
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct NotDurable(pub String);
 
-/// Receiver of the results with which threads end.
+/// Receiver of the results with which the threads of the process end.
 pub struct ThreadResults {
     told: Sender<(usize, Result<()>)>,
     ends: Receiver<(usize, Result<()>)>,
@@ -36,7 +37,7 @@ pub struct ResultSender {
 }
 
 impl ResultSender {
-    /// Runs the thread's function and sends its result, also after a panic.
+    /// Runs the function of a thread and sends its result, even after a panic.
     pub fn run(self, run: impl FnOnce() -> Result<()>) {
         let result = catch_unwind(AssertUnwindSafe(run));
         let result = result.unwrap_or_else(|payload| {
@@ -54,7 +55,7 @@ impl ThreadResults {
         Self { told, ends }
     }
 
-    /// For the thread of this index.
+    /// Returns the sender for the result of the thread with this index.
     pub fn tell(&self, index: usize) -> ResultSender {
         ResultSender {
             index,
@@ -110,13 +111,13 @@ impl ThreadResults {
     }
 }
 
-/// Ends the process although threads of it have not ended.
+/// Ends the process at once, although some of its threads have not ended.
 pub fn exit(error: &NotDurable) -> ! {
     stderr::say(format_args!("{error}"));
     std::process::exit(NOT_DURABLE.into())
 }
 
-/// Logs the workers that do not end.
+/// Logs the workers that have not ended, and returns the error for the exit code.
 fn give_up(stuck: &[usize], watch: &Watch) -> NotDurable {
     let mut lost = Vec::new();
     for &worker in stuck {

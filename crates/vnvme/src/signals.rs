@@ -38,7 +38,7 @@ const IGNORED_SIGNALS: [i32; 8] = [
 /// two, one to the process and one to its group, and so may an init system and a terminal.
 const SAME_ORDER: Duration = Duration::from_secs(1);
 
-/// Interval between log messages about signals without effect.
+/// Minimum interval between log messages about signals that have no effect.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Shutdown request, shared by all workers. Each waits until its own descriptor becomes readable;
@@ -46,7 +46,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 pub struct StopSignal {
     reader: UnixStream,
     writer: UnixStream,
-    /// Receiver of SIGHUP.
+    /// Receiver of notifications about SIGHUP.
     hangups: Hangups,
 }
 
@@ -89,12 +89,12 @@ impl StopSignal {
             .into())
     }
 
-    /// Returns whether the shutdown was requested.
+    /// Returns whether the shutdown of the process was requested.
     pub fn is_ordered(&self) -> bool {
         !readiness(&self.reader, PollFlags::IN).is_empty()
     }
 
-    /// Requests the shutdown.
+    /// Requests the shutdown of the process, as SIGTERM does.
     pub fn now(&self) {
         give(&self.writer);
     }
@@ -105,7 +105,7 @@ fn give(mut order: &UnixStream) {
     let _ = order.write(&[0]);
 }
 
-/// Runs the signal thread, which lives as long as the process.
+/// Runs the thread that receives signals, which ends with the process.
 fn answer(mut signals: Signals, order: &UnixStream, hangups: &Hangups) {
     let mut first: Option<Instant> = None;
     let mut logged: Option<Instant> = None;

@@ -16,7 +16,7 @@ use std::time::Duration;
 use sync::Unpoisoned;
 use volume::{Kind, Volume};
 
-/// Between two looks at the volumes' sizes.
+/// Interval at which volumes are asked for their sizes.
 const INTERVAL: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
@@ -28,17 +28,17 @@ const MAX_THREADS: usize = 8;
 const END_LIMIT: Duration = Duration::from_secs(1);
 
 struct WatchedVolume {
-    /// Volume, which may be closed when no thread serves it any more.
+    /// Volume to ask, as a weak reference, so that it can be closed meanwhile.
     volume: Weak<dyn Volume>,
-    /// Size that was last reported.
+    /// Size of the volume in bytes that was last reported.
     size: u64,
-    /// An eventfd of the thread that serves it.
+    /// Eventfd that wakes the thread which serves the volume.
     wake: Arc<OwnedFd>,
     failed: bool,
 }
 
 impl WatchedVolume {
-    /// Returns whether the size has changed.
+    /// Asks the volume for its size. Returns whether it has changed.
     fn ask(&mut self) -> bool {
         let Some(volume) = self.volume.upgrade() else {
             return false;
@@ -61,16 +61,16 @@ impl WatchedVolume {
     }
 }
 
-/// Volumes with watched sizes.
+/// Watch on the sizes of volumes, which asks each of them once in an interval.
 #[derive(Clone, Default)]
 pub struct Sizes(Arc<SharedState>);
 
 #[derive(Default)]
 struct SharedState {
     state: Mutex<State>,
-    /// Volumes are due, or the end has come.
+    /// Signalled when volumes are due to be asked, or when the threads have to end.
     due: Condvar,
-    /// An asker waits for volumes again, or has ended.
+    /// Signalled when an asking thread waits for volumes again, or has ended.
     idle: Condvar,
 }
 
@@ -82,22 +82,22 @@ impl SharedState {
 
 #[derive(Default)]
 struct State {
-    /// Volumes that were queried in this interval.
+    /// Volumes that were asked in this interval.
     asked: Vec<WatchedVolume>,
-    /// Volumes that are queried next. A volume under query is in neither list.
+    /// Volumes that are due to be asked. A volume that is being asked is in neither list.
     due: VecDeque<WatchedVolume>,
     askers: usize,
-    /// Number of askers that wait for volumes to be due: one at most.
+    /// Number of asking threads that wait for volumes to be due: one at most.
     idle: usize,
-    /// The warning about too many hanging volumes was logged.
+    /// Whether the warning about too many hanging volumes was logged.
     said: bool,
-    /// A size has changed since the last call of [`Sizes::have_changed`].
+    /// Whether a size has changed since the last call of [`Sizes::have_changed`].
     changed: bool,
-    /// No more are asked.
+    /// Whether the threads have to end.
     ending: bool,
 }
 
-/// Thread that queries the volumes which are due.
+/// Thread that asks volumes for their sizes, which may block.
 struct Asker(Arc<SharedState>);
 
 impl Asker {
@@ -134,7 +134,7 @@ impl Drop for Asker {
 }
 
 impl Sizes {
-    /// Watches a volume; `wake` becomes readable when it has been resized.
+    /// Adds a volume to the watch; `wake` becomes readable when the volume was resized.
     pub fn watch(&self, volume: &Arc<dyn Volume>, wake: &Arc<OwnedFd>) {
         let info = volume.info();
         if matches!(info.kind, Kind::Memory | Kind::Null) {
@@ -168,8 +168,8 @@ impl Sizes {
         }
     }
 
-    /// No more are asked, and nothing of them is kept here; those that are being asked have a
-    /// moment to answer.
+    /// Ends the queries of sizes, and drops the handles of the volumes that are kept here. Queries
+    /// in progress get a moment to end.
     pub fn end(&self) {
         let mut state = self.0.lock();
         state.ending = true;
@@ -189,7 +189,7 @@ impl Sizes {
         drop(waited);
     }
 
-    /// All that are not being asked are due.
+    /// Makes all volumes due that are not being asked now.
     fn begin_interval(&self) {
         let mut state = self.0.lock();
         let State { asked, due, .. } = &mut *state;

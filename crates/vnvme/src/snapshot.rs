@@ -17,11 +17,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use worker::AcceptStats;
 
-/// Constant properties of the process.
+/// Facts about the process that never change, for metrics and the management API.
 #[derive(Clone)]
 pub struct ProcessInfo {
     began: Instant,
-    /// Start time in seconds since 1970.
+    /// Start time of the process in seconds since 1970.
     start: f64,
     /// The process's status file in `/proc`, opened before the sandbox is entered, which blocks
     /// opening files.
@@ -43,7 +43,7 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Builder of a snapshot.
+/// Builder of a metrics snapshot, which makes the names of disks unique.
 pub(crate) struct SnapshotBuilder<'a> {
     described: &'a DiskDescriptions,
     ns_per_cycle: f64,
@@ -199,7 +199,7 @@ fn workers(peers: &Peers, registry: &Registry) -> Vec<Worker> {
     all.collect()
 }
 
-/// Maximum length of the status file in bytes.
+/// Maximum length in bytes of `/proc/self/status` that is read.
 const STATUS_MAX: usize = 8192;
 
 fn process(about: &ProcessInfo) -> Process {
@@ -240,7 +240,7 @@ fn process(about: &ProcessInfo) -> Process {
 }
 
 impl Registry {
-    /// Returns a snapshot of all metrics.
+    /// Returns a snapshot of all metrics of the process.
     pub fn numbers(&self) -> Snapshot {
         let limits = self.limits.list().into_iter().map(|limits| Limits {
             iops: [limits.iops, limits.read_iops, limits.write_iops],

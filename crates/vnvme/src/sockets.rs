@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use sync::Unpoisoned;
 use vfio_user::Listener;
 
-/// A socket at which no client is served.
+/// Listening socket of an unavailable disk, at which no client is served.
 enum IdleSocket {
     Unix(Listener),
     Tcp(SocketAddr, TcpListener),
@@ -48,7 +48,7 @@ pub fn hold(disk: &DiskSpec, usual: &SocketAccess) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether a socket is held at this path.
+/// Returns whether an unavailable disk has a listening socket at this path.
 pub fn is_held(path: &Path) -> bool {
     let held = IDLE_SOCKETS.lock().unpoisoned();
     held.iter()
@@ -86,7 +86,7 @@ pub fn release(disk: &DiskSpec) {
     }
 }
 
-/// Closes all that are held, at the end of the process.
+/// Closes the sockets of all unavailable disks, at the end of the process.
 pub fn release_all() {
     let all = std::mem::take(&mut *IDLE_SOCKETS.lock().unpoisoned());
     drop(all);

@@ -42,81 +42,82 @@ pub enum DoorbellMode {
     Mapped,
 }
 
-/// Configuration of one namespace: a volume and how it is shown.
+/// Configuration of one namespace: a volume, and how hosts see it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceSpec {
-    /// Path or URL.
+    /// Path or URL of the volume that stores the blocks.
     pub volume: Url,
-    /// Namespace ID; by position from 1 when not given.
+    /// Namespace ID; `None` for its position in the configuration, starting at 1.
     pub nsid: Option<u32>,
-    /// Logical block size in bytes.
+    /// Logical block size in bytes; `None` for that of the volume.
     pub block_size: Option<u32>,
-    /// Refuse writes.
+    /// Whether writes are refused.
     pub read_only: Option<bool>,
-    /// Error policy for reads.
+    /// Error policy for failed reads.
     pub on_read_error: Option<OnReadError>,
-    /// Error policy for other requests.
+    /// Error policy for failed requests other than reads.
     pub on_write_error: Option<OnWriteError>,
-    /// NGUID, 32 hexadecimal digits.
+    /// NGUID in 32 hexadecimal digits; `None` for one made from the volume's identity.
     pub nguid: Option<String>,
-    /// EUI-64, 16 hexadecimal digits.
+    /// EUI-64 in 16 hexadecimal digits; `None` for one made from the volume's identity.
     pub eui64: Option<String>,
-    /// Namespace UUID.
+    /// Namespace UUID; `None` for one made from the NGUID, or for none, by the rule for
+    /// identifiers.
     pub uuid: Option<String>,
-    /// How commands reach a device below; direct where that is possible when not given.
+    /// Path of commands to an NVMe device; `None` for the direct path where it is possible.
     pub path: Option<PathChoice>,
-    /// File that keeps the reservations of a namespace of a subsystem.
+    /// File that stores the reservations of a namespace in a subsystem.
     pub reservations: Option<PathBuf>,
-    /// Bytes of a zone, if it is to be a zoned namespace.
+    /// Zone size in bytes; `None` for a namespace without zones.
     pub zone_size: Option<Size>,
-    /// Bytes of a zone that can be written.
+    /// Writable capacity of each zone in bytes.
     pub zone_capacity: Option<Size>,
-    /// Zones that may be open at a time.
+    /// Maximum number of open zones.
     pub max_open_zones: Option<u32>,
-    /// Zones that may be active at a time.
+    /// Maximum number of active zones.
     pub max_active_zones: Option<u32>,
-    /// Bytes of a zone's random write area, if zones may have any.
+    /// Size in bytes of a Zone Random Write Area (ZRWA); `None` if zones have none.
     pub zrwa_size: Option<Size>,
-    /// Bytes that such an area is flushed by.
+    /// Granularity in bytes in which a Zone Random Write Area is flushed.
     pub zrwa_granularity: Option<Size>,
-    /// Zones that may have such an area at a time.
+    /// Maximum number of zones that have a Zone Random Write Area at a time.
     pub zrwa_resources: Option<u32>,
-    /// File that keeps the zones.
+    /// File that stores the states of the zones.
     pub zone_table: Option<PathBuf>,
-    /// Placement handles (Flexible Data Placement), if it is to have any.
+    /// Number of placement handles (Flexible Data Placement); `None` for none.
     pub fdp_handles: Option<u32>,
-    /// Bytes of a reclaim unit.
+    /// Size of a reclaim unit in bytes.
     pub fdp_unit: Option<Size>,
-    /// File that keeps the placement handles' counts.
+    /// File that stores the counts of the placement handles.
     pub fdp_table: Option<PathBuf>,
-    /// File that keeps the metadata of its blocks.
+    /// File that stores the metadata of the blocks.
     pub metadata: Option<PathBuf>,
-    /// Bytes of metadata of a block, if it is to have any.
+    /// Metadata size of a block in bytes; `None` for blocks without metadata.
     pub metadata_size: Option<u16>,
-    /// Hosts have metadata behind each block's data.
+    /// Whether hosts transfer metadata interleaved with the data (extended LBA).
     pub metadata_extended: Option<bool>,
-    /// Type of protection information in the metadata, 0 for none.
+    /// Type of protection information in the metadata, 1 to 3; 0 for none.
     pub protection: Option<u8>,
-    /// Bits of its guard.
+    /// Size of the protection information guard in bits: 16, 32 or 64.
     pub guard: Option<u8>,
-    /// The protection information is in the first bytes of the metadata.
+    /// Whether protection information is in the first bytes of the metadata, not in the last.
     pub protection_first: Option<bool>,
-    /// Bits of its storage tag.
+    /// Size of the storage tag in protection information, in bits.
     pub storage_tag: Option<u8>,
-    /// Bits of the storage tag that are compared.
+    /// Bit mask of the storage tag bits that are compared.
     pub storage_tag_mask: Option<Bits>,
-    /// File that keeps the LBA format that its host has chosen.
+    /// File that stores the LBA format that the host has chosen.
     pub format_file: Option<PathBuf>,
-    /// The ANA group of a namespace of a subsystem; the same for all disks.
+    /// ANA group of a namespace in a subsystem, equal for all disks of the subsystem.
     pub ana_group: Option<u32>,
-    /// State of that group for this disk's host.
+    /// ANA state of that group for the host of this disk.
     pub ana_state: Option<AnaState>,
-    /// Location in the configuration file.
+    /// Location of the namespace's table in the configuration file, for error messages.
     pub origin: Origin,
 }
 
 impl NamespaceSpec {
-    /// Files that keep something beside the volume, by their keys.
+    /// Returns the files that store something beside the volume, with their configuration keys.
     pub fn kept_files(&self) -> Vec<(&'static str, PathBuf)> {
         let tables = [
             ("zone-table", &self.zone_table),
@@ -131,105 +132,105 @@ impl NamespaceSpec {
         tables.chain(journal).collect()
     }
 
-    /// ANA group of a subsystem's namespace.
+    /// Returns the ANA group of the namespace in its subsystem.
     pub fn ana_group(&self) -> u32 {
         self.ana_group.unwrap_or(1)
     }
 
-    /// Writes are refused.
+    /// Returns whether writes to the namespace are refused.
     pub fn is_read_only(&self) -> bool {
         self.read_only.unwrap_or(false)
     }
 
-    /// Returns the error policy.
+    /// Returns the error policy of the namespace's volume.
     pub fn on_error(&self) -> volume::OnError {
         on_error::policy(self.on_read_error, self.on_write_error)
     }
 }
 
-/// Configuration of one controller: a socket and its namespaces.
+/// Configuration of one NVMe controller: a socket for the VMM, and namespaces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ControllerSpec {
-    /// Name of the disk.
+    /// Name of the disk; `None` for one made from the socket's path.
     pub name: Option<String>,
-    /// Socket for the VMM.
+    /// Path of the socket that the VMM connects to.
     pub socket: PathBuf,
-    /// Access to the socket.
+    /// Owner, group and mode of the socket's file.
     pub access: SocketAccess,
-    /// Model number.
+    /// Model number that the controller reports.
     pub model: Option<String>,
-    /// Cloud to imitate.
+    /// Cloud that the controller imitates in its identity.
     pub cloud: Option<Cloud>,
-    /// Serial number.
+    /// Serial number; `None` for one made from the volumes' identities.
     pub serial: Option<String>,
-    /// Firmware revision.
+    /// Firmware revision that the controller reports.
     pub firmware: Option<String>,
-    /// NVM subsystem NQN.
+    /// NVM Subsystem NQN; `None` for one made from the serial number.
     pub subnqn: Option<String>,
-    /// Names the subsystem that it shares with other disks.
+    /// Name of the subsystem that the disk shares with other disks, if any.
     pub subsystem: Option<String>,
-    /// Controller ID in the subsystem.
+    /// Controller ID in the subsystem, unique there.
     pub cntlid: Option<u16>,
-    /// The host that uses it, 32 hexadecimal digits.
+    /// Host Identifier of the host that uses the disk, in 32 hexadecimal digits.
     pub host_id: Option<String>,
-    /// Doorbells trapped or mapped; trapped when not given.
+    /// Whether the client traps doorbell writes or maps the doorbell page; `None` for trapped.
     pub doorbells: Option<DoorbellMode>,
-    /// Offer shadow doorbells (Doorbell Buffer Config).
+    /// Whether the controller supports shadow doorbells (Doorbell Buffer Config).
     pub shadow_doorbells: Option<bool>,
-    /// Bytes of the controller memory buffer.
+    /// Size of the controller memory buffer in bytes; `None` for none.
     pub cmb_size: Option<Size>,
-    /// File that the Boot Partitions hold.
+    /// File with the content of the Boot Partitions.
     pub boot_partition: Option<PathBuf>,
-    /// Volatile write cache on after power-on.
+    /// Whether the volatile write cache is enabled after power-on.
     pub write_cache: Option<bool>,
-    /// I/O queue pairs.
+    /// Number of I/O queue pairs that the guest can create.
     pub io_queues: Option<u16>,
-    /// Entries per queue.
+    /// Maximum number of entries of each queue.
     pub queue_entries: Option<u32>,
-    /// Largest transfer: 4 KiB shifted left by this.
+    /// Maximum transfer size as MDTS: 4 KiB shifted left by this value.
     pub mdts: Option<u8>,
-    /// Largest NSID that a namespace may ever have.
+    /// Largest NSID that a namespace of the controller can ever have.
     pub max_namespaces: Option<u32>,
-    /// Folder of the namespaces that the guest makes.
+    /// Folder of the pool in which the guest creates namespaces, if any.
     pub pool: Option<PathBuf>,
-    /// Bytes that these may have together.
+    /// Capacity of the pool in bytes.
     pub pool_capacity: Option<Size>,
-    /// Their logical block size in bytes.
+    /// Logical block size in bytes of namespaces in the pool.
     pub pool_block_size: Option<u32>,
     /// Namespaces of the controller.
     pub namespaces: Vec<NamespaceSpec>,
-    /// Location in the configuration file.
+    /// Location of the controller's table in the configuration file, for error messages.
     pub origin: Origin,
 }
 
-/// Configuration of one export: a socket and its volume.
+/// Configuration of one vhost-user-blk export: a socket for the VMM, and a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VhostBlkSpec {
-    /// Name of the disk.
+    /// Name of the disk; `None` for one made from the socket's path.
     pub name: Option<String>,
-    /// Socket for the VMM.
+    /// Path of the socket that the VMM connects to.
     pub socket: PathBuf,
-    /// Access to the socket.
+    /// Owner, group and mode of the socket's file.
     pub access: SocketAccess,
-    /// Path or URL.
+    /// Path or URL of the volume that stores the blocks.
     pub volume: Url,
-    /// Most request queues.
+    /// Maximum number of request queues.
     pub queues: Option<u16>,
-    /// Entries of a queue that requests are made for.
+    /// Number of entries of a queue for which request slots are allocated.
     pub queue_size: Option<u16>,
-    /// Serial number.
+    /// Serial number that the guest sees.
     pub serial: Option<String>,
-    /// Logical block size in bytes.
+    /// Logical block size in bytes; `None` for that of the volume.
     pub block_size: Option<u32>,
-    /// Refuse writes.
+    /// Whether writes are refused.
     pub read_only: Option<bool>,
-    /// Error policy for reads.
+    /// Error policy for failed reads.
     pub on_read_error: Option<OnReadError>,
-    /// Error policy for other requests.
+    /// Error policy for failed requests other than reads.
     pub on_write_error: Option<OnWriteError>,
-    /// Volatile write cache on at first.
+    /// Whether the volatile write cache is enabled at first.
     pub write_cache: Option<bool>,
-    /// Location in the configuration file.
+    /// Location of the export's table in the configuration file, for error messages.
     pub origin: Origin,
 }
 
@@ -260,38 +261,38 @@ impl VhostBlkSpec {
     }
 }
 
-/// Configuration of one NVM subsystem for other hosts, by NVMe over TCP.
+/// Configuration of one NVM subsystem that other hosts reach over NVMe/TCP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NvmeTcpSpec {
-    /// Name of the disk.
+    /// Name of the disk; `None` for its address.
     pub name: Option<String>,
-    /// Address for hosts.
+    /// TCP address on which hosts connect.
     pub listen: Option<SocketAddr>,
-    /// NQNs of the permitted hosts; all hosts are permitted without it.
+    /// NQNs of the permitted hosts; `None` permits all hosts.
     pub hosts: Option<Names>,
-    /// File of the permitted hosts, with the secrets that authenticate them.
+    /// File with the NQNs of the permitted hosts and the secrets that authenticate them.
     pub host_keys: Option<PathBuf>,
-    /// Model number.
+    /// Model number that the controllers report.
     pub model: Option<String>,
-    /// Serial number.
+    /// Serial number that the controllers report.
     pub serial: Option<String>,
-    /// Firmware revision.
+    /// Firmware revision that the controllers report.
     pub firmware: Option<String>,
-    /// The subsystem's NQN.
+    /// NQN of the subsystem.
     pub subnqn: Option<String>,
-    /// Volatile write cache on after power-on.
+    /// Whether the volatile write cache is enabled after power-on.
     pub write_cache: Option<bool>,
-    /// I/O queues of each host.
+    /// Number of I/O queues that each host can create.
     pub io_queues: Option<u16>,
-    /// Entries of each of these.
+    /// Maximum number of entries of each I/O queue.
     pub queue_entries: Option<u16>,
-    /// Largest transfer: 4 KiB shifted left by this.
+    /// Maximum transfer size as MDTS: 4 KiB shifted left by this value.
     pub mdts: Option<u8>,
-    /// Associations at a time.
+    /// Maximum number of hosts that are connected at a time (associations).
     pub max_hosts: Option<u16>,
     /// Namespaces of the subsystem.
     pub namespaces: Vec<NamespaceSpec>,
-    /// Location in the configuration file.
+    /// Location of the subsystem's table in the configuration file, for error messages.
     pub origin: Origin,
 }
 
@@ -327,18 +328,18 @@ impl NvmeTcpSpec {
         own.unwrap_or_else(|| format!("tcp-{}", self.listen()))
     }
 
-    /// Sets the NSIDs of namespaces that have none.
+    /// Gives each namespace without an NSID the NSID of its position.
     pub fn number_namespaces(&mut self) {
         number(&mut self.namespaces);
     }
 
-    /// The IDs of its namespaces.
+    /// Returns the IDs of the subsystem's namespaces.
     pub fn nsids(&self) -> Vec<u32> {
         nsids(&self.namespaces)
     }
 }
 
-/// No address that anybody could listen at.
+/// Address that stands for a missing one; nothing can listen there.
 const NOWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0));
 
 fn nsids(namespaces: &[NamespaceSpec]) -> Vec<u32> {
@@ -347,47 +348,47 @@ fn nsids(namespaces: &[NamespaceSpec]) -> Vec<u32> {
     nsids.collect()
 }
 
-/// Sets the NSIDs of namespaces that have none, by their positions.
+/// Gives each namespace without an NSID the NSID of its position.
 fn number(namespaces: &mut [NamespaceSpec]) {
     for (namespace, nsid) in namespaces.iter_mut().zip(1..) {
         namespace.nsid.get_or_insert(nsid);
     }
 }
 
-/// Configuration of one block device of the host.
+/// Configuration of one block device of this host (ublk).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UblkSpec {
-    /// Name of the disk.
+    /// Name of the disk; `None` for that of its device.
     pub name: Option<String>,
-    /// Path or URL.
+    /// Path or URL of the volume that stores the blocks.
     pub volume: Url,
-    /// N of `/dev/ublkbN`; the kernel's choice when not given.
+    /// Number N of the device `/dev/ublkbN`; `None` for one that the kernel chooses.
     pub id: Option<u32>,
-    /// Queues: each is served by one worker.
+    /// Number of queues, each of which one worker serves.
     pub queues: Option<u16>,
-    /// Requests of each queue.
+    /// Maximum number of outstanding requests of each queue.
     pub depth: Option<u16>,
-    /// Logical block size in bytes.
+    /// Logical block size in bytes; `None` for that of the volume.
     pub block_size: Option<u32>,
-    /// Refuse writes.
+    /// Whether writes are refused.
     pub read_only: Option<bool>,
-    /// Error policy for reads.
+    /// Error policy for failed reads.
     pub on_read_error: Option<OnReadError>,
-    /// Error policy for other requests.
+    /// Error policy for failed requests other than reads.
     pub on_write_error: Option<OnWriteError>,
-    /// The device outlives a killed process, and waits for the next one.
+    /// Whether the device outlives a killed process, and waits for the next one.
     pub recover: Option<bool>,
-    /// Location in the configuration file.
+    /// Location of the device's table in the configuration file, for error messages.
     pub origin: Origin,
 }
 
 impl UblkSpec {
-    /// Queues of the device.
+    /// Returns the number of queues of the device, with the default.
     pub fn queues(&self) -> u16 {
         self.queues.unwrap_or(1)
     }
 
-    /// Requests of each queue.
+    /// Returns the maximum number of outstanding requests of each queue, with the default.
     pub fn depth(&self) -> u16 {
         self.depth.unwrap_or(128)
     }
@@ -406,28 +407,28 @@ impl UblkSpec {
     }
 }
 
-/// Workers at most.
+/// Maximum number of worker threads.
 pub const MAX_WORKERS: u16 = 256;
 
 /// Time in seconds that the end waits for devices and servers that do not answer: less than an
 /// administrator waits.
 const STOP_TIMEOUT: u64 = 4;
 
-/// Options of every thread that serves, whatever it serves.
+/// Options of each thread that serves disks: polling and io_uring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoopOptions {
-    /// How long to poll after the last work.
+    /// Time for which a thread polls on after the last work.
     pub idle_window: IdleWindow,
-    /// Register guests' memory with the kernel (io_uring's fixed buffers).
+    /// Whether guest memory is pinned for io_uring (fixed buffers).
     pub pin_memory: bool,
-    /// A thread of the kernel takes the requests (io_uring's SQPOLL).
+    /// Whether a kernel thread takes requests from the io_uring (SQPOLL).
     pub sqpoll: bool,
-    /// Time that the end waits for devices and servers that do not answer.
+    /// Maximum time that the end of the process waits for devices and servers that do not answer.
     pub stop_timeout: Duration,
 }
 
 impl LoopOptions {
-    /// Returns the options of a thread's ring.
+    /// Returns the options of the thread's io_uring.
     pub fn io(&self) -> IoOptions {
         IoOptions {
             fixed_buffers: self.pin_memory,
@@ -438,72 +439,72 @@ impl LoopOptions {
     }
 }
 
-/// Limits of each client.
+/// Limits for each client: memory, descriptors and connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientLimits {
     /// Windows of guest memory that a client of a controller may map, which it is sent as
     /// `max_dma_maps`; the protocol's default if `None`.
     pub windows: Option<u16>,
-    /// Memory files and their bytes.
+    /// Maximum number of memory files of a client, and of bytes in them.
     pub memory: MemoryLimits,
-    /// Maximum number of connections to each socket in a second.
+    /// Maximum rate of connections to each socket.
     pub connects: ConnectRate,
 }
 
-/// Options of the whole process.
+/// Options of the whole process, with defaults applied.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// Limits of each client.
+    /// Limits for each client.
     pub clients: ClientLimits,
     /// Polling and I/O options of each thread.
     pub polling: LoopOptions,
-    /// Time limit for files and block devices that another process had before.
+    /// Limits of the wait for files and block devices that a previous process has open.
     pub previous: PreviousProcess,
     /// Worker threads: controllers, exports and queues of block devices are assigned to them in
     /// turn.
     pub workers: u16,
-    /// Distribution of a controller's queues over several workers.
+    /// Distribution of a controller's queues over the workers.
     pub spread: Spread,
-    /// CPUs to pin the workers to, one each, in turn; no pinning when empty.
+    /// CPUs to which the workers are pinned in turn; empty for no pinning.
     pub cpus: Vec<usize>,
-    /// The control socket.
+    /// Path of the control socket, and whether it is the default.
     pub control: Option<PathBuf>,
-    /// Address for Prometheus.
+    /// TCP address for Prometheus; `None` for no metrics over TCP.
     pub metrics: Option<SocketAddr>,
-    /// Group with read-only access, at a socket beside the control socket.
+    /// Group with read-only access to the management API, by a socket of its own.
     pub control_group: Option<Principal>,
-    /// Sandbox of the process.
+    /// Whether the process enters a sandbox.
     pub sandbox: SandboxMode,
-    /// Keeper of the disks' descriptors, for the next process.
+    /// Holder of the disks' descriptors while the process restarts.
     pub keeper: KeeperMode,
-    /// The configuration file, or folder, that the process has read.
+    /// Path of the configuration file or folder that was read, if any.
     pub read_from: Option<PathBuf>,
     /// Folders, files and servers that may be opened at run time.
     pub allow: Vec<PathBuf>,
-    /// File of the disks that were added at run time.
+    /// File that stores the disks that were added at run time.
     pub state: Option<PathBuf>,
-    /// Rule for default identifiers.
+    /// Rule by which identifiers that are not configured are made.
     pub identity: IdentityRule,
     /// Options of a daemon. Its disks may change: room is left for them.
     pub daemon: Option<Daemon>,
-    /// Disks that the process before did not serve.
+    /// Disks that the previous process did not serve.
     pub unavailable: Unavailable,
     /// Settings of volumes that were changed while earlier processes served.
     pub settings: AllSettings,
 }
 
-/// Options of a process that adds and removes disks.
+/// Options of a process that adds and removes disks at run time.
 #[derive(Clone, Debug, Default)]
 pub struct Daemon {
-    /// Path of the configuration, for a reload.
+    /// Path of the configuration, which a reload reads again.
     pub config: Option<PathBuf>,
-    /// Process options of the configuration.
+    /// Process options of the configuration file.
     pub process: ProcessSpec,
-    /// Disks that an earlier process has kept because they were added at run time.
+    /// Disks that were added at run time to an earlier process, and are served again.
     pub kept: Vec<DiskSpec>,
     /// Disks of the configuration as it was read last. The served ones may have changed since.
     pub file: BTreeMap<String, DiskSpec>,
-    /// No other process keeps its disks in the same file.
+    /// Lock that keeps other processes from using the same state file.
     pub _lock: Option<Arc<StateLock>>,
 }
 
@@ -546,50 +547,50 @@ impl ServeOptions {
     }
 }
 
-/// The process, whatever it serves.
+/// Process options as configured, whatever the process serves; `None` stands for the default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessSpec {
-    /// How long a worker polls after the last work.
+    /// Time for which a worker polls on after the last work.
     pub idle_window: Option<IdleWindow>,
-    /// Register guests' memory with the kernel.
+    /// Whether guest memory is pinned for io_uring (fixed buffers).
     pub pin_memory: Option<bool>,
-    /// A thread of the kernel takes requests.
+    /// Whether a kernel thread takes requests from the io_uring (SQPOLL).
     pub sqpoll: Option<bool>,
-    /// Seconds that the end waits for devices and servers that do not answer.
+    /// Maximum time in seconds that the end waits for devices and servers that do not answer.
     pub stop_timeout: Option<u16>,
-    /// Seconds that volumes are waited for which a killed process had before.
+    /// Maximum time in seconds to wait for volumes that a killed process had open.
     pub previous_timeout: Option<u32>,
-    /// Worker threads.
+    /// Number of worker threads.
     pub workers: Option<u16>,
-    /// Distribution of a controller's queues over workers.
+    /// Distribution of a controller's queues over the workers.
     pub spread: Option<Spread>,
-    /// CPUs of the workers.
+    /// CPUs to which the workers are pinned.
     pub cpus: Option<Vec<usize>>,
-    /// Windows of guest memory of one client.
+    /// Maximum number of guest memory windows of one client.
     pub client_windows: Option<u16>,
-    /// Bytes of one client's memory files.
+    /// Maximum total size in bytes of one client's memory files.
     pub client_memory: Option<Size>,
     /// Maximum number of one client's memory files.
     pub client_files: Option<u32>,
-    /// Clients that may connect to each socket in a second.
+    /// Maximum number of clients that may connect to each socket in a second.
     pub client_connects: Option<u32>,
-    /// Default access of sockets.
+    /// Owner, group and mode of sockets for which none are configured.
     pub access: SocketAccess,
-    /// Control socket.
+    /// Path of the control socket.
     pub control: Option<PathBuf>,
-    /// Address for Prometheus.
+    /// TCP address for Prometheus.
     pub metrics: Option<SocketAddr>,
-    /// Group with read-only access.
+    /// Group with read-only access to the management API.
     pub control_group: Option<Principal>,
-    /// Sandbox of the process.
+    /// Whether the process enters a sandbox.
     pub sandbox: Option<SandboxMode>,
-    /// Keeper of the disks' descriptors.
+    /// Holder of the disks' descriptors while the process restarts.
     pub keeper: Option<KeeperMode>,
     /// Folders, files and servers that may be opened at run time.
     pub allow: Option<Paths>,
-    /// File of the disks that were added at run time.
+    /// File that stores the disks that were added at run time.
     pub state: Option<PathBuf>,
-    /// Rule for default identifiers.
+    /// Rule by which identifiers that are not configured are made.
     pub identity: Option<IdentityRule>,
 }
 
@@ -641,22 +642,22 @@ impl ProcessSpec {
     }
 }
 
-/// Configuration of all disks of a process.
+/// Configuration of a process: its disks, and the process options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Specs {
-    /// NVMe controllers.
+    /// NVMe controllers that VMMs use over vfio-user.
     pub controllers: Vec<ControllerSpec>,
-    /// virtio block devices.
+    /// virtio block devices that VMMs use over vhost-user.
     pub vhost_user_blk: Vec<VhostBlkSpec>,
-    /// Subsystems for other hosts.
+    /// NVMe/TCP subsystems for other hosts.
     pub nvme_tcp: Vec<NvmeTcpSpec>,
-    /// Block devices of the host.
+    /// ublk block devices of this host.
     pub ublk: Vec<UblkSpec>,
-    /// The process itself.
+    /// Options of the process itself.
     pub process: ProcessSpec,
 }
 
-/// Each is read as a table of a configuration file.
+/// Implements reading of these types from tables of a configuration file.
 macro_rules! tables {
     ($($spec:ty),*) => {$(
         impl<'de> Deserialize<'de> for $spec {
@@ -723,7 +724,7 @@ impl Specs {
         Ok(())
     }
 
-    /// Adds the disks of another configuration.
+    /// Adds the disks of another configuration to this one.
     pub fn extend(&mut self, other: Specs) {
         self.controllers.extend(other.controllers);
         self.vhost_user_blk.extend(other.vhost_user_blk);
@@ -739,7 +740,7 @@ impl Specs {
         self.ublk.retain(|spec| wanted(&spec.any_name()));
     }
 
-    /// Returns whether there is no disk.
+    /// Returns whether the configuration names no disk.
     pub fn is_empty(&self) -> bool {
         self.controllers.is_empty()
             && self.vhost_user_blk.is_empty()
@@ -755,12 +756,12 @@ impl ControllerSpec {
         own.unwrap_or_else(|| disk_name(&self.socket))
     }
 
-    /// Sets the NSIDs of namespaces that have none.
+    /// Gives each namespace without an NSID the NSID of its position.
     pub fn number_namespaces(&mut self) {
         number(&mut self.namespaces);
     }
 
-    /// The IDs of its namespaces.
+    /// Returns the IDs of the controller's namespaces.
     pub fn nsids(&self) -> Vec<u32> {
         nsids(&self.namespaces)
     }

@@ -16,15 +16,15 @@ use std::time::Duration;
 const PIECE: usize = 4096;
 /// Time that the first line waits for room. The lines after it do not wait.
 const FIRST_LINE_TIMEOUT: Duration = Duration::from_millis(10);
-/// Time that the last message of the process waits for room.
+/// Maximum time that the last message of the process waits for room in the pipe.
 const LAST_WAIT: Duration = Duration::from_millis(200);
 
-/// Count of the lines that were lost on the way to one reader.
+/// Number of log lines that were lost because one reader did not read.
 struct LostLines(AtomicU64);
 
 static LOSSES: LostLines = LostLines(AtomicU64::new(0));
 
-/// Lines for the log. Each write is one line.
+/// Writer of log lines to standard error. Each write is one line.
 pub struct LogLines;
 
 impl Write for LogLines {
@@ -46,7 +46,7 @@ pub fn say(words: Arguments<'_>) {
 }
 
 impl LostLines {
-    /// Writes a line, if that does not block.
+    /// Writes a log line to `fd`, if that does not block for longer than `limit`.
     fn write(&self, fd: BorrowedFd<'_>, line: &[u8], limit: Duration) {
         let lost = self.0.load(Ordering::Relaxed);
         let limit = match lost {
@@ -83,7 +83,7 @@ fn write(fd: BorrowedFd<'_>, piece: &[u8]) -> rustix::io::Result<()> {
     }
 }
 
-/// A write of a piece would not block now, or would be an error.
+/// Returns whether writing a part of a line would not block, and would not be an error.
 fn has_room(fd: BorrowedFd<'_>, limit: Duration) -> bool {
     let time = Timespec {
         tv_sec: 0,

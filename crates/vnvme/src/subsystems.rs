@@ -19,7 +19,7 @@ use std::time::Duration;
 use sync::Unpoisoned;
 use volume::Volume;
 
-/// The subsystems of the process, by their names.
+/// Open subsystems of the process, by their names.
 #[derive(Default)]
 pub struct Subsystems(Mutex<HashMap<String, OpenSubsystem>>);
 
@@ -30,18 +30,18 @@ struct OpenSubsystem {
     open: HashMap<u32, Open>,
 }
 
-/// Shared parts of an open namespace, as weak references.
+/// Parts of an open namespace that several disks share, as weak references.
 struct Open {
     volume: Weak<dyn Volume>,
-    /// `None`: it has none.
+    /// Zones of the namespace; `None` if it has none.
     zones: Option<Weak<ZonedState>>,
-    /// `None`: it cannot have several.
+    /// LBA formats of the namespace; `None` if the host cannot choose.
     formats: Option<Chosen>,
     block_size: Option<u32>,
 }
 
 impl Open {
-    /// While a disk has it.
+    /// Returns the shared parts, as long as any disk has the namespace open.
     fn get(&self) -> Option<OpenNamespace> {
         let zones = self.zones.as_ref().map(Weak::upgrade);
         Some(OpenNamespace {
@@ -57,7 +57,7 @@ impl Open {
     }
 }
 
-/// Shared parts of an open namespace, as strong references of one disk.
+/// Parts of an open namespace that several disks share, held by one disk.
 struct OpenNamespace {
     volume: Arc<dyn Volume>,
     zones: Option<Arc<ZonedState>>,
@@ -66,7 +66,7 @@ struct OpenNamespace {
 }
 
 impl OpenNamespace {
-    /// For this disk's namespace.
+    /// Returns the open volume for the namespace of this disk.
     fn opened(self, opener: &Opener, disk: &ControllerSpec, nsid: u32) -> OpenedVolume {
         let sizes = &opener.block_sizes;
         sizes.enter(&disk.any_name(), nsid, self.formats.as_ref());
@@ -200,10 +200,10 @@ fn kept(path: &Path, nguid: [u8; 16], limit: Duration) -> Result<(Reservations, 
     Ok((state, FileStore(Mutex::new(Writer::File(file)))))
 }
 
-/// A disk's place in its subsystem.
+/// Returns the membership of a disk's controller in its subsystem.
 ///
 /// # Errors
-/// Its Host Identifier is none.
+/// The Host Identifier is invalid.
 pub fn place(spec: &ControllerSpec, subsystem: Arc<Subsystem>) -> Result<InSubsystem> {
     let host = match &spec.host_id {
         Some(text) => hex("host-id", text)?,

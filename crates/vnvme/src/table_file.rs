@@ -57,7 +57,7 @@ pub fn open_sized(
     Ok((volume, pages))
 }
 
-/// Reads the first `len` bytes of the file, or all of it.
+/// Returns the first `len` bytes of the mapped file, or all of it if it is shorter.
 pub fn read(pages: &SharedPages, len: usize) -> Result<Vec<u8>> {
     let mut bytes = vec![0; pages.len().min(len)];
     pages.memory().read(0, &mut bytes)?;

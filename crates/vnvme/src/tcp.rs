@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 /// Time to wait for another process that listens at the address: it may be ending, as one does
 /// after its keeper was killed.
 const ENDING: Duration = Duration::from_secs(1);
-/// Between two tries.
+/// Interval between two attempts to listen at an address.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Listens at an address.
+/// Opens a TCP socket that listens at an address.
 ///
 /// # Errors
-/// That of the last try.
+/// The error of the last attempt.
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     listen_within(address, ENDING)
 }

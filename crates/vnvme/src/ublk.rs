@@ -22,29 +22,29 @@ use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 use volume::Volume;
 
-/// Between two looks whether the kernel has taken the device away.
+/// Interval of checks on whether the kernel has removed the device.
 const DEVICE_CHECK_INTERVAL: Timespec = Timespec {
     tv_sec: 2,
     tv_nsec: 0,
 };
 
-/// A block device that is served.
+/// ublk block device that is being served.
 struct Ublk {
     disk: Disk,
     volume: String,
-    /// Readable when the volume has been resized.
+    /// Eventfd that becomes readable when the volume was resized.
     resized: Arc<OwnedFd>,
     _entry: ListEntry<DiskEntry>,
-    /// Assignments of the device's queues to workers.
+    /// Registrations of the device's queues with the workers that serve them.
     _queues: Vec<(FixedCounter, Assignment)>,
 }
 
-/// A block device that has been made, and is not served yet.
+/// ublk block device that was created and is not served yet.
 pub struct OpenDisk {
     spec: UblkSpec,
     disk: NewDisk,
     volume: Arc<dyn Volume>,
-    /// The device below, if it is one that reaches memory itself.
+    /// NVMe device of the volume, if the volume is on one.
     device: Option<Arc<NvmeVolume>>,
 }
 
@@ -97,7 +97,7 @@ impl OpenDisk {
         })
     }
 
-    /// The disk, its queues with the workers that have the fewest front-ends.
+    /// Starts the block device, and assigns its queues to the workers with the fewest front-ends.
     fn start(self, worker_context: &WorkerContext) -> Result<(Ublk, ServedDisk, UblkSpec)> {
         let Self {
             mut spec,
@@ -148,15 +148,15 @@ impl OpenDisk {
 /// to the kernel, and removes them at the end.
 pub struct Disks {
     all: Mutex<Vec<Ublk>>,
-    /// Readable when the list has changed.
+    /// Eventfd that becomes readable when the list of block devices has changed.
     changed: OwnedFd,
 }
 
 impl Disks {
-    /// None yet.
+    /// Creates an empty list of block devices.
     ///
     /// # Errors
-    /// There is no descriptor to be had.
+    /// The eventfd cannot be created.
     pub fn new() -> Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self {
@@ -165,7 +165,7 @@ impl Disks {
         })
     }
 
-    /// Starts devices that are there from the start.
+    /// Starts the block devices of the configuration.
     pub fn start(&self, disks: Vec<OpenDisk>, worker_context: &WorkerContext) -> Result<()> {
         for disk in disks {
             let named = DiskSpec::Ublk(disk.spec.clone());
@@ -190,7 +190,7 @@ impl Disks {
         Ok(())
     }
 
-    /// Starts a further one.
+    /// Starts a block device that was added at run time.
     pub fn add(&self, disk: OpenDisk, worker_context: &WorkerContext) -> Result<ServedDisk> {
         let (ublk, running, _) = disk.start(worker_context)?;
         self.all.lock().unpoisoned().push(ublk);
@@ -198,10 +198,11 @@ impl Disks {
         Ok(running)
     }
 
-    /// Removes one. Not one that is in use (mounted, for example), unless `force` is set.
+    /// Removes the block device with this number. A device in use (mounted, for example) is removed
+    /// only with `force`.
     ///
     /// # Errors
-    /// It is in use, or cannot be removed.
+    /// The device is in use, or cannot be removed.
     pub fn remove(&self, id: u32, force: bool) -> Result<(), Error> {
         if !force {
             self.check_unused(id)?;

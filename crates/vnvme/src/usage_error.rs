@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-/// Error in the meaning of a command line.
+/// Error in the meaning of a command line, such as contradictory options.
 #[derive(Debug)]
 pub struct UsageError(String);
 

@@ -20,15 +20,15 @@ use std::sync::Arc;
 use vfio_user::Listener;
 use worker::{ConnectRate, Context};
 
-/// Limits that all front-ends share.
+/// Limits that apply to every front-end of the vhost-user-blk exports.
 pub struct FrontEnds {
-    /// Memory limits of each front-end.
+    /// Limits of each front-end's memory files.
     pub memory: MemoryLimits,
-    /// Maximum number of connections to each socket in a second.
+    /// Maximum rate of connections to each socket.
     pub connects: ConnectRate,
 }
 
-/// An export that a worker serves.
+/// vhost-user-blk export that a worker serves.
 pub struct VhostBlk {
     /// Kept listening socket, for as long as the export is served. This field is dropped first.
     kept_socket: Option<KeptSocket>,
@@ -43,7 +43,7 @@ pub struct VhostBlk {
 }
 
 impl VhostBlk {
-    /// Makes the export on its worker.
+    /// Creates the export on the worker that serves it.
     pub fn new(
         open: OpenExport,
         max_in_flight: usize,
@@ -113,12 +113,12 @@ impl VhostBlk {
 }
 
 impl VhostBlk {
-    /// Stores guards that are dropped together with the export.
+    /// Stores registrations that end together with the export.
     pub fn keep(&mut self, fixed: FixedCounter, assignment: Assignment) {
         self.kept = Some((fixed, assignment));
     }
 
-    /// Serial number of the disk.
+    /// Returns the serial number of the disk.
     pub fn serial(&self) -> &String {
         &self.serial
     }
@@ -129,7 +129,7 @@ impl VhostBlk {
         (self.kept_socket, self.file, self.backend.into_sockets())
     }
 
-    /// A front-end is connected.
+    /// Returns whether a front-end is connected.
     pub fn has_client(&self) -> bool {
         self.backend.stats().is_connected()
     }
@@ -149,7 +149,7 @@ impl DerefMut for VhostBlk {
     }
 }
 
-/// Registers each client's memory with the device below.
+/// Returns a function that registers each client's memory with the device below the volume.
 fn attach(device: Arc<NvmeVolume>) -> Box<dyn Fn() -> Attach> {
     let copied = Arc::new(LogLimit::default());
     Box::new(move || {

@@ -6,9 +6,9 @@ use crate::options::{Spec, url};
 use crate::spec::{NamespaceSpec, UblkSpec, VhostBlkSpec};
 use volume::{Extras, READ_ONLY, Scheme, UrlOption};
 
-/// Columns of a line.
+/// Width of the help text in columns.
 const WIDTH: usize = 80;
-/// Column where the description of an option begins.
+/// Column in which the description of an option begins.
 const COLUMN: usize = 32;
 
 /// Formats every kind of volume with its options, and the options common to all of them.
@@ -34,7 +34,7 @@ pub fn volume_help() -> String {
     help
 }
 
-/// Returns the URL options of a namespace, export or block device.
+/// Returns the help text about the URL options of a namespace, export or block device.
 fn shown<S: Spec>() -> String {
     let options = url::options::<S>();
     options.map(|(name, help)| entry(6, &name, &help)).collect()

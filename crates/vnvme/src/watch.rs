@@ -10,7 +10,7 @@ use worker::{Activity, Finding, Watchdog};
 /// Time without a round of its loop after which a worker is reported as stuck.
 const STALL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Watchdog of all workers, which the process's timer thread calls.
+/// Watchdog that notices workers that make no progress. The timer thread calls it.
 pub struct Watch {
     peers: Arc<Peers>,
     watchdog: Watchdog,
@@ -65,7 +65,7 @@ impl Watch {
         workers.all(|worker| self.is_stuck(worker, limit, limit))
     }
 
-    /// Describes what a worker is doing.
+    /// Returns a description of the work that a worker is doing, for the log.
     pub fn describe(&self, worker: usize) -> String {
         self.peers.handle(worker).map_or_else(String::new, describe)
     }
@@ -89,7 +89,7 @@ fn describe(handle: &Handle) -> String {
     format!("{activity}{of}{thread}")
 }
 
-/// Returns the counters of all workers.
+/// Returns the counters of all workers, for the management API.
 pub fn counters(peers: &Peers) -> Vec<WorkerCounters> {
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let all = peers.handles().iter().enumerate().map(|(index, handle)| {

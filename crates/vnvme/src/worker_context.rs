@@ -35,7 +35,7 @@ use volume::{Extras, Io};
 /// Default of the largest NSID, for controllers of a daemon and controllers with a pool.
 const DAEMON_NAMESPACES: u32 = 16;
 
-/// State shared by all workers.
+/// State that all workers of the process share.
 pub struct WorkerContext {
     pub options: ServeOptions,
     pub opener: Opener,
@@ -47,23 +47,23 @@ pub struct WorkerContext {
     pub confinement: Confinement,
     /// Queues that need a ring may come to any worker, later.
     pub rings: bool,
-    /// Controllers of all workers together, at the start.
+    /// Number of controllers of all workers at the start.
     pub controllers: usize,
-    /// Requests that all block devices may have together, at the start.
+    /// Number of requests that all block devices may have outstanding together, at the start.
     pub tags: usize,
-    /// Table of the running disks.
+    /// Table of all disks of the process.
     pub table: Arc<DiskTable>,
-    /// Room for the requests of other hosts, on each worker's ring.
+    /// Number of requests for which each worker's io_uring reserves room for NVMe/TCP hosts.
     pub hosts: usize,
-    /// Block devices.
+    /// ublk block devices of the process.
     pub disks: Disks,
-    /// Release of the memory of removed disks.
+    /// Returns the memory of removed disks to the system.
     pub heap: Heap,
     /// Connection to the service manager.
     pub service: Arc<ServiceLink>,
 }
 
-/// A front-end that a worker has begun to serve.
+/// Front-end that a worker has begun to serve.
 pub struct AddedFrontend {
     /// Number of the front-end on the worker.
     pub owner: u16,
@@ -91,7 +91,7 @@ pub fn say_listening(disk: &DiskSpec, serial: &str) {
 }
 
 impl WorkerContext {
-    /// Enters an unavailable disk.
+    /// Adds an unavailable disk to the table of disks.
     pub fn leave_out(&self, unserved: UnavailableDisk) {
         let UnavailableDisk { disk, why } = unserved;
         let name = disk.name();
@@ -107,7 +107,7 @@ impl WorkerContext {
     /// Serves a controller on this worker.
     ///
     /// # Errors
-    /// A sentence for the user.
+    /// A text for the user.
     pub fn add_controller(
         &self,
         worker: &mut Worker,
@@ -135,10 +135,10 @@ impl WorkerContext {
         Ok(AddedFrontend { owner, serial })
     }
 
-    /// Serves an export on this worker.
+    /// Serves a vhost-user-blk export on this worker.
     ///
     /// # Errors
-    /// A sentence for the user.
+    /// A text for the user.
     pub fn add_export(
         &self,
         worker: &mut Worker,
@@ -261,7 +261,7 @@ impl WorkerContext {
         })
     }
 
-    /// Passes a queue of a block device to the worker of this index.
+    /// Passes a queue of a block device to the worker with this index.
     pub fn pass_queue(&self, worker: usize, setup: QueueSetup) -> Option<FixedCounter> {
         let handle = self.peers.handle(worker)?;
         let (stats, number) = (setup.stats(), usize::from(setup.number()));
@@ -287,7 +287,7 @@ fn serve_queue(worker: &mut Worker, setup: QueueSetup) {
     }
 }
 
-/// A controller's configuration, as far as it does not depend on its volumes.
+/// Returns the configuration of a controller, as far as it does not depend on the volumes.
 pub fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
     let default = ControllerConfig::default();
     let cloud = spec.cloud.as_ref();
@@ -315,7 +315,7 @@ pub fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
     }
 }
 
-/// Returns the configuration of a subsystem for other hosts.
+/// Returns the controller configuration of an NVMe/TCP subsystem for other hosts.
 pub fn target_controller(spec: &NvmeTcpSpec, serial: String) -> ControllerConfig {
     let default = ControllerConfig::default();
     ControllerConfig {

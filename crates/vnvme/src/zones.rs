@@ -107,7 +107,7 @@ fn zrwa(
     }))
 }
 
-/// Opens the zones in a file, which is created if missing.
+/// Opens the zone table file, which is created if it does not exist.
 fn kept(
     path: &Path,
     geometry: Geometry,

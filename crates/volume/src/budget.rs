@@ -14,12 +14,12 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Bytes moved that count as one unit.
+    /// Number of transferred bytes that cost one unit of a round's budget.
     pub const BYTES_PER_UNIT: u64 = 16 << 10;
-    /// Pieces of memory that count as one unit.
+    /// Number of memory segments that cost one unit of a round's budget.
     pub const PIECES_PER_UNIT: u64 = 16;
 
-    /// Creates a budget of `units` units.
+    /// Creates a budget of `units` units for one round of work.
     #[inline(always)]
     pub const fn new(units: u32) -> Self {
         Self {
@@ -33,7 +33,7 @@ impl Budget {
         Self::new(u32::MAX)
     }
 
-    /// Subtracts units, down to 0.
+    /// Subtracts units from the budget, down to 0.
     #[inline(always)]
     pub fn spend(&mut self, units: u32) {
         self.left = self.left.saturating_sub(units);
@@ -46,13 +46,13 @@ impl Budget {
         self.left == 0
     }
 
-    /// Returns the units that are left.
+    /// Returns the number of units that the round may still spend.
     #[inline(always)]
     pub fn left(&self) -> u32 {
         self.left
     }
 
-    /// Returns the units that were spent.
+    /// Returns the number of units that the round has spent.
     pub fn spent(&self) -> u32 {
         self.granted - self.left
     }

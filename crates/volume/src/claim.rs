@@ -13,9 +13,10 @@ use sync::Unpoisoned;
 /// Location of a volume's bytes in an object that can be opened more than once.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Extent {
-    /// Name of the object that holds the bytes; equal for all openings of it.
+    /// Name of the object that stores the bytes, such as a file; equal for all openings of the
+    /// object.
     pub root: String,
-    /// First byte.
+    /// Byte offset in the object at which the extent begins.
     pub offset: u64,
     /// Number of bytes; `None`: up to the end of the object, even if it grows.
     pub len: Option<u64>,
@@ -45,7 +46,7 @@ impl Extent {
         }
     }
 
-    /// Returns the exclusive end of the extent.
+    /// Returns the end of the extent, which is the byte after the last one or unbounded.
     fn end(&self) -> Bound<u64> {
         match self.len.and_then(|len| self.offset.checked_add(len)) {
             Some(end) => Bound::Excluded(end),
@@ -77,11 +78,11 @@ impl Extent {
 pub struct Overlap {
     /// Name of the export that was refused.
     pub new: String,
-    /// Name of the export that was already registered.
+    /// Name of the export that already serves the bytes.
     pub old: String,
-    /// Description of the common bytes.
+    /// Description of the bytes that both exports would serve.
     pub range: String,
-    /// Name of the object that holds the bytes.
+    /// Name of the object that stores the bytes, such as a file.
     pub root: String,
 }
 

@@ -3,13 +3,13 @@
 use std::fmt::Debug;
 use std::time::Instant;
 
-/// A source of time.
+/// Source of time, which tests replace by a clock of their own.
 pub trait Clock: Send + Sync + Debug {
     /// Returns the current time.
     fn now(&self) -> Instant;
 }
 
-/// The system's monotonic clock.
+/// Monotonic clock of the system, the [`Clock`] outside tests.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
 

@@ -5,21 +5,21 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// Class of a request's error, as far as a caller can act on it.
+/// Class of a failed request's error, by which the caller decides how to react.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum IoErrorKind {
-    /// The medium could not be read.
+    /// The medium could not be read (the system's `EIO` for a read, for example).
     MediaRead,
     /// The medium could not be written.
     MediaWrite,
     /// Written data could not be made durable and may be lost. A retry would hide the loss: it
     /// might succeed, because the kernel discards data that it failed to write.
     NotDurable,
-    /// No space left for the write (also: quota or file size limit reached).
+    /// The storage has no space left for the write, or a quota or file size limit is reached.
     NoSpace,
-    /// The volume is read-only.
+    /// The request would change a volume that is open read-only.
     ReadOnly,
-    /// The range does not lie within the volume.
+    /// The range of the request does not lie within the volume.
     OutOfRange,
     /// The range lies within the volume, but the file or device behind it has become shorter since
     /// it was opened.
@@ -43,7 +43,7 @@ pub enum IoErrorKind {
 }
 
 impl IoErrorKind {
-    /// Returns the failure class for the counters of the volume's servers.
+    /// Returns the class as which the counters of front-ends count the failure.
     pub const fn failure(self) -> probes::Failure {
         use probes::Failure;
         match self {
@@ -62,7 +62,7 @@ impl IoErrorKind {
         }
     }
 
-    /// Returns a few words for log messages.
+    /// Returns a short description of the error for log messages.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::MediaRead => "medium could not be read",
@@ -83,7 +83,7 @@ impl IoErrorKind {
     }
 }
 
-/// Error of one request. Keeps the system's error number for the log.
+/// Error of one request: its class, and the system's error number for the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct IoError {
     /// Class of the error, which decides how a caller reacts.
@@ -175,23 +175,23 @@ pub enum VolumeError {
     /// The process has no permission to open the file.
     #[error("{}: permission denied{}", path.display(), if *read_only { "" } else { " (opened for writing; --read-only needs only the right to read)" })]
     Permission {
-        /// Path of the file or block device.
+        /// Path of the file or block device that may not be opened.
         path: PathBuf,
-        /// Whether the volume was to be opened read-only.
+        /// Whether opening read-only was requested.
         read_only: bool,
     },
     /// The path is a directory, which cannot be a disk.
     #[error("{}: is a directory; name a raw disk image or a block device", path.display())]
     IsDirectory {
-        /// Path of the file or block device.
+        /// Path of the directory.
         path: PathBuf,
     },
     /// The path is neither a regular file nor a block device.
     #[error("{}: is a {what}; a volume is a regular file or a block device", path.display())]
     WrongType {
-        /// Path of the file or block device.
+        /// Path that is neither a file nor a block device.
         path: PathBuf,
-        /// Actual type of the file.
+        /// Kind of the file at the path, for the message.
         what: &'static str,
     },
     /// The file is an image in a format other than raw.
@@ -201,15 +201,15 @@ pub enum VolumeError {
         path.display(), served_as(format), path.display(), path.display()
     )]
     ImageFormat {
-        /// Path of the file or block device.
+        /// Path of the image.
         path: PathBuf,
-        /// The format's name.
+        /// Name of the image's format.
         format: &'static str,
     },
     /// The volume has a size of 0 bytes.
     #[error("{}: is empty; give it a size with: truncate -s 1G {}", path.display(), path.display())]
     Empty {
-        /// Path of the file or block device.
+        /// Path of the empty file or block device.
         path: PathBuf,
     },
     /// The storage behind the volume has a fixed size; only files can be resized.
@@ -221,17 +221,17 @@ pub enum VolumeError {
         path.display(), path.display()
     )]
     OddSize {
-        /// Path of the file or block device.
+        /// Path of the file with the unsuitable size.
         path: PathBuf,
-        /// The file's size in bytes.
+        /// Size of the file in bytes.
         size: u64,
-        /// The block size in bytes.
+        /// Block size in bytes that the size must be a multiple of.
         block_size: u32,
     },
     /// The medium or filesystem is read-only, and the volume was to be written.
     #[error("{}: is on a read-only medium; serve it with --read-only (or ?read-only=on)", path.display())]
     ReadOnlyMedium {
-        /// Path of the file or block device.
+        /// Path of the file or block device on a read-only medium.
         path: PathBuf,
     },
     /// The file is locked by another process or opening, in a mode that excludes this use.
@@ -240,11 +240,11 @@ pub enum VolumeError {
         if *read_only { "" } else { ", or share the disk by opening it read-only on both sides" }
     )]
     Locked {
-        /// Path of the file or block device.
+        /// Path of the locked file or block device.
         path: PathBuf,
-        /// Holder of the lock, as far as it could be found.
+        /// Description of the processes that hold the lock, as far as they could be found.
         holder: String,
-        /// Whether the volume was to be opened read-only.
+        /// Whether opening read-only was requested, so that only a writer is in the way.
         read_only: bool,
     },
     /// Requests of the process that had the file open before are still outstanding.
@@ -254,18 +254,18 @@ pub enum VolumeError {
          or raise --previous-timeout", path.display()
     )]
     PreviousProcess {
-        /// Path of the file or block device.
+        /// Path of the file or block device that the previous process still uses.
         path: PathBuf,
-        /// Duration of the wait.
+        /// Time for which the opening has waited for the previous process.
         waited: std::time::Duration,
     },
     /// The filesystem cannot lock the file.
     #[error("{}: cannot be locked against a second user ({error}); use ?lock=off if you exclude \
              other users yourself", path.display())]
     LockUnsupported {
-        /// Path of the file or block device.
+        /// Path of the file on a filesystem without locks.
         path: PathBuf,
-        /// Error of the system call.
+        /// Error of the system call that locks the file.
         error: io::Error,
     },
     /// `O_DIRECT` was requested and is not supported.
@@ -273,7 +273,7 @@ pub enum VolumeError {
     DirectUnsupported {
         /// Path of the file or block device.
         path: PathBuf,
-        /// The reason.
+        /// Reason why direct I/O is impossible.
         why: String,
     },
     /// The requested block size is not a power of two between 512 and 65536.
@@ -287,19 +287,19 @@ pub enum VolumeError {
     /// The journal of a volume's atomic writes cannot be used.
     #[error("{}: cannot be the journal of atomic writes: {why}", path.display())]
     Journal {
-        /// Path of the journal.
+        /// Path of the journal file.
         path: PathBuf,
-        /// The reason.
+        /// Reason why the journal cannot be used.
         why: &'static str,
     },
     /// The slice does not lie within the volume below.
     #[error("{}", slice_range(*offset, *len, *size))]
     SliceRange {
-        /// First byte of the slice.
+        /// Byte offset of the slice in the lower volume.
         offset: u64,
         /// Length of the slice in bytes.
         len: u64,
-        /// The size of the volume below in bytes.
+        /// Size of the lower volume in bytes.
         size: u64,
     },
     /// The edges of the slice are not multiples of the block size of the volume below.
@@ -307,35 +307,35 @@ pub enum VolumeError {
         "a slice of {len} bytes from byte {offset} does not begin and end on the volume's blocks of {block_size} bytes"
     )]
     SliceAlignment {
-        /// First byte of the slice.
+        /// Byte offset of the slice in the lower volume.
         offset: u64,
         /// Length of the slice in bytes.
         len: u64,
-        /// Block size of the volume below in bytes.
+        /// Block size in bytes that offset and length must be multiples of.
         block_size: u32,
     },
     /// The size is not allowed for a volume.
     #[error("a volume of {size} bytes is not possible: {why}")]
     Size {
-        /// The size in bytes.
+        /// Requested size in bytes.
         size: u64,
-        /// The reason.
+        /// Rule that the size violates.
         why: &'static str,
     },
     /// The kernel refuses to create an io_uring for this process.
     #[error("io_uring is not available: {why}")]
     NoIoUring {
-        /// The missing feature and its remedy.
+        /// Missing kernel feature or permission, and the remedy.
         why: &'static str,
-        /// Error of the system call.
+        /// Error of the system call that creates the ring.
         source: io::Error,
     },
     /// Memory for the volume or for its requests could not be allocated.
     #[error("no memory for {what}: {error}")]
     Memory {
-        /// Purpose of the memory.
+        /// Purpose of the memory that could not be allocated.
         what: &'static str,
-        /// Error of the system call.
+        /// Error of the system call that allocates the memory.
         error: io::Error,
     },
     /// Any other system call failed.
@@ -343,9 +343,9 @@ pub enum VolumeError {
     System {
         /// Path of the file or block device.
         path: PathBuf,
-        /// The step that failed.
+        /// Step that failed, for example `open`.
         what: &'static str,
-        /// Error of the system call.
+        /// Error of the failed system call.
         error: io::Error,
     },
 }

@@ -16,18 +16,18 @@ use sync::Unpoisoned;
 /// Kinds of requests that a fault affects.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OpKind {
-    /// All requests.
+    /// Requests of every kind.
     #[default]
     Any,
     /// Reads.
     Read,
-    /// Writes.
+    /// Write requests.
     Write,
-    /// Flushes.
+    /// Flush requests.
     Flush,
-    /// Zeroing.
+    /// Requests that zero a range.
     WriteZeroes,
-    /// Deallocation.
+    /// Requests that deallocate a range.
     Deallocate,
 }
 
@@ -44,7 +44,7 @@ impl OpKind {
     }
 }
 
-/// Effect of a fault on a request.
+/// Effect of an injected fault on a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effect {
     /// The request fails at once, and never reaches the volume.
@@ -52,25 +52,25 @@ pub enum Effect {
     /// The request fails with a later completion, as on a disk that has worked on it. It never
     /// reaches the volume.
     FailLater(IoError),
-    /// The request reaches the volume this much later.
+    /// The request reaches the volume after this delay.
     Delay(Duration),
     /// The request is held until [`Faults::release`] is called, then reaches the volume.
     Hold,
 }
 
-/// An injected fault: the affected requests, and the effect on them.
+/// Injected fault for tests: which requests are affected, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// Kind of request that is affected.
+    /// Kind of requests that the fault affects.
     pub op: OpKind,
     /// Byte range that a request must touch to be affected; `None`: any request. Flushes have no
     /// range.
     pub range: Option<Range<u64>>,
-    /// Number of matching requests that pass before the fault takes effect.
+    /// Number of matching requests that pass unaffected before the fault takes effect.
     pub skip: u64,
-    /// Number of requests that are affected; then the fault is removed.
+    /// Number of requests that the fault affects before it is removed.
     pub times: u64,
-    /// Effect on the requests.
+    /// Effect of the fault on each affected request.
     pub effect: Effect,
 }
 
@@ -107,37 +107,38 @@ impl Fault {
     }
 }
 
-/// List of the faults of a [`FaultVolume`], which any thread may change.
+/// Injected faults of a [`FaultVolume`]. Any thread may add and remove them.
 #[derive(Debug, Default)]
 pub struct Faults {
     list: Mutex<Vec<Fault>>,
-    /// Number of calls of [`Faults::release`].
+    /// Number of calls of [`Faults::release`] so far.
     releases: AtomicU64,
     held: AtomicUsize,
 }
 
 impl Faults {
-    /// Adds a fault. Faults that were added earlier have precedence.
+    /// Adds a fault. Faults that were added earlier apply first.
     pub fn add(&self, fault: Fault) {
         self.list.lock().unpoisoned().push(fault);
     }
 
-    /// Removes all faults. Requests that are held stay held.
+    /// Removes all faults. Requests that a fault is holding stay held.
     pub fn clear(&self) {
         self.list.lock().unpoisoned().clear();
     }
 
-    /// Releases the held requests to the volume.
+    /// Passes the requests that faults are holding on to the volume.
     pub fn release(&self) {
         self.releases.fetch_add(1, Ordering::Release);
     }
 
-    /// Returns the number of requests that are held now.
+    /// Returns the number of requests that faults are holding now.
     pub fn held(&self) -> usize {
         self.held.load(Ordering::Acquire)
     }
 
-    /// Returns the effect of the faults on a request, if any.
+    /// Returns the effect of the first matching fault on a request, and counts the request; `None`
+    /// if no fault matches.
     fn strike(&self, request: &Request) -> Option<Effect> {
         let mut list = self.list.lock().unpoisoned();
         let mut struck = None;
@@ -170,7 +171,7 @@ impl FaultVolume {
         }
     }
 
-    /// Returns the list to which faults are added.
+    /// Returns the list of injected faults, to which a test adds its own.
     pub fn faults(&self) -> Arc<Faults> {
         self.faults.clone()
     }
@@ -206,7 +207,7 @@ impl Volume for FaultVolume {
     }
 }
 
-/// A worker's queue into a [`FaultVolume`].
+/// Queue of one worker into a [`FaultVolume`].
 struct FaultQueue {
     queue: OpenQueue,
     faults: Arc<Faults>,
@@ -214,7 +215,7 @@ struct FaultQueue {
     releases: u64,
     held: Vec<Request>,
     delayed: Vec<(Instant, Request)>,
-    /// Requests that fail in the next round, and their errors.
+    /// Requests that a fault lets fail in the next round, with their errors.
     failed: Vec<(Request, IoError)>,
 }
 

@@ -15,9 +15,9 @@ use sync::Unpoisoned;
 /// while the worker polls.
 pub struct Inbox<T> {
     left: Mutex<Vec<T>>,
-    /// Length of `left`.
+    /// Number of items in `left`, readable without the lock.
     count: AtomicUsize,
-    /// Whether the worker may be asleep. Then the next added item wakes it.
+    /// Whether the worker may be asleep, so that the next added item has to wake it.
     armed: AtomicBool,
     /// Whether the queue was dropped. Threads that hang may hold the inbox for long after that.
     closed: AtomicBool,
@@ -84,13 +84,13 @@ impl<T: Send + 'static> Inbox<T> {
         drop(self.take());
     }
 
-    /// Returns whether the inbox contains something.
+    /// Returns whether the inbox contains any item, without taking its lock.
     #[inline]
     pub fn has_news(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    /// Removes and returns all contents.
+    /// Removes and returns all items in the order in which they were added.
     pub fn take(&self) -> Vec<T> {
         let left = std::mem::take(&mut *self.left.lock().unpoisoned());
         self.count.fetch_sub(left.len(), Ordering::SeqCst);

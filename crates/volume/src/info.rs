@@ -1,9 +1,9 @@
 //! Properties of a volume.
 
-/// Kind of the storage behind a volume.
+/// Kind of storage behind a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// A regular file.
+    /// A regular file, possibly on a network filesystem.
     File,
     /// A block device.
     BlockDevice,
@@ -13,10 +13,11 @@ pub enum Kind {
     Null,
 }
 
-/// Properties of a volume. All sizes in bytes.
+/// Properties of a volume. All sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Info {
-    /// Size of the volume. A multiple of `block_size`. Changes when the volume is resized.
+    /// Size of the volume in bytes, a multiple of `block_size`. It changes when the volume is
+    /// resized.
     pub size: u64,
     /// Smallest unit of I/O: offset and length of every request are multiples of it (1: no
     /// restriction). A power of two. The block size of a namespace must be at least as large.
@@ -29,12 +30,12 @@ pub struct Info {
     /// Whether a completed write may be lost in a power cut until a flush, unless it was written
     /// with `fua`.
     pub volatile_cache: bool,
-    /// Whether [`Op::Deallocate`](crate::Op::Deallocate) frees space.
+    /// Whether [`Op::Deallocate`](crate::Op::Deallocate) frees space in the storage.
     pub deallocate: bool,
     /// Unit in which space is deallocated; requests that cover no whole unit may free nothing. A
     /// power of two, or 0 where `deallocate` is false.
     pub deallocate_granularity: u32,
-    /// Whether a range reads as zeroes after a successful deallocation.
+    /// Whether a deallocated range reads as zeroes.
     pub zeroes_after_deallocate: bool,
     /// Whether [`Op::WriteZeroes`](crate::Op::WriteZeroes) is expected to be faster than writing
     /// zeroes. It works either way.

@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
-/// Behaviour of a [`NullVolume`].
+/// Properties of a [`NullVolume`]: size, latency and access.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NullOptions {
-    /// Size in bytes.
+    /// Size of the volume in bytes.
     pub size: u64,
     /// Whether reads fill their data with zeroes. Otherwise the reader's memory keeps its former
     /// contents.
@@ -30,7 +30,7 @@ pub struct NullOptions {
     pub units: usize,
 }
 
-/// Latency from which on the worker sleeps until a request completes, instead of polling.
+/// Latency from which the worker sleeps until a request completes, instead of polling.
 const WORTH_SLEEPING: Duration = Duration::from_micros(100);
 
 /// A volume that completes every request without storing data.
@@ -40,7 +40,7 @@ const WORTH_SLEEPING: Duration = Duration::from_micros(100);
 #[derive(Debug)]
 pub struct NullVolume {
     options: NullOptions,
-    /// Units shared by several volumes of a named device, and the device's name.
+    /// Device name and service units, if several volumes simulate one named device.
     device: Option<Arc<Units>>,
     root: Option<String>,
 }
@@ -51,7 +51,7 @@ pub struct NullVolume {
 struct Units {
     epoch: Instant,
     next: AtomicUsize,
-    /// Time until which each unit is busy, in nanoseconds since the epoch.
+    /// For each service unit, the time until which it is busy, in nanoseconds since the epoch.
     busy: Box<[AtomicU64]>,
 }
 
@@ -83,7 +83,7 @@ impl Units {
     }
 }
 
-/// Named devices of this process.
+/// Simulated devices of this process, by name.
 static DEVICES: Mutex<Vec<(String, Weak<Units>)>> = Mutex::new(Vec::new());
 
 impl NullVolume {
@@ -180,13 +180,13 @@ impl Volume for NullVolume {
     }
 }
 
-/// A worker's queue into a [`NullVolume`].
+/// Queue of one worker into a [`NullVolume`].
 struct NullQueue {
     options: NullOptions,
-    /// Whether requests complete immediately, without a latency.
+    /// Whether requests complete within `submit`, without a latency.
     immediate: bool,
     device: Option<Arc<Units>>,
-    /// Requests with their completion times, in the order of submission.
+    /// Outstanding requests with their completion times, in the order of submission.
     waiting: VecDeque<(Instant, Request)>,
 }
 
@@ -250,7 +250,7 @@ impl VolumeQueue for NullQueue {
         }
     }
 
-    /// Does nothing: requests complete after their latency.
+    /// Does nothing, because requests complete after their latency anyway.
     fn cancel(&mut self, _: u64) {}
 }
 

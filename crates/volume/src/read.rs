@@ -5,13 +5,13 @@ use crate::{Io, IoError, IoErrorKind, IoOptions, Op, OpenQueue, Request, Volume,
 use dma::{Buffer, SegmentList};
 use std::time::Duration;
 
-/// Sleep between two polls of an outstanding read.
+/// Sleep between two polls for an outstanding read, in a thread without a worker's loop.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// Reader of a volume, for one read at a time.
+/// Blocking reader of a volume, for example for partition tables; one read at a time.
 pub(crate) struct Reader<'a> {
     volume: &'a dyn Volume,
-    /// Queue into the volume, for volumes that cannot be read without one.
+    /// Queue into the volume; `None` if the volume can be read without one.
     queue: Option<Queue>,
 }
 
@@ -21,7 +21,7 @@ struct Queue {
 }
 
 impl<'a> Reader<'a> {
-    /// Creates a reader of `volume`.
+    /// Creates a blocking reader of `volume`.
     pub(crate) fn new(volume: &'a dyn Volume) -> Self {
         let queue = None;
         Self { volume, queue }

@@ -7,21 +7,21 @@ use dma::{SegmentList, View};
 /// ones would make the worker's other clients wait.
 pub(crate) const MAX_INLINE_BYTES: u64 = 128 << 10;
 
-/// Operation of a request.
+/// Operation of a request to a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// Reads the range into the request's data.
+    /// Reads the range into the memory of the request.
     Read,
-    /// Writes the request's data to the range.
+    /// Writes the memory of the request to the range.
     Write {
         /// Whether the data must be durable before the completion is posted (force unit access).
         fua: bool,
     },
-    /// Makes every completed write durable. Takes no range and no data.
+    /// Makes every write that has completed durable. Has no range and no data.
     Flush,
-    /// Makes the range read as zeroes. Takes no data.
+    /// Makes the range read as zeroes. Has no data.
     WriteZeroes {
-        /// Whether the volume may free the space.
+        /// Whether the volume may free the space of the range.
         deallocate: bool,
         /// Whether the zeroes must be durable before the completion is posted.
         fua: bool,
@@ -38,7 +38,7 @@ impl Op {
         !matches!(self, Self::Read)
     }
 
-    /// Returns whether the operation transfers data.
+    /// Returns whether the operation transfers data (a read or a write).
     pub const fn has_data(self) -> bool {
         matches!(self, Self::Read | Self::Write { .. })
     }
@@ -52,7 +52,7 @@ pub struct Request {
     pub tag: u64,
     /// Operation of the request.
     pub op: Op,
-    /// First byte of the range.
+    /// Byte offset of the range in the volume.
     pub offset: u64,
     /// Length of the range in bytes. For reads and writes, equal to the length of `data`.
     pub len: u64,
@@ -61,7 +61,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Creates a read or write of all of `data`.
+    /// Creates a read or write that transfers all of `data` at byte `offset`.
     #[inline]
     pub fn transfer(tag: u64, op: Op, offset: u64, data: SegmentList) -> Self {
         Self {
@@ -73,7 +73,7 @@ impl Request {
         }
     }
 
-    /// Ends the request with this result.
+    /// Returns the completion of the request with this result.
     pub fn complete(self, result: Result<(), IoError>) -> Completion {
         Completion {
             tag: self.tag,
@@ -97,7 +97,7 @@ impl Request {
         Ok(())
     }
 
-    /// Performs [`Request::check`] with the values of `info`.
+    /// Performs [`Request::check`] with the size, block size and access in `info`.
     pub fn check_info(&self, info: &Info) -> Result<(), IoError> {
         self.check(info.size, info.block_size, info.read_only)
     }
@@ -125,7 +125,7 @@ pub(crate) fn check_range(
     Ok(())
 }
 
-/// Checks the length of a read's or write's data: one part of [`Request::check`].
+/// Checks that the memory of a read or write has `len` bytes: one part of [`Request::check`].
 #[inline]
 pub(crate) fn check_data(op: Op, len: u64, data: View<'_>) -> Result<(), IoError> {
     if data.len_bytes() != len || (op == Op::Read && !data.is_writable()) {
@@ -138,11 +138,11 @@ pub(crate) fn check_data(op: Op, len: u64, data: View<'_>) -> Result<(), IoError
 #[derive(Debug)]
 #[must_use = "a completion says whether the request worked, and owns its memory"]
 pub struct Completion {
-    /// The request's tag.
+    /// Tag of the request, by which the caller recognises the completion.
     pub tag: u64,
     /// Result of the request. After an error, the range of a write holds old data, new data, or a
     /// mixture of blocks. The data of a failed read is undefined, but never from another volume.
     pub result: Result<(), IoError>,
-    /// The request's data segments.
+    /// Memory of the request, returned to the caller.
     pub data: SegmentList,
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub struct SliceVolume {
     whole: Arc<dyn Volume>,
     offset: u64,
-    /// Bytes; `None`: up to the end of the volume, wherever that is.
+    /// Length of the slice in bytes; `None` for a slice that ends with the lower volume.
     len: Option<u64>,
 }
 
@@ -79,7 +79,8 @@ impl Volume for SliceVolume {
         Some([&whole[..], format!("+{}", self.offset).as_bytes()].concat())
     }
 
-    /// Requests are moved, and stay whole.
+    /// Returns the promise of the lower volume, shifted by the slice's offset. Requests are never
+    /// split.
     fn atomic_writes(&self) -> AtomicWrites {
         self.whole.atomic_writes().from_byte(self.offset)
     }
@@ -92,7 +93,7 @@ impl Volume for SliceVolume {
         Some(self.whole.extent()?.part(self.offset, self.len))
     }
 
-    /// Refuses: the rest of the volume below has other users.
+    /// Refuses to resize the slice, because other slices use the rest of the lower volume.
     fn resize(&self, _: u64) -> Result<(), VolumeError> {
         Err(VolumeError::FixedSize)
     }
@@ -104,7 +105,7 @@ impl Volume for SliceVolume {
     }
 }
 
-/// A worker's queue into a [`SliceVolume`].
+/// Queue of one worker into a [`SliceVolume`].
 struct SliceQueue {
     whole: OpenQueue,
     offset: u64,

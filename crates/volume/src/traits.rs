@@ -57,7 +57,7 @@ pub trait Volume: Send + Sync + Debug {
         self.inner()?.extent()
     }
 
-    /// The volume's limits, if it has any that can be changed.
+    /// Returns the handle that changes the volume's I/O limits, if it has limits.
     fn limits(&self) -> Option<LimitHandle> {
         self.inner()?.limits()
     }
@@ -136,7 +136,7 @@ pub trait VolumeQueue {
     fn cancel(&mut self, tag: u64);
 }
 
-/// State of a [`VolumeQueue`].
+/// State of a [`VolumeQueue`]: outstanding requests, and how the worker is woken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueState {
     /// Requests that the device or the kernel works on, or that [`VolumeQueue::poll`] returns
@@ -147,7 +147,7 @@ pub struct QueueState {
 }
 
 impl QueueState {
-    /// State without outstanding requests.
+    /// State of a queue without outstanding requests.
     pub const IDLE: Self = Self::of_ring(0);
 
     /// State with `in_flight` outstanding requests, all of which complete through the ring or wake
@@ -245,7 +245,7 @@ impl OpenQueue {
         Self::with_fast_path(NoFastPath(queue))
     }
 
-    /// A queue with a fast path.
+    /// Creates an open queue with a fast path for requests.
     pub fn with_fast_path(queue: impl FastPath + 'static) -> Self {
         Self {
             queue: Box::new(queue),
@@ -343,7 +343,7 @@ impl<Q: VolumeQueue> FastPath for NoFastPath<Q> {
         self.0.submit(Request::transfer(tag, op, offset, data))
     }
 
-    /// [`Io::flush`] sends it, at the end of the round.
+    /// Does nothing: [`Io::flush`] submits the requests at the end of the round.
     fn push(&mut self) {}
 
     fn is_immediate(&self) -> bool {

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 const FIRST: Duration = Duration::from_millis(200);
 const MAX_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Duration of a wait and the times of its log messages, at growing intervals.
+/// Timer of a wait, which also decides when log messages about the wait are due.
 #[derive(Debug)]
 pub struct WaitLog {
     began: Instant,
-    /// Time of the next message, counted from the beginning of the wait.
+    /// Time of the next log message, counted from the beginning of the wait.
     next: Duration,
     said: bool,
 }
@@ -31,7 +31,7 @@ impl WaitLog {
         self.began.elapsed()
     }
 
-    /// Returns the duration of the wait if a message is due.
+    /// Returns the duration of the wait so far if a log message is due, otherwise `None`.
     pub fn due(&mut self) -> Option<Duration> {
         let waited = self.elapsed();
         if waited < self.next {
@@ -42,7 +42,7 @@ impl WaitLog {
         Some(waited)
     }
 
-    /// Returns the time until the next message is due.
+    /// Returns the time until the next log message is due.
     pub fn next(&self) -> Duration {
         self.next.saturating_sub(self.elapsed())
     }

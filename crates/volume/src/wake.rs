@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Requirement of a queue on how its worker wakes up to call
+/// How a worker learns that it has to call a queue's
 /// [`VolumeQueue::poll`](crate::VolumeQueue::poll).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wake {
@@ -10,11 +10,11 @@ pub enum Wake {
     /// one that the queue has passed to [`Io::watch`](crate::Io::watch). Also used when nothing is
     /// in flight.
     Event,
-    /// The worker has to poll after this time; no wake-up may arrive before.
+    /// After this time; a wake-up before that is not guaranteed.
     After(Duration),
-    /// The worker has to poll at this time; no wake-up may arrive before.
+    /// The queue is called at this time; a wake-up before that is not guaranteed.
     At(Instant),
-    /// No wake-up arrives: the worker has to keep polling.
+    /// The queue is called all the time, because no wake-up arrives.
     Poll,
 }
 

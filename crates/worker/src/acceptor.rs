@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// First pause after a failed accept; it doubles with each further failure.
+/// Pause after the first failed accept; it doubles with each further failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// Maximum number of times that the pause doubles.
+/// Maximum number of times that the pause after failed accepts doubles.
 const DOUBLINGS: u32 = 4;
 
 /// Maximum number of clients that may connect to a socket in a second, also all at once.
@@ -26,7 +26,7 @@ const DOUBLINGS: u32 = 4;
 pub struct ConnectRate(pub u32);
 
 impl ConnectRate {
-    /// No limit, for sockets with clients in this process.
+    /// Rate without a limit, for sockets whose clients are in this process.
     pub const UNLIMITED: Self = Self(u32::MAX);
 }
 
@@ -47,17 +47,17 @@ pub enum AcceptError {
     System(#[from] Errno),
 }
 
-/// A token bucket that holds the connections of one second.
+/// Rate limit of new connections: a token bucket that holds the connections of one second.
 #[derive(Debug)]
 pub struct ConnectPace {
-    /// Time between two clients at the maximum rate.
+    /// Time between two connections at the maximum rate.
     interval: Duration,
-    /// Time at which the bucket will be full again, or was last full.
+    /// Time at which the token bucket will be full again, or was last full; `None` for a full one.
     full: Option<Instant>,
 }
 
 impl ConnectPace {
-    /// Creates a full bucket.
+    /// Creates the rate limit with all connections of one second available.
     pub fn new(rate: ConnectRate) -> Self {
         Self {
             interval: SECOND / rate.0.max(1),
@@ -73,7 +73,7 @@ impl ConnectPace {
         due.map_or(now, |due| due.max(now))
     }
 
-    /// Takes a token for a client that has connected.
+    /// Counts a client that has connected against the rate limit.
     pub fn take(&mut self, now: Instant) {
         let full = self.full.map_or(now, |full| full.max(now));
         self.full = Some(full + self.interval);
@@ -89,12 +89,12 @@ pub struct AcceptStats {
 }
 
 impl AcceptStats {
-    /// Connections accepted, including those that were refused afterwards.
+    /// Returns the number of accepted connections, including those that were refused afterwards.
     pub fn accepted(&self) -> u64 {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// Times that clients had to wait because of the rate limit.
+    /// Returns how many times clients had to wait because of the rate limit.
     pub fn delayed(&self) -> u64 {
         self.delayed.load(Ordering::Relaxed)
     }
@@ -111,15 +111,15 @@ impl AcceptStats {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The socket is in the epoll set.
+    /// The worker watches the socket for clients in its epoll set.
     Watched,
-    /// The socket returns to the epoll set at this time.
+    /// The worker watches the socket again from this time on, after a pause.
     Paused(Instant),
-    /// The socket stays out of the epoll set until [`Acceptor::open`].
+    /// The worker does not watch the socket until [`Acceptor::open`].
     Closed,
 }
 
-/// A listening socket, non-blocking, in a worker's epoll set.
+/// Listening socket of a front-end, with the rate limit and pauses of accepting clients.
 #[derive(Debug)]
 pub struct Acceptor<L> {
     listener: L,
@@ -128,7 +128,7 @@ pub struct Acceptor<L> {
     rate: ConnectRate,
     pace: ConnectPace,
     state: State,
-    /// Consecutive failed accepts.
+    /// Number of failed accepts in a row.
     failures: u32,
     stats: Arc<AcceptStats>,
 }
@@ -168,7 +168,7 @@ impl<L: AsFd> Acceptor<L> {
         self.listener
     }
 
-    /// Returns the socket's counters.
+    /// Returns the counters of accepted and delayed connections.
     pub fn stats(&self) -> Arc<AcceptStats> {
         self.stats.clone()
     }
@@ -229,7 +229,7 @@ impl<L: AsFd> Acceptor<L> {
         }
     }
 
-    /// Accepts no client until [`Acceptor::open`].
+    /// Stops accepting clients until [`Acceptor::open`].
     pub fn close(&mut self) {
         self.leave(State::Closed);
     }

@@ -39,7 +39,7 @@ pub(crate) const SHARED_UNITS: u32 = 32;
 /// Units of a budget between two readings of the counter, while only one front-end has work. The
 /// limit bounds the round, so that a second busy front-end is noticed soon.
 pub(crate) const ALONE_UNITS: u32 = 512;
-/// Fraction of a quantum above which a poll has evidently found work.
+/// Divisor of a front-end's quantum: a poll that takes longer than the result has found work.
 const LOOKS_PER_QUANTUM: u64 = 8;
 /// Started units from which the ring is submitted on their owners' account. Fewer units wait for
 /// those of other front-ends, to share one system call and its cost.
@@ -47,7 +47,8 @@ const FLUSH_UNITS: u32 = 16;
 
 /// A turn that takes less than this fraction of a quantum, and completes its work, is a light one.
 const LIGHT_PER_QUANTUM: u64 = 8;
-/// Maximum number of light front-ends that are served between the pieces of heavier ones.
+/// Maximum number of front-ends with short turns that are served between the pieces of others' long
+/// turns.
 const MAX_LIGHT: usize = 4;
 
 /// Number of fair shares of the thread that a light front-end may use between the pieces of heavier
@@ -55,10 +56,10 @@ const MAX_LIGHT: usize = 4;
 /// multiple of its command's own time.
 const LIGHT_SHARES: u64 = 2;
 
-/// Index that stands for no front-end at all.
+/// Index that stands for no front-end.
 const NO_FRONTEND: usize = usize::MAX;
 
-/// A time counter and its rate.
+/// Cycle counter of the processor (or of a test), and its rate.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counter {
     pub read: fn() -> u64,
@@ -80,27 +81,27 @@ impl Counter {
     }
 }
 
-/// Time used and owed by one front-end, in ticks of the counter.
+/// Processor time that one front-end has used and may still use, in ticks of the counter.
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
-    /// Ticks used, less the quanta granted since.
+    /// Number of ticks that the front-end has used, minus the quanta granted since.
     spent: u64,
     /// Whether this round leaves the front-end out, because its quantum was used up when the round
     /// began.
     left_out: bool,
     /// Whether the front-end had work in this round.
     active: bool,
-    /// End of the last round in which the front-end had work.
+    /// Counter value at the end of the last round in which the front-end had work.
     active_at: u64,
     /// Ticks of the last turn with work; the maximum if that turn left work undone.
     turn: u64,
-    /// Whether the front-end was served between the pieces of heavier ones in this round.
+    /// Whether the front-end was served between the pieces of others' long turns in this round.
     interrupted: bool,
     /// Whether the front-end was notified of a ready descriptor, and has had no turn since.
     told: bool,
 }
 
-/// The accounts of a worker's front-ends.
+/// Time accounts of a worker's front-ends, by which busy front-ends share the thread fairly.
 #[derive(Debug)]
 pub(crate) struct Accounts {
     counter: Counter,
@@ -108,24 +109,24 @@ pub(crate) struct Accounts {
     most: u64,
     anticipation: u64,
     hold: u64,
-    /// Accounts, indexed by owner.
+    /// Time account of each front-end, by its number on the worker.
     accounts: Vec<Account>,
-    /// Index of the front-end that had work last.
+    /// Number of the front-end that had work last.
     last: usize,
     shared: bool,
-    /// Counter value up to which all time has been charged or skipped.
+    /// Counter value up to which all time was charged to front-ends or skipped.
     mark: u64,
-    /// Counter value at the last end of a round.
+    /// Counter value at the end of the last round.
     settled: u64,
-    /// Counter value when a different front-end last had work, or one was left out.
+    /// Counter value when the front-end with work last changed, or one was left out.
     changed: u64,
     /// Number of front-ends that get no turn in this round, because their quantum is used up.
     left_out: u32,
-    /// Indices of front-ends with recent work and light turns, see [`Accounts::light_at`].
+    /// Numbers of the front-ends with recent work and short turns, see [`Accounts::light_at`].
     light: Vec<usize>,
     /// Number of front-ends that had work in the last round, or were left out of it.
     active: u64,
-    /// Units started and not yet submitted, by front-end.
+    /// Units of work that each front-end has started and that are not submitted yet.
     unsent: Vec<(usize, u32)>,
     unsent_units: u32,
 }
@@ -169,7 +170,7 @@ impl Accounts {
         self.shared
     }
 
-    /// Records work of this front-end while the thread is not shared.
+    /// Records work of front-end `at` while no other front-end has work.
     #[inline(always)]
     pub fn worked_alone(&mut self, at: usize) {
         if self.last != at {
@@ -214,7 +215,7 @@ impl Accounts {
         }
     }
 
-    /// Returns the current counter value.
+    /// Returns the present value of the counter, in ticks.
     pub fn now(&self) -> u64 {
         (self.counter.read)()
     }
@@ -239,18 +240,18 @@ impl Accounts {
         self.mark = self.now();
     }
 
-    /// Returns whether the front-end may work: it has part of its quantum left.
+    /// Returns whether front-end `at` may work in this round: a part of its quantum is left.
     pub fn may_work(&self, at: usize) -> bool {
         let account = self.accounts.get(at);
         account.is_none_or(|account| !account.left_out && account.spent < self.quantum)
     }
 
-    /// Returns whether this round leaves the front-end out.
+    /// Returns whether front-end `at` gets no turn in this round, because its quantum is used up.
     pub fn is_left_out(&self, at: usize) -> bool {
         self.accounts.get(at).is_some_and(|a| a.left_out)
     }
 
-    /// Returns the ticks used by the front-end, less the quanta granted since.
+    /// Returns the ticks that front-end `at` has used, minus the quanta granted since.
     pub fn spent(&self, at: usize) -> u64 {
         self.accounts.get(at).map_or(0, |account| account.spent)
     }
@@ -286,7 +287,7 @@ impl Accounts {
         })
     }
 
-    /// Records that the front-end was served between the pieces of heavier ones.
+    /// Records that front-end `at` was served between the pieces of others' long turns.
     pub fn interrupted(&mut self, at: usize) {
         if let Some(account) = self.accounts.get_mut(at) {
             account.interrupted = true;
@@ -301,7 +302,7 @@ impl Accounts {
         ticks > self.quantum / LOOKS_PER_QUANTUM
     }
 
-    /// Returns the ticks since the last charge, and moves the mark to now.
+    /// Returns the ticks since the last charge, all of which count as charged now.
     fn elapsed(&mut self) -> u64 {
         let now = self.now();
         // Processors' counters may differ slightly: after a migration the value may be before the
@@ -315,7 +316,7 @@ impl Accounts {
         }
     }
 
-    /// Records that the front-end had work.
+    /// Records that front-end `at` had work in this round.
     pub fn worked(&mut self, at: usize) {
         if let Some(account) = self.accounts.get_mut(at) {
             account.active = true;
@@ -348,7 +349,7 @@ impl Accounts {
         }
     }
 
-    /// Returns whether some front-end waits until it may work again.
+    /// Returns whether any front-end got no turn because its quantum was used up.
     #[inline]
     pub fn anyone_left_out(&self) -> bool {
         self.shared && self.left_out > 0
@@ -406,7 +407,7 @@ impl Accounts {
         self.shared = now.saturating_sub(self.changed) <= self.hold;
     }
 
-    /// Adds the front-end to those with the lightest turns, if it belongs there.
+    /// Adds front-end `at` to those with the shortest turns, if it belongs to them.
     fn consider(&mut self, at: usize, now: u64) {
         let turn = |at: usize| self.accounts.get(at).map_or(u64::MAX, |a| a.turn);
         let lately = |a: &Account| now.saturating_sub(a.active_at) <= self.hold;
@@ -429,7 +430,8 @@ impl Accounts {
         accounts.any(|a| !a.left_out && lately(a))
     }
 
-    /// Returns the ticks that let the least overdrawn front-end work again.
+    /// Returns the number of ticks that must be granted until the first left-out front-end may work
+    /// again.
     fn least_debt(&self, all: impl Iterator<Item = usize>) -> u64 {
         let accounts = all.filter_map(|at| self.accounts.get(at));
         let left_out = accounts.filter(|a| a.left_out);

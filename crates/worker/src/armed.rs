@@ -12,25 +12,26 @@ use crate::worker_loop::{Worker, complete};
 use std::time::{Duration, Instant};
 use volume::Budget;
 
-/// Distance of a deadline below which the thread waits for it without arming.
+/// Time to the next deadline below which the thread polls on instead of arming front-ends and
+/// sleeping.
 const NEAR_DEADLINE: Duration = Duration::from_millis(1);
-/// Housekeeping calls to awake front-ends for each such call to an armed one.
+/// Number of housekeeping calls to awake front-ends for each such call to an armed one.
 const HOUSEKEEPING_TURN: usize = 16;
 
-/// The worker's bookkeeping of its armed front-ends.
+/// State of the armed front-ends: those that wake the worker and are not polled.
 #[derive(Debug, Default)]
 pub(crate) struct Armed {
     /// Armed front-end that is polled once more, because a host without a memory barrier may have
     /// rung its doorbell unseen.
     unconfirmed: Option<u16>,
-    /// Lower bound of the deadlines of armed front-ends.
+    /// Time before which no armed front-end has a deadline; `None` if none has one.
     pub(crate) deadline: Option<Instant>,
-    /// Whether other threads have posted messages, so that housekeeping of all front-ends is due.
+    /// Whether other threads have sent messages, so that all armed front-ends have to be called.
     messages: bool,
 }
 
 impl Armed {
-    /// Lowers the bound to the deadline of a newly armed front-end.
+    /// Lowers the earliest deadline to that of a newly armed front-end.
     fn is_due_at(&mut self, deadline: Option<Instant>) {
         self.deadline = self.deadline.into_iter().chain(deadline).min();
     }
@@ -54,7 +55,7 @@ impl<F: Frontend + 'static> Worker<F> {
         true
     }
 
-    /// Polls the idle front-end that is next in turn.
+    /// Polls the next idle front-end. Returns whether it had work.
     #[inline(never)]
     pub(crate) fn visit_idle(&mut self) -> bool {
         let at = self.run_queue.next_idle();
@@ -101,7 +102,7 @@ impl<F: Frontend + 'static> Worker<F> {
         self.visit_armed()
     }
 
-    /// Polls each armed front-end.
+    /// Polls each armed front-end once. Returns whether any had work.
     #[cold]
     pub(crate) fn visit_armed(&mut self) -> bool {
         let (mut worked, mut place) = (false, self.run_queue.first_armed());
@@ -183,7 +184,7 @@ impl<F: Frontend + 'static> Worker<F> {
         }
     }
 
-    /// Wakes armed front-ends after their deadline.
+    /// Makes those armed front-ends hot again whose deadline has passed.
     #[cold]
     fn wake_due(&mut self, now: Instant) {
         let (mut next, mut place) = (None, self.run_queue.first_armed());

@@ -11,19 +11,19 @@ use std::time::{Duration, Instant};
 
 /// Shortest time between two readings of the clock by an idle loop that counts as a gap.
 pub(crate) const GAP: Duration = Duration::from_micros(100);
-/// Time for which the processor is considered contended after a gap.
+/// Time after a pause of the thread for which its processor counts as contended.
 const CONTENTION_TIME: Duration = Duration::from_millis(20);
 
-/// A loop's record of contention for its processor.
+/// Record of pauses in a polling loop, which show that other threads use its processor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CpuContention {
-    /// End of the last gap, and the thread's CPU time then.
+    /// End of the last pause and the thread's CPU time at that time; `None` after a sleep.
     mark: Option<(Instant, Duration)>,
     until: Instant,
 }
 
 impl CpuContention {
-    /// Creates a record without contention.
+    /// Creates a record in which the processor is not contended.
     pub fn new(now: Instant) -> Self {
         Self {
             mark: None,
@@ -49,7 +49,7 @@ impl CpuContention {
         self.mark = None;
     }
 
-    /// Returns whether other threads compete for the processor.
+    /// Returns whether other threads have recently competed for the processor.
     #[inline]
     pub fn is_there(&self, now: Instant) -> bool {
         now < self.until

@@ -5,10 +5,10 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-/// Condition for which a descriptor is watched.
+/// Condition of a descriptor that an epoll set watches for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// The descriptor is readable.
+    /// The descriptor is readable (level-triggered).
     Readable,
     /// The descriptor has become readable: one event each time (edge-triggered), without a read.
     Edge,
@@ -38,16 +38,16 @@ impl Interest {
 /// Front-end number that marks events of the worker itself.
 pub(crate) const OWN: u32 = u32::MAX;
 
-/// Recipient of an event: a front-end's number and its own token.
+/// Recipient of an epoll event: number of the front-end, and the front-end's own token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Token {
     pub front: u32,
     pub token: u32,
-    /// Whether the event is reported only once.
+    /// Whether the event is reported only once (EPOLLONESHOT).
     pub once: bool,
 }
 
-/// Flag in a token's highest bit: the event is reported only once.
+/// Highest bit of a front-end's token: the event is reported only once.
 const ONCE: u32 = 1 << 31;
 
 impl Token {

@@ -9,9 +9,9 @@ pub enum Error<E: std::error::Error + 'static> {
     /// The kernel refused a system call that the loop depends on.
     #[error("{call}")]
     System {
-        /// The system call.
+        /// Name of the system call that failed.
         call: &'static str,
-        /// Error of the system call.
+        /// Error number of the system call.
         #[source]
         errno: Errno,
     },
@@ -23,7 +23,7 @@ pub enum Error<E: std::error::Error + 'static> {
     /// is.
     #[error("gave up after no request was answered: {0}; unflushed writes may not be durable")]
     GivenUp(String),
-    /// A front-end could not be closed properly.
+    /// A front-end could not be closed in an orderly way.
     #[error(transparent)]
     Frontend(E),
 }

@@ -15,7 +15,7 @@ use volume::{Budget, Completion, PinPace};
 /// A program with several kinds of front-end makes an enum of them and implements the trait by a
 /// `match`. No call on a command's path is virtual then.
 pub trait Frontend {
-    /// Error of [`Frontend::close`].
+    /// Error with which closing the front-end can fail ([`Frontend::close`]).
     type Error: std::error::Error + 'static;
 
     /// Fetches new commands and starts them, as far as the budget allows; completes commands that
@@ -26,7 +26,7 @@ pub trait Frontend {
     /// [`Context::owner`](crate::Context::owner).
     fn complete(&mut self, completion: Completion);
 
-    /// Collects completions that do not arrive through the ring.
+    /// Appends to `out` the completions of volumes that do not use the worker's ring.
     fn poll_volumes(&mut self, out: &mut Vec<Completion>) {
         let _ = out;
     }

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 /// Function to be run on a worker's thread, between two rounds.
 type Job<F> = Box<dyn FnOnce(&mut Worker<F>) + Send>;
 
-/// Busy, polling and sleeping time of a worker. Only the worker writes it.
+/// Time that a worker has spent busy, polling and asleep. Only the worker writes it; any thread
+/// reads it.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Load {
@@ -27,7 +28,7 @@ pub struct Load {
     began: OnceLock<Instant>,
 }
 
-/// Flag in `asleep`: the worker is asleep.
+/// Flag bit in `asleep`: the worker is asleep now.
 const ASLEEP: u64 = 1 << 63;
 
 fn nanoseconds(time: Duration) -> u64 {
@@ -35,17 +36,18 @@ fn nanoseconds(time: Duration) -> u64 {
 }
 
 impl Load {
-    /// Returns the time with work since the worker began.
+    /// Returns the time that the worker has spent with work since it began.
     pub fn busy(&self) -> Duration {
         Duration::from_nanos(self.busy_ns.load(Ordering::Relaxed))
     }
 
-    /// Returns the time spent polling without finding work since the worker began.
+    /// Returns the time that the worker has spent polling without finding work since it began.
     pub fn polling(&self) -> Duration {
         Duration::from_nanos(self.polling_ns.load(Ordering::Relaxed))
     }
 
-    /// Returns the time asleep since the worker began, including a sleep that still lasts.
+    /// Returns the time that the worker has slept since it began, including a sleep that still
+    /// lasts.
     pub fn asleep(&self) -> Duration {
         self.asleep_at(Instant::now())
     }
@@ -59,7 +61,7 @@ impl Load {
         Duration::from_nanos(total)
     }
 
-    /// Returns the number of completed sleeps.
+    /// Returns how many times the worker has woken up after a sleep.
     pub fn wake_ups(&self) -> u64 {
         self.wake_ups.get()
     }
@@ -114,14 +116,14 @@ pub struct Handle<F: Frontend>(Arc<WorkerState<F>>);
 
 struct WorkerState<F: Frontend> {
     flag: Arc<WakeFlag>,
-    /// Event descriptor, readable when the flag was raised while the worker slept.
+    /// Eventfd that becomes readable when the flag is raised while the worker sleeps.
     wake: Arc<OwnedFd>,
-    /// `None` after the worker has ended, when no thread would run the jobs.
+    /// Jobs that other threads have posted; `None` after the worker has ended.
     jobs: Mutex<Option<VecDeque<Job<F>>>>,
     load: Load,
     pulse: Arc<Pulse>,
     stalls: Arc<Stalls>,
-    /// Names of the front-ends, by owner.
+    /// Name of each front-end, with its number on the worker.
     names: Mutex<Vec<(u16, String)>>,
 }
 
@@ -184,12 +186,12 @@ impl<F: Frontend + 'static> Handle<F> {
         Waker::from(self.0.flag.clone())
     }
 
-    /// Returns the worker's load.
+    /// Returns the worker's busy, polling and sleeping time.
     pub fn load(&self) -> &Load {
         &self.0.load
     }
 
-    /// Returns the worker's current activity.
+    /// Returns the present activity of the worker, for a watchdog.
     pub fn pulse(&self) -> &Arc<Pulse> {
         &self.0.pulse
     }
@@ -206,7 +208,7 @@ impl<F: Frontend + 'static> Handle<F> {
         names.push((owner, name.into()));
     }
 
-    /// Removes the name of a front-end that has ended.
+    /// Removes the name of the front-end with this number, which has ended.
     pub(crate) fn forget_name(&self, owner: u16) {
         let mut names = self.0.names.lock().unwrap_or_else(PoisonError::into_inner);
         names.retain(|(known, _)| *known != owner);
@@ -218,7 +220,7 @@ impl<F: Frontend + 'static> Handle<F> {
         names.iter().map(|(_, name)| name.clone()).collect()
     }
 
-    /// Returns the name of a front-end.
+    /// Returns the name of the front-end with this number, if it has one.
     pub fn name(&self, owner: u16) -> Option<String> {
         let names = self.0.names.lock().unwrap_or_else(PoisonError::into_inner);
         let found = names.iter().find(|(known, _)| *known == owner);

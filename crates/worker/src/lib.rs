@@ -80,7 +80,7 @@ mod window;
 #[path = "worker.rs"]
 mod worker_loop;
 
-/// The atomics of the wake flag; its model replaces them.
+/// Atomic types of the wake flag, which the loom model replaces.
 mod sync {
     pub use std::sync::atomic::{AtomicBool, Ordering, fence};
 }

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(crate) struct Meter {
     last: Instant,
-    /// Rounds without work since the last reading.
+    /// Number of rounds without work since the time was last read.
     idle: u32,
     rounds: u32,
-    /// Average nanoseconds of a round without work.
+    /// Average duration of a round without work, in nanoseconds.
     cost: f64,
     busy: Duration,
     polling: Duration,
@@ -19,11 +19,11 @@ pub(crate) struct Meter {
 /// Use of the time since the previous reading of the clock, with totals up to now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TimeUse {
-    /// No round took place.
+    /// No round took place since the time was last read.
     Nothing,
-    /// Only rounds without work; the total of such time.
+    /// All rounds were without work. The value is the total polling time of the worker.
     Polling(Duration),
-    /// Work, and perhaps some rounds without; the totals of both.
+    /// At least one round had work. The values are total times of the worker.
     Working { busy: Duration, polling: Duration },
 }
 
@@ -39,14 +39,14 @@ impl Meter {
         }
     }
 
-    /// Counts a round.
+    /// Counts a round; `worked` is whether it had work.
     #[inline]
     pub fn round(&mut self, worked: bool) {
         self.rounds += 1;
         self.idle += u32::from(!worked);
     }
 
-    /// Reads the time after the counted rounds.
+    /// Attributes the time since the last call to the counted rounds.
     pub fn tick(&mut self, now: Instant) -> TimeUse {
         let mut spent = TimeUse::Nothing;
         let passed = now.saturating_duration_since(self.last);
@@ -80,7 +80,7 @@ impl Meter {
         spent
     }
 
-    /// Leaves out the time asleep, which ends now.
+    /// Excludes a sleep that ends at `now` from the measured time.
     pub fn skip(&mut self, now: Instant) {
         self.last = now;
         self.idle = 0;

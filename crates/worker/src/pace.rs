@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 /// Time by which a nap shortens the polling window: about the processor time that it costs.
 const NAP_COUNTS: Duration = Duration::from_micros(10);
 
-/// A loop's record of its work and its sleep, which adapts the [`Window`].
+/// Record of a loop's work and sleep, from which the polling [`Window`] adapts.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     window: Window,
@@ -15,7 +15,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Creates the record of a loop that begins to poll at `now`.
+    /// Creates the record of a loop that begins to poll at `now`; `asked` is the configured window.
     pub fn new(asked: IdleWindow, now: Instant) -> Self {
         Self {
             window: Window::new(asked),
@@ -40,14 +40,14 @@ impl Pace {
         self.last_work = (self.last_work + gap).min(now);
     }
 
-    /// Records a nap from `before` to `now`.
+    /// Records a short pause of the loop from `before` to `now`.
     pub fn napped(&mut self, before: Instant, now: Instant) {
         let uncounted = now.saturating_duration_since(before);
         let uncounted = uncounted.saturating_sub(NAP_COUNTS);
         self.last_work = (self.last_work + uncounted).min(now);
     }
 
-    /// Records a sleep in the kernel.
+    /// Records that the loop has slept in the kernel.
     pub fn slept(&mut self) {
         self.slept = true;
     }

@@ -15,7 +15,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Consecutive rounds without work after which a hot front-end becomes idle.
+/// Number of rounds without work after which a hot front-end becomes an idle one.
 const IDLE_AFTER: u16 = 1024;
 /// Rounds without work in which every idle front-end is polled once, while others are hot. A round
 /// with work counts as several.
@@ -29,34 +29,35 @@ const MAX_IDLE: usize = 2;
 /// check of the sockets, within 100 us, and cost its guest a register write.
 const ARM_AFTER: Duration = Duration::from_millis(10);
 
-/// Entry of a front-end in the queue.
+/// Entry of a front-end in the queue: its number, and how long it has had no work.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     owner: u16,
-    /// Consecutive rounds without work, while the front-end is hot.
+    /// Number of rounds in a row without work, while the front-end is hot.
     quiet: u16,
     /// Time at which the front-end became idle.
     since: Option<Instant>,
 }
 
-/// A worker's front-ends, ordered by state: hot, idle, armed.
+/// Order in which a worker polls its front-ends: hot (each round), idle (in turn), armed (not at
+/// all).
 #[derive(Debug, Default)]
 pub(crate) struct RunQueue {
     entries: Vec<Entry>,
-    /// Number of hot front-ends.
+    /// Number of hot front-ends, which each round polls.
     hot: usize,
-    /// Number of hot and idle front-ends.
+    /// Number of hot and idle front-ends together.
     awake: usize,
-    /// Index of the idle front-end that is polled next.
+    /// Position of the idle front-end that is polled next.
     next: usize,
-    /// Due polls of idle front-ends, in fractions: [`IDLE_TURN`] make one poll.
+    /// Polls of idle front-ends that are due, in units of 1/[`IDLE_TURN`].
     due: usize,
-    /// Index of the armed front-end that is next in housekeeping.
+    /// Position of the armed front-end that is next in housekeeping.
     next_armed: usize,
 }
 
 impl RunQueue {
-    /// Inserts a new front-end as hot.
+    /// Adds a new front-end, which is polled in each round at first.
     pub fn insert(&mut self, owner: u16) {
         self.remove(owner);
         self.entries.push(Entry {
@@ -110,7 +111,7 @@ impl RunQueue {
         self.awake = self.hot;
     }
 
-    /// Makes the front-end at this place hot; it must not be hot yet.
+    /// Makes the front-end at this position hot; it must not be hot yet.
     fn promote(&mut self, mut at: usize) {
         if at >= self.awake {
             self.entries.swap(at, self.awake);
@@ -144,13 +145,13 @@ impl RunQueue {
         awake.iter().map(|entry| entry.owner.into())
     }
 
-    /// Returns whether the front-end is armed.
+    /// Returns whether the front-end is armed, so that it is not polled.
     pub fn is_armed(&self, owner: u16) -> bool {
         let mut armed = self.entries.iter().skip(self.awake);
         armed.any(|entry| entry.owner == owner)
     }
 
-    /// Returns the first place of the armed front-ends.
+    /// Returns the position of the first armed front-end.
     pub fn first_armed(&self) -> usize {
         self.awake
     }
@@ -169,7 +170,7 @@ impl RunQueue {
         hot.get(at).map(|entry| entry.owner.into())
     }
 
-    /// Records that the hot front-end at this place had work.
+    /// Records that the hot front-end at this position had work.
     #[inline(always)]
     pub fn worked(&mut self, at: usize) {
         if let Some(entry) = self.entries.get_mut(at) {

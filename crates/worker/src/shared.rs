@@ -53,7 +53,8 @@ impl<F: Frontend + 'static> Worker<F> {
         worked | self.accounts.anyone_left_out()
     }
 
-    /// Delivers the ring's completions to their front-ends, and charges each front-end.
+    /// Passes the ring's completions to their front-ends, and charges each front-end the time.
+    /// Returns whether there were any.
     fn take_completions(&mut self) -> bool {
         let (fronts, accounts) = (&mut self.fronts, &mut self.accounts);
         let mut current = None;
@@ -110,7 +111,7 @@ impl<F: Frontend + 'static> Worker<F> {
         worked
     }
 
-    /// Polls front-ends with light turns between two pieces of another one's work.
+    /// Polls front-ends with short turns between two pieces of the work of front-end `working`.
     fn serve_light(&mut self, working: usize) {
         let mut place = 0;
         while let Some(at) = self.accounts.light_at(place) {
@@ -139,7 +140,7 @@ impl<F: Frontend + 'static> Worker<F> {
         }
     }
 
-    /// Submits the started requests, and charges the front-ends that started them.
+    /// Submits the started requests, and charges the time to the front-ends that started them.
     fn send(&mut self) {
         self.pulse.enter(Activity::Submitting);
         self.io.flush();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const RECHECK_PAUSE: Duration = Duration::from_micros(5);
 
 impl<F: Frontend + 'static> Worker<F> {
-    /// Returns when to wake up even without an event.
+    /// Returns the time at which the worker has to wake up even without an event.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let pinning = self.awake().any(F::is_pinning);
         let pinning = pinning.then(|| self.pace_of_pins.next());

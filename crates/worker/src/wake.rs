@@ -54,7 +54,7 @@ impl WakeFlag {
         self.raised.load(Ordering::Relaxed)
     }
 
-    /// Marks the thread as awake.
+    /// Marks the worker's thread as awake, so that raising the flag needs no system call.
     pub fn awake(&self) {
         self.asleep.store(false, Ordering::Relaxed);
     }

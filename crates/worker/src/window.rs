@@ -10,24 +10,24 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Minimum window of [`IdleWindow::Adaptive`]: about the duration of a wake-up.
+/// Minimum polling window of [`IdleWindow::Adaptive`]: about the duration of a wake-up.
 const MIN: Duration = Duration::from_micros(20);
-/// Maximum window; longer pauses are slept through.
+/// Maximum polling window. Pauses that are longer are better slept through.
 const MAX: Duration = Duration::from_millis(1);
-/// Number of consecutive longer pauses that shrink the window.
+/// Number of consecutive pauses longer than the window after which the window shrinks.
 const LONG_IN_A_ROW: u32 = 4;
 
-/// Configured window.
+/// Configured polling window: how long a loop polls after its last work before it sleeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IdleWindow {
     /// From 20 microseconds to a millisecond, adapted to the load.
     #[default]
     Adaptive,
-    /// A constant time; zero makes the loop sleep at once.
+    /// Constant window. With zero the loop sleeps at once.
     Fixed(Duration),
 }
 
-/// Error: a text is not a valid [`IdleWindow`].
+/// Error for a text that is not a valid [`IdleWindow`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("\"auto\" or a number of microseconds is wanted")]
 pub struct WindowError;
@@ -44,17 +44,17 @@ impl FromStr for IdleWindow {
     }
 }
 
-/// Current window of a loop.
+/// Polling window of a loop: how long it polls on after the last work.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     asked: IdleWindow,
     now: Duration,
-    /// Consecutive pauses that were too long to be polled through.
+    /// Number of pauses in a row that were too long to be polled through.
     long: u32,
 }
 
 impl Window {
-    /// Creates a window; an adaptive one begins with the minimum.
+    /// Creates a polling window; an adaptive one begins with the minimum.
     pub fn new(asked: IdleWindow) -> Self {
         let now = match asked {
             IdleWindow::Adaptive => MIN,

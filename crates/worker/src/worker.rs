@@ -31,7 +31,7 @@ const ROUNDS_PER_IDLE_LOOK: u32 = 128;
 /// Rounds between two readings of the clock while polling. A round without work takes some tens of
 /// nanoseconds, and the pause between two rounds about the same.
 const ROUNDS_PER_CLOCK: u32 = 8;
-/// Number of spin polls between two rounds without work; fewer with several front-ends.
+/// Number of short polls between two rounds without work; fewer are made with several front-ends.
 const SPIN_POLLS: u32 = 6;
 /// Rounds without work after which a worker without its own CPU yields to other threads.
 const ROUNDS_PER_YIELD: u32 = 8;
@@ -40,21 +40,21 @@ const YIELD_TIME: Duration = Duration::from_micros(50);
 /// Maximum time without a completion while volumes make all data durable, when the worker is asked
 /// to end.
 const FLUSH_LIMIT: Duration = Duration::from_secs(60);
-/// Pause between two rounds while data becomes durable.
+/// Pause between two rounds while the worker only waits for a flush.
 const FLUSH_PAUSE: Duration = Duration::from_micros(50);
-/// Maximum number of descriptors handled after one wait.
+/// Maximum number of epoll events handled after one wait.
 const EVENTS: usize = 64;
 
 pub(crate) const TOKEN_STOP: u32 = 0;
 pub(crate) const TOKEN_RING: u32 = 1;
-/// epoll token for completions that do not come through the ring.
+/// epoll token of sources of completions other than the ring.
 pub(crate) const TOKEN_OTHERS: u32 = 2;
 pub(crate) const TOKEN_WAKE: u32 = 3;
 
 /// Polling and sleeping behaviour of a worker.
 #[derive(Debug, Default)]
 pub struct Options {
-    /// Time for which polling continues after the last work.
+    /// Time for which a worker polls on after the last work.
     pub idle_window: IdleWindow,
     /// Whether the worker shares its CPU with other threads. While it polls without finding work,
     /// it then yields periodically. The next work may depend on another thread, for example one of
@@ -65,44 +65,44 @@ pub struct Options {
     pub stop: Option<OwnedFd>,
 }
 
-/// Resources that a front-end is created with.
+/// Resources of a worker that a new front-end gets.
 pub struct Context<'a> {
     /// The front-end's number on this worker: the upper 16 bits of its volume requests' tags.
     pub owner: u16,
-    /// The worker's ring, on which the front-end opens its volumes.
+    /// io_uring of the worker, on which the front-end opens its volumes.
     pub io: &'a Rc<Io>,
-    /// The front-end's part of the epoll set.
+    /// Registration of the front-end's descriptors in the worker's epoll set.
     pub descriptors: Descriptors,
 }
 
 /// Callback that receives a removed front-end and the result of closing it.
 type Removed<F> = Box<dyn FnOnce(F, Result<(), <F as Frontend>::Error>)>;
 
-/// A slot of the worker's list of front-ends.
+/// Slot for one front-end in the worker's list.
 pub(crate) struct FrontendSlot<F: Frontend> {
     /// Number that events for the slot's present front-end carry; each new front-end gets another
     /// one.
     number: u32,
-    /// Callback for the end of a removal that has begun.
+    /// Callback for the end of the front-end's removal, if it is being removed.
     pub(crate) leaving: Option<Removed<F>>,
 }
 
-/// The loop's position between two turns.
+/// State of the worker's loop between two turns.
 pub(crate) struct LoopPosition {
     pub(crate) now: Instant,
     last_look: Instant,
     rounds: u32,
 }
 
-/// A thread's loop and its front-ends. Created and used by that thread.
+/// Event loop of a thread that serves front-ends. The thread itself creates it and runs it.
 pub struct Worker<F: Frontend> {
-    /// Front-ends, indexed by owner.
+    /// Front-ends by their number on the worker.
     pub(crate) fronts: Vec<Option<F>>,
-    /// Slots of the front-ends; as long as `fronts`.
+    /// Slots of the front-ends, by the same number; as many as `fronts`.
     pub(crate) slots: Vec<FrontendSlot<F>>,
-    /// Selection of the front-ends that a round polls.
+    /// Order in which rounds poll the front-ends.
     pub(crate) run_queue: RunQueue,
-    /// Bookkeeping of the armed front-ends, which rounds do not poll.
+    /// State of the armed front-ends, which rounds do not poll.
     pub(crate) armed: Armed,
     generation: u16,
     /// Number of front-ends that are being removed.
@@ -118,13 +118,13 @@ pub struct Worker<F: Frontend> {
     pace: Pace,
     crowd: CpuContention,
     shares_cpu: bool,
-    /// Pace of pinning guest memory.
+    /// Pace at which guest memory is pinned between rounds.
     pub(crate) pace_of_pins: PinPace,
     pub(crate) completions: Vec<Completion>,
     pub(crate) turns: LoopPosition,
-    /// Time accounts, used while several front-ends have work.
+    /// Time accounts by which front-ends with work share the thread.
     pub(crate) accounts: Accounts,
-    /// Activity of the worker for the watchdog. Dropped last.
+    /// Present activity of the worker, for the watchdog. Dropped last.
     pub(crate) pulse: OwnPulse,
 }
 
@@ -291,7 +291,7 @@ impl<F: Frontend + 'static> Worker<F> {
         true
     }
 
-    /// Returns the front-ends that are served, with their owner numbers.
+    /// Returns the front-ends that the worker serves, with their numbers.
     pub fn fronts(&mut self) -> impl Iterator<Item = (u16, &mut F)> {
         // The caller may change any of them, so rounds must poll all.
         self.run_queue.wake_all();
@@ -300,13 +300,13 @@ impl<F: Frontend + 'static> Worker<F> {
         fronts.filter_map(|(owner, front)| Some((owner, front.as_mut()?)))
     }
 
-    /// Returns one front-end for reading.
+    /// Returns a reference to the front-end with the number `owner`.
     #[inline]
     pub fn front(&self, owner: u16) -> Option<&F> {
         self.fronts.get(usize::from(owner))?.as_ref()
     }
 
-    /// Returns one front-end for changes.
+    /// Returns a mutable reference to the front-end with the number `owner`.
     #[inline]
     pub fn front_mut(&mut self, owner: u16) -> Option<&mut F> {
         self.run_queue.wake(owner);
@@ -318,12 +318,12 @@ impl<F: Frontend + 'static> Worker<F> {
         &self.handle
     }
 
-    /// Returns the ring on which all volumes of the worker are opened.
+    /// Returns the io_uring on which all volumes of the worker are opened.
     pub fn io(&self) -> &Rc<Io> {
         &self.io
     }
 
-    /// Ends the worker after this turn, as a readable descriptor of [`Options::stop`] does.
+    /// Ends the worker after the current turn, as a readable descriptor [`Options::stop`] does.
     pub fn stop(&mut self) {
         self.stopping = true;
     }
@@ -455,7 +455,7 @@ impl<F: Frontend + 'static> Worker<F> {
         worked
     }
 
-    /// Ends a turn that is followed by another one at once.
+    /// Ends a turn that is followed by another one without sleep.
     #[inline]
     fn poll_on(&mut self, worked: bool, due: bool) -> Result<bool, Error<F::Error>> {
         let look = due || self.has_more() || self.expects_messages();
@@ -484,7 +484,7 @@ impl<F: Frontend + 'static> Worker<F> {
         Ok(false)
     }
 
-    /// Handles a time without polling, or a long round.
+    /// Handles a pause of the thread, or a long round, of the duration `passed`.
     #[cold]
     #[inline(never)]
     fn gap(&mut self, passed: Duration, now: Instant) {
@@ -562,7 +562,7 @@ impl<F: Frontend + 'static> Worker<F> {
         self.armed_housekeeping();
     }
 
-    /// Returns the front-ends with these owner numbers.
+    /// Returns the front-ends with the numbers `owners`.
     #[inline]
     pub(crate) fn of(&self, owners: impl Iterator<Item = usize>) -> impl Iterator<Item = &F> {
         owners.filter_map(|at| self.fronts.get(at)?.as_ref())
@@ -574,7 +574,8 @@ impl<F: Frontend + 'static> Worker<F> {
         self.of(self.run_queue.awake())
     }
 
-    /// Handles a raised wake flag: runs jobs and reads messages of other threads.
+    /// Handles a raised wake flag: runs jobs and reads messages of other threads. Returns whether
+    /// there were any.
     pub(crate) fn drain_messages(&mut self) -> bool {
         self.pulse.enter(Activity::Messages);
         let mut worked = false;
@@ -593,7 +594,7 @@ impl<F: Frontend + 'static> Worker<F> {
         worked | self.poll_armed()
     }
 
-    /// Runs one round over all front-ends and the ring.
+    /// Runs one round over all front-ends and the ring. Returns whether there was work.
     #[inline]
     fn round(&mut self) -> bool {
         if self.accounts.is_shared() {
@@ -663,7 +664,8 @@ impl<F: Frontend + 'static> Worker<F> {
         self.turns.rounds |= ROUNDS_PER_CLOCK - 1;
     }
 
-    /// Closes front-ends that are being removed and have no outstanding requests left.
+    /// Closes front-ends that are being removed and have no outstanding request. Returns whether
+    /// there were any.
     fn finish_removals(&mut self) -> bool {
         let mut worked = false;
         for (at, (front, slot)) in self.fronts.iter_mut().zip(&mut self.slots).enumerate() {
@@ -682,7 +684,7 @@ impl<F: Frontend + 'static> Worker<F> {
         worked
     }
 
-    /// Removes front-ends that have ended by themselves.
+    /// Removes front-ends that have ended by themselves. Returns whether there were any.
     pub(crate) fn remove_ended(&mut self) -> bool {
         let ended = |f: &Option<F>| f.as_ref().is_some_and(F::has_ended);
         let mut worked = false;
@@ -695,14 +697,15 @@ impl<F: Frontend + 'static> Worker<F> {
         worked
     }
 
-    /// Returns whether the thread must not sleep, because a source has no wake-up.
+    /// Returns whether the thread must keep polling, because a source of completions cannot wake
+    /// it.
     #[inline]
     fn must_poll(&self) -> bool {
         let mut fronts = self.awake();
         self.leaving > 0 || fronts.any(|front| front.must_poll() || front.has_more())
     }
 
-    /// Returns whether polling after the last work may spare a wake-up.
+    /// Returns whether it is worthwhile to poll on after the last work instead of sleeping.
     #[inline]
     fn keeps_window(&self) -> bool {
         if self.shares_cpu && self.io.sleep_hints() > 0 && self.only_hinted() {
@@ -757,7 +760,7 @@ impl<F: Frontend + 'static> Worker<F> {
         Ok(false)
     }
 
-    /// Returns whether a front-end that may work has unread messages.
+    /// Returns whether a front-end that may work in this round has unread messages.
     #[inline]
     fn has_more(&self) -> bool {
         self.run_queue.awake().any(|at| {
@@ -767,7 +770,7 @@ impl<F: Frontend + 'static> Worker<F> {
         })
     }
 
-    /// Continues to read sockets, for at most a quantum each.
+    /// Lets front-ends continue to read their sockets, for at most a quantum each.
     fn read_on(&mut self) {
         for at in self.run_queue.awake() {
             let Some(Some(front)) = self.fronts.get_mut(at) else {
@@ -805,7 +808,7 @@ impl<F: Frontend + 'static> Worker<F> {
         }
     }
 
-    /// Ends the worker: clients are disconnected when all data is durable.
+    /// Ends the worker: makes all data durable, then disconnects the clients.
     fn finish(&mut self) -> Result<(), Error<F::Error>> {
         tracing::info!("ending: making everything durable");
         self.run_queue.wake_all();

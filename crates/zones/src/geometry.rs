@@ -7,17 +7,17 @@ pub const MAX_ZONES: u32 = 1 << 20;
 /// exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Number of zones, up to [`MAX_ZONES`].
+    /// Number of zones of the namespace, up to [`MAX_ZONES`].
     pub zones: u32,
     /// Blocks from the first block of a zone to that of the next; a power of two, up to 2^40.
     pub size: u64,
-    /// Writable blocks of a zone, up to `size`.
+    /// Number of writable blocks of each zone, up to `size`.
     pub capacity: u64,
-    /// Maximum number of zones open at one time; `None`: all.
+    /// Maximum number of open zones at a time; `None` for no limit.
     pub max_open: Option<u32>,
     /// Maximum number of zones active (open or closed) at one time; `None`: all.
     pub max_active: Option<u32>,
-    /// Parameters of Zone Random Write Areas; `None`: not supported.
+    /// Parameters of Zone Random Write Areas; `None` if zones have none.
     pub zrwa: Option<Zrwa>,
 }
 
@@ -25,7 +25,7 @@ pub struct Geometry {
 /// written in any order, and rewritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zrwa {
-    /// Size in blocks, a multiple of `granularity` (ZRWASZ).
+    /// Size in blocks of a zone's random write area, a multiple of `granularity` (ZRWASZ).
     pub size: u16,
     /// Flush granularity in blocks: the write pointer moves by multiples of it (ZRWAFG).
     pub granularity: u16,
@@ -33,7 +33,7 @@ pub struct Zrwa {
     pub resources: Option<u32>,
 }
 
-/// Error in a geometry.
+/// Reason why a zone geometry is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GeometryError {
     /// The number of zones is 0 or too large.
@@ -42,15 +42,15 @@ pub enum GeometryError {
     /// The zone size is not a power of two, or too large. Hosts support only powers of two.
     #[error("zones of {0} blocks: a power of two up to 2^40 is allowed")]
     Size(u64),
-    /// The capacity is 0, or exceeds the size.
+    /// The zone capacity is 0, or exceeds the zone size.
     #[error("{capacity} blocks of a zone can be written: 1 to its size, {size}, are allowed")]
     Capacity {
-        /// Capacity of a zone in blocks.
+        /// Zone capacity in blocks.
         capacity: u64,
-        /// Size of a zone in blocks.
+        /// Zone size in blocks.
         size: u64,
     },
-    /// A limit is 0, or more zones may be open than active.
+    /// A limit of zones is 0, or the limit of open zones exceeds that of active zones.
     #[error(
         "the limits of open and active zones: 1 at least, and no more open ones than active ones"
     )]
@@ -61,11 +61,11 @@ pub enum GeometryError {
          the zone's capacity, {capacity} blocks, is too, and no more than that capacity is allowed"
     )]
     Zrwa {
-        /// Size of the area in blocks.
+        /// Size of a Zone Random Write Area in blocks.
         size: u16,
-        /// Flush granularity in blocks.
+        /// Flush granularity of the area in blocks.
         granularity: u16,
-        /// Capacity of a zone in blocks.
+        /// Zone capacity in blocks.
         capacity: u64,
     },
     /// The limit of Zone Random Write Areas is 0, or exceeds that of active zones.
@@ -133,13 +133,13 @@ impl Geometry {
         u64::from(self.zones) * self.size
     }
 
-    /// Returns the zone of a block, if the block exists.
+    /// Returns the number of the zone that contains a block; `None` if the block does not exist.
     pub fn zone_of(&self, lba: u64) -> Option<u32> {
         let zone = lba >> self.size.trailing_zeros();
         u32::try_from(zone).ok().filter(|zone| *zone < self.zones)
     }
 
-    /// Returns the first block of a zone.
+    /// Returns the LBA of a zone's first block.
     pub fn start_of(&self, zone: u32) -> u64 {
         u64::from(zone) * self.size
     }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 /// State and write position of one zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Zone {
-    /// Zone state.
+    /// State of the zone, such as empty or open.
     pub state: ZoneState,
     /// Number of written blocks, counted from the first block of the zone up to the write pointer.
     /// For a full zone, the blocks written before it was finished. With a Zone Random Write Area,
@@ -15,7 +15,7 @@ pub struct Zone {
     pub written: u64,
     /// Whether the zone has a Zone Random Write Area, which makes it active.
     pub zrwa: bool,
-    /// Whether the zone is being reset, while its data is discarded.
+    /// Whether the zone is being reset, so that its data is being discarded.
     pub resetting: bool,
 }
 
@@ -28,14 +28,14 @@ impl Zone {
     };
 }
 
-/// Zone descriptor, as returned by a report.
+/// Zone descriptor, as Zone Management Receive reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reported {
-    /// Zone state.
+    /// State of the reported zone.
     pub state: ZoneState,
-    /// First block of the zone.
+    /// LBA of the zone's first block.
     pub start: u64,
-    /// Writable blocks of the zone.
+    /// Number of writable blocks of the zone.
     pub capacity: u64,
     /// Next block to be written; all ones when the write pointer is not valid in this state.
     pub write_pointer: u64,
@@ -43,18 +43,18 @@ pub struct Reported {
     pub zrwa: bool,
 }
 
-/// State of all zones of a namespace.
+/// States of all zones of a namespace, and the numbers of open and active ones.
 #[derive(Clone, Debug)]
 pub struct Zones {
     geometry: Geometry,
     zones: Vec<Zone>,
     open: u32,
     active: u32,
-    /// Number of zones that have a Zone Random Write Area.
+    /// Number of zones that have a Zone Random Write Area at present.
     zrwas: u32,
     /// Implicitly open zones, in the order in which they are closed to make room for another zone.
     implicit: VecDeque<u32>,
-    /// Zones that have changed since the last [`Zones::take_changed`].
+    /// Numbers of the zones that have changed since the last [`Zones::take_changed`].
     changed: Vec<u32>,
 }
 
@@ -77,7 +77,7 @@ impl Zones {
         })
     }
 
-    /// Restores zones from saved states, one for each zone of the geometry.
+    /// Restores the states of zones from saved ones, one for each zone of the geometry.
     pub(crate) fn of(geometry: Geometry, zones: Vec<Zone>) -> Self {
         let count = |is: fn(ZoneState) -> bool| zones.iter().filter(|z| is(z.state)).count() as u32;
         let implicit = (0..).zip(&zones);
@@ -93,22 +93,22 @@ impl Zones {
         }
     }
 
-    /// Returns the geometry.
+    /// Returns the geometry of the zones.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// Returns the zone with this number.
+    /// Returns the state and write position of the zone with this number.
     pub fn get(&self, zone: u32) -> Option<Zone> {
         self.zones.get(zone as usize).copied()
     }
 
-    /// Returns the number of open zones.
+    /// Returns the number of open zones, implicitly or explicitly opened.
     pub fn open(&self) -> u32 {
         self.open
     }
 
-    /// Returns the number of open or closed zones.
+    /// Returns the number of active zones, which are open or closed.
     pub fn active(&self) -> u32 {
         self.active
     }
@@ -263,7 +263,7 @@ impl Zones {
         Ok(())
     }
 
-    /// Moves the write pointer, and makes the zone open or full.
+    /// Advances the write pointer of a zone, which becomes open or full.
     fn advance(&mut self, number: u32, zone: Zone, written: u64) {
         if written == self.geometry.capacity {
             return self.change(number, ZoneState::Full, written);
@@ -294,7 +294,7 @@ impl Zones {
         })
     }
 
-    /// Returns the zone of a block, if it accepts writes.
+    /// Returns the zone that contains a block if the zone accepts writes, otherwise the reason.
     fn writable(&self, lba: u64) -> Result<(u32, Zone), ZoneRefusal> {
         let number = self.geometry.zone_of(lba).ok_or(ZoneRefusal::OutOfRange)?;
         let zone = self.get(number).ok_or(ZoneRefusal::OutOfRange)?;
@@ -545,14 +545,14 @@ impl Zones {
         self.change(number, ZoneState::Empty, 0);
     }
 
-    /// Cancels the reset of a zone, which keeps its state.
+    /// Cancels the reset of a zone, which keeps the state that it had.
     pub fn cancel_reset(&mut self, number: u32) {
         if let Some(zone) = self.zones.get_mut(number as usize) {
             zone.resetting = false;
         }
     }
 
-    /// Changes the state of a zone.
+    /// Sets the state of a zone and its number of written blocks, and updates the counts.
     fn change(&mut self, number: u32, state: ZoneState, written: u64) {
         let Some(zone) = self.zones.get_mut(number as usize) else {
             return;

@@ -12,32 +12,32 @@
 
 use crate::{Geometry, Zone, ZoneState, Zones};
 
-/// Size of the header in bytes, before the first word.
+/// Size in bytes of the zone table's header, before the first word.
 pub const HEADER: usize = 64;
-/// Size of a word in bytes.
+/// Size in bytes of a zone's word in the table.
 pub const WORD: usize = 8;
-/// Version of the table format that this program writes.
+/// Version of the zone table's format that this program writes.
 pub const VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"vnvmezns";
-/// Number of bits in a word for the written blocks.
+/// Number of bits for the number of written blocks in a zone's word.
 const WRITTEN_BITS: u32 = 48;
 /// Bit of a word for a zone with a Zone Random Write Area. Programs that do not know the bit reject
 /// the word as damaged.
 const ZRWA: u64 = 1 << 52;
 
-/// Error of decoding a table.
+/// Reason why a zone table is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
-    /// The table is truncated.
+    /// The zone table is truncated.
     #[error("it has {found} bytes instead of the {needed} of a table of these zones")]
     Short {
-        /// Number of bytes found.
+        /// Number of bytes that the table has.
         found: usize,
-        /// Number of bytes required.
+        /// Number of bytes that the geometry requires.
         needed: usize,
     },
-    /// The magic number does not match.
+    /// The magic number of the table does not match.
     #[error("not a zone table")]
     Magic,
     /// A newer program has written the table.
@@ -46,25 +46,25 @@ pub enum TableError {
     /// The checksum of the header does not match.
     #[error("the header is damaged")]
     Checksum,
-    /// The table belongs to another namespace.
+    /// The zone table belongs to another namespace.
     #[error("it has the zones of another namespace")]
     OtherNamespace,
-    /// The table was written for another geometry.
+    /// The zone table was written for another geometry.
     #[error(
         "it has {zones} zones of {size} blocks (capacity {capacity}) of {block} bytes, unlike the \
          configured namespace"
     )]
     OtherGeometry {
-        /// Number of zones.
+        /// Number of zones in the table.
         zones: u32,
-        /// Size of a zone in blocks.
+        /// Zone size in blocks, as the table states it.
         size: u64,
-        /// Capacity of a zone in blocks.
+        /// Zone capacity in blocks, as the table states it.
         capacity: u64,
-        /// Block size in bytes.
+        /// Block size in bytes, as the table states it.
         block: u32,
     },
-    /// The word of a zone is damaged.
+    /// The word of the zone with this number is damaged.
     #[error("zone {0} has an invalid state")]
     Zone(u32),
     /// The zone has a Zone Random Write Area that the namespace's configuration does not allow: it
@@ -81,16 +81,16 @@ pub const fn len(zones: u32) -> usize {
     HEADER + zones as usize * WORD
 }
 
-/// Identity of the namespace that a table belongs to.
+/// Identity of the namespace that a zone table belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The namespace's NGUID.
+    /// NGUID of the namespace.
     pub namespace: [u8; 16],
-    /// Block size in bytes.
+    /// Logical block size of the namespace in bytes.
     pub block: u32,
 }
 
-/// Encodes the header.
+/// Returns the bytes of the zone table's header.
 pub fn header(geometry: &Geometry, identity: Identity) -> [u8; HEADER] {
     let mut bytes = [0; HEADER];
     let fields: [&[u8]; 7] = [
@@ -111,14 +111,14 @@ pub fn header(geometry: &Geometry, identity: Identity) -> [u8; HEADER] {
     bytes
 }
 
-/// Encodes the word of the zone with this number.
+/// Returns the word that the table stores for the zone with this number.
 pub fn word(number: u32, zone: Zone) -> u64 {
     let zrwa = if zone.zrwa { ZRWA } else { 0 };
     let content = u64::from(zone.state.number()) << WRITTEN_BITS | zone.written | zrwa;
     content | check(number, content) << 56
 }
 
-/// Returns an 8-bit checksum over a word's content and its zone's number.
+/// Returns the 8-bit checksum of a word's content, in which the zone's number is included.
 fn check(number: u32, content: u64) -> u64 {
     let mut bytes = [0; 12];
     let (first, second) = bytes.split_at_mut(8);
@@ -127,7 +127,7 @@ fn check(number: u32, content: u64) -> u64 {
     u64::from(crc32fast::hash(&bytes) >> 24)
 }
 
-/// Decodes the word of a zone.
+/// Decodes the word that the table stores for the zone with this number.
 fn zone(number: u32, word: u64, geometry: &Geometry) -> Result<Zone, TableError> {
     let damaged = TableError::Zone(number);
     let content = word & ((1 << 56) - 1);
@@ -155,7 +155,7 @@ fn zone(number: u32, word: u64, geometry: &Geometry) -> Result<Zone, TableError>
     })
 }
 
-/// Encodes the whole table.
+/// Returns the bytes of the whole zone table.
 pub fn encode(zones: &Zones, identity: Identity) -> Vec<u8> {
     let geometry = zones.geometry();
     let mut bytes = header(geometry, identity).to_vec();

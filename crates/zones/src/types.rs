@@ -24,7 +24,7 @@ pub enum ZoneState {
 }
 
 impl ZoneState {
-    /// All states.
+    /// All zone states that the standard defines.
     pub const ALL: [Self; 7] = [
         Self::Empty,
         Self::ImplicitlyOpen,
@@ -35,27 +35,27 @@ impl ZoneState {
         Self::Offline,
     ];
 
-    /// Returns the state with this number; `None` for a reserved one.
+    /// Returns the zone state with this number; `None` for a reserved number.
     pub fn of(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.number() == number)
     }
 
-    /// Returns the number of the state.
+    /// Returns the number of the zone state, as in a zone descriptor.
     pub const fn number(self) -> u8 {
         self as u8
     }
 
-    /// Returns whether the zone counts as open.
+    /// Returns whether a zone in this state counts as open.
     pub const fn is_open(self) -> bool {
         matches!(self, Self::ImplicitlyOpen | Self::ExplicitlyOpen)
     }
 
-    /// Returns whether the zone counts as active.
+    /// Returns whether a zone in this state counts as active.
     pub const fn is_active(self) -> bool {
         self.is_open() || matches!(self, Self::Closed)
     }
 
-    /// Returns whether the write pointer is valid.
+    /// Returns whether the write pointer of a zone in this state is valid.
     pub const fn has_write_pointer(self) -> bool {
         self.is_active() || matches!(self, Self::Empty)
     }
@@ -74,7 +74,7 @@ pub enum Action {
     Offline,
 }
 
-/// Selection of zones for a report.
+/// Selects the zones that Zone Management Receive reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filter {
     /// All zones.
@@ -108,16 +108,16 @@ impl Filter {
     }
 }
 
-/// Reason why a command is refused.
+/// Reason why a command for a zoned namespace is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum ZoneRefusal {
     /// The blocks are outside the namespace.
     #[error("blocks outside the namespace")]
     OutOfRange,
-    /// The zone is not identified by its first block.
+    /// The command names a zone by a block that is not the zone's first.
     #[error("the address is not the first block of a zone")]
     NotAtStart,
-    /// The command crosses the zone's capacity.
+    /// The command exceeds the zone's capacity or crosses its boundary.
     #[error("the write crosses the end of its zone")]
     Boundary,
     /// The zone is full.
@@ -135,10 +135,10 @@ pub enum ZoneRefusal {
         "the write does not begin at the zone's write pointer, or within its random write area"
     )]
     InvalidWrite,
-    /// The limit of active zones is reached.
+    /// The maximum number of active zones is reached.
     #[error("too many zones are active")]
     TooManyActive,
-    /// The limit of open zones is reached.
+    /// The maximum number of open zones is reached.
     #[error("too many zones are open")]
     TooManyOpen,
     /// The state of the zone does not allow the action.
@@ -148,10 +148,10 @@ pub enum ZoneRefusal {
     /// or an append to a zone that has one.
     #[error("the zone's random write area does not allow that")]
     InvalidOperation,
-    /// The limit of Zone Random Write Areas is reached.
+    /// The maximum number of Zone Random Write Areas is reached.
     #[error("too many zones have a random write area")]
     ZrwaResources,
-    /// The flushed blocks are not a multiple of the flush granularity.
+    /// The number of flushed blocks is not a multiple of the flush granularity.
     #[error("the flushed range is not a multiple of the granularity")]
     Granularity,
     /// The zone is being reset; the host may retry the command.
@@ -160,7 +160,7 @@ pub enum ZoneRefusal {
 }
 
 impl ZoneRefusal {
-    /// Returns the status with which the command fails.
+    /// Returns the status with which the refused command completes.
     pub const fn status(self) -> Status {
         let status = match self {
             Self::OutOfRange => Status::LBA_OUT_OF_RANGE,

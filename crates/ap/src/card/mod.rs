@@ -27,33 +27,33 @@ pub trait Coprocessor {
     fn process(&mut self, request: &[u8]) -> Vec<u8>;
 }
 
-/// Receiver of notifications.
+/// Receiver of notifications that a queue of an emulated card has changed.
 pub trait Notify {
     /// Makes the notification byte non-zero and the subclass pending.
     fn notify(&mut self, apqn: Apqn, target: InterruptTarget);
 }
 
-/// Durations of operations, in nanoseconds.
+/// Durations of an emulated card's operations, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Latency {
-    /// Duration of a reset.
+    /// Duration of a queue's reset in nanoseconds.
     pub reset: u64,
-    /// Delay between AQIC and the change of the interrupt bit.
+    /// Nanoseconds between AQIC (interruption control) and the change of the queue's interrupt bit.
     pub interrupts: u64,
-    /// Duration of a request.
+    /// Duration of a request in nanoseconds, from the queue to its reply.
     pub request: u64,
 }
 
 /// Configuration of a set of cards.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// Domains that every card has.
+    /// Domains that every card has, one queue each.
     pub domains: Mask,
     /// Number of requests and replies that a queue holds, 1 to 16.
     pub depth: u8,
     /// Maximum length of a request in bytes.
     pub largest_request: usize,
-    /// Durations of operations.
+    /// Durations of the operations of each card.
     pub latency: Latency,
 }
 
@@ -81,7 +81,7 @@ pub struct Cards<C, N, P> {
 }
 
 impl<C: Clock, N: Notify, P: Coprocessor> Cards<C, N, P> {
-    /// Creates a set without cards.
+    /// Creates a set without cards; `layout` applies to each card that is plugged in later.
     pub fn new(layout: Layout, clock: C, notify: N) -> Cards<C, N, P> {
         let layout = Layout {
             depth: layout.depth.clamp(1, 16),
@@ -96,7 +96,7 @@ impl<C: Clock, N: Notify, P: Coprocessor> Cards<C, N, P> {
         }
     }
 
-    /// Plugs a card in.
+    /// Plugs a card in as adapter number `adapter`; `coprocessor` answers its requests.
     pub fn plug(&mut self, adapter: u8, coprocessor: P) {
         let state = State::Configured;
         self.cards.insert(adapter, Card { coprocessor, state });
@@ -106,7 +106,7 @@ impl<C: Clock, N: Notify, P: Coprocessor> Cards<C, N, P> {
         }
     }
 
-    /// Unplugs a card; messages in its queues are lost.
+    /// Unplugs the card with this adapter number; messages in its queues are lost.
     pub fn unplug(&mut self, adapter: u8) {
         self.cards.remove(&adapter);
         self.queues.retain(|apqn, _| apqn.adapter() != adapter);
@@ -139,7 +139,7 @@ impl<C: Clock, N: Notify, P: Coprocessor> Cards<C, N, P> {
         }
     }
 
-    /// Returns all existing queues.
+    /// Returns the numbers of all existing queues of the set.
     pub fn queues(&self) -> impl Iterator<Item = Apqn> {
         self.queues.keys().copied()
     }

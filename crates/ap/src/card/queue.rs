@@ -82,7 +82,7 @@ impl Queue {
         }
     }
 
-    /// Returns the time of the next event.
+    /// Returns the time of the queue's next event; `None` if none is expected.
     pub(super) fn due(&self) -> Option<u64> {
         let bit = match self.interrupts {
             Interrupts::Enabling { until, .. } | Interrupts::Disabling { until, .. } => Some(until),

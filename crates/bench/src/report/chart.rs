@@ -4,8 +4,8 @@ use super::html::escape;
 use load::progress::quantity;
 use std::fmt::Write as _;
 
-/// Colours that remain distinguishable with colour blindness and in greyscale (after Okabe and
-/// Ito).
+/// Colours of a chart's series, distinguishable with colour blindness and in greyscale (after Okabe
+/// and Ito).
 const COLOURS: [&str; 7] = [
     "#1667b7", "#d55e00", "#009e73", "#8a4fbf", "#b8860b", "#56b4e9", "#5b6675",
 ];
@@ -15,10 +15,10 @@ const TOP: f64 = 62.0;
 const PLOT: f64 = 220.0;
 const LEFT: f64 = 58.0;
 const RIGHT: f64 = 16.0;
-/// Top margin above the rows of [`Shape::Rows`].
+/// Top margin in SVG units above the rows of a chart of form [`Shape::Rows`].
 const ROWS_TOP: f64 = 30.0;
 const ROW: f64 = 34.0;
-/// Approximate width of a character.
+/// Approximate width of a character in SVG units, from which the space for labels is computed.
 const CHARACTER: f64 = 7.0;
 
 /// Form of a chart.
@@ -31,7 +31,7 @@ pub enum Shape {
     Rows,
 }
 
-/// A series of a chart.
+/// A series of a chart: a name, and a value for each label.
 #[derive(Clone, Debug)]
 pub struct Series {
     pub name: String,
@@ -43,7 +43,7 @@ pub struct Series {
     pub colour: usize,
 }
 
-/// A plot.
+/// A chart of the report, which [`Chart::svg`] draws.
 #[derive(Clone, Debug)]
 pub struct Chart {
     /// Name of the SVG file, without the extension.

@@ -11,7 +11,7 @@ pub struct Row {
     pub cells: Vec<String>,
 }
 
-/// A table. Every row has one cell for each column.
+/// A table of the report. Every row has one cell for each column.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     pub title: String,
@@ -19,7 +19,7 @@ pub struct Table {
     /// Quantity that the column names stand for, such as "depth"; empty if the names include it.
     pub across: &'static str,
     pub rows: Vec<Row>,
-    /// Note for the reader.
+    /// Note for the reader, printed below the table.
     pub note: String,
 }
 

@@ -8,7 +8,7 @@ use load::pin;
 use std::time::{Duration, Instant};
 use volume::{Io, IoOptions, MemVolume, Op, Volume};
 
-/// Block size in bytes.
+/// Size of one copied block in bytes.
 const BLOCK: u64 = 4096;
 /// Number of destinations that blocks are copied to, in turn.
 const PLACES: u64 = 32;

@@ -14,7 +14,7 @@ use load::job::{Doorbells, Job};
 use std::rc::Rc;
 
 const SUITE: &str = "doorbell";
-/// Measured points: depth and number of queues.
+/// Measured points of the suite: queue depth and number of queues.
 const POINTS: [(u16, u16); 6] = [(1, 1), (2, 1), (4, 1), (8, 1), (32, 1), (32, 4)];
 /// Measured points of the variants that sleep.
 const FEW_POINTS: [(u16, u16); 2] = [(1, 1), (32, 1)];

@@ -288,13 +288,13 @@ fn ways(medium: &Medium, cores: &Cores, plan: &Plan) -> Result<Vec<(&'static str
     Ok(ways)
 }
 
-/// Totals over the slices of a way.
+/// Totals over the slices of one way of access to the file.
 #[derive(Clone, Default)]
 struct Total {
     measured: Measured,
     /// Sum of the slices' shares of time waiting for a CPU.
     waited: f64,
-    /// Number of repeated slices.
+    /// Number of slices that were measured again because another process had disturbed them.
     again: u32,
     /// Smallest share of waiting time so far.
     usual: Option<f64>,

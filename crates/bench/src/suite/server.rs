@@ -25,7 +25,7 @@ fn has_option(vnvme: &Path, option: &str) -> Result<bool> {
     Ok(!String::from_utf8_lossy(&asked.stderr).contains("unexpected argument"))
 }
 
-/// A program to measure, and its additional arguments.
+/// A `vnvme` program to measure, and additional arguments for it.
 #[derive(Clone, Debug, Default)]
 pub struct Program {
     /// Path of the `vnvme` binary.
@@ -34,14 +34,14 @@ pub struct Program {
     pub args: Vec<String>,
 }
 
-/// Configuration of a server.
+/// Configuration of the `vnvme` server that a suite starts.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Volumes, each for one controller.
+    /// Specifications of volumes, each for one vfio-user controller.
     pub volumes: Vec<String>,
-    /// Volumes, each for one vhost-user-blk export.
+    /// Specifications of volumes, each for one vhost-user-blk export.
     pub exports: Vec<String>,
-    /// Volumes, each for one NVMe/TCP subsystem on a port of this machine.
+    /// Specifications of volumes, each for one NVMe/TCP subsystem on a port of this machine.
     pub subsystems: Vec<String>,
     /// Whether doorbells are in a mapped page, instead of being sent by message.
     pub mapped: bool,
@@ -72,7 +72,7 @@ impl ServerConfig {
     }
 }
 
-/// A running server, which is ended when this is dropped.
+/// A running `vnvme` server, which is ended when this value is dropped.
 pub struct Server {
     child: Child,
     dir: Scratch,
@@ -82,7 +82,7 @@ pub struct Server {
     started_in: Duration,
 }
 
-/// Resources used by a server.
+/// Memory, processes and threads that a server and its children use.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Footprint {
     /// Memory in bytes, with the proportional part of shared memory (`Pss`, proc_pid_smaps(5)).

@@ -13,7 +13,7 @@ cases! {
         "a read at the time of a write within AWUN has all of the old data or all of the new";
 }
 
-/// Returns the number of blocks that are written atomically, at most 64.
+/// Returns the number of blocks that the controller writes atomically, at most 64.
 fn unit(host: &mut Host) -> Check<u64> {
     Ok((u64::from(u16_at(&host.controller()?.0, 526)) + 1).min(64))
 }

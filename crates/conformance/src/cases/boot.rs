@@ -20,11 +20,11 @@ cases! {
          read";
 }
 
-/// BPINFO.BRS after a read.
+/// Value of the field BRS in BPINFO after a successful read of a Boot Partition.
 const SUCCESS: u8 = BootReadStatus::SUCCESS.into_bits();
 const ERROR: u8 = BootReadStatus::ERROR.into_bits();
 
-/// Returns the size of each partition in units of 4 KiB.
+/// Returns the size of each Boot Partition in units of 4 KiB.
 fn units(host: &mut Host) -> Check<u32> {
     applies_if(host.cap.bps(), "CAP.BPS is 0")?;
     let size = Bpinfo::from_bits(host.read32(regs::BPINFO)?).bpsz();
@@ -32,7 +32,8 @@ fn units(host: &mut Host) -> Check<u32> {
     Ok(u32::from(size) * 32)
 }
 
-/// Reads `units` units from unit `from` on to `buffer`; returns the resulting status.
+/// Reads `units` units of 4 KiB of a Boot Partition from unit `from` on into guest memory. Returns
+/// the read status (BRS).
 fn read(host: &mut Host, buffer: u64, id: bool, from: u32, units: u16) -> Check<u8> {
     host.write64(regs::BPMBL, buffer)?;
     let select = Bprsel::new()

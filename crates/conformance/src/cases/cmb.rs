@@ -34,17 +34,17 @@ cases! {
         "CMBMSC outlasts a Controller Reset";
 }
 
-/// Bits of CMBMSC.
+/// Bit Capabilities Registers Enabled of the register CMBMSC; the other bits follow.
 const CRE: u64 = 1;
 const CMSE: u64 = 2;
 
-/// Location and capabilities of the buffer, as the registers report them.
+/// Location and capabilities of the controller memory buffer, as its registers report them.
 struct Buffer {
     bir: u32,
-    /// Offset in its BAR in bytes.
+    /// Byte offset of the controller memory buffer in its BAR.
     offset: u64,
     size: u64,
-    /// Values of CMBLOC and CMBSZ.
+    /// Values of the registers CMBLOC and CMBSZ.
     location: u32,
     supports: u32,
 }
@@ -172,7 +172,7 @@ fn cmb_bar(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// Writes and reads data through queue pair 1.
+/// Checks that data can be written and read through queue pair 1.
 fn moves_data(host: &mut Host, ns: &Namespace, seed: u64) -> Check {
     let data = pattern(seed, (8 * ns.block) as usize);
     host.write(ns, 0, &data)?;
@@ -181,7 +181,7 @@ fn moves_data(host: &mut Host, ns: &Namespace, seed: u64) -> Check {
     Ok(())
 }
 
-/// Creates queue pair 1 with one of its queues in the buffer.
+/// Creates queue pair 1, with one of its queues in the controller memory buffer.
 fn queue_in_buffer(host: &mut Host, bit: u32, name: &str) -> Check {
     let buffer = Buffer::find(host)?;
     buffer.has(bit, name)?;

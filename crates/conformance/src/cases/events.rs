@@ -40,7 +40,8 @@ fn request(host: &mut Host) -> Check<u16> {
     host.submit(0, admin(AdminOpcode::ASYNC_EVENT_REQUEST, 0))
 }
 
-/// Checks an event's type and information, and returns the identifier of its log page.
+/// Checks the type and information of an asynchronous event. Returns the identifier of its log
+/// page.
 fn event(entry: &Completion, kind: u32, information: Option<u32>, what: &str) -> Check<u8> {
     entry.succeeds(what)?;
     let dw0 = entry.dw0();

@@ -68,7 +68,7 @@ cases! {
 /// Queues, Interrupt Coalescing, Interrupt Vector Configuration, Write Atomicity, Asynchronous
 /// Event Configuration.
 const MANDATORY: [u8; 8] = [0x01, 0x02, 0x04, 0x07, 0x08, 0x09, 0x0a, 0x0b];
-/// Error Recovery, which is of a namespace or not: see Select 011b.
+/// Feature identifier of Error Recovery, which may apply to a namespace or to the controller.
 const ERROR_RECOVERY: u8 = 0x05;
 
 fn select(host: &mut Host) -> Check {
@@ -165,7 +165,7 @@ fn features_reserved_identifiers(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// Features that are changed: identifier and value.
+/// Identifiers of the features that a case changes, each with the new value.
 const TRIED: [(u8, u32); 4] = [
     (0x04, 0x0150),
     (0x08, 0x0203),
@@ -532,7 +532,7 @@ fn feature_event_configuration(host: &mut Host) -> Check {
 
 /// Number of attempts to keep a timer alive; load on the machine may spoil some.
 const ATTEMPTS: u32 = 50;
-/// Time within which a controller on a loaded machine must notice its host's silence.
+/// Time in which a controller on a loaded machine must notice that its host is silent.
 const NOTICED: Duration = Duration::from_secs(60);
 
 fn feature_keep_alive(host: &mut Host) -> Check {

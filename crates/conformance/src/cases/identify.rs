@@ -392,7 +392,7 @@ fn identify_reserved_cns(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// Returns the descriptors: type and content.
+/// Returns the namespace identification descriptors of a page: type and content of each.
 fn descriptors(page: &[u8]) -> Check<Vec<(u8, Vec<u8>)>> {
     let (mut at, mut found) = (0, Vec::new());
     while at < page.len() && u8_at(page, at + 1) != 0 {
@@ -491,7 +491,7 @@ fn version_2(host: &mut Host) -> Check {
     )
 }
 
-/// CSI of a command set that is not there: bits 31:24 of dword 11.
+/// Identifier of a command set (CSI) that the controller does not have, in bits 31:24 of dword 11.
 const OTHER_SET: u32 = 0x2f << 24;
 
 fn identify_command_set_namespace(host: &mut Host) -> Check {

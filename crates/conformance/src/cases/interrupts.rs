@@ -25,7 +25,7 @@ cases! {
         "every command that completes alone interrupts anew";
 }
 
-/// Index of the MSI-X interrupts in vfio-user (`VFIO_PCI_MSIX_IRQ_INDEX`).
+/// Index of MSI-X among the interrupt types of vfio-user (`VFIO_PCI_MSIX_IRQ_INDEX`).
 const MSIX: u32 = 2;
 
 fn capability(host: &mut Host) -> Check<(u64, [u8; 12])> {
@@ -82,7 +82,7 @@ fn msix_table_masked(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// Enables MSI-X, with an eventfd for each of vectors 0 and 1.
+/// Enables MSI-X with an eventfd for vector 0 and one for vector 1.
 fn listen(host: &mut Host) -> Check<[OwnedFd; 2]> {
     let (at, bytes) = capability(host)?;
     if u16_at(&bytes, 2) & 0x7ff < 1 {
@@ -110,7 +110,7 @@ fn listen(host: &mut Host) -> Check<[OwnedFd; 2]> {
     Ok(fds)
 }
 
-/// Returns whether the eventfd was signalled within a time, and resets it.
+/// Returns whether the eventfd was signalled within the time `within`, and resets it.
 fn fired(fd: &OwnedFd, within: Duration) -> Check<bool> {
     let limit = Timespec {
         tv_sec: within.as_secs() as i64,
@@ -127,7 +127,8 @@ fn fired(fd: &OwnedFd, within: Duration) -> Check<bool> {
 
 const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Creates queue pair 1, with interrupts through vector 1 or without interrupts.
+/// Creates queue pair 1, with interrupts on vector 1 if `vector` is true, otherwise without
+/// interrupts.
 fn pair(host: &mut Host, vector: bool) -> Check {
     let (cq, sq) = host.pair_commands(1, 16)?;
     let flags = if vector { 1 << 16 | 3 } else { 1 };

@@ -164,7 +164,7 @@ fn write_zeroes_absent(host: &mut Host) -> Check {
     absent(host, 3, Op::WRITE_ZEROES)
 }
 
-/// Creates Dataset Management with ranges (first block, count).
+/// Returns a Dataset Management command for ranges of first block and number of blocks.
 fn dataset(host: &mut Host, nsid: u32, ranges: &[(u64, u32)], attributes: u32) -> Check<Command> {
     let at = host.alloc(PAGE)?;
     let mut bytes = Vec::new();
@@ -343,7 +343,8 @@ fn verify_absent(host: &mut Host) -> Check {
     absent(host, 7, Op::VERIFY)
 }
 
-/// Creates Copy with descriptors of format 0h for ranges (first block, count).
+/// Returns a Copy command with format 0h descriptors for ranges of first block and number of
+/// blocks.
 fn copy(host: &mut Host, ns: &Namespace, to: u64, ranges: &[(u64, u64)]) -> Check<Command> {
     let ranges: Vec<_> = ranges
         .iter()
@@ -352,7 +353,7 @@ fn copy(host: &mut Host, ns: &Namespace, to: u64, ranges: &[(u64, u64)]) -> Chec
     copy_from(host, ns, to, &ranges)
 }
 
-/// Creates a Copy command with a namespace in each range.
+/// Returns a Copy command with descriptors that name a source namespace for each range.
 fn copy_from(
     host: &mut Host,
     ns: &Namespace,

@@ -10,7 +10,7 @@ use nvme::{AdminOpcode as Op, NvmOpcode, Status};
 use std::fmt::Debug;
 use test_host::Command;
 
-/// Action Type: return tracked LBAs; the other one scans first.
+/// Action Type (ATYPE) of Get LBA Status: return tracked LBAs; [`SCAN`] would scan first.
 const TRACKED: u32 = 0x11;
 const SCAN: u32 = 0x10;
 
@@ -70,7 +70,7 @@ fn ask(nsid: u32, atype: u32, (slba, rl): (u64, u32), bytes: u32, at: u64) -> Co
         .prp(at, 0)
 }
 
-/// Returns the reported ranges, as far as they fit, and CMPC.
+/// Returns the reported ranges as far as they fit, and the completion condition (CMPC).
 fn status(
     host: &mut Host,
     ns: &Namespace,
@@ -146,7 +146,7 @@ fn lba_status_invalid(host: &mut Host) -> Check {
         .expect(Status::LBA_OUT_OF_RANGE, "a Starting LBA behind the end")
 }
 
-/// Returns the log's Generation Counter, and whether it has this block of the namespace.
+/// Returns the log page's generation counter, and whether it lists this block of the namespace.
 fn log(host: &mut Host, rae: bool, nsid: u32, lba: u64) -> Check<(u16, bool)> {
     let at = host.alloc(PAGE)?;
     let numd = (PAGE / 4 - 1) as u32;

@@ -72,7 +72,7 @@ fn logs_mandatory(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// Returns the entries of the log of supported log pages.
+/// Returns the entries of the Supported Log Pages log page.
 fn supported(host: &mut Host) -> Check<Vec<u32>> {
     applies_if(
         host.controller()?.lpa(5),
@@ -433,7 +433,7 @@ fn log_firmware_slots(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// Returns the log of supported commands: admin and I/O.
+/// Returns the entries of Commands Supported and Effects: admin commands and I/O commands.
 pub(super) fn commands(host: &mut Host) -> Check<(Vec<u32>, Vec<u32>)> {
     applies_if(
         host.controller()?.lpa(1),

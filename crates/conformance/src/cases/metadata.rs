@@ -45,7 +45,7 @@ cases! {
          enabled extended LBA formats (LBAFEE), and by no other";
 }
 
-/// PRINFO, at its place in dword 12.
+/// Bit PRACT of PRINFO in dword 12: the controller inserts or strips protection information.
 const PRACT: u32 = 1 << 29;
 const GUARD: u32 = 1 << 28;
 const APPLICATION: u32 = 1 << 27;
@@ -54,7 +54,7 @@ const ALL_CHECKS: u32 = GUARD | APPLICATION | REFERENCE;
 
 const BLOCKS: u64 = 3;
 
-/// Returns a namespace with metadata, either in extended blocks or in a separate buffer.
+/// Returns a namespace with metadata: interleaved with the data if `extended`, otherwise separate.
 fn with_metadata(host: &mut Host, extended: bool) -> Check<Namespace> {
     for nsid in host.nsids()? {
         let ns = host.namespace_of(nsid)?;
@@ -103,7 +103,7 @@ fn extended_format(host: &mut Host) -> Check<Namespace> {
     not_applicable("no namespace has guards of more than 16 bits, or storage tags")
 }
 
-/// Computes CRC-16/T10-DIF, bit by bit.
+/// Returns the CRC-16/T10-DIF of the data, computed bit by bit.
 fn crc(data: &[u8]) -> u16 {
     data.iter().fold(0, |crc, byte| {
         (0..8).fold(crc ^ u16::from(*byte) << 8, |crc: u16, _| {
@@ -117,7 +117,7 @@ fn crc(data: &[u8]) -> u16 {
     })
 }
 
-/// Encodes guard, application tag and reference tag, as in metadata.
+/// Returns the 8 bytes of protection information: guard, application tag and reference tag.
 fn tuple(data: &[u8], application: u16, reference: u32) -> Vec<u8> {
     let mut bytes = crc(data).to_be_bytes().to_vec();
     bytes.extend(application.to_be_bytes());
@@ -145,7 +145,7 @@ fn command(
         .dw(15, 0xffff_0000 | u32::from(tag)))
 }
 
-/// Writes the contents of the data and metadata buffers.
+/// Writes blocks from the data buffer and the metadata buffer in guest memory.
 fn write(
     host: &mut Host,
     ns: &Namespace,
@@ -160,7 +160,7 @@ fn write(
     host.io(command)
 }
 
-/// Reads into the data and metadata buffers, which must succeed.
+/// Reads blocks, which must succeed. Returns the contents of the data and metadata buffers.
 fn read(host: &mut Host, ns: &Namespace, slba: u64, how: (u32, u16)) -> Check<(Vec<u8>, Vec<u8>)> {
     let bytes = BLOCKS * ns.block;
     let at = (host.alloc(bytes)?, host.alloc(4096)?);
@@ -171,7 +171,7 @@ fn read(host: &mut Host, ns: &Namespace, slba: u64, how: (u32, u16)) -> Check<(V
     Ok((host.get(at.0, bytes as usize)?, host.get(at.1, metadata)?))
 }
 
-/// Encodes the protection information of all blocks.
+/// Returns the protection information of all blocks of the data.
 fn tuples(ns: &Namespace, data: &[u8], application: u16, slba: u64) -> Vec<u8> {
     let blocks = data.chunks_exact(ns.block as usize).zip(slba as u32..);
     let one = |(block, lba)| tuple(block, application, lba);
@@ -263,7 +263,7 @@ fn metadata_pointer_errors(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// Returns a namespace that accepts metadata through an SGL.
+/// Returns a namespace for which metadata can be transferred through an SGL.
 fn with_metadata_sgl(host: &mut Host) -> Check<Namespace> {
     let said = host.controller()?.sgls() >> 19 & 1 != 0;
     applies_if(said, "SGLS bit 19 is 0: there are no SGLs of metadata")?;

@@ -34,7 +34,7 @@ mod zoned;
 
 use crate::case::Case;
 
-/// Tables of all cases, in the order in which they run.
+/// Tables of all conformance cases, in the order in which they run.
 pub const CASES: &[&[Case]] = &[
     pci::CASES,
     registers::CASES,

@@ -25,7 +25,7 @@ cases! {
         "a namespace that is attached is detached by its deletion";
 }
 
-/// Size in blocks of the namespaces that the cases create.
+/// Size in blocks of the namespaces that these cases create.
 const BLOCKS: u64 = 2048;
 
 fn offered(host: &mut Host) -> Check {
@@ -100,7 +100,7 @@ fn detach(host: &mut Host, nsid: u32) -> Check {
         .succeeds("Namespace Attachment, detach")
 }
 
-/// Checks whether the namespace is in the list of this CNS.
+/// Checks whether the Identify list with this CNS contains the namespace, as `wanted`.
 fn listed(host: &mut Host, cns: u8, nsid: u32, wanted: bool) -> Check {
     let page = host.identify(cns, 0)?;
     let found = (0..1024).any(|at| u32_at(&page, at * 4) == nsid);

@@ -274,7 +274,7 @@ fn sanitize_absent(host: &mut Host) -> Check {
     entry.refused(Status::INVALID_LOG_PAGE, "the log of Sanitize")
 }
 
-/// Actions by their bit in SANICAP: crypto erase, block erase, overwrite.
+/// Sanitize actions, each with its bit in SANICAP: crypto erase, block erase, overwrite.
 const ACTIONS: [(u32, u32); 3] = [(0, 4), (1, 2), (2, 3)];
 
 fn sanitize_offered(host: &mut Host) -> Check<u32> {

@@ -46,7 +46,7 @@ pair_cases! {
         "a host whose registration is preempted is told by an event and a log page";
 }
 
-/// A shared namespace, both hosts without registrations.
+/// Returns a namespace that both hosts share, after removing all registrations.
 fn shared(a: &mut Host, b: &mut Host) -> Check<Namespace> {
     let ns = both(a, b)?;
     applies_if(
@@ -59,7 +59,7 @@ fn shared(a: &mut Host, b: &mut Host) -> Check<Namespace> {
     Ok(ns)
 }
 
-/// Finds a shared namespace, and registers both hosts.
+/// Returns a namespace that both hosts share, and registers both hosts.
 fn registered(a: &mut Host, b: &mut Host) -> Check<Namespace> {
     let ns = shared(a, b)?;
     ok(register(a, &ns, 0, [0, KEY])?, "Register by the first host")?;
@@ -70,7 +70,7 @@ fn registered(a: &mut Host, b: &mut Host) -> Check<Namespace> {
     Ok(ns)
 }
 
-/// Registers both hosts, and makes a Write Exclusive reservation of the first one.
+/// Registers both hosts, and acquires a Write Exclusive reservation for the first one.
 fn held(a: &mut Host, b: &mut Host) -> Check<Namespace> {
     let ns = registered(a, b)?;
     ok(
@@ -80,7 +80,7 @@ fn held(a: &mut Host, b: &mut Host) -> Check<Namespace> {
     Ok(ns)
 }
 
-/// A namespace that both have.
+/// Returns a namespace that is attached to the controllers of both hosts.
 fn both(a: &mut Host, b: &mut Host) -> Check<Namespace> {
     let ns = a.namespace()?;
     applies_if(

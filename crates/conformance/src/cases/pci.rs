@@ -72,7 +72,7 @@ fn pci_bar0_is_64_bit_memory(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// Returns the capabilities: identifier and offset.
+/// Returns the PCI capabilities: identifier and offset in configuration space of each.
 pub(super) fn capabilities(host: &mut Host) -> Check<Vec<(u8, u64)>> {
     let [status, _] = host.read_config::<2>(6)?;
     require!(

@@ -41,7 +41,7 @@ cases! {
         "reserved management operations are Invalid Field in Command";
 }
 
-/// Directive Type of Write, and of the directive.
+/// Directive type of data placement, for write commands and the Directive commands.
 const PLACEMENT: u32 = 2;
 const NOT_FULL: u8 = 0;
 const INVALID_ID: u8 = 3;
@@ -55,7 +55,7 @@ fn alike<T: PartialEq + std::fmt::Debug>(got: T, expected: T, what: &str) -> Che
     Ok(())
 }
 
-/// Returns a namespace with placement handles, and its Endurance Group.
+/// Returns a namespace with placement handles, and the ID of its Endurance Group.
 fn placed(host: &mut Host) -> Check<(Namespace, u16)> {
     let offered = host.controller()?.ctratt() >> 19 & 1 != 0;
     applies_if(offered, "CTRATT bit 19 is 0: there is no data placement")?;
@@ -97,7 +97,7 @@ fn get_group_log(
     Ok((entry, host.get(at, bytes as usize)?))
 }
 
-/// Placement Identifier, Reclaim Unit Handle, and RUAMW of a placement handle.
+/// Placement handle: Placement Identifier, Reclaim Unit Handle, and remaining blocks (RUAMW).
 type Handle = (u16, u16, u64);
 
 fn receive(host: &mut Host, nsid: u32, operation: u32, bytes: u64) -> Check<(Command, u64)> {
@@ -152,13 +152,13 @@ fn update(host: &mut Host, ns: &Namespace, ids: &[u16]) -> Check<test_host::Comp
     host.io(command)
 }
 
-/// Returns a Placement Identifier that belongs to no handle.
+/// Returns a Placement Identifier that no placement handle has.
 fn invalid_id(handles: &[Handle]) -> u16 {
     let used = |id: &u16| handles.iter().any(|(known, ..)| known == id);
     (0..u16::MAX).rev().find(|id| !used(id)).unwrap_or(u16::MAX)
 }
 
-/// Returns the types of host events, each with its Placement Identifier.
+/// Returns the type of each FDP host event, with its Placement Identifier.
 fn events(host: &mut Host, group: u16) -> Check<Vec<(u8, u16)>> {
     let page = group_log(host, 0x23, group, 4096, 1)?;
     let count = u32_at(&page, 0) as usize;
@@ -170,7 +170,7 @@ fn events(host: &mut Host, group: u16) -> Check<Vec<(u8, u16)>> {
     Ok((0..count).map(one).collect())
 }
 
-/// Enables or disables events of placement handle 0.
+/// Enables or disables FDP events of these types for placement handle 0.
 fn set_events(host: &mut Host, ns: &Namespace, types: &[u8], on: bool) -> Check {
     set_events_of(host, ns, 0, types, on)?.succeeds("Set Features, FDP Events")
 }

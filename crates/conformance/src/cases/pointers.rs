@@ -59,7 +59,7 @@ fn rw(opcode: Op, ns: &Namespace, slba: u64, blocks: u64) -> Command {
         .dw(12, (blocks - 1) as u32)
 }
 
-/// Returns the number of blocks in `pages` pages.
+/// Returns the number of logical blocks that fit into `pages` memory pages.
 fn blocks(host: &Host, ns: &Namespace, pages: u64) -> u64 {
     pages * host.page_size / ns.block
 }
@@ -141,7 +141,7 @@ fn prp_list_offset_invalid(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// Writes a PRP list; entry n is at `at + 8n`.
+/// Writes a PRP list to guest memory at IOVA `at`.
 fn put_list(host: &Host, at: u64, entries: &[u64]) -> Check {
     let bytes: Vec<u8> = entries
         .iter()
@@ -150,7 +150,7 @@ fn put_list(host: &Host, at: u64, entries: &[u64]) -> Check {
     host.put(at, &bytes)
 }
 
-/// Returns pages in non-ascending order.
+/// Returns the IOVAs of `count` memory pages that are not in ascending order.
 fn scattered(host: &mut Host, count: u64) -> Check<Vec<u64>> {
     let at = host.alloc(2 * count * PAGE)?;
     Ok((0..count)
@@ -238,7 +238,7 @@ fn admin_sgl(host: &mut Host) -> Check {
         .refused(Status::INVALID_FIELD, "Identify with an SGL")
 }
 
-/// Encodes an SGL descriptor from address, length, type and subtype.
+/// Returns the 16 bytes of an SGL descriptor with this address, length, type and subtype.
 pub(super) fn descriptor(address: u64, length: u32, kind: u8) -> [u8; 16] {
     let mut bytes = [0; 16];
     let parts = address
@@ -258,7 +258,7 @@ const BIT_BUCKET: u8 = 0x10;
 const SEGMENT: u8 = 0x20;
 pub(super) const LAST_SEGMENT: u8 = 0x30;
 
-/// Adds this first SGL descriptor to a command, with PSDT 01b.
+/// Returns the command with this first SGL descriptor as its data pointer (PSDT 01b).
 pub(super) fn sgl(command: Command, first: [u8; 16]) -> Command {
     let word = |n: usize| crate::bytes::u32_at(&first, 4 * n);
     command

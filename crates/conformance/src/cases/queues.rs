@@ -64,7 +64,7 @@ cases! {
         "a queue of CAP.MQES entries works";
 }
 
-/// Returns the numbers of I/O submission and completion queues that the controller grants.
+/// Returns the numbers of I/O submission and completion queues that Set Features has granted.
 fn granted(host: &mut Host) -> Check<(u32, u32)> {
     let entry = host.set_feature(0x07, 0, 0xfffe_fffe)?;
     entry.succeeds("Number of Queues")?;
@@ -72,7 +72,7 @@ fn granted(host: &mut Host) -> Check<(u32, u32)> {
     Ok(((told & 0xffff) + 1, (told >> 16) + 1))
 }
 
-/// Returns the granted numbers from Get Features, while queues exist.
+/// Returns the numbers of I/O queues that Get Features reports while queues exist.
 fn told(host: &mut Host) -> Check<(u32, u32)> {
     let told = host.get_feature(0x07, 0, 0, 0)?.dw0();
     Ok(((told & 0xffff) + 1, (told >> 16) + 1))
@@ -109,7 +109,7 @@ fn queue_create_delete(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// Encodes the size and identifier of a queue for dword 10.
+/// Returns dword 10 of a Create Queue command, with the size and identifier of the queue.
 fn dw10(qid: u32, entries: u32) -> u32 {
     entries.wrapping_sub(1) << 16 | qid & 0xffff
 }
@@ -186,7 +186,7 @@ fn create_cq_not_contiguous(host: &mut Host) -> Check {
         .refused(Status::INVALID_FIELD, "a completion queue with PC 0")
 }
 
-/// Returns the number of MSI-X or MSI vectors.
+/// Returns the number of MSI-X vectors, or MSI vectors, of the controller.
 fn vectors(host: &mut Host) -> Check<u32> {
     for (id, at) in super::pci::capabilities(host)? {
         let control = u16_at(&host.read_config::<4>(at)?, 2);

@@ -178,7 +178,7 @@ pub(super) fn report(host: &mut Host, ns: &Namespace) -> Check<ReservationReport
     crate::verdict::failed("Reservation Report refuses both of its forms")
 }
 
-/// Returns a namespace that supports reservations and has no registrants.
+/// Returns a namespace that supports reservations, after removing its registrants.
 fn fresh(host: &mut Host) -> Check<Namespace> {
     applies_if(
         host.controller()?.oncs(5),
@@ -194,7 +194,7 @@ fn fresh(host: &mut Host) -> Check<Namespace> {
     Ok(ns)
 }
 
-/// Gives the host an identifier if it has none; one that was configured stays.
+/// Sets the Host Identifier if the host has none. Returns the identifier.
 pub(super) fn identify_host(host: &mut Host, byte: u8) -> Check<u128> {
     let at = host.alloc(PAGE)?;
     let get = admin(AdminOpcode::GET_FEATURES, 0)
@@ -217,7 +217,7 @@ pub(super) fn identify_host(host: &mut Host, byte: u8) -> Check<u128> {
     Ok(u128::from_le_bytes([byte; 16]))
 }
 
-/// Removes every registrant and any reservation, by registering.
+/// Removes all registrants and the reservation of a namespace, by commands of this host.
 pub(super) fn clear(host: &mut Host, ns: &Namespace) -> Check {
     // IEKEY with another key: where the host is registered already, the key is replaced.
     if !register(host, ns, 0, [0, KEY])?.is_success() {
@@ -235,7 +235,7 @@ fn registered(host: &mut Host) -> Check<Namespace> {
     Ok(ns)
 }
 
-/// Returns the reservation types that RESCAP reports.
+/// Returns the numbers of the reservation types that RESCAP reports.
 pub(super) fn kinds(ns: &Namespace) -> Vec<u32> {
     let rescap = u32::from(u8_at(&ns.page, 31));
     (1..=6).filter(|kind| rescap >> kind & 1 != 0).collect()

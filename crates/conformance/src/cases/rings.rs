@@ -85,7 +85,7 @@ fn ring_wraps(host: &mut Host) -> Check {
     Ok(())
 }
 
-/// Creates queue pair 1 with different numbers of entries.
+/// Creates queue pair 1 with different numbers of entries in its two queues.
 pub(super) fn uneven(host: &mut Host, sq_entries: u16, cq_entries: u16) -> Check {
     let (cq, sq) = host.pair_commands(1, sq_entries.max(cq_entries))?;
     host.admin(cq.dw(10, u32::from(cq_entries - 1) << 16 | 1))?

@@ -46,7 +46,7 @@ fn offered(host: &mut Host) -> Check {
         .succeeds("Device Self-test, abort")
 }
 
-/// Returns the code of the running test, and byte 0 of the newest result.
+/// Returns the code of the self-test in progress, and byte 0 of the newest result.
 fn state(host: &mut Host) -> Check<(u8, u8)> {
     let log = host.log(6, 564)?;
     let done = u8_at(&log, 1) & 0x7f;

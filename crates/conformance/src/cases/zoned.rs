@@ -8,40 +8,40 @@ use nvme::cmd::zone::Zsa;
 use nvme::{AdminOpcode, NvmOpcode as Op, regs};
 use test_host::{Command, Completion};
 
-/// Zone states, in bits 7:4 of ZS.
+/// Zone state Empty, as in bits 7:4 of ZS; the other states follow.
 pub(super) const EMPTY: u8 = 0x1;
 pub(super) const IMPLICIT: u8 = 0x2;
 pub(super) const EXPLICIT: u8 = 0x3;
 pub(super) const CLOSED: u8 = 0x4;
 pub(super) const FULL: u8 = 0xe;
 
-/// The command set's CSI, at its place in dword 11 of Identify.
+/// Identifier of the Zoned Namespace Command Set, as in dword 11 of Identify.
 pub(super) const CSI: u32 = 2 << 24;
-/// A zone's attribute: it has a Zone Random Write Area.
+/// Zone attribute bit: the zone has a Zone Random Write Area.
 pub(super) const ZRWAV: u8 = 1 << 3;
 /// Maximum size in bytes of a zone that the cases write completely.
 pub(super) const MAX_WRITTEN_ZONE: u64 = 16 << 20;
 
-/// A zoned namespace.
+/// Zoned namespace that the cases test.
 pub(super) struct Zoned {
     pub(super) ns: Namespace,
-    /// Size of a zone in blocks.
+    /// Zone size in blocks.
     pub(super) size: u64,
     pub(super) count: u64,
-    /// Capacity in blocks of the first writable zone.
+    /// Capacity in blocks of the first zone that can be written.
     pub(super) capacity: u64,
-    /// MAR and MOR, as numbers.
+    /// Maximum number of active zones, and of open ones; `None` for no limit.
     pub(super) active: Option<u32>,
     pub(super) open: Option<u32>,
     pub(super) ozcs: u16,
-    /// Size of a zone's descriptor extension in bytes.
+    /// Size of a zone descriptor extension in bytes.
     pub(super) extension: u64,
-    /// Zone Random Write Areas: number, size, and granularity in blocks.
+    /// Zone Random Write Areas: number, size in blocks, and flush granularity in blocks.
     pub(super) areas: (u64, u64, u64),
     pub(super) explicit_flush: bool,
 }
 
-/// A zone descriptor.
+/// Descriptor of a zone, as Zone Management Receive reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Zone {
     pub(super) kind: u8,
@@ -62,7 +62,7 @@ impl Zoned {
     }
 }
 
-/// Enables the controller with all command sets, and creates queue pair 1.
+/// Enables the controller with all I/O command sets, and creates queue pair 1.
 pub(super) fn enable(host: &mut Host) -> Check {
     applies_if(host.cap.css().iocss(), "CAP.CSS bit 6 is 0")?;
     let mut how = Enable::default();
@@ -120,7 +120,7 @@ pub(super) fn zoned(host: &mut Host, nsid: u32) -> Check<Zoned> {
     Ok(found)
 }
 
-/// Runs a check on every writable zoned namespace, with all its zones empty.
+/// Executes a check on every writable zoned namespace, after emptying its zones.
 pub(super) fn each(
     host: &mut Host,
     has: impl Fn(&Zoned) -> bool,
@@ -151,7 +151,7 @@ pub(super) fn any(_: &Zoned) -> bool {
     true
 }
 
-/// Returns whether the namespace's zones are small enough to be written to their ends.
+/// Returns whether the zones are small enough to be written completely.
 pub(super) fn small(z: &Zoned) -> bool {
     z.capacity * z.ns.block <= MAX_WRITTEN_ZONE
 }
@@ -178,7 +178,7 @@ pub(super) fn send_all(host: &mut Host, z: &Zoned, zsa: Zsa) -> Check<Completion
     host.io(send_command(z, zsa, 0).dw(13, 1 << 8 | u32::from(zsa.0)))
 }
 
-/// Executes Open Zone with ZRWAA.
+/// Opens a zone with a Zone Random Write Area (Open Zone with ZRWAA).
 pub(super) fn open_with_area(host: &mut Host, z: &Zoned, zone: u64) -> Check<Completion> {
     let command = send_command(z, Zsa::OPEN, z.start(zone));
     host.io(command.dw(13, 1 << 9 | u32::from(Zsa::OPEN.0)))
@@ -269,7 +269,7 @@ pub(super) fn holds(host: &mut Host, z: &Zoned, slba: u64, blocks: u64, seed: u6
     host.holds(&z.ns, slba, &bytes, "a zone")
 }
 
-/// Writes a zone from `from` on, until `left` blocks remain.
+/// Writes zone `number` from LBA `from` on, until `left` blocks of its capacity remain.
 pub(super) fn fill(host: &mut Host, z: &Zoned, number: u64, mut from: u64, left: u64) -> Check {
     let piece = (64 << 10) / z.ns.block;
     let at = host.alloc(64 << 10)?;
@@ -283,7 +283,7 @@ pub(super) fn fill(host: &mut Host, z: &Zoned, number: u64, mut from: u64, left:
     Ok(())
 }
 
-/// Commands Supported and Effects, of the command set.
+/// Returns the Commands Supported and Effects log page of the Zoned Namespace Command Set.
 pub(super) fn effects(host: &mut Host) -> Check<Vec<u8>> {
     let at = host.alloc(PAGE)?;
     let command = admin(AdminOpcode::GET_LOG_PAGE, 0)

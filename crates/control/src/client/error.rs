@@ -5,25 +5,25 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-/// Error of a request.
+/// Reason why a request to the management API has failed.
 #[derive(Debug)]
 pub enum ClientError {
-    /// No socket accepts connections; lists those that were tried.
+    /// No control socket accepts connections. The value lists those that were tried.
     NotThere(Vec<(PathBuf, io::Error)>),
-    /// The process behind the socket serves no control API.
+    /// The process behind the socket does not serve the management API.
     NotControl(PathBuf),
     /// The process refused the request.
     Refused {
-        /// Path of the control socket.
+        /// Path of the control socket that has refused the request.
         path: PathBuf,
-        /// HTTP status.
+        /// HTTP status of the answer.
         status: u16,
-        /// Reason, as text.
+        /// Reason in the answer, as text.
         message: String,
     },
-    /// No answer within the time limit.
+    /// The process did not answer within the time limit.
     TimedOut(PathBuf),
-    /// The answer is malformed or incomplete.
+    /// The answer is malformed or incomplete, for this reason.
     Broken(PathBuf, String),
     /// A system call failed.
     System(io::Error),
@@ -34,7 +34,7 @@ impl ClientError {
         Self::Broken(path.to_owned(), error.to_string())
     }
 
-    /// Makes the error of a request without an answer.
+    /// Returns the error of a request that got no answer.
     pub(super) fn of_exchange(path: &Path, error: &hyper::Error) -> Self {
         // A disk's socket closes the connection as soon as it has read HTTP.
         let source = std::error::Error::source(error);

@@ -3,7 +3,7 @@
 use crate::events::Received;
 use serde::Deserialize;
 
-/// Incomplete line and event of a stream.
+/// Parser of an event stream, with the incomplete line and event.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     line: Vec<u8>,

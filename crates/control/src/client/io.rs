@@ -7,10 +7,10 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 
-/// Bytes that are read at once.
+/// Maximum number of bytes that one read returns.
 const PIECE: usize = 16 << 10;
 
-/// A socket of tokio's.
+/// Unix socket of tokio, adapted for hyper.
 pub(super) struct Io(pub UnixStream);
 
 impl Read for Io {

@@ -28,19 +28,19 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 
-/// Time limit of a question.
+/// Time limit of a request that changes nothing.
 const QUESTION_TIME: Duration = Duration::from_secs(10);
 /// Time limit of a change: a device that comes up, a disk that is drained.
 const CHANGE_TIME: Duration = Duration::from_secs(150);
 
-/// A client of a control socket. Each request has a connection of its own.
+/// Blocking client of the management API. Each request has a connection of its own.
 #[derive(Debug)]
 pub struct Client {
     runtime: Runtime,
     paths: Vec<PathBuf>,
 }
 
-/// An answer that is good.
+/// Successful answer of the management API.
 struct Answer {
     path: PathBuf,
     body: Bytes,
@@ -52,7 +52,7 @@ impl Answer {
     }
 }
 
-/// A name in an address.
+/// Returns a name with the characters escaped that a URL cannot contain.
 fn encoded(name: &str) -> impl std::fmt::Display {
     utf8_percent_encode(name, NON_ALPHANUMERIC)
 }
@@ -73,7 +73,7 @@ impl Client {
         })
     }
 
-    /// All disks, sorted by their names.
+    /// Returns all disks, sorted by name.
     ///
     /// # Errors
     /// [`ClientError`], here and below.
@@ -81,7 +81,7 @@ impl Client {
         self.get("/v1/disks")
     }
 
-    /// The disk of this name.
+    /// Returns the disk with this name.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -89,7 +89,7 @@ impl Client {
         self.get(&format!("/v1/disks/{}", encoded(name)))
     }
 
-    /// Adds a disk.
+    /// Adds a disk; `table` has the keys of its table in a configuration file.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -98,7 +98,7 @@ impl Client {
         self.change(Method::POST, "/v1/disks", Some(&disk))?.json()
     }
 
-    /// Removes a disk.
+    /// Removes a disk. With `force`, even while a client is attached.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -116,7 +116,7 @@ impl Client {
         self.change(Method::POST, &path, None::<&()>).map(drop)
     }
 
-    /// Applies a configuration.
+    /// Changes the disks to those of a configuration; with `dry_run`, only plans the changes.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -248,7 +248,7 @@ impl Client {
         self.text("/v1/config")
     }
 
-    /// Counters of everything.
+    /// Returns all counters of the process.
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -256,7 +256,7 @@ impl Client {
         self.get("/v1/stats")
     }
 
-    /// Returns the text of `/metrics`.
+    /// Returns the metrics in the text format of Prometheus (`/metrics`).
     ///
     /// # Errors
     /// As [`Client::disks`].
@@ -342,7 +342,7 @@ impl Client {
         ClientError::TimedOut(self.paths.first().cloned().unwrap_or_default())
     }
 
-    /// Connects to the first socket that can be.
+    /// Connects to the first control socket that accepts a connection.
     async fn connect(&self) -> Result<(&Path, UnixStream), ClientError> {
         let mut tried = Vec::new();
         for path in &self.paths {
@@ -379,7 +379,7 @@ impl Client {
     }
 }
 
-/// The body of an answer that is no refusal.
+/// Returns the body of a successful answer, or the refusal as an error.
 async fn good(path: &Path, response: Response<Incoming>) -> Result<Incoming, ClientError> {
     let status = response.status();
     let body = response.into_body();

@@ -24,29 +24,29 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
-/// How long no client is accepted after one could not be.
+/// Pause after a client could not be accepted.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A client that is connected.
+/// Client that is connected to a socket of the management API.
 struct Client {
     clock: Rc<Clock>,
     task: AbortHandle,
 }
 
-/// A socket and its clients.
+/// Listening socket of the management API, and its clients.
 pub(super) struct Acceptor {
-    /// A duplicate of the socket, for tokio.
+    /// Duplicate of the listening socket, for tokio.
     accepting: UnixListener,
     listener: Box<dyn Listening>,
-    /// Behind the socket: see [`Endpoint::intake`].
+    /// Connection to the receiver process for the socket's clients, see [`Endpoint::intake`].
     intake: Intake,
     /// Connection to the receiver process: readable when it has sent a message. A duplicate, used
     /// only for waiting.
     channel: Option<UnixStream>,
     pace: Pace,
-    /// The next client is not looked for before.
+    /// Time before which no further client is accepted.
     not_before: Option<Instant>,
-    /// The oldest first.
+    /// Connected clients, the oldest first.
     clients: Vec<Client>,
     tasks: JoinSet<()>,
     shared: Rc<ServerState>,
@@ -83,7 +83,7 @@ impl Acceptor {
         Ok(acceptor)
     }
 
-    /// Serves until it is dropped.
+    /// Accepts and serves clients until the future is dropped.
     pub(super) async fn run(mut self) {
         loop {
             let now = Instant::now();
@@ -199,7 +199,7 @@ fn duplicate(fd: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Serves a client until it disconnects or is too slow.
+/// Serves the requests of a client until the client disconnects or is too slow.
 async fn serve(stream: Stream, clock: Rc<Clock>, shared: Rc<ServerState>, log: Rc<LogLimit>) {
     let service = service_fn({
         let clock = clock.clone();

@@ -18,10 +18,10 @@ use std::sync::Arc;
 use tokio::sync::{Mutex, Semaphore};
 use tokio::time::{Instant, sleep_until};
 
-/// Content security policy for browsers: the page contains all that it shows.
+/// Content security policy for browsers: the page loads nothing from elsewhere.
 const CONTENT_POLICY: &str = "default-src 'self' 'unsafe-inline' data:; frame-ancestors 'none'";
 
-/// Limits that all sockets share.
+/// Limits of the number of requests in progress, for all sockets together.
 pub(super) struct RequestSlots {
     questions: Arc<Semaphore>,
     changes: Arc<Semaphore>,
@@ -36,7 +36,7 @@ impl RequestSlots {
     }
 }
 
-/// State that all clients of a socket share.
+/// State of a socket that its clients' requests share.
 pub(super) struct ServerState {
     daemon: Arc<dyn Daemon>,
     limits: Rc<RequestSlots>,
@@ -63,7 +63,7 @@ impl ServerState {
         }
     }
 
-    /// Waits until a further request may be made.
+    /// Waits until the request rate permits another request.
     async fn wait_turn(&self) {
         let mut pace = self.pace.lock().await;
         let now = Instant::now();
@@ -75,11 +75,11 @@ impl ServerState {
     }
 }
 
-/// A request that is not answered as it was meant.
+/// Request that is refused, with the HTTP status and message.
 struct RefusedRequest {
     status: StatusCode,
     message: String,
-    /// Methods that the resource has.
+    /// HTTP methods that the resource supports, for a refused method.
     allow: Option<String>,
 }
 
@@ -107,7 +107,7 @@ impl From<Error> for RefusedRequest {
     }
 }
 
-/// Answers a request. The clock determines when the client is dropped.
+/// Answers an HTTP request. `clock` decides when a slow client is disconnected.
 pub(super) async fn answer(
     shared: Rc<ServerState>,
     clock: Rc<Clock>,
@@ -216,7 +216,7 @@ fn events(body: AnswerBody) -> Response<AnswerBody> {
     response
 }
 
-/// Reads the body of a request.
+/// Reads the whole body of an HTTP request, up to the maximum length.
 async fn whole_body(mut body: Incoming) -> Result<Vec<u8>, RefusedRequest> {
     let too_large = || {
         let message = format!("the request is longer than {BODY_MAX} bytes");
@@ -243,13 +243,13 @@ async fn whole_body(mut body: Incoming) -> Result<Vec<u8>, RefusedRequest> {
     Ok(whole)
 }
 
-/// The daemon has panicked.
+/// Returns the answer for a request during which the daemon has panicked.
 fn bug() -> RefusedRequest {
     let message = "the request failed by a bug of vnvme: see its log";
     RefusedRequest::new(StatusCode::INTERNAL_SERVER_ERROR, message)
 }
 
-/// Runs the handler of a request on a thread that may block.
+/// Runs the handler of a request on a thread of its own, because it may block.
 async fn work(
     shared: &ServerState,
     route: &'static Route,

@@ -4,18 +4,18 @@ use super::{IDLE_TIME, REQUEST_TIME};
 use std::cell::Cell;
 use tokio::time::Instant;
 
-/// Phase of a client's connection.
+/// Phase of a client's connection, which determines its time limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// No request is pending.
+    /// The client has not begun to send a request.
     Idle,
-    /// The request is incomplete.
+    /// The client has sent a part of its request.
     Asking,
-    /// The daemon works for it, or will: it may take its time.
+    /// The daemon executes the request, without a time limit.
     Waiting,
     /// The client has to read the answer.
     Answering,
-    /// The answer is complete, and partly on its way.
+    /// The answer is complete, but not all of it was sent.
     Answered,
     /// The client listens to events. There is no time limit for new events, but there is one for
     /// reading those that were sent.
@@ -31,7 +31,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// Makes the clock of a new client, which has to send a request.
+    /// Creates the clock of a new client, which has to send a request.
     pub(super) fn new() -> Self {
         Self {
             phase: Cell::new(Phase::Asking),
@@ -43,12 +43,12 @@ impl Clock {
         self.phase.get()
     }
 
-    /// When the client is dropped, whatever it does.
+    /// Returns the time at which the client is disconnected, unless it makes progress.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.deadline.get()
     }
 
-    /// A new phase begins.
+    /// Records that a new phase of the connection begins.
     pub(super) fn enter(&self, phase: Phase) {
         self.phase.set(phase);
         self.deadline.set(match phase {
@@ -60,21 +60,21 @@ impl Clock {
         });
     }
 
-    /// Bytes have come.
+    /// Records that bytes were received from the client.
     pub(super) fn read(&self) {
         if self.phase() == Phase::Idle {
             self.enter(Phase::Asking);
         }
     }
 
-    /// There is no room for bytes that are to go.
+    /// Records that the client's socket accepts no further bytes.
     pub(super) fn blocked(&self) {
         if self.phase() == Phase::Listening && self.deadline().is_none() {
             self.deadline.set(Some(Instant::now() + REQUEST_TIME));
         }
     }
 
-    /// Notes that all bytes have been sent.
+    /// Records that all bytes of the answer have been sent.
     pub(super) fn flushed(&self) {
         match self.phase() {
             Phase::Listening => self.deadline.set(None),

@@ -20,19 +20,19 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
 
 type NextEvent = Pin<Box<dyn Future<Output = (Option<Received>, EventReceiver)>>>;
 
-/// An answer.
+/// Body of an HTTP answer: known bytes, or a stream of events.
 pub(super) enum AnswerBody {
-    /// All of it is known.
+    /// Body that is known completely.
     Whole {
         bytes: Option<Bytes>,
-        /// Dropped with it.
+        /// Marks the answer as complete when it is dropped with the body.
         _complete: Complete,
     },
-    /// Events, for ever.
+    /// Stream of events without an end.
     Events(Box<Listener>),
 }
 
-/// Stream of events for one listener.
+/// Stream of events for one client that listens.
 pub(super) struct Listener {
     next: NextEvent,
     alive: Interval,
@@ -63,7 +63,7 @@ fn next(mut receiver: EventReceiver) -> NextEvent {
     Box::pin(async move { (receiver.next().await, receiver) })
 }
 
-/// An event as it is sent.
+/// Returns an event in the form in which it is sent to clients.
 fn written(event: &Event) -> String {
     // JSON escapes control characters in strings, so the text contains no line feed.
     let data = serde_json::to_string(event).unwrap_or_default();

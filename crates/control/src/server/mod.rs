@@ -41,32 +41,32 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
 
-/// Clients of one socket at a time.
+/// Maximum number of clients that are connected to one socket.
 pub const MAX_CLIENTS: usize = 64;
 /// Maximum number of clients of a socket that listen to events.
 pub const MAX_LISTENERS: usize = 16;
-/// Time limit of a client's request, and again of reading the answer.
+/// Time limit for a client to send its request, and again to read the answer.
 pub const REQUEST_TIME: Duration = Duration::from_secs(2);
-/// Time limit of a connection without a request.
+/// Time limit of a connection on which the client sends no request.
 pub const IDLE_TIME: Duration = Duration::from_secs(30);
-/// Longest request line with its headers, in bytes.
+/// Maximum length in bytes of a request line with its headers.
 pub const HEAD_MAX: usize = 16 << 10;
-/// Most headers of a request.
+/// Maximum number of headers of a request.
 pub const MAX_HEADERS: usize = 64;
-/// Longest body of a request, in bytes: a configuration of some thousand disks.
+/// Maximum length in bytes of a request's body, enough for a configuration of some thousand disks.
 pub const BODY_MAX: usize = 1 << 20;
-/// Questions that the daemon works for at a time; more wait.
+/// Maximum number of requests without changes that the daemon executes at a time; more wait.
 pub const MAX_QUESTIONS: usize = 4;
-/// Changes that it works for at a time; more are refused.
+/// Maximum number of requests with changes that the daemon executes at a time; more are refused.
 pub const MAX_CHANGES: usize = 8;
 
-/// How long the end waits for the thread.
+/// Maximum time that the end of the server waits for its thread.
 const END_LIMIT: Duration = Duration::from_secs(1);
 
-/// Requests that the clients of a socket may send.
+/// Requests that the clients of a socket are permitted to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Everything.
+    /// All requests.
     Full,
     /// Requests that change nothing.
     ReadOnly,
@@ -77,20 +77,20 @@ pub trait Listening: AsFd + Send + 'static {}
 
 impl<T: AsFd + Send + 'static> Listening for T {}
 
-/// A socket that the API is served on.
+/// Socket on which the management API is served.
 pub struct Endpoint {
     /// The listening socket. The field precedes `intake`, which must be dropped after it: the last
     /// to close a listening socket also closes clients that wait to be accepted.
     pub listener: Box<dyn Listening>,
-    /// Reader of the clients' sockets.
+    /// Connection to the receiver process, which receives descriptors that clients send.
     pub intake: Intake,
-    /// Requests that the clients may send.
+    /// Requests that the socket's clients are permitted to send.
     pub access: Access,
-    /// Clients that may come in, and requests that they may make, in a second.
+    /// Maximum rate of connections, and of requests of all clients, per second.
     pub rate: u32,
 }
 
-/// The server, which does not serve yet: clients wait.
+/// Server of the management API before it is started. Clients that connect wait.
 pub struct Server {
     runtime: Runtime,
     endpoints: Vec<Endpoint>,
@@ -98,9 +98,9 @@ pub struct Server {
 
 /// A server that runs; it ends, and its sockets are closed, when this is dropped.
 pub struct RunningServer {
-    /// Dropped to end it.
+    /// Sender that ends the server when it is dropped.
     stop: Option<oneshot::Sender<()>>,
-    /// Closed by the thread when it has ended.
+    /// Receiver that is closed when the server's thread has ended.
     ended: mpsc::Receiver<()>,
 }
 
@@ -119,10 +119,10 @@ impl Server {
         Ok(Self { runtime, endpoints })
     }
 
-    /// Starts the thread that serves.
+    /// Starts the thread that serves the API.
     ///
     /// # Errors
-    /// There is no thread to be had.
+    /// The thread cannot be started.
     pub fn start(self, daemon: Arc<dyn Daemon>) -> io::Result<RunningServer> {
         let (stop, stopped) = oneshot::channel();
         let (end, ended) = mpsc::channel::<()>();

@@ -46,7 +46,7 @@ use utoipa::OpenApi;
 )]
 struct Document;
 
-/// The document, as JSON that people can read.
+/// Returns the OpenAPI description of the API as formatted JSON.
 pub(super) fn document() -> String {
     let text = Document::openapi().to_pretty_json();
     text.unwrap_or_default() + "\n"

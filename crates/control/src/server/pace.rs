@@ -2,16 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-/// A token bucket, with room for the events of one second.
+/// Rate limit: a token bucket that holds the events of one second.
 #[derive(Debug)]
 pub(super) struct Pace {
     interval: Duration,
-    /// When the bucket is, or was, full again.
+    /// Time at which the bucket will be full again, or was last full; `None` for a full one.
     full: Option<Instant>,
 }
 
 impl Pace {
-    /// A full bucket of so many a second.
+    /// Creates the limit for `rate` events per second, with a full bucket.
     pub(super) fn new(rate: u32) -> Self {
         Self {
             interval: Duration::from_secs(1) / rate.max(1),
@@ -19,7 +19,7 @@ impl Pace {
         }
     }
 
-    /// When the next may happen: `now`, or later.
+    /// Returns the time at which the next event is permitted: `now`, or later.
     pub(super) fn next(&self, now: Instant) -> Instant {
         let due = self
             .full
@@ -27,7 +27,7 @@ impl Pace {
         due.map_or(now, |due| due.max(now))
     }
 
-    /// Takes a token at the time that [`Pace::next`] returns. Returns this time.
+    /// Counts an event at the time that [`Pace::next`] returns. Returns this time.
     pub(super) fn take(&mut self, now: Instant) -> Instant {
         let next = self.next(now);
         let full = self.full.map_or(now, |full| full.max(now));

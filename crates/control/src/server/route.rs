@@ -8,7 +8,7 @@ use percent_encoding::percent_decode_str;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Method of a request, of those that the API uses.
+/// HTTP methods that the API uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Method {
     Get,
@@ -28,7 +28,7 @@ impl Method {
     }
 }
 
-/// Effect of a request.
+/// Whether a request may change anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     /// The request changes nothing.
@@ -37,7 +37,7 @@ pub(super) enum Access {
     Change,
 }
 
-/// An answer.
+/// Answer to an API request: HTTP status, content type and body.
 #[derive(Debug)]
 pub(super) struct Reply {
     pub status: StatusCode,
@@ -46,13 +46,13 @@ pub(super) struct Reply {
 }
 
 impl Reply {
-    /// Makes an answer with a JSON body.
+    /// Creates an answer with a JSON body.
     pub(super) fn json(value: &impl Serialize) -> Result<Self, Error> {
         let body = serde_json::to_vec(value).map_err(|error| Error::failed(error.to_string()))?;
         Ok(Self::text("application/json", body))
     }
 
-    /// A text of some kind.
+    /// Creates an answer with a text of this content type.
     pub(super) fn text(content_type: &'static str, body: impl Into<Vec<u8>>) -> Self {
         Self {
             status: StatusCode::OK,
@@ -61,7 +61,7 @@ impl Reply {
         }
     }
 
-    /// Makes the answer of a successful request without a body.
+    /// Creates the answer to a successful request that returns nothing.
     pub(super) fn done() -> Self {
         Self {
             status: StatusCode::NO_CONTENT,
@@ -69,13 +69,13 @@ impl Reply {
         }
     }
 
-    /// With another status.
+    /// Returns the answer with another HTTP status.
     pub(super) fn with(self, status: StatusCode) -> Self {
         Self { status, ..self }
     }
 }
 
-/// Parameters of a request.
+/// Parameters of an API request, from its path, query and body.
 #[derive(Debug, Default)]
 pub(super) struct Arguments {
     /// Values of the `{...}` segments of the path.
@@ -85,20 +85,20 @@ pub(super) struct Arguments {
 }
 
 impl Arguments {
-    /// Returns the value of the segment `{name}`.
+    /// Returns the value of the path segment `{name}`.
     pub(super) fn path(&self, name: &str) -> &str {
         let found = self.path.iter().find(|(known, _)| *known == name);
         found.map_or("", |(_, value)| value)
     }
 
-    /// A namespace ID of the path.
+    /// Returns the namespace ID in the path, or an error if it is not a number.
     pub(super) fn nsid(&self) -> Result<u32, Error> {
         let text = self.path("nsid");
         let number = text.parse().ok().filter(|nsid| *nsid > 0);
         number.ok_or_else(|| Error::invalid(format!("\"{text}\" is not a namespace ID")))
     }
 
-    /// A switch of the query, off if it is not there.
+    /// Returns the value of an on-off query parameter; off if it is absent.
     pub(super) fn switch(&self, name: &str) -> Result<bool, Error> {
         let found = self.query.iter().find(|(known, _)| known == name);
         match found.map(|(_, value)| &**value) {
@@ -110,7 +110,7 @@ impl Arguments {
         }
     }
 
-    /// The body, which is JSON.
+    /// Parses the body of the request, which is JSON.
     pub(super) fn json<T: DeserializeOwned>(&self) -> Result<T, Error> {
         if self.body.is_empty() {
             return Err(Error::invalid("the request has no body"));
@@ -119,25 +119,25 @@ impl Arguments {
     }
 }
 
-/// Way of answering a request.
+/// How a request is answered.
 #[derive(Clone, Copy)]
 pub(super) enum Run {
-    /// By the daemon, on a thread that may block.
+    /// By this function, on a thread that may block.
     Call(fn(&dyn Daemon, &Arguments) -> Result<Reply, Error>),
-    /// By events, as they happen.
+    /// By a stream of events.
     Events,
 }
 
-/// A line of the table.
+/// Row of the table of API requests.
 #[derive(Clone, Copy)]
 pub(super) struct Route {
     pub method: Method,
     /// Path, with `{name}` for variable segments.
     pub path: &'static str,
     pub access: Access,
-    /// The request has a body.
+    /// Whether the request has a body.
     pub body: bool,
-    /// Names of permitted query parameters.
+    /// Names of the query parameters that the request may have.
     query: &'static [&'static str],
     pub run: Run,
 }
@@ -176,7 +176,7 @@ impl Route {
     }
 }
 
-/// All there is. docs/openapi.json is made of the functions' descriptions; a test compares.
+/// Table of all API requests. docs/openapi.json is generated from the functions' descriptions.
 pub(super) static ROUTES: &[Route] = &[
     get("/", calls::page),
     get("/metrics", calls::metrics),
@@ -226,11 +226,11 @@ pub(super) static ROUTES: &[Route] = &[
     change(Method::Post, "/v1/devices/{address}/resume", calls::resume),
 ];
 
-/// Why there is no route.
+/// Reason why no route matches a request.
 #[derive(Debug)]
 pub(super) struct Missing {
     pub error: Error,
-    /// Methods of the routes with this path.
+    /// HTTP methods of the routes with this path, if there are any.
     pub allow: Option<String>,
 }
 

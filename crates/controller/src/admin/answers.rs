@@ -6,10 +6,10 @@ use std::sync::Mutex;
 use std::task::Waker;
 use sync::Unpoisoned;
 
-/// Results by request number.
+/// Results of requests that other threads execute for a controller, each with its request number.
 pub(super) struct Answers<T> {
     answers: Mutex<VecDeque<(u64, T)>>,
-    /// Waker of the controller's worker, once set.
+    /// Waker that wakes the controller's worker when a result arrives; `None` until it is set.
     waker: Mutex<Option<Waker>>,
 }
 

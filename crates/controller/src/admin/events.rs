@@ -6,12 +6,13 @@ use nvme::aen::{AsyncEvent, EventType};
 use nvme::{Command, Status};
 use std::collections::VecDeque;
 
-/// Maximum number of parked requests. (AERL of Identify Controller, a zero-based value.)
+/// Maximum number of Asynchronous Event Requests that wait for an event. (AERL of Identify
+/// Controller is this value minus one.)
 pub(super) const MAX_EVENT_REQUESTS: usize = 4;
 /// Maximum number of events that wait for a request. An event equal to a waiting one is not added.
 const PENDING: usize = 16;
 
-/// Parked Asynchronous Event Requests, and events that wait for one.
+/// Asynchronous Event Requests that wait for an event, and events that wait for a request.
 #[derive(Default)]
 pub(crate) struct AsyncEvents {
     parked: VecDeque<u16>,
@@ -44,12 +45,13 @@ impl AsyncEvents {
         }
     }
 
-    /// Returns the number of parked Asynchronous Event Requests.
+    /// Returns the number of Asynchronous Event Requests that wait for an event.
     pub fn parked(&self) -> usize {
         self.parked.len()
     }
 
-    /// Removes a parked request. Returns `false` when none has this command identifier.
+    /// Removes a waiting Asynchronous Event Request, to abort it. Returns `false` when none has
+    /// this command identifier.
     pub fn take(&mut self, cid: u16) -> bool {
         let found = self.parked.iter().position(|&c| c == cid);
         found.is_some_and(|at| self.parked.remove(at).is_some())

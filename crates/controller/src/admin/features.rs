@@ -31,21 +31,20 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Over-temperature threshold after power-on, in kelvins: the warning temperature of Identify
-/// Controller.
+/// Over-temperature threshold after power-on in kelvins, equal to WCTEMP of Identify Controller.
 const DEFAULT_OVER: u16 = 343;
-/// Arbitration burst after power-on, as a power of two: 32 commands.
+/// Arbitration Burst (AB) after power-on, as a power of two: 2^5 is 32 commands.
 const DEFAULT_ARBITRATION: u32 = 5;
 /// Timestamp Origin ("NVMe Base 2.1", 5.1.25.1.7): the host has set the timestamp. The other value,
 /// 0, means that it counts from a controller-level reset.
 const ORIGIN_SET: u8 = 1;
 
-/// Current values of the controller's features.
+/// Current values of the features that Get Features and Set Features access.
 pub(crate) struct Features {
     arbitration: u32,
-    /// Over and under temperature threshold of the composite temperature, in kelvins.
+    /// Over-temperature and under-temperature threshold of the composite temperature, in kelvins.
     pub thresholds: [u16; 2],
-    /// Error Recovery feature, by NSID.
+    /// Value of the Error Recovery feature (TLER, DULBE) of each namespace, by NSID.
     error_recovery: BTreeMap<u32, u32>,
     pub write_cache: bool,
     coalescing: u32,
@@ -57,7 +56,7 @@ pub(crate) struct Features {
     host_behavior: HostBehavior,
     /// LBA Status Information Report Interval (LSIRI), in units of 100 ms.
     pub lsiri: u16,
-    /// Reservation Notification Mask feature, by NSID.
+    /// Value of the Reservation Notification Mask feature of each namespace, by NSID.
     notification_masks: BTreeMap<u32, u32>,
 }
 
@@ -322,7 +321,8 @@ pub(super) fn supported(offer: Offer) -> impl Iterator<Item = (Fid, FeatureCapab
         .filter_map(move |fid| Some((fid, capabilities(fid, offer)?)))
 }
 
-/// Returns whether a controller with these properties supports a feature.
+/// Returns whether a controller with the properties `offer` supports the feature with this
+/// identifier.
 pub(super) fn is_supported(fid: Fid, offer: Offer) -> bool {
     capabilities(fid, offer).is_some()
 }

@@ -39,9 +39,9 @@ const LAST_NSID: u32 = 0xffff_fffd;
 /// Kind of namespace under an NSID, as far as Identify distinguishes them.
 enum NamespaceKind<'a> {
     Active(&'a Namespace),
-    /// A namespace of the pool that is not attached to the controller.
+    /// Namespace of the controller's pool that is not attached to the controller.
     Allocated(PooledNamespace),
-    /// An NSID in range without a namespace.
+    /// NSID in the valid range that has no namespace.
     Inactive,
 }
 
@@ -145,7 +145,7 @@ impl Controller {
         self.engine.active().any(Namespace::is_zoned)
     }
 
-    /// Checks that the controller has this command set.
+    /// Checks that the controller supports this I/O command set; the error is Invalid Field.
     fn check_csi(&self, csi: Csi) -> Result<(), Status> {
         match csi {
             Csi::NVM => Ok(()),
@@ -463,7 +463,7 @@ fn atomicity(data: &mut IdentifyNamespace, ns: &Namespace) {
     data.nabspf_z = blocks_z.into();
 }
 
-/// Returns the page of the controllers from an ID on; `controllers` is sorted.
+/// Returns the Controller List page with the IDs that are at least `from`; `controllers` is sorted.
 fn controller_list(controllers: Vec<u16>, from: u16) -> Page {
     let controllers = controllers.into_iter().filter(|cntlid| *cntlid >= from);
     page(&ControllerList::from_iter(controllers))
@@ -471,7 +471,7 @@ fn controller_list(controllers: Vec<u16>, from: u16) -> Page {
 
 type Page = Box<[u8; IDENTIFY_SIZE]>;
 
-/// Returns a data structure as bytes: all of them are one page long.
+/// Returns the bytes of an Identify data structure, each of which is 4096 bytes long.
 fn page(data: &(impl IntoBytes + zerocopy::Immutable)) -> Page {
     let mut page = Box::new([0; IDENTIFY_SIZE]);
     for (to, from) in page.iter_mut().zip(data.as_bytes()) {
@@ -500,7 +500,8 @@ fn zoned_namespace(ns: &Namespace) -> Result<ZonedNamespace, Status> {
     Ok(data)
 }
 
-/// Sets the LBA formats (`None`: not available), and the index of the present one.
+/// Sets the LBA formats of a namespace and the index of the present one. `None` is a format that
+/// the namespace cannot have.
 fn describe_formats(data: &mut IdentifyNamespace, formats: &[Option<BlockFormat>], index: u8) {
     for (to, format) in data.lbaf.iter_mut().zip(formats) {
         *to = LbaFormat::new(format.map_or(0, |format| format.block.trailing_zeros() as u8));
@@ -571,12 +572,12 @@ fn nvm_namespace(ns: &Namespace) -> NvmNamespace {
     data
 }
 
-/// Returns the command set of a namespace.
+/// Returns the identifier (CSI) of the command set that a namespace belongs to.
 fn csi_of(ns: &Namespace) -> Csi {
     if ns.is_zoned() { Csi::ZONED } else { Csi::NVM }
 }
 
-/// Computes FNV-1a with 128 bits.
+/// Returns the 128-bit FNV-1a hash of the concatenated `parts`.
 fn fnv128(parts: &[&[u8]]) -> [u8; 16] {
     let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
     for byte in parts.iter().copied().flatten() {

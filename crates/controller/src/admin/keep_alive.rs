@@ -6,7 +6,7 @@ use crate::control::Controller;
 use nvme::Command;
 use std::time::{Duration, Instant};
 
-/// Granularity of the timer in units of 100 ms (Identify Controller, KAS).
+/// Granularity of the Keep Alive Timer in units of 100 ms (KAS of Identify Controller).
 pub(super) const GRANULARITY_100MS: u16 = 1;
 /// Number of checks for commands of the host after the timeout, before the timer expires.
 const LAST_LOOKS: u8 = 2;
@@ -48,7 +48,7 @@ impl KeepAlive {
         timer
     }
 
-    /// Changes the timeout and restarts the timer. A timeout of zero disables it.
+    /// Changes the Keep Alive Timeout and restarts the timer. A timeout of zero disables it.
     pub fn set(&mut self, timeout: Duration, now: Instant) {
         self.timeout = timeout;
         self.restart(now);
@@ -60,7 +60,7 @@ impl KeepAlive {
         self.deadline = (!self.timeout.is_zero()).then_some(now);
     }
 
-    /// Stops the timer, because the host may be silent from now on.
+    /// Stops the Keep Alive Timer, after which a host that sends no command is no error.
     pub fn stop(&mut self) {
         self.deadline = None;
     }

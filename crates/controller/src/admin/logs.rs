@@ -22,9 +22,10 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, VecDeque};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// Number of entries of the error log. (ELPE of Identify Controller, a zero-based value.)
+/// Number of entries of the Error Information log. (ELPE of Identify Controller is this value minus
+/// one.)
 pub(super) const ERROR_ENTRIES: usize = 64;
-/// Composite temperature in kelvins. A virtual disk does not get warm.
+/// Composite temperature of SMART data in kelvins, a constant for a virtual disk.
 const TEMPERATURE: u16 = 310;
 /// Maximum number of bytes per Get Log Page command, unless the page itself is larger.
 const MAX_LOG_BYTES: usize = 16384;
@@ -37,19 +38,19 @@ struct LogPage {
     /// Check and preparation before the page is read. Returns `false` when the page is not to be
     /// read.
     before: fn(&mut Controller, &GetLogPage) -> Result<bool, Status>,
-    /// Action after the host has read the page without Retain Asynchronous Event.
+    /// Function called after the host has read the page with Retain Asynchronous Event cleared.
     after: fn(&mut Controller),
-    /// Bit of LPA by which Identify Controller reports support of the page.
+    /// Bit of Log Page Attributes (LPA) in Identify Controller that reports support of the page.
     lpa: Lpa,
-    /// Returns whether a controller supports the page.
+    /// Function that returns whether a controller supports the page.
     offered: fn(&Controller) -> bool,
 }
 
-/// Source of a log page's contents.
+/// Source of the contents of a log page.
 enum Content {
-    /// Function that builds the page for each command.
+    /// Function that builds the page for each Get Log Page command.
     Made(fn(&Controller, &GetLogPage, nsid: u32) -> Result<Vec<u8>, Status>),
-    /// Function that returns a stored page, which may be long.
+    /// Function that returns a page that the controller stores, possibly a long one.
     There(fn(&Controller) -> &[u8]),
 }
 
@@ -92,7 +93,7 @@ impl LogPage {
     }
 }
 
-/// All supported log pages.
+/// Table of all log pages that Get Log Page supports.
 static LOG_PAGES: &[LogPage] = &[
     LogPage::new(Lid::SUPPORTED_LOG_PAGES, |c, _, _| {
         Ok(supported_log_pages(c))
@@ -184,7 +185,8 @@ pub(super) fn lpa() -> Lpa {
     Lpa::from_bits(pages.fold(command, |all, bits| all | bits))
 }
 
-/// Logs of a controller that survive a controller-level reset.
+/// Logs of a controller: errors, changed namespaces and power-on times. A controller reset does not
+/// clear them.
 pub(crate) struct Logs {
     errors: VecDeque<ErrorInformation>,
     changed: BTreeSet<u32>,
@@ -239,7 +241,7 @@ impl Logs {
         self.powered_on.elapsed().as_secs() / 3600
     }
 
-    /// Adds a namespace to the Changed Attached Namespace List.
+    /// Adds a namespace to the Changed Attached Namespace List log page.
     pub(super) fn changed(&mut self, nsid: u32) {
         self.changed.insert(nsid);
     }
@@ -447,7 +449,7 @@ fn entry(status: Status) -> ErrorInformation {
     entry
 }
 
-/// Sets one of the 256 entries of a log page.
+/// Sets entry `at` of a log page that has 256 entries.
 fn set<T>(entries: &mut [T; 256], at: u8, value: T) {
     if let Some(entry) = entries.get_mut(usize::from(at)) {
         *entry = value;

@@ -45,18 +45,18 @@ use volume::Budget;
 
 /// Outcome of an admin command that did not fail.
 pub(crate) enum AdminOutcome {
-    /// The command is complete, with this completion dword 0.
+    /// The command is complete; the value is dword 0 of its completion.
     Done(u32),
-    /// The completion is posted later.
+    /// The command continues, and a later step posts its completion.
     Later,
 }
 
-/// Result of an admin command; the error is its status.
+/// Result of an admin command's handler; the error is the status of the completion.
 pub(crate) type AdminResult = Result<AdminOutcome, Status>;
 
 pub(crate) const INVALID_FIELD: Status = Status::INVALID_FIELD.with_dnr(true);
 
-/// State of a controller's admin commands.
+/// State of a controller's admin commands: features, logs, events and operations in progress.
 pub(crate) struct Admin {
     pub features: Features,
     pub logs: Logs,
@@ -67,7 +67,8 @@ pub(crate) struct Admin {
     /// Delete I/O Submission Queue commands that wait until their queue has no outstanding command:
     /// queue ID, and command identifier.
     pub deletions: Vec<(u16, u16)>,
-    /// Set Features commands that have disabled the write cache, and wait for the flush.
+    /// Command identifiers of Set Features commands that wait for the flush after the write cache
+    /// was disabled.
     pub cache_flushes: Vec<u16>,
     pub telemetry: Telemetry,
     pub self_test: SelfTest,

@@ -8,10 +8,10 @@ use reservations::Notification;
 use std::collections::VecDeque;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Maximum number of unread notifications.
+/// Maximum number of reservation notifications that the host has not read yet; more are lost.
 const WAITING: usize = 64;
 
-/// An unread notification.
+/// A reservation notification that the host has not read yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Page {
     count: u64,
@@ -19,11 +19,11 @@ struct Page {
     nsid: u32,
 }
 
-/// Unread reservation notifications, and the number of all so far.
+/// Reservation notifications that the host has not read yet, and the number of all so far.
 #[derive(Debug, Default)]
 pub(crate) struct Notifications {
     waiting: VecDeque<Page>,
-    /// Number of the last notification, counting lost ones.
+    /// Number of the last reservation notification, counting lost ones (Log Page Count).
     count: u64,
 }
 
@@ -50,7 +50,7 @@ impl Notifications {
         }
     }
 
-    /// Returns the oldest unread notification as a log page.
+    /// Returns the oldest unread notification as the Reservation Notification log page.
     fn page(&self) -> ReservationNotification {
         let mut log = ReservationNotification::new_zeroed();
         if let Some(page) = self.waiting.front() {
@@ -96,7 +96,8 @@ impl Controller {
         self.admin.notifications.page().as_bytes().to_vec()
     }
 
-    /// Removes the notification that was read. Notifies the host if more are unread.
+    /// Removes the reservation notification that the host has read. Notifies the host if more are
+    /// unread.
     pub(super) fn notification_read(&mut self) {
         self.admin.notifications.waiting.pop_front();
         self.clear_events(EventType::IO_COMMAND_SPECIFIC);

@@ -28,7 +28,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// Maximum number of events. The oldest ones are dropped when a host keeps resetting the
 /// controller.
 const EVENTS: usize = 64;
-/// Supported event types and their revisions.
+/// Supported types of persistent events, each with the revision of its format.
 const TYPES: [(Type, u8); 9] = [
     (Type::SMART, 1),
     (Type::TIMESTAMP_CHANGE, 1),
@@ -44,7 +44,7 @@ const TYPES: [(Type, u8); 9] = [
 /// the log's size.
 pub(super) const SIZE_64K: u32 = 1;
 
-/// An event, with the ID of its controller.
+/// A persistent event, with the ID of the controller that recorded it.
 #[derive(Clone, Debug)]
 struct Recorded {
     cntlid: u16,
@@ -84,7 +84,8 @@ impl EventLog {
 #[derive(Default)]
 pub(crate) struct PersistentEvents {
     log: Arc<EventLog>,
-    /// Generation number of the last context.
+    /// Generation number of the Persistent Event log, which changes whenever the host establishes a
+    /// context.
     generation: u16,
     /// Log page as of the time when the context was established; `None` without a context.
     context: Option<Vec<u8>>,
@@ -122,14 +123,14 @@ impl PersistentEvents {
         }
     }
 
-    /// Releases the host's context in a controller-level reset.
+    /// Releases the reporting context of the host, as a controller-level reset does.
     pub(super) fn reset(&mut self) {
         self.context = None;
     }
 }
 
 impl Controller {
-    /// Adds an event to the log, with the present time.
+    /// Adds an event of this type to the Persistent Event log, with the present time.
     fn record_event(&mut self, ty: Type, data: &(impl IntoBytes + Immutable)) {
         let event = SavedEvent {
             ty: ty.0,
@@ -274,7 +275,7 @@ impl Controller {
         }
     }
 
-    /// Returns the requested part of the context's page.
+    /// Returns the part of the Persistent Event log page in the host's context that `get` requests.
     pub(super) fn persistent_event_log(&self, get: &GetLogPage) -> Vec<u8> {
         let context = &self.admin.persistent_events.context;
         let mut page = context.clone().unwrap_or_default();

@@ -30,10 +30,10 @@ use nvme::{Command, Status};
 use placement::{EventSet, SUPPORTED_EVENTS};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// The only configuration, which is active: Flexible Data Placement enabled.
+/// Value of the Flexible Data Placement feature, which is always enabled (FDPE).
 const MODE: FdpMode = FdpMode::new().with_fdpe(true);
 
-/// Returns these directive types as a bit mask for [`DirectiveParameters`].
+/// Returns the bit mask of these directive types, as Directive Receive reports it.
 fn directives(types: &[DirectiveType]) -> [u8; 32] {
     let mut bits = [0; 32];
     if let Some(first) = bits.first_mut() {
@@ -62,7 +62,7 @@ impl Controller {
         EnduranceGroupList::from_iter(groups)
     }
 
-    /// Returns the namespace that forms this Endurance Group, and its placement state.
+    /// Returns the namespace that forms this Endurance Group, and its data placement state.
     fn group(&self, endgid: u16) -> Result<(&Namespace, &PlacementState), Status> {
         let mut namespaces = self.engine.active();
         let found = namespaces.find(|ns| endgid != 0 && group_of(ns) == endgid);
@@ -70,7 +70,8 @@ impl Controller {
         state.ok_or(INVALID_FIELD)
     }
 
-    /// Returns the placement state of a namespace. FDP Disabled when it has no handles.
+    /// Returns the data placement state of a namespace, or FDP Disabled if it has no placement
+    /// handles.
     fn placement_under(&self, nsid: u32) -> Result<&PlacementState, Status> {
         let index = self.engine.namespace_index(nsid)?;
         let ns = self.engine.namespaces.get(index);

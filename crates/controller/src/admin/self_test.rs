@@ -22,13 +22,13 @@ use std::time::{Duration, Instant};
 use volume::{Budget, Op};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Number of results in the Device Self-test log page.
+/// Number of past results that the Device Self-test log page contains.
 const RESULTS: usize = 20;
-/// Maximum size of a read in bytes.
+/// Maximum size in bytes of one read of a device self-test.
 const PIECE: u64 = 64 << 10;
-/// Number of reads per namespace in the short operation.
+/// Number of reads from each namespace in the short device self-test.
 const SAMPLES: u64 = 64;
-/// Maximum number of retries of an interrupted read.
+/// Maximum number of retries of a self-test read that the volume reports as interrupted.
 const MAX_RETRIES: u32 = 16;
 /// Minimum duration of an operation. Hosts read the percentage once per second, and nvme-cli
 /// considers an operation hung if the percentage was never above zero.
@@ -36,33 +36,34 @@ const MIN_DURATION: Duration = Duration::from_secs(3);
 /// Assumed speed in bytes per minute, for the duration of the extended operation in Identify
 /// Controller.
 const PER_MINUTE: u128 = 60 * (512 << 20);
-/// Segment number of a failed read. Operations have one segment.
+/// Segment number that a self-test result reports for a failed read. Each operation has one
+/// segment.
 const SEGMENT: u8 = 1;
 
-/// The self-test in progress, and the results of earlier ones.
+/// Device self-test: the operation in progress, and the results of earlier ones.
 #[derive(Default)]
 pub(crate) struct SelfTest {
     running: Option<RunningTest>,
-    /// Results of earlier operations, newest first.
+    /// Results of earlier self-tests, newest first.
     results: VecDeque<SelfTestResult>,
 }
 
 struct RunningTest {
     code: Code,
-    /// NSID of the Device Self-test command.
+    /// NSID of the Device Self-test command, possibly the broadcast NSID.
     nsid: u32,
-    /// Number of pieces that were read so far.
+    /// Number of reads that the self-test has completed.
     done: u64,
     /// Time at which this process continued the operation, and number of pieces read until then.
     begun: Option<(Instant, u64)>,
-    /// Piece of the outstanding read, and number of the request.
+    /// Blocks of the outstanding read, and the number of its volume request.
     reading: Option<(TestRange, u64)>,
     tries: u32,
-    /// Piece with at least one unreadable block, and the status of its read.
+    /// Blocks whose read has failed, and the status. Smaller reads then find the unreadable block.
     bad: Option<(TestRange, Status)>,
 }
 
-/// A range of blocks in a namespace.
+/// Range of blocks in a namespace that a self-test reads at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct TestRange {
     nsid: u32,
@@ -89,20 +90,21 @@ impl TestRange {
     }
 }
 
-/// Selection of the operations to end.
+/// Selects the self-tests to end when namespaces are erased.
 pub(crate) enum TestSelection<'a> {
     All,
-    /// A test that reads any of these namespaces.
+    /// Any self-test that reads at least one of these namespaces.
     Some(&'a [u32]),
 }
 
-/// Next step after a read has completed.
+/// Next step of a self-test after one of its reads has completed.
 #[derive(PartialEq, Eq, Debug)]
 enum NextStep {
     GoOn,
-    /// This block cannot be read.
+    /// The block cannot be read; the self-test ends with this status.
     Bad(TestRange, Status),
-    /// The read failed for a reason other than its blocks.
+    /// The read failed for a reason other than unreadable blocks; the self-test ends with this
+    /// status.
     Hindered(TestRange, Status),
 }
 
@@ -132,7 +134,7 @@ impl RunningTest {
         self.nsid == NSID_BROADCAST || self.nsid == nsid
     }
 
-    /// Handles the completion of the outstanding read.
+    /// Handles the completion of the self-test's outstanding read.
     fn ended(&mut self, status: Status) -> NextStep {
         let Some((read, _)) = self.reading.take() else {
             return NextStep::GoOn;
@@ -163,7 +165,7 @@ impl RunningTest {
     }
 }
 
-/// Returns the number of pieces that the operation reads in a namespace.
+/// Returns the number of reads that a self-test of type `code` makes in a namespace.
 fn pieces(code: Code, blocks: u64, shift: u32) -> u64 {
     let all = blocks.div_ceil(PIECE >> shift);
     match code {
@@ -172,7 +174,7 @@ fn pieces(code: Code, blocks: u64, shift: u32) -> u64 {
     }
 }
 
-/// Returns the piece with this index.
+/// Returns the blocks of the self-test's read number `index` in a namespace.
 fn piece(code: Code, nsid: u32, blocks: u64, shift: u32, index: u64) -> TestRange {
     let each = PIECE >> shift;
     let all = blocks.div_ceil(each);
@@ -325,7 +327,7 @@ impl Controller {
             .sum()
     }
 
-    /// Returns the next piece to read; `None` after the last one.
+    /// Returns the blocks of the self-test's next read; `None` after the last one.
     fn next_piece(&self, running: &RunningTest) -> Option<TestRange> {
         if let Some((bad, _)) = running.bad {
             return Some(bad.halves().0);

@@ -20,17 +20,18 @@ use nvme::identify::Oacs;
 use nvme::log::CommandEffects;
 use nvme::{AdminOpcode as Op, Command};
 
-/// Effects of a command without changes that the host has to know in advance.
+/// Commands Supported and Effects entry of a command that changes nothing the host has to know in
+/// advance.
 const NOTHING: CommandEffects = CommandEffects::new();
 
-/// Effects of a command that adds or removes namespaces.
+/// Commands Supported and Effects entry of a command that adds or removes namespaces.
 const INVENTORY: CommandEffects = CommandEffects::new().with_nic(true);
 
-/// Effects of a command that erases namespaces.
+/// Commands Supported and Effects entry of a command that erases namespaces.
 const ERASES: CommandEffects = CommandEffects::new().with_lbcc(true);
 const FORMATS: CommandEffects = ERASES.with_ncc(true);
 
-/// All admin commands, by opcode.
+/// Table of all admin commands, searched by opcode.
 static COMMANDS: &[AdminCommand] = &[
     AdminCommand::new(Op::DELETE_IO_SQ, Controller::delete_io_sq, NOTHING).concerning_queues(),
     AdminCommand::new(Op::CREATE_IO_SQ, Controller::create_io_sq, NOTHING).concerning_queues(),
@@ -86,7 +87,7 @@ static COMMANDS: &[AdminCommand] = &[
     super::toy::COMMAND,
 ];
 
-/// Function that executes an admin command.
+/// Function that executes an admin command and returns its result, or a status if it fails.
 pub(super) type Handler = fn(&mut Controller, &Command) -> AdminResult;
 
 /// Table row of an admin command.

@@ -17,9 +17,9 @@ use zerocopy::IntoBytes;
 const FORM: &str = "vnvme telemetry, form 1";
 /// Maximum size of a snapshot's text in bytes; the rest is cut off.
 const MAX_TEXT_LEN: usize = 8 * TELEMETRY_BLOCK;
-/// Create Telemetry Host-Initiated Data: bit of the Log Specific Parameter.
+/// Bit Create Telemetry Host-Initiated Data of the Log Specific Parameter in Get Log Page.
 const CREATE: u8 = 1;
-/// Scope of the snapshots: the controller.
+/// Scope field of the telemetry log header: the snapshot covers this controller.
 const SCOPE: u8 = 1;
 
 /// Last telemetry snapshots: one that the host requested, and one that the controller made after a
@@ -34,7 +34,8 @@ pub(crate) struct Telemetry {
 
 #[derive(Default)]
 struct Capture {
-    /// Generation number: 0 before the first snapshot, then 1 to 255, then 1 again.
+    /// Data generation number of the telemetry log: 0 before the first snapshot, then 1 to 255,
+    /// then 1 again.
     generation: u8,
     text: String,
     reason: String,

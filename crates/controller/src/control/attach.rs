@@ -12,18 +12,18 @@ use crate::engine::{Namespace, Order};
 use std::sync::atomic::Ordering;
 use volume::Io;
 
-/// A namespace being attached, which not all workers have opened yet.
+/// A namespace that is being attached; some workers have yet to open it.
 pub(super) struct Attaching {
     index: usize,
     namespace: Namespace,
-    /// Number of failures to open any namespace on other workers, before this attachment.
+    /// Number of namespaces that other workers had failed to open before this attachment began.
     refused: u64,
 }
 
-/// Progress of [`Controller::attach`].
+/// Progress of an attachment that [`Controller::attach`] has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attach {
-    /// Other workers have yet to open the namespace.
+    /// At least one other worker has yet to open the namespace.
     Under,
     /// The namespace is attached and visible to the host.
     Done,

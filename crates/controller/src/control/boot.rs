@@ -9,9 +9,9 @@ use std::fmt;
 use std::sync::Arc;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Unit of the Boot Partition size in bytes.
+/// Unit in bytes of the Boot Partition size (BPINFO.BPSZ).
 const UNIT: usize = 128 << 10;
-/// Unit in bytes of reads by registers.
+/// Unit in bytes of the reads that the register BPRSEL requests.
 const PAGE: u64 = 4096;
 /// Maximum size of a boot image in bytes.
 pub const MAX_BOOT_IMAGE: usize = 64 << 20;
@@ -60,7 +60,7 @@ impl BootImage {
     }
 }
 
-/// Returns the BPINFO register for partitions of `size` bytes.
+/// Returns the value of the BPINFO register for Boot Partitions of `size` bytes each.
 fn info(size: u64) -> Bpinfo {
     Bpinfo::new().with_bpsz((size / UNIT as u64) as u16)
 }

@@ -16,9 +16,9 @@ use dma::{MapError, Memory, SharedPages};
 use nvme::regs::{self, Cmbloc, Cmbmsc, Cmbsts, Cmbsz};
 use std::os::fd::OwnedFd;
 
-/// State of the controller memory buffer.
+/// State of the controller memory buffer (CMB).
 pub(crate) struct Cmb {
-    /// Size of the buffer in bytes.
+    /// Size of the controller memory buffer in bytes.
     size: u64,
     /// Memory of the buffer; `None` when the memory for this client could not be mapped.
     pages: Option<SharedPages>,
@@ -46,7 +46,8 @@ impl Cmb {
         })
     }
 
-    /// Returns the value of a controller memory buffer register, by its offset.
+    /// Returns the half of a controller memory buffer register (CMBLOC, CMBSZ, CMBMSC, CMBSTS) at
+    /// this offset.
     pub(super) fn read_register(&self, offset: u64) -> u32 {
         let cmbmsc = self.cmbmsc.into_bits();
         match offset {
@@ -77,7 +78,7 @@ impl Cmb {
         self.cmbmsc.cre() && self.pages.is_some()
     }
 
-    /// Stores one half of the register CMBMSC, by its offset.
+    /// Sets one half of the register CMBMSC; `offset` selects the half.
     pub(super) fn write_cmbmsc(&mut self, offset: u64, value: u32) {
         let (old, value) = (self.cmbmsc.into_bits(), u64::from(value));
         let new = match offset {

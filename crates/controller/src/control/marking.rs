@@ -17,7 +17,7 @@ struct WaitingCommand {
     tag: u64,
     /// For each remote engine, the number of the order that the engine has to apply first.
     orders: Vec<u64>,
-    /// Expires when all other controllers have applied the marks.
+    /// Reference that expires when all other controllers have applied the changed marks.
     awaited: Weak<AwaitedRelease>,
 }
 

@@ -59,7 +59,8 @@ pub struct Controller {
     /// Present when the controller belongs to a subsystem. Declared after the engines, so that no
     /// command is outstanding when the controller leaves the subsystem.
     sharing: Option<Sharing>,
-    /// State for the next process, if restart is enabled.
+    /// State memory by which another process can take over the controller; `None` if restart is not
+    /// enabled.
     pub(crate) survival: Option<Survival>,
     pub(crate) queues: Queues,
     /// Completions of admin commands, which are posted once the commands' effects are committed.

@@ -23,7 +23,7 @@ use std::task::Waker;
 /// A shared namespace that is attached to the controller, or detached but not released yet.
 pub(super) struct Attachment {
     pub(super) shared: Arc<SharedNamespace>,
-    /// Index of the namespace in the engine.
+    /// Index of the namespace in the engine's table of namespaces.
     pub(super) index: usize,
     access: Access,
     leaving: bool,
@@ -33,11 +33,11 @@ pub(super) struct Attachment {
 #[derive(Clone, Copy)]
 struct Group {
     state: AnaState,
-    /// Number of changes of the state so far, starting at 1.
+    /// Number of changes of the group's ANA state so far, starting at 1.
     changes: u64,
 }
 
-/// Party that waits until no awaited command of this controller is outstanding.
+/// Requester that is notified when certain commands of this controller are no longer outstanding.
 pub(super) enum DrainWaiter {
     /// A shared namespace, with the number of the [`ControlMessage::Access`] to answer.
     Access(Arc<SharedNamespace>, u64),
@@ -69,7 +69,7 @@ struct WaitingFeature {
     cid: u16,
     /// Number of operations that have not ended yet.
     operations: usize,
-    /// First error of the operations; success while there is none.
+    /// Status for the command's completion: the first error of the operations, or success.
     status: Status,
 }
 
@@ -80,7 +80,7 @@ pub(super) struct Sharing {
     pub(super) attachments: Vec<Attachment>,
     tickets: BTreeMap<u64, Ticket>,
     last_ticket: u64,
-    /// Parties to notify when no awaited command is outstanding any more.
+    /// Requesters to notify when the commands that they wait for are no longer outstanding.
     pub(super) unanswered: Vec<DrainWaiter>,
     groups: BTreeMap<u32, Group>,
     /// Number of changes of the ANA log page since the last controller-level reset (Change Count).
@@ -120,7 +120,7 @@ impl Sharing {
         })
     }
 
-    /// Returns the shared namespaces that are visible to the host.
+    /// Returns the shared namespaces that are attached to the controller and visible to its host.
     fn shared(&self) -> impl Iterator<Item = &Arc<SharedNamespace>> {
         let there = self
             .attachments
@@ -177,7 +177,7 @@ impl Sharing {
         }
     }
 
-    /// Detaches the namespaces that match, and forgets them.
+    /// Detaches the namespaces for which `which` returns `true`, and removes their entries.
     fn forget(&mut self, which: impl Fn(&Attachment) -> bool) {
         let cntlid = self.membership.cntlid();
         for attachment in self
@@ -410,7 +410,8 @@ impl Controller {
         shared.map(|attachment| attachment.shared.nsid()).collect()
     }
 
-    /// Returns whether other controllers wait for outstanding commands of this one.
+    /// Returns whether other controllers of the subsystem wait for outstanding commands of this
+    /// one.
     pub(super) fn owes_answers(&self) -> bool {
         let sharing = self.sharing.as_ref();
         sharing.is_some_and(|sharing| !sharing.unanswered.is_empty())

@@ -2,7 +2,7 @@
 
 use super::{Engine, Event};
 
-/// Maximum number of command identifiers per queue that are aborted when fetched.
+/// Maximum number of command identifiers in each queue's list of commands to abort when fetched.
 const WAITING: usize = 64;
 
 impl Engine {

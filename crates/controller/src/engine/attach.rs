@@ -10,10 +10,10 @@ use crate::stats::IoStats;
 use dma::SegmentList;
 use volume::{Io, Op};
 
-/// A detached namespace that is not released yet.
+/// Detached namespace with a volume that is not closed yet.
 pub(super) struct Detached {
     index: usize,
-    /// Whether the final flush was started.
+    /// Whether the flush before the volume is closed was started.
     flushed: bool,
 }
 
@@ -67,7 +67,7 @@ impl Engine {
         });
     }
 
-    /// Returns the number of detached namespaces that still have to be released.
+    /// Returns the number of detached namespaces with volumes that are still open.
     pub fn detached(&self) -> usize {
         self.detached.len()
     }

@@ -11,7 +11,8 @@ use nvme::log::CommandEffects;
 use nvme::{Command, NvmOpcode as Op, Status};
 use reservations::CommandGroup;
 
-/// Function that starts a command of a submission queue.
+/// Function that starts an I/O command fetched from queue `sqid`, or returns the status with which
+/// it fails.
 type Handler = fn(&mut Engine, sqid: u16, &Command) -> Result<(), Status>;
 
 /// Table row of an I/O command.
@@ -20,7 +21,7 @@ struct IoCommand {
     /// Handler for a namespace of the NVM command set; `None` when such namespaces do not support
     /// the command.
     handler: Option<Handler>,
-    /// Handler for a zoned namespace; `None` when such namespaces do not support the command.
+    /// Handler of the command on zoned namespaces; `None` when these do not support the command.
     zoned: Option<Handler>,
     /// Handler for a namespace with metadata; `None` when such namespaces do not support the
     /// command.
@@ -29,7 +30,7 @@ struct IoCommand {
     oncs: Oncs,
     /// Reservation group that decides with which reservations the command conflicts.
     group: Option<CommandGroup>,
-    /// Returns whether a controller with these properties supports the command.
+    /// Function that returns whether a controller with these properties supports the command.
     offered: fn(Offer) -> bool,
 }
 
@@ -47,11 +48,11 @@ pub(crate) enum NamespaceType {
 /// Properties of a controller that decide the commands it supports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offer {
-    /// The controller belongs to a subsystem.
+    /// Whether the controller belongs to a subsystem, and therefore supports reservations.
     pub shared: bool,
-    /// A namespace of the controller has placement handles (Flexible Data Placement).
+    /// Whether a namespace of the controller has placement handles (Flexible Data Placement).
     pub placed: bool,
-    /// Write Uncorrectable can mark blocks.
+    /// Whether the controller supports Write Uncorrectable, which marks blocks as unreadable.
     pub marks: bool,
 }
 
@@ -161,12 +162,12 @@ impl IoCommand {
     }
 }
 
-/// Effects of a command that reads.
+/// Commands Supported and Effects entry of an I/O command that changes no data.
 const NOTHING: CommandEffects = CommandEffects::new();
-/// Effects of a command that writes.
+/// Commands Supported and Effects entry of an I/O command that changes data (LBCC).
 const CONTENT: CommandEffects = CommandEffects::new().with_lbcc(true);
 
-/// All I/O commands, by opcode.
+/// Table of all I/O commands, searched by opcode.
 static COMMANDS: &[IoCommand] = &[
     IoCommand::new(Op::FLUSH, Engine::flush, NOTHING).writes(),
     IoCommand::new(Op::WRITE, Engine::read_write, CONTENT)

@@ -221,7 +221,7 @@ impl Engine {
         }
     }
 
-    /// Frees a command's slot, and returns its scratch memory to the budget.
+    /// Frees a command's slot, and returns its buffer memory to the budget for such buffers.
     pub(super) fn free_slot(&mut self, index: u16) {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("a slot is freed that is not in use");
@@ -242,7 +242,7 @@ impl Engine {
         }
     }
 
-    /// Counts a read or write of a namespace.
+    /// Adds a completed read or write of `bytes` bytes to the counters of a namespace.
     #[inline]
     pub(super) fn count(&self, ns: usize, kind: Kind, bytes: u64) {
         if let Some(ns) = self.namespaces.get(ns) {
@@ -255,7 +255,7 @@ impl Engine {
         self.end_with(index, 0);
     }
 
-    /// Ends a command like [`Engine::end`], with dword 0 of the completion.
+    /// Ends a command like [`Engine::end`]; `result` is dword 0 of the completion.
     pub(super) fn end_with(&mut self, index: u16, result: u32) {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("a command ends without its slot");
@@ -353,7 +353,7 @@ impl Engine {
         self.flush_all(self.flush);
     }
 
-    /// Reports the end of all requested flushes, once they have completed.
+    /// Reports to the control half that all flushes it has requested have completed.
     fn flushed(&mut self) {
         if self.flushing == 0 {
             let (number, failed) = (self.flush, self.flush_failed.take());

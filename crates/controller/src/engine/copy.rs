@@ -28,11 +28,12 @@ use protection::{Layout, Tags};
 use std::ops::Range;
 use volume::{Budget, CopyRequest, IoError, IoErrorKind, Op, Request};
 
-/// Maximum number of bytes per read and write of a copy.
+/// Maximum size in bytes of one read and one write of a Copy command.
 const PIECE: u64 = 256 << 10;
-/// Maximum number of bytes per command, and per range.
+/// Maximum number of bytes that a Copy command copies, in total and for each source range.
 const MAX_COPY_BYTES: u64 = 64 << 20;
-/// Maximum number of ranges per command. Their descriptors occupy one page or slightly more.
+/// Maximum number of source ranges of a Copy command. Their descriptors occupy one page or slightly
+/// more.
 pub(super) const RANGES: usize = 128;
 
 /// Descriptor formats 0h and 1h, which do not name the namespace of a source.
@@ -45,11 +46,11 @@ pub(crate) const FORMATS: u16 = PLAIN_FORMATS | CROSS_FORMATS;
 
 /// Copy limits of a namespace, in blocks, for Identify Namespace.
 pub(crate) struct CopyLimits {
-    /// Maximum number of blocks per range (MSSRL).
+    /// Maximum number of blocks of each source range (MSSRL).
     pub range: u16,
-    /// Maximum number of blocks per command (MCL).
+    /// Maximum number of blocks that one Copy command copies (MCL).
     pub command: u32,
-    /// Maximum number of ranges per command (MSRC), zero-based.
+    /// Maximum number of source ranges of one Copy command, minus one (MSRC).
     pub ranges_z: u8,
 }
 
@@ -71,15 +72,15 @@ impl CopyLimits {
 
 /// Progress of a Copy command.
 pub(super) struct Copying {
-    /// Source ranges left to copy, in reverse order.
+    /// Source ranges that are left to copy, in reverse order, so that the last is the current one.
     pub sources: Vec<Source>,
-    /// Number of source ranges of the command.
+    /// Number of source ranges that the Copy command has.
     count: usize,
-    /// Index of the destination namespace.
+    /// Index of the destination namespace in the engine's table.
     pub ns: usize,
-    /// Byte offset of the command's first block at the destination.
+    /// Byte offset in the destination namespace at which the command begins to write.
     begun: u64,
-    /// Byte offset at the destination where the next piece is written.
+    /// Byte offset in the destination namespace at which the next piece is written.
     pub to: u64,
     fua: bool,
     pub step: CopyStep,
@@ -91,25 +92,25 @@ pub(super) struct Copying {
 
 /// A source range of a Copy command.
 pub(super) struct Source {
-    /// Index of the source namespace.
+    /// Index of the source namespace in the engine's table.
     pub ns: usize,
-    /// Byte offset of the next block to copy.
+    /// Byte offset in the source namespace of the next block to copy.
     pub from: u64,
-    /// Bytes left to copy.
+    /// Number of bytes of the source range that are left to copy.
     pub left: u64,
     /// Expected tags of the next block, if it has protection information.
     pub tags: Tags,
-    /// Metadata layout of the source, if it has metadata.
+    /// Metadata layout of the source namespace; `None` without metadata.
     pub layout: Option<Layout>,
 }
 
 pub(super) enum CopyStep {
-    /// A range has not begun; the file system may copy it.
+    /// The copy of a source range has not begun; the file system may be able to do it.
     Begin,
-    /// The file system is copying the range.
+    /// The file system is copying the source range.
     File,
     Read,
-    /// This piece was read, and is written next.
+    /// A piece was read from the source, and is written to the destination next.
     Write(CopyPiece),
     /// This piece was read; the destination blocks are read next, to determine which version of
     /// their metadata is valid.
@@ -120,12 +121,12 @@ pub(super) enum CopyStep {
 #[derive(Default)]
 pub(super) struct CopyPiece {
     pub data: SegmentList,
-    /// Metadata of the piece's blocks at the destination.
+    /// Metadata of the piece's blocks for the destination; empty if it has no metadata.
     pub metadata: Vec<u8>,
 }
 
 impl Copying {
-    /// Returns operation, byte offset and length of the next volume request.
+    /// Returns the next volume request: operation, byte offset and length in bytes.
     fn request(&self) -> Option<(Op, u64, u64)> {
         let source = self.sources.last()?;
         let len = source.left.min(PIECE);
@@ -188,7 +189,7 @@ impl Copying {
         matches!(self.step, CopyStep::File)
     }
 
-    /// Advances the progress after a successful request.
+    /// Advances the Copy command after a request has succeeded; `data` is the memory that was read.
     fn advance(&mut self, data: SegmentList) {
         match &mut self.step {
             CopyStep::Read => {

@@ -25,7 +25,7 @@ use protection::{Guard, Layout, Tags, table};
 use std::sync::Arc;
 use zerocopy::FromBytes;
 
-/// Maximum metadata size of a block in bytes.
+/// Maximum metadata size of a block in bytes, for buffers of one block's metadata.
 const MAX_METADATA_SIZE: usize = 64;
 
 /// State of a Copy command for blocks with metadata.
@@ -35,11 +35,11 @@ pub(super) struct CopyMetadata {
     /// Whether storage tags are checked: in blocks read (`stcr`), and in blocks written (`stcw`).
     pub stcr: bool,
     pub stcw: bool,
-    /// Tags of the next destination block.
+    /// Protection information tags that the next destination block gets.
     pub tags: Tags,
-    /// Metadata layout of the destination, if it has metadata.
+    /// Metadata layout of the destination namespace; `None` without metadata.
     pub layout: Option<Layout>,
-    /// Block size as a power of two.
+    /// Data size of a block, as a power of two in bytes.
     pub shift: u32,
     /// Whether the blocks of the current request are reserved for this command.
     pub held: bool,
@@ -47,12 +47,12 @@ pub(super) struct CopyMetadata {
     pub settled: bool,
 }
 
-/// Block because of which a piece fails.
+/// Error of a Copy command, with the block that caused it.
 pub(super) struct Fault {
     status: Status,
-    /// Whether the block belongs to the destination.
+    /// Whether the block belongs to the destination, not to the source.
     written: bool,
-    /// Index of the block within the piece.
+    /// Index of the block within the piece that was read.
     at: u64,
 }
 
@@ -222,20 +222,21 @@ pub(super) fn behind(layout: Option<&Layout>, tags: Tags, blocks: u64) -> Tags {
     }
 }
 
-/// A piece that was read: its data, and the metadata of source and destination.
+/// Piece of a Copy command that was read: its data, and access to the metadata of both namespaces.
 struct PieceMetadata<'a> {
     carried: &'a CopyMetadata,
     data: &'a [u8],
     from: Option<&'a MetadataState>,
     to: Option<&'a MetadataState>,
-    /// First block of the piece at the source.
+    /// LBA of the piece's first block in the source namespace.
     slba: u64,
-    /// Tags of the first block.
+    /// Protection information tags that the piece's first source block must have.
     tags: Tags,
 }
 
 impl PieceMetadata<'_> {
-    /// Checks all blocks of the piece, and returns their metadata for the destination.
+    /// Checks the protection information of all blocks, and returns their metadata for the
+    /// destination.
     fn pass(&self) -> Result<Vec<u8>, Fault> {
         let block = 1_usize << self.carried.shift;
         let size = self.to.map_or(0, |to| usize::from(to.layout().metadata));
@@ -309,12 +310,12 @@ impl PieceMetadata<'_> {
     }
 }
 
-/// Readiness of the next request of a Copy command.
+/// Outcome of locking the blocks of a Copy command's next request.
 pub(super) enum Ready {
     Yes,
-    /// Other commands use its blocks: the request has to wait.
+    /// Other commands use the blocks, so the request has to wait.
     Waits,
-    /// The command has failed, or its next request is a different one now.
+    /// The command has failed, or has a different next request now.
     Changed,
 }
 

@@ -12,7 +12,7 @@ use nvme::{Command, Status};
 const SHORT_DESCRIPTOR_SIZE: usize = size_of::<CopyRange>();
 const LONG_DESCRIPTOR_SIZE: usize = size_of::<CopyRangeLong>();
 
-/// Source ranges of a Copy command, and their total number of blocks.
+/// Source ranges of a Copy command, and their total number of blocks, after validation.
 pub(super) struct CopySources {
     pub sources: Vec<Source>,
     pub blocks: u64,
@@ -82,7 +82,8 @@ impl Engine {
         })
     }
 
-    /// Returns the metadata state of a command, if one of its namespaces has metadata.
+    /// Returns the metadata state that a Copy command needs; `None` if none of its namespaces has
+    /// metadata.
     pub(super) fn carried(
         &self,
         command: &Command,

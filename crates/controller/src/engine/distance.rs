@@ -12,7 +12,7 @@ use std::num::NonZeroU64;
 /// Minimum number of entries in a batch that is timed and evicted. With fewer entries the host
 /// waits for each command, not for stores.
 const MIN_COMMANDS: usize = 4;
-/// Number of batches from one timed batch to the next.
+/// Number of batches after which the load time of a batch is measured again.
 const INTERVAL: u32 = 16;
 /// Maximum time to load the entries of a batch from a nearby processor, in nanoseconds: base, and
 /// time per entry. The values lie between those measured at a cache line round trip of 50 ns, where
@@ -20,11 +20,11 @@ const INTERVAL: u32 = 16;
 const BESIDE: (u64, u64) = (40, 5);
 
 pub(super) struct Distance {
-    /// Eviction instruction; `None` when this processor does not gain by eviction.
+    /// Cache line eviction of this processor; `None` when eviction gains nothing on it.
     lines: Option<Evict>,
     far: bool,
     until_timed: u32,
-    /// Ticks of the cycle counter per second.
+    /// Frequency of the cycle counter, in ticks per second.
     rate: f64,
 }
 

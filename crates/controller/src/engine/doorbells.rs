@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicU32;
 
 use crate::pci::DOORBELL_OFFSET;
 
-/// Kind of doorbell of a queue pair.
+/// Kind of doorbell: submission queue tail or completion queue head.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum DoorbellKind {
     SqTail,
@@ -77,7 +77,7 @@ impl Doorbells {
         self.page = page;
     }
 
-    /// Returns the register cell of one doorbell.
+    /// Returns the register cell of one doorbell; `None` if the queue ID is too large.
     pub fn register(&self, qid: u16, which: DoorbellKind) -> Option<&AtomicU32> {
         self.page
             .cell(DOORBELL_OFFSET as usize / 4 + index(qid, which))

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 use volume::Budget;
 
-/// Maximum number of entries fetched from one queue before the next queue.
+/// Maximum number of entries fetched from one queue before the next queue is polled.
 const FETCH_BATCH: u32 = super::run::BATCH as u32;
 
 /// Maximum number of outstanding admin commands, beyond which none is fetched. Waiting commands
@@ -250,13 +250,14 @@ impl Engine {
         }
     }
 
-    /// Returns whether the queue has entries that were not fetched yet.
+    /// Returns whether the submission queue has entries that were not fetched yet.
     #[inline]
     fn has_entries(&self, qid: u16) -> bool {
         matches!(self.sqs.get(usize::from(qid)), Some(Some(sq)) if !sq.is_empty())
     }
 
-    /// Fetches admin commands, and passes them to the control half. Returns their number.
+    /// Fetches entries of the admin queue and passes them to the control half. Returns their
+    /// number.
     fn fetch_admin(&mut self, budget: &mut Budget) -> u32 {
         let mut fetched = 0;
         while fetched < FETCH_BATCH

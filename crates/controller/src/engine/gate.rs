@@ -14,7 +14,7 @@ use nvme::{Command, NvmOpcode, Status};
 use reservations::{Access, CommandGroup};
 
 impl Engine {
-    /// Sets the access rights for the namespace at this index.
+    /// Sets the access rights under reservations for the namespace at this index.
     pub fn set_access(&mut self, index: usize, access: Access) {
         match self.namespaces.get_mut(index) {
             Some(ns) => ns.access = access,
@@ -66,12 +66,14 @@ impl Engine {
         self.not_enabled(self.namespaces.get(index)?)
     }
 
-    /// Returns whether any command may have to be refused.
+    /// Returns whether some namespace refuses some commands, so that each command has to be
+    /// checked.
     pub(super) fn is_gated(&self) -> bool {
         self.offer.shared || self.closed
     }
 
-    /// Returns the status of commands for a closed namespace.
+    /// Returns the status with which commands for the namespace fail while it is closed; `None` if
+    /// it is open.
     fn closed(&self, nsid: u32) -> Option<Status> {
         match nsid {
             NSID_BROADCAST => self.active().find_map(|ns| ns.closed),
@@ -113,7 +115,7 @@ impl Engine {
         self.fences.iter().all(|(of, _)| *of != index)
     }
 
-    /// Returns the status of a command that has to be refused for any reason.
+    /// Returns the status with which a command has to be refused; `None` if it may be executed.
     pub(super) fn barred(&self, command: &Command) -> Option<Status> {
         let nsid = command.nsid.get();
         let unreached = self.unreached(nsid);
@@ -139,7 +141,8 @@ impl Engine {
         })
     }
 
-    /// Returns the status of a command that conflicts with a reservation on its namespace.
+    /// Returns the status of a command that a reservation on its namespace forbids; `None` if it is
+    /// allowed.
     fn conflict(&self, command: &Command) -> Option<Status> {
         let group = commands::group(command.nvm_opcode())?;
         let allowed = match command.nsid.get() {

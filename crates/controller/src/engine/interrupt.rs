@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 /// coalescing disabled are exempt.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Coalescing {
-    /// Number of completions that trigger an interrupt; 0 and 1 disable coalescing.
+    /// Number of completions that trigger an interrupt (Aggregation Threshold plus one); 0 and 1
+    /// disable coalescing.
     pub threshold: u32,
-    /// Maximum delay of an interrupt; zero disables coalescing.
+    /// Maximum delay of an interrupt (Aggregation Time); zero disables interrupt coalescing.
     pub time: Duration,
-    /// Bit mask of vectors with coalescing disabled.
+    /// Bit mask of the interrupt vectors for which coalescing is disabled.
     pub disabled: u128,
 }
 

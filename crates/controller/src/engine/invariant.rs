@@ -12,7 +12,7 @@ use super::{Engine, Event};
 
 #[cfg(test)]
 thread_local! {
-    /// Set by tests that examine the behaviour without debug assertions.
+    /// Whether violated invariants are reported instead of panicking. Tests set this value.
     static REPORT: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 

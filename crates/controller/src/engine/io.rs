@@ -11,9 +11,9 @@ use nvme::{Command, NvmOpcode, Status};
 use placement::Writer;
 use volume::{Op, Request};
 
-/// A byte range of a namespace, checked to lie within it.
+/// Byte range of an I/O command, checked to lie within its namespace.
 pub(super) struct Extent {
-    /// Index of the namespace in the engine.
+    /// Index of the namespace in the engine's table.
     pub ns: usize,
     pub slba: u64,
     /// Byte offset in the namespace.

@@ -31,7 +31,7 @@ use nvme::{Command, NvmOpcode, Status};
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Words of the row that the state memory has for a queue pair.
+/// Word offsets within a queue pair's row of the state memory.
 mod hot {
     /// Number of commands fetched from the submission queue since its creation, tail of its
     /// completion queue at that time, and whether the host was seen to use the shadow doorbell. One
@@ -64,29 +64,29 @@ const LIVE: u64 = 1 << TAIL_BITS;
 const NUMBER_BITS: u32 = 64 - 1 - TAIL_BITS;
 const _: () = assert!(MAX_QUEUE_ENTRIES <= 1 << TAIL_BITS);
 
-/// Flag bit of a word with an index in its lower half.
+/// Flag of a word that stores an optional index in its lower 32 bits: the index is present.
 const FLAG: u64 = 1 << 32;
-/// Phase bit of a word with an index in its lower half.
+/// Phase tag bit of a word that stores a queue index in its lower 32 bits.
 const PHASE: u64 = 1 << 33;
 /// Stale bit ([`Cq::is_stale`]), which earlier versions did not write.
 const STALE: u64 = 1 << 34;
 
-/// Rows of the state memory for queue pairs, by queue ID.
+/// Rows of the state memory in which an engine notes the state of queue pairs, by queue ID.
 #[derive(Clone)]
 pub(super) struct QueueRows(Rows);
 
-/// Noted state of a submission queue, for the next process.
+/// State of a submission queue that an engine has noted in the state memory, for the next process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SqNote {
-    /// Number of commands fetched since the queue was created.
+    /// Number of commands fetched from the queue since its creation.
     pub fetched: u64,
-    /// Tail of the completion queue at the time of the note.
+    /// Tail of the completion queue when the state was noted.
     pub cq_tail: u32,
-    /// Whether the shadow doorbell is in use.
+    /// Whether the host uses the queue's shadow doorbell.
     pub shadow_live: bool,
-    /// Last seen value of the shadow doorbell.
+    /// Last value of the shadow doorbell that the engine has read.
     pub seen: u32,
-    /// Register value to be ignored, see [`register_seen`].
+    /// Value of the doorbell register that does not count as a new tail, see [`register_seen`].
     pub register: Option<u32>,
 }
 
@@ -97,18 +97,18 @@ impl SqNote {
     }
 }
 
-/// Noted state of a completion queue, for the next process.
+/// State of a completion queue that an engine has noted in the state memory, for the next process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CqNote {
-    /// Whether the shadow doorbell is in use.
+    /// Whether the host uses the queue's shadow doorbell.
     pub shadow_live: bool,
-    /// Last seen value of the shadow doorbell.
+    /// Last value of the shadow doorbell that the engine has read.
     pub seen: u32,
-    /// Register value to be ignored, see [`register_seen`].
+    /// Value of the doorbell register that does not count as a new head, see [`register_seen`].
     pub register: Option<u32>,
-    /// Head of the queue, as far as known at the time of the note.
+    /// Head of the completion queue, as far as known when the state was noted.
     pub head: u32,
-    /// Tail and phase, if the queue's memory was unmapped.
+    /// Tail and phase tag of the completion queue if its memory was unmapped, otherwise `None`.
     pub away: Option<(u32, bool)>,
     /// Whether the queue's memory has never been mapped since its creation, see [`Cq::is_stale`].
     pub is_stale: bool,
@@ -157,7 +157,7 @@ impl QueueRows {
         self.0.get(usize::from(qid))
     }
 
-    /// Notes that all commands fetched from the queue are posted or recorded.
+    /// Notes in the state memory that all commands fetched from queue `qid` are posted or recorded.
     #[inline(always)]
     pub fn note(&self, qid: u16, sq: &mut Sq, cq_tail: u32) {
         self.note_but(qid, sq, cq_tail, 0);
@@ -210,7 +210,7 @@ impl QueueRows {
         store(row, hot::AWAY, away);
     }
 
-    /// Notes the number of posted completions of admin commands.
+    /// Notes the number of posted admin completions in the state memory.
     pub fn note_admin(&self, posted: u64) {
         if let Some(row) = self.row(0) {
             store(row, hot::POSTED, posted);
@@ -218,7 +218,7 @@ impl QueueRows {
         crash::point!("controller.admin.counted");
     }
 
-    /// Returns the number noted by [`QueueRows::note_admin`].
+    /// Returns the number of posted admin completions that [`QueueRows::note_admin`] has noted.
     pub fn admin(&self) -> u64 {
         self.row(0).map_or(0, |row| load(row, hot::POSTED))
     }
@@ -265,22 +265,24 @@ const ENDING: usize = 2;
 /// Word of a record with the queue ID, and the number of commands fetched from the queue before.
 /// Stored in CDW14 and CDW15 of the entry, which concern protection information.
 const PLACE: usize = 7;
-/// Bit of [`ENDING`]: the record contains a completion.
+/// Bit of the word [`ENDING`] in a record: the command has ended, and its completion is in the
+/// record.
 const ENDED: u64 = 1 << 63;
-/// Bit of [`ENDING`]: the command's effect was applied, see [`Records::mark_applied`].
+/// Bit of the word [`ENDING`] in a record: the command's effect was applied, see
+/// [`Records::mark_applied`].
 const APPLIED: u64 = 1 << 62;
 
-/// Records of an engine's commands, by slot.
+/// Records of an engine's outstanding commands in the state memory, by slot.
 pub(super) struct Records {
     rows: Rows,
-    /// Number of the engine's own slots. Higher slots have inherited records.
+    /// Number of the engine's own slots. Slots above it belong to commands of the previous process.
     own: u16,
-    /// Number of commands recorded so far.
+    /// Number of commands that this engine has recorded so far.
     order: u64,
     inherited: Vec<(Rows, usize)>,
 }
 
-/// A command recorded by the previous process.
+/// Command that the previous process had recorded as outstanding in the state memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Recorded {
     pub order: u64,
@@ -392,12 +394,12 @@ impl Records {
         crash::point!("controller.record.ended");
     }
 
-    /// Returns whether a command is recorded in the slot.
+    /// Returns whether the slot has a record of an outstanding command.
     pub fn is_recorded(&self, slot: u16) -> bool {
         self.row(slot).is_some_and(|row| load(row, ORDER) != 0)
     }
 
-    /// Removes a record after its completion was posted, or is no longer awaited.
+    /// Removes a command's record after its completion was posted or is no longer awaited.
     #[inline(always)]
     pub fn remove(&self, slot: u16) {
         crash::point!("controller.record.posted");
@@ -429,7 +431,7 @@ fn words(command: &Command) -> [u64; 8] {
     words
 }
 
-/// Returns the command recorded in a row, if there is one.
+/// Returns the command recorded in a row of the state memory; `None` if the row has no record.
 pub(super) fn recorded(row: &Row) -> Option<Recorded> {
     let mut words = [0; 8];
     for (word, cell) in words.iter_mut().zip(row) {

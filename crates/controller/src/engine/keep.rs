@@ -126,7 +126,7 @@ impl Engine {
         }
     }
 
-    /// Begins to record commands, if the control half has provided state memory.
+    /// Begins to record outstanding commands, if the controller has a state memory.
     pub(super) fn open_records(&mut self) {
         if let Some((state, share)) = &self.state
             && self.slots.records.is_none()

@@ -32,11 +32,11 @@ use volume::{Budget, Completion, IoErrorKind, Op};
 
 const INVALID: Status = Status::INVALID_FIELD.with_dnr(true);
 
-/// Blocks whose metadata an outstanding command uses.
+/// Range of blocks whose metadata an outstanding command uses; conflicting commands wait.
 pub(super) struct LockedBlocks {
     pub slba: u64,
     pub blocks: u64,
-    /// Whether the command writes the blocks.
+    /// Whether the command writes the blocks, and so excludes commands that read them.
     pub changes: bool,
 }
 
@@ -54,22 +54,23 @@ pub(super) struct Moving {
     opcode: NvmOpcode,
     blocks: u64,
     offset: u64,
-    /// Length of the data in bytes, without metadata.
+    /// Length of the command's data in bytes, without metadata.
     len: u64,
-    /// Guest memory of the data, including interleaved metadata.
+    /// Guest memory segments of the data; with an extended LBA, the metadata lies between the
+    /// blocks.
     data: SegmentList,
     metadata: SegmentList,
     /// Whether the host transfers no metadata, so that protection information is inserted or
     /// stripped here (PRACT).
     stripped: bool,
     prinfo: Prinfo,
-    /// Whether storage tags are checked (STC).
+    /// Whether storage tags are checked (bit STC of the command).
     stc: bool,
     tags: Tags,
     deallocate: bool,
-    /// Whether changes have to be durable when the command completes.
+    /// Whether the changes have to be durable when the command completes (FUA, or no write cache).
     durable: bool,
-    /// Whether the previous content of the blocks is being read, before they are written.
+    /// Whether the previous content of the blocks is being read, before new data is written.
     settling: bool,
     /// Whether the request was submitted to the volume, so that other commands on the blocks wait.
     begun: bool,
@@ -484,7 +485,7 @@ impl Engine {
         }
     }
 
-    /// Returns the cost of this command in a round's budget.
+    /// Returns the cost of continuing this command, in units of a worker round's budget.
     pub(super) fn units_of_metadata(&mut self, index: u16) -> u32 {
         let slot = self.slots.get(index);
         let bytes = slot.map_or(0, |slot| match &slot.work {

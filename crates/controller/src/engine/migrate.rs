@@ -9,12 +9,13 @@
 use super::queue::{Cq, Sq};
 use super::{Engine, Event};
 
-/// A completion queue and its submission queues, in transit between two engines.
+/// Completion queue and its submission queues, on the way from one worker's engine to another's.
 pub(crate) struct MigratingQueues {
     pub cqid: u16,
     pub cq: Cq,
     pub sqs: Vec<(u16, Sq)>,
-    /// Value of [`Engine::masterings`] in the releasing engine.
+    /// Number of times that Bus Master Enable was set, as the releasing engine knew it
+    /// ([`Engine::masterings`]).
     pub masterings: u64,
 }
 
@@ -47,7 +48,7 @@ impl Engine {
         self.events.push_back(Event::MigrationCancelled);
     }
 
-    /// Returns the submission queues that use completion queue `cqid`.
+    /// Returns the IDs of the submission queues that use completion queue `cqid`.
     pub fn users_of(&self, cqid: u16) -> Vec<u16> {
         let user =
             |(qid, sq): (usize, &Option<Sq>)| (sq.as_ref()?.cqid == cqid).then_some(qid as u16);

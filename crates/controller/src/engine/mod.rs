@@ -84,10 +84,10 @@ pub(crate) use reservation::{ReservationCommand, ReservationEnd, ReservationRequ
 pub use slots::tag_owner;
 pub(crate) use uncorrectable::{Change, Marking};
 
-/// Placeholder for an NSID without a namespace, in tables of namespace indices.
+/// Value that stands for no namespace in a table of namespace indices by NSID.
 const NO_NAMESPACE: u16 = u16::MAX;
 
-/// Report of an engine to the control half.
+/// Message of an engine, which executes commands, to the controller's control half.
 pub(crate) enum Event {
     /// The engine has fetched this admin command.
     Admin(Command),
@@ -128,65 +128,69 @@ pub(crate) enum Event {
 #[derive(Clone)]
 pub(crate) struct EngineConfig {
     pub id: u16,
-    /// Index of the engine's I/O counters in [`ControllerStats::shares`].
+    /// Index in [`ControllerStats::shares`] of this engine's I/O counters.
     pub share: u16,
     pub io_queues: u16,
     pub vectors: u16,
     pub max_in_flight: u16,
     pub max_transfer: u64,
-    /// Largest valid NSID.
+    /// Largest valid NSID (NN of Identify Controller).
     pub max_namespaces: u32,
     pub page: Arc<SharedPages>,
     pub stats: Arc<ControllerStats>,
     pub pending: Arc<Pending>,
-    /// Properties of the controller that decide its commands.
+    /// Properties of the controller that decide the commands it supports.
     pub offer: commands::Offer,
-    /// Marked blocks of all namespaces, by NSID.
+    /// Blocks that Write Uncorrectable has marked, by NSID.
     pub marks: Arc<MarkTable>,
     /// State memory for the next process; `None` when restart is not enabled.
     pub state: Option<StateMemory>,
 }
 
 pub(crate) struct Engine {
-    /// Index of the engine within its worker, for trace points.
+    /// Number of the engine's controller within its worker, which trace points report.
     id: u16,
     pub dma: DmaMap,
     pub irqs: Irqs,
     pub stats: Arc<ControllerStats>,
     /// I/O counters of this engine.
     io: Arc<IoStats>,
-    /// Counters of commands for namespaces that do not exist.
+    /// I/O counters of commands for namespaces that do not exist.
     nowhere: Arc<IoRecord>,
-    /// Number of commands left to fetch before the next timed one.
+    /// Number of commands to fetch before the next latency measurement.
     until_timed: u32,
-    /// Position in its batch of the command that is timed.
+    /// Position in the batch of the command for the latency measurement.
     timed_place: u32,
     /// Fetch time of the current command on the general path; 0 if it is not timed.
     fetched_at: u64,
     pub coalescing: Coalescing,
     pub events: VecDeque<Event>,
     pub namespaces: Vec<Namespace>,
-    /// Index in `namespaces` by NSID, or [`NO_NAMESPACE`].
+    /// Index in `namespaces` of each NSID, or [`NO_NAMESPACE`].
     by_nsid: Vec<u16>,
-    /// Like `by_nsid`, for the fast path: only namespaces with full access.
+    /// Index in `namespaces` of each NSID that the fast path may use: namespaces that restrict no
+    /// command.
     open_by_nsid: Vec<u16>,
-    /// Properties of the controller that decide its commands.
+    /// Properties of the controller that decide the commands it supports.
     offer: commands::Offer,
-    /// Marked blocks of all namespaces, by NSID.
+    /// Blocks that Write Uncorrectable has marked, by NSID.
     marks: Arc<MarkTable>,
     /// Whether any namespace is closed to hosts, or has a format that the host has not enabled.
     closed: bool,
-    /// Whether any namespace has placement handles.
+    /// Whether any namespace has placement handles (Flexible Data Placement).
     placed: bool,
-    /// Fenced commands: namespace index, and tag.
+    /// Namespace index and tag of each outstanding command that a change of access rights waits
+    /// for.
     fences: Vec<(usize, u64)>,
-    /// Namespaces that are detached and still have to be released.
+    /// Detached namespaces with volumes that are still open.
     detached: Vec<Detached>,
     /// The volatile write cache feature. While off, every write is durable before it completes.
     pub write_cache: bool,
-    /// Copy descriptor formats that the host has enabled, as a bit mask.
+    /// Bit mask of the Copy descriptor formats that the host has enabled (Host Behavior Support,
+    /// CDFE).
     copy_formats: u16,
-    /// Whether the host has enabled extended protection information formats (LBAFEE).
+    /// Whether the host has enabled extended protection information formats (Host Behavior Support,
+    /// LBAFEE).
     lbafee: bool,
     /// Memory page size in bytes (CC.MPS).
     pub page_size: u64,
@@ -194,7 +198,7 @@ pub(crate) struct Engine {
     doorbells: Doorbells,
     sqs: Vec<Option<Sq>>,
     cqs: Vec<Option<Cq>>,
-    /// Whether fetching has stopped until the controller is enabled again.
+    /// Whether the engine fetches no commands until the controller is enabled again.
     halted: bool,
     /// Bus Master Enable. While it is clear, no queue has its ring, and shadow buffers are
     /// unmapped.
@@ -203,34 +207,34 @@ pub(crate) struct Engine {
     masterings: u64,
     /// Whether outstanding commands were asked to end early after Bus Master Enable was cleared.
     interrupting: bool,
-    /// ID of the completion queue that is migrating to another engine.
+    /// ID of the completion queue that is migrating to another worker's engine, if any.
     migrating: Option<u16>,
-    /// Submission queues to fetch from, in polling order.
+    /// IDs of the submission queues to fetch from, in polling order.
     polled: PolledQueues,
-    /// Completion queues with entries that have not been signalled.
+    /// IDs of the completion queues that have new entries and need an interrupt.
     dirty: Vec<u16>,
-    /// Completion queues with completions that wait for room.
+    /// IDs of the completion queues that were full, so that completions wait for room.
     blocked: Vec<u16>,
     slots: Slots,
-    /// Slot of the command that is being started, if any.
+    /// Slot index of the command that is being started, if any.
     starting: Option<u16>,
     /// State memory with the command records, and the index of this engine's share.
     state: Option<(StateMemory, u16)>,
-    /// Rows of the state memory for notes of batches.
+    /// Rows of the state memory in which the engine notes the state of its queues.
     hot: Option<QueueRows>,
-    /// Number of posted admin completions, including those of previous processes.
+    /// Number of admin completions posted so far, including those of previous processes.
     admin_posted: u64,
     /// Slots of commands that the volume executes piece by piece within the call, and that continue
     /// in the next round.
     parked: VecDeque<u16>,
-    /// Budget of process memory for Compare, Verify and Copy.
+    /// Budget for the process memory that Compare, Verify and Copy read into.
     scratch: Budget,
-    /// Namespaces left to flush at the controller's own request.
+    /// Indices of the namespaces that are left to flush at the controller's own request.
     flushes: VecDeque<usize>,
-    /// Number of flushes at the controller's own request that are waiting or in progress.
+    /// Number of the controller's own flushes that wait or are in progress.
     flushing: usize,
     flush_failed: Option<Status>,
-    /// Number of the last flush ordered by the control half.
+    /// Number of the last flush that the control half has ordered.
     flush: u64,
     own: own::OwnRequests,
     now: Instant,
@@ -243,7 +247,7 @@ pub(crate) struct Engine {
     entries: Box<[[u8; 64]; run::BATCH]>,
     /// Guest memory segments of the current command; empty between commands.
     list: SegmentList,
-    /// Budget of the current batch for data in more than one page.
+    /// Budget of the current batch for commands with data in more than one page.
     long: run::LongWork,
     /// Measured distance of the host's processor.
     distance: Distance,
@@ -368,7 +372,7 @@ impl Engine {
         }
     }
 
-    /// Requests that the command with this tag end early.
+    /// Asks the volume to end the command with this tag early.
     fn cancel(&mut self, tag: u64, ns: usize) {
         if let Some(ns) = self.namespaces.get_mut(ns) {
             ns.queue.cancel(tag);
@@ -425,7 +429,7 @@ impl Engine {
         self.halted
     }
 
-    /// Stops fetching (shutdown, fatal status). Outstanding commands complete.
+    /// Stops fetching commands, for a shutdown or a fatal error. Outstanding commands complete.
     fn stop_fetching(&mut self) {
         self.halted = true;
         self.polled.clear();
@@ -516,7 +520,8 @@ impl Engine {
         self.namespaces.iter().any(Namespace::needs_polling)
     }
 
-    /// Returns the number of outstanding commands of the host, plus the controller's own flushes.
+    /// Returns the number of outstanding commands of the host plus the controller's own outstanding
+    /// flushes.
     pub fn in_flight(&self) -> usize {
         self.slots.in_use()
     }

@@ -17,28 +17,29 @@ use std::sync::Arc;
 use std::time::Instant;
 use volume::{Io, NullVolume, OpenQueue, Wake};
 
-/// A namespace with its worker's queue into the volume.
+/// A namespace as one worker's engine uses it: configuration, and the worker's queue into the
+/// volume.
 pub(crate) struct Namespace {
     pub config: NamespaceConfig,
     pub queue: OpenQueue,
-    /// Counters of this worker's I/O on the namespace.
+    /// Counters of the I/O commands on the namespace that this worker executes.
     pub record: Arc<IoRecord>,
-    /// Device path that takes commands before the volume does.
+    /// Path to a real device that executes commands instead of the volume, if there is one.
     pub passthrough: Option<Box<dyn Passthrough>>,
-    /// The volume completes reads and writes within the call.
+    /// Whether the volume completes reads and writes within the call that starts them.
     pub immediate: bool,
-    /// The volume takes prefetch hints.
+    /// Whether the volume uses prefetch hints for coming reads and writes.
     pub prefetches: bool,
     /// Logical block size in bytes, as a power of two.
     pub shift: u32,
-    /// Size in logical blocks.
+    /// Size of the namespace in logical blocks.
     pub blocks: u64,
     pub read_only: bool,
-    /// The volume loses completed writes with the power, unless flushed.
+    /// Whether a power failure loses completed writes of the volume unless they were flushed.
     pub volatile_cache: bool,
-    /// The host's allowed accesses.
+    /// Access rights that reservations leave to the host.
     pub access: Access,
-    /// ANA state of the controller's path.
+    /// ANA state of this controller's path to the namespace.
     pub ana: AnaState,
     /// Status of all commands while the namespace is closed: it is being erased, or was not
     /// erased completely.
@@ -110,7 +111,7 @@ impl Namespace {
         self.is_zoned() || self.has_metadata()
     }
 
-    /// Returns the kind that decides the handlers of its commands.
+    /// Returns the kind of the namespace, which decides the handlers of its commands.
     pub fn sort(&self) -> NamespaceType {
         match (self.is_zoned(), self.has_metadata()) {
             (true, _) => NamespaceType::Zoned,
@@ -144,7 +145,7 @@ impl Namespace {
         self.resized(blocks);
     }
 
-    /// Returns the time of the next check, although nothing wakes the worker.
+    /// Returns the time at which the namespace has to be checked even if no event occurs, if any.
     pub fn deadline(&self) -> Option<Instant> {
         let passed = self.passthrough.as_ref().and_then(|p| p.deadline());
         self.queue

@@ -120,7 +120,7 @@ pub(crate) enum Order {
     End,
 }
 
-/// A change of the guest's memory map.
+/// Change of the map from guest addresses (IOVAs) to memory of this process.
 #[derive(Clone)]
 pub(crate) enum MemoryChange {
     Map {

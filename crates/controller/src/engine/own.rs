@@ -6,23 +6,23 @@ use super::slots::RemainingWork;
 use dma::SegmentList;
 use volume::{IoError, Op};
 
-/// State of volume requests at the controller's own request.
+/// State of the volume requests that the controller makes for itself: self-test reads and erasure.
 #[derive(Default)]
 pub(super) struct OwnRequests {
     in_flight: bool,
-    /// Whether the last request is part of an erasure.
+    /// Whether the last of the controller's own requests is part of an erasure.
     erases: bool,
-    /// Number of the last request that was begun.
+    /// Number of the last of the controller's own requests that was begun.
     number: u64,
-    /// Number and result of the last request that has ended.
+    /// Number and result of the last of the controller's own requests that has ended.
     ended: Option<(u64, Result<(), IoError>)>,
 }
 
-/// A volume request at the controller's own request.
+/// Volume request that the controller makes for itself: a self-test read, or part of an erasure.
 pub(crate) struct OwnRequest {
     pub nsid: u32,
     pub op: Op,
-    /// Byte offset in the namespace.
+    /// Byte offset in the namespace at which the request begins.
     pub offset: u64,
     /// Length of the request in bytes.
     pub len: u64,
@@ -81,7 +81,7 @@ impl Engine {
         self.offer.shared && self.own.erases
     }
 
-    /// Returns the result of the request with this number, if it has ended.
+    /// Returns the result of the controller's own request with this number, if it has ended.
     pub fn take_own(&mut self, number: u64) -> Option<Result<(), IoError>> {
         let ended = self.own.ended.take_if(|(ended, _)| *ended == number);
         ended.map(|(_, result)| result)

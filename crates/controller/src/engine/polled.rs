@@ -11,7 +11,7 @@
 //!
 //! To change sides, a queue swaps positions with the queue at the border.
 
-/// Number of rounds without work after which a hot queue becomes idle.
+/// Number of polls without a new entry after which a hot queue becomes an idle one.
 const COOL_AFTER: u32 = 1024;
 /// Number of rounds in which every idle queue is polled once, while other queues are hot. A queue
 /// that is skipped because others become hot or idle meanwhile is polled in the next turn.
@@ -23,13 +23,13 @@ const IDLE_TURN: usize = 16;
 pub(crate) struct IdleRounds(u32);
 
 impl IdleRounds {
-    /// Resets the count because the queue had work.
+    /// Resets the count of fruitless polls, because the queue had new entries.
     #[inline]
     pub fn reset(&mut self) {
         self.0 = 0;
     }
 
-    /// Counts a poll that found nothing. Returns whether the queue becomes idle.
+    /// Counts a poll that found no new entry. Returns whether the queue becomes idle.
     #[inline]
     pub fn count(&mut self) -> bool {
         self.0 += 1;
@@ -40,13 +40,13 @@ impl IdleRounds {
 /// Submission queues to fetch from, in polling order.
 #[derive(Default)]
 pub(super) struct PolledQueues {
-    /// Queue IDs, hot queues first.
+    /// Queue IDs in polling order; hot queues (with recent work) come first.
     queues: Vec<u16>,
-    /// Number of hot queues.
+    /// Number of hot queues, which every round polls.
     hot: usize,
     /// Position of the idle queue that is polled next.
     next: usize,
-    /// Number of idle queues at the beginning of the current turn.
+    /// Number of idle queues when the current turn through them began.
     turn: usize,
     /// Polls of idle queues that are due, in units of 1/[`IDLE_TURN`].
     due: usize,
@@ -74,7 +74,7 @@ impl PolledQueues {
         self.poll_all();
     }
 
-    /// Removes all queues from the list.
+    /// Removes all queues from the polling order.
     pub fn clear(&mut self) {
         self.queues.clear();
         self.poll_all();
@@ -139,7 +139,7 @@ impl PolledQueues {
         }
     }
 
-    /// Returns how many idle queues this round has to poll.
+    /// Returns the number of idle queues that this round has to poll.
     #[inline]
     pub fn idle_share(&mut self) -> usize {
         let idle = self.queues.len().saturating_sub(self.hot);

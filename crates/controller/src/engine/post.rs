@@ -15,7 +15,7 @@ impl Engine {
         self.finish_with(sqid, cid, status, result.into());
     }
 
-    /// Ends a command without a slot, with dwords 0 and 1 of the completion.
+    /// Ends a command that has no slot; `result` is dwords 0 and 1 of the completion.
     pub(super) fn finish_with(&mut self, sqid: u16, cid: u16, status: Status, result: u64) {
         let before = self.admin_tail();
         if !self.finish_here(sqid, cid, status, result) {
@@ -144,7 +144,7 @@ impl Engine {
     }
 }
 
-/// Counts a posted completion of an admin command.
+/// Counts a posted admin completion, and notes the count in the state memory `hot`.
 fn count_admin(hot: &Option<QueueRows>, posted: &mut u64) {
     *posted = posted.wrapping_add(1);
     if let Some(hot) = hot {

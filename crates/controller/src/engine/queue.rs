@@ -85,29 +85,29 @@ impl QueueMemory {
     }
 }
 
-/// A submission queue.
+/// Submission queue of a controller, as the engine that fetches from it sees it.
 pub(crate) struct Sq {
     pub cqid: u16,
     pub size: u32,
     pub memory: QueueMemory,
-    /// Index of the next entry to fetch.
+    /// Index of the next submission queue entry to fetch.
     pub head: u32,
-    /// Number of commands fetched since the queue was created.
+    /// Number of commands fetched from the queue since its creation.
     pub fetched: u64,
-    /// Tail of the completion queue at the last note for the next process.
+    /// Tail of the completion queue when the queue's state was last noted in the state memory.
     pub noted_tail: u32,
     /// Index of the first entry that the host has not written yet, as far as known.
     pub tail: u32,
     pub watch: Watch,
-    /// Last seen value of the doorbell, valid or not.
+    /// Last doorbell value that was read, valid or not.
     pub seen: u32,
-    /// Number of fetched commands without a posted completion.
+    /// Number of commands fetched from the queue without a posted completion.
     pub outstanding: u32,
-    /// Whether Delete I/O Submission Queue waits for the outstanding commands.
+    /// Whether Delete I/O Submission Queue waits until no command of the queue is outstanding.
     pub deleting: bool,
-    /// Number of successive polls that found nothing.
+    /// Number of successive polls of the queue that found no new entry.
     pub idle_rounds: IdleRounds,
-    /// Identifiers of commands to abort when they are fetched.
+    /// Command identifiers to abort when their entries are fetched from the queue.
     pub abort_on_fetch: Vec<u16>,
 }
 
@@ -156,11 +156,11 @@ impl Sq {
     }
 }
 
-/// A completion that waits because its queue is full or the queue's memory unmapped.
+/// Completion that is not posted yet, because its queue is full or unmapped.
 pub(crate) struct PendingCompletion {
     pub sqid: u16,
     pub entry: CompletionWords,
-    /// Slot with the record that keeps the completion for the next process.
+    /// Index of the slot with the record that stores the completion for the next process, if any.
     pub slot: Option<u16>,
 }
 
@@ -184,7 +184,7 @@ impl CompletionWords {
         }
     }
 
-    /// Returns the entry with this SQ Head Pointer.
+    /// Returns the completion entry with `head` as its SQ Head Pointer.
     #[inline(always)]
     pub fn with_sqhd(self, head: u32) -> Self {
         CompletionWords {
@@ -202,7 +202,7 @@ impl CompletionWords {
         }
     }
 
-    /// Returns the bytes of the entry with this phase tag.
+    /// Returns the 16 bytes of the completion entry with this phase tag.
     #[inline(always)]
     fn bytes(self, phase: bool) -> [u8; 16] {
         let high = self.high | u64::from(phase) << 48;
@@ -210,11 +210,11 @@ impl CompletionWords {
     }
 }
 
-/// A completion queue.
+/// Completion queue of a controller, as the engine that posts to it sees it.
 pub(crate) struct Cq {
     pub size: u32,
     pub memory: QueueMemory,
-    /// Index of the next entry to write.
+    /// Index of the next completion queue entry to write.
     pub tail: u32,
     /// Index of the first entry that the host has not consumed, as far as known.
     pub head: u32,
@@ -222,13 +222,14 @@ pub(crate) struct Cq {
     pub watch: Watch,
     /// Interrupt vector; `None` when interrupts are disabled for the queue.
     pub vector: Option<u16>,
-    /// Completions that wait for room, in order; at most one for each outstanding command.
+    /// Completions that wait for room in the queue, in order; at most one for each outstanding
+    /// command.
     pub backlog: VecDeque<PendingCompletion>,
     /// Whether the queue is in the engine's list of queues with a backlog.
     pub blocked: bool,
     /// Whether the queue is in the engine's list of queues with entries to signal.
     pub dirty: bool,
-    /// Last seen value of the doorbell, valid or not.
+    /// Last doorbell value that was read, valid or not.
     pub seen: u32,
     /// Number of submission queues that use this completion queue.
     pub users: u16,
@@ -273,7 +274,7 @@ impl Cq {
         }
     }
 
-    /// Returns the tail after one more entry.
+    /// Returns the tail of the completion queue after one more entry.
     pub fn next_tail(&self) -> u32 {
         if self.tail + 1 == self.size {
             0

@@ -28,41 +28,41 @@ use nvme::{Command, Completion, Status};
 use std::collections::BTreeMap;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A value that no doorbell can have.
+/// Value that differs from every doorbell value: no doorbell was read yet.
 const UNSEEN: u32 = u32::MAX;
 
-/// A completion queue, as saved in the control state.
+/// Completion queue as the control state describes it, to be restored by the next process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SavedCq {
     pub qid: u16,
     pub iova: u64,
-    /// Number of entries of the queue.
+    /// Size of the completion queue in entries.
     pub size: u32,
     pub vector: Option<u16>,
 }
 
-/// A submission queue, as saved in the control state.
+/// Submission queue as the control state describes it, to be restored by the next process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SavedSq {
     pub qid: u16,
     pub cqid: u16,
     pub iova: u64,
-    /// Number of entries of the queue.
+    /// Size of the submission queue in entries.
     pub size: u32,
 }
 
-/// Counts of the recovered commands of the previous process, for the log.
+/// Numbers of the previous process's outstanding commands that were recovered, for the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// Number of commands that are executed again.
+    /// Number of outstanding commands that are executed again.
     pub replayed: usize,
     /// Number of commands that had ended. Their completions are posted now or wait for room.
     pub ended: usize,
-    /// Number of recorded commands with a completion that was already posted.
+    /// Number of recorded commands with a completion that the previous process had posted.
     pub posted: usize,
 }
 
-/// A record found in the state memory, with its location.
+/// Record of an outstanding command, with its place in the state memory.
 struct LocatedRecord {
     rows: Rows,
     share: u16,
@@ -70,7 +70,7 @@ struct LocatedRecord {
     recorded: Recorded,
 }
 
-/// The completion that was posted last to a queue.
+/// Newest completion entry that was posted to a queue.
 #[derive(Clone, Copy)]
 struct LastCompletion {
     sqid: u16,
@@ -95,7 +95,7 @@ fn completion(ring: &Ring, index: u32) -> Completion {
     Completion::read_from_bytes(&ring.load_cqe(index)).unwrap_or_default()
 }
 
-/// Returns the entry before the tail, if any completion was ever posted.
+/// Returns the completion entry before the tail; `None` if none was ever posted to the ring.
 fn newest(ring: &Ring, tail: u32, phase: bool) -> Option<LastCompletion> {
     let (index, posted_phase) = match tail.checked_sub(1) {
         Some(index) => (index, phase),
@@ -301,12 +301,12 @@ impl Engine {
         Some((cq.tail, cq.phase))
     }
 
-    /// Returns the number of posted admin completions, as counted by the previous process.
+    /// Returns the number of posted admin completions that the previous process has noted.
     pub fn admin_counted(&self) -> u64 {
         self.admin_posted
     }
 
-    /// Sets the actual number of posted admin completions.
+    /// Sets the number of posted admin completions, after recovery has determined it.
     pub fn restore_admin_posted(&mut self, posted: u64) {
         self.admin_posted = posted;
         if let Some(hot) = &self.hot {
@@ -335,7 +335,7 @@ impl Engine {
         self.doorbells.configure(shadow, eventidx, found);
     }
 
-    /// Sets the number of outstanding admin commands.
+    /// Sets the number of outstanding admin commands, after a restart.
     pub fn restore_admin_outstanding(&mut self, outstanding: u32) {
         if let Some(Some(sq)) = self.sqs.first_mut() {
             sq.outstanding = outstanding;

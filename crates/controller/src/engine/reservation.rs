@@ -11,7 +11,7 @@ use nvme::{Command, NvmOpcode, Status};
 use reservations::{Operation, ReservationRefusal};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Parsed contents of a reservation command.
+/// Parsed reservation command: an operation that changes reservations, or a request for a report.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ReservationRequest {
     Operation(Operation),
@@ -21,7 +21,7 @@ pub(crate) enum ReservationRequest {
     },
 }
 
-/// A reservation command that was fetched and has not ended.
+/// Reservation command that was fetched and is passed to the control half, which executes it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReservationCommand {
     /// Tag of the command in the engine.
@@ -30,7 +30,7 @@ pub(crate) struct ReservationCommand {
     pub asked: ReservationRequest,
 }
 
-/// Result of a reservation command.
+/// Outcome of a reservation command: data or an error status.
 pub(crate) struct ReservationEnd {
     pub command: ReservationCommand,
     /// Data for the host, which is cut to the length that the command requests, or an error status.

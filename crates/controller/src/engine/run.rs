@@ -22,7 +22,7 @@ use probes::IoKind;
 use std::collections::VecDeque;
 use volume::{Budget, IoError, Op};
 
-/// Maximum number of entries copied from a ring in one batch.
+/// Maximum number of submission queue entries copied from a ring in one batch.
 pub(super) const BATCH: usize = 32;
 
 /// Cost of a command on the general path in a round's budget, in addition to its data.
@@ -31,9 +31,9 @@ const GENERAL_UNITS: u32 = 4;
 /// SGL is walked.
 const SGL_UNITS: u32 = 64;
 
-/// Reason why a batch ended.
+/// Reason why a batch of commands from one queue ended.
 pub(super) enum BatchOutcome {
-    /// No entry is left, or none can be fetched now.
+    /// The queue has no more entries, or no more can be fetched now.
     Idle,
     /// This fetched command takes the general path.
     General(Command),
@@ -50,30 +50,31 @@ struct ReadWrite {
     op: Op,
     access: Access,
     slba: u64,
-    /// Byte offset in the namespace.
+    /// Byte offset of the read or write in the namespace.
     offset: u64,
     /// Length of the data in bytes.
     len: u64,
 }
 
-/// Amounts to add to the counters at the end of a batch.
+/// Numbers that the end of a batch adds to the I/O counters.
 #[derive(Default)]
 struct BatchCounters {
     posted: u32,
-    /// Number of writes among the posted commands.
+    /// Number of writes among the completed commands.
     writes: u32,
-    /// Data bytes of all posted commands.
+    /// Number of data bytes of the completed commands.
     bytes: u64,
     bytes_written: u64,
 }
 
-/// Entries of one queue for one namespace, with the references needed to execute them.
+/// Batch of submission queue entries of one queue for one namespace, and everything needed to
+/// execute them.
 pub(super) struct Batch<'a> {
     pub(super) entries: &'a [[u8; 64]],
     pub(super) qid: u16,
     /// NSID of the first entry. The batch ends at the first entry with a different NSID.
     pub(super) nsid: u32,
-    /// Index of the namespace.
+    /// Index of the namespace in the engine's table.
     pub(super) index: u16,
     pub(super) ns: &'a mut Namespace,
     pub(super) dma: &'a DmaMap,
@@ -95,7 +96,7 @@ pub(super) struct LongWork {
 }
 
 const UNIT: i64 = Budget::BYTES_PER_UNIT as i64;
-/// Cost of a memory segment, in bytes.
+/// Cost in bytes of a segment of guest memory, in addition to its length.
 const PIECE_BYTES: u64 = Budget::BYTES_PER_UNIT / Budget::PIECES_PER_UNIT;
 
 impl LongWork {

@@ -8,7 +8,8 @@ use nvme::cmd::io::RwCdw12;
 use nvme::{Command, Status};
 use volume::Op;
 
-/// Maximum number of bytes in use, unless a single transfer is larger.
+/// Maximum number of bytes of process memory for Compare, Verify and Copy, unless a single transfer
+/// is larger.
 const BYTES: u64 = 16 << 20;
 
 /// Budget of process memory for buffers of guest commands.

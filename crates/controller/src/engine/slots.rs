@@ -10,7 +10,7 @@ use volume::Op;
 
 /// Kind of an outstanding command, and the work that remains when a part of it completes.
 pub(super) enum RemainingWork {
-    /// Single volume request. `reads` and `writes` select the counters.
+    /// The command is a single volume request.
     Single,
     /// Single volume request that zeroes this number of bytes.
     Zeroes(u64),
@@ -75,7 +75,7 @@ pub(super) struct Deallocating {
 pub(super) struct Slot {
     pub sqid: u16,
     pub cid: u16,
-    /// Index of the command's namespace.
+    /// Index of the command's namespace in the engine's table.
     pub ns: usize,
     pub nsid: u32,
     pub slba: u64,
@@ -83,12 +83,12 @@ pub(super) struct Slot {
     pub bytes: u64,
     pub kind: Kind,
     pub work: RemainingWork,
-    /// First error of the command's parts.
+    /// First error of the command's volume requests; success while there is none.
     pub status: Status,
     /// Memory segments of the command's data. The list keeps its capacity between commands, to
     /// avoid allocations.
     pub list: SegmentList,
-    /// Number of bytes that the command uses of the scratch budget.
+    /// Number of bytes that the command uses of the budget for buffers in process memory.
     pub scratch: u64,
     /// Whether the command waits for a flush of its namespace's table of zones or metadata.
     pub table: bool,
@@ -177,7 +177,7 @@ impl Kind {
     }
 }
 
-/// The command slots of one engine.
+/// Slots for the outstanding commands of one engine.
 pub(super) struct Slots {
     slots: Vec<Slot>,
     free: Vec<u16>,
@@ -186,16 +186,17 @@ pub(super) struct Slots {
     resting: usize,
     /// Index of the first slot that exists only for an inherited command, and is removed after it.
     inherited: u16,
-    /// Slot reserved for the next command, a replayed one that is recorded there.
+    /// Index of the slot reserved for the next command, which is replayed and already recorded
+    /// there.
     reserved: Option<u16>,
-    /// Whether the effect of the reserved command was already applied, see
+    /// Whether the effect of the replayed command was already applied, see
     /// [`Records::mark_applied`].
     reserved_is_applied: bool,
-    /// Records of the commands, if state memory is in use.
+    /// Records of the outstanding commands in the state memory; `None` without a state memory.
     pub records: Option<Records>,
 }
 
-/// Contents of the slot for a plain read or write.
+/// Slot contents of a plain read or write.
 pub(super) struct Plain<'a> {
     pub command: &'a Command,
     /// Number of commands fetched from the queue before this one.
@@ -278,18 +279,18 @@ impl Slots {
         }
     }
 
-    /// Returns the number of slots, including removed ones.
+    /// Returns the number of slots for outstanding commands, including removed ones.
     pub fn count(&self) -> u16 {
         // Slots are numbered with 16 bits.
         self.slots.len() as u16
     }
 
-    /// Counts a slot as neither free nor in use.
+    /// Moves a slot in use to the resting ones, which are neither free nor in use.
     pub(super) fn rest(&mut self) {
         self.resting += 1;
     }
 
-    /// Counts a resting slot as in use again.
+    /// Moves a resting slot to those in use.
     pub(super) fn wake(&mut self) {
         self.resting = self.resting.saturating_sub(1);
     }
@@ -304,7 +305,7 @@ impl Slots {
         self.free.len() as u32
     }
 
-    /// Starts timing an outstanding command.
+    /// Begins to measure the latency of the outstanding command with this tag.
     #[cold]
     pub fn time(&mut self, tag: u64) {
         if let Some((_, slot)) = self.tagged(tag) {
@@ -483,7 +484,7 @@ impl Slots {
         }
     }
 
-    /// Returns whether any command is outstanding on the namespace at this index.
+    /// Returns whether any outstanding command uses the namespace at this index.
     pub fn any_of(&self, ns: usize) -> bool {
         let of = |slot: &Slot| slot.used && !slot.kept && slot.is_of(ns);
         self.slots.iter().any(of)

@@ -27,7 +27,7 @@ impl Kind {
     }
 }
 
-/// Returns the failure class of a status, for the counters.
+/// Returns the class of failure as which the counters count this status.
 pub(super) fn failure_of(status: Status) -> Failure {
     let is = |other: Status| status.is(other);
     if is(Status::COMPARE_FAILURE) {
@@ -124,7 +124,8 @@ impl Engine {
         };
     }
 
-    /// Records the latency of a command that was fetched at `fetched_at`.
+    /// Records in the counters the latency of a command that was fetched at `fetched_at`, in
+    /// cycles.
     #[cold]
     #[inline(never)]
     pub(super) fn timed(&self, ns: usize, kind: Kind, fetched_at: u64) {

@@ -61,7 +61,7 @@ use volume::{Volume, VolumeError, VolumeQueue};
 use zerocopy::IntoBytes;
 use zones::{Action, Filter, Reported, ZoneRefusal};
 
-/// Maximum number of bytes of a reset zone that one request zeroes.
+/// Maximum length in bytes of one request that zeroes a part of a zone during a reset.
 const PIECE: u64 = 16 << 20;
 
 /// Byte offset that identifies a flush of the table. Flushes of the namespace have offset 0.
@@ -70,13 +70,13 @@ const TABLE: u64 = u64::MAX;
 /// Progress of a Zone Management Send command.
 #[derive(Default)]
 pub(super) struct ZoneSend {
-    /// Zones that the command resets.
+    /// Zones that the Zone Management Send command resets.
     resets: Vec<Reset>,
     /// Index of the first zone to handle; earlier ones have no outstanding write, or no data.
     next: usize,
-    /// Whether writes to the zones may still be outstanding.
+    /// Whether writes to the zones of the command may still be outstanding.
     waits: bool,
-    /// Whether the table is being flushed.
+    /// Whether the table that stores the states of zones is being flushed.
     flushing: bool,
 }
 
@@ -100,7 +100,7 @@ struct Reset {
 }
 
 impl ZoneSend {
-    /// Returns the zone reset to advance next.
+    /// Returns the zone to reset now, if any is left.
     fn reset(&self) -> Option<&Reset> {
         self.resets.get(self.next)
     }
@@ -121,7 +121,8 @@ impl Drop for Engine {
 }
 
 impl Engine {
-    /// Returns the kind of a namespace, which selects the command handlers.
+    /// Returns the kind of the namespace with this NSID, which selects the handlers of its
+    /// commands.
     pub(super) fn sort_of(&self, nsid: u32) -> NamespaceType {
         let index = self.namespace_index(nsid).ok();
         let ns = index.and_then(|index| self.namespaces.get(index));

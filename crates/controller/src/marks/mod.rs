@@ -35,12 +35,12 @@ use sync::Unpoisoned;
 /// host is reading, they have to fit into the 128 KiB of the control state.
 pub(crate) const PIECES: u64 = 1024;
 
-/// Ranges of marked blocks by NSID: first block and number of blocks.
+/// Blocks marked by Write Uncorrectable: for each NSID, ranges of first block and number of blocks.
 pub(crate) type MarkedRanges = Vec<(u32, Vec<(u64, u64)>)>;
 /// Maximum number of blocks of a Write Uncorrectable command.
 pub(crate) const MAX_MARKED_BLOCKS: u64 = 2 * PIECES;
 
-/// Marked blocks of one namespace.
+/// Blocks of one namespace that Write Uncorrectable has marked as unreadable.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
     any: AtomicBool,
@@ -88,7 +88,7 @@ impl Marks {
         self.change(|ranges| ranges.remove(blocks..u64::MAX))
     }
 
-    /// Returns the first marked block of a range.
+    /// Returns the first block of the range that is marked as uncorrectable, if any.
     pub fn first(&self, slba: u64, blocks: u64) -> Option<u64> {
         if !self.any() {
             return None;
@@ -98,12 +98,12 @@ impl Marks {
         found.next().map(|range| range.start)
     }
 
-    /// Returns the marked parts of a block range.
+    /// Returns the parts of the block range `within` that are marked as uncorrectable.
     pub fn within(&self, within: Range<u64>) -> Vec<Range<u64>> {
         self.ranges().within(within).collect()
     }
 
-    /// Returns all marked ranges: first block and number of blocks.
+    /// Returns all ranges marked as uncorrectable: first block and number of blocks of each.
     pub fn all(&self) -> Vec<(u64, u64)> {
         let ranges = self.ranges();
         let all = ranges
@@ -118,30 +118,30 @@ impl Marks {
     }
 }
 
-/// Marks of a controller's namespaces, by NSID.
+/// Blocks marked as uncorrectable in all namespaces of a controller, by NSID.
 #[derive(Debug, Default)]
 pub(crate) struct MarkTable {
     namespaces: Mutex<BTreeMap<u32, Arc<Marks>>>,
 }
 
 impl MarkTable {
-    /// Returns the marks of a namespace, which are created empty at the first call.
+    /// Returns the marked blocks of a namespace. The first call for an NSID creates an empty set.
     pub fn of(&self, nsid: u32) -> Arc<Marks> {
         let mut namespaces = self.namespaces.lock().unpoisoned();
         namespaces.entry(nsid).or_default().clone()
     }
 
-    /// Sets the marks of a namespace, which other controllers share.
+    /// Sets the marked blocks of a namespace to a set that other controllers share.
     pub fn share(&self, nsid: u32, marks: Arc<Marks>) {
         self.namespaces.lock().unpoisoned().insert(nsid, marks);
     }
 
-    /// Drops the marks of a namespace that was removed.
+    /// Removes the set of marked blocks of a namespace that no longer exists.
     pub fn forget(&self, nsid: u32) {
         self.namespaces.lock().unpoisoned().remove(&nsid);
     }
 
-    /// Returns the marks of all namespaces in ascending order of NSIDs.
+    /// Returns the sets of marked blocks of all namespaces, in ascending order of NSIDs.
     pub fn all(&self) -> Vec<(u32, Arc<Marks>)> {
         let namespaces = self.namespaces.lock().unpoisoned();
         let all = namespaces
@@ -150,7 +150,7 @@ impl MarkTable {
         all.collect()
     }
 
-    /// Returns all marked ranges, by NSID.
+    /// Returns all ranges marked as uncorrectable, by NSID.
     pub fn listed(&self) -> MarkedRanges {
         let all = self.all();
         let marked = all.iter().filter(|(_, marks)| marks.any());

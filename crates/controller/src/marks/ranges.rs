@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Ordered set of block ranges, no two of which touch.
+/// Ordered set of block ranges that neither overlap nor touch each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ranges {
     /// Ranges by their first block; the value is the end, i.e. the block after the last one.
@@ -32,7 +32,7 @@ impl Ranges {
         self.ends.iter().map(|(start, end)| *start..*end)
     }
 
-    /// Returns the parts of the ranges that overlap `within`.
+    /// Returns the parts of the set's ranges that lie in `within`.
     pub fn within(&self, within: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let before = self.ends.range(..within.start).next_back();
         let before = before.filter(|(_, end)| **end > within.start);

@@ -46,9 +46,9 @@ const EVENTS_WAITING: usize = 64;
 /// messages wake the worker.
 pub struct RemoteEngine {
     engine: Engine,
-    /// Ring of this worker, for namespaces that are attached later.
+    /// io_uring of this worker, for the volumes of namespaces that are attached later.
     io: Rc<Io>,
-    /// Whether the controller was dropped.
+    /// Whether the controller was dropped, so that the worker removes this engine.
     ended: bool,
     orders: Receiver<Order>,
     reports: SyncSender<EngineReport>,
@@ -58,15 +58,15 @@ pub struct RemoteEngine {
     mapped_doorbells: bool,
     /// Number of the last controller-level reset that this engine has begun.
     epoch: u64,
-    /// Whether commands from before the last reset are still outstanding.
+    /// Whether commands that were fetched before the last controller reset are still outstanding.
     stopping: bool,
-    /// Number of orders that this engine has applied.
+    /// Number of orders of the control half that this engine has applied.
     handled: u64,
     /// Whether outstanding commands may still access guest memory that was removed.
     unmapping: bool,
-    /// Windows of guest memory that the kernel has pinned for this worker.
+    /// Windows of guest memory that are registered as buffers with this worker's io_uring.
     pinned: PinnedWindows,
-    /// Time of the next check on detached namespaces.
+    /// Time of the next check on whether detached namespaces can be closed.
     next_tidy: Instant,
 }
 
@@ -108,7 +108,7 @@ impl RemoteEngine {
         }
     }
 
-    /// Applies the waiting orders of the control half. Returns whether there were any.
+    /// Applies the orders that the control half has sent. Returns whether there were any.
     pub fn drain_messages(&mut self) -> bool {
         let before = self.handled;
         while let Ok(order) = self.orders.try_recv() {
@@ -205,7 +205,8 @@ impl RemoteEngine {
         }
     }
 
-    /// Publishes the progress that the control half waits for. Returns whether there was any.
+    /// Publishes this engine's progress in applying orders to the control half. Returns whether
+    /// there was any.
     fn tell_progress(&mut self) -> bool {
         let mut told = false;
         if self.stopping && self.engine.drained() {
@@ -337,7 +338,7 @@ impl RemoteEngine {
         self.engine.flush_for_exit();
     }
 
-    /// Returns whether neither a command nor a flush is outstanding.
+    /// Returns whether this engine has no outstanding command or flush.
     pub fn is_drained(&self) -> bool {
         self.engine.drained()
     }

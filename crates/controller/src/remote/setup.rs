@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use std::task::Waker;
 use volume::Io;
 
-/// Channels between a remote engine and the control half, on the engine's side.
+/// Ends of the channels between a remote engine and the control half that the engine owns.
 pub(crate) struct Connection {
     pub orders: Receiver<Order>,
     pub reports: SyncSender<EngineReport>,
@@ -19,7 +19,7 @@ pub(crate) struct Connection {
     /// Waker of the controller's own worker.
     pub controller: Waker,
     pub mapped_doorbells: bool,
-    /// Number of the last controller-level reset.
+    /// Number of the controller's last reset when the engine was created.
     pub epoch: u64,
 }
 

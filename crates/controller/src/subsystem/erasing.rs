@@ -7,19 +7,19 @@ use crate::formats::BlockFormat;
 use nvme::Status;
 use std::sync::Arc;
 
-/// Erasure state of a shared namespace.
+/// State of a shared namespace while a controller of the subsystem erases it, and afterwards.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Erasing {
-    /// Status of all commands while the namespace is closed; `None` while it is open.
+    /// Status with which all commands fail while the namespace is closed; `None` while it is open.
     pub closed: Option<Status>,
-    /// Format set by the last erasure; `None` for the format of the configuration.
+    /// Block format that the last erasure has set; `None` for the format of the configuration.
     pub format: Option<BlockFormat>,
-    /// ID of the controller that erases the namespace, if any.
+    /// ID of the controller that is erasing the namespace, if any.
     by: Option<u16>,
     /// Whether the stored format is unknown: a new one may be stored by now, or an earlier one is
     /// lost.
     unknown: bool,
-    /// Percentage of the namespace that is still to be erased.
+    /// Percentage of the namespace that is left to be erased.
     left: u8,
 }
 
@@ -104,7 +104,8 @@ impl SharedNamespace {
         Ok(())
     }
 
-    /// Sets the percentage that controller `cntlid` still has to erase.
+    /// Sets the percentage that controller `cntlid` has left to erase, which other controllers
+    /// report.
     pub fn set_left(&self, cntlid: u16, left: u8) {
         let mut state = self.lock();
         if state.erasing.by == Some(cntlid) {
@@ -120,7 +121,7 @@ impl SharedNamespace {
         Some(erasing.left)
     }
 
-    /// Returns whether controller `cntlid` erases the namespace.
+    /// Returns whether controller `cntlid` is erasing the namespace.
     pub fn is_erased_by(&self, cntlid: u16) -> bool {
         self.erasing().by == Some(cntlid)
     }

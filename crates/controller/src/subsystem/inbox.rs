@@ -10,7 +10,7 @@ use std::sync::mpsc::Sender;
 use std::task::Waker;
 use sync::Unpoisoned;
 
-/// Message to the control half of a controller from another one of its subsystem.
+/// Message to a controller from another controller of its subsystem.
 #[derive(Debug)]
 pub(crate) enum ControlMessage {
     /// The host's access to a namespace has changed. The controller calls
@@ -48,13 +48,13 @@ pub(crate) enum ControlMessage {
 /// Maximum number of notices in an inbox. Further ones are dropped while the worker reads none.
 const MAX_NOTICES: usize = 1024;
 
-/// Messages to a controller, in order of arrival.
+/// Queue of messages to a controller from other controllers of its subsystem, in order of arrival.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     messages: Mutex<VecDeque<ControlMessage>>,
-    /// Number of notices dropped because the inbox was full.
+    /// Number of reservation notices that were dropped because the inbox was full.
     lost: AtomicU64,
-    /// Waker of the controller's own worker, once set.
+    /// Waker of the worker that serves the controller; `None` until it is set.
     waker: Mutex<Option<Waker>>,
 }
 

@@ -49,7 +49,8 @@ pub const MAX_CNTLID: u16 = 0xffef;
 /// Callback that receives whether [`ReservationStore::save`] succeeded.
 pub type Saved = Box<dyn FnOnce(bool) + Send>;
 
-/// Storage of a namespace's reservations for the next process.
+/// Storage of a namespace's reservations, from which the next process reads them (Persist Through
+/// Power Loss).
 pub trait ReservationStore: Send + Sync {
     /// Stores the reservations. Must not block. Calls `done` once, on any thread: with `true` when
     /// the state survives the end of the process and, with PTPL, a loss of power. The namespace
@@ -61,7 +62,7 @@ pub trait ReservationStore: Send + Sync {
 /// An NVM subsystem: its controllers, and the namespaces that they share.
 #[derive(Debug, Default)]
 pub struct Subsystem {
-    /// Controllers by controller ID.
+    /// Controllers of the subsystem, by controller ID.
     members: Mutex<BTreeMap<u16, Member>>,
     namespaces: Mutex<BTreeMap<u32, Arc<SharedNamespace>>>,
     /// ANA states that were set, by controller ID and group. A state may be set before its
@@ -74,7 +75,7 @@ pub struct Subsystem {
 /// A controller that belongs to the subsystem.
 #[derive(Debug)]
 struct Member {
-    /// Identifier of the host that uses the controller.
+    /// Host Identifier of the host that uses the controller.
     host: HostId,
     inbox: Arc<Inbox>,
 }
@@ -125,7 +126,7 @@ impl Subsystem {
         self.namespaces.lock().unpoisoned().get(&nsid).cloned()
     }
 
-    /// Returns the controller IDs in ascending order.
+    /// Returns the IDs of the subsystem's controllers in ascending order.
     pub fn controllers(&self) -> Vec<u16> {
         self.members.lock().unpoisoned().keys().copied().collect()
     }
@@ -153,7 +154,7 @@ impl Subsystem {
         change
     }
 
-    /// Adds a controller to the subsystem.
+    /// Adds a controller to the subsystem and returns its membership.
     pub(crate) fn join(
         self: &Arc<Self>,
         cntlid: u16,
@@ -172,7 +173,7 @@ impl Subsystem {
         })
     }
 
-    /// Returns the ID of a controller that the host uses.
+    /// Returns the ID of a controller that the given host uses, if there is one.
     pub(crate) fn controller_of(&self, host: &HostId) -> Option<u16> {
         let members = self.members.lock().unpoisoned();
         let mut members = members.iter();

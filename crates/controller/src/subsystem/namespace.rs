@@ -21,7 +21,7 @@ pub(crate) struct Submitted {
     pub ticket: u64,
 }
 
-/// State of the reservation operation in progress.
+/// State of the reservation operation that a shared namespace is executing.
 #[derive(Debug)]
 enum CurrentOperation {
     /// The new reservations are being stored.
@@ -37,28 +37,29 @@ enum CurrentOperation {
     },
 }
 
-/// A controller that a shared namespace is attached to.
+/// Entry of a shared namespace for a controller that it is attached to.
 #[derive(Debug)]
 pub(super) struct Attached {
     pub(super) inbox: Arc<Inbox>,
     host: HostId,
-    /// Zones that the controller uses for the namespace; dangling without zones.
+    /// Zones of the namespace in the controller; dangling if the namespace has no zones.
     zones: Weak<ZonedState>,
-    /// Access rights of the host, as last sent to the controller.
+    /// Access rights of the host under reservations, as last sent to the controller.
     access: Access,
     marked: MarkNotice,
-    /// Whether a message about marks waits in the inbox.
+    /// Whether the controller's inbox contains a message about changed marks.
     told_of_marks: bool,
-    /// Whether a message about an erasure waits in the inbox.
+    /// Whether the controller's inbox contains a message about an erasure.
     pub(super) told_of_erasing: bool,
-    /// Reference to drop when the controller has applied the message about an erasure.
+    /// Reference that the controller drops when it has applied the message about an erasure.
     pub(super) erasing_awaited: Option<Arc<AwaitedRelease>>,
 }
 
 /// Changes of marks by other controllers that a controller has not handled yet.
 #[derive(Debug, Default)]
 pub(crate) struct MarkNotice {
-    /// Whether other controllers have marked blocks as uncorrectable; removed marks do not count.
+    /// Whether other controllers have marked blocks as uncorrectable since this controller last
+    /// checked.
     pub news: bool,
     /// References to drop when the controller's engine has checked the marks.
     pub awaited: Vec<Arc<AwaitedRelease>>,
@@ -89,14 +90,14 @@ pub(super) struct NamespaceState {
     pub(super) erasing: Erasing,
     waiting: VecDeque<Submitted>,
     running: Option<CurrentOperation>,
-    /// Number of the last [`ControlMessage::Access`], which answers refer to.
+    /// Number of the last [`ControlMessage::Access`] message; controllers answer with this number.
     number: u64,
 }
 
 /// A namespace that controllers of a subsystem share.
 pub(crate) struct SharedNamespace {
     nsid: u32,
-    /// ANA group of the namespace (ANAGRPID).
+    /// ANA group that the namespace belongs to (ANAGRPID).
     group: u32,
     subsystem: Weak<Subsystem>,
     store: Option<Box<dyn ReservationStore>>,
@@ -151,8 +152,8 @@ impl SharedNamespace {
         self.lock().attached.keys().copied().collect()
     }
 
-    /// Returns whether Persist Through Power Loss is enabled, and whether the namespace supports
-    /// it.
+    /// Returns whether Persist Through Power Loss is enabled for reservations, and whether the
+    /// namespace supports it.
     pub fn persistence(&self) -> (bool, bool) {
         let state = self.lock();
         (state.reservations.ptpl(), state.reservations.can_persist())
@@ -268,7 +269,8 @@ impl SharedNamespace {
         }
     }
 
-    /// Executes waiting operations, until one has to wait for the store or for controllers.
+    /// Executes the waiting reservation operations, until one has to wait for the store or for
+    /// controllers.
     fn go_on(self: &Arc<Self>, mut state: MutexGuard<'_, NamespaceState>) {
         loop {
             match state.running.take() {

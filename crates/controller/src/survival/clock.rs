@@ -10,7 +10,7 @@ pub(crate) fn wall_ms() -> u64 {
     })
 }
 
-/// A point in the past.
+/// Point of time in the past, which the next process can still compute from the wall clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Since {
     at: Instant,
@@ -44,7 +44,7 @@ impl Since {
         self.at.elapsed()
     }
 
-    /// Returns the wall clock time in milliseconds at that point.
+    /// Returns the wall clock time of that point in milliseconds since 1970.
     pub fn wall(&self) -> u64 {
         self.wall
     }

@@ -10,10 +10,10 @@ pub enum RestoreError {
     /// The previous process committed no state, or withdrew it because it could not be written.
     #[error("the previous process has left no state")]
     Nothing,
-    /// The state memory is invalid.
+    /// The state memory of the previous process is invalid.
     #[error(transparent)]
     State(#[from] StateError),
-    /// The control state cannot be parsed.
+    /// The control state of the previous process cannot be parsed.
     #[error("the previous process's state cannot be read: {0}")]
     Form(String),
     /// A newer version of the program wrote the control state.
@@ -22,17 +22,17 @@ pub enum RestoreError {
         newest = crate::STATE_VERSION
     )]
     TooNew {
-        /// Version of the control state's format.
+        /// Version of the format in which the control state was written.
         version: u32,
     },
     /// The configured disk differs from the one that the host uses.
     #[error("the guest was shown a disk with {what} {before}, but {now} is configured")]
     Differs {
-        /// Name of the property that differs.
+        /// Name of the property that differs, for the error message.
         what: &'static str,
-        /// Value that the host has been told.
+        /// Value of the property that the host has seen.
         before: String,
-        /// Value in the configuration of this process.
+        /// Value of the property in the configuration of this process.
         now: String,
     },
     /// A namespace that the host uses is not configured.
@@ -41,7 +41,7 @@ pub enum RestoreError {
     /// A file descriptor of the previous process was not kept or is lost.
     #[error("restart state: {what} is missing")]
     NotKept {
-        /// Name of the file descriptor.
+        /// Name of the file descriptor that is missing.
         what: &'static str,
     },
     /// A window of guest memory cannot be mapped again.

@@ -65,21 +65,21 @@ pub fn state_layout(config: &ControllerConfig) -> Layout {
     }
 }
 
-/// Maximum time between commits of I/O counters, while there are rounds.
+/// Maximum time between commits of I/O counters to the state memory, while the worker is active.
 const COUNTERS: Duration = Duration::from_secs(1);
 
-/// The control half's access to the state memory.
+/// State memory of a controller, and the control half's changes that are not committed to it yet.
 pub(crate) struct Survival {
     state: StateMemory,
     control: Control,
     windows: WindowTable,
     /// Windows that were unmapped, as ranges of addresses: commands in flight may touch them.
     leaving: Vec<(u64, u64)>,
-    /// State may have changed since the last commit.
+    /// Whether the control state may have changed since the last commit.
     dirty: bool,
-    /// Time of the last commit that was requested for the I/O counters.
+    /// Time of the last commit that the change of I/O counters has caused.
     counted: Option<Instant>,
-    /// The state could not be written: the next process finds none.
+    /// Whether the state could not be written, so that no process can take over.
     lost: bool,
 }
 
@@ -100,7 +100,8 @@ impl Survival {
         self.windows.iter()
     }
 
-    /// Withdraws the state, which cannot be written any more.
+    /// Withdraws the state memory's content after a failed write, so that no process takes over
+    /// from it.
     fn lose(&mut self, error: &StateError) {
         self.control.withdraw();
         if !std::mem::replace(&mut self.lost, true) {
@@ -108,7 +109,8 @@ impl Survival {
         }
     }
 
-    /// Adds a mapped window.
+    /// Records a window of guest memory in the state memory, from which the next process maps it
+    /// again.
     fn mapped(&mut self, iova: u64, len: u64, backing: Option<&(Memory, u64)>, prot: Prot) {
         self.forget_leaving();
         let memory = backing.map(|(memory, offset)| KeptMemory {
@@ -127,7 +129,8 @@ impl Survival {
         }
     }
 
-    /// Removes unmapped windows, which no command in flight touches any more.
+    /// Removes the unmapped windows from the state memory, after the last command that could access
+    /// them.
     fn forget_leaving(&mut self) {
         for (first, last) in std::mem::take(&mut self.leaving) {
             self.windows.remove_range(first, last);
@@ -157,7 +160,7 @@ impl Controller {
         windows.is_some_and(|windows| windows.needs(number)) || self.engine.irqs.needs(number)
     }
 
-    /// Marks the state as changed.
+    /// Marks the control state as changed, so that the next round commits it.
     #[inline]
     pub(crate) fn touch(&mut self) {
         if let Some(survival) = &mut self.survival {
@@ -226,7 +229,7 @@ impl Controller {
         }
     }
 
-    /// Adds guest memory that was mapped in every engine.
+    /// Records a window of guest memory that every engine has mapped, for the next process.
     pub(crate) fn note_mapped(
         &mut self,
         iova: u64,
@@ -239,14 +242,14 @@ impl Controller {
         }
     }
 
-    /// Windows in a range of addresses, both ends inclusive, were unmapped.
+    /// Records that the windows between the addresses `first` and `last` (inclusive) were unmapped.
     pub(crate) fn note_unmapped(&mut self, first: u64, last: u64) {
         if let Some(survival) = &mut self.survival {
             survival.leaving.push((first, last));
         }
     }
 
-    /// Removes unmapped windows, after no command in flight touches them any more.
+    /// Removes the records of unmapped windows that no outstanding command can access any more.
     pub(crate) fn note_quiesced(&mut self) {
         if let Some(survival) = &mut self.survival
             && !survival.leaving.is_empty()
@@ -263,7 +266,7 @@ impl Controller {
         }
     }
 
-    /// Returns the control state as it is committed now.
+    /// Returns the encoded control state, as it would be committed now.
     #[doc(hidden)]
     pub fn saved(&self) -> Vec<u8> {
         self.control_state().encode()

@@ -50,24 +50,24 @@ fn same<T: PartialEq + std::fmt::Debug>(
 /// Identifiers of a controller and its namespaces, as their host knows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShownIdentity {
-    /// Serial number.
+    /// Serial number that the controller reports to its host.
     pub serial: String,
-    /// Namespaces that are attached.
+    /// Namespaces that are attached to the controller.
     pub namespaces: Vec<ShownNamespace>,
 }
 
 /// Identifiers and block size of a namespace, as its host knows them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShownNamespace {
-    /// Namespace ID.
+    /// Namespace ID (NSID) under which the host knows the namespace.
     pub nsid: u32,
-    /// Bytes of a block.
+    /// Logical block size of the namespace in bytes.
     pub block_size: u32,
-    /// NGUID.
+    /// Namespace Globally Unique Identifier; zeroes if the namespace has none.
     pub nguid: [u8; 16],
-    /// EUI-64.
+    /// IEEE Extended Unique Identifier; zeroes if the namespace has none.
     pub eui64: [u8; 8],
-    /// UUID; zeroes if the namespace has none.
+    /// Namespace UUID; zeroes if the namespace has none.
     pub uuid: [u8; 16],
 }
 
@@ -243,7 +243,7 @@ impl Controller {
         Ok(())
     }
 
-    /// Restores the parts that depend on no others.
+    /// Restores the parts of the control state that depend on no other part.
     fn restore_control(&mut self, saved: &ControlState) -> Result<(), RestoreError> {
         self.pci.restore(&saved.pci);
         self.obey_command_register();
@@ -304,7 +304,7 @@ impl Controller {
         self.engine.replay(recovered).ok_or(contradiction)
     }
 
-    /// Checks the queues, as far as a controller like this can have them.
+    /// Checks that the saved queues are ones that this controller can have.
     fn check_queues(
         &self,
         saved: &ControlState,

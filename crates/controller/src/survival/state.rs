@@ -14,14 +14,15 @@ use zerocopy::FromBytes;
 /// Version of the control state that this crate writes. A change that an older version cannot
 /// skip needs a new one.
 pub const STATE_VERSION: u32 = 1;
-/// The oldest version of the control state that this crate reads.
+/// Oldest version of the control state's format that this program can read.
 pub const STATE_OLDEST_READ: u32 = 1;
 
-/// The state that the control half commits.
+/// Control state of a controller, which a process commits to memory so that the next one can take
+/// over.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct ControlState {
-    /// [`STATE_VERSION`] of the writer.
+    /// Version of the format in which the state was written ([`STATE_VERSION`]).
     #[n(0)]
     pub version: u32,
     /// Permanent properties of the controller that the host knows.
@@ -35,16 +36,17 @@ pub(crate) struct ControlState {
     pub interrupts: Interrupts,
     #[n(5)]
     pub features: FeatureValues,
-    /// State of the admin queue, if the controller is enabled.
+    /// State of the admin queue; `None` while the controller is disabled.
     #[n(6)]
     pub admin_queue: Option<AdminQueue>,
-    /// Completion queues, the admin queue included.
+    /// All completion queues of the controller, including that of the admin queue.
     #[n(7)]
     pub cqs: Vec<CqPlace>,
-    /// Submission queues, the admin queue included.
+    /// All submission queues of the controller, including the admin queue.
     #[n(8)]
     pub sqs: Vec<SqPlace>,
-    /// Doorbell Buffer Config: addresses of shadow doorbells and EventIdx.
+    /// Guest addresses of the shadow doorbell and EventIdx buffers (Doorbell Buffer Config), if
+    /// configured.
     #[n(9)]
     pub shadow: Option<(u64, u64)>,
     #[n(10)]
@@ -54,7 +56,7 @@ pub(crate) struct ControlState {
 }
 
 impl ControlState {
-    /// Returns the encoded state.
+    /// Returns the control state in its encoded form (CBOR).
     pub fn encode(&self) -> Vec<u8> {
         // Encoding to memory cannot fail, and every value here can be encoded.
         minicbor::to_vec(self).unwrap_or_default()
@@ -72,7 +74,7 @@ pub(crate) struct Identity {
     pub serial: String,
     #[n(2)]
     pub subnqn: Option<String>,
-    /// Vendor, device, subsystem vendor, subsystem, revision.
+    /// PCI IDs: vendor, device, subsystem vendor, subsystem and revision.
     #[n(3)]
     pub pci: (u16, u16, u16, u16, u8),
     #[n(4)]
@@ -91,15 +93,15 @@ pub(crate) struct Identity {
     pub max_namespaces: u32,
     #[n(11)]
     pub namespaces: Vec<NamespaceIdentity>,
-    /// Size of the controller memory buffer in bytes.
+    /// Size of the controller memory buffer in bytes; `None` if the controller has none.
     #[n(12)]
     pub cmb_size: Option<u64>,
-    /// Size of each Boot Partition in bytes.
+    /// Size of each Boot Partition in bytes; `None` if the controller has none.
     #[n(13)]
     pub boot_size: Option<u64>,
 }
 
-/// A namespace that the host finds.
+/// Properties of a namespace that its host knows, saved for the next process.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct NamespaceIdentity {
@@ -107,17 +109,18 @@ pub(crate) struct NamespaceIdentity {
     pub nsid: u32,
     #[n(1)]
     pub block_size: u32,
-    /// Size in blocks, which may have changed since.
+    /// Size of the namespace in blocks when the state was saved.
     #[n(2)]
     pub blocks: u64,
     #[cbor(n(3), with = "minicbor::bytes")]
     pub nguid: [u8; 16],
     #[cbor(n(4), with = "minicbor::bytes")]
     pub eui64: [u8; 8],
-    /// Format of the namespace; `None` in states of programs that did not save it.
+    /// Block format of the namespace; `None` if the program that saved the state did not know
+    /// formats.
     #[n(5)]
     pub format: Option<FormatState>,
-    /// Zeroes in states of programs that showed none.
+    /// Namespace UUID; zeroes if the program that saved the state reported none.
     #[cbor(n(6), with = "minicbor::bytes", default)]
     pub uuid: [u8; 16],
 }
@@ -131,7 +134,7 @@ impl NamespaceIdentity {
     }
 }
 
-/// Registers of BAR0, and the life-cycle state.
+/// Registers in BAR0 and life-cycle state of a controller, saved for the next process.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct Registers {
@@ -145,32 +148,32 @@ pub(crate) struct Registers {
     pub asq: u64,
     #[n(4)]
     pub acq: u64,
-    /// `controller::lifecycle::State`, in its order.
+    /// Number of the life-cycle state, in the order of `controller::lifecycle::State`.
     #[n(5)]
     pub state: u8,
-    /// `controller::lifecycle::Shutdown`, in its order.
+    /// Number of the shutdown state, in the order of `controller::lifecycle::Shutdown`.
     #[n(6)]
     pub shutdown: u8,
-    /// CMBMSC, where there is a controller memory buffer.
+    /// Value of the register CMBMSC; `None` without a controller memory buffer.
     #[n(7)]
     pub cmbmsc: Option<u64>,
-    /// Boot Partitions: BPRSEL, BPMBL, BPINFO.BRS.
+    /// Boot Partition registers: BPRSEL, BPMBL and the field BRS of BPINFO.
     #[cbor(n(8), default)]
     pub boot: (u32, u64, u8),
 }
 
-/// Configuration space, as far as the host can write it.
+/// Bytes of PCI configuration space that the host can write, saved for the next process.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct Pci {
-    /// Offset and value of the bytes with bits that the host may write.
+    /// Offset and value of each byte that has bits writable by the host.
     #[n(0)]
     pub bytes: Vec<(u16, u8)>,
     #[n(1)]
     pub memory_was_enabled: bool,
 }
 
-/// Interrupts and their receivers.
+/// Interrupt state of a controller, saved for the next process.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct Interrupts {
@@ -180,69 +183,69 @@ pub(crate) struct Interrupts {
     /// Number under which the receiver of the INTx pin is kept (0: it is not), if it has one.
     #[n(1)]
     pub pin: Option<u32>,
-    /// The pin is masked, by the VMM or by itself.
+    /// Whether the INTx pin is masked, by the VMM or after an interrupt.
     #[n(2)]
     pub pin_masked: bool,
-    /// INTMS.
+    /// Interrupt mask (value of the register INTMS).
     #[n(3)]
     pub intms: u32,
 }
 
-/// Values of the features.
+/// Feature values of a controller, saved for the next process.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct FeatureValues {
     #[n(0)]
     pub arbitration: u32,
-    /// Thresholds: over, under.
+    /// Over-temperature and under-temperature threshold in kelvins.
     #[n(1)]
     pub thresholds: (u16, u16),
-    /// Error recovery by NSID.
+    /// Value of the Error Recovery feature of each namespace, by NSID.
     #[n(2)]
     pub error_recovery: Vec<(u32, u32)>,
     #[n(3)]
     pub write_cache: bool,
     #[n(4)]
     pub coalescing: u32,
-    /// Bits of the vectors, low and high.
+    /// Bit mask of the interrupt vectors without coalescing: low 64 bits, then high 64 bits.
     #[n(5)]
     pub coalescing_disabled: (u64, u64),
     #[n(6)]
     pub write_atomicity: u32,
     #[n(7)]
     pub event_config: u32,
-    /// Value, wall-clock time in ms of the value, origin.
+    /// Timestamp feature: value, wall-clock time in milliseconds at which it was set, and origin.
     #[n(8)]
     pub timestamp: (u64, u64, u8),
     #[cbor(n(9), with = "minicbor::bytes")]
     pub host_identifier: [u8; 16],
-    /// Keep Alive Timer in milliseconds; the timer is restarted.
+    /// Keep Alive Timeout in milliseconds. The next process starts the timer anew.
     #[n(10)]
     pub keep_alive: u32,
-    /// Host Behavior Support: ACRE, ETDAS, LBAFEE, HDISNS, CDFE.
+    /// Fields of the Host Behavior Support feature: ACRE, ETDAS, LBAFEE, HDISNS and CDFE.
     #[cbor(n(11), default)]
     pub host_behavior: (u8, u8, u8, u8, u16),
-    /// LBA Status Information Report Interval, in units of 100 ms.
+    /// LBA Status Information Report Interval (LSIRI) in units of 100 ms.
     #[cbor(n(12), default)]
     pub lsiri: u16,
 }
 
-/// State of the admin queue.
+/// State of the admin queue pair, saved for the next process.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct AdminQueue {
-    /// Commands fetched: all of them have had their effect, or are in [`AdminCommands`].
+    /// Number of admin commands fetched. Each has had its effect, or is in [`AdminCommands`].
     #[n(0)]
     pub fetched: u64,
-    /// Position of the next completion, with the phase.
+    /// Index of the next completion queue entry to write.
     #[n(1)]
     pub tail: u32,
     #[n(2)]
     pub phase: bool,
-    /// Completions to be posted there, in order.
+    /// Completions that have to be posted at `tail`, in order.
     #[n(3)]
     pub posting: Vec<AdminCompletion>,
-    /// Completions posted before these, as counted beside the rings.
+    /// Number of completions posted before those in `posting`, as counted in the queue's row.
     #[n(4)]
     pub posted: u64,
 }
@@ -252,15 +255,15 @@ pub(crate) struct AdminQueue {
 pub(crate) struct AdminCompletion {
     #[n(0)]
     pub cid: u16,
-    /// Status, 15 bits.
+    /// Status field of the completion (15 bits, without the phase tag).
     #[n(1)]
     pub status: u16,
-    /// Dword 0.
+    /// Dword 0 of the completion.
     #[n(2)]
     pub result: u32,
 }
 
-/// Location of a completion queue.
+/// Completion queue of a controller: its ID, guest address and size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
 pub(crate) struct CqPlace {
     #[n(0)]
@@ -273,7 +276,7 @@ pub(crate) struct CqPlace {
     pub vector: Option<u16>,
 }
 
-/// Location of a submission queue.
+/// Submission queue of a controller: its ID, guest address and size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
 pub(crate) struct SqPlace {
     #[n(0)]
@@ -286,40 +289,42 @@ pub(crate) struct SqPlace {
     pub size: u32,
 }
 
-/// Admin commands without a completion, and the events they wait for.
+/// Admin commands without a completion, and unreported events, saved for the next process.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct AdminCommands {
-    /// Asynchronous Event Requests that are parked.
+    /// Command identifiers of the Asynchronous Event Requests that wait for an event.
     #[n(0)]
     pub parked: Vec<u16>,
-    /// Events that wait for a request, as dword 0.
+    /// Events that wait for an Asynchronous Event Request, as dword 0 of its completion.
     #[n(1)]
     pub pending: Vec<u32>,
-    /// Event types that were reported and not read.
+    /// Bit mask of event types that were reported and whose log page the host has not read yet.
     #[n(2)]
     pub masked: u8,
-    /// Abort commands: their CID, then queue and CID of the target.
+    /// Waiting Abort commands: command identifier, and submission queue ID and command identifier
+    /// of the target.
     #[n(3)]
     pub aborts: Vec<(u16, u16, u16)>,
-    /// Delete I/O Submission Queue commands: queue, CID.
+    /// Waiting Delete I/O Submission Queue commands: queue ID and command identifier.
     #[n(4)]
     pub deletions: Vec<(u16, u16)>,
-    /// Set Features commands that turned the write cache off.
+    /// Command identifiers of Set Features commands that have disabled the write cache and wait for
+    /// the flush.
     #[n(5)]
     pub cache_flushes: Vec<u16>,
-    /// Doorbell Buffer Config commands.
+    /// Command identifiers of Doorbell Buffer Config commands in progress.
     #[n(6)]
     pub configuring: Vec<u16>,
-    /// Complete commands that have not begun.
+    /// Fetched admin commands that have not begun.
     #[n(7)]
     pub held: Vec<HeldCommand>,
-    /// State of Namespace Management and Namespace Attachment.
+    /// State of Namespace Management and Namespace Attachment commands, if any is in progress.
     #[n(8)]
     pub management: Option<ManagementState>,
 }
 
-/// A submission queue entry.
+/// Submission queue entry of 64 bytes, saved for the next process.
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode)]
 #[cbor(transparent)]
 pub(crate) struct HeldCommand(#[cbor(n(0), with = "minicbor::bytes")] pub [u8; 64]);
@@ -335,27 +340,27 @@ impl HeldCommand {
     }
 }
 
-/// The current namespace management command, and those that wait for it.
+/// Namespace management command in progress, and those that wait for its end.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct ManagementState {
-    /// CID of the command; `None`: no completion is posted.
+    /// Command identifier of the management command; `None` when no completion is to be posted.
     #[n(0)]
     pub cid: Option<u16>,
-    /// Task: 0 none, 1 create, 2 delete, 3 attach, 4 detach.
+    /// Task of the command: 0 for none, 1 to create, 2 to delete, 3 to attach, 4 to detach.
     #[n(1)]
     pub task: u8,
     #[n(2)]
     pub nsid: u32,
-    /// Size in blocks of a namespace to create.
+    /// Size in blocks of the namespace to create.
     #[n(3)]
     pub blocks: u64,
     #[n(4)]
     pub shared: bool,
-    /// NGUIDs of the namespaces concerned, in order, 16 bytes each.
+    /// NGUIDs of the namespaces that the command concerns, 16 bytes each, in order.
     #[cbor(n(5), with = "minicbor::bytes")]
     pub nguids: Vec<u8>,
-    /// Status at the end.
+    /// Error status of the command's completion; `None` for success.
     #[n(6)]
     pub failed: Option<u16>,
     #[n(7)]
@@ -365,22 +370,22 @@ pub(crate) struct ManagementState {
     pub block_size: u32,
 }
 
-/// Logs and counters that the host can read.
+/// Log pages and counters of a controller, saved for the next process.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct LogState {
-    /// Error Information entries, newest first.
+    /// Entries of the Error Information log, newest first.
     #[n(0)]
     pub errors: Vec<HeldCommand>,
-    /// Changed Attached Namespace List.
+    /// NSIDs of the Changed Attached Namespace List log page.
     #[n(1)]
     pub changed: Vec<u32>,
-    /// Wall-clock time in ms at power-on.
+    /// Wall-clock time of power-on in milliseconds since 1970.
     #[n(2)]
     pub powered_on: u64,
     #[n(3)]
     pub counters: Counters,
-    /// `None` in states of programs without it; the same holds for the following fields.
+    /// Telemetry snapshots. This and the following fields are `None` in states of older programs.
     #[n(4)]
     pub telemetry: Option<TelemetryState>,
     #[n(5)]
@@ -393,31 +398,31 @@ pub(crate) struct LogState {
     pub lba_status: Option<LbaStatusState>,
 }
 
-/// Marked blocks, and the host's read position in the log page.
+/// State of the LBA Status Information log page, saved for the next process.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct LbaStatusState {
-    /// By NSID: first block and number of blocks.
+    /// Blocks marked as uncorrectable: for each NSID, ranges of first block and number of blocks.
     #[n(0)]
     pub marks: MarkedRanges,
-    /// LBA Status Generation Counter.
+    /// LBA Status Generation Counter of the log page.
     #[n(1)]
     pub generation: u16,
-    /// Blocks were marked since the log page was read.
+    /// Whether blocks were marked since the host has read the log page.
     #[n(2)]
     pub news: bool,
-    /// The host was notified of that.
+    /// Whether the host was notified of newly marked blocks.
     #[n(3)]
     pub alerted: bool,
-    /// The log page, as it is being read: generation and marks.
+    /// Generation and content of the log page that the host is reading in several commands.
     #[n(4)]
     pub reading: Option<(u16, MarkedRanges)>,
-    /// Wall-clock time in ms when the report interval began.
+    /// Wall-clock time in milliseconds at which the current report interval began.
     #[n(5)]
     pub since: u64,
 }
 
-/// Content of the telemetry logs.
+/// Snapshots of the telemetry log pages, saved for the next process.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct TelemetryState {
@@ -425,12 +430,12 @@ pub(crate) struct TelemetryState {
     pub host: CapturedText,
     #[n(1)]
     pub own: CapturedText,
-    /// The host has not read the controller's own snapshot.
+    /// Whether the host has yet to read the controller-initiated snapshot.
     #[n(2)]
     pub available: bool,
 }
 
-/// A telemetry snapshot.
+/// Text of a telemetry snapshot, with its generation number and reason.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct CapturedText {
@@ -442,111 +447,111 @@ pub(crate) struct CapturedText {
     pub reason: String,
 }
 
-/// The self-test.
+/// State of the device self-test, saved for the next process.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct SelfTestState {
-    /// Entries of the log page, newest first.
+    /// Entries of the Device Self-test log page, newest first.
     #[cbor(n(0), with = "minicbor::bytes")]
     pub results: Vec<u8>,
     #[n(1)]
     pub running: Option<TestRunning>,
 }
 
-/// The operation in progress.
+/// Device self-test in progress, saved for the next process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct TestRunning {
-    /// Self-test Code.
+    /// Self-test Code of the operation (short or extended).
     #[n(0)]
     pub code: u8,
     #[n(1)]
     pub nsid: u32,
-    /// Number of pieces that were read.
+    /// Number of reads that the self-test has completed.
     #[n(2)]
     pub done: u64,
 }
 
-/// The Persistent Event log.
+/// Persistent Event log of a controller, saved for the next process.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct PersistentEventState {
-    /// Events, newest first.
+    /// Persistent events of the controller, newest first.
     #[n(0)]
     pub events: Vec<SavedEvent>,
-    /// Generation of the last context.
+    /// Generation number of the last context that the host has established.
     #[n(1)]
     pub generation: u16,
-    /// Whether there is a context.
+    /// Whether the host has established a context for reading the log.
     #[n(2)]
     pub context: bool,
 }
 
-/// A persistent event.
+/// Persistent event: type, time and data.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct SavedEvent {
     #[n(0)]
     pub ty: u8,
-    /// Value of the Timestamp feature.
+    /// Value of the Timestamp feature when the event occurred.
     #[cbor(n(1), with = "minicbor::bytes")]
     pub timestamp: [u8; 8],
     #[cbor(n(2), with = "minicbor::bytes")]
     pub data: Vec<u8>,
 }
 
-/// State of Format NVM and Sanitize.
+/// State of Format NVM and Sanitize, saved for the next process.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct EraseState {
     /// Dword 10 of the last Sanitize command that began an operation.
     #[n(0)]
     pub last: u32,
-    /// Sanitize Operation Status.
+    /// Sanitize Operation Status of the Sanitize Status log page.
     #[n(1)]
     pub outcome: u8,
-    /// Overwrite passes that the operation completed.
+    /// Number of overwrite passes that the last sanitize operation has completed.
     #[n(2)]
     pub passes: u8,
-    /// Namespaces that a failed operation has left closed.
+    /// NSIDs of the namespaces that a failed sanitize operation has left closed.
     #[n(3)]
     pub locked: Vec<u32>,
     #[n(4)]
     pub running: Option<EraseRunning>,
 }
 
-/// A running erasure.
+/// Erasure in progress (Format NVM or Sanitize), saved for the next process.
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct EraseRunning {
-    /// CID of Format NVM; `None` for Sanitize.
+    /// Command identifier of Format NVM; `None` for Sanitize.
     #[n(0)]
     pub format: Option<u16>,
-    /// Overwrite Pattern.
+    /// Pattern of a sanitize operation by overwriting (OVRPAT).
     #[n(1)]
     pub pattern: u32,
     #[n(2)]
     pub nsids: Vec<u32>,
-    /// Progress: passes, index of the namespace, bytes of that.
+    /// Number of completed passes over all namespaces.
     #[n(3)]
     pub pass: u8,
     #[n(4)]
     pub at: u32,
     #[n(5)]
     pub offset: u64,
-    /// The erasure itself is done.
+    /// Whether all blocks are erased, so that only the end of the operation is left.
     #[n(6)]
     pub over: bool,
-    /// Status, 15 bits.
+    /// Error status of the operation (15 bits); `None` for success.
     #[n(7)]
     pub failed: Option<u16>,
-    /// Namespaces that get another format, and the bytes of their blocks.
+    /// NSID and new block size in bytes of each namespace that gets another format.
     #[cbor(n(8), default)]
     pub changes: Vec<(u32, u32)>,
-    /// Number of these changes that are stored.
+    /// Number of new formats in `changes` that are stored.
     #[cbor(n(9), default)]
     pub kept: u32,
-    /// A reset has dropped the command: no completion is posted.
+    /// Whether a controller reset has dropped the command, so that no completion is posted.
     #[cbor(n(10), default)]
     pub abandoned: bool,
     /// Complete format of each change; empty in states of programs that supported only blocks
@@ -556,7 +561,7 @@ pub(crate) struct EraseRunning {
 }
 
 impl EraseRunning {
-    /// Returns the namespaces that get another format, and their formats.
+    /// Returns the NSID and the new block format of each namespace that gets another format.
     pub fn changes(&self) -> Vec<(u32, BlockFormat)> {
         let mut formats = self.formats.iter();
         let format = |(nsid, block): &(u32, u32)| {
@@ -567,7 +572,7 @@ impl EraseRunning {
     }
 }
 
-/// Format of a namespace's blocks.
+/// Format of a namespace's blocks, saved for the next process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct FormatState {
@@ -575,15 +580,15 @@ pub(crate) struct FormatState {
     pub block: u32,
     #[n(1)]
     pub metadata: u16,
-    /// Bits of the guard.
+    /// Size of the protection information guard in bits: 16, 32 or 64.
     #[n(2)]
     pub guard: u8,
     #[n(3)]
     pub extended: bool,
-    /// Type of protection information, 0 for none.
+    /// Type of protection information, 1 to 3; 0 for none.
     #[n(4)]
     pub protection: u8,
-    /// Whether it is in the first bytes of the metadata.
+    /// Whether protection information is in the first bytes of the metadata, not in the last.
     #[n(5)]
     pub first: bool,
     /// Storage tag: bits, and mask. `None`: the smallest one of the guard, as in states of
@@ -627,7 +632,7 @@ impl From<&FormatState> for BlockFormat {
     }
 }
 
-/// SMART's counters.
+/// SMART and I/O counters of a controller, saved for the next process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
 #[cbor(map)]
 pub(crate) struct Counters {

@@ -80,7 +80,7 @@ impl SharedDevice {
         drained
     }
 
-    /// Sets the operating state, and changes the epoch so that queue pairs notice it.
+    /// Sets the operating state of the device, and changes the epoch so that queue pairs notice it.
     fn enter(&self, state: DeviceState) {
         self.state.store(state as u8, Ordering::Release);
         self.epoch.fetch_add(1, Ordering::Release);

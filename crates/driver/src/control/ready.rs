@@ -11,7 +11,7 @@ use crate::admin::{csts, relax};
 use crate::error::Error;
 use crate::transport::Transport;
 
-/// Rounds of waiting for missing registers between two attempts to switch them on.
+/// Number of polls of missing registers (all ones) between two attempts to wake the device.
 const ROUNDS_PER_WAKE: u32 = 1024;
 
 impl Control {
@@ -119,7 +119,7 @@ impl Control {
         Ok(())
     }
 
-    /// Brings the controller from disabled to ready, with the Admin queues.
+    /// Enables a disabled controller with its Admin queues, and waits until it is ready.
     pub(super) fn enable(&self, transport: &dyn Transport) -> Result<(), Error> {
         let (aqa, asq, acq) = self.admin.registers();
         let css = if self.cap.css().ncss() {

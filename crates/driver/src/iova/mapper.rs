@@ -20,7 +20,7 @@ use super::{RangeEnd, Space};
 use crate::transport::{DmaLimits, Mapping, Source, Transport, TransportError};
 use sync::Unpoisoned;
 
-/// Number of unused temporary regions that are unmapped at once when room is needed.
+/// Number of unused temporary mappings that are removed at once to make room for another.
 const EVICT: usize = 16;
 
 /// Reason why memory could not be mapped.
@@ -33,45 +33,45 @@ pub enum MapFailure {
     /// No free range of addresses is long enough, even after unmapping unused temporary regions.
     #[error("no free IOVA range of {len} bytes")]
     NoSpace {
-        /// Requested length in bytes.
+        /// Length in bytes of the mapping that found no room.
         len: u64,
     },
     /// The transport refused the mapping.
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// The driver itself cannot allocate memory.
+    /// The driver cannot allocate memory in its own process.
     #[error("no memory for DMA")]
     Memory(#[from] dma::MapError),
 }
 
-/// Owner of a region's memory.
+/// Owner of the memory behind a DMA mapping.
 #[derive(Debug)]
 enum RegionOwner {
     Memory(Memory),
-    /// Memory that the user promised to keep in place (see [`Mapper::register_host`]).
+    /// Memory that the user has promised to keep in place (see [`Mapper::register_host`]).
     Promised,
 }
 
-/// A DMA mapping that is removed when this is dropped.
+/// DMA mapping, which is removed from the device when this value is dropped.
 #[derive(Debug)]
 pub struct Region {
     mapper: Arc<Mapper>,
     iova: u64,
     len: u64,
-    /// Address of the region's first byte in this process.
+    /// Address of the mapped memory in this process.
     host: usize,
-    /// Offset of the region in its memory.
+    /// Byte offset of the mapped range in its memory.
     offset: u64,
     keep: RegionOwner,
 }
 
 impl Region {
-    /// First address as the device sees it.
+    /// Returns the first device address (IOVA) of the mapping.
     pub fn iova(&self) -> u64 {
         self.iova
     }
 
-    /// Length in bytes.
+    /// Returns the length of the mapping in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -81,7 +81,7 @@ impl Region {
         self.len == 0
     }
 
-    /// Returns the address of the region's first byte in this process.
+    /// Returns the address of the mapping's first byte in this process.
     pub fn host(&self) -> usize {
         self.host
     }
@@ -103,14 +103,15 @@ impl Drop for Region {
     }
 }
 
-/// Registered memory. As long as it exists, the memory can be found by address.
+/// Registration of memory with a mapper. While it exists, requests can use the memory by its
+/// address.
 #[derive(Debug)]
 pub struct Registration {
     region: Arc<Region>,
 }
 
 impl Registration {
-    /// Returns the mapping.
+    /// Returns the DMA mapping of the registered memory.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
@@ -128,7 +129,7 @@ impl Drop for Registration {
 /// Snapshot of the registered memory, for lookups without a lock.
 #[derive(Debug, Default)]
 pub struct RegionTable {
-    /// Regions, sorted by address in this process.
+    /// DMA mappings, sorted by their address in this process.
     regions: Vec<Arc<Region>>,
 }
 
@@ -158,11 +159,11 @@ impl RegionTable {
 /// Counters of a mapper.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MapperCounters {
-    /// Number of existing mappings.
+    /// Number of DMA mappings that exist now.
     pub mappings: usize,
-    /// Number of existing temporary mappings.
+    /// Number of temporary DMA mappings that exist now.
     pub temporary: usize,
-    /// Mappings created.
+    /// Number of DMA mappings created so far.
     pub mapped: u64,
     /// Number of requests for temporary mappings that an existing mapping served.
     pub reused: u64,
@@ -180,23 +181,23 @@ struct Temporary {
 
 struct Inner {
     space: Space,
-    /// Temporary regions, by their address in this process.
+    /// Temporary DMA mappings, by their address in this process.
     temporary: BTreeMap<usize, Temporary>,
     clock: u64,
     table: Arc<RegionTable>,
     counters: MapperCounters,
-    /// Length of every mapping in the transport, by its first IOVA.
+    /// Length in bytes of each mapping in the transport, by its first IOVA.
     live: BTreeMap<u64, u64>,
-    /// The device's access was revoked: no mapping exists, and none may be added.
+    /// Whether the device's access to memory was revoked: no mapping exists or can be added.
     cut: bool,
 }
 
-/// DMA mappings of one device, shared by all its users.
+/// DMA mappings of one device, which all its users share.
 pub struct Mapper {
     transport: Arc<dyn Transport>,
     limits: DmaLimits,
     inner: Mutex<Inner>,
-    /// Generation of the table: the number of its changes.
+    /// Number of changes of the table of registered memory.
     generation: AtomicU64,
 }
 
@@ -228,12 +229,12 @@ impl Mapper {
         })
     }
 
-    /// Returns the limits of mappings.
+    /// Returns the transport's limits of DMA mappings.
     pub fn limits(&self) -> &DmaLimits {
         &self.limits
     }
 
-    /// Returns the counters.
+    /// Returns the counters of existing and created DMA mappings.
     pub fn counters(&self) -> MapperCounters {
         self.lock().counters
     }
@@ -467,7 +468,7 @@ impl Mapper {
         }
     }
 
-    /// Unmaps up to `count` unused temporary regions; returns `false` when there is none.
+    /// Removes up to `count` unused temporary mappings. Returns `false` when there is none.
     fn evict(&self, count: usize) -> bool {
         let mut inner = self.lock();
         let mut unused: Vec<(u64, usize)> = inner
@@ -490,7 +491,7 @@ impl Mapper {
         !victims.is_empty()
     }
 
-    /// Unmaps every unused temporary region.
+    /// Removes all unused temporary mappings.
     pub fn trim(&self) {
         self.evict(usize::MAX);
     }

@@ -8,9 +8,9 @@ use std::ops::RangeInclusive;
 /// long-lived ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeEnd {
-    /// Allocate from the low end.
+    /// Allocate at the low end of the address space.
     Low,
-    /// Allocate from the high end.
+    /// Allocate at the high end of the address space.
     High,
 }
 
@@ -19,9 +19,9 @@ pub enum RangeEnd {
 #[derive(Clone, Debug)]
 pub struct Space {
     granule: u64,
-    /// Length of every free range, by its first address.
+    /// Length in bytes of each free address range, by its first address.
     by_address: BTreeMap<u64, u64>,
-    /// All free ranges, by length and then address.
+    /// Length and first address of each free range, in this order.
     by_length: BTreeSet<(u64, u64)>,
     free: u64,
 }

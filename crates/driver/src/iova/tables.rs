@@ -33,13 +33,14 @@ impl Tables {
         }
     }
 
-    /// Returns the newest table that this thread has fetched.
+    /// Returns the newest table of registered memory that this thread has fetched.
     #[inline]
     pub fn current(&self) -> &RegionTable {
         &self.current
     }
 
-    /// Returns the number of the current table, which commands pass to [`Tables::release`].
+    /// Returns the number of the present table, which commands pass to [`Tables::release`] when
+    /// they end.
     #[inline]
     pub fn number(&self) -> u64 {
         self.number
@@ -66,7 +67,7 @@ impl Tables {
         self.users = 0;
     }
 
-    /// Counts one more command that uses addresses of the current table.
+    /// Counts a command that uses addresses of the present table, which keeps the table's mappings.
     #[inline]
     pub fn hold(&mut self) {
         self.users += 1;

@@ -22,7 +22,7 @@ use crate::error::{CommandError, Error, SubmitRefusal};
 use crate::namespace::Namespace;
 use crate::options::QueueOptions;
 
-/// Maximum number of blocks of one command (NLB has 16 bits, zero-based).
+/// Maximum number of blocks of one command (NLB is a 16-bit zero-based field).
 const MAX_BLOCKS: u64 = 1 << 16;
 /// Number of submission queue entries ahead of the one being written that is prefetched. The
 /// controller has read that entry, maybe on a distant processor, and may have evicted it
@@ -34,20 +34,20 @@ const SPIN_POLLS: u32 = 8;
 /// Location of a command's data in device addresses.
 pub(crate) enum Data<'a> {
     None,
-    /// Contiguous data at this address.
+    /// Contiguous data at this device address.
     At(u64),
-    /// Data in the ranges, starting at this byte.
+    /// Data in ranges of device addresses, beginning at the byte given last.
     Ranges(Method, &'a [IovaRange], u64),
 }
 
-/// State of a queue pair, without its handle.
+/// State of an I/O queue pair, owned by its [`QueuePair`](super::QueuePair) handle.
 pub(crate) struct QueueCore {
     pub shared: Arc<SharedDevice>,
-    /// Epoch of the controller in which the queues were created.
+    /// Number of the controller's epoch in which the queues were created; recovery changes it.
     pub epoch: u32,
-    /// No further command can be submitted.
+    /// Whether the queue pair accepts no further command, because the device is lost or closed.
     pub dead: bool,
-    /// The device is suspended: commands are kept until it resumes.
+    /// Whether the device is suspended, so that commands are held until it resumes.
     held: bool,
     /// Number of outstanding commands, read by a thread that waits for all queue pairs to be idle.
     /// Only the owner stores it.
@@ -60,9 +60,9 @@ pub(crate) struct QueueCore {
     pub(super) cq_doorbell: HostDoorbell,
     pub vector: Option<u16>,
     pub eventfd: Option<OwnedFd>,
-    /// See [`QueueOptions::polled`].
+    /// Whether the owner polls instead of using interrupts, see [`QueueOptions::polled`].
     pub(super) polled: bool,
-    /// See [`QueueOptions::repeats`].
+    /// Whether commands are repeated after a reset, see [`QueueOptions::repeats`].
     pub(super) repeats: bool,
     pub(super) nap: Nap,
     sq_entries: u32,
@@ -82,14 +82,14 @@ pub(crate) struct QueueCore {
     pub block_shift: u8,
     max_blocks: u32,
     shape: Shape,
-    /// Current time in units of `tick_len`, for the age of commands. Updated only occasionally.
+    /// Present time in ticks of `tick_len`, for the age of commands. Updated only occasionally.
     pub tick: u32,
     next_tick: Instant,
     tick_len: Duration,
-    /// Age in ticks from which a command has timed out.
+    /// Age of a command in ticks from which it has timed out.
     timeout_ticks: u32,
     rounds: u32,
-    /// Completions that have no completion entry, delivered by the next poll.
+    /// Completions without a completion queue entry, which the next poll delivers.
     pub finished: VecDeque<Completion>,
     pub tap: Option<Box<dyn Tap>>,
     stepped: bool,
@@ -187,7 +187,7 @@ impl QueueCore {
         self.shape
     }
 
-    /// Returns the length of a tick, after which a sleeping owner should poll again.
+    /// Returns the length of a tick, after which an owner that sleeps should poll again.
     pub fn tick_len(&self) -> Duration {
         self.tick_len
     }
@@ -332,7 +332,7 @@ impl QueueCore {
             .prefetch(ahead.checked_sub(self.sq_entries).unwrap_or(ahead));
     }
 
-    /// Rings the doorbell for all commands submitted so far.
+    /// Rings the submission queue doorbell for all commands submitted so far.
     #[inline]
     pub fn ring(&mut self) {
         if self.tail != self.rung {
@@ -418,7 +418,7 @@ impl QueueCore {
         })
     }
 
-    /// Submits an outstanding command once more.
+    /// Submits the outstanding command in slot `index` once more.
     pub fn repeat(&mut self, index: u16) {
         let tick = self.tick;
         if let Some(slot) = self.slots.renew(index) {
@@ -430,7 +430,7 @@ impl QueueCore {
         }
     }
 
-    /// Starts a split request. Its owner keeps the memory in place.
+    /// Starts a request that is executed as several commands. Its owner keeps the memory in place.
     pub fn begin(&mut self, parent: SplitRequest) -> Result<(), SubmitRefusal> {
         if self.dead {
             return Err(SubmitRefusal::Gone);
@@ -538,7 +538,7 @@ impl QueueCore {
         }
     }
 
-    /// Handles a timed-out command: aborts it, or resets the controller.
+    /// Handles the timed-out command in slot `index`: aborts it, or resets the controller.
     fn late(&mut self, index: u16) {
         let (tick, timeout_ticks) = (self.tick, self.timeout_ticks);
         let Some(slot) = self.slots.get(index) else {
@@ -653,7 +653,7 @@ impl QueueCore {
         self.ring();
     }
 
-    /// Completes a command that has no completion entry.
+    /// Completes the command in slot `index` with an error, without a completion queue entry.
     fn finish(&mut self, index: u16, error: CommandError) {
         let Some(slot) = self.slots.get(index) else {
             return;

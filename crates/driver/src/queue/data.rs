@@ -6,30 +6,30 @@ use zerocopy::IntoBytes;
 
 use super::ring::Lists;
 
-/// A contiguous range of device addresses.
+/// Contiguous range of device addresses (IOVAs).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IovaRange {
-    /// First address.
+    /// First device address of the range.
     pub iova: u64,
-    /// Length in bytes.
+    /// Length of the range in bytes.
     pub len: u64,
 }
 
-/// Types of data pointers that the controller accepts.
+/// Forms of data pointers that the controller accepts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
-    /// Memory page size (CC.MPS) in bytes.
+    /// Memory page size in bytes (CC.MPS), to which PRPs refer.
     pub page: u64,
-    /// SGLs may be used, where they are shorter than PRP lists.
+    /// Whether SGLs may be used, where they are shorter than PRP lists.
     pub sgl: bool,
 }
 
-/// Type of data pointer for a scattered transfer.
+/// Form of the data pointer for data in several ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// PRPs; every border between two ranges must be on a memory page boundary.
     Prp,
-    /// An SGL.
+    /// SGL data pointer.
     Sgl,
 }
 
@@ -160,7 +160,7 @@ pub(crate) fn list_bytes(len: u64, page: u64) -> u64 {
 struct Writer<'a> {
     lists: &'a Lists,
     list: usize,
-    /// Number of entries of a list page.
+    /// Number of PRP entries in a page of the list.
     per_page: usize,
     at: usize,
 }
@@ -204,7 +204,7 @@ fn words(descriptor: &SglDescriptor) -> [u64; 2] {
     [word(0), word(8)]
 }
 
-/// Splits `len` bytes from byte `skip` of the ranges into contiguous pieces.
+/// Returns `len` bytes of the ranges, from byte `skip` on, as contiguous pieces.
 fn pieces(ranges: &[IovaRange], skip: u64, len: u64) -> impl Iterator<Item = IovaRange> + '_ {
     let (mut skip, mut left) = (skip, len);
     ranges.iter().filter_map(move |range| {

@@ -9,20 +9,20 @@ use doorbell::{HostBehaviour, Publisher, Ring};
 use super::ring::ShadowCells;
 use crate::transport::{DoorbellCell, Transport};
 
-/// A submission queue tail or completion queue head doorbell, written by the driver.
+/// Doorbell (submission queue tail or completion queue head) that the driver writes.
 #[derive(Debug)]
 pub(crate) struct HostDoorbell {
     publisher: Publisher,
     shadow: Option<ShadowCells>,
     cell: Option<DoorbellCell>,
     transport: Arc<dyn Transport>,
-    /// Offset of the register in BAR0.
+    /// Byte offset of the doorbell register in BAR0.
     offset: u64,
     behaviour: HostBehaviour,
     size: u32,
-    /// Number of register writes.
+    /// Number of writes of the doorbell register.
     pub registers: u64,
-    /// Number of updates that needed no register write.
+    /// Number of updates of the shadow doorbell that needed no register write.
     pub silent: u64,
 }
 
@@ -46,25 +46,26 @@ impl HostDoorbell {
         }
     }
 
-    /// Prepares for newly created queues: index 0, and no shadow entry yet.
+    /// Resets the doorbell for newly created queues: index 0, and no shadow doorbell yet.
     pub fn reset(&mut self) {
         self.publisher = Publisher::with_behaviour(self.size, self.behaviour);
         self.shadow = None;
     }
 
-    /// Starts to use a shadow entry, while the queue is at index 0.
+    /// Starts to use a shadow doorbell, while the queue's index is 0.
     pub fn attach(&mut self, cells: Option<ShadowCells>) {
         self.shadow = cells;
     }
 
-    /// Zeroes the shadow entry and its EventIdx, before the queue is created.
+    /// Zeroes a shadow doorbell and its EventIdx, before the queue is created.
     pub fn clear(cells: &ShadowCells) {
         let cells = cells.get();
         cells.doorbell.store(0, Ordering::Relaxed);
         cells.eventidx.store(0, Ordering::Relaxed);
     }
 
-    /// Publishes an index. The controller sees entries written before, when it sees the index.
+    /// Publishes a new index of the queue. The controller sees the entries written before, when it
+    /// sees the index.
     #[inline]
     pub fn publish(&mut self, index: u32) {
         let shadow = self.shadow.as_ref().map(ShadowCells::get);

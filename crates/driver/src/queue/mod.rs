@@ -47,7 +47,7 @@ use wait::Waiter;
 /// outstanding requests is safe: the queue is deleted, which ends them, and their memory is freed
 /// only then.
 pub struct QueuePair {
-    /// Present until the queue pair is dropped.
+    /// State of the queue pair; `None` only after it was dropped.
     core: Option<Box<QueueCore>>,
     waiter: Waiter,
     bounce: Option<DmaBuffer>,
@@ -99,12 +99,12 @@ impl QueuePair {
         self.core.as_ref().map_or(0, |core| core.max_blocks())
     }
 
-    /// Returns the logical block size in bytes.
+    /// Returns the logical block size of the namespace in bytes.
     pub fn block_size(&self) -> u32 {
         self.core.as_ref().map_or(0, |core| 1 << core.block_shift)
     }
 
-    /// Returns the maximum number of outstanding commands.
+    /// Returns the maximum number of outstanding commands of the queue pair.
     pub fn depth(&self) -> usize {
         self.core.as_ref().map_or(0, |core| core.slots.count())
     }
@@ -117,7 +117,7 @@ impl QueuePair {
         })
     }
 
-    /// Returns the queue's identifier in the controller.
+    /// Returns the identifier of the queue pair in the controller.
     pub fn qid(&self) -> u16 {
         self.core.as_ref().map_or(0, |core| core.qid)
     }
@@ -487,10 +487,10 @@ const BLOCKING: u64 = u64::MAX;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlockingError {
-    /// The command was not submitted.
+    /// The command was refused before its submission.
     #[error(transparent)]
     Refused(#[from] SubmitRefusal),
-    /// The command failed.
+    /// The command was submitted and failed.
     #[error(transparent)]
     Command(#[from] CommandError),
     /// No bounce buffer could be allocated.

@@ -14,13 +14,14 @@ use super::wait;
 /// detaching are system calls or messages of some microseconds.
 const DETACH_AFTER: u32 = 256;
 
-/// Interrupt state of a queue pair with [`QueueOptions::polled`](crate::QueueOptions::polled).
+/// Interrupt state of a queue pair that is polled
+/// ([`QueueOptions::polled`](crate::QueueOptions::polled)).
 #[derive(Debug, Default)]
 pub(super) struct Nap {
     /// Number of completions until the interrupt is detached; 0 if it is already detached, or
     /// always stays attached.
     pub left: u32,
-    /// The interrupt is detached.
+    /// Whether the interrupt's eventfd is detached, so that interrupts cost nothing while polling.
     pub detached: bool,
 }
 
@@ -58,7 +59,7 @@ impl QueueCore {
         self.nap.detached = detached.is_ok();
     }
 
-    /// Attaches the interrupt again. Returns `false` if that fails.
+    /// Attaches the interrupt's eventfd again before a sleep. Returns `false` if that fails.
     pub(super) fn attach_interrupt(&mut self) -> bool {
         let (Some(vector), Some(eventfd)) = (self.vector, &self.eventfd) else {
             return false;

@@ -23,24 +23,24 @@ use crate::buffer::DmaBuffer;
 use crate::control::DeviceState;
 use crate::error::{CommandError, SubmitRefusal};
 
-/// Location of a raw command's data, in device addresses.
+/// Location of a raw command's data, in device addresses (IOVAs).
 #[derive(Clone, Copy, Debug)]
 pub enum RawData<'a> {
     /// The command has no data.
     None,
     /// Contiguous data of `len` bytes.
     At {
-        /// First address.
+        /// First device address of the data.
         iova: u64,
-        /// Length in bytes.
+        /// Length of the data in bytes.
         len: u64,
     },
     /// Scattered data: `len` bytes from byte `skip` of the ranges, with a data pointer type from
     /// [`QueuePair::method`].
     Ranges {
-        /// Type of data pointer.
+        /// Form of the data pointer: PRP or SGL.
         method: Method,
-        /// Ranges of the whole transfer.
+        /// Ranges of device addresses of the whole transfer.
         ranges: &'a [IovaRange],
         /// Number of bytes of the transfer that precede this command's data.
         skip: u64,
@@ -120,7 +120,7 @@ impl QueueCore {
         Ok(index)
     }
 
-    /// Returns the maximum data of one command in bytes.
+    /// Returns the maximum number of data bytes of one command.
     #[inline]
     fn max_bytes(&self) -> u64 {
         u64::from(self.max_blocks()) << self.block_shift
@@ -136,7 +136,7 @@ pub trait RawCompletionHandler {
     fn failed(&mut self, user_data: u64, error: CommandError, dw0: u32);
 }
 
-/// Adapter that passes completions to an [`RawCompletionHandler`]; raw commands have no buffers.
+/// Adapter that passes completions to a [`RawCompletionHandler`]. Raw commands have no buffers.
 struct Raw<'a, E>(&'a mut E);
 
 impl<E: RawCompletionHandler> Sink for Raw<'_, E> {
@@ -200,7 +200,7 @@ impl QueuePair {
         self.core.as_ref().is_none_or(|core| core.dead)
     }
 
-    /// Returns how many commands can be submitted now.
+    /// Returns the number of commands that can be submitted now.
     #[inline]
     pub fn room(&self) -> usize {
         self.core
@@ -216,12 +216,12 @@ impl QueuePair {
         core.shape().method(ranges, core.lists.each())
     }
 
-    /// Returns the maximum data of one command in bytes.
+    /// Returns the maximum number of data bytes of one command.
     pub fn max_bytes(&self) -> u64 {
         self.core.as_ref().map_or(0, |core| core.max_bytes())
     }
 
-    /// Returns the device's memory page in bytes (CC.MPS).
+    /// Returns the device's memory page size in bytes (CC.MPS).
     pub fn page_size(&self) -> u64 {
         self.core.as_ref().map_or(4096, |core| core.shape().page)
     }

@@ -15,14 +15,14 @@ use crate::error::CommandError;
 const CQES_PER_LINE: u32 = 4;
 
 impl QueueCore {
-    /// Publishes the number of outstanding commands for other threads.
+    /// Publishes the number of outstanding commands, for a thread that waits until all have ended.
     #[inline]
     pub(super) fn tell_in_flight(&self) {
         let count = self.slots.in_flight() as u32;
         self.flying.store(count, Ordering::Release);
     }
 
-    /// Delivers all available completions. Returns their number.
+    /// Passes all available completions to `done`. Returns their number.
     #[inline(always)]
     pub(super) fn reap(&mut self, done: &mut impl Sink) -> usize {
         let mut count = 0;

@@ -5,12 +5,12 @@ use nvme::NvmOpcode;
 use crate::buffer::DmaBuffer;
 use crate::error::CommandError;
 
-/// Operation of a request.
+/// Operation of a request to a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Read blocks into the buffer.
     Read,
-    /// Write blocks from the buffer.
+    /// Write blocks from the buffer, durably with `fua`.
     Write {
         /// Force Unit Access: the data is durable on completion.
         fua: bool,
@@ -52,15 +52,15 @@ impl Op {
 /// A request of any size. Requests larger than a command are split.
 #[derive(Debug)]
 pub struct Request {
-    /// Operation to execute.
+    /// Operation that the request executes.
     pub op: Op,
-    /// First logical block.
+    /// Number of the first logical block.
     pub lba: u64,
     /// Number of logical blocks.
     pub blocks: u64,
     /// Data buffer; `None` for operations without data.
     pub buffer: Option<DmaBuffer>,
-    /// Value returned in the completion.
+    /// Number by which the caller recognises the completion.
     pub user_data: u64,
 }
 
@@ -68,9 +68,9 @@ pub struct Request {
 #[derive(Debug)]
 #[must_use = "a completion says whether the request worked, and owns its buffer"]
 pub struct Completion {
-    /// User data of the request.
+    /// User data of the request that has completed.
     pub user_data: u64,
-    /// Result of the request.
+    /// Result of the request: success, or an error.
     pub result: Result<(), CommandError>,
     /// Dword 0 of the completion entry, for commands that return a value there; 0 for a split
     /// request.
@@ -80,7 +80,7 @@ pub struct Completion {
     pub buffer: Option<DmaBuffer>,
 }
 
-/// Receiver of completed commands.
+/// Receiver of completed commands within a queue pair.
 pub(crate) trait Sink {
     /// Handles the completion of an unsplit command; `hold` in its slot contains the buffer.
     fn single(
@@ -125,7 +125,8 @@ pub struct QueueCounters {
     pub commands: u64,
     /// Number of completions of submitted commands.
     pub completions: u64,
-    /// Number of completion entries that match no outstanding command: stale, duplicate or forged.
+    /// Number of completion queue entries that match no outstanding command: stale, duplicate or
+    /// forged.
     pub stale: u64,
     /// Number of writes of doorbell registers.
     pub register_doorbells: u64,
@@ -153,7 +154,7 @@ pub trait Tap: Send {
     fn look(&mut self, entry: nvme::Completion, new: bool) -> TapResult;
 }
 
-/// Result of a [`Tap`]: the entries that the queue pair sees.
+/// Completion queue entries that the queue pair sees in place of one, as decided by a [`Tap`].
 #[derive(Clone, Copy, Debug)]
 pub enum TapResult {
     /// No entry has arrived.

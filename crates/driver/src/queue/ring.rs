@@ -14,11 +14,11 @@ use zerocopy::{IntoBytes, little_endian::U16};
 
 use crate::buffer::DmaBuffer;
 
-/// A mapped memory area that is accessed through a raw pointer.
+/// Memory area of a ring or list that is accessed through a raw pointer.
 #[derive(Debug)]
 struct Area {
     base: NonNull<u8>,
-    /// Buffer that keeps `base` mapped.
+    /// DMA buffer that keeps `base` mapped.
     buffer: DmaBuffer,
 }
 
@@ -37,7 +37,7 @@ impl Area {
     }
 }
 
-/// Memory of a submission queue.
+/// Submission queue memory, as the driver writes it.
 #[derive(Debug)]
 pub(crate) struct SqRing {
     area: Area,
@@ -45,7 +45,7 @@ pub(crate) struct SqRing {
 }
 
 impl SqRing {
-    /// Creates a ring of `entries` entries; `None` if the buffer is too short.
+    /// Creates a submission queue of `entries` entries; `None` if the buffer is too short.
     pub fn new(buffer: DmaBuffer, entries: u32) -> Option<Self> {
         let fits = entries > 0 && buffer.len() >= entries as usize * size_of::<Command>();
         let area = Area::new(buffer)?;
@@ -56,7 +56,7 @@ impl SqRing {
         self.area.buffer.iova()
     }
 
-    /// Prefetches an entry that will soon be written.
+    /// Prefetches the cache line of an entry that will soon be written.
     #[inline(always)]
     pub fn prefetch(&self, index: u32) {
         let at = index as usize * size_of::<Command>();
@@ -87,9 +87,9 @@ impl SqRing {
 pub(crate) struct Cqe {
     pub dw0: u32,
     dw1: u32,
-    /// SQ Head Pointer, SQ Identifier.
+    /// Dword 2 of the entry: SQ Head Pointer and SQ Identifier.
     dw2: u32,
-    /// Command Identifier, Phase Tag, Status.
+    /// Dword 3 of the entry: Command Identifier, Phase Tag and Status.
     dw3: u32,
 }
 
@@ -135,7 +135,7 @@ impl From<Completion> for Cqe {
     }
 }
 
-/// Memory of a completion queue.
+/// Completion queue memory, as the driver reads it.
 #[derive(Debug)]
 pub(crate) struct CqRing {
     area: Area,
@@ -143,7 +143,7 @@ pub(crate) struct CqRing {
 }
 
 impl CqRing {
-    /// Creates a ring of `entries` entries; `None` if the buffer is too short.
+    /// Creates a completion queue of `entries` entries; `None` if the buffer is too short.
     pub fn new(buffer: DmaBuffer, entries: u32) -> Option<Self> {
         let fits = entries > 0 && buffer.len() >= entries as usize * size_of::<Completion>();
         let area = Area::new(buffer)?;
@@ -172,7 +172,7 @@ impl CqRing {
         Some(self.rest(entry, dw3))
     }
 
-    /// Prefetches an entry that will soon be read.
+    /// Prefetches the cache line of an entry that will soon be read.
     #[inline(always)]
     pub fn prefetch(&self, index: u32) {
         let at = index as usize * size_of::<Completion>();
@@ -208,7 +208,7 @@ impl CqRing {
     }
 }
 
-/// Memory for each command's PRP list, SGL segment or Dataset Management ranges.
+/// DMA memory with one list for each command: PRP list, SGL segment or Dataset Management ranges.
 #[derive(Debug)]
 pub(crate) struct Lists {
     area: Area,
@@ -224,7 +224,7 @@ impl Lists {
         fits.then_some(Self { area, each, count })
     }
 
-    /// Returns the size of each list in bytes.
+    /// Returns the size in bytes of each command's list.
     pub fn each(&self) -> usize {
         self.each
     }
@@ -297,7 +297,7 @@ impl ShadowBuffers {
     }
 }
 
-/// Shadow doorbell and EventIdx of one doorbell.
+/// Cells of one shadow doorbell: its value and its EventIdx.
 #[derive(Debug)]
 pub(crate) struct ShadowCells {
     doorbell: NonNull<u32>,

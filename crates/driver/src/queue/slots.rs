@@ -4,7 +4,7 @@ use nvme::Command;
 
 use crate::buffer::DmaBuffer;
 
-/// Value of `parent` for a command that is not part of a split request.
+/// Value of `parent` for a command that is not a part of a larger request.
 pub(crate) const SINGLE: u32 = u32::MAX;
 
 /// State of an outstanding command, in two cache lines. The first is written at submission and
@@ -12,35 +12,35 @@ pub(crate) const SINGLE: u32 = u32::MAX;
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct CommandSlot {
-    /// The submitted command, kept for a replay after a reset.
+    /// Submitted command, kept so that it can be submitted again after a reset.
     pub command: Command,
     pub hold: Option<DmaBuffer>,
     pub user_data: u64,
-    /// Index of the split request that the command is part of, or [`SINGLE`].
+    /// Index of the request that the command is a part of, or [`SINGLE`].
     pub parent: u32,
-    /// Time of submission in ticks of the queue pair.
+    /// Time of the command's submission in ticks of the queue pair.
     pub tick: u32,
     /// Current command identifier: the slot's number in the low bits, a sequence number above them.
     pub cid: u16,
     pub busy: bool,
-    /// The controller was asked to abort the command.
+    /// Whether the controller was asked to abort the command.
     pub aborted: bool,
     pub tries: u8,
 }
 
 const _: () = assert!(size_of::<CommandSlot>() == 2 * 64);
 
-/// All slots of a queue pair.
+/// Slots for the outstanding commands of a queue pair.
 #[derive(Debug)]
 pub(crate) struct Slots {
     slots: Vec<CommandSlot>,
     free: Vec<u16>,
-    /// Number of low bits of a CID that hold the slot's number.
+    /// Number of low bits of a command identifier that contain the slot's number.
     bits: u32,
 }
 
 impl Slots {
-    /// Creates `count` slots, 1 to 32,767.
+    /// Creates `count` free slots, 1 to 32,767.
     pub fn new(count: u32) -> Self {
         let count = count.clamp(1, 0x7fff) as u16;
         // No slot has all bits set, so no CID is FFFFh.
@@ -72,7 +72,7 @@ impl Slots {
         self.slots.len() - self.free.len()
     }
 
-    /// Returns the slot that [`Slots::begin`] would take.
+    /// Returns the number of the slot that the next command gets.
     #[inline]
     pub fn next(&self) -> Option<u16> {
         self.free.last().copied()
@@ -102,7 +102,7 @@ impl Slots {
         (slot.busy && slot.cid == cid).then_some((index, slot))
     }
 
-    /// Returns a slot by number.
+    /// Returns the slot with this number.
     pub fn get(&mut self, index: u16) -> Option<&mut CommandSlot> {
         self.slots.get_mut(usize::from(index))
     }
@@ -115,7 +115,7 @@ impl Slots {
         Some(slot)
     }
 
-    /// Frees a slot.
+    /// Frees the slot of a completed command.
     #[inline]
     pub fn end(&mut self, index: u16) {
         if let Some(slot) = self.slots.get_mut(usize::from(index)) {

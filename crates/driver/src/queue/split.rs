@@ -7,32 +7,32 @@ use super::request::Op;
 use crate::buffer::DmaBuffer;
 use crate::error::CommandError;
 
-/// A request that is executed as several commands.
+/// Request that is executed as several commands, because it exceeds the controller's limit.
 #[derive(Debug)]
 pub(crate) struct SplitRequest {
     pub op: Op,
-    /// Next block to submit; the number of remaining blocks follows.
+    /// LBA of the next block to submit; the number of remaining blocks follows.
     pub lba: u64,
     pub left: u64,
-    /// Number of bytes submitted so far.
+    /// Number of bytes of the request that were submitted so far.
     pub offset: u64,
-    /// Ranges of the data; empty for operations without data.
+    /// Device address ranges of the data; empty for operations without data.
     pub ranges: Vec<IovaRange>,
     pub method: Method,
     pub hold: Option<DmaBuffer>,
     pub user_data: u64,
     pub in_flight: u32,
     pub error: Option<CommandError>,
-    /// The entry is in use.
+    /// Whether the entry belongs to a request in progress.
     pub busy: bool,
 }
 
-/// All split requests of a queue pair.
+/// Requests of a queue pair that are executed as several commands.
 #[derive(Debug, Default)]
 pub(crate) struct SplitRequests {
     parents: Vec<SplitRequest>,
     free: Vec<u32>,
-    /// Requests with unsubmitted parts, in order.
+    /// Indices of the requests of which parts are left to submit, in order.
     pub waiting: VecDeque<u32>,
 }
 

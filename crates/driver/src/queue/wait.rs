@@ -10,13 +10,13 @@ use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use super::core::QueueCore;
 use super::request::Completion;
 
-/// Minimum polling window.
+/// Minimum time for which a wait polls before it sleeps.
 const MIN_WINDOW: Duration = Duration::from_micros(2);
 /// Number of unsuccessful polls between two reads of the clock. Reading the clock costs as much as
 /// several checks of the queue, and such a poll makes nearly ten of them.
 const POLLS_PER_CLOCK: u32 = 2;
 
-/// Adaptive polling window of a queue pair.
+/// Adaptive time for which a wait on a queue pair polls before it sleeps.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     window: Duration,

@@ -7,13 +7,13 @@ use std::str::FromStr;
 /// optional when parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Bdf {
-    /// PCI domain; above FFFFh behind some bridges (Intel VMD: `10000:01:00.0`).
+    /// PCI domain number; above FFFFh behind some bridges (Intel VMD: `10000:01:00.0`).
     pub domain: u32,
-    /// Bus number.
+    /// PCI bus number.
     pub bus: u8,
-    /// Device number, 0 to 31.
+    /// PCI device number, 0 to 31.
     pub device: u8,
-    /// Function number, 0 to 7.
+    /// PCI function number, 0 to 7.
     pub function: u8,
 }
 

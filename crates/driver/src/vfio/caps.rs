@@ -14,18 +14,18 @@ use vfio_bindings::bindings::vfio::{
     vfio_region_sparse_mmap_area,
 };
 
-/// A PCI region as `VFIO_DEVICE_GET_REGION_INFO` describes it.
+/// PCI region of a device, as `VFIO_DEVICE_GET_REGION_INFO` describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// Size in bytes; 0 for a region that does not exist.
+    /// Size of the region in bytes; 0 for a region that does not exist.
     pub size: u64,
     /// Offset of the region in the device's file.
     pub offset: u64,
-    /// Mappable parts of the region, in bytes from its start.
+    /// Parts of the region that can be mapped, as byte ranges from its start.
     pub mappable: Vec<Range<u64>>,
 }
 
-/// A type1 IOMMU as `VFIO_IOMMU_GET_INFO` describes it.
+/// IOMMU of a type1 container, as `VFIO_IOMMU_GET_INFO` describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Type1 {
     /// Supported page sizes: bit N stands for 2^N bytes.
@@ -71,7 +71,7 @@ fn find<'a>(caps: &[(u16, &'a [u8])], id: u32) -> Option<&'a [u8]> {
         .map(|(_, cap)| *cap)
 }
 
-/// Reads `count` pairs of 64-bit numbers from `at`.
+/// Reads `count` pairs of 64-bit numbers from byte `at` on; `None` when there are fewer.
 fn pairs(bytes: &[u8], at: usize, count: u32) -> Option<Vec<(u64, u64)>> {
     let count = usize::try_from(count).ok()?;
     let end = at.checked_add(count.checked_mul(16)?)?;

@@ -11,13 +11,13 @@ pub enum VfioError {
     /// No PCI device has this address.
     #[error("there is no PCI device {bdf} (lspci -D lists them)")]
     NoDevice {
-        /// Address of the device.
+        /// PCI address at which no device exists.
         bdf: Bdf,
     },
     /// A kernel driver, or none, is bound to the device.
     #[error("{bdf} {}; hand it over with: vnvme bind {bdf}", bound(.driver.as_deref()))]
     NotBound {
-        /// Address of the device.
+        /// PCI address of the device.
         bdf: Bdf,
         /// Driver that is bound to the device; `None` without a driver.
         driver: Option<String>,
@@ -28,7 +28,7 @@ pub enum VfioError {
          (intel_iommu=on on Intel)"
     )]
     NoIommu {
-        /// Address of the device.
+        /// PCI address of the device without an IOMMU.
         bdf: Bdf,
     },
     /// The device has only VFIO's no-IOMMU mode.
@@ -36,7 +36,7 @@ pub enum VfioError {
         "{bdf} has only VFIO's no-IOMMU mode, in which the device could write to all memory: refused; turn a real IOMMU on"
     )]
     NoIommuMode {
-        /// Address of the device.
+        /// PCI address of the device.
         bdf: Bdf,
     },
     /// A part of the kernel's VFIO interface is missing.
@@ -50,21 +50,21 @@ pub enum VfioError {
     /// The process may not open the device node.
     #[error("no permission to open {path}: run as root, or give the node to this user (chown)", path = .path.display())]
     Permission {
-        /// Path of the device node.
+        /// Path of the device node that may not be opened.
         path: PathBuf,
     },
     /// Another process uses the device.
     #[error("{path} is in use by another process", path = .path.display())]
     Busy {
-        /// Path of the device node.
+        /// Path of the device node that another process has open.
         path: PathBuf,
     },
     /// Other devices of the IOMMU group are bound to kernel drivers.
     #[error("IOMMU group {group} cannot be used while the kernel drives {}; hand all its devices over together", list(.blockers))]
     NotViable {
-        /// Number of the group.
+        /// Number of the IOMMU group.
         group: u32,
-        /// Devices of the group that are held by other drivers.
+        /// Devices of the group that are bound to other drivers, each with its driver.
         blockers: Vec<(Bdf, String)>,
     },
     /// The IOMMU does not remap interrupts.
@@ -95,17 +95,17 @@ pub enum VfioError {
     /// The device lacks a feature of NVMe controllers.
     #[error("{bdf} {what}")]
     Unsuitable {
-        /// Address of the device.
+        /// PCI address of the device.
         bdf: Bdf,
-        /// Missing feature.
+        /// Feature of NVMe controllers that the device lacks.
         what: &'static str,
     },
     /// A register access exceeds the region, or is not aligned.
     #[error("no register of {width} bytes at {offset:#x}")]
     Register {
-        /// Offset within BAR0.
+        /// Byte offset of the access within BAR0.
         offset: u64,
-        /// Width in bytes.
+        /// Width of the access in bytes.
         width: usize,
     },
     /// The kernel's answer violates its own interface.
@@ -114,9 +114,9 @@ pub enum VfioError {
     /// Another system call failed.
     #[error("{what}")]
     System {
-        /// Failed request: an ioctl's name, or a path.
+        /// Operation that failed: an ioctl's name, or a path.
         what: String,
-        /// Error of the kernel.
+        /// Error of the system call.
         source: io::Error,
     },
 }

@@ -21,14 +21,14 @@ use vfio_bindings::bindings::vfio::{
     vfio_device_info, vfio_irq_info,
 };
 
-/// Options for opening a device.
+/// Options for opening a PCI function through VFIO.
 #[derive(Clone, Debug)]
 pub struct VfioOptions {
-    /// Kernel interface to use: iommufd or group.
+    /// Kernel interface to use: iommufd, or container and group.
     pub interface: Interface,
-    /// Sysfs tree in which the device is found.
+    /// Sysfs tree in which the PCI function is found.
     pub sysfs: Sysfs,
-    /// Directory of device nodes, normally `/dev`.
+    /// Directory of the device nodes, normally `/dev`.
     pub dev: PathBuf,
 }
 
@@ -56,14 +56,14 @@ pub struct Vfio {
     config: Region,
     can_reset: bool,
     vectors: u16,
-    /// The device was released.
+    /// Whether the device was released, so that all further accesses fail.
     released: AtomicBool,
     /// Number of enabled interrupt vectors; the lock also serialises changes of the command
     /// register.
     state: Mutex<usize>,
 }
 
-/// A part of BAR0 that is mapped into this process.
+/// Part of BAR0 that is mapped into this process.
 #[derive(Debug)]
 struct Window {
     range: Range<u64>,
@@ -127,7 +127,7 @@ impl Vfio {
         })
     }
 
-    /// Returns the device's address.
+    /// Returns the PCI address of the function.
     pub fn bdf(&self) -> Bdf {
         self.bdf
     }
@@ -167,7 +167,8 @@ impl Vfio {
         whole(done.map_err(io::Error::from), bytes.len(), offset)
     }
 
-    /// Returns the mapping that holds a 32-bit register, and the register's offset in it.
+    /// Returns the mapped part of BAR0 that contains a 32-bit register, and the register's offset
+    /// in it.
     fn window(&self, offset: u64) -> Option<(&Arc<Registers>, usize)> {
         let window = self.bar0.iter().find(|w| w.range.contains(&offset))?;
         let within = usize::try_from(offset - window.range.start).ok()?;
@@ -187,7 +188,7 @@ impl Vfio {
             .map_err(|e| told("VFIO_DEVICE_SET_IRQS", e))
     }
 
-    /// Returns an error if the device has been released.
+    /// Returns an error if the device was released.
     fn held(&self) -> Result<(), TransportError> {
         if self.released.load(Ordering::Acquire) {
             return Err(TransportError::Gone("it was released".into()));
@@ -230,7 +231,7 @@ fn windows(device: BorrowedFd<'_>, bar0: &Region) -> Result<Vec<Window>, VfioErr
     Ok(windows)
 }
 
-/// Returns the number of interrupts of a type, such as MSI-X.
+/// Returns the number of interrupts that the device has of one type, such as MSI-X.
 fn interrupts(device: BorrowedFd<'_>, index: u32) -> io::Result<u32> {
     let mut info = vfio_irq_info {
         argsz: sys::size::<vfio_irq_info>(),

@@ -40,45 +40,45 @@ const NO_VFIO: &str = "load VFIO with: modprobe vfio-pci vfio_iommu_type1";
 const NO_CDEV: &str = "this kernel has no device nodes for VFIO (CONFIG_VFIO_DEVICE_CDEV)";
 const NO_IOMMUFD: &str = "load it with: modprobe iommufd (or this kernel has none, CONFIG_IOMMUFD)";
 
-/// Kernel interface to VFIO: iommufd or group.
+/// Kernel interface by which a device is accessed: iommufd, or container and group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Interface {
-    /// Use iommufd where it works for this device and user, otherwise the group.
+    /// iommufd where it works for this device and user, otherwise container and group.
     #[default]
     Any,
-    /// Use only iommufd and the device's own node.
+    /// Device access through iommufd and the device's own node only.
     Iommufd,
-    /// Use only the container and group.
+    /// Device access through a vfio container and group only.
     Group,
 }
 
-/// An address space that a device is attached to.
+/// IOMMU address space that a device is attached to.
 #[derive(Debug)]
 pub enum Iommu {
     /// Address space of an iommufd.
     Iommufd {
-        /// `/dev/iommu`.
+        /// Open file `/dev/iommu`.
         iommufd: OwnedFd,
-        /// Identifier of the address space (IOAS).
+        /// Identifier of the I/O address space (IOAS) in the iommufd.
         ioas: u32,
     },
     /// Type1 container with one group.
     Type1 {
-        /// `/dev/vfio/vfio`.
+        /// Open file `/dev/vfio/vfio`.
         container: OwnedFd,
-        /// Open `/dev/vfio/N`; closing it removes the container's address space.
+        /// Open file `/dev/vfio/N`; closing it removes the container's address space.
         group: OwnedFd,
     },
 }
 
-/// Limits of DMA mappings in an address space.
+/// Limits of DMA mappings in an IOMMU address space.
 #[derive(Clone, Debug)]
 pub struct MappingLimits {
-    /// Allowed IOVAs, ascending and disjoint.
+    /// Ranges of IOVAs that may be used, ascending and disjoint.
     pub ranges: Vec<RangeInclusive<u64>>,
-    /// Maximum number of simultaneous mappings.
+    /// Maximum number of DMA mappings at a time.
     pub mappings: usize,
-    /// Granularity in bytes.
+    /// Granularity of DMA mappings in bytes.
     pub page_size: u64,
 }
 
@@ -234,7 +234,7 @@ impl Iommu {
         }
     }
 
-    /// Returns the current limits of mappings.
+    /// Returns the present limits of DMA mappings in the address space.
     pub fn limits(&self) -> Result<MappingLimits, VfioError> {
         let page = rustix::param::page_size() as u64;
         let (ranges, mappings, page_size) = match self {
@@ -269,7 +269,7 @@ impl Iommu {
         })
     }
 
-    /// Maps `len` bytes at `address` of this process for DMA.
+    /// Maps `len` bytes of this process's memory at `address` for DMA at `iova`.
     pub fn map(&self, iova: u64, address: u64, len: u64, prot: Prot) -> Result<(), VfioError> {
         let flags = |read: u32, write: u32| {
             let chosen = |on: bool, flag: u32| if on { flag } else { 0 };
@@ -309,7 +309,7 @@ impl Iommu {
         })
     }
 
-    /// Unmaps exactly one mapping.
+    /// Removes the DMA mapping of exactly these `len` bytes at `iova`.
     pub fn unmap(&self, iova: u64, len: u64) -> Result<(), VfioError> {
         let failed =
             |e| VfioError::system(format!("unmapping {len:#x} bytes at IOVA {iova:#x}"), e);
@@ -346,7 +346,7 @@ impl Iommu {
     }
 }
 
-/// Sorts address ranges in ascending order, and drops invalid ones.
+/// Returns address ranges in ascending order, without invalid ones.
 fn ordered(mut ranges: Vec<(u64, u64)>) -> Vec<RangeInclusive<u64>> {
     ranges.retain(|(first, last)| first <= last);
     ranges.sort_unstable();

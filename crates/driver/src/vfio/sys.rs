@@ -50,48 +50,48 @@ const fn fixed<T>(request: u32) -> Fixed<T> {
     Fixed(request, PhantomData)
 }
 
-/// Container: returns the version of the VFIO interface.
+/// ioctl of a container that returns the version of the VFIO interface.
 pub const GET_API_VERSION: Plain = Plain(vfio(0));
-/// Container: returns whether a type of IOMMU is supported.
+/// ioctl of a container that returns whether a type of IOMMU is supported.
 pub const CHECK_EXTENSION: Plain = Plain(vfio(1));
-/// Container with a group: selects the type of IOMMU.
+/// ioctl of a container with a group that selects the type of IOMMU.
 pub const SET_IOMMU: Plain = Plain(vfio(2));
-/// Group: returns whether the group is viable.
+/// ioctl of a group that returns whether the group is viable.
 pub const GROUP_GET_STATUS: Fixed<vfio_group_status> = fixed(vfio(3));
-/// Group: adds it to a container; the argument is the container's descriptor.
+/// ioctl of a group that adds it to a container; the argument is the container's descriptor.
 pub const GROUP_SET_CONTAINER: Fixed<i32> = fixed(vfio(4));
 const GROUP_GET_DEVICE_FD: u32 = vfio(6);
-/// Device: returns flags, and the numbers of regions and interrupts.
+/// ioctl of a device that returns flags, and the numbers of regions and interrupts.
 pub const DEVICE_GET_INFO: Fixed<vfio_device_info> = fixed(vfio(7));
-/// Device: returns the size, offset and capabilities of a region.
+/// ioctl of a device that returns size, offset and capabilities of a region.
 pub const DEVICE_GET_REGION_INFO: Sized = Sized(vfio(8));
-/// Device: returns the properties of an interrupt type.
+/// ioctl of a device that returns the properties of an interrupt type.
 pub const DEVICE_GET_IRQ_INFO: Fixed<vfio_irq_info> = fixed(vfio(9));
 const DEVICE_SET_IRQS: u32 = vfio(10);
-/// Device: resets the function.
+/// ioctl of a device that resets its PCI function.
 pub const DEVICE_RESET: Plain = Plain(vfio(11));
-/// Container: returns the IOMMU's page sizes and capabilities.
+/// ioctl of a container that returns the IOMMU's page sizes and capabilities.
 pub const IOMMU_GET_INFO: Sized = Sized(vfio(12));
-/// Container: maps memory for DMA.
+/// ioctl of a container that maps memory for DMA.
 pub const IOMMU_MAP_DMA: Fixed<vfio_iommu_type1_dma_map> = fixed(vfio(13));
-/// Container: unmaps memory.
+/// ioctl of a container that unmaps memory.
 pub const IOMMU_UNMAP_DMA: Fixed<vfio_iommu_type1_dma_unmap> = fixed(vfio(14));
-/// Device: binds it to an iommufd.
+/// ioctl of a device that binds it to an iommufd.
 pub const DEVICE_BIND_IOMMUFD: Fixed<vfio_device_bind_iommufd> = fixed(vfio(18));
-/// Device: attaches it to an address space of its iommufd.
+/// ioctl of a device that attaches it to an address space of its iommufd.
 pub const DEVICE_ATTACH_IOMMUFD_PT: Fixed<vfio_device_attach_iommufd_pt> = fixed(vfio(19));
-/// iommufd: creates an address space (IOAS).
+/// ioctl of an iommufd that creates an address space (IOAS).
 pub const IOAS_ALLOC: Fixed<iommu_ioas_alloc> = fixed(io_request(IOMMUFD_CMD_IOAS_ALLOC));
 const IOAS_IOVA_RANGES: u32 = io_request(IOMMUFD_CMD_IOAS_IOVA_RANGES);
-/// iommufd: maps memory for DMA in an address space.
+/// ioctl of an iommufd that maps memory for DMA in an address space.
 pub const IOAS_MAP: Fixed<iommu_ioas_map> = fixed(io_request(IOMMUFD_CMD_IOAS_MAP));
-/// iommufd: unmaps memory from an address space.
+/// ioctl of an iommufd that unmaps memory from an address space.
 pub const IOAS_UNMAP: Fixed<iommu_ioas_unmap> = fixed(io_request(IOMMUFD_CMD_IOAS_UNMAP));
 
-/// Maximum accepted length of a variable-length answer.
+/// Maximum length in bytes of a kernel's answer of variable length.
 const MAX_ANSWER_LEN: usize = 64 << 10;
 
-/// Returns the `size` or `argsz` value of a structure.
+/// Returns the size of a structure for its field `size` or `argsz`.
 pub const fn size<T>() -> u32 {
     // Structures of the interface are far smaller than 4 GiB.
     size_of::<T>() as u32

@@ -14,49 +14,49 @@ pub const VFIO_PCI: &str = "vfio-pci";
 /// themselves (`driver_managed_dma` in the kernel's sources).
 const HARMLESS: [&str; 3] = [VFIO_PCI, "pci-stub", "pcieport"];
 
-/// A sysfs tree, `/sys` or an artificial one for tests.
+/// Tree of device information, `/sys` or a copy for tests.
 #[derive(Clone, Debug)]
 pub struct Sysfs {
     root: PathBuf,
 }
 
-/// A PCI function in a sysfs tree.
+/// PCI function that is found in a sysfs tree.
 #[derive(Clone, Debug)]
 pub struct PciDevice {
     sysfs: Sysfs,
     path: PathBuf,
-    /// Address of the function.
+    /// PCI address of the function.
     pub bdf: Bdf,
 }
 
 /// An IOMMU group: functions that the IOMMU cannot distinguish, and that must have the same owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Number of the group, the N of `/dev/vfio/N`.
+    /// Number of the IOMMU group, the N of `/dev/vfio/N`.
     pub id: u32,
-    /// The group has no IOMMU: the kernel's no-IOMMU mode, where DMA reaches all memory.
+    /// Whether the group has no IOMMU (the kernel's no-IOMMU mode), so that DMA reaches all memory.
     pub noiommu: bool,
-    /// Devices of the group in ascending order, each with its driver.
+    /// PCI addresses of the group's devices in ascending order, each with its driver.
     pub members: Vec<(Bdf, Option<String>)>,
 }
 
 impl Sysfs {
-    /// Creates a value for the system's own tree, `/sys`.
+    /// Returns the device information of the running system, `/sys`.
     pub fn system() -> Sysfs {
         Sysfs::at("/sys")
     }
 
-    /// Creates a value for a tree at another path.
+    /// Returns the device information below another path, for tests.
     pub fn at(root: impl Into<PathBuf>) -> Sysfs {
         Sysfs { root: root.into() }
     }
 
-    /// Returns a path below the root.
+    /// Returns the path of `below` within the tree.
     pub fn path(&self, below: impl AsRef<Path>) -> PathBuf {
         self.root.join(below)
     }
 
-    /// Returns a device; `None` when there is none at this address.
+    /// Returns the PCI function with this address; `None` if there is none.
     pub fn device(&self, bdf: Bdf) -> Option<PciDevice> {
         let path = self.path("bus/pci/devices").join(bdf.to_string());
         path.is_dir().then(|| PciDevice {
@@ -73,12 +73,12 @@ impl Sysfs {
 }
 
 impl PciDevice {
-    /// Returns the function's directory.
+    /// Returns the directory of the PCI function in sysfs.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns the driver that is bound to the function.
+    /// Returns the name of the driver that is bound to the function.
     pub fn driver(&self) -> Option<String> {
         link_name(&self.path.join("driver"))
     }
@@ -89,12 +89,12 @@ impl PciDevice {
             .filter(|name| !name.is_empty() && name != "(null)")
     }
 
-    /// Returns the class code: class, subclass and programming interface in 24 bits.
+    /// Returns the PCI class code: class, subclass and programming interface in 24 bits.
     pub fn class(&self) -> Option<u32> {
         self.number("class")
     }
 
-    /// Returns vendor and device ID.
+    /// Returns the PCI vendor ID and device ID.
     pub fn ids(&self) -> Option<(u16, u16)> {
         let id = |name| self.number(name).and_then(|n| u16::try_from(n).ok());
         Some((id("vendor")?, id("device")?))

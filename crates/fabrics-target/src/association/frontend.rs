@@ -78,7 +78,8 @@ impl Frontend for Association {
         self.controller.needs_polling() || self.has_news() || self.inbox.has_news()
     }
 
-    /// The next command arrives on the ring, without a wake-up while its worker polls.
+    /// Returns whether polling on may spare a wake-up, because the next command arrives on the
+    /// ring.
     fn keeps_window(&self) -> bool {
         self.in_flight() > 0 || self.io.iter().any(|queue| queue.phase == Phase::Open)
     }

@@ -3,7 +3,7 @@
 use super::*;
 
 impl Association {
-    /// Handles a new connection for an I/O queue.
+    /// Handles a new connection of the host for an I/O queue.
     pub(super) fn arrive(&mut self, connected: Connected) {
         let limits = self.target.config.limits;
         let (qid, entries_z) = (connected.connect.qid, connected.connect.sqsize_z);
@@ -113,7 +113,8 @@ impl Association {
         }
     }
 
-    /// Requests deletion of a queue's rings; the submission queue only if it exists.
+    /// Requests that the controller deletes the rings of a queue; `with_sq` is whether the
+    /// submission queue exists.
     pub(super) fn remove(&mut self, qid: u16, with_sq: bool) {
         let Some(queue) = self.io.iter_mut().find(|queue| queue.qid == qid) else {
             return;
@@ -182,7 +183,7 @@ impl Association {
         worked
     }
 
-    /// Continues the deletion of ending queues.
+    /// Continues the deletion of I/O queues that are ending. Returns whether there was progress.
     pub(super) fn end_queues(&mut self) -> bool {
         let mut worked = false;
         let ended: Vec<u16> = self

@@ -16,18 +16,18 @@ use std::time::Instant;
 /// Maximum number of outstanding commands: the one that is waited for, a Keep Alive, and
 /// Asynchronous Event Requests.
 const DEPTH: u16 = 15;
-/// Size of the receive buffer in bytes.
+/// Size in bytes of the receive buffer of a connection.
 const BUFFER: usize = 16 << 10;
-/// Maximum data of a command in bytes.
+/// Maximum number of data bytes of one command in this simple client.
 const MAX_DATA_LEN: u32 = 1 << 20;
 
-/// Data of a command, with its direction.
+/// Data of a command, and its direction.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Data<'a> {
     None,
-    /// Data from the controller, of this length.
+    /// Data that the controller sends, of this length in bytes.
     In(u32),
-    /// Data to the controller, in the capsule.
+    /// Data that the host sends, in the command capsule.
     Out(&'a [u8]),
 }
 
@@ -38,14 +38,14 @@ struct Pending {
     is_event: bool,
 }
 
-/// An initialized connection of a queue.
+/// Blocking client of a queue's connection, for Connect and admin commands.
 #[derive(Debug)]
 pub(crate) struct Client {
     conversation: Conversation,
     writer: Writer,
     answers: Answers,
     commands: InFlight<Pending>,
-    /// Received bytes that are not parsed yet.
+    /// Received bytes that were not parsed yet.
     received: Vec<u8>,
     events: VecDeque<AsyncEvent>,
     /// Number of outstanding Asynchronous Event Requests.
@@ -54,7 +54,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Sends the initialization PDU on a connection and waits for the controller's.
+    /// Exchanges the initialization PDUs (ICReq and ICResp) on a new connection.
     pub(crate) fn new(
         mut conversation: Conversation,
         host: Host,
@@ -79,7 +79,7 @@ impl Client {
         *self.writer.limits()
     }
 
-    /// Sets the time limit for sending and receiving.
+    /// Sets the time until which sending and receiving must succeed.
     pub(crate) fn set_deadline(&mut self, deadline: Instant) {
         self.conversation.set_deadline(deadline);
     }
@@ -98,7 +98,7 @@ impl Client {
         Ok(self.conversation.into_blocking()?)
     }
 
-    /// Returns the submission queue head (SQHD) of the last completion.
+    /// Returns the submission queue head (SQHD) in the last completion.
     pub(crate) fn last_sqhd(&self) -> u16 {
         self.last_sqhd
     }
@@ -133,7 +133,8 @@ impl Client {
         self.submit(command, Data::None, false)
     }
 
-    /// Returns the completion and data of a command; `None` while it is outstanding.
+    /// Returns the completion and data of the command with this identifier; `None` while it is
+    /// outstanding.
     pub(crate) fn take(&mut self, cid: u16) -> Option<(Completion, Vec<u8>)> {
         let answer = self.commands.get(cid)?.item.answer?;
         let entry = self.commands.remove(cid)?;
@@ -153,7 +154,7 @@ impl Client {
         self.waiting
     }
 
-    /// Returns the oldest event that has been reported and not yet returned.
+    /// Returns the oldest asynchronous event that was reported and not returned yet.
     pub(crate) fn next_event(&mut self) -> Option<AsyncEvent> {
         self.events.pop_front()
     }
@@ -197,7 +198,7 @@ impl Client {
         Ok(cid)
     }
 
-    /// Waits for at least one byte, and receives the available ones.
+    /// Waits for at least one byte from the controller, and receives all available ones.
     pub(crate) fn receive(&mut self) -> Result<(), ConversationError> {
         let had = self.received.len();
         self.received.resize(had + BUFFER, 0);

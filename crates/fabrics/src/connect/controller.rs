@@ -18,24 +18,24 @@ use std::time::{Duration, Instant};
 use volume::AtomicWrites;
 use zerocopy::FromBytes;
 
-/// Maximum data of one command in bytes; longer requests are split.
+/// Maximum number of data bytes of one command; longer requests are split.
 const MAX_DATA_LEN: u32 = 1 << 20;
 /// Maximum number of bytes that one command zeroes or deallocates. A controller may implement it by
 /// writing, and must complete it in time.
 const MAX_ZEROED_BYTES: u64 = 64 << 20;
-/// Maximum number of ANA groups that are read.
+/// Maximum number of ANA groups for which the log page is read.
 const MAX_ANA_GROUPS: u32 = 4096;
-/// Request for the ANA log page without lists of namespaces (Return Groups Only).
+/// Log Specific Parameter of Get Log Page: the ANA log page without NSIDs (Return Groups Only).
 const GROUPS_ONLY: u8 = 1;
-/// Interval between checks whether the controller is ready.
+/// Interval of checks on whether the controller is ready.
 const READY_LOOK: Duration = Duration::from_millis(10);
 
-/// Properties that a controller must have, and the number of queues to request.
+/// Properties that a controller has to have, and the number of I/O queues to request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ControllerRequirements {
     pub nsid: u32,
     pub kato: Duration,
-    /// Number of I/O queues.
+    /// Number of I/O queues to request from the controller.
     pub queues: u16,
 }
 
@@ -46,23 +46,23 @@ pub(crate) struct NamespaceProperties {
     pub namespace: Namespace,
     /// Namespace UUID; zeroes if there is none.
     pub uuid: [u8; 16],
-    /// The subsystem's serial number.
+    /// Serial number that the subsystem reports.
     pub serial: String,
     pub model: String,
-    /// Maximum data of a command in bytes, a multiple of the block size.
+    /// Maximum number of data bytes of a command, a multiple of the block size.
     pub max_data: u32,
-    /// Maximum number of bytes that a command zeroes.
+    /// Maximum number of bytes that one command can zero.
     pub max_zeroed: u32,
-    /// Maximum number of bytes that a command deallocates.
+    /// Maximum number of bytes that one command can deallocate.
     pub max_deallocated: u32,
-    /// Atomicity of a write command.
+    /// Writes that the controller promises to be atomic.
     pub atomic: AtomicWrites,
     pub write_zeroes: bool,
     pub dataset_management: bool,
     pub volatile_cache: bool,
 }
 
-/// An initialized controller with its Admin queue.
+/// Connected and enabled controller, with its Admin queue.
 #[derive(Debug)]
 pub(crate) struct Controller {
     pub client: Client,
@@ -71,15 +71,16 @@ pub(crate) struct Controller {
     pub ana: AnaState,
     /// Number of I/O queues that the controller allows this host.
     pub queues: u16,
-    /// Number of entries of the largest queue that the controller supports.
+    /// Maximum number of entries of a queue that the controller supports.
     pub entries: u32,
-    /// Maximum in-capsule data of an I/O queue in bytes.
+    /// Maximum number of bytes of in-capsule data on an I/O queue.
     pub in_capsule: u32,
     pub kato: Duration,
     /// Time after the host's last sign of life during which the controller may still execute
     /// commands.
     pub lingers: Duration,
-    /// Time after closing the connections during which the controller may still execute commands.
+    /// Time after the connections are closed during which the controller may still execute
+    /// commands.
     pub quiesces: Duration,
     nsid: u32,
     reports_ana: bool,
@@ -145,7 +146,7 @@ impl Controller {
         Ok(controller)
     }
 
-    /// Reads the ANA state of the namespace.
+    /// Reads the ANA state of the namespace from the controller's log page.
     pub(crate) fn read_ana(&mut self) -> Result<(), ConversationError> {
         if !self.reports_ana {
             return Ok(());
@@ -228,7 +229,8 @@ fn lingers(id: &IdentifyController, kato: Duration) -> Duration {
     rounded.saturating_mul(times) + quiesces(id)
 }
 
-/// Returns the time that the controller needs to end outstanding commands (Command Quiesce Time).
+/// Returns the time that the controller needs to end outstanding commands (Command Quiesce Time,
+/// CQT).
 fn quiesces(id: &IdentifyController) -> Duration {
     Duration::from_millis(id.cqt.get().into())
 }
@@ -250,7 +252,7 @@ fn property_set(client: &mut Client, at: u64, value: u32) -> Result<(), Conversa
         .map(drop)
 }
 
-/// Enables a controller and returns its capabilities.
+/// Enables the controller, waits until it is ready, and returns its capabilities (CAP).
 pub(crate) fn enable(client: &mut Client, deadline: Instant) -> Result<Cap, ConversationError> {
     let cap = Cap::from_bits(property_get(client, regs::CAP, true)?);
     let cc = Cc::new()
@@ -289,7 +291,7 @@ fn identify_namespace(
         .map_err(|_| ConversationError::Unusable("Identify Namespace is too short"))
 }
 
-/// Reads the first bytes of a log page, in whole dwords.
+/// Reads the first bytes of a log page, as a whole number of dwords.
 pub(crate) fn log_page(
     client: &mut Client,
     lid: Lid,
@@ -324,7 +326,7 @@ fn log_page_with(
     Ok(page)
 }
 
-/// Reads the state of an ANA group.
+/// Returns the state of one ANA group from the ANA log page.
 fn ana_state(client: &mut Client, group: u32) -> Result<AnaState, ConversationError> {
     let header = size_of::<AnaHeader>() as u32;
     let log = GetLogPage {
@@ -358,7 +360,7 @@ fn set_feature(client: &mut Client, fid: Fid, value: u32) -> Result<u32, Convers
     Ok(entry.dw0.get())
 }
 
-/// Enables the asynchronous events that concern a namespace.
+/// Enables the asynchronous events about changed namespaces and ANA states.
 fn configure_events(client: &mut Client, id: &IdentifyController) -> Result<(), ConversationError> {
     let events = AsyncEventConfig::new()
         .with_nan(id.oaes.nsan())

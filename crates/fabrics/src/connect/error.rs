@@ -5,10 +5,10 @@ use nvme::fabrics::status;
 use nvme_tcp::{Terminated, Violation};
 use std::io;
 
-/// Error while talking to a controller.
+/// Reason why the conversation with a controller has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConversationError {
-    /// The connection failed.
+    /// The connection has failed.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The controller has closed the connection.
@@ -17,13 +17,13 @@ pub enum ConversationError {
     /// The controller violated the protocol.
     #[error("the controller breaks the protocol: {0}")]
     Violation(Violation),
-    /// The controller reported that this host violated the protocol.
+    /// The controller has reported that this host violated the protocol.
     #[error("the controller ends the connection: {0}")]
     Terminated(Terminated),
-    /// A command failed.
+    /// A command has completed with an error status.
     #[error("{command}: {}", status::name(*.status).unwrap_or("unknown status"))]
     Status {
-        /// Name of the command.
+        /// Name of the command that has failed.
         command: &'static str,
         /// Status of the command.
         status: Status,
@@ -31,7 +31,7 @@ pub enum ConversationError {
     /// The controller lacks a required feature.
     #[error("{0}")]
     Unusable(&'static str),
-    /// The controller did not become ready, or failed; the value of CSTS.
+    /// The controller did not become ready, or has failed; the value is its CSTS.
     #[error("the controller did not become ready (CSTS {0:#x})")]
     NotReady(u32),
     /// DH-HMAC-CHAP authentication of the host or the controller failed.
@@ -72,31 +72,31 @@ impl ConversationError {
     }
 }
 
-/// Error of connecting; the message names the portal.
+/// Reason why no connection to a portal could be made; the message names the portal.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The portal does not accept a connection.
+    /// The portal cannot be reached, or does not accept a connection.
     #[error("{portal}: no controller can be reached ({error}); start it, or correct the address")]
     Unreachable {
-        /// Address of the portal.
+        /// Address of the portal, one of the subsystem's network addresses.
         portal: String,
-        /// I/O error of the connection attempt.
+        /// Error of the connection attempt.
         error: io::Error,
     },
-    /// The portal accepts connections, but its controller is unusable.
+    /// The portal accepts connections, but its controller cannot be used.
     #[error("{portal}: {trouble}")]
     Trouble {
         /// Address of the portal.
         portal: String,
-        /// Reason why the controller is unusable.
+        /// Reason why the controller cannot be used.
         trouble: ConversationError,
     },
     /// The portal's host name cannot be resolved.
     #[error("{portal}: the host's name has no address ({error})")]
     Name {
-        /// Address of the portal.
+        /// Address of the portal with the unknown host name.
         portal: String,
-        /// Error of the resolver.
+        /// Error of the name resolution.
         error: io::Error,
     },
     /// The controller has other properties than the previous one, or than that of another portal.
@@ -104,7 +104,7 @@ pub enum ConnectError {
     Changed {
         /// Address of the portal.
         portal: String,
-        /// Name of the property that differs.
+        /// Name of the namespace's property that differs.
         what: &'static str,
     },
 }

@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Address of a portal, and the host and subsystem names to use with it.
+/// Network address (portal) of a subsystem, with the NQNs of host and subsystem.
 #[derive(Debug, Clone)]
 pub(crate) struct Portal {
     pub place: HostPort,
@@ -22,19 +22,19 @@ pub(crate) struct Portal {
     pub subnqn: String,
     pub identity: HostIdentity,
     pub host: Host,
-    /// Secrets for the authentication of this host.
+    /// Secrets with which this host authenticates; `None` without authentication.
     pub secrets: Option<Secrets>,
 }
 
-/// Arguments of the Connect command for a queue.
+/// Parameters of the Connect command for one queue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Queue {
     pub qid: u16,
-    /// Number of entries of the submission queue, at least 2.
+    /// Number of entries of the submission queue (SQSIZE + 1), at least 2.
     pub entries: u32,
-    /// Controller ID; 0xffff for an Admin queue.
+    /// ID of the controller that the queue belongs to; 0xffff for an Admin queue.
     pub cntlid: u16,
-    /// Keep Alive Timeout; only for an Admin queue.
+    /// Keep Alive Timeout, which only an Admin queue has.
     pub kato: Duration,
 }
 
@@ -50,7 +50,7 @@ impl Queue {
 }
 
 impl Portal {
-    /// Creates a portal after resolving its host name.
+    /// Creates a portal, after resolving the host name of its address.
     pub(crate) fn new(
         place: HostPort,
         subnqn: &str,

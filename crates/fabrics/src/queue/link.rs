@@ -24,45 +24,45 @@ use volume::{Incoming, Outgoing, RingStream, RingStreams};
 /// Maximum number of staged bytes while a message is being sent. Above it no command is accepted,
 /// and no PDU that requests more data is parsed.
 const STAGED: u64 = 1 << 20;
-/// Size of the receive buffer, in bytes.
+/// Size in bytes of the receive buffer of a connection.
 const BUFFER: usize = 128 << 10;
 /// Minimum number of outstanding bytes for which data is received directly into its final memory,
 /// without a copy.
 const DIRECT: u32 = 16 << 10;
 /// Time limit for a controller to close a connection after this host has closed the sending side.
 const CLOSING: Duration = Duration::from_secs(1);
-/// Maximum number of unused segment lists that are kept for reuse.
+/// Maximum number of unused segment lists that a connection keeps for reuse.
 const SPARE_LISTS: usize = 64;
 /// Bit in the identifier of a sent list: it holds a piece of a command's memory, not all of it.
 const PIECE: u64 = 1 << 32;
-/// Number of bytes that are copied and added to the digest in one step.
+/// Number of bytes that one step copies and adds to the data digest.
 const CHUNK: usize = 4096;
 
-/// An established connection of a queue, from the path's thread.
+/// Connection of an I/O queue that a path's thread has established for a worker.
 #[derive(Debug)]
 pub(crate) struct Ready {
     pub fd: OwnedFd,
     pub limits: ConnectionLimits,
-    /// Number of the path's association.
+    /// Number of the path's association that the connection belongs to.
     pub epoch: u64,
     pub qid: u16,
-    /// Maximum number of outstanding commands.
+    /// Maximum number of outstanding commands on the queue.
     pub depth: u16,
-    /// Maximum in-capsule data in bytes.
+    /// Maximum number of bytes of in-capsule data.
     pub in_capsule: u32,
 }
 
-/// Outcome of a command on a connection.
+/// Outcome of a command on one connection.
 #[derive(Debug)]
 pub(super) enum CommandResult {
-    /// The command was answered.
+    /// The controller has completed the command.
     Answered(Subrequest, Answered),
-    /// The connection ended before the completion arrived; the command was sent, unless
+    /// The connection has ended before the completion arrived. The command was sent, unless
     /// `subrequest.unsent`.
     Lost(Subrequest),
 }
 
-/// Reason why a connection is no longer usable.
+/// Reason why a connection to a controller is no longer usable.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
     #[error("the controller has closed the connection")]
@@ -92,7 +92,7 @@ impl Broken {
         matches!(self, Self::Violation(_) | Self::Terminated(_)) || self.is_fault()
     }
 
-    /// Returns the reason as text, for the path's thread.
+    /// Returns the reason as a text, for the thread that serves the path.
     pub(super) fn as_str(&self) -> &'static str {
         match self {
             Self::Closed => "the controller has closed the connection",
@@ -129,18 +129,19 @@ struct Open {
     in_capsule: u32,
     epoch: u64,
     qid: u16,
-    /// Receive buffer; `None` while the kernel uses it.
+    /// Receive buffer of the connection; `None` while the kernel uses it.
     incoming: Option<Incoming>,
-    /// Parsing stopped before the end of the received bytes, because too much is staged.
+    /// Whether parsing has stopped before the end of the received bytes, because too much is to be
+    /// sent first.
     stopped: bool,
-    /// CID of the command that owns the memory into which the kernel receives.
+    /// Identifier of the command into which the kernel receives directly, if there is one.
     direct: Option<u16>,
-    /// Message being assembled, and its number.
+    /// Message of PDUs that is being assembled, and its number.
     staged: Outgoing,
     batch: u64,
-    /// Message buffer for reuse; `None` while the kernel uses it.
+    /// Message buffer to be reused; `None` while the kernel uses it.
     spare: Option<Outgoing>,
-    /// Unused segment lists, kept for reuse.
+    /// Unused segment lists that are kept for reuse.
     lists: Vec<SegmentList>,
     chunk: Box<[u8; CHUNK]>,
 }
@@ -151,19 +152,19 @@ enum State {
     Closing {
         open: Open,
         until: Instant,
-        /// Commands count this failure, and fail after several of them.
+        /// Whether commands count this failure, to fail after several of them.
         blamed: bool,
         /// Side that has ended the connection; `None` while it is open.
         ended: Option<ClosedBy>,
     },
 }
 
-/// Side that ended a connection.
+/// Side that has ended a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ClosedBy {
-    /// The controller, which therefore executes no more of its commands.
+    /// The controller, which executes no more commands of the connection.
     Controller,
-    /// This host, or the network.
+    /// This host has closed the connection, or the network has failed.
     Other,
 }
 
@@ -177,7 +178,7 @@ impl ClosedBy {
     }
 }
 
-/// Slot of a queue for one connection, which may be down.
+/// Place for one connection of a queue, which may be down.
 pub(super) struct Link {
     state: State,
     in_flight: InFlight<Subrequest>,
@@ -233,22 +234,22 @@ impl Link {
         }
     }
 
-    /// Returns whether a command can be staged.
+    /// Returns whether another command can be added to the message.
     pub(super) fn has_room(&self) -> bool {
         !self.in_flight.is_full() && self.open().is_some_and(|open| open.staged.left() < STAGED)
     }
 
-    /// Returns whether nothing is staged, so that the next command begins a batch.
+    /// Returns whether the message is empty, so that the next command begins a batch.
     pub(super) fn begins(&self) -> bool {
         self.open().is_none_or(|open| open.staged.left() == 0)
     }
 
-    /// Returns whether commands can be sent.
+    /// Returns whether the connection is open, so that commands can be sent.
     pub(super) fn is_open(&self) -> bool {
         self.open().is_some()
     }
 
-    /// Returns the association and the queue identifier of an open or closing connection.
+    /// Returns the association number and the queue identifier of an open or closing connection.
     pub(super) fn identity(&self) -> Option<(u64, u16)> {
         match &self.state {
             State::Down => None,
@@ -262,7 +263,7 @@ impl Link {
         matches!(self.state, State::Closing { .. })
     }
 
-    /// Returns whether something was received, or can be sent.
+    /// Returns whether bytes were received, or a message can be sent.
     pub(super) fn has_news(&self) -> bool {
         match &self.state {
             State::Down => false,
@@ -319,7 +320,7 @@ impl Link {
         Ok(())
     }
 
-    /// Passes the staged message to the ring. Returns `true` if there was one.
+    /// Starts to send the assembled message. Returns `false` if it is empty.
     pub(super) fn send(&mut self) -> bool {
         let State::Open(open) = &mut self.state else {
             return false;
@@ -363,7 +364,7 @@ impl Link {
         Ok(())
     }
 
-    /// Begins closing the connection.
+    /// Starts to close the connection for the reason `why`.
     pub(super) fn close(&mut self, why: &Broken, now: Instant) {
         let state = std::mem::replace(&mut self.state, State::Down);
         let State::Open(mut open) = state else {
@@ -408,7 +409,8 @@ impl Link {
         };
     }
 
-    /// Cancels operations of a closing connection, to regain memory from the kernel soon.
+    /// Cancels the kernel's operations on a closing connection, so that it returns their memory
+    /// soon.
     pub(super) fn hurry(&mut self) {
         if let State::Closing { open, .. } = &self.state {
             open.stream.cancel();
@@ -481,7 +483,7 @@ impl Link {
 }
 
 impl Open {
-    /// Adds bytes that are not a request's memory to the message, with their digest.
+    /// Adds bytes of a PDU to the message, and to the data digest.
     fn stage_bytes(&mut self, bytes: &[u8]) {
         self.staged.bytes(bytes);
         if self.writer.data_digest() {
@@ -489,7 +491,7 @@ impl Open {
         }
     }
 
-    /// Adds part of a write's data to the message, after its PDU header.
+    /// Adds `len` bytes of a write's data to the message, after their PDU header.
     fn stage_data(&mut self, cid: u16, subrequest: &mut Subrequest, at: u32, len: u32) {
         if self.writer.data_digest() {
             // The sent bytes must be those of the digest. A guest that changes its memory meanwhile
@@ -536,7 +538,7 @@ impl Open {
         }
     }
 
-    /// Sends the part of a write's data that the controller has requested (R2T).
+    /// Sends the part of a write's data that the controller has requested by an R2T PDU.
     fn transfer(&mut self, cid: u16, subrequest: &mut Subrequest, tag: u16, at: u32, len: u32) {
         let most = self.writer.limits().h2c_data;
         let mut done = 0;
@@ -639,7 +641,7 @@ impl Open {
         self.stopped = false;
     }
 
-    /// Records `len` bytes that were received into a request's memory.
+    /// Records that the kernel has received `len` bytes directly into a request's memory.
     fn received(
         &mut self,
         incoming: &mut Incoming,
@@ -712,7 +714,7 @@ impl Open {
         }
     }
 
-    /// Starts the next receive operation.
+    /// Starts the next receive, into the buffer or directly into a request's memory.
     fn receive(&mut self, mut incoming: Incoming, in_flight: &mut InFlight<Subrequest>) {
         if incoming.bytes().is_empty()
             && let Some(expected) = self.answers.expects()
@@ -766,7 +768,8 @@ impl Open {
     }
 }
 
-/// Returns a segment list from the kernel to its command. Returns the command's identifier.
+/// Returns a segment list that the kernel no longer uses to its command, and the command's
+/// identifier.
 fn return_list(
     in_flight: &mut InFlight<Subrequest>,
     lists: &mut Vec<SegmentList>,
@@ -791,7 +794,7 @@ fn return_list(
 }
 
 impl CommandKind {
-    /// Returns the error of a command that fails because of the controller.
+    /// Returns the kind of error of a command that fails because of its controller.
     pub(super) const fn failed(self) -> volume::IoErrorKind {
         match self {
             Self::Read => volume::IoErrorKind::MediaRead,

@@ -31,7 +31,7 @@ use volume::{
     QueueState, Request, RingStreams, VolumeQueue, Wake,
 };
 
-/// Interval between checks of time-outs while commands are outstanding.
+/// Interval of checks for requests that have timed out.
 const TIMEOUT_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Size in bytes of the buffer of zeroes that is written where the controller lacks Write Zeroes.
 const ZEROES: usize = 1 << 20;
@@ -41,24 +41,25 @@ const MAX_VIOLATIONS: u8 = 5;
 /// Maximum number of retries of a command after errors that the controller marks as retryable.
 const MAX_RETRIES: u8 = 5;
 
-/// Message from a path's thread to a worker's queue.
+/// Message from the thread of a path to a worker's queue.
 #[derive(Debug)]
 pub(crate) enum PathMessage {
-    /// A new connection.
+    /// A connection for this queue was established.
     Ready {
         path: usize,
         link: usize,
         ready: Ready,
     },
-    /// An association is lost: close its connections.
+    /// The association has failed, so its connections must be closed.
     Broken { path: usize, epoch: u64 },
-    /// An association has certainly ended, at the given time.
+    /// The association has certainly ended at this time, and its controller executes no more
+    /// commands.
     Ended {
         path: usize,
         epoch: u64,
         at: Instant,
     },
-    /// Size or ANA state has changed.
+    /// The size or the ANA state of the namespace has changed.
     Look,
 }
 
@@ -74,27 +75,28 @@ impl PathMessage {
     }
 }
 
-/// Commands of a lost association, which its controller may still execute.
+/// Commands of a failed association, which its controller may still execute.
 struct LostCommands {
     path: usize,
     epoch: u64,
-    /// Time when the association has certainly ended, once known.
+    /// Time at which the controller certainly executes no more of the commands; `None` until it is
+    /// known.
     ends: Option<Instant>,
     parts: Vec<Subrequest>,
 }
 
 pub(crate) struct FabricsQueue {
     shared: Arc<SharedVolume>,
-    /// Index of this queue among the volume's queues.
+    /// Index of this queue among the volume's queues, which determines its queue identifiers.
     place: usize,
     info: Info,
     streams: RingStreams,
     inbox: Arc<QueueInbox>,
     routes: Routes,
     parents: SplitRequests,
-    /// Indexes of requests with commands that were not sent yet.
+    /// Indices of requests with commands that were not sent yet.
     waiting: VecDeque<usize>,
-    /// Commands to send again, before new ones.
+    /// Commands that have to be sent again, before new ones.
     again: VecDeque<Subrequest>,
     lost_commands: Vec<LostCommands>,
     /// New connections that wait for closing ones to leave their slots, with path and number.
@@ -103,16 +105,16 @@ pub(crate) struct FabricsQueue {
     /// until they have ended, because after a reset a guest's old write must not overwrite its new
     /// one.
     given_up: usize,
-    /// Indexes of cancelled requests that wait until the kernel has returned their memory.
+    /// Indices of cancelled requests whose memory the kernel still uses.
     lent: Vec<usize>,
-    /// Completed requests.
+    /// Completions that the next poll passes to the caller.
     ended: Vec<Completion>,
-    /// Buffer for finished commands, kept for reuse.
+    /// Empty list of ended commands, kept to reuse its memory.
     over: Vec<CommandResult>,
     zeroes: Option<SegmentList>,
-    /// Time since when no path has been usable.
+    /// Time since which no path has been usable; `None` while one is.
     lost: Option<Instant>,
-    /// Current time, updated once per round.
+    /// Time at the beginning of the present round.
     now: Instant,
     ending: DrainWatch,
 }
@@ -150,7 +152,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Sends commands as long as the connections have room.
+    /// Sends commands of waiting requests, as long as connections have room.
     fn issue(&mut self) {
         if self.given_up > 0 {
             return;
@@ -193,7 +195,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Handles the outcome of a command on a path.
+    /// Handles the outcome of a command on the path with the index `path`.
     fn over(&mut self, path: usize, epoch: u64, ended: CommandResult) {
         match ended {
             CommandResult::Answered(subrequest, answer) => self.answered(path, subrequest, answer),
@@ -225,7 +227,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Holds a command that the controller of a lost association may still execute.
+    /// Holds a command that the controller of a failed association may still execute.
     fn hold(&mut self, path: usize, epoch: u64, subrequest: Subrequest) {
         if let Some(lost_commands) = self.limbo_of(path, epoch) {
             lost_commands.parts.push(subrequest);
@@ -253,7 +255,7 @@ impl FabricsQueue {
         self.lost_commands.get_mut(place)
     }
 
-    /// Sends the held commands of associations that have certainly ended.
+    /// Sends held commands again after their associations have certainly ended.
     fn release(&mut self) {
         let now = self.now;
         let mut place = 0;
@@ -345,7 +347,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Handles events of one connection.
+    /// Handles received bytes and sent messages of connection `number` on the path.
     fn poll_link(&mut self, path: usize, number: usize) {
         let mut over = std::mem::take(&mut self.over);
         let Some(link) = self.routes.link(path, number) else {
@@ -387,7 +389,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Handles the messages of the paths' threads.
+    /// Handles the messages that threads of paths have sent to this queue.
     fn read_mail(&mut self) {
         for message in self.inbox.take() {
             match message {
@@ -422,7 +424,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Drops connections of an ended association that wait for their slots.
+    /// Drops connections of an ended association that this queue has not used yet.
     fn drop_early(&mut self, path: usize, epoch: u64) {
         let early = std::mem::take(&mut self.early);
         for (of, number, ready) in early {
@@ -441,7 +443,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Abandons the commands of a cancelled request.
+    /// Abandons the commands of the cancelled request with this index.
     fn give_up(&mut self, place: usize) {
         let Some(parent) = self.parents.get(place) else {
             return;
@@ -514,7 +516,7 @@ impl FabricsQueue {
         self.end_if_over(place);
     }
 
-    /// Completes cancelled requests after the kernel has returned their memory.
+    /// Completes the cancelled requests for which the kernel has returned the memory.
     fn collect(&mut self) {
         for place in std::mem::take(&mut self.lent) {
             // Another request may use this index by now.
@@ -524,7 +526,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Fails requests that have waited too long for a usable path.
+    /// Fails the requests that have waited too long for a usable path.
     fn fail_overdue(&mut self) {
         if self.routes.is_usable(&self.shared.paths) {
             self.lost = None;
@@ -547,7 +549,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Abandons the requests when the worker ends and the controller does not answer.
+    /// Abandons all requests if the worker ends and the controllers do not answer in time.
     fn end(&mut self, answered: bool) {
         if !self.parents.is_empty() && self.ending.is_over(answered) {
             let subsystem = &self.shared.subsystem;
@@ -562,7 +564,7 @@ impl FabricsQueue {
         }
     }
 
-    /// Returns whether the next round has work without any event.
+    /// Returns whether the next round has work to do even without an event.
     fn goes_on(&self) -> bool {
         let issues = self.given_up == 0
             && !(self.waiting.is_empty() && self.again.is_empty())
@@ -570,7 +572,7 @@ impl FabricsQueue {
         issues || !self.ended.is_empty() || self.inbox.has_news() || self.routes.has_news()
     }
 
-    /// Returns whether a time limit is running. No event signals its end.
+    /// Returns whether a time limit is running, of which no event tells the end.
     fn is_timed(&self) -> bool {
         !self.parents.is_empty()
             || !self.ended.is_empty()
@@ -579,7 +581,7 @@ impl FabricsQueue {
     }
 }
 
-/// Creates the next command of a request.
+/// Returns the next command of a request, for a part of at most the maximum length.
 fn next(
     parent: &mut SplitRequest,
     place: usize,
@@ -713,7 +715,7 @@ impl FastPath for FabricsQueue {
         self.submit(Request::transfer(tag, op, offset, data))
     }
 
-    /// Sends all staged commands as one message.
+    /// Sends all assembled commands of each connection as one message.
     fn push(&mut self) {
         for (_, link) in self.routes.all() {
             if link.send() {

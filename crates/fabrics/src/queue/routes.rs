@@ -5,13 +5,13 @@ use crate::options::Policy;
 use crate::path::Path;
 use nvme::log::AnaState;
 
-/// Connections of a queue on all paths.
+/// Connections of one queue on all paths, from which one is chosen for each command.
 pub(super) struct Routes {
-    /// Connections, path after path, with the same number for each path.
+    /// Connections of the first path, then of the second, and so on; each path has equally many.
     links: Vec<Link>,
     each: usize,
     policy: Policy,
-    /// Index after the path that was chosen last.
+    /// Index of the path after the one that was chosen last.
     turn: usize,
 }
 
@@ -45,32 +45,32 @@ impl Routes {
             .get_mut(path.checked_mul(self.each)?.checked_add(number)?)
     }
 
-    /// Returns the links of a path.
+    /// Returns the connections on the path with this index.
     pub(super) fn links(&mut self, path: usize) -> impl Iterator<Item = &mut Link> {
         let skip = path.saturating_mul(self.each);
         self.links.iter_mut().skip(skip).take(self.each)
     }
 
-    /// Iterates over all links, each with the number of its path.
+    /// Returns all connections, each with the index of its path.
     pub(super) fn all(&mut self) -> impl Iterator<Item = (usize, &mut Link)> {
         let each = self.each.max(1);
         let links = self.links.iter_mut().enumerate();
         links.map(move |(place, link)| (place / each, link))
     }
 
-    /// Returns the best rank among the paths that have a connection.
+    /// Returns the best rank (by ANA state) among the paths that have an open connection.
     fn best(&self, paths: &[Path]) -> Option<u8> {
         let links = self.links.chunks(self.each.max(1)).zip(paths);
         let usable = links.filter(|(links, _)| links.iter().any(Link::is_open));
         usable.filter_map(|(_, path)| rank(path)).min()
     }
 
-    /// Returns whether a path is usable, even if it has no room at present.
+    /// Returns whether any path is usable, even if it has no room at present.
     pub(super) fn is_usable(&self, paths: &[Path]) -> bool {
         self.best(paths).is_some()
     }
 
-    /// Returns whether a usable path has room for a command.
+    /// Returns whether any usable path has room for another command.
     pub(super) fn has_room(&self, paths: &[Path]) -> bool {
         let best = self.best(paths);
         let links = self.links.chunks(self.each.max(1)).zip(paths);
@@ -111,7 +111,7 @@ impl Routes {
         Some(place)
     }
 
-    /// Returns whether a connection of that association is open or closing.
+    /// Returns whether a connection of the association `epoch` is open or closing.
     pub(super) fn has_epoch(&self, path: usize, epoch: u64) -> bool {
         let links = self.links.iter().skip(path.saturating_mul(self.each));
         let mut links = links.take(self.each);

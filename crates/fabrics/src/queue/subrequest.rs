@@ -7,7 +7,7 @@ use nvme::{Command, NvmOpcode};
 use std::time::Instant;
 use zerocopy::IntoBytes;
 
-/// Operation of a command.
+/// Operation of a command to the controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CommandKind {
     Read,
@@ -32,34 +32,34 @@ impl CommandKind {
     }
 }
 
-/// A command that belongs to a request.
+/// Command to a controller that executes a request or a part of it.
 #[derive(Debug)]
 pub(crate) struct Subrequest {
-    /// Index of the request.
+    /// Index of the request that the command belongs to.
     pub parent: usize,
     pub what: CommandKind,
-    /// Offset of the command's data in the volume in bytes.
+    /// Byte offset of the command in the volume.
     pub offset: u64,
     pub len: u32,
-    /// Memory of the data; empty while the kernel uses it.
+    /// Memory of the command's data; empty while the kernel uses it.
     pub list: SegmentList,
-    /// `list` is all of the request's memory, not a part of it.
+    /// Whether `list` is all of the request's memory, not only a part.
     pub whole: bool,
-    /// Time when the command was sent to the controller.
+    /// Time at which the command was sent to the controller.
     pub since: Instant,
-    /// Time when the command was created.
+    /// Time at which the command was created.
     pub made: Instant,
-    /// Number of pieces of its memory that the kernel uses.
+    /// Number of pieces of the command's memory that the kernel uses.
     pub lent: u32,
-    /// The request was cancelled; the completion is discarded.
+    /// Whether the request was cancelled, so that the completion is discarded.
     pub given_up: bool,
-    /// Received data could not be stored in the request's memory.
+    /// Whether received data could not be stored, because the request's memory is inaccessible.
     pub unstored: bool,
-    /// Number of the message on the connection that carries the command.
+    /// Number of the message on the connection that contains the command.
     pub batch: u64,
-    /// Number of data bytes that the controller has not requested yet.
+    /// Number of data bytes of a write that the controller has not requested yet.
     pub owed: u32,
-    /// The connection ended before the command was sent.
+    /// Whether the connection has ended before the command was sent.
     pub unsent: bool,
     /// Number of connections that failed, other than by being closed, while the command was
     /// outstanding.
@@ -70,11 +70,11 @@ pub(crate) struct Subrequest {
     pub answer: Option<Answered>,
 }
 
-/// Completion of a command.
+/// Completion that a controller has sent for a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Answered {
     pub status: nvme::Status,
-    /// The digest of its data did not match.
+    /// Whether the digest of the command's data did not match.
     pub corrupt: bool,
 }
 
@@ -101,7 +101,7 @@ impl Subrequest {
         }
     }
 
-    /// Returns the number of bytes that the controller sends for this command.
+    /// Returns the number of data bytes that the controller sends for this command.
     pub(crate) fn data_in(&self) -> u32 {
         match self.what {
             CommandKind::Read => self.len,
@@ -174,7 +174,7 @@ impl Subrequest {
         list
     }
 
-    /// Copies received data of a read into the command's memory, at offset `at`.
+    /// Copies received data into the command's memory, at byte offset `at` of the command.
     pub(crate) fn store(&mut self, at: u32, bytes: &[u8]) {
         if !self.given_up {
             self.unstored |= self.list.copy_from(at.into(), bytes) != bytes.len();
@@ -182,7 +182,7 @@ impl Subrequest {
     }
 }
 
-/// Returns the encoded bytes of a Dataset Management range.
+/// Returns the bytes of a Dataset Management range, as the command sends them.
 pub(crate) fn range_bytes(range: &DsmRange) -> &[u8] {
     range.as_bytes()
 }

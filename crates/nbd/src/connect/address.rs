@@ -7,15 +7,15 @@ use std::net::{SocketAddr, ToSocketAddrs};
 /// Default TCP port of NBD (IANA).
 pub const PORT: u16 = 10809;
 
-/// A value parsed from a URL, or an error message.
+/// Value that was parsed from a URL, or the error message.
 pub type Parsed<T> = Result<T, String>;
 
-/// An NBD server and one of its exports.
+/// Address of an NBD server, and the name of one of its exports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NbdServer {
-    /// Address of the server.
+    /// Network address or Unix socket of the NBD server.
     pub address: Address,
-    /// Name of the export; empty for the default export.
+    /// Name of the export on the server; empty for the default export.
     pub export: String,
 }
 

@@ -11,5 +11,5 @@ pub(crate) use again::connect_again;
 pub use previous::{PreviousError, end_previous};
 pub use socket::{ConnectError, Connected, ConnectionGuard, ConnectionKeeper, connect};
 
-/// Inbox for new connections, each with the number of its link.
+/// Inbox of a worker's queue for new connections, each with the number of its link.
 pub(crate) type Inbox = volume::Inbox<(usize, Connected)>;

@@ -15,32 +15,32 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 use volume::WaitLog;
 
-/// Number of received bytes that are read and discarded in one step.
+/// Number of bytes that are read from an old connection and discarded in one step.
 const CHUNK: usize = 64 << 10;
 
 /// Reason why the connections of a previous process could not be closed.
 #[derive(Debug, thiserror::Error)]
 pub enum PreviousError {
-    /// The server does not close its side.
+    /// The server does not close its side of the connections.
     #[error(
         "{server}: {open} connections of the previous process are still open after {waited:.1?}: \
          late requests would undo newer writes; retry when the server answers, or raise \
          --previous-timeout"
     )]
     Open {
-        /// Name of the server.
+        /// Address of the NBD server.
         server: String,
-        /// Number of connections that are still open.
+        /// Number of connections that the server has not closed.
         open: usize,
-        /// Time spent waiting for the connections.
+        /// Time for which the connections were waited for.
         waited: Duration,
     },
     /// A descriptor is not a connection.
     #[error("{server}: a connection of the previous process cannot be ended ({error})")]
     NoConnection {
-        /// Name of the server.
+        /// Address of the NBD server.
         server: String,
-        /// I/O error of the operation on the descriptor.
+        /// Error of the operation on the descriptor.
         error: io::Error,
     },
 }

@@ -9,56 +9,55 @@ use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-/// Error of connecting; the message names the server.
+/// Reason why no connection to an NBD server could be made; the message names the server.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The server does not accept a connection.
+    /// The NBD server cannot be reached, or does not accept a connection.
     #[error("{server}: no server can be reached ({error}); start it, or correct the address")]
     Unreachable {
-        /// Address of the server.
+        /// Address of the NBD server.
         server: String,
-        /// I/O error of the connection attempt.
+        /// Error of the connection attempt.
         error: io::Error,
     },
     /// The server accepts the connection, but the handshake failed.
     #[error("{server}: {error}")]
     Handshake {
-        /// Address of the server.
+        /// Address of the NBD server.
         server: String,
-        /// Error of the handshake.
+        /// Error of the NBD handshake.
         error: HandshakeError,
     },
     /// The server's host name cannot be resolved.
     #[error("{server}: the host's name has no address ({error})")]
     Name {
-        /// Host name of the server.
+        /// Host name that cannot be resolved.
         server: String,
-        /// Error of the resolver.
+        /// Error of the name resolution.
         error: io::Error,
     },
     /// The export has changed since the connection broke.
     #[error("{server}: the export has changed: {what}")]
     Changed {
-        /// Address of the server.
+        /// Address of the NBD server.
         server: String,
-        /// Property of the export that has changed.
+        /// Name of the export's property that has changed.
         what: &'static str,
     },
 }
 
-/// A connection with a complete handshake. The socket is in blocking mode.
+/// Connection to an NBD server after the handshake. The socket is in blocking mode.
 #[derive(Debug)]
 pub struct Connected {
-    /// The socket.
+    /// Socket of the connection, in blocking mode.
     pub fd: OwnedFd,
-    /// The export that was negotiated.
+    /// Properties of the export that the handshake has returned.
     pub export: Export,
-    /// Guard of the [`ConnectionKeeper`], dropped when the connection has ended.
+    /// Guard for the keeper's copy of the connection, dropped when the connection has ended.
     pub kept: Option<ConnectionGuard>,
 }
 
-/// Guard for a connection registered with a [`ConnectionKeeper`]; dropped when the connection has
-/// ended.
+/// Guard for a connection that a [`ConnectionKeeper`] knows; dropped when the connection has ended.
 pub type ConnectionGuard = Box<dyn std::any::Any + Send>;
 
 /// Keeper of connections across a restart. The next process closes them before it sends anything on

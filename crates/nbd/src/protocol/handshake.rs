@@ -7,40 +7,40 @@ use super::wire::{
 use super::wire::{export_flags, handshake_flags, u16_at, u32_at, u64_at};
 use std::io::{self, Read, Write};
 
-/// Maximum length of a reply to an option in bytes.
+/// Maximum length in bytes of a server's reply to an option.
 const MAX_REPLY_LEN: u32 = 64 << 10;
-/// Maximum number of replies to one option.
+/// Maximum number of a server's replies to one option.
 const MAX_REPLIES: usize = 256;
 /// Maximum length in bytes of a request or reply with data, if the server announces none.
 const DEFAULT_MAXIMUM: u32 = 32 << 20;
-/// Maximum in bytes of the minimum block size that a server may announce.
+/// Maximum in bytes of the minimum block size that a server may require.
 const LARGEST_MINIMUM: u32 = 64 << 10;
 
-/// An export, as its server describes it.
+/// Properties of an export, as its NBD server describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Export {
     /// Size of the export in bytes.
     pub size: u64,
-    /// Transmission flags ([`export_flags`]).
+    /// Transmission flags of the export ([`export_flags`]).
     pub flags: u16,
     /// Minimum block size: offsets and lengths are multiples of it; a power of two, at most 64 KiB.
     pub minimum: u32,
     /// Preferred block size in bytes; a power of two, at least `minimum`.
     pub preferred: u32,
-    /// Maximum data of a request in bytes; a multiple of `minimum`.
+    /// Maximum number of data bytes of a request, a multiple of `minimum`.
     pub maximum: u32,
-    /// Structured replies were negotiated.
+    /// Whether structured replies were negotiated.
     pub structured: bool,
 }
 
 impl Export {
-    /// Returns whether the export has a transmission flag.
+    /// Returns whether the export has this transmission flag ([`export_flags`]).
     pub const fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
 }
 
-/// Error of the handshake.
+/// Reason why the NBD handshake has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
     /// The connection broke, or timed out.
@@ -55,12 +55,12 @@ pub enum HandshakeError {
     /// The server violates the protocol.
     #[error("the server breaks the protocol: {0}")]
     Violation(&'static str),
-    /// The export does not exist.
+    /// The server has no export with the requested name.
     #[error("the server has no export \"{name}\"{}", said(.text))]
     NoExport {
         /// Name of the requested export.
         name: String,
-        /// Error text of the server.
+        /// Error text that the server has sent.
         text: String,
     },
     /// The server requires TLS.
@@ -73,9 +73,9 @@ pub enum HandshakeError {
     Refused {
         /// Name of the requested export.
         name: String,
-        /// Type of the server's error reply.
+        /// Type of the error reply (`NBD_REP_ERR_*`).
         reply: u32,
-        /// Error text of the server.
+        /// Error text that the server has sent.
         text: String,
     },
     /// The name of the export is too long for the protocol.
@@ -89,7 +89,7 @@ impl From<io::Error> for HandshakeError {
     }
 }
 
-/// Formats a server's error text, with control characters escaped for a terminal.
+/// Returns the server's error text with control characters escaped for a terminal.
 fn said(text: &str) -> String {
     match text {
         "" => String::new(),
@@ -160,7 +160,7 @@ fn send(stream: &mut impl Write, option: u32, data: &[u8]) -> Result<(), Handsha
     Ok(stream.write_all(&message)?)
 }
 
-/// Reads a reply to an option; returns its type and data.
+/// Reads the server's reply to an option; returns the reply's type and data.
 fn reply(stream: &mut impl Read, option: u32) -> Result<(u32, Vec<u8>), HandshakeError> {
     let head: [u8; 20] = read(stream)?;
     let fields = (u64_at(&head, 0), u32_at(&head, 8), u32_at(&head, 12));
@@ -188,7 +188,7 @@ fn structured_replies(stream: &mut (impl Read + Write)) -> Result<bool, Handshak
     }
 }
 
-/// Negotiates by `NBD_OPT_GO`. Returns `None` if the server does not know the option.
+/// Requests the export by `NBD_OPT_GO`. Returns `None` if the server does not know the option.
 fn go(stream: &mut (impl Read + Write), name: &str) -> Result<Option<Export>, HandshakeError> {
     let mut data = (name.len() as u32).to_be_bytes().to_vec();
     data.extend_from_slice(name.as_bytes());
@@ -239,7 +239,8 @@ fn refused(name: &str, reply: u32, data: &[u8]) -> HandshakeError {
     }
 }
 
-/// Negotiates by `NBD_OPT_EXPORT_NAME`, which reports errors only by closing the connection.
+/// Requests the export by `NBD_OPT_EXPORT_NAME`, which reports errors only by closing the
+/// connection.
 fn by_name(
     stream: &mut (impl Read + Write),
     name: &str,
@@ -264,7 +265,8 @@ fn by_name(
     }
 }
 
-/// Checks and normalizes block sizes; `sizes` are the server's minimum, preferred and maximum ones.
+/// Checks the properties of an export. `sizes` are the server's minimum, preferred and maximum
+/// block sizes.
 fn describe(
     size: u64,
     flags: u16,

@@ -2,31 +2,31 @@
 
 use super::received::Received;
 
-/// Properties of a request against which its reply is checked.
+/// Properties of a sent request, against which its reply is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestInfo {
-    /// The reply carries data.
+    /// Whether the reply has to contain data (a read).
     pub read: bool,
-    /// Offset of the first byte in the export.
+    /// Byte offset of the request in the export.
     pub offset: u64,
-    /// Length in bytes.
+    /// Length of the request in bytes.
     pub len: u32,
 }
 
-/// An outstanding request.
+/// Request that was sent to the server and has not been answered completely.
 #[derive(Debug)]
 pub struct InFlightRequest<T> {
-    /// Properties of the request.
+    /// Properties of the request, against which its reply is checked.
     pub info: RequestInfo,
-    /// Caller's data for the request.
+    /// Data of the caller that belongs to the request.
     pub item: T,
-    /// Ranges of the request that have been announced or received.
+    /// Parts of a read that were announced or received.
     pub(super) received: Received,
-    /// Error code of the first error chunk.
+    /// NBD error code of the reply's first error chunk, if there was any.
     pub(super) error: Option<u32>,
-    /// Number of error chunks.
+    /// Number of error chunks in the reply.
     pub(super) errors: u32,
-    /// The last chunk of the reply has arrived.
+    /// Whether the last chunk of the reply has arrived.
     pub(super) ended: bool,
 }
 
@@ -37,7 +37,7 @@ impl<T> InFlightRequest<T> {
         self.ended.then_some(self.error)
     }
 
-    /// Forgets the reply received so far, before the request is sent again.
+    /// Discards the part of the reply that was received, before the request is sent again.
     pub fn ask_again(&mut self) {
         (self.ended, self.error) = (false, None);
     }
@@ -52,7 +52,7 @@ pub struct InFlight<T> {
 }
 
 impl<T> InFlight<T> {
-    /// Creates a table for at most `room` requests.
+    /// Creates an empty table for at most `room` outstanding requests.
     pub fn new(room: u32) -> Self {
         Self {
             places: (0..room).map(|_| (0, None)).collect(),
@@ -60,17 +60,17 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Returns the number of requests.
+    /// Returns the number of outstanding requests.
     pub fn len(&self) -> usize {
         self.places.len() - self.free.len()
     }
 
-    /// Returns whether there are no requests.
+    /// Returns whether no request is outstanding.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns whether the table is full.
+    /// Returns whether the maximum number of requests is outstanding.
     pub fn is_full(&self) -> bool {
         self.free.is_empty()
     }
@@ -99,7 +99,7 @@ impl<T> InFlight<T> {
         Ok(u64::from(*sequence) << 32 | u64::from(place))
     }
 
-    /// Returns the request with this cookie.
+    /// Returns the outstanding request with this cookie.
     pub fn get(&mut self, cookie: u64) -> Option<&mut InFlightRequest<T>> {
         let (sequence, entry) = self.places.get_mut(cookie as u32 as usize)?;
         entry
@@ -107,7 +107,7 @@ impl<T> InFlight<T> {
             .filter(|_| u64::from(*sequence) == cookie >> 32)
     }
 
-    /// Removes and returns the request with this cookie.
+    /// Removes and returns the outstanding request with this cookie.
     pub fn remove(&mut self, cookie: u64) -> Option<InFlightRequest<T>> {
         self.get(cookie)?;
         let place = cookie as u32;
@@ -116,7 +116,7 @@ impl<T> InFlight<T> {
         entry
     }
 
-    /// Iterates over all requests, each with its cookie.
+    /// Returns all outstanding requests, each with its cookie.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut InFlightRequest<T>)> {
         let places = (0u64..).zip(&mut self.places);
         places.filter_map(|(place, (sequence, entry))| {
@@ -124,7 +124,7 @@ impl<T> InFlight<T> {
         })
     }
 
-    /// Removes and returns all requests.
+    /// Removes and returns all outstanding requests.
     pub fn drain(&mut self) -> impl Iterator<Item = InFlightRequest<T>> {
         self.free.clear();
         self.free.extend((0..self.places.len() as u32).rev());

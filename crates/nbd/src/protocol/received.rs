@@ -10,12 +10,12 @@ use std::ops::Range;
 /// range is compared with all of them.
 const MAX_RANGES: usize = 256;
 
-/// Received ranges of a read, relative to its first byte.
+/// Ranges of a read that were received, relative to the first byte of the read.
 #[derive(Debug, Default)]
 pub(super) struct Received {
-    /// The largest contiguous range, which usually grows at its end.
+    /// Largest contiguous range that was received. It usually grows at its end.
     main: Range<u32>,
-    /// Ranges that do not touch `main`; they may touch each other.
+    /// Received ranges that do not touch `main`; they may touch each other.
     apart: Vec<Range<u32>>,
 }
 

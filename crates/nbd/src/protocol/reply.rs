@@ -10,105 +10,105 @@ use super::wire::{SIMPLE_REPLY, STRUCTURED_REPLY, chunk, u16_at, u32_at, u64_at}
 
 /// Maximum payload of an error chunk in bytes: a text of 4096 bytes and the fields around it.
 const MAX_ERROR_LEN: u32 = 4096 + 64;
-/// Maximum number of error chunks in a reply.
+/// Maximum number of error chunks in one reply.
 const MAX_ERRORS: u32 = 64;
 
-/// Violation of the protocol by a server. The connection cannot be used any more.
+/// Violation of the NBD protocol by a server, after which the connection is unusable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// The magic number is not that of a reply.
+    /// The received magic number is not that of a reply.
     #[error("a reply begins with {0:#010x}")]
     Magic(u32),
     /// A structured reply was not negotiated, or a simple reply with data is not allowed.
     #[error("a {0} reply, which was not negotiated")]
     Kind(&'static str),
-    /// No outstanding request has this cookie.
+    /// No outstanding request has the cookie of the reply.
     #[error("a reply to a request that was never sent, or was answered (cookie {0:#x})")]
     Cookie(u64),
-    /// A chunk of an unexpected type.
+    /// A chunk of the reply has an unexpected type.
     #[error("a chunk of the unknown type {0}")]
     Chunk(u16),
-    /// A chunk with an invalid length for its type.
+    /// A chunk has a length that is invalid for its type.
     #[error("a chunk of type {kind} has {len} bytes")]
     Length {
         /// Type of the chunk.
         kind: u16,
-        /// Length in bytes.
+        /// Length of the chunk in bytes.
         len: u32,
     },
-    /// Data outside the requested range, or for a request that reads no data.
+    /// The reply contains data outside the requested range, or for a request without data.
     #[error("data outside the requested range")]
     Range,
-    /// Data that overlaps data received earlier.
+    /// The reply contains a byte of the range twice.
     #[error("data that was already received")]
     Twice,
-    /// Data in more separate ranges than any server has a reason for.
+    /// The reply contains data in more separate ranges than any server needs.
     #[error("the data of a read arrives in too many pieces out of order")]
     Scattered,
-    /// A read ended before all of its data was received.
+    /// The reply to a read has ended before all data was received.
     #[error("a read was reported as complete with bytes missing")]
     Incomplete,
-    /// More error chunks than allowed.
+    /// The reply has more error chunks than are allowed.
     #[error("too many errors for one request")]
     Errors,
 }
 
-/// Meaning of the consumed bytes.
+/// Event that the received bytes of a connection contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// No event; more bytes may be needed.
+    /// The bytes complete nothing; more may be needed.
     More,
-    /// Data of a read.
+    /// Data of a read was received.
     Data {
         /// Cookie of the request.
         cookie: u64,
-        /// Offset in the request, in bytes.
+        /// Byte offset of the data within the request.
         at: u32,
         /// Received data.
         bytes: &'a [u8],
     },
-    /// A range of a read that contains zeroes.
+    /// A range of a read contains zeroes, which were not transferred.
     Hole {
         /// Cookie of the request.
         cookie: u64,
-        /// Offset in the request, in bytes.
+        /// Byte offset of the range within the request.
         at: u32,
-        /// Length in bytes.
+        /// Length of the range in bytes.
         len: u32,
     },
-    /// A reply is complete.
+    /// The reply to a request is complete.
     End {
         /// Cookie of the request.
         cookie: u64,
-        /// The server's error code, or `None` for success.
+        /// NBD error code of the server; `None` for success.
         error: Option<u32>,
     },
 }
 
-/// Data of a read that follows in the stream.
+/// Data of a read that comes next on the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
-    /// Cookie of the request.
+    /// Cookie of the request that the data belongs to.
     pub cookie: u64,
-    /// Offset in the request, in bytes.
+    /// Byte offset of the data within the request.
     pub at: u32,
-    /// Number of bytes that follow.
+    /// Number of data bytes that are still to be received.
     pub left: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The header of a reply or chunk is next.
+    /// The header of a reply or of a chunk comes next.
     Head,
-    /// Data of a read is next.
+    /// Data of a read comes next.
     Data { expected: Expected, last: bool },
-    /// The text of an error is next, which is skipped.
+    /// The text of an error comes next, and is skipped.
     Skip { cookie: u64, left: u32, last: bool },
-    /// A reply has been received completely.
+    /// The reply with this cookie was received completely.
     End { cookie: u64 },
 }
 
-/// Parser state of a connection's stream of replies.
+/// Parser of the replies that a connection receives.
 #[derive(Debug)]
 pub struct Replies {
     structured: bool,
@@ -288,7 +288,7 @@ impl Replies {
 }
 
 impl<T> InFlightRequest<T> {
-    /// Checks the range of announced data, and returns its offset in the request.
+    /// Checks the range of data that a chunk announces. Returns its byte offset within the request.
     fn announce(&mut self, offset: u64, len: u32) -> Result<u32, Violation> {
         let at = offset.checked_sub(self.info.offset);
         let at = at.and_then(|at| u32::try_from(at).ok());
@@ -303,13 +303,13 @@ impl<T> InFlightRequest<T> {
     }
 }
 
-/// Returns the request with this cookie, if its reply has not ended yet.
+/// Returns the outstanding request with this cookie, unless its reply has ended.
 fn find<T>(requests: &mut InFlight<T>, cookie: u64) -> Result<&mut InFlightRequest<T>, Violation> {
     let entry = requests.get(cookie).filter(|entry| !entry.ended);
     entry.ok_or(Violation::Cookie(cookie))
 }
 
-/// Returns the parser state after `len` of the `left` bytes from `at` on.
+/// Returns the parser's state after it has received `len` of the `left` data bytes.
 fn data(cookie: u64, at: u32, left: u32, len: u32, last: bool) -> State {
     let len = len.min(left);
     match left - len {
@@ -325,7 +325,7 @@ fn data(cookie: u64, at: u32, left: u32, len: u32, last: bool) -> State {
     }
 }
 
-/// Returns the parser state after a complete chunk.
+/// Returns the parser's state after a complete chunk of the reply with this cookie.
 fn ended(cookie: u64, last: bool) -> State {
     if last {
         State::End { cookie }

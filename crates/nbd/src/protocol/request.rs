@@ -2,14 +2,14 @@
 
 use super::wire::{REQUEST, command};
 
-/// Operation of a request.
+/// Command that is sent to an NBD server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
     /// NBD_CMD_READ.
     Read,
     /// NBD_CMD_WRITE; the data follows the header.
     Write {
-        /// The data is durable before the reply (FUA).
+        /// Whether the data has to be durable before the reply (FUA).
         fua: bool,
     },
     /// NBD_CMD_FLUSH.
@@ -18,9 +18,9 @@ pub enum Command {
     Trim,
     /// NBD_CMD_WRITE_ZEROES.
     WriteZeroes {
-        /// The zeroes are durable before the reply (FUA).
+        /// Whether the zeroes have to be durable before the reply (FUA).
         fua: bool,
-        /// The space may be deallocated.
+        /// Whether the server may deallocate the space.
         hole: bool,
     },
     /// NBD_CMD_DISC, which ends the connection; servers do not answer it.
@@ -51,7 +51,7 @@ impl Command {
         }
     }
 
-    /// Encodes the header of a request.
+    /// Returns the 28-byte header of the command with this cookie and range.
     pub fn header(self, cookie: u64, offset: u64, len: u32) -> [u8; 28] {
         let (flags, kind) = self.numbers();
         let fields = [

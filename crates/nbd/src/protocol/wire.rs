@@ -1,140 +1,140 @@
 //! Constants of the NBD protocol (doc/proto.md of the NBD project). All fields are big-endian.
 
-/// Magic number that every server sends first (NBDMAGIC).
+/// First magic number of the handshake, which every NBD server sends (NBDMAGIC).
 pub const INIT_PASSWD: [u8; 8] = *b"NBDMAGIC";
-/// Magic number of the newstyle handshake ("IHAVEOPT"), which also precedes each option.
+/// Second magic number of the newstyle handshake (IHAVEOPT), which also precedes each option.
 pub const IHAVEOPT: u64 = 0x4948_4156_454f_5054;
-/// Magic number of the oldstyle handshake.
+/// Second magic number of the oldstyle handshake, which is not supported.
 pub const OLDSTYLE: u64 = 0x0000_4202_8186_1253;
-/// Magic number of a reply to an option.
+/// Magic number of a server's reply to an option.
 pub const OPTION_REPLY: u64 = 0x0003_e889_0455_65a9;
-/// Magic number of a request.
+/// Magic number of a request to the server.
 pub const REQUEST: u32 = 0x2560_9513;
-/// Magic number of a simple reply.
+/// Magic number of a simple reply to a request.
 pub const SIMPLE_REPLY: u32 = 0x6744_6698;
 /// Magic number of a chunk of a structured reply.
 pub const STRUCTURED_REPLY: u32 = 0x668e_33ef;
 
 /// Handshake flags of the server.
 pub mod handshake_flags {
-    /// NBD_FLAG_FIXED_NEWSTYLE.
+    /// Handshake flag NBD_FLAG_FIXED_NEWSTYLE: the server answers unknown options.
     pub const FIXED_NEWSTYLE: u16 = 1;
-    /// NBD_FLAG_NO_ZEROES.
+    /// Handshake flag NBD_FLAG_NO_ZEROES: no padding follows NBD_OPT_EXPORT_NAME.
     pub const NO_ZEROES: u16 = 1 << 1;
 }
 
 /// Transmission flags of an export.
 pub mod export_flags {
-    /// NBD_FLAG_HAS_FLAGS.
+    /// Transmission flag NBD_FLAG_HAS_FLAGS, which is always set.
     pub const HAS_FLAGS: u16 = 1;
-    /// NBD_FLAG_READ_ONLY.
+    /// Transmission flag NBD_FLAG_READ_ONLY: the export refuses writes.
     pub const READ_ONLY: u16 = 1 << 1;
-    /// NBD_FLAG_SEND_FLUSH.
+    /// Transmission flag NBD_FLAG_SEND_FLUSH: the export supports NBD_CMD_FLUSH.
     pub const SEND_FLUSH: u16 = 1 << 2;
-    /// NBD_FLAG_SEND_FUA.
+    /// Transmission flag NBD_FLAG_SEND_FUA: the export supports NBD_CMD_FLAG_FUA.
     pub const SEND_FUA: u16 = 1 << 3;
-    /// NBD_FLAG_SEND_TRIM.
+    /// Transmission flag NBD_FLAG_SEND_TRIM: the export supports NBD_CMD_TRIM.
     pub const SEND_TRIM: u16 = 1 << 5;
-    /// NBD_FLAG_SEND_WRITE_ZEROES.
+    /// Transmission flag NBD_FLAG_SEND_WRITE_ZEROES: the export supports NBD_CMD_WRITE_ZEROES.
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
-    /// NBD_FLAG_CAN_MULTI_CONN.
+    /// Transmission flag NBD_FLAG_CAN_MULTI_CONN: a flush on one connection covers all connections.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
 }
 
-/// Options of the handshake.
+/// Options that a client sends during the handshake.
 pub mod option {
-    /// NBD_OPT_EXPORT_NAME.
+    /// Handshake option NBD_OPT_EXPORT_NAME, which selects an export and ends the handshake.
     pub const EXPORT_NAME: u32 = 1;
-    /// NBD_OPT_GO.
+    /// Handshake option NBD_OPT_GO, which selects an export and reports errors.
     pub const GO: u32 = 7;
-    /// NBD_OPT_STRUCTURED_REPLY.
+    /// Handshake option NBD_OPT_STRUCTURED_REPLY, which enables structured replies.
     pub const STRUCTURED_REPLY: u32 = 8;
 }
 
-/// Types of replies to options.
+/// Types of a server's replies to handshake options.
 pub mod option_reply {
-    /// NBD_REP_ACK.
+    /// Reply type NBD_REP_ACK: the option has succeeded.
     pub const ACK: u32 = 1;
-    /// NBD_REP_INFO.
+    /// Reply type NBD_REP_INFO: information about the export.
     pub const INFO: u32 = 3;
-    /// Bit that is set in all error replies.
+    /// Bit that is set in the types of all error replies.
     pub const ERROR: u32 = 1 << 31;
-    /// NBD_REP_ERR_UNSUP.
+    /// Error reply NBD_REP_ERR_UNSUP: the server does not know the option.
     pub const UNSUPPORTED: u32 = ERROR | 1;
-    /// NBD_REP_ERR_POLICY.
+    /// Error reply NBD_REP_ERR_POLICY: the server's configuration forbids the option.
     pub const POLICY: u32 = ERROR | 2;
-    /// NBD_REP_ERR_TLS_REQD.
+    /// Error reply NBD_REP_ERR_TLS_REQD: the server requires TLS.
     pub const TLS_REQUIRED: u32 = ERROR | 5;
-    /// NBD_REP_ERR_UNKNOWN.
+    /// Error reply NBD_REP_ERR_UNKNOWN: the export does not exist.
     pub const UNKNOWN: u32 = ERROR | 6;
-    /// NBD_REP_ERR_SHUTDOWN.
+    /// Error reply NBD_REP_ERR_SHUTDOWN: the server is shutting down.
     pub const SHUTDOWN: u32 = ERROR | 7;
 }
 
-/// Information types of NBD_REP_INFO.
+/// Types of information in a reply NBD_REP_INFO.
 pub mod info {
-    /// NBD_INFO_EXPORT.
+    /// Information type NBD_INFO_EXPORT: size and transmission flags of the export.
     pub const EXPORT: u16 = 0;
-    /// NBD_INFO_BLOCK_SIZE.
+    /// Information type NBD_INFO_BLOCK_SIZE: minimum, preferred and maximum block size.
     pub const BLOCK_SIZE: u16 = 3;
 }
 
-/// Commands and command flags.
+/// Commands of the transmission phase, and command flags.
 pub mod command {
-    /// NBD_CMD_READ.
+    /// Command NBD_CMD_READ.
     pub const READ: u16 = 0;
-    /// NBD_CMD_WRITE.
+    /// Command NBD_CMD_WRITE.
     pub const WRITE: u16 = 1;
-    /// NBD_CMD_DISC.
+    /// Command NBD_CMD_DISC, which ends the connection.
     pub const DISCONNECT: u16 = 2;
-    /// NBD_CMD_FLUSH.
+    /// Command NBD_CMD_FLUSH.
     pub const FLUSH: u16 = 3;
-    /// NBD_CMD_TRIM.
+    /// Command NBD_CMD_TRIM, which deallocates a range.
     pub const TRIM: u16 = 4;
-    /// NBD_CMD_WRITE_ZEROES.
+    /// Command NBD_CMD_WRITE_ZEROES.
     pub const WRITE_ZEROES: u16 = 6;
-    /// NBD_CMD_FLAG_FUA.
+    /// Command flag NBD_CMD_FLAG_FUA: the changes are durable before the reply.
     pub const FUA: u16 = 1;
-    /// NBD_CMD_FLAG_NO_HOLE.
+    /// Command flag NBD_CMD_FLAG_NO_HOLE: a zeroed range stays allocated.
     pub const NO_HOLE: u16 = 1 << 1;
 }
 
-/// Chunk types and flags of structured replies.
+/// Chunk types and chunk flags of structured replies.
 pub mod chunk {
-    /// NBD_REPLY_FLAG_DONE.
+    /// Chunk flag NBD_REPLY_FLAG_DONE: the chunk is the last of its reply.
     pub const DONE: u16 = 1;
-    /// NBD_REPLY_TYPE_NONE.
+    /// Chunk type NBD_REPLY_TYPE_NONE: no content, only the end of the reply.
     pub const NONE: u16 = 0;
-    /// NBD_REPLY_TYPE_OFFSET_DATA.
+    /// Chunk type NBD_REPLY_TYPE_OFFSET_DATA: data of a read.
     pub const OFFSET_DATA: u16 = 1;
-    /// NBD_REPLY_TYPE_OFFSET_HOLE.
+    /// Chunk type NBD_REPLY_TYPE_OFFSET_HOLE: a range of zeroes.
     pub const OFFSET_HOLE: u16 = 2;
-    /// Bit that is set in all error chunk types.
+    /// Bit that is set in all chunk types for errors.
     pub const ERROR: u16 = 1 << 15;
 }
 
-/// NBD_ENOMEM.
+/// Error code NBD_ENOMEM: the server has too little memory.
 pub const ENOMEM: i32 = 12;
-/// NBD_EINVAL.
+/// Error code NBD_EINVAL: the request is invalid.
 pub const EINVAL: i32 = 22;
-/// NBD_EOVERFLOW.
+/// Error code NBD_EOVERFLOW: the reply would be too large.
 pub const EOVERFLOW: i32 = 75;
-/// NBD_ESHUTDOWN, the error that a server sends while it shuts down.
+/// Error code NBD_ESHUTDOWN, which a server sends while it shuts down.
 pub const ESHUTDOWN: u32 = 108;
 
-/// Returns the big-endian number at an offset; `None` beyond the end.
+/// Returns the big-endian 16-bit number at byte offset `at`; `None` beyond the end.
 pub fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     let bytes = bytes.get(at..)?.first_chunk()?;
     Some(u16::from_be_bytes(*bytes))
 }
 
-/// Returns the big-endian number at an offset; `None` beyond the end.
+/// Returns the big-endian 32-bit number at byte offset `at`; `None` beyond the end.
 pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     let bytes = bytes.get(at..)?.first_chunk()?;
     Some(u32::from_be_bytes(*bytes))
 }
 
-/// Returns the big-endian number at an offset; `None` beyond the end.
+/// Returns the big-endian 64-bit number at byte offset `at`; `None` beyond the end.
 pub fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     let bytes = bytes.get(at..)?.first_chunk()?;
     Some(u64::from_be_bytes(*bytes))

@@ -24,11 +24,11 @@ use std::io;
 use std::time::{Duration, Instant};
 use volume::{Incoming, IoError, IoErrorKind, Outgoing, RingStream, RingStreams};
 
-/// Maximum number of outstanding commands of a connection.
+/// Maximum number of outstanding commands on a connection.
 const DEPTH: u32 = 128;
 /// Maximum number of staged bytes while a message is being sent; above it no command is accepted.
 const STAGED: u64 = 1 << 20;
-/// Size of the receive buffer, in bytes.
+/// Size in bytes of the receive buffer of a connection.
 const BUFFER: usize = 128 << 10;
 /// Minimum number of outstanding bytes for which data is received directly into its final memory,
 /// without a copy.
@@ -39,36 +39,36 @@ const CLOSING: Duration = Duration::from_secs(5);
 /// that was outstanding on all of them fails.
 const MAX_VIOLATIONS: u8 = 5;
 
-/// A command that belongs to a request.
+/// Command to the server that executes a request or a part of it.
 #[derive(Debug)]
 pub(super) struct Subrequest {
-    /// Index of the request.
+    /// Index of the request that the command belongs to.
     pub(super) parent: usize,
     pub(super) command: Command,
-    /// Offset of the command's data in the export in bytes.
+    /// Byte offset of the command in the export.
     pub(super) offset: u64,
     pub(super) len: u32,
-    /// Memory of the data; empty while the kernel uses it.
+    /// Memory of the command's data; empty while the kernel uses it.
     pub(super) list: SegmentList,
-    /// `list` is all of the request's memory, not a part of it.
+    /// Whether `list` is all of the request's memory, not only a part.
     pub(super) whole: bool,
-    /// Time when the command was sent to the server.
+    /// Time at which the command was sent to the server.
     pub(super) since: Instant,
-    /// The kernel uses the command's memory.
+    /// Whether the kernel uses the command's memory.
     pub(super) lent: bool,
-    /// The request was cancelled; the reply is discarded.
+    /// Whether the request was cancelled, so that the reply is discarded.
     pub(super) given_up: bool,
-    /// Received data could not be stored in the request's memory.
+    /// Whether received data could not be stored, because the request's memory is inaccessible.
     pub(super) unstored: bool,
     /// Number of connections that failed, other than by being closed, while the command was
     /// outstanding.
     pub(super) violations: u8,
 }
 
-/// A finished command and its result.
+/// Command that has ended, and its result.
 pub(super) type CommandResult = (Subrequest, Result<(), IoError>);
 
-/// Reason why a connection cannot be used any more.
+/// Reason why a connection to the server is no longer usable.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
     #[error("the server has closed the connection")]
@@ -85,12 +85,12 @@ pub(super) enum Broken {
     GivenUp,
 }
 
-/// Cause of a connection failure that commands count.
+/// Cause of a connection's failure for which commands eventually fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Blame {
-    /// The server violated the protocol.
+    /// The server has violated the protocol.
     Server,
-    /// The memory of a request is inaccessible.
+    /// The memory of a request is inaccessible (the guest has shrunk its file).
     Memory,
 }
 
@@ -128,19 +128,19 @@ impl From<crate::protocol::Violation> for Broken {
 struct Open {
     stream: RingStream,
     replies: Replies,
-    /// Receive buffer; `None` while the kernel uses it.
+    /// Receive buffer of the connection; `None` while the kernel uses it.
     incoming: Option<Incoming>,
-    /// Cookie of the request that owns the memory into which the kernel receives.
+    /// Cookie of the request into which the kernel receives directly, if there is one.
     direct: Option<u64>,
-    /// Message being assembled.
+    /// Message of commands that is being assembled.
     staged: Outgoing,
-    /// Message buffer for reuse; `None` while the kernel uses it.
+    /// Message buffer to be reused; `None` while the kernel uses it.
     spare: Option<Outgoing>,
-    /// A reply has been received on the connection.
+    /// Whether any reply was received on the connection.
     answered: bool,
-    /// The server has announced that it shuts down.
+    /// Whether the server has announced that it shuts down.
     shutting_down: bool,
-    /// Last field: dropped after the connection.
+    /// Keeper's guard of the connection. As the last field, it is dropped after the connection.
     _kept: Option<ConnectionGuard>,
 }
 
@@ -150,24 +150,24 @@ enum State {
     Closing {
         open: Open,
         until: Instant,
-        /// Cause for which commands fail after several failed connections.
+        /// Cause for which commands fail after several failed connections, if there is one.
         blame: Option<Blame>,
         ended: bool,
     },
 }
 
-/// Slot of a queue for one connection, which may be down.
+/// Place for one connection of a queue, which may be down.
 pub(super) struct Link {
     state: State,
     in_flight: InFlight<Subrequest>,
     /// Commands of the previous connection, which are sent first on the next one.
     pub(super) again: VecDeque<Subrequest>,
-    /// Number of consecutive connections that ended before any reply.
+    /// Number of connections in a row that have ended before any reply.
     pub(super) failures: u32,
-    /// Time of the first connection failure since the last reply.
+    /// Time at which a connection first failed since the last reply.
     lost: Option<Instant>,
     looked: Option<Instant>,
-    /// Time when no thread could be started to make the next connection.
+    /// Time at which no thread could be started for the next connection.
     pub(super) forsaken: Option<Instant>,
 }
 
@@ -184,7 +184,7 @@ impl Link {
         }
     }
 
-    /// Starts to use a new connection.
+    /// Starts to use a connection that was made.
     pub(super) fn opened(&mut self, streams: &RingStreams, connected: Connected) {
         if self.again.is_empty() {
             self.lost = None;
@@ -207,7 +207,7 @@ impl Link {
         self.in_flight.len()
     }
 
-    /// Returns whether a command can be staged.
+    /// Returns whether another command can be added to the message.
     pub(super) fn has_room(&self) -> bool {
         match &self.state {
             State::Open(open) => !self.in_flight.is_full() && open.staged.left() < STAGED,
@@ -215,7 +215,7 @@ impl Link {
         }
     }
 
-    /// Returns whether nothing is staged, so that the next command begins a batch.
+    /// Returns whether the message is empty, so that the next command begins a batch.
     pub(super) fn begins(&self) -> bool {
         match &self.state {
             State::Open(open) => open.staged.left() == 0,
@@ -223,12 +223,12 @@ impl Link {
         }
     }
 
-    /// Returns whether the link is closing or connecting.
+    /// Returns whether the connection is closing or being made.
     pub(super) fn is_down(&self) -> bool {
         !matches!(self.state, State::Open(_))
     }
 
-    /// Returns whether commands can be sent.
+    /// Returns whether the connection is open, so that commands can be sent.
     pub(super) fn is_open(&self) -> bool {
         matches!(self.state, State::Open(_))
     }
@@ -245,7 +245,7 @@ impl Link {
         self.is_down() && self.lost.is_some_and(overdue)
     }
 
-    /// Returns whether something was received, or can be sent.
+    /// Returns whether bytes were received, or a message can be sent.
     pub(super) fn has_news(&self) -> bool {
         match &self.state {
             State::Connecting => false,
@@ -295,7 +295,7 @@ impl Link {
         }
     }
 
-    /// Passes the staged message to the ring. Returns `true` if there was one.
+    /// Starts to send the assembled message. Returns `false` if it is empty.
     pub(super) fn send(&mut self) -> bool {
         let State::Open(open) = &mut self.state else {
             return false;
@@ -345,7 +345,7 @@ impl Link {
         Ok(())
     }
 
-    /// Starts closing the connection.
+    /// Starts to close the connection for the reason `why`.
     pub(super) fn close(&mut self, why: &Broken, now: Instant) {
         let state = std::mem::replace(&mut self.state, State::Connecting);
         let State::Open(mut open) = state else {
@@ -379,7 +379,8 @@ impl Link {
         };
     }
 
-    /// Cancels operations of a closing connection, to regain memory from the kernel soon.
+    /// Cancels the kernel's operations on a closing connection, so that it returns their memory
+    /// soon.
     pub(super) fn hurry(&mut self) {
         if let State::Closing { open, .. } = &self.state {
             open.stream.cancel();
@@ -538,7 +539,7 @@ impl Open {
         self.spare = Some(outgoing);
     }
 
-    /// Records `len` bytes that were received into a request's memory.
+    /// Records that the kernel has received `len` bytes directly into a request's memory.
     fn received(
         &mut self,
         incoming: &mut Incoming,
@@ -600,7 +601,7 @@ impl Open {
         }
     }
 
-    /// Starts the next receive operation.
+    /// Starts the next receive, into the buffer or directly into a request's memory.
     fn receive(&mut self, mut incoming: Incoming, in_flight: &mut InFlight<Subrequest>) {
         if incoming.bytes().is_empty()
             && let Some(expected) = self.replies.expects()
@@ -648,14 +649,14 @@ impl Open {
 }
 
 impl Subrequest {
-    /// Copies received data of a read into the command's memory, at offset `at`.
+    /// Copies received data into the command's memory, at byte offset `at` of the command.
     fn store(&mut self, at: u32, bytes: &[u8]) {
         if !self.given_up {
             self.unstored |= self.list.copy_from(at.into(), bytes) != bytes.len();
         }
     }
 
-    /// Zeroes a range of the command's memory, for a hole in a read.
+    /// Zeroes `len` bytes of the command's memory from offset `at` on, for a hole in a read.
     fn clear(&mut self, at: u32, len: u32) {
         if !self.given_up {
             let mut hole = SegmentList::new();
@@ -666,7 +667,7 @@ impl Subrequest {
 }
 
 impl Drop for Open {
-    /// Sends a disconnect request to the server, if that can be done without waiting.
+    /// Sends NBD_CMD_DISC to the server, if that does not block.
     fn drop(&mut self) {
         if let Some(mut outgoing) = self.spare.take() {
             outgoing.clear(|_, list| drop(list));
@@ -691,7 +692,7 @@ fn failed(command: Command) -> IoErrorKind {
     }
 }
 
-/// Converts the error code of a reply to a result.
+/// Returns the result of a command with this NBD error code in its reply.
 fn result(error: Option<u32>, subrequest: &Subrequest) -> Result<(), IoError> {
     match error {
         None if subrequest.unstored => Err(IoErrorKind::Memory.into()),

@@ -22,11 +22,11 @@ use volume::{
     QueueState, Request, RingStreams, VolumeQueue, Wake,
 };
 
-/// Interval between checks of time-outs while commands are outstanding.
+/// Interval of checks for requests that have timed out.
 const TIMEOUT_CHECK_INTERVAL: Duration = Duration::from_millis(100);
-/// Interval between attempts to start a thread after one failed.
+/// Interval between attempts to start a connecting thread after one has failed.
 const THREADS: Duration = Duration::from_secs(1);
-/// Maximum data of one command in bytes.
+/// Maximum number of data bytes of one command.
 const MAX_DATA_LEN: u32 = 1 << 20;
 /// Maximum number of bytes that one command zeroes or trims. A server may implement it by writing,
 /// and must answer in time.
@@ -41,20 +41,20 @@ pub(crate) struct NbdQueue {
     inbox: Arc<Inbox>,
     links: Vec<Link>,
     parents: SplitRequests,
-    /// Indexes of requests with commands that were not sent yet.
+    /// Indices of requests with commands that were not sent yet.
     waiting: VecDeque<usize>,
     /// Number of outstanding commands of cancelled requests that change data. No command is sent
     /// until they have ended, because after a reset a guest's old write must not overwrite its new
     /// one.
     given_up: usize,
-    /// Indexes of cancelled requests that wait until the kernel has returned their memory.
+    /// Indices of cancelled requests whose memory the kernel still uses.
     lent: Vec<usize>,
-    /// Completed requests.
+    /// Completions that the next poll passes to the caller.
     ended: Vec<Completion>,
-    /// Buffer for finished commands, kept for reuse.
+    /// Empty list of ended commands, kept to reuse its memory.
     over: Vec<CommandResult>,
     zeroes: Option<SegmentList>,
-    /// Current time, updated once per round.
+    /// Time at the beginning of the present round.
     now: Instant,
     ending: DrainWatch,
 }
@@ -96,7 +96,7 @@ impl NbdQueue {
         queue
     }
 
-    /// Starts a thread that makes the next connection of a link.
+    /// Starts a thread that makes the next connection of link `number`.
     fn connect(&mut self, number: usize) {
         let Some(link) = self.links.get_mut(number) else {
             return;
@@ -110,7 +110,7 @@ impl NbdQueue {
         };
     }
 
-    /// Retries connections for which no thread could be started.
+    /// Retries to start threads for connections for which that has failed.
     fn connect_forsaken(&mut self) {
         for number in 0..self.links.len() {
             let since = self.links.get(number).and_then(|link| link.forsaken);
@@ -120,7 +120,7 @@ impl NbdQueue {
         }
     }
 
-    /// Sends commands as long as the connections have room.
+    /// Sends commands of waiting requests, as long as connections have room.
     fn issue(&mut self) {
         if self.given_up > 0 {
             return;
@@ -202,7 +202,7 @@ impl NbdQueue {
         }
     }
 
-    /// Handles events of one connection.
+    /// Handles received bytes and sent messages of link `number`.
     fn poll_link(&mut self, number: usize) {
         let mut over = std::mem::take(&mut self.over);
         if let Some(link) = self.links.get_mut(number) {
@@ -221,7 +221,7 @@ impl NbdQueue {
         self.over = over;
     }
 
-    /// Ends the commands of cancelled requests that are queued to be sent again.
+    /// Ends the commands of cancelled requests that were to be sent again.
     fn drop_cancelled(&mut self, number: usize, over: &mut Vec<CommandResult>) {
         let Some(link) = self.links.get_mut(number) else {
             return;
@@ -239,7 +239,7 @@ impl NbdQueue {
         }
     }
 
-    /// Abandons the commands of a cancelled request.
+    /// Abandons the commands of the cancelled request with this index.
     fn give_up(&mut self, place: usize) {
         let Some(parent) = self.parents.get(place) else {
             return;
@@ -287,7 +287,7 @@ impl NbdQueue {
         self.end_if_over(place);
     }
 
-    /// Completes cancelled requests after the kernel has returned their memory.
+    /// Completes the cancelled requests for which the kernel has returned the memory.
     fn collect(&mut self) {
         for place in std::mem::take(&mut self.lent) {
             // Another request may use this index by now.
@@ -297,7 +297,7 @@ impl NbdQueue {
         }
     }
 
-    /// Fails requests that have waited too long for a server.
+    /// Fails the requests that have waited too long for the server.
     fn fail_overdue(&mut self) {
         let (now, limit) = (self.now, self.shared.options.reconnect_delay);
         if !self.links.iter().any(|link| link.is_overdue(now, limit)) {
@@ -332,7 +332,7 @@ impl NbdQueue {
         }
     }
 
-    /// Abandons the requests when the worker ends and the server does not answer.
+    /// Abandons all requests if the worker ends and the server does not answer in time.
     fn end(&mut self, answered: bool) {
         if !self.parents.is_empty() && self.ending.is_over(answered) {
             let server = &self.shared.server;
@@ -347,7 +347,7 @@ impl NbdQueue {
         }
     }
 
-    /// Returns whether the next round has work without any event.
+    /// Returns whether the next round has work to do even without an event.
     fn goes_on(&self) -> bool {
         let issues = |link: &Link| link.has_room() && !link.again.is_empty();
         let room = || {
@@ -363,7 +363,7 @@ impl NbdQueue {
     }
 }
 
-/// Creates the next command of a request.
+/// Returns the next command of a request, for a part of at most the maximum length.
 fn next(
     parent: &mut SplitRequest,
     place: usize,
@@ -529,7 +529,7 @@ impl FastPath for NbdQueue {
         self.submit(Request::transfer(tag, op, offset, data))
     }
 
-    /// Sends all staged commands as one message.
+    /// Sends all assembled commands of each connection as one message.
     fn push(&mut self) {
         for link in &mut self.links {
             if link.send() {

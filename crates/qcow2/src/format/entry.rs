@@ -5,45 +5,45 @@ use super::Geometry;
 /// Flag of an entry for a cluster with a refcount of one, which may be written in place.
 pub const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
-/// Flag of an entry for a cluster that reads as zeroes, whatever it contains.
+/// Flag bit of an L2 entry: the guest cluster reads as zeroes, whatever the host cluster contains.
 pub const ZERO: u64 = 1;
-/// Mask of the host offset, bits 9 to 55.
+/// Mask of the host cluster offset in an L1 or L2 entry, bits 9 to 55.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
-/// Location of a guest cluster's data.
+/// Location of a guest cluster's data, decoded from an L2 entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mapping {
     /// Unallocated: reads from the backing file, or as zeroes without one.
     Unallocated,
-    /// Reads as zeroes.
+    /// The guest cluster reads as zeroes.
     Zero {
-        /// Offset of the host cluster that is preallocated for it, if any.
+        /// Offset in the file of a host cluster that is reserved for the guest cluster, if any.
         host: Option<u64>,
     },
     /// Uncompressed data in the image.
     Data {
-        /// Offset of the host cluster.
+        /// Offset in the file of the host cluster.
         host: u64,
         /// Whether no other entry refers to the cluster, so that it may be written in place.
         copied: bool,
     },
     /// Compressed data in the image.
     Compressed {
-        /// Offset of the compressed data, which need not be aligned.
+        /// Offset in the file of the compressed data, which need not be aligned.
         host: u64,
         /// Number of bytes that contain the compressed data, which may end before.
         len: u64,
     },
-    /// Invalid according to the format.
+    /// The entry is invalid according to the qcow2 format.
     Invalid,
 }
 
-/// An entry of an L2 table.
+/// Entry of an L2 table, which maps one guest cluster, in host byte order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct L2Entry(pub u64);
 
 impl L2Entry {
-    /// Entry that no valid image contains; it replaces invalid entries in memory.
+    /// Entry that no valid image contains. In memory, it stands for an invalid entry of the image.
     pub const INVALID: Self = Self(u64::MAX);
 
     /// Creates the entry for a host cluster that no other entry refers to.

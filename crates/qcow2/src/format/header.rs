@@ -3,13 +3,13 @@
 /// Number of bytes at the beginning of a file that contain every header. The header lies in the
 /// first cluster, and this is the maximum cluster size.
 pub const HEADER_ROOM: usize = 1 << 21;
-/// Header offset of the disk size.
+/// Byte offset in the header of the disk size.
 pub const OFFSET_SIZE: u64 = 24;
-/// Header offset of the L1 table's size and offset.
+/// Byte offset in the header of the L1 table's number of entries and offset.
 pub const OFFSET_L1: u64 = 36;
-/// Header offset of the refcount table's offset and number of clusters.
+/// Byte offset in the header of the refcount table's offset and number of clusters.
 pub const OFFSET_REFCOUNTS: u64 = 48;
-/// Header offset of the feature fields: incompatible, compatible, autoclear.
+/// Byte offset in the header of the feature fields: incompatible, compatible, autoclear.
 pub const OFFSET_FEATURES: u64 = 72;
 /// Incompatible feature bit: refcounts may be wrong, but references are right.
 pub const DIRTY: u64 = 1;
@@ -28,11 +28,11 @@ const EXTENSION_BITMAPS: u32 = 0x2385_2875;
 
 /// Maximum length in bytes of a backing file's name.
 const MAX_NAME_LEN: usize = 1023;
-/// Maximum size in bytes of an L1 table, as in QEMU (`QCOW_MAX_L1_SIZE`).
+/// Maximum size of an L1 table in bytes, equal to QEMU's (`QCOW_MAX_L1_SIZE`).
 const LARGEST_L1: u64 = 32 << 20;
-/// Maximum size in bytes of a refcount table, as in QEMU (`QCOW_MAX_REFTABLE_SIZE`).
+/// Maximum size of a refcount table in bytes, equal to QEMU's (`QCOW_MAX_REFTABLE_SIZE`).
 const LARGEST_REFTABLE: u64 = 8 << 20;
-/// Maximum number of bits in an offset within an image.
+/// Number of bits of an offset within an image file.
 const OFFSET_BITS: u32 = 56;
 
 /// Reason why an image cannot be served. Error messages append it to the image's name.
@@ -104,14 +104,14 @@ fn compression(kind: u8) -> String {
     }
 }
 
-/// Parameters that determine the layout of an image.
+/// Parameters of a qcow2 image that determine its layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
-    /// Format version, 2 or 3.
+    /// Version of the qcow2 format, 2 or 3.
     pub version: u32,
-    /// Logarithm of the cluster size, 9 to 21.
+    /// Cluster size as a power of two in bytes, 9 to 21.
     pub cluster_bits: u32,
-    /// Logarithm of the width of a refcount in bits, 0 to 6.
+    /// Width of a refcount as a power of two in bits, 0 to 6.
     pub refcount_order: u32,
 }
 
@@ -133,7 +133,7 @@ impl Geometry {
         self.cluster_bits + 3 - self.refcount_order
     }
 
-    /// Returns the number of clusters that `bytes` bytes need.
+    /// Returns the number of clusters that `bytes` bytes occupy, rounded up.
     pub const fn clusters(&self, bytes: u64) -> u64 {
         bytes.div_ceil(self.cluster_size())
     }
@@ -144,22 +144,22 @@ impl Geometry {
     }
 }
 
-/// An image's header.
+/// Header of a qcow2 image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// Parameters of the image's layout.
+    /// Version, cluster size and refcount width of the image.
     pub geometry: Geometry,
-    /// Size of the disk in bytes.
+    /// Size of the virtual disk in bytes.
     pub size: u64,
     /// Number of entries in the L1 table.
     pub l1_entries: u32,
-    /// Offset of the L1 table.
+    /// Byte offset of the L1 table in the file.
     pub l1_offset: u64,
-    /// Offset of the refcount table.
+    /// Byte offset of the refcount table in the file.
     pub reftable_offset: u64,
     /// Number of clusters in the refcount table.
     pub reftable_clusters: u32,
-    /// Number of internal snapshots.
+    /// Number of internal snapshots in the image.
     pub snapshots: u32,
     /// Incompatible features: a reader that does not know one of them must refuse the image.
     pub incompatible: u64,
@@ -172,7 +172,7 @@ pub struct Header {
     has_bitmaps: bool,
 }
 
-/// Accessor for the big-endian fields of a header.
+/// Reader of the big-endian fields in a header's bytes.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {

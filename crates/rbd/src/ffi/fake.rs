@@ -10,23 +10,23 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Answer that stands for the correct result.
+/// Value of a simulated answer that stands for success.
 pub(crate) const RIGHT: i64 = i64::MAX;
 
-/// An image, by its name.
+/// Simulated image of a Ceph cluster, for tests.
 pub(crate) struct FakeImage {
     pub(crate) size: AtomicU64,
     pub(crate) data: Mutex<Vec<u8>>,
-    /// [`RIGHT`], or the answer to every request.
+    /// Result of every request: [`RIGHT`], or an error number.
     pub(crate) answer: AtomicI64,
-    /// Answer of the function that starts a request.
+    /// Result of the function that starts a request: [`RIGHT`], or an error number.
     pub(crate) refused: AtomicI64,
-    /// Requests do not end until they are released.
+    /// Whether requests are held until they are released.
     pub(crate) holds: AtomicBool,
     held: Mutex<Vec<usize>>,
-    /// Requests that were started.
+    /// Number of requests that were started.
     pub(crate) started: AtomicUsize,
-    /// The cluster answers.
+    /// Whether the simulated cluster does not answer.
     pub(crate) away: AtomicBool,
     watch: Mutex<Option<(Changed, usize)>>,
 }
@@ -53,7 +53,7 @@ impl FakeImage {
         image
     }
 
-    /// Ends all that is held.
+    /// Ends all requests that are held.
     pub(crate) fn release(&self) {
         self.holds.store(false, Ordering::SeqCst);
         for completion in std::mem::take(&mut *self.held.lock().unwrap()) {
@@ -61,7 +61,7 @@ impl FakeImage {
         }
     }
 
-    /// Changes the size, and notifies the watch.
+    /// Changes the size of the image, and calls the watch's callback.
     pub(crate) fn resize(&self, size: u64) {
         self.size.store(size, Ordering::SeqCst);
         self.data.lock().unwrap().resize(size as usize, 0);

@@ -5,10 +5,10 @@ use libc::{c_char, c_int, c_void, size_t, ssize_t};
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
-/// A cluster, an I/O context, an image, a completion: the libraries' own.
+/// Pointer to an object of librados or librbd: cluster, I/O context, image or completion.
 pub(super) type Handle = *mut c_void;
 
-/// Called by a thread of the library when a request has ended.
+/// Function that a thread of the library calls when a request has ended.
 pub(super) type RawCallback = extern "C" fn(Handle, *mut c_void);
 /// Called by a thread of the library when an image's header has changed.
 pub(super) type Changed = extern "C" fn(*mut c_void);
@@ -25,13 +25,14 @@ pub(super) struct Watcher {
 /// Defines a structure of function pointers, and the function that looks them up.
 macro_rules! functions {
     ($($name:ident: fn($($argument:ty),*) -> $result:ty;)*) => {
-        /// The functions that are used.
+        /// Functions of librados and librbd, found at run time.
         pub(super) struct Functions {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> $result,)*
         }
 
         impl Functions {
-            /// Looks up all functions.
+            /// Looks up all functions in the loaded libraries. The error is the name of a missing
+            /// one.
             fn find(libraries: &[Library]) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($name: {
@@ -96,23 +97,23 @@ functions! {
 /// A library that stays loaded until the process ends: its threads may run its code until then.
 struct Library(*mut c_void);
 
-/// Error of loading the libraries.
+/// Reason why librados and librbd cannot be loaded.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum LibraryError {
-    /// A library is not there.
+    /// A library file is missing or cannot be loaded.
     #[error(
         "{name} cannot be loaded ({why}); install the package librbd1 (Debian, Ubuntu: apt install librbd1; others: dnf install librbd1)"
     )]
     Missing {
         /// File name of the library.
         name: &'static str,
-        /// Error of the system.
+        /// Error message of the dynamic linker.
         why: String,
     },
-    /// The library is too old.
+    /// The library is too old, because it lacks a function.
     #[error("librbd has no {function}; install a newer one (Ceph 16 or later)")]
     Old {
-        /// Name of the missing function.
+        /// Name of the function that the library lacks.
         function: &'static str,
     },
 }
@@ -154,10 +155,10 @@ fn find(libraries: &[Library], name: &str) -> Option<*mut c_void> {
     })
 }
 
-/// The functions of the process.
+/// Functions of the libraries, loaded once for the process.
 static FUNCTIONS: OnceLock<Result<Functions, LibraryError>> = OnceLock::new();
 
-/// Returns the functions, which the first call loads.
+/// Returns the functions of the libraries, which the first call loads.
 pub(super) fn functions() -> Result<&'static Functions, LibraryError> {
     #[cfg(test)]
     return Ok(&super::fake::FUNCTIONS);

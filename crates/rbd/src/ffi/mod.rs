@@ -23,15 +23,15 @@ use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// `RBD_LOCK_MODE_EXCLUSIVE`
+/// Lock mode RBD_LOCK_MODE_EXCLUSIVE of librbd.
 const EXCLUSIVE: c_int = 0;
-/// `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`
+/// Flag RBD_WRITE_ZEROES_FLAG_THICK_PROVISION: the space of zeroes stays allocated.
 const THICK: c_int = 1;
-/// Bytes of stack of a thread that calls the library.
+/// Stack size in bytes of a thread that calls the library.
 pub const STACK: usize = 4 << 20;
-/// Maximum number of an image's watchers that are read.
+/// Maximum number of watchers of an image that are read.
 const MAX_WATCHERS: usize = 64;
-/// Maximum size of a setting's or a metadatum's value, in bytes.
+/// Maximum length in bytes of the value of a setting or of image metadata.
 const MAX_VALUE_LEN: usize = 4096;
 
 /// Loads the libraries, if they are not there yet.
@@ -42,7 +42,7 @@ pub fn load() -> Result<(), LibraryError> {
     functions().map(drop)
 }
 
-/// Clients that were made and have not ended yet.
+/// Number of cluster clients that exist in the process.
 static LIVE_CLIENTS: AtomicUsize = AtomicUsize::new(0);
 
 unsafe extern "C" {
@@ -74,7 +74,7 @@ fn text(text: &str) -> io::Result<CString> {
     CString::new(text).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
-/// A cluster's client, connected or not.
+/// Client of a Ceph cluster, connected or not.
 pub struct Cluster {
     functions: &'static Functions,
     handle: Handle,
@@ -110,10 +110,10 @@ impl Cluster {
         check(unsafe { (self.functions.rados_conf_read_file)(self.handle, path) })
     }
 
-    /// Makes a setting.
+    /// Sets a configuration option of the client.
     ///
     /// # Errors
-    /// The library's: it does not know it.
+    /// The library's error: it does not know the option.
     pub fn set(&self, name: &str, value: &str) -> io::Result<()> {
         let (name, value) = (text(name)?, text(value)?);
         // SAFETY: a handle that was not ended, and strings with their ends.
@@ -156,25 +156,25 @@ impl Drop for Cluster {
     }
 }
 
-/// Name of an image or snapshot, as a client gives it.
+/// Name of an image or snapshot, with its pool and namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Name {
-    /// The pool.
+    /// Name of the pool.
     pub pool: String,
-    /// The namespace in the pool; empty: none.
+    /// Name of the namespace in the pool; empty for the default namespace.
     pub namespace: String,
-    /// The image.
+    /// Name of the image.
     pub image: String,
-    /// A snapshot of it.
+    /// Name of a snapshot of the image; `None` for the image itself.
     pub snapshot: Option<String>,
 }
 
-/// An open image.
+/// Open image of a Ceph cluster, or an open snapshot.
 pub struct Image {
     handle: Handle,
-    /// I/O context of the pool.
+    /// I/O context of the pool that the image is in.
     context: Handle,
-    /// Registration of [`Image::watch`]: its number, and its callback.
+    /// Registration of the callback that [`Image::watch`] has set, and its handle.
     watch: Option<(u64, Box<Watch>)>,
     cluster: Cluster,
 }
@@ -192,13 +192,13 @@ impl std::fmt::Debug for Image {
     }
 }
 
-/// A request that the library has.
+/// Request that the library is executing.
 struct Pending {
     functions: &'static Functions,
-    /// Memory that is read into, or written from.
+    /// Memory that the library reads into, or writes from.
     buffer: Option<Buffer>,
     done: CompletionCallback,
-    /// Keeps the image open.
+    /// Reference that keeps the image open until the request has ended.
     _image: Arc<Image>,
 }
 
@@ -206,23 +206,23 @@ struct Pending {
 /// library's. May not block.
 pub type CompletionCallback = Box<dyn FnOnce(isize, Option<Buffer>) + Send>;
 
-/// Operation on an image.
+/// Operation of a request to an image.
 pub enum ImageOperation<'a> {
-    /// Read into the buffer, all of it.
+    /// Read enough to fill the buffer.
     Read(Buffer),
     /// Write all of it, from a memory that the library copies within the call.
     Write(&'a SegmentList),
-    /// Write the buffer, all of it.
+    /// Write the whole buffer.
     WriteBuffer(Buffer),
     /// Make all completed writes durable.
     Flush,
-    /// Give the space of so many bytes to the cluster.
+    /// Discard this number of bytes, so that the cluster can free their space.
     Discard(u64),
-    /// Write zeroes; `thick`: their space remains allocated.
+    /// Write zeroes. With `thick`, their space stays allocated.
     Zeroes {
-        /// Bytes.
+        /// Number of bytes to zero.
         len: u64,
-        /// Keep their space.
+        /// Whether the space of the zeroes stays allocated.
         thick: bool,
     },
 }
@@ -361,7 +361,7 @@ impl Image {
         self.number(self.functions().rbd_get_size)
     }
 
-    /// Returns the features (`RBD_FEATURE_*`).
+    /// Returns the feature bits of the image (`RBD_FEATURE_*`).
     ///
     /// # Errors
     /// The library's.
@@ -369,7 +369,7 @@ impl Image {
         self.number(self.functions().rbd_get_features)
     }
 
-    /// Resizes the image, and waits for the end.
+    /// Resizes the image to `bytes` bytes, blocking.
     ///
     /// # Errors
     /// The library's.
@@ -378,17 +378,17 @@ impl Image {
         check(unsafe { (self.functions().rbd_resize)(self.handle, bytes) })
     }
 
-    /// Acquires the exclusive lock for good, and waits for it. A living client that has it is asked
-    /// for it.
+    /// Acquires the exclusive lock of the image permanently, and waits for it. A living client that
+    /// holds the lock is asked to release it.
     ///
     /// # Errors
-    /// The library's: `EROFS` or `EBUSY`, if another client keeps the lock.
+    /// The error of librbd: `EROFS` or `EBUSY`, if another client keeps the lock.
     pub fn lock(&self) -> io::Result<()> {
         // SAFETY: an image that is not closed.
         check(unsafe { (self.functions().rbd_lock_acquire)(self.handle, EXCLUSIVE) })
     }
 
-    /// Releases the lock.
+    /// Releases the exclusive lock of the image.
     ///
     /// # Errors
     /// The library's.
@@ -397,7 +397,7 @@ impl Image {
         check(unsafe { (self.functions().rbd_lock_release)(self.handle) })
     }
 
-    /// Returns whether this client has the lock.
+    /// Returns whether this client has the exclusive lock of the image.
     ///
     /// # Errors
     /// The library's.
@@ -503,7 +503,7 @@ impl Image {
         Ok(value.to_string_lossy().into_owned())
     }
 
-    /// Sets one.
+    /// Sets a value of the image's metadata.
     ///
     /// # Errors
     /// The library's.
@@ -628,7 +628,7 @@ impl Image {
     }
 }
 
-/// [`ImageOperation`], with its buffer moved into the [`Pending`].
+/// [`ImageOperation`] with its buffer moved into the [`Pending`] request.
 enum Ready<'a> {
     Read,
     Write(&'a SegmentList),
@@ -639,7 +639,7 @@ enum Ready<'a> {
 }
 
 impl Drop for Image {
-    /// Waits for the library, and for the cluster.
+    /// Closes the image, which waits for the library and the cluster.
     fn drop(&mut self) {
         let functions = self.functions();
         if let Some((number, watch)) = self.watch.take() {

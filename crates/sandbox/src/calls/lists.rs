@@ -2,7 +2,7 @@
 
 use libc::c_long;
 
-/// Calls that are allowed with any arguments.
+/// System calls that the filter allows with any arguments.
 pub(super) const ALWAYS: &[c_long] = &[
     // Operations on open files. No further file can be opened.
     libc::SYS_read,
@@ -109,7 +109,7 @@ pub(super) const ARCHITECTURE_CALLS: &[c_long] = &[
     libc::SYS_unlink,
 ];
 
-/// This architecture has no older forms.
+/// Older system calls of this architecture, of which there are none.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) const ARCHITECTURE_CALLS: &[c_long] = &[];
 
@@ -145,7 +145,7 @@ pub(super) const LISTENING: &[c_long] = &[
     libc::SYS_geteuid,
 ];
 
-/// Atomic replacement of a file.
+/// System calls that replace a file atomically.
 pub(super) const RENAMING: &[c_long] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_rename,
@@ -153,10 +153,10 @@ pub(super) const RENAMING: &[c_long] = &[
     libc::SYS_renameat2,
 ];
 
-/// Query when a block device is opened (`linux/fs.h`): its block size.
+/// ioctls that are allowed on block devices: the query of the block size (`linux/fs.h`).
 pub(super) const DEVICE_IOCTLS: &[u64] = &[0x1268];
 
-/// Allowed fcntl commands.
+/// Commands of the system call fcntl that the filter allows.
 pub(super) const FCNTL: &[libc::c_int] = &[
     libc::F_DUPFD,
     libc::F_DUPFD_CLOEXEC,
@@ -172,7 +172,7 @@ pub(super) const FCNTL: &[libc::c_int] = &[
     libc::F_ADD_SEALS,
 ];
 
-/// Calls that end the process at once.
+/// System calls that end the process at once.
 pub(super) const NEVER: &[c_long] = &[
     // Another program.
     libc::SYS_execve,

@@ -24,13 +24,13 @@ use seccompiler::{
 };
 use std::collections::BTreeMap;
 
-/// Type of VFIO's and iommufd's ioctls, bits 8 to 15 (`linux/vfio.h`, `linux/iommufd.h`).
+/// Type of the ioctls of VFIO and iommufd, in bits 15:8 of their numbers (`linux/vfio.h`).
 const VFIO_TYPE: u64 = b';' as u64;
 
-/// Mask of a socket's kind, without its flags (`SOCK_TYPE_MASK`, `linux/net.h`).
+/// Mask of a socket's type without its flags (`SOCK_TYPE_MASK`, `linux/net.h`).
 const SOCK_TYPE: u64 = 0xf;
 
-/// Rules by call; a call without rules matches with any arguments.
+/// Filter rules by system call number. A call without rules is allowed with any arguments.
 type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 
 /// Returns whether there are lists for this architecture, and the kernel was built with seccomp
@@ -43,7 +43,8 @@ fn architecture() -> Option<TargetArch> {
     TargetArch::try_from(std::env::consts::ARCH).ok()
 }
 
-/// Installs the filters in all threads. `holds`: Landlock restricts opening.
+/// Installs the system call filters in all threads. `holds` is whether Landlock restricts opening
+/// files.
 pub(crate) fn install(needs: &Needs, holds: bool) -> Result<(), Error> {
     let never = plain(lists::NEVER);
     let clone3 = plain(&[libc::SYS_clone3]);
@@ -83,7 +84,7 @@ fn plain(calls: &[c_long]) -> Rules {
     calls.iter().map(|call| (*call, Vec::new())).collect()
 }
 
-/// Returns the rules of the needed calls.
+/// Returns the filter rules of all system calls that the process needs.
 fn allowed(needs: &Needs, holds: bool) -> Result<Rules, Error> {
     let mut rules = plain(lists::ALWAYS);
     rules.extend(plain(lists::ARCHITECTURE_CALLS));
@@ -202,7 +203,7 @@ fn sockets(needs: &Needs, rules: &mut Rules) -> Result<(), Error> {
     Ok(())
 }
 
-/// Creates a condition on the lower half of an argument.
+/// Returns a filter condition on the lower 32 bits of an argument.
 fn condition(number: u8, compare: SeccompCmpOp, value: u64) -> Result<SeccompCondition, Error> {
     Ok(SeccompCondition::new(
         number,
@@ -212,7 +213,7 @@ fn condition(number: u8, compare: SeccompCmpOp, value: u64) -> Result<SeccompCon
     )?)
 }
 
-/// An argument of a call, by its index from 0.
+/// Argument of a system call by its index, for filter rules.
 #[derive(Clone, Copy)]
 struct Argument(u8);
 
@@ -231,7 +232,7 @@ impl Argument {
         Ok(SeccompRule::new(vec![condition])?)
     }
 
-    /// Matches exactly this value.
+    /// Returns the rule that the argument has exactly this value.
     fn is(self, value: u64) -> Result<SeccompRule, Error> {
         self.rule(SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, value)
     }
@@ -241,12 +242,12 @@ impl Argument {
         self.rule(SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
     }
 
-    /// Matches these bits of the value.
+    /// Returns the rule that the masked bits of the argument have this value.
     fn has(self, mask: u64, value: u64) -> Result<SeccompRule, Error> {
         self.rule(SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(mask), value)
     }
 
-    /// Matches these bits of the lower half.
+    /// Returns the rule that the masked bits of the argument's lower 32 bits have this value.
     fn has_word(self, mask: u64, value: u64) -> Result<SeccompRule, Error> {
         self.rule(SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(mask), value)
     }

@@ -9,13 +9,13 @@ use crate::wire::Command;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// There is no server at that path, or it cannot be reached.
+    /// No server listens at the path, or it cannot be reached.
     #[error("cannot connect")]
     Connect(#[source] Errno),
-    /// The socket failed.
+    /// A system call on the socket failed.
     #[error("cannot exchange messages")]
     Io(#[source] Errno),
-    /// The server did not answer in time.
+    /// The server did not answer within the time limit.
     #[error("timed out")]
     TimedOut,
     /// The server closed the connection.
@@ -30,52 +30,52 @@ pub enum ClientError {
     /// The server answered with an error.
     #[error("command {} refused", .command.0)]
     Refused {
-        /// The command.
+        /// Command that the server has refused.
         command: Command,
-        /// The server's error number; `None` if it is missing or invalid.
+        /// Error number in the server's reply; `None` if it is missing or invalid.
         #[source]
         errno: Option<Errno>,
     },
     /// The server sent a reply without a pending command, for example the error of a posted write.
     #[error("unsolicited reply to command {}", .command.0)]
     Unsolicited {
-        /// The command in the reply.
+        /// Command that the reply names.
         command: Command,
-        /// The error in the reply, if it is one.
+        /// Error number in the reply, if it is an error reply.
         #[source]
         errno: Option<Errno>,
     },
-    /// The server's answer is malformed.
+    /// The server's reply is malformed.
     #[error("malformed answer: {0}")]
     Malformed(&'static str),
     /// The server's capabilities are malformed.
     #[error("malformed capabilities")]
     Capabilities(#[from] CapabilitiesError),
-    /// The server speaks another version.
+    /// The server uses an unsupported version of the protocol.
     #[error("server speaks version {major}.{minor}")]
     Version {
-        /// Major version of the server.
+        /// Major version of the protocol that the server uses.
         major: u16,
-        /// Minor version of the server.
+        /// Minor version of the protocol that the server uses.
         minor: u16,
     },
-    /// The access is longer than the server's limit for one message.
+    /// The region access is longer than the server's limit for one message.
     #[error("{count} bytes in one access, the server takes {limit}")]
     TooLong {
-        /// Bytes of the access.
+        /// Length of the access in bytes.
         count: usize,
-        /// The server's limit.
+        /// Maximum length that the server allows, in bytes.
         limit: u64,
     },
-    /// More descriptors than fit into one message.
+    /// More descriptors were given than fit into one message.
     #[error("{count} file descriptors in one message, {limit} are possible")]
     TooManyFds {
-        /// Descriptors given.
+        /// Number of descriptors that were given.
         count: usize,
-        /// The limit.
+        /// Maximum number of descriptors in one message.
         limit: usize,
     },
-    /// An earlier call failed, so that the state of the stream is unknown.
+    /// An earlier call failed in the middle of a message, so the connection is unusable.
     #[error("connection is broken by an earlier error")]
     Broken,
 }

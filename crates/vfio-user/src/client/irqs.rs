@@ -8,14 +8,14 @@ use super::{Client, ClientError};
 use crate::device::IrqAction;
 use crate::wire::{self, Command};
 
-/// Interrupts to act on, or eventfds to assign.
+/// Interrupts that a client's request selects, or eventfds to assign to them.
 #[derive(Clone, Copy, Debug)]
 pub enum Irqs<'a> {
-    /// This many interrupts.
+    /// The given number of interrupts, from the first one on.
     All(u32),
-    /// The interrupts that are `true`.
+    /// The interrupts with the value `true`.
     Chosen(&'a [bool]),
-    /// The eventfd of each interrupt; `None` de-assigns.
+    /// Eventfd for each interrupt; `None` removes the eventfd.
     Eventfds(&'a [Option<BorrowedFd<'a>>]),
 }
 

@@ -25,27 +25,27 @@ use crate::device::{DeviceInfo, DmaMapping, DmaUnmapping, IrqInfo};
 use crate::version::Capabilities;
 use crate::wire::{self, Command, HEADER_SIZE, Header, flags};
 
-/// A client of one server.
+/// Blocking client of one vfio-user server.
 #[derive(Debug)]
 pub struct Client {
     raw: RawClient,
     server: Capabilities,
     next_id: u16,
     broken: bool,
-    /// Buffers for messages, reused by every call.
+    /// Buffers for messages, which every call reuses.
     out: Vec<u8>,
     reply: Vec<u8>,
 }
 
 impl Client {
-    /// Connects and negotiates. `timeout` applies to each call.
+    /// Connects to a server's socket and negotiates the version. `timeout` applies to each call.
     pub fn connect(path: impl AsRef<Path>, timeout: Duration) -> Result<Self, ClientError> {
         let mut client = Self::new(RawClient::connect(path.as_ref(), timeout)?);
         client.negotiate()?;
         Ok(client)
     }
 
-    /// Creates a client over a connected socket, not yet negotiated.
+    /// Creates a client over a connected socket, before the version is negotiated.
     pub fn new(raw: RawClient) -> Self {
         let (out, reply) = (Vec::new(), Vec::new());
         Self {
@@ -58,17 +58,17 @@ impl Client {
         }
     }
 
-    /// Returns the socket, for raw messages.
+    /// Returns the connection, for raw messages.
     pub fn raw(&mut self) -> &mut RawClient {
         &mut self.raw
     }
 
-    /// Returns the capabilities that the server has stated.
+    /// Returns the capabilities that the server has stated in the version message.
     pub fn server_capabilities(&self) -> &Capabilities {
         &self.server
     }
 
-    /// Negotiates the version, with this crate's capabilities.
+    /// Negotiates the protocol version, and states this crate's capabilities.
     pub fn negotiate(&mut self) -> Result<(), ClientError> {
         let ours = Capabilities {
             max_msg_fds: wire::MAX_MSG_FDS as u64,
@@ -113,7 +113,7 @@ impl Client {
         Ok(())
     }
 
-    /// Asks for the number of regions and interrupt types.
+    /// Requests the number of regions and interrupt types of the device.
     pub fn device_info(&mut self) -> Result<DeviceInfo, ClientError> {
         let request = wire::DeviceInfo {
             argsz: size_of::<wire::DeviceInfo>() as u32,
@@ -130,7 +130,7 @@ impl Client {
         })
     }
 
-    /// Asks for the number and kind of interrupts of one type.
+    /// Requests the number and properties of the interrupts of type `index`.
     pub fn irq_info(&mut self, index: u32) -> Result<IrqInfo, ClientError> {
         let request = wire::IrqInfo {
             argsz: size_of::<wire::IrqInfo>() as u32,
@@ -149,7 +149,7 @@ impl Client {
         })
     }
 
-    /// Makes memory accessible to the device.
+    /// Makes a range of memory accessible to the device (`VFIO_USER_DMA_MAP`).
     pub fn dma_map(
         &mut self,
         map: DmaMapping,
@@ -188,13 +188,13 @@ impl Client {
         Ok(reply.size)
     }
 
-    /// Resets the device.
+    /// Resets the device (`VFIO_USER_DEVICE_RESET`).
     pub fn reset(&mut self) -> Result<(), ClientError> {
         let fds = self.call(Command::DEVICE_RESET, &[], &[])?;
         self.no_fds(&fds)
     }
 
-    /// Sends a command and does not wait for a reply; returns its message id.
+    /// Sends a command without waiting for the reply. Returns its message ID.
     pub fn send(
         &mut self,
         command: Command,
@@ -231,7 +231,7 @@ impl Client {
         sent.map(|()| message_id)
     }
 
-    /// Sends a command and receives its reply, with the payload in `self.reply`.
+    /// Sends a command and waits for its reply; the payload is in `self.reply`.
     fn call(
         &mut self,
         command: Command,
@@ -283,7 +283,7 @@ impl Client {
         }
     }
 
-    /// Parses the structure at the beginning of the reply; returns it and the rest.
+    /// Parses the structure at the beginning of the reply. Returns it and the remaining bytes.
     fn parse<T: FromBytes + KnownLayout + Immutable>(
         &mut self,
         what: &'static str,

@@ -19,17 +19,17 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::ClientError;
 use crate::wire::{HEADER_SIZE, Header, MAX_MSG_FDS};
 
-/// Maximum accepted message: QEMU's limit of a transfer, and its header.
+/// Maximum size in bytes of an accepted message: QEMU's transfer limit and a header.
 const MAX_MESSAGE: usize = (64 << 20) + 64;
 
-/// A message as received.
+/// Message that a client has received.
 #[derive(Debug)]
 pub struct Frame {
     /// Header of the message.
     pub header: Header,
     /// Bytes after the header.
     pub payload: Vec<u8>,
-    /// Descriptors received with the message.
+    /// Descriptors that were received with the message.
     pub fds: Vec<OwnedFd>,
 }
 
@@ -55,7 +55,7 @@ impl RawClient {
         Self::from_fd(socket, timeout)
     }
 
-    /// Takes over a connected Unix stream socket.
+    /// Creates a client from a connected Unix stream socket.
     pub fn from_fd(socket: OwnedFd, timeout: Duration) -> Result<Self, ClientError> {
         // A zero timeout would mean none to the kernel.
         let timeout = timeout.max(Duration::from_millis(1));
@@ -65,12 +65,12 @@ impl RawClient {
         Ok(Self { socket, timeout })
     }
 
-    /// Returns the deadline of a call that begins now.
+    /// Returns the time limit of a call that begins now.
     pub fn deadline(&self) -> Instant {
         Instant::now() + self.timeout
     }
 
-    /// Sends bytes as they are; the descriptors travel with the first byte.
+    /// Sends bytes as they are. The descriptors are attached to the first byte.
     pub fn send(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
         let deadline = self.deadline();
         let mut rest = bytes;
@@ -107,7 +107,7 @@ impl RawClient {
         Ok(())
     }
 
-    /// Receives the next message of any kind.
+    /// Receives the next message, a command or a reply.
     pub fn recv(&mut self) -> Result<Frame, ClientError> {
         let mut payload = Vec::new();
         let (header, fds) = self.recv_into(&mut payload, self.deadline())?;
@@ -118,7 +118,7 @@ impl RawClient {
         })
     }
 
-    /// Receives the next message, with its payload in a reused buffer.
+    /// Receives the next message; its payload is stored in a buffer that is reused.
     pub(super) fn recv_into(
         &mut self,
         payload: &mut Vec<u8>,
@@ -190,7 +190,7 @@ impl RawClient {
         Ok(())
     }
 
-    /// Sends the error reply to a command that the server sent.
+    /// Sends an error reply to a command of the server.
     pub(super) fn refuse(&mut self, command: &Header, errno: Errno) -> Result<(), ClientError> {
         let reply = Header {
             message_size: HEADER_SIZE as u32,

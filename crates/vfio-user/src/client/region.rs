@@ -8,35 +8,35 @@ use super::{Client, ClientError};
 use crate::device::MmapArea;
 use crate::wire::{self, Command, flags};
 
-/// Maximum size of a region information request, in bytes.
+/// Maximum size in bytes of the reply to a region information request.
 const MAX_REGION_INFO: u32 = 64 << 10;
 
-/// A region as the server describes it.
+/// Region of the device, as the server describes it.
 #[derive(Debug)]
 pub struct Region {
-    /// Size in bytes; 0 for a region that does not exist.
+    /// Size of the region in bytes; 0 for a region that does not exist.
     pub size: u64,
-    /// The region is readable.
+    /// Whether the region can be read.
     pub read: bool,
-    /// The region is writable.
+    /// Whether the region can be written.
     pub write: bool,
-    /// Mapping of the region, if it is mappable.
+    /// File and areas by which the region can be mapped, if it can be.
     pub mmap: Option<Mapping>,
 }
 
-/// File and areas by which a region can be mapped.
+/// File and areas by which a client can map a region.
 #[derive(Debug)]
 pub struct Mapping {
-    /// The file to map.
+    /// File to map.
     pub fd: OwnedFd,
-    /// Offset in the file of the region's first byte.
+    /// Byte offset in the file of the region's first byte.
     pub offset: u64,
-    /// Mappable areas, all inside the region; an empty list means the whole region.
+    /// Areas of the region that can be mapped; an empty list stands for the whole region.
     pub areas: Vec<MmapArea>,
 }
 
 impl Client {
-    /// Asks for size, flags and mapping of a region.
+    /// Requests the size, flags and mapping of region `index`.
     pub fn region_info(&mut self, index: u32) -> Result<Region, ClientError> {
         let head = size_of::<wire::RegionInfo>() as u32;
         let (mut info, mut fds) = self.ask_region_info(index, head)?;
@@ -89,7 +89,7 @@ impl Client {
         Ok((info, fds))
     }
 
-    /// Reads from a region.
+    /// Reads `data` from a region (`VFIO_USER_REGION_READ`).
     pub fn region_read(
         &mut self,
         region: u32,
@@ -107,7 +107,7 @@ impl Client {
         Ok(())
     }
 
-    /// Writes to a region and waits until it is done.
+    /// Writes to a region (`VFIO_USER_REGION_WRITE`), and waits for the reply.
     pub fn region_write(
         &mut self,
         region: u32,
@@ -154,7 +154,7 @@ impl Client {
     }
 }
 
-/// Parses the areas in the reply's capabilities; `None` if these are malformed.
+/// Parses the mappable areas in the capabilities of a reply; `None` if they are malformed.
 fn sparse_areas(reply: &[u8], info: &wire::RegionInfo) -> Option<Vec<MmapArea>> {
     let mut areas = Vec::new();
     if info.flags & wire::region::CAPS == 0 {

@@ -3,47 +3,47 @@
 use state_memory::Area;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A word; its value is its offset in bytes.
+/// Word of the journal's memory; the value is the word's byte offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(super) enum Word {
-    /// Number of the client's socket; zero without a client. See [`ABANDONED`].
+    /// Keeper's number of the client's socket; zero without a client. See [`ABANDONED`].
     Client = 0,
-    /// Stream offset of the first byte that has not been received.
+    /// Stream offset of the first byte that was not received yet.
     Received = 8,
-    /// Stream offset of the first byte in [`RING`].
+    /// Stream offset of the first byte that [`RING`] contains.
     Base = 16,
-    /// The message in hand, see [`CurrentMessage`].
+    /// State of the message that is being handled, see [`CurrentMessage`].
     Hand = 24,
-    /// Value of `Received` when the take in progress began.
+    /// Value of `Received` at the beginning of the read in progress.
     TakeFrom = 32,
     /// Length of the take in progress and the pipe's level before, see [`PendingRead`]; zero for
     /// none.
     Take = 40,
-    /// Length of the reply in the pipe, without a head that is sent separately.
+    /// Length in bytes of the reply in the pipe, without a head that is sent separately.
     Reply = 48,
-    /// Head of the reply that is sent with a descriptor: two words.
+    /// First bytes (two words) of a reply that is sent with a descriptor.
     Head = 56,
     /// Stream offset of the message that `Hint` belongs to.
     HintFor = 72,
-    /// Value of an answer that cannot be determined again.
+    /// Value in an answer that the next process cannot determine again.
     Hint = 80,
-    /// The version is negotiated, and the following words are valid.
+    /// Whether the version was negotiated, so that the following words are valid.
     Negotiated = 88,
-    /// Capabilities that the client may rely on: [`CAPABILITIES`] words.
+    /// Capabilities that the client may rely on, [`CAPABILITIES`] words.
     Told = 96,
-    /// Capabilities that the client has stated: [`CAPABILITIES`] words.
+    /// Capabilities that the client has stated, [`CAPABILITIES`] words.
     Theirs = 136,
 }
 
-/// Number of words of one side's capabilities.
+/// Number of words for the capabilities of one side.
 pub(super) const CAPABILITIES: usize = 5;
 
 /// Flag in [`Word::Client`]: the client's descriptors are no longer kept, and the next process
 /// cannot continue with it.
 pub(super) const ABANDONED: u64 = 1 << 32;
 
-/// Offset of the received bytes.
+/// Byte offset of the ring of received bytes.
 pub(super) const RING: usize = 4096;
 /// Maximum number of received bytes: the longest message, and the bytes that a read brings beyond
 /// it.
@@ -51,13 +51,13 @@ pub(super) const RING_LEN: usize = (1 << 20) + (128 << 10);
 
 /// Version of the layout; it changes when a process could not use the previous version's state.
 pub const SESSION_VERSION: u32 = 1;
-/// Size of a session's memory in bytes.
+/// Size in bytes of the journal's memory for a client's session.
 pub const SESSION: usize = RING + RING_LEN;
 
-/// Progress of the message at the front of the stream.
+/// Progress of the first message that is not handled completely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// The message has not been handled, and may not have arrived.
+    /// The message was not handled, and may not have arrived completely.
     Idle,
     /// The message is being handled. The next process handles it again.
     Handling,
@@ -66,7 +66,7 @@ pub(super) enum Phase {
     Writing,
     /// The reply is in the pipe except its head, which is sent with a descriptor.
     Heading,
-    /// The rest of the reply is in the pipe, and nowhere else.
+    /// The rest of the reply is only in the pipe, from which the next process sends it.
     Piped,
 }
 
@@ -83,12 +83,12 @@ impl Phase {
 /// The message in hand: one word, so that a single store ends one message and begins the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CurrentMessage {
-    /// Lower half of the message's stream offset.
+    /// Lower 32 bits of the message's stream offset.
     pub place: u32,
     pub phase: Phase,
-    /// Number of the first group of descriptors not used by an earlier message.
+    /// Number of the first group of descriptors that no earlier message has used.
     pub group: u8,
-    /// Number of groups that belong to this message.
+    /// Number of groups of descriptors that belong to the message.
     pub groups: u8,
 }
 
@@ -110,12 +110,12 @@ impl CurrentMessage {
     }
 }
 
-/// Bytes that are being taken from the socket.
+/// Read of bytes from the socket that is in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PendingRead {
-    /// Number of bytes, at least one.
+    /// Number of bytes that the read takes, at least one.
     pub len: u32,
-    /// Previous level of the pipe that counts them.
+    /// Number of bytes in the counting pipe before the read.
     pub level: u32,
 }
 
@@ -130,22 +130,23 @@ impl PendingRead {
     }
 }
 
-/// Note of a kept descriptor: the read that brought it, and its index there.
+/// Entry of a kept descriptor: the read that received it, and its index among the read's
+/// descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DescriptorRecord {
-    /// Stream offset behind the read's last byte: its lower 20 bits.
+    /// Lower 20 bits of the stream offset after the read's last byte.
     pub end: u32,
-    /// Bytes of the read.
+    /// Number of bytes that the read has received.
     pub len: u16,
-    /// The read's number among those that brought descriptors.
+    /// Number of the read among those that received descriptors.
     pub group: u8,
-    /// Index among the read's descriptors.
+    /// Index of the descriptor among those of the read.
     pub index: u8,
-    /// Number of descriptors that the read brought.
+    /// Number of descriptors that the read has received.
     pub count: u8,
 }
 
-/// Number of bits of a stream offset in a note.
+/// Number of bits of a stream offset in the entry of a descriptor.
 pub(super) const PLACE_BITS: u32 = 20;
 
 impl DescriptorRecord {
@@ -168,12 +169,12 @@ impl DescriptorRecord {
     }
 }
 
-/// Words of a session; [`SessionWords::new`] has checked that all of them exist.
+/// Words of the journal's memory. [`SessionWords::new`] has checked that all of them exist.
 #[derive(Clone, Debug)]
 pub(super) struct SessionWords(Area);
 
 impl SessionWords {
-    /// Opens a session's memory. `None` if it is too small or has no pages.
+    /// Opens the journal's memory. `None` if it is too small or has no pages.
     pub(super) fn new(area: Area) -> Option<Self> {
         let is_large = area.len() >= SESSION && area.prepare(RING).is_ok();
         is_large.then_some(Self(area))
@@ -191,7 +192,7 @@ impl SessionWords {
         self.load_at(word as usize)
     }
 
-    /// Stores a word; all earlier stores are visible with it.
+    /// Stores a word. All earlier stores become visible before it.
     pub(super) fn store(&self, word: Word, value: u64) {
         self.store_at(word as usize, value);
     }

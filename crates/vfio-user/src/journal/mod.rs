@@ -44,9 +44,9 @@ use std::rc::Rc;
 
 use crate::version::Capabilities;
 
-/// Kind of a descriptor that a client has sent.
+/// Kind of a kept descriptor that a client has sent.
 pub const SENT: DescriptorKind = DescriptorKind(64);
-/// Kind of a useless descriptor, which has a number and is not kept.
+/// Kind of a descriptor that was refused: it has a number, but the keeper does not hold it.
 pub const REFUSED: DescriptorKind = DescriptorKind(65);
 
 /// Note of a descriptor that belongs to the device.
@@ -55,16 +55,16 @@ const SETTLED: u64 = 0;
 /// Reason why a connection, or its journal, cannot continue in this process.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// The session's memory is too small, or no memory is left.
+    /// The journal's memory is too small, or no memory is left.
     #[error("no memory for the session")]
     Memory,
-    /// The previous process's state is inconsistent.
+    /// The state that the previous process has left is inconsistent.
     #[error("what is left of the session is damaged: {0}")]
     Damaged(&'static str),
-    /// The previous process could no longer have the client's descriptors kept.
+    /// The keeper could not hold all of the client's descriptors for the previous process.
     #[error("the previous process could not have this client's descriptors kept")]
     Abandoned,
-    /// A descriptor is missing.
+    /// A descriptor that the state names is missing.
     #[error("a descriptor of the client's was not kept")]
     Missing,
     /// A pipe cannot be created or used.
@@ -72,12 +72,12 @@ pub enum JournalError {
     Pipe(#[source] Errno),
 }
 
-/// A pipe with both ends kept.
+/// Pipe of which the keeper holds both ends.
 #[derive(Debug)]
 pub struct Pipe {
-    /// Read end.
+    /// Read end of the pipe.
     pub reader: OwnedFd,
-    /// Write end.
+    /// Write end of the pipe.
     pub writer: OwnedFd,
 }
 
@@ -91,13 +91,13 @@ impl Pipe {
         Ok(Self { reader, writer })
     }
 
-    /// Returns the number of bytes in the pipe.
+    /// Returns the number of bytes that the pipe contains.
     fn level(&self) -> Result<usize, Errno> {
         let level = rustix::io::ioctl_fionread(&self.reader)?;
         usize::try_from(level).map_err(|_| Errno::OVERFLOW)
     }
 
-    /// Empties the pipe.
+    /// Reads and discards all bytes of the pipe.
     fn drain(&self) {
         let mut bytes = [0; 4096];
         loop {
@@ -109,23 +109,23 @@ impl Pipe {
     }
 }
 
-/// Ledger of the disk's kept descriptors, shared by the connection and its device.
+/// List of the disk's kept descriptors, shared by the connection and its device.
 pub type SharedLedger = Rc<RefCell<Ledger>>;
 
-/// State of a connection for the next process.
+/// Journal of a connection, from which the next process continues it.
 #[derive(Debug)]
 pub struct Journal {
     words: SessionWords,
     ledger: SharedLedger,
-    /// Pipe of replies that are being sent to the client.
+    /// Pipe through which replies are sent to the client.
     replies: Pipe,
-    /// Pipe of bytes taken from the client's socket; only their number matters.
+    /// Pipe that counts the bytes read from the client's socket; only its fill level matters.
     counter: Pipe,
-    /// Number of the client's socket, once it is kept.
+    /// Keeper's number of the client's socket; `None` until the keeper holds it.
     client: Option<NonZeroU32>,
-    /// Number and ticket of the client's socket until it is kept.
+    /// Keeper's number of the client's socket, and the barrier after which the keeper holds it.
     begins: Option<(NonZeroU32, Ticket)>,
-    /// Stream offset of the message at the front.
+    /// Stream offset of the first message that is not handled completely.
     place: u64,
     received: u64,
     base: u64,
@@ -134,34 +134,34 @@ pub struct Journal {
     groups: u8,
     next_group: u8,
     arriving: Option<Arriving>,
-    /// Number of calls that filled the counting pipe, and the bytes in it.
+    /// Number of calls that have filled the counting pipe, and the number of bytes in it.
     counted: u32,
     level: u32,
-    /// Bytes in the pipe of replies.
+    /// Number of bytes in the pipe of replies.
     piped: usize,
-    /// Size of the message in hand.
+    /// Size in bytes of the message that is being handled.
     size: usize,
-    /// Descriptor that is to be sent with the head of a reply.
+    /// Descriptor that has to be sent with the head of a reply.
     witness: Option<OwnedFd>,
-    /// Descriptors of the message in hand.
+    /// Keeper's numbers of the descriptors of the message that is being handled.
     in_hand: Vec<NonZeroU32>,
-    /// Descriptors that belong to the device.
+    /// Keeper's numbers of the descriptors that belong to the device.
     settled: Vec<NonZeroU32>,
     /// The message in hand may have made the device release settled descriptors.
     frees: bool,
     is_abandoned: bool,
 }
 
-/// Resources of a journal.
+/// Resources from which a journal is created.
 #[derive(Debug)]
 pub struct JournalSetup {
-    /// Memory of [`SESSION`] bytes.
+    /// Memory of [`SESSION`] bytes for the journal.
     pub area: Area,
-    /// The descriptors of the disk.
+    /// List of the disk's kept descriptors.
     pub ledger: SharedLedger,
-    /// Pipe for replies that are being sent to the client.
+    /// Pipe through which replies are sent to the client.
     pub replies: Pipe,
-    /// Pipe that counts the bytes taken from the client's socket.
+    /// Pipe that counts the bytes read from the client's socket.
     pub counter: Pipe,
 }
 
@@ -207,12 +207,12 @@ impl Journal {
         })
     }
 
-    /// Discards the client that a previous process has left.
+    /// Removes the state of the client that a previous process has left.
     pub fn discard(mut self) {
         self.end();
     }
 
-    /// Returns the stream offset of the message at the front.
+    /// Returns the stream offset of the first message that is not handled completely.
     pub(crate) fn place(&self) -> u64 {
         self.place
     }
@@ -234,7 +234,7 @@ impl Journal {
         Self::client_in(self.words.area())
     }
 
-    /// Returns the number of the client's socket in a journal in this memory.
+    /// Returns the keeper's number of the client's socket, read from a journal's memory.
     pub fn client_in(area: &Area) -> Option<NonZeroU32> {
         let mut word = [0; 8];
         area.load(Word::Client as usize, &mut word).ok()?;
@@ -254,7 +254,7 @@ impl Journal {
         }
     }
 
-    /// Begins with a client's socket that is already kept.
+    /// Begins with a client for which the keeper holds the socket already.
     pub(crate) fn begin_kept(&mut self, number: NonZeroU32) {
         crash::point!("vfio-user.journal.begins");
         self.replies.drain();
@@ -274,7 +274,7 @@ impl Journal {
         self.client = Some(number);
     }
 
-    /// Checks the keeper's progress. Returns `false` while its answer is outstanding.
+    /// Checks whether the keeper has answered. Returns `false` while it has not.
     pub(crate) fn is_settled(&mut self) -> bool {
         let Some((number, ticket)) = self.begins else {
             return self.arriving.is_none() || self.has_arrived();
@@ -291,7 +291,7 @@ impl Journal {
         true
     }
 
-    /// Returns whether the keeper's answer is outstanding.
+    /// Returns whether an answer of the keeper is outstanding.
     pub(crate) fn is_waiting(&self) -> bool {
         self.begins.is_some() || self.arriving.is_some()
     }
@@ -318,7 +318,7 @@ impl Journal {
         );
     }
 
-    /// Ends the client, and discards its state.
+    /// Ends the session of the client, and removes its state.
     pub(crate) fn end(&mut self) {
         self.words.store(Word::Client, 0);
         crash::point!("vfio-user.journal.ended");
@@ -366,7 +366,8 @@ impl Journal {
         crash::point!("vfio-user.message.handling");
     }
 
-    /// Restores a message that a previous process has handled, with its reply being sent.
+    /// Restores a message that a previous process has handled and is answering: its size, and
+    /// whether it frees descriptors.
     pub(crate) fn handled(&mut self, (size, frees): (usize, bool), numbers: &[Option<NonZeroU32>]) {
         self.size = size;
         self.frees = frees;
@@ -404,13 +405,13 @@ impl Journal {
         self.words.store(Word::HintFor, self.place);
     }
 
-    /// Returns the value that a previous process noted for the message in hand.
+    /// Returns the value that a previous process has stored for the answer to the current message.
     pub(crate) fn noted_hint(&self) -> Option<u64> {
         let is_there = self.words.load(Word::HintFor) == self.place;
         is_there.then(|| self.words.load(Word::Hint))
     }
 
-    /// Notes the negotiated capabilities.
+    /// Stores the negotiated capabilities of both sides.
     pub(crate) fn negotiated(&self, told: &Capabilities, theirs: &Capabilities) {
         for (word, side) in [(Word::Told, told), (Word::Theirs, theirs)] {
             for (n, value) in side.to_words().into_iter().enumerate() {
@@ -421,7 +422,7 @@ impl Journal {
         crash::point!("vfio-user.version.noted");
     }
 
-    /// Returns the capabilities of the version message, if it has arrived.
+    /// Returns the negotiated capabilities of both sides, if the version message has arrived.
     pub(crate) fn noted_version(&self) -> Option<(Capabilities, Capabilities)> {
         let side = |word: Word| {
             let mut words = [0; CAPABILITIES];

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::pipe::{SpliceFlags, splice};
 use std::os::fd::{AsFd, BorrowedFd};
 
-/// Flag in [`Word::Reply`]: the head is sent separately, with a descriptor.
+/// Flag of [`Word::Reply`]: the head of the reply is sent separately, with a descriptor.
 pub(super) const WITH_HEAD: u64 = 1 << 32;
 
 impl Journal {
@@ -86,7 +86,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Returns the noted head of a reply.
+    /// Returns the head of a reply that the journal stores.
     fn head(&self) -> [u8; HEADER_SIZE] {
         let mut head = [0; HEADER_SIZE];
         for (n, word) in head.chunks_exact_mut(8).enumerate() {
@@ -135,7 +135,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Moves the rest of the reply from the pipe into the socket.
+    /// Moves the rest of the reply from the pipe into the client's socket.
     fn send_rest(&mut self, socket: BorrowedFd<'_>) -> Result<SendResult, Errno> {
         while self.piped > 0 {
             let reader = self.replies.reader.as_fd();

@@ -12,17 +12,18 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// Half of the stream offsets that a note can distinguish.
+/// Half of the number of stream offsets that the entry of a descriptor can distinguish.
 const HALF: u32 = 1 << (PLACE_BITS - 1);
 const PLACES: u32 = 1 << PLACE_BITS;
 
-/// State left of a connection.
+/// State of a connection that a previous process has left.
 #[derive(Debug)]
 pub(crate) struct PreviousConnection {
     pub inbox: Inbox,
-    /// Descriptors of messages that have been handled: the device's, or unused ones.
+    /// Keeper's numbers of descriptors from messages that were handled: the device's, and unused
+    /// ones.
     pub earlier: Vec<NonZeroU32>,
-    /// The message at the front was being handled, and is handled again.
+    /// Whether the first message was being handled, so that it is handled again.
     pub again: bool,
 }
 
@@ -162,7 +163,7 @@ impl Journal {
         Ok((resumed, earlier))
     }
 
-    /// Restores the message in hand. Returns `true` if it is to be handled again.
+    /// Restores the message that was being handled. Returns whether it has to be handled again.
     fn resume_phase<'a>(
         &mut self,
         file: impl Fn() -> Option<BorrowedFd<'a>>,

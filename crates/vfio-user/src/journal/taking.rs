@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 /// buffers, of which there are normally sixteen.
 const EMPTY_AFTER: u32 = 8;
 
-/// Peeked bytes with descriptors that are about to be kept.
+/// Bytes that were peeked at, with descriptors that the keeper has yet to hold.
 #[derive(Debug)]
 pub(crate) struct Arriving {
     pub len: usize,
@@ -22,13 +22,13 @@ pub(crate) struct Arriving {
 }
 
 impl Journal {
-    /// Returns how many more bytes may be received.
+    /// Returns the number of bytes that the journal can still store.
     pub(crate) fn room(&self) -> usize {
         let held = self.received.wrapping_sub(self.place);
         RING_LEN.saturating_sub(usize::try_from(held).unwrap_or(RING_LEN))
     }
 
-    /// Has the descriptors of peeked bytes kept, before the bytes are taken.
+    /// Sends the descriptors of peeked bytes to the keeper, before the bytes are read.
     pub(crate) fn arrive(&mut self, len: usize, fds: Vec<OwnedFd>) {
         let group = self.next_group;
         let kept = if self.has_failed() {
@@ -85,7 +85,7 @@ impl Journal {
         Ok((numbers, ledger.barrier()?))
     }
 
-    /// Returns whether the descriptors of the peeked bytes are kept, or cannot be.
+    /// Returns whether the keeper holds the descriptors of the peeked bytes, or cannot.
     pub(super) fn has_arrived(&mut self) -> bool {
         let Some(ticket) = self.arriving.as_ref().map(|arriving| arriving.ticket) else {
             return true;
@@ -93,7 +93,7 @@ impl Journal {
         ticket == Ticket::ANSWERED || self.ledger.borrow().is_answered(ticket) || self.has_failed()
     }
 
-    /// Takes the peeked bytes after their descriptors were kept.
+    /// Returns the peeked bytes after the keeper has answered, so that they can be read.
     pub(crate) fn take_arrived(&mut self) -> Option<Arriving> {
         if !self.has_arrived() {
             return None;
@@ -126,7 +126,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Copies bytes behind the existing ones.
+    /// Stores received bytes after those in the ring.
     fn put(&self, bytes: &[u8]) -> Option<()> {
         if bytes.len() > self.room() {
             return None;
@@ -140,7 +140,7 @@ impl Journal {
         area.store(RING, second).ok()
     }
 
-    /// Copies the unhandled bytes out of the session's memory.
+    /// Returns a copy of the received bytes that are not handled yet.
     pub(super) fn get(&self) -> Option<Vec<u8>> {
         let len = usize::try_from(self.received.wrapping_sub(self.place)).ok()?;
         let from = usize::try_from(self.place.wrapping_sub(self.base)).ok()? % RING_LEN;
@@ -157,7 +157,7 @@ impl Journal {
         Some(bytes)
     }
 
-    /// Moves some of the next bytes out of the socket; returns the number.
+    /// Reads at most `len` bytes from the socket. Returns their number.
     fn consume(&mut self, socket: &mut Socket, len: usize) -> Result<usize, ReadError> {
         if self.counted >= EMPTY_AFTER {
             self.empty_counter();
@@ -199,7 +199,7 @@ impl Journal {
         take
     }
 
-    /// Empties the counting pipe, when no take is in progress.
+    /// Empties the counting pipe, while no read is in progress.
     pub(super) fn empty_counter(&mut self) {
         self.counter.drain();
         self.counted = 0;

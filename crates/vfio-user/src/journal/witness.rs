@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// First offset of the locks, beyond the end of any file.
+/// Offset of the first lock that serves as a mark, beyond the end of any file.
 const FIRST: u64 = 1 << 48;
 
 /// Returns the lock of the reply to the message at this stream offset: one byte.

@@ -96,7 +96,7 @@ pub(super) fn dma_unmap(
     })
 }
 
-/// Returns whether a range of addresses is not empty and does not wrap.
+/// Returns whether an address range is not empty and does not wrap around.
 fn is_range(start: u64, size: u64) -> bool {
     size.checked_sub(1)
         .is_some_and(|last| start.checked_add(last).is_some())

@@ -16,38 +16,38 @@ use crate::journal::Journal;
 use crate::version::Capabilities;
 use crate::wire::{self, Command, HEADER_SIZE, Header};
 
-/// Maximum message before the limits are negotiated: room for any sensible JSON text.
+/// Maximum size in bytes of a message before the version is negotiated.
 const MAX_FIRST_MESSAGE: usize = 8 << 10;
 
-/// State of the protocol, without socket and buffers.
+/// State of the vfio-user protocol with one client, without socket and buffers.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// Capabilities of the server.
+    /// Capabilities that the server states.
     ours: Capabilities,
-    /// Capabilities that the client may rely on, once negotiated.
+    /// Capabilities that the client may rely on; `None` before the negotiation.
     told: Option<Capabilities>,
     /// Capabilities that the client has stated.
     theirs: Capabilities,
 }
 
-/// A message, with context of its connection.
+/// Received message, with the parts of the connection that handling it needs.
 #[derive(Debug)]
 pub(crate) struct Request<'a> {
     pub header: &'a Header,
     pub payload: &'a [u8],
     pub fds: Vec<OwnedFd>,
-    /// Journal for values that the next process needs.
+    /// Journal that stores values for the next process, if the connection has one.
     pub journal: Option<&'a Journal>,
-    /// A previous process has begun to handle the message.
+    /// Whether a previous process has begun to handle the message.
     pub again: bool,
 }
 
 /// Result of handling a message.
 #[derive(Debug)]
 pub(crate) enum MessageResult {
-    /// The reply's payload is written; this descriptor is sent with it.
+    /// The payload of the reply is written. The descriptor is sent with it.
     Reply(Option<OwnedFd>),
-    /// The device will complete the message later; the reply then has this payload.
+    /// The device completes the message later. The reply then has this payload.
     Deferred(Vec<u8>),
 }
 
@@ -64,12 +64,12 @@ impl Session {
         self.told.is_some()
     }
 
-    /// Returns the client's stated capabilities; the defaults before negotiation.
+    /// Returns the capabilities that the client has stated; before the negotiation, the defaults.
     pub fn client(&self) -> &Capabilities {
         &self.theirs
     }
 
-    /// Returns the maximum size of a message in bytes.
+    /// Returns the maximum size of a message in bytes, which the negotiation changes.
     pub fn max_message(&self) -> usize {
         let Some(told) = &self.told else {
             return MAX_FIRST_MESSAGE;
@@ -79,7 +79,7 @@ impl Session {
             .max(MAX_FIRST_MESSAGE)
     }
 
-    /// Restores the capabilities that a previous process negotiated.
+    /// Restores the capabilities that a previous process has negotiated.
     pub fn resume(&mut self, told: Capabilities, theirs: Capabilities) {
         self.told = Some(told);
         self.theirs = theirs;
@@ -187,7 +187,7 @@ fn reset(device: &mut dyn Device) -> Result<MessageResult, Errno> {
     device.reset().map(without_payload)
 }
 
-/// Converts the outcome of an operation with a reply that is a header alone.
+/// Returns the result of a message with a reply that consists of a header alone.
 fn without_payload(outcome: OperationOutcome) -> MessageResult {
     match outcome {
         OperationOutcome::Done => MessageResult::Reply(None),
@@ -199,7 +199,7 @@ fn flag(set: bool, bit: u32) -> u32 {
     if set { bit } else { 0 }
 }
 
-/// Parses the payload's structure; returns it and the rest.
+/// Parses the structure at the beginning of a payload. Returns it and the remaining bytes.
 fn split<T: FromBytes + KnownLayout + Immutable>(payload: &[u8]) -> Result<(T, &[u8]), Errno> {
     T::read_from_prefix(payload).map_err(|_| Errno::INVAL)
 }

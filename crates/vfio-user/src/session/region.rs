@@ -7,7 +7,7 @@ use super::{MessageResult, Session, flag, split};
 use crate::device::{Device, MmapArea, OperationOutcome, RegionInfo, RegionMmap};
 use crate::wire::{self, MULTI_DATA, MULTI_ENTRIES};
 
-/// Answers a write, now or when the device completes it.
+/// Returns the result of a region write, which the device has completed or will complete later.
 fn written(outcome: OperationOutcome, payload: &[u8], reply: &mut Vec<u8>) -> MessageResult {
     match outcome {
         OperationOutcome::Done => {
@@ -18,7 +18,7 @@ fn written(outcome: OperationOutcome, payload: &[u8], reply: &mut Vec<u8>) -> Me
     }
 }
 
-/// Returns the region that a region information request names.
+/// Returns the index of the region that a region information request names.
 pub(crate) fn asked_region(message: &[u8]) -> Option<u32> {
     let (header, payload) = split::<wire::Header>(message).ok()?;
     if header.command != wire::Command::DEVICE_GET_REGION_INFO {
@@ -29,7 +29,7 @@ pub(crate) fn asked_region(message: &[u8]) -> Option<u32> {
 }
 
 impl Session {
-    /// Checks an access against the negotiated limit and the region.
+    /// Checks a region access against the negotiated limit and the size of the region.
     fn check_access(
         &self,
         device: &dyn Device,

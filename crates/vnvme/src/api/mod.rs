@@ -19,7 +19,7 @@ use std::sync::Arc;
 use vfio_user::Listener;
 use worker::ConnectRate;
 
-/// No descriptors.
+/// Descriptors that clients of the control socket may send: none.
 const WANTED: AcceptedDescriptors = AcceptedDescriptors {
     max_fds: 0,
     streams: false,
@@ -90,7 +90,7 @@ impl ControlSocket {
         Ok(Some(Self(server)))
     }
 
-    /// Starts the thread that answers.
+    /// Starts the thread that answers requests to the management API.
     ///
     /// # Errors
     /// There is no thread to be had.

@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use vfio_user::Listener;
 
-/// Returns the path beside the control socket: `control-ro.sock` beside `control.sock`.
+/// Returns the path of the read-only socket beside the control socket: `control-ro.sock` beside
+/// `control.sock`.
 pub fn path_beside(control: &Path) -> PathBuf {
     let mut name = control.file_stem().unwrap_or_default().to_owned();
     name.push("-ro");

@@ -13,11 +13,11 @@ use serde_json::{Map, Value};
 use std::convert::Infallible;
 use std::sync::Arc;
 
-/// A serving process, as the control API sees it.
+/// Implementation of the management API for the process that serves disks.
 pub struct ServedProcess(Arc<Manager>);
 
 impl ServedProcess {
-    /// Makes the API of the process with this manager of disks.
+    /// Creates the management API of a process; `manager` changes the process's disks.
     pub fn new(manager: Arc<Manager>) -> Self {
         Self(manager)
     }
@@ -32,7 +32,7 @@ impl ServedProcess {
         }
     }
 
-    /// Returns the manager once all disks of the start are known.
+    /// Returns the manager of disks, or an error until all disks of the start are known.
     fn started(&self) -> Result<&Arc<Manager>, Error> {
         self.0.wait_started()?;
         Ok(&self.0)

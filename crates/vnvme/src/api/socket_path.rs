@@ -10,29 +10,29 @@ use std::path::{Path, PathBuf};
 /// Environment variable with the control socket's path, for a process that serves and for its
 /// clients.
 pub const VARIABLE: &str = "VNVME_CONTROL";
-/// Value in place of a path: no control socket.
+/// Word that stands in place of the control socket's path and disables the socket.
 const NONE: &str = "none";
-/// The socket's name in its directory.
+/// File name of the control socket in its directory.
 const NAME: &str = "control.sock";
-/// The name of the socket for questions.
+/// File name of the socket that only answers questions (read-only access).
 const QUESTIONS: &str = "control-ro.sock";
-/// Directory of a process of root.
+/// Directory of the control socket if the process runs as root.
 const DIRECTORY: &str = "/run/vnvme";
 
-/// Place of a process's control socket.
+/// Path of a process's control socket, and how it was determined.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ControlPlace {
-    /// There is to be none otherwise.
+    /// Path of the control socket; `None` if the process has no control socket.
     pub path: Option<PathBuf>,
     /// The path is the default: the process serves without a control socket where it cannot be
     /// made.
     pub is_default: bool,
 }
 
-/// Environment variables and identity that determine the place.
+/// Environment variables and user that determine the path of the control socket.
 struct Environment {
     control: Option<OsString>,
-    /// Variable of systemd (systemd.exec(5), RuntimeDirectory=).
+    /// Value of RUNTIME_DIRECTORY, which systemd sets for a service (systemd.exec(5)).
     runtime_directory: Option<OsString>,
     xdg_runtime_dir: Option<OsString>,
     is_root: bool,
@@ -48,13 +48,13 @@ impl Environment {
         }
     }
 
-    /// This user's directory.
+    /// Returns the directory of the control socket of an ordinary user, below XDG_RUNTIME_DIR.
     fn of_user(&self) -> Option<PathBuf> {
         let directory = Path::new(self.xdg_runtime_dir.as_ref()?);
         directory.is_absolute().then(|| directory.join("vnvme"))
     }
 
-    /// The directory of a process that serves.
+    /// Returns the directory in which a serving process creates its control socket.
     fn of_server(&self) -> Option<PathBuf> {
         let given = self.runtime_directory.as_ref().and_then(|list| {
             let first = list.to_str()?.split(':').next()?;

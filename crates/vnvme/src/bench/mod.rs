@@ -81,7 +81,7 @@ impl BenchArgs {
     }
 }
 
-/// A single job that can run on any type of target.
+/// Benchmark of a single job, independent of the type of the target.
 struct Single<'a> {
     name: &'a str,
     job: &'a Job,
@@ -110,7 +110,7 @@ impl target::Visitor for Single<'_> {
     }
 }
 
-/// Prints the results as text.
+/// Prints the results of a measurement as text.
 fn print(measured: &Measured) -> Result<(), OutputError> {
     let flows = [
         ("read", &measured.read),

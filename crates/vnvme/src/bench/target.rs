@@ -10,7 +10,7 @@ use load::stats::Measured;
 use load::uring::UringTarget;
 use std::path::Path;
 
-/// An operation on a target of any type.
+/// Operation that can run on a benchmark target of any type.
 pub trait Visitor {
     /// Runs the operation on the target.
     fn visit<T: Target>(self, target: &T) -> Result<Measured>;

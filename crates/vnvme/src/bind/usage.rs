@@ -14,24 +14,25 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Most processes named in a message.
+/// Maximum number of processes that a message about a device in use names.
 const NAMED: usize = 3;
 
-/// The unused disks of a device, claimed: while this lives, nobody can mount one.
+/// Exclusive claim on the unused block devices of an NVMe device. Nobody can mount one until it is
+/// dropped.
 pub struct DeviceClaim {
     _claims: Vec<OwnedFd>,
 }
 
-/// A device node: its name in `/dev`, its number, and its directory.
+/// Device node of the kernel: name in `/dev`, device number, and sysfs directory.
 struct Node {
     name: String,
-    /// `major:minor`, as in mountinfo.
+    /// Device number in the form `major:minor`, as in mountinfo.
     number: String,
     path: PathBuf,
 }
 
 impl DeviceClaim {
-    /// Claims the disks of a device. The error names their user in one line.
+    /// Claims the block devices of an NVMe device. The error names their user in one line.
     pub fn of(host: &Host, device: &PciDevice) -> Result<DeviceClaim> {
         let below = directories(host, device);
         let disks = nodes(host, "block", &below);
@@ -77,7 +78,7 @@ pub fn users(host: &Host, number: &str) -> Option<String> {
     checks.into_iter().find_map(|check| check(host, &disks))
 }
 
-/// Refuses while a process has the VFIO nodes of a device open.
+/// Returns an error that names the process, if one has the VFIO nodes of the device open.
 pub fn vfio_users(host: &Host, device: &PciDevice) -> Result<()> {
     let vfio = host.dev.join("vfio");
     let group = device.group().map(|group| vfio.join(group.id.to_string()));
@@ -106,7 +107,7 @@ fn directories(host: &Host, device: &PciDevice) -> Vec<PathBuf> {
     found.iter().filter_map(real).collect()
 }
 
-/// The nodes of a kind (`block`, `char`) below directories.
+/// Returns the device nodes of a kind (`block` or `char`) in these directories.
 fn nodes(host: &Host, kind: &str, below: &[PathBuf]) -> Vec<Node> {
     let numbers = host.sysfs.path("dev").join(kind);
     let node = |number: String| {

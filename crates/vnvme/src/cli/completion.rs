@@ -47,7 +47,7 @@ impl CompletionArgs {
     }
 }
 
-/// Returns the names of disks with this prefix; empty when no process answers.
+/// Returns the names of running disks that begin with `begin`; empty when no process answers.
 pub fn disk_names(begin: &OsStr) -> Vec<CompletionCandidate> {
     let begin = begin.to_string_lossy();
     let disks = Client::new(client_paths(None)).and_then(|client| client.disks());

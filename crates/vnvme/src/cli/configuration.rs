@@ -44,7 +44,7 @@ fn read(path: &Path) -> Result<Map<String, Value>> {
     }
 }
 
-/// Prints a plan. Returns an error if the plan contains refusals.
+/// Prints the changes that a configuration causes. Returns an error if any of them is refused.
 fn tell(target: &DaemonTarget, plan: &Plan) -> Result<()> {
     target.print(plan, |plan| {
         let would = if plan.dry_run { "would be " } else { "" };

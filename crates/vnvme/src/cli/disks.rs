@@ -139,7 +139,7 @@ struct Shown {
     process: Processes,
 }
 
-/// Process IDs of a disk's processes.
+/// Process IDs of the processes that serve a disk.
 #[derive(Serialize)]
 struct Processes {
     /// Process ID of the serving process.

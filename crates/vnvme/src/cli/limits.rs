@@ -83,7 +83,7 @@ impl LimitsArgs {
     }
 }
 
-/// Prints the limits of a volume for people.
+/// Prints the I/O limits of a volume as text.
 pub fn print(l: &VolumeLimits) -> Result<(), OutputError> {
     match (&*l.disk, l.nsid) {
         ("", _) => outln!("{}", l.volume),

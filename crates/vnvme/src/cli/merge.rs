@@ -13,7 +13,7 @@ use crate::spec::{ControllerSpec, Specs, read_config};
 use crate::usage_error::UsageError;
 use anyhow::Result;
 
-/// Option names by which the disks can be given.
+/// Error message of `vnvme serve` without disks, with the ways to name them.
 const NOTHING: &str = "\
 nothing to serve. Name
   a socket and volumes:   vnvme serve --socket /tmp/vm0.sock disk.raw    (an NVMe disk)

@@ -2,12 +2,12 @@
 
 use output::{OutputError, outln};
 
-/// Heading and alignment of a column.
+/// Heading and alignment of a column in a table that is printed.
 #[derive(Clone, Copy, Debug)]
 pub enum Column {
-    /// Words.
+    /// Column of words, aligned to the left.
     Left(&'static str),
-    /// Numbers.
+    /// Column of numbers, aligned to the right.
     Right(&'static str),
 }
 
@@ -19,7 +19,7 @@ impl Column {
     }
 }
 
-/// A table.
+/// Table of text with `N` columns, for output of commands.
 #[derive(Debug)]
 pub struct TextTable<const N: usize> {
     columns: [Column; N],
@@ -27,7 +27,7 @@ pub struct TextTable<const N: usize> {
 }
 
 impl<const N: usize> TextTable<N> {
-    /// Makes a table without rows.
+    /// Creates a table without rows.
     pub fn new(columns: [Column; N]) -> Self {
         Self {
             columns,
@@ -60,7 +60,7 @@ impl<const N: usize> TextTable<N> {
         all().map(line).collect()
     }
 
-    /// Prints the table.
+    /// Prints the table with aligned columns.
     ///
     /// # Errors
     /// Standard output cannot be written.

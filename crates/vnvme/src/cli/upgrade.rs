@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// Time limit for the new process, and for a second attempt with the old program.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
-/// Pause between two requests for the state.
+/// Pause between two queries whether the new process serves.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Options of `vnvme upgrade`.
@@ -55,7 +55,7 @@ impl UpgradeArgs {
     }
 }
 
-/// Waits until a process with another ID serves.
+/// Waits until a process with an ID other than `before` serves, and returns its counters.
 fn wait_ready(client: &Client, before: u32) -> Result<Stats> {
     let began = Instant::now();
     loop {

@@ -30,12 +30,12 @@ impl NvmeFront {
         true
     }
 
-    /// Where it listens.
+    /// Returns the path of the socket on which the controller's clients connect.
     fn socket(&self) -> &Path {
         self.acceptor.listener().path()
     }
 
-    /// Lets clients in again when none could come for a while.
+    /// Accepts clients again after a pause in which none could be accepted.
     pub(super) fn resume_accepting(&mut self, now: Instant) {
         let resumed = self.acceptor.resume(now);
         self.say_closed(resumed);
@@ -50,7 +50,7 @@ impl NvmeFront {
         }
     }
 
-    /// Accepts a client.
+    /// Accepts a client that waits at the listening socket.
     pub(super) fn accept(&mut self) {
         // The old client's disconnection may not have been noticed yet.
         self.serve();
@@ -105,7 +105,7 @@ impl NvmeFront {
         Ok(())
     }
 
-    /// Begins with a client, which may be kept already.
+    /// Begins to serve the client with the socket `fd`, which the keeper may keep already.
     pub(super) fn admit(&mut self, fd: OwnedFd, kept: Option<NonZeroU32>) {
         let limits = self.device.protocol_limits();
         let socket = self.intake.admit(fd);
@@ -128,7 +128,7 @@ impl NvmeFront {
         self.connected(connection, "client connected");
     }
 
-    /// A client is there.
+    /// Handles a new connection of a client; `how` describes it for the log.
     pub(super) fn connected(&mut self, connection: Connection, how: &str) {
         let socket = self.socket().display().to_string();
         let pid = connection.peer().ok().map(|p| p.pid.as_raw_nonzero().get());
@@ -149,7 +149,7 @@ impl NvmeFront {
             .is_some_and(Connection::is_receiving)
     }
 
-    /// Waits for clients, or not.
+    /// Starts or stops watching the listening socket for clients.
     pub(super) fn listen(&mut self, wanted: bool) {
         if wanted {
             let opened = self.acceptor.open(Instant::now());
@@ -222,7 +222,7 @@ impl NvmeFront {
         self.device.controller.stats().connected.set(0);
     }
 
-    /// Handles a client's messages.
+    /// Handles the messages that the client has sent, within a budget.
     pub(super) fn serve(&mut self) {
         let Some(connection) = &mut self.connection else {
             return;

@@ -18,36 +18,36 @@ use std::time::Instant;
 use volume::{Budget, Completion, PinPace};
 use worker::Frontend;
 
-/// A front-end of any kind.
+/// Front-end that a worker serves, of any kind.
 pub enum Front {
-    /// An NVMe controller behind a vfio-user socket.
+    /// NVMe controller that a VMM uses through a vfio-user socket.
     Nvme(Box<NvmeFront>),
-    /// Queues of a controller that another worker has.
+    /// Queues of a controller that another worker controls.
     Remote(Box<Remote>),
-    /// A vhost-user-blk export.
+    /// vhost-user-blk export: a virtio block device.
     VhostBlk(Box<VhostBlk>),
-    /// Where other hosts connect, by NVMe over TCP.
+    /// Listening socket of an NVMe/TCP subsystem.
     NvmeTcpListener(Box<NvmeTcpListener>),
-    /// The controller of one of them.
+    /// Controller that a host uses over NVMe/TCP.
     NvmeTcpHost(Box<NvmeTcpHost>),
-    /// A queue of a ublk disk.
+    /// Queue of a ublk block device.
     Ublk(Box<ublk::Queue>),
 }
 
-/// Why a front-end could not end as it should.
+/// Error with which a front-end has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum FrontError {
-    /// A vhost-user-blk export.
+    /// Error of a vhost-user-blk export.
     #[error(transparent)]
     VhostBlk(#[from] vhost_blk::Error),
-    /// A queue of a ublk disk.
+    /// Error of a queue of a ublk block device.
     #[error(transparent)]
     Ublk(#[from] ublk::UblkError),
 }
 
-/// A worker of this process.
+/// Worker of this process: a thread that serves front-ends.
 pub type Worker = worker::Worker<Front>;
-/// Handle of a worker for other threads.
+/// Handle by which other threads reach a worker.
 pub type Handle = worker::Handle<Front>;
 
 macro_rules! each {

@@ -26,20 +26,20 @@ use vfio_user::{Connection, Interest, Listener};
 use volume::{Budget, Completion, Io, PinPace};
 use worker::{AcceptStats, Acceptor, Context, Descriptors, Frontend};
 
-/// The listening socket's token.
+/// epoll token of the socket that the controller's clients connect to.
 pub(super) const TOKEN_LISTENER: u32 = 0;
-/// The client's.
+/// epoll token of the connected client's socket.
 pub(super) const TOKEN_CLIENT: u32 = 1;
-/// Between two log lines about clients that cannot come in.
+/// Minimum interval between two log lines about clients that cannot be accepted.
 const ACCEPT_LOG_INTERVAL: Duration = Duration::from_secs(10);
-/// A volume has been resized.
+/// epoll token of the eventfd that becomes readable when a volume was resized.
 const TOKEN_RESIZED: u32 = 2;
-/// The receiver process has sent a message.
+/// epoll token of the connection to the receiver process.
 pub(super) const TOKEN_INTAKE: u32 = 3;
-/// The keeper has answered.
+/// epoll token of the connection to the keeper.
 pub(super) const TOKEN_KEEPER: u32 = 4;
 
-/// Descriptors that a VMM sends: memory files and eventfds.
+/// Descriptors that a VMM may send: memory files and eventfds, but no sockets.
 const WANTED: AcceptedDescriptors = AcceptedDescriptors {
     max_fds: MAX_MSG_FDS as u8,
     streams: false,
@@ -51,27 +51,27 @@ pub fn intake(receiver: &Receiver) -> Intake {
     Intake::new(receiver, WANTED)
 }
 
-/// A controller and the socket that it is served on.
+/// Controller with everything that is needed to serve it on a socket.
 pub struct ServedController {
     pub controller: Controller,
     pub listener: Listener,
-    /// Reader of the clients' sockets.
+    /// Connection to the receiver process, which receives descriptors from clients.
     pub intake: Intake,
-    /// Devices below it, which reach guest memory themselves.
+    /// NVMe devices of the volumes, which access guest memory directly.
     pub backends: Vec<Arc<NvmeVolume>>,
     /// Distribution of the controller's queues over workers.
     pub spread: Spread,
-    /// An eventfd that becomes readable when a volume of its namespaces has been resized.
+    /// Eventfd that becomes readable when a volume of the controller's namespaces was resized.
     pub resized: Arc<OwnedFd>,
-    /// Limits of each client.
+    /// Limits for each client: memory and connections.
     pub limits: ClientLimits,
-    /// Files of guest memory that a previous process's client has mapped.
+    /// Memory files that the client of a previous process has mapped.
     pub memories: MemoryCache,
-    /// State that survives this process.
+    /// State that survives this process; `None` without a keeper.
     pub survival: Option<Survival>,
 }
 
-/// A controller, its client and its place among the workers.
+/// Front-end of an NVMe controller: the controller, its client, and its sockets.
 pub struct NvmeFront {
     pub(super) device: NvmeDevice,
     balance: Balance,
@@ -81,16 +81,16 @@ pub struct NvmeFront {
     pub(super) intake: Intake,
     pub(super) descriptors: Descriptors,
     resized: Arc<OwnedFd>,
-    /// I/O of the worker, for namespaces that are attached later.
+    /// io_uring of the worker, for volumes of namespaces that are attached later.
     io: Rc<Io>,
     pub(super) connection: Option<Connection>,
-    /// A client has been connected since the doorbell page was made.
+    /// Whether any client was connected since the doorbell page was created.
     pub(super) had_client: bool,
-    /// State that survives this process, if the controller does.
+    /// State that survives this process; `None` without a keeper.
     pub(super) survival: Option<FrontSurvival>,
-    /// Events for which the socket is in the epoll set.
+    /// Events for which the client's socket is watched in the epoll set.
     pub(super) watched: Interest,
-    /// The connection's budget was used up: there is more to read.
+    /// Whether the last call has used up its budget, so that more messages may be waiting.
     pub(super) more: bool,
     /// For the log lines that clients cause by coming and going.
     pub(super) log: LogLimit,
@@ -99,7 +99,7 @@ pub struct NvmeFront {
     pub(super) accept_log: LogLimit,
     /// Sender of events about connected and disconnected clients, and the disk's name in them.
     pub(super) events: Option<(EventSender, String)>,
-    /// Where it is entered, as long as it is served.
+    /// Registration of the controller's counters, which ends with this field.
     _entered: ListEntry<Arc<ControllerStats>>,
     kept: Option<(ListEntry<ControllerEntry>, Assignment)>,
 }
@@ -183,29 +183,29 @@ impl NvmeFront {
         (self.acceptor.into_listener(), self.intake, page)
     }
 
-    /// Sets the receiver of events. The sender never waits for listeners.
+    /// Sets the sender of events about this disk. Sending never waits for listeners.
     pub fn tell(&mut self, events: &EventSender, name: String) {
         self.events = Some((events.clone(), name));
     }
 
-    /// Sends an event.
+    /// Sends an event about this disk to all listeners.
     pub(super) fn happened(&self, kind: EventKind, message: Option<String>) {
         if let Some((events, name)) = &self.events {
             events.send(kind, name, None, message);
         }
     }
 
-    /// Counters of its socket.
+    /// Returns the counters of accepted and refused connections to the socket.
     pub fn accepts(&self) -> Arc<AcceptStats> {
         self.acceptor.stats()
     }
 
-    /// Stores guards that are dropped together with the front-end.
+    /// Stores registrations that end together with the front-end.
     pub fn keep(&mut self, entry: ListEntry<ControllerEntry>, assignment: Assignment) {
         self.kept = Some((entry, assignment));
     }
 
-    /// A client is connected.
+    /// Returns whether a client is connected.
     pub fn has_client(&mut self) -> bool {
         self.close_if_gone();
         self.connection.is_some()
@@ -220,7 +220,7 @@ impl NvmeFront {
         }
     }
 
-    /// The controller, to attach and detach namespaces.
+    /// Returns the controller and the worker's io_uring, to attach and detach namespaces.
     pub fn controller_mut(&mut self) -> (&mut Controller, &Rc<Io>) {
         (&mut self.device.controller, &self.io)
     }

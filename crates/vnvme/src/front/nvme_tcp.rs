@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use worker::{AcceptStats, Context};
 
-/// Where hosts connect.
+/// Front-end of the listening socket of an NVMe/TCP subsystem.
 pub struct NvmeTcpListener {
     target_listener: TargetListener,
     _assignment: Assignment,
@@ -29,17 +29,17 @@ impl NvmeTcpListener {
         }
     }
 
-    /// Hosts are connected.
+    /// Returns whether any host is connected to the subsystem.
     pub fn has_client(&self) -> bool {
         !self.target_listener.target().hosts().is_empty()
     }
 
-    /// Stops listening, and disconnects all hosts.
+    /// Stops listening, and disconnects all hosts of the subsystem.
     pub fn dismiss(&mut self) {
         self.target_listener.dismiss();
     }
 
-    /// Returns the part that need not be closed on the worker's thread.
+    /// Returns the listening socket, which another thread may close.
     pub fn into_remains(self) -> OwnedFd {
         self.target_listener.into_listener()
     }
@@ -59,11 +59,11 @@ impl DerefMut for NvmeTcpListener {
     }
 }
 
-/// A host's association.
+/// Front-end of the association of one NVMe/TCP host.
 pub struct NvmeTcpHost {
     association: Association,
     events: EventSender,
-    /// The disk, and the host.
+    /// Name of the disk, for events about the host.
     disk: String,
     host: String,
     _entered: ListEntry<Arc<ControllerStats>>,
@@ -71,12 +71,12 @@ pub struct NvmeTcpHost {
     _assignment: Assignment,
 }
 
-/// Data for the registration of a disk's associations.
+/// Information by which a disk's associations are registered and assigned to workers.
 #[derive(Clone)]
 pub struct Hosts {
     pub peers: Arc<Peers>,
     pub registry: Registry,
-    /// The disk's name.
+    /// Name of the disk (the subsystem).
     pub name: String,
     /// Where its hosts connect.
     pub address: PathBuf,

@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 use volume::{Budget, Completion, PinPace};
 use worker::Frontend;
 
-/// Time between two calls to the controller's own worker while this one is busy.
+/// Interval at which a busy worker wakes the worker that has the controller's control half.
 const CALL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A controller's queues on another worker than its own.
+/// Front-end of a controller's queues on a worker that does not have its control half.
 pub struct Remote {
     engine: RemoteEngine,
-    /// When the controller's own worker is woken next.
+    /// Time at which the controller's own worker is woken next.
     next_call: Instant,
-    /// A flush was requested, which is needed only once.
+    /// Whether a flush was requested at the end of the worker, which is needed only once.
     flushed: bool,
 }
 

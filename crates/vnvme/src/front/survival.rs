@@ -21,13 +21,13 @@ use vfio_user::{
 const REMOVAL_TIMEOUT: Duration = Duration::from_millis(20);
 const CHECK_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Kept state of a front-end.
+/// State of a front-end that survives this process: descriptors with the keeper, and the journal.
 pub struct FrontSurvival {
     pub ledger: SharedLedger,
     state: StateMemory,
     replies: Pipe,
     counter: Pipe,
-    /// The keeper's answer that is in the epoll set.
+    /// Keeper's answer for which the connection is watched in the epoll set.
     watched: Option<Ticket>,
 }
 
@@ -81,7 +81,7 @@ impl FrontSurvival {
         Ok(Connection::kept(socket, limits, journal, kept))
     }
 
-    /// The connection that a previous process had.
+    /// Resumes the connection that a client had with the previous process.
     pub fn resume(
         &self,
         socket: Socket,
@@ -94,7 +94,7 @@ impl FrontSurvival {
         Connection::resume(socket, limits, setup, fd, device)
     }
 
-    /// When it is to be looked after at the latest.
+    /// Returns the time at which the keeper's answers have to be checked at the latest.
     pub fn deadline(&self) -> Option<Instant> {
         self.ledger.borrow().deadline()
     }
@@ -109,7 +109,7 @@ fn copy(pipe: &Pipe) -> Result<Pipe, Errno> {
 }
 
 impl NvmeFront {
-    /// Continues with the client of a previous process.
+    /// Continues to serve the client of a previous process.
     pub(super) fn resume(&mut self, mut left: PreviousDisk) {
         let Some(survival) = &self.survival else {
             return;
@@ -134,7 +134,7 @@ impl NvmeFront {
         }
     }
 
-    /// Removes the kept state of the client.
+    /// Removes the state of the disconnected client, so that no process resumes it.
     fn forget_client(&mut self) {
         let Some(survival) = &self.survival else {
             return;
@@ -148,7 +148,7 @@ impl NvmeFront {
         }
     }
 
-    /// The keeper has answered, or is late.
+    /// Handles answers of the keeper, or their delay.
     pub(super) fn keeper_ready(&mut self) {
         let Some(survival) = &self.survival else {
             return;
@@ -161,7 +161,7 @@ impl NvmeFront {
         self.watch_keeper();
     }
 
-    /// Updates the epoll set with the answers that the keeper still has to send.
+    /// Updates the epoll set: the keeper's connection is watched while answers are missing.
     pub(super) fn watch_keeper(&mut self) {
         let Some(survival) = &mut self.survival else {
             return;
@@ -184,7 +184,7 @@ impl NvmeFront {
         }
     }
 
-    /// Stops keeping, and waits a moment for the keeper.
+    /// Withdraws the front-end's descriptors from the keeper, and waits briefly for the answer.
     pub(super) fn release(&mut self) {
         let Some(survival) = &self.survival else {
             return;

@@ -19,9 +19,9 @@ use std::sync::Mutex;
 use std::time::Duration;
 use sync::Unpoisoned;
 
-/// Name of the memory file with the keeper.
+/// Name under which the keeper keeps the memory file of recovery attempts.
 const NAME: &str = "vnvme.attempts";
-/// Longest content that is read (bytes).
+/// Maximum length in bytes of the memory file's content that is read.
 const MAX_LEN: usize = 1 << 20;
 /// Number of processes that die in a row while they recover a disk before the disk is left out. A
 /// single death may be a coincidence.
@@ -30,7 +30,7 @@ const MAX_DEATHS: u32 = 2;
 /// to the power of its deaths, at most this.
 const MAX_PAUSE: Duration = Duration::from_secs(600);
 
-/// Content of the memory file, by the disks' names.
+/// Record of disks whose recovery has ended processes, kept in a memory file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct AttemptRecord {
     under_way: BTreeSet<String>,
@@ -46,7 +46,7 @@ struct Attempts {
 static ATTEMPTS: Mutex<Option<Attempts>> = Mutex::new(None);
 
 impl AttemptRecord {
-    /// Counts a death for each disk that the process which has died was recovering.
+    /// Counts a death for each disk that the process was recovering when it died.
     fn after_death(mut self) -> Self {
         for disk in std::mem::take(&mut self.under_way) {
             let deaths = self.deaths.entry(disk).or_default();
@@ -161,12 +161,12 @@ fn change(change: impl FnOnce(&mut AttemptRecord)) {
 #[must_use = "the attempt ends with it"]
 pub struct Attempt {
     disk: String,
-    /// The end of the attempt makes up for earlier deaths.
+    /// Whether the end of this attempt clears the count of earlier deaths.
     is_whole: bool,
 }
 
 impl Attempt {
-    /// Notes that this disk is being recovered.
+    /// Records that the recovery of this disk is in progress.
     pub fn new(disk: &str) -> Self {
         change(|noted| {
             noted.under_way.insert(disk.to_owned());

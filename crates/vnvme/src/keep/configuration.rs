@@ -31,26 +31,27 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use sync::Unpoisoned;
 
-/// The name of the first one, after [`LASTING`].
+/// Name of the first configuration record with the keeper, after [`LASTING`].
 const FIRST: &str = "served";
-/// Prefix of the names of later records; the number follows.
+/// Prefix of the names of later configuration records; a number follows.
 const PREFIX: &str = "vnvme.c";
-/// Longest that is read (bytes).
+/// Maximum length in bytes of a configuration record that is read.
 const MAX_CONFIGURATION_LEN: u64 = 64 << 20;
 
-/// Served disks and process options, each in the syntax of a configuration file.
+/// Record of the served disks and the process options, each in the syntax of a configuration file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Text {
-    /// Configured disks, and the process options including those of the command line.
+    /// Disks of the configuration, and process options including those of the command line.
     configured: String,
-    /// Disks that were added later.
+    /// Disks that were added at run time.
     added: String,
-    /// The process as its configuration has it, without the command line.
+    /// Process options of the configuration file, without the command line.
     process: String,
-    /// Disks that are not served. A version that notes none served all.
+    /// Disks that are unavailable. A record without this key is from a version that served all
+    /// disks.
     #[serde(default)]
     unavailable: Unavailable,
-    /// Changed settings of volumes.
+    /// Settings of volumes that were changed at run time.
     #[serde(default)]
     settings: AllSettings,
     /// Disks of the configuration file as it was read last. A version that notes none has served
@@ -59,7 +60,7 @@ struct Text {
     file: Option<String>,
 }
 
-/// Disks that are not served, by their names.
+/// Disks that are configured and cannot be served.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unavailable {
     /// Names of all unavailable disks.
@@ -72,13 +73,13 @@ pub struct Unavailable {
 /// Configuration that a process serves, as recorded for the next process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PreviousConfiguration {
-    /// Configured disks, and the process options including those of the command line.
+    /// Disks of the configuration, and process options including those of the command line.
     pub configured: Specs,
-    /// Disks that were added later.
+    /// Disks that were added at run time.
     pub added: Vec<DiskSpec>,
-    /// The process as its configuration has it, without the command line.
+    /// Process options of the configuration file, without the command line.
     pub process: ProcessSpec,
-    /// Disks that were not served.
+    /// Disks that the previous process did not serve.
     pub unavailable: Unavailable,
     /// Settings of volumes that were changed at run time.
     pub settings: AllSettings,
@@ -87,15 +88,15 @@ pub struct PreviousConfiguration {
     pub file: BTreeMap<String, DiskSpec>,
 }
 
-/// The number of the last one.
+/// Number of the last configuration record.
 static LAST: Mutex<u32> = Mutex::new(0);
-/// True if the next process can read a record.
+/// Whether a record exists from which the next process can take the configuration.
 static IS_NOTED: AtomicBool = AtomicBool::new(false);
-/// True if a process before this one has recorded its configuration.
+/// Whether a process before this one has recorded its configuration.
 static WAS_NOTED: AtomicBool = AtomicBool::new(false);
 
 impl PreviousConfiguration {
-    /// `process`: as its configuration has it.
+    /// Creates the record; `process` contains the options of the configuration file alone.
     pub fn new<'a>(
         configured: impl Iterator<Item = &'a DiskSpec>,
         with: &ProcessSpec,

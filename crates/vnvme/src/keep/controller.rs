@@ -16,7 +16,7 @@ use std::sync::Arc;
 use vfio_user::Listener;
 use volume::Io;
 
-/// Parts from which a controller is made.
+/// Parts that are needed to create or restore a controller.
 pub struct ControllerParts<'a> {
     pub id: u16,
     pub config: ControllerConfig,
@@ -25,7 +25,7 @@ pub struct ControllerParts<'a> {
     pub page: DoorbellPage,
 }
 
-/// Client resources of the previous process's controller.
+/// Resources of the client that the previous process's controller has used, such as its memory.
 struct ClientResources<'a> {
     fds: &'a BTreeMap<NonZeroU32, OwnedFd>,
     memories: &'a mut MemoryCache,

@@ -33,24 +33,24 @@ const CHECK_INTERVAL: Duration = Duration::from_micros(200);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum ClientPages {
-    /// Doorbell page. The numbers are the details of the pages' notes.
+    /// Page of doorbell registers. The numeric values are stored with the keeper.
     Doorbells = 0,
     /// Controller memory buffer.
     MemoryBuffer = 1,
 }
 
-/// In the note of a pipe's end: of which pipe.
+/// Detail of a kept descriptor that identifies the pipe of replies.
 const REPLIES: u64 = 0;
 const COUNTER: u64 = 1;
 
-/// Which disk it is.
+/// Identity of a disk that survives its process: kind, name and socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// Kind of disk: `controller`, `vhost-user-blk`, `ublk`.
     pub kind: String,
     /// Name of the disk.
     pub name: String,
-    /// Path of the socket for clients.
+    /// Path of the socket that clients connect to; `None` for a kind without one.
     pub socket: Option<PathBuf>,
 }
 
@@ -78,7 +78,7 @@ impl Identity {
         Ok(())
     }
 
-    /// `None`: not all of the disk was kept.
+    /// Reads the identity from a disk's state memory; `None` if the disk was not kept completely.
     fn read(area: &Area) -> Result<Option<Self>> {
         let mut len = [0; 4];
         area.load(0, &mut len)?;
@@ -92,19 +92,19 @@ impl Identity {
     }
 }
 
-/// State of a disk that a previous process has left.
+/// Descriptors and state of a disk that a previous process has left with the keeper.
 #[derive(Debug)]
 pub struct PreviousDisk {
     prefix: String,
-    /// The number in it: a disk that was made later has a greater one.
+    /// Number in the prefix. A disk that was created later has a greater number.
     age: u32,
-    /// `None`: not all of it was kept.
+    /// Identity of the disk; `None` if the disk was not kept completely.
     identity: Option<Identity>,
-    /// There is a later one of the same disk, which has its client.
+    /// Whether a newer state of the same disk exists, which has the disk's client.
     is_succeeded: bool,
     pub state: StateMemory,
     noted: Vec<Descriptor>,
-    /// By their numbers.
+    /// Kept descriptors of the disk, by the keeper's numbers.
     pub fds: BTreeMap<NonZeroU32, OwnedFd>,
 }
 
@@ -141,7 +141,7 @@ impl PreviousDisk {
         })
     }
 
-    /// Whether the state is of this disk.
+    /// Returns whether the state belongs to this disk.
     fn is_of(&self, disk: &DiskSpec) -> bool {
         let identity = self.identity.as_ref();
         identity.is_some_and(|identity| {
@@ -152,7 +152,8 @@ impl PreviousDisk {
         })
     }
 
-    /// The descriptor of this kind, and its number.
+    /// Returns the number of the kept descriptor of this kind, and with this detail if one is
+    /// given.
     fn of_kind(&self, kind: DescriptorKind, detail: Option<u64>) -> Option<NonZeroU32> {
         let mut noted = self.noted.iter();
         let is_it = |noted: &&Descriptor| {
@@ -180,7 +181,7 @@ impl PreviousDisk {
         Some((self.fds.get(&number)?.try_clone().ok()?, noted.detail))
     }
 
-    /// The file of the controller memory buffer that its client knows.
+    /// Returns the memory file of the controller memory buffer that the client has mapped.
     pub fn memory_buffer(&self) -> Option<OwnedFd> {
         self.copy(
             DescriptorKind::PAGES,
@@ -195,7 +196,7 @@ impl PreviousDisk {
         })
     }
 
-    /// The socket of the client that is there.
+    /// Removes and returns the socket of the client that is connected.
     pub fn take_client(&mut self) -> Option<OwnedFd> {
         self.take(DescriptorKind::CLIENT, None)
     }
@@ -264,11 +265,11 @@ pub fn keep_pages(
         .map(|_| ())
 }
 
-/// All disks that a previous process has left.
+/// States of all disks that a previous process has left with the keeper.
 #[derive(Debug, Default)]
 struct Disks {
     left: Vec<PreviousDisk>,
-    /// Number in the last prefix that was assigned.
+    /// Number in the prefix that was assigned last.
     last: u32,
 }
 
@@ -320,7 +321,7 @@ fn find_all(kept: &KeptDescriptors) -> Disks {
     disks
 }
 
-/// A listening socket is kept that clients of this path connect to.
+/// Returns whether the keeper has a listening socket that clients of this path connect to.
 pub fn listens_at(path: &Path) -> bool {
     let disks = disks().lock().unpoisoned();
     let mut left = disks.left.iter();
@@ -330,7 +331,7 @@ pub fn listens_at(path: &Path) -> bool {
     })
 }
 
-/// Takes the state that a previous process has left of this disk.
+/// Removes and returns the state that a previous process has left of this disk.
 pub fn left_of(identity: &Identity) -> Option<PreviousDisk> {
     let mut disks = disks().lock().unpoisoned();
     let mut left = disks.left.iter();
@@ -418,33 +419,33 @@ pub fn give_up(disk: &DiskSpec, why: &str) {
     let _ = settled(&mut keeper_client);
 }
 
-/// Kept state of a disk, which the next process finds.
+/// State of a disk that the keeper holds, so that the next process can continue the disk.
 #[derive(Debug)]
 pub struct Survival {
     identity: Identity,
     layout: Layout,
     pub ledger: Ledger,
     pub state: StateMemory,
-    /// For a client's messages.
+    /// Pipe with replies to the client's messages, from which the next process repeats a reply.
     pub replies: Pipe,
     pub counter: Pipe,
-    /// State that a previous process has left, with its client.
+    /// State that a previous process has left of the disk, with its client.
     pub left: Option<PreviousDisk>,
-    /// A client that a previous process has accepted and not answered, and its number.
+    /// Socket of a client that a previous process has accepted but not answered, with its number.
     pub waiting: Option<(OwnedFd, NonZeroU32)>,
 }
 
-/// Descriptors of a new disk that are kept from the start.
+/// Descriptors of a new disk that the keeper holds from the start.
 #[derive(Debug)]
 pub struct InitialDescriptors<'a> {
-    /// Doorbell page of the disk.
+    /// Memory file of the disk's doorbell page.
     pub page: Option<BorrowedFd<'a>>,
     pub listener: &'a Listener,
-    /// Accepted client that has not been answered yet.
+    /// Socket of an accepted client that was not answered yet.
     pub client: Option<OwnedFd>,
 }
 
-/// State from which the disk cannot continue, and the reason.
+/// State from which a disk cannot be continued, and the reason.
 type RecoveryError = Box<(PreviousDisk, anyhow::Error)>;
 
 impl Survival {

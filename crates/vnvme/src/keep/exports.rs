@@ -36,7 +36,7 @@ pub fn export_listens_at(path: &Path) -> bool {
     kept.names().iter().any(|name| name.starts_with(&prefix))
 }
 
-/// The socket at this path that a previous process has left.
+/// Returns the socket that a previous process has left at this path.
 pub fn left_socket(path: &Path) -> Option<LeftSocket> {
     let (name, socket, inode) = take_socket(&prefix(path))?;
     Some(LeftSocket {
@@ -70,7 +70,7 @@ pub(super) fn give_up(disk: &DiskSpec) {
 }
 
 impl LeftSocket {
-    /// To listen with.
+    /// Returns the listening socket and the inode of its file.
     pub fn listener(&self) -> Option<(OwnedFd, u64)> {
         Some((self.socket.try_clone().ok()?, self.inode))
     }

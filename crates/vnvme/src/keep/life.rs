@@ -76,17 +76,17 @@ fn pause() -> Option<Duration> {
 
 static LAST_PAUSE: OnceLock<Duration> = OnceLock::new();
 
-/// Returns the last pause in service, once clients are served again.
+/// Returns how long no client was served before this process, once clients are served again.
 pub fn last_pause() -> Option<Duration> {
     LAST_PAUSE.get().copied()
 }
 
-/// All that is to be served is.
+/// Returns whether the process serves everything that it has to serve.
 pub fn serves() -> bool {
     SERVES.load(Ordering::Acquire)
 }
 
-/// Marks that clients are served, and logs how the process before ended.
+/// Records that clients are served, and logs how the previous process has ended.
 pub fn say_served() {
     SERVES.store(true, Ordering::Release);
     if is_systemd() && is_successor() {
@@ -105,7 +105,7 @@ pub fn say_served() {
     );
 }
 
-/// Under a keeper a bug in a worker ends the process, not the disks.
+/// Makes a panic end the whole process, so that the keeper starts the next one.
 pub fn die_of_panics() {
     if kept().is_none() {
         return;

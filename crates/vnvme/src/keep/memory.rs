@@ -18,10 +18,10 @@ use volume::{Info, Io, MemoryPlace, OpenQueue, Volume, VolumeError};
 /// Prefix of the volumes' names; a digest of the disk's name and the NSID follows.
 const PREFIX: &str = "vnvme.m";
 
-/// Names that volumes of this process have.
+/// Names that memory volumes of this process have with the keeper.
 static USED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// A volume's name with the keeper, as long as the volume is there.
+/// Name of a memory volume with the keeper, reserved until this value is dropped.
 #[derive(Debug)]
 pub struct MemoryName(String);
 
@@ -65,13 +65,13 @@ impl Drop for MemoryName {
     }
 }
 
-/// Place for the bytes of a volume in memory.
+/// Memory for the bytes of a volume: a new file, or the one that a previous process has left.
 pub struct VolumeMemory {
     pub memory: MemoryPlace,
     name: Option<MemoryName>,
 }
 
-/// Where those of this namespace of a disk are.
+/// Returns the memory for the volume of a disk's namespace.
 pub fn place(disk: &str, nsid: u32) -> VolumeMemory {
     let Some(kept) = kept() else {
         return VolumeMemory {
@@ -118,7 +118,7 @@ impl VolumeMemory {
     }
 }
 
-/// A volume in memory that is kept as long as it is open.
+/// Memory volume whose memory file the keeper holds until the volume is closed.
 #[derive(Debug)]
 struct KeptVolume {
     inner: Arc<dyn Volume>,

@@ -13,25 +13,26 @@ use sync::Unpoisoned;
 
 /// Set for a process that a keeper has started: its standard input is the keeper's socket.
 pub const KEPT: &str = "VNVME_KEPT";
-/// Value of that variable for a process that ends with its keeper.
+/// Value of the environment variable for a process that ends with its keeper.
 pub(super) const WITH_KEEPER: &str = "with the keeper";
 
 static ALL: OnceLock<KeptDescriptors> = OnceLock::new();
-/// Descriptors that systemd has kept. Whether this process uses them is not known yet.
+/// Descriptors that systemd has kept for the service, until it is known whether this process uses
+/// them.
 static SYSTEMD_DESCRIPTORS: Mutex<Vec<(String, OwnedFd)>> = Mutex::new(Vec::new());
 
-/// Descriptors that a keeper holds for this process.
+/// Descriptors that a keeper holds for this process, by name.
 #[derive(Debug)]
 pub struct KeptDescriptors {
     link: Link,
     facts: RestartHistory,
-    /// Something was kept when this process began.
+    /// Whether any descriptor was kept when this process began.
     had_any: bool,
     descriptors: Mutex<BTreeMap<String, OwnedFd>>,
 }
 
 impl KeptDescriptors {
-    /// The way to the keeper.
+    /// Returns the connection to the keeper.
     pub fn link(&self) -> &Link {
         &self.link
     }
@@ -59,7 +60,7 @@ impl KeptDescriptors {
         descriptors.insert(name.to_owned(), fd);
     }
 
-    /// Names of all that nobody has taken.
+    /// Returns the names of all kept descriptors that were not taken.
     pub fn names(&self) -> Vec<String> {
         self.descriptors
             .lock()
@@ -75,12 +76,12 @@ pub fn kept() -> Option<&'static KeptDescriptors> {
     ALL.get()
 }
 
-/// A keeper is there.
+/// Returns whether this process has a keeper.
 pub fn is_kept() -> bool {
     kept().is_some()
 }
 
-/// The keeper process's number.
+/// Returns the process ID of the keeper process, if there is one.
 pub fn pid() -> Option<u32> {
     kept()?.link.keeper()
 }
@@ -91,7 +92,7 @@ pub fn is_systemd() -> bool {
     kept().is_some_and(|kept| kept.link.keeping() == Keeping::Systemd)
 }
 
-/// Another process has served before this one, and has not ended in order.
+/// Returns whether this process continues one that did not end in an orderly way.
 pub fn is_successor() -> bool {
     kept().is_some_and(|kept| kept.facts.restarts > 0 || kept.had_any)
 }
@@ -136,7 +137,7 @@ pub fn arrive() -> Result<Vec<(String, OwnedFd)>> {
     Ok(given)
 }
 
-/// Reserves room in the keeper for so many disks with clients.
+/// Reserves room in the keeper for the descriptors of `count` disks with clients.
 pub fn expect_disks(count: usize) {
     if let Some(kept) = kept() {
         kept.link.expect_disks(count);

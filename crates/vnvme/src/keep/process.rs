@@ -28,17 +28,17 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 
-/// The first argument of a keeper process; the serving process's own follow.
+/// First arguments of a keeper process; the arguments of the serving process follow.
 const ARGUMENTS: [&str; 2] = ["keep", "--sandbox=on"];
 const WITHOUT_SANDBOX: &str = "--sandbox=off";
-/// The second argument of a process that stands by for the keeper.
+/// Second argument of a stand-by process, which becomes the keeper if the keeper dies.
 const STANDBY: &str = "--stand-by";
 /// Variable of a process that was the keeper before its program was replaced: the number of the
 /// descriptor of its state.
 const STATE: &str = "VNVME_KEEPER_STATE";
 /// The number of the descriptor of the program before, which goes on if the new one cannot.
 const BEFORE: &str = "VNVME_KEEPER_BEFORE";
-/// The arguments of the process that a keeper process leaves ([`last`]).
+/// Arguments of the process that closes the keeper's descriptors after its end ([`last`]).
 pub const LAST: [&str; 2] = ["keep", "--last"];
 
 /// Suffix that the kernel adds to the path of a replaced program (proc(5), /proc/pid/exe).
@@ -47,7 +47,7 @@ const GONE: &[u8] = b" (deleted)";
 /// Variables of systemd's watchdog (sd_watchdog_enabled(3)): its interval, and the process that it
 /// expects to notify it.
 const WATCHDOG: [&str; 2] = ["WATCHDOG_USEC", "WATCHDOG_PID"];
-/// Variables of the environment that belong to the keeper process alone.
+/// Environment variables that only the keeper process has, not the serving process.
 const OWN: [&str; 5] = [
     "NOTIFY_SOCKET",
     "LISTEN_FDS",
@@ -59,7 +59,7 @@ const OWN: [&str; 5] = [
 /// First version of the keeper's protocol whose program continues as the keeper in this process.
 const FIRST_TO_RESUME: u32 = 3;
 
-/// Descriptors that the keeper process leaves for itself, of those that it may have.
+/// Number of descriptors that the keeper process reserves for its own use.
 const RESERVE: u64 = 64;
 /// Maximum number of kept descriptors, regardless of the limit: more than any machine's disks need.
 const MAX_DESCRIPTORS: u64 = 1 << 20;
@@ -99,13 +99,13 @@ pub fn begin(specs: &Specs, options: &ServeOptions) -> Result<()> {
     }
 }
 
-/// There are disks that a keeper is for, or there may be some.
+/// Returns whether any disk needs a keeper, or may be added that does.
 fn has_clients(specs: &Specs) -> bool {
     let others = specs.controllers.len() + specs.vhost_user_blk.len() + specs.nvme_tcp.len();
     others > 0 || specs.ublk.is_empty()
 }
 
-/// Why there can be no keeper, in words.
+/// Returns the reason why a keeper is impossible, as a text; `None` if it is possible.
 fn obstacle(specs: &Specs, options: &ServeOptions) -> Option<String> {
     // The kernel has such a disk from one process until it is given to another: not tried yet.
     if !specs.ublk.is_empty() || allows_ublk(options) {
@@ -119,7 +119,7 @@ fn obstacle(specs: &Specs, options: &ServeOptions) -> Option<String> {
     ))
 }
 
-/// Returns whether a path can be read repeatedly.
+/// Returns whether a path can be read more than once, unlike a pipe.
 fn is_lasting(path: &Path) -> bool {
     path.is_file() || path.is_dir()
 }
@@ -148,12 +148,12 @@ fn become_keeper(sandbox: SandboxMode) -> Result<()> {
     Err(command.exec()).context("the keeper process")
 }
 
-/// Arguments of a keeper process.
+/// Arguments with which a keeper process was started.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Wanted {
     sandbox: SandboxMode,
     is_standby: bool,
-    /// Arguments of the serving process.
+    /// Arguments with which the keeper starts serving processes.
     args: Vec<OsString>,
 }
 
@@ -187,13 +187,13 @@ pub fn wanted(args: impl Iterator<Item = OsString>) -> Option<Wanted> {
     })
 }
 
-/// Runs the process that closes all that a keeper has kept.
+/// Runs the process that closes all descriptors that a keeper has kept.
 pub fn last() -> ExitCode {
     let outlived = keeper::outlive(io::stdin());
     outlived.map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS)
 }
 
-/// Is the keeper process until it ends.
+/// Runs the keeper process until it ends.
 pub fn run(wanted: &Wanted) -> ExitCode {
     let kept = if wanted.is_standby {
         stand_by(wanted)
@@ -289,7 +289,7 @@ fn go_back(wanted: &Wanted, state: &OwnedFd, before: &OwnedFd, open: &[OwnedFd])
     inherit::replace_program(&mut command, || true)
 }
 
-/// Sets the arguments and the environment of a program that replaces the keeper's.
+/// Sets the arguments and the environment of the program that replaces the keeper's program.
 fn again(
     command: &mut Command,
     wanted: &Wanted,
@@ -309,7 +309,7 @@ fn again(
     command.env_remove("LISTEN_FDNAMES");
 }
 
-/// Function that confines a keeper process.
+/// Function that puts a keeper process into its sandbox.
 type Confine = fn() -> Result<(), Box<dyn Error + Send + Sync>>;
 
 fn with_keeper<T>(
@@ -351,30 +351,30 @@ fn with_keeper<T>(
     run(keeper, confine)
 }
 
-/// The files that serving processes are started from.
+/// Program files from which the keeper starts serving processes.
 struct Binaries<'a> {
-    /// Path of this program; another version may be there later.
+    /// Path of the program. An upgrade may have replaced the file.
     path: Option<PathBuf>,
     present: String,
-    /// Versions of state that the program reads and writes.
+    /// Versions of state that the present program reads and writes.
     versions: Versions,
     new: Option<New>,
     wanted: &'a Wanted,
-    /// The service manager's watchdog is the serving process's business.
+    /// Whether the service manager's watchdog expects notifications of the serving process.
     sets_watchdog: bool,
-    /// The present one, if it is not the keeper's own.
+    /// Open file of the present program; `None` if it is the keeper's own.
     kept_open: Option<OwnedFd>,
-    /// Version of the keeper's protocol that the present one has.
+    /// Version of the keeper's protocol that the present program uses.
     speaks: u32,
 }
 
-/// Another version of this program.
+/// Program file with another version, to which an upgrade switches.
 struct New {
     file: OwnedFd,
     versions: Versions,
 }
 
-/// Open, so that it stays the same file.
+/// Returns the path of an open file in /proc, which always names the same file.
 fn opened(file: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
@@ -475,7 +475,7 @@ impl Programs for Binaries<'_> {
     }
 }
 
-/// Raises the limit of open descriptors to its maximum, and returns the limit.
+/// Raises the limit of open descriptors to its maximum, and returns that.
 fn raised_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

@@ -17,20 +17,20 @@ use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 use sync::Unpoisoned;
 
-/// Name of the file with the keeper.
+/// Name under which the keeper keeps the memory file of disk records.
 const NAME: &str = "vnvme.r0";
-/// Distance between the two places: more than a text may have.
+/// Distance in bytes between the two places of the text in the memory file.
 const APART: u64 = 1 << 30;
-/// Longest text that is read (bytes).
+/// Maximum length in bytes of a text that is read.
 const MAX_LEN: usize = 64 << 20;
-/// Sequence number, length, and checksum of the text and these.
+/// Length in bytes of the head before a text: sequence number, text length, and checksum.
 const HEAD: usize = 16;
 
-/// The memory file, as long as the process is there.
+/// Memory file with the records of disks, which the keeper holds for the next process.
 #[derive(Debug)]
 pub struct RecordsFile {
     file: File,
-    /// Sequence number of the last text. The lowest bit selects the text's place.
+    /// Sequence number of the last text. Its lowest bit selects one of the two places.
     last: Mutex<u64>,
 }
 
@@ -115,7 +115,7 @@ fn read(file: &File, at: u64) -> Result<(u64, String)> {
     Ok((sequence, String::from_utf8(text).context("text")?))
 }
 
-/// Returns the newest text that is whole, with its sequence number.
+/// Returns the newest complete text in the memory file, with its sequence number.
 fn newest(file: &File) -> Option<(u64, String)> {
     let places = [0, APART].into_iter();
     let whole = places.filter_map(|at| read(file, at).ok());

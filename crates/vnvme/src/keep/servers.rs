@@ -17,19 +17,20 @@ use sync::Unpoisoned;
 /// and of the connection.
 const PREFIX: &str = "vnvme.n";
 
-/// Keeps connections, and ends those of the previous process.
+/// Connections to servers of network volumes that the keeper holds, so that the next process can
+/// end them.
 #[derive(Debug)]
 pub struct KeptServers {
     kept: &'static KeptDescriptors,
-    /// Connections of the previous process, with their names, by the names of their servers.
+    /// Connections that the previous process has left, with the keeper's names for them, by server.
     left: Mutex<BTreeMap<String, Vec<(String, OwnedFd)>>>,
     last: AtomicU32,
-    /// How long a server may take to end one.
+    /// Time that a server may take to end a connection of the previous process.
     limit: Duration,
 }
 
 impl KeptServers {
-    /// `None`: there is no keeper.
+    /// Creates the list of connections; `None` without a keeper.
     pub fn new(limit: Duration) -> Option<Self> {
         let kept = kept()?;
         let mut left = BTreeMap::<String, Vec<(String, OwnedFd)>>::new();
@@ -93,7 +94,7 @@ impl ConnectionKeeper for KeptServers {
     }
 }
 
-/// A connection that is kept until it is over.
+/// Connection to a server that the keeper holds until this value is dropped.
 struct Connection {
     kept: &'static KeptDescriptors,
     name: String,

@@ -9,14 +9,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use vfio_user::Listener;
 
-/// Listening sockets of the process, beside those of its disks.
+/// Listening sockets of the process that belong to no disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessSocket {
-    /// The control socket.
+    /// The control socket of the management API.
     Control,
-    /// The socket for questions.
+    /// The control socket with read-only access.
     Questions,
-    /// Metrics.
+    /// The TCP socket for Prometheus.
     Metrics,
 }
 
@@ -72,7 +72,7 @@ impl ProcessSocket {
         keep_socket(&self.name(file), fd);
     }
 
-    /// The socket at `path` that the previous process has left.
+    /// Returns the listening socket at `path` that the previous process has left.
     pub fn left(self, path: &Path) -> Option<Listener> {
         let (fd, file) = self.take()?;
         let listener = Listener::kept(fd, path, file);
@@ -81,14 +81,14 @@ impl ProcessSocket {
             .ok()
     }
 
-    /// Keeps a listening socket, if this process has created its file.
+    /// Passes a listening socket to the keeper, if this process has created its file.
     pub fn keep_listener(self, listener: &Listener) {
         if let Some(file) = listener.own_file() {
             self.keep(file, listener.as_fd());
         }
     }
 
-    /// A TCP socket at this address that the previous process has left.
+    /// Returns the TCP socket at `address` that the previous process has left.
     pub fn left_tcp(self, address: SocketAddr) -> Option<TcpListener> {
         let socket = TcpListener::from(self.take()?.0);
         let at = socket.local_addr().ok()?;
@@ -96,7 +96,7 @@ impl ProcessSocket {
         same.then_some(socket)
     }
 
-    /// Keeps a TCP listener.
+    /// Passes a TCP listener to the keeper.
     pub fn keep_tcp(self, socket: &TcpListener) {
         self.keep(0, socket.as_fd());
     }

@@ -5,10 +5,10 @@ use keeper::{OLDEST_PROTOCOL, PROTOCOL};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Arguments of a process that prints these versions.
+/// Arguments with which a program prints its versions of state.
 pub const VERSIONS: [&str; 2] = ["keep", "--versions"];
 
-/// Name of the protocol between a process and its keeper.
+/// Name of the protocol between a serving process and its keeper, in the list of versions.
 const KEEPER: &str = "keeper";
 /// Version of the record of a process's configuration (`super::configuration`), and of the records
 /// of connections and disks.
@@ -19,7 +19,7 @@ const GLUE: u32 = 1;
 pub struct Versions(BTreeMap<String, (u32, u32)>);
 
 impl Versions {
-    /// This program's.
+    /// Returns the versions of state that this program reads and writes.
     pub fn own() -> Self {
         let all = [
             (KEEPER, (PROTOCOL, OLDEST_PROTOCOL)),
@@ -40,7 +40,7 @@ impl Versions {
         Self(all.map(|(name, both)| (name.to_owned(), both)).into())
     }
 
-    /// Returns the version of the keeper's protocol that is written.
+    /// Returns the version of the keeper's protocol that the program uses.
     pub fn keeper(&self) -> u32 {
         self.0.get(KEEPER).map_or(0, |(writes, _)| *writes)
     }

@@ -15,12 +15,12 @@ use std::net::IpAddr;
 use std::path::{Component, Path, PathBuf};
 use volume::path_of_url;
 
-/// Stands in the list for block devices of the host.
+/// Word in the `allow` list that permits block devices of the host (ublk).
 pub const UBLK: &str = "ublk";
 
 /// The `allow` option, resolved for checks.
 pub struct Allow {
-    /// Without links and dots. `None`: everything is allowed, for there is no sandbox.
+    /// Permitted folders and files, without links and dots; `None` if everything is permitted.
     places: Option<Vec<PathBuf>>,
     servers: Vec<Address>,
     ublk: bool,
@@ -30,7 +30,7 @@ pub struct Allow {
     access: SocketAccess,
 }
 
-/// The folders (and files) of the list.
+/// Returns the folders and files of the `allow` list.
 pub fn places(options: &ServeOptions) -> Vec<PathBuf> {
     let is_place = |path: &&PathBuf| path.as_os_str() != UBLK && of_entry(path).is_empty();
     let listed = options.allow.iter().filter(is_place);
@@ -52,7 +52,7 @@ fn of_entry(entry: &Path) -> Vec<Address> {
     entry.to_str().map(open::servers).unwrap_or_default()
 }
 
-/// Block devices may be added.
+/// Returns whether block devices of the host (ublk) may be added at run time.
 pub fn allows_ublk(options: &ServeOptions) -> bool {
     options.allow.iter().any(|path| path.as_os_str() == UBLK)
 }
@@ -72,7 +72,7 @@ impl Allow {
         }
     }
 
-    /// There is a sandbox.
+    /// Returns whether the process has a sandbox, so that paths are checked.
     pub fn is_confined(&self) -> bool {
         self.places.is_some()
     }
@@ -99,7 +99,7 @@ impl Allow {
             .try_for_each(|url| self.check_volume(url))
     }
 
-    /// Files are made in its folder.
+    /// Checks that the folder of a disk's pool, in which files are created, is permitted.
     fn check_pool(&self, disk: &DiskSpec) -> Result<(), Error> {
         let DiskSpec::Controller(spec) = disk else {
             return Ok(());

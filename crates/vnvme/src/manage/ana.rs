@@ -9,11 +9,11 @@ use control::api::{self, AnaChange, AnaStatus, EventKind};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Maximum time for commands in flight before a change to complete.
+/// Maximum time for the commands outstanding before a change of ANA states to complete.
 const IN_FLIGHT: Duration = Duration::from_secs(10);
 
 impl Manager {
-    /// Changes states, and returns the states of the selected groups.
+    /// Changes ANA states, and returns the states of the selected groups.
     ///
     /// # Errors
     /// See [`control::Daemon::ana`].
@@ -50,7 +50,7 @@ impl Manager {
         Ok(meant)
     }
 
-    /// The groups of a disk are reached so from now on.
+    /// Sets the ANA states of a disk's groups, and waits for outstanding commands.
     pub(super) fn set_ana(
         &self,
         name: &str,

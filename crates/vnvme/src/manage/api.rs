@@ -39,7 +39,7 @@ impl Manager {
         }
     }
 
-    /// All disks, by their names.
+    /// Returns all disks, sorted by name.
     pub fn disks(&self) -> Vec<Disk> {
         let table = self.worker_context.table.all();
         let disks = table.iter();
@@ -48,10 +48,10 @@ impl Manager {
             .collect()
     }
 
-    /// The disk of this name.
+    /// Returns the disk with this name.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such disk.
     pub fn disk(&self, name: &str) -> Result<Disk, Error> {
         let entry = self.worker_context.table.get(name)?;
         Ok(self.describe(name, &entry))
@@ -104,7 +104,7 @@ impl Manager {
         }
     }
 
-    /// Serves a further disk.
+    /// Adds a disk from its configuration table and serves it.
     ///
     /// # Errors
     /// See [`control::Daemon::add`].
@@ -115,7 +115,7 @@ impl Manager {
         self.disk(&name)
     }
 
-    /// Stops serving a disk.
+    /// Stops serving a disk and removes it.
     ///
     /// # Errors
     /// See [`control::Daemon::remove`].
@@ -253,7 +253,7 @@ impl Manager {
     }
 }
 
-/// A namespace that the guest has made.
+/// Returns the API's description of a namespace that the guest has created in a pool.
 fn describe_pooled(pool: &DiskPool, namespace: &PooledNamespace) -> Namespace {
     Namespace {
         nsid: namespace.nsid,
@@ -273,7 +273,8 @@ fn describe_pooled(pool: &DiskPool, namespace: &PooledNamespace) -> Namespace {
     }
 }
 
-/// `chosen`: bytes of a block, as its guest has chosen them.
+/// Returns the API's description of a namespace; `chosen` is the block size that its guest has
+/// chosen, in bytes.
 fn describe_namespace(entry: &DiskRecord, spec: &NamespaceSpec, chosen: Option<u32>) -> Namespace {
     let nsid = spec.nsid.unwrap_or(1);
     let volumes = entry.running.iter().flat_map(|running| &running.volumes);

@@ -8,15 +8,15 @@ use sync::Unpoisoned;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// The work may be given up at any time.
+    /// The caller may give the work up at any time.
     Open,
-    /// The work takes effect, and is waited for.
+    /// The work takes effect, so the caller has to wait for it.
     Decided,
-    /// The work was given up: no caller waits any more.
+    /// The caller has given the work up and does not wait any more.
     GivenUp,
 }
 
-/// Whether work is still wanted.
+/// Decision between a caller that may give up and work that is about to take effect.
 #[derive(Clone)]
 pub struct Decision(Arc<Mutex<Phase>>);
 
@@ -30,7 +30,7 @@ impl Decision {
         *phase == Phase::Decided
     }
 
-    /// Gives the work up; `false` where it has been decided.
+    /// Gives the work up. Returns `false` when the work has already been decided to take effect.
     fn give_up(&self) -> bool {
         let mut phase = self.0.lock().unpoisoned();
         if *phase == Phase::Open {

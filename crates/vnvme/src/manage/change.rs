@@ -20,16 +20,16 @@ use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 use volume::Volume;
 
-/// Time limit for opening or closing a volume.
+/// Maximum time that opening or closing a volume may take before the change is given up.
 pub(super) const VOLUME_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the last to use a volume may take.
+/// Maximum time to wait for the last user of a removed disk's volume to close it.
 const CLOSED: Duration = Duration::from_secs(10);
 /// Maximum number of outstanding requests of an export: it shares the worker's ring with front-ends
 /// that are added and removed.
 const EXPORT_IN_FLIGHT: usize = 256;
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
-/// A disk with open volumes that cannot be reached yet.
+/// Disk with open volumes, which clients cannot reach yet.
 pub(super) enum Ready {
     Controller(ReadyController),
     Export(Box<ReadyExport>),
@@ -37,13 +37,13 @@ pub(super) enum Ready {
     Ublk(Box<OpenDisk>),
 }
 
-/// The end of the process has begun.
+/// Returns the error for changes after the end of the process has begun.
 pub(super) fn ending() -> Error {
     Error::conflict("the process is ending")
 }
 
 impl Manager {
-    /// Refuses a disk that is known to fail.
+    /// Returns an error for a disk that is known to fail, before its volumes are opened.
     pub(super) fn admit(&self, spec: &DiskSpec) -> Result<(), Error> {
         if let DiskSpec::Controller(spec) = spec
             && spec.subsystem.is_some()
@@ -259,7 +259,7 @@ impl Manager {
         Ok(Some(entry.spec))
     }
 
-    /// Removes a disk that was taken for it.
+    /// Removes a disk that the caller has reserved (`taken`) for this change.
     pub(super) fn remove_taken(&self, taken: BusyDisk, force: bool) -> Result<(), Error> {
         let name = taken.name.clone();
         if !force {
@@ -377,7 +377,7 @@ pub(super) fn controller(thread: &mut Worker, owner: u16) -> Result<&mut NvmeFro
     }
 }
 
-/// Has volumes open until [`close_last`].
+/// Returns strong references that keep these volumes open until [`close_last`].
 pub(super) fn keep(volumes: &[(u32, Weak<dyn Volume>)]) -> Vec<Arc<dyn Volume>> {
     let volumes = volumes.iter();
     volumes.filter_map(|(_, volume)| volume.upgrade()).collect()

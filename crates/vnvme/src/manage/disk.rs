@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use volume::path_of_url;
 
-/// Configuration of one front-end: a disk.
+/// Configuration of one disk, of any kind of front-end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiskSpec {
     Controller(ControllerSpec),
@@ -21,7 +21,7 @@ pub enum DiskSpec {
 }
 
 impl DiskSpec {
-    /// All disks of a configuration.
+    /// Returns all disks of a configuration, with their defaults.
     pub fn all(specs: &Specs) -> Vec<Self> {
         let controllers = specs.controllers.iter().cloned().map(Self::Controller);
         let exports = specs.vhost_user_blk.iter().cloned().map(Self::VhostBlk);
@@ -33,13 +33,13 @@ impl DiskSpec {
         all
     }
 
-    /// All disks of a configuration, by name.
+    /// Returns all disks of a configuration by name.
     pub fn by_name(specs: &Specs) -> BTreeMap<String, Self> {
         let all = Self::all(specs).into_iter();
         all.map(|disk| (disk.name(), disk)).collect()
     }
 
-    /// The configuration of disks.
+    /// Returns the configuration that consists of these disks.
     pub fn specs<'a>(disks: impl Iterator<Item = &'a Self>) -> Specs {
         let mut specs = Specs::default();
         for disk in disks {
@@ -53,7 +53,7 @@ impl DiskSpec {
         specs
     }
 
-    /// Returns the disk with the defaults of [`DiskSpec::all`] written into it.
+    /// Returns the configuration of the disk with all defaults written out.
     pub fn completed(mut self) -> Self {
         self.complete();
         self
@@ -86,7 +86,7 @@ impl DiskSpec {
         }
     }
 
-    /// Returns the disk's name.
+    /// Returns the name of the disk; without a configured one, that of its socket or volume.
     pub fn name(&self) -> String {
         match self {
             Self::Controller(spec) => spec.any_name(),
@@ -96,7 +96,7 @@ impl DiskSpec {
         }
     }
 
-    /// Location in the configuration file.
+    /// Returns the location of the disk's table in the configuration file.
     pub fn origin(&self) -> &Origin {
         match self {
             Self::Controller(spec) => &spec.origin,
@@ -119,7 +119,7 @@ impl DiskSpec {
         }
     }
 
-    /// Returns the access to the disk's socket.
+    /// Returns the configured access to the disk's socket; `None` for a kind without one.
     pub fn access(&self) -> Option<&SocketAccess> {
         match self {
             Self::Controller(spec) => Some(&spec.access),
@@ -128,7 +128,7 @@ impl DiskSpec {
         }
     }
 
-    /// Paths or URLs of its volumes.
+    /// Returns the paths or URLs of the disk's volumes.
     pub fn volumes(&self) -> Vec<&str> {
         match self {
             Self::Controller(spec) => spec.namespaces.iter().map(|ns| &*ns.volume).collect(),
@@ -138,7 +138,7 @@ impl DiskSpec {
         }
     }
 
-    /// Configured identifiers of its namespaces.
+    /// Returns the identifiers of the disk's namespaces that are configured.
     pub fn identifiers(&self) -> Vec<&str> {
         let namespaces = match self {
             Self::Controller(spec) => &spec.namespaces[..],
@@ -150,7 +150,7 @@ impl DiskSpec {
         ids.flatten().map(String::as_str).collect()
     }
 
-    /// Files that its volumes consist of, those beside them, and its own.
+    /// Returns all files of the disk: those of its volumes, those beside them, and its own.
     pub fn files(&self) -> Vec<PathBuf> {
         let mut files: Vec<PathBuf> = Vec::new();
         for url in self.volumes() {

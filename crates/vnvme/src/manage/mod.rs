@@ -42,30 +42,30 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-/// Manager of the disks that a process serves, at run time.
+/// Manager that adds, removes and changes the disks of a serving process.
 pub struct Manager {
     worker_context: Arc<WorkerContext>,
     allow: Allow,
-    /// Room for descriptors: the number of disks that fit into the limit.
+    /// Limit of descriptors, from which it follows whether another disk fits.
     room: Room,
-    /// The process as it was configured.
+    /// Process options that are in effect.
     process: ProcessSpec,
-    /// Configuration of the process without the command line's flags.
+    /// Process options of the configuration file, without those of the command line.
     said: ProcessSpec,
-    /// The configuration that it was started with, to be read again.
+    /// Path of the configuration with which the process was started, read again by a reload.
     config: Option<PathBuf>,
-    /// Held while a configuration is applied: one at a time.
+    /// Lock that is held while a configuration is applied, so that one is applied at a time.
     applying: Mutex<()>,
-    /// Held while settings of volumes are changed.
+    /// Lock that is held while settings of volumes are changed.
     setting: Mutex<()>,
-    /// Disks of the configuration as it was read last, by name.
+    /// Disks of the configuration file as it was read last, by name.
     file: Mutex<BTreeMap<String, DiskSpec>>,
-    /// The last records of the served disks, held while one is written.
+    /// Last written records of the served disks; locked while a record is written.
     recorded: Mutex<Recorded>,
 }
 
 impl Manager {
-    /// Makes the manager of a serving process.
+    /// Creates the manager of a serving process.
     pub fn new(worker_context: Arc<WorkerContext>, room: Room, process: ProcessSpec) -> Arc<Self> {
         let daemon = worker_context.options.daemon.clone().unwrap_or_default();
         Arc::new(Self {
@@ -82,25 +82,26 @@ impl Manager {
         })
     }
 
-    /// Disks come and go.
+    /// Returns whether disks may be added and removed at run time.
     pub fn may_change(&self) -> bool {
         self.worker_context.options.daemon.is_some()
     }
 
-    /// Counters, limits, devices.
+    /// Returns the registry of counters, limits and devices.
     pub fn registry(&self) -> &Registry {
         &self.worker_context.registry
     }
 
-    /// Checks that there is a disk of this name.
+    /// Checks that there is a disk with this name.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such disk.
     pub fn ensure_known(&self, name: &str) -> Result<(), Error> {
         self.worker_context.table.get(name).map(drop)
     }
 
-    /// Checks that unique values are unique, and that there are descriptors for all disks.
+    /// Checks that no two disks have a value that must be unique, and that descriptors suffice for
+    /// all disks.
     fn check_all<'a>(&self, disks: impl Iterator<Item = &'a DiskSpec>) -> Result<(), Error> {
         let specs = DiskSpec::specs(disks);
         let checked = check(&specs, self.worker_context.options.control.as_deref());
@@ -109,13 +110,13 @@ impl Manager {
         room.map_err(|error| Error::conflict(format!("{error:#}")))
     }
 
-    /// Checks a disk by itself, without regard to other disks.
+    /// Checks the configuration of a disk by itself, without regard to other disks.
     fn check_alone(&self, disk: &DiskSpec) -> Result<(), Error> {
         let checked = check(&DiskSpec::specs(std::iter::once(disk)), None);
         checked.map_err(|error| Error::invalid(format!("{error:#}")))
     }
 
-    /// Checks a disk together with all other disks.
+    /// Checks the configuration of a disk for conflicts with all other disks.
     fn check_beside(&self, name: &str, disk: &DiskSpec) -> Result<(), Error> {
         let table = self.worker_context.table.served();
         let others = table.iter().filter(|(other, _)| other != name);

@@ -16,13 +16,13 @@ use controller::{Attach, NamespacePool};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Between two looks whether all workers know.
+/// Interval of checks on whether all workers have attached or detached a namespace.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
-/// After this time, commands in flight on a namespace that was detached end early.
+/// Time after which outstanding commands on a detached namespace are ended early.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Manager {
-    /// Attaches a namespace. Its ID.
+    /// Attaches a namespace to a controller, and returns the namespace ID.
     pub(super) fn attach_namespace(
         self: &Arc<Self>,
         name: &str,
@@ -66,7 +66,7 @@ impl Manager {
         })
     }
 
-    /// Shows a namespace that is open.
+    /// Makes a namespace with an open volume visible to the guest.
     pub(super) fn attach_opened(
         &self,
         mut taken: BusyDisk,
@@ -137,7 +137,7 @@ impl Manager {
         Ok(nsid)
     }
 
-    /// Detaches a namespace.
+    /// Detaches a namespace from the controller with this name.
     pub(super) fn detach_namespace(self: &Arc<Self>, name: &str, nsid: u32) -> Result<(), Error> {
         let taken = self.worker_context.table.take(name, "being changed")?;
         if taken.spec.is_in_subsystem() {
@@ -158,7 +158,7 @@ impl Manager {
         })
     }
 
-    /// Detaches a namespace of a disk that the caller has taken.
+    /// Detaches a namespace of a disk that the caller has reserved (`taken`).
     pub(super) fn detach_taken(&self, mut taken: BusyDisk, nsid: u32) -> Result<(), Error> {
         let name = taken.name.clone();
         let mut next = taken.spec.clone();

@@ -14,16 +14,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use sync::Unpoisoned;
 
-/// Disks that a configuration removes by not naming them.
+/// Selects the disks that a configuration removes because it does not name them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// Everything that it does not name.
+    /// All disks that the configuration does not name.
     All,
-    /// Only disks that an earlier configuration named.
+    /// Only disks that an earlier configuration has named, not those added at run time.
     OfConfig,
 }
 
-/// Change of a plan.
+/// Step of the plan by which a new configuration is applied to a disk.
 enum PlanStep {
     Add(DiskSpec),
     Remove(String),
@@ -39,10 +39,10 @@ enum PlanStep {
     },
 }
 
-/// A change that was made, with the data to undo it.
+/// Step of a plan that was executed, with the data to undo it.
 enum AppliedStep {
     Added(String),
-    /// Reached so before.
+    /// ANA states of a disk's groups before the step.
     Ana(String, BTreeMap<u32, AnaState>),
     Removed(DiskSpec, Source),
     /// An unavailable disk that was removed.
@@ -52,7 +52,7 @@ enum AppliedStep {
 }
 
 impl Manager {
-    /// Applies a configuration.
+    /// Changes the served disks to those of a configuration, completely or not at all.
     pub(super) fn reconcile(
         self: &Arc<Self>,
         wanted: &Specs,
@@ -324,7 +324,8 @@ impl Manager {
         })
     }
 
-    /// Options of the process that differ: they count from the next start on.
+    /// Returns the process options that differ, which take effect at the next start; `None` if none
+    /// do.
     fn process_change(&self, wanted: &ProcessSpec) -> Option<String> {
         // A configuration without a process table does not change the process.
         if [&self.process, &self.said, &ProcessSpec::default()].contains(&wanted) {
@@ -505,7 +506,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Undoes changes, the last first. Returns the changes that could not be undone.
+    /// Undoes executed steps, the last first. Returns the steps that could not be undone.
     fn undo(self: &Arc<Self>, done: Vec<AppliedStep>) -> Vec<String> {
         let mut left = Vec::new();
         for done in done.into_iter().rev() {
@@ -594,7 +595,7 @@ fn differing(now: &DiskSpec, then: &DiskSpec) -> String {
     differing_keys(&now.to_table(), &then.to_table())
 }
 
-/// Returns the keys with different values.
+/// Returns the names of the keys with different values in two tables.
 fn differing_keys(now: &toml::Table, then: &toml::Table) -> String {
     let mut keys: Vec<&String> = now.keys().chain(then.keys()).collect();
     keys.sort();

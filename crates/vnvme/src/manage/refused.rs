@@ -52,7 +52,7 @@ fn of_open(error: &OpenError) -> ErrorKind {
     }
 }
 
-/// Returns the kind of a volume's error.
+/// Returns the kind of API error that corresponds to a volume's error.
 pub(super) fn of_volume(error: &VolumeError) -> ErrorKind {
     match error {
         VolumeError::Locked { .. } | VolumeError::FixedSize => ErrorKind::Conflict,
@@ -87,7 +87,8 @@ fn of_listen(error: &ListenError) -> ErrorKind {
     }
 }
 
-/// A path that leads nowhere is the request's.
+/// Returns the kind of API error for a failed system call. A path that does not exist is the
+/// request's mistake.
 fn of_system(error: &io::Error) -> ErrorKind {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(

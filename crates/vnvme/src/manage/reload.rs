@@ -6,7 +6,7 @@ use control::Error;
 use control::api::Plan;
 use std::sync::Arc;
 
-/// Why a file may not be read that could be at the start.
+/// Remedy in the error about a configuration file that was readable only at the start.
 const REPLACED: &str = "; the sandbox lets this process read the file that it was started with, \
                         and no other one in its place: write into the file, or have it in a folder \
                         called vnvme, or give --config a folder, and start the daemon again";
@@ -17,7 +17,7 @@ fn is_refused(error: &anyhow::Error) -> bool {
 }
 
 impl Manager {
-    /// Reads the configuration again, and applies it.
+    /// Reads the configuration again, and applies the changes.
     ///
     /// # Errors
     /// See [`control::Daemon::reload`].

@@ -37,10 +37,10 @@ fn read<S: Spec + for<'a> Deserialize<'a>>(table: toml::Table) -> Result<S> {
     Ok(S::deserialize(toml::Value::Table(table))?)
 }
 
-/// A namespace of a request.
+/// Parses the table of a namespace in a request.
 ///
 /// # Errors
-/// It is none, in words.
+/// The table is invalid; the error is a text for the user.
 pub fn namespace_of(map: Map<String, Value>) -> Result<NamespaceSpec> {
     let mut namespace = read(table_of(map))?;
     url::take(&mut namespace)?;
@@ -48,10 +48,10 @@ pub fn namespace_of(map: Map<String, Value>) -> Result<NamespaceSpec> {
 }
 
 impl DiskSpec {
-    /// A disk of a request.
+    /// Parses the table of a disk in a request.
     ///
     /// # Errors
-    /// It is none, in words.
+    /// The table is invalid; the error is a text for the user.
     pub fn of(kind: DiskKind, map: Map<String, Value>) -> Result<Self> {
         let table = table_of(map);
         let mut spec = match kind {

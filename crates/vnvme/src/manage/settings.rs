@@ -13,9 +13,9 @@ use std::sync::{Arc, Weak};
 use sync::Unpoisoned;
 use volume::Volume;
 
-/// A volume that a change selects.
+/// Volume that a change of settings selects.
 pub struct VolumeRef {
-    /// Path or URL, as the user gave it.
+    /// Path or URL of the volume, as the user gave it.
     pub name: String,
     pub volume: Weak<dyn Volume>,
 }
@@ -23,7 +23,7 @@ pub struct VolumeRef {
 /// Open volumes of a disk, by NSID.
 pub struct DiskVolumes {
     open: Vec<(u32, Weak<dyn Volume>)>,
-    /// Volumes that only a worker knows, by name.
+    /// NSIDs and names of volumes that only their worker has open.
     of_workers: Vec<(u32, String)>,
 }
 
@@ -102,7 +102,7 @@ impl Manager {
         })
     }
 
-    /// Returns the volumes of a disk that a change names.
+    /// Returns the volumes of the disk that a change names; `None` if it names no disk.
     fn meant(&self, disk: Option<&str>) -> Result<Option<DiskVolumes>, Error> {
         let Some(name) = disk else {
             return Ok(None);

@@ -290,7 +290,7 @@ pub(super) struct Intent<'a> {
 }
 
 impl Intent<'_> {
-    /// The change has taken effect, and stands in the table.
+    /// Records that the change has taken effect, and is in the table of disks.
     pub fn done(mut self) {
         self.is_open = false;
     }
@@ -305,7 +305,7 @@ impl Drop for Intent<'_> {
     }
 }
 
-/// The last records: equal ones are not written again.
+/// Last written records of the served disks. An equal record is not written again.
 #[derive(Default)]
 pub(super) struct Recorded {
     state: Option<String>,

@@ -12,35 +12,36 @@ use std::time::Duration;
 use sync::Unpoisoned;
 use volume::Volume;
 
-/// Source of a disk.
+/// Origin of a disk: the configuration, or a request at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The configuration: a reload that does not find it there removes it.
+    /// The disk is in the configuration. A reload removes it when the configuration no longer names
+    /// it.
     Config,
-    /// A request: it stays until one removes it.
+    /// A request has added the disk at run time. Only a request removes it.
     Runtime,
 }
 
-/// Server of a disk: a worker or the thread of block devices.
+/// Thread that serves a disk: a worker, or the thread of block devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskServer {
-    /// A front-end of this number on the worker of this index.
+    /// Front-end with the number `owner` on the worker with the index `worker`.
     Worker { worker: usize, owner: u16 },
-    /// The thread of block devices; the device of this number.
+    /// Number of the block device that the thread of block devices serves.
     Ublk(u32),
 }
 
-/// A disk that is served.
+/// Disk that is being served, with the thread that serves it.
 #[derive(Clone, Debug)]
 pub struct ServedDisk {
     pub server: DiskServer,
     /// Volumes of the disk by their NSIDs, as weak references.
     pub volumes: Vec<(u32, Weak<dyn Volume>)>,
-    /// To be written to when one of them was resized.
+    /// Eventfd to be written to after one of the disk's volumes was resized.
     pub resized: Arc<OwnedFd>,
 }
 
-/// A disk, as the table has it.
+/// Entry of a disk in the table of all disks.
 #[derive(Clone, Debug)]
 pub struct DiskRecord {
     pub spec: DiskSpec,
@@ -49,18 +50,18 @@ pub struct DiskRecord {
     pub running: Option<ServedDisk>,
     /// Reason why an unavailable disk is not served; `None` for a served disk.
     pub failed: Option<Arc<DiskFailure>>,
-    /// Description of the change that is under way.
+    /// Description of the change of the disk that is in progress; `None` if there is none.
     pub busy: Option<&'static str>,
-    /// Result of a change that is recorded and has not taken effect yet.
+    /// Result of a change that is recorded for the next process and has not taken effect yet.
     pub next: Option<Next>,
 }
 
 /// Result of a change of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// The disk as it is going to be.
+    /// Configuration that the disk will have after the change.
     As(Box<DiskSpec>),
-    /// The disk is going to be removed.
+    /// The change removes the disk.
     Gone,
 }
 
@@ -77,31 +78,31 @@ impl DiskRecord {
     }
 }
 
-/// Why a disk is not served.
+/// Reason why a disk is not served.
 #[derive(Debug)]
 pub struct DiskFailure {
     pub why: String,
-    /// A process has opened its volumes since it was configured.
+    /// Whether any process has opened the disk's volumes since it was configured.
     pub was_opened: bool,
-    /// Entry in the list of unavailable disks, which counts them.
+    /// Entry in the list of unavailable disks, by which they are counted.
     pub _counted: Arc<ListEntry<String>>,
 }
 
-/// All disks of the process.
+/// Table of all disks of the process, served or not.
 #[derive(Default)]
 pub struct DiskTable {
     entries: Mutex<BTreeMap<String, DiskRecord>>,
-    /// The control socket: no disk may have its place.
+    /// Path of the control socket, which no disk may use.
     control: Option<PathBuf>,
-    /// All that is there from the start has been entered.
+    /// Whether all disks of the start are in the table.
     complete: Mutex<bool>,
     completed: Condvar,
-    /// A disk was removed, or the configuration was read again.
+    /// Signalled when a disk was removed or the configuration was read again.
     changed: Condvar,
 }
 
 impl DiskTable {
-    /// An empty one. `control` is the process's own socket.
+    /// Creates an empty table. `control` is the path of the process's control socket.
     pub fn new(control: Option<PathBuf>) -> Self {
         Self {
             entries: Mutex::default(),
@@ -112,7 +113,7 @@ impl DiskTable {
         }
     }
 
-    /// All that is served from the start has been entered, or never will be.
+    /// Records that all disks of the start are in the table, and wakes waiting callers.
     pub fn complete(&self) {
         *self.complete.lock().unpoisoned() = true;
         self.completed.notify_all();
@@ -127,7 +128,7 @@ impl DiskTable {
         *waited.unpoisoned().0
     }
 
-    /// Sets or clears the result of the change that is under way.
+    /// Sets or clears the recorded result of the change of a disk that is in progress.
     pub(super) fn set_next(&self, name: &str, next: Option<Next>) {
         if let Some(entry) = self.lock().get_mut(name) {
             entry.next = next;
@@ -138,7 +139,7 @@ impl DiskTable {
         self.entries.lock().unpoisoned()
     }
 
-    /// Enters a disk that is served from the start.
+    /// Adds a disk that is served from the start.
     pub fn enter(&self, spec: DiskSpec, source: Source, running: ServedDisk) {
         let entry = DiskRecord {
             spec,
@@ -151,7 +152,7 @@ impl DiskTable {
         self.lock().insert(entry.spec.name(), entry);
     }
 
-    /// Enters a disk that cannot be served.
+    /// Adds a disk that cannot be served now.
     pub fn enter_failed(&self, spec: DiskSpec, source: Source, failed: DiskFailure) {
         let entry = DiskRecord {
             spec,
@@ -175,7 +176,7 @@ impl DiskTable {
         entries.remove(name)
     }
 
-    /// A disk that is unavailable, and why.
+    /// Returns the configuration of an unavailable disk, and why it is not served.
     pub fn unavailable(&self, name: &str) -> Option<(DiskSpec, Arc<DiskFailure>)> {
         let entries = self.lock();
         let entry = entries.get(name)?;
@@ -228,17 +229,17 @@ impl DiskTable {
         drop(self.changed.wait_timeout(entries, limit).unpoisoned());
     }
 
-    /// Has unavailable disks tried again now.
+    /// Wakes the threads that retry to serve unavailable disks.
     pub fn try_again(&self) {
         self.changed.notify_all();
     }
 
-    /// Enters one again that was forgotten, if its name is free.
+    /// Adds an entry again that was removed, unless another disk has its name.
     pub fn remember(&self, entry: DiskRecord) {
         self.lock().entry(entry.spec.name()).or_insert(entry);
     }
 
-    /// All disks, by their names.
+    /// Returns the entries of all disks, sorted by name.
     pub fn all(&self) -> Vec<(String, DiskRecord)> {
         let entries = self.lock();
         let all = entries.iter();
@@ -254,10 +255,10 @@ impl DiskTable {
         all
     }
 
-    /// A disk.
+    /// Returns the entry of the disk with this name.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such disk.
     pub fn get(&self, name: &str) -> Result<DiskRecord, Error> {
         let found = self.lock().get(name).cloned();
         found.ok_or_else(|| unknown(name))
@@ -279,7 +280,7 @@ impl DiskTable {
         adopted
     }
 
-    /// Makes disks again those that were added by request.
+    /// Marks disks again as added at run time, after an applied configuration was undone.
     pub fn unadopt(&self, adopted: &[String]) {
         let mut entries = self.lock();
         for name in adopted {
@@ -333,7 +334,7 @@ impl DiskTable {
         })
     }
 
-    /// A disk is served from now on. Its name.
+    /// Stores that the disk reserved as `taken` is served. Returns its name.
     fn is_served(&self, taken: &str, running: ServedDisk) -> String {
         let mut entries = self.lock();
         let Some(mut entry) = entries.remove(taken) else {
@@ -391,14 +392,14 @@ fn unknown(name: &str) -> Error {
     Error::not_found(format!("no disk is called \"{name}\""))
 }
 
-/// A name that was taken; it is free again unless [`ReservedName::serve`] is called.
+/// Reserved name of a disk that is being added. Dropping it frees the name again.
 pub struct ReservedName {
     table: Arc<DiskTable>,
     name: Option<String>,
 }
 
 impl ReservedName {
-    /// Returns the disk's name, and the disk as it is going to be.
+    /// Returns the name of the disk, and the recorded result of its change.
     pub fn next(&self) -> Option<(String, Next)> {
         let name = self.name.clone()?;
         let spec = self.table.get(&name).ok()?.spec;
@@ -430,7 +431,7 @@ pub struct RetriedDisk {
 }
 
 impl RetriedDisk {
-    /// The disk is served. Its name.
+    /// Stores that the disk is served again. Returns its name.
     pub fn serve(self, running: ServedDisk) -> String {
         self.table.is_served(&self.name, running)
     }
@@ -446,7 +447,7 @@ impl Drop for RetriedDisk {
     }
 }
 
-/// A disk to which something is being done, until this is dropped.
+/// Disk that is reserved for a change until this value is dropped.
 pub struct BusyDisk {
     table: Arc<DiskTable>,
     pub name: String,
@@ -456,7 +457,7 @@ pub struct BusyDisk {
 }
 
 impl BusyDisk {
-    /// Removes the disk from the table.
+    /// Removes the disk from the table of disks.
     pub fn gone(self) {
         self.table.lock().remove(&self.name);
     }

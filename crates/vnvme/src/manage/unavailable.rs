@@ -13,15 +13,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use sync::Unpoisoned;
 
-/// Pause before the second attempt; each later pause is twice as long.
+/// Pause before the second attempt to serve an unavailable disk; each later pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(30);
 
-/// Remedy where the sandbox keeps this process from opening a volume.
+/// Remedy in the error about a volume that the sandbox keeps this process from opening.
 const SANDBOX: &str = "; the sandbox may keep this process from it: vnvme upgrade has another one \
                        take its place, which opens the disk";
 
-/// Held while a disk is retried after its recovery has ended earlier processes.
+/// Lock that is held while a disk is retried whose recovery has ended earlier processes.
 static ALONE: Mutex<()> = Mutex::new(());
 
 impl Manager {

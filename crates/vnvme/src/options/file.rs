@@ -53,7 +53,7 @@ impl<'de, S: Spec> Visitor<'de> for Table<S> {
     }
 }
 
-/// A known key.
+/// Key of a configuration table that is one of the known options.
 struct Key<S>(PhantomData<S>);
 
 impl<'de, S: Spec> DeserializeSeed<'de> for Key<S> {
@@ -70,7 +70,7 @@ impl<'de, S: Spec> DeserializeSeed<'de> for Key<S> {
     }
 }
 
-/// A key's value, for its field.
+/// Value of an option, which is parsed into a field of the configuration.
 struct Field<'a, S: 'static>(&'static Row<S>, &'a mut S);
 
 impl<'de, S> DeserializeSeed<'de> for Field<'_, S> {

@@ -13,7 +13,7 @@ use clap::{Arg, ArgAction, ArgMatches};
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-/// Adds the flags of a command.
+/// Adds the flags of `command` to its definition for clap.
 pub fn augment(command: Command, mut cli: clap::Command) -> clap::Command {
     if command == Command::Daemon {
         return augment_of::<ProcessSpec>(command, cli);
@@ -46,7 +46,7 @@ fn augment_of<S: Spec>(command: Command, mut cli: clap::Command) -> clap::Comman
     cli
 }
 
-/// Makes a switch with the name of its configuration key: `--pin-memory`, or `--pin-memory=off`.
+/// Returns the definition of an on-off flag: `--pin-memory`, or `--pin-memory=off`.
 fn switch<S: Spec>(row: &'static Row<S>) -> Arg {
     Arg::new(row.key)
         .long(row.key)
@@ -113,7 +113,7 @@ pub fn sentence(help: &str) -> String {
     first.unwrap_or_default() + letters.as_str()
 }
 
-/// Flags given to a command, with their values.
+/// Flags of the option tables that a command line contains, with their values.
 #[derive(Debug)]
 pub struct GivenFlags {
     command: Command,
@@ -122,15 +122,16 @@ pub struct GivenFlags {
 
 #[derive(Debug)]
 struct GivenFlag {
-    /// Name of the [`Flag`].
+    /// Name of the [`Flag`] in the tables.
     name: &'static str,
-    /// Name as written: `write-cache` for `--write-cache=off`, which also is `no-write-cache`.
+    /// Flag as written by the user: `write-cache` for `--write-cache=off`, which is also
+    /// `no-write-cache`.
     written: &'static str,
     value: OsString,
 }
 
 impl GivenFlags {
-    /// Collects the given flags from `matches`.
+    /// Collects the flags of the option tables from the parsed command line `matches`.
     pub fn of(command: Command, matches: &ArgMatches) -> Self {
         let mut given = Self {
             command,
@@ -305,10 +306,10 @@ impl GivenFlags {
     }
 }
 
-/// Flags that apply to a kind of thing.
+/// Scope of a flag that applies to all configured disks of one kind.
 struct FlagScope {
     names: &'static str,
-    /// Number of configured things of that kind.
+    /// Number of configured disks of that kind.
     count: usize,
     flags: Vec<&'static str>,
     process_flags: &'static [&'static str],

@@ -20,7 +20,7 @@ pub use value::{Bits, Names, Paths, Setting, Size, Url};
 use std::ffi::OsStr;
 use std::ops::RangeInclusive;
 
-/// Command with flags from the tables.
+/// Command with flags from the option tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// `vnvme serve`
@@ -42,18 +42,18 @@ pub enum FlagEffect {
     Refused(&'static str),
 }
 
-/// An option on the command line.
+/// Command line flag of an option.
 #[derive(Clone, Copy, Debug)]
 pub struct Flag {
     /// Name without the dashes. With `no-` before the row's key, the flag switches the option off.
     pub name: &'static str,
-    /// Short form of the flag.
+    /// One-letter form of the flag, if it has one.
     pub short: Option<char>,
-    /// Relation to `--config`.
+    /// Effect of the flag together with `--config`.
     pub beside: FlagEffect,
-    /// Another flag that this flag requires.
+    /// Name of another flag that must be given with this one.
     pub requires: Option<&'static str>,
-    /// Help text, if it differs from the row's.
+    /// Help text of the flag, if it differs from that of the option.
     pub help: Option<&'static str>,
 }
 
@@ -68,22 +68,22 @@ impl Flag {
         }
     }
 
-    /// Makes a flag that is [`FlagEffect::Default`].
+    /// Creates a flag that sets a default beside a configuration file.
     pub const fn default(name: &'static str) -> Self {
         Self::new(name, FlagEffect::Default)
     }
 
-    /// Makes a flag that is [`FlagEffect::Overrides`].
+    /// Creates a flag that overrides the configuration file.
     pub const fn overrides(name: &'static str) -> Self {
         Self::new(name, FlagEffect::Overrides)
     }
 
-    /// Makes a flag that is [`FlagEffect::Refused`].
+    /// Creates a flag that is refused beside a configuration file, for the reason `why`.
     pub const fn refused(name: &'static str, why: &'static str) -> Self {
         Self::new(name, FlagEffect::Refused(why))
     }
 
-    /// Adds a short form.
+    /// Returns the flag with a one-letter form.
     pub const fn short(self, short: char) -> Self {
         Self {
             short: Some(short),
@@ -91,7 +91,7 @@ impl Flag {
         }
     }
 
-    /// Makes the flag require another one.
+    /// Returns the flag with the requirement that the flag `other` is given, too.
     pub const fn requires(self, other: &'static str) -> Self {
         Self {
             requires: Some(other),
@@ -99,7 +99,7 @@ impl Flag {
         }
     }
 
-    /// Replaces the help text.
+    /// Returns the flag with a help text of its own.
     pub const fn help(self, help: &'static str) -> Self {
         Self {
             help: Some(help),
@@ -108,34 +108,34 @@ impl Flag {
     }
 }
 
-/// Option of an `S`.
+/// Option of a configured thing `S`: its key, its value and its flags.
 pub struct Row<S: 'static> {
-    /// Key in the configuration file and in a URL.
+    /// Key of the option in the configuration file and in a URL.
     pub key: &'static str,
-    /// Form of the value: alternatives (`on|off`), or the kind of value in capitals.
+    /// Form of the value for help texts: alternatives (`on|off`), or the kind of value in capitals.
     pub form: &'static str,
     /// Help text; begins with a small letter, so that it may stand in a sentence.
     pub help: &'static str,
-    /// Default as text; empty if there is none.
+    /// Default value as text; empty if there is none.
     pub default: &'static str,
-    /// Returns the field that the option sets.
+    /// Function that returns the field of `S` that the option sets.
     pub setting: fn(&mut S) -> &mut dyn Setting,
     /// Whether the configuration file must set the option.
     pub required: bool,
     /// Whether a volume's URL may set the option.
     pub url: bool,
-    /// Range of a number.
+    /// Smallest and largest value of an option that is a number.
     pub range: Option<(u32, u32)>,
-    /// Flag of `vnvme serve`.
+    /// Flag of `vnvme serve` that sets the option.
     pub serve: Option<Flag>,
-    /// Flag of `vnvme ublk`.
+    /// Flag of `vnvme ublk` that sets the option.
     pub ublk: Option<Flag>,
-    /// Flag of `vnvme daemon`, if `vnvme serve` has none.
+    /// Flag of `vnvme daemon` that sets the option, if `vnvme serve` has none.
     pub daemon: Option<Flag>,
 }
 
 impl<S> Row<S> {
-    /// Makes an option that only the configuration file can set.
+    /// Creates an option that can only be set in the configuration file.
     pub const fn new(
         key: &'static str,
         form: &'static str,
@@ -157,12 +157,12 @@ impl<S> Row<S> {
         }
     }
 
-    /// Sets the text of the default.
+    /// Returns the option with the text of its default.
     pub const fn or(self, default: &'static str) -> Self {
         Self { default, ..self }
     }
 
-    /// Makes the option required in the configuration file.
+    /// Returns the option as required in the configuration file.
     pub const fn required(self) -> Self {
         Self {
             required: true,
@@ -170,12 +170,12 @@ impl<S> Row<S> {
         }
     }
 
-    /// Permits the option in a volume's URL, too.
+    /// Returns the option as one that a volume's URL may set, too.
     pub const fn in_url(self) -> Self {
         Self { url: true, ..self }
     }
 
-    /// Restricts a number to `first` to `last`.
+    /// Returns the option with values restricted to `first` to `last`, inclusive.
     pub const fn range(self, first: u32, last: u32) -> Self {
         Self {
             range: Some((first, last)),
@@ -183,7 +183,7 @@ impl<S> Row<S> {
         }
     }
 
-    /// Adds a flag of `vnvme serve`.
+    /// Returns the option with a flag of `vnvme serve`.
     pub const fn serve(self, flag: Flag) -> Self {
         Self {
             serve: Some(flag),
@@ -191,7 +191,7 @@ impl<S> Row<S> {
         }
     }
 
-    /// Adds a flag of `vnvme ublk`.
+    /// Returns the option with a flag of `vnvme ublk`.
     pub const fn ublk(self, flag: Flag) -> Self {
         Self {
             ublk: Some(flag),
@@ -199,7 +199,7 @@ impl<S> Row<S> {
         }
     }
 
-    /// Adds a flag of `vnvme daemon` alone.
+    /// Returns the option with a flag that only `vnvme daemon` has.
     pub const fn daemon(self, flag: Flag) -> Self {
         Self {
             daemon: Some(flag),
@@ -207,7 +207,7 @@ impl<S> Row<S> {
         }
     }
 
-    /// Returns the flag of a command.
+    /// Returns the flag of `command` that sets the option, if there is one.
     pub fn flag(&self, command: Command) -> Option<&Flag> {
         match command {
             Command::Serve => self.serve.as_ref(),
@@ -216,7 +216,7 @@ impl<S> Row<S> {
         }
     }
 
-    /// Returns the help with the default: `[default: ...]`.
+    /// Returns the help text of the option with its default: `[default: ...]`.
     pub fn help_with_default(&self) -> String {
         match self.default {
             "" => self.help.to_owned(),
@@ -263,19 +263,19 @@ impl<S> Row<S> {
     }
 }
 
-/// A configured thing: a table of the configuration file.
+/// Thing that a table of the configuration file describes, such as a controller or the process.
 pub trait Spec: Default + 'static {
-    /// Name of the table in the file: `[[controller]]`.
+    /// Name of the table in the configuration file, such as `controller`.
     const TABLE: &'static str;
-    /// Plural for messages.
+    /// Plural name of what the table describes, for messages, such as "namespaces".
     const NAMES: &'static str;
-    /// Options of the table.
+    /// Options that the table may have.
     const ROWS: &'static [Row<Self>];
     /// Keys of nested tables, and whether each is required; see [`Spec::nested`].
     const NESTED: &'static [(&'static str, bool)] = &[];
-    /// Flags that are refused for this kind, and the reason.
+    /// Flags that cannot be used with this table, each with the reason.
     const REFUSED: &'static [(&'static str, &'static str)] = &[];
-    /// Flags of the process that affect only this kind.
+    /// Flags of the process that affect only what this table describes.
     const PROCESS_FLAGS: &'static [&'static str] = &[];
 
     /// Reads the nested table with this key.
@@ -290,12 +290,12 @@ pub trait Spec: Default + 'static {
         Ok(())
     }
 
-    /// Returns the volume, if there is one, for options from its URL.
+    /// Returns the volume whose URL may set options, if the thing has one.
     fn volume(&mut self) -> Option<&mut Url> {
         None
     }
 
-    /// Returns the row of a key.
+    /// Returns the option with this key, if the table has one.
     fn row(key: &str) -> Option<&'static Row<Self>> {
         Self::ROWS.iter().find(|row| row.key == key)
     }

@@ -15,7 +15,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use volume::{Extras, UrlOption};
 
-/// Options of commands without a key in the configuration file, and the reason.
+/// Command line options that have no key in the configuration file, each with the reason.
 const ONLY_ON_THE_COMMAND_LINE: &[(&str, &str)] = &[
     ("help", "it prints"),
     ("version", "it prints"),
@@ -34,7 +34,7 @@ const ONLY_ON_THE_COMMAND_LINE: &[(&str, &str)] = &[
     ("remove", "it serves nothing"),
 ];
 
-/// Options of every command.
+/// Names of the options that every command has.
 const GLOBAL: [&str; 3] = ["help", "log", "log_format"];
 
 /// Keys of a configuration file without a flag or URL option of the same name, and their
@@ -88,7 +88,7 @@ fn url_option(out: &mut String, option: &UrlOption) {
     *out += &wrapped(&text, "  ");
 }
 
-/// Formats an option of the command line: `-s`, `--socket <PATH>`.
+/// Returns how an option is written on the command line: `-s`, `--socket <PATH>`.
 fn written(arg: &clap::Arg) -> String {
     let short = arg.get_short().map(|short| format!("`-{short}`, "));
     let names = arg
@@ -104,7 +104,7 @@ fn written(arg: &clap::Arg) -> String {
     }
 }
 
-/// Returns whether the value may be omitted.
+/// Returns whether the value of the option may be omitted.
 fn is_switch(arg: &clap::Arg) -> bool {
     let values = arg.get_num_args();
     arg.get_action().takes_values() && values.is_some_and(|count| count.min_values() == 0)
@@ -134,7 +134,7 @@ fn command(out: &mut String, command: &clap::Command) {
     out.push('\n');
 }
 
-/// Formats the choices of a value, or its form.
+/// Returns the possible values of an option, or the form of its value.
 fn form<S: Spec>(row: &Row<S>) -> String {
     let mut scratch = S::default();
     let setting = (row.setting)(&mut scratch);
@@ -150,7 +150,7 @@ fn form<S: Spec>(row: &Row<S>) -> String {
     }
 }
 
-/// Returns the help with the default, as for a configuration file.
+/// Returns the help text of an option in a configuration file, with its default.
 fn help<S: Spec>(row: &Row<S>) -> String {
     let mut scratch = S::default();
     let default = match ((row.setting)(&mut scratch).is_switch(), row.default) {
@@ -200,7 +200,7 @@ fn table<S: Spec>(out: &mut String, about: &str) {
     out.push('\n');
 }
 
-/// Formats the tables of a configuration file.
+/// Appends the reference of all configuration file tables to `out`.
 fn tables(out: &mut String) {
     let controller = "An NVMe controller; there may be several.";
     table::<ControllerSpec>(out, controller);
@@ -298,7 +298,7 @@ fn man_of<S: Spec>(out: &mut String) {
     }
 }
 
-/// Formats vnvme.toml(5).
+/// Returns the manual page vnvme.toml(5) in roff format.
 fn man_of_file() -> String {
     let mut out = String::from(
         ".TH vnvme.toml 5\n.SH NAME\nvnvme.toml \\- configuration file of vnvme serve \\-\\-config\n\

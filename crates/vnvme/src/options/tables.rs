@@ -9,7 +9,7 @@ use super::{Flag, Row, Setting, Spec, Url};
 use crate::spec::{ControllerSpec, NvmeTcpSpec, Specs, UblkSpec, VhostBlkSpec};
 use serde::de::MapAccess;
 
-/// Path of the socket that a VMM connects to.
+/// Returns the option `socket`: the path of the socket that a VMM connects to.
 const fn socket<S>(setting: fn(&mut S) -> &mut dyn Setting) -> Row<S> {
     let help = "Unix socket to listen on; created with mode 0600, replaces a stale one";
     Row::new("socket", "PATH", help, setting).required()

@@ -22,11 +22,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use worker::IdleWindow;
 
-/// Type of an option's value.
+/// Type that the value of an option can have.
 pub trait Value: Sized + fmt::Debug {
-    /// Whether its flag has no value and is either present or absent.
+    /// Whether a flag of this type has no value and is only present or absent.
     const IS_SWITCH: bool = false;
-    /// Whether its flag may be repeated: the values are joined by commas.
+    /// Whether a flag of this type may be repeated, so that the values are joined by commas.
     const IS_LIST: bool = false;
 
     /// Parses text from the command line or a URL.
@@ -41,28 +41,28 @@ pub trait Value: Sized + fmt::Debug {
     /// A text for the user when the value is invalid.
     fn from_toml(value: toml::Value) -> Result<Self, String>;
 
-    /// Returns the value as in a configuration file.
+    /// Returns the value as it is written in a configuration file.
     fn to_toml(&self) -> toml::Value;
 
-    /// Returns the possible words, for an enumeration.
+    /// Returns the words that the value may be, if the type is an enumeration.
     fn choices() -> Vec<PossibleValue> {
         Vec::new()
     }
 }
 
-/// Field that an option sets; empty until then.
+/// Field that an option sets, independent of its type.
 pub trait Setting {
     /// Returns whether the option is not set.
     fn is_empty(&self) -> bool;
-    /// See [`Value::from_text`].
+    /// Parses the value from the command line, see [`Value::from_text`].
     ///
     /// # Errors
-    /// As there.
+    /// The text is invalid.
     fn set_text(&mut self, text: &OsStr) -> Result<(), String>;
-    /// See [`Value::from_toml`].
+    /// Parses the value from a configuration file, see [`Value::from_toml`].
     ///
     /// # Errors
-    /// As there.
+    /// The value is invalid.
     fn set_toml(&mut self, value: toml::Value) -> Result<(), String>;
     /// Returns the value as in a configuration file; `None` if the option is not set.
     fn to_toml(&self) -> Option<toml::Value>;
@@ -222,7 +222,7 @@ fn parsed<T: FromStr<Err: fmt::Display>>(text: &OsStr) -> Result<T, String> {
         .map_err(|error: T::Err| error.to_string())
 }
 
-/// Values that the standard library and serde parse.
+/// Implements [`Value`] for types that the standard library and serde parse.
 macro_rules! plain_values {
     ($($value:ty),*) => {$(
         impl Value for $value {
@@ -264,7 +264,7 @@ macro_rules! numbers {
 
 numbers!(u8, u16, u32);
 
-/// Values that are one of several words.
+/// Implements [`Value`] for enumerations of words.
 macro_rules! choices {
     ($($value:ty),*) => {$(
         impl Value for $value {
@@ -320,7 +320,7 @@ impl Value for PathBuf {
     }
 }
 
-/// List of folders, or of words that stand for some.
+/// Value that is a list of folders, or of words that stand for some.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Paths(pub Vec<PathBuf>);
 
@@ -342,7 +342,7 @@ impl Value for Paths {
     }
 }
 
-/// List of host names.
+/// Value that is a list of host names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names(pub Vec<String>);
 
@@ -420,7 +420,7 @@ impl Value for bool {
     }
 }
 
-/// Number of bytes, optionally with a unit: `512G`.
+/// Value that is a number of bytes, optionally with a unit: `512G`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size(pub u64);
 
@@ -442,7 +442,7 @@ impl Value for Size {
     }
 }
 
-/// Bits of a field: `0xff00`, or a decimal number.
+/// Value that is a bit mask: `0xff00`, or a decimal number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bits(pub u64);
 

@@ -21,7 +21,7 @@ pub mod vhost_blk;
 use crate::spec::Specs;
 use anyhow::{Result, ensure};
 
-/// A front-end of a part that was left out: there is none.
+/// Implements the front-end of a part that this build does not contain: no value of it can exist.
 #[cfg(not(all(feature = "ublk", feature = "vhost-user-blk")))]
 macro_rules! absent_frontend {
     ($name:ty, $error:ty) => {
@@ -57,7 +57,7 @@ macro_rules! absent_frontend {
 #[cfg(not(all(feature = "ublk", feature = "vhost-user-blk")))]
 use absent_frontend;
 
-/// Returns the message for an absent part.
+/// Returns the error message for a part that this build does not contain.
 fn missing(what: &str, feature: &str) -> String {
     format!("{what}: this vnvme was built without it (cargo feature \"{feature}\")")
 }

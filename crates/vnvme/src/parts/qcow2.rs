@@ -11,7 +11,7 @@ const QCOW2: Scheme = Scheme {
     options: &[READ_ONLY],
 };
 
-/// A kind of which there is no volume.
+/// Returns a kind of volume that always fails to open, because this build has no qcow2.
 pub fn kind<X: 'static>() -> VolumeKind<X> {
     VolumeKind::new(QCOW2, |url: &mut VolumeUrl<'_>, _| {
         let name = url.take_text().to_owned();

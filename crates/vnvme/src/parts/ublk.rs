@@ -8,7 +8,7 @@ use std::sync::Arc;
 use volume::Volume;
 use worker::Context;
 
-/// Why there is no block device.
+/// Error of every attempt to create a block device, because this build has no ublk.
 #[derive(Debug)]
 pub struct UblkError;
 
@@ -20,12 +20,12 @@ impl std::fmt::Display for UblkError {
 
 impl std::error::Error for UblkError {}
 
-/// A queue.
+/// Queue of a block device, of which no value can exist in this build.
 pub enum Queue {}
 
 absent_frontend!(Queue, UblkError);
 
-/// A queue that is to be served.
+/// Queue of a block device before it is served, of which no value can exist in this build.
 pub enum QueueSetup {}
 
 impl QueueSetup {
@@ -43,11 +43,11 @@ impl QueueSetup {
     }
 }
 
-/// Why a queue could not be made.
+/// Error of opening a queue, of which no value can exist in this build.
 #[derive(Debug)]
 pub enum QueueSetupFailed {}
 
-/// How a disk is made.
+/// Options of a block device, which this build ignores.
 #[expect(dead_code, reason = "it is said, and not looked at")]
 pub struct DiskOptions {
     pub id: Option<u32>,
@@ -57,11 +57,11 @@ pub struct DiskOptions {
     pub recover: bool,
 }
 
-/// A disk that is not served yet.
+/// Block device before it is served, of which no value can exist in this build.
 pub enum NewDisk {}
 
 impl NewDisk {
-    /// Refuses.
+    /// Fails, because this build has no ublk.
     pub fn new(_: Arc<dyn Volume>, _: DiskOptions) -> Result<Self, UblkError> {
         Err(UblkError)
     }
@@ -76,7 +76,7 @@ impl NewDisk {
     }
 }
 
-/// A disk.
+/// Served block device, of which no value can exist in this build.
 pub enum Disk {}
 
 impl Disk {
@@ -101,19 +101,19 @@ impl Disk {
     }
 }
 
-/// Refuses.
+/// Fails, because this build has no ublk.
 pub fn remove(_: u32) -> Result<(), UblkError> {
     Err(UblkError)
 }
 
-/// Counters of a queue.
+/// Counters of a queue of a block device.
 pub struct QueueStats {
     pub requests: Counter,
     pub io: IoRecord,
     pub sleeps: Counter,
 }
 
-/// Counters of a disk.
+/// Counters of a block device.
 pub struct DiskStats {
     pub id: u32,
     pub queues: Vec<QueueStats>,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use volume::Volume;
 use worker::{AcceptStats, ConnectRate, Context};
 
-/// Why there is no export.
+/// Error of every attempt to create an export, because this build has no vhost-user-blk.
 #[derive(Debug)]
 pub struct Error;
 
@@ -25,7 +25,7 @@ impl std::error::Error for Error {}
 /// Type of the same name in the crate.
 pub type Attach = Box<dyn Fn(&Memory) -> Option<Box<dyn Any>>>;
 
-/// How the guest would see the volume.
+/// Properties of the virtio disk as the guest sees it.
 #[derive(Default)]
 #[expect(dead_code, reason = "it is said, and not looked at")]
 pub struct DiskOptions {
@@ -36,7 +36,7 @@ pub struct DiskOptions {
     pub write_cache: bool,
 }
 
-/// Configuration of an export.
+/// Configuration of a vhost-user-blk export.
 #[expect(dead_code, reason = "it is said, and not looked at")]
 pub struct Export {
     pub volume: Arc<dyn Volume>,
@@ -51,13 +51,13 @@ pub struct Export {
     pub span: tracing::Span,
 }
 
-/// Back-end that cannot be constructed.
+/// Server of a vhost-user-blk export, of which no value can exist in this build.
 pub enum Backend {}
 
 absent_frontend!(Backend, Error);
 
 impl Backend {
-    /// Refuses.
+    /// Fails, because this build has no vhost-user-blk.
     pub fn new(_: Export, _: &Context<'_>) -> Result<Self, Error> {
         Err(Error)
     }
@@ -71,7 +71,7 @@ impl Backend {
     }
 }
 
-/// For no descriptors.
+/// Returns a connection to the receiver process that accepts no descriptors.
 pub fn intake(receiver: &Receiver) -> Intake {
     let wanted = AcceptedDescriptors {
         max_fds: 0,
@@ -80,7 +80,7 @@ pub fn intake(receiver: &Receiver) -> Intake {
     Intake::new(receiver, wanted)
 }
 
-/// Counters of a queue.
+/// Counters of a request queue of an export.
 pub struct QueueStats {
     pub requests: Counter,
     pub io: IoRecord,
@@ -89,7 +89,7 @@ pub struct QueueStats {
     pub notifications: Counter,
 }
 
-/// Counters of an export.
+/// Counters of a vhost-user-blk export.
 pub struct Stats {
     pub queues: Vec<QueueStats>,
     pub connections: Counter,

@@ -10,63 +10,63 @@ use std::path::PathBuf;
 /// Version of a record's text. A program does not use a record of a later version.
 const VERSION: u32 = 1;
 
-/// Facts about a disk that its guest relies on.
+/// Record of a disk: the facts that its guest relies on, compared when the disk is opened again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Record {
     version: u32,
-    /// Name of the disk.
+    /// Name of the disk in the configuration.
     pub disk: String,
     /// Kind of disk, as in the configuration.
     pub kind: String,
-    /// Subsystem of the disk, if it is in one.
+    /// Name of the subsystem that the disk belongs to, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subsystem: Option<String>,
-    /// Rule by which default identifiers were made.
+    /// Rule by which the identifiers that are not configured were made.
     pub identity: IdentityRule,
-    /// Serial number.
+    /// Serial number that the guest sees.
     pub serial: String,
-    /// Subsystem NQN.
+    /// Subsystem NQN that the guest sees, if the kind of disk has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subnqn: Option<String>,
-    /// Files of the disk beside its volumes, by their keys.
+    /// Files of the disk other than volumes, by their configuration keys.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, PathBuf>,
-    /// Namespaces of the disk.
+    /// Records of the disk's namespaces.
     #[serde(default)]
     pub namespace: Vec<NamespaceRecord>,
 }
 
-/// Facts about a namespace.
+/// Record of a namespace: identifiers, size and volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct NamespaceRecord {
-    /// Namespace ID.
+    /// Namespace ID (NSID).
     pub nsid: u32,
-    /// Path or URL of the volume.
+    /// Path or URL of the namespace's volume.
     pub volume: String,
     /// Format of the volume: [`RAW`], or another one that its URL names.
     pub format: String,
-    /// Bytes of a block.
+    /// Logical block size in bytes.
     pub block_size: u32,
-    /// Size in bytes.
+    /// Size of the namespace in bytes.
     pub size: u64,
-    /// Storage objects that hold the bytes ([`volume::Volume::media`]).
+    /// Storage objects in which the bytes are stored ([`volume::Volume::media`]).
     #[serde(default)]
     pub media: Vec<String>,
     nguid: String,
     eui64: String,
     uuid: String,
-    /// Files beside the volume, by their keys.
+    /// Files beside the volume (such as zone tables), by their configuration keys.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, PathBuf>,
 }
 
-/// Format of a file or device that contains the disk's bytes unchanged.
+/// Format of a volume that contains the disk's bytes unchanged.
 pub const RAW: &str = "raw";
 
 impl Record {
-    /// Makes a record without namespaces.
+    /// Creates a record of a disk without namespaces.
     pub fn new(disk: &str, kind: &str, identity: IdentityRule) -> Self {
         Self {
             version: VERSION,
@@ -115,7 +115,7 @@ impl Record {
         Ok(text)
     }
 
-    /// Returns the namespace of this ID.
+    /// Returns the record of the namespace with this ID.
     pub fn get(&self, nsid: u32) -> Option<&NamespaceRecord> {
         self.namespace.iter().find(|ns| ns.nsid == nsid)
     }
@@ -129,7 +129,7 @@ impl Record {
 }
 
 impl NamespaceRecord {
-    /// Makes a record of a volume that is not known further.
+    /// Creates a record of a namespace with a volume of which only the name is known.
     pub fn new(nsid: u32, volume: &str, ids: Ids) -> Self {
         Self {
             nsid,
@@ -153,7 +153,7 @@ impl NamespaceRecord {
         })
     }
 
-    /// Returns the identifiers.
+    /// Returns the identifiers of the namespace.
     pub fn ids(&self) -> Ids {
         // The identifiers were checked when the record was read or made.
         self.checked_ids().unwrap_or_default()

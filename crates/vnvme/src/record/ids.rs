@@ -22,12 +22,12 @@ pub enum IdentityRule {
     Path,
 }
 
-/// Identifiers of a namespace.
+/// Identifiers of a namespace that a guest can see: NGUID, EUI-64 and UUID.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ids {
     pub nguid: [u8; 16],
     pub eui64: [u8; 8],
-    /// Zeroes: the namespace has none.
+    /// Namespace UUID; zeroes if the namespace has none.
     pub uuid: [u8; 16],
 }
 
@@ -74,19 +74,20 @@ fn of_machine(text: &str) -> Option<[u8; 16]> {
     Some(own)
 }
 
-/// Bytes that identify a volume, and how long they are the same.
+/// Bytes that identify a volume, from which its identifiers are made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The volume's own identifier, the same on every host.
+    /// Identifier of the volume that is equal on every host.
     Own(Vec<u8>),
-    /// The volume's path or name on this host.
+    /// Path or name of the volume on this host.
     Host(Vec<u8>),
-    /// Random: the volume lives no longer than its process and those that follow it.
+    /// Random bytes, for a volume that exists only as long as its process and those that continue
+    /// it.
     Random([u8; 16]),
 }
 
 impl Source {
-    /// Returns the source for an open volume; `None`: one that its worker opens.
+    /// Returns the source of identifiers for a volume; `None` stands for one that its worker opens.
     pub fn of(volume: Option<&dyn Volume>, rule: IdentityRule, machine: Option<[u8; 16]>) -> Self {
         if rule == IdentityRule::Path {
             return Self::Host(volume.map_or_else(Vec::new, Volume::id));
@@ -109,7 +110,7 @@ impl Source {
         Self::Random(Nguid::random().map_or([0; 16], |Nguid(id)| id))
     }
 
-    /// Returns the bytes.
+    /// Returns the bytes from which identifiers are made.
     pub fn bytes(&self) -> Vec<u8> {
         match self {
             Self::Own(bytes) | Self::Host(bytes) => bytes.clone(),

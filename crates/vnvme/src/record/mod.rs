@@ -31,16 +31,16 @@ use store::{All, Store};
 use sync::Unpoisoned;
 use volume::{Kind, Volume};
 
-/// The guest of a disk, as the process before has left it.
+/// Guest of a disk, as far as the previous process has left it.
 #[derive(Clone, Debug, Default)]
 pub struct Guest {
-    /// A guest is attached, or may be.
+    /// Whether a guest is attached to the disk, or may be.
     pub is_attached: bool,
-    /// Identity of the disk that the guest knows.
+    /// Identifiers of the disk that the guest has seen.
     pub shown: Option<ShownIdentity>,
 }
 
-/// Identity of a disk.
+/// Identifiers of a disk and its namespaces, as guests see them.
 #[derive(Clone, Debug, Default)]
 pub struct Shown {
     pub serial: String,
@@ -54,26 +54,26 @@ impl Shown {
     }
 }
 
-/// Facts about a volume that are known before it is opened.
+/// Facts about a volume that its record provides before the volume is opened.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
-    /// The volume is raw, whatever its guest has written into it.
+    /// Whether the volume is raw, whatever its guest has written into it.
     pub is_raw: bool,
     /// A process before has served the volume: files beside it are there, or it is unavailable.
     pub was_served: bool,
-    /// Bytes of a block.
+    /// Recorded block size in bytes, if there is a record.
     pub block_size: Option<u32>,
     /// Storage objects of the volume. Empty where they are not known, or must not be another's.
     pub media: Vec<String>,
 }
 
-/// A namespace with its volume.
+/// Namespace with its open volume, for comparison with its record.
 pub struct Open<'a> {
     pub nsid: u32,
     pub spec: &'a NamespaceSpec,
-    /// `None`: the volume is opened by its worker.
+    /// Open volume; `None` if only its worker opens it.
     pub volume: Option<&'a dyn Volume>,
-    /// Bytes of a block, if they are not the volume's.
+    /// Block size in bytes, if it differs from that of the volume.
     pub block_size: Option<u32>,
 }
 
@@ -105,7 +105,7 @@ impl Open<'_> {
             .to_owned()
     }
 
-    /// Identifies the volume among those of this process.
+    /// Returns the bytes that identify the volume within this process.
     fn key(&self, disk: &str, rule: IdentityRule) -> Vec<u8> {
         let own = self.volume.and_then(|volume| match volume.info().kind {
             Kind::Memory | Kind::Null if rule == IdentityRule::Machine => None,
@@ -115,53 +115,54 @@ impl Open<'_> {
     }
 }
 
-/// A disk with open volumes.
+/// Disk with open volumes, for comparison with its record.
 pub struct OpenDisk<'a> {
     pub name: &'a str,
     pub kind: &'static str,
     pub subsystem: Option<&'a str>,
-    /// Configured serial number.
+    /// Configured serial number, if there is one.
     pub serial: Option<&'a str>,
-    /// Configured subsystem NQN.
+    /// Configured subsystem NQN, if there is one.
     pub subnqn: Option<&'a str>,
-    /// Files of the disk beside its volumes, by their keys.
+    /// Files of the disk other than volumes, by their configuration keys.
     pub files: Vec<(&'static str, PathBuf)>,
     pub namespaces: Vec<Open<'a>>,
 }
 
-/// Identifiers of a namespace that is served.
+/// Identifiers of a namespace that is being served, in this process.
 struct Served {
     ids: Ids,
     key: Vec<u8>,
 }
 
-/// Storage objects that a namespace has been found to have, unlike its record.
+/// Storage objects and size of each namespace that differs from its record, by NSID.
 type Found = Vec<(u32, Vec<String>, u64)>;
 
 #[derive(Default)]
 struct State {
     all: All,
-    /// Guests of disks that are being opened.
+    /// Guests of the disks that are being opened, by disk name.
     guests: BTreeMap<String, Guest>,
-    /// Disks that a process before has served, by the names of their records.
+    /// Names of the records of disks that a previous process has served.
     continued: BTreeSet<String>,
     served: BTreeMap<(String, u32), Served>,
-    /// Disks that wait for [`Records::accept`].
+    /// Disks whose volumes differ from the record, until the operator accepts them
+    /// ([`Records::accept`]).
     refused: BTreeMap<String, Found>,
 }
 
-/// The records of all disks of the process.
+/// Records of all disks of the process, in memory and in their store.
 pub struct Records {
     rule: IdentityRule,
     machine: Option<[u8; 16]>,
-    /// The warning about a machine without an ID was logged.
+    /// Guard of the warning about a machine without an ID, which is logged once.
     warned: Once,
     store: Store,
     state: Mutex<State>,
 }
 
 impl Records {
-    /// Reads the records that there are. Called before the sandbox is entered.
+    /// Reads the existing records of disks. Must be called before the sandbox is entered.
     pub fn open(options: &ServeOptions) -> Self {
         let is_successor = options.previous.taken_over;
         let (store, all) = Store::open(options.state.as_deref(), is_successor);
@@ -177,7 +178,7 @@ impl Records {
         }
     }
 
-    /// Enters a disk that a process before has served.
+    /// Records that a previous process has served the disk, which this process continues.
     pub fn enter_continued(&self, disk: &DiskSpec) {
         let mut state = self.state.lock().unpoisoned();
         state.continued.insert(disk.name());
@@ -186,7 +187,7 @@ impl Records {
         }
     }
 
-    /// Begins to open a disk with the guest of a previous process.
+    /// Begins to open a disk; `guest` is the guest that the previous process has left.
     pub fn begin(&self, disk: &str, guest: Guest) {
         let mut state = self.state.lock().unpoisoned();
         state.guests.insert(disk.to_owned(), guest);
@@ -272,7 +273,7 @@ impl Records {
         Ok(shown)
     }
 
-    /// Returns the new record of a disk.
+    /// Creates the new record of a disk that was opened.
     fn record(
         &self,
         state: &State,
@@ -443,7 +444,7 @@ impl Records {
         Ok(ids)
     }
 
-    /// Removes a namespace that was detached.
+    /// Removes a detached namespace from the record of its disk.
     pub fn detach(&self, disk: &str, nsid: u32) {
         let mut state = self.state.lock().unpoisoned();
         state.served.remove(&(disk.to_owned(), nsid));
@@ -452,7 +453,7 @@ impl Records {
         });
     }
 
-    /// Records a volume as it is now, since its size has changed.
+    /// Updates the record of a namespace after its volume was resized.
     pub fn refresh(&self, disk: &str, nsid: u32, volume: &dyn Volume) {
         let mut state = self.state.lock().unpoisoned();
         self.change(&mut state, disk, |record| {
@@ -585,7 +586,7 @@ fn namespace_record(open: &Open<'_>, ids: Ids) -> NamespaceRecord {
     record
 }
 
-/// Compares the volumes of a disk with those in its record.
+/// Compares the open volumes of a disk with those in its record `before`.
 fn compare(
     before: &Record,
     disk: &OpenDisk<'_>,

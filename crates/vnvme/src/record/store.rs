@@ -11,20 +11,20 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 const HEAD: &str = "# What the guest of this disk relies on; vnvme writes this file itself.\n";
-/// Maximum length of an encoded disk name in the name of a file.
+/// Maximum length in bytes of a disk's name, in its encoded form, as part of a file name.
 const MAX_NAME: usize = 160;
 
-/// Records by the disks' names.
+/// Records of all disks, by disk name.
 pub type All = BTreeMap<String, Record>;
 
-/// Places where records are kept.
+/// Places where the records of disks are stored: a folder, and a memory file that the keeper holds.
 #[derive(Debug, Default)]
 pub struct Store {
     folder: Option<PathBuf>,
     kept: Option<RecordsFile>,
 }
 
-/// Returns the folder of the records of a daemon with this state file.
+/// Returns the folder for the records of a daemon that has this state file.
 fn folder(state: &Path) -> PathBuf {
     state.with_extension("disks")
 }

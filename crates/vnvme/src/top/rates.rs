@@ -4,10 +4,10 @@ use super::recent::RecentTimes;
 use metrics::{Disk, Distribution, Namespace, Snapshot};
 use probes::IoKind;
 
-/// Values for read, write, flush and other commands.
+/// One value for each kind of command: read, write, flush and others.
 pub type ByKind<T> = [T; IoKind::ALL.len()];
 
-/// Activity of a disk in an interval.
+/// Activity of a disk in the interval between two refreshes.
 #[derive(Clone, Debug, Default)]
 pub struct DiskRates {
     pub name: String,
@@ -16,7 +16,7 @@ pub struct DiskRates {
     pub connected: bool,
     /// Number of outstanding commands at the end of the interval.
     pub in_flight: u64,
-    /// Average queue depth that timed commands have found.
+    /// Average number of outstanding commands that measured commands found; `None` without any.
     pub depth: Option<f64>,
     /// Average number of requests that waited for limits.
     pub throttled: f64,
@@ -24,7 +24,7 @@ pub struct DiskRates {
     pub workers: Vec<u64>,
     pub namespaces: Vec<NamespaceRates>,
     pub queues: Vec<QueueRates>,
-    /// Latencies of reads and writes in nanoseconds.
+    /// Distribution of the latencies of reads and writes, in nanoseconds.
     pub latency: RecentTimes,
 }
 
@@ -37,22 +37,22 @@ pub struct NamespaceRates {
     pub read: f64,
     pub written: f64,
     pub errors: f64,
-    /// Latencies by kind of command in nanoseconds.
+    /// Distribution of latencies for each kind of command, in nanoseconds.
     pub latency: ByKind<RecentTimes>,
     pub direct: Option<bool>,
 }
 
-/// Activity of a queue in an interval.
+/// Activity of a queue in the interval between two refreshes.
 #[derive(Clone, Debug, Default)]
 pub struct QueueRates {
     pub id: u64,
     pub worker: Option<u64>,
-    /// Commands per second.
+    /// Number of commands per second that were fetched from the queue.
     pub commands: f64,
     pub in_flight: u64,
-    /// Doorbell register writes per command.
+    /// Number of doorbell register writes per command.
     pub mmio: f64,
-    /// Interrupts per command.
+    /// Number of interrupts per command.
     pub interrupts: f64,
     /// Number of times per second that the queue was armed for sleep.
     pub arms: f64,
@@ -66,10 +66,10 @@ pub struct WorkerRates {
     pub asleep: f64,
 }
 
-/// Activity of everything that the daemon serves in an interval.
+/// Activity of all that the daemon serves, in the interval between two refreshes.
 #[derive(Clone, Debug, Default)]
 pub struct Rates {
-    /// End of the interval by the daemon's monotonic clock, in nanoseconds.
+    /// End of the interval in nanoseconds, by the daemon's monotonic clock.
     pub at_ns: u64,
     pub disks: Vec<DiskRates>,
     pub workers: Vec<WorkerRates>,

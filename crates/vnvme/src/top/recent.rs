@@ -6,32 +6,32 @@ use metrics::Distribution;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-/// Minimum number of samples for a meaningful 99th percentile.
+/// Minimum number of samples from which a 99th percentile is computed.
 const MIN_TIMES: u64 = 100;
-/// Maximum age of the latencies that are shown.
+/// Maximum age of latencies that are included in a distribution.
 const MAX_AGE: Duration = Duration::from_secs(60);
 
-/// A distribution of latencies, and whether it covers more than the last interval.
+/// Distribution of latencies, which may cover more than the last interval.
 #[derive(Clone, Debug, Default)]
 pub struct RecentTimes {
     pub times: Distribution,
     pub is_longer: bool,
 }
 
-/// Latencies of the latest intervals.
+/// Latencies of the latest intervals, for disks with few commands.
 #[derive(Debug, Default)]
 pub struct Recent {
-    /// Latencies by disk: of the whole disk, and of its namespaces.
+    /// Latencies by disk name: of the whole disk, and of each of its namespaces.
     disks: HashMap<String, (Window, HashMap<u32, ByKind<Window>>)>,
 }
 
-/// Latencies of a disk or kind of command, from as few intervals as needed.
+/// Latencies of a disk or kind of command in the latest intervals.
 #[derive(Debug, Default)]
 struct Window(VecDeque<Slot>);
 
 #[derive(Debug)]
 struct Slot {
-    /// End of the interval in nanoseconds.
+    /// End of the interval in nanoseconds, by the daemon's monotonic clock.
     at_ns: u64,
     times: Distribution,
 }

@@ -60,21 +60,21 @@ impl Sort {
     }
 }
 
-/// Choices of the user: sorting, filter, and selection.
+/// State of the display that the user controls: sorting, filter and selection.
 #[derive(Clone, Debug, Default)]
 pub struct Choices {
     sort: Sort,
-    /// Text that the names of shown disks contain.
+    /// Text that the name of a disk must contain for the disk to be shown.
     filter: String,
-    /// The user is typing the filter.
+    /// Whether the user is typing the filter.
     typing: bool,
     /// Name of the selected disk.
     selected: Option<String>,
-    /// Only the selected disk is shown, with details.
+    /// Whether only the selected disk is shown, with details.
     opened: bool,
 }
 
-/// A pressed key.
+/// Key that the user has pressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     Char(char),
@@ -85,11 +85,11 @@ pub enum Key {
     Down,
 }
 
-/// Maximum length of the filter.
+/// Maximum length of the filter text in characters.
 const FILTER_MAX: usize = 64;
 
 impl Choices {
-    /// Creates the initial choices from the command line.
+    /// Creates the state of the display at the start, from the command line.
     pub fn new(sort: Sort, filter: String) -> Self {
         Self {
             sort,
@@ -139,7 +139,7 @@ impl Choices {
         false
     }
 
-    /// Returns the disks to show, sorted.
+    /// Returns the disks to show, in the selected order.
     fn shown<'a>(&self, rates: &'a Rates) -> Vec<&'a DiskRates> {
         let mut disks: Vec<&DiskRates> = rates.disks.iter().collect();
         disks.retain(|disk| disk.name.contains(&self.filter));
@@ -160,7 +160,7 @@ impl Choices {
     }
 }
 
-/// A line of text, and whether it is selected.
+/// Line of text on the screen, and whether it is selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
     pub text: String,
@@ -413,7 +413,7 @@ fn namespace_lines(namespace: &NamespaceRates) -> Vec<Line> {
     lines
 }
 
-/// Formats a percentile. A disk without recent operations has none.
+/// Returns a percentile of the latency as text; empty for a disk without recent operations.
 fn percentile(latency: &RecentTimes, operations: f64, part: f64) -> String {
     let found = latency.times.percentile(part);
     let found = found.filter(|_| operations > 0.0);
@@ -426,7 +426,7 @@ fn marked(time: u64, latency: &RecentTimes) -> String {
     format!("{}{mark}", time_of(time))
 }
 
-/// Formats a value with at most four digits and a unit.
+/// Returns a value as text with at most four digits and a unit.
 fn scaled(value: f64, base: f64, units: &[&str]) -> String {
     let (mut value, mut units) = (value, units.iter().peekable());
     let mut unit = units.next().copied().unwrap_or_default();

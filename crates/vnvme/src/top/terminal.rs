@@ -17,7 +17,7 @@ use std::time::Instant;
 /// them.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
-/// Columns and lines of a terminal that does not report its size.
+/// Number of columns and lines assumed for a terminal that does not report its size.
 const SIZE: (usize, usize) = (80, 24);
 /// Signals that end the program, suspend it, or report a new size of the window.
 const SIGNALS: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGTSTP, SIGWINCH];
@@ -25,14 +25,14 @@ const SIGNALS: [i32; 6] = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGTSTP, SIGWINCH];
 /// Settings of the terminal before it was changed; `None` while it is unchanged.
 static TAKEN: Mutex<Option<Termios>> = Mutex::new(None);
 
-/// The terminal on which the screen is drawn.
+/// Terminal on which `vnvme top` draws its screen.
 pub struct Terminal {
     signals: Signals,
     /// Socket that becomes readable when a signal has arrived.
     woken: UnixStream,
 }
 
-/// Input from the user or a signal.
+/// Input that `vnvme top` waits for: keys, or a signal that ends the program.
 #[derive(Debug)]
 pub enum Input {
     /// Pressed keys; none after the time limit, or when everything must be redrawn.
@@ -70,7 +70,7 @@ impl Terminal {
         Ok(terminal)
     }
 
-    /// Returns the number of columns and lines.
+    /// Returns the number of columns and lines of the terminal.
     pub fn size(&self) -> (usize, usize) {
         match tcgetwinsize(io::stdout()) {
             Ok(size) if size.ws_col > 0 && size.ws_row > 0 => {

@@ -100,7 +100,7 @@ fn make(path: &Path, unit: u32) -> io::Result<()> {
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// Returns whether no slot of the journal holds an entry.
+/// Returns whether the journal contains no write that recovery would have to repeat.
 fn is_empty(journal: &File, unit: u32) -> io::Result<bool> {
     if unit > crate::MAX_ATOMIC_UNIT {
         return Ok(false);

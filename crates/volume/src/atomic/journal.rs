@@ -22,7 +22,7 @@ pub(super) const fn slot_len(unit: u32) -> u64 {
     HEAD + unit as u64
 }
 
-/// Returns the offset of a slot in the journal, in bytes.
+/// Returns the byte offset of slot number `slot` in a journal for write units of `unit` bytes.
 pub(super) const fn slot_at(unit: u32, slot: u32) -> u64 {
     HEAD + slot as u64 * slot_len(unit)
 }
@@ -32,7 +32,7 @@ pub(super) const fn journal_len(unit: u32) -> u64 {
     slot_at(unit, SLOTS)
 }
 
-/// Contents of the journal's head, which is stored in its first bytes.
+/// Contents of the journal's first bytes, which identify the volume and the write unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) unit: u32,
@@ -73,13 +73,13 @@ pub(super) fn name(id: &[u8]) -> [u8; 16] {
     hash.to_le_bytes()
 }
 
-/// Head of a journal slot that holds an entry.
+/// Description of a journaled write, stored before its data in a slot of the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct JournalEntry {
-    /// Offset of the write, in bytes.
+    /// Byte offset of the write in the volume.
     pub(super) offset: u64,
     pub(super) len: u32,
-    /// CRC-32 of the write's data.
+    /// CRC-32 of the write's data, by which recovery recognises a complete entry.
     pub(super) crc: u32,
 }
 
@@ -125,7 +125,7 @@ impl JournalEntry {
     }
 }
 
-/// Stores `parts` one after the other, followed by their checksum.
+/// Stores `parts` in `bytes` one after the other, followed by their checksum.
 fn seal(bytes: &mut [u8], parts: &[&[u8]]) {
     let all = parts.concat();
     let sum = crc32fast::hash(&all).to_le_bytes();

@@ -11,9 +11,10 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const STRIPES: u64 = if cfg!(test) { 8 } else { 1024 };
-/// Bit of a stripe that is set while one request owns it exclusively.
+/// Bit of a stripe's lock value: one request owns the stripe exclusively.
 const OWNED: u32 = 1 << 31;
-/// Bit of a stripe that is set while a request waits to own it. No further request may share it.
+/// Bit of a stripe's lock value: a request waits to own the stripe. No further request may share
+/// it.
 const WANTED: u32 = 1 << 30;
 
 /// Locks of all stripes. Each value is the number of requests that share the stripe, or [`OWNED`],
@@ -32,12 +33,12 @@ pub(super) struct Hold {
     first: u64,
     count: u64,
     owned: bool,
-    /// Number of stripes locked so far, in ascending order.
+    /// Number of stripes that the request has locked so far, in ascending order.
     have: u64,
 }
 
 impl Hold {
-    /// Hold of a request without a range, such as a flush: no stripes.
+    /// Locks of a request without a range, such as a flush: none are needed.
     pub(super) const NOTHING: Self = Self {
         first: 0,
         count: 0,
@@ -45,7 +46,7 @@ impl Hold {
         have: 0,
     };
 
-    /// Returns the `number`th stripe in the order of locking.
+    /// Returns the stripe that is locked at position `number` of the order of locking.
     fn stripe(&self, number: u64) -> u64 {
         if self.count == STRIPES {
             return number;
@@ -60,7 +61,7 @@ impl Hold {
 }
 
 impl Locks {
-    /// Creates locks for units of `unit` bytes, a power of two.
+    /// Creates locks of a volume's write units of `unit` bytes, a power of two.
     pub(super) fn new(unit: u32) -> Self {
         Self {
             stripes: (0..STRIPES).map(|_| AtomicU32::new(0)).collect(),

@@ -22,7 +22,7 @@ pub struct AtomicWrites {
 }
 
 impl AtomicWrites {
-    /// Promise that no write is atomic. Default of a volume.
+    /// Promise that no write is atomic, which is the default of a volume.
     pub const NONE: Self = Self {
         unit: 0,
         natural: None,
@@ -89,7 +89,7 @@ impl AtomicWrites {
         }
     }
 
-    /// Returns whether a write of this range is atomic.
+    /// Returns whether a write of `len` bytes at byte `offset` is promised to be atomic.
     #[inline]
     pub fn covers(self, offset: u64, len: u64) -> bool {
         self.in_unit(offset, len) || self.is_natural(offset, len)

@@ -17,20 +17,21 @@ use dma::{Buffer, SegmentList};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Interval at which a waiting request retries to lock its units.
+/// Interval at which a waiting request retries to lock its write units.
 const RETRY_INTERVAL: Duration = Duration::from_micros(50);
 const DURABLE: Op = Op::Write { fua: true };
 
-/// Operation that is outstanding for a job.
+/// Step of a job in an [`AtomicVolume`](super::AtomicVolume)'s queue: the operation that is
+/// outstanding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum AtomicStep {
-    /// The request itself, submitted to the volume without the journal.
+    /// The request itself, submitted to the lower volume without the journal.
     Plain,
-    /// Write of the data and its entry to the journal.
+    /// Write of the data and its description to the journal.
     Journal,
     /// Write of the data to its final place in the volume.
     InPlace,
-    /// Removal of the entry from the journal.
+    /// Removal of the entry from the journal after the data is in place.
     Retire,
     /// Read of a journal slot during recovery, to find out whether it holds an entry.
     Look,
@@ -41,11 +42,11 @@ struct Job {
     /// Caller's tag for the request; `None`: a job of this queue's own, such as recovery.
     tag: Option<u64>,
     offset: u64,
-    /// Data segments that the completion returns to the caller.
+    /// Data segments of the request, which the completion returns to the caller.
     data: SegmentList,
     /// Memory with the head and the data of a journaled write, as its slot stores them.
     entry: SegmentList,
-    /// Number of data bytes behind the head.
+    /// Number of data bytes in `entry`, without the head.
     len: u64,
     slot: u32,
     hold: Hold,
@@ -67,13 +68,13 @@ pub(super) struct AtomicQueue {
     jobs: Vec<Option<Job>>,
     free: Vec<usize>,
     waiting: Vec<WaitingRequest>,
-    /// Completions to be returned to the caller.
+    /// Completions that the next poll returns to the caller.
     ended: Vec<Completion>,
-    /// Completions of the lower queues that have arrived and have not been processed.
+    /// Completions of the lower volume and the journal that are not processed yet.
     arrived: Vec<Completion>,
-    /// Jobs that have to retry their step because the ring had no room.
+    /// Indices of jobs that have to retry their step because the ring had no room.
     again: Vec<usize>,
-    /// Journal slot that this queue reads next, while it does the recovery.
+    /// Journal slot that this queue reads next during recovery; `None` if it does no recovery.
     reading: Option<u32>,
 }
 
@@ -105,7 +106,7 @@ impl AtomicQueue {
         matches!(request.op, Op::Write { .. }) && promise.covers(request.offset, request.len)
     }
 
-    /// Returns the hold with the stripes that a request needs, exclusively or shared.
+    /// Returns the stripes that a request has to lock, and whether exclusively or shared.
     fn hold(&self, request: &Request) -> Hold {
         match request.op {
             Op::Flush => Hold::NOTHING,
@@ -223,7 +224,7 @@ impl AtomicQueue {
         self.step(index);
     }
 
-    /// Submits the operation of a job's current step.
+    /// Submits the operation that a job's current step requires.
     fn step(&mut self, index: usize) {
         let unit = self.shared.unit;
         let Some(job) = self.jobs.get(index).and_then(Option::as_ref) else {
@@ -338,7 +339,7 @@ impl AtomicQueue {
         }
     }
 
-    /// Processes a journal slot that was read, or ends the recovery.
+    /// Processes a journal slot that recovery has read, or ends the recovery after the last one.
     fn look(&mut self, slot: u32) {
         if slot == SLOTS {
             self.reading = None;
@@ -359,7 +360,7 @@ impl AtomicQueue {
         });
     }
 
-    /// Starts to read the journal slot after `slot`.
+    /// Starts to read the journal slot after `slot` for recovery.
     fn read_on(&mut self, slot: u32) {
         if self.reading == Some(slot) {
             self.look(slot + 1);
@@ -399,7 +400,7 @@ impl AtomicQueue {
         }
     }
 
-    /// Continues the journaled writes that dropped queues have left unfinished.
+    /// Takes over the journaled writes that dropped queues have left unfinished.
     fn adopt(&mut self) {
         while let Some(orphan) = self.shared.adopt() {
             let mut buffer =
@@ -430,7 +431,7 @@ impl AtomicQueue {
         }
     }
 
-    /// Advances all jobs with completed operations, and those that complete as a result.
+    /// Advances all jobs with completed operations, until no operation is left to process.
     fn go_on(&mut self) {
         while let Some(done) = self.arrived.pop() {
             self.advance(done);

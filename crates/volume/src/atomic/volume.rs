@@ -23,13 +23,13 @@ pub struct AtomicVolume {
     shared: Arc<AtomicState>,
 }
 
-/// State shared by all queues of the volume.
+/// State of an [`AtomicVolume`] that all its queues share.
 #[derive(Debug)]
 pub(super) struct AtomicState {
     pub(super) volume: Arc<dyn Volume>,
     pub(super) journal: Arc<dyn Volume>,
     pub(super) unit: u32,
-    /// Writes that the lower volume promises to be atomic by itself.
+    /// Writes that the lower volume itself promises to be atomic, so that they need no journal.
     pub(super) below: AtomicWrites,
     pub(super) locks: Locks,
     /// Bitmap of the journal's free slots.
@@ -45,10 +45,10 @@ pub(super) struct AtomicState {
     has_orphans: AtomicBool,
 }
 
-/// Progress of the journal's recovery.
+/// Progress of the recovery, which repeats the writes found in the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Recovery {
-    /// Not done yet, and no queue is doing it.
+    /// Recovery is not done yet, and no queue is doing it.
     Due,
     Running,
     Done,
@@ -63,7 +63,7 @@ pub(super) struct Orphan {
     pub(super) hold: Hold,
     pub(super) offset: u64,
     pub(super) data: Vec<u8>,
-    /// Whether the journal already holds the whole write.
+    /// Whether the journal already contains the whole write.
     pub(super) in_journal: bool,
 }
 

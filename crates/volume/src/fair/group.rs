@@ -22,12 +22,13 @@ const STALL_GRACE: Duration = Duration::from_micros(500);
 /// Time for which a queue counts among those that share the device after its last request.
 const ACTIVE_TIME: Duration = Duration::from_millis(10);
 
-/// A value on cache lines of its own, to avoid false sharing.
+/// Wrapper that puts a value on cache lines of its own, so that threads do not share them by
+/// accident.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct CachePadded<T>(T);
 
-/// Returns the virtual time that a request costing `cost` bytes takes at a weight.
+/// Returns the virtual time that a request of `cost` bytes takes for a share of this weight.
 pub(super) fn time(cost: u64, weight: u32) -> u64 {
     (cost.min(1 << 40) << FRACTION) / u64::from(weight.max(1))
 }
@@ -92,13 +93,13 @@ impl FlowEntry {
         self.busy.store(now, Ordering::Relaxed);
     }
 
-    /// Returns whether the queue has requests waiting for a device slot.
+    /// Returns whether the queue has requests that wait for a slot of the device.
     fn is_waiting(&self, now: u64) -> bool {
         let waiting = self.waiting.load(Ordering::Relaxed);
         waiting != 0 && now.saturating_sub(waiting) <= STALL_GRACE.as_nanos() as u64
     }
 
-    /// Returns whether the queue had requests within the last 10 ms.
+    /// Returns whether the queue had any requests within the last 10 ms.
     pub(super) fn was_busy(&self, now: u64) -> bool {
         let busy = self.busy.load(Ordering::Relaxed);
         busy != 0 && now.saturating_sub(busy) <= ACTIVE_TIME.as_nanos() as u64
@@ -111,16 +112,16 @@ impl FlowEntry {
     }
 }
 
-/// State of a group of volumes that share a device, common to all threads.
+/// State of a group of volumes that share a device by weight; used by all threads.
 #[derive(Debug)]
 pub(super) struct Group {
     clock: Arc<dyn Clock>,
     epoch: Instant,
-    /// Maximum number of requests in the device.
+    /// Maximum number of requests that the group may have outstanding in the device.
     most: usize,
-    /// Maximum number of requests in the device while several shares compete for it.
+    /// Maximum number of requests outstanding in the device while several shares compete for it.
     depth: AtomicUsize,
-    /// Number of requests in the device now.
+    /// Number of requests that are outstanding in the device now.
     taken: CachePadded<AtomicUsize>,
     /// Virtual time of the group: the start tag of the request that was started last.
     now: CachePadded<AtomicU64>,
@@ -129,21 +130,21 @@ pub(super) struct Group {
     work: CachePadded<AtomicU64>,
     requests: AtomicU64,
     lost: AtomicU64,
-    /// Time of the tuner's next call, in nanoseconds since the epoch.
+    /// Time at which the tuner is due to run next, in nanoseconds since the group's epoch.
     next_look: AtomicU64,
     tuner: Mutex<Tuner>,
-    /// Counter that is incremented when a queue is added or removed.
+    /// Counter that changes whenever a queue is added or removed, so that threads reread the list.
     generation: AtomicUsize,
     entries: Mutex<Vec<Arc<FlowEntry>>>,
 }
 
-/// Counters read by the tuner; they wrap around.
+/// Counters of a group that its tuner reads; they wrap around.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Figures {
-    /// Bytes of the requests that were started.
+    /// Sum of the costs in bytes of all requests that were started.
     pub(super) work: u64,
     pub(super) requests: u64,
-    /// Bytes by which slices fell behind their share without catching up.
+    /// Bytes by which slices have fallen behind their share without catching up.
     pub(super) lost: u64,
 }
 
@@ -180,7 +181,7 @@ impl Group {
         u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX).max(1)
     }
 
-    /// Returns the current time of the group's clock.
+    /// Returns the current time by the group's clock.
     pub(super) fn now(&self) -> Instant {
         self.clock.now()
     }
@@ -236,7 +237,7 @@ impl Group {
         }
     }
 
-    /// Returns whether the device has room for another request.
+    /// Returns whether the device has room for another request. `alone`: no other share is active.
     pub(super) fn has_place(&self, alone: bool) -> bool {
         let depth = if alone { self.most } else { self.depth() };
         self.taken.0.load(Ordering::Relaxed) < depth
@@ -283,7 +284,7 @@ impl Group {
         self.requests.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Runs the tuner if it is due and no other thread is running it.
+    /// Runs the tuner of the queue depth if it is due and no other thread is running it.
     pub(super) fn tune(&self, now: u64) {
         if now < self.next_look.load(Ordering::Relaxed) {
             return;

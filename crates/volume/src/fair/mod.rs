@@ -29,14 +29,14 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, Weak};
 use sync::Unpoisoned;
 
-/// Default weight of a slice.
+/// Default weight of a volume within its group.
 pub const DEFAULT_WEIGHT: u32 = 100;
-/// The largest weight.
+/// Maximum weight of a volume within its group.
 pub const MAX_WEIGHT: u32 = 10_000;
-/// Default limit for requests of a group in the device at one time.
+/// Default for the maximum number of requests that a group has outstanding in its device.
 pub const DEFAULT_DEPTH: usize = 32;
 
-/// Volumes that share a device by weight.
+/// Group of volumes that share a device in proportion to their weights.
 #[derive(Debug, Clone)]
 pub struct FairGroup(Arc<Group>);
 
@@ -175,7 +175,7 @@ impl Volume for FairVolume {
     }
 }
 
-/// A worker's queue into a [`FairVolume`].
+/// Queue of one worker into a [`FairVolume`].
 struct FairQueue {
     scheduler: Rc<RefCell<Scheduler>>,
     /// Index of the queue's flow in the scheduler.

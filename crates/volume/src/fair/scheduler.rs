@@ -20,16 +20,16 @@ use std::time::Duration;
 /// without a notification.
 const NAP: Duration = Duration::from_micros(50);
 
-/// Queue of one volume in a scheduler.
+/// Queue of one volume in the scheduler of a thread: waiting requests, and the inner queue.
 pub(super) struct Flow {
     queue: OpenQueue,
     entry: Arc<FlowEntry>,
     waiting: VecDeque<Request>,
-    /// Whether the flow had requests in the last round.
+    /// Whether the volume had requests on this thread in the last round.
     busy: bool,
-    /// Completions that arrived during another flow's turn, and cancelled requests.
+    /// Completions that arrived while another volume was polled, and those of cancelled requests.
     done: VecDeque<Completion>,
-    /// Empty list, kept for reuse.
+    /// Empty list of completions, kept to reuse its memory.
     spare: VecDeque<Completion>,
 }
 
@@ -46,20 +46,20 @@ impl Flow {
     }
 }
 
-/// Scheduler for all flows of a group on one thread.
+/// Scheduler of one thread for all volumes of a group, which decides which request starts next.
 pub(super) struct Scheduler {
     group: Arc<Group>,
     flows: Vec<Option<Flow>>,
-    /// Number of this thread's requests in the device.
+    /// Number of device slots that requests of this thread occupy.
     taken: usize,
-    /// Queues of other threads, as of the group's generation when they were read.
+    /// Queues of other threads into volumes of the group, as last read.
     others: Vec<Arc<FlowEntry>>,
     generation: usize,
-    /// Whether no other flow, on this or another thread, was busy recently.
+    /// Whether no other queue of the group, on any thread, had requests recently.
     alone: bool,
 }
 
-/// Returns the cost of a request in bytes.
+/// Returns the cost in bytes as which a request counts towards its volume's share.
 fn cost(request: &Request) -> u64 {
     match request.op {
         Op::Read | Op::Write { .. } => request.len.max(MIN_COST),
@@ -104,7 +104,7 @@ impl Scheduler {
         self.flows.get_mut(index)?.as_mut()
     }
 
-    /// Accepts a request, and starts it at once if no other flow is busy.
+    /// Accepts a request of volume `index`, and starts it at once if no other volume is active.
     pub(super) fn submit(&mut self, index: usize, request: Request) -> Option<Completion> {
         let tag = request.tag;
         let others = self.flows.iter().enumerate();
@@ -135,14 +135,14 @@ impl Scheduler {
         }
     }
 
-    /// Submits the flow's accumulated requests as a batch.
+    /// Submits the accumulated requests of volume `index` to its inner queue as a batch.
     pub(super) fn push(&mut self, index: usize) {
         if let Some(flow) = self.flow_mut(index) {
             flow.queue.push();
         }
     }
 
-    /// Releases the device slots of completed requests.
+    /// Releases the device slots of requests that have completed since the last call.
     pub(super) fn settle(&mut self) {
         let flows = self.flows.iter().flatten();
         let busy: usize = flows.map(|flow| flow.queue.state().in_flight).sum();
@@ -286,7 +286,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns when a flow's next waiting request may find room in the device.
+    /// Returns when the next waiting request of a volume may find room in the device.
     fn next_place(&self, flow: &Flow) -> Wake {
         if flow.waiting.is_empty() {
             return Wake::Event;
@@ -315,7 +315,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns the number of known queues of other threads.
+    /// Returns the number of queues of other threads that this scheduler knows.
     #[cfg(test)]
     pub(super) fn others(&self) -> usize {
         self.others.len()

@@ -12,46 +12,47 @@ const fn nanoseconds(time: Duration) -> u64 {
     time.as_nanos() as u64
 }
 
-/// Order of the trials in a comparison; `true`: the larger depth.
+/// Order in which a comparison tries its two depths; `true` is the larger one.
 const TURNS: [bool; 8] = [false, true, true, false, false, true, true, false];
-/// Minimum duration of a trial, and of the settling time before it.
+/// Minimum duration of a trial in nanoseconds. [`SETTLE`] is that of the settling time before it.
 const TRIAL: u64 = nanoseconds(Duration::from_millis(4));
 const SETTLE: u64 = nanoseconds(Duration::from_millis(1));
-/// Maximum duration of a trial and of the settling time.
+/// Maximum duration in nanoseconds of a trial, and of the settling time before it.
 const MAX_TRIAL: u64 = nanoseconds(Duration::from_millis(200));
 /// Number of requests per device slot in a trial. The settling time takes one per slot.
 const ROUNDS: u64 = 4;
 /// Minimum throughput of the smaller depth, in percent of the larger one's, for keeping it.
 const MIN_THROUGHPUT_PERCENT: u64 = 97;
-/// Share of all work, in percent, above which losses of slices count as unfair.
+/// Percentage of all transferred bytes above which the bytes that slices lose count as unfair.
 const MAX_LOSS_PERCENT: u64 = 3;
-/// Interval between two checks of the losses.
+/// Interval in nanoseconds between two checks of the bytes that slices lose.
 const LOSS_CHECK_INTERVAL: u64 = nanoseconds(Duration::from_millis(10));
 /// Initial pause after a comparison that changed nothing, and the longest pause after several of
 /// them.
 const MIN_PAUSE: u64 = nanoseconds(Duration::from_millis(250));
 const MAX_PAUSE: u64 = nanoseconds(Duration::from_secs(2));
 
-/// Returns the next smaller depth to try.
+/// Returns the next smaller queue depth to try, at least 1.
 fn smaller(depth: usize) -> usize {
     depth - depth.div_ceil(4).min(depth - 1)
 }
 
-/// Returns the next larger depth to try.
+/// Returns the next larger queue depth to try, at most `most`.
 fn larger(depth: usize, most: usize) -> usize {
     (depth + depth.div_ceil(3)).min(most)
 }
 
-/// Time and pause of attempts to change the depth in one direction.
+/// Schedule of the attempts to change the queue depth in one direction (up or down).
 #[derive(Debug, Default)]
 struct Direction {
-    /// Earliest time of the next attempt.
+    /// Earliest time of the next attempt, in nanoseconds since the group's epoch.
     at: u64,
     pause: u64,
 }
 
 impl Direction {
-    /// Records an attempt. The pause grows after each attempt that changed nothing.
+    /// Records an attempt to change the depth. The pause grows after each attempt that changed
+    /// nothing.
     fn tried(&mut self, now: u64, changed: bool) {
         self.pause = if changed {
             0
@@ -62,23 +63,23 @@ impl Direction {
     }
 }
 
-/// A running comparison of two depths.
+/// Comparison in progress of the throughput at two queue depths.
 #[derive(Debug)]
 struct Comparison {
     small: usize,
     large: usize,
-    /// Direction of the change: whether the new depth is larger.
+    /// Whether the depth under test is larger than the present one.
     up: bool,
     turn: usize,
-    /// Whether the depth is being measured. Before that, the device settles at the depth.
+    /// Whether the trial is being measured; before that, the device settles at the trial's depth.
     measuring: bool,
-    /// Start time of the current trial, and the counters at that time.
+    /// Start time of the current trial in nanoseconds, and the counters at that time.
     since: (u64, Figures),
-    /// Bytes and time measured so far, at the smaller and at the larger depth.
+    /// Bytes and nanoseconds measured so far, at the smaller and at the larger depth.
     done: [(u64, u64); 2],
 }
 
-/// Finds the depth of a group: how many requests to keep in the device.
+/// Tuner of a group's queue depth: the number of requests to keep outstanding in the device.
 #[derive(Debug)]
 pub(super) struct Tuner {
     most: usize,
@@ -86,9 +87,9 @@ pub(super) struct Tuner {
     comparison: Option<Comparison>,
     up: Direction,
     down: Direction,
-    /// Time of the last check of losses, and the counters at that time.
+    /// Time of the last check of lost bytes in nanoseconds, and the counters at that time.
     since: (u64, Figures),
-    /// Time of the last call of [`Tuner::look`].
+    /// Time of the last call of [`Tuner::look`], in nanoseconds since the group's epoch.
     looked: u64,
 }
 
@@ -130,7 +131,7 @@ impl Tuner {
         (depth, next)
     }
 
-    /// Decides whether to begin a comparison of depths.
+    /// Checks for lost bytes, and decides whether to begin a comparison of two depths.
     fn rest(&mut self, now: u64, figures: Figures) {
         let (then, before) = std::mem::replace(&mut self.since, (now, figures));
         let work = figures.work.wrapping_sub(before.work);
@@ -160,7 +161,7 @@ impl Tuner {
         });
     }
 
-    /// Performs the next step of a comparison. Returns `None` at its end.
+    /// Performs the next step of the comparison in progress. Returns `None` at its end.
     fn compare(
         &mut self,
         mut comparison: Comparison,

@@ -23,28 +23,29 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 use sync::Unpoisoned;
 
-/// Mode in which a file takes part in copies by the file system.
+/// Setting whether, and how, the file system copies ranges between files on behalf of a volume.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum FileCopy {
-    /// The file takes no part in such copies.
+    /// The file takes no part in copies by the file system.
     #[default]
     Off,
     /// Only copies that move no data: both files share the blocks until one of them is written.
     Reflink,
-    /// All copies, with and without shared blocks.
+    /// The file system makes all copies, with and without sharing blocks.
     On,
 }
 
 /// Minimum length of a copy in bytes. Shorter ranges are not worth a thread's wake-up, nor an
 /// extent of their own in the file.
 const MIN_COPY_LEN: u64 = 64 << 10;
-/// Bytes that the kernel copies in one call. Cancellation is checked between two calls.
+/// Maximum number of bytes that the kernel copies in one call. Cancellation is checked between
+/// calls.
 const STEP: usize = 1 << 20;
-/// Maximum number of threads that copy to one file.
+/// Maximum number of threads that make file system copies to one file.
 const MAX_THREADS: usize = 2;
-/// Idle time after which a thread ends, unless it is the last one.
+/// Idle time after which a copying thread ends, unless it is the last one.
 const IDLE_LIMIT: Duration = Duration::from_secs(10);
-/// Stack size of a thread in bytes. The thread only makes system calls.
+/// Stack size of a copying thread in bytes. The thread only makes system calls.
 const STACK: usize = 128 << 10;
 /// Maximum number of source files that a queue remembers as impossible to copy from.
 const MAX_REFUSED: usize = 64;
@@ -77,17 +78,18 @@ impl fmt::Debug for CopySource {
 /// A copy from a file to a volume: see [`FastPath::copy`](crate::FastPath::copy).
 #[derive(Debug)]
 pub struct CopyRequest {
-    /// The caller's tag, as in [`Request::tag`](crate::Request::tag).
+    /// Tag by which the caller recognises the completion, as in
+    /// [`Request::tag`](crate::Request::tag).
     pub tag: u64,
-    /// Source of the copy.
+    /// Source range of the copy.
     pub source: CopySource,
-    /// First byte of the volume to write.
+    /// Byte offset in the destination volume at which the copy begins.
     pub offset: u64,
-    /// Whether the copy must be durable before the completion is posted.
+    /// Whether the copied data must be durable before the completion is posted.
     pub fua: bool,
 }
 
-/// Counters of the copies to one file.
+/// Counters of the file system copies to one file.
 #[derive(Debug, Default)]
 struct Copied {
     reflinked: AtomicU64,
@@ -97,13 +99,13 @@ struct Copied {
 /// Number of bytes that the file system has copied to a file since the file was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CopiedBytes {
-    /// Bytes in blocks that both files share.
+    /// Number of bytes that became shared blocks of both files (reflinks).
     pub reflinked: u64,
-    /// Bytes that the kernel has copied.
+    /// Number of bytes that the kernel has copied as data.
     pub copied: u64,
 }
 
-/// Threads that copy to one file. They end after this is dropped.
+/// Threads that make file system copies to one file. They end after this handle is dropped.
 pub(super) struct Copier(Arc<Threads>);
 
 impl fmt::Debug for Copier {
@@ -115,7 +117,7 @@ impl fmt::Debug for Copier {
 #[derive(Default)]
 struct Threads {
     state: Mutex<State>,
-    /// Signalled when a copy is queued or the threads have to end.
+    /// Signalled when a copy is queued, or when the threads have to end.
     due: Condvar,
     /// Signalled when a copy has ended.
     ended: Condvar,
@@ -125,7 +127,7 @@ struct Threads {
 #[derive(Debug, Default)]
 struct State {
     due: VecDeque<Job>,
-    /// IDs of the copies that threads are executing.
+    /// IDs of the copies that threads are making now.
     running: Vec<u64>,
     threads: usize,
     /// Number of threads that wait for work.
@@ -134,7 +136,7 @@ struct State {
     ending: bool,
 }
 
-/// A queued copy that no thread has started.
+/// Copy in the queue that no thread has started.
 #[derive(Debug)]
 struct Job {
     id: u64,
@@ -144,7 +146,7 @@ struct Job {
     inbox: Arc<Inbox<FinishedCopy>>,
 }
 
-/// Result of a copy that has ended.
+/// Result of a copy that a thread has finished.
 #[derive(Debug)]
 struct FinishedCopy {
     id: u64,
@@ -156,7 +158,7 @@ impl Copier {
         Self(Arc::default())
     }
 
-    /// Returns the bytes copied so far.
+    /// Returns the number of bytes that the file system has copied to the file so far.
     pub(super) fn copied(&self) -> CopiedBytes {
         let Copied { reflinked, copied } = &self.0.copied;
         CopiedBytes {
@@ -215,7 +217,7 @@ impl Threads {
         spawned.map(drop)
     }
 
-    /// Cancels a copy that no thread has started; the copy ends at once.
+    /// Cancels a copy that no thread has started. The copy completes at once.
     fn cancel(&self, id: u64) {
         let mut state = self.lock();
         let at = state.due.iter().position(|job| job.id == id);
@@ -227,7 +229,7 @@ impl Threads {
         }
     }
 
-    /// Waits until no thread is executing any of these copies.
+    /// Waits until no thread is making any of the copies with these IDs.
     fn wait_for(&self, ids: &[u64]) {
         let mut state = self.lock();
         while state.running.iter().any(|id| ids.contains(id)) {
@@ -235,7 +237,7 @@ impl Threads {
         }
     }
 
-    /// Runs the main loop of a thread.
+    /// Runs the main loop of a copying thread: takes queued copies and executes them.
     fn run(self: Arc<Self>) {
         sync::leave_cpu();
         let mut state = self.lock();
@@ -326,20 +328,20 @@ impl Job {
     }
 }
 
-/// Outstanding copies of one worker's queue into a file.
+/// Outstanding file system copies of one worker's queue into a file.
 pub(super) struct Copies {
     threads: Arc<Threads>,
     inbox: Arc<Inbox<FinishedCopy>>,
     under_way: Vec<UnderWay>,
-    /// Source files that turned out to be impossible to copy from, by file number.
+    /// Numbers of the source files from which the file system turned out to be unable to copy.
     refused: Vec<u64>,
 }
 
-/// A copy whose completion has not been reported.
+/// Copy without a completion that was reported to the caller.
 struct UnderWay {
     id: u64,
     tag: u64,
-    /// File number of the source.
+    /// Number that identifies the opening of the source file ([`number`]).
     from: u64,
     cancelled: Arc<AtomicBool>,
 }
@@ -393,7 +395,7 @@ impl Copies {
         true
     }
 
-    /// Returns the number of outstanding copies.
+    /// Returns the number of copies without a reported completion.
     pub(super) fn in_flight(&self) -> usize {
         self.under_way.len()
     }
@@ -436,7 +438,8 @@ impl Copies {
     }
 }
 
-/// Returns whether the error will recur for every other range of these two files.
+/// Returns whether the error will recur for every range of the two files, so that no further copy
+/// is tried.
 fn is_for_good(error: IoError) -> bool {
     match error.errno {
         libc::EXDEV | libc::EINVAL | libc::EPERM => true,

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A block device's place in sysfs.
+/// Directory of a block device in sysfs, from which its properties are read.
 pub(super) struct Device {
     own: PathBuf,
-    /// The whole disk's, for a partition.
+    /// Directory of the whole disk if the device is a partition, otherwise equal to `own`.
     disk: PathBuf,
     partition: Option<String>,
 }
@@ -28,24 +28,24 @@ impl Device {
         })
     }
 
-    /// The medium cannot be written.
+    /// Returns whether the block device refuses writes (attribute `ro`).
     pub(super) fn read_only(&self) -> bool {
         read(&self.own, "ro").is_some_and(|value| value != "0")
     }
 
-    /// Ranges can be zeroed by giving their blocks back.
+    /// Returns whether the device can zero ranges without writing them.
     pub(super) fn punches(&self) -> bool {
         self.number("queue/write_zeroes_max_bytes")
             .is_some_and(|bytes| bytes > 0)
     }
 
-    /// Unit in which blocks are deallocated, in bytes.
+    /// Returns the unit in bytes in which the device deallocates blocks, if it does so.
     pub(super) fn discard_granularity(&self) -> Option<u64> {
         self.number("queue/discard_granularity")
             .filter(|&bytes| bytes > 0)
     }
 
-    /// Unit of I/O that the device prefers, in bytes.
+    /// Returns the size in bytes of I/O that the device prefers.
     pub(super) fn optimal_io(&self) -> Option<u64> {
         let optimal = self
             .number("queue/optimal_io_size")
@@ -53,7 +53,7 @@ impl Device {
         optimal.or_else(|| self.number("queue/physical_block_size"))
     }
 
-    /// A name that the device keeps over reboots, where it has one.
+    /// Returns a name of the disk that is stable across reboots, if the system knows one.
     pub(super) fn lasting_name(&self) -> Option<String> {
         let disk = ["wwid", "device/wwid", "dm/uuid", "md/uuid"]
             .iter()

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, Weak};
 use sync::Unpoisoned;
 
-/// Error of the system when a device cannot be claimed.
+/// Error of the system call that claims a block device exclusively.
 pub(super) struct ClaimRefused(pub(super) Errno);
 
 static CLAIMS: Mutex<Vec<(u64, Weak<OwnedFd>)>> = Mutex::new(Vec::new());

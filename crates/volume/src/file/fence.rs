@@ -15,7 +15,7 @@ use crate::{VolumeError, WaitLog};
 use std::path::Path;
 use std::time::Duration;
 
-/// Interval between two attempts to lock the file.
+/// Interval between two attempts to lock a file that another process has locked.
 const LOCK_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Longest wait for a file that another living process holds. That process may be about to end.
 const LIVE_OWNER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -39,10 +39,10 @@ impl Default for PreviousProcess {
     }
 }
 
-/// Wait for the previous process to release a file.
+/// Wait until the previous process has released its lock of a file.
 pub(super) struct Fence<'a> {
     path: &'a Path,
-    /// Whether the whole file is to be locked, not only a part.
+    /// Whether the whole file is to be locked, not only a range of it.
     whole: bool,
     previous: PreviousProcess,
     log: WaitLog,
@@ -102,7 +102,8 @@ impl<'a> Fence<'a> {
         }
     }
 
-    /// Records that this process has locked the file.
+    /// Logs how long the wait has lasted, if it was logged before, once this process has locked the
+    /// file.
     pub(super) fn passed(&self) {
         if let Some(waited) = self.log.said() {
             tracing::warn!(

@@ -7,7 +7,7 @@
 //! `format=raw`. Formats that guests make on whole disks themselves (LUKS, filesystems) are raw
 //! disks and not looked for.
 
-/// Number of first bytes that identify a format.
+/// Number of bytes at the beginning of a file in which image formats are recognised.
 pub(super) const HEAD: usize = 512;
 
 /// Name of each format, and the offset and value of the bytes that identify it. For names that

@@ -5,18 +5,18 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Maximum number of processes named in a message.
+/// Maximum number of lock holders that an error message names.
 const NAMED: usize = 3;
 
 /// Other processes that have a file open, as far as this process may see them. Processes of other
 /// users may be invisible.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Holders {
-    /// Descriptions of the processes.
+    /// Descriptions of the processes that hold the lock.
     Processes(Vec<String>),
     /// No living process has the file open: requests that the kernel still processes hold it.
     Kernel,
-    /// Unknown, because this process may not see other processes.
+    /// The holders are unknown, because this process may not see other processes.
     Unknown,
 }
 

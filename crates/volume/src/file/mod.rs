@@ -32,46 +32,46 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use threads::{FileThreads, ThreadsQueue};
 
-/// Use of direct I/O, which bypasses the page cache (O_DIRECT).
+/// Setting for direct I/O (O_DIRECT), which bypasses the page cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Direct {
-    /// Direct where the file allows it; otherwise buffered, with a warning in the log.
+    /// Direct I/O where the file allows it; otherwise buffered, with a warning in the log.
     #[default]
     Auto,
-    /// Yes, or the file is not opened.
+    /// Direct I/O always; otherwise opening the file fails.
     On,
-    /// No.
+    /// Buffered I/O always.
     Off,
 }
 
-/// Check of the file's first bytes.
+/// Check of a file's first bytes for an image format when the file is opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Format {
     /// Only a raw disk: a file that begins like an image of another format (qcow2, VMDK, ...) is
     /// not opened.
     #[default]
     Probe,
-    /// Anything: the file is served as it is.
+    /// No check: the file is served as raw data whatever it contains.
     Raw,
 }
 
-/// Options for opening a [`FileVolume`].
+/// Options with which a [`FileVolume`] opens its file or block device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileOptions {
-    /// Never write; the file is opened for reading only.
+    /// Whether to open the file for reading only, so that writes are refused.
     pub read_only: bool,
-    /// Use of direct I/O.
+    /// Whether requests bypass the page cache.
     pub direct: Direct,
-    /// Lock the file against other users: exclusively, or shared when `read_only`.
+    /// Whether to lock the file against other processes: exclusively, or shared when `read_only`.
     pub lock: bool,
     /// Smallest block in bytes that requests will use, when it has been chosen; a power of two from
     /// 512 to 65536. `None`: a block device's own, or 512 for a file, also where direct I/O needs
     /// larger ones. Such a file is accessed through the page cache, which keeps a flush and
     /// `RWF_DSYNC` as durable as they are. With [`Direct::On`] it is what direct I/O needs.
     pub block_size: Option<u32>,
-    /// Check of the file's first bytes.
+    /// Whether the file's first bytes are checked for an image format.
     pub format: Format,
-    /// Limits of the lock's wait for the process that had the file before.
+    /// Limits of the wait for a previous process that still has the file locked.
     pub previous: PreviousProcess,
     /// Timeout of requests to a file that is not on a disk of this machine, and may hang: an
     /// unanswered request then fails with [`IoErrorKind::Unreachable`]. Requests to other files end
@@ -130,7 +130,7 @@ pub struct FileVolume {
 struct FileState {
     path: PathBuf,
     fd: Arc<FileDescription>,
-    /// Bytes; changes when the file is resized.
+    /// Size of the file in bytes, which changes when the file is resized.
     size: AtomicU64,
     abilities: Arc<Abilities>,
     read_only: bool,
@@ -141,31 +141,32 @@ struct FileState {
     optimal_io: u32,
     punch_granularity: u32,
     device: bool,
-    /// On a filesystem that is nothing but memory: nothing to wait for.
+    /// Whether the file is on a filesystem in memory (tmpfs), so that no request has to wait.
     in_memory: bool,
     description: String,
     id: Vec<u8>,
     own_id: Option<Vec<u8>>,
     medium: Option<String>,
     options: FileOptions,
-    /// Root of the file's extents; `None` when the user wants no locks.
+    /// Name of the file in the registry of open volumes ([`Extent`](crate::Extent)); `None` without
+    /// locks.
     root: Option<String>,
-    /// Keeps the system's own users off a block device.
+    /// Exclusive claim that keeps other users of the system off a block device.
     _exclusive: Option<Arc<OwnedFd>>,
     /// Threads for a file that is not on this machine's disks: no worker may wait for it. Declared
     /// after `fd`, so that the file is not closed before they have ended.
     threads: Option<Arc<FileThreads>>,
-    /// The file has no fixed end.
+    /// Whether the file has no fixed end, so that writes may extend it.
     endless: bool,
-    /// No other opening has this number.
+    /// Number that no other opening of a file in this process has.
     number: u64,
-    /// Threads of a file that takes part in copies that the file system does.
+    /// Threads that make file system copies; `None` if the file takes no part in such copies.
     copier: Option<Copier>,
-    /// Further openings that have a part of this one's lock.
+    /// Number of further openings that each hold a lock of a part of the file.
     openings: AtomicU64,
 }
 
-/// The size of a file that has no end.
+/// Size in bytes that a file without a fixed end reports.
 const UNBOUNDED_SIZE: u64 = i64::MAX as u64;
 
 impl FileState {
@@ -203,7 +204,7 @@ impl FileVolume {
         Self::open_as(path.as_ref(), path.as_ref(), options)
     }
 
-    /// Opens `from`, which is called `path`.
+    /// Opens the file at `from`; errors and log messages call it `path`.
     fn open_as(from: &Path, path: &Path, options: FileOptions) -> Result<Self, VolumeError> {
         let opened = open::open(from, &options)?;
         let description = describe(path, &options, &opened);
@@ -329,12 +330,12 @@ impl FileVolume {
         options.open(self.own_path())
     }
 
-    /// Path of the open file in /proc, independent of its current name.
+    /// Returns the path of the open file in /proc, which is valid even after the file was renamed.
     fn own_path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.shared.fd.as_raw_fd()).into()
     }
 
-    /// Unit of access in bytes.
+    /// Returns the unit in bytes of which all offsets and lengths of requests are multiples.
     pub fn unit(&self) -> u64 {
         self.shared.block_size.into()
     }
@@ -345,18 +346,18 @@ impl FileVolume {
         self.shared.threads.is_some()
     }
 
-    /// Returns the bytes that the file system has copied to this file so far.
+    /// Returns the number of bytes that the file system has copied to this file so far.
     pub fn copied(&self) -> CopiedBytes {
         let copier = self.shared.copier.as_ref();
         copier.map(Copier::copied).unwrap_or_default()
     }
 
-    /// The page cache is bypassed.
+    /// Returns whether requests bypass the page cache (direct I/O).
     pub fn is_direct(&self) -> bool {
         self.shared.direct.is_some()
     }
 
-    /// Returns the same file, as if the kernel had promised these atomic writes.
+    /// Returns the volume with a different promise of atomic writes, for tests.
     #[cfg(test)]
     pub(crate) fn promising(self, atomic: AtomicWrites) -> Self {
         let mut shared = Arc::into_inner(self.shared).expect("nobody else has it");
@@ -366,7 +367,7 @@ impl FileVolume {
         }
     }
 
-    /// Returns the path of the file.
+    /// Returns the path with which the file was opened.
     pub fn path(&self) -> &Path {
         &self.shared.path
     }
@@ -517,13 +518,13 @@ impl Volume for FileVolume {
     }
 }
 
-/// A worker's queue into a [`FileVolume`].
+/// Queue of one worker into a [`FileVolume`].
 struct FileQueue {
     shared: Arc<FileState>,
-    /// Copies that the file system does, where it may.
+    /// Outstanding copies by the file system; `None` if the file takes no part in them.
     copies: Option<Box<Copies>>,
     ring: Rc<Ring>,
-    /// The file's name on the ring.
+    /// Number by which the worker's ring knows the file.
     file: usize,
 }
 
@@ -559,7 +560,8 @@ impl VolumeQueue for FileQueue {
         }
     }
 
-    /// All completions come through the ring, but for those of copies.
+    /// Calls `done` with the completions of copies by the file system. All other completions arrive
+    /// through the ring.
     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
         match &mut self.copies {
             None => 0,

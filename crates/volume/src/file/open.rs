@@ -16,44 +16,44 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Sizes that blocks can have, in bytes.
+/// Block sizes in bytes that a volume can have.
 const BLOCK_SIZES: std::ops::RangeInclusive<u32> = 512..=65536;
-/// Bytes of one direct read that all common blocks divide.
+/// Length in bytes of a direct read that is a multiple of every common block size.
 const LARGEST_BLOCK: usize = 4096;
-/// The block size where nothing else is known or wanted.
+/// Block size in bytes of a file for which none was chosen.
 const DEFAULT_BLOCK: u32 = 512;
 
-/// A file that has been opened and examined.
+/// File or block device that was opened, with its properties.
 pub(super) struct OpenedFile {
     pub(super) fd: OwnedFd,
     pub(super) size: u64,
-    /// `None`: buffered.
+    /// Alignment that direct I/O requires; `None` for buffered I/O.
     pub(super) direct: Option<Alignment>,
-    /// Why it is buffered although direct I/O was preferred.
+    /// Reason why I/O is buffered although direct I/O was preferred.
     pub(super) buffered_because: Option<String>,
     pub(super) block_size: u32,
     pub(super) optimal_io: u32,
     pub(super) punch: bool,
     pub(super) punch_granularity: u32,
-    /// Writes that the kernel does as a whole.
+    /// Writes that the kernel promises to be atomic.
     pub(super) atomic: AtomicWrites,
     pub(super) device: bool,
-    /// On a filesystem that is nothing but memory.
+    /// Whether the file is on a filesystem in memory (tmpfs).
     pub(super) in_memory: bool,
     /// On a filesystem that is not known to keep its files on disks of this machine.
     pub(super) may_hang: bool,
     pub(super) id: Vec<u8>,
-    /// Identifier of a block device that is the same on every host.
+    /// Identifier of a block device that is equal on every host that sees the device.
     pub(super) own_id: Option<Vec<u8>>,
     /// Distinguishes the file from another one at the same path; `None` where that is impossible.
     pub(super) medium: Option<String>,
-    /// Names the file or device, by whatever path it was opened.
+    /// Name of the file or device, equal for every path by which it can be opened.
     pub(super) root: String,
-    /// The process's own claim on a block device.
+    /// Exclusive claim of this process on a block device.
     pub(super) exclusive: Option<Arc<OwnedFd>>,
 }
 
-/// Opens and examines `path`.
+/// Opens the file or block device at `path`, and determines its properties.
 pub(super) fn open(path: &Path, options: &FileOptions) -> Result<OpenedFile, VolumeError> {
     if let Some(block_size) = options.block_size
         && !(block_size.is_power_of_two() && BLOCK_SIZES.contains(&block_size))
@@ -202,7 +202,7 @@ fn format(path: &Path, fd: BorrowedFd<'_>) -> Option<&'static str> {
     format::detect(head)
 }
 
-/// The current size in bytes.
+/// Returns the current size of the file or block device in bytes.
 pub(super) fn size(path: &Path, fd: BorrowedFd<'_>, device: bool) -> Result<u64, VolumeError> {
     let unknown = |errno| system(path, errno, "has no size");
     if device {
@@ -214,7 +214,7 @@ pub(super) fn size(path: &Path, fd: BorrowedFd<'_>, device: bool) -> Result<u64,
     }
 }
 
-/// The size has to be a multiple of the block size.
+/// Checks that the size is a multiple of the block size, both in bytes.
 pub(super) fn check_size(path: &Path, size: u64, block_size: u32) -> Result<(), VolumeError> {
     if size.is_multiple_of(u64::from(block_size)) {
         return Ok(());
@@ -241,7 +241,7 @@ fn kind(path: &Path, kind: FileType) -> Result<FileType, VolumeError> {
     })
 }
 
-/// Opens the file, without O_DIRECT where the filesystem refuses it: then with the reason.
+/// Opens the file with O_DIRECT; if the filesystem refuses it, without, and returns the reason.
 fn open_fd(path: &Path, options: &FileOptions) -> Result<(OwnedFd, Option<String>), VolumeError> {
     let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
     flags |= if options.read_only {
@@ -407,7 +407,7 @@ fn alignment(fd: BorrowedFd<'_>, device: bool) -> Result<Alignment, String> {
         })
 }
 
-/// STATX_WRITE_ATOMIC, from Linux 6.11 on.
+/// Flag STATX_WRITE_ATOMIC of `statx`, since Linux 6.11.
 const WRITE_ATOMIC: StatxFlags = StatxFlags::from_bits_retain(0x1_0000);
 
 /// Returns the writes that the kernel does as a whole with `RWF_ATOMIC` (statx(2)).
@@ -426,7 +426,7 @@ fn atomic_writes(fd: BorrowedFd<'_>, device: bool) -> AtomicWrites {
     }
 }
 
-/// Converts the kernel's `statx` fields for atomic writes.
+/// Returns the writes that the kernel promises to be atomic, from the fields of `statx`.
 fn promised(told: &fs::Statx) -> AtomicWrites {
     let mask = StatxFlags::from_bits_retain(told.stx_mask);
     if !mask.contains(WRITE_ATOMIC) || told.stx_atomic_write_segments_max == 0 {
@@ -458,13 +458,13 @@ const OVERLAY: u32 = 0x794c_7630;
 const NFS: u32 = 0x6969;
 const CEPH: u32 = 0x00c3_6400;
 
-/// The filesystem that a file is on.
+/// Returns the type (magic number) of the filesystem that a file is on.
 fn filesystem(fd: BorrowedFd<'_>) -> Option<u32> {
     // The kernel's magic numbers have 32 bits; the field may be a wider, signed type.
     fs::fstatfs(fd).ok().map(|stat| stat.f_type as u32)
 }
 
-/// A filesystem in memory accepts O_DIRECT on newer kernels, and copies all the same.
+/// Returns whether the file is on a filesystem in memory, where O_DIRECT has no use.
 fn in_memory(fd: BorrowedFd<'_>) -> bool {
     matches!(filesystem(fd), Some(TMPFS | RAMFS))
 }
@@ -510,14 +510,14 @@ fn punches(fd: BorrowedFd<'_>, size: u64) -> bool {
     fs::fallocate(fd, hole, size, u64::from(DEFAULT_BLOCK)).is_ok()
 }
 
-/// A size in bytes as a power of two of at least `least`.
+/// Returns the largest power of two that is at most `bytes`, but at least `least`.
 fn power(bytes: u64, least: u32) -> u32 {
     let bytes = u32::try_from(bytes).unwrap_or(0).max(least);
     // Down to a power of two: a larger unit would promise too much.
     1 << bytes.max(1).ilog2()
 }
 
-/// Numbers, not the path: a file may have several.
+/// Returns a name for the file made of its device and inode numbers, equal for all its paths.
 fn root(stat: &fs::Stat, device: bool) -> String {
     if device {
         let (major, minor) = (fs::major(stat.st_rdev), fs::minor(stat.st_rdev));

@@ -35,7 +35,7 @@ pub(super) fn transfer(
     Ok(())
 }
 
-/// Transfers the remaining segments after `done` bytes have been moved.
+/// Transfers the bytes of the segments that are left after the first `done` bytes were transferred.
 fn rest(
     fd: BorrowedFd<'_>,
     write: bool,
@@ -66,7 +66,7 @@ fn rest(
     Ok(())
 }
 
-/// Transfers the rest of one segment, without its first `skip` bytes.
+/// Transfers one segment of memory without its first `skip` bytes, which were transferred before.
 fn one(
     fd: BorrowedFd<'_>,
     write: bool,
@@ -175,7 +175,7 @@ const QEMU_NO_OTHER_WRITER: u64 = 201;
 
 /// Byte that QEMU locks shared to keep other processes from resizing the image.
 const QEMU_NO_OTHER_LENGTH: u64 = 203;
-/// Offset beyond the end of any file.
+/// Offset beyond the end of any file, used for a lock that affects no data.
 const NOWHERE: u64 = 1 << 62;
 
 /// Returns the bytes that the `opening`th opening of a file by one writer locks in addition: one
@@ -217,7 +217,7 @@ pub(super) fn unlock(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()
     set(fd, range(libc::F_UNLCK, offset, Some(len))?)
 }
 
-/// Releases all locks of this open file description.
+/// Releases all locks that this open file description has on the file.
 pub(super) fn unlock_all(fd: BorrowedFd<'_>) -> io::Result<()> {
     set(fd, range(libc::F_UNLCK, 0, None)?)
 }

@@ -1,6 +1,6 @@
 //! GUIDs in their on-disk and text forms.
 
-/// A GUID, in the order in which it is written.
+/// Globally unique identifier (GUID), stored in the order in which it is written.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Guid([u8; 16]);
 

@@ -2,13 +2,13 @@
 
 use super::{ENTRY, TABLE_MAX};
 
-/// Error for a block that is not a header.
+/// Error text for a block that has no GPT signature.
 pub(super) const NO_SIGNATURE: &str = "there is no header";
 
-/// Size of the defined part of a header in bytes.
+/// Size in bytes of the fields that the UEFI standard defines in a GPT header.
 const HEADER: usize = 92;
 
-/// Copy of the partition table.
+/// Selects one of the two copies of a GUID partition table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TableCopy {
     /// Primary table, from block 1 on.
@@ -17,18 +17,18 @@ pub(super) enum TableCopy {
     Last,
 }
 
-/// Fields of a checked header. Blocks count from 0.
+/// Fields of a GPT header that has passed its checks. Block numbers count from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
-    /// Size of a block in bytes.
+    /// Block size of the partition table in bytes.
     pub sector: u64,
     /// First and last block that partitions may use.
     pub first_usable: u64,
     pub last_usable: u64,
-    /// First block of the partition entries.
+    /// Number of the first block of the partition entries.
     pub table: u64,
     pub entries: u32,
-    /// Size of a partition entry in bytes.
+    /// Size of one partition entry in bytes.
     pub entry_size: u32,
     pub table_crc: u32,
 }

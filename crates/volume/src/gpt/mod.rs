@@ -12,37 +12,37 @@ use crate::{IoError, Volume, VolumeError};
 pub use guid::Guid;
 use header::{Header, TableCopy};
 
-/// Accepted sizes of a partition entry, in bytes.
+/// Sizes in bytes that a partition entry may have.
 const ENTRY: std::ops::RangeInclusive<u32> = 128..=4096;
 /// Maximum size in bytes of the partition entries that are read; usual tables have 16 KiB.
 const TABLE_MAX: u64 = 1 << 20;
 /// Maximum number of partitions listed in the message about a missing one.
 const NAMED: usize = 16;
 
-/// A partition of a volume.
+/// Partition of a volume, found in its GUID partition table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Partition {
     /// Number of the partition: its entry in the table, counted from 1 (the `p1` of
     /// `/dev/nvme0n1p1`).
     pub number: u32,
-    /// First byte.
+    /// Byte offset of the partition in the volume.
     pub offset: u64,
-    /// Length in bytes.
+    /// Length of the partition in bytes.
     pub len: u64,
     /// Label of the partition; may be empty.
     pub label: String,
-    /// Unique GUID of the partition.
+    /// Unique GUID of the partition (not the GUID of its type).
     pub guid: Guid,
 }
 
-/// Selector of a partition.
+/// Selects a partition by number, label or GUID.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PartitionSelector {
-    /// By partition number, from 1.
+    /// Partition number, starting at 1.
     Number(u32),
-    /// By label.
+    /// Label of the partition.
     Label(String),
-    /// By the partition's unique GUID.
+    /// Unique GUID of the partition.
     Guid(Guid),
 }
 
@@ -85,19 +85,19 @@ pub enum GptError {
     /// The requested partition does not exist.
     #[error("there is no {wanted}; {there}")]
     Missing {
-        /// The requested partition.
+        /// Partition that was requested.
         wanted: PartitionSelector,
-        /// Description of the existing partitions.
+        /// List of the partitions that exist, for the message.
         there: String,
     },
     /// Several partitions have the requested label or GUID.
     #[error("two partitions match {wanted}: {first} and {second}; choose by partition=NUMBER")]
     Ambiguous {
-        /// The requested partition.
+        /// Label or GUID that was requested.
         wanted: PartitionSelector,
-        /// Number of the first match.
+        /// Number of the first partition that matches.
         first: u32,
-        /// Number of the second match.
+        /// Number of the second partition that matches.
         second: u32,
     },
     /// The partition exceeds the usable blocks that the header declares.
@@ -106,15 +106,15 @@ pub enum GptError {
          {usable_last}: the partition table is damaged"
     )]
     Outside {
-        /// Number of the partition.
+        /// Number of the requested partition.
         number: u32,
-        /// First block of the partition.
+        /// Number of the partition's first block.
         first: u64,
-        /// Last block of the partition.
+        /// Number of the partition's last block.
         last: u64,
-        /// First block of the usable part.
+        /// Number of the first block that partitions may use.
         usable_first: u64,
-        /// Last block of the usable part.
+        /// Number of the last block that partitions may use.
         usable_last: u64,
     },
     /// The requested partition overlaps another one.
@@ -122,7 +122,7 @@ pub enum GptError {
     Overlap {
         /// Number of the requested partition.
         number: u32,
-        /// Number of the other partition.
+        /// Number of the partition that overlaps it.
         other: u32,
     },
 }
@@ -139,7 +139,7 @@ impl From<IoError> for GptError {
     }
 }
 
-/// A used partition entry, with block numbers as stored in the table.
+/// Used entry of a partition table, with block numbers as stored there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Entry {
     number: u32,
@@ -149,7 +149,7 @@ struct Entry {
     label: String,
 }
 
-/// A copy of the table that has passed its checks.
+/// Partition table of which one copy has passed its checks.
 struct Table {
     header: Header,
     entries: Vec<Entry>,
@@ -186,7 +186,7 @@ pub fn find(volume: &dyn Volume, which: &PartitionSelector) -> Result<Partition,
 }
 
 impl Table {
-    /// Returns the partition of an entry after checking its range.
+    /// Returns the partition that an entry describes, after checking its range.
     fn partition(&self, entry: &Entry) -> Result<Partition, GptError> {
         let Header {
             sector,
@@ -230,7 +230,7 @@ impl Table {
     }
 }
 
-/// Reads the primary table, or the backup when the primary is damaged.
+/// Reads the primary partition table, or the backup when the primary is damaged.
 fn read(reader: &mut Reader<'_>, size: u64, block_size: u32) -> Result<Table, GptError> {
     let unit = u64::from(block_size.max(512));
     protective_mbr(&reader.read(0, unit.min(size) as usize)?)?;
@@ -267,7 +267,7 @@ fn backup(
     }
 }
 
-/// Reads and checks one copy; the inner error describes its damage.
+/// Reads and checks one copy of the partition table; the inner error describes its damage.
 fn copy(
     reader: &mut Reader<'_>,
     sector: u64,

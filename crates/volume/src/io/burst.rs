@@ -17,12 +17,12 @@ fn enough(last: usize) -> usize {
     if last == 1 { 1 } else { last / PART }
 }
 
-/// Requests of a round that began while no request was in flight.
+/// Requests of a round that were started while the device was idle.
 #[derive(Debug, Default)]
 pub(super) struct Burst {
-    /// Number of requests in the last burst.
+    /// Number of requests in the last complete burst.
     last: usize,
-    /// Whether a burst is being started.
+    /// Whether requests that start now belong to the burst.
     open: bool,
 }
 
@@ -35,7 +35,7 @@ impl Burst {
         self.open && busy == enough(self.last) && unsent == busy
     }
 
-    /// Ends the round, with `busy` requests in flight.
+    /// Ends the round of requests; `busy` is the number of requests in flight.
     #[inline]
     pub(super) fn ended(&mut self, busy: usize) {
         if std::mem::take(&mut self.open) {

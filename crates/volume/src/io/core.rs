@@ -38,29 +38,30 @@ use stream::{STREAM, Streams};
 /// Maximum number of files in the kernel's table of registered files. Further files are used by
 /// descriptor.
 const REGISTERED_FILES: u32 = 64;
-/// `user_data` of operations without a slot.
+/// `user_data` of ring operations that belong to no request slot.
 const NO_SLOT: u64 = u64::MAX;
 /// Bit in `user_data` that marks operations on files of a lane. No slot has so high a number, so
 /// the fast path for ordinary completions rejects them without a check of its own.
 const LANE: usize = 1 << 29;
-/// Limit for kernel threads (io-wq) that execute blocking requests of this ring.
+/// Maximum number of kernel threads (io-wq) that execute blocking requests of this ring.
 const KERNEL_THREADS: u32 = 256;
-/// Number of consecutive failed system calls after which the ring counts as broken.
+/// Number of consecutive failed system calls after which the ring is treated as broken.
 const MAX_FAILURES: u32 = 1_000_000;
 
 struct OpenFile {
     file: RingFile,
-    /// Index in the kernel's table of registered files, if the file is there.
+    /// Index of the file in the kernel's table of registered files, if it is registered.
     registered: Option<u32>,
-    /// Number of slots with requests for the file.
+    /// Number of request slots that work on the file.
     busy: usize,
-    /// Policy for executing requests of the file within the submitting system call.
+    /// State that decides whether the kernel may execute requests of the file within the submitting
+    /// system call.
     inline: Inline,
-    /// Requests that make the file durable, and requests that wait for them.
+    /// Flushes and durable writes of the file, which share fsync calls.
     durable: Durable,
 }
 
-/// Result of [`RingCore::reap`].
+/// Completion of a request, as [`RingCore::reap`] returns it.
 pub(super) enum ReapedCompletion {
     /// A request that ended successfully without further steps. The [`Completion`] is built only
     /// where it is returned, which saves a copy.
@@ -70,7 +71,7 @@ pub(super) enum ReapedCompletion {
 }
 
 impl OpenFile {
-    /// Returns the number that identifies a slot's operation in `user_data`, beside the generation.
+    /// Returns the slot number with the lane bit, which becomes the lower half of `user_data`.
     #[inline]
     fn place(&self, index: usize) -> usize {
         match self.file.lane {
@@ -79,7 +80,7 @@ impl OpenFile {
         }
     }
 
-    /// Returns the kernel's reference to the file.
+    /// Returns the reference by which ring entries name the file: registered index or descriptor.
     #[inline]
     fn target(&self) -> FileTarget {
         match self.registered {
@@ -89,14 +90,14 @@ impl OpenFile {
     }
 }
 
-/// Slot for one outstanding request.
+/// Slot of a ring for one outstanding request.
 #[derive(Default)]
 struct RingSlot {
     job: Option<RingJob>,
     /// I/O vectors of the current operation, when they differ from the request's segments: the rest
     /// after part of the data has moved.
     vectors: Vec<libc::iovec>,
-    /// Counter that distinguishes this use of the slot from earlier ones.
+    /// Counter by which completions of earlier uses of the slot are recognised as stale.
     generation: u32,
 }
 
@@ -108,13 +109,13 @@ pub(super) struct RingCore {
     mode: Mode,
     slots: Vec<RingSlot>,
     free: Vec<u32>,
-    /// Completions of requests that ended outside a poll; has room for all slots.
+    /// Completions of requests that ended outside a poll; has capacity for all slots.
     ready: VecDeque<Completion>,
-    /// Number of entries written to the ring and not yet submitted.
+    /// Number of ring entries that were written and not yet submitted to the kernel.
     unsent: usize,
-    /// Whether entries were written since the last system call.
+    /// Whether ring entries were written since the last system call.
     fresh: bool,
-    /// Requests of a burst, which begins while none is in flight.
+    /// Requests started while the device was idle, which are submitted together.
     burst: Burst,
     /// Whether the unsent entries include a request of an untrusted file, so that the next system
     /// call is measured.
@@ -122,7 +123,7 @@ pub(super) struct RingCore {
     /// Duration of a system call, in cycles, above which files that may have caused it become
     /// suspects.
     slow: u64,
-    /// Rate of the processor's cycle counter.
+    /// Frequency of the processor's cycle counter, in cycles per second.
     cycles_per_second: f64,
     /// Whether unsent entries continue requests. They are submitted without waiting for the
     /// worker's call.
@@ -131,7 +132,7 @@ pub(super) struct RingCore {
     troubled: bool,
     files: Vec<Option<OpenFile>>,
     streams: Streams,
-    /// Free indexes in the kernel's table of registered files.
+    /// Unused indices in the kernel's table of registered files.
     places: Vec<u32>,
     bounce: BouncePool,
     zeroes: Option<Buffer>,
@@ -139,11 +140,11 @@ pub(super) struct RingCore {
     /// Whether the kernel's table of fixed buffers exists. It is created when the first buffer is
     /// entered.
     has_table: bool,
-    /// Whether a failure to pin memory has been logged.
+    /// Whether the failure to pin memory was logged, so that it is logged only once.
     said_not_pinned: bool,
     counters: IoCounters,
     stats: Arc<IoStats>,
-    /// Whether the counters have changed since they were last published.
+    /// Whether the counters have changed since they were last published to other threads.
     untold: bool,
 }
 
@@ -201,32 +202,32 @@ impl RingCore {
         }
     }
 
-    /// Returns the maximum number of requests in flight.
+    /// Returns the maximum number of outstanding requests of the ring.
     pub(super) fn capacity(&self) -> usize {
         self.slots.len()
     }
 
-    /// Returns whether the kernel works on no operation.
+    /// Returns whether the kernel is executing no operation of the ring.
     pub(super) fn is_idle(&self) -> bool {
         self.busy() == 0 && !self.streams.is_busy()
     }
 
-    /// Returns the number of requests that the kernel works on.
+    /// Returns the number of requests that the kernel is executing.
     pub(super) fn busy(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Returns the counters of the ring.
+    /// Returns the ring's counters of requests and system calls.
     pub(super) fn counters(&self) -> IoCounters {
         self.counters
     }
 
-    /// Returns the number of outstanding requests.
+    /// Returns the number of outstanding requests of the ring.
     pub(super) fn in_flight(&self) -> usize {
         self.busy() + self.ready.len()
     }
 
-    /// Returns the number of requests for one file that the kernel works on.
+    /// Returns the number of requests for one file that the kernel is executing.
     pub(super) fn in_flight_of(&self, file: usize) -> usize {
         let open = self.files.get(file).and_then(Option::as_ref);
         open.map_or(0, |open| open.busy)
@@ -250,7 +251,7 @@ impl RingCore {
         }
     }
 
-    /// Registers a file. Returns the index that names it from now on.
+    /// Adds a file to the ring. Returns the index that names the file in later calls.
     pub(super) fn register(&mut self, file: RingFile) -> usize {
         let fd = file.fd.as_raw_fd();
         let registered = self.places.pop().filter(|&place| {
@@ -279,7 +280,7 @@ impl RingCore {
         self.files.len() - 1
     }
 
-    /// Removes a file, after [`RingCore::finish`].
+    /// Removes a file from the ring, after [`RingCore::finish`] has waited for its requests.
     pub(super) fn unregister(&mut self, file: usize) {
         let Some(open) = self.files.get_mut(file).and_then(Option::take) else {
             return;
@@ -376,7 +377,7 @@ impl RingCore {
         self.begin(file, Request::transfer(tag, op, offset, data))
     }
 
-    /// Writes the entry for a slot's next operation into the ring.
+    /// Writes the ring entry for the next operation of the request in slot `index`.
     fn operate(&mut self, index: usize) -> Result<(), IoErrorKind> {
         let RingSlot {
             job,
@@ -438,7 +439,7 @@ impl RingCore {
         Err(IoErrorKind::Busy)
     }
 
-    /// Submits the unsent entries. Returns whether none is left.
+    /// Submits the unsent ring entries. Returns whether none is left.
     #[inline]
     pub(super) fn send(&mut self) -> bool {
         self.unsent == 0 || self.send_now()
@@ -462,7 +463,7 @@ impl RingCore {
         }
     }
 
-    /// Submits the unsent entries if the device is idle.
+    /// Submits the unsent ring entries if the device is idle.
     #[inline]
     pub(super) fn push_idle(&mut self) {
         if self.unsent > 0 && self.unsent == self.busy() && self.mode != Mode::Polled {
@@ -491,8 +492,8 @@ impl RingCore {
         self.enter_for(events);
     }
 
-    /// Makes one system call like [`RingCore::enter`]. `events`: whether the kernel has deferred
-    /// work.
+    /// Makes one system call like [`RingCore::enter`]; `events` is whether the kernel has deferred
+    /// completions to process.
     pub(super) fn enter_for(&mut self, events: bool) {
         self.count_batch();
         let result = if self.mode == Mode::Polled {
@@ -543,7 +544,8 @@ impl RingCore {
         Duration::try_from_secs_f64(cycles as f64 / self.cycles_per_second).unwrap_or(Duration::MAX)
     }
 
-    /// Marks all files with requests in flight as suspects after a slow system call.
+    /// Stops trusting all files with requests in flight, after a system call that took `took`
+    /// cycles.
     #[cold]
     #[inline(never)]
     fn suspect(&mut self, took: u64) {
@@ -559,7 +561,7 @@ impl RingCore {
         }
     }
 
-    /// Counts the entries written since the last system call as one batch.
+    /// Counts the ring entries written since the last system call as one batch.
     fn count_batch(&mut self) {
         self.counters.batches += u64::from(std::mem::take(&mut self.fresh));
     }
@@ -573,7 +575,7 @@ impl RingCore {
         submission.need_wakeup() || submission.cq_overflow()
     }
 
-    /// Updates the count of unsent entries after a system call.
+    /// Updates the number of unsent ring entries after a system call.
     fn sent(&mut self, result: io::Result<()>) {
         self.unsent = self.uring.submission().len();
         self.urgent &= self.unsent > 0;
@@ -593,7 +595,7 @@ impl RingCore {
         }
     }
 
-    /// Returns whether the kernel needs a system call before it can post completions.
+    /// Returns whether the kernel needs a system call to post further completions.
     #[inline]
     pub(super) fn kernel_has_work(&mut self) -> bool {
         let submission = self.uring.submission();
@@ -629,7 +631,7 @@ impl RingCore {
         }
     }
 
-    /// Returns whether completions can be read without a system call.
+    /// Returns whether the completion queue has entries, which can be read without a system call.
     #[inline]
     pub(super) fn has_arrivals(&mut self) -> bool {
         !self.ready.is_empty() || !self.uring.completion().is_empty()
@@ -649,7 +651,7 @@ impl RingCore {
         }
     }
 
-    /// Returns the next completion that has arrived.
+    /// Returns the next request that has completed, if any.
     #[inline(always)]
     pub(super) fn reap(&mut self) -> Option<ReapedCompletion> {
         if !self.ready.is_empty() {
@@ -666,7 +668,7 @@ impl RingCore {
         }
     }
 
-    /// Returns the next entry of the completion queue: user data and result.
+    /// Returns the user data and the result of the next completion queue entry, if any.
     fn posted(&mut self) -> Option<(u64, i32)> {
         let entry = self.uring.completion().next()?;
         Some((entry.user_data(), entry.result()))
@@ -758,7 +760,7 @@ impl RingCore {
         Some(job.request.complete(result))
     }
 
-    /// Marks a slot as free after a request for `file`.
+    /// Marks slot `index` as free, after a request for `file`.
     #[inline]
     fn vacate(&mut self, index: usize, file: usize) {
         self.free.push(index as u32);
@@ -767,7 +769,7 @@ impl RingCore {
         }
     }
 
-    /// Tries to cancel a request.
+    /// Asks the kernel to cancel the request with this tag, if it is outstanding.
     pub(super) fn cancel_tag(&mut self, file: usize, tag: u64) {
         let found = self.slots.iter().position(|slot| {
             let job = slot.job.as_ref();
@@ -845,7 +847,7 @@ impl Drop for RingCore {
     }
 }
 
-/// Builds the `user_data` of a slot's operation.
+/// Returns the `user_data` that identifies the operation of a slot in its present use.
 fn name(index: usize, generation: u32) -> u64 {
     u64::from(generation) << 32 | index as u64
 }

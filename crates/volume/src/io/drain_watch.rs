@@ -4,13 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// Time limit of one queue, from the moment its worker ends.
+/// Time limit for the outstanding requests of one queue, which runs from the end of its worker.
 #[derive(Debug)]
 pub struct DrainWatch {
     begun: Rc<Cell<bool>>,
     limit: Duration,
     given_up: Rc<RefCell<Vec<String>>>,
-    /// Time since which the worker has been ending without an answer from the file.
+    /// Time since which the ending worker has received no completion from the file.
     quiet_since: Option<Instant>,
 }
 
@@ -28,7 +28,7 @@ impl DrainWatch {
         }
     }
 
-    /// Returns whether the worker is ending.
+    /// Returns whether the worker of the queue is ending.
     #[inline]
     pub fn has_begun(&self) -> bool {
         self.begun.get()
@@ -45,7 +45,7 @@ impl DrainWatch {
         now.saturating_duration_since(since) >= self.limit
     }
 
-    /// Records and logs that the volume is given up.
+    /// Records the name of a volume for which the ending worker no longer waits.
     pub fn give_up(&self, volume: &str) {
         let mut given_up = self.given_up.borrow_mut();
         if !given_up.iter().any(|known| known == volume) {

@@ -14,14 +14,14 @@ const MAX_SEGMENTS: usize = 1024;
 /// Maximum number of bytes in one operation: below the kernel's own limit of 2 GiB less a page, and
 /// a multiple of every block size.
 const MAX_BYTES: u64 = 1 << 30;
-/// Size of the buffer from which zeroes are written, in bytes.
+/// Size in bytes of the buffer of zeroes from which ranges are zeroed.
 const ZEROES: usize = 1 << 20;
 
-/// Sources of memory for an operation besides the request itself.
+/// Memory for ring operations that do not use the memory of the request itself.
 pub(super) struct Sources<'a> {
-    /// Bounce buffers.
+    /// Pool of bounce buffers, for memory that direct I/O cannot use.
     pub(super) bounce: &'a mut BouncePool,
-    /// Buffer of zeroes for writing, created on first use.
+    /// Buffer of zeroes that zeroing requests write from, created at first use.
     pub(super) zeroes: &'a mut Option<Buffer>,
     /// Table of pinned memory. `None` for an operation that a kernel thread executes: the thread
     /// looks the buffer up when it begins, and the entry may be empty by then.
@@ -125,13 +125,13 @@ pub(super) fn in_one(len: u64) -> Option<u32> {
     (len <= MAX_BYTES).then_some(len as u32)
 }
 
-/// A read or write of one memory segment in one operation.
+/// Read or write of one memory segment by a single ring operation.
 pub(super) struct Transfer {
     pub(super) at: *mut u8,
-    /// Length as returned by [`in_one`].
+    /// Length in bytes, as returned by [`in_one`].
     pub(super) bytes: u32,
     pub(super) offset: u64,
-    /// Read or write.
+    /// Operation of the transfer: a read or a write.
     pub(super) op: Op,
     /// Index of the fixed buffer that contains all of the memory, if there is one.
     pub(super) place: Option<u16>,
@@ -156,7 +156,7 @@ impl Transfer {
     }
 }
 
-/// Returns whether the operation writes, and its `RWF_*` flags.
+/// Returns whether the operation writes, and the `RWF_*` flags that it needs.
 #[inline(always)]
 fn direction(op: Op) -> (bool, i32) {
     match op {
@@ -166,7 +166,7 @@ fn direction(op: Op) -> (bool, i32) {
     }
 }
 
-/// Sets `vectors` to the remaining `segments` after `done` bytes.
+/// Fills `vectors` with the segments that are left after the first `done` bytes.
 fn remaining(vectors: &mut Vec<libc::iovec>, segments: &[Segment], done: u64) {
     vectors.clear();
     let mut skip = done;
@@ -192,16 +192,16 @@ fn remaining(vectors: &mut Vec<libc::iovec>, segments: &[Segment], done: u64) {
     }
 }
 
-/// Reference to a file in a ring entry.
+/// Reference by which a ring entry names a file.
 #[derive(Clone, Copy)]
 pub(super) enum FileTarget {
-    /// Index in the kernel's table of registered files.
+    /// Index of the file in the kernel's table of registered files.
     Place(u32),
-    /// Descriptor of the file.
+    /// Number of the file's descriptor.
     Descriptor(i32),
 }
 
-/// Builds an entry for a file that is named by index or by descriptor.
+/// Builds a ring entry for a file that is named by index or by descriptor.
 macro_rules! entry {
     ($target:expr, |$file:ident| $build:expr) => {
         match $target {
@@ -218,7 +218,7 @@ macro_rules! entry {
 }
 
 impl FileTarget {
-    /// Builds a read or write of several memory segments.
+    /// Builds the ring entry of a read or write of several memory segments.
     fn transfer(
         self,
         write: bool,
@@ -242,7 +242,8 @@ impl FileTarget {
         }
     }
 
-    /// Builds a read or write of one memory segment, limited to its first [`MAX_BYTES`].
+    /// Builds the ring entry of a read or write of one memory segment, limited to its first
+    /// [`MAX_BYTES`].
     fn contiguous(
         self,
         write: bool,

@@ -18,7 +18,7 @@ pub enum Armed {
     /// A completion is available or would not be signalled: the worker must poll instead of
     /// sleeping.
     Waiting,
-    /// The source has been removed.
+    /// The source of completions has been removed.
     Gone,
 }
 
@@ -29,7 +29,7 @@ struct Source {
     arm: Box<dyn FnMut() -> Armed>,
 }
 
-/// Sources of completions of one worker.
+/// Sources of completions outside the ring (such as devices) that one worker watches.
 #[derive(Default)]
 pub(super) struct EventSources {
     set: OnceCell<OwnedFd>,

@@ -16,24 +16,24 @@ pub(super) const PLACES: u16 = if cfg!(test) { 256 } else { 1 << 14 };
 /// the pages are already allocated.
 pub(super) const MAX_BUFFER_LEN: usize = if cfg!(test) { 4 << 20 } else { 64 << 20 };
 
-/// A buffer that the kernel has pinned.
+/// Memory range that the kernel has pinned as a fixed buffer.
 #[derive(Debug)]
 struct PinnedPart {
     start: usize,
     len: usize,
     place: u16,
-    /// Mapping of the memory, which keeps the addresses from being reused.
+    /// Mapping of the memory, kept so that its addresses are not reused.
     memory: Memory,
 }
 
-/// Contents of the kernel's table of fixed buffers.
+/// Contents of the kernel's table of fixed buffers, which requests refer to by index.
 #[derive(Debug)]
 pub(super) struct FixedTable {
-    /// Buffers, sorted by address.
+    /// Pinned memory ranges, sorted by address.
     entries: Vec<PinnedPart>,
-    /// Free entries that were used before.
+    /// Table indices that were used before and are free again.
     free: Vec<u16>,
-    /// First entry that was never used.
+    /// Smallest table index that was never used.
     unused: u16,
 }
 
@@ -47,7 +47,7 @@ impl FixedTable {
         }
     }
 
-    /// Reserves a free entry.
+    /// Reserves a free index of the table; `None` when the table is full.
     pub(super) fn take(&mut self) -> Option<u16> {
         self.free.pop().or_else(|| {
             let place = self.unused;
@@ -56,7 +56,7 @@ impl FixedTable {
         })
     }
 
-    /// Releases an entry that the kernel's table no longer uses.
+    /// Releases a table index that the kernel no longer uses.
     pub(super) fn give(&mut self, place: u16) {
         self.free.push(place);
     }
@@ -81,7 +81,8 @@ impl FixedTable {
         Some(self.entries.remove(at).memory)
     }
 
-    /// Returns the index of the buffer that contains all of these bytes.
+    /// Returns the table index of the pinned buffer that contains all `len` bytes from address
+    /// `start` on.
     #[inline]
     pub(super) fn find(&self, start: usize, len: usize) -> Option<u16> {
         // The table is empty where `--pin-memory` is not given.
@@ -91,7 +92,7 @@ impl FixedTable {
         (offset < known.len && len <= known.len - offset).then_some(known.place)
     }
 
-    /// Returns the number of buffers in the table.
+    /// Returns the number of buffers that the kernel has pinned.
     pub(super) fn count(&self) -> usize {
         self.entries.len()
     }

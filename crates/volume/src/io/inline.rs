@@ -30,14 +30,16 @@ const MIN_PAUSE: Duration = Duration::from_millis(50);
 const FACTOR: u32 = 32;
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
-/// Which requests of a file the kernel may execute within the submitting system call.
+/// State of a file that decides which requests the kernel may execute within the submitting system
+/// call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// All requests.
+    /// The kernel may execute all requests within the system call.
     Trusted,
-    /// A single request in each call, until `left` more requests have not blocked.
+    /// The kernel may execute one request in each call, until `left` more requests have not
+    /// blocked.
     Tried { left: u16 },
-    /// No request until this time.
+    /// The kernel may execute no request within the system call until this time.
     Banned { until: Instant },
 }
 
@@ -45,7 +47,7 @@ enum State {
 #[derive(Debug)]
 pub(super) struct Inline {
     state: State,
-    /// Whether a request of this suspected file is in the next call.
+    /// Whether the next system call contains a request of the file, which is not trusted yet.
     trying: bool,
     pause: Duration,
 }
@@ -81,7 +83,7 @@ impl Inline {
         }
     }
 
-    /// Returns whether the file is trusted.
+    /// Returns whether requests of the file may run within the submitting system call.
     #[inline(always)]
     pub(super) fn is_trusted(&self) -> bool {
         self.state == State::Trusted

@@ -15,14 +15,14 @@ const MAX_RETRIES: u16 = 1000;
 pub(crate) struct Abilities {
     punch: AtomicBool,
     zero_range: AtomicBool,
-    /// Whether reads behind the file's end return zeroes.
+    /// Whether reads beyond the end of the file return zeroes.
     endless: bool,
     /// Writes that the kernel promises to execute atomically with `RWF_ATOMIC`.
     atomic: AtomicWrites,
 }
 
 impl Abilities {
-    /// Creates the abilities as known when the file is opened.
+    /// Creates the abilities of a file: whether holes can be punched, and ranges zeroed in place.
     pub(crate) fn new(punch: bool, zero_range: bool) -> Self {
         Self {
             punch: AtomicBool::new(punch),
@@ -32,84 +32,84 @@ impl Abilities {
         }
     }
 
-    /// Sets which writes are atomic.
+    /// Sets the writes that the kernel promises to execute atomically.
     pub(crate) fn atomic(self, atomic: AtomicWrites) -> Self {
         Self { atomic, ..self }
     }
 
-    /// Returns which writes are atomic.
+    /// Returns the writes that the kernel promises to execute atomically.
     pub(crate) fn atomic_writes(&self) -> AtomicWrites {
         self.atomic
     }
 
-    /// Sets whether reads behind the file's end return zeroes.
+    /// Sets whether reads beyond the end of the file return zeroes.
     pub(crate) fn endless(self, endless: bool) -> Self {
         Self { endless, ..self }
     }
 
-    /// Returns whether reads behind the file's end return zeroes.
+    /// Returns whether reads beyond the end of the file return zeroes.
     pub(crate) fn is_endless(&self) -> bool {
         self.endless
     }
 
-    /// Returns whether holes can be punched.
+    /// Returns whether holes can be punched into the file.
     pub(crate) fn punch(&self) -> bool {
         // Relaxed: a hint that stands for itself; an outdated value costs one refused operation.
         self.punch.load(Ordering::Relaxed)
     }
 
-    /// Returns whether ranges can be zeroed in place.
+    /// Returns whether ranges of the file can be zeroed in place.
     pub(crate) fn zero_range(&self) -> bool {
         self.zero_range.load(Ordering::Relaxed)
     }
 
-    /// Records that holes cannot be punched.
+    /// Records that punching a hole has failed, so that it is not tried again.
     pub(crate) fn cannot_punch(&self) {
         self.punch.store(false, Ordering::Relaxed);
     }
 
-    /// Records that ranges cannot be zeroed in place.
+    /// Records that zeroing in place has failed, so that it is not tried again.
     pub(crate) fn cannot_zero(&self) {
         self.zero_range.store(false, Ordering::Relaxed);
     }
 }
 
-/// The kernel operation that a request needs next.
+/// Kernel operation that a request needs next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KernelOp {
-    /// Read or write between the file and the request's own memory.
+    /// Read or write between the file and the memory of the request.
     Data,
     /// A write that is durable when it completes (`RWF_DSYNC`); otherwise like [`KernelOp::Data`].
     Durable,
     /// Read or write through a bounce buffer, in pieces.
     Bounce,
-    /// Write of zeroes from the shared zero buffer, in pieces.
+    /// Write of zeroes from a buffer of zeroes, in pieces.
     Zeroes,
-    /// Hole punching (`FALLOC_FL_PUNCH_HOLE`).
+    /// Deallocation of the range by punching a hole (`FALLOC_FL_PUNCH_HOLE`).
     Punch,
     /// Zeroing of the range without writing it (`FALLOC_FL_ZERO_RANGE`).
     ZeroRange,
-    /// Flush that makes the written data durable.
+    /// Flush that makes the written data durable (`fdatasync`).
     Sync,
 }
 
-/// Action after the kernel has completed an operation.
+/// Step of a request after the kernel has completed one of its operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Continuation {
-    /// Submit another operation, [`RingJob::step`].
+    /// Submit the next operation of the request ([`RingJob::step`]).
     Again,
-    /// End the request with this result.
+    /// Complete the request with this result.
     Done(Result<(), IoError>),
 }
 
-/// An outstanding request.
+/// Outstanding request of a ring, with its progress.
 #[derive(Debug)]
 pub(crate) struct RingJob {
     pub(crate) request: Request,
-    /// Index of the request's file in the ring's table.
+    /// Index by which the ring knows the request's file.
     pub(crate) file: usize,
     pub(crate) step: KernelOp,
-    /// Number of bytes of the range that are complete.
+    /// Number of bytes of the request's range that are complete.
     pub(crate) done: u64,
     /// Bounce buffer that the device can access, while `step` is [`KernelOp::Bounce`].
     pub(crate) bounce: Option<Buffer>,
@@ -117,7 +117,7 @@ pub(crate) struct RingJob {
     pub(crate) cancelled: bool,
     /// Whether a later fsync makes this durable write durable, together with others.
     pub(crate) synced_later: bool,
-    /// Whether the kernel works on a durable write of this request.
+    /// Whether the kernel is executing a durable write of this request.
     pub(crate) is_durable_write: bool,
     /// Whether the write must be atomic: a single operation, which is never continued after a short
     /// result.
@@ -151,7 +151,7 @@ impl RingJob {
         }
     }
 
-    /// Creates the job of a request at a given step.
+    /// Creates the job of a request that begins with the operation `step`.
     #[inline(always)]
     pub(crate) fn at(step: KernelOp, request: Request, file: usize) -> Self {
         Self {
@@ -177,7 +177,7 @@ impl RingJob {
             && u64::try_from(answer).is_ok_and(|moved| moved == self.request.len)
     }
 
-    /// Returns the number of bytes that remain.
+    /// Returns the number of bytes of the request that remain.
     pub(crate) fn left(&self) -> u64 {
         self.request.len.saturating_sub(self.done)
     }
@@ -250,7 +250,7 @@ impl RingJob {
         self.again()
     }
 
-    /// Continues after the range has its new contents; a flush may still be needed.
+    /// Continues a request after its range has the new contents; a flush may still be needed.
     fn changed(&mut self) -> Continuation {
         let zeroes = matches!(self.request.op, Op::WriteZeroes { fua: true, .. });
         if zeroes || self.synced_later {
@@ -306,7 +306,8 @@ impl RingJob {
         }
     }
 
-    /// Copies the data that was read at the current position into the request's memory.
+    /// Copies data that was read into a bounce buffer into the request's memory. Returns whether
+    /// all of it was copied.
     fn copy_in(&self, data: &[u8]) -> bool {
         self.request.data.copy_from(self.done, data) == data.len()
     }

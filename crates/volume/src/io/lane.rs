@@ -11,7 +11,8 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// Queue of a lane's completions for its owner.
+/// Completions of a lane, a separate path for the requests of one queue, until its owner takes
+/// them.
 #[derive(Debug, Default)]
 pub(crate) struct LaneEnd(RefCell<VecDeque<Completion>>);
 

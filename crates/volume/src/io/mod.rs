@@ -37,13 +37,13 @@ use std::time::Duration;
 pub use stream::{Incoming, Outgoing, RingStream, RingStreams};
 pub use windows::{PinPace, PinnedWindows};
 
-/// Maximum value of [`IoOptions::capacity`].
+/// Maximum of [`IoOptions::capacity`], the number of outstanding requests of a ring.
 pub(crate) const MAX_CAPACITY: u32 = 16384;
 
-/// Options of a worker's [`Io`].
+/// Options for creating a worker's [`Io`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IoOptions {
-    /// Maximum number of requests in flight through the ring, at most 16384.
+    /// Maximum number of requests that the ring may have outstanding, at most 16384.
     pub capacity: u32,
     /// Limit in bytes for all bounce buffers. Above it, requests are processed in small pieces.
     pub bounce_bytes: usize,
@@ -75,7 +75,7 @@ impl Default for IoOptions {
     }
 }
 
-/// Minimum size in bytes of a memory that is worth pinning.
+/// Minimum size in bytes of a memory mapping that is worth pinning.
 const PIN_AT_LEAST: u64 = 1 << 20;
 
 /// A worker's own io_uring. Created and used by one thread; volumes opened on it share it.
@@ -89,12 +89,12 @@ pub struct Io {
     shared: RefCell<Vec<SharedObject>>,
     others: Rc<EventSources>,
     ending: Rc<Cell<bool>>,
-    /// Number of requests for which the worker should sleep rather than poll.
+    /// Number of outstanding requests for which the worker should sleep instead of polling.
     sleep_hints: Rc<Cell<usize>>,
-    /// Descriptions of volumes that were given up.
+    /// Descriptions of the volumes that were given up because requests did not complete.
     given_up: Rc<RefCell<Vec<String>>>,
     stats: Arc<IoStats>,
-    /// Queue for the completions, if this is the `Io` of a lane.
+    /// Queue that receives the completions, if this `Io` belongs to a lane.
     lane: Option<Rc<LaneEnd>>,
 }
 
@@ -146,7 +146,7 @@ impl Io {
         &self.shared
     }
 
-    /// Returns the flag that is set by [`Io::end`].
+    /// Returns the flag that [`Io::end`] sets when the worker ends.
     pub(crate) fn ending(&self) -> Rc<Cell<bool>> {
         self.ending.clone()
     }
@@ -196,7 +196,7 @@ impl Io {
         self.options.capacity.clamp(1, MAX_CAPACITY) as usize
     }
 
-    /// Returns the number of requests that were started on the ring and are outstanding.
+    /// Returns the number of outstanding requests that were started on the ring.
     pub fn in_flight(&self) -> usize {
         self.ring.get().map_or(0, |ring| ring.in_flight())
     }
@@ -273,13 +273,12 @@ impl Io {
         self.ring.get().map_or(0, |ring| ring.pinned())
     }
 
-    /// Returns the counters for other threads. [`Io::flush`] and [`Io::arm`] update them after
-    /// system calls.
+    /// Returns the counters that other threads may read. [`Io::flush`] and [`Io::arm`] update them.
     pub fn stats(&self) -> Arc<IoStats> {
         self.stats.clone()
     }
 
-    /// Returns the counters so far.
+    /// Returns the counters of this worker's requests and system calls so far.
     pub fn counters(&self) -> IoCounters {
         self.ring
             .get()
@@ -356,22 +355,22 @@ impl Pinner {
 pub struct PinnedMemory {
     ring: Rc<Ring>,
     memory: Memory,
-    /// End of the part that is pinned.
+    /// Offset up to which the memory is pinned, in bytes.
     pinned_to: usize,
-    /// End of the part with allocated pages.
+    /// Offset up to which the pages of the memory are allocated, in bytes.
     allocated_to: usize,
     end: usize,
     places: Vec<u16>,
 }
 
-/// Result of one step of pinning.
+/// Result of one step of pinning guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PinStep {
-    /// Pages were allocated; the step is to be repeated.
+    /// Pages were allocated, so that the next step can pin them.
     Allocated,
-    /// A piece was pinned; more remain.
+    /// A piece of the memory was pinned, and more remains.
     Pinned,
-    /// The last piece was pinned.
+    /// The last piece of the memory was pinned.
     Done,
     /// The memory cannot be pinned, and no part of it is. The reason was logged.
     Failed,

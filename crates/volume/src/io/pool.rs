@@ -10,19 +10,19 @@ const MIN_BUFFER_LEN: usize = 64 << 10;
 const MAX_BUFFER_LEN: usize = 1 << 20;
 const CLASSES: usize = (MAX_BUFFER_LEN / SMALLEST).ilog2() as usize + 1;
 
-/// Free bounce buffers by size, and counters of the bytes in use.
+/// Pool of free bounce buffers, with the number of bytes in use.
 #[derive(Debug)]
 pub(super) struct BouncePool {
     free: [Vec<Buffer>; CLASSES],
-    /// Bytes in buffers that requests use.
+    /// Number of bytes in buffers that requests are using.
     out: usize,
-    /// Bytes in `free`.
+    /// Number of bytes in free buffers that the pool keeps.
     kept: usize,
     limit: usize,
 }
 
 impl BouncePool {
-    /// Creates a pool with a limit of about `limit` bytes.
+    /// Creates a pool that keeps about `limit` bytes in use and in reserve.
     pub(super) fn new(limit: usize) -> Self {
         Self {
             free: Default::default(),
@@ -67,7 +67,7 @@ impl BouncePool {
     }
 }
 
-/// Returns the index of the list that keeps buffers of `size`.
+/// Returns the index of the list that keeps free buffers of `size` bytes.
 fn class(size: usize) -> usize {
     (size / SMALLEST).checked_ilog2().unwrap_or(0) as usize
 }

@@ -16,7 +16,7 @@ const IORING_UNREGISTER_RING_FDS: u32 = 21;
 const IORING_ENTER_GETEVENTS: u32 = 1 << 0;
 const IORING_ENTER_REGISTERED_RING: u32 = 1 << 4;
 
-/// `struct io_uring_rsrc_update`.
+/// Argument of `io_uring_register(2)`: the kernel's `struct io_uring_rsrc_update`.
 #[repr(C)]
 struct RsrcUpdate {
     offset: u32,
@@ -28,9 +28,9 @@ struct RsrcUpdate {
 /// ring. Must stay on its thread: in another thread's table, the index may refer to another ring.
 #[derive(Debug)]
 pub(super) struct RegisteredRing {
-    /// The ring's descriptor.
+    /// Descriptor of the io_uring.
     ring: RawFd,
-    /// Index of the ring in the thread's table, if it is registered.
+    /// Index of the ring in the thread's table of registered rings, if it is registered.
     place: Option<u32>,
     /// Marker that makes the type not `Send`.
     here: PhantomData<*const ()>,
@@ -107,7 +107,7 @@ impl Drop for RegisteredRing {
     }
 }
 
-/// Calls `io_uring_register(2)` with one update.
+/// Calls `io_uring_register(2)` with the operation `what` and one update.
 fn register(ring: RawFd, what: u32, update: &mut RsrcUpdate) -> io::Result<()> {
     // SAFETY: the kernel reads and writes one structure, which both operations expect.
     let result = unsafe {

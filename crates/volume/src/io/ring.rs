@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-/// A file and its properties, as registered with the ring.
+/// File and its properties, as a worker's ring needs them.
 #[derive(Debug)]
 pub(crate) struct RingFile {
     /// The open file, kept open while the ring uses it.
@@ -33,9 +33,9 @@ pub(crate) struct RingFile {
 /// Alignment that direct I/O requires; both are powers of two, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Alignment {
-    /// Alignment of addresses in memory.
+    /// Alignment of memory addresses in bytes.
     pub(crate) memory: u32,
-    /// Alignment of offsets and lengths.
+    /// Alignment of offsets and lengths in bytes.
     pub(crate) block: u32,
 }
 
@@ -56,7 +56,7 @@ impl RingFile {
         segments.iter().all(|segment| self.takes(segment))
     }
 
-    /// Returns the granularity of access in bytes.
+    /// Returns the unit in bytes of which offsets and lengths must be multiples.
     pub(super) fn unit(&self) -> u64 {
         self.direct
             .map_or(1, |alignment| u64::from(alignment.block.max(1)))
@@ -68,7 +68,7 @@ impl RingFile {
 pub(crate) struct Ring {
     core: RefCell<RingCore>,
     event: OwnedFd,
-    /// Whether the kernel has been asked to signal `event`.
+    /// Whether the kernel was asked to signal `event` at the next completion.
     armed: Cell<bool>,
 }
 
@@ -81,14 +81,14 @@ impl std::fmt::Debug for Ring {
 }
 
 impl Ring {
-    /// Creates a ring for the calling thread.
+    /// Creates an io_uring for the calling thread.
     pub(crate) fn new(options: &IoOptions, stats: Arc<IoStats>) -> Result<Self, VolumeError> {
         let entries = options.capacity.clamp(1, super::MAX_CAPACITY);
         let (uring, mode) = setup::ring(entries, options.sqpoll)?;
         Self::with(uring, mode, options, stats)
     }
 
-    /// Creates the state around a given kernel ring.
+    /// Creates the ring's state around an existing kernel ring.
     pub(super) fn with(
         uring: IoUring,
         mode: Mode,
@@ -108,18 +108,18 @@ impl Ring {
         })
     }
 
-    /// Registers a file. Returns the index that names it from now on.
+    /// Adds a file to the ring. Returns the index that names the file in later calls.
     pub(crate) fn open(&self, file: RingFile) -> usize {
         self.core.borrow_mut().register(file)
     }
 
-    /// Calls [`RingCore::distrust`].
+    /// Stops trusting the files of this ring not to block; calls [`RingCore::distrust`].
     #[cfg(test)]
     pub(super) fn distrust(&self) {
         self.core.borrow_mut().distrust();
     }
 
-    /// Borrows the core, for tests that simulate results of the kernel.
+    /// Borrows the core of the ring, for tests that simulate results of the kernel.
     #[cfg(test)]
     pub(super) fn core(&self) -> std::cell::RefMut<'_, RingCore> {
         self.core.borrow_mut()
@@ -164,12 +164,12 @@ impl Ring {
         self.core.borrow_mut().push_idle();
     }
 
-    /// Tries to cancel a request.
+    /// Asks the kernel to cancel the request of `file` with this tag.
     pub(crate) fn cancel(&self, file: usize, tag: u64) {
         self.core.borrow_mut().cancel_tag(file, tag);
     }
 
-    /// Pins a part of a memory. Returns the index for [`Ring::unpin`].
+    /// Pins `len` bytes of a memory as a fixed buffer. Returns the index for [`Ring::unpin`].
     pub(crate) fn pin(&self, memory: &Memory, offset: usize, len: usize) -> std::io::Result<u16> {
         self.core.borrow_mut().pin(memory, offset, len)
     }
@@ -179,7 +179,7 @@ impl Ring {
         self.core.borrow_mut().say_not_pinned(len, error);
     }
 
-    /// Unpins the memory at these indexes of the kernel's table.
+    /// Unpins the fixed buffers at these indices of the kernel's table.
     pub(crate) fn unpin(&self, places: &[u16]) {
         self.core.borrow_mut().unpin(places);
     }
@@ -189,12 +189,12 @@ impl Ring {
         self.core.borrow().pinned()
     }
 
-    /// Returns the number of outstanding requests.
+    /// Returns the number of outstanding requests of the ring.
     pub(crate) fn in_flight(&self) -> usize {
         self.core.borrow().in_flight()
     }
 
-    /// Returns the number of requests for one file that the kernel works on.
+    /// Returns the number of requests for one file that the kernel is executing.
     pub(crate) fn in_flight_of(&self, file: usize) -> usize {
         self.core.borrow().in_flight_of(file)
     }
@@ -222,7 +222,7 @@ impl Ring {
         self.return_arrived(done)
     }
 
-    /// Returns whether completions are available, or outstanding requests need work.
+    /// Returns whether completions are available, or a system call is due for outstanding requests.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
         !self.core.borrow_mut().is_quiet()
@@ -273,7 +273,7 @@ impl Ring {
         count
     }
 
-    /// Prepares for sleep; see [`crate::Io::arm`].
+    /// Asks for a signal at the next completion before the worker sleeps; see [`crate::Io::arm`].
     pub(crate) fn arm(&self) -> bool {
         let core = &mut *self.core.borrow_mut();
         if !core.leave_streams_to_ring() || !core.send() || core.has_arrivals() {
@@ -297,52 +297,52 @@ impl Ring {
         idle || (!core.kernel_has_work() && !core.has_arrivals())
     }
 
-    /// Calls [`RingCore::open_stream`].
+    /// Adds a network connection to the ring; see [`RingCore::open_stream`].
     pub(super) fn open_stream(&self, fd: OwnedFd) -> usize {
         self.core.borrow_mut().open_stream(fd)
     }
 
-    /// Calls [`RingCore::stream_send`].
+    /// Starts to send on a connection; see [`RingCore::stream_send`].
     pub(super) fn stream_send(&self, stream: usize, outgoing: Outgoing) -> Result<(), Outgoing> {
         self.core.borrow_mut().stream_send(stream, outgoing)
     }
 
-    /// Calls [`RingCore::stream_sent`].
+    /// Returns a completed send of a connection; see [`RingCore::stream_sent`].
     pub(super) fn stream_sent(&self, stream: usize) -> Option<(Outgoing, io::Result<u64>)> {
         self.core.borrow_mut().stream_sent(stream)
     }
 
-    /// Calls [`RingCore::stream_receive`].
+    /// Starts to receive on a connection; see [`RingCore::stream_receive`].
     pub(super) fn stream_receive(&self, stream: usize, incoming: Incoming) -> Result<(), Incoming> {
         self.core.borrow_mut().stream_receive(stream, incoming)
     }
 
-    /// Calls [`RingCore::stream_cancel`].
+    /// Cancels the receive of a connection; see [`RingCore::stream_cancel`].
     pub(super) fn stream_cancel(&self, stream: usize) {
         self.core.borrow_mut().stream_cancel(stream);
     }
 
-    /// Calls [`RingCore::stream_received`].
+    /// Returns a completed receive of a connection; see [`RingCore::stream_received`].
     pub(super) fn stream_received(&self, stream: usize) -> Option<(Incoming, io::Result<u64>)> {
         self.core.borrow_mut().stream_received(stream)
     }
 
-    /// Calls [`RingCore::stream_has_news`].
+    /// Returns whether a send or receive has ended; see [`RingCore::stream_has_news`].
     pub(super) fn stream_has_news(&self, stream: usize) -> bool {
         self.core.borrow().stream_has_news(stream)
     }
 
-    /// Calls [`RingCore::stream_shut_down`].
+    /// Shuts a connection down; see [`RingCore::stream_shut_down`].
     pub(super) fn stream_shut_down(&self, stream: usize, how: rustix::net::Shutdown) {
         self.core.borrow_mut().stream_shut_down(stream, how);
     }
 
-    /// Calls [`RingCore::close_stream`].
+    /// Closes a connection; see [`RingCore::close_stream`].
     pub(super) fn close_stream(&self, stream: usize) {
         self.core.borrow_mut().close_stream(stream);
     }
 
-    /// Returns the descriptor to wait for while sleeping.
+    /// Returns the eventfd that a sleeping worker waits for.
     pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
@@ -359,13 +359,13 @@ impl Ring {
         self.core.borrow_mut().has_arrivals()
     }
 
-    /// Makes one system call.
+    /// Makes one `io_uring_enter` call, which submits entries and runs deferred completions.
     #[cfg(test)]
     pub(super) fn enter(&self) {
         self.core.borrow_mut().enter();
     }
 
-    /// Returns the counters of the ring.
+    /// Returns the ring's counters of requests and system calls.
     pub(crate) fn counters(&self) -> IoCounters {
         self.core.borrow().counters()
     }
@@ -376,7 +376,7 @@ impl Ring {
     }
 }
 
-/// Creates the eventfd that the ring signals.
+/// Creates the eventfd that the kernel signals at completions.
 fn event(uring: &IoUring) -> io::Result<OwnedFd> {
     use rustix::event::{EventfdFlags, eventfd};
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;

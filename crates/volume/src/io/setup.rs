@@ -5,13 +5,13 @@ use io_uring::{Builder, IoUring};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Mode in which the kernel delivers completions to the ring.
+/// Mode of an io_uring: how the kernel takes entries and delivers completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     /// Completion work is deferred until the worker asks for it, and only one task submits. Needs
     /// Linux 6.1.
     Deferred,
-    /// Completion work does not interrupt the worker. Needs Linux 5.19.
+    /// Completions do not interrupt the worker's thread. This mode needs Linux 5.19.
     Cooperative,
     /// The kernel's default mode.
     Plain,

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters of a worker's [`Io`](crate::Io), from its creation.
+/// Counters of a worker's [`Io`](crate::Io) since its creation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IoCounters {
-    /// Number of requests started.
+    /// Number of requests that were started on the ring.
     pub requests: u64,
     /// Number of operations passed to the kernel; more than `requests` when requests took several
     /// steps.
@@ -16,7 +16,7 @@ pub struct IoCounters {
     /// Number of system calls: those of the batches, and those that let the kernel post completions
     /// while there was nothing to submit.
     pub system_calls: u64,
-    /// Number of operations on memory that the kernel has pinned.
+    /// Number of operations on memory that the kernel has pinned (fixed buffers).
     pub fixed: u64,
     /// Number of requests copied through a bounce buffer because the device could not access their
     /// memory directly.

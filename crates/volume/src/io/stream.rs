@@ -13,19 +13,19 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-/// Maximum number of memory segments in one operation (`UIO_MAXIOV`).
+/// Maximum number of memory segments in one send or receive (`UIO_MAXIOV`).
 const MAX_PIECES: usize = 1024;
 
-/// Part of a message to send.
+/// Part of a message to send on a connection.
 #[derive(Debug, Clone, Copy)]
 enum MessagePart {
-    /// The next bytes of the message's own buffer.
+    /// Number of bytes that come next from the message's own buffer.
     Bytes(usize),
-    /// The next request's memory.
+    /// Memory of the next request in the message's list.
     List,
 }
 
-/// A message to send: bytes, and memory of requests.
+/// Message to send on a connection: bytes, and memory of requests between them.
 #[derive(Debug, Default)]
 pub struct Outgoing {
     bytes: Vec<u8>,
@@ -41,7 +41,7 @@ impl Outgoing {
         Self::default()
     }
 
-    /// Appends bytes.
+    /// Appends bytes to the message, by copying them.
     pub fn bytes(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
         self.len += bytes.len() as u64;
@@ -58,17 +58,17 @@ impl Outgoing {
         self.lists.push((name, list));
     }
 
-    /// Returns the number of bytes that have not been sent.
+    /// Returns the number of bytes of the message that have not been sent.
     pub fn left(&self) -> u64 {
         self.len - self.sent
     }
 
-    /// Records that `sent` more bytes have been sent.
+    /// Records that `sent` further bytes of the message have been sent.
     pub fn advance(&mut self, sent: u64) {
         self.sent = self.sent.saturating_add(sent).min(self.len);
     }
 
-    /// Returns whether the message contains the memory named `name`.
+    /// Returns whether the message still contains the memory that was added as `name`.
     pub fn holds(&self, name: u64) -> bool {
         self.lists.iter().any(|(held, _)| *held == name)
     }
@@ -113,7 +113,7 @@ impl Outgoing {
     }
 }
 
-/// Appends a piece of memory, without its first `skip` bytes.
+/// Appends `len` bytes at `at` to the I/O vectors, without the first `skip` bytes.
 fn piece(vectors: &mut Vec<libc::iovec>, skip: &mut u64, at: *mut u8, len: usize) {
     if *skip >= len as u64 {
         *skip -= len as u64;
@@ -139,7 +139,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Creates a destination with a buffer of `buffer` bytes.
+    /// Creates a destination for received bytes with a buffer of `buffer` bytes.
     pub fn new(buffer: usize) -> Self {
         Self {
             direct: None,
@@ -284,7 +284,7 @@ impl RingStream {
         self.ring.stream_has_news(self.stream)
     }
 
-    /// Submits the started operations to the kernel now.
+    /// Submits the started sends and receives to the kernel now.
     pub fn push(&self) {
         self.ring.flush();
     }
@@ -296,7 +296,7 @@ impl RingStream {
             .stream_shut_down(self.stream, rustix::net::Shutdown::Write);
     }
 
-    /// Shuts the connection down; operations in flight end soon.
+    /// Shuts the connection down, so that its operations in flight end soon.
     pub fn shut_down(&self) {
         self.ring
             .stream_shut_down(self.stream, rustix::net::Shutdown::Both);

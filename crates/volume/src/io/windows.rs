@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Default)]
 pub struct PinnedWindows {
     pinner: Option<Pinner>,
-    /// Pinned windows: the first IOVA and the memory.
+    /// Windows of guest memory that are pinned completely: first guest address (IOVA) and memory.
     windows: Vec<(u64, PinnedMemory)>,
-    /// Windows that are not completely pinned yet, with their first IOVA.
+    /// Windows of guest memory that are not pinned completely, with their first IOVA.
     waiting: VecDeque<(u64, PinnedMemory)>,
 }
 
 impl PinnedWindows {
-    /// Creates an empty set of windows.
+    /// Creates an empty set; without a `pinner`, added windows are not pinned.
     pub fn new(pinner: Option<Pinner>) -> Self {
         Self {
             pinner,
@@ -46,7 +46,7 @@ impl PinnedWindows {
         self.waiting.retain(|&(start, _)| stays(start));
     }
 
-    /// Removes all windows.
+    /// Removes all windows, which unpins their memory.
     pub fn clear(&mut self) {
         self.windows.clear();
         self.waiting.clear();
@@ -73,7 +73,7 @@ impl PinnedWindows {
 /// other clients wait meanwhile.
 #[derive(Debug)]
 pub struct PinPace {
-    /// Bytes of pages allocated in one step.
+    /// Number of bytes of pages that one step allocates.
     bytes: usize,
     next: Instant,
 }
@@ -88,12 +88,12 @@ impl Default for PinPace {
 }
 
 impl PinPace {
-    /// Target duration of a step.
+    /// Duration that one step of pinning should take.
     const STEP_TIME: Duration = Duration::from_micros(500);
     const MIN_STEP: usize = 64 << 10;
     const MAX_STEP: usize = 16 << 20;
 
-    /// Returns the earliest time of the next step.
+    /// Returns the earliest time of the next step of pinning.
     pub fn next(&self) -> Instant {
         self.next
     }

@@ -11,13 +11,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Units of time in a nanosecond: fine enough for one byte at tens of gigabytes per second, while
 /// 64 bits hold nine years.
 pub(super) const PER_NANOSECOND: u64 = 64;
-/// Fraction bits of the cost of a token.
+/// Number of fraction bits in the time that a token costs.
 const FRACTION: u32 = 24;
 
-/// A token bucket of one rate.
+/// Token bucket that enforces one rate limit.
 #[derive(Debug, Default)]
 pub(super) struct Bucket {
-    /// Tokens per second as configured; 0: no limit.
+    /// Rate limit in tokens per second; 0 for no limit.
     rate: AtomicU64,
     /// Time that a token costs, in units shifted left by [`FRACTION`]; 0: no limit.
     cost: AtomicU64,
@@ -40,12 +40,13 @@ impl Bucket {
         self.cost.store(cost, Ordering::Relaxed);
     }
 
-    /// Returns the rate in tokens per second; 0: no limit.
+    /// Returns the rate limit in tokens per second; 0 for no limit.
     pub(super) fn rate(&self) -> u64 {
         self.rate.load(Ordering::Relaxed)
     }
 
-    /// Returns the time from which on a request may pass.
+    /// Returns the time from which a request may pass; `burst` is the time by which tokens
+    /// accumulate.
     pub(super) fn ready(&self, burst: u64) -> u64 {
         match self.cost.load(Ordering::Relaxed) {
             0 => 0,
@@ -53,7 +54,7 @@ impl Bucket {
         }
     }
 
-    /// Spends tokens.
+    /// Spends `tokens` tokens at time `now`.
     pub(super) fn take(&self, now: u64, tokens: u64) {
         let cost = self.cost.load(Ordering::Relaxed);
         if cost == 0 {

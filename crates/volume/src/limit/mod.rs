@@ -27,20 +27,20 @@ pub(crate) const MAX_SLEEP: Duration = Duration::from_millis(100);
 /// Limits per second for reads, for writes, and for both together; 0: no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Rates {
-    /// Limit for reads and writes together.
+    /// Limit for reads and writes together, per second; 0 for none.
     pub total: u64,
-    /// Limit for reads.
+    /// Limit for reads, per second; 0 for none.
     pub read: u64,
-    /// Limit for writes, zeroing and deallocation.
+    /// Limit for writes, zeroing and deallocation, per second; 0 for none.
     pub write: u64,
 }
 
-/// Limits of a volume per second.
+/// I/O limits of a volume: requests per second and bytes per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IoLimits {
-    /// Requests per second.
+    /// Limits in requests per second (IOPS).
     pub iops: Rates,
-    /// Bytes per second.
+    /// Limits in bytes per second.
     pub bps: Rates,
     /// Burst allowance: after a pause, as much may be done at once as the limits allow in this
     /// time.
@@ -57,7 +57,7 @@ impl Default for IoLimits {
     }
 }
 
-/// Cost of a request in tokens.
+/// Cost of a request under the limits: one request, and its bytes.
 #[derive(Debug, Clone, Copy)]
 struct Cost {
     write: bool,
@@ -67,17 +67,18 @@ struct Cost {
 #[derive(Debug)]
 struct LimitState {
     clock: Arc<dyn Clock>,
-    /// Origin of the buckets' times.
+    /// Time from which the times of the token buckets count.
     epoch: Instant,
     /// Whether any bucket has a limit.
     limited: AtomicBool,
     /// Burst in units of time.
     burst: AtomicU64,
-    /// Buckets for requests and for bytes; each for all requests, reads, and writes.
+    /// Token buckets for requests and for bytes; each for all requests, for reads and for writes.
     buckets: [[Bucket; 3]; 2],
-    /// Number of requests that had to wait.
+    /// Number of requests that had to wait for tokens.
     delayed: AtomicU64,
-    /// Total time in nanoseconds for which completed waits have lasted.
+    /// Sum of the times in nanoseconds for which requests had to wait, without those that still
+    /// wait.
     throttled: AtomicU64,
 }
 
@@ -170,7 +171,7 @@ impl LimitState {
         })
     }
 
-    /// Returns the time from which on the request may pass.
+    /// Returns the time from which a request of this cost may pass all its buckets.
     fn ready(&self, cost: Cost) -> u64 {
         let burst = self.burst.load(Ordering::Relaxed);
         let each = self.buckets(cost).map(|(bucket, _)| bucket.ready(burst));
@@ -189,7 +190,7 @@ impl LimitState {
         true
     }
 
-    /// Records the end of a wait that began at `since`.
+    /// Adds a wait that began at `since` to the total waiting time.
     fn waited(&self, since: u64) {
         let nanoseconds = self.now().saturating_sub(since) / PER_NANOSECOND;
         self.throttled.fetch_add(nanoseconds, Ordering::Relaxed);
@@ -210,7 +211,7 @@ pub struct LimitVolume {
 }
 
 impl LimitVolume {
-    /// Wraps `volume` with these limits.
+    /// Creates a volume that passes requests on to `volume` within these limits.
     pub fn new(volume: Arc<dyn Volume>, limits: IoLimits) -> Self {
         Self::with_clock(volume, limits, Arc::new(SystemClock))
     }
@@ -266,12 +267,12 @@ impl Volume for LimitVolume {
 
 /// A request that waits for tokens.
 struct DelayedRequest {
-    /// Start of the wait, in units of time.
+    /// Time at which the wait began, in the buckets' unit of time.
     since: u64,
     request: Request,
 }
 
-/// A worker's queue into a [`LimitVolume`].
+/// Queue of one worker into a [`LimitVolume`].
 struct LimitQueue {
     queue: OpenQueue,
     shared: Arc<LimitState>,
@@ -279,7 +280,7 @@ struct LimitQueue {
     unlimited: Rc<Cell<bool>>,
     /// Whether zeroing costs the volume as much as writing, so that it is charged by length.
     zeroes_move_data: bool,
-    /// Waiting reads, and waiting requests of all other kinds.
+    /// Requests that wait for tokens: reads, and requests of all other kinds.
     waiting: [VecDeque<DelayedRequest>; 2],
     aborted: Vec<Request>,
     /// Whether writes pass first when reads and writes wait for the same tokens.
@@ -303,7 +304,8 @@ impl LimitQueue {
         self.unlimited.get() || !self.shared.limited()
     }
 
-    /// Starts the waiting requests that have tokens, and passes on their immediate completions.
+    /// Starts the waiting requests for which tokens are available. Returns the number of
+    /// completions passed to `done`.
     fn let_through(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
         let mut count = 0;
         loop {
@@ -334,7 +336,7 @@ impl LimitQueue {
         self.waiting.iter().any(|waiting| !waiting.is_empty())
     }
 
-    /// Returns when the next waiting request may pass.
+    /// Returns when tokens for the next waiting request are available.
     fn next_pass(&self) -> Wake {
         if !self.is_waiting() {
             return Wake::Event;

@@ -10,10 +10,11 @@ use rustix::process::nice;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Interval between two passes while memory is being written, and while it is not.
+/// Interval between two passes over the memory while it is being written. [`QUIET`] applies
+/// otherwise.
 const BUSY: Duration = Duration::from_millis(50);
 const IDLE: Duration = Duration::from_secs(1);
-/// The thread's nice value: the lowest priority.
+/// Nice value of the thread that makes huge pages: the lowest priority.
 const STANDS_BACK: i32 = 19;
 /// Maximum number of pieces processed in one pass for a volume, before other volumes get their
 /// turn.
@@ -22,7 +23,7 @@ const PIECES: usize = 64;
 /// Memory files that the single background thread processes. The thread runs while there are any.
 static MEMORIES: Mutex<Vec<WeakMemory>> = Mutex::new(Vec::new());
 
-/// Registers memory whose written parts become huge pages.
+/// Registers a volume's memory, whose written parts a background thread turns into huge pages.
 pub(super) fn make(memory: &PrivateMemory) {
     let mut memories = MEMORIES.lock().unwrap_or_else(PoisonError::into_inner);
     memories.push(memory.downgrade());

@@ -36,7 +36,7 @@ pub struct MemVolume {
 }
 
 impl MemVolume {
-    /// Creates a volume of `size` zero bytes.
+    /// Creates a volume in memory of `size` bytes, all zero.
     pub fn new(size: u64) -> Result<Self, VolumeError> {
         Self::with(size, PrivateMemory::new)
     }
@@ -82,7 +82,7 @@ impl MemVolume {
         })
     }
 
-    /// Returns the volume as read-only.
+    /// Returns the volume with writes refused.
     pub fn read_only(self) -> Self {
         Self {
             read_only: true,
@@ -133,15 +133,16 @@ impl Volume for MemVolume {
     }
 }
 
-/// A worker's queue into a [`MemVolume`].
+/// Queue of one worker into a [`MemVolume`].
 struct MemQueue {
     bytes: Bytes,
     pieces: Pieces,
-    /// Whether the worker is ending, and the contents with it.
+    /// Whether the worker is ending, so that unfinished requests are cancelled and the contents may
+    /// be lost.
     ending: Rc<Cell<bool>>,
 }
 
-/// Bytes of the volume, as a queue works on them.
+/// Memory of a volume, as a queue accesses it.
 struct Bytes {
     memory: PrivateMemory,
     size: u64,
@@ -149,7 +150,7 @@ struct Bytes {
 }
 
 impl Bytes {
-    /// Executes `len` bytes of a checked request, from byte `done` of its range on.
+    /// Executes `len` bytes of a checked request, beginning `done` bytes after its start.
     fn execute(&self, request: &Request, done: u64, len: u64) -> Result<(), IoError> {
         let offset = request.offset.saturating_add(done);
         match request.op {
@@ -185,7 +186,7 @@ impl Bytes {
         self.complete(op, zeroed, len)
     }
 
-    /// Returns whole pages to the system, and zeroes the rest of the range.
+    /// Returns the whole pages of a range to the system, and zeroes the rest.
     fn release(&self, request: &Request, offset: u64, len: u64) -> Result<(), IoError> {
         if request.len < RELEASE_FROM {
             return self.zero(request.op, offset, len);

@@ -11,7 +11,7 @@ use crate::{Completion, IoError, IoErrorKind, Op, Request};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Time for pieces in one round. At least one piece is processed.
+/// Time that one round may spend on pieces of requests. At least one piece is processed.
 const QUANTUM: Duration = Duration::from_micros(50);
 /// Target duration of a piece. Pieces become shorter after a longer one, and longer after one that
 /// took less than a quarter of this time.
@@ -20,24 +20,24 @@ const PIECE_TIME: Duration = Duration::from_micros(40);
 /// whole; in small pages, that is 512 of them.
 const MIN_PIECE: u64 = 32 << 10;
 const MAX_PIECE: u64 = 2 << 20;
-/// Initial length of a piece, before any measurement.
+/// Length of a piece in bytes, before the duration of pieces was measured.
 const INITIAL_PIECE: u64 = 256 << 10;
 
-/// A request that is not finished.
+/// Request to a volume in memory of which a part remains.
 #[derive(Debug)]
 struct Unfinished {
     request: Request,
-    /// Number of bytes of its range that are done.
+    /// Number of bytes of the request's range that are done.
     done: u64,
     cancelled: bool,
 }
 
-/// Length of pieces for one kind of work, adapted to their duration.
+/// Length in bytes of pieces of one kind of work, adapted to their duration.
 #[derive(Debug, Clone, Copy)]
 struct Length(u64);
 
 impl Length {
-    /// Adapts the length after a piece of `len` bytes has taken `time`.
+    /// Adapts the length after a piece of `len` bytes has taken the duration `time`.
     fn took(&mut self, len: u64, time: Duration) {
         if time > PIECE_TIME {
             self.0 = (self.0 / 2).max(MIN_PIECE);
@@ -47,15 +47,16 @@ impl Length {
     }
 }
 
-/// The unfinished requests of one queue.
+/// Requests of one queue that are processed piece by piece, over several rounds.
 #[derive(Debug)]
 pub(super) struct Pieces {
     unfinished: VecDeque<Unfinished>,
-    /// Bytes that requests without data have changed immediately since the last round.
+    /// Number of bytes that requests without data have zeroed or released within their call since
+    /// the last round.
     at_once: u64,
-    /// Length of pieces that are copied or zeroed.
+    /// Length of pieces that copy or zero memory.
     moved: Length,
-    /// Length of pieces that are released to the system.
+    /// Length of pieces that return memory to the system.
     released: Length,
 }
 
@@ -69,7 +70,7 @@ impl Pieces {
         }
     }
 
-    /// Returns the number of unfinished requests.
+    /// Returns the number of requests of which a part remains.
     pub(super) fn count(&self) -> usize {
         self.unfinished.len()
     }
@@ -93,7 +94,7 @@ impl Pieces {
         }
     }
 
-    /// Queues a request, which is processed in the next rounds.
+    /// Queues a request, which the next rounds process piece by piece.
     pub(super) fn push(&mut self, request: Request) {
         self.unfinished.push_back(Unfinished {
             request,
@@ -102,7 +103,7 @@ impl Pieces {
         });
     }
 
-    /// Cancels a request, which then ends in the next round.
+    /// Cancels the request with this tag, which then ends in the next round.
     pub(super) fn cancel(&mut self, tag: u64) {
         let mut all = self.unfinished.iter_mut();
         if let Some(one) = all.find(|one| one.request.tag == tag) {
@@ -110,7 +111,7 @@ impl Pieces {
         }
     }
 
-    /// Cancels all requests.
+    /// Cancels all requests, which then end in the next round.
     pub(super) fn cancel_all(&mut self) {
         for one in &mut self.unfinished {
             one.cancelled = true;

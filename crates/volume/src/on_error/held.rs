@@ -17,23 +17,23 @@ use std::time::{Duration, Instant};
 /// the one before, up to a maximum.
 const MIN_PAUSE: Duration = Duration::from_millis(10);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
-/// Maximum number of remembered tags of requests that have ended with a failure.
+/// Maximum number of remembered tags of requests that have failed finally.
 const MAX_ENDED_TAGS: usize = 4096;
 
-/// A request that waits to be repeated.
+/// Failed request that waits to be repeated.
 struct HeldRequest {
     request: Request,
     /// Error of the last failure; `None` when the request arrived while the volume was stopped.
     error: Option<IoError>,
-    /// Time of the first failure.
+    /// Time at which the request failed first.
     since: Instant,
-    /// Time of the next repetition, if the policy repeats the request.
+    /// Time at which the request is repeated, if the policy does so.
     again_at: Instant,
-    /// Number of failures.
+    /// Number of times that the request has failed.
     failures: u32,
 }
 
-/// A repeated request, which may fail again, with the tag used for the repetition.
+/// Failed request that was submitted again, under the tag used for the repetition.
 struct Repeated {
     tag: u64,
     since: Instant,
@@ -50,12 +50,12 @@ struct Lists {
     over: Vec<u64>,
 }
 
-/// Error policy of one queue.
+/// Error policy that applies to the requests of one queue.
 pub(crate) struct QueuePolicy {
     shared: Arc<OnErrorState>,
     /// Whether the worker is ending, so that no request waits any more.
     ending: Rc<Cell<bool>>,
-    /// State of the queue in front; `None` until the first failure.
+    /// Failed requests of the queue; `None` until the first failure.
     lists: Option<Rc<RefCell<Lists>>>,
 }
 
@@ -133,7 +133,7 @@ impl Lists {
         });
     }
 
-    /// Records that a request's failure is final.
+    /// Records that the failure of the request with this tag is final and is reported.
     fn ended(&mut self, tag: u64) {
         // A request of a disconnected client is never offered.
         if self.over.len() >= MAX_ENDED_TAGS {
@@ -142,13 +142,13 @@ impl Lists {
         self.over.push(tag);
     }
 
-    /// Returns whether a request's failure is final, and forgets the request.
+    /// Returns whether the failure of the request with this tag is final, and removes the record.
     fn is_over(&mut self, tag: u64) -> bool {
         let at = self.over.iter().position(|over| *over == tag);
         at.map(|at| self.over.swap_remove(at)).is_some()
     }
 
-    /// Returns whether a request waits until the volume is resumed.
+    /// Returns whether any request waits until the operator resumes the volume.
     fn is_stopped(&self, shared: &OnErrorState) -> bool {
         self.waiting.iter().any(|one| one.is_stopped(shared))
     }
@@ -162,7 +162,7 @@ impl HeldRequest {
     }
 }
 
-/// Decision about a waiting request.
+/// Decision whether a failed request waits on, is submitted again, or fails.
 enum HeldDecision {
     Waits,
     Begins,
@@ -175,11 +175,11 @@ struct HeldQueue {
     shared: Arc<OnErrorState>,
     ending: Rc<Cell<bool>>,
     lists: Rc<RefCell<Lists>>,
-    /// Value of [`OnErrorState::resumes`] when it was last checked.
+    /// Value of the counter [`OnErrorState::resumes`] when it was last checked.
     resumes: u64,
-    /// Completions of requests that were cancelled.
+    /// Completions of waiting requests that were cancelled.
     ended: Vec<Completion>,
-    /// This queue's published contribution to the counters: held and waiting requests.
+    /// Numbers of held and of waiting requests that this queue has added to the shared counters.
     told: (usize, usize),
 }
 
@@ -224,7 +224,7 @@ impl HeldQueue {
         }
     }
 
-    /// Processes each waiting request once. A request that fails immediately waits again.
+    /// Decides about each waiting request once. A request that fails again waits again.
     fn go_on(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
         let resumes = self.shared.resumes();
         let resumed = std::mem::replace(&mut self.resumes, resumes) != resumes;
@@ -289,7 +289,7 @@ impl HeldQueue {
         }
     }
 
-    /// Updates the published counters.
+    /// Updates the shared counters of held and waiting requests.
     fn tell(&mut self) {
         let stopped = self.is_stopped();
         let number = self.lists.borrow().waiting.len();

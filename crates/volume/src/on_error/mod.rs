@@ -29,16 +29,16 @@ use sync::Unpoisoned;
 /// I/O time-out of a guest's driver (Linux: 30 s), which would reset the whole controller.
 pub const RETRY_FOR: Duration = Duration::from_secs(20);
 
-/// Action for a failed request.
+/// Action of the error policy for a failed request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ErrorAction {
-    /// The error is reported to the guest.
+    /// Report the error to the guest.
     #[default]
     Report = 0,
-    /// The request is repeated, with growing pauses, for [`RETRY_FOR`]; then the error is reported.
+    /// Repeat the request with growing pauses for [`RETRY_FOR`], then report the error.
     Retry = 1,
-    /// The request and all later ones wait until the volume is resumed.
+    /// Hold the request and all later ones until the operator resumes the volume.
     Stop = 2,
     /// Acts like `Stop` when there is no space left, otherwise like `Report`. For requests that
     /// change the volume.
@@ -46,10 +46,10 @@ pub enum ErrorAction {
 }
 
 impl ErrorAction {
-    /// All actions.
+    /// All actions of the error policy.
     pub const ALL: [Self; 4] = [Self::Report, Self::Retry, Self::Stop, Self::EnospcStop];
 
-    /// Returns the name in URLs and configurations.
+    /// Returns the name of the action in URLs and configuration files.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Report => "report",
@@ -68,30 +68,30 @@ impl ErrorAction {
 /// Error policy of a volume: the actions for failed requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OnError {
-    /// Action for reads. [`ErrorAction::EnospcStop`] acts like [`ErrorAction::Report`] here.
+    /// Action for failed reads. [`ErrorAction::EnospcStop`] acts like [`ErrorAction::Report`] here.
     pub read: ErrorAction,
-    /// Action for all other requests.
+    /// Action for failed requests of all other kinds.
     pub write: ErrorAction,
 }
 
-/// Counters of failed requests.
+/// Counters and state of a volume's failed requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OnErrorStatus {
-    /// Failures of reads, counted each time.
+    /// Number of failures of reads; a repeated request counts each time.
     pub read_errors: u64,
-    /// Failures of other requests, counted each time.
+    /// Number of failures of other requests; a repeated request counts each time.
     pub write_errors: u64,
-    /// Failures of any request because no space was left.
+    /// Number of failures because the storage had no space left.
     pub no_space: u64,
-    /// Repetitions of failed requests.
+    /// Number of repetitions of failed requests.
     pub repeated: u64,
-    /// Number of times that the volume was stopped.
+    /// Number of times that a failure has stopped the volume.
     pub stops: u64,
     /// Requests that wait until the volume is resumed, including those that arrived after the stop.
     pub held: usize,
-    /// Requests that wait to be repeated.
+    /// Number of failed requests that wait to be repeated.
     pub waiting: usize,
-    /// Time and error of the last failure.
+    /// Time and error of the last failure; `None` if no request has failed.
     pub last: Option<(SystemTime, IoError)>,
 }
 
@@ -102,7 +102,7 @@ pub(crate) struct OnErrorState {
     name: String,
     read: AtomicU8,
     write: AtomicU8,
-    /// Number of calls of [`OnErrorHandle::resume`].
+    /// Number of times that the operator has resumed the volume.
     resumes: AtomicU64,
     read_errors: AtomicU64,
     write_errors: AtomicU64,
@@ -116,7 +116,7 @@ pub(crate) struct OnErrorState {
 }
 
 impl OnErrorState {
-    /// Returns the action for a request that failed with this error.
+    /// Returns the action of the policy for a request that failed with this error.
     fn action(&self, op: Op, error: IoError) -> ErrorAction {
         let may_pass = match error.kind {
             IoErrorKind::MediaRead
@@ -152,7 +152,7 @@ impl OnErrorState {
         }
     }
 
-    /// Counts a failure, whatever the policy does with it.
+    /// Counts a failed request, whatever the policy does with it.
     fn count(&self, op: Op, error: IoError) {
         let counter = if op.changes() {
             &self.write_errors
@@ -219,7 +219,7 @@ impl OnErrorHandle {
         self.0.write.store(policy.write as u8, Ordering::Relaxed);
     }
 
-    /// Returns the current policy.
+    /// Returns the error policy that is in effect.
     pub fn get(&self) -> OnError {
         let of = |number: &AtomicU8| ErrorAction::of(number.load(Ordering::Relaxed));
         OnError {
@@ -234,7 +234,7 @@ impl OnErrorHandle {
         self.0.resumes.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns the counters so far.
+    /// Returns the counters of failed requests so far.
     pub fn status(&self) -> OnErrorStatus {
         let shared = &*self.0;
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);

@@ -19,7 +19,7 @@ pub struct Extras {
     share: Option<Share>,
 }
 
-/// Share of a device: the options for a [`FairVolume`](crate::FairVolume).
+/// Share of a device that a URL requests: the options for a [`FairVolume`](crate::FairVolume).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Share {
     weight: u32,
@@ -27,7 +27,7 @@ struct Share {
 }
 
 impl Extras {
-    /// Options that every kind of volume accepts.
+    /// URL options that every kind of volume accepts.
     pub const OPTIONS: &'static [UrlOption] = &[
         UrlOption::new(
             "offset",
@@ -138,7 +138,7 @@ impl Extras {
         Ok((url, extras))
     }
 
-    /// Returns whether the URL selects a part of the volume.
+    /// Returns whether the URL selects a part of the volume (a partition or a range).
     pub fn is_part(&self) -> bool {
         self.partition.is_some() || self.offset.is_some() || self.length.is_some()
     }

@@ -24,7 +24,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Returns the kinds of volumes of this crate.
+/// Returns the kinds of volumes that this crate opens from URLs.
 fn kinds<X: 'static>() -> Vec<VolumeKind<X>> {
     vec![VolumeKind::new(FILE, open_file), mem::kind(), null::kind()]
 }
@@ -41,40 +41,40 @@ pub struct OpenOptions {
     /// Limits of the wait for the outstanding requests of a previous process that used the file or
     /// block device.
     pub previous: PreviousProcess,
-    /// Location of the bytes of volumes in memory.
+    /// Memory in which the bytes of a memory volume are stored.
     pub memory: MemoryPlace,
     /// Whether a file that begins like an image format is served as raw anyway. Set for volumes
     /// that were served as raw before: a guest may have written their first bytes.
     pub raw: bool,
 }
 
-/// Location of the bytes of a volume in memory.
+/// Memory in which the bytes of a memory volume are stored.
 #[derive(Debug, Clone, Default)]
 pub enum MemoryPlace {
-    /// Private memory of this process.
+    /// Private memory of this process, lost at its end.
     #[default]
     Process,
-    /// A new memory file, which can be kept for a later process ([`Volume::kept_memory`]).
+    /// New memory file, which a later process can take over ([`Volume::kept_memory`]).
     New,
-    /// The memory file of an earlier process.
+    /// Memory file that an earlier process has created.
     Kept(Arc<OwnedFd>),
 }
 
-/// Error while opening the volume of a URL.
+/// Reason why the volume of a URL cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The URL is empty.
     #[error("no volume is named; name a path, or one of {known}")]
     Nothing {
-        /// Forms of valid URLs.
+        /// Forms of valid URLs, for the message.
         known: String,
     },
     /// The scheme, the part before `://`, is unknown.
     #[error("{scheme}:// is not a kind of volume; known are a path, {known}")]
     Scheme {
-        /// The scheme in the URL.
+        /// Scheme in the URL, for the message.
         scheme: String,
-        /// Forms of valid URLs.
+        /// Forms of valid URLs, for the message.
         known: String,
     },
     /// The size in the URL is invalid.
@@ -82,9 +82,9 @@ pub enum OpenError {
     Size {
         /// Scheme of the URL.
         scheme: &'static str,
-        /// The size as given.
+        /// Size as given in the URL.
         text: String,
-        /// Mistake in the size.
+        /// Rule that the size violates.
         why: &'static str,
     },
     /// The path contains an incomplete `%` escape, or one for a NUL byte.
@@ -92,13 +92,13 @@ pub enum OpenError {
         "path \"{text}\": a % in a file:// URL is followed by two hexadecimal digits, and never 00"
     )]
     Escape {
-        /// The path as given.
+        /// Path as given in the URL.
         text: String,
     },
     /// An option has no `=`.
     #[error("option \"{text}\": options are written key=value, and separated by &")]
     NoValue {
-        /// The option as given.
+        /// Option as given in the URL.
         text: String,
     },
     /// The option is unknown for this kind of volume.
@@ -107,19 +107,19 @@ pub enum OpenError {
         meant(.similar.as_deref())
     )]
     UnknownOption {
-        /// Key of the option.
+        /// Key of the unknown option.
         key: String,
-        /// Option with a similar name, which may have been meant.
+        /// Valid option with a similar name, which may have been meant.
         similar: Option<&'static str>,
         /// Scheme of the URL.
         scheme: &'static str,
-        /// Options of this kind of volume.
+        /// Options that this kind of volume accepts, for the message.
         known: String,
     },
     /// The option is valid for this kind of volume but had no effect.
     #[error("option \"{key}\" has no effect on this {scheme} volume")]
     NoEffect {
-        /// Key of the option.
+        /// Key of the option without effect.
         key: String,
         /// Scheme of the URL.
         scheme: &'static str,
@@ -127,31 +127,31 @@ pub enum OpenError {
     /// An option was given twice.
     #[error("option \"{key}\" is given twice")]
     Twice {
-        /// Key of the option.
+        /// Key of the repeated option.
         key: String,
     },
     /// The value of an option is invalid.
     #[error("option {key}={value}: {why}")]
     Value {
-        /// Key of the option.
+        /// Key of the option with an invalid value.
         key: String,
-        /// The value as given.
+        /// Value as given in the URL.
         value: String,
-        /// Mistake in the value.
+        /// Rule that the value violates.
         why: &'static str,
     },
     /// The partition is selected by more than one option.
     #[error("option \"{key}\": give only one of partition, partlabel and partuuid")]
     TwoPartitions {
-        /// Key of the second option.
+        /// Key of the second option that selects a partition.
         key: String,
     },
     /// The selected partition cannot be found or used.
     #[error("{name}: {error}")]
     Gpt {
-        /// The path or URL as given.
+        /// Path or URL of the volume.
         name: String,
-        /// Error of the partition lookup.
+        /// Reason why the partition cannot be found or used.
         error: crate::gpt::GptError,
     },
     /// Another volume of this process serves the same bytes.
@@ -163,9 +163,9 @@ pub enum OpenError {
     /// Error of a path or URL, with its name; the inner error does not name it.
     #[error("{url}: {why}")]
     Named {
-        /// The path or URL as given.
+        /// Path or URL of the volume, as given.
         url: String,
-        /// The inner error.
+        /// Error without the name of the volume.
         why: Box<OpenError>,
     },
     /// A kind of volume added by a program could not be opened.
@@ -174,7 +174,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Adds the path or URL to an error that does not name the volume.
+    /// Adds the path or URL to an error whose text does not name the volume.
     fn of(self, url: &str) -> Self {
         match &self {
             Self::NoValue { .. }
@@ -445,7 +445,7 @@ fn file<X>(
     })
 }
 
-/// Value of the option `atomic=`.
+/// Value of the URL option `atomic=`, which selects the writes that are atomic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Atomic {
     /// Only the writes that the kernel promises to execute atomically.
@@ -468,17 +468,17 @@ fn atomic(text: &str) -> Result<Atomic, &'static str> {
         .ok_or("it is auto, off, or a power of two from 4K to 64K")
 }
 
-/// Unit in bytes of a journal without `atomic=`: the page size of MySQL.
+/// Unit in bytes of a journal if the URL has no `atomic=`: the page size of MySQL.
 const DEFAULT_UNIT: u32 = 16 << 10;
 const ESCAPE: &str = "a % is followed by two hexadecimal digits";
 
-/// Decodes `%XX` escapes into a path.
+/// Decodes the `%XX` escapes of a URL into a path.
 fn unescape(text: &str) -> Result<PathBuf, OpenError> {
     let bytes = unescape_bytes(text).ok_or_else(|| OpenError::Escape { text: text.into() })?;
     Ok(OsString::from_vec(bytes).into())
 }
 
-/// Decodes `%XX` escapes into text.
+/// Decodes the `%XX` escapes of a URL into text; `None` if they are invalid.
 fn unescape_text(text: &str) -> Option<String> {
     String::from_utf8(unescape_bytes(text)?).ok()
 }

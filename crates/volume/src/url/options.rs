@@ -63,7 +63,7 @@ impl Options {
         Ok(Self { pairs })
     }
 
-    /// Returns an error if an option was not used.
+    /// Returns an error if the URL has an option that nothing has used.
     pub(super) fn all_taken(&self, scheme: &'static str) -> Result<(), OpenError> {
         match self.pairs.first() {
             None => Ok(()),

@@ -6,15 +6,15 @@ use crate::{FileVolume, Volume};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Option of a URL, `name=value`.
+/// Option that a volume's URL may have, written `name=value`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UrlOption {
-    /// Key of the option, before the `=`.
+    /// Key of the option, the part before the `=`.
     pub name: &'static str,
     /// Form of the value, as in help texts: alternatives (`on|off`), or the kind of value in
     /// capitals (`SIZE`, `DURATION`, `N`, `NAME`, `GUID`).
     pub form: &'static str,
-    /// Purpose of the option, for help texts.
+    /// Purpose of the option, as help texts describe it.
     pub help: &'static str,
 }
 
@@ -25,21 +25,21 @@ impl UrlOption {
     }
 }
 
-/// Option to refuse writes, which every kind of volume accepts.
+/// URL option to refuse writes, which every kind of volume accepts.
 pub const READ_ONLY: UrlOption = UrlOption::new("read-only", "on|off", "refuse writes");
 
-/// Syntax and help texts of one kind of volume.
+/// URL syntax of one kind of volume, and texts that describe it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scheme {
     /// Text before `://`. A name that ends in `+` is a prefix to the URL of another volume.
     pub name: &'static str,
-    /// Form of the text behind the name, for error messages, such as `SIZE`.
+    /// Form of the text after `://`, for error messages, such as `SIZE`.
     pub form: &'static str,
-    /// Example URLs for help texts.
+    /// Example URLs of this kind of volume, for help texts.
     pub example: &'static str,
-    /// Description of the volume, for help texts.
+    /// Description of this kind of volume, for help texts.
     pub help: &'static str,
-    /// Options of this kind, in addition to those of [`Extras`] and [`READ_ONLY`].
+    /// Options of this kind of volume, in addition to those of [`Extras`] and [`READ_ONLY`].
     pub options: &'static [UrlOption],
 }
 
@@ -61,7 +61,7 @@ impl Scheme {
     }
 }
 
-/// Function that opens a volume of one kind.
+/// Function that opens a volume of one kind from its URL.
 pub type OpenKind<X> =
     Box<dyn Fn(&mut VolumeUrl<'_>, OpenOptions) -> Result<BareVolume<X>, OpenError> + Send + Sync>;
 
@@ -93,14 +93,14 @@ impl<X> VolumeKind<X> {
 #[derive(Debug)]
 pub struct VolumeUrl<'a> {
     text: &'a str,
-    /// Text between `://` (or the beginning, for a path) and the options.
+    /// Text of the URL between `://` and the options; for a path, from the beginning.
     pub name: &'a str,
-    /// Options specific to the kind of volume.
+    /// Options of the URL that are specific to the kind of volume.
     pub options: Options,
 }
 
 impl VolumeUrl<'_> {
-    /// Returns the text before `://`; empty for a path.
+    /// Returns the part of the URL before `://`; empty for a path.
     pub fn scheme(&self) -> &str {
         scheme(self.text).0
     }
@@ -117,13 +117,13 @@ impl VolumeUrl<'_> {
 /// for it.
 pub struct BareVolume<X = ()> {
     pub(super) volume: Arc<dyn Volume>,
-    /// The file to be locked, if the volume is one.
+    /// File to be locked, if the volume is a file or block device.
     pub(super) to_lock: Option<Arc<FileVolume>>,
     pub(super) attached: Option<X>,
 }
 
 impl<X> BareVolume<X> {
-    /// Creates a result without additional data.
+    /// Creates the result of a kind's open function, without additional data.
     pub fn new(volume: Arc<dyn Volume>) -> Self {
         Self {
             volume,
@@ -132,7 +132,7 @@ impl<X> BareVolume<X> {
         }
     }
 
-    /// Creates a result with the program's own data for the volume.
+    /// Creates the result of a kind's open function, with the program's own data for the volume.
     pub fn attached(volume: Arc<dyn Volume>, attached: X) -> Self {
         Self {
             attached: Some(attached),
@@ -141,13 +141,13 @@ impl<X> BareVolume<X> {
     }
 }
 
-/// An opened volume of a URL.
+/// Volume that was opened from a URL, with the options of the URL.
 pub struct OpenedUrl<X = ()> {
-    /// The volume, with all options of the URL applied.
+    /// Opened volume, with all options of the URL applied.
     pub volume: Arc<dyn Volume>,
-    /// Options of [`Extras`], which have been applied.
+    /// Options of [`Extras`] in the URL, which `volume` already applies.
     pub extras: Extras,
-    /// The program's own data for the volume, from the function that opened it.
+    /// Data of the program for the volume, from the function that opened it.
     pub attached: Option<X>,
 }
 
@@ -165,7 +165,7 @@ pub struct OpenedUrl<X = ()> {
 /// `X` is the program's own data for each volume.
 pub struct Registry<X = ()> {
     kinds: Vec<VolumeKind<X>>,
-    /// Schemes of the kinds that are also file formats.
+    /// Schemes of the kinds of volumes that are also file formats.
     formats: Vec<&'static str>,
 }
 
@@ -176,7 +176,7 @@ impl<X: 'static> Default for Registry<X> {
 }
 
 impl<X: 'static> Registry<X> {
-    /// Creates a registry with the kinds of this crate.
+    /// Creates a registry with the kinds of volumes of this crate.
     pub fn new() -> Self {
         Self {
             kinds: super::kinds(),
@@ -191,7 +191,7 @@ impl<X: 'static> Registry<X> {
         self.with(kind)
     }
 
-    /// Adds a kind, or replaces the kind with the same scheme.
+    /// Adds a kind of volume, or replaces the kind with the same scheme.
     pub fn with(mut self, kind: VolumeKind<X>) -> Self {
         let same = |known: &&mut VolumeKind<X>| known.scheme.name == kind.scheme.name;
         match self.kinds.iter_mut().find(same) {
@@ -302,7 +302,7 @@ impl<X: 'static> Registry<X> {
         Some((known, rest.join("&")))
     }
 
-    /// Returns the forms of all known URLs, for error messages.
+    /// Returns the forms of all URLs that the registry knows, for error messages.
     fn known(&self) -> String {
         let schemes = self.schemes().map(Scheme::url);
         schemes.collect::<Vec<_>>().join(", ")

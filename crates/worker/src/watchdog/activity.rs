@@ -4,7 +4,7 @@
 /// number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {
-    /// The worker has not begun.
+    /// The worker has not begun its first round.
     Starting,
     /// Completions are collected, or the worker is between two steps.
     Round,
@@ -67,7 +67,7 @@ impl Activity {
         }
     }
 
-    /// Returns the front-end that the activity concerns.
+    /// Returns the number of the front-end that the activity concerns, if it concerns one.
     pub fn owner(self) -> Option<u16> {
         match self {
             Self::Polling(owner)

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-/// Maximum number of bytes read from a kernel file; these files have one line.
+/// Maximum number of bytes read from a file in /proc; each of these files has one line.
 const MAX_READ_LEN: usize = 1024;
 
 /// Kernel files that describe one thread. They are opened once, at the start, because the process
@@ -18,7 +18,7 @@ pub(super) struct KernelView {
 }
 
 impl KernelView {
-    /// Opens the files of the calling thread.
+    /// Opens the files in /proc that describe the calling thread.
     pub(super) fn of_calling_thread() -> Self {
         // These files belong to this process. Some kernels lack one or another.
         let open = |file: &str| File::open(format!("/proc/thread-self/{file}")).ok();
@@ -29,7 +29,7 @@ impl KernelView {
         }
     }
 
-    /// Returns the processor time of the thread, to some hundredths of a second.
+    /// Returns the CPU time that the thread has used, to some hundredths of a second.
     pub(super) fn cpu_time(&self) -> Option<Duration> {
         let ticks = ticks(&read(&self.stat))?;
         let per_second = rustix::param::clock_ticks_per_second().max(1);

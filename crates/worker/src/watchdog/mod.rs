@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Stall counters of a worker. Only the watchdog writes them.
+/// Number and duration of a worker's stalls. Only the watchdog writes them.
 #[derive(Debug, Default)]
 pub struct Stalls {
     count: AtomicU64,
@@ -26,12 +26,12 @@ pub struct Stalls {
 }
 
 impl Stalls {
-    /// Returns the number of stalls.
+    /// Returns how many times the worker has made no progress for longer than the limit.
     pub fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Returns the longest stall.
+    /// Returns the duration of the worker's longest stall.
     pub fn longest(&self) -> Duration {
         Duration::from_nanos(self.longest_ns.load(Ordering::Relaxed))
     }
@@ -52,45 +52,45 @@ impl Stalls {
 /// Result of a check by the watchdog. Times are as precise as checks are frequent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finding {
-    /// The worker makes no progress: reported once per stall.
+    /// The worker makes no progress. Each stall is reported once.
     Stuck {
-        /// Index of the worker.
+        /// Index of the worker that makes no progress.
         worker: usize,
         /// Activity in which the worker is stuck.
         activity: Activity,
-        /// Time without progress so far.
+        /// Time for which the worker has made no progress.
         time: Duration,
     },
     /// The worker makes progress again.
     Recovered {
-        /// Index of the worker.
+        /// Index of the worker that makes progress again.
         worker: usize,
-        /// Duration of the stall.
+        /// Time for which the worker had made no progress.
         time: Duration,
     },
 }
 
-/// State of a worker at the last check.
+/// Progress of a worker when the watchdog last checked it.
 struct WatchedWorker {
     pulse: Arc<Pulse>,
     stalls: Arc<Stalls>,
     beats: u64,
-    /// Time of the first check that saw this beat count.
+    /// Time of the first check that found the present count of progress.
     since: Instant,
-    /// Whether the stall has been reported.
+    /// Whether the present stall was reported.
     told: bool,
 }
 
-/// Watches workers from a thread that is no worker.
+/// Watchdog that detects workers without progress. Another thread calls it.
 pub struct Watchdog {
     limit: Duration,
     watched: Vec<WatchedWorker>,
-    /// Time of the last check.
+    /// Time of the watchdog's last check.
     looked: Instant,
 }
 
 impl Watchdog {
-    /// Watches these workers, each of which must make progress within `limit`.
+    /// Creates a watchdog for workers that must each make progress within `limit`.
     pub fn new(
         limit: Duration,
         workers: impl IntoIterator<Item = (Arc<Pulse>, Arc<Stalls>)>,

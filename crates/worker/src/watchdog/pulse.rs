@@ -17,7 +17,7 @@ pub struct Pulse {
 }
 
 impl Pulse {
-    /// Returns the current activity.
+    /// Returns what the worker is doing now.
     pub fn activity(&self) -> Activity {
         Activity::of(self.activity.load(Ordering::Relaxed))
     }
@@ -33,25 +33,26 @@ impl Pulse {
         self.thread.get().and_then(KernelView::cpu_time)
     }
 
-    /// Attaches the pulse to the calling thread, which is the worker's.
+    /// Attaches the pulse to the calling thread, which must be the worker's thread.
     pub(crate) fn attach(&self) {
         self.thread.get_or_init(KernelView::of_calling_thread);
     }
 
-    /// Publishes an activity. Relaxed: an early look sees the previous one.
+    /// Publishes what the worker is doing now. The store is relaxed, so other threads may see it
+    /// late.
     #[inline(always)]
     pub(crate) fn enter(&self, activity: Activity) {
         self.activity.store(activity.code(), Ordering::Relaxed);
     }
 
-    /// Counts progress.
+    /// Counts a step of progress, which the watchdog compares.
     #[inline]
     pub(crate) fn beat(&self) {
         let beats = self.beats().wrapping_add(1);
         self.beats.store(beats, Ordering::Relaxed);
     }
 
-    /// Returns the count of progress.
+    /// Returns the number of steps of progress so far.
     #[inline]
     pub(super) fn beats(&self) -> u64 {
         self.beats.load(Ordering::Relaxed)

@@ -65,7 +65,8 @@ fn chosen(cdw10: FormatCdw10, ns: &Namespace) -> Result<BlockFormat, Status> {
 }
 
 impl EraseOperation {
-    /// Returns whether any change of a format may be stored by now.
+    /// Returns whether the operation has reached the stages in which it stores new formats. From
+    /// then on the stored format may already be the new one.
     pub(super) fn may_be_kept(&self) -> bool {
         let keeps = matches!(
             self.stage,
@@ -74,7 +75,8 @@ impl EraseOperation {
         keeps && !self.changes.is_empty()
     }
 
-    /// Returns the stage that follows the erasure, or the storing of a change.
+    /// Returns the stage after a finished erasure or a stored format: the next format to store, or
+    /// the end.
     pub(super) fn keeps_next(&self) -> Stage {
         if self.failed.is_none() && self.kept < self.changes.len() {
             Stage::Keep

@@ -44,26 +44,26 @@ use std::time::Instant;
 use volume::{Budget, IoError, IoErrorKind, Op};
 use zerocopy::IntoBytes;
 
-/// Size of a zeroing request in bytes.
+/// Maximum length in bytes of one request that zeroes or deallocates blocks during an erasure.
 const ZEROED: u64 = 4 << 20;
-/// Size of a write request in bytes.
+/// Maximum length in bytes of one request that writes zeroes or a pattern during an erasure.
 const WRITTEN: u64 = 256 << 10;
-/// Cost of a zeroing request in a round's budget.
+/// Cost of one zeroing request, in units of a worker round's budget.
 const ZEROES_UNITS: u32 = 16;
-/// Maximum number of retries of an interrupted erase request.
+/// Maximum number of retries of an erase request that the volume has aborted or refused as busy.
 const MAX_RETRIES: u32 = 64;
 
-/// Command that causes the erasure.
+/// Admin command that causes an erasure of namespaces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cause {
-    /// Format NVM, with its command identifier.
+    /// Format NVM command; the value is its command identifier.
     Format(u16),
-    /// Sanitize, with its dword 10 and the pattern of an overwrite.
+    /// Sanitize command; the values are its dword 10 and the overwrite pattern.
     Sanitize(SanitizeCdw10, u32),
 }
 
 impl Cause {
-    /// Returns the status of commands for the namespaces during the erasure.
+    /// Returns the status with which other commands for the namespaces fail during the erasure.
     fn closes_with(self) -> Status {
         match self {
             Cause::Format(_) => Status::FORMAT_IN_PROGRESS,
@@ -71,7 +71,7 @@ impl Cause {
         }
     }
 
-    /// Returns the number of passes over the namespaces.
+    /// Returns how many times each namespace is overwritten or zeroed.
     fn passes(self) -> u8 {
         match self {
             Cause::Sanitize(cdw10, _) if cdw10.sanact() == Action::OVERWRITE => cdw10.passes(),
@@ -82,23 +82,23 @@ impl Cause {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Stage {
-    /// Waits to order the flush that waits for outstanding commands.
+    /// The flush that waits for outstanding commands has yet to be ordered.
     Close,
-    /// The flush that waits for outstanding commands is in progress.
+    /// The flush that waits for outstanding commands is in progress on this controller.
     Closing,
-    /// Other controllers still have outstanding commands.
+    /// Other controllers of the subsystem still have outstanding commands on the namespaces.
     Others,
     Erase,
-    /// Waits to order the flush that makes the erasure durable.
+    /// All blocks are erased; the flush that makes this durable has yet to be ordered.
     Flush,
     Flushing,
-    /// Waits to store the next change of a format.
+    /// The next new format of a namespace has yet to be stored.
     Keep,
     /// A change of a format is being stored; contains the number of the awaited answer.
     Keeping(u64),
-    /// All steps are done, and the end has to be committed.
+    /// All steps are done; the end has yet to be committed to the state memory.
     Done,
-    /// The end of the operation is committed.
+    /// The end of the operation is committed to the state memory.
     Over,
     /// The namespaces are open here. Contains, for each remote engine, the number of the order that
     /// opens them.
@@ -111,24 +111,26 @@ struct EraseOperation {
     stage: Stage,
     /// Number of completed passes over all namespaces.
     pass: u8,
-    /// Index of the current namespace in the operation's list.
+    /// Index in `nsids` of the namespace that is being erased.
     at: usize,
-    /// Number of bytes erased in the current namespace, in this pass.
+    /// Number of bytes of the current namespace that are erased in this pass.
     offset: u64,
-    /// Number and length of the outstanding request, if any.
+    /// Number and length in bytes of the outstanding erase request, if any.
     request: Option<(u64, u64)>,
-    /// Whether zeroes are written, because the current volume has no zeroing request.
+    /// Whether zeroes are written as data, because the current volume cannot zero a range by
+    /// itself.
     writes: bool,
     tries: u32,
     failed: Option<Status>,
-    /// New formats of namespaces, by NSID.
+    /// New block format of each namespace, by NSID; empty unless Format NVM changes formats.
     changes: Vec<(u32, BlockFormat)>,
-    /// Number of changes of formats that are stored.
+    /// Number of new formats in `changes` that are stored.
     kept: usize,
     /// New metadata state of the namespaces whose format is stored, as far as this process created
     /// it.
     metadata: Vec<Option<Arc<MetadataState>>>,
-    /// Whether a reset has dropped the command, so that no completion is posted.
+    /// Whether a controller reset has dropped the Format NVM command, so that no completion is
+    /// posted.
     abandoned: bool,
     /// Reference that expires when all other controllers have closed or reopened the namespaces.
     others: Weak<AwaitedRelease>,
@@ -155,7 +157,8 @@ impl EraseOperation {
         }
     }
 
-    /// Returns whether other controllers still have to close the namespaces, or to reopen them.
+    /// Returns whether other controllers of the subsystem still have to close or reopen the
+    /// namespaces.
     fn waits_for_others(&self) -> bool {
         self.others.strong_count() > 0
     }
@@ -188,7 +191,7 @@ impl EraseOperation {
         Some(if inverted { !pattern } else { pattern }.to_le_bytes())
     }
 
-    /// Handles the completion of the outstanding request.
+    /// Handles the completion of the outstanding erase request, which covered `len` bytes.
     fn ended(&mut self, len: u64, result: Result<(), IoError>) {
         let Err(error) = result else {
             self.tries = 0;
@@ -204,7 +207,7 @@ impl EraseOperation {
         }
     }
 
-    /// Ends the erasure with an error status.
+    /// Ends the erasure with an error; `status` is the completion status of the command.
     fn fail(&mut self, status: Status) {
         self.failed.get_or_insert(status);
         self.stage = Stage::Done;
@@ -221,25 +224,27 @@ impl EraseOperation {
     }
 }
 
-/// State of the running erasure, and outcome of the last sanitize operation.
+/// Erasure by Format NVM or Sanitize: the operation in progress, and the outcome of the last
+/// Sanitize.
 #[derive(Default)]
 pub(crate) struct Erasure {
     running: Option<EraseOperation>,
     /// Dword 10 of the last Sanitize command that began an operation.
     last: SanitizeCdw10,
     outcome: SanitizeOutcome,
-    /// Number of overwrite passes that the last operation has completed.
+    /// Number of overwrite passes that the last sanitize operation has completed.
     passes: u8,
-    /// Namespaces that a failed operation has left closed. Not empty in the failure mode.
+    /// NSIDs of the namespaces that a failed sanitize operation has left closed (failure mode).
     locked: Vec<u32>,
-    /// Namespaces whose stored format is unknown to this process. The next process reads it.
+    /// NSIDs of the namespaces whose stored format is unknown to this process. The next process
+    /// reads it.
     unknown: Vec<u32>,
     /// Shared namespaces of an operation that a reset has ended. They open when none of its
     /// requests is outstanding.
     left: Vec<u32>,
-    /// Answers of the format stores, by number.
+    /// Results of format stores, by the number of the request.
     answers: Arc<Answers<SavedFormat>>,
-    /// Number of the last requested answer.
+    /// Number of the last request to store a format.
     number: u64,
 }
 
@@ -254,7 +259,7 @@ impl Erasure {
         running.is_some_and(|running| running.nsids.contains(&nsid)) || self.left.contains(&nsid)
     }
 
-    /// Sets the waker to be called when a format was stored.
+    /// Sets the waker that wakes the controller's worker when a new format is stored.
     pub fn set_waker(&self, waker: Waker) {
         self.answers.set_waker(waker);
     }
@@ -277,7 +282,8 @@ impl Erasure {
         }
     }
 
-    /// Returns the status of commands that are not allowed during the operation.
+    /// Returns the status with which other commands fail while the erasure is in progress; `None`
+    /// if all are allowed.
     pub(super) fn hinders(&self) -> Option<Status> {
         match &self.running {
             Some(running) => Some(running.cause.closes_with()),
@@ -511,7 +517,8 @@ impl Controller {
         self.open_erased(&nsids);
     }
 
-    /// Handles the end of flushes at the controller's own request.
+    /// Handles the end of a flush that the controller itself has requested; `failed` is its error
+    /// status.
     pub(crate) fn erasure_flushed(&mut self, failed: Option<Status>) {
         let erasure = &self.admin.erasure;
         let running = erasure.running.as_ref();
@@ -621,7 +628,7 @@ impl Controller {
         self.is_shared() || self.may_test()
     }
 
-    /// Begins the next erase request. Returns whether there was anything to do.
+    /// Starts the next erase request within `budget`. Returns whether there was anything to do.
     fn erase_piece(&mut self, budget: &mut Budget) -> bool {
         if budget.is_spent() || !self.may_go_on() || !self.engine.may_begin_own() {
             return false;
@@ -702,7 +709,7 @@ impl Controller {
         }
     }
 
-    /// Returns the percentage that is left to be erased, at least 1.
+    /// Returns the percentage of the namespaces that is left to be erased, at least 1.
     fn percent_left(&self, running: &EraseOperation) -> u8 {
         let (done, all) = self.erased(running);
         let left = all.saturating_sub(done) * 100 / all.max(1);

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 /// Delay until outstanding commands on a detached or deleted namespace are asked to end early.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval of checks on operations that do not report their end.
+/// Interval of checks on operations of the pool or the engines that do not report their end.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 const DENIED: Status = Status::OPERATION_DENIED.with_dnr(true);
@@ -42,12 +42,12 @@ enum Task {
     Create {
         nsid: u32,
         blocks: u64,
-        /// Block size in bytes.
+        /// Logical block size of the new namespace in bytes.
         block_size: u32,
         nguid: [u8; 16],
         shared: bool,
     },
-    /// Namespaces to delete, the current one first.
+    /// NGUIDs of the namespaces to delete; the first one is being deleted.
     Delete(VecDeque<[u8; 16]>),
     Attach([u8; 16]),
     Detach([u8; 16]),
@@ -55,42 +55,42 @@ enum Task {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The task waits to be committed.
+    /// The task has yet to be committed to the state memory.
     Begin,
-    /// The task is committed, and its first step can begin.
+    /// The task is committed to the state memory, and its first step can begin.
     Ready,
     /// Outstanding commands on the namespace are awaited since this time. If `true`, they were
     /// asked to end early.
     Leaving(Instant, bool),
-    /// The pool is making the change with this number.
+    /// The namespace pool is making the change with this number.
     Changing(u64),
-    /// All engines have to open the namespace.
+    /// Every engine of the controller has yet to open the namespace.
     Show,
     Showing,
-    /// An engine could not open the namespace.
+    /// An engine could not open the namespace, which therefore is detached again.
     NotShown,
 }
 
 struct ManagementOperation {
-    /// Command identifier; `None` after a reset, when no completion is posted.
+    /// Identifier of the management command; `None` after a reset, when no completion is posted.
     cid: Option<u16>,
     nsid: u32,
     task: Task,
     stage: Stage,
     failed: Option<Status>,
-    /// State of the namespace to delete, before its deletion.
+    /// State of the pool's namespace before its deletion, for the persistent event log.
     before: Option<PooledNamespace>,
 }
 
-/// Current management command, and those that wait for it.
+/// Namespace management: the current command, and the commands that wait for its end.
 #[derive(Default)]
 pub(crate) struct Management {
     running: Option<ManagementOperation>,
     waiting: VecDeque<Command>,
     answers: Arc<Answers<Result<(), PoolError>>>,
-    /// Number of the last change requested from the pool.
+    /// Number of the last change that was requested from the namespace pool.
     number: u64,
-    /// Time of the next check on operations that do not report their end.
+    /// Time of the next check on operations that do not report their end; `None` if there are none.
     look: Option<Instant>,
 }
 

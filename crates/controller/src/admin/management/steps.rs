@@ -69,7 +69,7 @@ impl Controller {
         self.admin.management.look = None;
     }
 
-    /// Schedules calls of `tidy` by the worker.
+    /// Makes the worker call `tidy` soon, which releases detached namespaces.
     fn ask_for_tidy(&mut self) {
         let management = &mut self.admin.management;
         if management.look.is_none_or(|at| self.now >= at) {
@@ -78,7 +78,8 @@ impl Controller {
         }
     }
 
-    /// Returns the pool's namespace that the current task concerns.
+    /// Returns the pool's namespace that the current management command creates, deletes or
+    /// attaches.
     fn task_namespace(&self) -> Option<PooledNamespace> {
         let wanted = match &self.admin.management.running.as_ref()?.task {
             Task::Create { nguid, .. } | Task::Attach(nguid) | Task::Detach(nguid) => *nguid,
@@ -88,7 +89,7 @@ impl Controller {
         all.into_iter().find(|ns| ns.nguid == wanted)
     }
 
-    /// Returns whether the engines have this namespace, identified by its NGUID.
+    /// Returns whether the controller's engines have this namespace open, compared by NGUID.
     fn is_shown(&self, pooled: &PooledNamespace) -> bool {
         let index = self.engine.namespace_index(pooled.nsid).ok();
         let ns = index.and_then(|index| self.engine.namespaces.get(index));
@@ -180,7 +181,7 @@ impl Controller {
         pool.change(change, Box::new(done));
     }
 
-    /// Handles the pool's result of a change.
+    /// Handles the pool's result of the change that the current management command has requested.
     fn changed_pool(&mut self, result: Result<(), PoolError>) {
         crash::point!("controller.pool.changed");
         let namespace = self.task_namespace();

@@ -10,14 +10,14 @@ use nvme::{Command, Status};
 /// Maximum number of pending orders of one remote engine. Admin commands wait while there are more.
 const ORDERS: u64 = 256;
 
-/// A completion queue that a remote engine has.
+/// Completion queue that belongs to a remote engine, the part of the controller on another worker.
 pub(super) struct RemoteCq {
     pub link: usize,
     /// Number of submission queues that use this completion queue.
     pub users: u16,
 }
 
-/// A submission queue that a remote engine has.
+/// Submission queue that belongs to a remote engine, the part of the controller on another worker.
 pub(super) struct RemoteSq {
     pub link: usize,
     pub cqid: u16,
@@ -40,7 +40,7 @@ impl Migration {
         self.configuring.iter().map(|(cid, _)| *cid)
     }
 
-    /// Forgets a submission queue that a remote engine has deleted.
+    /// Removes a submission queue from the records, after its remote engine has deleted it.
     pub(super) fn sq_gone(&mut self, qid: u16) {
         if let Some(sq) = self.sqs.remove(&qid)
             && let Some(cq) = self.cqs.get_mut(&sq.cqid)

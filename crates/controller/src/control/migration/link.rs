@@ -14,15 +14,16 @@ pub(in crate::control) struct Link {
     pub reports: Receiver<EngineReport>,
     pub waker: Waker,
     pub progress: Arc<Progress>,
-    /// Number of orders sent.
+    /// Number of orders sent to the remote engine so far.
     pub sent: u64,
-    /// Number of the last order that removed guest memory.
+    /// Number of the last order to the remote engine that removed guest memory.
     pub unmap: u64,
-    /// Number of the last order about an interrupt receiver or the controller memory buffer.
+    /// Number of the last order to the remote engine about an interrupt receiver or the controller
+    /// memory buffer.
     pub receiver: u64,
     /// Number of the last flush that the remote engine has completed.
     pub flushed: u64,
-    /// Number of the last order that attached or detached a namespace.
+    /// Number of the last order to the remote engine that attached or detached a namespace.
     pub namespaces: u64,
 }
 

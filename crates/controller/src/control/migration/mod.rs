@@ -28,13 +28,14 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{channel, sync_channel};
 use std::task::Waker;
 
-/// Maximum number of unread reports of one remote engine.
+/// Capacity of the channel of reports from one remote engine to the control half.
 const REPORTS: usize = 64;
 /// Maximum number of reports handled per call, so that logging a host's errors does not delay other
 /// work.
 const REPORTS_PER_DRAIN: usize = 32;
 
-/// State of the control half about remote engines and their queues.
+/// State of the control half about remote engines (parts of the controller on other workers) and
+/// their queues.
 #[derive(Default)]
 pub(crate) struct Migration {
     links: Vec<Link>,
@@ -90,12 +91,12 @@ impl Migration {
         }
     }
 
-    /// Returns the connections to all remote engines.
+    /// Returns the connections to all remote engines, one for each other worker.
     pub(super) fn links(&self) -> impl Iterator<Item = &Link> {
         self.links.iter()
     }
 
-    /// Returns the number of orders sent to each remote engine.
+    /// Returns, for each remote engine, the number of orders sent to it so far.
     pub(crate) fn orders(&self) -> Vec<u64> {
         self.links.iter().map(|link| link.sent).collect()
     }
@@ -111,7 +112,7 @@ impl Migration {
         !self.cqs.is_empty() || !self.sqs.is_empty()
     }
 
-    /// Sends an order to one remote engine.
+    /// Sends an order to the remote engine with the index `link`.
     fn send(&mut self, link: usize, order: Order) {
         if let Some(link) = self.links.get_mut(link) {
             link.send(order);
@@ -150,7 +151,8 @@ impl Migration {
         self.epoch
     }
 
-    /// Returns whether no remote engine has outstanding commands from before the last reset.
+    /// Returns whether no remote engine has outstanding commands from before the last controller
+    /// reset.
     pub fn stopped(&self) -> bool {
         let over = |link: &Link| link.progress.stopped.load(Ordering::Acquire) >= self.epoch;
         self.links.iter().all(|link| !link.is_open() || over(link))
@@ -203,7 +205,8 @@ impl Controller {
         self.migration.send_all(order);
     }
 
-    /// Applies an order in the engine at `place`.
+    /// Applies an order in the engine that `place` names: the own one directly, a remote one over
+    /// its channel.
     pub(super) fn order(&mut self, place: QueueOwner, order: Order) {
         match place {
             QueueOwner::Own => {

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 /// outstanding for longer, the queue therefore stays with its worker.
 const MIGRATION_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// Location of a queue: the engine that has it.
+/// Engine that a queue belongs to, and that fetches its commands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::control) enum QueueOwner {
-    /// The controller's own engine.
+    /// The engine of the controller's own worker.
     Own,
-    /// The remote engine behind this link.
+    /// The remote engine with this index, on another worker.
     Remote(usize),
 }
 
@@ -24,7 +24,7 @@ pub(super) struct QueueMigration {
     pub from: QueueOwner,
     pub to: QueueOwner,
     pub since: Instant,
-    /// Whether the migration was cancelled and the engine's answer is still awaited.
+    /// Whether the queue's migration was cancelled and the answer of its engine is still awaited.
     pub cancelled: bool,
 }
 

@@ -4,12 +4,12 @@ use super::super::{Flag, Row, Spec};
 use super::{socket_group, socket_mode, socket_owner};
 use crate::spec::{MAX_WORKERS, ProcessSpec};
 
-/// Removes the flag of `vnvme serve`, which another table has.
+/// Returns the option without its flag of `vnvme serve`, which another table defines.
 const fn only_in_file<S>(row: Row<S>) -> Row<S> {
     Row { serve: None, ..row }
 }
 
-/// A flag of whatever serves.
+/// Returns the option with a flag of all commands that serve disks.
 const fn both<S>(row: Row<S>) -> Row<S> {
     let flag = Flag::overrides(row.key);
     row.serve(flag).ublk(flag)

@@ -29,12 +29,12 @@ use std::time::Duration;
 use sync::Unpoisoned;
 use work::{ThreadWork, WorkFile};
 
-/// Maximum number of threads for one file, shared by all workers.
+/// Maximum number of threads that access one file, shared by all workers.
 const MAX_THREADS: usize = 32;
-/// Idle time after which a thread ends, unless it is the last idle one.
+/// Idle time after which a file's thread ends, unless it is the last idle one.
 const IDLE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Stack size of a thread in bytes. The thread only makes system calls.
+/// Stack size in bytes of a thread that accesses a file. The thread only makes system calls.
 const STACK: usize = 256 << 10;
 
 /// Threads of one file. After this is dropped, each thread ends when its last call returns. The
@@ -51,10 +51,10 @@ impl std::fmt::Debug for FileThreads {
 type CarryOut = Box<dyn Fn(&mut ThreadWork) -> Result<(), IoError> + Send + Sync>;
 
 struct ThreadsState {
-    /// Function of the file's threads, taken out when they end.
+    /// Function by which threads execute work on the file; removed when they have to end.
     carry_out: Option<CarryOut>,
     state: Mutex<State>,
-    /// Signalled when work is queued or the threads have to end.
+    /// Signalled when work is queued, or when the threads have to end.
     due: Condvar,
 }
 
@@ -63,13 +63,13 @@ struct State {
     due: VecDeque<Job>,
     running: Vec<RunningWork>,
     threads: usize,
-    /// Number of threads that wait for work.
+    /// Number of the file's threads that wait for work.
     idle: usize,
     last_id: u64,
     ending: bool,
 }
 
-/// Result of work that has ended.
+/// Result of work that a thread has finished.
 #[derive(Debug)]
 struct FinishedWork {
     id: u64,
@@ -77,7 +77,7 @@ struct FinishedWork {
     result: Result<(), IoError>,
 }
 
-/// Queued work that no thread has started.
+/// Work in the queue that no thread has started.
 #[derive(Debug)]
 struct Job {
     id: u64,
@@ -85,7 +85,7 @@ struct Job {
     inbox: Arc<Inbox<FinishedWork>>,
 }
 
-/// Work that a thread is executing.
+/// Work that a thread is executing now.
 #[derive(Debug)]
 struct RunningWork {
     id: u64,
@@ -94,7 +94,7 @@ struct RunningWork {
 }
 
 impl State {
-    /// Returns the next job that a thread may start now.
+    /// Returns the next queued work that a thread may start now, if any.
     fn next(&mut self) -> Option<Job> {
         let changes = |running: &RunningWork| running.given_up && running.changes;
         if self.running.iter().any(changes) {
@@ -161,7 +161,7 @@ impl FileThreads {
         id
     }
 
-    /// Abandons work that its request no longer waits for.
+    /// Abandons the work with this ID: its result is dropped when the system call ends.
     fn give_up(&self, id: u64) {
         let mut state = self.0.lock();
         state.due.retain(|job| job.id != id);
@@ -207,7 +207,7 @@ impl ThreadsState {
         spawned.map(drop)
     }
 
-    /// Runs the main loop of a thread.
+    /// Runs the main loop of a file's thread: takes queued work and executes it.
     fn run(self: Arc<Self>) {
         sync::leave_cpu();
         let mut state = self.lock();

@@ -18,34 +18,35 @@ use std::time::{Duration, Instant};
 const MAX_STARTED: usize = 64;
 /// Longest read or write of a thread in bytes, which is also the size of a copy's buffer.
 const PIECE: u64 = 256 << 10;
-/// Bytes after which a round stops copying, because the worker's other clients wait meanwhile.
+/// Number of bytes after which a round copies no more, so that other front-ends of the worker are
+/// served.
 const ROUND: u64 = 1 << 20;
 /// Interval between two checks for requests that have timed out.
 const TIMEOUT_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A request that the threads work on.
+/// Request that threads are working on, possibly in several pieces.
 struct Started {
-    /// ID of the work in progress.
+    /// ID of the work that threads execute for the request now.
     id: u64,
     request: Request,
-    /// Bytes that have been moved.
+    /// Number of bytes of the request that were transferred.
     done: u64,
-    /// Start time of the current piece.
+    /// Start time of the piece of work in progress, for the timeout.
     since: Instant,
 }
 
-/// A worker's queue into a file that may hang; see the module's documentation.
+/// Queue of one worker into a file that may hang; see the module's documentation.
 pub(in crate::file) struct ThreadsQueue {
     shared: Arc<FileState>,
     pub(super) threads: Arc<FileThreads>,
     pub(super) inbox: Arc<Inbox<FinishedWork>>,
     waiting: VecDeque<Request>,
     started: Vec<Started>,
-    /// Work that threads have finished, and no round has processed yet.
+    /// Work that threads have finished and that no round has processed.
     finished: VecDeque<FinishedWork>,
-    /// Completions of requests that did not end by a thread's result.
+    /// Completions of requests that ended otherwise than by a thread's result.
     ended: Vec<Completion>,
-    /// Time of the last check for timed-out requests.
+    /// Time of the last check for requests that have timed out.
     looked: Instant,
     ending: DrainWatch,
 }
@@ -96,7 +97,7 @@ impl ThreadsQueue {
         }
     }
 
-    /// Processes finished work: completes its request, or starts the request's next piece.
+    /// Processes finished work: completes the request, or starts the request's next piece.
     fn finish(&mut self, done: FinishedWork) -> Option<Completion> {
         let FinishedWork { id, work, result } = done;
         // An unknown number: the request was given up just then.
@@ -118,7 +119,7 @@ impl ThreadsQueue {
         Some(request.complete(Ok(())))
     }
 
-    /// Ends all requests, including those with calls that still hang.
+    /// Ends all requests with an error, including those whose system calls still hang.
     fn give_up(&mut self) {
         let started = std::mem::take(&mut self.started);
         let started = started.into_iter().map(|started| {
@@ -184,7 +185,7 @@ impl ThreadsQueue {
     }
 }
 
-/// Creates the work for a request from byte `done` on.
+/// Creates the work that continues a request after its first `done` bytes.
 fn work(request: &Request, done: u64) -> Result<ThreadWork, IoError> {
     let (op, len) = match request.op {
         op if op.has_data() => (op, (request.len - done).min(PIECE)),

@@ -13,16 +13,16 @@ use std::sync::Arc;
 /// Maximum length in bytes of one write of zeroes, for files without another way to zero a range.
 const ZEROES: u64 = 256 << 10;
 
-/// A file, as the threads that access it need it.
+/// File as the threads that access it need it: descriptor, unit and abilities.
 #[derive(Debug)]
 pub(super) struct WorkFile {
     pub(super) fd: Arc<FileDescription>,
     pub(super) abilities: Arc<Abilities>,
-    /// Granularity of access in bytes.
+    /// Unit of access in bytes, of which offsets and lengths are multiples.
     pub(super) unit: u64,
 }
 
-/// A request or a piece of one, as a thread executes it.
+/// Request to a file, or a piece of one, that a thread executes.
 #[derive(Debug)]
 pub(super) struct ThreadWork {
     pub(super) op: Op,
@@ -34,12 +34,13 @@ pub(super) struct ThreadWork {
 }
 
 impl ThreadWork {
-    /// Returns the number of bytes that a worker has to copy for this work.
+    /// Returns the number of bytes that the worker copies between guest memory and the thread's
+    /// buffer.
     pub(super) fn copied(&self) -> u64 {
         self.buffer.as_ref().map_or(0, |buffer| buffer.len() as u64)
     }
 
-    /// Executes the work; the call may hang.
+    /// Executes the work by system calls, which may hang.
     pub(super) fn carry_out(&mut self, file: &WorkFile) -> Result<(), IoError> {
         let fd = file.fd.as_fd();
         match self.op {
@@ -86,7 +87,7 @@ impl ThreadWork {
         again(|| fallocate(file.fd.as_fd(), mode, self.offset, self.len))
     }
 
-    /// Zeroes the range with the first method that the file supports.
+    /// Zeroes the range of the work by the first method that the file supports.
     fn zero(&self, file: &WorkFile, deallocate: bool) -> Result<(), IoError> {
         let unknown = |errno| matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS);
         if deallocate && file.abilities.punch() {

@@ -13,16 +13,16 @@ use crate::{IoError, IoErrorKind, Op};
 /// Maximum number of durable writes of a file that the kernel works on at one time.
 const MAX_WRITES: u32 = 8;
 
-/// Slots of a file with requests that need durability.
+/// Slots of a file with requests that need an fsync, which they share.
 #[derive(Debug, Default)]
 pub(super) struct Durable {
-    /// Slot with the fsync in flight.
+    /// Slot of the fsync that the kernel is executing, if any.
     leader: Option<u32>,
-    /// Slots that end with the fsync in flight.
+    /// Slots of requests that complete with the fsync in flight.
     riders: Vec<u32>,
-    /// Slots that wait for the next fsync.
+    /// Slots of requests that need an fsync that begins later.
     waiting: Vec<u32>,
-    /// Number of durable writes that the kernel works on.
+    /// Number of durable writes of the file that the kernel is executing.
     writes: u32,
 }
 
@@ -52,7 +52,8 @@ impl Durable {
         }
     }
 
-    /// Updates the count of durable writes after an operation of a job has completed.
+    /// Updates the number of durable writes in flight after an operation of a request has
+    /// completed.
     #[inline]
     pub(super) fn answered(&mut self, job: &mut RingJob) {
         if std::mem::take(&mut job.is_durable_write) {

@@ -37,7 +37,7 @@ impl RingCore {
         Ok(place)
     }
 
-    /// Logs once why memory could not be pinned. Requests still work, only slower.
+    /// Logs once why `len` bytes of memory could not be pinned. Requests still work, but slower.
     pub(in crate::io) fn say_not_pinned(&mut self, len: usize, error: &io::Error) {
         if !std::mem::replace(&mut self.said_not_pinned, true) {
             tracing::warn!(
@@ -87,13 +87,13 @@ impl RingCore {
         unsafe { submitter.register_buffers_update(place.into(), &[vector], None) }
     }
 
-    /// Returns the number of buffers in the kernel's table.
+    /// Returns the number of buffers that the kernel has pinned for the ring.
     pub(in crate::io) fn pinned(&self) -> usize {
         self.fixed.count()
     }
 }
 
-/// Describes why memory could not be pinned.
+/// Returns the reason why memory could not be pinned, with a remedy, for the log.
 pub(in crate::io) fn why_not_pinned(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::ENOMEM) => {

@@ -19,23 +19,23 @@ use std::time::Duration;
 
 /// Bit that distinguishes the numbers of streams from those of slots. No slot has so high a number.
 pub(super) const STREAM: usize = 1 << 31;
-/// Bit that distinguishes the receiving half from the sending one.
+/// Bit of `user_data` that distinguishes receiving from sending on a connection.
 const RECEIVES: usize = 1 << 30;
 
 /// Maximum time for which a socket is tried before the receive is passed to the ring.
 const WINDOW: Duration = Duration::from_micros(50);
-/// Minimum time for which trying a socket is worthwhile.
+/// Minimum time for which repeated attempts to receive from a socket are worthwhile.
 const MIN_WINDOW: Duration = Duration::from_micros(2);
 /// Maximum number of sockets tried in one round, each by a system call. Receives of further sockets
 /// are passed to the ring.
 const MAX_TRIED: usize = 8;
 
-/// State of one direction of a connection.
+/// State of one direction (sending or receiving) of a connection.
 struct Half<T> {
     state: State<T>,
     vectors: Vec<libc::iovec>,
     header: Box<libc::msghdr>,
-    /// Number of bytes that were sent before the rest was passed to the ring.
+    /// Number of bytes that were sent directly, before the rest was passed to the ring.
     moved: i32,
 }
 
@@ -50,21 +50,22 @@ enum State<T> {
 /// Time for which a socket is tried: as long as its bytes usually arrive within [`WINDOW`].
 #[derive(Debug, Clone, Copy)]
 struct Tries {
-    /// Time in cycles; 0: the socket is not tried.
+    /// Time in cycles for which the socket is tried after a receive was started; 0 to use the ring
+    /// at once.
     window: u64,
-    /// Time at which the receive was started, in cycles.
+    /// Time in cycles at which the receive was started.
     since: u64,
 }
 
 impl Tries {
-    /// Adapts the time after bytes arrived; `window` is [`WINDOW`] in cycles.
+    /// Adapts the time after bytes have arrived; `window` is [`WINDOW`] in cycles.
     fn came(&mut self, now: u64, window: u64) {
         if now.wrapping_sub(self.since) <= window {
             self.window = window;
         }
     }
 
-    /// Shortens the time after no bytes arrived within it. `shortest` is [`MIN_WINDOW`] in cycles.
+    /// Halves the time after no bytes arrived within it. `shortest` is [`MIN_WINDOW`] in cycles.
     fn missed(&mut self, shortest: u64) {
         self.window /= 2;
         if self.window < shortest {
@@ -101,7 +102,7 @@ impl<T> Half<T> {
         matches!(self.state, State::Ended(..))
     }
 
-    /// Returns the message header to be passed to the kernel.
+    /// Returns the message header (`msghdr`) to pass to the kernel.
     fn message(&mut self) -> *mut libc::msghdr {
         self.header.msg_iov = self.vectors.as_mut_ptr();
         self.header.msg_iovlen = self.vectors.len() as _;
@@ -120,7 +121,7 @@ impl<T> Half<T> {
         };
     }
 
-    /// Returns the memory of an operation for which the ring has no room.
+    /// Returns the memory of an operation for which the ring has no room, to the caller.
     fn reclaim(&mut self) -> Option<T> {
         match std::mem::replace(&mut self.state, State::Idle) {
             State::Busy(what) => Some(what),
@@ -154,7 +155,7 @@ struct Stream {
     sends: Half<Outgoing>,
     receives: Half<Incoming>,
     tries: Tries,
-    /// Whether the owner has closed the stream.
+    /// Whether the owner of the connection has closed it.
     closed: bool,
 }
 
@@ -202,14 +203,14 @@ impl Stream {
     }
 }
 
-/// Connections of a ring.
+/// Network connections on which a worker's ring sends and receives.
 #[derive(Default)]
 pub(super) struct Streams {
     places: Vec<Option<Stream>>,
     generation: u32,
-    /// Number of sockets that are tried directly.
+    /// Number of sockets from which the worker tries to receive directly.
     tried: usize,
-    /// [`WINDOW`] and [`MIN_WINDOW`] in cycles.
+    /// Values of [`WINDOW`] and [`MIN_WINDOW`] in cycles of this processor.
     window: u64,
     shortest: u64,
 }
@@ -228,12 +229,12 @@ impl Streams {
         self.places.get_mut(stream)?.as_mut()
     }
 
-    /// Returns whether the kernel works on an operation of any stream.
+    /// Returns whether the kernel is executing a send or receive of any connection.
     pub(super) fn is_busy(&self) -> bool {
         self.places.iter().flatten().any(Stream::is_busy)
     }
 
-    /// Processes the result of an operation of a stream.
+    /// Processes the result of a send or receive; `user_data` names the connection and direction.
     pub(super) fn answered(&mut self, user_data: u64, answer: i32) {
         let index = user_data as u32 as usize;
         if user_data == NO_SLOT || index & STREAM == 0 {
@@ -270,7 +271,7 @@ impl Streams {
 }
 
 impl RingCore {
-    /// Adds a connection. Returns the number that names it from now on.
+    /// Adds a connection to the ring. Returns the number that names it in later calls.
     pub(in crate::io) fn open_stream(&mut self, fd: OwnedFd) -> usize {
         self.streams.generation = self.streams.generation.wrapping_add(1);
         let stream = Stream {
@@ -293,13 +294,13 @@ impl RingCore {
         self.streams.places.len() - 1
     }
 
-    /// Counts a system call made outside the ring.
+    /// Counts a system call that the ring did not make, such as a direct receive.
     fn count_call(&mut self) {
         self.counters.system_calls += 1;
         self.untold = true;
     }
 
-    /// Starts to send; returns `outgoing` as an error when that is not possible now.
+    /// Starts to send; returns `outgoing` as the error when sending is not possible now.
     pub(in crate::io) fn stream_send(
         &mut self,
         stream: usize,
@@ -351,7 +352,7 @@ impl RingCore {
         }
     }
 
-    /// Returns the completed send and its result.
+    /// Returns the message of a completed send and the number of bytes sent, or the error.
     pub(in crate::io) fn stream_sent(
         &mut self,
         stream: usize,
@@ -359,7 +360,7 @@ impl RingCore {
         self.streams.get(stream)?.sends.take()
     }
 
-    /// Starts to receive; returns `incoming` as an error when that is not possible now.
+    /// Starts to receive; returns `incoming` as the error when receiving is not possible now.
     pub(in crate::io) fn stream_receive(
         &mut self,
         stream: usize,
@@ -388,7 +389,7 @@ impl RingCore {
         incoming.map_or(Ok(()), Err)
     }
 
-    /// Passes a stream's receive to the ring. Returns `false` when the ring is full.
+    /// Passes the receive of a connection to the ring. Returns `false` when the ring is full.
     fn wait_on_ring(&mut self, stream: usize) -> bool {
         let Some(open) = self.streams.get(stream) else {
             return true;
@@ -399,13 +400,13 @@ impl RingCore {
         self.push_stream(&entry)
     }
 
-    /// Returns whether any socket is tried directly.
+    /// Returns whether there is a socket from which the worker tries to receive directly.
     #[inline]
     pub(in crate::io) fn has_tried_streams(&self) -> bool {
         self.streams.tried > 0
     }
 
-    /// Tries to receive from each socket that is tried directly.
+    /// Tries to receive from each socket that is read directly instead of through the ring.
     pub(in crate::io) fn try_streams(&mut self) {
         let (window, shortest) = (self.streams.window, self.streams.shortest);
         for stream in 0..self.streams.places.len() {
@@ -479,7 +480,7 @@ impl RingCore {
         }
     }
 
-    /// Returns the completed receive and its result.
+    /// Returns the memory of a completed receive and the number of bytes received, or the error.
     pub(in crate::io) fn stream_received(
         &mut self,
         stream: usize,
@@ -487,7 +488,7 @@ impl RingCore {
         self.streams.get(stream)?.receives.take()
     }
 
-    /// Returns whether a send or receive of the stream has ended.
+    /// Returns whether a send or a receive of the connection has ended.
     pub(in crate::io) fn stream_has_news(&self, stream: usize) -> bool {
         let open = self.streams.places.get(stream).and_then(Option::as_ref);
         open.is_some_and(|open| open.sends.has_ended() || open.receives.has_ended())
