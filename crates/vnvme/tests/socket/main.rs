@@ -51,6 +51,7 @@ mod slices;
 mod sockets;
 mod spread;
 mod startup;
+mod starvation;
 mod statuses;
 mod storage_faults;
 mod subsystem;
