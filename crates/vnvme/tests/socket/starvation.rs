@@ -2,6 +2,7 @@
 //! process concludes anything from the time that another one takes, and no client is disconnected.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, IoSlice};
 use std::mem::MaybeUninit;
@@ -308,43 +309,51 @@ fn capacity(len: usize) -> usize {
     std::iter::from_fn(|| send(&socket, &vec![0; len], &[]).ok()).count()
 }
 
-/// Not a test of its own: a client that reads no reply, and sends descriptors until no process of
-/// its user can send any.
+/// Sets the soft limit of open descriptors, which is that of descriptors in flight, too.
+fn limit_descriptors(limit: Option<u64>) {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let current = limit.or(maximum);
+    setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
+}
+
+/// Connects, reads no reply, and sends descriptors until no process of this user with the daemon's
+/// limit can send any. `None`: the server was fast enough to read some of them, and has ended the
+/// connection.
+fn flood(path: &OsStr) -> Option<UnixStream> {
+    limit_descriptors(None);
+    let socket = UnixStream::connect(path).ok()?;
+    send(&socket, &version(0, b"{}\0"), &[]).ok()?;
+    // More requests than replies fit into a socket: the server does not read on behind the first
+    // one that cannot be answered.
+    let info = [16u32, 0, 0, 0].map(u32::to_ne_bytes).concat();
+    let request = message(4, 0, None, &info);
+    for _ in 0..capacity(request.len()) + 16 {
+        send(&socket, &request, &[]).ok()?;
+    }
+    let memory = memfd(4096);
+    for _ in 0..FLOOD {
+        send(&socket, b"x", &[memory.as_fd(); FLOOD]).ok()?;
+    }
+    limit_descriptors(Some(DESCRIPTORS));
+    let (own, _peer) = UnixStream::pair().unwrap();
+    let refused = send(&own, b"x", &[memory.as_fd()]);
+    (refused == Err(rustix::io::Errno::TOOMANYREFS)).then_some(socket)
+}
+
+/// Not a test of its own: a client that floods a server of its user with descriptors.
 #[test]
 fn flooding_client() {
     let Some(path) = std::env::var_os(FLOODS) else {
         return;
     };
-    let most = getrlimit(Resource::Nofile).maximum;
-    let limit = Rlimit {
-        current: most,
-        maximum: most,
-    };
-    setrlimit(Resource::Nofile, limit).unwrap();
-    let socket = UnixStream::connect(path).unwrap();
-    send(&socket, &version(0, b"{}\0"), &[]).unwrap();
-    // More requests than replies fit into a socket: the server reads nothing behind the first one
-    // that cannot be answered.
-    let info = [16u32, 0, 0, 0].map(u32::to_ne_bytes).concat();
-    let request = message(4, 0, None, &info);
-    for _ in 0..capacity(request.len()) + 16 {
-        send(&socket, &request, &[]).unwrap();
-    }
-    let memory = memfd(4096);
-    for _ in 0..FLOOD {
-        send(&socket, b"x", &[memory.as_fd(); FLOOD]).unwrap();
-    }
-    // With the daemon's limit, this process could send no further descriptor.
-    let limit = Rlimit {
-        current: Some(DESCRIPTORS),
-        maximum: Some(DESCRIPTORS),
-    };
-    setrlimit(Resource::Nofile, limit).unwrap();
-    let (own, _peer) = UnixStream::pair().unwrap();
-    let refused = send(&own, b"x", &[memory.as_fd()]);
-    assert_eq!(refused, Err(rustix::io::Errno::TOOMANYREFS));
+    let mut flooded = None;
+    eventually("no descriptor can be sent", || {
+        flooded = flood(&path);
+        flooded.is_some()
+    });
     println!("flooded");
     // The end of the connection, which the server is to cause.
+    let socket = flooded.unwrap();
     let mut fds = [PollFd::new(&socket, PollFlags::empty())];
     poll(&mut fds, None).unwrap();
     println!("ended");
