@@ -39,6 +39,7 @@ fn disk(name: &str) -> Disk {
         socket: Some(format!("/run/{name}")),
         device: None,
         attached: false,
+        not_yet_kept: false,
         client_pid: None,
         error: None,
         namespaces: Vec::new(),

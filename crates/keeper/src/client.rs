@@ -10,18 +10,22 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 use sync::readiness;
 
-/// Longest wait for an answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest wait for an answer of systemd: it does much else, and stands still while it reads its
-/// units.
-const SYSTEMD_ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+/// Time after which an answer is late. A keeper that is late is slow, and not dead: clients are
+/// answered meanwhile, and everything is kept when the keeper runs again.
+const LATE_AFTER: Duration = Duration::from_secs(1);
+/// Longest wait of a caller that serves no client ([`KeeperClient::settle`]).
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(25);
+/// Interval of checks in such a wait.
+const CHECK_INTERVAL: Duration = Duration::from_micros(200);
 /// Until a message is sent again for which there was no room. A service manager's socket takes ten.
 const SEND_RETRY_INTERVAL: Duration = Duration::from_millis(1);
+/// Time until a message is sent again to a keeper that is late.
+const LATE_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Why nothing more is kept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeepError {
-    /// No answer has come in time: it does not run, or has refused something.
+    /// No answer has come: it does not run, or has refused something.
     #[error("the keeper has not answered within {} s", .0.as_secs())]
     Late(Duration),
     /// The keeper has ended, or accepts no messages.
@@ -39,14 +43,6 @@ pub enum KeepError {
     /// This process has no descriptor left for the pipe on which the keeper answers.
     #[error("a pipe: {0}")]
     Pipe(Errno),
-}
-
-/// Longest wait for an answer of this keeper.
-fn limit(keeping: Keeping) -> Duration {
-    match keeping {
-        Keeping::Process(_) => ANSWER_TIMEOUT,
-        Keeping::Systemd => SYSTEMD_ANSWER_TIMEOUT,
-    }
 }
 
 /// Number of a barrier; later ones are greater.
@@ -85,6 +81,8 @@ pub struct KeeperClient {
     barriers: VecDeque<Barrier>,
     issued: Ticket,
     answered: Ticket,
+    /// The next answer was late at the last look.
+    late: bool,
     failed: Option<KeepError>,
 }
 
@@ -97,6 +95,7 @@ impl KeeperClient {
             barriers: VecDeque::new(),
             issued: Ticket(0),
             answered: Ticket(0),
+            late: false,
             failed: None,
         }
     }
@@ -171,10 +170,49 @@ impl KeeperClient {
 
     /// Returns the time at which [`KeeperClient::advance`] has to be called at the latest.
     pub fn deadline(&self) -> Option<Instant> {
-        let limit = limit(self.link.keeping());
-        let late = self.barriers.front().map(|barrier| barrier.since + limit);
-        let retry = (!self.waiting.is_empty()).then(|| Instant::now() + SEND_RETRY_INTERVAL);
+        let barrier = self.barriers.front().filter(|_| !self.late);
+        let late = barrier.map(|barrier| barrier.since + LATE_AFTER);
+        let pause = if self.late {
+            LATE_RETRY_INTERVAL
+        } else {
+            SEND_RETRY_INTERVAL
+        };
+        let retry = (!self.waiting.is_empty()).then(|| Instant::now() + pause);
         late.into_iter().chain(retry).min()
+    }
+
+    /// Returns whether the next answer was late at the last [`advance`](Self::advance).
+    pub fn is_late(&self) -> bool {
+        self.late
+    }
+
+    /// Returns whether the keeper reads all requests, even if this process ends now: a keeper
+    /// process handles the messages in its socket before it starts the next process. systemd
+    /// ignores messages of a process that has ended.
+    pub fn is_sent(&self) -> bool {
+        self.waiting.is_empty() && matches!(self.link.keeping(), Keeping::Process(_))
+    }
+
+    /// Returns the number of messages for which there was no room yet.
+    pub fn backlog(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Waits until the barrier of this ticket is answered. Only for times when no client is served.
+    ///
+    /// # Errors
+    /// [`KeepError`]: from now on nothing is kept any more.
+    pub fn settle(&mut self, ticket: Ticket) -> Result<(), KeepError> {
+        let end = Instant::now() + SETTLE_TIMEOUT;
+        while !self.is_answered(ticket) {
+            let now = Instant::now();
+            self.advance(now)?;
+            if now >= end {
+                return Err(self.fail(KeepError::Late(SETTLE_TIMEOUT)));
+            }
+            std::thread::sleep(CHECK_INTERVAL);
+        }
+        Ok(())
     }
 
     /// Sends waiting messages, and checks for answers. Returns whether one has arrived.
@@ -205,11 +243,8 @@ impl KeeperClient {
             self.answered = barrier.ticket;
             self.barriers.pop_front();
         }
-        let limit = limit(self.link.keeping());
-        let late = |barrier: &Barrier| now.saturating_duration_since(barrier.since) >= limit;
-        if self.barriers.front().is_some_and(late) {
-            return Err(self.fail(KeepError::Late(limit)));
-        }
+        let late = |barrier: &Barrier| now.saturating_duration_since(barrier.since) >= LATE_AFTER;
+        self.late = self.barriers.front().is_some_and(late);
         Ok(self.answered != before)
     }
 
@@ -266,7 +301,6 @@ fn is_hung_up(reader: &OwnedFd) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::Keeping;
     use crate::packet::{self, Packet};
     use crate::store::{MessageResult, Store};
     use rustix::event::{EventfdFlags, eventfd};
@@ -320,26 +354,30 @@ mod tests {
     }
 
     #[test]
-    fn silent_keeper_times_out() {
-        for (keeping, limit) in [
-            (Keeping::Process(7), ANSWER_TIMEOUT),
-            (Keeping::Systemd, SYSTEMD_ANSWER_TIMEOUT),
-        ] {
-            let flags = SocketFlags::CLOEXEC;
-            let kind = SocketType::SEQPACKET;
-            let (ours, _keeper) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
-            let mut client = KeeperClient::new(&Link::new(ours, keeping, 10, []));
-            client.store("a", event().as_fd()).unwrap();
-            let ticket = client.barrier().unwrap();
-            let now = Instant::now();
+    fn late_keeper_is_waited_for() {
+        let (link, keeper) = pair(SocketType::SEQPACKET, 10);
+        let mut client = KeeperClient::new(&link);
+        client.store("a", event().as_fd()).unwrap();
+        let ticket = client.barrier().unwrap();
+        let now = Instant::now();
+        assert_eq!(client.advance(now), Ok(false));
+        assert!(!client.is_late());
+        let deadline = client.deadline().unwrap();
+        assert!(deadline <= now + LATE_AFTER);
+        // An hour later nothing has failed, and nobody looks again without a reason.
+        for now in [deadline, deadline + Duration::from_secs(3600)] {
             assert_eq!(client.advance(now), Ok(false));
-            let deadline = client.deadline().unwrap();
-            assert!(deadline <= now + limit);
-            let late = Err(KeepError::Late(limit));
-            assert_eq!(client.advance(deadline), late.clone().map(|()| false));
-            assert!(!client.is_answered(ticket) && !client.is_waiting());
-            assert_eq!(client.store("b", event().as_fd()), late);
+            assert!(client.is_late() && client.is_waiting() && !client.is_answered(ticket));
+            assert_eq!(client.deadline(), None);
         }
+        assert_eq!(client.store("b", event().as_fd()), Ok(()));
+        let mut store = Store::new(10);
+        while let Some(packet) = next(&keeper) {
+            assert_eq!(store.handle(packet), MessageResult::Handled);
+        }
+        assert_eq!(client.advance(deadline), Ok(true));
+        assert!(client.is_answered(ticket) && !client.is_late() && !client.is_waiting());
+        assert_eq!(store.all().len(), 2);
     }
 
     #[test]

@@ -184,6 +184,31 @@ impl Ledger {
         self.client.is_answered(ticket)
     }
 
+    /// See [`KeeperClient::is_late`].
+    pub fn is_late(&self) -> bool {
+        self.client.is_late()
+    }
+
+    /// See [`KeeperClient::is_sent`].
+    pub fn is_sent(&self) -> bool {
+        self.client.is_sent()
+    }
+
+    /// See [`KeeperClient::backlog`].
+    pub fn backlog(&self) -> usize {
+        self.client.backlog()
+    }
+
+    /// See [`KeeperClient::settle`].
+    ///
+    /// # Errors
+    /// The errors of [`Ledger::keep`].
+    pub fn settle(&mut self, ticket: Ticket) -> Result<(), LedgerError> {
+        self.check()?;
+        let settled = self.client.settle(ticket);
+        self.checked(settled.map_err(Into::into))
+    }
+
     /// See [`KeeperClient::fd`].
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.client.fd()

@@ -9,10 +9,10 @@ pub enum ReadError {
     /// More descriptors arrived than one message may carry, or than a process may have open.
     #[error("too many file descriptors")]
     TooManyFds,
-    /// The receiver process did not answer in time: a descriptor cannot be closed.
+    /// The receiver process runs, and does not answer: a descriptor cannot be closed.
     #[error("file descriptors cannot be received: closing one of them takes too long")]
     Stuck,
-    /// The receiver process ended while it read from this socket.
+    /// The receiver process ended between a peek and the take of the peeked bytes.
     #[error("the process that receives file descriptors has ended")]
     ReceiverGone,
     /// A system call failed, here or in the receiver process.

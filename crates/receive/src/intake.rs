@@ -8,6 +8,7 @@ use crate::socket::Socket;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown, sockopt};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use sync::Unpoisoned;
@@ -23,6 +24,9 @@ const MAX_LEAVING_PLAIN: usize = 64;
 
 /// Pause before the connection to the next receiver process is tried.
 const RECONNECT_DELAY: Duration = Duration::from_millis(100);
+
+/// Interval of checks on another receiver process that is being started.
+const REPLACING: Duration = Duration::from_millis(20);
 
 /// Reader of the clients of one listening socket: in place, or by the receiver process.
 ///
@@ -45,6 +49,12 @@ struct Process {
     ends: bool,
     link: Arc<Mutex<ListenerLink>>,
     channel: Option<Arc<OwnedFd>>,
+    /// The receiver process at the channel's other end.
+    generation: u64,
+    /// Time at which the channel was opened.
+    opened: Instant,
+    /// The receiver process does not answer: see [`ListenerLink`].
+    late: Arc<AtomicBool>,
     /// Time of the next attempt to reach the receiver process.
     retry: Option<Instant>,
 }
@@ -58,6 +68,7 @@ impl Intake {
     /// Creates a reader for untrusted clients. [Connect](Intake::connect) it before the first
     /// client is accepted.
     pub fn new(receiver: &Receiver, wanted: AcceptedDescriptors) -> Intake {
+        let link = ListenerLink::new(wanted);
         Intake(IntakeMode::Receiver(Process {
             receiver: receiver.clone(),
             max_leaving: match wanted.max_fds {
@@ -65,8 +76,11 @@ impl Intake {
                 _ => MAX_LEAVING,
             },
             ends: false,
-            link: Arc::new(Mutex::new(ListenerLink::new(wanted))),
+            late: link.late(),
+            link: Arc::new(Mutex::new(link)),
             channel: None,
+            generation: 0,
+            opened: Instant::now(),
             retry: None,
         }))
     }
@@ -87,6 +101,9 @@ impl Intake {
     /// [`Intake::deadline`] has passed. Returns `true` if [`Intake::fd`] has changed, and must be
     /// watched.
     ///
+    /// A receiver process that does not answer is replaced: another one is started, and serves this
+    /// listening socket when it is there. The first one is not judged, and ends when it runs again.
+    ///
     /// # Errors
     /// The kernel's error when the receiver process has not started or restarted yet, or no
     /// descriptor is left. The next attempt is due at the deadline.
@@ -95,14 +112,24 @@ impl Intake {
             return Ok(false);
         };
         if process.channel.is_some() {
-            return Ok(false);
+            if !process.late.load(Ordering::Relaxed) {
+                process.retry = None;
+                return Ok(false);
+            }
+            if !process.receiver.replace(process.generation) {
+                process.retry = Some(Instant::now() + REPLACING);
+                return Ok(false);
+            }
         }
         let mut link = process.link.lock().unpoisoned();
         process.retry = Some(Instant::now() + RECONNECT_DELAY);
         let opened = process
             .receiver
             .open_listener(listener, link.wanted(), process.ends);
-        let channel = Arc::new(opened?);
+        let (generation, channel) = opened?;
+        let channel = Arc::new(channel);
+        process.generation = generation;
+        process.opened = Instant::now();
         process.retry = None;
         process.channel = Some(channel.clone());
         link.open(channel);
@@ -136,7 +163,13 @@ impl Intake {
     /// Returns the time at which [`Intake::connect`] has to be called next.
     pub fn deadline(&self) -> Option<Instant> {
         match &self.0 {
-            IntakeMode::Receiver(process) => process.retry,
+            IntakeMode::Receiver(process) => {
+                let is_late = || process.late.load(Ordering::Relaxed);
+                // At once: a time that has passed.
+                process
+                    .retry
+                    .or_else(|| is_late().then_some(process.opened))
+            }
             IntakeMode::InPlace { .. } => None,
         }
     }

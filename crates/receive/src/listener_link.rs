@@ -8,77 +8,51 @@ use rustix::net::SendFlags;
 use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time limit of an answer, in periods. Descriptors are checked within microseconds; a longer check
-/// hangs.
-const PERIODS: u32 = 4;
-const PERIOD: Duration = Duration::from_millis(500);
+/// Interval of checks on a missing answer. Descriptors are checked within microseconds.
+const PERIOD: Duration = Duration::from_millis(250);
+/// Number of signs of life of the receiver process after which a missing answer hangs. They are at
+/// least a period apart. A process without a processor, or a stopped one, gives none.
+const SIGNS: u32 = 8;
 
-/// Remaining time limit of an answer. Any time without a check counts as one period only, because
-/// the receiver process may have had no processor in that time either.
-#[derive(Clone, Copy, Debug)]
-struct AnswerLimit {
-    since: Instant,
-    periods: u32,
-}
-
-impl AnswerLimit {
-    fn new(now: Instant) -> Self {
-        AnswerLimit {
-            since: now,
-            periods: PERIODS,
-        }
-    }
-
-    /// Returns the time of the next check.
-    fn deadline(&self) -> Instant {
-        self.since + PERIOD
-    }
-
-    /// Checks a missing answer. Returns whether it is overdue now.
-    fn is_over(&mut self, now: Instant) -> bool {
-        if now >= self.deadline() {
-            self.since = now;
-            self.periods = self.periods.saturating_sub(1);
-        }
-        self.periods == 0
-    }
-}
-
-/// Bytes and descriptors that the receiver process has read.
+/// Bytes and descriptors that the receiver process has peeked at.
 #[derive(Debug)]
 pub(crate) struct ReceivedData {
     pub bytes: Vec<u8>,
     pub fds: Vec<OwnedFd>,
 }
 
-/// Request to the receiver process.
+/// Progress of a request to peek.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asking {
-    /// Take at most this many bytes from the socket.
-    Receive(u32),
-    /// Peek at this many bytes of the socket.
-    Look(u32),
+struct Asking {
+    /// Maximum number of bytes.
+    most: u32,
+    /// Time of the next check.
+    next: Instant,
+    /// Signs of life of the receiver process that are left until the request hangs.
+    signs: u32,
+    /// The receiver process has the request. Otherwise it is sent at the next check.
+    sent: bool,
+}
+
+impl Asking {
+    fn new(most: usize, now: Instant) -> Self {
+        Asking {
+            most: u32::try_from(most.min(MAX_READ)).unwrap_or(u32::MAX),
+            next: now + PERIOD,
+            signs: SIGNS,
+            sent: false,
+        }
+    }
 }
 
 /// Request to the receiver process of which the answer is missing.
 #[derive(Debug)]
 enum PendingRead {
-    /// Request to be sent as soon as there is a receiver process.
-    Unasked(AnswerLimit, Asking),
-    /// Request that was sent.
-    Asked(AnswerLimit, Asking),
+    Asked(Asking),
     Come(Result<ReceivedData, ReadError>),
-}
-
-impl PendingRead {
-    fn deadline(&self) -> Option<Instant> {
-        match self {
-            PendingRead::Unasked(limit, _) | PendingRead::Asked(limit, _) => Some(limit.deadline()),
-            PendingRead::Come(_) => None,
-        }
-    }
 }
 
 /// Current client of the listening socket.
@@ -88,6 +62,8 @@ struct CurrentClient {
     socket: Arc<OwnedFd>,
     /// The receiver process has a duplicate of the socket.
     registered: bool,
+    /// The receiver process has duplicates of the peeked descriptors.
+    held: bool,
     awaited: Option<PendingRead>,
 }
 
@@ -107,17 +83,17 @@ pub(crate) struct ListenerLink {
     leaving: HashSet<u64>,
     /// Disconnected clients of which the receiver process was not told yet.
     untold: Vec<u64>,
-}
-
-fn at_most(most: usize) -> u32 {
-    u32::try_from(most.min(MAX_READ)).unwrap_or(u32::MAX)
+    /// A sign of life was asked for, and has not come.
+    pinged: bool,
+    /// The receiver process does not take or answer messages.
+    late: Arc<AtomicBool>,
 }
 
 impl Drop for ListenerLink {
     fn drop(&mut self) {
         // If the clients' sockets are kept, the receiver process does not treat the end of this
         // process as the end of the connections.
-        self.send(message::kind::SHUT, 0, 0, None);
+        let _ = self.send(message::kind::SHUT, 0, 0, None);
     }
 }
 
@@ -131,6 +107,8 @@ impl ListenerLink {
             plain: HashSet::new(),
             leaving: HashSet::new(),
             untold: Vec::new(),
+            pinged: false,
+            late: Arc::default(),
         }
     }
 
@@ -146,62 +124,73 @@ impl ListenerLink {
         self.leaving.len()
     }
 
+    /// Returns the flag that the receiver process does not answer, for the owner's thread.
+    pub(crate) fn late(&self) -> Arc<AtomicBool> {
+        self.late.clone()
+    }
+
     /// Uses a new receiver process.
     pub(crate) fn open(&mut self, channel: Arc<OwnedFd>) {
+        self.lose();
         self.channel = Some(channel);
         self.register();
     }
 
-    /// Handles the end of the receiver process, and of everything that it held.
+    /// Handles the end of the receiver process, or its replacement, and of everything that it held.
     fn lose(&mut self) {
         self.channel = None;
         self.plain.clear();
         self.leaving.clear();
         self.untold.clear();
+        self.pinged = false;
+        self.late.store(false, Ordering::Relaxed);
         if let Some(present) = &mut self.present {
             present.registered = false;
-            // The process may or may not have taken bytes from the socket.
-            match present.awaited {
-                Some(PendingRead::Asked(_, Asking::Receive(_))) => {
-                    present.awaited = Some(PendingRead::Come(Err(ReadError::ReceiverGone)));
-                }
-                // A peek takes nothing.
-                Some(PendingRead::Asked(limit, look)) => {
-                    present.awaited = Some(PendingRead::Unasked(limit, look));
-                }
-                _ => {}
+            present.held = false;
+            // A peek takes nothing, so the next process is asked again.
+            if let Some(PendingRead::Asked(asking)) = &mut present.awaited {
+                asking.sent = false;
+                asking.signs = SIGNS;
             }
         }
     }
 
     /// Sends a message without waiting: the receiver process reads messages at once, and few are
     /// outstanding.
-    fn send(&mut self, kind: u32, value: u32, client: u64, fd: Option<BorrowedFd<'_>>) -> bool {
-        let Some(channel) = self.channel.clone() else {
-            return false;
-        };
+    fn send(
+        &mut self,
+        kind: u32,
+        value: u32,
+        client: u64,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(), Errno> {
+        let channel = self.channel.clone().ok_or(Errno::NOTCONN)?;
         let message = Message {
             kind,
             value,
             client,
         };
-        match message::send(
+        let sent = message::send(
             channel.as_fd(),
             message,
             &[],
             fd.as_slice(),
             SendFlags::DONTWAIT,
-        ) {
-            Ok(()) => true,
-            Err(Errno::PIPE | Errno::CONNRESET) => {
-                self.lose();
-                false
-            }
+        );
+        match sent {
+            Ok(()) => {}
+            Err(Errno::PIPE | Errno::CONNRESET) => self.lose(),
+            Err(Errno::TOOMANYREFS) => self.report_crowd(),
             Err(errno) => {
                 tracing::debug!(%errno, "message to the process that receives descriptors");
-                false
             }
         }
+        sent
+    }
+
+    /// Has the receiver process look for clients with too many unread descriptors.
+    pub(crate) fn report_crowd(&mut self) {
+        let _ = self.send(message::kind::CROWDED, 0, 0, None);
     }
 
     fn next_client(&mut self) -> u64 {
@@ -216,13 +205,15 @@ impl ListenerLink {
             client,
             socket,
             registered: false,
+            held: false,
             awaited: None,
         });
         self.register();
         client
     }
 
-    /// Gives the receiver process a duplicate of the present client's socket.
+    /// Gives the receiver process a duplicate of the present client's socket, and an outstanding
+    /// request.
     fn register(&mut self) {
         let Some(present) = &self.present else {
             return;
@@ -230,26 +221,41 @@ impl ListenerLink {
         let (client, socket) = (present.client, present.socket.clone());
         let sent = self.send(message::kind::OPEN, 0, client, Some(socket.as_fd()));
         if let Some(present) = &mut self.present {
-            present.registered = sent;
-            if let Some(PendingRead::Unasked(limit, asking)) = present.awaited {
-                self.ask_with(client, limit, asking);
-            }
+            present.registered = sent.is_ok();
         }
+        self.note_room(sent);
+        self.send_request();
     }
 
-    fn ask_with(&mut self, client: u64, limit: AnswerLimit, asking: Asking) {
-        let registered = self.present.as_ref().is_some_and(|p| p.registered);
-        let (kind, most) = match asking {
-            Asking::Receive(most) => (message::kind::RECEIVE, most),
-            Asking::Look(most) => (message::kind::PEEK, most),
+    /// Sends the outstanding request, if there is one that the receiver process does not have.
+    fn send_request(&mut self) {
+        let Some(CurrentClient {
+            client,
+            registered: true,
+            awaited:
+                Some(PendingRead::Asked(Asking {
+                    most, sent: false, ..
+                })),
+            ..
+        }) = self.present
+        else {
+            return;
         };
-        let asked = registered && self.send(kind, most, client, None);
-        if let Some(present) = &mut self.present {
-            present.awaited = Some(if asked {
-                PendingRead::Asked(limit, asking)
-            } else {
-                PendingRead::Unasked(limit, asking)
-            });
+        let sent = self.send(message::kind::PEEK, most, client, None);
+        if let Some(CurrentClient {
+            awaited: Some(PendingRead::Asked(asking)),
+            ..
+        }) = &mut self.present
+        {
+            asking.sent = sent.is_ok();
+        }
+        self.note_room(sent);
+    }
+
+    /// Notes that the receiver process takes no messages from its channel.
+    fn note_room(&self, sent: Result<(), Errno>) {
+        if sent == Err(Errno::AGAIN) {
+            self.late.store(true, Ordering::Relaxed);
         }
     }
 
@@ -257,7 +263,8 @@ impl ListenerLink {
     /// if that is impossible.
     pub(crate) fn dismiss(&mut self, socket: OwnedFd) -> Option<OwnedFd> {
         let client = self.next_client();
-        if !self.send(message::kind::OPEN, 0, client, Some(socket.as_fd())) {
+        let sent = self.send(message::kind::OPEN, 0, client, Some(socket.as_fd()));
+        if sent.is_err() {
             return Some(socket);
         }
         drop(socket);
@@ -270,7 +277,7 @@ impl ListenerLink {
     pub(crate) fn enter_plain(&mut self, socket: BorrowedFd<'_>) -> Option<u64> {
         let client = self.next_client();
         let sent = self.send(message::kind::OPEN, 0, client, Some(socket));
-        sent.then(|| {
+        sent.is_ok().then(|| {
             self.plain.insert(client);
             client
         })
@@ -287,7 +294,7 @@ impl ListenerLink {
         let sent = self.send(message::kind::END, 0, client, None);
         if self.is_open() {
             self.leaving.insert(client);
-            if !sent {
+            if sent.is_err() {
                 self.untold.push(client);
             }
         }
@@ -302,63 +309,76 @@ impl ListenerLink {
         present.is_some_and(|present| present.registered)
     }
 
-    /// Requests `most` bytes of the client's socket.
-    pub(crate) fn ask(&mut self, client: u64, most: usize) {
-        self.ask_with(
-            client,
-            AnswerLimit::new(Instant::now()),
-            Asking::Receive(at_most(most)),
-        );
-    }
-
     /// Requests a peek at `most` bytes, which stay in the socket.
-    pub(crate) fn ask_look(&mut self, client: u64, most: usize) {
-        self.ask_with(
-            client,
-            AnswerLimit::new(Instant::now()),
-            Asking::Look(at_most(most)),
-        );
+    pub(crate) fn ask(&mut self, client: u64, most: usize) {
+        let Some(present) = self.present.as_mut().filter(|p| p.client == client) else {
+            return;
+        };
+        present.awaited = Some(PendingRead::Asked(Asking::new(most, Instant::now())));
+        self.send_request();
     }
 
     /// Tells the receiver process that the peeked bytes were read from the socket.
     pub(crate) fn looked(&mut self, client: u64) {
-        self.send(message::kind::PEEKED, 0, client, None);
+        let _ = self.send(message::kind::PEEKED, 0, client, None);
     }
 
     /// Returns whether the receiver process holds the peeked descriptors, as far as known.
     pub(crate) fn holds(&mut self, client: u64) -> bool {
         self.dispatch();
         let present = self.present.as_ref().filter(|p| p.client == client);
-        present.is_some_and(|present| present.registered)
+        present.is_some_and(|present| present.held)
     }
 
     /// Returns the time at which the answer has to be checked for again; `None` without a request.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let awaited = self.present.as_ref()?.awaited.as_ref()?;
-        awaited.deadline()
+        match self.present.as_ref()?.awaited.as_ref()? {
+            PendingRead::Asked(asking) => Some(asking.next),
+            PendingRead::Come(_) => None,
+        }
     }
 
     /// Takes the answer, if it has arrived.
     pub(crate) fn answer(&mut self, client: u64) -> Result<Option<ReceivedData>, ReadError> {
+        self.check(Instant::now());
         let present = self.present.as_mut().filter(|p| p.client == client);
         let Some(present) = present else {
             return Err(ReadError::ReceiverGone);
         };
-        let now = Instant::now();
-        let (mut limit, asking, asked) = match present.awaited.take() {
-            Some(PendingRead::Come(answer)) => return answer.map(Some),
-            Some(PendingRead::Asked(limit, asking)) => (limit, asking, true),
-            Some(PendingRead::Unasked(limit, asking)) => (limit, asking, false),
-            None => return Ok(None),
-        };
-        let is_over = limit.is_over(now);
-        match asked {
-            true if is_over => return Err(ReadError::Stuck),
-            true => present.awaited = Some(PendingRead::Asked(limit, asking)),
-            false if is_over => return Err(ReadError::ReceiverGone),
-            false => present.awaited = Some(PendingRead::Unasked(limit, asking)),
+        match present.awaited.take() {
+            Some(PendingRead::Come(answer)) => answer.map(Some),
+            Some(PendingRead::Asked(Asking { signs: 0, .. })) => Err(ReadError::Stuck),
+            asked => {
+                present.awaited = asked;
+                Ok(None)
+            }
         }
-        Ok(None)
+    }
+
+    /// Checks an outstanding request whose answer has not arrived within a period. Time alone
+    /// decides nothing: a receiver process may be slow because the machine is busy.
+    fn check(&mut self, now: Instant) {
+        let Some(CurrentClient {
+            client,
+            registered,
+            awaited: Some(PendingRead::Asked(asking)),
+            ..
+        }) = &mut self.present
+        else {
+            return;
+        };
+        if now < asking.next {
+            return;
+        }
+        asking.next = now + PERIOD;
+        let client = *client;
+        match (asking.sent, *registered) {
+            _ if self.channel.is_none() => {}
+            (false, true) => self.send_request(),
+            (false, false) => self.register(),
+            (true, _) if self.pinged => self.late.store(true, Ordering::Relaxed),
+            (true, _) => self.pinged = self.send(message::kind::PING, 0, client, None).is_ok(),
+        }
     }
 
     /// Handles the messages of the receiver process. Returns `false` when the process has ended.
@@ -394,8 +414,9 @@ impl ListenerLink {
                     // Late answers are dropped. Descriptors in them are harmless.
                     if let Some(present) = &mut self.present
                         && present.client == client
-                        && matches!(present.awaited, Some(PendingRead::Asked(..)))
+                        && matches!(present.awaited, Some(PendingRead::Asked(_)))
                     {
+                        present.held = answer.is_ok();
                         present.awaited = Some(PendingRead::Come(answer));
                     }
                 }
@@ -404,40 +425,29 @@ impl ListenerLink {
                     self.plain.remove(&client);
                     if let Some(present) = self.present.as_mut().filter(|p| p.client == client) {
                         present.registered = false;
+                        present.held = false;
+                        if let Some(PendingRead::Asked(asking)) = &mut present.awaited {
+                            asking.sent = false;
+                        }
+                    }
+                }
+                message::kind::PONG => {
+                    self.pinged = false;
+                    self.late.store(false, Ordering::Relaxed);
+                    if let Some(CurrentClient {
+                        client: present,
+                        awaited: Some(PendingRead::Asked(asking)),
+                        ..
+                    }) = &mut self.present
+                        && *present == client
+                        && value == 0
+                    {
+                        asking.signs = asking.signs.saturating_sub(1);
                     }
                 }
                 _ => {}
             }
         }
         false
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn answer_times_out_after_four_periods() {
-        let began = Instant::now();
-        let mut limit = AnswerLimit::new(began);
-        for quarter in 1..PERIODS {
-            let deadline = began + quarter * PERIOD;
-            assert_eq!(limit.deadline(), deadline);
-            assert!(!limit.is_over(deadline - Duration::from_millis(1)));
-            assert!(!limit.is_over(deadline));
-        }
-        assert!(limit.is_over(began + PERIODS * PERIOD));
-    }
-
-    #[test]
-    fn unobserved_time_counts_as_one_period() {
-        let began = Instant::now();
-        let mut limit = AnswerLimit::new(began);
-        let awake = began + Duration::from_secs(3600);
-        for quarter in 0..PERIODS - 1 {
-            assert!(!limit.is_over(awake + quarter * PERIOD), "{quarter}");
-        }
-        assert!(limit.is_over(awake + (PERIODS - 1) * PERIOD));
     }
 }

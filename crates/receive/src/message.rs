@@ -28,12 +28,12 @@ pub(crate) mod kind {
     pub const LISTENER: u32 = 1;
     /// Message to the receiver process: a client's socket, of which it gets a duplicate.
     pub const OPEN: u32 = 2;
-    /// Read at most `value` bytes from the client's socket. No other process reads until the
-    /// answer.
-    pub const RECEIVE: u32 = 3;
+    /// The server asks for a sign of life, which the thread that reads messages gives. With the
+    /// client whose answer is missing.
+    pub const PING: u32 = 3;
     /// The client's socket is closed in the server.
     pub const END: u32 = 4;
-    /// To the server: the bytes read, with their descriptors. `value`: an error number, or
+    /// To the server: the peeked bytes, with their descriptors. `value`: an error number, or
     /// [`TOO_MANY_FDS`](super::TOO_MANY_FDS).
     pub const ANSWER: u32 = 5;
     /// Message to the server: the client's socket is closed, and its unread data discarded.
@@ -43,8 +43,8 @@ pub(crate) mod kind {
     /// Message of the spawner: `value` is the new process's ID, or the reason of the failure.
     pub const STARTED: u32 = 8;
     pub const FAILED: u32 = 9;
-    /// Reads as [`RECEIVE`], but all data stays in the client's socket, and its descriptors also
-    /// stay open in the receiver process.
+    /// Peek at most `value` bytes of the client's socket. All data stays in the socket, and its
+    /// descriptors also stay open in the receiver process.
     pub const PEEK: u32 = 10;
     /// Message to the receiver process: the peeked bytes were read, so it closes their descriptors.
     pub const PEEKED: u32 = 11;
@@ -53,6 +53,14 @@ pub(crate) mod kind {
     pub const KEPT: u32 = 12;
     /// To the receiver process: the server is about to end, and its clients' connections with it.
     pub const SHUT: u32 = 13;
+    /// To the server: the answer to a [`PING`]. `value`: 1 if the client's answer waits until the
+    /// kernel takes its descriptors, 0 otherwise.
+    pub const PONG: u32 = 14;
+    /// To the receiver process: another one has taken its place. It ends, and leaves the sockets
+    /// as they are.
+    pub const RETIRE: u32 = 15;
+    /// To the receiver process: the kernel takes no more descriptors of this user.
+    pub const CROWDED: u32 = 16;
 }
 
 /// Value of an answer when a client has sent more descriptors than are accepted.

@@ -14,11 +14,18 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use sync::{Unpoisoned, readiness};
 
 /// Pause between the end of a receiver process and the start of the next one.
 const RESTART_DELAY: Duration = Duration::from_millis(100);
+
+/// Minimum time between two receiver processes that replace one which does not answer: on a busy
+/// machine none of them may answer for a while.
+const REPLACED_REST: Duration = Duration::from_secs(1);
+
+/// Maximum number of replaced receiver processes that have not ended.
+const MAX_REPLACED: usize = 4;
 
 /// Handle of the receiver process. Clones refer to the same process, which ends when the last of
 /// them is dropped.
@@ -28,10 +35,22 @@ pub struct Receiver(Arc<ReceiverState>);
 struct ReceiverState {
     start: Start,
     running: Mutex<ReceiverProcess>,
-    control: Mutex<Arc<OwnedFd>>,
+    control: Mutex<Control>,
+    /// Processes that were replaced, and have not ended. Locked while a process is started.
+    replaced: Mutex<Vec<(ReceiverProcess, Control)>>,
+    /// Time of the last replacement.
+    last_replaced: Mutex<Option<Instant>>,
     /// Socket passed to [`Receiver::keep`].
     kept: Mutex<Option<Arc<OwnedFd>>>,
     restarting: AtomicBool,
+}
+
+/// Socket to the present receiver process.
+#[derive(Clone)]
+struct Control {
+    /// Number of the process.
+    generation: u64,
+    socket: Arc<OwnedFd>,
 }
 
 /// Method of starting receiver processes.
@@ -98,11 +117,16 @@ impl Receiver {
     }
 
     fn new(start: Start) -> Result<Receiver, StartError> {
-        let (running, control) = start.start()?;
+        let (running, socket) = start.start()?;
         Ok(Receiver(Arc::new(ReceiverState {
             start,
             running: Mutex::new(running),
-            control: Mutex::new(control),
+            control: Mutex::new(Control {
+                generation: 0,
+                socket,
+            }),
+            replaced: Mutex::default(),
+            last_replaced: Mutex::default(),
             kept: Mutex::default(),
             restarting: AtomicBool::new(false),
         })))
@@ -120,7 +144,7 @@ impl Receiver {
         let kept = Arc::new(kept);
         *self.0.kept.lock().unpoisoned() = Some(kept.clone());
         let control = self.0.control.lock().unpoisoned().clone();
-        self.0.say_kept(&control, &kept);
+        self.0.say_kept(&control.socket, &kept);
     }
 
     /// Tells the receiver process that this process ends on purpose, which disconnects the clients.
@@ -128,17 +152,24 @@ impl Receiver {
         if self.0.kept.lock().unpoisoned().take().is_some() {
             let control = self.0.control.lock().unpoisoned().clone();
             let message = Message::plain(message::kind::SHUT);
-            let _ = message::send(control.as_fd(), message, &[], &[], SendFlags::DONTWAIT);
+            let _ = message::send(
+                control.socket.as_fd(),
+                message,
+                &[],
+                &[],
+                SendFlags::DONTWAIT,
+            );
         }
     }
 
-    /// Opens a new listener link, with its other end in the receiver process. Never waits.
+    /// Opens a new listener link, with its other end in the receiver process. Returns the number of
+    /// that process, too. Never waits.
     pub(crate) fn open_listener(
         &self,
         listener: BorrowedFd<'_>,
         wanted: AcceptedDescriptors,
         ends: bool,
-    ) -> Result<OwnedFd, Errno> {
+    ) -> Result<(u64, OwnedFd), Errno> {
         let control = self.0.control.lock().unpoisoned().clone();
         let (ours, theirs) = message::pair()?;
         let message = Message {
@@ -151,15 +182,45 @@ impl Receiver {
         let own = socket_peercred(listener).is_ok_and(|maker| maker.pid == getpid());
         let listener = if own { listener } else { theirs.as_fd() };
         let fds = [theirs.as_fd(), listener];
-        let sent = message::send(control.as_fd(), message, &[], &fds, SendFlags::DONTWAIT);
+        let sent = message::send(
+            control.socket.as_fd(),
+            message,
+            &[],
+            &fds,
+            SendFlags::DONTWAIT,
+        );
         if let Err(Errno::PIPE | Errno::CONNRESET) = sent {
             self.restart();
         }
-        sent.map(|()| ours)
+        sent.map(|()| (control.generation, ours))
     }
 
     /// Restarts an ended process, on a thread of its own; concurrent calls restart it once.
     pub(crate) fn restart(&self) {
+        self.begin(|shared, said| shared.start_again(said));
+    }
+
+    /// Starts a process beside the one of this generation, which does not answer, on a thread of
+    /// its own. Returns whether there is a later one. Never waits.
+    pub(crate) fn replace(&self, generation: u64) -> bool {
+        if self.0.control.lock().unpoisoned().generation > generation {
+            return true;
+        }
+        let mut last = self.0.last_replaced.lock().unpoisoned();
+        if last.is_some_and(|last| last.elapsed() < REPLACED_REST) {
+            return false;
+        }
+        *last = Some(Instant::now());
+        drop(last);
+        self.begin(move |shared, _| {
+            shared.start_beside(generation);
+            true
+        });
+        false
+    }
+
+    /// Calls `start` on a thread of its own until it returns `true`, unless such a thread runs.
+    fn begin(&self, mut start: impl FnMut(&ReceiverState, &mut bool) -> bool + Send + 'static) {
         if self.0.restarting.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -173,7 +234,7 @@ impl Receiver {
                     let Some(shared) = shared.upgrade() else {
                         return;
                     };
-                    if shared.start_again(&mut said) {
+                    if start(&shared, &mut said) {
                         shared.restarting.store(false, Ordering::Release);
                         return;
                     }
@@ -190,15 +251,15 @@ impl Receiver {
 impl ReceiverState {
     /// Returns `false` if the start must be retried; an error is logged once.
     fn start_again(&self, said: &mut bool) -> bool {
-        let mut running = self.running.lock().unpoisoned();
         let first = !std::mem::replace(said, true);
-        let status = match &mut *running {
+        let control = self.control.lock().unpoisoned().clone();
+        let status = match &mut *self.running.lock().unpoisoned() {
             ReceiverProcess::Child(child) => match child.try_wait() {
-                Ok(None) => return !self.is_hung_up(),
+                Ok(None) => return !is_hung_up(&control.socket),
                 Ok(Some(status)) => Some(status.to_string()),
                 Err(_) => None,
             },
-            ReceiverProcess::Other(_) if !self.is_hung_up() => return true,
+            ReceiverProcess::Other(_) if !is_hung_up(&control.socket) => return true,
             ReceiverProcess::Other(_) => None,
         };
         if first {
@@ -207,15 +268,8 @@ impl ReceiverState {
                 "the process that receives descriptors has ended; starting it again"
             );
         }
-        match self.start.start() {
-            Ok((new, control)) => {
-                *running = new;
-                if let Some(kept) = self.kept.lock().unpoisoned().clone() {
-                    self.say_kept(&control, &kept);
-                }
-                *self.control.lock().unpoisoned() = control;
-                true
-            }
+        match self.start_next(|_| ()) {
+            Ok(_) => true,
             Err(error) => {
                 if first {
                     let error: &dyn std::error::Error = &error;
@@ -226,16 +280,69 @@ impl ReceiverState {
         }
     }
 
+    /// Starts a process beside one that does not answer, which ends when it runs again.
+    fn start_beside(&self, generation: u64) {
+        let mut replaced = self.replaced.lock().unpoisoned();
+        replaced.retain_mut(|(process, control)| {
+            let ended = is_hung_up(&control.socket);
+            if let ReceiverProcess::Child(child) = process {
+                let _ = child.try_wait();
+            }
+            !ended
+        });
+        if self.control.lock().unpoisoned().generation != generation
+            || replaced.len() >= MAX_REPLACED
+        {
+            return;
+        }
+        // Sent before any link is closed, which the process would take for the server's end.
+        let retire = |before: &Control| {
+            let message = Message::plain(message::kind::RETIRE);
+            let socket = before.socket.as_fd();
+            let _ = message::send(socket, message, &[], &[], SendFlags::DONTWAIT);
+        };
+        match self.start_next(retire) {
+            Ok((process, control)) => {
+                let id = process.id();
+                tracing::warn!(
+                    process = id,
+                    "the process that receives descriptors does not answer; another one is started"
+                );
+                replaced.push((process, control));
+            }
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::error!(error, "no other process that receives descriptors");
+            }
+        }
+    }
+
+    /// Starts the next process. Calls `leave` with the one before, and returns that.
+    fn start_next(
+        &self,
+        leave: impl Fn(&Control),
+    ) -> Result<(ReceiverProcess, Control), StartError> {
+        let (process, socket) = self.start.start()?;
+        if let Some(kept) = self.kept.lock().unpoisoned().clone() {
+            self.say_kept(&socket, &kept);
+        }
+        let before = std::mem::replace(&mut *self.running.lock().unpoisoned(), process);
+        let mut control = self.control.lock().unpoisoned();
+        leave(&control);
+        let generation = control.generation + 1;
+        let next = Control { generation, socket };
+        Ok((before, std::mem::replace(&mut *control, next)))
+    }
+
     /// Sent first, while there is room in the channel.
     fn say_kept(&self, control: &OwnedFd, kept: &OwnedFd) {
         let message = Message::plain(message::kind::KEPT);
         let fds = [kept.as_fd()];
         let _ = message::send(control.as_fd(), message, &[], &fds, SendFlags::DONTWAIT);
     }
+}
 
-    /// Returns whether the process is about to end.
-    fn is_hung_up(&self) -> bool {
-        let control = self.control.lock().unpoisoned().clone();
-        readiness(&control, PollFlags::empty()).contains(PollFlags::HUP)
-    }
+/// Returns whether the process at the other end is about to end.
+fn is_hung_up(control: &OwnedFd) -> bool {
+    readiness(control, PollFlags::empty()).contains(PollFlags::HUP)
 }

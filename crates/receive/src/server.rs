@@ -2,10 +2,10 @@
 //! a pool of threads that do.
 
 use crate::kind::AcceptedDescriptors;
-use crate::message::{self, Incoming, MESSAGE_LEN, Message};
+use crate::message::{self, Incoming, MAX_FDS, MESSAGE_LEN, Message};
 use crate::pool::ThreadPool;
-use crate::session::Session;
-use rustix::event::{PollFlags, Timespec, epoll};
+use crate::session::{Common, Session};
+use rustix::event::{EventfdFlags, PollFlags, Timespec, epoll, eventfd};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown, shutdown};
@@ -20,6 +20,12 @@ use sync::readiness;
 const THREAD_RETRY_DELAY: i64 = 100_000_000;
 /// Number of the control socket in the epoll set. Listeners count from 1.
 const CONTROL: u64 = 0;
+/// Number of the eventfd that reports too many descriptors in flight.
+const CROWDED: u64 = u64::MAX;
+
+/// Maximum number of descriptors that may wait in a client's socket while the kernel takes no more
+/// of this user's: as many as one message can have.
+const MAX_WAITING: usize = MAX_FDS;
 
 /// Reason why the receiver process cannot continue.
 #[derive(Debug, thiserror::Error)]
@@ -59,9 +65,11 @@ struct Server {
     listeners: HashMap<u64, ServedListener>,
     last_listener: u64,
     pool: ThreadPool,
-    stand_in: Arc<OwnedFd>,
+    common: Arc<Common>,
     /// Socket that is hung up when no other process keeps the clients' sockets.
     kept: Option<OwnedFd>,
+    /// Another receiver process has taken this one's place.
+    retired: bool,
 }
 
 /// Receives for the server at the other end of `control` until that closes its end. It must be
@@ -77,20 +85,32 @@ pub fn serve(
     confine: impl FnOnce() -> Result<(), Box<dyn Error + Send + Sync>>,
 ) -> Result<(), ServeError> {
     let stand_in = open("/dev/null", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
+    let folder = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let crowded = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let mut server = Server {
         epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll_create1"))?,
         listeners: HashMap::new(),
         last_listener: CONTROL,
         pool: ThreadPool::default(),
-        stand_in: Arc::new(stand_in.map_err(system("open"))?),
+        common: Arc::new(Common {
+            stand_in: stand_in.map_err(system("open"))?,
+            crowded: crowded.map_err(system("eventfd"))?,
+            info: open("/proc/self/fdinfo", folder, Mode::empty()).ok(),
+        }),
         kept: None,
+        retired: false,
     };
     confine().map_err(ServeError::Confine)?;
     server
         .watch(control, CONTROL)
         .map_err(system("epoll_ctl"))?;
+    server
+        .watch(server.common.crowded.as_fd(), CROWDED)
+        .map_err(system("epoll_ctl"))?;
     let ended = server.run(control);
-    server.shut_down(server.is_kept());
+    if !server.retired {
+        server.shut_down(server.is_kept());
+    }
     // Dropping the server could hang in a client's socket.
     std::mem::forget(server);
     ended
@@ -118,9 +138,12 @@ impl Server {
                 self.pool.grow();
             }
             for number in ready {
-                if number != CONTROL {
-                    self.door_ready(number);
-                } else if !self.accept_listeners(control) {
+                let goes_on = match number {
+                    CONTROL => self.accept_listeners(control),
+                    CROWDED => self.relieve(),
+                    _ => self.door_ready(number, control),
+                };
+                if !goes_on {
                     return Ok(());
                 }
             }
@@ -134,6 +157,10 @@ impl Server {
                 Ok(Some(incoming)) => match incoming.message.kind {
                     message::kind::KEPT => self.kept = incoming.fds.into_iter().next(),
                     message::kind::SHUT => self.kept = None,
+                    message::kind::RETIRE => {
+                        self.retired = true;
+                        return false;
+                    }
                     _ => self.open_listener(incoming),
                 },
                 Ok(None) => return false,
@@ -168,16 +195,27 @@ impl Server {
         }
     }
 
-    fn door_ready(&mut self, number: u64) {
+    /// Handles the messages of a listener link. Returns `false` when the server has ended.
+    fn door_ready(&mut self, number: u64, control: BorrowedFd<'_>) -> bool {
         while let Some(served) = self.listeners.get_mut(&number) {
             match message::receive::<MESSAGE_LEN>(served.channel.as_fd()) {
-                Ok(Some(incoming)) => served.handle(incoming, &self.pool, &self.stand_in),
-                Err(Errno::AGAIN) => return,
+                Ok(Some(incoming)) => {
+                    let crowded = incoming.message.kind == message::kind::CROWDED;
+                    served.handle(incoming, &self.pool, &self.common);
+                    if crowded {
+                        self.relieve();
+                    }
+                }
+                Err(Errno::AGAIN) => return true,
                 Ok(None) | Err(_) => {
+                    // A server with another receiver process has said so before.
+                    if !self.accept_listeners(control) {
+                        return false;
+                    }
                     // The server's front-end has ended.
-                    let _ = epoll::delete(&self.epoll, &served.channel);
                     let kept = self.is_kept();
                     if let Some(served) = self.listeners.remove(&number) {
+                        let _ = epoll::delete(&self.epoll, &served.channel);
                         served.shut_down(kept && !served.shut);
                         let ServedListener {
                             clients, listener, ..
@@ -187,10 +225,27 @@ impl Server {
                         }
                         self.pool.run(move || drop(listener));
                     }
-                    return;
+                    return true;
                 }
             }
         }
+        true
+    }
+
+    /// Shuts the sockets of clients down in which more descriptors wait than a client needs. The
+    /// kernel counts waiting descriptors of all processes of a user, and takes no more of them now.
+    fn relieve(&mut self) -> bool {
+        let _ = rustix::io::read(&self.common.crowded, &mut [0; 8]);
+        for served in self.listeners.values_mut() {
+            let floods = |session: &Arc<Session>| session.waiting() > MAX_WAITING;
+            for (_, session) in served.clients.extract_if(|_, session| floods(session)) {
+                if let Some(socket) = session.socket() {
+                    let _ = shutdown(socket, Shutdown::Both);
+                }
+                self.pool.run(move || session.empty());
+            }
+        }
+        true
     }
 
     /// Returns whether another process keeps the clients' sockets for the next server.
@@ -209,15 +264,14 @@ impl Server {
 }
 
 impl ServedListener {
-    fn handle(&mut self, incoming: Incoming, pool: &ThreadPool, stand_in: &Arc<OwnedFd>) {
+    fn handle(&mut self, incoming: Incoming, pool: &ThreadPool, common: &Arc<Common>) {
         let Incoming { message, fds, .. } = incoming;
         let client = message.client;
         match message.kind {
             message::kind::OPEN => match fds.into_iter().next() {
                 Some(socket) => {
                     let served = self.channel.clone();
-                    let session =
-                        Session::new(client, socket, served, self.wanted, stand_in.clone());
+                    let session = Session::new(client, socket, served, self.wanted, common.clone());
                     // Client numbers are unique.
                     if let Some(former) = self.clients.insert(client, Arc::new(session)) {
                         pool.run(move || drop(former));
@@ -226,13 +280,12 @@ impl ServedListener {
                 // No descriptor is left: the server must know that its own is the last.
                 None => self.say(message::kind::CLOSED, client),
             },
-            message::kind::RECEIVE => match self.clients.get(&client) {
-                Some(session) => {
-                    let session = session.clone();
-                    pool.run(move || session.receive(message.value));
-                }
-                None => self.say(message::kind::CLOSED, client),
-            },
+            // Tasks that wait for a thread would be taken for tasks that hang.
+            message::kind::PING if !pool.is_behind() => {
+                let session = self.clients.get(&client);
+                let is_crowded = session.is_some_and(|session| session.is_crowded());
+                self.send(message::kind::PONG, u32::from(is_crowded), client);
+            }
             message::kind::PEEK => match self.clients.get(&client) {
                 Some(session) => {
                     let session = session.clone();
@@ -243,7 +296,8 @@ impl ServedListener {
             message::kind::PEEKED => {
                 if let Some(session) = self.clients.get(&client) {
                     let looked = session.take_looked();
-                    pool.run(move || drop(looked));
+                    let session = session.clone();
+                    pool.run(move || session.close(looked));
                 }
             }
             message::kind::END => {
@@ -256,11 +310,15 @@ impl ServedListener {
         }
     }
 
-    /// Sends a message from this thread, which never waits.
     fn say(&self, kind: u32, client: u64) {
+        self.send(kind, 0, client);
+    }
+
+    /// Sends a message from this thread, which never waits.
+    fn send(&self, kind: u32, value: u32, client: u64) {
         let message = Message {
             kind,
-            value: 0,
+            value,
             client,
         };
         let _ = message::send(self.channel.as_fd(), message, &[], &[], SendFlags::DONTWAIT);

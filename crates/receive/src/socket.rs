@@ -53,8 +53,9 @@ struct Received {
     link: Arc<Mutex<ListenerLink>>,
     client: u64,
     waiting: bool,
-    /// The receiver process has peeked, and holds descriptors that are still in the socket.
-    looked: bool,
+    /// Number of bytes in the socket that the receiver process has peeked at: it holds the
+    /// descriptors among them. 0: none.
+    looked: usize,
 }
 
 fn fds_of(control: &mut RecvAncillaryBuffer<'_>, fds: &mut Vec<OwnedFd>) {
@@ -143,7 +144,7 @@ impl Socket {
             link: link.clone(),
             client,
             waiting: false,
-            looked: false,
+            looked: 0,
         }))
     }
 
@@ -175,6 +176,19 @@ impl Socket {
         }
     }
 
+    /// Returns whether the receiver process holds the peeked descriptors, so that the bytes may be
+    /// consumed. Otherwise that process was replaced since: the next one peeks again, and this is
+    /// to be called again as for [`Read::Waiting`].
+    ///
+    /// # Errors
+    /// [`ReadError`] when the stream cannot be read any more.
+    pub fn hold(&mut self) -> Result<bool, ReadError> {
+        match &mut self.0 {
+            SocketMode::InPlace { .. } => Ok(true),
+            SocketMode::Receiver(received) => received.hold(),
+        }
+    }
+
     /// Moves the next bytes from the socket into a pipe, at most `len`. The kernel takes from the
     /// socket exactly the bytes that it puts into the pipe, even if this process dies meanwhile.
     /// Returns their number.
@@ -184,7 +198,7 @@ impl Socket {
     /// because this process would otherwise close the peeked descriptors itself.
     pub fn consume(&mut self, pipe: BorrowedFd<'_>, len: usize) -> Result<usize, ReadError> {
         if let SocketMode::Receiver(received) = &self.0
-            && received.looked
+            && received.looked > 0
             && !received.link.lock().unpoisoned().holds(received.client)
         {
             return Err(ReadError::ReceiverGone);
@@ -201,9 +215,17 @@ impl Socket {
     /// Records that all peeked bytes have been consumed.
     pub fn consumed(&mut self) {
         if let SocketMode::Receiver(received) = &mut self.0
-            && std::mem::take(&mut received.looked)
+            && std::mem::take(&mut received.looked) > 0
         {
             received.link.lock().unpoisoned().looked(received.client);
+        }
+    }
+
+    /// Reports that the kernel takes no more descriptors of this user in flight: clients are looked
+    /// for in whose sockets too many wait.
+    pub fn report_crowd(&self) {
+        if let SocketMode::Receiver(received) = &self.0 {
+            received.link.lock().unpoisoned().report_crowd();
         }
     }
 
@@ -273,26 +295,53 @@ impl Received {
         }
     }
 
+    /// Takes the available bytes; those with descriptors after the receiver process has peeked at
+    /// them.
     fn read(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {
-        if self.waiting {
-            return self.take_answer(buf, fds);
+        if !self.waiting {
+            match look(self.as_fd(), buf)? {
+                SocketContent::Nothing => return Ok(Read::Blocked),
+                SocketContent::Eof => return Ok(Read::Eof),
+                SocketContent::Bytes(len) => return take(self.as_fd(), buf, len),
+                SocketContent::WithFds(len) => {
+                    self.ask(len);
+                    return Ok(Read::Waiting);
+                }
+            }
         }
-        let len = match look(self.as_fd(), buf)? {
-            SocketContent::Nothing => return Ok(Read::Blocked),
-            SocketContent::Eof => return Ok(Read::Eof),
-            SocketContent::Bytes(len) => return take(self.as_fd(), buf, len),
-            SocketContent::WithFds(len) => len,
+        let mut peeked = Vec::new();
+        let Read::Bytes { len, .. } = self.take_answer(buf, &mut peeked)? else {
+            return Ok(if self.waiting {
+                Read::Waiting
+            } else {
+                Read::Eof
+            });
         };
-        self.link.lock().unpoisoned().ask(self.client, len);
-        self.waiting = true;
-        Ok(Read::Waiting)
+        if !self.hold()? {
+            return Ok(Read::Waiting);
+        }
+        // The kernel closes the descriptors of the bytes that are taken here: not for the last
+        // time, because the receiver process holds them.
+        let mut none = RecvAncillaryBuffer::new(&mut []);
+        let room = buf.get_mut(..len).unwrap_or_default();
+        let taken = read_with(self.as_fd(), room, &mut none, RecvFlags::empty())?;
+        let Some((len @ 1.., flags)) = taken else {
+            // The peeked bytes have disappeared: another process reads the socket.
+            return Err(ReadError::System(Errno::IO));
+        };
+        self.looked = 0;
+        self.link.lock().unpoisoned().looked(self.client);
+        // A peek that fills its buffer also lends the descriptors of a later packet. The same read
+        // without a peek ends before that packet, and reports no lost descriptors.
+        if flags.contains(ReturnFlags::CTRUNC) {
+            fds.append(&mut peeked);
+        }
+        Ok(Read::Bytes { len, more: true })
     }
 
     fn look(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {
         if self.waiting {
-            let read = self.take_answer(buf, fds)?;
-            self.looked |= read != Read::Waiting;
-            return Ok(read);
+            return self.take_answer(buf, fds);
         }
         match look(self.as_fd(), buf)? {
             SocketContent::Nothing => Ok(Read::Blocked),
@@ -302,11 +351,35 @@ impl Received {
                 more: len == buf.len(),
             }),
             SocketContent::WithFds(len) => {
-                self.link.lock().unpoisoned().ask_look(self.client, len);
-                self.waiting = true;
+                self.ask(len);
                 Ok(Read::Waiting)
             }
         }
+    }
+
+    fn ask(&mut self, len: usize) {
+        self.link.lock().unpoisoned().ask(self.client, len);
+        self.waiting = true;
+    }
+
+    /// See [`Socket::hold`].
+    fn hold(&mut self) -> Result<bool, ReadError> {
+        if self.looked == 0 {
+            return Ok(true);
+        }
+        let mut link = self.link.lock().unpoisoned();
+        if self.waiting {
+            match link.answer(self.client)? {
+                // The bytes are those that were seen before.
+                Some(_) => self.waiting = false,
+                None => return Ok(false),
+            }
+        }
+        if !link.holds(self.client) {
+            link.ask(self.client, self.looked);
+            self.waiting = true;
+        }
+        Ok(!self.waiting)
     }
 
     fn take_answer(&mut self, buf: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<Read, ReadError> {
@@ -320,6 +393,7 @@ impl Received {
         };
         room.copy_from_slice(&taken.bytes);
         fds.extend(taken.fds);
+        self.looked = len;
         Ok(match len {
             0 => Read::Eof,
             len => Read::Bytes { len, more: true },

@@ -96,6 +96,8 @@ impl Server {
 
     /// Waits for the receiver process to say something, and takes it in.
     fn turn(&mut self) {
+        // An event loop looks at the time once in each round.
+        let now = Instant::now();
         match self.intake.fd() {
             Some(fd) => {
                 let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
@@ -109,10 +111,10 @@ impl Server {
                 .unwrap();
                 self.intake.ready();
             }
-            None => {
-                std::thread::sleep(Duration::from_millis(10));
-                let _ = self.intake.connect(self.listener.as_fd());
-            }
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+        if self.intake.deadline().is_some_and(|at| now >= at) {
+            let _ = self.intake.connect(self.listener.as_fd());
         }
     }
 
@@ -351,6 +353,74 @@ fn peek_survives_receiver_process() {
     assert!(bytes == b"x" && same_file(&fds[0], &file));
 }
 
+fn signal(receiver: u32, signal: Signal) {
+    kill_process(Pid::from_raw(receiver as i32).unwrap(), signal).unwrap();
+}
+
+/// Peeked bytes are consumed only while a receiver process has their descriptors.
+#[test]
+fn peeked_descriptors_are_held_by_the_next_receiver_process() {
+    let receiver = receiver();
+    let mut server = Server::new(&receiver);
+    let (client, mut socket) = server.admitted();
+    let pipe = rustix::pipe::pipe().unwrap();
+    send(&client, b"xy", &[memory()], SendFlags::empty());
+    assert_eq!(server.look(&mut socket).0, b"xy");
+    assert_eq!(socket.hold(), Ok(true));
+    let first = receiver.id();
+    signal(first, Signal::KILL);
+    server.eventually("there is another one", |_| receiver.id() != first);
+    let consumed = socket.consume(pipe.1.as_fd(), 2);
+    assert_eq!(consumed, Err(ReadError::ReceiverGone));
+    server.eventually("it is held", |_| socket.hold().unwrap());
+    consume(&mut socket, &pipe, 2);
+}
+
+fn is_alive(process: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"));
+    stat.is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+/// A stopped process is one that gets no processor: it is not judged. The client continues beside
+/// it, and after it runs again.
+#[test]
+fn a_receiver_process_that_does_not_run_is_replaced() {
+    let receiver = receiver();
+    let mut server = Server::new(&receiver);
+    let (client, mut socket) = server.admitted();
+    let (idle, mut idle_socket) = {
+        let mut other = Server::new(&receiver);
+        let (client, socket) = other.admitted();
+        ((other, client), socket)
+    };
+    let (mut idle, idle_client) = idle;
+    send(&client, b"a", &[memory()], SendFlags::empty());
+    assert_eq!(server.read(&mut socket).unwrap().1, b"a");
+    let first = receiver.id();
+    signal(first, Signal::STOP);
+    for _ in 0..3 {
+        send(&client, b"b", &[memory()], SendFlags::empty());
+        let (_, bytes, fds) = server.read(&mut socket).unwrap();
+        assert!(bytes == b"b" && fds.len() == 1);
+    }
+    assert_ne!(receiver.id(), first);
+    assert!(is_alive(first));
+    signal(first, Signal::CONT);
+    server.eventually("the first one ends", |_| !is_alive(first));
+    // Neither client was shut down with it.
+    idle.eventually("it is reconnected", |idle| {
+        idle.intake.fd().is_some() && idle.intake.deadline().is_none()
+    });
+    for (server, socket, client) in [
+        (&mut server, &mut socket, &client),
+        (&mut idle, &mut idle_socket, &idle_client),
+    ] {
+        send(client, b"c", &[memory()], SendFlags::empty());
+        let (_, bytes, fds) = server.read(socket).unwrap();
+        assert!(bytes == b"c" && fds.len() == 1);
+    }
+}
+
 #[test]
 fn harmful_descriptor_is_replaced() {
     let receiver = receiver();
@@ -447,11 +517,13 @@ fn plain_clients_are_read_without_blocking() {
             // The process that has a duplicate is gone: another thread closes it.
             let before = Pid::from_raw(receiver.id() as i32).unwrap();
             kill_process(before, Signal::KILL).unwrap();
-            server.eventually("it is noticed", |s| s.intake.fd().is_none());
             // Its successor begins with duplicates of our descriptors, and closes them: none of
             // those may be the last of a client's socket. (A server's is started by a process
             // that has no clients.)
-            server.eventually("it is there again", |s| s.intake.fd().is_some());
+            let first = before.as_raw_nonzero().get() as u32;
+            server.eventually("it is there again", |s| {
+                receiver.id() != first && s.intake.fd().is_some()
+            });
         }
         promptly("it is read and closed", move || {
             // Bytes before what is out of band come by themselves.
@@ -545,7 +617,7 @@ fn killed_receiver_process_is_restarted() {
     for _ in 0..3 {
         let before = receiver.id();
         kill_process(Pid::from_raw(before as i32).unwrap(), Signal::KILL).unwrap();
-        server.eventually("it is noticed", |s| s.intake.fd().is_none());
+        server.eventually("it is noticed", |_| receiver.id() != before);
         // Asked for while there is none: it waits.
         send(&client, b"x", &[memory()], SendFlags::empty());
         let (_, bytes, fds) = server.read(&mut socket).unwrap();
@@ -607,4 +679,86 @@ fn in_place_socket_passes_descriptors_unchanged() {
     assert_eq!(error, Err(ReadError::TooManyFds));
     drop(client);
     assert_eq!(socket.read(&mut bytes, &mut fds).unwrap(), Read::Eof);
+}
+
+/// Length of a message's header, as of vhost-user.
+const HEADER: usize = 12;
+const NO_FDS: [OwnedFd; 0] = [];
+
+impl Server {
+    /// Reads a whole message as a protocol does that reads a header, then its payload.
+    fn message(&mut self, socket: &mut Socket, payload: usize) -> (Vec<u8>, Vec<OwnedFd>) {
+        let end = Instant::now() + LIMIT;
+        let (mut bytes, mut fds, mut have) = (vec![0; HEADER + payload], Vec::new(), 0);
+        while have < bytes.len() {
+            let part = if have < HEADER { HEADER } else { bytes.len() };
+            match socket.read(&mut bytes[have..part], &mut fds).unwrap() {
+                Read::Bytes { len, .. } => have += len,
+                Read::Waiting | Read::Blocked => self.turn(),
+                Read::Eof => panic!("the end"),
+            }
+            assert!(Instant::now() < end, "no message");
+        }
+        (bytes, fds)
+    }
+}
+
+/// Descriptors come with the first byte of their message, wherever reads and writes end.
+#[test]
+fn descriptors_stay_with_the_message_of_their_first_byte() {
+    let receiver = receiver();
+    let mut server = Server::new(&receiver);
+    let (client, mut socket) = server.admitted();
+    let pause = Duration::from_millis(5);
+    let payload = 20;
+    for cut in [0, 1, 5, HEADER - 1, HEADER, HEADER + 1, HEADER + payload] {
+        for behind in [0, 1, HEADER, HEADER + payload] {
+            let files = [memory(), memory()];
+            let first: Vec<u8> = (0..(HEADER + payload) as u8).collect();
+            let second: Vec<u8> = first.iter().map(|byte| byte ^ 0x80).collect();
+            let writer = std::thread::spawn({
+                let (client, first, second) =
+                    (client.try_clone().unwrap(), first.clone(), second.clone());
+                let files = files.each_ref().map(|file| file.try_clone().unwrap());
+                move || {
+                    // Without descriptors, with two, and with one, back to back.
+                    send(&client, &first, &NO_FDS, SendFlags::empty());
+                    let begin = cut.max(1);
+                    send(&client, &second[..begin], &files, SendFlags::empty());
+                    if cut > 0 && cut < second.len() {
+                        std::thread::sleep(pause);
+                    }
+                    if begin < second.len() {
+                        send(&client, &second[begin..], &NO_FDS, SendFlags::empty());
+                    }
+                    let begin = behind.max(1);
+                    send(&client, &first[..begin], &files[..1], SendFlags::empty());
+                    if begin < first.len() {
+                        send(&client, &first[begin..], &NO_FDS, SendFlags::empty());
+                    }
+                }
+            });
+            let (bytes, fds) = server.message(&mut socket, payload);
+            assert!(
+                bytes == first && fds.is_empty(),
+                "{cut} {behind}: {}",
+                fds.len()
+            );
+            let (bytes, fds) = server.message(&mut socket, payload);
+            assert!(
+                bytes == second && fds.len() == 2,
+                "{cut} {behind}: {}",
+                fds.len()
+            );
+            assert!(same_file(&fds[0], &files[0]) && same_file(&fds[1], &files[1]));
+            let (bytes, fds) = server.message(&mut socket, payload);
+            assert!(
+                bytes == first && fds.len() == 1,
+                "{cut} {behind}: {}",
+                fds.len()
+            );
+            assert!(same_file(&fds[0], &files[0]));
+            writer.join().unwrap();
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use receive::{ForeignProtocol, Read, Socket};
 use rustix::net::{SendFlags, Shutdown, UCred, send, shutdown};
@@ -111,8 +111,14 @@ pub struct Connection {
     again: bool,
     limits: ServerLimits,
     counters: Counters,
+    /// The kernel took no descriptor with a reply, which is sent again at this time.
+    crowded: Option<Instant>,
     closed: bool,
 }
+
+/// Pause after which a descriptor is sent again that the kernel did not take, because this user has
+/// too many in flight (unix(7), ETOOMANYREFS).
+const CROWDED: Duration = Duration::from_millis(20);
 
 /// An operation that the device will complete later.
 #[derive(Debug)]
@@ -167,6 +173,7 @@ impl Connection {
             again: false,
             limits,
             counters: Counters::default(),
+            crowded: None,
             closed: false,
         }
     }
@@ -248,7 +255,7 @@ impl Connection {
 
     /// Returns the readiness of the socket that the owner has to wait for.
     pub fn interest(&self) -> Interest {
-        if self.closed {
+        if self.closed || self.crowded.is_some() {
             Interest::None
         } else if !self.outbox.is_empty() || self.is_replying() {
             Interest::Writable
@@ -271,14 +278,28 @@ impl Connection {
         self.journal.as_ref().is_some_and(Journal::is_waiting)
     }
 
+    /// Notes that the keeper has answered, or is late.
+    pub fn keeper_answered(&mut self) {
+        if let Some(journal) = &mut self.journal {
+            journal.catch_up();
+        }
+    }
+
+    /// Returns whether the next process cannot continue with this client yet, because the keeper is
+    /// late.
+    pub fn is_behind(&self) -> bool {
+        self.journal.as_ref().is_some_and(Journal::is_behind)
+    }
+
     /// Returns whether a reply is being sent from the pipe.
     fn is_replying(&self) -> bool {
         self.journal.as_ref().is_some_and(Journal::is_replying)
     }
 
-    /// Returns the deadline of the receiver process.
+    /// Returns when to call [`on_ready`](Self::on_ready) without an event: to check the receiver
+    /// process, or to send a reply again.
     pub fn deadline(&self) -> Option<Instant> {
-        self.socket.deadline()
+        self.crowded.or_else(|| self.socket.deadline())
     }
 
     /// Reads available bytes, handles complete messages and writes replies, as far as the budget
@@ -351,13 +372,23 @@ impl Connection {
     /// Sends the remaining bytes of a reply. After the last byte the next message can be handled.
     fn flush(&mut self, device: &dyn Device) -> Result<SendResult, ConnectionError> {
         let socket = self.socket.as_fd();
-        let Some(journal) = &mut self.journal else {
-            let sent = self.outbox.flush(socket);
-            return sent.map_err(ConnectionError::Send);
+        let sent = match &mut self.journal {
+            None => self.outbox.flush(socket),
+            Some(journal) => journal.flush(&mut self.outbox, socket),
         };
-        let sent = journal.flush(&mut self.outbox, socket);
+        self.crowded = None;
+        if sent == Err(Errno::TOOMANYREFS) {
+            // Descriptors of other processes of this user will be received.
+            self.socket.report_crowd();
+            self.crowded = Some(Instant::now() + CROWDED);
+            return Ok(SendResult::Blocked);
+        }
         let sent = sent.map_err(ConnectionError::Send)?;
-        if sent == SendResult::All && self.deferred.is_none() && !self.again {
+        if sent == SendResult::All
+            && self.deferred.is_none()
+            && !self.again
+            && let Some(journal) = &mut self.journal
+        {
             journal.done(|number| device.needs_kept(number));
         }
         Ok(sent)

@@ -161,6 +161,9 @@ impl Inbox {
         if !journal.is_settled() {
             return Ok(Read::Waiting);
         }
+        if journal.is_arriving() && !socket.hold()? {
+            return Ok(Read::Waiting);
+        }
         if let Some(arrived) = journal.take_arrived() {
             let Arriving {
                 len, fds, numbers, ..

@@ -245,6 +245,7 @@ impl Backend {
         };
         let waits = session.pending.is_some() || session.is_receiving();
         let wanted = match (session.wants_to_write(), waits) {
+            (true, _) if session.is_crowded() => Interest::HangUp,
             (true, _) => Interest::Writable,
             (false, false) => Interest::Readable,
             (false, true) => Interest::HangUp,

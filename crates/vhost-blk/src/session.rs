@@ -106,12 +106,17 @@ impl Session {
         self.stream.is_blocked()
     }
 
+    /// Returns whether a reply is sent again at the deadline: no event of the socket allows it.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.stream.is_crowded()
+    }
+
     /// Returns whether the receiver process reads the socket, which must not be waited for.
     pub(crate) fn is_receiving(&self) -> bool {
         self.stream.is_receiving()
     }
 
-    /// Returns the receiver process's deadline, at which the session must be served.
+    /// Returns the time at which the session must be served without an event.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.stream.deadline()
     }

@@ -12,8 +12,12 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, se
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
+
+/// Pause before a descriptor is sent again that the kernel refused because too many descriptors of
+/// this user are in flight (unix(7), ETOOMANYREFS).
+const CROWDED_RETRY_DELAY: Duration = Duration::from_millis(20);
 
 /// A whole message.
 #[derive(Debug)]
@@ -45,6 +49,8 @@ pub(crate) struct Stream {
     out: Vec<u8>,
     sent: usize,
     out_fd: Option<OwnedFd>,
+    /// The kernel refused the reply's descriptor, which is sent again at this time.
+    crowded: Option<Instant>,
     /// The client's first bytes were checked.
     is_known: bool,
 }
@@ -59,6 +65,7 @@ impl Stream {
             out: Vec::new(),
             sent: 0,
             out_fd: None,
+            crowded: None,
             is_known: false,
         }
     }
@@ -152,9 +159,10 @@ impl Stream {
         self.socket.is_waiting()
     }
 
-    /// Returns the deadline of the receiver process.
+    /// Returns when to go on without an event: to check the receiver process, or to send a reply
+    /// again.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.socket.deadline()
+        self.crowded.or_else(|| self.socket.deadline())
     }
 
     /// Sends the answer to a request of the front-end.
@@ -181,6 +189,7 @@ impl Stream {
     /// Sends waiting bytes; `false` when the socket accepts no more for now. Nothing may be
     /// received until all are sent, so at most one reply ever waits.
     pub(crate) fn flush(&mut self) -> Result<bool, ClientError> {
+        self.crowded = None;
         while let Some(rest) = self.out.get(self.sent..).filter(|rest| !rest.is_empty()) {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut control = SendAncillaryBuffer::new(&mut space);
@@ -196,6 +205,11 @@ impl Stream {
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::TOOMANYREFS) => {
+                    self.socket.report_crowd();
+                    self.crowded = Some(Instant::now() + CROWDED_RETRY_DELAY);
+                    return Ok(false);
+                }
                 Err(errno) => return Err(ClientError::Send(errno)),
             }
         }
@@ -203,6 +217,11 @@ impl Stream {
         self.sent = 0;
         self.out_fd = None;
         Ok(true)
+    }
+
+    /// Returns whether the reply waits for a time, and for no event of the socket.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.crowded.is_some()
     }
 
     /// Returns whether a reply waits for the socket.

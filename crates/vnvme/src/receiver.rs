@@ -91,12 +91,16 @@ impl Role {
     }
 }
 
-/// The receiver process needs nothing but open descriptors.
+/// The receiver process needs nothing but open descriptors, and the number of descriptors that wait
+/// in each.
 fn confine(mode: SandboxMode) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     if mode == SandboxMode::Off {
         return Ok(());
     }
-    let sandbox = Sandbox::new(Needs::default());
+    let sandbox = Sandbox::new(Needs {
+        read_below: vec!["/proc/self/fdinfo".into()],
+        ..Needs::default()
+    });
     sandbox.enter()?;
     Ok(sandbox.seal()?)
 }

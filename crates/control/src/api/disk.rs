@@ -61,6 +61,10 @@ pub struct Disk {
     pub device: Option<String>,
     /// Whether a client is connected. The client of a ublk disk is the kernel, always.
     pub attached: bool,
+    /// The keeper is slow: the client is served, and its state is kept as soon as the keeper runs.
+    /// If both processes die before that, the client loses the disk.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub not_yet_kept: bool,
     /// Process ID of the client, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_pid: Option<i32>,

@@ -49,6 +49,10 @@ pub const SENT: DescriptorKind = DescriptorKind(64);
 /// Kind of a descriptor that was refused: it has a number, but the keeper does not hold it.
 pub const REFUSED: DescriptorKind = DescriptorKind(65);
 
+/// Maximum number of messages that a late keeper has no room for. With more, the client waits: a
+/// client that maps and unmaps memory without end would use up this process's descriptors.
+const MAX_BACKLOG: usize = 256;
+
 /// Note of a descriptor that belongs to the device.
 const SETTLED: u64 = 0;
 
@@ -149,6 +153,8 @@ pub struct Journal {
     settled: Vec<NonZeroU32>,
     /// The message in hand may have made the device release settled descriptors.
     frees: bool,
+    /// The keeper is late: the client is answered before everything of it is kept.
+    is_behind: bool,
     is_abandoned: bool,
 }
 
@@ -203,6 +209,7 @@ impl Journal {
             in_hand: Vec::new(),
             settled: Vec::new(),
             frees: false,
+            is_behind: false,
             is_abandoned: false,
         })
     }
@@ -269,9 +276,17 @@ impl Journal {
         self.phase = Phase::Idle;
         self.put_hand();
         crash::point!("vfio-user.journal.cleared");
-        self.words.store(Word::Client, u64::from(number.get()));
-        crash::point!("vfio-user.journal.begun");
         self.client = Some(number);
+        self.put_client();
+        crash::point!("vfio-user.journal.begun");
+    }
+
+    /// Notes the client, and whether the next process can continue with it.
+    fn put_client(&self) {
+        let client = self.client.map_or(0, |number| u64::from(number.get()));
+        let is_lost = self.is_abandoned || (self.is_behind && !self.ledger.borrow().is_sent());
+        let flag = if is_lost { ABANDONED } else { 0 };
+        self.words.store(Word::Client, client | flag);
     }
 
     /// Checks whether the keeper has answered. Returns `false` while it has not.
@@ -283,7 +298,7 @@ impl Journal {
             self.begins = None;
             return true;
         }
-        if !self.ledger.borrow().is_answered(ticket) {
+        if !self.ledger.borrow().is_answered(ticket) && !self.falls_behind() {
             return false;
         }
         self.begins = None;
@@ -294,6 +309,40 @@ impl Journal {
     /// Returns whether an answer of the keeper is outstanding.
     pub(crate) fn is_waiting(&self) -> bool {
         self.begins.is_some() || self.arriving.is_some()
+    }
+
+    /// Returns whether the client is to be answered although the keeper is late. If there is no
+    /// room for a request to the keeper, the client does not outlive this process until the keeper
+    /// has [caught up](Self::catch_up).
+    fn falls_behind(&mut self) -> bool {
+        let ledger = self.ledger.borrow();
+        let may = (self.is_behind || ledger.is_late()) && ledger.backlog() < MAX_BACKLOG;
+        drop(ledger);
+        if may {
+            let was_behind = std::mem::replace(&mut self.is_behind, true);
+            self.put_client();
+            if !was_behind {
+                tracing::warn!("the keeper is slow: this disk is not yet kept, and is served");
+            }
+        }
+        may
+    }
+
+    /// Notes the keeper's progress. Everything is kept when it has answered all requests.
+    pub(crate) fn catch_up(&mut self) {
+        if !self.is_behind || self.has_failed() {
+            return;
+        }
+        self.is_behind = self.ledger.borrow().is_waiting();
+        self.put_client();
+        if !self.is_behind {
+            tracing::info!("the keeper runs again: this disk is kept");
+        }
+    }
+
+    /// Returns whether the client is not yet kept, because the keeper is late.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.is_behind && !self.is_abandoned
     }
 
     /// Returns whether keeping has failed; the client then lives only as long as this process.
@@ -309,8 +358,7 @@ impl Journal {
         if std::mem::replace(&mut self.is_abandoned, true) {
             return;
         }
-        let client = self.words.load(Word::Client);
-        self.words.store(Word::Client, client | ABANDONED);
+        self.put_client();
         let error: &dyn std::error::Error = error;
         tracing::error!(
             error,
@@ -333,6 +381,7 @@ impl Journal {
         }
         self.begins = None;
         self.client = None;
+        self.is_behind = false;
         self.in_hand.clear();
         self.settled.clear();
     }

@@ -122,7 +122,11 @@ impl Journal {
                 Ok(SendResult::Blocked)
             }
             Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => Ok(SendResult::PeerGone),
-            Err(errno) => Err(errno),
+            Err(errno) => {
+                // The head is sent again.
+                self.witness = Some(witness);
+                Err(errno)
+            }
         }
     }
 

@@ -90,7 +90,15 @@ impl Journal {
         let Some(ticket) = self.arriving.as_ref().map(|arriving| arriving.ticket) else {
             return true;
         };
-        ticket == Ticket::ANSWERED || self.ledger.borrow().is_answered(ticket) || self.has_failed()
+        ticket == Ticket::ANSWERED
+            || self.ledger.borrow().is_answered(ticket)
+            || self.has_failed()
+            || self.falls_behind()
+    }
+
+    /// Returns whether peeked bytes with descriptors have not been taken.
+    pub(crate) fn is_arriving(&self) -> bool {
+        self.arriving.is_some()
     }
 
     /// Returns the peeked bytes after the keeper has answered, so that they can be read.

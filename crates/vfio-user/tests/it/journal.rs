@@ -10,6 +10,7 @@ use client::Client;
 use crash::Crashed;
 use state_memory::DescriptorKind;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use world::{DEPTH, Random, World, inode};
 
@@ -64,6 +65,17 @@ impl Deaths {
 /// Has a client talk to a server that dies at these points, until it has had so many answers.
 fn talk(points: &[&'static str], answers: u32, seed: u64) -> BTreeMap<&'static str, u32> {
     let (mut world, peer) = World::new();
+    talk_in(&mut world, peer, points, answers, seed)
+}
+
+/// Has a client talk to a server in this world.
+fn talk_in(
+    world: &mut World,
+    peer: OwnedFd,
+    points: &[&'static str],
+    answers: u32,
+    seed: u64,
+) -> BTreeMap<&'static str, u32> {
     let mut random = Random(seed);
     let mut client = Client::new(peer);
     let mut deaths = Deaths {
@@ -214,13 +226,35 @@ fn living_server_answers_every_message() {
     talk(&[], 2000, 1);
 }
 
-#[test]
-fn server_may_die_at_every_point() {
+/// Leaves intended deaths out of the output.
+fn report_panics() {
     std::panic::set_hook(Box::new(|info| {
         if info.payload().downcast_ref::<Crashed>().is_none() {
             eprintln!("{info}");
         }
     }));
+}
+
+/// Messages are handled before a late keeper has answered. It handles all requests of a process
+/// that has died before it starts the next one, so nothing is missing there.
+#[test]
+fn server_may_die_while_keeper_is_late() {
+    report_panics();
+    let points = all_points();
+    let (mut seen, mut behind) = (BTreeSet::new(), 0);
+    for seed in 1..=60 {
+        let (mut world, peer) = World::new();
+        world.is_late = true;
+        let deaths = talk_in(&mut world, peer, &points, 300, seed * 0x9e37);
+        seen.extend(deaths.into_keys());
+        behind += world.behind;
+    }
+    assert!(seen.len() > 20 && behind > 0, "{seen:?} {behind}");
+}
+
+#[test]
+fn server_may_die_at_every_point() {
+    report_panics();
     let points = all_points();
     assert!(points.len() > 20, "{points:?}");
     let mut seen = BTreeMap::<&str, u32>::new();

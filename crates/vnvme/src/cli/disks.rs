@@ -60,11 +60,16 @@ fn at(disk: &Disk) -> &str {
 }
 
 fn client(disk: &Disk) -> String {
-    match (disk.attached, disk.client_pid, &disk.error) {
+    let client = match (disk.attached, disk.client_pid, &disk.error) {
         (_, _, Some(_)) => "not served".to_owned(),
         (false, ..) => "-".to_owned(),
         (true, Some(pid), _) => format!("pid {pid}"),
         (true, None, _) => "attached".to_owned(),
+    };
+    if disk.not_yet_kept {
+        format!("{client}, not yet kept")
+    } else {
+        client
     }
 }
 
@@ -74,6 +79,9 @@ fn print(disk: &Disk) -> Result<()> {
     outln!("  at {}   client {}", at(disk), client(disk));
     if let Some(why) = &disk.error {
         outln!("  not served: {why}");
+    }
+    if disk.not_yet_kept {
+        outln!("  not yet kept: the keeper is slow, and the disk would end with its process");
     }
     print_namespaces(&disk.namespaces)?;
     for namespace in &disk.namespaces {

@@ -211,6 +211,11 @@ impl NvmeFront {
         self.connection.is_some()
     }
 
+    /// Returns whether the client is not yet kept, because the keeper is late.
+    pub fn is_behind(&self) -> bool {
+        self.connection.as_ref().is_some_and(Connection::is_behind)
+    }
+
     /// Stops listening, and disconnects the client.
     pub fn dismiss(&mut self) {
         self.listen(false);

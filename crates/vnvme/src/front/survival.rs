@@ -155,6 +155,9 @@ impl NvmeFront {
         };
         // The connection reports the reason of a failure.
         let _ = survival.ledger.borrow_mut().advance(Instant::now());
+        if let Some(connection) = &mut self.connection {
+            connection.keeper_answered();
+        }
         if self.connection.as_ref().is_some_and(Connection::is_keeping) {
             self.serve();
         }

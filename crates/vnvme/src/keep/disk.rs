@@ -18,16 +18,12 @@ use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
-use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 use vfio_user::{Journal, Listener, Pipe};
 
 /// Name of a disk's state memory, after the disk's prefix. The state memory describes the disk's
 /// other descriptors.
 const STATE: &str = "s";
-
-/// Between two looks whether the keeper has answered, where nobody is served meanwhile.
-const CHECK_INTERVAL: Duration = Duration::from_micros(200);
 
 /// Pages of this process that a disk's client may map. Each client has its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,11 +234,7 @@ impl PreviousDisk {
 /// The keeper has not done it, and keeps nothing more.
 pub fn settled(keeper_client: &mut KeeperClient) -> Result<(), KeepError> {
     let ticket = keeper_client.barrier()?;
-    while !keeper_client.is_answered(ticket) {
-        keeper_client.advance(Instant::now())?;
-        std::thread::sleep(CHECK_INTERVAL);
-    }
-    Ok(())
+    keeper_client.settle(ticket)
 }
 
 /// Keeps a file of pages, in place of the one that was kept for an earlier client. A later
@@ -484,11 +476,7 @@ impl Survival {
                 client = Some((socket, number));
             }
             let ticket = ledger.barrier()?;
-            while !ledger.is_answered(ticket) {
-                ledger.advance(Instant::now())?;
-                std::thread::sleep(CHECK_INTERVAL);
-            }
-            Ok(())
+            Ok(ledger.settle(ticket)?)
         })?;
         Ok(Self {
             identity: identity.clone(),

@@ -98,6 +98,7 @@ impl Manager {
             socket: entry.spec.socket().map(|path| path.display().to_string()),
             device,
             attached: running.is_some_and(|running| self.is_attached(running)),
+            not_yet_kept: running.is_some_and(|running| self.is_behind(running)),
             client_pid: None,
             error: entry.failed.as_ref().map(|failed| failed.why.clone()),
             namespaces: described,

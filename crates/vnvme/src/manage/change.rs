@@ -333,6 +333,18 @@ impl Manager {
             DiskServer::Ublk(id) => self.worker_context.disks.is_open(id),
         }
     }
+
+    /// Returns whether the attached client is not yet kept, because the keeper is late.
+    pub(super) fn is_behind(&self, running: &ServedDisk) -> bool {
+        let DiskServer::Worker { worker, owner } = running.server else {
+            return false;
+        };
+        let behind = self.on_worker(worker, move |thread, _| {
+            let front = thread.front_mut(owner);
+            Ok(matches!(front, Some(Front::Nvme(front)) if front.is_behind()))
+        });
+        behind.unwrap_or(false)
+    }
 }
 
 /// Closes the kept descriptors of a disk that was unavailable and has been removed.

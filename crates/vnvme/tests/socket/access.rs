@@ -15,7 +15,7 @@ const STRANGER: u32 = 54_323;
 
 /// Makes a directory that other users may enter, with the program where they may execute it.
 /// `None`, and a note, where this is not root.
-fn open_place(test: &str) -> Option<(TestDir, PathBuf)> {
+pub fn open_place(test: &str) -> Option<(TestDir, PathBuf)> {
     if !rustix::process::geteuid().is_root() {
         testkit::skip(&format!("vnvme::access::{test}"), "it is not root");
         return None;

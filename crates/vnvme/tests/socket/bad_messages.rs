@@ -9,7 +9,7 @@ use zerocopy::IntoBytes;
 
 use crate::common::*;
 
-fn message(command: u16, flags: u32, size: Option<u32>, payload: &[u8]) -> Vec<u8> {
+pub fn message(command: u16, flags: u32, size: Option<u32>, payload: &[u8]) -> Vec<u8> {
     let header = Header {
         message_id: 7,
         command: Command(command),
@@ -20,7 +20,7 @@ fn message(command: u16, flags: u32, size: Option<u32>, payload: &[u8]) -> Vec<u
     [header.as_bytes(), payload].concat()
 }
 
-fn version(major: u16, text: &[u8]) -> Vec<u8> {
+pub fn version(major: u16, text: &[u8]) -> Vec<u8> {
     let version = wire::Version { major, minor: 0 };
     message(1, 0, None, &[version.as_bytes(), text].concat())
 }

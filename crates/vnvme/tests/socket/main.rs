@@ -53,6 +53,7 @@ mod sockets;
 mod spread;
 mod starts;
 mod startup;
+mod starvation;
 mod statuses;
 mod storage_faults;
 mod subsystem;

@@ -16,7 +16,7 @@ use std::mem::MaybeUninit;
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use vfio_user::wire::{self};
 use vfio_user::*;
 
@@ -259,7 +259,7 @@ impl Keeper {
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
         let (ours, theirs) = pair.unwrap();
         self.channel = Some(ours);
-        Link::new(theirs, Keeping::Systemd, 1000, self.kept.keys().cloned())
+        Link::new(theirs, Keeping::Process(7), 1000, self.kept.keys().cloned())
     }
 
     /// Does what it was told so far.
@@ -310,6 +310,9 @@ pub struct World {
     pub disk: Disk,
     /// With the receiver process's part played by this one.
     pub limits: ServerLimits,
+    /// The keeper is late with each answer, and the number of turns in which it was behind.
+    pub is_late: bool,
+    pub behind: u32,
 }
 
 /// A process that serves.
@@ -355,6 +358,8 @@ impl World {
             client,
             disk: Disk::new(),
             limits: ServerLimits::default(),
+            is_late: false,
+            behind: 0,
         };
         (world, peer)
     }
@@ -409,13 +414,16 @@ impl World {
 
     /// The process does what there is to do, once.
     pub fn turn(&mut self, process: &mut Process, complete: bool) {
-        let _ = process.ledger.borrow_mut().advance(Instant::now());
+        let late = Duration::from_secs(if self.is_late { 60 } else { 0 });
+        let _ = process.ledger.borrow_mut().advance(Instant::now() + late);
+        process.connection.keeper_answered();
         let status = if complete && self.disk.pending {
             self.disk.pending = false;
             process.connection.complete(&mut self.disk, Ok(()))
         } else {
             process.connection.on_ready(&mut self.disk)
         };
+        self.behind += u32::from(process.connection.is_behind());
         assert_ne!(status, Ok(ConnectionStatus::Closed), "the client is there");
         if let Err(error) = status {
             panic!("{error}");

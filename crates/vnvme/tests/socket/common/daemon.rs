@@ -128,6 +128,26 @@ impl Daemon {
         Self::start(command, args)
     }
 
+    /// Starts a copy of the program as another user, with a limit of open descriptors.
+    pub fn spawn_limited_as(
+        user: u32,
+        count: u64,
+        program: &Path,
+        args: &[impl AsRef<OsStr>],
+    ) -> Daemon {
+        let mut command = Command::new(program);
+        command.uid(user).gid(user);
+        let limit = Rlimit {
+            current: Some(count),
+            maximum: Some(count),
+        };
+        // SAFETY: the closure makes one system call and allocates nothing.
+        unsafe {
+            command.pre_exec(move || Ok(setrlimit(Resource::Nofile, limit)?));
+        }
+        Self::start(command, args)
+    }
+
     /// Starts a process that inherits an open socket, as service managers pass it
     /// (sd_listen_fds(3)).
     pub fn spawn_with_socket(socket: OwnedFd, args: &[impl AsRef<OsStr>]) -> Daemon {
