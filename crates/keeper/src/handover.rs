@@ -220,9 +220,11 @@ impl HandoverSender {
         !self.packets.is_empty()
     }
 
-    /// Sends as much as there is room for.
-    pub(crate) fn go_on(&mut self, channel: BorrowedFd<'_>) -> Result<(), Errno> {
-        while let Some((text, fds)) = self.packets.front() {
+    /// Sends as much as there is room for, but for the last `held_back` messages.
+    pub(crate) fn go_on(&mut self, channel: BorrowedFd<'_>, held_back: usize) -> Result<(), Errno> {
+        while self.packets.len() > held_back
+            && let Some((text, fds)) = self.packets.front()
+        {
             let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
             match packet::send(channel, text, &fds) {
                 Ok(()) => drop(self.packets.pop_front()),

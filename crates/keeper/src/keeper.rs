@@ -203,7 +203,7 @@ impl<'a> Keeper<'a> {
         running.facts = state.facts;
         running.serving = Some(state.serving);
         running.next_upgrade = Instant::now() + UPGRADE_REST;
-        // The stand-by of the program before is replaced by one of this program.
+        // The stand-by of the program before stays until this program has one.
         if let Some((pid, channel)) = state.standby {
             running.backup.leave(pid, channel);
         }
@@ -479,7 +479,8 @@ impl RunningKeeper<'_> {
             let Some(channel) = &serving.channel else {
                 return;
             };
-            if serving.sending.is_under_way() && serving.sending.go_on(channel.as_fd()).is_err() {
+            if serving.sending.is_under_way() && serving.sending.go_on(channel.as_fd(), 0).is_err()
+            {
                 serving.channel = None;
                 return;
             }

@@ -16,7 +16,7 @@ use crate::text::{self, Request};
 use crate::upgrade::Programs;
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
-use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Child;
@@ -43,13 +43,53 @@ struct Started {
     sending: HandoverSender,
 }
 
+/// A stand-by that the program before has started. It stands by until another one has all that the
+/// keeper keeps, and then ends.
+#[derive(Debug)]
+struct Left {
+    pid: Pid,
+    /// `None`: it was told to end.
+    channel: Option<OwnedFd>,
+    sending: HandoverSender,
+}
+
+impl Left {
+    /// Sends as much as there is room for. Returns whether the process still runs.
+    fn go_on(&mut self) -> bool {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        let runs = matches!(waitid(WaitId::Pid(self.pid), options), Ok(None));
+        if runs
+            && let Some(channel) = &self.channel
+            && (self.sending.go_on(channel.as_fd(), 0).is_err() || self.sending.len() > MAX_WAITING)
+        {
+            self.kill();
+        }
+        runs
+    }
+
+    /// Has the process end, because another one stands by.
+    fn dismiss(&mut self) {
+        if let Some(channel) = &self.channel
+            && (self.sending.is_under_way() || packet::send(channel.as_fd(), QUIT, &[]).is_err())
+        {
+            self.kill();
+        }
+        self.channel = None;
+    }
+
+    /// A stand-by whose socket is closed without notice would become the keeper.
+    fn kill(&mut self) {
+        let _ = kill_process(self.pid, Signal::KILL);
+        self.channel = None;
+    }
+}
+
 /// The keeper's side: a stand-by, or the time when the next one is started.
 #[derive(Debug, Default)]
 pub(crate) struct Backup {
     started: Option<Started>,
     next_start: Option<Instant>,
-    /// A stand-by that the program before has started, and that ends.
-    left: Option<Pid>,
+    left: Option<Left>,
 }
 
 impl Backup {
@@ -107,7 +147,7 @@ impl Backup {
     /// Forwards a message of the serving process, which was not taken from its socket yet.
     pub fn forward(&mut self, packet: Packet) {
         let Packet { text, mut fds, cut } = packet;
-        if cut || self.started.is_none() {
+        if cut || !self.is_there() {
             return;
         }
         let (text, fd) = match (text::parse(&text), fds.pop(), fds.is_empty()) {
@@ -121,6 +161,9 @@ impl Backup {
     }
 
     fn push(&mut self, text: String, fds: Vec<Rc<OwnedFd>>) {
+        if let Some(left) = self.left.as_mut().filter(|left| left.channel.is_some()) {
+            left.sending.push(text.clone(), fds.clone());
+        }
         if let Some(started) = &mut self.started {
             started.sending.push(text, fds);
             if started.sending.len() > MAX_WAITING {
@@ -141,16 +184,26 @@ impl Backup {
 
     /// Sends as much as there is room for, and notices the end of the stand-by.
     pub fn go_on(&mut self) {
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-        if let Some(pid) = self.left
-            && !matches!(waitid(WaitId::Pid(pid), options), Ok(None))
-        {
-            self.left = None;
+        let mut left = self.left.take();
+        if left.as_mut().is_some_and(|left| !left.go_on()) {
+            left = None;
         }
         let Some(started) = &mut self.started else {
+            self.left = left;
             return;
         };
-        let sent = started.sending.go_on(started.channel.as_fd());
+        // The one that was left ends before the other one has the last message: of two complete
+        // stand-bys, both would become the keeper.
+        let stands_by = left.as_ref().is_some_and(|left| left.channel.is_some());
+        let mut sent = Ok(());
+        if stands_by {
+            sent = started.sending.go_on(started.channel.as_fd(), 1);
+        }
+        if sent.is_ok() && (!stands_by || started.sending.len() == 1) {
+            left.iter_mut().for_each(Left::dismiss);
+            sent = started.sending.go_on(started.channel.as_fd(), 0);
+        }
+        self.left = left;
         let has_ended = !matches!(started.child.try_wait(), Ok(None));
         if sent.is_err() || has_ended {
             self.replace();
@@ -159,24 +212,39 @@ impl Backup {
 
     /// Returns whether a stand-by process exists.
     pub fn is_there(&self) -> bool {
-        self.started.is_some()
+        let left = self.left.as_ref();
+        self.started.is_some() || left.is_some_and(|left| left.channel.is_some())
     }
 
     /// Returns the process ID and the socket of the stand-by.
     pub fn place(&self) -> Option<(Pid, BorrowedFd<'_>)> {
-        let started = self.started.as_ref()?;
+        let Some(started) = &self.started else {
+            let left = self.left.as_ref()?;
+            return Some((left.pid, left.channel.as_ref()?.as_fd()));
+        };
         let pid = Pid::from_raw(started.child.id().try_into().ok()?)?;
         Some((pid, started.channel.as_fd()))
     }
 
-    /// Has a stand-by end that the program before has started.
+    /// Keeps a stand-by that the program before has started, until this program has started one.
     pub fn leave(&mut self, pid: Pid, channel: OwnedFd) {
-        let _ = packet::send(channel.as_fd(), QUIT, &[]);
-        self.left = Some(pid);
+        self.left = Some(Left {
+            pid,
+            channel: Some(channel),
+            sending: HandoverSender::default(),
+        });
     }
 
     /// Adds the descriptor to wait for, and returns the time of the next start.
     pub fn watch<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) -> Option<Instant> {
+        if let Some(left) = &self.left
+            && let Some(channel) = left
+                .channel
+                .as_ref()
+                .filter(|_| left.sending.is_under_way())
+        {
+            fds.push(PollFd::new(channel, PollFlags::OUT));
+        }
         let Some(started) = &self.started else {
             // A start that is due waits for a process that serves.
             return self.next_start.filter(|at| *at > Instant::now());
@@ -194,14 +262,23 @@ impl Backup {
     /// stand-by that would.
     pub fn dismiss(&mut self) -> bool {
         self.push(QUIT.to_owned(), Vec::new());
+        let left = self.left.take();
+        let left = left.filter(|left| left.channel.is_some());
+        let is_told = left.is_some_and(|mut left| {
+            let is_told = !left.sending.is_under_way();
+            if !is_told {
+                left.kill();
+            }
+            is_told
+        });
         match self.started.take() {
             Some(started) if !started.sending.is_under_way() => true,
             Some(mut started) => {
                 let _ = started.child.kill();
                 let _ = started.child.wait();
-                false
+                is_told
             }
-            None => false,
+            None => is_told,
         }
     }
 }

@@ -667,6 +667,23 @@ fn upgrade_replaces_process_with_new_program() {
     running.end();
 }
 
+/// A keeper that has just become the new program has a stand-by: that of the program before.
+#[test]
+fn keeper_killed_after_its_replacement_is_followed_by_standby() {
+    for _ in 0..10 {
+        let (mut running, _) = upgrade("goes on, too");
+        let serving = running.serving();
+        standby(running.pid());
+        running.wait_upgraded();
+        kill_process(running.pid(), Signal::KILL).unwrap();
+        let said = running.wait_said("another one goes on: process ");
+        let next = said.trim_end().rsplit(' ').next().unwrap().parse().unwrap();
+        assert!(test_kill_process(serving).is_ok(), "it was not disturbed");
+        kill_process(Pid::from_raw(next).unwrap(), Signal::TERM).unwrap();
+        wait_until_gone(serving);
+    }
+}
+
 /// The new program serves, and cannot be the keeper: then the program before goes on as the keeper.
 #[test]
 fn keeper_goes_on_where_the_new_program_cannot_be_the_keeper() {
