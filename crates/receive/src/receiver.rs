@@ -38,7 +38,7 @@ struct ReceiverState {
 enum Start {
     /// Start by this process.
     Here(Box<dyn Fn() -> Command + Send + Sync>),
-    By(Spawner),
+    By(Arc<Spawner>),
 }
 
 /// The present receiver process.
@@ -93,7 +93,7 @@ impl Receiver {
     ///
     /// # Errors
     /// [`StartError`] when the process or its socket cannot be created.
-    pub fn start_by(spawner: Spawner) -> Result<Receiver, StartError> {
+    pub fn start_by(spawner: Arc<Spawner>) -> Result<Receiver, StartError> {
         Self::new(Start::By(spawner))
     }
 
