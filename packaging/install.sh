@@ -47,9 +47,12 @@ list() {
     echo "644	$source/README.md	$share/doc/vnvme/README.md"
     echo "644	$source/CHANGELOG.md	$share/doc/vnvme/CHANGELOG.md"
     echo "644	$source/packaging/debian/copyright	$share/doc/vnvme/copyright"
-    for page in "$source"/docs/*.md; do
+    # Where links of these documents lead.
+    for page in "$source"/docs/*.md "$source"/docs/*.svg "$source"/docs/openapi.json; do
         echo "644	$page	$share/doc/vnvme/docs/$(basename "$page")"
     done
+    echo "644	$source/SECURITY.md	$share/doc/vnvme/SECURITY.md"
+    echo "644	$source/packaging/grafana/vnvme.json	$share/doc/vnvme/packaging/grafana/vnvme.json"
 }
 
 # Configuration: it is the administrator's once it is there.
@@ -61,6 +64,8 @@ configuration() {
 directories() {
     echo "$share/doc/vnvme/examples"
     echo "$share/doc/vnvme/docs"
+    echo "$share/doc/vnvme/packaging/grafana"
+    echo "$share/doc/vnvme/packaging"
     echo "$share/doc/vnvme"
 }
 

@@ -17,6 +17,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub(crate) const MAX_READ: usize = 32 << 10;
 /// Size of a message without bytes, and of the longest.
 pub(crate) const MESSAGE_LEN: usize = size_of::<Message>();
+/// Maximum bytes of a request to the spawner: the path of a socket (unix(7)).
+pub(crate) const MAX_REQUEST: usize = 108;
 pub(crate) const MAX_PACKET_LEN: usize = MESSAGE_LEN + MAX_READ;
 /// The kernel's SCM_MAX_FD: a sender cannot attach more to one call.
 pub(crate) const MAX_FDS: usize = 253;
@@ -43,6 +45,11 @@ pub(crate) mod kind {
     /// Message of the spawner: `value` is the new process's ID, or the reason of the failure.
     pub const STARTED: u32 = 8;
     pub const FAILED: u32 = 9;
+    /// To the spawner, with a socket for the answer: a request that the program defines by `value`
+    /// and the bytes.
+    pub const REQUEST: u32 = 17;
+    /// Answer to a request: one descriptor.
+    pub const FULFILLED: u32 = 18;
     /// Peek at most `value` bytes of the client's socket. All data stays in the socket, and its
     /// descriptors also stay open in the receiver process.
     pub const PEEK: u32 = 10;

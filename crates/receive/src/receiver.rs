@@ -57,7 +57,7 @@ struct Control {
 enum Start {
     /// This process starts them, with the command that the function returns.
     Here(Box<dyn Fn() -> Command + Send + Sync>),
-    By(Spawner),
+    By(Arc<Spawner>),
 }
 
 /// Receiver process that runs at present.
@@ -112,7 +112,7 @@ impl Receiver {
     ///
     /// # Errors
     /// [`StartError`] when the process or its socket cannot be created.
-    pub fn start_by(spawner: Spawner) -> Result<Receiver, StartError> {
+    pub fn start_by(spawner: Arc<Spawner>) -> Result<Receiver, StartError> {
         Self::new(Start::By(spawner))
     }
 

@@ -4,11 +4,14 @@
 //! The spawner receives nothing from clients. The server sends a control socket for each receiver
 //! process, and gets the process ID. A thread waits for the end of each child. A compromised server
 //! gets no more processes from the spawner than [`MAX_CHILDREN`].
+//!
+//! The program may define further requests ([`Spawner::request`]), each answered with a descriptor.
+//! Each has a thread of its own, so that one that hangs in a file system delays no other.
 
 use crate::error::StartError;
-use crate::message::{self, MESSAGE_LEN, Message, kind};
+use crate::message::{self, Incoming, MAX_REQUEST, MESSAGE_LEN, Message, kind};
 use crate::server::ServeError;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,6 +22,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Maximum number of receiver processes at a time. One serves; the remaining ones are ending, and
 /// may hang.
 const MAX_CHILDREN: usize = 16;
+
+/// Maximum number of requests that are carried out at a time.
+const MAX_REQUESTS: usize = 16;
+
+/// Time that the server waits for the answer to a request.
+const REQUEST_TIMEOUT: Timespec = Timespec {
+    tv_sec: 10,
+    tv_nsec: 0,
+};
 
 /// The server's handle of the spawner.
 #[derive(Debug)]
@@ -64,51 +76,132 @@ impl Spawner {
             SendFlags::empty(),
         )
         .map_err(failed)?;
-        let Some((answer, _)) = next(self.requests.as_fd()).map_err(failed)? else {
-            return Err(failed(Errno::PIPE));
+        let answer = next(self.requests.as_fd(), None).map_err(failed)?;
+        let answer = answer.ok_or(failed(Errno::PIPE))?.message;
+        match answer.kind {
+            kind::STARTED => Ok(answer.value),
+            _ => Err(failed(failure(answer))),
+        }
+    }
+
+    /// Has a request carried out that the program defines ([`start_receivers`]); returns the
+    /// descriptor of the answer.
+    ///
+    /// # Errors
+    /// The error of the request. `MSGSIZE` when `bytes` are longer than the path of a socket;
+    /// `TIMEDOUT` when there is no answer within ten seconds.
+    pub fn request(&self, value: u32, bytes: &[u8]) -> Result<OwnedFd, Errno> {
+        if bytes.len() > MAX_REQUEST {
+            return Err(Errno::MSGSIZE);
+        }
+        let (ours, theirs) = message::pair()?;
+        let request = Message {
+            kind: kind::REQUEST,
+            value,
+            client: 0,
         };
-        match (answer.kind, i32::try_from(answer.value)) {
-            (kind::STARTED, _) => Ok(answer.value),
-            (_, Ok(errno @ 1..)) => Err(failed(Errno::from_raw_os_error(errno))),
-            _ => Err(failed(Errno::PROTO)),
+        let fds = [theirs.as_fd()];
+        let flags = SendFlags::empty();
+        message::send(self.requests.as_fd(), request, bytes, &fds, flags)?;
+        drop(theirs);
+        let answer = next(ours.as_fd(), Some(&REQUEST_TIMEOUT))?.ok_or(Errno::PIPE)?;
+        match (answer.message.kind, answer.fds.into_iter().next()) {
+            (kind::FULFILLED, Some(descriptor)) => Ok(descriptor),
+            _ => Err(failure(answer.message)),
         }
     }
 }
 
-/// Waits for the next message; returns it with its first descriptor. `None` when the other end is
-/// closed.
-fn next(channel: BorrowedFd<'_>) -> Result<Option<(Message, Option<OwnedFd>)>, Errno> {
+/// Returns the error number of a failed request.
+fn failure(answer: Message) -> Errno {
+    match i32::try_from(answer.value) {
+        Ok(errno @ 1..) => Errno::from_raw_os_error(errno),
+        _ => Errno::PROTO,
+    }
+}
+
+/// Waits for the next message. `None` when the other end is closed.
+fn next(channel: BorrowedFd<'_>, limit: Option<&Timespec>) -> Result<Option<Incoming>, Errno> {
     loop {
-        match message::receive::<MESSAGE_LEN>(channel) {
-            Ok(incoming) => {
-                return Ok(incoming.map(|it| (it.message, it.fds.into_iter().next())));
-            }
+        match message::receive::<{ MESSAGE_LEN + MAX_REQUEST }>(channel) {
             Err(Errno::AGAIN) => {}
-            Err(errno) => return Err(errno),
+            received => return received,
         }
-        match poll(
-            &mut [PollFd::from_borrowed_fd(channel, PollFlags::IN)],
-            None,
-        ) {
+        let mut fds = [PollFd::from_borrowed_fd(channel, PollFlags::IN)];
+        match poll(&mut fds, limit) {
+            Ok(0) => return Err(Errno::TIMEDOUT),
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
         }
     }
 }
 
+/// Carries a request out on a thread of its own, and sends the answer.
+fn carry_out<R>(request: Incoming, running: &Arc<AtomicUsize>, carry_out: &Arc<R>)
+where
+    R: Fn(u32, &[u8]) -> Result<OwnedFd, Errno> + Send + Sync + 'static,
+{
+    let Incoming {
+        message,
+        bytes,
+        fds,
+        ..
+    } = request;
+    // Without a socket for the answer there is nobody to answer.
+    let Some(answer_to) = fds.into_iter().next() else {
+        return;
+    };
+    if running.load(Ordering::Relaxed) >= MAX_REQUESTS {
+        answer(answer_to.as_fd(), &Err(Errno::AGAIN));
+        return;
+    }
+    running.fetch_add(1, Ordering::Relaxed);
+    let (counted, carry_out) = (running.clone(), carry_out.clone());
+    let thread = std::thread::Builder::new().name("request".into());
+    let thread = thread.spawn(move || {
+        answer(answer_to.as_fd(), &carry_out(message.value, &bytes));
+        counted.fetch_sub(1, Ordering::Relaxed);
+    });
+    // The closed socket is the answer.
+    if thread.is_err() {
+        running.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Sends the answer to a request. The server may have gone.
+fn answer(to: BorrowedFd<'_>, result: &Result<OwnedFd, Errno>) {
+    let (kind, value, fds) = match result {
+        Ok(descriptor) => (kind::FULFILLED, 0, vec![descriptor.as_fd()]),
+        Err(errno) => (kind::FAILED, errno.raw_os_error().unsigned_abs(), vec![]),
+    };
+    let answer = Message {
+        kind,
+        value,
+        client: 0,
+    };
+    let _ = message::send(to, answer, &[], &fds, SendFlags::DONTWAIT);
+}
+
 /// Starts receiver processes for the server at the other end of `requests`, until that closes its
 /// end. `command` returns a command that calls [`serve`](crate::serve) with its standard input.
+/// `request` carries out a request that the program defines, by value and bytes (untrusted).
 ///
 /// # Errors
 /// [`ServeError`] when a system call fails.
 pub fn start_receivers(
     requests: BorrowedFd<'_>,
     command: impl Fn() -> Command,
+    request: impl Fn(u32, &[u8]) -> Result<OwnedFd, Errno> + Send + Sync + 'static,
 ) -> Result<(), ServeError> {
     let system = |call| move |errno| ServeError::System { call, errno };
-    let living = Arc::new(AtomicUsize::new(0));
-    while let Some((_, control)) = next(requests).map_err(system("recvmsg"))? {
-        let started = match control {
+    let (living, running) = (Arc::new(AtomicUsize::new(0)), Arc::default());
+    let request = Arc::new(request);
+    while let Some(incoming) = next(requests, None).map_err(system("recvmsg"))? {
+        if incoming.message.kind == kind::REQUEST {
+            carry_out(incoming, &running, &request);
+            continue;
+        }
+        let started = match incoming.fds.into_iter().next() {
             Some(_) if living.load(Ordering::Relaxed) >= MAX_CHILDREN => Err(Errno::AGAIN.into()),
             Some(control) => spawn(command(), control),
             // This process may not open a further descriptor.

@@ -6,7 +6,7 @@ use landlock::{
     PathBeneath, PathFd, RestrictionStatus, Ruleset, RulesetAttr, RulesetCreatedAttr,
     RulesetStatus, Scope, make_bitflags,
 };
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Newest Landlock ABI that was tested or checked against the kernel's source. An older kernel
 /// enforces the rights that it supports.
@@ -46,6 +46,29 @@ pub(crate) fn restrict(needs: &Needs, reach: DomainScope) -> Result<Landlock, Er
         (_, RulesetStatus::NotEnforced) => Landlock::NotEnabled,
         (LandlockStatus::Available { effective_abi, .. }, _) => Landlock::Abi(effective_abi as u32),
     })
+}
+
+/// Rights to make and remove files.
+const MAKE: BitFlags<AccessFs> = make_bitflags!(AccessFs::{
+    MakeReg | MakeDir | MakeSym | MakeSock | MakeFifo | MakeChar | MakeBlock
+        | RemoveFile | RemoveDir | Refer
+});
+
+/// Removes the rights to make and remove files, except sockets below these directories.
+pub(crate) fn restrict_to_sockets(below: &[PathBuf]) -> Result<(), Error> {
+    let restricted = || -> Result<(), RuleError> {
+        let mut rules = Ruleset::default()
+            .set_compatibility(CompatLevel::BestEffort)
+            .handle_access(MAKE)?
+            .create()?;
+        for place in below.iter().filter(|path| path.is_dir()) {
+            let rights = AccessFs::MakeSock | AccessFs::RemoveFile;
+            rules = rules.add_rule(PathBeneath::new(PathFd::new(place)?, rights))?;
+        }
+        rules.restrict_self()?;
+        Ok(())
+    };
+    restricted().map_err(Error::Files)
 }
 
 type RuleError = Box<dyn std::error::Error + Send + Sync>;

@@ -53,6 +53,7 @@ pub use report::{Landlock, SandboxReport};
 
 use rustix::thread::CapabilitySet;
 use std::io;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 /// Sandbox of a process: file paths, capabilities and system calls.
@@ -118,13 +119,17 @@ pub fn leave_nothing() -> Result<(), Error> {
 
 /// Leaves the calling thread and its children only rights to files and programs: those of its user,
 /// and for root also those of other users (`CAP_DAC_OVERRIDE`). For a process that starts
-/// processes.
+/// processes, and makes sockets for other users below `sockets_below`. On a kernel with Landlock it
+/// makes and removes no other files.
 ///
 /// # Errors
 /// The errors of [`Sandbox::enter`].
-pub fn leave_files() -> Result<(), Error> {
+pub fn leave_files(sockets_below: &[PathBuf]) -> Result<(), Error> {
     no_new_privileges()?;
-    drop_all_but(CapabilitySet::DAC_OVERRIDE).map(drop)
+    let mut kept = CapabilitySet::DAC_OVERRIDE;
+    kept.set(CapabilitySet::CHOWN, !sockets_below.is_empty());
+    drop_all_but(kept)?;
+    files::restrict_to_sockets(sockets_below)
 }
 
 /// Leaves the calling thread and its children their user's rights, except changes to the kernel,

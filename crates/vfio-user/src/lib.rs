@@ -118,7 +118,7 @@ pub use journal::{
     Journal, JournalError, JournalSetup, Pipe, REFUSED, SENT, SESSION, SESSION_VERSION,
     SharedLedger,
 };
-pub use listener::{ListenError, Listener};
+pub use listener::{ListenError, Listener, bind_socket};
 pub use refuse::refuse;
 /// Error number that a device returns, and that an error reply contains.
 pub use rustix::io::Errno;

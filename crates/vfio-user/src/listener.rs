@@ -98,45 +98,37 @@ impl Listener {
     }
 
     /// Listens at `path` with this access control. The socket's file has owner, group and mode
-    /// before any client can connect.
+    /// before any other user can connect.
     ///
     /// # Errors
     /// [`ListenError::Access`] when the process has no right to change owner or group. Otherwise
     /// the [`ListenError`] of the step that failed.
     pub fn bind_for(path: impl AsRef<Path>, access: &Access) -> Result<Self, ListenError> {
         let path = path.as_ref();
-        let failed = |action| {
-            move |errno| ListenError::System {
-                path: path.to_owned(),
-                action,
-                errno,
-            }
-        };
+        Self::bind_by(path, || bind_socket(path, access))
+    }
 
+    /// Listens at `path` with a socket that `make` returns, bound to it. `make` may leave that to a
+    /// process with the right to set the access control ([`bind_socket`]).
+    ///
+    /// # Errors
+    /// The error of `make`. Otherwise the [`ListenError`] of the step that failed.
+    pub fn bind_by(
+        path: impl AsRef<Path>,
+        make: impl FnOnce() -> Result<OwnedFd, ListenError>,
+    ) -> Result<Self, ListenError> {
+        let path = path.as_ref();
         let address = address(path)?;
         let _lock = PathLock::take(path)?;
         remove_stale(path, &address, Duration::ZERO)?;
-
-        let socket = new_socket().map_err(failed("create a socket"))?;
-        // Linux gives the file the mode of the socket's own inode, less the umask: the file is
-        // never accessible to other users, and the process-wide umask is not changed.
-        fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed("set the socket's mode"))?;
-        bind(&socket, &address).map_err(|errno| match errno {
-            Errno::ADDRINUSE => ListenError::InUse(path.to_owned()),
-            errno => failed("bind")(errno),
-        })?;
+        let socket = make()?;
+        let failed = |action| system_error(path, action);
         let file = file_identity(path).map_err(failed("examine the new socket"))?;
         let listener = Self {
             socket,
             path: path.to_owned(),
             file: Some(file),
         };
-        if *access != Access::OWNER_ONLY {
-            access::give(path, file, access).map_err(|errno| match errno {
-                Errno::PERM => ListenError::Access(path.to_owned()),
-                errno => failed("set owner, group and mode")(errno),
-            })?;
-        }
         listen(&listener.socket, BACKLOG).map_err(failed("listen"))?;
         Ok(listener)
     }
@@ -170,13 +162,7 @@ impl Listener {
     /// [`ListenError::System`] when the socket does not listen, or its file no longer exists.
     pub fn kept(socket: OwnedFd, path: impl AsRef<Path>, inode: u64) -> Result<Self, ListenError> {
         let path = path.as_ref();
-        let failed = |action| {
-            move |errno| ListenError::System {
-                path: path.to_owned(),
-                action,
-                errno,
-            }
-        };
+        let failed = |action| system_error(path, action);
         let file = file_identity(path).map_err(failed("find the kept socket's file"))?;
         if file.1 != inode {
             return Err(failed("find the kept socket's file")(Errno::STALE));
@@ -244,6 +230,45 @@ impl Drop for Listener {
     }
 }
 
+/// Makes a socket at a path where no file exists, with this access control.
+///
+/// # Errors
+/// See [`Listener::bind_for`].
+pub fn bind_socket(path: &Path, access: &Access) -> Result<OwnedFd, ListenError> {
+    let failed = |action| system_error(path, action);
+    let address = address(path)?;
+    let socket = new_socket().map_err(failed("create a socket"))?;
+    // Linux gives the file the mode of the socket's own inode, less the umask: the file is
+    // never accessible to other users, and the process-wide umask is not changed.
+    fchmod(&socket, Mode::RUSR | Mode::WUSR).map_err(failed("set the socket's mode"))?;
+    bind(&socket, &address).map_err(|errno| match errno {
+        Errno::ADDRINUSE => ListenError::InUse(path.to_owned()),
+        errno => failed("bind")(errno),
+    })?;
+    if *access != Access::OWNER_ONLY {
+        access::give(&socket, path, access).map_err(|errno| {
+            // A file of another process stays.
+            if errno != Errno::STALE {
+                let _ = unlink(path);
+            }
+            match errno {
+                Errno::PERM => ListenError::Access(path.to_owned()),
+                errno => failed("set owner, group and mode")(errno),
+            }
+        })?;
+    }
+    Ok(socket)
+}
+
+/// Makes the error of a system call on a socket's path.
+fn system_error(path: &Path, action: &'static str) -> impl FnOnce(Errno) -> ListenError {
+    move |errno| ListenError::System {
+        path: path.to_owned(),
+        action,
+        errno,
+    }
+}
+
 /// Returns the socket address of a path.
 fn address(path: &Path) -> Result<SocketAddrUnix, ListenError> {
     SocketAddrUnix::new(path).map_err(|errno| match errno {
@@ -256,7 +281,7 @@ fn address(path: &Path) -> Result<SocketAddrUnix, ListenError> {
     })
 }
 
-fn new_socket() -> Result<OwnedFd, Errno> {
+pub(crate) fn new_socket() -> Result<OwnedFd, Errno> {
     socket_with(
         AddressFamily::UNIX,
         SocketType::STREAM,
@@ -267,13 +292,7 @@ fn new_socket() -> Result<OwnedFd, Errno> {
 
 /// Removes a stale socket file. A process that listens on it has `limit` to end.
 fn remove_stale(path: &Path, address: &SocketAddrUnix, limit: Duration) -> Result<(), ListenError> {
-    let failed = |action| {
-        move |errno| ListenError::System {
-            path: path.to_owned(),
-            action,
-            errno,
-        }
-    };
+    let failed = |action| system_error(path, action);
     match statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) {
         Err(Errno::NOENT) => return Ok(()),
         Err(errno) => return Err(failed("examine what is there")(errno)),

@@ -131,17 +131,28 @@ impl SocketAccess {
     /// # Errors
     /// There is no such user or group.
     pub fn resolve(&self) -> Result<Access> {
+        let access = Access {
+            owner: self.owner.as_ref().map(Principal::user).transpose()?,
+            group: self.group.as_ref().map(Principal::group).transpose()?,
+            mode: Mode::from_bits_truncate(self.effective_mode()),
+        };
+        Ok(access)
+    }
+
+    fn effective_mode(&self) -> u32 {
         let usual = match self.group {
             Some(_) => 0o660,
             None => 0o600,
         };
-        let mode = self.mode.map_or(usual, |SocketMode(mode)| mode);
-        let access = Access {
-            owner: self.owner.as_ref().map(Principal::user).transpose()?,
-            group: self.group.as_ref().map(Principal::group).transpose()?,
-            mode: Mode::from_bits_truncate(mode),
-        };
-        Ok(access)
+        self.mode.map_or(usual, |SocketMode(mode)| mode)
+    }
+
+    /// Returns whether `other` has the same effect. Users and groups have the same spelling then:
+    /// inside the sandbox none can be looked up.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.owner == other.owner
+            && self.group == other.group
+            && self.effective_mode() == other.effective_mode()
     }
 
     /// Returns whether only the process's own user may connect, as by default.

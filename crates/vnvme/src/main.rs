@@ -65,6 +65,7 @@ mod shutdown;
 mod signals;
 mod sizes;
 mod snapshot;
+mod socket_maker;
 mod sockets;
 mod spec;
 mod stderr;

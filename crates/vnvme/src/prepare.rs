@@ -18,6 +18,7 @@ use crate::pools::DiskPool;
 use crate::record::{self, Guest, Open as OpenNamespace, Shown};
 use crate::shutdown::{self, NotDurable};
 use crate::signals::StopSignal;
+use crate::socket_maker::SocketMaker;
 use crate::sockets;
 use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, ServeOptions, Specs, VhostBlkSpec};
 use crate::subsystems;
@@ -174,14 +175,9 @@ impl ReadyController {
         })
     }
 
-    /// Makes the controller's socket: a client may connect, and waits until it is served. `usual`
-    /// is the default access. `workers` is the number of workers among which the disk gets one.
-    pub fn listen(
-        self,
-        usual: &SocketAccess,
-        receiver: &Receiver,
-        workers: usize,
-    ) -> Result<OpenController> {
+    /// Makes the controller's socket: a client may connect, and waits until it is served. `workers`
+    /// is the number of workers among which the disk gets one.
+    pub fn listen(self, context: &ListenContext<'_>, workers: usize) -> Result<OpenController> {
         let Self {
             spec,
             volumes,
@@ -193,9 +189,8 @@ impl ReadyController {
         let identity = Identity::of(&spec);
         let left = keep::left_of(&identity);
         let kept = left.as_ref().and_then(PreviousDisk::listener);
-        let access = spec.access.or(usual);
-        let listener = bind(&spec.socket, &access, &spec.origin, kept)?;
-        let mut intake = front::intake(receiver);
+        let listener = context.bind(&spec.socket, &spec.access, &spec.origin, kept)?;
+        let mut intake = front::intake(context.receiver);
         intake.connect(listener.as_fd()).context("receiver")?;
         let layout = || Layout {
             session: vfio_user::SESSION,
@@ -328,7 +323,7 @@ impl ReadyExport {
     }
 
     /// Makes its socket, as that of a controller.
-    pub fn listen(self, usual: &SocketAccess, receiver: &Receiver) -> Result<OpenExport> {
+    pub fn listen(self, context: &ListenContext<'_>) -> Result<OpenExport> {
         let Self {
             spec,
             volume,
@@ -337,7 +332,7 @@ impl ReadyExport {
         } = self;
         let left = keep::left_socket(&spec.socket);
         let kept = left.as_ref().and_then(LeftSocket::listener);
-        let listener = bind(&spec.socket, &spec.access.or(usual), &spec.origin, kept)?;
+        let listener = context.bind(&spec.socket, &spec.access, &spec.origin, kept)?;
         let kept = KeptSocket::new(&listener, left);
         if keep::is_kept() && fabrics::portals(&spec.volume).is_some() {
             let volume = spec.volume.to_string();
@@ -348,7 +343,7 @@ impl ReadyExport {
             );
         }
         let socket = listener.as_fd().try_clone_to_owned().context("socket")?;
-        let mut intake = vhost_blk::intake(receiver);
+        let mut intake = vhost_blk::intake(context.receiver);
         intake.connect(socket.as_fd()).context("receiver")?;
         Ok(OpenExport {
             kept,
@@ -564,13 +559,37 @@ fn end_with_process(identity: &Identity, left: Option<PreviousDisk>, why: &str) 
     }
 }
 
+/// Means of making the sockets of disks.
+#[derive(Clone, Copy)]
+pub struct ListenContext<'a> {
+    /// Default access control.
+    pub usual: &'a SocketAccess,
+    pub receiver: &'a Receiver,
+    /// Maker of sockets for other users, in the sandbox.
+    pub maker: Option<&'a SocketMaker>,
+}
+
+impl ListenContext<'_> {
+    fn bind(
+        &self,
+        socket: &Path,
+        access: &SocketAccess,
+        origin: &Origin,
+        kept: Option<(OwnedFd, u64)>,
+    ) -> Result<Listener> {
+        bind(socket, &access.or(self.usual), origin, kept, self.maker)
+    }
+}
+
 /// Listens at a path: with the socket that a service manager has opened, or with `kept`, which a
-/// previous process has listened with, or else with a new one.
+/// previous process has listened with, or else with a new one. In the sandbox `maker` makes one for
+/// other users.
 pub fn bind(
     socket: &Path,
     access: &SocketAccess,
     origin: &Origin,
     kept: Option<(OwnedFd, u64)>,
+    maker: Option<&SocketMaker>,
 ) -> Result<Listener> {
     if access.is_open_to_all() {
         let socket = socket.display();
@@ -589,9 +608,12 @@ pub fn bind(
             }
         }
     }
-    let listener = access
-        .resolve()
-        .and_then(|access| Ok(Listener::bind_for(socket, &access)?));
+    let listener = match maker {
+        Some(maker) if !access.is_usual() => maker.listen(socket, access).map_err(Into::into),
+        _ => access
+            .resolve()
+            .and_then(|access| Ok(Listener::bind_for(socket, &access)?)),
+    };
     origin.place("socket", listener)
 }
 
@@ -757,6 +779,11 @@ fn listen(
     opening: Opening,
 ) -> Result<Open> {
     let usual = &specs.process.access;
+    let context = ListenContext {
+        usual,
+        receiver,
+        maker: None,
+    };
     let mut loads = Vec::new();
     loads.resize_with(workers, Load::default);
     let mut turns = (0..workers).cycle();
@@ -780,7 +807,7 @@ fn listen(
     };
     for ready in opening.controllers {
         let spec = DiskSpec::Controller(ready.spec.clone());
-        let open = match ready.listen(usual, receiver, workers) {
+        let open = match ready.listen(&context, workers) {
             Ok(open) => open,
             Err(error) => {
                 leave_out(spec, error)?;
@@ -793,7 +820,7 @@ fn listen(
     }
     for ready in opening.exports {
         let spec = DiskSpec::VhostBlk(ready.spec.clone());
-        let open = match ready.listen(usual, receiver) {
+        let open = match ready.listen(&context) {
             Ok(open) => open,
             Err(error) => {
                 leave_out(spec, error)?;

@@ -2,6 +2,7 @@
 //! the sandbox this one can start none. Both are this program under another name ([`receive`]).
 
 use crate::confine::SandboxMode;
+use crate::socket_maker::{Grants, SocketMaker, SocketRights};
 use receive::{Receiver, Spawner, StartError};
 use sandbox::{Needs, Sandbox};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -15,45 +16,56 @@ use std::sync::atomic::AtomicBool;
 const LIBRARIES: &str = "LD_LIBRARY_PATH";
 
 /// Role of a helper process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Process that receives descriptors from untrusted clients.
     Receive(SandboxMode),
-    /// Starts receiver processes.
-    Start(SandboxMode),
+    /// Starts receiver processes, and makes sockets.
+    Start(SandboxMode, SocketRights),
 }
 
-impl Role {
-    const ALL: [Role; 4] = [
-        Role::Receive(SandboxMode::On),
-        Role::Receive(SandboxMode::Off),
-        Role::Start(SandboxMode::On),
-        Role::Start(SandboxMode::Off),
-    ];
+const RECEIVE: &str = "receive-descriptors";
+const START: &str = "start-receivers";
+const ON: &str = "--sandbox=on";
+const OFF: &str = "--sandbox=off";
 
+impl Role {
     /// The only arguments of such a process. They are no commands for people, so they are not among
     /// them.
-    fn arguments(self) -> [&'static str; 2] {
-        let (command, mode) = match self {
-            Role::Receive(mode) => ("receive-descriptors", mode),
-            Role::Start(mode) => ("start-receivers", mode),
+    fn arguments(&self) -> Vec<OsString> {
+        let (command, mode, rights) = match self {
+            Role::Receive(mode) => (RECEIVE, mode, Vec::new()),
+            Role::Start(mode, rights) => (START, mode, rights.arguments()),
         };
-        match mode {
-            SandboxMode::On => [command, "--sandbox=on"],
-            SandboxMode::Off => [command, "--sandbox=off"],
-        }
+        let mode = match mode {
+            SandboxMode::On => ON,
+            SandboxMode::Off => OFF,
+        };
+        let own = [command, mode].map(OsString::from);
+        own.into_iter().chain(rights).collect()
     }
 
     /// Parses arguments (without the program's name).
-    pub fn wanted(args: impl Iterator<Item = OsString>) -> Option<Self> {
-        // There may be many.
-        let args: Vec<OsString> = args.take(3).collect();
-        Self::ALL.into_iter().find(|role| args == role.arguments())
+    pub fn wanted(mut args: impl Iterator<Item = OsString>) -> Option<Self> {
+        let command = args.next()?;
+        if command != RECEIVE && command != START {
+            return None;
+        }
+        let mode = match args.next()?.to_str()? {
+            ON => SandboxMode::On,
+            OFF => SandboxMode::Off,
+            _ => return None,
+        };
+        if command == START {
+            let rights: Vec<OsString> = args.collect();
+            return Some(Role::Start(mode, SocketRights::parse(&rights)?));
+        }
+        args.next().is_none().then_some(Role::Receive(mode))
     }
 
     /// This program in this role. The same file is meant, also when another one has come to its
     /// place.
-    fn command(self) -> Command {
+    fn command(&self) -> Command {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("vnvme").args(self.arguments()).env_clear();
         // Where the program's libraries are, if that is another place than the system's.
@@ -79,13 +91,14 @@ impl Role {
                 let _ = rustix::thread::set_name(c"vnvme-receiver");
                 Ok(receive::serve(input.as_fd(), || confine(mode))?)
             }
-            Role::Start(mode) => {
+            Role::Start(mode, rights) => {
                 let _ = rustix::thread::set_name(c"vnvme-spawner");
                 if mode == SandboxMode::On {
-                    sandbox::leave_files()?;
+                    sandbox::leave_files(&rights.below)?;
                 }
                 let command = || Role::Receive(mode).command();
-                Ok(receive::start_receivers(input.as_fd(), command)?)
+                let make = move |number, path: &[u8]| rights.make(number, path);
+                Ok(receive::start_receivers(input.as_fd(), command, make)?)
             }
         }
     }
@@ -105,12 +118,15 @@ fn confine(mode: SandboxMode) -> Result<(), Box<dyn std::error::Error + Send + S
     Ok(sandbox.seal()?)
 }
 
-/// Starts both.
+/// Starts both. The starter makes the sockets that are granted.
 ///
 /// # Errors
 /// [`StartError`].
-pub fn start(mode: SandboxMode) -> Result<Receiver, StartError> {
-    Receiver::start_by(Spawner::start(Role::Start(mode).command())?)
+pub fn start(mode: SandboxMode, grants: Grants) -> Result<(Receiver, SocketMaker), StartError> {
+    let role = Role::Start(mode, grants.rights().clone());
+    let spawner = Arc::new(Spawner::start(role.command())?);
+    let receiver = Receiver::start_by(spawner.clone())?;
+    Ok((receiver, SocketMaker::new(grants, spawner)))
 }
 
 #[cfg(test)]
@@ -119,11 +135,19 @@ mod tests {
 
     #[test]
     fn only_exact_arguments_select_role() {
-        for role in Role::ALL {
-            let args = || role.arguments().into_iter().map(OsString::from);
-            assert_eq!(Role::wanted(args()), Some(role));
-            assert_eq!(Role::wanted(args().take(1)), None);
-            assert_eq!(Role::wanted(args().chain(args())), None);
+        let rights = [OsString::from("--sockets-below=/run")];
+        let rights = SocketRights::parse(&rights).unwrap();
+        for mode in [SandboxMode::On, SandboxMode::Off] {
+            for role in [
+                Role::Receive(mode),
+                Role::Start(mode, SocketRights::default()),
+                Role::Start(mode, rights.clone()),
+            ] {
+                let args = || role.arguments().into_iter();
+                assert_eq!(Role::wanted(args().take(1)), None);
+                assert_eq!(Role::wanted(args().chain(args())), None);
+                assert_eq!(Role::wanted(args()), Some(role));
+            }
         }
         assert_eq!(Role::wanted(std::iter::empty()), None);
     }

@@ -20,6 +20,7 @@ use crate::scrape::MetricsListener;
 use crate::shutdown::{self, NotDurable, ThreadResults};
 use crate::signals::StopSignal;
 use crate::sizes::Sizes;
+use crate::socket_maker::Grants;
 use crate::spec::{MAX_WORKERS, ServeOptions, Specs};
 use crate::ublk::{Disks, OpenDisk};
 use crate::watch::Watch;
@@ -388,7 +389,8 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let room = limit_clients(specs, workers, grows, &mut options.clients);
     // The receiver process starts first: it must not have any thread's CPU affinity, nor
     // descriptors that are opened later.
-    let receiver = receiver::start(options.sandbox)?;
+    let grants = Grants::new(&options, &specs.process.access, &DiskSpec::all(specs));
+    let (receiver, socket_maker) = receiver::start(options.sandbox, grants)?;
     keep::tell_receiver(&receiver)?;
     keep::die_of_panics();
     let stop = &StopSignal::on_signals(options.sandbox)?;
@@ -448,6 +450,7 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
         registry,
         peers,
         receiver,
+        socket_maker,
         confinement,
     });
     left_out

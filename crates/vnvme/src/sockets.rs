@@ -41,7 +41,7 @@ pub fn hold(disk: &DiskSpec, usual: &SocketAccess) -> Result<()> {
             if is_kept || inherited::is_there(socket) {
                 return Ok(());
             }
-            IdleSocket::Unix(bind(socket, &access.or(usual), disk.origin(), None)?)
+            IdleSocket::Unix(bind(socket, &access.or(usual), disk.origin(), None, None)?)
         }
     };
     IDLE_SOCKETS.lock().unpoisoned().push(held);

@@ -19,6 +19,7 @@ use crate::prepare::{OpenController, OpenExport, OpenTarget, Prepared, Unavailab
 use crate::record::{Ids, Shown};
 use crate::registry::Registry;
 use crate::sizes::Sizes;
+use crate::socket_maker::SocketMaker;
 use crate::spec::{ControllerSpec, DoorbellMode, NamespaceSpec, NvmeTcpSpec, ServeOptions};
 use crate::subsystems;
 use crate::ublk::Disks;
@@ -44,6 +45,8 @@ pub struct WorkerContext {
     pub peers: Arc<Peers>,
     /// The process that receives clients' descriptors.
     pub receiver: Receiver,
+    /// Maker of sockets for other users, in the sandbox.
+    pub socket_maker: SocketMaker,
     pub confinement: Confinement,
     /// Queues that need a ring may come to any worker, later.
     pub rings: bool,

@@ -16,6 +16,7 @@ use crate::manage::{Allow, DiskSpec, to_file};
 use crate::options::file::to_table;
 use crate::origin;
 use crate::settings::AllSettings;
+use crate::socket_maker::Grants;
 use crate::spec::{ProcessSpec, Specs, parse_config};
 use anyhow::{Context, Result, ensure};
 use keeper::{KeeperClient, LASTING};
@@ -119,8 +120,10 @@ impl PreviousConfiguration {
     fn with_changes(self, changed: Self) -> Self {
         let process = self.configured.process.clone();
         let access = process.access.clone();
-        let allow = Allow::new(&process.clone().options(1), &access);
         let known = [DiskSpec::all(&self.configured), self.added].concat();
+        let options = process.clone().options(1);
+        let grants = Grants::new(&options, &access, &known);
+        let allow = Allow::new(&options, &access, grants);
         let is_fine = |disk: &DiskSpec| match allow.check_beside(disk, &known) {
             Ok(()) => true,
             Err(error) => {

@@ -7,6 +7,7 @@ use crate::access::SocketAccess;
 use crate::confine::SandboxMode;
 use crate::inherited;
 use crate::open;
+use crate::socket_maker::Grants;
 use crate::spec::ServeOptions;
 use control::Error;
 use control::api::DiskKind;
@@ -28,6 +29,8 @@ pub struct Allow {
     here: PathBuf,
     /// Default access to sockets, for disks that do not set it themselves.
     access: SocketAccess,
+    /// Access to sockets that can be set in the sandbox.
+    grants: Grants,
 }
 
 /// Returns the folders and files of the `allow` list.
@@ -60,7 +63,7 @@ pub fn allows_ublk(options: &ServeOptions) -> bool {
 impl Allow {
     /// Makes the checks of a process with these options. `access` is the default access of its
     /// sockets.
-    pub fn new(options: &ServeOptions, access: &SocketAccess) -> Self {
+    pub fn new(options: &ServeOptions, access: &SocketAccess, grants: Grants) -> Self {
         let real = |path: PathBuf| path.canonicalize().unwrap_or(path);
         let places = places(options).into_iter().map(real).collect();
         Self {
@@ -69,6 +72,7 @@ impl Allow {
             ublk: allows_ublk(options),
             here: std::env::current_dir().unwrap_or_default(),
             access: access.clone(),
+            grants,
         }
     }
 
@@ -132,7 +136,7 @@ impl Allow {
     }
 
     /// In the sandbox no file changes its owner, group or mode: the calls would reach every file of
-    /// the user.
+    /// the user. A process outside makes sockets with the access control of the configuration.
     fn check_access(&self, disk: &DiskSpec) -> Result<(), Error> {
         let Some(own) = disk.access() else {
             return Ok(());
@@ -142,7 +146,7 @@ impl Allow {
             let resolved = access.resolve().map(drop);
             return resolved.map_err(|error| Error::invalid(format!("{error:#}")));
         }
-        if access.is_usual() {
+        if access.is_usual() || self.grants.has(&access) {
             return Ok(());
         }
         // The opener of an inherited socket has set its access already.
@@ -150,9 +154,9 @@ impl Allow {
             return Ok(());
         }
         Err(Error::unsupported(format!(
-            "{}: while it runs in its sandbox, the daemon makes sockets that only its own user may \
-             connect to: write the disk into the configuration, and start the daemon again, for \
-             socket-owner, socket-group and socket-mode",
+            "{}: in its sandbox, the daemon makes sockets only with a socket-owner, socket-group and \
+             socket-mode that [process] or a disk had in the configuration at its start: write those \
+             of this disk into [process], and start the daemon again",
             disk.name()
         )))
     }
@@ -274,7 +278,11 @@ mod tests {
             allow: Some(list),
             ..ProcessSpec::default()
         };
-        Allow::new(&process.options(1), &SocketAccess::default())
+        Allow::new(
+            &process.options(1),
+            &SocketAccess::default(),
+            Grants::default(),
+        )
     }
 
     #[test]
@@ -297,6 +305,21 @@ mod tests {
         }
         allow.access.group = Some("7".parse().unwrap());
         assert!(allow.check(&socket("")).is_err(), "as [process] says");
+        // The configuration had this group, and no other access control, at the start.
+        let process = ProcessSpec {
+            allow: Some(crate::options::Paths(vec!["/run".into()])),
+            ..ProcessSpec::default()
+        };
+        allow.grants = Grants::new(&process.options(1), &allow.access, &[]);
+        allow.check(&socket("")).unwrap();
+        allow.check(&socket("socket-mode = \"0660\"")).unwrap();
+        for more in [
+            "socket-mode = \"0666\"",
+            "socket-owner = 7",
+            "socket-group = 8",
+        ] {
+            assert!(allow.check(&socket(more)).is_err(), "{more}");
+        }
         allow.places = None;
         allow.check(&socket("")).unwrap();
     }

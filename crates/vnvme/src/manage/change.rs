@@ -10,7 +10,7 @@ use super::table::{BusyDisk, DiskServer, Next, ReservedName, ServedDisk, Source}
 use super::{DiskSpec, Manager};
 use crate::front::{Front, NvmeFront, Worker};
 use crate::keep;
-use crate::prepare::{ReadyController, ReadyExport, ReadyTarget, make_room};
+use crate::prepare::{ListenContext, ReadyController, ReadyExport, ReadyTarget, make_room};
 use crate::sockets;
 use crate::ublk::OpenDisk;
 use crate::worker_context::{AddedFrontend, WorkerContext, say_listening};
@@ -93,11 +93,18 @@ impl Manager {
     /// Serves a disk with open volumes.
     pub(super) fn serve(&self, ready: Ready) -> Result<ServedDisk, Error> {
         let (worker, assignment) = self.worker_context.peers.assign_any();
-        let (access, receiver) = (&self.process.access, &self.worker_context.receiver);
+        let context = ListenContext {
+            usual: &self.process.access,
+            receiver: &self.worker_context.receiver,
+            maker: self
+                .allow
+                .is_confined()
+                .then_some(&self.worker_context.socket_maker),
+        };
         match ready {
             Ready::Controller(ready) => {
                 let workers = self.worker_context.peers.count();
-                let open = ready.listen(access, receiver, workers).map_err(failed)?;
+                let open = ready.listen(&context, workers).map_err(failed)?;
                 let (volumes, resized) = (open.volumes(), open.resized.clone());
                 let spec = DiskSpec::Controller(open.spec.clone());
                 let AddedFrontend { owner, serial } =
@@ -113,7 +120,7 @@ impl Manager {
                 })
             }
             Ready::Export(ready) => {
-                let open = ready.listen(access, receiver).map_err(failed)?;
+                let open = ready.listen(&context).map_err(failed)?;
                 let (volumes, resized) = (open.volumes(), open.resized.clone());
                 let spec = DiskSpec::VhostBlk(open.spec.clone());
                 let AddedFrontend { owner, serial } =

@@ -69,7 +69,11 @@ impl Manager {
     pub fn new(worker_context: Arc<WorkerContext>, room: Room, process: ProcessSpec) -> Arc<Self> {
         let daemon = worker_context.options.daemon.clone().unwrap_or_default();
         Arc::new(Self {
-            allow: Allow::new(&worker_context.options, &process.access),
+            allow: Allow::new(
+                &worker_context.options,
+                &process.access,
+                worker_context.socket_maker.grants().clone(),
+            ),
             room,
             process,
             said: daemon.process,

@@ -281,6 +281,40 @@ impl Tree {
     }
 }
 
+/// Relative links of installed documents lead to installed files, except documents for developers.
+fn links_lead_to_files(documents: &Path) {
+    for page in fs::read_dir(documents).unwrap() {
+        let page = page.unwrap().path();
+        let text = fs::read_to_string(&page).unwrap();
+        for link in text
+            .split("](")
+            .skip(1)
+            .filter_map(|rest| rest.split(')').next())
+        {
+            let target = link.split('#').next().unwrap();
+            let for_developers = [
+                "../ARCHITECTURE.md",
+                "../CONTRIBUTING.md",
+                "internals/",
+                "man",
+            ];
+            if target.contains("://")
+                || target.contains(' ')
+                || for_developers
+                    .iter()
+                    .any(|left_out| target.starts_with(left_out))
+            {
+                continue;
+            }
+            assert!(
+                documents.join(target).exists(),
+                "{}: {link}",
+                page.display()
+            );
+        }
+    }
+}
+
 #[test]
 fn package_is_installed_used_and_removed() {
     let Some(tree) = Tree::new() else {
@@ -298,6 +332,8 @@ fn package_is_installed_used_and_removed() {
         "/usr/lib/systemd/system/vnvme.service",
         "/usr/share/man/man1/vnvme.1.gz",
         "/usr/share/doc/vnvme/copyright",
+        "/usr/share/doc/vnvme/docs/openapi.json",
+        "/usr/share/doc/vnvme/packaging/grafana/vnvme.json",
         "/etc/vnvme",
     ] {
         assert!(
@@ -322,11 +358,25 @@ fn package_is_installed_used_and_removed() {
             assert!(text.contains(&start), "{text}");
         }
     }
+    links_lead_to_files(&tree.path("usr/share/doc/vnvme/docs"));
+    // Units that an administrator has enabled.
+    let wants = tree.path("etc/systemd/system/multi-user.target.wants");
+    fs::create_dir_all(&wants).unwrap();
+    for unit in ["vnvme.service", "vnvme@vm0.service"] {
+        symlink("/usr/lib/systemd/system/vnvme.service", wants.join(unit)).unwrap();
+    }
     // Once more over itself, as an upgrade does.
     tree.dpkg(&["--install", package]);
     fs::write(tree.path("etc/vnvme/vnvme.toml"), "# mine\n").unwrap();
 
     tree.dpkg(&["--remove", "vnvme"]);
+    for unit in ["vnvme.service", "vnvme@vm0.service"] {
+        assert!(
+            wants.join(unit).symlink_metadata().is_err(),
+            "{unit} is still enabled"
+        );
+    }
+    fs::remove_dir(&wants).unwrap();
     let of_dpkg = |path: &PathBuf| path.starts_with("var/lib/dpkg") || path.starts_with("var/log");
     let left: Vec<PathBuf> = files(tree.0.path())
         .difference(&before)
