@@ -54,6 +54,7 @@ mod startup;
 mod statuses;
 mod storage_faults;
 mod subsystem;
+mod subsystem_survival;
 mod throttle;
 mod top;
 mod vhost_blk;
