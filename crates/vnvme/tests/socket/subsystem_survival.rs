@@ -272,7 +272,7 @@ fn subsystem_disks_with_zones_end_with_their_process() {
     let config = test_dir.path("vnvme.toml");
     fs::write(
         &config,
-        disks(&test_dir, "mem://1M", "zone-size = \"64K\"\n"),
+        disks(&test_dir, "null://1M", "zone-size = \"64K\"\n"),
     )
     .unwrap();
     let config = text(&config);
