@@ -208,9 +208,6 @@ pub enum ConfigError {
     /// Boot Partitions need PCI registers, which a controller for network hosts does not have.
     #[error("a controller that hosts reach over a network has no Boot Partitions")]
     FabricsBoot,
-    /// Another process cannot take over a controller of a subsystem.
-    #[error("a controller in a subsystem cannot be continued by another process")]
-    SharedState,
     /// The size of a volume is no whole number of blocks, or less than one block.
     #[error(
         "namespace {nsid}: a volume of {size} bytes does not divide into blocks of {block_size} bytes"

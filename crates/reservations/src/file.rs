@@ -10,7 +10,9 @@
 //! The file belongs to the process that has locked it. Writes begun by a killed process hold its
 //! lock, so they are finished when the next process gets it.
 
-use crate::image::{Executed, Image, ImageError, MAX_EXECUTED, MAX_IMAGE_LEN};
+use crate::image::{
+    Image, ImageError, MAX_EXECUTED, MAX_IMAGE_LEN, MAX_NOTICES, StoredReservations,
+};
 use crate::state::Reservations;
 use rustix::fs::{CWD, OFlags, RenameFlags};
 use std::fs::{File, TryLockError};
@@ -126,7 +128,7 @@ impl ReservationFile {
         namespace: [u8; 16],
         boot: [u8; 16],
         limit: Duration,
-    ) -> Result<(Self, Reservations, Vec<Executed>), FileError> {
+    ) -> Result<(Self, StoredReservations), FileError> {
         let begun = Instant::now();
         let file = loop {
             let file = match open_there(path)? {
@@ -139,6 +141,42 @@ impl ReservationFile {
                 break file;
             }
         };
+        Self::read(file, path, namespace, boot)
+    }
+
+    /// Opens the memory file that another process has made with [`ReservationFile::new_memory`].
+    /// The state does not persist across a loss of power. `name` stands for the file in errors.
+    ///
+    /// # Errors
+    /// [`FileError`] when the memory cannot be read, or has no valid state of this namespace.
+    pub fn open_memory(
+        file: File,
+        name: &Path,
+        namespace: [u8; 16],
+    ) -> Result<(Self, StoredReservations), FileError> {
+        let (file, mut stored) = Self::read(file, name, namespace, [0; 16])?;
+        stored.state.can_persist = false;
+        stored.state.ptpl = false;
+        Ok((file, stored))
+    }
+
+    /// Writes a state without registrants into an empty memory file.
+    ///
+    /// # Errors
+    /// [`FileError`] when the memory cannot be written.
+    pub fn new_memory(file: File, name: &Path, namespace: [u8; 16]) -> Result<Self, FileError> {
+        let written = write_first(&file, [0; 16], namespace);
+        written.map_err(|error| io_error(name, error))?;
+        let (file, _) = Self::read(file, name, namespace, [0; 16])?;
+        Ok(file)
+    }
+
+    fn read(
+        file: File,
+        path: &Path,
+        namespace: [u8; 16],
+        boot: [u8; 16],
+    ) -> Result<(Self, StoredReservations), FileError> {
         let mut bytes = vec![0; SIZE];
         read(&file, path, &mut bytes)?;
         let (first, second) = bytes.split_at(SLOT);
@@ -150,14 +188,15 @@ impl ReservationFile {
                 wanted: namespace,
             });
         }
-        let Image {
-            mut state,
-            mut executed,
-            ..
-        } = image;
+        let mut stored = StoredReservations {
+            state: image.state,
+            executed: image.executed,
+            notices: image.notices,
+        };
         if image.boot != boot {
-            state.power_lost();
-            executed.clear();
+            stored.state.power_lost();
+            stored.executed.clear();
+            stored.notices.clear();
         }
         let file = ReservationFile {
             file,
@@ -167,7 +206,7 @@ impl ReservationFile {
             boot,
             namespace,
         };
-        Ok((file, state, executed))
+        Ok((file, stored))
     }
 
     /// Returns the ID of the host's current boot.
@@ -193,20 +232,20 @@ impl ReservationFile {
         &self.path
     }
 
-    /// Saves a state, and the operations executed last (oldest first). When this returns, they
-    /// survive the end of the process and a loss of power.
+    /// Saves a state, with the newest of its operations and notices. When this returns, they
+    /// survive the end of the process and, except in memory, a loss of power.
     ///
     /// # Errors
     /// [`FileError`] when the write fails. The next process may then find this state or the
     /// previous one. Later saves may succeed.
-    pub fn save(&mut self, state: &Reservations, executed: &[Executed]) -> Result<(), FileError> {
-        let begin = executed.len().saturating_sub(MAX_EXECUTED);
+    pub fn save(&mut self, stored: &StoredReservations) -> Result<(), FileError> {
         let image = Image {
             sequence: self.sequence + 1,
             boot: self.boot,
             namespace: self.namespace,
-            state: state.clone(),
-            executed: executed.get(begin..).unwrap_or_default().to_vec(),
+            state: stored.state.clone(),
+            executed: newest_of(&stored.executed, MAX_EXECUTED),
+            notices: newest_of(&stored.notices, MAX_NOTICES),
         };
         let mut bytes = image.encode();
         bytes.resize(SLOT, 0);
@@ -219,6 +258,28 @@ impl ReservationFile {
         self.next = 1 - self.next;
         Ok(())
     }
+}
+
+/// Returns the last `most` of these.
+fn newest_of<T: Copy>(all: &[T], most: usize) -> Vec<T> {
+    let begin = all.len().saturating_sub(most);
+    all.get(begin..).unwrap_or_default().to_vec()
+}
+
+/// Writes the first state, without registrants.
+fn write_first(file: &File, boot: [u8; 16], namespace: [u8; 16]) -> io::Result<()> {
+    let image = Image {
+        sequence: 1,
+        boot,
+        namespace,
+        state: Reservations::new(true),
+        executed: Vec::new(),
+        notices: Vec::new(),
+    };
+    let mut bytes = image.encode();
+    bytes.resize(SIZE, 0);
+    file.write_all_at(&bytes, 0)?;
+    file.set_len(SIZE as u64)
 }
 
 fn io_error(path: &Path, error: io::Error) -> FileError {
@@ -339,17 +400,7 @@ fn make(
         // The file was renamed meanwhile.
         return Ok(file);
     }
-    let image = Image {
-        sequence: 1,
-        boot,
-        namespace,
-        state: Reservations::new(true),
-        executed: Vec::new(),
-    };
-    let mut bytes = image.encode();
-    bytes.resize(SIZE, 0);
-    file.write_all_at(&bytes, 0)
-        .and_then(|()| file.set_len(SIZE as u64))
+    write_first(&file, boot, namespace)
         .and_then(|()| file.sync_all())
         .map_err(failed)?;
     let renamed = rustix::fs::renameat_with(CWD, &new, CWD, path, RenameFlags::NOREPLACE);

@@ -5,8 +5,8 @@
 //!   8  version                 44  type, 0 for none      88  registrants, 32 bytes each
 //!  12  length of it all        45  flags                     operations, 24 bytes each
 //!  16  sequence                46  registrants               CRC-32 of everything before it
-//!  24  boot, 16 bytes          48  index of the holder
-//!                              50  operations that were executed
+//!  24  boot, 16 bytes          48  index of the holder       notices, 32 bytes each
+//!                              50  operations, 52 notices
 //! ```
 //!
 //! Integers are little endian. Reserved fields are 0, and anything else is refused. Values that no
@@ -15,30 +15,36 @@
 
 use crate::host::HostId;
 use crate::state::{MAX_REGISTRANTS, Registrant, Reservation, Reservations};
-use crate::types::ReservationType;
+use crate::types::{Notification, ReservationType};
 use nvme::Status;
 use nvme::cmd::reservation::Rtype;
+use nvme::log::ReservationNotificationType;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 8] = *b"VNVMERSV";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// Version of images without notices, which have zeroes in their place.
+const WITHOUT_NOTICES: u32 = 1;
 /// Value of the holder's index when no single registrant holds the reservation.
 const NO_HOLDER: u16 = 0xffff;
 
 const PTPL: u8 = 1;
 
 /// Maximum number of operations in an image.
-pub const MAX_EXECUTED: usize = 32;
+pub const MAX_EXECUTED: usize = 96;
+/// Maximum number of notices in an image.
+pub const MAX_NOTICES: usize = 64;
 
 /// Size of the largest image in bytes.
-pub(crate) const MAX_IMAGE_LEN: usize = length(MAX_REGISTRANTS, MAX_EXECUTED);
+pub(crate) const MAX_IMAGE_LEN: usize = length(MAX_REGISTRANTS, MAX_EXECUTED, MAX_NOTICES);
 
 /// Returns the size in bytes of an image with these numbers of entries.
-const fn length(registrants: usize, executed: usize) -> usize {
+const fn length(registrants: usize, executed: usize, notices: usize) -> usize {
     size_of::<Header>()
         + registrants * size_of::<Entry>()
         + executed * size_of::<Operation>()
+        + notices * size_of::<NoticeEntry>()
         + size_of::<U32>()
 }
 
@@ -56,7 +62,8 @@ struct Header {
     registrants: U16,
     holder: U16,
     executed: U16,
-    reserved: [u8; 20],
+    notices: U16,
+    reserved: [u8; 18],
     namespace: [u8; 16],
 }
 
@@ -83,6 +90,18 @@ struct Operation {
 
 const _: () = assert!(size_of::<Operation>() == 24);
 
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct NoticeEntry {
+    host: [u8; 16],
+    number: U64,
+    extended: u8,
+    kind: u8,
+    reserved: [u8; 6],
+}
+
+const _: () = assert!(size_of::<NoticeEntry>() == 32);
+
 /// An executed operation. After a restart of the process, a repeated command is answered from this
 /// record instead of being executed again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +110,38 @@ pub struct Executed {
     pub token: [u8; 16],
     /// Status with which the command was completed.
     pub status: Status,
+}
+
+/// A notification of a host, with its number. A controller that continues after a restart of the
+/// process adds the notices with greater numbers than the last one that it knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NumberedNotice {
+    /// Number of the notice, from 1, which increases with each notice of the namespace.
+    pub number: u64,
+    /// Host that is notified.
+    pub host: HostId,
+    /// Kind of the notification.
+    pub notification: Notification,
+}
+
+/// State of a namespace's reservations with everything that the next process needs beside it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StoredReservations {
+    /// Registrants and reservation.
+    pub state: Reservations,
+    /// Operations executed last, oldest first, at most [`MAX_EXECUTED`].
+    pub executed: Vec<Executed>,
+    /// Newest notices, oldest first, at most [`MAX_NOTICES`].
+    pub notices: Vec<NumberedNotice>,
+}
+
+impl From<Reservations> for StoredReservations {
+    fn from(state: Reservations) -> Self {
+        Self {
+            state,
+            ..Self::default()
+        }
+    }
 }
 
 /// A saved state of reservations.
@@ -107,6 +158,8 @@ pub struct Image {
     pub state: Reservations,
     /// Operations executed last, oldest first, at most [`MAX_EXECUTED`].
     pub executed: Vec<Executed>,
+    /// Newest notices, oldest first, at most [`MAX_NOTICES`].
+    pub notices: Vec<NumberedNotice>,
 }
 
 /// Reason why bytes cannot be decoded as an image.
@@ -147,7 +200,11 @@ impl Image {
             let mut registrants = state.registrants.iter();
             registrants.position(|registrant| registrant.host == holder)
         });
-        let length = length(state.registrants.len(), self.executed.len());
+        let length = length(
+            state.registrants.len(),
+            self.executed.len(),
+            self.notices.len(),
+        );
         let flags = if state.ptpl { PTPL } else { 0 };
         let header = Header {
             magic: MAGIC,
@@ -161,7 +218,8 @@ impl Image {
             registrants: (state.registrants.len() as u16).into(),
             holder: holder.map_or(NO_HOLDER, |holder| holder as u16).into(),
             executed: (self.executed.len() as u16).into(),
-            reserved: [0; 20],
+            notices: (self.notices.len() as u16).into(),
+            reserved: [0; 18],
             namespace: self.namespace,
         };
         let mut bytes = Vec::with_capacity(length);
@@ -182,6 +240,16 @@ impl Image {
                 reserved: [0; 6],
             };
             bytes.extend(operation.as_bytes());
+        }
+        for notice in &self.notices {
+            let entry = NoticeEntry {
+                host: *notice.host.bytes(),
+                number: notice.number.into(),
+                extended: notice.host.is_extended().into(),
+                kind: notice.notification.log_page_type().0,
+                reserved: [0; 6],
+            };
+            bytes.extend(entry.as_bytes());
         }
         let crc = U32::new(crc32fast::hash(&bytes));
         bytes.extend(crc.as_bytes());
@@ -215,7 +283,13 @@ impl Image {
         if version > VERSION {
             return Err(ImageError::TooNew(version));
         }
-        ensure!(version == VERSION, "there is no such version");
+        let is_known = (WITHOUT_NOTICES..=VERSION).contains(&version);
+        ensure!(is_known, "there is no such version");
+        let has_none = header.notices == U16::ZERO;
+        ensure!(
+            version > WITHOUT_NOTICES || has_none,
+            "it has notices, which its version does not know"
+        );
         let entries = body.get(size_of::<Header>()..).unwrap_or_default();
         Self::checked(header, entries)
     }
@@ -224,11 +298,15 @@ impl Image {
     fn checked(header: &Header, rest: &[u8]) -> Result<Self, ImageError> {
         let count = usize::from(header.registrants.get());
         let operations = usize::from(header.executed.get());
-        let entries = <[Entry]>::ref_from_prefix_with_elems(rest, count);
-        let Some((entries, operations)) = entries.ok().and_then(|(entries, rest)| {
-            let executed = <[Operation]>::ref_from_bytes_with_elems(rest, operations);
-            Some((entries, executed.ok()?))
-        }) else {
+        let notices = usize::from(header.notices.get());
+        let parts = || {
+            let (entries, rest) = <[Entry]>::ref_from_prefix_with_elems(rest, count).ok()?;
+            let executed = <[Operation]>::ref_from_prefix_with_elems(rest, operations);
+            let (executed, rest) = executed.ok()?;
+            let notices = <[NoticeEntry]>::ref_from_bytes_with_elems(rest, notices);
+            Some((entries, executed, notices.ok()?))
+        };
+        let Some((entries, operations, notices)) = parts() else {
             return Err(ImageError::Contradiction("its length"));
         };
         ensure!(count <= MAX_REGISTRANTS, "there are too many registrants");
@@ -236,8 +314,9 @@ impl Image {
             operations.len() <= MAX_EXECUTED,
             "there are too many operations"
         );
+        ensure!(notices.len() <= MAX_NOTICES, "there are too many notices");
         ensure!(
-            header.flags & !PTPL == 0 && header.reserved == [0; 20],
+            header.flags & !PTPL == 0 && header.reserved == [0; 18],
             "something is set that means nothing"
         );
         let mut registrants: Vec<Registrant> = Vec::with_capacity(count);
@@ -246,14 +325,7 @@ impl Image {
                 entry.extended <= 1 && entry.reserved == [0; 7],
                 "something of a registrant is set that means nothing"
             );
-            let host = if entry.extended == 1 {
-                HostId::extended(entry.host)
-            } else {
-                let [low @ .., _, _, _, _, _, _, _, _] = entry.host;
-                let host = HostId::short(u64::from_le_bytes(low));
-                ensure!(*host.bytes() == entry.host, "a Host Identifier is too long");
-                host
-            };
+            let host = host_of(entry.host, entry.extended)?;
             ensure!(
                 registrants.iter().all(|other| other.host != host),
                 "a host is registered twice"
@@ -296,7 +368,28 @@ impl Image {
             let token = operation.token;
             executed.push(Executed { token, status });
         }
+        let mut kept = Vec::with_capacity(notices.len());
+        let mut last = 0;
+        for entry in notices {
+            let number = entry.number.get();
+            ensure!(
+                entry.extended <= 1 && entry.reserved == [0; 6],
+                "something of a notice is set that means nothing"
+            );
+            ensure!(number > last, "notices are not in order");
+            last = number;
+            let notification = Notification::of(ReservationNotificationType(entry.kind));
+            let Some(notification) = notification else {
+                return Err(ImageError::Contradiction("there is no such notice"));
+            };
+            kept.push(NumberedNotice {
+                number,
+                host: host_of(entry.host, entry.extended)?,
+                notification,
+            });
+        }
         Ok(Image {
+            notices: kept,
             sequence: header.sequence.get(),
             boot: header.boot,
             namespace: header.namespace,
@@ -310,4 +403,15 @@ impl Image {
             executed,
         })
     }
+}
+
+/// Decodes a Host Identifier, which is `extended` or has only its first eight bytes.
+fn host_of(bytes: [u8; 16], extended: u8) -> Result<HostId, ImageError> {
+    if extended == 1 {
+        return Ok(HostId::extended(bytes));
+    }
+    let [low @ .., _, _, _, _, _, _, _, _] = bytes;
+    let host = HostId::short(u64::from_le_bytes(low));
+    ensure!(*host.bytes() == bytes, "a Host Identifier is too long");
+    Ok(host)
 }

@@ -44,7 +44,9 @@ mod types;
 
 pub use file::{FileError, ReservationFile};
 pub use host::HostId;
-pub use image::{Executed, Image, ImageError, MAX_EXECUTED};
+pub use image::{
+    Executed, Image, ImageError, MAX_EXECUTED, MAX_NOTICES, NumberedNotice, StoredReservations,
+};
 pub use operation::Operation;
 pub use state::{Change, MAX_REGISTRANTS, Notice, Registrant, Reservation, Reservations};
 pub use types::{Access, CommandGroup, Notification, ReservationRefusal, ReservationType};

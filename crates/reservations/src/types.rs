@@ -116,6 +116,17 @@ pub enum Notification {
 }
 
 impl Notification {
+    /// Returns the notification of a type in the log page; `None` for an empty page or a reserved
+    /// type.
+    pub fn of(kind: ReservationNotificationType) -> Option<Self> {
+        let all = [
+            Self::RegistrationPreempted,
+            Self::ReservationReleased,
+            Self::ReservationPreempted,
+        ];
+        all.into_iter().find(|one| one.log_page_type() == kind)
+    }
+
     /// Returns the type in the Reservation Notification log page.
     pub const fn log_page_type(self) -> ReservationNotificationType {
         match self {

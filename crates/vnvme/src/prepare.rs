@@ -122,6 +122,8 @@ pub struct ReadyController {
     volumes: Vec<Prepared>,
     /// Subsystem of the controller.
     subsystem: Option<Arc<Subsystem>>,
+    /// Reason why the disk ends with its process; `None` if it does not.
+    ends: Option<&'static str>,
     /// Pool of the namespaces that the guest makes.
     pool: Option<Arc<DiskPool>>,
     boot: Option<BootImage>,
@@ -165,11 +167,17 @@ impl ReadyController {
                 .collect(),
             namespaces: volumes.iter().map(Prepared::recorded).collect(),
         })?;
+        let ends = if volumes.iter().all(Prepared::outlives_its_process) {
+            opener.subsystems.ends_with_process(spec)
+        } else {
+            Some("it has a namespace on a controller")
+        };
         Ok(Self {
             volumes,
             pool,
             boot,
             shown,
+            ends,
             spec: spec.clone(),
             subsystem,
         })
@@ -182,6 +190,7 @@ impl ReadyController {
             spec,
             volumes,
             subsystem,
+            ends,
             pool,
             boot,
             shown,
@@ -198,11 +207,6 @@ impl ReadyController {
                 workers: u16::try_from(workers).unwrap_or(u16::MAX),
                 ..worker_context::config(&spec, String::new())
             })
-        };
-        let ends = match &subsystem {
-            Some(_) => Some("it is in a subsystem"),
-            None if volumes.iter().all(Prepared::outlives_its_process) => None,
-            None => Some("it has a namespace on a controller"),
         };
         let (page, survival) = match ends {
             None => survive(&identity, left, layout, &listener)?,
@@ -688,6 +692,7 @@ fn open(
     options: &ServeOptions,
     all: &Mutex<Opening>,
 ) -> Result<()> {
+    opener.subsystems.expect(specs);
     let disks = DiskSpec::all(specs).into_iter();
     let is_added = |disk: &DiskSpec| options.source(&disk.name()) == Source::Runtime;
     let (added, configured): (Vec<_>, Vec<_>) = disks.partition(is_added);

@@ -124,6 +124,7 @@ impl NamespaceSpec {
             ("fdp-table", &self.fdp_table),
             ("metadata", &self.metadata),
             ("format-file", &self.format_file),
+            ("reservations", &self.reservations),
         ];
         let tables = tables.into_iter();
         let tables = tables.filter_map(|(key, path)| Some((key, path.clone()?)));

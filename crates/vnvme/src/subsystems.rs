@@ -6,15 +6,16 @@
 
 use crate::formats::Chosen;
 use crate::identity;
+use crate::keep::{self, KeptReservations};
 use crate::open::{OpenedVolume, Opener};
-use crate::spec::{ControllerSpec, NamespaceSpec, hex};
+use crate::spec::{ControllerSpec, NamespaceSpec, Specs, hex};
 use anyhow::{Context, Result, ensure};
 use controller::{InSubsystem, ReservationStore, Saved, Subsystem, ZonedState};
-use reservations::{HostId, ReservationFile, Reservations};
+use reservations::{HostId, ReservationFile, Reservations, StoredReservations};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 use sync::Unpoisoned;
 use volume::Volume;
@@ -25,6 +26,11 @@ pub struct Subsystems(Mutex<HashMap<String, OpenSubsystem>>);
 
 #[derive(Default)]
 struct OpenSubsystem {
+    /// Disks of the configuration that belong to the subsystem.
+    disks: Vec<keep::Identity>,
+    /// Held while a namespace is opened: disks that were unavailable are opened on threads of their
+    /// own.
+    opening: Arc<Mutex<()>>,
     subsystem: Weak<Subsystem>,
     /// By namespace.
     open: HashMap<u32, Open>,
@@ -38,6 +44,8 @@ struct Open {
     /// LBA formats of the namespace; `None` if the host cannot choose.
     formats: Option<Chosen>,
     block_size: Option<u32>,
+    /// `None`: the reservations are in a file, or end with the process.
+    reservations: Option<Weak<KeptReservations>>,
 }
 
 impl Open {
@@ -53,6 +61,7 @@ impl Open {
             },
             formats: self.formats.clone(),
             block_size: self.block_size,
+            reservations: self.reservations.as_ref().and_then(Weak::upgrade),
         })
     }
 }
@@ -63,6 +72,7 @@ struct OpenNamespace {
     zones: Option<Arc<ZonedState>>,
     formats: Option<Chosen>,
     block_size: Option<u32>,
+    reservations: Option<Arc<KeptReservations>>,
 }
 
 impl OpenNamespace {
@@ -92,12 +102,33 @@ pub fn memory_owner(disk: &ControllerSpec) -> String {
     }
 }
 
+/// Returns the name by which the keeper knows the reservations of a subsystem's namespaces.
+pub fn reservations_owner(subsystem: &str) -> String {
+    format!("reservations\n{subsystem}")
+}
+
 /// Returns the name that stands for the disks of a subsystem together.
 pub fn owner(subsystem: &str) -> String {
     format!("subsystem\n{subsystem}")
 }
 
 impl Subsystems {
+    /// Takes notice of the configured disks of each subsystem. A subsystem then begins with the
+    /// state that all of its disks have left in the previous process.
+    pub fn expect(&self, specs: &Specs) {
+        // The file of the boot's identifier cannot be opened in the sandbox.
+        if let Err(error) = boot() {
+            tracing::warn!("{error:#}");
+        }
+        let mut all = self.0.lock().unpoisoned();
+        for spec in &specs.controllers {
+            if let Some(name) = &spec.subsystem {
+                let known = all.entry(name.clone()).or_default();
+                known.disks.push(keep::Identity::of(spec));
+            }
+        }
+    }
+
     /// The subsystem that a disk is in, if it is in one.
     pub fn of(&self, spec: &ControllerSpec) -> Option<Arc<Subsystem>> {
         let mut all = self.0.lock().unpoisoned();
@@ -105,9 +136,15 @@ impl Subsystems {
         let found = known.subsystem.upgrade();
         Some(found.unwrap_or_else(|| {
             let new = Subsystem::new();
+            known.disks.iter().for_each(|disk| keep::expect(disk, &new));
             known.subsystem = Arc::downgrade(&new);
             new
         }))
+    }
+
+    fn opening(&self, name: &str) -> Arc<Mutex<()>> {
+        let mut all = self.0.lock().unpoisoned();
+        all.entry(name.to_owned()).or_default().opening.clone()
     }
 
     fn get(&self, name: &str, nsid: u32) -> Option<OpenNamespace> {
@@ -123,8 +160,39 @@ impl Subsystems {
             zones: shared.zones.as_ref().map(Arc::downgrade),
             formats: shared.formats.clone(),
             block_size: shared.block_size,
+            reservations: shared.reservations.as_ref().map(Arc::downgrade),
         };
         known.open.insert(nsid, open);
+    }
+
+    /// Records that a disk is served: reservations are kept only until its subsystem ends.
+    pub fn served(&self, spec: &ControllerSpec) {
+        let name = spec.subsystem.as_deref().unwrap_or_default();
+        for nsid in spec.nsids() {
+            let shared = self.get(name, nsid);
+            if let Some(memory) = shared.and_then(|shared| shared.reservations) {
+                memory.served();
+            }
+        }
+    }
+
+    /// Returns the reason why a disk of a subsystem ends with its process; `None` if it does not.
+    /// Its namespaces are open.
+    pub fn ends_with_process(&self, spec: &ControllerSpec) -> Option<&'static str> {
+        let name = spec.subsystem.as_deref()?;
+        let mut shared = spec
+            .nsids()
+            .into_iter()
+            .flat_map(|nsid| self.get(name, nsid));
+        // Changes of zones by one controller may depend on those of another, and have no order in
+        // the controllers' records.
+        shared.find_map(|shared| {
+            if shared.zones.is_some() {
+                return Some("it shares a namespace with zones");
+            }
+            let memory = shared.reservations?;
+            (!memory.is_kept).then_some("its reservations are not kept")
+        })
     }
 }
 
@@ -159,6 +227,8 @@ pub fn open(
     nsid: u32,
 ) -> Result<OpenedVolume> {
     let name = disk.subsystem.as_deref().unwrap_or_default();
+    let opening = opener.subsystems.opening(name);
+    let _opening = opening.lock().unpoisoned();
     if let Some(shared) = opener.subsystems.get(name, nsid)
         && subsystem.has_namespace(nsid)
     {
@@ -173,31 +243,58 @@ pub fn open(
         "{}: a device that is driven by this process cannot be shared by disks of a subsystem",
         namespace.volume
     );
-    let shared = OpenNamespace {
+    let mut shared = OpenNamespace {
         volume: opened.volume,
         zones: opened.zones,
         formats: opened.formats,
         block_size: opened.block_size,
+        reservations: None,
     };
-    let (reservations, store) = match &namespace.reservations {
-        None => (Reservations::new(false), None),
-        Some(path) => {
-            let owner = owner_of_file(disk, namespace, nsid, &*shared.volume)?;
-            let (state, file) = kept(path, owner, opener.previous.limit)
-                .with_context(|| format!("reservations of namespace {nsid}"))?;
-            let store: Box<dyn ReservationStore> = Box::new(file);
-            (state, Some(store))
+    let of = || format!("reservations of namespace {nsid}");
+    let found =
+        match &namespace.reservations {
+            None => keep::open_reservations(name, nsid).with_context(of)?.map(
+                |(memory, file, stored)| {
+                    shared.reservations = Some(Arc::new(memory));
+                    (file, stored)
+                },
+            ),
+            Some(path) => {
+                let owner = owner_of_file(disk, namespace, nsid, &*shared.volume)?;
+                Some(open_file(path, owner, opener.previous.limit).with_context(of)?)
+            }
+        };
+    let (stored, store) = match found {
+        None => (Reservations::new(false).into(), None),
+        Some((file, stored)) => {
+            let store: Box<dyn ReservationStore> = Box::new(FileStore {
+                writer: Mutex::new(Writer::File(file)),
+                _memory: shared.reservations.clone(),
+            });
+            (stored, Some(store))
         }
     };
-    subsystem.add_namespace_to(namespace.ana_group(), nsid, reservations, store);
+    subsystem.add_namespace_to(namespace.ana_group(), nsid, stored, store);
     opener.subsystems.enter(name, nsid, &shared);
     Ok(shared.opened(opener, disk, nsid))
 }
 
-fn kept(path: &Path, nguid: [u8; 16], limit: Duration) -> Result<(Reservations, FileStore)> {
+/// Returns the identifier of the machine's boot, which is read once.
+fn boot() -> Result<[u8; 16]> {
+    static BOOT: OnceLock<[u8; 16]> = OnceLock::new();
+    if let Some(boot) = BOOT.get() {
+        return Ok(*boot);
+    }
     let boot = ReservationFile::boot().context("/proc/sys/kernel/random/boot_id")?;
-    let (file, state, _) = ReservationFile::open(path, nguid, boot, limit)?;
-    Ok((state, FileStore(Mutex::new(Writer::File(file)))))
+    Ok(*BOOT.get_or_init(|| boot))
+}
+
+fn open_file(
+    path: &Path,
+    nguid: [u8; 16],
+    limit: Duration,
+) -> Result<(ReservationFile, StoredReservations)> {
+    Ok(ReservationFile::open(path, nguid, boot()?, limit)?)
 }
 
 /// Returns the membership of a disk's controller in its subsystem.
@@ -221,23 +318,27 @@ pub fn place(spec: &ControllerSpec, subsystem: Arc<Subsystem>) -> Result<InSubsy
 
 /// Writes states to a file, on a thread that is started when there is the first to be written: born
 /// in the sandbox, if there is one.
-struct FileStore(Mutex<Writer>);
+struct FileStore {
+    writer: Mutex<Writer>,
+    /// Memory that is kept as long as the namespace is there.
+    _memory: Option<Arc<KeptReservations>>,
+}
 
 enum Writer {
     File(ReservationFile),
-    Thread(Sender<(Reservations, Saved)>),
+    Thread(Sender<(StoredReservations, Saved)>),
     /// No thread could be had.
     None,
 }
 
 impl Writer {
     fn start(file: ReservationFile) -> Self {
-        let (states, written) = channel::<(Reservations, Saved)>();
+        let (states, written) = channel::<(StoredReservations, Saved)>();
         let builder = std::thread::Builder::new().name("reservations".into());
         let mut file = file;
         let thread = builder.spawn(move || {
-            for (state, done) in written {
-                let kept = file.save(&state, &[]);
+            for (stored, done) in written {
+                let kept = file.save(&stored);
                 if let Err(error) = &kept {
                     tracing::error!(%error, "reservations cannot be stored");
                 }
@@ -255,14 +356,14 @@ impl Writer {
 }
 
 impl ReservationStore for FileStore {
-    fn save(&self, state: Reservations, done: Saved) {
-        let mut writer = self.0.lock().unpoisoned();
+    fn save(&self, stored: StoredReservations, done: Saved) {
+        let mut writer = self.writer.lock().unpoisoned();
         *writer = match std::mem::replace(&mut *writer, Writer::None) {
             Writer::File(file) => Writer::start(file),
             other => other,
         };
         let left = match &*writer {
-            Writer::Thread(states) => states.send((state, done)).err().map(|unsent| unsent.0.1),
+            Writer::Thread(states) => states.send((stored, done)).err().map(|unsent| unsent.0.1),
             _ => Some(done),
         };
         drop(writer);

@@ -431,6 +431,7 @@ fn served(
         (None, None) if pool.is_some() => DAEMON_NAMESPACES,
         (None, None) => 0,
     };
+    worker_context.opener.subsystems.served(spec);
     let subsystem = subsystem.map(|subsystem| subsystems::place(spec, subsystem));
     let config = ControllerConfig {
         subsystem: subsystem.transpose()?,

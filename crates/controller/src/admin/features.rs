@@ -152,8 +152,7 @@ impl Features {
             host_identifier,
             host_behavior,
             lsiri,
-            // Only controllers that end with their process have reservation notifications.
-            notification_masks: _,
+            notification_masks,
         } = self;
         FeatureValues {
             arbitration: *arbitration,
@@ -170,6 +169,7 @@ impl Features {
             timestamp: (*value, set_at.wall(), *origin),
             host_identifier: *host_identifier,
             keep_alive,
+            notification_masks: notification_masks.iter().map(|(n, m)| (*n, *m)).collect(),
             host_behavior: (
                 host_behavior.acre,
                 host_behavior.etdas,
@@ -211,7 +211,7 @@ impl Features {
                 ..HostBehavior::default()
             },
             lsiri: saved.lsiri,
-            notification_masks: BTreeMap::new(),
+            notification_masks: saved.notification_masks.iter().copied().collect(),
         }
     }
 

@@ -80,9 +80,10 @@ impl LbaStatus {
         (self.news && !self.alerted).then(|| self.since.instant() + interval)
     }
 
-    pub fn save(&self, marks: MarkedRanges) -> LbaStatusState {
+    pub fn save(&self, (marks, changes): (MarkedRanges, Vec<(u32, u64)>)) -> LbaStatusState {
         LbaStatusState {
             marks,
+            changes,
             generation: self.generation,
             news: self.news,
             alerted: self.alerted,

@@ -34,7 +34,7 @@ pub use keep_alive::KeepAlive;
 pub(crate) use lba_status::LbaStatus;
 pub(crate) use logs::Logs;
 pub(crate) use management::Management;
-use notifications::Notifications;
+pub(crate) use notifications::Notifications;
 use nvme::cmd::{Fuse, Psdt};
 use nvme::{AdminOpcode, Command, Status};
 pub(crate) use persistent_events::{EventLog, PersistentEvents};

@@ -2,6 +2,7 @@
 //! read once.
 
 use crate::control::Controller;
+use crate::survival::state::NotificationState;
 use nvme::aen::{AsyncEvent, EventType, IoCommandEvent};
 use nvme::log::{Lid, ReservationNotification, ReservationNotificationType};
 use reservations::Notification;
@@ -28,6 +29,29 @@ pub(crate) struct Notifications {
 }
 
 impl Notifications {
+    pub fn save(&self) -> NotificationState {
+        let waiting = self.waiting.iter();
+        NotificationState {
+            count: self.count,
+            waiting: waiting
+                .map(|page| (page.count, page.kind.0, page.nsid))
+                .collect(),
+        }
+    }
+
+    pub fn restore(saved: &NotificationState) -> Self {
+        let waiting = saved.waiting.iter().take(WAITING);
+        let page = |&(count, kind, nsid): &(u64, u8, u32)| Page {
+            count,
+            kind: ReservationNotificationType(kind),
+            nsid,
+        };
+        Notifications {
+            waiting: waiting.map(page).collect(),
+            count: saved.count,
+        }
+    }
+
     /// Advances the notification number, even if the notification is lost.
     fn count(&mut self) {
         // Number 0 means that there is no notification.

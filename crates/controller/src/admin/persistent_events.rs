@@ -53,19 +53,29 @@ struct Recorded {
 
 /// Persistent event log of a controller or a subsystem, newest event first.
 #[derive(Debug, Default)]
-pub(crate) struct EventLog(Mutex<VecDeque<Recorded>>);
+pub(crate) struct EventLog(Mutex<Events>);
+
+#[derive(Debug, Default)]
+struct Events {
+    /// Events, newest first.
+    all: VecDeque<Recorded>,
+    /// Number of all events so far, also in earlier processes.
+    count: u64,
+}
 
 impl EventLog {
     /// Adds an event. If the log is full, the oldest event of the controller with the most events
     /// is dropped, so that no host can displace the events of another one.
     fn push(&self, cntlid: u16, event: SavedEvent) {
-        let mut events = self.0.lock().unpoisoned();
+        let mut log = self.0.lock().unpoisoned();
+        log.count += 1;
+        let events = &mut log.all;
         events.push_front(Recorded { cntlid, event });
         if events.len() <= EVENTS {
             return;
         }
         let mut counts: BTreeMap<u16, usize> = BTreeMap::new();
-        for event in &*events {
+        for event in events.iter() {
             *counts.entry(event.cntlid).or_default() += 1;
         }
         let most = counts.values().max();
@@ -76,7 +86,31 @@ impl EventLog {
     }
 
     fn all(&self) -> Vec<Recorded> {
-        self.0.lock().unpoisoned().iter().cloned().collect()
+        self.0.lock().unpoisoned().all.iter().cloned().collect()
+    }
+
+    /// Removes the newest event of a controller.
+    fn undo(&self, cntlid: u16) {
+        let events = &mut self.0.lock().unpoisoned().all;
+        let newest = events.iter().position(|event| event.cntlid == cntlid);
+        newest.map(|at| events.remove(at));
+    }
+
+    /// Restores the events that controller `cntlid` has saved, up to the limit, unless the log has
+    /// newer ones of another controller of its subsystem.
+    pub fn restore(&self, saved: &PersistentEventState, cntlid: u16) {
+        let mut log = self.0.lock().unpoisoned();
+        if saved.count < log.count {
+            return;
+        }
+        let events = saved.events.iter().filter(|event| event.data.len() <= 512);
+        let events = events.take(EVENTS).cloned();
+        let events = events.map(|event| Recorded {
+            cntlid: event.cntlid.unwrap_or(cntlid),
+            event,
+        });
+        log.all = events.collect();
+        log.count = saved.count;
     }
 }
 
@@ -103,24 +137,29 @@ impl PersistentEvents {
     }
 
     pub fn save(&self) -> PersistentEventState {
+        let log = self.log.0.lock().unpoisoned();
+        let events = log.all.iter().map(|one| SavedEvent {
+            cntlid: Some(one.cntlid),
+            ..one.event.clone()
+        });
         PersistentEventState {
-            events: self.log.all().into_iter().map(|one| one.event).collect(),
+            events: events.collect(),
+            count: log.count,
             generation: self.generation,
             context: self.context.is_some(),
         }
     }
 
-    /// Restores the events saved by [`PersistentEvents::save`], up to the limit. All of them belong
-    /// to controller `cntlid`.
-    pub fn restore(saved: &PersistentEventState, cntlid: u16) -> Self {
-        let events = saved.events.iter().filter(|event| event.data.len() <= 512);
-        let events = events.take(EVENTS).cloned();
-        let events = events.map(|event| Recorded { cntlid, event }).collect();
-        PersistentEvents {
-            log: Arc::new(EventLog(Mutex::new(events))),
-            generation: saved.generation,
-            context: None,
+    /// Restores the events that controller `cntlid` has saved. Those of a subsystem are there
+    /// already ([`Subsystem::expect`](crate::Subsystem::expect)).
+    fn restore(&mut self, saved: &PersistentEventState, cntlid: u16, is_shared: bool) {
+        // A controller that continues was not reset when this process made it.
+        self.log.undo(cntlid);
+        if !is_shared {
+            self.log = Arc::default();
+            self.log.restore(saved, cntlid);
         }
+        self.generation = saved.generation;
     }
 
     /// Releases the reporting context of the host, as a controller-level reset does.
@@ -135,6 +174,7 @@ impl Controller {
         let event = SavedEvent {
             ty: ty.0,
             timestamp: self.admin.features.timestamp_bytes(),
+            cntlid: None,
             data: data.as_bytes().to_vec(),
         };
         let log = &self.admin.persistent_events.log;
@@ -269,7 +309,9 @@ impl Controller {
 
     /// Restores the log. If there was a context, it is established again from the present events.
     pub(crate) fn restore_persistent_events(&mut self, saved: &PersistentEventState) {
-        self.admin.persistent_events = PersistentEvents::restore(saved, self.config.cntlid);
+        let (is_shared, cntlid) = (self.is_shared(), self.config.cntlid);
+        let events = &mut self.admin.persistent_events;
+        events.restore(saved, cntlid, is_shared);
         if saved.context {
             self.establish_context();
         }
@@ -293,6 +335,7 @@ impl Controller {
         let now = self.admin.features.timestamp_bytes();
         // The first event is a snapshot of the controller's present state.
         let event = SavedEvent {
+            cntlid: None,
             ty: Type::SMART.0,
             timestamp: now,
             data: self.smart().as_bytes().to_vec(),

@@ -168,8 +168,12 @@ impl Controller {
     // ---- restart
 
     /// Restores the marks of the previous process, limited to existing blocks and the maximum
-    /// number of ranges.
+    /// number of ranges. Shared namespaces have their marks already
+    /// ([`Subsystem::expect`](crate::Subsystem::expect)).
     pub(crate) fn restore_marks(&mut self, saved: &MarkedRanges) {
+        if self.is_shared() {
+            return;
+        }
         for (nsid, ranges) in saved {
             let Ok(index) = self.engine.namespace_index(*nsid) else {
                 continue;

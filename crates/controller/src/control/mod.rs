@@ -154,7 +154,9 @@ impl Controller {
         page: DoorbellPage,
     ) -> Result<Self, ConfigError> {
         begin_zones(&namespaces);
-        Self::make(id, config, namespaces, io, page, None)
+        let mut controller = Self::make(id, config, namespaces, io, page, None)?;
+        controller.abandon_left_erasure();
+        Ok(controller)
     }
 
     /// Creates a controller that the next process can restore ([`Controller::restore`]). `state` is
@@ -175,6 +177,7 @@ impl Controller {
     ) -> Result<Self, ConfigError> {
         begin_zones(&namespaces);
         let mut controller = Self::make(id, config, namespaces, io, page, Some(state))?;
+        controller.abandon_left_erasure();
         controller.settle();
         Ok(controller)
     }
@@ -201,7 +204,6 @@ impl Controller {
         let stats = Arc::new(ControllerStats::new(config.io_queues, config.workers));
         let own = stats.shares.first().cloned().unwrap_or_default();
         let mut sharing = match &config.subsystem {
-            Some(_) if state.is_some() => return Err(ConfigError::SharedState),
             Some(place) => Some(Sharing::join(place, config.cntlid)?),
             None => None,
         };

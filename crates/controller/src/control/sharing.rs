@@ -10,11 +10,13 @@ use crate::config::{ConfigError, InSubsystem, NamespaceConfig};
 use crate::engine::{ReservationCommand, ReservationEnd, ReservationRequest};
 use crate::marks::MarkTable;
 use crate::subsystem::{
-    AwaitedRelease, ControlMessage, Inbox, Membership, SharedNamespace, Submitted,
+    AwaitedRelease, ControlMessage, Inbox, Membership, SharedNamespace, Submitted, Token,
 };
+use crate::survival::state::SharingState;
 use nvme::Status;
+use nvme::cmd::NSID_BROADCAST;
 use nvme::log::AnaState;
-use reservations::{Access, HostId, Operation};
+use reservations::{Access, HostId, Notification, Operation};
 use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
@@ -26,6 +28,8 @@ pub(super) struct Attachment {
     /// Index of the namespace in the engine's table of namespaces.
     pub(super) index: usize,
     access: Access,
+    /// Number of the last reservation notice.
+    noticed: u64,
     leaving: bool,
 }
 
@@ -67,6 +71,9 @@ enum Ticket {
 /// A Set Features command that waits for reservation operations.
 struct WaitingFeature {
     cid: u16,
+    /// Namespace of the feature; `None` for all.
+    nsid: Option<u32>,
+    ptpl: bool,
     /// Number of operations that have not ended yet.
     operations: usize,
     /// Status for the command's completion: the first error of the operations, or success.
@@ -153,7 +160,7 @@ impl Sharing {
         }
         let (cntlid, group) = (self.membership.cntlid(), shared.group());
         let access = shared.attach(cntlid, self.host, &self.inbox, ns.zones.as_ref());
-        let access = access.ok_or(ConfigError::OtherZones(nsid))?;
+        let (access, noticed) = access.ok_or(ConfigError::OtherZones(nsid))?;
         let subsystem = self.membership.subsystem();
         self.groups.entry(group).or_insert_with(|| Group {
             state: subsystem.ana_state(cntlid, group),
@@ -164,6 +171,7 @@ impl Sharing {
             shared,
             index,
             access,
+            noticed,
             leaving: false,
         });
         Ok(())
@@ -190,11 +198,22 @@ impl Sharing {
 
     fn submit(&mut self, shared: &Arc<SharedNamespace>, ticket: Ticket, operation: Operation) {
         self.last_ticket += 1;
+        let cntlid = self.membership.cntlid();
+        let (token, is_repeated) = match &ticket {
+            Ticket::Command(command) => {
+                let number = command.number;
+                (Some(Token { number, cntlid }), command.is_repeated)
+            }
+            // The state of Persist Through Power Loss may be set twice.
+            Ticket::Admin(_) => (None, false),
+        };
         self.tickets.insert(self.last_ticket, ticket);
         shared.submit(Submitted {
-            cntlid: self.membership.cntlid(),
+            cntlid,
             operation,
             ticket: self.last_ticket,
+            token,
+            is_repeated,
         });
     }
 }
@@ -293,10 +312,24 @@ impl Controller {
                 }
                 ControlMessage::Marks { nsid } => self.marks_changed(nsid),
                 ControlMessage::Erasing { nsid } => self.erasing_changed(nsid),
-                ControlMessage::Notice { nsid, notification } => {
-                    self.reservation_notice(nsid, notification);
+                ControlMessage::Notice {
+                    nsid,
+                    notification,
+                    number,
+                } => self.noticed(nsid, notification, number),
+                ControlMessage::Done {
+                    nsid,
+                    ticket,
+                    token,
+                    status,
+                } => {
+                    self.operation_done(ticket, status);
+                    let shared = self.attached(nsid).map(|attached| attached.shared.clone());
+                    if let (Some(shared), Some(token)) = (shared, token) {
+                        crash::point!("controller.reservation.answered");
+                        shared.acknowledge(token);
+                    }
                 }
-                ControlMessage::Done { ticket, status } => self.operation_done(ticket, status),
             }
         }
         let lost = inbox.take_lost();
@@ -305,6 +338,20 @@ impl Controller {
             self.lost_notices(lost);
         }
         any
+    }
+
+    fn attached(&mut self, nsid: u32) -> Option<&mut Attachment> {
+        let mut attachments = self.sharing.as_mut()?.attachments.iter_mut();
+        attachments.find(|attachment| attachment.shared.nsid() == nsid)
+    }
+
+    /// Handles a reservation notice, unless this controller has handled it already.
+    fn noticed(&mut self, nsid: u32, notification: Notification, number: u64) {
+        match self.attached(nsid) {
+            Some(attachment) if attachment.noticed < number => attachment.noticed = number,
+            _ => return,
+        }
+        self.reservation_notice(nsid, notification);
     }
 
     fn access_changed(&mut self, nsid: u32, access: Access, abort: bool, number: u64) {
@@ -518,6 +565,87 @@ impl Controller {
         Some(shared.persistence())
     }
 
+    // ---- restart
+
+    /// Returns the state of the membership for the next process.
+    pub(crate) fn save_sharing(&self) -> Option<SharingState> {
+        let sharing = self.sharing.as_ref()?;
+        let groups = sharing.groups.iter();
+        let notices = sharing.attachments.iter();
+        let waiting = sharing.waiting.iter();
+        Some(SharingState {
+            host: *sharing.host.bytes(),
+            ana_changes: sharing.ana_changes,
+            groups: groups
+                .map(|(group, known)| (*group, known.state.0, known.changes))
+                .collect(),
+            notices: notices
+                .map(|attachment| (attachment.shared.nsid(), attachment.noticed))
+                .collect(),
+            persistence: waiting
+                .map(|waiting| {
+                    (
+                        waiting.cid,
+                        waiting.nsid.unwrap_or(NSID_BROADCAST),
+                        waiting.ptpl,
+                    )
+                })
+                .collect(),
+        })
+    }
+
+    /// Restores the membership of the previous process's controller, after the other state: adds
+    /// the notices that the state does not contain, and restarts the commands that waited for
+    /// operations.
+    pub(crate) fn restore_sharing(&mut self, saved: &SharingState) {
+        let Some(sharing) = &mut self.sharing else {
+            return;
+        };
+        sharing.ana_changes = saved.ana_changes;
+        let mut is_new = false;
+        for &(group, state, changes) in &saved.groups {
+            if let Some(known) = sharing.groups.get_mut(&group) {
+                let has_changed = known.state.0 != state;
+                known.changes = changes.saturating_add(has_changed.into());
+                sharing.ana_changes = sharing.ana_changes.saturating_add(has_changed.into());
+                is_new |= has_changed;
+            }
+        }
+        let host = sharing.host;
+        let mut missed = Vec::new();
+        for &(nsid, number) in &saved.notices {
+            if let Some(attachment) = self.attached(nsid) {
+                attachment.noticed = number;
+                let notices = attachment.shared.notices_after(number, &host);
+                missed.extend(notices.into_iter().map(|notice| (nsid, notice)));
+            }
+        }
+        for (nsid, notice) in missed {
+            self.noticed(nsid, notice.notification, notice.number);
+        }
+        if is_new {
+            self.ana_changed();
+        }
+        for &(cid, nsid, ptpl) in &saved.persistence {
+            let one = (nsid != NSID_BROADCAST).then_some(nsid);
+            if !self.set_persistence(cid, one, ptpl) {
+                self.finish_admin(cid, Status::SUCCESS, 0);
+            }
+        }
+        self.touch();
+    }
+
+    /// Ends the erasure that a previous process's controller of this ID has begun, and that nobody
+    /// continues.
+    pub(super) fn abandon_left_erasure(&mut self) {
+        let Some(sharing) = &self.sharing else {
+            return;
+        };
+        let cntlid = sharing.cntlid();
+        let nsids = self.shared_where(|shared| shared.is_erased_by(cntlid));
+        self.open_erased(&nsids);
+    }
+
     // ---- reservation commands
 
     /// Executes a fetched reservation command.
@@ -559,6 +687,8 @@ impl Controller {
         }
         sharing.waiting.push(WaitingFeature {
             cid,
+            nsid,
+            ptpl,
             operations: wanted.len(),
             status: Status::SUCCESS,
         });

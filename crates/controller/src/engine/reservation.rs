@@ -9,6 +9,7 @@ use nvme::cmd::reservation::{
 };
 use nvme::{Command, NvmOpcode, Status};
 use reservations::{Operation, ReservationRefusal};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Parsed reservation command: an operation that changes reservations, or a request for a report.
@@ -26,6 +27,10 @@ pub(crate) enum ReservationRequest {
 pub(crate) struct ReservationCommand {
     /// Tag of the command in the engine.
     pub tag: u64,
+    /// Number that no other command has, in this process or another one.
+    pub number: u64,
+    /// Whether the previous process may have executed the command.
+    pub is_repeated: bool,
     pub command: Command,
     pub asked: ReservationRequest,
 }
@@ -35,6 +40,12 @@ pub(crate) struct ReservationEnd {
     pub command: ReservationCommand,
     /// Data for the host, which is cut to the length that the command requests, or an error status.
     pub result: Result<Vec<u8>, Status>,
+}
+
+/// Returns a number that no other command has, in this process or another one, unless two random
+/// numbers of 64 bits are equal.
+fn unique_number() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
 fn status(refusal: ReservationRefusal) -> Status {
@@ -67,13 +78,25 @@ impl Engine {
                 ReservationRequest::Report { extended }
             }
         };
-        let index = self.slot_for(sqid, command, ns)?;
+        // The number is in the record, in dwords that reservation commands do not use.
+        let is_repeated = self.slots.is_reserved();
+        let number = if is_repeated {
+            u64::from(command.cdw13.get()) << 32 | u64::from(command.cdw12.get())
+        } else {
+            unique_number()
+        };
+        let mut recorded = *command;
+        recorded.cdw12 = (number as u32).into();
+        recorded.cdw13 = ((number >> 32) as u32).into();
+        let index = self.slot_for(sqid, &recorded, ns)?;
         if let Some(slot) = self.slots.get(index) {
             slot.kind = Kind::Other;
             slot.work = RemainingWork::Reservation;
         }
         let event = ReservationCommand {
             tag: self.slots.tag(index),
+            number,
+            is_repeated,
             command: *command,
             asked,
         };

@@ -16,7 +16,8 @@
 //! counted for it when it is marked ([`PIECES`] for all of a controller's namespaces), so that no
 //! write that cuts a range can meet a limit.
 //!
-//! *Lifetime.* With a keeper, the next process finds the marks in the control state. The volume
+//! *Lifetime.* With a keeper, the next process finds the marks in the control state; those of a
+//! shared namespace in the state of the controller that has committed last. The volume
 //! does not store them: they are lost when the disk ends.
 //!
 //! [`Engine::look_at_marks`]: crate::engine::Engine::look_at_marks
@@ -28,7 +29,7 @@ pub(crate) use ranges::Ranges;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 
 /// Maximum number of mark ranges in all namespaces of a controller. Together with the copy that the
@@ -44,24 +45,48 @@ pub(crate) const MAX_MARKED_BLOCKS: u64 = 2 * PIECES;
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
     any: AtomicBool,
-    ranges: Mutex<Ranges>,
+    marked: Mutex<Marked>,
+}
+
+#[derive(Debug, Default)]
+struct Marked {
+    ranges: Ranges,
+    /// Number of changes so far, also in earlier processes.
+    changes: u64,
 }
 
 impl Marks {
+    /// Restores the marks of a previous process: these ranges after so many changes.
+    pub fn restore(changes: u64, ranges: &[(u64, u64)]) -> Self {
+        let marks = Marks::default();
+        for &(slba, blocks) in ranges {
+            marks.mark(slba, blocks, PIECES);
+        }
+        marks.marked.lock().unpoisoned().changes = changes;
+        marks
+    }
+
+    /// Returns the number of changes so far.
+    pub fn changes(&self) -> u64 {
+        self.marked.lock().unpoisoned().changes
+    }
+
     /// Returns whether any block is marked.
     pub fn any(&self) -> bool {
         self.any.load(Ordering::Acquire)
     }
 
     fn change<R>(&self, what: impl FnOnce(&mut Ranges) -> R) -> R {
-        let mut ranges = self.ranges();
-        let result = what(&mut ranges);
-        self.any.store(!ranges.is_empty(), Ordering::Release);
+        let mut marked = self.marked.lock().unpoisoned();
+        let result = what(&mut marked.ranges);
+        marked.changes += 1;
+        let any = !marked.ranges.is_empty();
+        self.any.store(any, Ordering::Release);
         result
     }
 
-    fn ranges(&self) -> MutexGuard<'_, Ranges> {
-        self.ranges.lock().unpoisoned()
+    fn see<R>(&self, what: impl FnOnce(&Ranges) -> R) -> R {
+        what(&self.marked.lock().unpoisoned().ranges)
     }
 
     /// Marks blocks, unless later removals could then split the marks into more than `most` ranges.
@@ -93,28 +118,33 @@ impl Marks {
         if !self.any() {
             return None;
         }
-        let ranges = self.ranges();
-        let mut found = ranges.within(slba..slba.saturating_add(blocks));
-        found.next().map(|range| range.start)
+        self.see(|ranges| {
+            let mut found = ranges.within(slba..slba.saturating_add(blocks));
+            found.next().map(|range| range.start)
+        })
     }
 
     /// Returns the parts of the block range `within` that are marked as uncorrectable.
     pub fn within(&self, within: Range<u64>) -> Vec<Range<u64>> {
-        self.ranges().within(within).collect()
+        self.see(|ranges| ranges.within(within).collect())
     }
 
     /// Returns all ranges marked as uncorrectable: first block and number of blocks of each.
     pub fn all(&self) -> Vec<(u64, u64)> {
-        let ranges = self.ranges();
-        let all = ranges
-            .iter()
-            .map(|range| (range.start, range.end - range.start));
-        all.collect()
+        self.snapshot().1
+    }
+
+    /// Returns the number of changes so far, and all marked ranges after the last of them.
+    fn snapshot(&self) -> (u64, Vec<(u64, u64)>) {
+        let marked = self.marked.lock().unpoisoned();
+        let ranges = marked.ranges.iter();
+        let ranges = ranges.map(|range| (range.start, range.end - range.start));
+        (marked.changes, ranges.collect())
     }
 
     /// Returns the number of ranges that the marks count as towards [`PIECES`].
     pub fn pieces(&self) -> u64 {
-        self.ranges().pieces()
+        self.see(Ranges::pieces)
     }
 }
 
@@ -155,6 +185,21 @@ impl MarkTable {
         let all = self.all();
         let marked = all.iter().filter(|(_, marks)| marks.any());
         marked.map(|(nsid, marks)| (*nsid, marks.all())).collect()
+    }
+
+    /// Returns all marked ranges by NSID, and the number of changes of each namespace's marks.
+    pub fn saved(&self) -> (MarkedRanges, Vec<(u32, u64)>) {
+        let (mut ranges, mut changes) = (Vec::new(), Vec::new());
+        for (nsid, marks) in self.all() {
+            let (changed, marked) = marks.snapshot();
+            if changed > 0 {
+                changes.push((nsid, changed));
+            }
+            if !marked.is_empty() {
+                ranges.push((nsid, marked));
+            }
+        }
+        (ranges, changes)
     }
 
     /// Returns the maximum number of ranges that the marks of all namespaces can be split into.

@@ -66,6 +66,17 @@ impl NamespaceState {
 impl Erasing {
     /// Status of commands for a namespace with an unknown stored format.
     pub const UNKNOWN: Status = Status::NAMESPACE_NOT_READY.with_dnr(true);
+
+    /// Returns the state of a namespace that controller `cntlid` was erasing in the previous
+    /// process, and is to continue erasing.
+    pub(super) fn left(cntlid: u16, status: Status) -> Self {
+        Erasing {
+            closed: Some(status),
+            by: Some(cntlid),
+            left: 100,
+            ..Erasing::default()
+        }
+    }
 }
 
 impl SharedNamespace {

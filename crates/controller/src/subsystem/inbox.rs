@@ -1,5 +1,6 @@
 //! Inbox of a controller for messages from the other controllers of its subsystem.
 
+use super::Token;
 use nvme::Status;
 use nvme::log::AnaState;
 use reservations::{Access, Notification};
@@ -36,13 +37,21 @@ pub(crate) enum ControlMessage {
     /// The erasure of a namespace has begun, changed or ended, see
     /// [`SharedNamespace::take_erasing`](super::SharedNamespace::take_erasing).
     Erasing { nsid: u32 },
-    /// The controller has to notify its host of a reservation event.
+    /// The controller has to notify its host of a reservation event, the one with this number.
     Notice {
         nsid: u32,
         notification: Notification,
+        number: u64,
     },
-    /// A reservation operation submitted by this controller has ended.
-    Done { ticket: u64, status: Status },
+    /// A reservation operation submitted by this controller has ended. The controller calls
+    /// [`SharedNamespace::acknowledge`](super::SharedNamespace::acknowledge) with the token when
+    /// the next process will not execute the command again.
+    Done {
+        nsid: u32,
+        ticket: u64,
+        token: Option<Token>,
+        status: Status,
+    },
 }
 
 /// Maximum number of notices in an inbox. Further ones are dropped while the worker reads none.

@@ -25,20 +25,27 @@
 //! earlier one has either completed or is in flight. With Preempt and Abort the controller answers
 //! only when all of these have ended, in the volume, too. A process that dies on the way leaves the
 //! state before or the one after it.
+//!
+//! *An operation takes effect once*, also if the process dies. Each command has a [`Token`] in its
+//! record, which is stored with the effect of the operation. The next process executes the command
+//! again, finds the token, and answers from it. Notices are stored with the operation, too, and
+//! numbered: a controller that continues adds those that its state does not contain.
 
 mod erasing;
 mod inbox;
 mod namespace;
+mod previous;
 
 pub(crate) use erasing::Erasing;
 pub(crate) use inbox::{ControlMessage, Inbox};
-pub(crate) use namespace::{AwaitedRelease, SharedNamespace, Submitted};
+pub(crate) use namespace::{AwaitedRelease, SharedNamespace, Submitted, Token};
+use previous::LeftNamespaces;
 
 use crate::admin::EventLog;
 use crate::ana::{AnaChange, FIRST_GROUP};
 use crate::config::ConfigError;
 use nvme::log::AnaState;
-use reservations::{HostId, Reservations};
+use reservations::{HostId, StoredReservations};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
@@ -56,7 +63,7 @@ pub trait ReservationStore: Send + Sync {
     /// the state survives the end of the process and, with PTPL, a loss of power. The namespace
     /// makes one call at a time. If `done` is dropped without a call, the host's command never
     /// completes.
-    fn save(&self, state: Reservations, done: Saved);
+    fn save(&self, stored: StoredReservations, done: Saved);
 }
 
 /// An NVM subsystem: its controllers, and the namespaces that they share.
@@ -68,6 +75,8 @@ pub struct Subsystem {
     /// ANA states that were set, by controller ID and group. A state may be set before its
     /// controller joins.
     ana: Mutex<BTreeMap<(u16, u32), AnaState>>,
+    /// State that controllers of the previous process have left of the namespaces.
+    left: LeftNamespaces,
     /// Persistent event log, common to all controllers of the subsystem.
     events: Arc<EventLog>,
 }
@@ -92,7 +101,7 @@ impl Subsystem {
     pub fn add_namespace(
         self: &Arc<Self>,
         nsid: u32,
-        reservations: Reservations,
+        reservations: impl Into<StoredReservations>,
         store: Option<Box<dyn ReservationStore>>,
     ) {
         self.add_namespace_to(FIRST_GROUP, nsid, reservations, store);
@@ -103,13 +112,14 @@ impl Subsystem {
         self: &Arc<Self>,
         group: u32,
         nsid: u32,
-        reservations: Reservations,
+        reservations: impl Into<StoredReservations>,
         store: Option<Box<dyn ReservationStore>>,
     ) {
         let mut namespaces = self.namespaces.lock().unpoisoned();
         namespaces.entry(nsid).or_insert_with(|| {
             let subsystem = Arc::downgrade(self);
-            SharedNamespace::new(nsid, group, subsystem, reservations, store)
+            let stored = reservations.into();
+            SharedNamespace::new(nsid, group, subsystem, stored, store, self.left.take(nsid))
         });
     }
 

@@ -1,15 +1,46 @@
 //! A namespace that controllers of a subsystem share, with its reservations. Reservation operations
 //! run one at a time.
 
+use super::previous::LeftNamespace;
 use super::{ControlMessage, Erasing, Inbox, ReservationStore, Subsystem};
 use crate::marks::Marks;
 use crate::zoned::ZonedState;
 use nvme::Status;
-use reservations::{Access, Change, HostId, Operation, Reservations};
+use reservations::{
+    Access, Change, Executed, HostId, MAX_NOTICES, NumberedNotice, Operation, Reservations,
+    StoredReservations,
+};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use sync::Unpoisoned;
+
+/// Unique identifier of a reservation command: a number that no other command has, and the ID of
+/// its controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Token {
+    pub number: u64,
+    pub cntlid: u16,
+}
+
+impl Token {
+    fn bytes(self) -> [u8; 16] {
+        let cntlid = u64::from(self.cntlid).to_le_bytes();
+        zerocopy::transmute!([self.number.to_le_bytes(), cntlid])
+    }
+
+    /// Returns whether an executed operation was a command of this controller.
+    fn is_of(executed: &Executed, cntlid: u16) -> bool {
+        let [_, number]: [u64; 2] = zerocopy::transmute!(executed.token);
+        u64::from_le(number) == u64::from(cntlid)
+    }
+}
+
+/// Maximum number of stored operations with commands that the next process would execute again.
+/// Further operations wait.
+const MAX_UNACKNOWLEDGED: usize = 32;
+/// Maximum number of operations of earlier processes that are remembered.
+const MAX_EARLIER: usize = 64;
 
 /// A reservation operation that a controller has submitted.
 #[derive(Clone, Debug)]
@@ -19,6 +50,10 @@ pub(crate) struct Submitted {
     pub operation: Operation,
     /// Number by which the controller identifies the operation.
     pub ticket: u64,
+    /// Identifier of the command; `None` for an operation that may be executed twice.
+    pub token: Option<Token>,
+    /// Whether the previous process may have executed the operation.
+    pub is_repeated: bool,
 }
 
 /// State of the reservation operation that a shared namespace is executing.
@@ -86,6 +121,12 @@ impl Drop for AwaitedRelease {
 #[derive(Debug)]
 pub(super) struct NamespaceState {
     reservations: Reservations,
+    /// Stored operations with commands that the next process would execute again.
+    executed: Vec<Executed>,
+    /// Operations that earlier processes have stored: their commands may be executed again.
+    earlier: Vec<Executed>,
+    /// Newest notices, for controllers that the previous process had and this one has not yet.
+    notices: VecDeque<NumberedNotice>,
     pub(super) attached: BTreeMap<u16, Attached>,
     pub(super) erasing: Erasing,
     waiting: VecDeque<Submitted>,
@@ -114,23 +155,29 @@ impl fmt::Debug for SharedNamespace {
 }
 
 impl SharedNamespace {
-    pub fn new(
+    pub(super) fn new(
         nsid: u32,
         group: u32,
         subsystem: Weak<Subsystem>,
-        reservations: Reservations,
+        stored: StoredReservations,
         store: Option<Box<dyn ReservationStore>>,
+        left: LeftNamespace,
     ) -> Arc<Self> {
+        let mut earlier = stored.executed;
+        earlier.drain(..earlier.len().saturating_sub(MAX_EARLIER));
         Arc::new(SharedNamespace {
             nsid,
             group,
             subsystem,
             store,
-            marks: Arc::default(),
+            marks: Arc::new(left.marks),
             state: Mutex::new(NamespaceState {
-                reservations,
+                reservations: stored.state,
+                executed: Vec::new(),
+                earlier,
+                notices: stored.notices.into(),
                 attached: BTreeMap::new(),
-                erasing: Erasing::default(),
+                erasing: left.erasing,
                 waiting: VecDeque::new(),
                 running: None,
                 number: 0,
@@ -171,15 +218,15 @@ impl SharedNamespace {
     }
 
     /// Attaches the namespace to a controller, which is notified of later changes of its host's
-    /// access. Returns the present access; `None` when the other controllers use different zones
-    /// for the namespace.
+    /// access. Returns the present access and the number of the last notice; `None` when the other
+    /// controllers use different zones for the namespace.
     pub fn attach(
         &self,
         cntlid: u16,
         host: HostId,
         inbox: &Arc<Inbox>,
         zones: Option<&Arc<ZonedState>>,
-    ) -> Option<Access> {
+    ) -> Option<(Access, u64)> {
         let zones = zones.map_or_else(Weak::new, Arc::downgrade);
         let mut state = self.lock();
         let mut others = state.attached.values();
@@ -198,7 +245,15 @@ impl SharedNamespace {
             erasing_awaited: None,
         };
         state.attached.insert(cntlid, attached);
-        Some(access)
+        Some((access, state.last_notice()))
+    }
+
+    /// Returns the notices of a host after the one with this number, oldest first.
+    pub fn notices_after(&self, number: u64, host: &HostId) -> Vec<NumberedNotice> {
+        let state = self.lock();
+        let notices = state.notices.iter();
+        let later = notices.filter(|notice| notice.number > number && notice.host == *host);
+        later.copied().collect()
     }
 
     /// Returns the marks of the namespace's blocks, which all its controllers share.
@@ -238,7 +293,22 @@ impl SharedNamespace {
         state.attached.remove(&cntlid);
         state.end_erasing_of(self.nsid, cntlid);
         state.withdraw(cntlid);
-        self.answered(state, cntlid);
+        state
+            .executed
+            .retain(|executed| !Token::is_of(executed, cntlid));
+        if let Some(CurrentOperation::Settling { waiting_for, .. }) = &mut state.running {
+            waiting_for.remove(&cntlid);
+        }
+        self.go_on(state);
+    }
+
+    /// Forgets an executed operation: the next process does not execute its command again.
+    pub fn acknowledge(self: &Arc<Self>, token: Token) {
+        let token = token.bytes();
+        let mut state = self.lock();
+        state.earlier.retain(|executed| executed.token != token);
+        state.executed.retain(|executed| executed.token != token);
+        self.go_on(state);
     }
 
     /// Submits a reservation operation of a controller's host. [`ControlMessage::Done`] reports its
@@ -256,14 +326,10 @@ impl SharedNamespace {
 
     /// Handles the answer of a controller to the [`ControlMessage::Access`] with this number.
     pub fn answer(self: &Arc<Self>, cntlid: u16, number: u64) {
-        let state = self.lock();
-        if number == state.number {
-            self.answered(state, cntlid);
-        }
-    }
-
-    fn answered(self: &Arc<Self>, mut state: MutexGuard<'_, NamespaceState>, cntlid: u16) {
-        if let Some(CurrentOperation::Settling { waiting_for, .. }) = &mut state.running {
+        let mut state = self.lock();
+        if number == state.number
+            && let Some(CurrentOperation::Settling { waiting_for, .. }) = &mut state.running
+        {
             waiting_for.remove(&cntlid);
             self.go_on(state);
         }
@@ -278,11 +344,16 @@ impl SharedNamespace {
                 Some(CurrentOperation::Settling {
                     submitted,
                     waiting_for,
-                }) if waiting_for.is_empty() => state.reply(&submitted, Status::SUCCESS),
+                }) if waiting_for.is_empty() => {
+                    state.reply(self.nsid, &submitted, Status::SUCCESS);
+                }
                 running => {
                     state.running = running;
                     return;
                 }
+            }
+            if state.executed.len() >= MAX_UNACKNOWLEDGED {
+                return;
             }
             let Some(submitted) = state.waiting.pop_front() else {
                 return;
@@ -291,39 +362,46 @@ impl SharedNamespace {
                 // The namespace was detached from that controller meanwhile.
                 continue;
             };
+            if let Some(status) = state.earlier_status(&submitted) {
+                state.reply(self.nsid, &submitted, status);
+                continue;
+            }
             let mut next = state.reservations.clone();
             let change = match next.execute(&host, &submitted.operation) {
                 Ok(change) => change,
                 Err(refusal) => {
-                    state.reply(&submitted, refusal.status());
+                    state.reply(self.nsid, &submitted, refusal.status());
                     continue;
                 }
             };
             if next == state.reservations {
-                state.reply(&submitted, Status::SUCCESS);
+                state.reply(self.nsid, &submitted, Status::SUCCESS);
                 continue;
             }
             let Some(store) = &self.store else {
                 state.install(self.nsid, submitted, next, &change);
                 continue;
             };
+            let stored = state.stored(&submitted, &next, &change);
             state.running = Some(CurrentOperation::Saving {
                 submitted,
-                next: next.clone(),
+                next,
                 change,
             });
             drop(state);
+            crash::point!("controller.reservation.executed");
             let shared = Arc::downgrade(self);
             let done = move |kept| {
                 if let Some(shared) = shared.upgrade() {
                     shared.saved(kept);
                 }
             };
-            return store.save(next, Box::new(done));
+            return store.save(stored, Box::new(done));
         }
     }
 
     fn saved(self: &Arc<Self>, kept: bool) {
+        crash::point!("controller.reservation.stored");
         let mut state = self.lock();
         match state.running.take() {
             Some(CurrentOperation::Saving {
@@ -332,10 +410,11 @@ impl SharedNamespace {
                 change,
             }) => {
                 if kept {
+                    state.executed.extend(NamespaceState::executed(&submitted));
                     state.install(self.nsid, submitted, next, &change)
                 } else {
                     // The save failed, so the next process may find either state.
-                    state.reply(&submitted, Status::INTERNAL_ERROR)
+                    state.reply(self.nsid, &submitted, Status::INTERNAL_ERROR)
                 }
             }
             running => state.running = running,
@@ -349,6 +428,56 @@ impl NamespaceState {
         self.attached.get(&cntlid).map(|attached| attached.host)
     }
 
+    fn last_notice(&self) -> u64 {
+        self.notices.back().map_or(0, |notice| notice.number)
+    }
+
+    /// Returns the status with which an earlier process has executed the operation; `None` when
+    /// none has.
+    fn earlier_status(&self, submitted: &Submitted) -> Option<Status> {
+        let token = submitted.token.filter(|_| submitted.is_repeated)?.bytes();
+        let mut earlier = self.earlier.iter();
+        let found = earlier.find(|executed| executed.token == token)?;
+        Some(found.status)
+    }
+
+    /// Returns the record of an operation that is stored with its effect.
+    fn executed(submitted: &Submitted) -> Option<Executed> {
+        let token = submitted.token?.bytes();
+        let status = Status::SUCCESS;
+        Some(Executed { token, status })
+    }
+
+    /// Numbers the notices of a change.
+    fn numbered<'a>(&self, change: &'a Change) -> impl Iterator<Item = NumberedNotice> + 'a {
+        let numbers = (1..).map({
+            let last = self.last_notice();
+            move |number| last + number
+        });
+        let notices = change.notices.iter().zip(numbers);
+        notices.map(|(notice, number)| NumberedNotice {
+            number,
+            host: notice.host,
+            notification: notice.notification,
+        })
+    }
+
+    /// Returns the content of the store after an operation.
+    fn stored(
+        &self,
+        submitted: &Submitted,
+        next: &Reservations,
+        change: &Change,
+    ) -> StoredReservations {
+        let executed = self.earlier.iter().chain(&self.executed).copied();
+        let notices = self.notices.iter().copied().chain(self.numbered(change));
+        StoredReservations {
+            state: next.clone(),
+            executed: executed.chain(Self::executed(submitted)).collect(),
+            notices: notices.collect(),
+        }
+    }
+
     fn withdraw(&mut self, cntlid: u16) {
         self.waiting.retain(|submitted| submitted.cntlid != cntlid);
     }
@@ -360,12 +489,17 @@ impl NamespaceState {
         self.number += 1;
         let number = self.number;
         let mut waiting_for = BTreeSet::new();
+        let notices: Vec<NumberedNotice> = self.numbered(change).collect();
+        self.notices.extend(&notices);
+        let old = self.notices.len().saturating_sub(MAX_NOTICES);
+        self.notices.drain(..old);
         for (cntlid, attached) in &mut self.attached {
             let host = attached.host;
-            for notice in change.notices.iter().filter(|notice| notice.host == host) {
+            for notice in notices.iter().filter(|notice| notice.host == host) {
                 attached.inbox.leave(ControlMessage::Notice {
                     nsid,
                     notification: notice.notification,
+                    number: notice.number,
                 });
             }
             let access = self.reservations.access(&host);
@@ -386,10 +520,12 @@ impl NamespaceState {
         });
     }
 
-    fn reply(&self, submitted: &Submitted, status: Status) {
+    fn reply(&self, nsid: u32, submitted: &Submitted, status: Status) {
         if let Some(attached) = self.attached.get(&submitted.cntlid) {
             attached.inbox.leave(ControlMessage::Done {
+                nsid,
                 ticket: submitted.ticket,
+                token: submitted.token,
                 status,
             });
         }

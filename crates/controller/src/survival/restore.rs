@@ -5,7 +5,7 @@ use super::state::{
 };
 use super::{RestoreError, RetainedObjects, STATE_VERSION};
 use crate::admin::{
-    AsyncEvents, Erasure, Features, LbaStatus, Logs, Management, SelfTest, Telemetry,
+    AsyncEvents, Erasure, Features, LbaStatus, Logs, Management, Notifications, SelfTest, Telemetry,
 };
 use crate::config::{ConfigError, ControllerConfig, NamespaceConfig};
 use crate::control::{Controller, DoorbellPage};
@@ -17,7 +17,7 @@ use std::num::NonZeroU32;
 use volume::Io;
 
 impl ControlState {
-    fn read(state: &StateMemory) -> Result<Self, RestoreError> {
+    pub(crate) fn read(state: &StateMemory) -> Result<Self, RestoreError> {
         let bytes = state.control().read()?.ok_or(RestoreError::Nothing)?;
         let form = |error: minicbor::decode::Error| RestoreError::Form(error.to_string());
         let saved: ControlState = minicbor::decode(&bytes).map_err(form)?;
@@ -159,15 +159,24 @@ impl Controller {
             return Err(RestoreError::Contradiction("there can be no such format"));
         }
         let changing = changing.into_iter().map(|(nsid, to)| (nsid, to.into()));
-        saved
-            .identity
-            .check(&identity, &changing.collect::<Vec<_>>())?;
+        let mut changing: Vec<(u32, FormatState)> = changing.collect();
+        if let Some(sharing) = &saved.sharing {
+            let host = controller.host().map(|host| *host.bytes());
+            same("Host Identifier", &Some(sharing.host), &host)?;
+            // Another controller may have chosen the format of a shared namespace.
+            let now = identity.namespaces.iter();
+            changing.extend(now.filter_map(|ns| Some((ns.nsid, ns.format?))));
+        }
+        saved.identity.check(&identity, &changing)?;
         controller.restore_memory(kept)?;
         controller.restore_interrupts(&saved, kept)?;
         controller.restore_control(&saved)?;
         controller.restore_memory_buffer(&saved, kept)?;
         let recovery = controller.restore_queues(&saved)?;
         controller.restore_commands(&saved)?;
+        if let Some(sharing) = &saved.sharing {
+            controller.restore_sharing(sharing);
+        }
         controller.compare_namespaces(&saved.identity, &identity);
         controller.settle();
         controller.engine.resume();
@@ -264,6 +273,9 @@ impl Controller {
         }
         if let Some(saved) = &logs.persistent_events {
             self.restore_persistent_events(saved);
+        }
+        if let Some(saved) = &logs.notifications {
+            self.admin.notifications = Notifications::restore(saved);
         }
         if let Some(saved) = &logs.lba_status {
             self.admin.lba_status = LbaStatus::restore(saved);
@@ -378,7 +390,11 @@ impl Controller {
             + commands.configuring.len()
             + usize::from(self.admin.erasure.format().is_some())
             + self.admin.management.outstanding()
-            + commands.held.len();
+            + commands.held.len()
+            + saved
+                .sharing
+                .as_ref()
+                .map_or(0, |sharing| sharing.persistence.len());
         // The engine's bound applies; without a queue, no command is outstanding.
         let most = saved.admin_queue.as_ref().map_or(0, |_| 4096);
         if outstanding > most {
@@ -448,7 +464,7 @@ impl Controller {
         for ns in &now.namespaces {
             let known = before.namespaces.iter().find(|old| old.nsid == ns.nsid);
             let reformatted = known.is_some_and(|old| old.is_reformatted(ns));
-            if reformatted {
+            if reformatted && !self.is_shared() {
                 // Marks of blocks that no longer exist are removed.
                 self.unmark_all(&[ns.nsid]);
             }

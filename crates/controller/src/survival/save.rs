@@ -23,6 +23,7 @@ impl Controller {
             shadow: self.engine.shadow_buffers(),
             commands: self.admin_commands(),
             logs: self.log_state(),
+            sharing: self.save_sharing(),
         }
     }
 
@@ -98,7 +99,8 @@ impl Controller {
             self_test: Some(self.admin.self_test.save()),
             erasure: Some(self.admin.erasure.save()),
             persistent_events: Some(self.admin.persistent_events.save()),
-            lba_status: Some(self.admin.lba_status.save(self.marks.table.listed())),
+            lba_status: Some(self.admin.lba_status.save(self.marks.table.saved())),
+            notifications: Some(self.admin.notifications.save()),
             counters: Counters {
                 media_errors: stats.media_errors.get(),
                 error_log_entries: stats.error_log_entries.get(),

@@ -53,6 +53,43 @@ pub(crate) struct ControlState {
     pub commands: AdminCommands,
     #[n(11)]
     pub logs: LogState,
+    /// State of a controller in a subsystem.
+    #[n(12)]
+    pub sharing: Option<SharingState>,
+}
+
+/// State of a controller as a member of its subsystem.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct SharingState {
+    /// Host Identifier of the host that uses the controller.
+    #[cbor(n(0), with = "minicbor::bytes")]
+    pub host: [u8; 16],
+    /// Change Count of the ANA log page.
+    #[n(1)]
+    pub ana_changes: u64,
+    /// ANA groups: number, state, Change Count.
+    #[n(2)]
+    pub groups: Vec<(u32, u8, u64)>,
+    /// By NSID: number of the last reservation notice that the notification log contains.
+    #[n(3)]
+    pub notices: Vec<(u32, u64)>,
+    /// Set Features commands of Reservation Persistence without a completion: command identifier,
+    /// NSID, new value.
+    #[n(4)]
+    pub persistence: Vec<(u16, u32, bool)>,
+}
+
+/// Unread reservation notifications.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+#[cbor(map)]
+pub(crate) struct NotificationState {
+    /// Number of the last notification.
+    #[n(0)]
+    pub count: u64,
+    /// Number, type and NSID of each unread one, oldest first.
+    #[n(1)]
+    pub waiting: Vec<(u64, u8, u32)>,
 }
 
 impl ControlState {
@@ -228,6 +265,9 @@ pub(crate) struct FeatureValues {
     /// LBA Status Information Report Interval (LSIRI) in units of 100 ms.
     #[cbor(n(12), default)]
     pub lsiri: u16,
+    /// Reservation Notification Mask by NSID.
+    #[cbor(n(13), default)]
+    pub notification_masks: Vec<(u32, u32)>,
 }
 
 /// State of the admin queue pair, saved for the next process.
@@ -396,6 +436,8 @@ pub(crate) struct LogState {
     pub persistent_events: Option<PersistentEventState>,
     #[n(9)]
     pub lba_status: Option<LbaStatusState>,
+    #[n(10)]
+    pub notifications: Option<NotificationState>,
 }
 
 /// State of the LBA Status Information log page, saved for the next process.
@@ -420,6 +462,9 @@ pub(crate) struct LbaStatusState {
     /// Wall-clock time in milliseconds at which the current report interval began.
     #[n(5)]
     pub since: u64,
+    /// By NSID: number of changes of the marks so far.
+    #[cbor(n(6), default)]
+    pub changes: Vec<(u32, u64)>,
 }
 
 /// Snapshots of the telemetry log pages, saved for the next process.
@@ -485,6 +530,9 @@ pub(crate) struct PersistentEventState {
     /// Whether the host has established a context for reading the log.
     #[n(2)]
     pub context: bool,
+    /// Number of all events so far.
+    #[cbor(n(3), default)]
+    pub count: u64,
 }
 
 /// Persistent event: type, time and data.
@@ -498,6 +546,9 @@ pub(crate) struct SavedEvent {
     pub timestamp: [u8; 8],
     #[cbor(n(2), with = "minicbor::bytes")]
     pub data: Vec<u8>,
+    /// Controller of the event; `None` in states of programs that did not save it.
+    #[n(3)]
+    pub cntlid: Option<u16>,
 }
 
 /// State of Format NVM and Sanitize, saved for the next process.
@@ -665,8 +716,13 @@ mod tests {
     fn features_of_older_version_are_read() {
         let now = FeatureValues::default();
         let mut bytes = minicbor::to_vec(&now).unwrap();
-        // A map of thirteen; those versions lacked its last values.
-        for (map, last) in [(0xad, &[12, 0][..]), (0xac, &[11, 0x85, 0, 0, 0, 0, 0])] {
+        // A map of fourteen; those versions lacked its last values.
+        let added = [
+            (0xae, &[13, 0x80][..]),
+            (0xad, &[12, 0]),
+            (0xac, &[11, 0x85, 0, 0, 0, 0, 0]),
+        ];
+        for (map, last) in added {
             let rest = bytes.len() - last.len();
             assert_eq!((bytes[0], &bytes[rest..]), (map, last));
             bytes.truncate(rest);

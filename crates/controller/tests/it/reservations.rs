@@ -6,6 +6,7 @@
 //! `VNVME_FENCING_LOOPS` how often hosts fence each other (1,000).
 
 mod ana;
+mod deaths;
 mod fencing;
 mod histories;
 mod hostile;

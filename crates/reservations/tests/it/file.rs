@@ -1,7 +1,10 @@
 //! Reservations file: a saved state is found again, whatever happens in between.
 
 use nvme::Status;
-use reservations::{Executed, FileError, HostId, Operation, ReservationFile, Reservations};
+use reservations::{
+    Executed, FileError, HostId, Notification, NumberedNotice, Operation, ReservationFile,
+    Reservations, StoredReservations,
+};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -12,10 +15,11 @@ const BOOT: [u8; 16] = [1; 16];
 const OTHER_BOOT: [u8; 16] = [2; 16];
 const SLOT: usize = 16 << 10;
 
-type Opened = (ReservationFile, Reservations, Vec<Executed>);
+type Opened = (ReservationFile, Reservations);
 
 fn open(path: &Path, boot: [u8; 16]) -> Result<Opened, FileError> {
-    ReservationFile::open(path, NAMESPACE, boot, Duration::ZERO)
+    let opened = ReservationFile::open(path, NAMESPACE, boot, Duration::ZERO);
+    opened.map(|(file, stored)| (file, stored.state))
 }
 
 fn register(state: &mut Reservations, host: u64, ptpl: bool) {
@@ -37,8 +41,9 @@ fn hosts(state: &Reservations) -> Vec<u64> {
 fn state_survives_process_and_with_ptpl_power_loss() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.reservations");
-    let (mut file, mut state, executed) = open(&path, BOOT).unwrap();
-    assert_eq!((&state, executed), (&Reservations::new(true), vec![]));
+    let open = |boot| ReservationFile::open(&path, NAMESPACE, boot, Duration::ZERO).unwrap();
+    let (mut file, mut stored) = open(BOOT);
+    assert_eq!(stored, Reservations::new(true).into());
     assert_eq!(
         fs::metadata(&path).unwrap().permissions().mode() & 0o777,
         0o600
@@ -49,32 +54,62 @@ fn state_survives_process_and_with_ptpl_power_loss() {
         status: Status::SUCCESS,
     };
     for (host, ptpl) in [(1, false), (2, true)] {
-        register(&mut state, host, ptpl);
-        file.save(&state, &[last]).unwrap();
+        register(&mut stored.state, host, ptpl);
+        stored.executed.push(last);
+        stored.notices.push(NumberedNotice {
+            number: host,
+            host: HostId::extended([3; 16]),
+            notification: Notification::ReservationReleased,
+        });
+        file.save(&stored).unwrap();
         drop(file);
         // A process after this one.
-        let (next, found, executed) = open(&path, BOOT).unwrap();
-        assert_eq!((&found, executed), (&state, vec![last]));
+        let (next, found) = open(BOOT);
+        assert_eq!(found, stored);
         drop(next);
         // The host was switched off in between.
-        let (next, found, executed) = open(&path, OTHER_BOOT).unwrap();
-        assert_eq!(hosts(&found), if ptpl { vec![1, 2] } else { vec![] });
-        assert!(found.can_persist() && executed.is_empty());
+        let (next, found) = open(OTHER_BOOT);
+        assert_eq!(hosts(&found.state), if ptpl { vec![1, 2] } else { vec![] });
+        assert!(found.state.can_persist());
+        assert!(found.executed.is_empty() && found.notices.is_empty());
         drop(next);
-        file = open(&path, BOOT).unwrap().0;
+        file = open(BOOT).0;
     }
+}
+
+#[test]
+fn memory_keeps_state_for_next_process_without_ptpl() {
+    let file = tempfile::tempfile().unwrap();
+    let name = Path::new("memory");
+    let copy = || file.try_clone().unwrap();
+    assert!(ReservationFile::open_memory(copy(), name, NAMESPACE).is_err());
+    let mut memory = ReservationFile::new_memory(copy(), name, NAMESPACE).unwrap();
+    let mut stored = StoredReservations::from(Reservations::new(false));
+    for key in 1..4 {
+        let operation = Operation::Register { key, ptpl: None };
+        let done = stored.state.execute(&HostId::short(key), &operation);
+        done.unwrap();
+        memory.save(&stored).unwrap();
+        // The process ends here.
+        let (next, found) = ReservationFile::open_memory(copy(), name, NAMESPACE).unwrap();
+        assert_eq!(found, stored);
+        assert!(!found.state.can_persist());
+        memory = next;
+    }
+    let other = ReservationFile::open_memory(copy(), name, [8; 16]);
+    assert!(matches!(other, Err(FileError::OtherNamespace { .. })));
 }
 
 #[test]
 fn torn_write_leaves_old_or_new_state() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
-    let (mut file, mut state, _) = open(&path, BOOT).unwrap();
+    let (mut file, mut state) = open(&path, BOOT).unwrap();
     for host in 1..6 {
         let before = fs::read(&path).unwrap();
         let old = hosts(&state);
         register(&mut state, host, true);
-        file.save(&state, &[]).unwrap();
+        file.save(&state.clone().into()).unwrap();
         let new = hosts(&state);
         let after = fs::read(&path).unwrap();
         let changed: Vec<usize> = (0..before.len())
@@ -94,7 +129,7 @@ fn torn_write_leaves_old_or_new_state() {
                 }
                 let copy = dir.path().join("torn");
                 fs::write(&copy, &torn).unwrap();
-                let (_file, found, _) = open(&copy, BOOT).unwrap();
+                let (_file, found) = open(&copy, BOOT).unwrap();
                 let found = hosts(&found);
                 assert!(found == old || found == new, "{cut} {front}: {found:?}");
                 found_new += u32::from(found == new);
@@ -135,14 +170,14 @@ fn concurrent_creation_yields_one_file() {
                 let path = &path;
                 scope.spawn(move || {
                     let limit = Duration::from_secs(60);
-                    let (mut file, mut state, _) =
+                    let (mut file, mut stored) =
                         ReservationFile::open(path, NAMESPACE, BOOT, limit).unwrap();
-                    register(&mut state, host, true);
-                    file.save(&state, &[]).unwrap();
+                    register(&mut stored.state, host, true);
+                    file.save(&stored).unwrap();
                 });
             }
         });
-        let (_file, state, _) = open(&path, BOOT).unwrap();
+        let (_file, state) = open(&path, BOOT).unwrap();
         let mut hosts = hosts(&state);
         hosts.sort_unstable();
         assert_eq!(hosts, [1, 2, 3, 4]);
@@ -182,9 +217,9 @@ fn foreign_file_is_refused_and_left_alone() {
     let error = open(&path("no/such/file"), BOOT).unwrap_err().to_string();
     assert!(error.contains("No such file"), "{error}");
 
-    let (mut file, mut state, _) = open(&path("other"), BOOT).unwrap();
+    let (mut file, mut state) = open(&path("other"), BOOT).unwrap();
     register(&mut state, 1, true);
-    file.save(&state, &[]).unwrap();
+    file.save(&state.clone().into()).unwrap();
     drop(file);
     let other = ReservationFile::open(&path("other"), [8; 16], BOOT, Duration::ZERO);
     let error = other.unwrap_err().to_string();
@@ -204,9 +239,9 @@ fn refused_fifo(path: &Path) {
 fn older_program_refuses_newer_state() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
-    let (mut file, mut state, _) = open(&path, BOOT).unwrap();
+    let (mut file, mut state) = open(&path, BOOT).unwrap();
     register(&mut state, 1, true);
-    file.save(&state, &[]).unwrap();
+    file.save(&state.clone().into()).unwrap();
     drop(file);
     let good = fs::read(&path).unwrap();
     for place in 0..2 {

@@ -3,8 +3,8 @@
 use nvme::Status;
 use proptest::prelude::*;
 use reservations::{
-    Executed, HostId, Image, ImageError, MAX_EXECUTED, MAX_REGISTRANTS, Operation, ReservationType,
-    Reservations,
+    Executed, HostId, Image, ImageError, MAX_EXECUTED, MAX_NOTICES, MAX_REGISTRANTS, Notification,
+    NumberedNotice, Operation, ReservationType, Reservations,
 };
 
 fn image(registrants: u8, rtype: Option<ReservationType>) -> Image {
@@ -37,6 +37,13 @@ fn image(registrants: u8, rtype: Option<ReservationType>) -> Image {
             .map(|i| Executed {
                 token: [5 + i; 16],
                 status: Status::RESERVATION_CONFLICT,
+            })
+            .collect(),
+        notices: (1..=u64::from(registrants.min(2)))
+            .map(|i| NumberedNotice {
+                number: 3 * i,
+                host: HostId::short(i),
+                notification: Notification::RegistrationPreempted,
             })
             .collect(),
     }
@@ -93,7 +100,9 @@ fn contradicting_image_is_refused_with_reason() {
         (48, &[0xff, 0xff], "the holder does not fit the type"),
         (45, &[2], "something is set that means nothing"),
         (50, &[1], "its length"),
-        (52, &[1], "something is set that means nothing"),
+        (52, &[1], "its length"),
+        (54, &[1], "something is set that means nothing"),
+        (8, &[1], "it has notices, which its version does not know"),
         (71, &[1], "something is set that means nothing"),
         (88 + 8, &[1], "a Host Identifier is too long"),
         (
@@ -117,6 +126,20 @@ fn contradicting_image_is_refused_with_reason() {
             &[1],
             "something of an operation is set that means nothing",
         ),
+        (232 + 8, &[1], "a Host Identifier is too long"),
+        (232 + 16, &[0], "notices are not in order"),
+        (264 + 16, &[3], "notices are not in order"),
+        (
+            232 + 24,
+            &[2],
+            "something of a notice is set that means nothing",
+        ),
+        (232 + 25, &[4], "there is no such notice"),
+        (
+            232 + 31,
+            &[1],
+            "something of a notice is set that means nothing",
+        ),
     ];
     for (at, change, why) in cases {
         let mut bytes = good.encode();
@@ -132,9 +155,9 @@ fn contradicting_image_is_refused_with_reason() {
     assert_eq!(Image::decode(&bytes), Err(nobody));
     // Of another version, magic, length.
     let mut bytes = good.encode();
-    bytes[8] = 2;
+    bytes[8] = 3;
     sum(&mut bytes);
-    assert_eq!(Image::decode(&bytes), Err(ImageError::TooNew(2)));
+    assert_eq!(Image::decode(&bytes), Err(ImageError::TooNew(3)));
     bytes[0] = b'v';
     assert_eq!(Image::decode(&bytes), Err(ImageError::Foreign));
     assert_eq!(Image::decode(&[0; 4096]), Err(ImageError::Empty));
@@ -196,6 +219,18 @@ fn image_with_too_many_registrants_is_refused() {
     image.executed.push(one);
     let many = ImageError::Contradiction("there are too many operations");
     assert_eq!(Image::decode(&image.encode()), Err(many));
+    image.executed.pop();
+    // Notices, too.
+    let notices = (1..=MAX_NOTICES as u64 + 1).map(|number| NumberedNotice {
+        number,
+        host: HostId::short(1),
+        notification: Notification::ReservationReleased,
+    });
+    image.notices = notices.collect();
+    let many = ImageError::Contradiction("there are too many notices");
+    assert_eq!(Image::decode(&image.encode()), Err(many));
+    image.notices.pop();
+    assert_eq!(Image::decode(&image.encode()), Ok(image));
 }
 
 proptest! {
@@ -215,4 +250,15 @@ proptest! {
             prop_assert_eq!(read.encode(), bytes);
         }
     }
+}
+
+/// Version 1 has zeroes in place of the number of notices.
+#[test]
+fn image_of_version_without_notices_decodes() {
+    let mut image = image(3, Some(ReservationType::WriteExclusive));
+    image.notices.clear();
+    let mut bytes = image.encode();
+    bytes[8] = 1;
+    sum(&mut bytes);
+    assert_eq!(Image::decode(&bytes), Ok(image));
 }

@@ -392,6 +392,7 @@ fn random_histories_match_naive_model() {
                     namespace: [2; 16],
                     state: state.clone(),
                     executed: Vec::new(),
+                    notices: Vec::new(),
                 };
                 let read = Image::decode(&image.encode()).unwrap();
                 assert_eq!(read, image);

@@ -19,8 +19,8 @@ fn open(path: &Path, boot: u64) -> (ReservationFile, Reservations) {
     let mut id = [0xee; 16];
     id[..8].copy_from_slice(&boot.to_le_bytes());
     let opened = ReservationFile::open(path, NAMESPACE, id, Duration::ZERO);
-    let (file, state, _) = opened.expect("there is a state, whatever was written when");
-    (file, state)
+    let (file, stored) = opened.expect("there is a state, whatever was written when");
+    (file, stored.state)
 }
 
 /// Creates a random operation of a random host, which is valid in most cases.
@@ -115,7 +115,7 @@ fn reservation_with_ptpl_survives_power_loss() {
             if next.execute(&host, &operation).is_err() || next == kept {
                 continue;
             }
-            match file.save(&next, &[]) {
+            match file.save(&next.clone().into()) {
                 Ok(()) => {
                     kept = next;
                     saved += 1;

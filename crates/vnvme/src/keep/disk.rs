@@ -9,6 +9,7 @@ use crate::manage::DiskSpec;
 use crate::record::Guest;
 use crate::spec::ControllerSpec;
 use anyhow::{Context, Result, anyhow};
+use controller::Subsystem;
 use keeper::{KeepError, KeeperClient, Ledger, LedgerError};
 use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
@@ -340,6 +341,17 @@ pub fn client_of(identity: &Identity) -> Guest {
     Guest {
         is_attached: left.is_some(),
         shown: left.and_then(|left| controller::shown_identity(&left.state)),
+    }
+}
+
+/// Has a subsystem take notice of the state that this disk of it has left, if it has a client.
+pub fn expect(identity: &Identity, subsystem: &Subsystem) {
+    let disks = disks().lock().unpoisoned();
+    let mut left = disks.left.iter();
+    let left = left.find(|left| left.identity.as_ref() == Some(identity));
+    let left = left.filter(|left| Journal::client_in(&left.state.session()).is_some());
+    if let Some(left) = left {
+        subsystem.expect(&left.state);
     }
 }
 

@@ -23,7 +23,7 @@ static USED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// Name of a memory volume with the keeper, reserved until this value is dropped.
 #[derive(Debug)]
-pub struct MemoryName(String);
+pub struct MemoryName(pub(super) String);
 
 /// Volumes of the same disk and number that there may be: a disk is replaced while the one before
 /// it is still there, and disks need not have names.
@@ -32,7 +32,7 @@ const ALIKE: u32 = 64;
 impl MemoryName {
     /// Reserves a name that no other volume has, for a namespace of a disk. `wanted` selects usable
     /// names.
-    fn new(disk: &str, nsid: u32, mut wanted: impl FnMut(&str) -> bool) -> Option<Self> {
+    pub(super) fn new(disk: &str, nsid: u32, mut wanted: impl FnMut(&str) -> bool) -> Option<Self> {
         let mut used = USED.lock().unpoisoned();
         let names = (0..ALIKE).map(|nth| format!("{PREFIX}{}", identity::memory(disk, nsid, nth)));
         let name = names
@@ -43,7 +43,8 @@ impl MemoryName {
     }
 }
 
-/// Returns whether the descriptor kept under this name is the memory of a volume of this disk.
+/// Returns whether the descriptor kept under this name is the memory of a volume or of reservations
+/// of this disk.
 pub(super) fn is_of(name: &str, disk: &DiskSpec) -> bool {
     let Some(name) = name.strip_prefix(PREFIX) else {
         return false;
@@ -56,7 +57,13 @@ pub(super) fn is_of(name: &str, disk: &DiskSpec) -> bool {
     let mut names = nsids
         .into_iter()
         .flat_map(|nsid| (0..ALIKE).map(move |nth| (nsid, nth)));
-    names.any(|(nsid, nth)| identity::memory(&owner, nsid, nth) == name)
+    let reservations = match disk {
+        DiskSpec::Controller(spec) => spec.subsystem.as_deref(),
+        _ => None,
+    };
+    let reservations = reservations.map(subsystems::reservations_owner);
+    let owners = || [Some(&owner), reservations.as_ref()].into_iter().flatten();
+    names.any(|(nsid, nth)| owners().any(|owner| identity::memory(owner, nsid, nth) == name))
 }
 
 impl Drop for MemoryName {

@@ -21,6 +21,7 @@ mod mode;
 mod pool;
 mod process;
 mod records;
+mod reservations;
 mod served;
 mod servers;
 mod sockets;
@@ -31,7 +32,7 @@ pub use configuration::{PreviousConfiguration, Unavailable, before, is_noted, no
 pub use controller::ControllerParts;
 pub use disk::{
     ClientPages, Identity, InitialDescriptors, PreviousDisk, Survival, client_of, discard_rest,
-    give_up, keep_pages, left_of, listens_at,
+    expect, give_up, keep_pages, left_of, listens_at,
 };
 pub use exports::{KeptSocket, LeftSocket, export_listens_at, left_socket};
 pub use life::{die_of_panics, last_pause, say_served, serves, tell_receiver};
@@ -42,6 +43,7 @@ pub use pool::{
 };
 pub use process::{LAST, begin, last, run, wanted};
 pub use records::RecordsFile;
+pub use reservations::{KeptReservations, open as open_reservations};
 pub use served::{is_replacement, tell_failure, was_served};
 pub use servers::KeptServers;
 pub use sockets::ProcessSocket;

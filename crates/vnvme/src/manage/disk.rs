@@ -159,7 +159,6 @@ impl DiskSpec {
         }
         let mut of_namespace = |namespace: &NamespaceSpec| {
             files.extend(namespace.kept_files().into_iter().map(|(_, path)| path));
-            files.extend(namespace.reservations.clone());
         };
         match self {
             Self::Controller(spec) => {

@@ -190,7 +190,11 @@ impl Records {
     /// Begins to open a disk; `guest` is the guest that the previous process has left.
     pub fn begin(&self, disk: &str, guest: Guest) {
         let mut state = self.state.lock().unpoisoned();
-        state.guests.insert(disk.to_owned(), guest);
+        // A shared namespace has the guests of all disks of its subsystem.
+        let known = state.guests.entry(disk.to_owned()).or_default();
+        if guest.is_attached || !known.is_attached {
+            *known = guest;
+        }
     }
 
     /// Returns the facts about the volume of a namespace that is about to be opened. `owner` is the
@@ -580,8 +584,6 @@ fn namespace_record(open: &Open<'_>, ids: Ids) -> NamespaceRecord {
     record.size = open.size();
     record.media = open.media();
     let files = open.spec.kept_files().into_iter();
-    let reservations = open.spec.reservations.clone();
-    let files = files.chain(reservations.map(|path| ("reservations", path)));
     record.files = files.map(|(key, path)| (key.to_owned(), path)).collect();
     record
 }

@@ -2,7 +2,7 @@
 //! also by the next process after a kill.
 
 use crate::common::*;
-use crate::keeper::{kill_serving, serving, start};
+use crate::keeper::{kill_serving, serving, start, start_in};
 use control::api::EventKind;
 use control::{Client, Received};
 use rustix::process::{Signal, kill_process};
@@ -58,14 +58,22 @@ impl Domain {
 
     /// Starts a daemon with more options.
     pub fn start_with(test_dir: TestDir, disks: &str, options: &[&str]) -> Self {
+        Self::start_in(test_dir, disks, options, &[])
+    }
+
+    /// Starts a daemon with more options, and with more variables of its environment.
+    pub fn start_in(
+        test_dir: TestDir,
+        disks: &str,
+        options: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Self {
         let config = test_dir.path("vnvme.toml");
         fs::write(&config, disks).unwrap();
         let (config, control) = (text(&config), text(&test_dir.path("control")));
         let args = ["--config", &config, "--control", &control];
-        let daemon = start(
-            &test_dir,
-            &[&["daemon", "--keeper", "process"], &args[..], options].concat(),
-        );
+        let args = [&["daemon", "--keeper", "process"], &args[..], options].concat();
+        let daemon = start_in(&test_dir, &args, variables);
         let client = Client::new(vec![test_dir.path("control")]).unwrap();
         eventually("it answers", || client.disks().is_ok());
         Self {

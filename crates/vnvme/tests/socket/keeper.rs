@@ -49,12 +49,18 @@ fn serve(test_dir: &TestDir, args: &[&str]) -> Daemon {
 
 /// Starts a daemon and waits until it is ready: a process that is killed before has no successor.
 pub fn start(test_dir: &TestDir, args: &[&str]) -> Daemon {
+    start_in(test_dir, args, &[])
+}
+
+/// Starts a daemon as [`start`] does, with more variables of its environment.
+pub fn start_in(test_dir: &TestDir, args: &[&str], more: &[(&str, &str)]) -> Daemon {
     let path = test_dir.path("ready");
     let _ = fs::remove_file(&path);
     let manager = UnixDatagram::bind(&path).unwrap();
     manager.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
-    let variables = [KEEPER_AS_CONFIGURED, ("NOTIFY_SOCKET", &text(&path))];
-    let daemon = Daemon::spawn_with_all(&variables, args);
+    let notify = text(&path);
+    let variables = [KEEPER_AS_CONFIGURED, ("NOTIFY_SOCKET", &notify)];
+    let daemon = Daemon::spawn_with_all(&[&variables, more].concat(), args);
     let mut message = [0; 64];
     let len = manager.recv(&mut message).unwrap();
     assert_eq!(&message[..len], b"READY=1\n");

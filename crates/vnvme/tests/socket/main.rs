@@ -57,6 +57,7 @@ mod starvation;
 mod statuses;
 mod storage_faults;
 mod subsystem;
+mod subsystem_survival;
 mod throttle;
 mod top;
 mod vhost_blk;

@@ -45,7 +45,7 @@ fn config_with(test_dir: &TestDir, disk: &str, lines: &str) -> String {
     text(&file)
 }
 
-fn reserve(host: &mut Host, opcode: NvmOpcode, cdw10: u32, keys: [u64; 2]) -> Status {
+pub fn reserve(host: &mut Host, opcode: NvmOpcode, cdw10: u32, keys: [u64; 2]) -> Status {
     let bytes = keys.map(u64::to_le_bytes);
     host.ram
         .write_all_at(bytes.as_flattened(), AT_KEYS)
@@ -57,16 +57,16 @@ fn reserve(host: &mut Host, opcode: NvmOpcode, cdw10: u32, keys: [u64; 2]) -> St
 }
 
 /// Key 0 to `key`, and with PTPL.
-fn register(host: &mut Host, key: u64) -> Status {
+pub fn register(host: &mut Host, key: u64) -> Status {
     reserve(host, NvmOpcode::RESERVATION_REGISTER, 3 << 30, [0, key])
 }
 
 /// Key 0 to `key`.
-fn register_key(host: &mut Host, key: u64) -> Status {
+pub fn register_key(host: &mut Host, key: u64) -> Status {
     reserve(host, NvmOpcode::RESERVATION_REGISTER, 0, [0, key])
 }
 
-fn write(host: &mut Host, byte: u8) -> Status {
+pub fn write(host: &mut Host, byte: u8) -> Status {
     host.write_with(1, 0, &[byte; 4096], false).without_flags()
 }
 
@@ -228,36 +228,6 @@ fn reservation_fence_holds_across_connections() {
     daemon.end();
 }
 
-/// The keeper makes no difference: the disk ends with its process, and fenced hosts are fenced in
-/// the next one.
-#[test]
-fn subsystem_disks_end_with_their_process() {
-    let test_dir = TestDir::new();
-    let disk = test_dir.disk("disk.raw", 1 << 20);
-    let file = config(&test_dir, &disk);
-    let daemon = crate::keeper::start(
-        &test_dir,
-        &["serve", "--config", &file, "--keeper", "process"],
-    );
-    let (mut a, mut b) = up(&test_dir);
-    eventually("it is said", || {
-        daemon.count("will not outlive its process: it is in a subsystem") == 2
-    });
-    assert_eq!(register(&mut a, 0xa), Status::SUCCESS);
-    let held = reserve(&mut a, NvmOpcode::RESERVATION_ACQUIRE, 1 << 8, [0xa, 0]);
-    assert_eq!(held, Status::SUCCESS);
-    assert_eq!(write(&mut b, 1), Status::RESERVATION_CONFLICT);
-    assert_eq!(write(&mut a, 1), Status::SUCCESS);
-    crate::keeper::kill_serving(&daemon);
-    drop((a, b));
-    eventually("the next one serves", || daemon.count("listening") >= 4);
-    let (mut a, mut b) = up(&test_dir);
-    assert_eq!(write(&mut b, 2), Status::RESERVATION_CONFLICT);
-    assert_eq!(write(&mut a, 2), Status::SUCCESS);
-    drop((a, b));
-    daemon.end();
-}
-
 #[test]
 fn subsystem_disks_cannot_change_under_daemon() {
     let test_dir = TestDir::new();
@@ -302,7 +272,7 @@ fn subsystem_disks_cannot_change_under_daemon() {
 }
 
 /// Runs `vnvme` with these words: returns its output, or its error.
-fn vnvme(control: &str, words: &[&str]) -> Result<String, String> {
+pub fn vnvme(control: &str, words: &[&str]) -> Result<String, String> {
     let output = Program::new(env!("CARGO_BIN_EXE_vnvme"))
         .args(words)
         .env("VNVME_CONTROL", control)

@@ -188,11 +188,7 @@ impl Host {
         let io = Io::new(IoOptions::default());
         let state = StateMemory::create(state_layout(&config)).unwrap();
         let page = DoorbellPage::new().unwrap();
-        // One of a subsystem ends with its process.
-        let made = match config.subsystem {
-            Some(_) => Controller::with_page(3, config, namespaces, &io, page),
-            None => Controller::with_state(3, config, namespaces, &io, page, state.clone()),
-        };
+        let made = Controller::with_state(3, config, namespaces, &io, page, state.clone());
         let mut c = made.unwrap();
         let low = Memory::anonymous(LOW_SIZE as usize).unwrap();
         let high = Memory::anonymous(HIGH_SIZE as usize).unwrap();
@@ -297,6 +293,11 @@ impl Host {
     }
 
     fn restore(&mut self) {
+        self.restore_as(self.c.config().clone());
+    }
+
+    /// Continues with the next process, whose controller has this configuration.
+    pub fn restore_as(&mut self, config: ControllerConfig) {
         let io = Io::new(IoOptions::default());
         let mut kept = self.keeper();
         let mut namespaces: Vec<NamespaceConfig> = self.c.namespaces().cloned().collect();
@@ -310,7 +311,7 @@ impl Host {
         }
         let (c, recovery) = Controller::restore(
             3,
-            self.c.config().clone(),
+            config,
             namespaces,
             &io,
             DoorbellPage::from_fd(again(self.c.doorbell_page().as_fd())).unwrap(),
@@ -326,7 +327,7 @@ impl Host {
     }
 
     /// The next process has told the host of everything that it has not consumed.
-    fn told(&mut self) {
+    pub fn told(&mut self) {
         if self.command_register() & command::BUS_MASTER == 0 || !self.csts().rdy() {
             return;
         }
@@ -600,7 +601,8 @@ impl Host {
         self.outliving(Host::round_once)
     }
 
-    fn round_once(&mut self) -> bool {
+    /// A round of a process that does not outlive a crash point.
+    pub fn round_once(&mut self) -> bool {
         let Host { c, io, .. } = self;
         let mut worked = io.poll(&mut |completion| c.complete(completion)) > 0;
         if self.c.config().pool.is_some() {

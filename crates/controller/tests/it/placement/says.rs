@@ -6,6 +6,7 @@ use controller::{Controller, ControllerConfig, PlacementState};
 use nvme::identify::{IdentifyController, IdentifyNamespace, IndependentNamespace};
 use nvme::log::{EnduranceGroup, FdpConfiguration, FdpConfigurations, Lid};
 use nvme::{AdminOpcode, Status};
+use reservations::Reservations;
 use std::sync::Arc;
 use volume::{Io, IoOptions};
 use zerocopy::FromBytes;
@@ -195,7 +196,7 @@ fn unsupported_placement_configuration_is_refused() {
     let namespace = with_handles(ns(1, mem(BYTES), 512), state());
     assert!(made(workers, namespace).is_ok());
     let subsystem = controller::Subsystem::new();
-    subsystem.add_namespace(1, Default::default(), None);
+    subsystem.add_namespace(1, Reservations::default(), None);
     let host = reservations::HostId::extended([1; 16]);
     let shared = ControllerConfig {
         subsystem: Some(controller::InSubsystem { subsystem, host }),

@@ -2,13 +2,12 @@
 
 use crate::common::*;
 use crate::reservations::world::*;
-use controller::{ConfigError, Controller, ControllerConfig, DoorbellPage, InSubsystem, Subsystem};
+use controller::{ConfigError, Controller, ControllerConfig, InSubsystem, Subsystem};
 use nvme::cmd::reservation::{Racqa, Rrela, Rtype};
 use nvme::feature::Fid;
 use nvme::identify::IdentifyController;
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use reservations::{HostId, Reservations};
-use state_memory::StateMemory;
 use volume::{Io, IoOptions};
 use zerocopy::FromBytes;
 
@@ -170,17 +169,6 @@ fn invalid_reservation_configuration_is_refused() {
     drop(first);
     assert!(subsystem.controllers().is_empty());
     let again = config(&subsystem, 1, 2);
-    let state = StateMemory::create(controller::state_layout(&again)).unwrap();
-    let page = DoorbellPage::new().unwrap();
-    let kept = Controller::with_state(
-        0,
-        again.clone(),
-        vec![ns(1, mem(1 << 20), 512)],
-        &io,
-        page,
-        state,
-    );
-    assert!(matches!(kept, Err(ConfigError::SharedState)));
     make(again, 1).unwrap();
 }
 

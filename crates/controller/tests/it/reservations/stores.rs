@@ -6,12 +6,12 @@ use controller::{ReservationStore, Saved};
 use nvme::cmd::reservation::{Cptpl, Racqa, RegisterCdw10, Rrega, Rtype};
 use nvme::feature::Fid;
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
-use reservations::Reservations;
+use reservations::{Reservations, StoredReservations};
 use std::sync::{Arc, Mutex};
 
 /// Keeps nothing until the test decides the outcome.
 #[derive(Default)]
-struct Slow(Mutex<Vec<(Reservations, Saved)>>);
+struct Slow(Mutex<Vec<(StoredReservations, Saved)>>);
 
 impl Slow {
     fn waiting(&self) -> usize {
@@ -19,17 +19,17 @@ impl Slow {
     }
 
     fn answer(&self, kept: bool) -> Reservations {
-        let (state, done) = self.0.lock().unwrap().remove(0);
+        let (stored, done) = self.0.lock().unwrap().remove(0);
         done(kept);
-        state
+        stored.state
     }
 }
 
 struct To(Arc<Slow>);
 
 impl ReservationStore for To {
-    fn save(&self, state: Reservations, done: Saved) {
-        self.0.0.lock().unwrap().push((state, done));
+    fn save(&self, stored: StoredReservations, done: Saved) {
+        self.0.0.lock().unwrap().push((stored, done));
     }
 }
 
