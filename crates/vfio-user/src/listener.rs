@@ -35,6 +35,21 @@ pub enum ListenError {
     /// The path does not fit into a socket's address (unix(7)).
     #[error("{}: too long: the path of a socket has at most 107 bytes", .0.display())]
     TooLong(PathBuf),
+    /// The folder of the path does not exist.
+    #[error("{}: the folder {} does not exist; make it with: mkdir -p {}", .path.display(), folder(.path), folder(.path))]
+    NoFolder {
+        /// The path of the socket.
+        path: PathBuf,
+    },
+    /// The process has no permission to create files in the folder of the path.
+    #[error(
+        "{}: permission denied in the folder {}; run as a user who may write to it, or choose \
+         another path", .path.display(), folder(.path)
+    )]
+    NoPermission {
+        /// The path of the socket.
+        path: PathBuf,
+    },
     /// The existing file is not a socket, and is left alone.
     #[error("{}: exists and is not a socket", .0.display())]
     NotASocket(PathBuf),
@@ -75,6 +90,11 @@ pub enum ListenError {
         #[source]
         errno: Errno,
     },
+}
+
+/// Returns the folder of a path, for messages.
+fn folder(path: &Path) -> std::path::Display<'_> {
+    path.parent().unwrap_or(path).display()
 }
 
 /// A listening Unix socket. By default only its owner may connect. Its file is removed when it is

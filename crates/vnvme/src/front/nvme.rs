@@ -16,6 +16,7 @@ use driver::NvmeVolume;
 use probes::LogLimit;
 use receive::{AcceptedDescriptors, Intake, Receiver};
 use rustix::io::Errno;
+use rustix::net::UCred;
 use std::convert::Infallible;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -209,6 +210,11 @@ impl NvmeFront {
     pub fn has_client(&mut self) -> bool {
         self.close_if_gone();
         self.connection.is_some()
+    }
+
+    /// Returns process and user of the client at the time of its connect.
+    pub fn client(&self) -> Option<UCred> {
+        self.connection.as_ref()?.peer().ok()
     }
 
     /// Stops listening, and disconnects the client.
