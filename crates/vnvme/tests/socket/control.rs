@@ -585,7 +585,13 @@ fn user_without_runtime_folder_is_told_of_control_option() {
     let everyone = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     std::fs::set_permissions(test_dir.path(""), everyone).unwrap();
     let socket = text(&test_dir.socket());
-    let daemon = Daemon::spawn_as(65534, &program, &["serve", "-s", &socket, "mem://1M"]);
+    // A process of a test has no control socket, unless the variable is empty.
+    let script = "unset XDG_RUNTIME_DIR RUNTIME_DIRECTORY; VNVME_CONTROL= exec \"$0\" \"$@\"";
+    let program = text(&program);
+    let args = ["serve", "--keeper", "off", "-s", &socket, "mem://1M"];
+    let shell = std::path::Path::new("/bin/sh");
+    let all = [&["-c", script, &program], &args[..]].concat();
+    let daemon = Daemon::spawn_as(65534, shell, &all);
     let line = daemon.wait_log(|line| line.contains("no control socket"));
     assert!(
         line.contains("WARN") && line.contains("--control PATH"),

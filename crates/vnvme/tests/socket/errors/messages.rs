@@ -574,12 +574,6 @@ pub const MISTAKES: &[Mistake] = &[
         "vnvme: mem:4G: no such file; did you mean mem://4G?",
     ),
     Mistake(
-        "-s s mem://1M --serial \u{a0}x",
-        "",
-        1,
-        "vnvme: serial \"\u{a0}x\": at most 20 printable ASCII characters are allowed",
-    ),
-    Mistake(
         "-s s disk.raw?format=qcow3",
         "",
         1,
