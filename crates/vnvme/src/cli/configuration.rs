@@ -2,7 +2,7 @@
 
 use super::target::DaemonTarget;
 use crate::config;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use control::api::Plan;
 use output::outln;
@@ -35,8 +35,15 @@ impl ApplyArgs {
 /// Reads and validates a configuration file or folder; errors name files and lines.
 fn read(path: &Path) -> Result<Map<String, Value>> {
     config::read(path)?;
+    let files = config::files(path)?;
+    // An empty configuration would remove all disks.
+    ensure!(
+        !files.is_empty(),
+        "{}: the folder has no file *.toml",
+        path.display()
+    );
     let mut all = toml::Table::new();
-    for file in config::files(path)? {
+    for file in files {
         let name = || file.display().to_string();
         let text = std::fs::read_to_string(&file).with_context(name)?;
         let table: toml::Table = text.parse().with_context(name)?;

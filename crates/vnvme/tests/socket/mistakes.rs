@@ -112,7 +112,7 @@ fn mistakes_are_explained_once() {
     serve(
         &["mem://1M", "--control", "/none/ctl"],
         1,
-        &["/none", "directory"],
+        &["the folder /none does not exist"],
     );
     serve(
         &["mem://1M", "--workers", "0"],
