@@ -30,7 +30,9 @@ const ENDING: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// Another server is listening there.
-    #[error("{}: another server is listening there", .0.display())]
+    #[error(
+        "{}: another server is listening there; stop it, or choose another path", .0.display()
+    )]
     InUse(PathBuf),
     /// The path does not fit into a socket's address (unix(7)).
     #[error("{}: too long: the path of a socket has at most 107 bytes", .0.display())]
@@ -51,7 +53,7 @@ pub enum ListenError {
         path: PathBuf,
     },
     /// The existing file is not a socket, and is left alone.
-    #[error("{}: exists and is not a socket", .0.display())]
+    #[error("{}: exists and is not a socket; choose another path for the socket", .0.display())]
     NotASocket(PathBuf),
     /// Another process of this user holds the lock file under which the socket is created.
     #[error("{}: another process holds this lock", .0.display())]

@@ -33,7 +33,7 @@ impl StatsArgs {
                 ..
             } = &stats;
             if controllers.is_empty() && vhost_user_blk.is_empty() && ublk.is_empty() {
-                bail!("no disk is called \"{name}\"");
+                bail!("no disk is called \"{name}\"; vnvme list shows the names");
             }
         }
         self.target.print(&stats, |stats| Ok(print(stats)?))

@@ -308,7 +308,7 @@ impl DiskTable {
                     "{there}, and is not served ({}): vnvme remove {name} forgets it",
                     failed.why
                 ),
-                (None, None) => there,
+                (None, None) => format!("{there}; choose another name, or remove that disk first"),
             }));
         }
         let alone = DiskSpec::specs(std::iter::once(&spec));
@@ -388,7 +388,9 @@ fn is_same(entry: &DiskRecord, failed: &Arc<DiskFailure>) -> bool {
 }
 
 fn unknown(name: &str) -> Error {
-    Error::not_found(format!("no disk is called \"{name}\""))
+    Error::not_found(format!(
+        "no disk is called \"{name}\"; vnvme list shows the names"
+    ))
 }
 
 /// A name that was taken; it is free again unless [`ReservedName::serve`] is called.

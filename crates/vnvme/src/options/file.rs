@@ -95,7 +95,16 @@ impl<'de, S: Spec> Visitor<'de> for Table<S> {
             .chain(S::NESTED.iter().copied())
             .find(|(key, required)| *required && !seen.contains(key));
         match missing {
-            Some((key, _)) => Err(A::Error::missing_field(key)),
+            Some((key, _)) => {
+                let example = match key {
+                    "namespace" => "[{ volume = \"disk.raw\" }]",
+                    _ => "...",
+                };
+                Err(A::Error::custom(format_args!(
+                    "missing field `{key}`; add {key} = {example} to the table {}",
+                    S::TABLE
+                )))
+            }
             None => Ok(spec),
         }
     }

@@ -177,7 +177,10 @@ fn mistakes_are_reported_and_leave_nothing() {
         (("socket", json!(of("folder"))), "not a socket"),
         (("socket", json!(of("a.sock"))), "there already"),
         (("socket", json!(of("control"))), "given twice"),
-        (("socket", json!(of("no/x.sock"))), "does not exist; make it"),
+        (
+            ("socket", json!(of("no/x.sock"))),
+            "does not exist; make it",
+        ),
         (("socket", json!(of(&long[..200]))), "too long"),
         (("socket", json!(of("a\nb.sock"))), "control character"),
         (("namespace", json!([])), "no volume"),

@@ -151,7 +151,7 @@ pub const MISTAKES: &[Mistake] = &[
         "-s disk.raw mem://1M",
         "",
         1,
-        "vnvme: disk.raw: exists and is not a socket",
+        "vnvme: disk.raw: exists and is not a socket; choose another path for the socket",
     ),
     Mistake("", "", 2, "vnvme: nothing to serve. Name"),
     // Volumes.
@@ -643,16 +643,34 @@ pub const COMMANDS: &[&str] = &[
 /// Requests that a daemon refuses, and their messages; the exit status is 1. DIR is the folder that
 /// it may open files in.
 pub const REFUSED: &[(&str, &str)] = &[
-    ("show x", "vnvme: no disk is called \"x\""),
-    ("show A", "vnvme: no disk is called \"A\""),
-    ("remove x", "vnvme: no disk is called \"x\""),
-    ("limits x --iops 5", "vnvme: no disk is called \"x\""),
-    ("path x --set direct", "vnvme: no disk is called \"x\""),
+    (
+        "show x",
+        "vnvme: no disk is called \"x\"; vnvme list shows the names",
+    ),
+    (
+        "show A",
+        "vnvme: no disk is called \"A\"; vnvme list shows the names",
+    ),
+    (
+        "remove x",
+        "vnvme: no disk is called \"x\"; vnvme list shows the names",
+    ),
+    (
+        "limits x --iops 5",
+        "vnvme: no disk is called \"x\"; vnvme list shows the names",
+    ),
+    (
+        "path x --set direct",
+        "vnvme: no disk is called \"x\"; vnvme list shows the names",
+    ),
     (
         "suspend x",
         "vnvme: this process drives no device: only nvme:// and vfio-user:// volumes do",
     ),
-    ("attach x mem://1M", "vnvme: no disk is called \"x\""),
+    (
+        "attach x mem://1M",
+        "vnvme: no disk is called \"x\"; vnvme list shows the names",
+    ),
     (
         "attach b mem://1M",
         "vnvme: \"b\" is no controller: only controllers have namespaces that come and go",
@@ -691,7 +709,10 @@ pub const REFUSED: &[(&str, &str)] = &[
          `protection-first`, `storage-tag`, `storage-tag-mask`, `format-file`, \
          `ana-group`, `ana-state`",
     ),
-    ("detach a 7", "vnvme: \"a\" has no namespace 7"),
+    (
+        "detach a 7",
+        "vnvme: \"a\" has no namespace 7; vnvme show a lists its namespaces",
+    ),
     (
         "detach b 1",
         "vnvme: \"b\" is no controller: only controllers have namespaces that come and go",
@@ -700,7 +721,10 @@ pub const REFUSED: &[(&str, &str)] = &[
         "resize a 2M",
         "vnvme: namespace 1: its size cannot be changed: only whole files can be resized",
     ),
-    ("resize a 2M --nsid 5", "vnvme: \"a\" has no namespace 5"),
+    (
+        "resize a 2M --nsid 5",
+        "vnvme: \"a\" has no namespace 5; vnvme show a lists its namespaces",
+    ),
     (
         "resize f 1000",
         "vnvme: namespace 1: DIR/disk.raw: size of 1000 bytes is not a multiple of 512 bytes; \
@@ -708,7 +732,7 @@ pub const REFUSED: &[(&str, &str)] = &[
     ),
     (
         "add controller socket=DIR/a.sock mem://1M",
-        "vnvme: a disk \"a\" is there already",
+        "vnvme: a disk \"a\" is there already; choose another name, or remove that disk first",
     ),
     (
         "add controller socket=DIR/none/q.sock mem://1M",
@@ -722,7 +746,7 @@ pub const REFUSED: &[(&str, &str)] = &[
     ),
     (
         "add controller socket=DIR/disk.raw mem://1M",
-        "vnvme: DIR/disk.raw: exists and is not a socket",
+        "vnvme: DIR/disk.raw: exists and is not a socket; choose another path for the socket",
     ),
     (
         "add controller socket=DIR/q.sock io-queues=199 mem://1M",
