@@ -3,9 +3,9 @@
 #![allow(clippy::indexing_slicing, clippy::panic)]
 
 use control::api::{
-    AnaChange, AnaStatus, DeviceState, DeviceStatus, Disk, DiskKind, ErrorAction, ErrorChange,
-    EventKind, LimitChange, Namespace, PathChange, PathState, Plan, Stats, VolumeErrors,
-    VolumeLimits,
+    AnaChange, AnaStatus, DeviceState, DeviceStatus, Disk, DiskKind, DiskState, ErrorAction,
+    ErrorChange, EventKind, LimitChange, Namespace, PathChange, PathState, Plan, Stats,
+    VolumeErrors, VolumeLimits,
 };
 use control::server::{Access, Endpoint, MAX_CLIENTS, MAX_LISTENERS, RunningServer, Server};
 use control::{Client, ClientError, Daemon, Error, EventReceiver, EventSender, Received};
@@ -40,7 +40,10 @@ fn disk(name: &str) -> Disk {
         device: None,
         attached: false,
         not_yet_kept: false,
+        state: DiskState::Free,
         client_pid: None,
+        client: None,
+        serial: None,
         error: None,
         namespaces: Vec::new(),
     }
@@ -108,6 +111,7 @@ impl Daemon for Fake {
             volume: namespace["volume"].as_str().unwrap().to_owned(),
             bytes: 1,
             block_size: 512,
+            nguid: None,
             read_only: false,
             path: None,
             atomic_unit: None,

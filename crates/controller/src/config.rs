@@ -32,6 +32,8 @@ pub const MAX_QUEUE_ENTRIES: u32 = 4096;
 /// A controller's identity and limits. [`ControllerConfig::default`] is a good disk for a VM.
 #[derive(Clone, Debug)]
 pub struct ControllerConfig {
+    /// Name of the disk in log lines; the serial number when empty.
+    pub name: String,
     /// Model number, up to 40 printable ASCII characters (Identify Controller, MN).
     pub model: String,
     /// Serial number, up to 20 printable ASCII characters (Identify Controller, SN).
@@ -98,6 +100,7 @@ pub struct InSubsystem {
 impl Default for ControllerConfig {
     fn default() -> Self {
         ControllerConfig {
+            name: String::new(),
             model: "vnvme virtual NVMe disk".into(),
             serial: "vnvme0".into(),
             firmware: env!("CARGO_PKG_VERSION").into(),
@@ -168,6 +171,15 @@ pub enum ConfigError {
         value: String,
         /// Maximum length of the field in bytes.
         max: usize,
+    },
+    /// A text field begins with a space. Identify data is left justified (NVMe Base 2.1, 1.4.2),
+    /// and hosts remove or keep such a space as they like.
+    #[error("{field} \"{value}\": begins with a space, which hosts show differently; remove it")]
+    LeadingSpace {
+        /// Name of the field.
+        field: &'static str,
+        /// Value of the field.
+        value: String,
     },
     /// A number is out of range.
     #[error("{field} is {value}: {allowed}")]
@@ -324,14 +336,14 @@ impl From<dma::MapError> for ConfigError {
 }
 
 fn text(field: &'static str, value: &str, max: usize) -> Result<(), ConfigError> {
-    if value.len() <= max && value.bytes().all(|b| (0x20..0x7f).contains(&b)) {
-        return Ok(());
+    let value = value.to_owned();
+    if value.len() > max || !value.bytes().all(|b| (0x20..0x7f).contains(&b)) {
+        return Err(ConfigError::Text { field, value, max });
     }
-    Err(ConfigError::Text {
-        field,
-        value: value.into(),
-        max,
-    })
+    if value.starts_with(' ') {
+        return Err(ConfigError::LeadingSpace { field, value });
+    }
+    Ok(())
 }
 
 fn range(

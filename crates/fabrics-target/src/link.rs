@@ -28,6 +28,19 @@ pub(crate) enum ConnectionEnd {
     Terminated(nvme_tcp::Terminated),
     #[error("{0}")]
     Refused(&'static str),
+    #[error("host {host} asks for the subsystem {asked}, and this is {here}")]
+    OtherSubsystem {
+        host: String,
+        asked: String,
+        here: String,
+    },
+    #[error("host {host} may not connect: its NQN is not in hosts, or has no secret in host-keys")]
+    NotListed { host: String },
+}
+
+/// Returns a name from the network as text for the log, without control characters.
+pub(crate) fn shown(name: &str) -> String {
+    name.escape_debug().to_string()
 }
 
 impl From<nvme_tcp::Violation> for ConnectionEnd {

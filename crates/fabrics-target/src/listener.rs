@@ -4,7 +4,7 @@
 use crate::association::NewAssociation;
 use crate::discovery::Discovery;
 use crate::handshake::{Connected, PendingConnection, Progress, invalid};
-use crate::link::ConnectionEnd;
+use crate::link::{ConnectionEnd, shown};
 use crate::target::Target;
 use nvme::fabrics::{CNTLID_DYNAMIC, DISCOVERY_NQN, status};
 use rustix::io::Errno;
@@ -228,6 +228,7 @@ impl TargetListener {
         });
     }
 
+    /// Handles a connection whose host has sent its Connect command.
     fn connected(&mut self, connected: Box<Connected>, now: Instant) {
         let refuse = |connected: &Connected, why, at: Option<(u16, bool)>, words| {
             let dw0 = at.map_or(0, |(at, in_data)| invalid(at, in_data));
@@ -245,12 +246,18 @@ impl TargetListener {
             };
         }
         if connected.subnqn != self.target.config.nqn {
-            let words = "a host that asks for another subsystem";
-            return refuse(&connected, wrong, Some((256, true)), words);
+            connected.refuse(wrong, invalid(256, true));
+            return self.refused(&ConnectionEnd::OtherSubsystem {
+                host: shown(&connected.hostnqn),
+                asked: shown(&connected.subnqn),
+                here: self.target.config.nqn.clone(),
+            });
         }
         if !self.target.admits(&connected.hostnqn) {
-            let words = "a host that may not connect (its NQN is not listed)";
-            return refuse(&connected, status::CONNECT_INVALID_HOST, None, words);
+            connected.refuse(status::CONNECT_INVALID_HOST, 0);
+            return self.refused(&ConnectionEnd::NotListed {
+                host: shown(&connected.hostnqn),
+            });
         }
         if self.flushing {
             let words = "a host that comes at the end";

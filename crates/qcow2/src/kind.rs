@@ -65,7 +65,8 @@ fn open<X>(url: &mut VolumeUrl<'_>, open: OpenOptions) -> Result<BareVolume<X>, 
     let backing = |text: &str| Ok(PathBuf::from(text));
     let default = Qcow2Options::default();
     let options = Qcow2Options {
-        read_only: url.options.read_only(&open)?,
+        // An image that is open for writing is marked as such in its header.
+        read_only: url.options.read_only(&open)? || open.is_check,
         block_size: open.block_size,
         direct: url
             .options

@@ -104,7 +104,9 @@ impl Settings {
         RbdError::Settings {
             conf: match &self.conf {
                 Some(conf) => conf.display().to_string(),
-                None => "the cluster's configuration".into(),
+                None => {
+                    "the cluster's configuration (/etc/ceph/ceph.conf, or that of conf=PATH)".into()
+                }
             },
             what,
             error,

@@ -30,13 +30,30 @@ const ENDING: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// Another server is listening there.
-    #[error("{}: another server is listening there", .0.display())]
+    #[error(
+        "{}: another server is listening there; stop it, or choose another path", .0.display()
+    )]
     InUse(PathBuf),
     /// The path does not fit into a socket's address (unix(7)).
     #[error("{}: too long: the path of a socket has at most 107 bytes", .0.display())]
     TooLong(PathBuf),
+    /// The folder of the path does not exist.
+    #[error("{}: the folder {} does not exist; make it with: mkdir -p {}", .path.display(), folder(.path), folder(.path))]
+    NoFolder {
+        /// The path of the socket.
+        path: PathBuf,
+    },
+    /// The process has no permission to create files in the folder of the path.
+    #[error(
+        "{}: permission denied in the folder {}; run as a user who may write to it, or choose \
+         another path", .path.display(), folder(.path)
+    )]
+    NoPermission {
+        /// The path of the socket.
+        path: PathBuf,
+    },
     /// The existing file is not a socket, and is left alone.
-    #[error("{}: exists and is not a socket", .0.display())]
+    #[error("{}: exists and is not a socket; choose another path for the socket", .0.display())]
     NotASocket(PathBuf),
     /// Another process of this user holds the lock file under which the socket is created.
     #[error("{}: another process holds this lock", .0.display())]
@@ -75,6 +92,11 @@ pub enum ListenError {
         #[source]
         errno: Errno,
     },
+}
+
+/// Returns the folder of a path, for messages.
+fn folder(path: &Path) -> std::path::Display<'_> {
+    path.parent().unwrap_or(path).display()
 }
 
 /// A listening Unix socket. By default only its owner may connect. Its file is removed when it is

@@ -24,6 +24,9 @@ use crate::listener::ListenError;
 const MAX_ATTEMPTS: u32 = 100;
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
+/// Action of a process that cannot create the lock file.
+const MAKE: &str = "make the lock file";
+
 /// Lock of a socket's path, held until it is dropped.
 #[derive(Debug)]
 pub(crate) struct PathLock {
@@ -48,6 +51,8 @@ impl PathLock {
     /// * [`ListenError::Locked`] when another process of this user holds the lock.
     /// * [`ListenError::ForeignLock`] when the file belongs to another user.
     /// * [`ListenError::NotALock`] when the path is no regular file.
+    /// * [`ListenError::NoFolder`] when the folder does not exist.
+    /// * [`ListenError::NoPermission`] when the process may not write to the folder.
     /// * [`ListenError::System`] when a system call fails.
     pub(crate) fn take(socket: &Path) -> Result<PathLock, ListenError> {
         let mut name = OsString::from(socket);
@@ -55,7 +60,24 @@ impl PathLock {
         let path = PathBuf::from(name);
         let mut busy = Busy::Held;
         for _ in 0..MAX_ATTEMPTS {
-            match try_lock(&path)? {
+            let path_of_socket = || socket.to_owned();
+            let locked = try_lock(&path).map_err(|error| match error {
+                ListenError::System {
+                    errno: Errno::NOENT,
+                    ..
+                } => ListenError::NoFolder {
+                    path: path_of_socket(),
+                },
+                ListenError::System {
+                    errno: Errno::ACCESS,
+                    action: MAKE,
+                    ..
+                } => ListenError::NoPermission {
+                    path: path_of_socket(),
+                },
+                error => error,
+            });
+            match locked? {
                 Ok(file) => return Ok(PathLock { path, _file: file }),
                 Err(why) => busy = why,
             }
@@ -96,10 +118,10 @@ fn try_lock(path: &Path) -> Result<Result<OwnedFd, Busy>, ListenError> {
         Err(errno @ (Errno::ACCESS | Errno::PERM)) => {
             return match statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(stat) if !is_ours(&stat) => Ok(Err(Busy::Foreign(stat.st_uid))),
-                _ => Err(failed("make the lock file")(errno)),
+                _ => Err(failed(MAKE)(errno)),
             };
         }
-        Err(errno) => return Err(failed("make the lock file")(errno)),
+        Err(errno) => return Err(failed(MAKE)(errno)),
     };
     let stat = fstat(&file).map_err(failed("examine the lock file"))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {

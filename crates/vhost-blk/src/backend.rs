@@ -10,6 +10,8 @@ use dma::MemoryLimits;
 use receive::{AcceptedDescriptors, Intake, Receiver};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
+use rustix::net::UCred;
+use rustix::net::sockopt::socket_peercred;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -260,6 +262,12 @@ impl Backend {
                 log.line(|left_out| tracing::error!(%error, left_out, "epoll"));
             }
         }
+    }
+
+    /// Returns process, user and group of the front-end at the time of its connect.
+    pub fn peer(&self) -> Option<UCred> {
+        let session = self.session.as_ref()?;
+        socket_peercred(session.fd()).ok()
     }
 
     /// Ends the connection.

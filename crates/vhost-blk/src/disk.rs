@@ -121,6 +121,12 @@ impl Disk {
                 options.serial
             ));
         }
+        if options.serial.starts_with(' ') {
+            return wrong(format!(
+                "the serial \"{}\" begins with a space, which guests show differently; remove it",
+                options.serial
+            ));
+        }
         let mut id = [0; ID_BYTES];
         for (to, from) in id.iter_mut().zip(options.serial.bytes()) {
             *to = from;

@@ -400,7 +400,11 @@ fn check_fields(spec: &ControllerSpec) -> Result<()> {
 fn checked(checked: Result<(), ConfigError>, origin: &Origin) -> Result<()> {
     match checked {
         Ok(()) => Ok(()),
-        Err(error @ (ConfigError::Text { field, .. } | ConfigError::Range { field, .. })) => {
+        Err(
+            error @ (ConfigError::Text { field, .. }
+            | ConfigError::LeadingSpace { field, .. }
+            | ConfigError::Range { field, .. }),
+        ) => {
             let key = field.replace('_', "-");
             let why = error.to_string().replacen(field, &key, 1);
             Err(origin.error(&key, why))

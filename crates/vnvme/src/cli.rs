@@ -135,7 +135,7 @@ enum Command {
     Events(EventsArgs),
     /// Print the shell's completion script for commands, options and names of running disks
     Completion(CompletionArgs),
-    /// Show identity and health of an NVMe device
+    /// Show identity and health of an NVMe device, or the properties of another volume
     Info(info::InfoArgs),
     /// Load a disk and measure it, with fio's options
     #[command(after_long_help = bench::HELP)]
@@ -262,6 +262,7 @@ impl Args for ServeArgs {
 
 /// Installs the logger on standard error.
 pub fn init_logging(filter: Filter, format: LogFormat) {
+    log_format::set(format);
     // With internal error reports, a line that cannot be written (the pipe's reader or the terminal
     // has closed it) is a panic of its thread.
     let lines = tracing_subscriber::fmt::layer().log_internal_errors(false);
@@ -272,7 +273,6 @@ pub fn init_logging(filter: Filter, format: LogFormat) {
         }
         LogFormat::Json => lines.json().with_writer(|| LogLines).boxed(),
         LogFormat::Journal => {
-            log_format::write_to_journal();
             let lines = lines.with_ansi(false).without_time().with_level(false);
             lines.with_writer(JournalLines).boxed()
         }

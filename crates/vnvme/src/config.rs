@@ -12,12 +12,9 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// It cannot be read, or is no configuration.
 pub fn read(path: &Path) -> Result<Specs> {
-    if !path.is_dir() {
-        return read_file(path);
-    }
     let mut specs = Specs::default();
     let mut process: Option<PathBuf> = None;
-    for file in fragments(path)? {
+    for file in files(path)? {
         let mut one = read_file(&file)?;
         specs.controllers.append(&mut one.controllers);
         specs.vhost_user_blk.append(&mut one.vhost_user_blk);
@@ -37,6 +34,18 @@ pub fn read(path: &Path) -> Result<Specs> {
         process = Some(file);
     }
     Ok(specs)
+}
+
+/// Returns the files of a configuration: the file itself, or the fragments of a folder.
+///
+/// # Errors
+/// The folder cannot be read, or a fragment is no file.
+pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
+    if path.is_dir() {
+        fragments(path)
+    } else {
+        Ok(vec![path.to_owned()])
+    }
 }
 
 /// The fragments of a folder. Hidden files are none: editors leave such.

@@ -135,8 +135,15 @@ impl From<&Discovered> for DiscoveryReport {
 }
 
 impl DiscoveryReport {
-    fn table(&self) -> TextTable<5> {
-        let columns = ["TYPE", "TRANSPORT", "ADDRESS", "SECURITY", "SUBSYSTEM"];
+    fn table(&self) -> TextTable<6> {
+        let columns = [
+            "TYPE",
+            "TRANSPORT",
+            "ADDRESS",
+            "SECURITY",
+            "SUBSYSTEM",
+            "VOLUME",
+        ];
         let mut table = TextTable::new(columns.map(Column::Left));
         for record in &self.records {
             let address = match record.service.as_str() {
@@ -150,6 +157,11 @@ impl DiscoveryReport {
                 address,
                 record.security.clone(),
                 record.subnqn.clone(),
+                // Namespace 1 is an example: a discovery controller does not know the namespaces.
+                record
+                    .url
+                    .as_ref()
+                    .map_or_else(|| "-".to_owned(), |url| format!("{url}/1")),
             ]);
         }
         table
@@ -182,6 +194,11 @@ mod tests {
         assert!(
             json.contains(r"nvme+tcp://[fe80::1]:4420/nqn.x:%1b%5b2J"),
             "{json}"
+        );
+        let table = report.table().lines().join("\n");
+        assert!(
+            table.contains("nvme+tcp://[fe80::1]:4420/nqn.x:%1b%5b2J/1"),
+            "{table}"
         );
         assert!(report.records[0].secure_channel_required);
         assert_eq!(report.records[0].kind, "nvme subsystem");

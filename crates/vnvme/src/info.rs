@@ -1,5 +1,8 @@
-//! `vnvme info`: prints a device's identification and health.
+//! `vnvme info`: prints a device's identification and health, or a volume's properties.
 
+use crate::cli::table::size;
+use crate::devices::DeviceRegistry;
+use crate::open;
 use anyhow::{Context, Result};
 use clap::Args;
 use driver::{Device, Namespace};
@@ -7,6 +10,7 @@ use nvme::identify::IdentifyController;
 use nvme::log::Smart;
 use output::{OutputError, outln};
 use serde::Serialize;
+use volume::OpenOptions;
 
 /// Options of `vnvme info`.
 #[derive(Args)]
@@ -21,7 +25,7 @@ pub struct InfoArgs {
 
 fn url_help() -> String {
     let [pci, socket] = [driver::NVME, driver::VFIO_USER].map(|scheme| scheme.example);
-    format!("{pci} or {socket}, with or without a namespace")
+    format!("device, {pci} or {socket}, with or without a namespace; or path or URL of a volume")
 }
 
 #[derive(Serialize)]
@@ -88,8 +92,12 @@ struct Health {
 }
 
 impl InfoArgs {
-    /// Queries the device and prints its properties.
+    /// Queries the device or volume and prints its properties.
     pub fn run(self) -> Result<()> {
+        let scheme = self.url.split_once("://").map_or("", |(scheme, _)| scheme);
+        if ![driver::NVME.name, driver::VFIO_USER.name].contains(&scheme) {
+            return self.volume();
+        }
         let target = driver::DeviceTarget::parse(&self.url)?;
         let device = target.open()?;
         let info = Info::of(target.name(), &device);
@@ -102,6 +110,54 @@ impl InfoArgs {
         }
         Ok(())
     }
+}
+
+impl InfoArgs {
+    /// Prints the properties of a volume, which another process may have open.
+    fn volume(&self) -> Result<()> {
+        let options = OpenOptions {
+            read_only: true,
+            is_check: true,
+            ..OpenOptions::default()
+        };
+        let opened = open::kinds(DeviceRegistry::default()).open(&self.url, options)?;
+        let info = opened.volume.info();
+        let shown = VolumeInfo {
+            url: self.url.clone(),
+            bytes: info.size,
+            block_size: info.block_size.max(512),
+            optimal_io: info.optimal_io,
+            deallocate_granularity: info.deallocate_granularity,
+            description: info.description,
+        };
+        if self.json {
+            outln!("{}", serde_json::to_string_pretty(&shown)?);
+            return Ok(());
+        }
+        outln!("{}", shown.url);
+        outln!("  {}", shown.description);
+        outln!(
+            "  {} ({} bytes), blocks of {} bytes, best I/O in units of {}",
+            size(shown.bytes),
+            shown.bytes,
+            shown.block_size,
+            size(shown.optimal_io.into())
+        );
+        Ok(())
+    }
+}
+
+/// Properties of a volume.
+#[derive(Serialize)]
+struct VolumeInfo {
+    url: String,
+    bytes: u64,
+    /// Smallest block of a namespace on the volume.
+    block_size: u32,
+    optimal_io: u32,
+    deallocate_granularity: u32,
+    /// Kind of the volume and how it was opened.
+    description: String,
 }
 
 fn hex(bytes: &[u8]) -> String {

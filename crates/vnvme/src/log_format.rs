@@ -2,10 +2,14 @@
 
 use clap::ValueEnum;
 use rustix::fs::fstat;
+use serde_json::json;
+use std::fmt::Arguments;
 use std::io::{self, IsTerminal, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
 use tracing::{Level, Metadata};
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 use crate::stderr::LogLines;
 
@@ -42,22 +46,32 @@ fn is_standard_error(stream: &str) -> bool {
     stream == format!("{}:{}", stat.st_dev, stat.st_ino)
 }
 
-/// Standard error is connected to the journal, so the process's last message needs a level prefix,
-/// too.
-static TO_JOURNAL: AtomicBool = AtomicBool::new(false);
+/// Format of the process's last message, which is no log line.
+static FORMAT: OnceLock<LogFormat> = OnceLock::new();
 
-/// Prefix of the last message of the process (see [`crate::stderr::say`]).
-pub fn prefix_of_errors() -> &'static str {
-    if TO_JOURNAL.load(Ordering::Relaxed) {
-        prefix(Level::ERROR)
-    } else {
-        ""
+/// Returns the last message of the process (see [`crate::stderr::say`]) in the format of the log.
+pub fn last_line(words: Arguments<'_>) -> String {
+    match FORMAT.get() {
+        None | Some(LogFormat::Text) => format!("vnvme: {words}\n"),
+        Some(LogFormat::Journal) => format!("{}vnvme: {words}\n", prefix(Level::ERROR)),
+        Some(LogFormat::Json) => {
+            let mut timestamp = String::new();
+            // The time is left out if it cannot be written.
+            let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+            let line = json!({
+                "timestamp": timestamp,
+                "level": "ERROR",
+                "fields": { "message": words.to_string() },
+                "target": "vnvme",
+            });
+            format!("{line}\n")
+        }
     }
 }
 
-/// Records that standard error is connected to the journal.
-pub fn write_to_journal() {
-    TO_JOURNAL.store(true, Ordering::Relaxed);
+/// Sets the format of the process's last message.
+pub fn set(format: LogFormat) {
+    let _ = FORMAT.set(format);
 }
 
 /// Returns the journal's prefix for a level (sd-daemon(3)).

@@ -13,6 +13,7 @@ mod balance;
 mod bench;
 mod bind;
 mod check;
+mod check_files;
 mod cli;
 mod config;
 mod confine;

@@ -218,6 +218,7 @@ impl Opener {
                 previous: self.previous,
                 memory: place.memory.clone(),
                 raw,
+                is_check: false,
             };
             self.kinds.open(url, options)
         };

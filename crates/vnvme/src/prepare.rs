@@ -232,7 +232,7 @@ impl ReadyController {
 }
 
 /// Reads the content of the disk's Boot Partitions, if it has any.
-fn boot_image(spec: &ControllerSpec) -> Result<Option<BootImage>> {
+pub fn boot_image(spec: &ControllerSpec) -> Result<Option<BootImage>> {
     let read = |path: &PathBuf| {
         let what = || format!("boot partition {}", path.display());
         // A pipe would keep everybody waiting.

@@ -182,6 +182,24 @@ fn anchor(heading: &str) -> String {
     kept.collect()
 }
 
+/// The first questions of an operator come before features that few need.
+#[test]
+fn readme_has_maturity_duration_backup_and_limits_first() {
+    let text = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let at = |words: &str| text.find(words).unwrap_or_else(|| panic!("{words}"));
+    let order = [
+        "**Maturity.**",
+        "make demo\n",
+        "takes about ten minutes",
+        "| backup |",
+        "| limits |",
+        "FDP, ANA",
+    ];
+    let places = order.map(at);
+    assert!(places.is_sorted(), "{places:?}");
+    assert!(text.split_whitespace().count() <= 700);
+}
+
 #[test]
 fn documented_links_exist() {
     let mut count = 0;

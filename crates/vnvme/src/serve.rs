@@ -25,9 +25,9 @@ use crate::spec::{MAX_WORKERS, ServeOptions, Specs};
 use crate::ublk::{Disks, OpenDisk};
 use crate::watch::Watch;
 use crate::worker_context::{AddedFrontend, WorkerContext, say_listening};
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use controller::ControllerConfig;
-use rustix::thread::{CpuSet, sched_setaffinity, set_current_timer_slack};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity, set_current_timer_slack};
 use std::collections::BTreeSet;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::os::fd::OwnedFd;
@@ -165,6 +165,50 @@ fn pin(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu);
     sched_setaffinity(None, &set).with_context(|| format!("CPU {cpu}"))
+}
+
+/// Refuses CPUs that this process may not run on. Warns about CPUs that no worker is pinned to.
+fn check_cpus(cpus: &[usize], workers: usize) -> Result<()> {
+    let allowed = sched_getaffinity(None).context("the CPUs of this process")?;
+    let is_allowed = |cpu: usize| cpu < CpuSet::MAX_CPU && allowed.is_set(cpu);
+    if let Some(cpu) = cpus.iter().copied().find(|cpu| !is_allowed(*cpu)) {
+        let all = (0..CpuSet::MAX_CPU).filter(|cpu| is_allowed(*cpu));
+        bail!(
+            "--cpus: CPU {cpu} does not exist, or this process may not use it; it may use {}",
+            ranges(all)
+        );
+    }
+    if cpus.len() > workers {
+        let (used, unused) = cpus.split_at(workers);
+        tracing::warn!(
+            "--cpus: no worker is on CPU {}, since {} and each has one CPU; start {} workers \
+             (--workers), or name {} only",
+            ranges(unused.iter().copied()),
+            match workers {
+                1 => "there is 1 worker".to_owned(),
+                workers => format!("there are {workers} workers"),
+            },
+            cpus.len(),
+            ranges(used.iter().copied()),
+        );
+    }
+    Ok(())
+}
+
+/// Writes ascending numbers as a list of ranges: `0-3,8`.
+fn ranges(numbers: impl Iterator<Item = usize>) -> String {
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for number in numbers {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => ranges.push((number, number)),
+        }
+    }
+    let texts = ranges.iter().map(|(first, last)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    });
+    texts.collect::<Vec<_>>().join(",")
 }
 
 /// Returns the number of workers: not more than front-ends, where queues do not leave their
@@ -332,6 +376,7 @@ fn ensure_unique(name: &str, options: &ServeOptions) -> Result<()> {
 
 /// Serves until a signal asks for the end (see [`StopSignal`]).
 pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
+    keep::name_process();
     let served = serve_all(specs, options);
     if let Err(error) = &served
         && keep::is_replacement()
@@ -384,6 +429,7 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
     };
     keep::expect_disks(specs.controllers.len());
     let workers = workers(specs, &options);
+    check_cpus(&options.cpus, workers)?;
     warn_of_few_cpus(workers, &options.cpus);
     let grows = options.daemon.is_some();
     let room = limit_clients(specs, workers, grows, &mut options.clients);

@@ -691,14 +691,14 @@ pub fn parse_config(path: &Path, text: &str) -> Result<Specs> {
     Ok(specs)
 }
 
+/// Error text for a configuration without disks.
+pub const NO_DISKS: &str = "describes no disk; add a table [[controller]], [[vhost-user-blk]], \
+                            [[nvme-tcp]] or [[ublk]], with a volume (docs/reference.md has the keys)";
+
 /// Reads a configuration that has to name something to serve.
 pub fn read_config(path: &Path) -> Result<Specs> {
     let specs = crate::config::read(path)?;
-    ensure!(
-        !specs.is_empty(),
-        "{}: no [[controller]], no [[vhost-user-blk]], no [[nvme-tcp]] and no [[ublk]]",
-        path.display()
-    );
+    ensure!(!specs.is_empty(), "{}: {NO_DISKS}", path.display());
     Ok(specs)
 }
 

@@ -13,6 +13,7 @@ use dma::MemoryLimits;
 use driver::NvmeVolume;
 use probes::LogLimit;
 use receive::Intake;
+use rustix::net::UCred;
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
@@ -132,6 +133,11 @@ impl VhostBlk {
     /// Returns whether a front-end is connected.
     pub fn has_client(&self) -> bool {
         self.backend.stats().is_connected()
+    }
+
+    /// Returns process and user of the front-end at the time of its connect.
+    pub fn client(&self) -> Option<UCred> {
+        self.backend.peer()
     }
 }
 

@@ -296,6 +296,7 @@ pub fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
     let cloud = spec.cloud.as_ref();
     let model = cloud.map_or(default.model, |cloud| cloud.model().into());
     ControllerConfig {
+        name: spec.any_name(),
         model: spec.model.clone().unwrap_or(model),
         pci: cloud.map_or(default.pci, Cloud::pci),
         cloud: spec.cloud.clone(),
@@ -322,6 +323,7 @@ pub fn config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
 pub fn target_controller(spec: &NvmeTcpSpec, serial: String) -> ControllerConfig {
     let default = ControllerConfig::default();
     ControllerConfig {
+        name: spec.any_name(),
         model: spec.model.clone().unwrap_or(default.model),
         firmware: spec.firmware.clone().unwrap_or(default.firmware),
         serial,

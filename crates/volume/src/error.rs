@@ -331,7 +331,7 @@ pub enum VolumeError {
         source: io::Error,
     },
     /// Memory for the volume or for its requests could not be allocated.
-    #[error("no memory for {what}: {error}")]
+    #[error("no memory for {what}: {error}; choose a smaller size, or free memory of this host")]
     Memory {
         /// Purpose of the memory that could not be allocated.
         what: &'static str,

@@ -89,6 +89,15 @@ impl Load {
         self.wake_ups.add(1);
     }
 
+    /// Adds a nap of an awake worker to its time asleep. It is no sleep that a wake-up ends.
+    pub(crate) fn napped(&self, time: Duration) {
+        let asleep = self.asleep.load(Ordering::Relaxed);
+        if asleep & ASLEEP == 0 {
+            let asleep = asleep.saturating_add(nanoseconds(time)) & !ASLEEP;
+            self.asleep.store(asleep, Ordering::Relaxed);
+        }
+    }
+
     pub(crate) fn set_busy(&self, busy: Duration) {
         self.busy_ns.store(nanoseconds(busy), Ordering::Relaxed);
     }
@@ -281,5 +290,7 @@ mod tests {
         assert_eq!((asleep(600), asleep(640)), (80, 120));
         load.wake_up(at(650));
         assert_eq!((asleep(700), load.wake_ups()), (130, 2));
+        load.napped(Duration::from_micros(70));
+        assert_eq!((asleep(800), load.wake_ups()), (200, 2));
     }
 }

@@ -503,8 +503,12 @@ impl<F: Frontend + 'static> Worker<F> {
     #[cold]
     fn nap(&mut self) -> Result<bool, Error<F::Error>> {
         let before = Instant::now();
+        self.measure(before);
         let ended = self.look(Some(YIELD_TIME))?;
         let now = Instant::now();
+        self.handle
+            .load()
+            .napped(now.saturating_duration_since(before));
         self.pace.napped(before, now);
         self.crowd.slept();
         self.turns.now = now;

@@ -46,6 +46,43 @@ impl std::fmt::Display for DiskKind {
     }
 }
 
+/// State of a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskState {
+    /// The disk is served, and no client is connected.
+    #[default]
+    Free,
+    /// The disk is served, and a client is connected.
+    Attached,
+    /// The disk is not served; `error` has the reason.
+    Unavailable,
+}
+
+impl DiskState {
+    /// Returns the name, which is that in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Free => "free",
+            Self::Attached => "attached",
+            Self::Unavailable => "unavailable",
+        }
+    }
+}
+
+/// Process that is connected to a disk's socket.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DiskClient {
+    /// Process ID at the time of its connect.
+    pub pid: i32,
+    /// User ID at the time of its connect.
+    pub uid: u32,
+    /// Name of the program. The command line looks it up in `/proc`, which the serving process
+    /// cannot read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
+}
+
 /// A disk with its namespaces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Disk {
@@ -65,9 +102,18 @@ pub struct Disk {
     /// If both processes die before that, the client loses the disk.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub not_yet_kept: bool,
+    /// State of the disk.
+    #[serde(default)]
+    pub state: DiskState,
     /// Process ID of the client, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_pid: Option<i32>,
+    /// Client of the disk's Unix socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<DiskClient>,
+    /// Serial number that the guest sees, once the disk has been opened.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serial: Option<String>,
     /// Reason why the disk is unavailable: a volume or a file beside it cannot be opened. The
     /// process retries for as long as it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -87,6 +133,10 @@ pub struct Namespace {
     pub bytes: u64,
     /// Size of a logical block in bytes.
     pub block_size: u32,
+    /// NGUID of the namespace, 32 hexadecimal digits; absent for disks without namespaces and
+    /// where the disk has not been opened yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nguid: Option<String>,
     /// Whether writes are refused.
     pub read_only: bool,
     /// Path of new commands, if the namespace has a direct one.

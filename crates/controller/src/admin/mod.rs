@@ -186,6 +186,7 @@ impl Controller {
 
     #[cold]
     fn timers(&mut self, budget: &mut Budget) -> bool {
+        let _disk = self.in_log();
         let mut worked = self.check_keep_alive();
         worked |= self.check_lba_alert();
         worked |= self.go_on_testing(budget);

@@ -12,6 +12,7 @@ impl Controller {
     /// Changed). Returns whether any size has changed. The sizes have to be updated before by
     /// [`volume::Volume::refresh`], on another thread because it may block.
     pub fn check_sizes(&mut self) -> bool {
+        let _disk = self.in_log();
         let mut changed = false;
         for index in 0..self.engine.namespaces.len() {
             let Some(ns) = self.engine.namespaces.get(index) else {

@@ -138,6 +138,7 @@ impl Controller {
         let Some(attaching) = self.attaching.take() else {
             return;
         };
+        let _disk = self.in_log();
         let index = attaching.index;
         self.attach_refused = self.migration.namespaces_refused() > attaching.refused;
         if self.attach_refused {
@@ -160,6 +161,7 @@ impl Controller {
         let Ok(index) = self.engine.namespace_index(nsid) else {
             return false;
         };
+        let _disk = self.in_log();
         self.migration.set_namespace(index, Namespace::nothing());
         self.order_all(|| Order::Detach(index));
         self.stop_sharing(nsid);

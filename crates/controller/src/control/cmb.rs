@@ -179,6 +179,7 @@ impl Controller {
 
     /// Creates a new file for the next client: the previous client keeps its own mapped.
     pub(super) fn renew_cmb(&mut self) {
+        let _disk = self.in_log();
         let Some(cmb) = &mut self.cmb else {
             return;
         };

@@ -112,6 +112,7 @@ impl Controller {
     }
 
     pub(super) fn write_cc(&mut self, new: Cc) {
+        let _disk = self.in_log();
         let old = std::mem::replace(&mut self.cc, new);
         match (old.en(), new.en()) {
             // The pending reset continues, and the controller is enabled afterwards.
@@ -176,6 +177,7 @@ impl Controller {
             return;
         }
         self.state = LifecycleState::Ready;
+        self.awaits_first_command = true;
         self.csts.set_rdy(true);
         if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
             tracing::info!(
@@ -200,6 +202,7 @@ impl Controller {
 
     /// Sets the controller to the fatal state (CSTS.CFS), which only a reset ends.
     pub(crate) fn fatal(&mut self, why: &str) {
+        let _disk = self.in_log();
         if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
             tracing::warn!(left_out, why, "controller fatal status");
         }
@@ -215,6 +218,7 @@ impl Controller {
         if self.state != LifecycleState::Ready {
             return;
         }
+        let _disk = self.in_log();
         if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
             tracing::error!(left_out, what, "controller failed: a bug of vnvme");
         }
@@ -257,6 +261,7 @@ impl Controller {
     /// Performs an NVM Subsystem Reset, which the host sees as a power cycle and which is valid in
     /// any state. CSTS.NSSRO is set afterwards.
     pub(super) fn subsystem_reset(&mut self) {
+        let _disk = self.in_log();
         if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
             tracing::info!(left_out, "NVM subsystem reset");
         }

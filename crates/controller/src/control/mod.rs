@@ -39,7 +39,10 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
+use tracing::Span;
+use tracing::span::EnteredSpan;
 use volume::{Budget, Io};
+use zerocopy::IntoBytes;
 
 /// Largest memory page size (CAP.MPSMAX): 4 KiB shifted left by this value.
 const MPSMAX: u8 = 4;
@@ -87,7 +90,19 @@ pub struct Controller {
     pub(crate) now: Instant,
     /// Number of faults in guest memory of this process at the last check of the windows.
     faults: u64,
+    /// The host has sent no admin command since it enabled the controller.
+    awaits_first_command: bool,
+    /// Names the disk in log lines.
+    span: Span,
 }
+
+/// Reason of a failure: QEMU passes the file of `memory-backend-memfd,share=off` like a shared one,
+/// but the guest writes to private copies of its pages.
+const NOT_SHARED: &str = "the guest's first command is all zeroes, so its RAM is not shared with \
+                          this process; start QEMU with: -object \
+                          memory-backend-memfd,id=mem,size=...,share=on -machine \
+                          memory-backend=mem (share=off is the usual mistake); Cloud Hypervisor: \
+                          --memory size=...,shared=on";
 
 /// Memory of a controller's doorbells, shared with its client. Clones refer to the same memory,
 /// which is unmapped when the last one is dropped.
@@ -226,6 +241,11 @@ impl Controller {
         let vectors = config.io_queues + 1;
         let marks = MarkingState::default();
         let offer = config.offer();
+        let name = match &*config.name {
+            "" => &config.serial,
+            name => name,
+        };
+        let span = tracing::error_span!(parent: None, "disk", %name);
         let template = EngineConfig {
             id,
             share: 0,
@@ -240,6 +260,7 @@ impl Controller {
             state,
             offer,
             marks: marks.table.clone(),
+            span: span.clone(),
         };
         if let Some(sharing) = &sharing {
             sharing.share_marks(&marks.table);
@@ -285,6 +306,8 @@ impl Controller {
             attach_refused: false,
             now: Instant::now(),
             faults: dma::sigbus::faults(),
+            awaits_first_command: false,
+            span,
         };
         controller.apply_features();
         controller.set_gates();
@@ -512,9 +535,23 @@ impl Controller {
         worked || !self.engine.events.is_empty()
     }
 
+    /// Makes log lines name the disk until the result is dropped. Not for every command: this
+    /// allocates nothing, but takes a lock of the log's.
+    pub(crate) fn in_log(&self) -> EnteredSpan {
+        self.span.clone().entered()
+    }
+
     fn event(&mut self, event: Event) {
+        let _disk = self.in_log();
         match event {
-            Event::Admin(command) => self.admin_or_hold(&command),
+            Event::Admin(command) => {
+                let is_first = std::mem::take(&mut self.awaits_first_command);
+                // A host's first command is no Delete I/O Submission Queue of queue 0.
+                if is_first && command.as_bytes().iter().all(|byte| *byte == 0) {
+                    return self.fatal(NOT_SHARED);
+                }
+                self.admin_or_hold(&command);
+            }
             Event::SqDrained(qid) => self.sq_deleted(qid),
             Event::AbortDone { sqid, cid, aborted } => self.abort_done(sqid, cid, aborted),
             Event::Failed {

@@ -202,6 +202,7 @@ impl Engine {
             RemainingWork::Own(_) => self.own_completed(index, completion.result),
             RemainingWork::OwnFlush => {
                 if let Err(error) = completion.result {
+                    let _disk = self.span.clone().entered();
                     let nsid = self.namespaces.get(slot.ns).map_or(0, |ns| ns.config.nsid);
                     tracing::error!(nsid, %error, "a flush failed: completed writes may not be durable");
                     self.flush_failed.get_or_insert(status_of(error, true));

@@ -69,6 +69,7 @@ use state_memory::{StateError, StateMemory};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
+use tracing::Span;
 
 pub(crate) use complete::status_of;
 pub(crate) use interrupt::Coalescing;
@@ -145,6 +146,8 @@ pub(crate) struct EngineConfig {
     pub marks: Arc<MarkTable>,
     /// State memory for the next process; `None` when restart is not enabled.
     pub state: Option<StateMemory>,
+    /// Names the disk in log lines.
+    pub span: Span,
 }
 
 pub(crate) struct Engine {
@@ -152,6 +155,8 @@ pub(crate) struct Engine {
     id: u16,
     pub dma: DmaMap,
     pub irqs: Irqs,
+    /// Names the disk in log lines.
+    pub span: Span,
     pub stats: Arc<ControllerStats>,
     /// I/O counters of this engine.
     io: Arc<IoStats>,
@@ -280,6 +285,7 @@ impl Engine {
             id: config.id,
             dma: DmaMap::new(),
             irqs: Irqs::new(config.vectors, config.pending),
+            span: config.span,
             io,
             stats: config.stats,
             coalescing: Coalescing::default(),

@@ -160,6 +160,7 @@ impl RemoteEngine {
     /// Opens a namespace for this worker. If opening fails, the controller detaches the namespace.
     fn attach(&mut self, index: usize, config: NamespaceConfig) {
         let nsid = config.nsid;
+        let _disk = self.engine.span.clone().entered();
         let opened =
             Namespace::open_or_vacant(config, &self.io, self.engine.io()).or_else(|error| {
                 tracing::warn!(nsid, %error, "a namespace cannot be opened on another worker");

@@ -410,3 +410,22 @@ fn reset_clears_command_register() {
     h.c.config_read(4, &mut b);
     assert_eq!(b, [0, 0]);
 }
+
+/// QEMU passes the file of `memory-backend-memfd,share=off` like a shared one, and the guest's
+/// commands are never in it.
+#[test]
+fn zeroes_instead_of_first_command_are_fatal() {
+    let mut h = fresh();
+    h.enable();
+    h.write(ASQ, &[0; 64]);
+    h.ring_value(0, false, 1);
+    h.until(|h| h.csts().cfs());
+    h.set32(regs::CC, 0);
+    h.run();
+    h.enable();
+    assert_eq!(h.identify(1, 0, 0).0, Status::SUCCESS);
+    // Later ones are commands: Delete I/O Submission Queue of queue 0.
+    let status = h.admin([0; 64]).status();
+    assert_eq!(plain(status), Status::INVALID_QUEUE_IDENTIFIER);
+    assert!(!h.csts().cfs());
+}

@@ -93,7 +93,7 @@ fn unauthenticated_host_is_refused_with_reason() {
         (
             "nqn.2014-08.org.vnvme:unlisted",
             Some(secrets(HOST, None)),
-            "Connect Invalid Host",
+            "does not admit the host nqn.2014-08.org.vnvme:unlisted",
         ),
     ] {
         let said = open(&served, host, secrets).unwrap_err();

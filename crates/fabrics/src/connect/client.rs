@@ -121,6 +121,7 @@ impl Client {
                     Err(ConversationError::Status {
                         command: name,
                         status,
+                        dw0: completion.dw0.get(),
                     })
                 };
             }

@@ -27,6 +27,27 @@ pub enum ConversationError {
         command: &'static str,
         /// Status of the command.
         status: Status,
+        /// Dword 0 of the completion.
+        dw0: u32,
+    },
+    /// The controller has no subsystem of this name.
+    #[error(
+        "there is no subsystem {subnqn} here; vnvme discover, or nvme discover, lists the names"
+    )]
+    UnknownSubsystem {
+        /// NQN that the host asked for.
+        subnqn: String,
+    },
+    /// The controller does not accept this host.
+    #[error(
+        "the subsystem {subnqn} does not admit the host {hostnqn}; add this NQN to its list of \
+         hosts (hosts= of vnvme), or name another host with hostnqn="
+    )]
+    HostNotAllowed {
+        /// NQN of this host.
+        hostnqn: String,
+        /// NQN of the subsystem.
+        subnqn: String,
     },
     /// The controller lacks a required feature.
     #[error("{0}")]

@@ -5,7 +5,10 @@ use super::client::{Client, Data};
 use super::error::{ConnectError, ConversationError};
 use crate::identity::HostIdentity;
 use dhchap::Secrets;
-use nvme::fabrics::{CNTLID_DYNAMIC, Cattr, Connect, ConnectData, Connected, SQHD_NO_FLOW_CONTROL};
+use nvme::fabrics::{
+    CNTLID_DYNAMIC, Cattr, Connect, ConnectData, Connected, InvalidParameter, SQHD_NO_FLOW_CONTROL,
+    status,
+};
 use nvme::identify::Nqn;
 use nvme_tcp::Host;
 use remote::{Conversation, HostPort, connect_tcp};
@@ -98,6 +101,36 @@ pub(crate) fn connect_queue(
     Ok((client, connected))
 }
 
+/// Offset of the subsystem NQN in the data of a Connect command (NVMe Base 2.1, 6.3).
+const SUBNQN_OFFSET: u16 = 256;
+/// Offset of the host NQN there.
+const HOSTNQN_OFFSET: u16 = 512;
+
+/// Adds to the error of a refused Connect command which name the controller does not accept.
+fn refusal(error: ConversationError, portal: &Portal) -> ConversationError {
+    let ConversationError::Status { status, dw0, .. } = error else {
+        return error;
+    };
+    let invalid = InvalidParameter::from_bits(dw0);
+    let is_about = |offset| {
+        status.with_dnr(false) == status::CONNECT_INVALID_PARAMETERS
+            && invalid.iattr()
+            && invalid.ipo() == offset
+    };
+    if is_about(SUBNQN_OFFSET) {
+        ConversationError::UnknownSubsystem {
+            subnqn: portal.subnqn.clone(),
+        }
+    } else if is_about(HOSTNQN_OFFSET) || status.with_dnr(false) == status::CONNECT_INVALID_HOST {
+        ConversationError::HostNotAllowed {
+            hostnqn: portal.identity.nqn.clone(),
+            subnqn: portal.subnqn.clone(),
+        }
+    } else {
+        error
+    }
+}
+
 fn connect(
     client: &mut Client,
     portal: &Portal,
@@ -118,7 +151,8 @@ fn connect(
         kato: u32::try_from(queue.kato.as_millis()).unwrap_or(u32::MAX),
     };
     let command = connect.command(0);
-    let (entry, _) = client.execute("Connect", command, Data::Out(data.as_bytes()))?;
+    let connected = client.execute("Connect", command, Data::Out(data.as_bytes()));
+    let (entry, _) = connected.map_err(|error| refusal(error, portal))?;
     let connected = Connected::from_bits(entry.dw0.get());
     if queue.qid != 0 {
         // The choice does not matter: outstanding commands never exceed the queue's entries.

@@ -61,6 +61,12 @@ impl ControlSocket {
                 group.is_none(),
                 "control-group: its read-only socket needs a control socket beside it"
             );
+            if place.is_default {
+                tracing::warn!(
+                    "no control socket, so vnvme list and other commands cannot reach this \
+                     process: the user has no XDG_RUNTIME_DIR; name a socket with --control PATH"
+                );
+            }
             return Ok(None);
         };
         let inherited = inherited::listener(path, &SocketAccess::default())?;

@@ -1,8 +1,8 @@
 //! `vnvme apply`, `reload` and `save`.
 
 use super::target::DaemonTarget;
-use crate::spec::Specs;
-use anyhow::{Context, Result, bail};
+use crate::config;
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use control::api::Plan;
 use output::outln;
@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 /// Options of `vnvme apply`.
 #[derive(Args)]
 pub struct ApplyArgs {
-    /// Configuration file. Relative paths in it are relative to the working directory of the
-    /// running process
-    #[arg(value_name = "FILE")]
+    /// Configuration file or folder, as for vnvme daemon --config. Relative paths in it are
+    /// relative to the working directory of the running process
+    #[arg(value_name = "FILE|DIR")]
     file: PathBuf,
     /// Print the changes without making them
     #[arg(long)]
@@ -32,13 +32,29 @@ impl ApplyArgs {
     }
 }
 
-/// Reads and validates a configuration file; errors name its lines.
+/// Reads and validates a configuration file or folder; errors name files and lines.
 fn read(path: &Path) -> Result<Map<String, Value>> {
-    let name = || path.display().to_string();
-    let text = std::fs::read_to_string(path).with_context(name)?;
-    let _: Specs = toml::from_str(&text).with_context(name)?;
-    let table: toml::Table = text.parse().with_context(name)?;
-    match serde_json::to_value(table)? {
+    config::read(path)?;
+    let files = config::files(path)?;
+    // An empty configuration would remove all disks.
+    ensure!(
+        !files.is_empty(),
+        "{}: the folder has no file *.toml",
+        path.display()
+    );
+    let mut all = toml::Table::new();
+    for file in files {
+        let name = || file.display().to_string();
+        let text = std::fs::read_to_string(&file).with_context(name)?;
+        let table: toml::Table = text.parse().with_context(name)?;
+        for (key, value) in table {
+            match (all.get_mut(&key), value) {
+                (Some(toml::Value::Array(known)), toml::Value::Array(more)) => known.extend(more),
+                (_, value) => drop(all.insert(key, value)),
+            }
+        }
+    }
+    match serde_json::to_value(all)? {
         Value::Object(config) => Ok(config),
         _ => bail!("{}: no table", path.display()),
     }

@@ -1,14 +1,16 @@
 //! `vnvme daemon` and `vnvme check`.
 
 use crate::check::check;
+use crate::check_files::{Findings, check_files};
 use crate::config;
 use crate::keep::{self, PreviousConfiguration};
 use crate::manage::{DiskSpec, StateLock, read_state, without_configured};
 use crate::options::Command;
 use crate::options::flags::{self, GivenFlags};
 use crate::serve::{named, serve};
-use crate::spec::{Daemon, ServeOptions, Specs};
-use anyhow::Result;
+use crate::spec::{Daemon, NO_DISKS, ProcessSpec, ServeOptions, Specs};
+use crate::stderr;
+use anyhow::{Result, ensure};
 use clap::{ArgMatches, Args, FromArgMatches};
 use output::outln;
 use std::path::PathBuf;
@@ -118,16 +120,37 @@ pub struct CheckArgs {
     /// Configuration file or folder, as for vnvme daemon --config
     #[arg(value_name = "FILE|DIR")]
     config: PathBuf,
+    /// Check the syntax alone: open no volume, and look for no file, user or group
+    #[arg(long)]
+    offline: bool,
 }
 
 impl CheckArgs {
     /// Validates a configuration and lists its disks.
     pub fn run(self) -> Result<()> {
         let specs = config::read(&self.config)?;
+        ensure!(
+            !specs.is_empty() || specs.process != ProcessSpec::default(),
+            "{}: {NO_DISKS}",
+            self.config.display()
+        );
         let mut options = specs.process.clone().options(1);
         options.daemon = Some(Daemon::default());
         let specs = named(&specs, &options)?;
         check(&specs, options.control.as_deref())?;
+        if !self.offline {
+            let Findings { errors, in_use } = check_files(&specs);
+            for error in in_use {
+                tracing::warn!("{error:#}; the daemon needs it unless it is that process");
+            }
+            let mut errors = errors.into_iter();
+            if let Some(last) = errors.next_back() {
+                for error in errors {
+                    stderr::say(format_args!("{error:#}"));
+                }
+                return Err(last);
+            }
+        }
         for disk in DiskSpec::all(&specs) {
             let socket = disk
                 .socket()

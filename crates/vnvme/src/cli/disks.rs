@@ -22,23 +22,30 @@ pub struct ListArgs {
 impl ListArgs {
     /// Prints all disks.
     pub fn run(self) -> Result<()> {
-        let disks = self.target.client()?.disks()?;
+        let mut disks = self.target.client()?.disks()?;
+        disks.iter_mut().for_each(name_program);
         self.target.print(&disks, |disks| {
             let mut table = TextTable::new([
                 Column::Left("NAME"),
                 Column::Left("KIND"),
+                Column::Left("STATE"),
                 Column::Left("CLIENT"),
-                Column::Right("NAMESPACES"),
                 Column::Right("SIZE"),
+                Column::Left("SERIAL"),
+                Column::Left("NGUID"),
+                Column::Left("VOLUME"),
                 Column::Left("AT"),
             ]);
             for disk in disks {
                 table.row([
                     disk.name.clone(),
                     disk.kind.to_string(),
+                    disk.state.name().to_owned(),
                     client(disk),
-                    disk.namespaces.len().to_string(),
                     size(disk.namespaces.iter().map(|ns| ns.bytes).sum()),
+                    disk.serial.clone().unwrap_or_else(|| "-".to_owned()),
+                    of_all(disk, |namespace| namespace.nguid.as_deref()),
+                    of_all(disk, |namespace| Some(&namespace.volume)),
                     at(disk).to_owned(),
                 ]);
             }
@@ -53,6 +60,26 @@ impl ListArgs {
     }
 }
 
+/// Returns a text of the disk's first namespace, and the number of its other namespaces.
+fn of_all(disk: &Disk, text: impl Fn(&Namespace) -> Option<&str>) -> String {
+    let first = disk.namespaces.first().and_then(text).unwrap_or("-");
+    match disk.namespaces.len() {
+        0 | 1 => first.to_owned(),
+        count => format!("{first} and {} more", count - 1),
+    }
+}
+
+/// Adds the name of the client's program. A process that has ended meanwhile has none.
+fn name_program(disk: &mut Disk) {
+    if let Some(client) = &mut disk.client {
+        let comm = std::fs::read_to_string(format!("/proc/{}/comm", client.pid));
+        // Any process chooses its own name, and this one goes to a terminal.
+        client.program = comm
+            .ok()
+            .map(|comm| comm.trim_end().escape_debug().to_string());
+    }
+}
+
 /// Returns the path at which users find the disk: its device or socket.
 fn at(disk: &Disk) -> &str {
     let device = disk.device.as_ref();
@@ -60,11 +87,13 @@ fn at(disk: &Disk) -> &str {
 }
 
 fn client(disk: &Disk) -> String {
-    let client = match (disk.attached, disk.client_pid, &disk.error) {
-        (_, _, Some(_)) => "not served".to_owned(),
-        (false, ..) => "-".to_owned(),
-        (true, Some(pid), _) => format!("pid {pid}"),
-        (true, None, _) => "attached".to_owned(),
+    let client = match &disk.client {
+        Some(client) => {
+            let program = client.program.as_deref().unwrap_or("unknown program");
+            format!("{program} (pid {}, uid {})", client.pid, client.uid)
+        }
+        None if disk.kind == DiskKind::Ublk && disk.attached => "the kernel".to_owned(),
+        None => "-".to_owned(),
     };
     if disk.not_yet_kept {
         format!("{client}, not yet kept")
@@ -76,7 +105,15 @@ fn client(disk: &Disk) -> String {
 /// Prints a disk for people.
 fn print(disk: &Disk) -> Result<()> {
     outln!("{}  ({})", disk.name, disk.kind);
-    outln!("  at {}   client {}", at(disk), client(disk));
+    outln!(
+        "  {} at {}   client {}",
+        disk.state.name(),
+        at(disk),
+        client(disk)
+    );
+    if let Some(serial) = &disk.serial {
+        outln!("  serial {serial}");
+    }
     if let Some(why) = &disk.error {
         outln!("  not served: {why}");
     }
@@ -119,6 +156,7 @@ pub fn print_namespaces(namespaces: &[Namespace]) -> Result<()> {
         Column::Right("BLOCK"),
         Column::Left("ACCESS"),
         Column::Left("PATH"),
+        Column::Left("NGUID"),
         Column::Left("VOLUME"),
     ]);
     for namespace in namespaces {
@@ -133,6 +171,7 @@ pub fn print_namespaces(namespaces: &[Namespace]) -> Result<()> {
             namespace.block_size.to_string(),
             access.to_owned(),
             namespace.path.map_or("-", |path| path.name()).to_owned(),
+            namespace.nguid.clone().unwrap_or_else(|| "-".to_owned()),
             namespace.volume.clone(),
         ]);
     }
@@ -169,7 +208,8 @@ impl ShowArgs {
     /// Prints a disk and its processes.
     pub fn run(self) -> Result<()> {
         let client = self.target.client()?;
-        let disk = client.disk(&self.disk.name)?;
+        let mut disk = client.disk(&self.disk.name)?;
+        name_program(&mut disk);
         let process = client.stats()?.measured.process;
         let shown = Shown {
             disk,
@@ -229,13 +269,13 @@ pub struct AddArgs {
 impl AddArgs {
     /// Adds the disk.
     pub fn run(self) -> Result<()> {
-        let keys = match self.kind {
-            Kind::Controller => given::keys::<ControllerSpec>(),
-            Kind::VhostUserBlk => given::keys::<VhostBlkSpec>(),
-            Kind::NvmeTcp => given::keys::<NvmeTcpSpec>(),
-            Kind::Ublk => given::keys::<UblkSpec>(),
+        let words = &self.words;
+        let (mut table, volumes) = match self.kind {
+            Kind::Controller => given::table::<ControllerSpec>(words)?,
+            Kind::VhostUserBlk => given::table::<VhostBlkSpec>(words)?,
+            Kind::NvmeTcp => given::table::<NvmeTcpSpec>(words)?,
+            Kind::Ublk => given::table::<UblkSpec>(words)?,
         };
-        let (mut table, volumes) = given::table(&self.words, &keys)?;
         match (self.kind, volumes.as_slice()) {
             (_, []) => {
                 return Err(UsageError::error(
@@ -254,6 +294,18 @@ impl AddArgs {
                     "only a controller or a subsystem has several volumes",
                 ));
             }
+        }
+        let place = match self.kind {
+            Kind::Controller | Kind::VhostUserBlk => Some(("socket", "socket=/run/vnvme/vm0.sock")),
+            Kind::NvmeTcp => Some(("listen", "listen=127.0.0.1:4420")),
+            Kind::Ublk => None,
+        };
+        if let Some((key, example)) = place
+            && !table.contains_key(key)
+        {
+            return Err(UsageError::error(format!(
+                "the disk has no {key}: add {key}=..., for example {example}"
+            )));
         }
         let disk = self.target.client()?.add(self.kind.into(), table)?;
         self.target.print(&disk, print)

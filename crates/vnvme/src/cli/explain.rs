@@ -1,9 +1,15 @@
 //! Tips for command-line errors that clap cannot give.
 
-use super::given::keys;
+use crate::options::Spec;
 use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, UblkSpec, VhostBlkSpec};
 use clap::Error;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+/// Returns the keys of a configuration table.
+fn keys<S: Spec>() -> Vec<&'static str> {
+    let nested = S::NESTED.iter().map(|(key, _)| *key);
+    S::ROWS.iter().map(|row| row.key).chain(nested).collect()
+}
 
 /// Keys of the configuration tables that a command accepts as words, `socket=/run/a.sock`.
 fn keys_of(usage: &str) -> Vec<&'static str> {

@@ -6,6 +6,7 @@ use anyhow::Result;
 use clap::Args;
 use control::api::{LimitChange, VolumeLimits};
 use output::{OutputError, outln};
+use std::time::Duration;
 use volume::{MAX_WEIGHT, parse_count, parse_duration, parse_number, parse_size};
 
 /// Options of `vnvme limits`.
@@ -108,8 +109,8 @@ pub fn print(l: &VolumeLimits) -> Result<(), OutputError> {
             rate(l.write_bps)
         );
         outln!(
-            "  burst {} us   requests that waited {}",
-            l.burst_us,
+            "  burst {:?}   requests that waited {}",
+            Duration::from_micros(l.burst_us),
             l.delayed
         );
     }

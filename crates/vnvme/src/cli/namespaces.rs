@@ -26,7 +26,7 @@ pub struct AttachArgs {
 impl AttachArgs {
     /// Attaches a namespace to a controller.
     pub fn run(self) -> Result<()> {
-        let (mut table, volumes) = given::table(&self.words, &given::keys::<NamespaceSpec>())?;
+        let (mut table, volumes) = given::table::<NamespaceSpec>(&self.words)?;
         let [volume] = volumes.as_slice() else {
             return Err(UsageError::error("a namespace has one volume"));
         };

@@ -1,5 +1,6 @@
 //! `vnvme stats`.
 
+use super::table::size;
 use super::target::{DaemonTarget, MaybeDisk};
 use super::{devices, limits, on_error};
 use anyhow::{Result, bail};
@@ -32,7 +33,7 @@ impl StatsArgs {
                 ..
             } = &stats;
             if controllers.is_empty() && vhost_user_blk.is_empty() && ublk.is_empty() {
-                bail!("no disk is called \"{name}\"");
+                bail!("no disk is called \"{name}\"; vnvme list shows the names");
             }
         }
         self.target.print(&stats, |stats| Ok(print(stats)?))
@@ -89,11 +90,11 @@ fn print_controller(c: &ControllerCounters) -> Result<(), OutputError> {
     outln!("{}  ({})", c.name, c.socket);
     print_socket(&c.clients)?;
     outln!(
-        "  reads {} ({} MB)   writes {} ({} MB)   errors {}   resets {}",
+        "  reads {} ({})   writes {} ({})   errors {}   resets {}",
         c.host_reads,
-        c.bytes_read / 1_000_000,
+        size(c.bytes_read),
         c.host_writes,
-        c.bytes_written / 1_000_000,
+        size(c.bytes_written),
         c.errors,
         c.resets
     );
@@ -175,8 +176,8 @@ fn print_vhost_blk(one: &VhostBlkCounters) -> Result<(), OutputError> {
         "  {:>5} {:>12} {:>10} {:>10} {:>8} {:>10} {:>10} {:>13} {:>9}",
         "queue",
         "requests",
-        "MB read",
-        "MB written",
+        "read",
+        "written",
         "errors",
         "kicks",
         "arms",
@@ -188,8 +189,8 @@ fn print_vhost_blk(one: &VhostBlkCounters) -> Result<(), OutputError> {
             "  {:>5} {:>12} {:>10} {:>10} {:>8} {:>10} {:>10} {:>13} {:>9.3}",
             q.queue,
             q.requests,
-            q.bytes_read / 1_000_000,
-            q.bytes_written / 1_000_000,
+            size(q.bytes_read),
+            size(q.bytes_written),
             q.errors,
             q.kicks,
             q.arms,
@@ -206,9 +207,9 @@ fn print_ublk(one: &UblkCounters) -> Result<(), OutputError> {
         "  {:>5} {:>12} {:>10} {:>12} {:>10} {:>9} {:>9} {:>7} {:>10}",
         "queue",
         "reads",
-        "MB",
+        "read",
         "writes",
-        "MB",
+        "written",
         "flushes",
         "discards",
         "errors",
@@ -219,9 +220,9 @@ fn print_ublk(one: &UblkCounters) -> Result<(), OutputError> {
             "  {:>5} {:>12} {:>10} {:>12} {:>10} {:>9} {:>9} {:>7} {:>10}",
             i,
             q.reads,
-            q.bytes_read / 1_000_000,
+            size(q.bytes_read),
             q.writes,
-            q.bytes_written / 1_000_000,
+            size(q.bytes_written),
             q.flushes,
             q.discards,
             q.errors,

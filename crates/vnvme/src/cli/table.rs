@@ -40,7 +40,7 @@ impl<const N: usize> TextTable<N> {
         self.rows.push(cells);
     }
 
-    fn lines(&self) -> Vec<String> {
+    pub fn lines(&self) -> Vec<String> {
         let heads = self.columns.map(|column| column.head().to_owned());
         let all = || std::iter::once(&heads).chain(&self.rows);
         let width = |at: usize| {

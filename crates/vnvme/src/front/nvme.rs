@@ -16,6 +16,7 @@ use driver::NvmeVolume;
 use probes::LogLimit;
 use receive::{AcceptedDescriptors, Intake, Receiver};
 use rustix::io::Errno;
+use rustix::net::UCred;
 use std::convert::Infallible;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -214,6 +215,11 @@ impl NvmeFront {
     /// Returns whether the client is not yet kept, because the keeper is late.
     pub fn is_behind(&self) -> bool {
         self.connection.as_ref().is_some_and(Connection::is_behind)
+    }
+
+    /// Returns process and user of the client at the time of its connect.
+    pub fn client(&self) -> Option<UCred> {
+        self.connection.as_ref()?.peer().ok()
     }
 
     /// Stops listening, and disconnects the client.

@@ -41,7 +41,7 @@ pub use mode::KeeperMode;
 pub use pool::{
     arrive, end, expect_disks, is_kept, is_successor, is_systemd, kept, outlive_keeper, pid,
 };
-pub use process::{LAST, begin, last, run, wanted};
+pub use process::{LAST, begin, last, name_process, run, wanted};
 pub use records::RecordsFile;
 pub use reservations::{KeptReservations, open as open_reservations};
 pub use served::{is_replacement, tell_failure, was_served};

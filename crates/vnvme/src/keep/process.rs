@@ -127,6 +127,19 @@ fn is_lasting(path: &Path) -> bool {
 /// This program, as the same file, also when another one has come to its place.
 const PROGRAM: &str = "/proc/self/exe";
 
+/// Name of the serving process in ps(1). Its program is started through a link of `/proc`, whose
+/// name the kernel would show otherwise.
+const SERVING: &str = "vnvme-worker";
+
+/// Gives the serving process of a keeper its name.
+pub fn name_process() {
+    if super::is_kept()
+        && let Ok(name) = std::ffi::CString::new(SERVING)
+    {
+        let _ = rustix::thread::set_name(&name);
+    }
+}
+
 fn program(file: &str) -> Command {
     let mut command = Command::new(file);
     command.arg0("vnvme");
@@ -387,6 +400,7 @@ impl Programs for Binaries<'_> {
         };
         let mut command = program(&file);
         command
+            .arg0(SERVING)
             .args(&self.wanted.args)
             .env(KEPT, if ends_all() { WITH_KEEPER } else { "1" })
             .stdin(Stdio::from(channel));

@@ -7,9 +7,10 @@ use super::{DiskSpec, Manager, Source, to_file};
 use crate::check::{check, check_filled};
 use crate::options::file;
 use crate::pools::DiskPool;
-use crate::spec::{NamespaceSpec, Specs, parse_config};
+use crate::spec::{NamespaceSpec, Specs, parse_config, to_hex};
+use crate::subsystems::memory_owner;
 use control::Error;
-use control::api::{Disk, DiskKind, Namespace, OfGuest, PathChoice, Plan};
+use control::api::{Disk, DiskKind, DiskState, Namespace, OfGuest, PathChoice, Plan};
 use controller::{NamespacePool, PooledNamespace};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -80,11 +81,22 @@ impl Manager {
         };
         let configured = namespaces.iter();
         let sizes = &self.worker_context.opener.block_sizes;
+        let records = &self.worker_context.opener.records;
+        let has_ids = matches!(entry.spec, DiskSpec::Controller(_) | DiskSpec::NvmeTcp(_));
+        let owner = match &entry.spec {
+            DiskSpec::Controller(spec) => memory_owner(spec),
+            _ => name.to_owned(),
+        };
         let configured = configured.zip(1..).map(|(spec, place)| {
             let nsid = spec.nsid.unwrap_or(place);
-            let recorded = || self.worker_context.opener.records.block_size(name, nsid);
+            let recorded = || records.block_size(name, nsid);
             let chosen = sizes.of(name, nsid).or_else(recorded);
-            describe_namespace(entry, spec, chosen)
+            let nguid = records.nguid(name, nsid);
+            let nguid = nguid.or_else(|| records.nguid(&owner, nsid));
+            Namespace {
+                nguid: nguid.filter(|_| has_ids).map(|nguid| to_hex(&nguid)),
+                ..describe_namespace(entry, spec, chosen)
+            }
         });
         let mut described: Vec<Namespace> = configured.collect();
         if let Some(pool) = self.worker_context.opener.pools.of(name) {
@@ -92,14 +104,26 @@ impl Manager {
             described.extend(pooled.iter().map(|ns| describe_pooled(&pool, ns)));
             described.sort_by_key(|namespace| namespace.nsid);
         }
+        let client = running.and_then(|running| self.client(running));
+        let attached = client.is_some();
+        let client = client.flatten();
         Disk {
             name: name.to_owned(),
             kind: entry.spec.kind(),
             socket: entry.spec.socket().map(|path| path.display().to_string()),
             device,
-            attached: running.is_some_and(|running| self.is_attached(running)),
             not_yet_kept: running.is_some_and(|running| self.is_behind(running)),
-            client_pid: None,
+            attached,
+            state: match (&entry.failed, attached) {
+                (Some(_), _) => DiskState::Unavailable,
+                (None, true) => DiskState::Attached,
+                (None, false) => DiskState::Free,
+            },
+            client_pid: client.as_ref().map(|client| client.pid),
+            client,
+            serial: records
+                .recorded_serial(name)
+                .filter(|serial| !serial.is_empty()),
             error: entry.failed.as_ref().map(|failed| failed.why.clone()),
             namespaces: described,
         }
@@ -262,6 +286,7 @@ fn describe_pooled(pool: &DiskPool, namespace: &PooledNamespace) -> Namespace {
         bytes: namespace.bytes(),
         block_size: namespace.block_size,
         atomic_unit: None,
+        nguid: Some(to_hex(&namespace.nguid)),
         read_only: false,
         path: None,
         ana_group: None,
@@ -292,6 +317,7 @@ fn describe_namespace(entry: &DiskRecord, spec: &NamespaceSpec, chosen: Option<u
         bytes: info.as_ref().map_or(0, |info| info.size),
         block_size: block,
         atomic_unit: (atomic > 0).then_some(atomic),
+        nguid: None,
         read_only: spec.is_read_only() || info.is_some_and(|info| info.read_only),
         path: spec.path.map(|path| match path {
             crate::direct::PathChoice::Direct => PathChoice::Direct,

@@ -15,7 +15,8 @@ use crate::sockets;
 use crate::ublk::OpenDisk;
 use crate::worker_context::{AddedFrontend, WorkerContext, say_listening};
 use control::Error;
-use control::api::EventKind;
+use control::api::{DiskClient, EventKind};
+use rustix::net::UCred;
 use std::sync::{Arc, Weak, mpsc};
 use std::time::{Duration, Instant};
 use volume::Volume;
@@ -294,7 +295,7 @@ impl Manager {
                     let Some(front) = thread.front_mut(owner) else {
                         return Err(Error::not_found(format!("\"{called}\" is gone")));
                     };
-                    if has_client(front) && !force {
+                    if client(front).is_some() && !force {
                         return Err(attached(&called));
                     }
                     match front {
@@ -331,13 +332,19 @@ impl Manager {
 
     /// A client has the disk.
     pub(super) fn is_attached(&self, running: &ServedDisk) -> bool {
+        self.client(running).is_some()
+    }
+
+    /// Returns the client of the disk; `Some(None)` for one without a process of its own: the
+    /// kernel, a host.
+    pub(super) fn client(&self, running: &ServedDisk) -> Option<Option<DiskClient>> {
         match running.server {
             DiskServer::Worker { worker, owner } => self
                 .on_worker(worker, move |thread, _| {
-                    Ok(thread.front_mut(owner).is_some_and(has_client))
+                    Ok(thread.front_mut(owner).and_then(client))
                 })
-                .unwrap_or(false),
-            DiskServer::Ublk(id) => self.worker_context.disks.is_open(id),
+                .unwrap_or(None),
+            DiskServer::Ublk(id) => self.worker_context.disks.is_open(id).then_some(None),
         }
     }
 
@@ -377,12 +384,18 @@ pub(super) fn attached(name: &str) -> Error {
     ))
 }
 
-fn has_client(front: &mut Front) -> bool {
+/// Returns the client of a front-end, as [`Manager::client`].
+fn client(front: &mut Front) -> Option<Option<DiskClient>> {
+    let process = |peer: UCred| DiskClient {
+        pid: peer.pid.as_raw_nonzero().get(),
+        uid: peer.uid.as_raw(),
+        program: None,
+    };
     match front {
-        Front::Nvme(front) => front.has_client(),
-        Front::VhostBlk(front) => front.has_client(),
-        Front::NvmeTcpListener(front) => front.has_client(),
-        Front::Remote(_) | Front::NvmeTcpHost(_) | Front::Ublk(_) => true,
+        Front::Nvme(front) => front.has_client().then(|| front.client().map(process)),
+        Front::VhostBlk(front) => front.has_client().then(|| front.client().map(process)),
+        Front::NvmeTcpListener(front) => front.has_client().then_some(None),
+        Front::Remote(_) | Front::NvmeTcpHost(_) | Front::Ublk(_) => Some(None),
     }
 }
 

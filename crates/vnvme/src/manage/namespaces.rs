@@ -167,8 +167,11 @@ impl Manager {
         else {
             return Err(only_controllers(&name));
         };
-        let unknown =
-            move |name: &str| Error::not_found(format!("\"{name}\" has no namespace {nsid}"));
+        let unknown = move |name: &str| {
+            Error::not_found(format!(
+                "\"{name}\" has no namespace {nsid}; vnvme show {name} lists its namespaces"
+            ))
+        };
         if disk.namespaces.iter().all(|ns| ns.nsid != Some(nsid)) {
             return Err(unknown(&name));
         }

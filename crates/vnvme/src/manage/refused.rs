@@ -77,7 +77,10 @@ pub(super) fn of_volume(error: &VolumeError) -> ErrorKind {
 
 fn of_listen(error: &ListenError) -> ErrorKind {
     match error {
-        ListenError::TooLong(_) | ListenError::Access(_) => ErrorKind::Invalid,
+        ListenError::TooLong(_)
+        | ListenError::Access(_)
+        | ListenError::NoFolder { .. }
+        | ListenError::NoPermission { .. } => ErrorKind::Invalid,
         ListenError::InUse(_)
         | ListenError::NotASocket(_)
         | ListenError::Locked(_)

@@ -3,7 +3,7 @@
 use super::DiskSpec;
 use crate::options::{Spec, url};
 use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, UblkSpec, VhostBlkSpec};
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use control::api::DiskKind;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -34,7 +34,9 @@ pub fn table_of(map: Map<String, Value>) -> toml::Table {
 }
 
 fn read<S: Spec + for<'a> Deserialize<'a>>(table: toml::Table) -> Result<S> {
-    Ok(S::deserialize(toml::Value::Table(table))?)
+    // The error has a line for each place, and a request has none.
+    S::deserialize(toml::Value::Table(table))
+        .map_err(|error| anyhow!("{}", error.to_string().trim().replace('\n', " ")))
 }
 
 /// Parses the table of a namespace in a request.

@@ -43,7 +43,7 @@ impl Manager {
             let volume = found.and_then(|(_, volume)| volume.upgrade());
             let Some(volume) = volume else {
                 return Err(Error::not_found(format!(
-                    "\"{name}\" has no namespace {nsid}"
+                    "\"{name}\" has no namespace {nsid}; vnvme show {name} lists its namespaces"
                 )));
             };
             let shrinks = bytes < volume.info().size;

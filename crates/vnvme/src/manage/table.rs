@@ -309,7 +309,7 @@ impl DiskTable {
                     "{there}, and is not served ({}): vnvme remove {name} forgets it",
                     failed.why
                 ),
-                (None, None) => there,
+                (None, None) => format!("{there}; choose another name, or remove that disk first"),
             }));
         }
         let alone = DiskSpec::specs(std::iter::once(&spec));
@@ -389,7 +389,9 @@ fn is_same(entry: &DiskRecord, failed: &Arc<DiskFailure>) -> bool {
 }
 
 fn unknown(name: &str) -> Error {
-    Error::not_found(format!("no disk is called \"{name}\""))
+    Error::not_found(format!(
+        "no disk is called \"{name}\"; vnvme list shows the names"
+    ))
 }
 
 /// Reserved name of a disk that is being added. Dropping it frees the name again.

@@ -2,7 +2,7 @@
 
 use super::{Row, Spec};
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -12,6 +12,54 @@ use std::marker::PhantomData;
 /// A key is unknown (a similar one is named), is missing, or its value cannot be read.
 pub fn table<'de, S: Spec, D: Deserializer<'de>>(deserializer: D) -> Result<S, D::Error> {
     deserializer.deserialize_map(Table(PhantomData))
+}
+
+/// Reads an array of tables, `[[key]]`, of the table `within` (empty: of the file).
+///
+/// # Errors
+/// A value of another kind: a single table, for which the error has the form of an array.
+pub fn tables<'de, S: Deserialize<'de>, A: MapAccess<'de>>(
+    map: &mut A,
+    key: &str,
+    within: &str,
+) -> Result<Vec<S>, A::Error> {
+    map.next_value_seed(Tables {
+        name: match within.trim_matches(['[', ']']) {
+            "" => key.to_owned(),
+            within => format!("{within}.{key}"),
+        },
+        of: PhantomData,
+    })
+}
+
+struct Tables<S> {
+    name: String,
+    of: PhantomData<S>,
+}
+
+impl<'de, S: Deserialize<'de>> DeserializeSeed<'de> for Tables<S> {
+    type Value = Vec<S>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Vec<S>, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de, S: Deserialize<'de>> Visitor<'de> for Tables<S> {
+    type Value = Vec<S>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = &self.name;
+        write!(f, "an array of tables; write [[{name}]] with two brackets")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<S>, A::Error> {
+        let mut all = Vec::new();
+        while let Some(one) = seq.next_element()? {
+            all.push(one);
+        }
+        Ok(all)
+    }
 }
 
 /// Visitor of the table of `spec`, without nested tables.
@@ -47,7 +95,16 @@ impl<'de, S: Spec> Visitor<'de> for Table<S> {
             .chain(S::NESTED.iter().copied())
             .find(|(key, required)| *required && !seen.contains(key));
         match missing {
-            Some((key, _)) => Err(A::Error::missing_field(key)),
+            Some((key, _)) => {
+                let example = match key {
+                    "namespace" => "[{ volume = \"disk.raw\" }]",
+                    _ => "...",
+                };
+                Err(A::Error::custom(format_args!(
+                    "missing field `{key}`; add {key} = {example} to the table {}",
+                    S::TABLE
+                )))
+            }
             None => Ok(spec),
         }
     }
@@ -144,6 +201,14 @@ mod tests {
             (
                 "[[ublk]]\nvolume = \"a\"\nqueues = 70000",
                 &["line 3", "70000"],
+            ),
+            (
+                "[[controller]]\nsocket = \"a\"\n[controller.namespace]\nvolume = \"a\"",
+                &["line 3", "write [[controller.namespace]] with two brackets"],
+            ),
+            (
+                "[controller]\nsocket = \"a\"\nnamespace = []",
+                &["line 1", "write [[controller]] with two brackets"],
             ),
             ("[[ublk]]\nqueues = 1", &["missing field `volume`"]),
             (

@@ -5,6 +5,7 @@
 mod namespace;
 mod process;
 
+use super::file;
 use super::{Flag, Row, Setting, Spec, Url};
 use crate::spec::{ControllerSpec, NvmeTcpSpec, Specs, UblkSpec, VhostBlkSpec};
 use serde::de::MapAccess;
@@ -277,7 +278,7 @@ impl Spec for ControllerSpec {
     const PROCESS_FLAGS: &'static [&'static str] = &["spread"];
 
     fn nested<'de, A: MapAccess<'de>>(&mut self, _: &str, map: &mut A) -> Result<(), A::Error> {
-        self.namespaces = map.next_value()?;
+        self.namespaces = file::tables(map, "namespace", Self::TABLE)?;
         Ok(())
     }
 }
@@ -375,7 +376,7 @@ impl Spec for NvmeTcpSpec {
     const NESTED: &'static [(&'static str, bool)] = &[("namespace", true)];
 
     fn nested<'de, A: MapAccess<'de>>(&mut self, _: &str, map: &mut A) -> Result<(), A::Error> {
-        self.namespaces = map.next_value()?;
+        self.namespaces = file::tables(map, "namespace", Self::TABLE)?;
         Ok(())
     }
 }
@@ -438,10 +439,10 @@ impl Spec for Specs {
 
     fn nested<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error> {
         match key {
-            "controller" => self.controllers = map.next_value()?,
-            "vhost-user-blk" => self.vhost_user_blk = map.next_value()?,
-            "nvme-tcp" => self.nvme_tcp = map.next_value()?,
-            "ublk" => self.ublk = map.next_value()?,
+            "controller" => self.controllers = file::tables(map, key, "")?,
+            "vhost-user-blk" => self.vhost_user_blk = file::tables(map, key, "")?,
+            "nvme-tcp" => self.nvme_tcp = file::tables(map, key, "")?,
+            "ublk" => self.ublk = file::tables(map, key, "")?,
             _ => self.process = map.next_value()?,
         }
         Ok(())

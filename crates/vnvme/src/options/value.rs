@@ -252,6 +252,11 @@ macro_rules! numbers {
             }
 
             fn from_toml(value: toml::Value) -> Result<Self, String> {
+                if let toml::Value::String(text) = &value {
+                    let number = volume::parse_number::<Self, 0, { Self::MAX as u64 }>(text);
+                    let number = number.map_err(|why| format!("\"{text}\": {why}"))?;
+                    return Err(format!("\"{text}\": write {number} without quotation marks"));
+                }
                 plain(value)
             }
 

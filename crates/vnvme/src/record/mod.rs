@@ -234,6 +234,19 @@ impl Records {
         Some(state.all.get(disk)?.get(nsid)?.block_size)
     }
 
+    /// Returns the recorded serial number of a disk.
+    pub fn recorded_serial(&self, disk: &str) -> Option<String> {
+        let state = self.state.lock().unpoisoned();
+        Some(state.all.get(disk)?.serial.clone())
+    }
+
+    /// Returns the recorded NGUID of a namespace, if it has one.
+    pub fn nguid(&self, disk: &str, nsid: u32) -> Option<[u8; 16]> {
+        let state = self.state.lock().unpoisoned();
+        let ids = state.all.get(disk)?.get(nsid)?.ids();
+        (ids.nguid != [0; 16]).then_some(ids.nguid)
+    }
+
     /// Compares a disk with its record, and records it. Returns its identity.
     ///
     /// # Errors

@@ -310,7 +310,7 @@ fn disks_lines(rates: &Rates, choices: &Choices, room: Option<usize>) -> Vec<Lin
 
 fn short(kind: &str) -> &str {
     match kind {
-        "controller" => "nvme",
+        "controller" => "ctrl",
         "vhost-user-blk" => "vhost",
         kind => kind,
     }

@@ -507,3 +507,96 @@ fn limits_are(control: &str, iops: u64) -> bool {
     let told: serde_json::Value = serde_json::from_str(&told).unwrap();
     told[0]["iops"] == iops
 }
+
+/// Runs a command on a control socket, and returns its output as JSON.
+fn json(control: &str, args: &[&str]) -> serde_json::Value {
+    let (code, said) = vnvme(control, &[args, &["--json"]].concat());
+    assert_eq!(code, Some(0), "{said}");
+    serde_json::from_str(&said).unwrap()
+}
+
+#[test]
+fn listed_disk_has_identity_state_and_client() {
+    let test_dir = TestDir::new();
+    let control = text(&test_dir.path("ctl"));
+    let nguid = "00112233445566778899aabbccddeeff";
+    let volume = format!("mem://1M?nguid={nguid}");
+    let args = ["--control", &control, "--serial", "S123", &volume];
+    let daemon = Daemon::serve(&test_dir, &args);
+    let free = json(&control, &["show", "vm"]);
+    assert_eq!(free["state"], "free", "{free}");
+    assert!(free.get("client").is_none(), "{free}");
+    let host = Host::up(&test_dir.socket());
+    let listed = json(&control, &["list"])[0].clone();
+    let shown = json(&control, &["show", "vm"]);
+    let comm = std::fs::read_to_string("/proc/self/comm").unwrap();
+    for disk in [&listed, &shown] {
+        assert_eq!(disk["state"], "attached", "{disk}");
+        assert_eq!(disk["serial"], "S123", "{disk}");
+        assert_eq!(disk["client_pid"], std::process::id(), "{disk}");
+        assert_eq!(disk["client"]["pid"], std::process::id(), "{disk}");
+        let uid = rustix::process::geteuid().as_raw();
+        assert_eq!(disk["client"]["uid"], uid, "{disk}");
+        assert_eq!(disk["client"]["program"], comm.trim_end(), "{disk}");
+        assert_eq!(disk["namespaces"][0]["nguid"], nguid, "{disk}");
+        assert_eq!(disk["namespaces"][0]["volume"], "mem://1M", "{disk}");
+    }
+    let client = format!("{} (pid {}, uid ", comm.trim_end(), std::process::id());
+    for command in [&["list"][..], &["show", "vm"]] {
+        let (_, said) = vnvme(&control, command);
+        for words in ["attached", "S123", nguid, "mem://1M", &client] {
+            assert!(said.contains(words), "{words}: {said}");
+        }
+    }
+    daemon.wait_log(|line| line.contains("controller enabled") && line.contains("disk{name=vm}"));
+    drop(host);
+    daemon.end();
+}
+
+#[test]
+fn fatal_error_has_format_of_log() {
+    let test_dir = TestDir::new();
+    let socket = text(&test_dir.socket());
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_vnvme"))
+        .args(["serve", "--log-format", "json", "-s", &socket, "/none.raw"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let last = said.lines().last().unwrap();
+    let line: serde_json::Value = serde_json::from_str(last).unwrap();
+    assert_eq!(line["level"], "ERROR", "{said}");
+    let message = line["fields"]["message"].as_str().unwrap();
+    assert!(message.contains("/none.raw: no such file"), "{said}");
+    assert!(line["timestamp"].as_str().unwrap().ends_with('Z'), "{said}");
+}
+
+#[test]
+fn user_without_runtime_folder_is_told_of_control_option() {
+    if !rustix::process::geteuid().is_root() {
+        testkit::skip(
+            "vnvme::control::user_without_runtime_folder_is_told_of_control_option",
+            "only root can start a process of another user",
+        );
+        return;
+    }
+    let test_dir = TestDir::new();
+    let program = test_dir.path("vnvme");
+    put_program(env!("CARGO_BIN_EXE_vnvme"), &program);
+    let everyone = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(test_dir.path(""), everyone).unwrap();
+    let socket = text(&test_dir.socket());
+    // A process of a test has no control socket, unless the variable is empty.
+    let script = "unset XDG_RUNTIME_DIR RUNTIME_DIRECTORY; VNVME_CONTROL= exec \"$0\" \"$@\"";
+    let program = text(&program);
+    let args = ["serve", "--keeper", "off", "-s", &socket, "mem://1M"];
+    let shell = std::path::Path::new("/bin/sh");
+    let all = [&["-c", script, &program], &args[..]].concat();
+    let daemon = Daemon::spawn_as(65534, shell, &all);
+    let line = daemon.wait_log(|line| line.contains("no control socket"));
+    assert!(
+        line.contains("WARN") && line.contains("--control PATH"),
+        "{line}"
+    );
+    daemon.wait_listening(&test_dir.socket());
+    daemon.end();
+}

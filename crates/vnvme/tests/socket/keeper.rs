@@ -513,6 +513,18 @@ fn is_keeper(daemon: &Daemon) -> bool {
     comm.trim() == "vnvme-keeper"
 }
 
+#[test]
+fn serving_process_has_name_of_its_own() {
+    let test_dir = TestDir::new();
+    let daemon = serve(&test_dir, &["mem://1M"]);
+    let pid = serving(daemon.pid()).unwrap().as_raw_nonzero();
+    let comm = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+    assert_eq!(comm.trim(), "vnvme-worker");
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap();
+    assert!(line.starts_with(b"vnvme-worker\0serve\0"), "{line:?}");
+    daemon.end();
+}
+
 /// Front-ends of the export connect again, to the same socket.
 #[test]
 fn export_beside_controller_is_restarted() {

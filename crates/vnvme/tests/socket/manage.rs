@@ -177,7 +177,10 @@ fn mistakes_are_reported_and_leave_nothing() {
         (("socket", json!(of("folder"))), "not a socket"),
         (("socket", json!(of("a.sock"))), "there already"),
         (("socket", json!(of("control"))), "given twice"),
-        (("socket", json!(of("no/x.sock"))), "No such file"),
+        (
+            ("socket", json!(of("no/x.sock"))),
+            "does not exist; make it",
+        ),
         (("socket", json!(of(&long[..200]))), "too long"),
         (("socket", json!(of("a\nb.sock"))), "control character"),
         (("namespace", json!([])), "no volume"),
@@ -751,7 +754,7 @@ fn limits_are_reported_and_lose_nothing() {
     fs::write(&file, [0xff, 0xfe]).unwrap();
     assert!(apply(&file).contains("UTF-8"));
     assert!(apply("/nowhere/f.toml").contains("No such file"));
-    assert!(apply("/").contains("Is a directory"));
+    assert!(apply("/").contains("has no file *.toml"));
     assert_eq!(m.names(), ["a"]);
     let mut host = Host::up(&m.socket("a"));
     host.write(1, 0, &pattern(1, 4096));

@@ -75,7 +75,7 @@ fn mistakes_are_explained_once() {
     serve(
         &[&format!("{disk}?format=vmdk")],
         1,
-        &["format=vmdk", "it is raw or probe"],
+        &["format=vmdk", "it is raw, qcow2 or probe"],
     );
     serve(
         &[&format!("{disk}?partition=1")],
@@ -112,7 +112,7 @@ fn mistakes_are_explained_once() {
     serve(
         &["mem://1M", "--control", "/none/ctl"],
         1,
-        &["/none", "directory"],
+        &["the folder /none does not exist"],
     );
     serve(
         &["mem://1M", "--workers", "0"],
@@ -204,11 +204,7 @@ fn mistakes_are_explained_once() {
         &["no disk is selected", "--all"],
     );
     mistake(&["suspend", "--control", &none, "dev"], 1, &["none.sock"]);
-    mistake(
-        &["info", "mem://1M"],
-        1,
-        &["not the URL of a device, like nvme://"],
-    );
+    mistake(&["info", "none.raw"], 1, &["none.raw: no such file"]);
     mistake(
         &["info", &format!("vfio-user://{none}/1")],
         1,

@@ -144,9 +144,20 @@ fn unlisted_hosts_and_taken_addresses_are_refused() {
     let refused = vnvme(&["serve", "--socket", &socket, &url("b")]);
     let said = text_of(&refused.stderr);
     assert!(
-        !refused.status.success() && said.contains("Connect Invalid Host"),
+        !refused.status.success()
+            && said.contains("does not admit the host nqn.2014-08.org.vnvme:b"),
         "{said}"
     );
+    target.wait_log(|line| line.contains("host nqn.2014-08.org.vnvme:b may not connect"));
+    let other = url("a").replace(NQN, "nqn.2014-08.org.vnvme:other");
+    let refused = vnvme(&["serve", "--socket", &socket, &other]);
+    let said = text_of(&refused.stderr);
+    assert!(
+        said.contains("there is no subsystem nqn.2014-08.org.vnvme:other here"),
+        "{said}"
+    );
+    target
+        .wait_log(|line| line.contains(&format!("nqn.2014-08.org.vnvme:other, and this is {NQN}")));
     Daemon::serve(&test_dir, &[&url("a")]).end();
     for (host, finds) in [("a", true), ("b", false)] {
         let hostnqn = format!("nqn.2014-08.org.vnvme:{host}");

@@ -307,3 +307,100 @@ fn check_reports_file_line_disk_and_remedy() {
     );
     assert!(said.contains("write name ="), "{said}");
 }
+
+/// Mistakes that only the files of this host show, and the words of their messages.
+#[test]
+fn check_finds_volumes_that_daemon_would_refuse() {
+    let folder = Folder::new();
+    let path = |name: &str| text(&folder.0.path(name));
+    let disk = folder.0.disk("disk.raw", 1 << 20);
+    folder.0.disk("empty.raw", 0);
+    let fine = |socket: &str, volume: &str| {
+        format!(
+            "[[controller]]\nsocket = \"{}\"\nnamespace = [{{ volume = \"{volume}\" }}]\n",
+            path(socket)
+        )
+    };
+    let (good, said) = checked(&folder, &fine("a.sock", &disk));
+    assert!(good, "{said}");
+    for (fragment, words) in [
+        (
+            fine("a.sock", &path("none.raw")),
+            "c.toml, line 3, controller ",
+        ),
+        (fine("a.sock", &path("none.raw")), "none.raw: no such file"),
+        (fine("a.sock", &path("empty.raw")), "empty.raw: is empty"),
+        (fine("a.sock", &path("etc")), "etc: is a directory"),
+        (fine("none/a.sock", &disk), "none does not exist; make it"),
+        (
+            fine("a.sock", &disk) + &fine("b.sock", &disk),
+            "c.toml, line 6, controller ",
+        ),
+        (fine("a.sock", &disk) + &fine("b.sock", &disk), "overlaps"),
+        (
+            fine("a.sock", &disk).replacen("namespace", "socket-group = \"nobodys\"\nnamespace", 1),
+            "there is no group \"nobodys\"",
+        ),
+        (
+            fine("a.sock", &disk).replacen("namespace", "boot-partition = \"/none\"\nnamespace", 1),
+            "boot partition /none",
+        ),
+    ] {
+        let (good, said) = checked(&folder, &fragment);
+        assert!(!good && said.contains(words), "{words}: {said}");
+        let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
+            .args(["check", "--offline"])
+            .arg(folder.0.path("etc"))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+    // Each of several mistakes has a line.
+    let two = fine("a.sock", &path("none.raw")) + &fine("b.sock", &path("empty.raw"));
+    let (good, said) = checked(&folder, &two);
+    assert!(
+        !good && said.contains("no such file") && said.contains("is empty"),
+        "{said}"
+    );
+    // A volume that a daemon serves is no mistake of its configuration.
+    folder.write("c.toml", &fine("a.sock", &disk));
+    let config = text(&folder.0.path("etc"));
+    let daemon = Daemon::spawn(&["daemon", "--config", &config, "--control", "none"]);
+    daemon.wait_listening(&folder.0.path("a.sock"));
+    let (good, said) = checked(&folder, &fine("a.sock", &disk));
+    assert!(good, "{said}");
+    daemon.end();
+}
+
+#[test]
+fn folder_is_applied_like_its_fragments() {
+    let folder = Folder::new();
+    let control = text(&folder.0.path("control"));
+    let allow = text(folder.0.path("x").parent().unwrap());
+    let daemon = Daemon::spawn(&["daemon", "--control", &control, "--allow", &allow]);
+    for name in ["a", "b"] {
+        let socket = text(&folder.0.path(&format!("{name}.sock")));
+        let fragment = format!(
+            "[[controller]]\nsocket = \"{socket}\"\nnamespace = [{{ volume = \"mem://1M\" }}]\n"
+        );
+        folder.write(&format!("{name}.toml"), &fragment);
+    }
+    let apply = || {
+        let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
+            .args(["apply", "--control", &control])
+            .arg(folder.0.path("etc"))
+            .output()
+            .unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(said).unwrap())
+    };
+    let mut last = (false, String::new());
+    eventually("the daemon answers", || {
+        last = apply();
+        last.0
+    });
+    assert!(last.1.contains("added: a\nadded: b\n"), "{last:?}");
+    let (good, said) = apply();
+    assert!(good && said.contains("nothing to do"), "{said}");
+    daemon.end();
+}

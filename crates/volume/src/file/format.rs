@@ -4,8 +4,8 @@
 //! The check only ever refuses. It never opens an image in the format that it finds, as programs do
 //! that probe: a guest can write any header to its own raw disk, and would choose what its host
 //! opens next. A raw disk with such a header (or with an image as it is) is served with
-//! `format=raw`. Formats that guests make on whole disks themselves (LUKS, filesystems) are raw
-//! disks and not looked for.
+//! `format=raw`. Formats that guests make on whole disks themselves are raw disks: filesystems are
+//! not looked for, and LUKS is reported only for a warning.
 
 /// Number of bytes at the beginning of a file in which image formats are recognised.
 pub(super) const HEAD: usize = 512;
@@ -30,14 +30,29 @@ const MAGICS: [(&str, usize, &[u8]); 11] = [
 /// Signature of the extended Parallels format, a variant of the last entry of the table.
 const PARALLELS_EXTENDED: &[u8] = b"WithouFreSpacExt";
 
-/// Returns the image format that these first bytes belong to, if it cannot be served as raw.
-pub(super) fn detect(head: &[u8]) -> Option<&'static str> {
+/// Signature of both versions of LUKS.
+const LUKS: &[u8] = b"LUKS\xba\xbe";
+
+/// Kind of a file's content that is reported before the file is served as raw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum HeadKind {
+    /// An image of this format, which cannot be served as raw.
+    Image(&'static str),
+    /// Encrypted bytes, which only their guest may be able to decrypt.
+    Encrypted,
+}
+
+/// Returns the kind of content that these first bytes belong to.
+pub(super) fn detect(head: &[u8]) -> Option<HeadKind> {
     let is = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
     if is(0, PARALLELS_EXTENDED) {
-        return Some("Parallels");
+        return Some(HeadKind::Image("Parallels"));
+    }
+    if is(0, LUKS) {
+        return Some(HeadKind::Encrypted);
     }
     let found = MAGICS.iter().find(|(_, at, magic)| is(*at, magic));
-    found.map(|(name, ..)| *name)
+    found.map(|(name, ..)| HeadKind::Image(name))
 }
 
 #[cfg(test)]
@@ -61,19 +76,13 @@ mod tests {
             (b"WithouFreSpacExt\x02", "Parallels"),
             (&vdi, "VDI"),
         ] {
-            assert_eq!(detect(head), Some(name), "{head:?}");
+            assert_eq!(detect(head), Some(HeadKind::Image(name)), "{head:?}");
         }
+        let luks = detect(b"LUKS\xba\xbe\0\x02");
+        assert_eq!(luks, Some(HeadKind::Encrypted));
         vdi[0x41] = 0;
         let mbr = [0; HEAD];
-        for raw in [
-            &b""[..],
-            b"QFI",
-            b"QED",
-            &mbr,
-            &vdi,
-            b"LUKS\xba\xbe\0\x02",
-            b"EFI PART",
-        ] {
+        for raw in [&b""[..], b"QFI", b"QED", &mbr, &vdi, b"LUKS", b"EFI PART"] {
             assert_eq!(detect(raw), None, "{raw:?}");
         }
     }

@@ -3,7 +3,7 @@
 use super::device::Device;
 use super::exclusive::{self, ClaimRefused};
 use super::fence::Fence;
-use super::format;
+use super::format::{self, HeadKind};
 use super::sys;
 use super::{Direct, FileOptions, Format};
 use crate::io::ring::Alignment;
@@ -89,14 +89,22 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<OpenedFile, Vol
     }
     // Before the size is looked at: another format may have any, and a raw disk's advice would
     // spoil it.
-    if options.format == Format::Probe
-        && !options.image
-        && let Some(format) = format(path, fd.as_fd())
-    {
-        return Err(VolumeError::ImageFormat {
-            path: path.into(),
-            format,
-        });
+    if options.format == Format::Probe && !options.image {
+        match head_kind(path, fd.as_fd()) {
+            Some(HeadKind::Image(format)) => {
+                return Err(VolumeError::ImageFormat {
+                    path: path.into(),
+                    format,
+                });
+            }
+            Some(HeadKind::Encrypted) => tracing::warn!(
+                path = %path.display(),
+                "this file is encrypted with LUKS, and its guest sees the encrypted bytes; to have \
+                 the host decrypt it, serve the device of cryptsetup open instead; where the guest \
+                 has the passphrase, ?format=raw ends this warning"
+            ),
+            None => {}
+        }
     }
     let smallest = options.block_size.unwrap_or(DEFAULT_BLOCK);
     if !options.image {
@@ -185,9 +193,8 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<OpenedFile, Vol
     })
 }
 
-/// Returns the image format of the file, if it is one that cannot be served. An unreadable file has
-/// none.
-fn format(path: &Path, fd: BorrowedFd<'_>) -> Option<&'static str> {
+/// Returns the kind of content that the first bytes of the file show. An unreadable file has none.
+fn head_kind(path: &Path, fd: BorrowedFd<'_>) -> Option<HeadKind> {
     let mut head = Buffer::new(LARGEST_BLOCK);
     let read = rustix::io::pread(fd, &mut head[..], 0).or_else(|errno| match errno {
         // Direct I/O in blocks that are larger still.

@@ -46,6 +46,9 @@ pub struct OpenOptions {
     /// Whether a file that begins like an image format is served as raw anyway. Set for volumes
     /// that were served as raw before: a guest may have written their first bytes.
     pub raw: bool,
+    /// Whether the volume is opened only to find errors: without locks, and without making or
+    /// changing files, since another process may be serving it.
+    pub is_check: bool,
 }
 
 /// Memory in which the bytes of a memory volume are stored.
@@ -76,6 +79,14 @@ pub enum OpenError {
         scheme: String,
         /// Forms of valid URLs, for the message.
         known: String,
+    },
+    /// A path begins with a known scheme and a colon, without the two slashes.
+    #[error("{text}: no such file; did you mean {}?", .meant)]
+    NoSlashes {
+        /// The path as given.
+        text: String,
+        /// The URL that was probably meant.
+        meant: String,
     },
     /// The size in the URL is invalid.
     #[error("size \"{text}\" in {scheme}://{text}: {why}")]
@@ -187,6 +198,7 @@ impl OpenError {
                 VolumeError::SliceRange { .. }
                 | VolumeError::SliceAlignment { .. }
                 | VolumeError::BlockSize { .. }
+                | VolumeError::Memory { .. }
                 | VolumeError::Size { .. },
             ) => Self::Named {
                 url: url.into(),
@@ -377,7 +389,7 @@ fn file<X>(
     let format = |text: &str| match text {
         "raw" => Ok(Format::Raw),
         "probe" => Ok(Format::Probe),
-        _ => Err("it is raw or probe"),
+        _ => Err("it is raw, qcow2 or probe"),
     };
     let copy = |text: &str| match text {
         "off" => Ok(FileCopy::Off),
@@ -399,6 +411,11 @@ fn file<X>(
         Some(_) => Atomic::Unit(DEFAULT_UNIT),
         None => Atomic::Auto,
     });
+    let atomic = match atomic {
+        // The journal would be made.
+        Atomic::Unit(_) if open.is_check && !read_only => Atomic::Auto,
+        atomic => atomic,
+    };
     let file_options = FileOptions {
         format: match options.take("format", format)?.unwrap_or_default() {
             Format::Probe if open.raw => Format::Raw,

@@ -40,15 +40,27 @@ pub fn parse_size(text: &str) -> Result<u64, &'static str> {
         .ok_or("the number is too large")
 }
 
-/// Parses a number of requests, with the units of [`parse_size`]: `20k` is 20480.
+/// Parses a number of requests, whose units `k`, `M` and `G` are powers of 1000, unlike those of a
+/// size: `20k` is 20000.
 ///
 /// The error describes the mistake in the text.
 pub fn parse_count(text: &str) -> Result<u64, &'static str> {
-    if text.starts_with(|c: char| c.is_ascii_digit()) {
-        parse_size(text)
-    } else {
-        Err("a number of requests per second is expected, such as 5000, or 0 for no limit")
+    const EXPECTED: &str =
+        "a number of requests per second is expected, such as 5000 or 5k, or 0 for no limit";
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let factor = match text.get(digits.len()..) {
+        Some("") => 1,
+        Some("k" | "K") => 1_000,
+        Some("m" | "M") => 1_000_000,
+        Some("g" | "G") => 1_000_000_000,
+        _ => return Err(EXPECTED),
+    };
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(EXPECTED);
     }
+    let number = digits.parse::<u64>().ok();
+    let number = number.and_then(|number| number.checked_mul(factor));
+    number.ok_or("the number is too large")
 }
 
 /// Parses a whole number from `FIRST` to `LAST`.
@@ -156,6 +168,28 @@ mod tests {
         ] {
             assert!(parse_size(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn counts_have_decimal_units() {
+        for (text, count) in [
+            ("0", 0),
+            ("5000", 5000),
+            ("1k", 1000),
+            ("20K", 20_000),
+            ("3M", 3_000_000),
+            ("1g", 1_000_000_000),
+        ] {
+            assert_eq!(parse_count(text), Ok(count), "{text}");
+        }
+        for text in ["", "k", "-1", "fast", "1KiB", "1kb", "1 k", "1.5k", "1k5"] {
+            let why = parse_count(text).unwrap_err();
+            assert!(why.starts_with("a number of requests"), "{text}: {why}");
+        }
+        assert_eq!(
+            parse_count("18446744073709551615k"),
+            Err("the number is too large")
+        );
     }
 
     #[test]

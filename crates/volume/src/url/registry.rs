@@ -218,6 +218,7 @@ impl<X: 'static> Registry<X> {
     }
 
     fn open_any(&self, url: &str, open: OpenOptions) -> Result<OpenedUrl<X>, OpenError> {
+        let is_check = open.is_check;
         let (whole, extras) = if scheme(url).0.is_empty() && Path::new(url).exists() {
             let whole = super::file(url.into(), open, &mut Options::none())?;
             (whole, Extras::default())
@@ -228,7 +229,7 @@ impl<X: 'static> Registry<X> {
         let volume = extras.apply(whole.volume, url)?;
         // Locked only now that its used part is known; volumes of this process, which have names,
         // were checked first.
-        if let (Some(file), Some(part)) = (whole.to_lock, volume.extent()) {
+        if let (Some(file), Some(part), false) = (whole.to_lock, volume.extent(), is_check) {
             file.lock(part.offset, part.len)?;
         }
         Ok(OpenedUrl {
@@ -253,6 +254,14 @@ impl<X: 'static> Registry<X> {
             Some((name, query)) => (name, Some(query)),
             None => (rest, None),
         };
+        if scheme.is_empty()
+            && let Some(meant) = self.with_slashes(text)
+        {
+            return Err(OpenError::NoSlashes {
+                text: text.into(),
+                meant,
+            });
+        }
         if name.is_empty() && matches!(scheme, "" | "file") {
             return Err(OpenError::Nothing {
                 known: self.known(),
@@ -286,6 +295,19 @@ impl<X: 'static> Registry<X> {
         let whole = (kind.open)(&mut url, open)?;
         url.options.all_taken(kind_name)?;
         Ok(whole)
+    }
+
+    /// Returns the URL that was meant by a path that does not exist and looks like a URL without
+    /// slashes: `mem:4G`.
+    fn with_slashes(&self, text: &str) -> Option<String> {
+        let (name, rest) = text.split_once(':')?;
+        let mut schemes = self.schemes();
+        schemes.find(|scheme| scheme.name.eq_ignore_ascii_case(name))?;
+        let path = text.split_once('?').map_or(text, |(path, _)| path);
+        if Path::new(path).exists() {
+            return None;
+        }
+        Some(format!("{}://{rest}", name.to_ascii_lowercase()))
     }
 
     /// Returns the file format that a query names, if it is a registered kind, and the rest of the

@@ -1,9 +1,10 @@
-//! A worker with a processor of its own lets the threads run that work on its requests.
+//! Workers beside other threads on their processor: the kernel's, which work on their requests, and
+//! those of other programs.
 
 use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dma::SegmentList;
@@ -94,11 +95,7 @@ fn flush_does_not_wait_for_end_of_time_slice() {
     let handle = Handle::new().unwrap();
     let (of_thread, of_worker) = (handle.clone(), counts.clone());
     let thread = std::thread::spawn(move || {
-        let mut one = CpuSet::new();
-        let all = sched_getaffinity(None).unwrap();
-        let first = (0..CpuSet::MAX_CPU).find(|&cpu| all.is_set(cpu));
-        one.set(first.unwrap());
-        sched_setaffinity(None, &one).unwrap();
+        pin_to_first_processor();
         let options = Options {
             idle_window: IdleWindow::Fixed(Duration::from_secs(3600)),
             shares_cpu: false,
@@ -130,4 +127,80 @@ fn flush_does_not_wait_for_end_of_time_slice() {
         looks < FLUSHES * LOOKS_PER_FLUSH,
         "{looks} looks for {FLUSHES} flushes"
     );
+}
+
+/// Has nothing to do, and is polled all the time.
+struct Polled;
+
+impl Frontend for Polled {
+    type Error = Infallible;
+
+    fn poll(&mut self, _now: Instant, _budget: &mut Budget) -> bool {
+        false
+    }
+
+    fn complete(&mut self, _completion: Completion) {}
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+
+    fn must_poll(&self) -> bool {
+        true
+    }
+
+    fn arm(&mut self) -> bool {
+        false
+    }
+
+    fn flush(&mut self) {}
+
+    fn is_drained(&self) -> bool {
+        true
+    }
+}
+
+fn pin_to_first_processor() {
+    let mut one = CpuSet::new();
+    let all = sched_getaffinity(None).unwrap();
+    let first = (0..CpuSet::MAX_CPU).find(|&cpu| all.is_set(cpu));
+    one.set(first.unwrap());
+    sched_setaffinity(None, &one).unwrap();
+}
+
+/// A worker that is always polled has no sleep but its naps beside other threads.
+#[test]
+fn naps_beside_other_threads_count_as_sleep() {
+    let handle = Handle::new().unwrap();
+    let of_thread = handle.clone();
+    let began = Instant::now();
+    let thread = std::thread::spawn(move || {
+        pin_to_first_processor();
+        let options = Options {
+            idle_window: IdleWindow::Fixed(Duration::from_secs(3600)),
+            shares_cpu: true,
+            ..Options::default()
+        };
+        let io = Rc::new(Io::new(IoOptions::default()));
+        let mut worker = Worker::new(io, &of_thread, options).unwrap();
+        worker.add(|_| Ok::<_, Infallible>(Polled)).unwrap();
+        worker.run().unwrap();
+    });
+    let is_over = Arc::new(AtomicBool::new(false));
+    let of_rival = is_over.clone();
+    let rival = std::thread::spawn(move || {
+        pin_to_first_processor();
+        while !of_rival.load(Ordering::SeqCst) {
+            std::hint::spin_loop();
+        }
+    });
+    while handle.load().asleep() < Duration::from_millis(20) {
+        assert!(began.elapsed() < TIMEOUT, "no nap is counted");
+        assert!(!thread.is_finished(), "the worker has ended");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    handle.post(Worker::stop);
+    thread.join().unwrap();
+    is_over.store(true, Ordering::SeqCst);
+    rival.join().unwrap();
 }

@@ -23,6 +23,7 @@ use crate::pool::{PoolError, PooledNamespace};
 use crate::survival::state::{HeldCommand, ManagementState};
 use nvme::{Command, Status};
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -37,7 +38,7 @@ const CONTROLLERS: Status = Status::CONTROLLER_LIST_INVALID.with_dnr(true);
 const INVALID_NAMESPACE: Status = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true);
 
 /// Task of a management command. NGUIDs identify the namespaces.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 enum Task {
     Create {
         nsid: u32,
@@ -51,6 +52,42 @@ enum Task {
     Delete(VecDeque<[u8; 16]>),
     Attach([u8; 16]),
     Detach([u8; 16]),
+}
+
+/// Form in log lines, with NGUIDs in hexadecimal digits.
+impl fmt::Debug for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Create {
+                nsid,
+                blocks,
+                block_size,
+                nguid,
+                shared,
+            } => write!(
+                f,
+                "create namespace {nsid} ({blocks} blocks of {block_size} bytes, shared: {shared}, \
+                 nguid {})",
+                Hex(nguid)
+            ),
+            Self::Delete(all) => {
+                f.write_str("delete")?;
+                all.iter()
+                    .try_for_each(|nguid| write!(f, " {}", Hex(nguid)))
+            }
+            Self::Attach(nguid) => write!(f, "attach {}", Hex(nguid)),
+            Self::Detach(nguid) => write!(f, "detach {}", Hex(nguid)),
+        }
+    }
+}
+
+/// Bytes of an identifier, written as hexadecimal digits.
+struct Hex<'a>(&'a [u8; 16]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -75,7 +75,7 @@ fn screen_matches_expected_text() {
 workers, % busy/polling/asleep   0: 50/25/25   1: 50/25/25
 sorted by iops
 DISK             KIND     IOPS   READ/s  WRITE/s     P50     P99  DEPTH  WAIT  W
-db-0             nvme     812k   3.1GiB       0B  15.0ns  15.0ns    2.5     -  0
+db-0             ctrl     812k   3.1GiB       0B  15.0ns  15.0ns    2.5     -  0
 web              ublk    20.5k  80.0MiB       0B  31.0ns  31.0ns    2.5     -  0
 backup           vhost     120   480KiB       0B   8.1ms   8.1ms    2.5     -  0
 q quit   s sort   / filter   j/k or arrows select   enter queues";

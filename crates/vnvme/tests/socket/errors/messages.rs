@@ -145,13 +145,13 @@ pub const MISTAKES: &[Mistake] = &[
         "-s none/s mem://1M",
         "",
         1,
-        "vnvme: none/s.lock: cannot make the lock file: No such file or directory (os error 2)",
+        "vnvme: none/s: the folder none does not exist; make it with: mkdir -p none",
     ),
     Mistake(
         "-s disk.raw mem://1M",
         "",
         1,
-        "vnvme: disk.raw: exists and is not a socket",
+        "vnvme: disk.raw: exists and is not a socket; choose another path for the socket",
     ),
     Mistake("", "", 2, "vnvme: nothing to serve. Name"),
     // Volumes.
@@ -160,7 +160,7 @@ pub const MISTAKES: &[Mistake] = &[
         "",
         1,
         "vnvme: mem://1M?iops=fast: option iops=fast: a number of requests per second is expected, \
-         such as 5000, or 0 for no limit",
+         such as 5000 or 5k, or 0 for no limit",
     ),
     Mistake(
         "-s s mem://1M?bps=fast",
@@ -259,7 +259,8 @@ pub const MISTAKES: &[Mistake] = &[
          volume = \"mem://1M?iops=fast\"\n",
         1,
         "vnvme: c.toml, line 11, controller b.sock, namespace 2: mem://1M?iops=fast: option \
-         iops=fast: a number of requests per second is expected, such as 5000, or 0 for no limit",
+         iops=fast: a number of requests per second is expected, such as 5000 or 5k, or 0 for no \
+         limit",
     ),
     Mistake(
         "-c c.toml",
@@ -504,6 +505,88 @@ pub const MISTAKES: &[Mistake] = &[
         "vnvme: the disk has no volume: name a path or URL",
     ),
     Mistake(
+        "add controller mem://1M",
+        "",
+        2,
+        "vnvme: the disk has no socket: add socket=..., for example socket=/run/vnvme/vm0.sock",
+    ),
+    Mistake(
+        "add nvme-tcp mem://1M",
+        "",
+        2,
+        "vnvme: the disk has no listen: add listen=..., for example listen=127.0.0.1:4420",
+    ),
+    Mistake(
+        "add controller socket=q.sock io-queues=many mem://1M",
+        "",
+        2,
+        "vnvme: io-queues=many: a whole number is expected",
+    ),
+    Mistake(
+        "-s s mem://1M --cpus 1023",
+        "",
+        1,
+        "vnvme: --cpus: CPU 1023 does not exist, or this process may not use it; it may use CPUS",
+    ),
+    Mistake(
+        "-c c.toml",
+        "[controller.namespace]\nvolume = \"mem://1M\"\n",
+        1,
+        "invalid type: map, expected an array of tables; write [[controller.namespace]] with two \
+         brackets",
+    ),
+    Mistake(
+        "-c c.toml",
+        "[[controller.namespace]]\nvolume = \"mem://1M\"\nblock-size = \"4k\"\n",
+        1,
+        "\"4k\": a whole number is expected without a unit, 4096",
+    ),
+    Mistake(
+        "-c c.toml",
+        "[[controller.namespace]]\nvolume = \"mem://1M\"\nblock-size = \"4096\"\n",
+        1,
+        "\"4096\": write 4096 without quotation marks",
+    ),
+    Mistake(
+        "check empty.toml",
+        "",
+        1,
+        "vnvme: empty.toml: describes no disk; add a table [[controller]], [[vhost-user-blk]], \
+         [[nvme-tcp]] or [[ublk]], with a volume (docs/reference.md has the keys)",
+    ),
+    Mistake(
+        "-c empty.toml",
+        "",
+        1,
+        "vnvme: empty.toml: describes no disk; add a table [[controller]], [[vhost-user-blk]], \
+         [[nvme-tcp]] or [[ublk]], with a volume (docs/reference.md has the keys)",
+    ),
+    Mistake(
+        "info none.raw",
+        "",
+        1,
+        "vnvme: none.raw: no such file; create a raw disk with: truncate -s 1G none.raw",
+    ),
+    Mistake(
+        "-s s mem:4G",
+        "",
+        1,
+        "vnvme: mem:4G: no such file; did you mean mem://4G?",
+    ),
+    Mistake(
+        "-s s disk.raw?format=qcow3",
+        "",
+        1,
+        "vnvme: disk.raw?format=qcow3: option format=qcow3: it is raw, qcow2 or probe",
+    ),
+    Mistake(
+        "-c c.toml",
+        "serial = \" x\"\n[[controller.namespace]]\nvolume = \"mem://1M\"\n",
+        1,
+        "vnvme: c.toml, line 8, controller b.sock: serial \" x\": begins with a space, which hosts \
+         show differently; remove it",
+    ),
+    Mistake(
         "add controller socket=q.sock io_queues=9 mem://1M",
         "",
         2,
@@ -553,23 +636,41 @@ pub const MISTAKES: &[Mistake] = &[
 
 /// First words of a command line, besides none.
 pub const COMMANDS: &[&str] = &[
-    "add", "apply", "attach", "bench", "check", "daemon", "detach", "limits", "list", "resize",
-    "serv", "stats", "top", "ublk",
+    "add", "apply", "attach", "bench", "check", "daemon", "detach", "info", "limits", "list",
+    "resize", "serv", "stats", "top", "ublk",
 ];
 
 /// Requests that a daemon refuses, and their messages; the exit status is 1. DIR is the folder that
 /// it may open files in.
 pub const REFUSED: &[(&str, &str)] = &[
-    ("show x", "vnvme: no disk is called \"x\""),
-    ("show A", "vnvme: no disk is called \"A\""),
-    ("remove x", "vnvme: no disk is called \"x\""),
-    ("limits x --iops 5", "vnvme: no disk is called \"x\""),
-    ("path x --set direct", "vnvme: no disk is called \"x\""),
+    (
+        "show x",
+        "vnvme: no disk is called \"x\"; vnvme list shows the names",
+    ),
+    (
+        "show A",
+        "vnvme: no disk is called \"A\"; vnvme list shows the names",
+    ),
+    (
+        "remove x",
+        "vnvme: no disk is called \"x\"; vnvme list shows the names",
+    ),
+    (
+        "limits x --iops 5",
+        "vnvme: no disk is called \"x\"; vnvme list shows the names",
+    ),
+    (
+        "path x --set direct",
+        "vnvme: no disk is called \"x\"; vnvme list shows the names",
+    ),
     (
         "suspend x",
         "vnvme: this process drives no device: only nvme:// and vfio-user:// volumes do",
     ),
-    ("attach x mem://1M", "vnvme: no disk is called \"x\""),
+    (
+        "attach x mem://1M",
+        "vnvme: no disk is called \"x\"; vnvme list shows the names",
+    ),
     (
         "attach b mem://1M",
         "vnvme: \"b\" is no controller: only controllers have namespaces that come and go",
@@ -608,7 +709,10 @@ pub const REFUSED: &[(&str, &str)] = &[
          `protection-first`, `storage-tag`, `storage-tag-mask`, `format-file`, \
          `ana-group`, `ana-state`",
     ),
-    ("detach a 7", "vnvme: \"a\" has no namespace 7"),
+    (
+        "detach a 7",
+        "vnvme: \"a\" has no namespace 7; vnvme show a lists its namespaces",
+    ),
     (
         "detach b 1",
         "vnvme: \"b\" is no controller: only controllers have namespaces that come and go",
@@ -617,21 +721,23 @@ pub const REFUSED: &[(&str, &str)] = &[
         "resize a 2M",
         "vnvme: namespace 1: its size cannot be changed: only whole files can be resized",
     ),
-    ("resize a 2M --nsid 5", "vnvme: \"a\" has no namespace 5"),
+    (
+        "resize a 2M --nsid 5",
+        "vnvme: \"a\" has no namespace 5; vnvme show a lists its namespaces",
+    ),
     (
         "resize f 1000",
         "vnvme: namespace 1: DIR/disk.raw: size of 1000 bytes is not a multiple of 512 bytes; \
          extend it with: truncate -s %512 DIR/disk.raw",
     ),
-    ("add controller mem://1M", "vnvme: missing field `socket`"),
     (
         "add controller socket=DIR/a.sock mem://1M",
-        "vnvme: a disk \"a\" is there already",
+        "vnvme: a disk \"a\" is there already; choose another name, or remove that disk first",
     ),
     (
         "add controller socket=DIR/none/q.sock mem://1M",
-        "vnvme: DIR/none/q.sock.lock: cannot make the lock file: No such file or directory (os \
-         error 2)",
+        "vnvme: DIR/none/q.sock: the folder DIR/none does not exist; make it with: mkdir -p \
+         DIR/none",
     ),
     (
         "add controller socket=/none/q.sock mem://1M",
@@ -640,7 +746,7 @@ pub const REFUSED: &[(&str, &str)] = &[
     ),
     (
         "add controller socket=DIR/disk.raw mem://1M",
-        "vnvme: DIR/disk.raw: exists and is not a socket",
+        "vnvme: DIR/disk.raw: exists and is not a socket; choose another path for the socket",
     ),
     (
         "add controller socket=DIR/q.sock io-queues=199 mem://1M",
