@@ -241,10 +241,14 @@ impl super::Admin {
         at.filter(|_| wanted)
     }
 
-    /// Returns the time of the keep alive timer or of the alert about marked blocks, whichever is
-    /// earlier.
+    /// Returns the earliest time of the keep alive timer, the alert about marked blocks, and a
+    /// requested reset.
     pub(super) fn next_timer(&self) -> Option<Instant> {
-        let timers = [self.keep_alive.deadline(), self.alert_at()];
+        let timers = [
+            self.keep_alive.deadline(),
+            self.alert_at(),
+            self.subsystem_reset,
+        ];
         timers.into_iter().flatten().min()
     }
 }

@@ -157,6 +157,9 @@ pub(crate) struct Registers {
     /// Boot Partitions: BPRSEL, BPMBL, BPINFO.BRS.
     #[cbor(n(8), default)]
     pub boot: (u32, u64, u8),
+    /// The host has requested an NVM Subsystem Reset, which has not begun.
+    #[cbor(n(9), default)]
+    pub subsystem_reset: bool,
 }
 
 /// Configuration space, as far as the host can write it.
