@@ -7,7 +7,9 @@
 use crate::blocking::{Blocking, block_on, fill};
 use crate::check::{RefcountErrors, Skeleton, check};
 use crate::error::ImageError;
-use crate::format::{Geometry, HEADER_ROOM, Header, OFFSET_FEATURES, table_entry};
+use crate::format::{
+    Geometry, HEADER_ROOM, Header, OFFSET_FEATURES, table_entry, without_reserved,
+};
 use crate::image::{Image, ImageParts, Writer};
 use crate::ranges::Ranges;
 use crate::refcounts::Refcounts;
@@ -364,14 +366,24 @@ fn image(
     let mut bytes = vec![0; header.l1_entries as usize * 8];
     fill(file, &mut bytes, header.l1_offset).map_err(failed("its L1 table cannot be read"))?;
     let l1: Vec<u64> = numbers(&bytes).collect();
-    if l1
-        .iter()
-        .any(|&entry| table_entry(entry, &geometry).is_none())
-    {
-        return Err(ImageError::Damaged {
-            path,
-            what: "an entry of its L1 table is against the rules".into(),
-        });
+    let invalid = |entry: &&u64| table_entry(**entry, &geometry).is_none();
+    let damaged = l1.iter().filter(invalid).count();
+    if damaged > 0 {
+        if write {
+            return Err(ImageError::Damaged {
+                path,
+                what: "an entry of its L1 table is against the rules".into(),
+            });
+        }
+        // Data that other entries lead to can be rescued. Reads by an entry that leads nowhere
+        // fail.
+        tracing::warn!(
+            "{}: {damaged} entries of its L1 table are against the rules; the data behind them may \
+             be unreadable, see qemu-img check",
+            path.display()
+        );
+        let entries = l1.iter().map(|&entry| without_reserved(entry, &geometry));
+        bytes = entries.flat_map(u64::to_be_bytes).collect();
     }
     let writer = if write {
         Some(writer(&opened, header, &l1)?)
@@ -381,11 +393,17 @@ fn image(
     let tables = Tables::new(geometry, layer, L1::new(header.l1_offset, &bytes), cache);
     let tables_file = opened.volume.reopen(Direct::Off)?;
     let cluster_is_fine = geometry.cluster_size() >= PAGE;
-    if !header.size.is_multiple_of(512) {
+    let mut size = header.size;
+    if layer == 0 && !write {
+        // The rest of the last block is in its cluster, or reads as zeroes.
+        size = size.next_multiple_of(512);
+    }
+    if !size.is_multiple_of(512) {
         return Err(ImageError::Size {
             path,
             bytes: header.size,
-            why: "a disk consists of blocks of 512 bytes; change it with qemu-img resize",
+            why: "a disk consists of blocks of 512 bytes; change it with qemu-img resize, or serve it \
+                  with read-only=on",
         });
     }
     let mut image = Image::new(ImageParts {
@@ -393,7 +411,7 @@ fn image(
         layer,
         data: opened.volume,
         tables_file: Some(tables_file),
-        size: header.size,
+        size,
         tables: Some(tables),
         geometry,
         writer,

@@ -1,6 +1,6 @@
-//! Control state, in two buffers of which the newer is valid.
+//! State that is committed as a whole, in two buffers of which the newer is valid.
 
-use crate::layout::{CONTROL_BUFFER, Kind};
+use crate::layout::Kind;
 use crate::{StateError, StateMemory};
 use dma::ROW;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,11 +8,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Size in bytes of the header of a control state's buffer: length, checksum and sequence number.
 const HEAD: usize = 16;
 
-/// The two buffers of the control state. A commit writes the buffer that is not valid, and then the
-/// sequence number that makes it so. A process that dies in between leaves the previous state.
+/// The two buffers of the control state, or of marked ranges. A commit writes the buffer that is
+/// not valid, and then the sequence number that makes it so. A process that dies in between leaves
+/// the previous state.
 #[derive(Debug)]
 pub struct Control {
     state: StateMemory,
+    kind: Kind,
+    /// Size of each buffer in bytes, including its header.
+    size: usize,
     /// Number of allocated bytes in each buffer.
     allocated: [usize; 2],
 }
@@ -25,19 +29,23 @@ fn checksum(sequence: u64, bytes: &[u8]) -> u32 {
 }
 
 impl Control {
-    pub(crate) fn new(state: StateMemory) -> Control {
+    pub(crate) fn new(state: StateMemory, kind: Kind, size: usize) -> Control {
         Control {
             state,
+            kind,
+            size,
             allocated: [0; 2],
         }
     }
 
-    /// Maximum size of a control state in bytes.
-    pub const CAPACITY: usize = CONTROL_BUFFER - HEAD;
+    /// Returns the maximum size of a state in bytes.
+    pub fn capacity(&self) -> usize {
+        self.size - HEAD
+    }
 
     fn published(&self) -> Result<&AtomicU64, StateError> {
-        let section = self.state.section(Kind::Control);
-        if section.len < ROW + 2 * CONTROL_BUFFER {
+        let section = self.state.section(self.kind);
+        if section.len < ROW + 2 * self.size {
             return Err(StateError::Damaged("no room for the control state"));
         }
         let word = self.state.memory().atomic_u64(section.offset);
@@ -45,17 +53,17 @@ impl Control {
     }
 
     /// Returns the offset in the section of the buffer for a sequence number.
-    fn buffer(sequence: u64) -> usize {
-        ROW + (sequence & 1) as usize * CONTROL_BUFFER
+    fn buffer(&self, sequence: u64) -> usize {
+        ROW + (sequence & 1) as usize * self.size
     }
 
     /// Allocates the first bytes of a buffer.
     fn prepare(&mut self, sequence: u64, bytes: usize) -> Result<(), StateError> {
+        let from = self.buffer(sequence);
         let [even, odd] = &mut self.allocated;
         let allocated = if sequence & 1 == 0 { even } else { odd };
         if bytes > *allocated {
-            self.state
-                .prepare_range(Kind::Control, Self::buffer(sequence), bytes)?;
+            self.state.prepare_range(self.kind, from, bytes)?;
             *allocated = bytes;
         }
         Ok(())
@@ -67,17 +75,17 @@ impl Control {
             .map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    /// Commits `bytes` as the new control state.
+    /// Commits `bytes` as the new state.
     ///
     /// # Errors
     /// [`StateError::OutOfRange`] when there are too many bytes, [`StateError::Memory`] when no
     /// memory is left. The previous state then stays valid.
     pub fn commit(&mut self, bytes: &[u8]) -> Result<(), StateError> {
-        if bytes.len() > Self::CAPACITY {
+        if bytes.len() > self.capacity() {
             return Err(StateError::OutOfRange);
         }
         let sequence = self.sequence().wrapping_add(1).max(1);
-        let (at, len) = (Self::buffer(sequence), bytes.len());
+        let (at, len) = (self.buffer(sequence), bytes.len());
         self.prepare(sequence, HEAD + len)?;
         let published = self.published()?;
         let mut head = [0; HEAD];
@@ -86,7 +94,7 @@ impl Control {
         length.copy_from_slice(&(len as u32).to_le_bytes());
         sum.copy_from_slice(&checksum(sequence, bytes).to_le_bytes());
         last.copy_from_slice(&sequence.to_le_bytes());
-        let place = self.state.section(Kind::Control).offset + at;
+        let place = self.state.section(self.kind).offset + at;
         let memory = self.state.memory();
         memory.write(place, &head)?;
         crash::point!("state-memory.control.head");
@@ -104,7 +112,7 @@ impl Control {
         }
     }
 
-    /// Returns the committed control state; `None` when there is none.
+    /// Returns the committed state; `None` when there is none.
     ///
     /// # Errors
     /// [`StateError::Damaged`] when the state is inconsistent.
@@ -113,7 +121,7 @@ impl Control {
         if sequence == 0 {
             return Ok(None);
         }
-        let place = self.state.section(Kind::Control).offset + Self::buffer(sequence);
+        let place = self.state.section(self.kind).offset + self.buffer(sequence);
         let memory = self.state.memory();
         let mut head = [0; HEAD];
         memory.read(place, &mut head)?;
@@ -121,7 +129,7 @@ impl Control {
         let len = u32::from_le_bytes([a, b, c, d]) as usize;
         let sum = u32::from_le_bytes([e, f, g, h]);
         let damaged = StateError::Damaged("the control state is not what was committed");
-        if len > Self::CAPACITY || u64::from_le_bytes(last) != sequence {
+        if len > self.capacity() || u64::from_le_bytes(last) != sequence {
             return Err(damaged);
         }
         let mut bytes = vec![0; len];

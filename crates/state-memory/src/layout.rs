@@ -25,6 +25,8 @@ const MAX_FILE_SIZE: usize = 1 << 32;
 
 /// Size in bytes of each of the two control buffers, including its header.
 pub(crate) const CONTROL_BUFFER: usize = 128 << 10;
+/// Size in bytes of each of the two buffers of marked ranges, including its header.
+pub(crate) const MARKS_BUFFER: usize = 384 << 10;
 /// Size of the identity section in bytes.
 const IDENTITY: usize = PAGE;
 
@@ -55,10 +57,12 @@ pub(crate) enum Kind {
     Descriptors = 4,
     Hot = 5,
     Records = 6,
+    /// Marked ranges that have no room in the control state. Older versions have no such section.
+    Marks = 7,
 }
 
 /// Number of kinds of sections.
-pub(crate) const KINDS: usize = 7;
+pub(crate) const KINDS: usize = 8;
 
 /// Location of a section in the memory file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -97,6 +101,7 @@ impl Layout {
             (table_bytes(self.descriptors), 0),
             (Some(usize::from(self.queues) * ROW), 0),
             (Some(usize::from(self.shares) * share), share),
+            (Some(ROW + 2 * MARKS_BUFFER), 0),
         ];
         let (mut sections, mut at) = (Sections::default(), HEADER);
         for (section, (len, stride)) in sections.iter_mut().zip(lens) {

@@ -11,6 +11,7 @@
 //! |---|---|---|
 //! | identity, session ([`Area`]) | the front-end's glue | its own business: bytes and words |
 //! | control ([`Control`]) | the control half, whole | the sequence of the newer one of two buffers |
+//! | marks ([`StateMemory::marks`]) | the control half, whole | as for control |
 //! | windows ([`WindowTable`]) | the control half, by entry | the entry's first word, written last |
 //! | descriptors ([`DescriptorTable`]) | the front-end's glue | as for windows |
 //! | hot rows ([`StateMemory::hot`]) | the engine that has the queue | each word counts by itself |

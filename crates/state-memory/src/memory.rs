@@ -1,6 +1,6 @@
 //! State memory file: creation, opening, and allocation of pages before they are used.
 
-use crate::layout::{self, KINDS, Kind, PAGE, Section, Sections};
+use crate::layout::{self, CONTROL_BUFFER, KINDS, Kind, MARKS_BUFFER, PAGE, Section, Sections};
 use crate::{Area, Control, DescriptorTable, Layout, StateError, WindowTable};
 use dma::{Memory, ROW, Rows, SharedPages};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -70,7 +70,14 @@ impl StateMemory {
 
     /// Returns the two buffers of the control state.
     pub fn control(&self) -> Control {
-        Control::new(self.clone())
+        Control::new(self.clone(), Kind::Control, CONTROL_BUFFER)
+    }
+
+    /// Returns the two buffers of marked ranges that have no room in the control state; `None` in a
+    /// memory that a version without them has made.
+    pub fn marks(&self) -> Option<Control> {
+        let there = self.section(Kind::Marks).len > 0;
+        there.then(|| Control::new(self.clone(), Kind::Marks, MARKS_BUFFER))
     }
 
     /// Returns the table of guest memory windows.

@@ -41,7 +41,7 @@ const INLINE_POINTS: &str = "controller.answer.";
 const MADE: &str = "vnvme.disk.";
 
 /// Points that no load here passes, and where each is tested.
-const ELSEWHERE: [&str; 18] = [
+const ELSEWHERE: [&str; 19] = [
     // QEMU 11.1.3 ends by an assertion where a guest chooses its write cache while the daemon is
     // away: `vhost-blk/tests/it/deaths.rs`.
     "vhost-blk.write-cache.noted",
@@ -61,6 +61,7 @@ const ELSEWHERE: [&str; 18] = [
     // Of blocks marked as unreadable: `controller/tests/it/uncorrectable.rs`.
     "controller.mark.marked",
     "controller.mark.recorded",
+    "controller.mark.saved",
     // Of metadata: `controller/tests/it/metadata/history.rs`.
     "controller.metadata.",
     // Of formats: `controller/tests/it/formats/lasting.rs`, `metadata/formats.rs`,

@@ -57,6 +57,12 @@ impl AsyncEvents {
         found.is_some_and(|at| self.parked.remove(at).is_some())
     }
 
+    /// Removes the oldest parked request, for an event that is reported whether or not its type is
+    /// masked.
+    pub fn take_oldest(&mut self) -> Option<u16> {
+        self.parked.pop_front()
+    }
+
     fn next(&mut self) -> Option<(u16, AsyncEvent)> {
         let at = self
             .pending

@@ -28,9 +28,6 @@ use nvme::{Command, Completion, Status};
 use protection::{Guard, Type};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// WUSL: maximum size of a Write Uncorrectable command, in pages of 4096 bytes, as a power of
-/// two; for blocks of 512 bytes.
-const MARKED_AT_ONCE: u8 = (crate::marks::MAX_MARKED_BLOCKS / 8).ilog2() as u8;
 const INVALID_NAMESPACE: Status = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true);
 
 /// Largest NSID that a list can start behind ("NVMe Base 2.1", 5.1.13.2.2).
@@ -373,10 +370,7 @@ impl Controller {
             // they format.
             data.wzsl = self.config.mdts;
         }
-        if self.config.offer().marks {
-            // Recommended (ONCS has the command's bit). Larger blocks may be as many.
-            data.wusl = MARKED_AT_ONCE;
-        }
+        data.wusl = 0; // Write Uncorrectable has no limit
         data.dmrl = 0; // 256 ranges, the most that fit
         data.ver = 0x0001_0100.into();
         data

@@ -7,7 +7,7 @@
 
 use super::{AdminOutcome, AdminResult, INVALID_FIELD};
 use crate::control::Controller;
-use crate::marks::{MarkedRanges, PIECES};
+use crate::marks::{MAX_RANGES, MarkedRanges, count_ranges};
 use crate::survival::Since;
 use crate::survival::state::LbaStatusState;
 use nvme::aen::{AsyncEvent, EventType, Notice};
@@ -88,6 +88,7 @@ impl LbaStatus {
             news: self.news,
             alerted: self.alerted,
             reading: self.reading.clone(),
+            elsewhere: false,
             since: self.since.wall(),
         }
     }
@@ -95,25 +96,32 @@ impl LbaStatus {
     /// Restores the state saved by [`LbaStatus::save`]. [`Controller::restore_marks`] restores the
     /// marks themselves.
     pub fn restore(saved: &LbaStatusState) -> Self {
-        let ranges = |(_, marks): &(u16, MarkedRanges)| {
-            let all = marks.iter().map(|(_, ranges)| 1 + ranges.len());
-            all.sum::<usize>()
-        };
-        let most = 2 * PIECES as usize;
         let reading = saved.reading.clone();
         LbaStatus {
             generation: saved.generation,
             news: saved.news,
             alerted: saved.alerted,
-            reading: reading.filter(|page| ranges(page) <= most),
+            reading: reading.filter(|(_, marks)| count_ranges(marks) <= MAX_RANGES),
             since: Since::from_wall(saved.since),
         }
     }
 }
 
-/// Returns a number of blocks as a zero-based value. Marked ranges have fewer than 2^32 blocks.
-fn zero_based(blocks: u64) -> u32 {
-    u32::try_from(blocks.saturating_sub(1)).unwrap_or(u32::MAX)
+/// Maximum number of blocks in a descriptor, which has a zero-based number of 32 bits.
+const MAX_DESCRIPTOR_BLOCKS: u64 = 1 << 32;
+
+/// Splits a marked range into parts for one descriptor each: first block and zero-based number of
+/// blocks.
+fn parts(range: Range<u64>) -> impl Iterator<Item = (u64, u32)> {
+    let end = range.end;
+    let starts = range.step_by(MAX_DESCRIPTOR_BLOCKS as usize);
+    starts.map(move |start| {
+        let blocks = (end - start).min(MAX_DESCRIPTOR_BLOCKS);
+        (
+            start,
+            u32::try_from(blocks.saturating_sub(1)).unwrap_or(u32::MAX),
+        )
+    })
 }
 
 impl Controller {
@@ -234,10 +242,14 @@ impl super::Admin {
         at.filter(|_| wanted)
     }
 
-    /// Returns the time of the keep alive timer or of the alert about marked blocks, whichever is
-    /// earlier.
+    /// Returns the earliest time of the keep alive timer, the alert about marked blocks, and a
+    /// requested reset.
     pub(super) fn next_timer(&self) -> Option<Instant> {
-        let timers = [self.keep_alive.deadline(), self.alert_at()];
+        let timers = [
+            self.keep_alive.deadline(),
+            self.alert_at(),
+            self.subsystem_reset,
+        ];
         timers.into_iter().flatten().min()
     }
 }
@@ -246,18 +258,22 @@ impl super::Admin {
 fn log_page(generation: u16, marks: &MarkedRanges) -> Vec<u8> {
     let (mut elements, mut unreadable) = (Vec::new(), 0u64);
     for (nsid, ranges) in marks {
+        let mut descriptors = Vec::new();
+        for &(slba, blocks) in ranges {
+            unreadable = unreadable.saturating_add(blocks);
+            descriptors.extend(parts(slba..slba.saturating_add(blocks)));
+        }
         let element = LbaStatusElement {
             neid: (*nsid).into(),
-            nlrd: (ranges.len() as u32).into(),
+            nlrd: (descriptors.len() as u32).into(),
             ratype: LbaStatusAction::TRACKED,
             ..Default::default()
         };
         elements.extend_from_slice(element.as_bytes());
-        for &(slba, blocks) in ranges {
-            unreadable = unreadable.saturating_add(blocks);
+        for (rslba, rnlb_z) in descriptors {
             let descriptor = LbaRangeDescriptor {
-                rslba: slba.into(),
-                rnlb_z: zero_based(blocks).into(),
+                rslba: rslba.into(),
+                rnlb_z: rnlb_z.into(),
                 ..Default::default()
             };
             elements.extend_from_slice(descriptor.as_bytes());
@@ -279,10 +295,11 @@ fn log_page(generation: u16, marks: &MarkedRanges) -> Vec<u8> {
 fn descriptors(found: &[Range<u64>], bytes: u64) -> Vec<u8> {
     let room = bytes.saturating_sub(size_of::<LbaStatusListHeader>() as u64);
     let room = usize::try_from(room).unwrap_or(usize::MAX) / size_of::<LbaStatusDescriptor>();
-    let count = found.len().min(room);
+    let mut all = found.iter().cloned().flat_map(parts);
+    let listed: Vec<(u64, u32)> = all.by_ref().take(room).collect();
     let header = LbaStatusListHeader {
-        nlsd: (count as u32).into(),
-        cmpc: if count == found.len() {
+        nlsd: (listed.len() as u32).into(),
+        cmpc: if all.next().is_none() {
             LbaStatusCondition::COMPLETE
         } else {
             LbaStatusCondition::INCOMPLETE
@@ -290,10 +307,10 @@ fn descriptors(found: &[Range<u64>], bytes: u64) -> Vec<u8> {
         ..Default::default()
     };
     let mut list = header.as_bytes().to_vec();
-    for range in found.iter().take(count) {
+    for (dslba, nlb_z) in listed {
         let descriptor = LbaStatusDescriptor {
-            dslba: range.start.into(),
-            nlb_z: zero_based(range.end - range.start).into(),
+            dslba: dslba.into(),
+            nlb_z: nlb_z.into(),
             stas: LbaRangeStatus::WRITE_UNCORRECTABLE,
             ..Default::default()
         };
@@ -301,4 +318,26 @@ fn descriptors(found: &[Range<u64>], bytes: u64) -> Vec<u8> {
     }
     list.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
     list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn range_of_more_than_32_bits_has_several_descriptors() {
+        let range = 5..(1 << 33) + 6;
+        let expected = [(5, u32::MAX), ((1 << 32) + 5, u32::MAX), ((1 << 33) + 5, 0)];
+        assert!(parts(range.clone()).eq(expected));
+        assert_eq!(parts(7..7).count(), 0);
+        // A list with room for two descriptors is incomplete.
+        let list = descriptors(std::slice::from_ref(&range), 8 + 40);
+        assert_eq!((list.len(), list[0], list[4]), (8 + 32, 2, 1));
+        let page = log_page(3, &vec![(1, vec![(5, (1 << 33) + 1)])]);
+        assert_eq!((page.len(), page[16 + 4]), (16 + 16 + 3 * 16, 3));
+        assert_eq!(
+            page[page.len() - 16..][..8],
+            ((1u64 << 33) + 5).to_le_bytes()
+        );
+    }
 }

@@ -76,11 +76,13 @@ pub(crate) struct Admin {
     pub management: Management,
     pub persistent_events: PersistentEvents,
     pub lba_status: LbaStatus,
+    /// Latest time at which an NVM Subsystem Reset begins that the host has requested.
+    pub subsystem_reset: Option<Instant>,
     /// Time of the last controller-level reset, or of power-on.
     pub last_reset: Instant,
-    /// Time of the earliest check among keep alive timer, alert about marked blocks, self-test,
-    /// erasure and namespace management, so that each round makes a single comparison. See
-    /// [`Admin::rearm`].
+    /// Time of the earliest check among keep alive timer, alert about marked blocks, requested
+    /// reset, self-test, erasure and namespace management, so that each round makes a single
+    /// comparison. See [`Admin::rearm`].
     timer: Option<Instant>,
     made: Instant,
     /// Rate limit of log lines about failed commands.
@@ -106,6 +108,7 @@ impl Admin {
             management: Management::default(),
             persistent_events: PersistentEvents::of(config),
             lba_status: LbaStatus::new(),
+            subsystem_reset: None,
             last_reset: Instant::now(),
             timer: None,
             made: Instant::now(),
@@ -127,6 +130,7 @@ impl Admin {
         self.persistent_events.reset();
         self.management.reset();
         self.lba_status.reset();
+        self.subsystem_reset = None;
         self.rearm();
     }
 
@@ -177,8 +181,8 @@ impl RateLimit {
 }
 
 impl Controller {
-    /// Makes the checks that are due: keep alive, alerts, self-test, erasure and namespace
-    /// management. Returns whether there was anything to do.
+    /// Makes the checks that are due: requested reset, keep alive, alerts, self-test, erasure and
+    /// namespace management. Returns whether there was anything to do.
     #[inline]
     pub(crate) fn check_timers(&mut self, budget: &mut Budget) -> bool {
         self.admin.timer.is_some_and(|at| self.now >= at) && self.timers(budget)
@@ -187,7 +191,8 @@ impl Controller {
     #[cold]
     fn timers(&mut self, budget: &mut Budget) -> bool {
         let _disk = self.in_log();
-        let mut worked = self.check_keep_alive();
+        let mut worked = self.check_subsystem_reset();
+        worked |= self.check_keep_alive();
         worked |= self.check_lba_alert();
         worked |= self.go_on_testing(budget);
         worked |= self.go_on_erasing(budget);

@@ -6,8 +6,15 @@
 use super::{BootRegisters, Cmb, Controller, MPSMAX};
 use crate::engine::Order;
 use crate::survival::state::Registers;
+use nvme::Status;
+use nvme::aen::{AsyncEvent, ErrorEvent};
 use nvme::log::HardwareErrorCode;
 use nvme::regs::{Ams, Aqa, Cc, CcCss, Csts, Shn, Shst};
+use std::time::{Duration, Instant};
+
+/// Time within which the host has to read CSTS after it has requested an NVM Subsystem Reset. The
+/// reset begins then in any case.
+const SUBSYSTEM_RESET_DELAY: Duration = Duration::from_millis(200);
 
 /// Life-cycle state of the controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,6 +62,7 @@ impl Controller {
             shutdown: self.shutdown as u8,
             cmbmsc: self.cmb.as_ref().map(Cmb::cmbmsc),
             boot: self.boot.save(),
+            subsystem_reset: self.admin.subsystem_reset.is_some(),
         }
     }
 
@@ -66,6 +74,8 @@ impl Controller {
         self.aqa = Aqa::from_bits(saved.aqa & 0x0fff_0fff);
         (self.asq, self.acq) = (saved.asq, saved.acq);
         self.boot = BootRegisters::restore(saved.boot);
+        self.admin.subsystem_reset = saved.subsystem_reset.then_some(self.now);
+        self.admin.rearm();
         self.state = *STATES.get(usize::from(saved.state))?;
         self.shutdown = *SHUTDOWNS.get(usize::from(saved.shutdown))?;
         if self.has_queues() && self.cc.mps() <= MPSMAX {
@@ -256,6 +266,47 @@ impl Controller {
         self.shutdown = Shutdown::No;
         self.state = LifecycleState::Resetting;
         self.progress();
+    }
+
+    /// Handles the host's request of an NVM Subsystem Reset.
+    ///
+    /// A real device takes its PCI Express link down ("NVMe Base 2.1", 3.7.1), and hosts notice
+    /// that. A virtual function cannot: Linux, from 6.11 on, reads CSTS once without looking at the
+    /// value, goes on as before, and notices the reset when a command times out. The controller
+    /// therefore asks the host for a controller reset by an asynchronous event, and begins its own
+    /// reset when the host reads CSTS, because Linux ignores events until shortly before.
+    pub(super) fn request_subsystem_reset(&mut self) {
+        if self.state != LifecycleState::Ready || self.admin.events.parked() == 0 {
+            return self.subsystem_reset();
+        }
+        let now = self.now.max(Instant::now());
+        self.admin.subsystem_reset = Some(now + SUBSYSTEM_RESET_DELAY);
+        self.admin.rearm();
+    }
+
+    /// Begins the requested NVM Subsystem Reset if the host has not read CSTS in time. Returns
+    /// whether the reset begins.
+    pub(crate) fn check_subsystem_reset(&mut self) -> bool {
+        let due = self.admin.subsystem_reset;
+        due.is_some_and(|at| self.now >= at) && self.begin_subsystem_reset()
+    }
+
+    /// Begins the NVM Subsystem Reset that the host has requested, if any. Returns whether the
+    /// reset begins.
+    pub(super) fn begin_subsystem_reset(&mut self) -> bool {
+        if self.admin.subsystem_reset.take().is_none() {
+            return false;
+        }
+        if let Some(cid) = self.admin.events.take_oldest() {
+            let event = AsyncEvent::error(ErrorEvent::PERSISTENT_INTERNAL_ERROR);
+            self.finish_admin(cid, Status::SUCCESS, event.into_bits());
+            // The completion and its interrupt precede the reset.
+            self.settle();
+            self.engine.end_round();
+        }
+        self.subsystem_reset();
+        self.settle();
+        true
     }
 
     /// Performs an NVM Subsystem Reset, which the host sees as a power cycle and which is valid in

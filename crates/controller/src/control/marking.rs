@@ -5,7 +5,7 @@
 use super::Controller;
 use super::migration::QueueOwner;
 use crate::engine::{Change, Marking, Order};
-use crate::marks::{MarkTable, MarkedRanges, Marks, PIECES};
+use crate::marks::{MAX_INLINE_RANGES, MAX_RANGES, MarkTable, MarkedRanges, Marks};
 use crate::subsystem::AwaitedRelease;
 use nvme::Status;
 use std::sync::{Arc, Weak};
@@ -62,7 +62,7 @@ impl Controller {
         };
         match change {
             Change::Mark(slba, blocks) => {
-                if !self.mark(&marks, slba, blocks) {
+                if !marks.mark(slba, blocks, self.most_ranges(&marks, 2)) {
                     // No NVMe status fits a full mark table. Writes to marked blocks make room.
                     let status = Some(Status::INTERNAL_ERROR);
                     return self.end_marking(MarkCompletion { place, tag, status });
@@ -81,19 +81,26 @@ impl Controller {
                 self.blocks_marked();
             }
             Change::Written(ranges) => {
-                marks.written(&ranges);
+                let most = self.most_ranges(&marks, 1);
+                let status = (!marks.written(&ranges, most)).then_some(Status::INTERNAL_ERROR);
                 self.marks_went(nsid, &marks);
-                let status = None;
                 self.end_marking(MarkCompletion { place, tag, status });
             }
         }
     }
 
-    /// Marks blocks if the limit of ranges permits. Only this thread adds marks that the next
-    /// process has to restore, so the count cannot change in between.
-    fn mark(&self, marks: &Marks, slba: u64, blocks: u64) -> bool {
-        let others = self.marks.table.pieces().saturating_sub(marks.pieces());
-        marks.mark(slba, blocks, PIECES.saturating_sub(others))
+    /// Returns the maximum number of ranges of these marks: the controller's limit, divided by
+    /// `share`, without the ranges of its other namespaces. Only this thread changes marks that the
+    /// next process has to restore, so the count cannot change before the caller uses it.
+    fn most_ranges(&self, marks: &Marks, share: usize) -> usize {
+        let others = self.marks.table.len().saturating_sub(marks.len());
+        let most = if self.saves_many_marks() {
+            MAX_RANGES
+        } else {
+            // Half of the control state's room is for the copy that the host is reading.
+            MAX_INLINE_RANGES / 2
+        };
+        (most / share).saturating_sub(others)
     }
 
     /// Handles the removal of marks. After the last one, the namespace's commands use the fast path
@@ -184,7 +191,7 @@ impl Controller {
             let (marks, size) = (ns.marks.clone(), ns.blocks);
             for &(slba, blocks) in ranges {
                 let there = blocks.min(size.saturating_sub(slba));
-                self.mark(&marks, slba, there);
+                marks.mark(slba, there, self.most_ranges(&marks, 1));
             }
             self.order_all(|| Order::LookAtMarks(index));
         }

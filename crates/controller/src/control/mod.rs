@@ -650,6 +650,7 @@ impl Controller {
             self.erase_deadline(),
             self.management_deadline(),
             self.lba_alert_deadline(),
+            self.admin.subsystem_reset,
         ];
         deadlines.into_iter().flatten().min()
     }

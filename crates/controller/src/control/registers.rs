@@ -17,6 +17,9 @@ impl Controller {
                 .irqs
                 .read_pba((offset - pci::MSIX_PBA_OFFSET) as usize, data);
         }
+        if offset <= regs::CSTS && regs::CSTS - offset < data.len() as u64 {
+            self.begin_subsystem_reset();
+        }
         for (i, byte) in data.iter_mut().enumerate() {
             let at = offset.saturating_add(i as u64);
             let dword = self.read_register(at & !3).to_le_bytes();
@@ -86,6 +89,7 @@ impl Controller {
         // The engine handles doorbell writes, and reports invalid values itself.
         if offset < pci::DOORBELL_OFFSET {
             self.touch();
+            self.begin_subsystem_reset();
         }
         match offset {
             regs::INTMS => self.engine.irqs.intms_set(value),
@@ -99,7 +103,7 @@ impl Controller {
                 self.csts.set_nssro(false);
             }
             regs::NSSR if value == regs::NSSR_MAGIC => {
-                self.subsystem_reset();
+                self.request_subsystem_reset();
             }
             regs::AQA => self.aqa = Aqa::from_bits(value & 0x0fff_0fff),
             regs::ASQ => self.asq = low(self.asq) & !0xfff,

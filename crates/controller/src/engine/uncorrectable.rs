@@ -8,7 +8,6 @@
 
 use super::slots::{Kind, RemainingWork};
 use super::{Engine, Event};
-use crate::marks::MAX_MARKED_BLOCKS;
 use nvme::cmd::io::RwCdw12;
 use nvme::{Command, Status};
 
@@ -60,9 +59,6 @@ impl Engine {
     ) -> Result<(), Status> {
         let blocks = u64::from(RwCdw12::from_bits(command.cdw12.get()).nlb());
         let extent = self.extent(command, blocks, true)?;
-        if blocks > MAX_MARKED_BLOCKS {
-            return Err(Status::COMMAND_SIZE_LIMIT_EXCEEDED.with_dnr(true));
-        }
         let index = self.slot_for(sqid, command, extent.ns)?;
         if let Some(slot) = self.slots.get(index) {
             slot.kind = Kind::Other;

@@ -12,13 +12,16 @@
 //! A write that was in flight when Write Uncorrectable completed may take effect before it or
 //! after it: its marked blocks either all keep their marks, or all lose them.
 //!
-//! *Limit.* A range of marks can be cut into half as many ranges as it has blocks. That many are
-//! counted for it when it is marked ([`PIECES`] for all of a controller's namespaces), so that no
-//! write that cuts a range can meet a limit.
+//! *Limit.* Marks take memory by ranges, not by blocks: at most [`MAX_RANGES`] for all of a
+//! controller's namespaces. Write Uncorrectable may use half of them, and fails when they are used
+//! up. The other half is for writes within a range, which split it. A write that would need one
+//! more fails, and its blocks keep their marks: if marks were dropped instead, the host could read
+//! the previous content of blocks that it has made unreadable.
 //!
-//! *Lifetime.* With a keeper, the next process finds the marks in the control state; those of a
-//! shared namespace in the state of the controller that has committed last. The volume
-//! does not store them: they are lost when the disk ends.
+//! *Lifetime.* With a keeper, the next process finds the marks in the control state, or in a
+//! section of the state memory if there are more than [`MAX_INLINE_RANGES`]; those of a shared
+//! namespace in the state of the controller that has committed last. The volume does not store
+//! them: they are lost when the disk ends.
 //!
 //! [`Engine::look_at_marks`]: crate::engine::Engine::look_at_marks
 
@@ -32,14 +35,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
 
-/// Maximum number of mark ranges in all namespaces of a controller. Together with the copy that the
-/// host is reading, they have to fit into the 128 KiB of the control state.
-pub(crate) const PIECES: u64 = 1024;
+/// Maximum number of marked ranges in all namespaces of a controller. Together with the copy that
+/// the host is reading, the ranges have to fit into a section of the state memory (19 bytes each).
+pub(crate) const MAX_RANGES: usize = 8192;
+/// Maximum number of marked ranges in a control state, the copy that the host is reading included.
+/// Older versions read as many.
+pub(crate) const MAX_INLINE_RANGES: usize = 2048;
 
 /// Blocks marked by Write Uncorrectable: for each NSID, ranges of first block and number of blocks.
 pub(crate) type MarkedRanges = Vec<(u32, Vec<(u64, u64)>)>;
-/// Maximum number of blocks of a Write Uncorrectable command.
-pub(crate) const MAX_MARKED_BLOCKS: u64 = 2 * PIECES;
+
+/// Returns the number of ranges of all namespaces.
+pub(crate) fn count_ranges(marks: &MarkedRanges) -> usize {
+    marks.iter().map(|(_, ranges)| ranges.len()).sum()
+}
 
 /// Blocks of one namespace that Write Uncorrectable has marked as unreadable.
 #[derive(Debug, Default)]
@@ -60,7 +69,7 @@ impl Marks {
     pub fn restore(changes: u64, ranges: &[(u64, u64)]) -> Self {
         let marks = Marks::default();
         for &(slba, blocks) in ranges {
-            marks.mark(slba, blocks, PIECES);
+            marks.mark(slba, blocks, MAX_RANGES);
         }
         marks.marked.lock().unpoisoned().changes = changes;
         marks
@@ -89,28 +98,32 @@ impl Marks {
         what(&self.marked.lock().unpoisoned().ranges)
     }
 
-    /// Marks blocks, unless later removals could then split the marks into more than `most` ranges.
-    /// Returns whether the blocks were marked.
-    pub fn mark(&self, slba: u64, blocks: u64, most: u64) -> bool {
+    /// Marks blocks, unless they would be one range more than `most`. Returns whether the blocks
+    /// were marked.
+    pub fn mark(&self, slba: u64, blocks: u64, most: usize) -> bool {
         self.change(|ranges| ranges.add(slba..slba.saturating_add(blocks), most))
     }
 
-    /// Removes the marks of ranges that were written (first block, number of blocks). Returns
-    /// whether any block was marked.
-    pub fn written(&self, written: &[(u64, u64)]) -> bool {
+    /// Removes the marks of ranges that were written (first block, number of blocks), except where
+    /// that would split a range and leave more than `most`. Returns whether all were removed.
+    pub fn written(&self, written: &[(u64, u64)], most: usize) -> bool {
         self.change(|ranges| {
-            let mut any = false;
+            let mut all = true;
             for &(slba, blocks) in written {
-                any |= ranges.remove(slba..slba.saturating_add(blocks));
+                all &= ranges.remove(slba..slba.saturating_add(blocks), most);
             }
-            any
+            all
         })
     }
 
     /// Removes the marks beyond the end of a namespace of `blocks` blocks. Returns whether there
     /// were any.
     pub fn cut(&self, blocks: u64) -> bool {
-        self.change(|ranges| ranges.remove(blocks..u64::MAX))
+        self.change(|ranges| {
+            let any = ranges.within(blocks..u64::MAX).next().is_some();
+            ranges.remove(blocks..u64::MAX, usize::MAX);
+            any
+        })
     }
 
     /// Returns the first block of the range that is marked as uncorrectable, if any.
@@ -142,9 +155,9 @@ impl Marks {
         (marked.changes, ranges.collect())
     }
 
-    /// Returns the number of ranges that the marks count as towards [`PIECES`].
-    pub fn pieces(&self) -> u64 {
-        self.see(Ranges::pieces)
+    /// Returns the number of marked ranges.
+    pub fn len(&self) -> usize {
+        if self.any() { self.see(Ranges::len) } else { 0 }
     }
 }
 
@@ -202,8 +215,8 @@ impl MarkTable {
         (ranges, changes)
     }
 
-    /// Returns the maximum number of ranges that the marks of all namespaces can be split into.
-    pub fn pieces(&self) -> u64 {
-        self.all().iter().map(|(_, marks)| marks.pieces()).sum()
+    /// Returns the number of marked ranges in all namespaces.
+    pub fn len(&self) -> usize {
+        self.all().iter().map(|(_, marks)| marks.len()).sum()
     }
 }

@@ -28,7 +28,7 @@ use crate::control::Controller;
 use crate::irq::IrqSink;
 use dma::{Memory, Prot};
 use nvme::Status;
-use state::{AdminCompletion, ControlState};
+use state::{AdminCompletion, ControlState, LbaStatusState};
 use state_memory::{Control, KeptMemory, KeptWindow, Layout, StateError, StateMemory, WindowTable};
 use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
@@ -72,6 +72,8 @@ const COUNTERS: Duration = Duration::from_secs(1);
 pub(crate) struct Survival {
     state: StateMemory,
     control: Control,
+    /// Section of marked ranges that have no room in the control state, if the memory has one.
+    marks: Option<Control>,
     windows: WindowTable,
     /// Windows that were unmapped, as ranges of addresses: commands in flight may touch them.
     leaving: Vec<(u64, u64)>,
@@ -87,6 +89,7 @@ impl Survival {
     pub fn new(state: StateMemory) -> Result<Self, StateError> {
         Ok(Survival {
             control: state.control(),
+            marks: state.marks(),
             windows: state.windows()?,
             leaving: Vec::new(),
             dirty: true,
@@ -137,13 +140,26 @@ impl Survival {
         }
     }
 
-    fn commit(&mut self, state: &ControlState) {
+    fn commit(&mut self, state: ControlState) {
         self.dirty = false;
         if !self.lost
-            && let Err(error) = self.control.commit(&state.encode())
+            && let Err(error) = self.commit_parts(state)
         {
             self.lose(&error);
         }
+    }
+
+    /// Commits marked ranges that need their own section, and then the rest. A process that dies in
+    /// between leaves newer marks beside an older control state. That is harmless, because the
+    /// commands that changed the marks have not completed, and are executed again.
+    fn commit_parts(&mut self, mut state: ControlState) -> Result<(), StateError> {
+        let lba_status = state.logs.lba_status.as_mut();
+        if let Some(many) = lba_status.and_then(LbaStatusState::take_many) {
+            let section = self.marks.as_mut().ok_or(StateError::OutOfRange)?;
+            section.commit(&many)?;
+            crash::point!("controller.mark.saved");
+        }
+        self.control.commit(&state.encode())
     }
 }
 
@@ -151,6 +167,11 @@ impl Controller {
     /// Returns whether another process can take over from this one.
     pub fn survives(&self) -> bool {
         self.survival.as_ref().is_some_and(|s| !s.lost)
+    }
+
+    /// Returns whether as many marked ranges can be kept as the program's limit permits.
+    pub(crate) fn saves_many_marks(&self) -> bool {
+        self.survival.as_ref().is_none_or(|s| s.marks.is_some())
     }
 
     /// Returns whether the next process needs the object kept under this number: a window's
@@ -210,7 +231,7 @@ impl Controller {
         crash::point!("controller.commit.before");
         let state = self.control_state();
         if let Some(survival) = &mut self.survival {
-            survival.commit(&state);
+            survival.commit(state);
         }
         self.marks_committed();
         crash::point!("controller.commit.after");

@@ -20,13 +20,18 @@ impl ControlState {
     pub(crate) fn read(state: &StateMemory) -> Result<Self, RestoreError> {
         let bytes = state.control().read()?.ok_or(RestoreError::Nothing)?;
         let form = |error: minicbor::decode::Error| RestoreError::Form(error.to_string());
-        let saved: ControlState = minicbor::decode(&bytes).map_err(form)?;
+        let mut saved: ControlState = minicbor::decode(&bytes).map_err(form)?;
         let version = saved.version;
         if version > STATE_VERSION {
             return Err(RestoreError::TooNew { version });
         }
         if version < STATE_OLDEST_READ {
             return Err(RestoreError::Contradiction("its version is none"));
+        }
+        if let Some(marks) = saved.logs.lba_status.as_mut().filter(|s| s.elsewhere) {
+            let many = state.marks().map(|many| many.read()).transpose()?.flatten();
+            let missing = RestoreError::Contradiction("the marked blocks are missing");
+            marks.put_many(&many.ok_or(missing)?).map_err(form)?;
         }
         Ok(saved)
     }

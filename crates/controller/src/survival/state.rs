@@ -5,7 +5,7 @@
 //! another purpose. Decoded data is not trusted: [`restore`](super::restore) checks it.
 
 use crate::formats::BlockFormat;
-use crate::marks::MarkedRanges;
+use crate::marks::{MAX_INLINE_RANGES, MarkedRanges, count_ranges};
 use minicbor::{Decode, Encode};
 use nvme::Command;
 use protection::{Guard, StorageTag, Type};
@@ -197,6 +197,9 @@ pub(crate) struct Registers {
     /// Boot Partition registers: BPRSEL, BPMBL and the field BRS of BPINFO.
     #[cbor(n(8), default)]
     pub boot: (u32, u64, u8),
+    /// The host has requested an NVM Subsystem Reset, which has not begun.
+    #[cbor(n(9), default)]
+    pub subsystem_reset: bool,
 }
 
 /// Bytes of PCI configuration space that the host can write, saved for the next process.
@@ -465,6 +468,45 @@ pub(crate) struct LbaStatusState {
     /// By NSID: number of changes of the marks so far.
     #[cbor(n(6), default)]
     pub changes: Vec<(u32, u64)>,
+    /// The marks and the log page are in the state memory's section of marks, because there are
+    /// more than [`MAX_INLINE_RANGES`]; here they are empty.
+    #[cbor(n(7), default)]
+    pub elsewhere: bool,
+}
+
+/// Marks and log page that have no room in the control state.
+#[derive(Debug, Default, Encode, Decode)]
+#[cbor(map)]
+struct ManyMarks {
+    #[n(0)]
+    marks: MarkedRanges,
+    #[n(1)]
+    reading: Option<(u16, MarkedRanges)>,
+}
+
+impl LbaStatusState {
+    /// Removes marks and log page if they are too many for the control state, and returns them in
+    /// the form of the section of marks.
+    pub fn take_many(&mut self) -> Option<Vec<u8>> {
+        let reading = self.reading.as_ref().map(|(_, marks)| count_ranges(marks));
+        if count_ranges(&self.marks) + reading.unwrap_or(0) <= MAX_INLINE_RANGES {
+            return None;
+        }
+        self.elsewhere = true;
+        let many = ManyMarks {
+            marks: std::mem::take(&mut self.marks),
+            reading: self.reading.take(),
+        };
+        // Encoding to memory cannot fail.
+        Some(minicbor::to_vec(&many).unwrap_or_default())
+    }
+
+    /// Sets marks and log page from the form of the section of marks.
+    pub fn put_many(&mut self, bytes: &[u8]) -> Result<(), minicbor::decode::Error> {
+        let many: ManyMarks = minicbor::decode(bytes)?;
+        (self.marks, self.reading) = (many.marks, many.reading);
+        Ok(())
+    }
 }
 
 /// Snapshots of the telemetry log pages, saved for the next process.

@@ -2,9 +2,11 @@
 
 use crate::common::*;
 use controller::{ControllerConfig, pci};
+use nvme::aen::{AsyncEvent, ErrorEvent};
 use nvme::pci::command;
 use nvme::regs::{self, Aqa, Cap, Cc, CcCss, Shn, Shst, Vs};
-use nvme::{AdminOpcode, NvmOpcode, Status};
+use nvme::{AdminOpcode, Command, NvmOpcode, Status};
+use std::time::Instant;
 use volume::{Effect, Fault, IoErrorKind, OpKind};
 
 fn fresh() -> Host {
@@ -311,6 +313,66 @@ fn subsystem_reset_works_in_any_state() {
     assert_eq!(h.csts().shst(), Shst::NORMAL);
     h.enable();
     assert_eq!(h.identify(1, 0, 0).0, Status::SUCCESS);
+}
+
+/// Linux sets the state of a controller back to live between its write to NSSR and its read of
+/// CSTS, and ignores events before that. It looks at no register afterwards.
+#[test]
+fn subsystem_reset_is_announced_when_host_reads_status() {
+    let event = AsyncEvent::error(ErrorEvent::PERSISTENT_INTERNAL_ERROR).into_bits();
+    let mut h = Host::ready();
+    let announced = |h: &mut Host, case: &str| {
+        let completion = h.reap(0).expect(case);
+        assert_eq!(completion.status(), Status::SUCCESS, "{case}");
+        assert_eq!(completion.dw0.get(), event, "{case}");
+        assert_eq!(h.vectors[0].take(), 1, "{case}");
+        assert!(h.csts().nssro() && !h.csts().rdy(), "{case}");
+        assert_eq!(h.reg32(regs::CC), 0, "{case}");
+        assert_eq!(h.c.deadline(), None, "{case}");
+        h.write(ACQ, &[0; 32 * 16]);
+        h.enable();
+        h.create_pair(1, 64);
+        h.set32(regs::CSTS, h_csts_nssro());
+        assert!(!h.csts().nssro() && h.csts().rdy(), "{case}");
+    };
+    for case in ["read", "read of 8 bytes", "time", "write", "death"] {
+        h.submit(0, Command::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, 0, 0));
+        h.run();
+        h.vectors[0].take();
+        h.now = Instant::now();
+        h.set32(regs::NSSR, regs::NSSR_MAGIC);
+        h.run();
+        assert!(h.reap(0).is_none(), "{case}: the host would not look at it");
+        let read = h.rw(NvmOpcode::READ, 1, 0, 1, DATA);
+        assert_eq!(h.io(read), Status::SUCCESS, "{case}: it has not begun");
+        match case {
+            "read" => assert!(h.csts().nssro() && !h.csts().rdy()),
+            "read of 8 bytes" => assert_eq!(h.reg64(regs::CSTS - 4) >> 32 & 0x11, 0x10),
+            "time" => {
+                h.now = h.c.deadline().unwrap();
+                h.run();
+            }
+            "write" => h.set32(regs::AQA, 0),
+            _ => {
+                h.die();
+                h.run();
+            }
+        }
+        announced(&mut h, case);
+    }
+    // Nobody to tell: the reset begins at once.
+    h.set32(regs::NSSR, regs::NSSR_MAGIC);
+    assert!(h.c.deadline().is_none());
+    assert!(h.csts().nssro() && !h.csts().rdy());
+    assert!(h.reap(0).is_none());
+    // A device reset is more than that.
+    h.enable();
+    h.submit(0, Command::new(AdminOpcode::ASYNC_EVENT_REQUEST.0, 0, 0));
+    h.run();
+    h.set32(regs::NSSR, regs::NSSR_MAGIC);
+    h.c.reset();
+    h.until(|h| !h.c.is_resetting());
+    assert!(h.c.deadline().is_none());
 }
 
 fn h_csts_nssro() -> u32 {

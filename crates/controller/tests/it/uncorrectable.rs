@@ -11,6 +11,8 @@ use controller::ControllerConfig;
 use nvme::cmd::io::CopyRange;
 use nvme::log::{ErrorInformation, SelfTestCode, SelfTestLog, SelfTestOutcome, Smart};
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -223,7 +225,6 @@ fn invalid_write_uncorrectable_is_refused() {
         (1, u64::MAX, 1, Status::LBA_OUT_OF_RANGE),
         (1, u64::MAX, 0x1_0000, Status::LBA_OUT_OF_RANGE),
         (2, 0, 1, Status::NAMESPACE_WRITE_PROTECTED),
-        (3, 0, 2049, Status::COMMAND_SIZE_LIMIT_EXCEEDED),
         (4, 0, 1, Status::INVALID_NAMESPACE_OR_FORMAT),
         (u32::MAX, 0, 1, Status::INVALID_NAMESPACE_OR_FORMAT),
         (0, 0, 1, Status::INVALID_NAMESPACE_OR_FORMAT),
@@ -232,40 +233,154 @@ fn invalid_write_uncorrectable_is_refused() {
         let done = h.io(command);
         assert_eq!((plain(done), done.dnr()), (status, true), "{nsid} {slba}");
     }
-    let command = h.rw(NvmOpcode::WRITE_UNCORRECTABLE, 3, 0, 2048, 0);
+    let command = h.rw(NvmOpcode::WRITE_UNCORRECTABLE, 3, 0, 32768, 0);
     assert_eq!(h.io(command), Status::SUCCESS);
     assert!(unreadable(&mut h, 64).is_empty(), "of namespace 1");
 }
 
-/// A guest that marks whatever it can takes so much memory and no more, and its writes go on.
+/// Number of ranges that Write Uncorrectable may use, and number of ranges with those of writes.
+const MOST: [u64; 2] = [4096, 8192];
+
+/// A guest that marks every third block takes a bounded amount of memory.
 #[test]
-fn marks_per_namespace_are_bounded() {
+fn marked_ranges_of_controller_are_bounded() {
     let mut h = Host::ready_with(vec![ns(1, mem(16 * MIB), 512), ns(2, mem(MIB), 512)]);
-    // Every third block, so that none touches another one.
-    for at in 0..1024 {
+    for at in 0..MOST[0] {
         assert_eq!(mark(&mut h, at * 3, 1), Status::SUCCESS, "{at}");
     }
-    assert_eq!(mark(&mut h, 1024 * 3, 1), Status::INTERNAL_ERROR);
+    let more = MOST[0] * 3;
+    assert_eq!(mark(&mut h, more, 1), Status::INTERNAL_ERROR);
     let other = h.rw(NvmOpcode::WRITE_UNCORRECTABLE, 2, 0, 1, 0);
     assert_eq!(h.io(other), Status::INTERNAL_ERROR, "of all namespaces");
-    assert_eq!(mark(&mut h, 9, 1), Status::SUCCESS, "it is marked");
-    assert_eq!(read(&mut h, 1024 * 3, 1), Status::SUCCESS);
+    // Ranges that merge with others need no room.
+    assert_eq!(mark(&mut h, 9, 1), Status::SUCCESS);
+    assert_eq!(mark(&mut h, more - 2, 1), Status::SUCCESS);
+    assert_eq!(read(&mut h, more, 1), Status::SUCCESS);
     die(&mut h);
-    assert_eq!(read(&mut h, 1023 * 3, 1), UNREADABLE);
+    assert_eq!(read(&mut h, more - 3, 2), UNREADABLE);
+    assert_eq!(read(&mut h, more - 1, 1), Status::SUCCESS);
+    assert_eq!(mark(&mut h, more, 1), Status::INTERNAL_ERROR);
     assert_eq!(write(&mut h, 30, 1), Status::SUCCESS);
-    assert_eq!(mark(&mut h, 1024 * 3, 1), Status::SUCCESS, "there is room");
-    // Namespaces as large as that, cut into as many pieces as there can be.
-    let mut h = Host::ready_with(vec![ns(1, mem(16 * MIB), 512)]);
-    assert_eq!(mark(&mut h, 0, 2048), Status::SUCCESS);
-    assert_eq!(mark(&mut h, 10_000, 1), Status::INTERNAL_ERROR);
-    for at in 0..1024 {
-        assert_eq!(write(&mut h, at * 2, 1), Status::SUCCESS);
+    assert_eq!(mark(&mut h, more, 1), Status::SUCCESS, "there is room");
+    // One range instead of thousands.
+    assert_eq!(mark(&mut h, 0, 32768), Status::SUCCESS);
+    assert_eq!(h.io(other), Status::SUCCESS);
+    assert_eq!(says::status(&mut h, 0, 0, 4096).0, [(0, 32768)]);
+}
+
+/// A whole namespace is one range. Writes split it, until there are as many ranges as there may be;
+/// then a write fails rather than unmark blocks that were not written.
+#[test]
+fn marked_namespace_is_split_by_writes() {
+    const BLOCKS: u64 = 131_072;
+    let mut h = Host::ready_with(vec![ns(1, mem(BLOCKS * 512), 512)]);
+    for slba in [0, 65_536] {
+        assert_eq!(mark(&mut h, slba, 65_536), Status::SUCCESS);
     }
-    assert_eq!(mark(&mut h, 10_000, 1), Status::INTERNAL_ERROR);
+    assert_eq!(says::status(&mut h, 0, 0, 4096), (vec![(0, 131_072)], true));
+    for slba in [0, 65_535, 65_536, BLOCKS - 1] {
+        assert_eq!(read(&mut h, slba, 1), UNREADABLE);
+    }
     die(&mut h);
-    assert_eq!(unreadable(&mut h, 8), [1, 3, 5, 7]);
-    assert_eq!(write(&mut h, 2047, 1), Status::SUCCESS);
-    assert_eq!(mark(&mut h, 10_000, 1), Status::SUCCESS);
+    assert_eq!(says::status(&mut h, 0, 0, 4096), (vec![(0, 131_072)], true));
+    let split = |at: u64| at * 4 + 1;
+    for at in 0..MOST[1] - 1 {
+        assert_eq!(write(&mut h, split(at), 1), Status::SUCCESS, "{at}");
+    }
+    let full = split(MOST[1] - 1);
+    for round in 0..2 {
+        assert_eq!(write(&mut h, full, 1), Status::INTERNAL_ERROR);
+        let zeroes = on(&h, NvmOpcode::WRITE_ZEROES, 1, full, 1);
+        assert_eq!(h.io(zeroes), Status::INTERNAL_ERROR);
+        assert_eq!(deallocate(&mut h, full, 1), Status::INTERNAL_ERROR);
+        let copied = copy(&mut h, full, &[(1, 1)]).0;
+        assert_eq!(copied, Status::INTERNAL_ERROR);
+        for slba in [full - 1, full, full + 1, BLOCKS - 1, 0, 2] {
+            assert_eq!(read(&mut h, slba, 1), UNREADABLE, "{round} {slba}");
+        }
+        assert_eq!(read(&mut h, split(MOST[1] - 2), 1), Status::SUCCESS);
+        assert_eq!(mark(&mut h, 2, 1), Status::SUCCESS, "it is marked");
+        die(&mut h);
+    }
+    // Writes that split nothing need no room, and make some.
+    assert_eq!(write(&mut h, BLOCKS - 1, 1), Status::SUCCESS);
+    assert_eq!(write(&mut h, full, 1), Status::INTERNAL_ERROR);
+    assert_eq!(write(&mut h, 0, 1), Status::SUCCESS);
+    assert_eq!(write(&mut h, full, 1), Status::SUCCESS);
+    die(&mut h);
+    assert_eq!(read(&mut h, full, 1), Status::SUCCESS);
+    assert_eq!(read(&mut h, full + 1, 1), UNREADABLE);
+    let format = Command::new(AdminOpcode::FORMAT_NVM.0, 0, 1);
+    assert_eq!(h.admin(format).status(), Status::SUCCESS);
+    for slba in [2, full + 1] {
+        assert_eq!(read(&mut h, slba, 1), Status::SUCCESS);
+    }
+    die(&mut h);
+    assert_eq!(says::status(&mut h, 0, 0, 4096), (vec![], true));
+}
+
+/// Marks two blocks around each of `count` blocks that are read, so that there are as many ranges.
+fn mark_ranges(h: &mut Host, count: u64) {
+    for at in 0..count {
+        assert_eq!(mark(h, at * 4, 2), Status::SUCCESS, "{at}");
+    }
+}
+
+/// With more ranges than the control state has room for, a process may die between the two commits.
+#[test]
+fn many_marked_ranges_survive_death_at_every_point() {
+    let mut h = Host::ready_with(vec![ns(1, mem(16 * MIB), 512)]);
+    mark_ranges(&mut h, 2050);
+    for point in ["controller.mark.saved", "state-memory.control.written"] {
+        for (passed, at) in (1..5).zip(3000..) {
+            crash::arm(point, passed);
+            assert_eq!(mark(&mut h, at * 4, 1), Status::SUCCESS);
+            crash::disarm();
+            assert_eq!(read(&mut h, at * 4, 1), UNREADABLE, "{point} {passed}");
+            crash::arm(point, passed);
+            assert_eq!(write(&mut h, at * 4, 1), Status::SUCCESS);
+            crash::disarm();
+            assert_eq!(read(&mut h, at * 4, 1), Status::SUCCESS, "{point} {passed}");
+        }
+        let died = h.crashes.get(point).copied();
+        assert!(died >= Some(1), "{point} is never passed");
+    }
+    // Back in the control state, and again in their own section.
+    for count in [3, 2060] {
+        assert_eq!(deallocate(&mut h, 0, 20_000), Status::SUCCESS);
+        mark_ranges(&mut h, count);
+        die(&mut h);
+        let last = count * 4 - 3;
+        assert_eq!(read(&mut h, last, 1), UNREADABLE);
+        assert_eq!(read(&mut h, last + 1, 1), Status::SUCCESS);
+        assert_eq!(read(&mut h, last + 3, 1), Status::SUCCESS);
+    }
+}
+
+/// A state memory of an older version has no section of marks, so that fewer ranges may be marked.
+#[test]
+fn state_memory_without_section_of_marks_keeps_fewer_ranges() {
+    let mut h = Host::ready_with(vec![ns(1, mem(16 * MIB), 512)]);
+    mark_ranges(&mut h, 500);
+    // The header's third word is the number of its sections, of which the last has the marks.
+    let file = File::from(h.state.fd().try_clone_to_owned().unwrap());
+    file.write_all_at(&7u64.to_le_bytes(), 16).unwrap();
+    die(&mut h);
+    assert_eq!(read(&mut h, 499 * 4, 1), UNREADABLE);
+    for at in 500..512 {
+        assert_eq!(mark(&mut h, at * 4, 2), Status::SUCCESS, "{at}");
+    }
+    assert_eq!(mark(&mut h, 4000, 1), Status::INTERNAL_ERROR);
+    assert_eq!(mark(&mut h, 10_000, 1), Status::INTERNAL_ERROR);
+    assert_eq!(mark(&mut h, 0, 10_000), Status::SUCCESS);
+    for at in 0..1023 {
+        assert_eq!(write(&mut h, at * 2 + 1, 1), Status::SUCCESS, "{at}");
+    }
+    assert_eq!(write(&mut h, 5000, 1), Status::INTERNAL_ERROR);
+    h.log(nvme::log::Lid::LBA_STATUS.0, 4096, 0, true);
+    die(&mut h);
+    assert!(h.c.survives());
+    assert_eq!(unreadable(&mut h, 6), [0, 2, 4]);
 }
 
 /// Reads and writes of a namespace without marks take the short way, which needs no event; so they

@@ -130,6 +130,14 @@ pub fn table_entry(entry: u64, geometry: &Geometry) -> Option<(u64, bool)> {
     Some((table, entry & COPIED != 0))
 }
 
+/// Returns an L1 entry without its reserved bits, for an image that is only read. QEMU ignores
+/// these bits. Entries that are invalid otherwise stay as they are.
+pub fn without_reserved(entry: u64, geometry: &Geometry) -> u64 {
+    let masked = entry & (OFFSET | COPIED);
+    let leads = table_entry(masked, geometry).is_some_and(|(table, _)| table != 0);
+    if leads { masked } else { entry }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

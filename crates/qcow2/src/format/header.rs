@@ -73,10 +73,16 @@ pub enum FormatError {
     L1Short { entries: u32, needed: u64 },
     #[error("has an L1 table of {0} entries, which is more than 32 MiB")]
     L1Long(u32),
-    #[error("has a refcount table of {0} clusters, which is more than 8 MiB, or none")]
+    #[error(
+        "has a refcount table of {0} clusters, which is more than 8 MiB, or none; serve it with read-only=on to rescue its data"
+    )]
     Reftable(u32),
-    #[error("has its {what} at byte {offset}, not at the start of a cluster")]
-    Place { what: &'static str, offset: u64 },
+    #[error("has its L1 table at byte {0}, not at the start of a cluster")]
+    L1Place(u64),
+    #[error(
+        "has its refcount table at byte {0}, not at the start of a cluster; serve it with read-only=on to rescue its data"
+    )]
+    ReftablePlace(u64),
     #[error(
         "is marked as corrupt: repair it with qemu-img check -r all, or serve it with read-only=on"
     )]
@@ -248,8 +254,12 @@ impl Header {
             refcount_order,
         };
         let first = bytes.get(..cluster).unwrap_or(bytes);
-        let backing = backing(first, fields.u64(8)?, fields.u32(16)?)?;
-        let extensions = extensions(first, length as usize, backing.as_ref())?;
+        let name_offset = fields.u64(8)?;
+        let backing = backing(first, name_offset, fields.u32(16)?)?;
+        // Extensions lie between the header and the name of the backing file.
+        let end = usize::try_from(name_offset).ok().filter(|end| *end > 0);
+        let area = end.and_then(|end| first.get(..end)).unwrap_or(first);
+        let extensions = extensions(area, length as usize)?;
         let header = Self {
             geometry,
             size: fields.u64(24)?,
@@ -260,7 +270,7 @@ impl Header {
             snapshots: fields.u32(60)?,
             incompatible,
             autoclear,
-            backing: backing.map(|(name, _)| name),
+            backing,
             backing_format: extensions.backing_format,
             has_bitmaps: extensions.bitmaps || autoclear & BITMAPS != 0,
         };
@@ -281,20 +291,15 @@ impl Header {
         if u64::from(entries) < needed {
             return Err(FormatError::L1Short { entries, needed });
         }
-        let clusters = u64::from(self.reftable_clusters);
-        if clusters == 0 || clusters > (LARGEST_REFTABLE >> geometry.cluster_bits).max(1) {
-            return Err(FormatError::Reftable(self.reftable_clusters));
-        }
-        for (what, offset) in [
-            ("L1 table", self.l1_offset),
-            ("refcount table", self.reftable_offset),
-        ] {
-            let aligned = offset.is_multiple_of(geometry.cluster_size());
-            if !aligned || offset == 0 || offset >> OFFSET_BITS != 0 {
-                return Err(FormatError::Place { what, offset });
-            }
+        if !self.may_have_table_at(self.l1_offset) {
+            return Err(FormatError::L1Place(self.l1_offset));
         }
         Ok(())
+    }
+
+    fn may_have_table_at(&self, offset: u64) -> bool {
+        let aligned = offset.is_multiple_of(self.geometry.cluster_size());
+        aligned && offset != 0 && offset >> OFFSET_BITS == 0
     }
 
     /// Checks that this crate may write the image.
@@ -317,6 +322,14 @@ impl Header {
         // Refcounts narrower than a byte share their bytes with neighbouring refcounts.
         if self.geometry.refcount_order < 3 {
             return Err(FormatError::NarrowRefcounts(self.geometry.refcount_order));
+        }
+        // A reader needs no refcounts.
+        let clusters = u64::from(self.reftable_clusters);
+        if clusters == 0 || clusters > (LARGEST_REFTABLE >> self.geometry.cluster_bits).max(1) {
+            return Err(FormatError::Reftable(self.reftable_clusters));
+        }
+        if !self.may_have_table_at(self.reftable_offset) {
+            return Err(FormatError::ReftablePlace(self.reftable_offset));
         }
         Ok(())
     }
@@ -346,8 +359,8 @@ fn check_features(incompatible: u64) -> Result<(), FormatError> {
     }
 }
 
-/// Parses the name of the backing file. Also returns its offset.
-fn backing(first: &[u8], offset: u64, len: u32) -> Result<Option<(String, usize)>, FormatError> {
+/// Parses the name of the backing file.
+fn backing(first: &[u8], offset: u64, len: u32) -> Result<Option<String>, FormatError> {
     if offset == 0 || len == 0 {
         return Ok(None);
     }
@@ -359,11 +372,10 @@ fn backing(first: &[u8], offset: u64, len: u32) -> Result<Option<(String, usize)
     let Some(name) = name.filter(|_| length <= MAX_NAME_LEN) else {
         return Err(outside);
     };
+    // A zero byte ends the name, and an empty name stands for no backing file, as in QEMU.
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
     let name = std::str::from_utf8(name).map_err(|_| FormatError::BackingText)?;
-    if name.contains('\0') {
-        return Err(FormatError::BackingText);
-    }
-    Ok(Some((name.to_owned(), start)))
+    Ok((!name.is_empty()).then(|| name.to_owned()))
 }
 
 #[derive(Default)]
@@ -372,15 +384,9 @@ struct Extensions {
     bitmaps: bool,
 }
 
-/// Parses the extensions between the header and the name of the backing file, or the end of the
-/// cluster.
-fn extensions(
-    first: &[u8],
-    mut at: usize,
-    backing: Option<&(String, usize)>,
-) -> Result<Extensions, FormatError> {
-    let end = backing.map_or(first.len(), |(_, start)| *start);
-    let area = Fields(first.get(..end).unwrap_or(first));
+/// Parses the extensions in the first bytes of an image, from offset `at` on.
+fn extensions(area: &[u8], mut at: usize) -> Result<Extensions, FormatError> {
+    let area = Fields(area);
     let mut found = Extensions::default();
     // Room for another one is not needed where the area ends.
     while at + 8 <= area.0.len() {
@@ -471,9 +477,6 @@ mod tests {
             (36, &u32::MAX.to_be_bytes(), "more than 32 MiB"),
             (40, &0x30100u64.to_be_bytes(), "L1 table at byte"),
             (40, &0u64.to_be_bytes(), "L1 table at byte 0"),
-            (48, &(1u64 << 60).to_be_bytes(), "refcount table at byte"),
-            (56, &0u32.to_be_bytes(), "refcount table of 0"),
-            (56, &(1u32 << 20).to_be_bytes(), "more than 8 MiB"),
         ] {
             let text = word(at, value);
             assert!(text.contains(expected), "{at}: {text}");
@@ -495,6 +498,10 @@ mod tests {
             (88, &1u64.to_be_bytes(), "bitmaps"),
             (96, &2u32.to_be_bytes(), "4 bits"),
             (4, &2u32.to_be_bytes(), "compat=1.1"),
+            (48, &(1u64 << 60).to_be_bytes(), "refcount table at byte"),
+            (48, &0x10100u64.to_be_bytes(), "refcount table at byte"),
+            (56, &0u32.to_be_bytes(), "refcount table of 0"),
+            (56, &(1u32 << 20).to_be_bytes(), "more than 8 MiB"),
         ] {
             let text = check(at, value);
             assert!(text.contains(expected), "{at}: {text}");
@@ -536,12 +543,22 @@ mod tests {
                 },
             ),
             (200, &[0xff], FormatError::BackingText),
-            (203, &[0], FormatError::BackingText),
             (132, &1000u32.to_be_bytes(), FormatError::Extension),
         ] {
             let mut bytes = bytes.clone();
             bytes[at..at + value.len()].copy_from_slice(value);
             assert_eq!(Header::parse(&bytes), Err(expected), "{at}");
+        }
+        // A zero byte ends the name, and an empty name stands for no backing file, as in QEMU.
+        for (at, value, expected) in [
+            (203, &[0][..], Some("bas")),
+            (200, &[0], None),
+            (16, &0u32.to_be_bytes(), None),
+        ] {
+            let mut bytes = bytes.clone();
+            bytes[at..at + value.len()].copy_from_slice(value);
+            let read = Header::parse(&bytes).unwrap();
+            assert_eq!(read.backing.as_deref(), expected, "{at}");
         }
     }
 }

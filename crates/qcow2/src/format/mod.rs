@@ -5,7 +5,7 @@
 mod entry;
 mod header;
 
-pub use entry::{COPIED, L2Entry, Mapping, ZERO, table_entry};
+pub use entry::{COPIED, L2Entry, Mapping, ZERO, table_entry, without_reserved};
 pub use header::{
     DIRTY, FormatError, Geometry, HEADER_ROOM, Header, OFFSET_FEATURES, OFFSET_L1,
     OFFSET_REFCOUNTS, OFFSET_SIZE,

@@ -337,3 +337,175 @@ fn image_in_use_is_refused() {
     let _one = open(&path, &Qcow2Options::default()).unwrap();
     assert!(refused(&path, None).contains("in use"));
 }
+
+/// Reads at each of these offsets: the first byte, or the kind of the error.
+fn read_at(
+    path: &Path,
+    options: &Qcow2Options,
+    at: &[u64],
+) -> Option<Vec<Result<u8, IoErrorKind>>> {
+    let volume = Qcow2Volume::open(path, options).unwrap();
+    let io = volume::Io::new(Default::default());
+    let Ok(mut queue) = Volume::open(&volume, &io) else {
+        testkit::skip("qcow2: reads of damaged images", "there is no io_uring");
+        return None;
+    };
+    let read = at.iter().map(|&offset| {
+        let data = SegmentList::owned(Buffer::new(4096));
+        let done = super::queues::finish(&io, &mut queue, |queue| {
+            queue.start(1, Op::Read, offset, data)
+        });
+        let mut bytes = [0; 4096];
+        done.data.copy_to(0, &mut bytes);
+        done.result.map(|()| bytes[0]).map_err(|error| error.kind)
+    });
+    Some(read.collect())
+}
+
+fn read_only() -> Qcow2Options {
+    Qcow2Options {
+        read_only: true,
+        ..Qcow2Options::default()
+    }
+}
+
+/// Bytes of the disk that an L1 entry covers.
+const COVERED: u64 = 512 << 20;
+
+/// Creates an image of three L2 tables, each with one data cluster: 4 to 6, and 7 to 9.
+fn image_with_data() -> Vec<u8> {
+    let mut bytes = EmptyImage {
+        size: 3 * COVERED,
+        ..EmptyImage::default()
+    }
+    .bytes();
+    bytes.resize(10 * CLUSTER, 0);
+    for n in 0..3 {
+        let entry = |cluster: usize| ((cluster as u64) << 16 | COPIED).to_be_bytes();
+        bytes[3 * CLUSTER + n * 8..][..8].copy_from_slice(&entry(4 + n));
+        bytes[(4 + n) * CLUSTER..][..8].copy_from_slice(&entry(7 + n));
+        bytes[(7 + n) * CLUSTER..][..CLUSTER].fill(n as u8 + 1);
+        for cluster in [4 + n, 7 + n] {
+            bytes[2 * CLUSTER + cluster * 2 + 1] = 1;
+        }
+    }
+    bytes
+}
+
+/// A reader needs no refcounts, and only those entries of tables that lead to its data.
+#[test]
+fn damaged_image_is_served_read_only() {
+    let (_directory, dir) = dir();
+    let path = dir.join("disk");
+    let table = |bits: u64| (4u64 << 16 | COPIED | bits).to_be_bytes();
+    let fine = Ok(1);
+    let lost = Err(IoErrorKind::MediaRead);
+    for (at, value, first, refusal) in [
+        (3 * CLUSTER, &table(1)[..], fine, "against the rules"),
+        (3 * CLUSTER, &table(3 << 56), fine, "against the rules"),
+        (3 * CLUSTER, &table(0x200), lost, "against the rules"),
+        (
+            3 * CLUSTER,
+            &[0x80, 0, 0, 0, 0, 0, 0, 0],
+            lost,
+            "against the rules",
+        ),
+        (CLUSTER, &[0xff; 8], fine, "refcount table is against"),
+        (CLUSTER, &[0; 8], fine, "not counted"),
+        (2 * CLUSTER, &[0; 20], fine, "not counted"),
+        (
+            48,
+            &0x10100u64.to_be_bytes(),
+            fine,
+            "refcount table at byte",
+        ),
+        (56, &0u32.to_be_bytes(), fine, "refcount table of 0"),
+        (
+            24,
+            &(3 * COVERED - 100).to_be_bytes(),
+            fine,
+            "blocks of 512 bytes",
+        ),
+    ] {
+        let mut bytes = image_with_data();
+        bytes[at..at + value.len()].copy_from_slice(value);
+        std::fs::write(&path, &bytes).unwrap();
+        let text = refused(&path, None);
+        assert!(
+            text.contains(refusal) && text.contains("read-only=on"),
+            "{text}"
+        );
+        let all = [0, COVERED, 2 * COVERED, COVERED - 4096, 3 * COVERED - 4096];
+        let Some(read) = read_at(&path, &read_only(), &all) else {
+            return;
+        };
+        let hole = if first.is_ok() { Ok(0) } else { lost };
+        assert_eq!(read, [first, Ok(2), Ok(3), hole, Ok(0)], "{refusal}");
+        assert!(std::fs::read(&path).unwrap() == bytes, "it was written to");
+    }
+}
+
+/// One to four bytes of the tables are changed. Only the header can make an image unreadable.
+#[test]
+fn image_with_randomly_damaged_tables_is_served_read_only() {
+    let (_directory, dir) = dir();
+    let path = dir.join("disk");
+    let mut random = super::Chance::new(41);
+    for case in 0..300 {
+        let (start, len) = [
+            (3 * CLUSTER, 24),
+            (4 * CLUSTER, 16),
+            (CLUSTER, 16),
+            (2 * CLUSTER, 24),
+            (48, 12),
+        ][case % 5];
+        let mut bytes = image_with_data();
+        for _ in 0..=random.below(4) {
+            bytes[start + random.below(len) as usize] = random.next() as u8;
+        }
+        std::fs::write(&path, &bytes).unwrap();
+        let Some(read) = read_at(&path, &read_only(), &[0, COVERED, 2 * COVERED]) else {
+            return;
+        };
+        if !matches!(start / CLUSTER, 3 | 4) {
+            assert_eq!(
+                read,
+                [Ok(1), Ok(2), Ok(3)],
+                "{case}: readers need no refcounts"
+            );
+        }
+    }
+}
+
+#[test]
+fn empty_backing_file_reads_as_zeroes() {
+    let (_directory, dir) = dir();
+    let path = dir.join("disk");
+    std::fs::write(dir.join("base"), b"").unwrap();
+    with_backing(&path, "base", "raw");
+    for read_only in [true, false] {
+        let options = Qcow2Options {
+            backing: Some(dir.clone()),
+            read_only,
+            ..Qcow2Options::default()
+        };
+        assert_eq!(open(&path, &options).unwrap().images.len(), 2);
+        if let Some(read) = read_at(&path, &options, &[0, (8 << 20) - 4096]) {
+            assert_eq!(read, [Ok(0), Ok(0)]);
+        }
+    }
+    // An empty name is no backing file, as in QEMU.
+    with_backing(&path, "", "raw");
+    for read_only in [true, false] {
+        let options = Qcow2Options {
+            read_only,
+            ..Qcow2Options::default()
+        };
+        assert_eq!(open(&path, &options).unwrap().images.len(), 1);
+    }
+    // An empty file is no image, and no disk.
+    std::fs::write(&path, b"").unwrap();
+    assert!(refused(&path, None).contains("is empty"));
+    let error = open(&path, &read_only()).err().unwrap().to_string();
+    assert!(error.contains("ends within its header"), "{error}");
+}

@@ -1,9 +1,7 @@
 //! Layout of the file, and the state that the next process finds in it.
 
 use rustix::fs::fstat;
-use state_memory::{
-    Control, DescriptorKind, KeptMemory, KeptWindow, Layout, StateError, StateMemory,
-};
+use state_memory::{DescriptorKind, KeptMemory, KeptWindow, Layout, StateError, StateMemory};
 use std::num::NonZeroU32;
 use std::sync::atomic::Ordering;
 
@@ -100,9 +98,10 @@ fn last_commit_is_read() {
         assert_eq!(found, vec![n; 100 * usize::from(n)]);
         assert_eq!(again(&state).control().sequence(), u64::from(n));
     }
-    let largest = vec![9; Control::CAPACITY];
+    let capacity = state.control().capacity();
+    let largest = vec![9; capacity];
     state.control().commit(&largest).unwrap();
-    let more = vec![9; Control::CAPACITY + 1];
+    let more = vec![9; capacity + 1];
     assert_eq!(state.control().commit(&more), Err(StateError::OutOfRange));
     assert_eq!(again(&state).control().read(), Ok(Some(largest)));
     state.control().commit(&[]).unwrap();
@@ -232,4 +231,25 @@ fn sections_of_newer_version_are_skipped() {
     let fd = state.fd().try_clone_to_owned().unwrap();
     let refused = StateMemory::open(fd).unwrap_err();
     assert_eq!(refused, StateError::Damaged("too many sections"));
+}
+
+#[test]
+fn section_of_marks_is_committed_apart_from_control_state() {
+    let state = StateMemory::create(LAYOUT).unwrap();
+    let mut marks = state.marks().unwrap();
+    assert_eq!(marks.read(), Ok(None));
+    state.control().commit(b"control").unwrap();
+    let largest = vec![7; marks.capacity()];
+    for bytes in [&b"few"[..], &largest, b"fewer"] {
+        marks.commit(bytes).unwrap();
+        let next = again(&state);
+        assert_eq!(next.marks().unwrap().read().unwrap().unwrap(), bytes);
+        assert_eq!(next.control().read().unwrap().unwrap(), b"control");
+    }
+    let more = vec![7; marks.capacity() + 1];
+    assert_eq!(marks.commit(&more), Err(StateError::OutOfRange));
+    // A memory of an older version lists seven sections.
+    patch(&state, 16, &7u64.to_le_bytes());
+    assert!(again(&state).marks().is_none());
+    assert_eq!(again(&state).control().read().unwrap().unwrap(), b"control");
 }

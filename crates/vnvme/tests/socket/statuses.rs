@@ -104,7 +104,13 @@ const CASES: &[Case] = &[
         400,
         "partition",
     ),
-    ("POST", ADD, "DIR/none/x.sock mem://1M", 400, "does not exist; make it"),
+    (
+        "POST",
+        ADD,
+        "DIR/none/x.sock mem://1M",
+        400,
+        "does not exist; make it",
+    ),
     ("POST", ADD, "/none/x.sock mem://1M", 400, "option allow"),
     // Names, sockets and volumes of other disks.
     ("POST", ADD, "DIR/a.sock mem://1M", 409, "there already"),

@@ -8,12 +8,13 @@
 
 use super::journal::{HEAD, JournalEntry, SLOTS, slot_at, slot_len};
 use super::locks::Hold;
-use super::volume::{AtomicState, Orphan, Recovery};
+use super::volume::{AtomicState, Orphan, PendingWrite, Recovery};
 use crate::{
     AtomicWrites, Completion, Io, IoError, IoErrorKind, Lane, Op, OpenQueue, QueueState, Request,
     VolumeError, VolumeQueue, Wake,
 };
 use dma::{Buffer, SegmentList};
+use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +38,20 @@ enum AtomicStep {
     Look,
 }
 
+/// Returns a write as its slot of the journal stores it: head and data.
+fn entry_of(offset: u64, data: &[u8]) -> SegmentList {
+    let mut buffer = Buffer::new((HEAD + (data.len() as u64).next_multiple_of(HEAD)) as usize);
+    let head = JournalEntry::new(offset, data).to_bytes();
+    for (to, from) in buffer.iter_mut().zip(head) {
+        *to = from;
+    }
+    let rest = buffer.get_mut(HEAD as usize..).unwrap_or_default();
+    for (to, from) in rest.iter_mut().zip(data) {
+        *to = *from;
+    }
+    SegmentList::owned(buffer)
+}
+
 struct Job {
     step: AtomicStep,
     /// Caller's tag for the request; `None`: a job of this queue's own, such as recovery.
@@ -51,11 +66,15 @@ struct Job {
     slot: u32,
     hold: Hold,
     result: Result<(), IoError>,
+    /// Request that begins when this pending write is done, or fails with it.
+    follow: Option<Box<Request>>,
 }
 
 struct WaitingRequest {
     request: Request,
     hold: Hold,
+    /// Pending write that has to be done first, and whose unit `hold` is for: offset and length.
+    settles: Option<(u64, u64)>,
 }
 
 pub(super) struct AtomicQueue {
@@ -118,17 +137,30 @@ impl AtomicQueue {
     }
 
     /// Starts a request when its units and a journal slot are available; otherwise returns it.
-    fn begin(&mut self, request: Request, mut hold: Hold) -> Result<(), WaitingRequest> {
+    fn begin(&mut self, waiting: WaitingRequest) -> Result<(), WaitingRequest> {
+        let WaitingRequest {
+            request,
+            mut hold,
+            settles,
+        } = waiting;
         let shared = self.shared.clone();
         if !shared.is_recovered() {
             if shared.has_failed() {
                 self.refuse(request, hold, IoErrorKind::MediaRead);
                 return Ok(());
             }
-            return Err(WaitingRequest { request, hold });
+            return Err(WaitingRequest {
+                request,
+                hold,
+                settles,
+            });
         }
         if !shared.locks.take(&mut hold) {
-            return Err(WaitingRequest { request, hold });
+            return Err(WaitingRequest {
+                request,
+                hold,
+                settles,
+            });
         }
         // Checked only with the units held: a request that broke the volume did so before it
         // released them.
@@ -136,7 +168,16 @@ impl AtomicQueue {
             self.refuse(request, hold, IoErrorKind::MediaWrite);
             return Ok(());
         }
+        if let Some((offset, _)) = settles {
+            self.settle(request, hold, offset);
+            return Ok(());
+        }
         let (offset, len) = (request.offset, request.len);
+        if request.op.changes()
+            && let Some(range) = shared.pending_in(offset, len)
+        {
+            return Err(self.wait_for(range, request, hold));
+        }
         if !self.is_promised(&request) || shared.below.covers(offset, len) {
             self.start_plain(request, hold);
             return Ok(());
@@ -148,7 +189,14 @@ impl AtomicQueue {
             return Ok(());
         }
         let Some(slot) = shared.take_slot() else {
-            return Err(WaitingRequest { request, hold });
+            return Err(match shared.pending_in_full_journal() {
+                Some(range) => self.wait_for(range, request, hold),
+                None => WaitingRequest {
+                    request,
+                    hold,
+                    settles: None,
+                },
+            });
         };
         let mut buffer = Buffer::new((HEAD + len.next_multiple_of(HEAD)) as usize);
         let data = buffer.get_mut(HEAD as usize..);
@@ -175,8 +223,51 @@ impl AtomicQueue {
             slot,
             hold,
             result: Ok(()),
+            follow: None,
         });
         Ok(())
+    }
+
+    /// Gives a request's units back, so that it waits for the unit of a pending write instead.
+    fn wait_for(&self, range: (u64, u64), request: Request, hold: Hold) -> WaitingRequest {
+        let locks = &self.shared.locks;
+        locks.release(hold);
+        WaitingRequest {
+            request,
+            hold: locks.hold(range.0, range.1, true),
+            settles: Some(range),
+        }
+    }
+
+    /// Repeats the pending write at `offset`, whose unit is held, and then begins a request. If
+    /// another queue has repeated the write meanwhile, the request begins at once.
+    fn settle(&mut self, request: Request, hold: Hold, offset: u64) {
+        let Some(write) = self.shared.take_pending(offset) else {
+            self.shared.locks.release(hold);
+            return self.wait(request);
+        };
+        self.start(Job {
+            step: AtomicStep::InPlace,
+            tag: None,
+            offset,
+            data: SegmentList::new(),
+            entry: entry_of(offset, &write.data),
+            len: write.data.len() as u64,
+            slot: write.slot,
+            hold,
+            result: Ok(()),
+            follow: Some(Box::new(request)),
+        });
+    }
+
+    /// Lets a request begin at the next poll.
+    fn wait(&mut self, request: Request) {
+        let hold = self.hold(&request);
+        self.waiting.push(WaitingRequest {
+            request,
+            hold,
+            settles: None,
+        });
     }
 
     fn refuse(&mut self, request: Request, hold: Hold, kind: IoErrorKind) {
@@ -210,6 +301,7 @@ impl AtomicQueue {
             slot: 0,
             hold,
             result: Ok(()),
+            follow: None,
         });
         request.tag = index as u64;
         let at_once = match &mut self.volume {
@@ -270,6 +362,8 @@ impl AtomicQueue {
         };
         match (job.step, done.result) {
             (AtomicStep::Plain, result) => {
+                // The range of a change contains no pending write.
+                self.shared.add_pending(job.offset, &done.data);
                 (job.data, job.result) = (done.data, result);
                 self.end(index);
             }
@@ -296,13 +390,21 @@ impl AtomicQueue {
                 self.end(index);
                 self.read_on(slot);
             }
-            (AtomicStep::InPlace, Err(error)) => {
+            (AtomicStep::InPlace, Err(mut error)) => {
+                if error.errno == Errno::NOSPC.raw_os_error() {
+                    // The write was a durable one, whose pages the kernel may forget. The journal
+                    // has its data, so that repeating it is safe.
+                    error.kind = IoErrorKind::NoSpace;
+                }
                 job.result = Err(error);
-                self.give_up(
-                    index,
-                    "a write that is in the journal failed in place",
-                    error,
-                );
+                let slot = job.slot;
+                let mut data = vec![0; job.len as usize];
+                job.entry.copy_to(HEAD, &mut data);
+                let offset = job.offset;
+                let write = PendingWrite { slot, offset, data };
+                self.shared.postpone(write, error);
+                self.end(index);
+                self.read_on(slot);
             }
             (AtomicStep::Retire, Err(error)) => {
                 job.result = Err(error);
@@ -337,6 +439,11 @@ impl AtomicQueue {
                 data: job.data,
             });
         }
+        match (job.follow, job.result) {
+            (None, _) => {}
+            (Some(request), Ok(())) => self.wait(*request),
+            (Some(request), Err(error)) => self.ended.push(request.complete(Err(error))),
+        }
     }
 
     /// Processes a journal slot that recovery has read, or ends the recovery after the last one.
@@ -357,6 +464,7 @@ impl AtomicQueue {
             slot,
             hold: Hold::NOTHING,
             result: Ok(()),
+            follow: None,
         });
     }
 
@@ -403,16 +511,6 @@ impl AtomicQueue {
     /// Takes over the journaled writes that dropped queues have left unfinished.
     fn adopt(&mut self) {
         while let Some(orphan) = self.shared.adopt() {
-            let mut buffer =
-                Buffer::new((HEAD + (orphan.data.len() as u64).next_multiple_of(HEAD)) as usize);
-            let entry = JournalEntry::new(orphan.offset, &orphan.data).to_bytes();
-            for (to, from) in buffer.iter_mut().zip(entry) {
-                *to = from;
-            }
-            let data = buffer.get_mut(HEAD as usize..).unwrap_or_default();
-            for (to, from) in data.iter_mut().zip(&orphan.data) {
-                *to = *from;
-            }
             self.start(Job {
                 step: if orphan.in_journal {
                     AtomicStep::InPlace
@@ -422,11 +520,12 @@ impl AtomicQueue {
                 tag: None,
                 offset: orphan.offset,
                 data: SegmentList::new(),
-                entry: SegmentList::owned(buffer),
+                entry: entry_of(orphan.offset, &orphan.data),
                 len: orphan.data.len() as u64,
                 slot: orphan.slot,
                 hold: orphan.hold,
                 result: Ok(()),
+                follow: None,
             });
         }
     }
@@ -439,8 +538,8 @@ impl AtomicQueue {
     }
 
     fn retry_waiting(&mut self) {
-        for WaitingRequest { request, hold } in std::mem::take(&mut self.waiting) {
-            if let Err(waiting) = self.begin(request, hold) {
+        for waiting in std::mem::take(&mut self.waiting) {
+            if let Err(waiting) = self.begin(waiting) {
                 self.waiting.push(waiting);
             }
         }
@@ -459,7 +558,12 @@ impl VolumeQueue for AtomicQueue {
     fn submit(&mut self, request: Request) -> Option<Completion> {
         self.recover();
         let hold = self.hold(&request);
-        if let Err(waiting) = self.begin(request, hold) {
+        let settles = None;
+        if let Err(waiting) = self.begin(WaitingRequest {
+            request,
+            hold,
+            settles,
+        }) {
             self.waiting.push(waiting);
         }
         self.go_on();
@@ -507,7 +611,7 @@ impl VolumeQueue for AtomicQueue {
     /// request may use its unit.
     fn cancel(&mut self, tag: u64) {
         if let Some(at) = self.waiting.iter().position(|w| w.request.tag == tag) {
-            let WaitingRequest { request, hold } = self.waiting.remove(at);
+            let WaitingRequest { request, hold, .. } = self.waiting.remove(at);
             self.refuse(request, hold, IoErrorKind::Aborted);
             return;
         }

@@ -4,7 +4,7 @@ use super::journal::{SLOTS, journal_len};
 use super::locks::{Hold, Locks};
 use super::queue::AtomicQueue;
 use crate::{AtomicWrites, Info, Io, IoError, MAX_ATOMIC_UNIT, OpenQueue, Volume, VolumeError};
-use dma::Buffer;
+use dma::{Buffer, SegmentList};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
@@ -34,9 +34,14 @@ pub(super) struct AtomicState {
     pub(super) locks: Locks,
     /// Bitmap of the journal's free slots.
     slots: AtomicU64,
-    /// Set when an entry could not be removed or written in place. No further change is made, so
-    /// that the next opening can repeat the entry.
+    /// Set when an entry could not be removed. No further change is made, so that the next opening
+    /// can repeat the entry.
     broken: AtomicBool,
+    /// Entries of the journal that could not be written in place, for example because the file
+    /// system is full. Their blocks may be torn, so that reads take the data from here. A change of
+    /// their blocks repeats the entry first.
+    pending: Mutex<Vec<PendingWrite>>,
+    has_pending: AtomicBool,
     pub(super) recovery: Mutex<Recovery>,
     /// Set when all entries found in the journal have been repeated.
     recovered: AtomicBool,
@@ -52,8 +57,23 @@ pub(super) enum Recovery {
     Due,
     Running,
     Done,
-    /// An entry cannot be read or repeated, so no request is started.
+    /// A slot cannot be read, so no request is started.
     Failed,
+}
+
+/// A write that is in the journal, and could not be done in place.
+#[derive(Debug)]
+pub(super) struct PendingWrite {
+    pub(super) slot: u32,
+    pub(super) offset: u64,
+    pub(super) data: Vec<u8>,
+}
+
+impl PendingWrite {
+    fn overlaps(&self, offset: u64, len: u64) -> bool {
+        let end = self.offset.saturating_add(self.data.len() as u64);
+        self.offset < offset.saturating_add(len) && offset < end
+    }
 }
 
 /// A journaled write whose queue was dropped before it completed.
@@ -98,6 +118,8 @@ impl AtomicVolume {
                 locks: Locks::new(unit),
                 slots: AtomicU64::new(u64::MAX >> (64 - SLOTS)),
                 broken: AtomicBool::new(false),
+                pending: Mutex::default(),
+                has_pending: AtomicBool::new(false),
                 recovery: Mutex::new(Recovery::Due),
                 recovered: AtomicBool::new(false),
                 orphans: Mutex::default(),
@@ -122,6 +144,72 @@ impl AtomicState {
 
     pub(super) fn free_slot(&self, slot: u32) {
         self.slots.fetch_or(1 << (slot % 64), Ordering::Release);
+    }
+
+    /// Keeps a write that could not be done in place, and its slot.
+    pub(super) fn postpone(&self, write: PendingWrite, error: IoError) {
+        // Recovery has not taken the slot of an entry that it found.
+        self.slots
+            .fetch_and(!(1 << (write.slot % 64)), Ordering::AcqRel);
+        let mut pending = self.pending.lock().unpoisoned();
+        if pending.is_empty() {
+            tracing::warn!(
+                "{}: an atomic write of {} bytes at {} is in the journal, but cannot be done in \
+                 place ({error}); reads have its data, and the next write to these blocks, or the \
+                 next opening of the volume, repeats it",
+                self.volume.info().description,
+                write.data.len(),
+                write.offset
+            );
+        }
+        pending.push(write);
+        self.has_pending.store(true, Ordering::Release);
+    }
+
+    /// Returns the range of a pending write that overlaps this one: offset and length.
+    pub(super) fn pending_in(&self, offset: u64, len: u64) -> Option<(u64, u64)> {
+        if !self.has_pending.load(Ordering::Acquire) {
+            return None;
+        }
+        let pending = self.pending.lock().unpoisoned();
+        let found = pending.iter().find(|write| write.overlaps(offset, len));
+        found.map(|write| (write.offset, write.data.len() as u64))
+    }
+
+    /// Returns the range of any pending write if they occupy all slots of the journal.
+    pub(super) fn pending_in_full_journal(&self) -> Option<(u64, u64)> {
+        let pending = self.pending.lock().unpoisoned();
+        let first = pending.first().filter(|_| pending.len() as u32 == SLOTS);
+        first.map(|write| (write.offset, write.data.len() as u64))
+    }
+
+    /// Removes the pending write at this offset. The caller owns its unit.
+    pub(super) fn take_pending(&self, offset: u64) -> Option<PendingWrite> {
+        let mut pending = self.pending.lock().unpoisoned();
+        let index = pending.iter().position(|write| write.offset == offset)?;
+        let write = pending.swap_remove(index);
+        self.has_pending
+            .store(!pending.is_empty(), Ordering::Release);
+        Some(write)
+    }
+
+    /// Copies pending writes over data that was read from the volume at `offset`.
+    pub(super) fn add_pending(&self, offset: u64, data: &SegmentList) {
+        if !self.has_pending.load(Ordering::Acquire) {
+            return;
+        }
+        let len = data.len_bytes();
+        for write in self.pending.lock().unpoisoned().iter() {
+            if !write.overlaps(offset, len) {
+                continue;
+            }
+            // Either the write or the data that was read begins first.
+            let skipped = offset.saturating_sub(write.offset) as usize;
+            let to = write.offset.saturating_sub(offset);
+            let part = write.data.get(skipped..).unwrap_or_default();
+            let room = usize::try_from(len.saturating_sub(to)).unwrap_or(usize::MAX);
+            data.copy_from(to, part.get(..room).unwrap_or(part));
+        }
     }
 
     pub(super) fn is_broken(&self) -> bool {

@@ -84,7 +84,8 @@ pub(super) fn open(path: &Path, options: &FileOptions) -> Result<OpenedFile, Vol
         return Err(system(path, Errno::STALE, "changed while it was opened"));
     }
     let size = size(path, fd.as_fd(), is_device)?;
-    if size == 0 {
+    // An image may have an empty backing file, which reads as zeroes.
+    if size == 0 && !(options.image && options.read_only) {
         return Err(VolumeError::Empty { path: path.into() });
     }
     // Before the size is looked at: another format may have any, and a raw disk's advice would
@@ -312,7 +313,7 @@ pub(super) fn lock(
     let fence = Fence::new(path, whole, options.previous);
     lock_by(path, fence, read_only, || {
         if whole {
-            sys::lock(fd, !read_only, 0, None)
+            sys::lock_whole(fd, !read_only)
         } else {
             sys::lock_part(fd, !read_only, offset, len)
         }

@@ -168,8 +168,13 @@ pub(super) fn reflink(
 /// Length of the first bytes of a file that no part's lock covers. Every process that uses a part
 /// holds a shared lock on them.
 const PRESENCE: u64 = 512;
-/// Byte that QEMU locks shared while it writes to a disk image (`block/file-posix.c`).
+/// Byte that QEMU locks shared while it reads a disk image (`block/file-posix.c`).
+const QEMU_READS: u64 = 100;
+/// Byte that QEMU locks shared while it writes to a disk image.
 const QEMU_WRITES: u64 = 101;
+/// Byte that QEMU locks shared to keep other processes from reading the image. Before QEMU reads an
+/// image, QEMU tests that nobody has a lock here.
+const QEMU_NO_OTHER_READER: u64 = 200;
 /// Byte that QEMU locks shared to keep other processes from writing the image.
 const QEMU_NO_OTHER_WRITER: u64 = 201;
 
@@ -230,6 +235,43 @@ fn set(fd: BorrowedFd<'_>, range: libc::flock) -> io::Result<()> {
     }
 }
 
+/// Locks all of a file, except for the bytes by which QEMU excludes readers.
+///
+/// Beside a writer, QEMU and its tools are refused, because they want to exclude writers. Only with
+/// `-U` (`--force-share`) do they do without that: the user then accepts that the data may change
+/// meanwhile. Beside a reader, other readers work in any case, and writers are refused.
+pub(super) fn lock_whole(fd: BorrowedFd<'_>, exclusive: bool) -> io::Result<bool> {
+    let start = (0, Some(QEMU_READS));
+    let end = (QEMU_NO_OTHER_READER + 1, None);
+    let between = (QEMU_READS + 1, Some(QEMU_NO_OTHER_READER - QEMU_READS - 1));
+    if exclusive {
+        lock_all(fd, true, &[start, between, end])
+    } else {
+        // Readers test the bytes between, too, which announce writers.
+        Ok(!qemu_writes(fd)? && lock_all(fd, false, &[start, end])?)
+    }
+}
+
+/// Locks all of these ranges, or none.
+fn lock_all(
+    fd: BorrowedFd<'_>,
+    exclusive: bool,
+    ranges: &[(u64, Option<u64>)],
+) -> io::Result<bool> {
+    for (number, &(offset, len)) in ranges.iter().enumerate() {
+        match lock(fd, exclusive, offset, len) {
+            Ok(true) => {}
+            failed => {
+                for &(offset, len) in ranges.iter().take(number) {
+                    set(fd, range(libc::F_UNLCK, offset, len)?)?;
+                }
+                return failed;
+            }
+        }
+    }
+    Ok(true)
+}
+
 /// Locks a part of a file exclusively: other openings may lock other parts but not the whole file,
 /// and QEMU cannot write to it.
 ///
@@ -251,15 +293,21 @@ pub(super) fn lock_part(
     }
 }
 
-/// Returns whether QEMU has the file open for writing. A reader's lock on the whole file covers
-/// QEMU's byte, too.
+/// Returns whether QEMU has the file open for writing. Locks of older versions on the whole file
+/// cover QEMU's byte, too, and begin at 0.
 fn qemu_writes(fd: BorrowedFd<'_>) -> io::Result<bool> {
-    let mut range = range(libc::F_WRLCK, QEMU_WRITES, Some(1))?;
+    Ok(foreign_lock(fd, QEMU_WRITES)?.is_some_and(|start| start > 0))
+}
+
+/// Returns the start of another open file description's lock on a byte; `None` without one.
+fn foreign_lock(fd: BorrowedFd<'_>, byte: u64) -> io::Result<Option<libc::off_t>> {
+    let mut range = range(libc::F_WRLCK, byte, Some(1))?;
     // SAFETY: the descriptor is open, and `range` is a `flock` that outlives the call.
     if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_OFD_GETLK, &raw mut range) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(range.l_type != libc::F_UNLCK as libc::c_short && range.l_start > 0)
+    let found = range.l_type != libc::F_UNLCK as libc::c_short;
+    Ok(found.then_some(range.l_start))
 }
 
 fn range(kind: i32, offset: u64, len: Option<u64>) -> io::Result<libc::flock> {
@@ -286,7 +334,7 @@ fn excluded(error: io::Error) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use super::lock;
+    use super::{foreign_lock, lock};
     use crate::{Direct, FileOptions, FileVolume, PreviousProcess};
     use std::os::fd::AsFd;
     use std::time::Duration;
@@ -321,6 +369,73 @@ mod tests {
             assert!(![101, 201, 203].into_iter().all(shared), "{last}");
             drop((all, asks));
             drop(FileVolume::open(file.path(), options).unwrap());
+        }
+    }
+
+    /// Locks and tests of QEMU and its tools before they use an image.
+    #[derive(Clone, Copy)]
+    struct Qemu {
+        /// Offset of a byte for each permission that they need: reading (0), writing (1).
+        needs: &'static [u64],
+        /// Offset of a byte for each permission that no other process may have.
+        excludes: &'static [u64],
+    }
+
+    const SHARING_READER: Qemu = Qemu {
+        needs: &[0],
+        excludes: &[],
+    };
+    const READER: Qemu = Qemu {
+        needs: &[0],
+        excludes: &[1, 3],
+    };
+    const WRITER: Qemu = Qemu {
+        needs: &[0, 1, 3],
+        excludes: &[1, 3],
+    };
+
+    impl Qemu {
+        /// Takes the locks (`raw_apply_lock_bytes`), and tests for others (`raw_check_lock_bytes`).
+        fn may_use(self, file: &std::fs::File) -> bool {
+            let wanted = |byte| lock(file.as_fd(), false, byte, Some(1)).unwrap();
+            let free = |byte| foreign_lock(file.as_fd(), byte).unwrap().is_none();
+            self.needs.iter().all(|bit| wanted(100 + bit))
+                && self.excludes.iter().all(|bit| wanted(200 + bit))
+                && self.needs.iter().all(|bit| free(200 + bit))
+                && self.excludes.iter().all(|bit| free(100 + bit))
+        }
+    }
+
+    #[test]
+    fn sharing_readers_of_qemu_work_beside_writer() {
+        let options = |read_only, image| FileOptions {
+            read_only,
+            image,
+            previous: PreviousProcess {
+                limit: Duration::from_millis(30),
+                ..PreviousProcess::default()
+            },
+            ..FileOptions::default()
+        };
+        for (read_only, image) in [(false, false), (false, true), (true, false)] {
+            let tools = [(SHARING_READER, true), (READER, read_only), (WRITER, false)];
+            // The second of the two finds the locks of the first.
+            for ((qemu, works), tool_is_first) in tools
+                .into_iter()
+                .flat_map(|tool| [(tool, false), (tool, true)])
+            {
+                let file = tempfile::NamedTempFile::new().unwrap();
+                file.as_file().set_len(1 << 20).unwrap();
+                let open = || FileVolume::open(file.path(), options(read_only, image));
+                let case = format!("{read_only} {image} {:?} {tool_is_first}", qemu.needs);
+                if tool_is_first {
+                    assert!(qemu.may_use(file.as_file()), "{case}");
+                    assert_eq!(open().is_ok(), works, "{case}");
+                } else {
+                    let _volume = open().unwrap();
+                    assert_eq!(qemu.may_use(file.as_file()), works, "{case}");
+                }
+            }
         }
     }
 }

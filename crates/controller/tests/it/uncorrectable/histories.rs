@@ -28,7 +28,8 @@ enum Step {
 }
 
 fn range() -> impl Strategy<Value = (u64, u32)> {
-    (0..BLOCKS, 1..20u32).prop_map(|(slba, blocks)| (slba, blocks.min((BLOCKS - slba) as u32)))
+    let blocks = prop_oneof![6 => 1..20u32, 1 => 20..=BLOCKS as u32];
+    (0..BLOCKS, blocks).prop_map(|(slba, blocks)| (slba, blocks.min((BLOCKS - slba) as u32)))
 }
 
 fn step() -> impl Strategy<Value = Step> {

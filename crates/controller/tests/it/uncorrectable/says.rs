@@ -55,7 +55,7 @@ fn identify_and_logs_report_write_uncorrectable() {
     assert_eq!(page[257] & 2, 2, "OACS");
     assert_eq!(page[93] & 0x20, 0x20, "OAES");
     let page = h.identify(6, 0, 0).1;
-    assert_eq!((page[2], page[1], page[18]), (8, 0, 0), "WUSL, WZSL, AOCS");
+    assert_eq!((page[2], page[1], page[18]), (0, 0, 0), "WUSL, WZSL, AOCS");
 }
 
 #[test]

@@ -7,6 +7,8 @@ use nvme::cmd::reservation::Rtype;
 use nvme::feature::{AsyncEventConfig, Fid};
 use nvme::log::AnaState;
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
 use std::time::Duration;
 use volume::{Effect, Fault, OpKind};
 
@@ -186,4 +188,101 @@ fn write_of_reset_controller_clears_mark() {
     assert!(after.is_success() || after == UNREADABLE);
     assert_eq!(w.write(1, 6, 1), Status::SUCCESS);
     assert_eq!(read(&mut w, 1, 6), Status::SUCCESS);
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Mark,
+    Write,
+    Zeroes,
+    Deallocate,
+    Format,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => Just(Step::Mark),
+        4 => Just(Step::Write),
+        2 => Just(Step::Zeroes),
+        2 => Just(Step::Deallocate),
+        1 => Just(Step::Format),
+    ]
+}
+
+/// Number of blocks that the histories use.
+const BLOCKS: u64 = 64;
+
+fn run(steps: Vec<(Step, usize, u64, u32)>) {
+    let mut w = World::of(&[1, 2, 3]);
+    let mut model = BTreeSet::new();
+    for (step, who, slba, blocks) in steps {
+        let blocks = blocks.min((BLOCKS - slba) as u32);
+        let range = slba..slba + u64::from(blocks);
+        let status = match step {
+            Step::Mark => {
+                let command = marking(&w, who, slba, blocks);
+                w.command(who, command)
+            }
+            Step::Write | Step::Zeroes => {
+                let opcode = match step {
+                    Step::Write => NvmOpcode::WRITE,
+                    _ => NvmOpcode::WRITE_ZEROES,
+                };
+                let host = &w.hosts[who];
+                let mut command = host.rw(opcode, 1, slba, blocks, DATA);
+                host.prps(&mut command, DATA, u64::from(blocks) * 512, PAGE);
+                w.command(who, command)
+            }
+            Step::Deallocate => {
+                let mut entry = [0; 16];
+                entry[4..8].copy_from_slice(&blocks.to_le_bytes());
+                entry[8..].copy_from_slice(&slba.to_le_bytes());
+                w.hosts[who].write(DATA, &entry);
+                let mut command = Command::new(NvmOpcode::DATASET_MANAGEMENT.0, 0, 1);
+                command.set_prps(DATA, 0);
+                command.cdw11 = 4.into();
+                w.command(who, command)
+            }
+            Step::Format => {
+                let format = Command::new(AdminOpcode::FORMAT_NVM.0, 0, 1);
+                w.admin(who, format).status()
+            }
+        };
+        assert_eq!(status, Status::SUCCESS, "{step:?}");
+        match step {
+            Step::Mark => model.extend(range),
+            Step::Format => model.clear(),
+            _ => model.retain(|block| !range.contains(block)),
+        }
+        let mut ranges: Vec<(u64, u32)> = Vec::new();
+        for &block in &model {
+            match ranges.last_mut() {
+                Some((start, count)) if *start + u64::from(*count) == block => *count += 1,
+                _ => ranges.push((block, 1)),
+            }
+        }
+        for other in 0..3 {
+            let wanted = if model.contains(&slba) {
+                UNREADABLE
+            } else {
+                Status::SUCCESS
+            };
+            assert_eq!(read(&mut w, other, slba), wanted, "{step:?} {other}");
+            assert_eq!(says::status(&mut w.hosts[other], 0, 0, 4096).0, ranges);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 60,
+        max_shrink_iters: 8,
+        ..ProptestConfig::default()
+    })]
+    #[test]
+    fn random_histories_of_three_hosts_match_model(
+        steps in prop::collection::vec((step(), 0..3usize, 0..BLOCKS, 1..40u32), 1..40),
+    ) {
+        run(steps);
+    }
 }
