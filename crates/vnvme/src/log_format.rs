@@ -2,10 +2,13 @@
 
 use clap::ValueEnum;
 use rustix::fs::fstat;
+use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tracing::{Level, Metadata};
-use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::field::RecordFields;
+use tracing_subscriber::fmt::format::{DefaultFields, Writer};
+use tracing_subscriber::fmt::{FormatFields, MakeWriter};
 
 use crate::stderr::LogLines;
 
@@ -75,6 +78,58 @@ pub fn has_colours() -> bool {
     io::stderr().is_terminal()
 }
 
+/// Formatter of the message and fields of log lines. Control characters are escaped: a remote
+/// server, a guest or a client may have chosen the text, and must neither control the terminal nor
+/// forge lines.
+#[derive(Debug, Default)]
+pub struct EscapedFields(DefaultFields);
+
+impl<'w> FormatFields<'w> for EscapedFields {
+    fn format_fields<R: RecordFields>(&self, mut writer: Writer<'w>, fields: R) -> fmt::Result {
+        self.0
+            .format_fields(Writer::new(&mut Escaped(&mut writer)), fields)
+    }
+}
+
+/// Writer that escapes control characters, and characters that change the direction of text.
+struct Escaped<W>(W);
+
+impl<W: fmt::Write> fmt::Write for Escaped<W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for part in text.split_inclusive(is_control) {
+            match part.chars().next_back() {
+                Some(last) if is_control(last) => {
+                    let plain = part.len() - last.len_utf8();
+                    self.0.write_str(part.get(..plain).unwrap_or_default())?;
+                    write!(self.0, "{}", last.escape_default())?;
+                }
+                _ => self.0.write_str(part)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns whether a character controls a terminal, ends a line, or changes the direction of text.
+fn is_control(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Returns a text of the process's last message with its control characters escaped, except for
+/// the ends of lines.
+pub fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
+    for line in text.split_inclusive('\n') {
+        let (line, end) = line
+            .strip_suffix('\n')
+            .map_or((line, ""), |line| (line, "\n"));
+        // A string takes everything.
+        let _ = Escaped(&mut escaped).write_str(line);
+        escaped.push_str(end);
+    }
+    escaped
+}
+
 /// Writer of log messages for the journal, each line with its level.
 pub struct JournalLines;
 
@@ -111,6 +166,17 @@ impl Write for JournalLine {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_characters_of_fields_are_escaped() {
+        let mut text = String::new();
+        let lying = "QEMU\u{1b}[2J\r\n<3>forged\u{9b}1m\u{202e}\t\"é\"";
+        Escaped(&mut text).write_str(lying).unwrap();
+        let shown = "QEMU\\u{1b}[2J\\r\\n<3>forged\\u{9b}1m\\u{202e}\\t\"é\"";
+        assert_eq!(text, shown);
+        assert_eq!(escaped("a\nb\u{7}\n"), "a\nb\\u{7}\n");
+        assert_eq!(escaped("plain"), "plain");
+    }
 
     #[test]
     fn journal_is_detected_by_stream() {

@@ -3,7 +3,7 @@
 //! process. So a line that finds no room is lost, and the next written line is preceded by the
 //! number of lost lines.
 
-use crate::log_format::prefix_of_errors;
+use crate::log_format::{escaped, prefix_of_errors};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fmt::Arguments;
 use std::io::{self, Write};
@@ -41,6 +41,7 @@ impl Write for LogLines {
 /// Writes the reason for the end of the process. A reader that does not read it does not delay the
 /// end.
 pub fn say(words: Arguments<'_>) {
+    let words = escaped(&words.to_string());
     let line = format!("{}vnvme: {words}\n", prefix_of_errors());
     LOSSES.write(io::stderr().as_fd(), line.as_bytes(), LAST_WAIT);
 }
