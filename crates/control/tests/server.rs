@@ -113,6 +113,7 @@ impl Daemon for Fake {
             ana_group: None,
             ana_state: None,
             of_guest: None,
+            trouble: None,
         })
     }
 

@@ -188,7 +188,7 @@ impl Opener {
     pub fn open_pool(&self, spec: &ControllerSpec) -> Result<Option<Arc<DiskPool>>> {
         let opened = self.pools.open(
             spec,
-            (&self.on_error, &self.settings),
+            (&self.limits, &self.on_error, &self.settings),
             &self.events,
             self.previous,
         );
@@ -257,6 +257,10 @@ impl Opener {
             block_size: spec.block_size,
             ..opened
         };
+        let mut opened = opened;
+        if let Some(direct) = &mut opened.direct {
+            direct.volume = Arc::downgrade(&opened.volume);
+        }
         self.settings.apply(disk, nsid, &*opened.volume);
         self.limits.enter(url, &opened.volume);
         self.on_error.enter(url, &opened.volume);
@@ -497,6 +501,7 @@ impl DeviceNamespace {
             depth: queue.depth,
             interrupts: queue.interrupts,
             choice: spec.path.unwrap_or(PathChoice::Direct),
+            volume: Arc::downgrade(&volume),
         };
         Ok(OpenedVolume {
             volume,

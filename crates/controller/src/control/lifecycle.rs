@@ -153,7 +153,7 @@ impl Controller {
             && self.create_sq(0, 0, self.asq, asqs);
         if !made {
             self.fail();
-            let Some(left_out) = self.admin.quiet_states.allow(self.now) else {
+            let Some(left_out) = self.engine.log.allow("not enabled") else {
                 return;
             };
             let shared = self.engine.dma.has_memory();
@@ -177,7 +177,7 @@ impl Controller {
         }
         self.state = LifecycleState::Ready;
         self.csts.set_rdy(true);
-        if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
+        if let Some(left_out) = self.engine.log.allow("enabled") {
             tracing::info!(
                 left_out,
                 queue_entries = asqs,
@@ -200,7 +200,7 @@ impl Controller {
 
     /// Sets the controller to the fatal state (CSTS.CFS), which only a reset ends.
     pub(crate) fn fatal(&mut self, why: &str) {
-        if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
+        if let Some(left_out) = self.engine.log.allow("fatal") {
             tracing::warn!(left_out, why, "controller fatal status");
         }
         self.capture(why);
@@ -215,7 +215,7 @@ impl Controller {
         if self.state != LifecycleState::Ready {
             return;
         }
-        if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
+        if let Some(left_out) = self.engine.log.allow("broken") {
             tracing::error!(left_out, what, "controller failed: a bug of vnvme");
         }
         self.capture(what);
@@ -257,7 +257,7 @@ impl Controller {
     /// Performs an NVM Subsystem Reset, which the host sees as a power cycle and which is valid in
     /// any state. CSTS.NSSRO is set afterwards.
     pub(super) fn subsystem_reset(&mut self) {
-        if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
+        if let Some(left_out) = self.engine.log.allow("subsystem reset") {
             tracing::info!(left_out, "NVM subsystem reset");
         }
         self.csts.set_nssro(true);
@@ -280,7 +280,7 @@ impl Controller {
         if self.shutdown != Shutdown::No {
             return;
         }
-        if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
+        if let Some(left_out) = self.engine.log.allow("shutdown") {
             tracing::info!(left_out, "shutdown notification");
         }
         self.shutdown = Shutdown::Occurring;

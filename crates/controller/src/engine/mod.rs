@@ -61,7 +61,7 @@ use doorbells::Doorbells;
 use journal::QueueRows;
 use nvme::{Command, Status};
 use polled::PolledQueues;
-use probes::IoRecord;
+use probes::{IoRecord, LogLimits};
 use queue::Cq;
 use scratch::Budget;
 use slots::Slots;
@@ -145,6 +145,8 @@ pub(crate) struct EngineConfig {
     pub marks: Arc<MarkTable>,
     /// State memory for the next process; `None` when restart is not enabled.
     pub state: Option<StateMemory>,
+    /// Limits of the disk's log lines.
+    pub log: Arc<LogLimits>,
 }
 
 pub(crate) struct Engine {
@@ -247,6 +249,8 @@ pub(crate) struct Engine {
     long: run::LongWork,
     /// Measured distance of the host's processor.
     distance: Distance,
+    /// Limits of the disk's log lines.
+    pub log: Arc<LogLimits>,
 }
 
 impl Engine {
@@ -324,6 +328,7 @@ impl Engine {
             list: SegmentList::with_capacity(1),
             long: run::LongWork::default(),
             distance: Distance::new(),
+            log: config.log,
         };
         let all = 0..engine.namespaces.len();
         all.for_each(|index| engine.find_marks(index));
@@ -526,6 +531,13 @@ impl Engine {
     pub fn next_volume_deadline(&self) -> Option<Instant> {
         let queues = self.namespaces.iter();
         queues.filter_map(Namespace::deadline).min()
+    }
+
+    /// Takes over changed settings of the volumes.
+    pub fn update_volumes(&mut self) {
+        for ns in &mut self.namespaces {
+            ns.update_volume();
+        }
     }
 
     /// Appends to `out` the completions of polled volumes.

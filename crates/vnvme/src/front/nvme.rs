@@ -13,7 +13,7 @@ use control::api::EventKind;
 use controller::{Controller, ControllerStats, DoorbellPage};
 use dma::MemoryCache;
 use driver::NvmeVolume;
-use probes::LogLimit;
+use probes::{LogLimit, LogLimits};
 use receive::{AcceptedDescriptors, Intake, Receiver};
 use rustix::io::Errno;
 use std::convert::Infallible;
@@ -93,7 +93,7 @@ pub struct NvmeFront {
     /// The connection's budget was used up: there is more to read.
     pub(super) more: bool,
     /// For the log lines that clients cause by coming and going.
-    pub(super) log: LogLimit,
+    pub(super) log: LogLimits,
     /// Limit for the log lines about refused clients. A separate limit, so that frequent other
     /// lines do not suppress them.
     pub(super) accept_log: LogLimit,
@@ -161,7 +161,7 @@ impl NvmeFront {
             resized,
             watched: Interest::None,
             more: false,
-            log: LogLimit::default(),
+            log: LogLimits::default(),
             accept_log: LogLimit::new(1, ACCEPT_LOG_INTERVAL),
             events: None,
             io: context.io.clone(),
@@ -316,6 +316,10 @@ impl Frontend for NvmeFront {
         // Namespaces that the guest manages come and go here.
         self.device.controller.tidy(&self.io);
         worked
+    }
+
+    fn update_volumes(&mut self) {
+        self.device.controller.update_volumes();
     }
 
     fn housekeeping(&mut self, now: Instant) {
