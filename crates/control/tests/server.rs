@@ -118,6 +118,7 @@ impl Daemon for Fake {
             ana_group: None,
             ana_state: None,
             of_guest: None,
+            trouble: None,
         })
     }
 

@@ -11,6 +11,7 @@ use crate::placed::PlacementState;
 use crate::pool::NamespacePool;
 use crate::subsystem::{MAX_CNTLID, Subsystem};
 use crate::zoned::ZonedState;
+use probes::LogLimits;
 use reservations::HostId;
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,6 +86,8 @@ pub struct ControllerConfig {
     /// otherwise). Namespaces attached to the controller are present from the beginning. A
     /// controller with a pool is in no subsystem of several, and no other hosts reach it.
     pub pool: Option<Arc<dyn NamespacePool>>,
+    /// Limits of the log lines that the host can cause. Controllers of one disk share them.
+    pub log: Arc<LogLimits>,
 }
 
 /// Membership of a controller in an NVM subsystem that has several controllers.
@@ -123,6 +126,7 @@ impl Default for ControllerConfig {
             fabrics: None,
             cloud: None,
             pool: None,
+            log: Arc::default(),
         }
     }
 }

@@ -124,6 +124,8 @@ metrics! {
         "Retries of failed requests.";
     VOLUME_STOPPED = "vnvme_volume_stopped", Gauge, "0 or 1", ["volume"],
         "Whether a failed request has stopped the volume: requests wait for vnvme resume.";
+    VOLUME_HELD = "vnvme_volume_held_requests", Gauge, "requests", ["volume"],
+        "Requests that wait for vnvme resume.";
 
     PATH_DIRECT = "vnvme_path_direct", Gauge, "0 or 1", ["disk", "namespace"],
         "Whether new commands use the direct path, for namespaces with a direct path to a device.";

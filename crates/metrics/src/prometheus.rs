@@ -251,6 +251,9 @@ impl Snapshot {
         page.each(&m::VOLUME_STOPPED, &self.on_error, |one, put| {
             put(&[("volume", &one.volume)], u64::from(one.held > 0));
         });
+        page.each(&m::VOLUME_HELD, &self.on_error, |one, put| {
+            put(&[("volume", &one.volume)], one.held);
+        });
     }
 
     fn paths(&self, page: &mut Page) {

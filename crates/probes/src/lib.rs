@@ -36,7 +36,7 @@ mod record;
 pub use counter::Counter;
 pub use cycles::{cycles, cycles_per_second};
 pub use histogram::{Histogram, Summary};
-pub use log_limit::LogLimit;
+pub use log_limit::{LogLimit, LogLimits};
 pub use record::{Failure, IoKind, IoRecord, TIMED_EVERY};
 
 /// Doorbell of a queue pair that a trace point reports.

@@ -49,9 +49,15 @@ impl LogLimit {
     /// Calls `write` unless the limit is reached. The argument is the number of messages suppressed
     /// since the last one, if any, as a field for `tracing`.
     pub fn line(&self, write: impl FnOnce(Option<u64>)) {
-        if let Some(left_out) = self.take(Instant::now()) {
-            write((left_out > 0).then_some(left_out));
+        if let Some(left_out) = self.allow() {
+            write(left_out);
         }
+    }
+
+    /// Returns the argument of [`LogLimit::line`] if a message may be written now.
+    pub fn allow(&self) -> Option<Option<u64>> {
+        let left_out = self.take(Instant::now())?;
+        Some((left_out > 0).then_some(left_out))
     }
 
     fn take(&self, now: Instant) -> Option<u64> {
@@ -77,6 +83,33 @@ impl LogLimit {
     }
 }
 
+/// Default limits of a disk's log messages, one for each kind of message, so that one kind does not
+/// suppress another.
+#[derive(Debug, Default)]
+pub struct LogLimits(Mutex<Vec<(&'static str, LogLimit)>>);
+
+impl LogLimits {
+    /// Returns the argument of [`LogLimit::line`] if a message of this kind may be written now. The
+    /// kind is a name that the program's text gives.
+    pub fn allow(&self, kind: &'static str) -> Option<Option<u64>> {
+        let mut limits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, limit)) = limits.iter().find(|(known, _)| *known == kind) {
+            return limit.allow();
+        }
+        let limit = LogLimit::default();
+        let allowed = limit.allow();
+        limits.push((kind, limit));
+        allowed
+    }
+
+    /// Calls `write` unless the limit of this kind is reached, like [`LogLimit::line`].
+    pub fn line(&self, kind: &'static str, write: impl FnOnce(Option<u64>)) {
+        if let Some(left_out) = self.allow(kind) {
+            write(left_out);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,5 +132,15 @@ mod tests {
         let mut lines = 0;
         limit.line(|_| lines += 1);
         assert_eq!(lines, 0, "the time of this process is earlier");
+    }
+
+    #[test]
+    fn kinds_of_messages_do_not_suppress_each_other() {
+        let limits = LogLimits::default();
+        let mut lines = 0;
+        (0..100).for_each(|_| limits.line("one", |_| lines += 1));
+        assert_eq!(lines, 10);
+        limits.line("other", |left_out| assert_eq!(left_out, None));
+        assert_eq!(limits.allow("one"), None);
     }
 }

@@ -16,3 +16,27 @@ pub use connection_state::{ConnectionState, ReachWatch, Reachable};
 pub use reconnect::{LOG_INTERVAL, pause, spawn};
 pub use socket::{Conversation, connect_tcp, connect_unix};
 pub use split_requests::{Remaining, SplitRequest, SplitRequests};
+
+/// Returns text of a server as it may be shown: control characters are escaped.
+pub fn printable(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    let shown = text.chars().map(|c| {
+        if c.is_control() {
+            c.escape_default().to_string()
+        } else {
+            c.to_string()
+        }
+    });
+    shown.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_server_is_shown_without_control_characters() {
+        let shown = printable(b"QEMU\x1b[2J\nforged \xff");
+        assert_eq!(shown, "QEMU\\u{1b}[2J\\nforged \u{fffd}");
+    }
+}

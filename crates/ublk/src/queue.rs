@@ -425,6 +425,10 @@ impl Frontend for Queue {
         self.volume.poll(&mut |completion| out.push(completion));
     }
 
+    fn update_volumes(&mut self) {
+        self.volume.update();
+    }
+
     /// Submits even without entries: the kernel may have requests that it delivers only in a call.
     #[inline]
     fn finish_round(&mut self) -> bool {

@@ -259,7 +259,10 @@ impl Backend {
             Ok(()) => self.client_interest = wanted,
             Err(error) => {
                 let log = &self.stats.log;
-                log.line(|left_out| tracing::error!(%error, left_out, "epoll"));
+                log.line(
+                    "epoll",
+                    |left_out| tracing::error!(%error, left_out, "epoll"),
+                );
             }
         }
     }
@@ -275,7 +278,7 @@ impl Backend {
         let Some(mut session) = self.session.take() else {
             return;
         };
-        self.stats.log.line(|left_out| match why {
+        self.stats.log.line("disconnected", |left_out| match why {
             None => tracing::info!(left_out, "front-end disconnected"),
             Some(error) => tracing::warn!(%error, left_out, "front-end disconnected"),
         });
@@ -326,7 +329,10 @@ impl Backend {
             let added = self.descriptors.add(fd, TOKEN_INTAKE, Interest::Readable);
             if let Err(error) = added {
                 let log = &self.stats.log;
-                log.line(|left_out| tracing::error!(%error, left_out, "epoll"));
+                log.line(
+                    "epoll",
+                    |left_out| tracing::error!(%error, left_out, "epoll"),
+                );
             }
             self.listen();
         }
@@ -365,7 +371,7 @@ impl Backend {
             }
         };
         if self.session.is_some() {
-            self.stats.log.line(|left_out| {
+            self.stats.log.line("second front-end", |left_out| {
                 tracing::warn!(
                     left_out,
                     "refused a second front-end: the disk already has one"
@@ -379,13 +385,18 @@ impl Backend {
             .add(&socket, TOKEN_CLIENT, Interest::Readable);
         if let Err(error) = watched {
             let log = &self.stats.log;
-            log.line(|left_out| tracing::warn!(%error, left_out, "front-end"));
+            log.line(
+                "not watched",
+                |left_out| tracing::warn!(%error, left_out, "front-end"),
+            );
             self.intake.dismiss(socket);
             return;
         }
         let socket = self.intake.admit(socket);
         let log = &self.stats.log;
-        log.line(|left_out| tracing::info!(left_out, "front-end connected"));
+        log.line("connected", |left_out| {
+            tracing::info!(left_out, "front-end connected")
+        });
         self.stats.connections.add(1);
         self.stats.set_connected(true);
         self.client_interest = Interest::Readable;
@@ -505,6 +516,10 @@ impl Frontend for Backend {
             let resumed = self.acceptor.resume(now);
             self.say_closed(resumed);
         }
+    }
+
+    fn update_volumes(&mut self) {
+        self.disk.update_volume();
     }
 
     /// Pinning waits while an answer is pending, because the front-end waits for it.

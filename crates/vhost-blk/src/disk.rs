@@ -243,6 +243,11 @@ impl Disk {
         self.in_flight = self.in_flight.saturating_sub(1);
     }
 
+    /// Takes over changed settings of the volume.
+    pub(crate) fn update_volume(&mut self) {
+        self.queue.update();
+    }
+
     /// Collects completions that do not come through the ring.
     #[inline]
     pub(crate) fn poll(&mut self, done: &mut Vec<Completion>) {

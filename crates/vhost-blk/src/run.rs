@@ -134,9 +134,9 @@ impl Run {
             run.next = used.wrapping_add(run.again.len() as u16);
             if !run.again.is_empty() {
                 let (queue, requests) = (run.index, run.again.len());
-                stats
-                    .log
-                    .line(|left_out| tracing::info!(queue, requests, left_out, "begun again"));
+                stats.log.line("begun again", |left_out| {
+                    tracing::info!(queue, requests, left_out, "begun again")
+                });
             }
             stats.resubmitted.add(run.again.len() as u64);
         }
@@ -192,7 +192,7 @@ impl Run {
         if !self.broken {
             self.broken = true;
             let queue = self.index;
-            self.stats.line(|left_out| {
+            self.stats.line("broken queue", |left_out| {
                 tracing::warn!(queue, left_out, "the guest has broken its queue: {why}");
             });
         }

@@ -298,7 +298,7 @@ impl Session {
                         "notified the front-end of the new size"
                     )
                 };
-                self.stats.log.line(say);
+                self.stats.log.line("new size", say);
                 self.capacity = capacity;
                 true
             }
@@ -312,7 +312,7 @@ impl Session {
                         "the front-end cannot be notified of the new size"
                     )
                 };
-                self.stats.log.line(say);
+                self.stats.log.line("new size failed", say);
                 self.backend_channel = None;
                 true
             }
@@ -332,7 +332,9 @@ impl Session {
         queue.begin(&with)?;
         if queue.run.is_some() && !std::mem::replace(&mut self.is_said, true) {
             let log = &self.stats.log;
-            log.line(|left_out| tracing::info!(left_out, "front-end is served"));
+            log.line("served", |left_out| {
+                tracing::info!(left_out, "front-end is served")
+            });
         }
         Ok(())
     }
@@ -358,7 +360,7 @@ impl Session {
         match result {
             Err(why) if !wanted => Err(ClientError::Refused { request, why }),
             Err(why) => {
-                self.stats.log.line(|left_out| {
+                self.stats.log.line("refused", |left_out| {
                     tracing::warn!(request, %why, left_out, "refused the front-end");
                 });
                 self.stream.reply(request, 1u64.as_bytes(), None)

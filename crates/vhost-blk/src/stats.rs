@@ -1,6 +1,6 @@
 //! Counters, written by the serving thread and read from any thread without stopping it.
 
-use probes::{IoRecord, LogLimit};
+use probes::{IoRecord, LogLimit, LogLimits};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub struct Stats {
     /// Span that identifies the export in log lines.
     pub(crate) span: Span,
     /// Limit for log lines that a client or a guest can cause.
-    pub(crate) log: LogLimit,
+    pub(crate) log: LogLimits,
     /// Limit for log lines about refused clients.
     pub(crate) accept_log: LogLimit,
     /// Limit for the log line about guest memory that is not shared, separate so that other lines
@@ -50,8 +50,8 @@ pub struct Stats {
 impl Stats {
     /// Writes a log line caused by a guest while its queues are served, where no span has been
     /// entered.
-    pub(crate) fn line(&self, write: impl FnOnce(Option<u64>)) {
-        self.span.in_scope(|| self.log.line(write));
+    pub(crate) fn line(&self, kind: &'static str, write: impl FnOnce(Option<u64>)) {
+        self.span.in_scope(|| self.log.line(kind, write));
     }
 
     pub(crate) fn new(queues: u16, span: Span, accepts: Arc<AcceptStats>) -> Stats {
@@ -64,7 +64,7 @@ impl Stats {
             resubmitted: Counter::default(),
             connected: AtomicBool::new(false),
             span,
-            log: LogLimit::default(),
+            log: LogLimits::default(),
             accept_log: LogLimit::new(1, Duration::from_secs(10)),
             not_shared: LogLimit::new(1, Duration::from_secs(60)),
         }

@@ -268,11 +268,13 @@ pub fn init_logging(filter: Filter, format: LogFormat) {
     let lines = tracing_subscriber::fmt::layer().log_internal_errors(false);
     let lines = match format {
         LogFormat::Text => {
+            let lines = lines.fmt_fields(log_format::EscapedFields::default());
             let lines = lines.with_writer(|| LogLines);
             lines.with_ansi(log_format::has_colours()).boxed()
         }
         LogFormat::Json => lines.json().with_writer(|| LogLines).boxed(),
         LogFormat::Journal => {
+            let lines = lines.fmt_fields(log_format::EscapedFields::default());
             let lines = lines.with_ansi(false).without_time().with_level(false);
             lines.with_writer(JournalLines).boxed()
         }

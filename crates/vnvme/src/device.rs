@@ -6,7 +6,7 @@ use controller::{Controller, IrqSink, pci};
 use dma::{MapError, Memory, MemoryCache, Prot};
 use driver::NvmeVolume;
 use driver::iova::Registration;
-use probes::LogLimit;
+use probes::{LogLimit, LogLimits};
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -69,7 +69,7 @@ pub struct NvmeDevice {
     pinned: PinnedWindows,
     mapped_doorbells: bool,
     /// Rate limit of log messages about guest memory, which clients can cause.
-    log: LogLimit,
+    log: LogLimits,
     /// Rate limit of the message about guest memory that is not shared, separate so that other
     /// messages do not suppress it.
     not_shared: LogLimit,
@@ -98,7 +98,7 @@ impl NvmeDevice {
             registered: Vec::new(),
             leaving: Vec::new(),
             pinned: PinnedWindows::default(),
-            log: LogLimit::default(),
+            log: LogLimits::default(),
             not_shared: LogLimit::default(),
             warned_not_shared: false,
             numbers: VecDeque::new(),
@@ -194,7 +194,7 @@ impl NvmeDevice {
             match backend.register(memory) {
                 Ok(registration) => registrations.push(registration),
                 Err(error) => {
-                    self.log.line(|left_out| {
+                    self.log.line("copied", |left_out| {
                         let text = "guest memory is copied on its way to a device";
                         tracing::warn!(%error, left_out, "{text}");
                     });
@@ -404,7 +404,7 @@ impl Device for NvmeDevice {
             Some(fd) => {
                 let end = offset.checked_add(size).ok_or(Errno::INVAL)?;
                 let memory = self.memories.import(fd, end, write).map_err(|error| {
-                    self.log.line(|left_out| {
+                    self.log.line("refused", |left_out| {
                         let iova = format_args!("{iova:#x}");
                         tracing::warn!(iova, size, %error, left_out, "guest memory refused");
                     });

@@ -22,10 +22,10 @@ use serde::Deserialize;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
 use sync::Unpoisoned;
-use volume::{Armed, Watcher};
+use volume::{Armed, OnError, Volume, Watcher};
 
 /// Maximum number of physical queue pairs of a namespace. Its virtual queues are assigned to them
 /// in turn; one worker drives them all, so more pairs would only add doorbell writes.
@@ -55,6 +55,8 @@ pub struct Direct {
     pub interrupts: bool,
     /// Initial path.
     pub choice: PathChoice,
+    /// Volume of the generic path, with the limits that the direct path would bypass.
+    pub volume: Weak<dyn Volume>,
 }
 
 /// Entry of the registry for a namespace with a direct path to a device.
@@ -64,6 +66,7 @@ pub struct PathEntry {
     nsid: u32,
     generic: Arc<AtomicBool>,
     lanes: Arc<Mutex<Vec<Arc<QueueStats>>>>,
+    volume: Weak<dyn Volume>,
 }
 
 /// Registry of the namespaces that have a direct path.
@@ -120,6 +123,17 @@ impl PathEntry {
         }
     }
 
+    /// Returns whether the volume has settings that apply on the generic path only.
+    fn needs_generic(&self) -> bool {
+        self.volume.upgrade().is_some_and(|volume| {
+            volume.limits().is_some_and(|limits| limits.is_limited())
+                || volume.share().is_some_and(|share| share.is_weighted())
+                || volume
+                    .on_error()
+                    .is_some_and(|policy| policy.get() != OnError::default())
+        })
+    }
+
     fn state(&self, described: &DiskDescriptions) -> PathState {
         PathState {
             disk: described.name(&self.socket),
@@ -146,6 +160,19 @@ impl PathRegistry {
         })
     }
 
+    /// Moves the namespaces to the generic path whose volumes have settings that apply there only.
+    pub fn keep_settings(&self) {
+        for entry in self.0.all() {
+            if entry.needs_generic() && !entry.generic.swap(true, Ordering::Relaxed) {
+                tracing::info!(
+                    socket = %entry.socket.display(),
+                    nsid = entry.nsid,
+                    "using the generic path, where limits, weights and error policies apply"
+                );
+            }
+        }
+    }
+
     /// Changes the path of a disk's namespaces, and returns their counters.
     ///
     /// # Errors
@@ -167,6 +194,16 @@ impl PathRegistry {
             return Err(Error::not_found(
                 "no such namespace has a direct path: it needs a device below and no limits",
             ));
+        }
+        if change.path == Some(control::api::PathChoice::Direct)
+            && let Some(entry) = meant.iter().find(|entry| entry.needs_generic())
+        {
+            return Err(Error::conflict(format!(
+                "namespace {} of \"{}\" has limits, a weight or an error policy, which apply on \
+                 the generic path only: remove them first (vnvme limits, vnvme on-error)",
+                entry.nsid,
+                described.name(&entry.socket)
+            )));
         }
         for entry in &meant {
             if let Some(path) = change.path {
@@ -214,7 +251,11 @@ impl DirectPath {
             nsid,
             generic: Arc::new(AtomicBool::new(direct.choice == PathChoice::Generic)),
             lanes: Arc::default(),
+            volume: direct.volume.clone(),
         };
+        if entry.needs_generic() {
+            entry.generic.store(true, Ordering::Relaxed);
+        }
         let mut path = Self {
             pool: QueuePairPool::new(direct.device.clone()),
             options: DirectOptions {

@@ -8,12 +8,11 @@ use std::time::Duration;
 use sync::Unpoisoned;
 use volume::{IoLimits, LimitHandle, MAX_WEIGHT, ShareHandle, Volume};
 
-/// The limits and weights of the volumes that have any, under the names that the user gave the
-/// volumes.
+/// Limits and weights of all volumes, under the names that the user gave the volumes.
 #[derive(Clone, Default)]
 pub struct LimitRegistry(Arc<Mutex<Vec<LimitEntry>>>);
 
-/// Limits and share of one volume, which has at least one of both.
+/// Limits and share of one volume.
 #[derive(Clone)]
 struct LimitEntry {
     name: String,
@@ -28,16 +27,22 @@ impl LimitEntry {
     fn obstacle(&self, change: &LimitChange) -> Option<String> {
         let name = &self.name;
         if change.wants_limits() && self.limits.is_none() {
-            return Some(format!(
-                "{name} has no limits; start with iops=0 in its URL to set them later"
-            ));
+            return Some(format!("{name} cannot have limits"));
         }
         if change.weight.is_some() && self.share.is_none() {
             return Some(format!(
-                "{name} has no weight; start with weight=100 in its URL to change it later"
+                "{name} cannot have a weight: no other disk can have a share of this volume"
             ));
         }
         None
+    }
+
+    /// Returns whether the volume has, and has had, neither limits nor a weight.
+    fn is_plain(&self) -> bool {
+        let limits = self.limits.as_ref();
+        let share = self.share.as_ref();
+        !limits.is_some_and(LimitHandle::is_configured)
+            && !share.is_some_and(ShareHandle::is_weighted)
     }
 
     fn reference(&self) -> VolumeRef {
@@ -59,7 +64,10 @@ impl LimitEntry {
     }
 
     fn shown(&self) -> VolumeLimits {
+        let share = self.share.as_ref();
+        let share = share.filter(|share| share.is_weighted());
         let limits = self.limits.as_ref();
+        let limits = limits.filter(|limits| limits.is_configured() || share.is_none());
         let none = IoLimits {
             burst: Duration::ZERO,
             ..IoLimits::default()
@@ -78,8 +86,8 @@ impl LimitEntry {
             throttled_us: limits.map_or(0, |limits| {
                 u64::try_from(limits.throttled().as_micros()).unwrap_or(u64::MAX)
             }),
-            weight: self.share.as_ref().map(ShareHandle::weight),
-            share_depth: self.share.as_ref().map(ShareHandle::depth),
+            weight: share.map(ShareHandle::weight),
+            share_depth: share.map(ShareHandle::depth),
             ..VolumeLimits::default()
         }
     }
@@ -127,9 +135,7 @@ impl LimitRegistry {
             share: volume.share(),
             volume: Arc::downgrade(volume),
         };
-        if entry.limits.is_some() || entry.share.is_some() {
-            self.lock().push(entry);
-        }
+        self.lock().push(entry);
     }
 
     /// Locks the list, and removes the entries of closed volumes.
@@ -139,9 +145,11 @@ impl LimitRegistry {
         list
     }
 
-    /// All there are.
+    /// Returns the volumes that have limits or a weight, or have had any.
     pub fn list(&self) -> Vec<VolumeLimits> {
-        self.lock().iter().map(LimitEntry::shown).collect()
+        let list = self.lock();
+        let all = list.iter().filter(|entry| !entry.is_plain());
+        all.map(LimitEntry::shown).collect()
     }
 
     /// Changes limits and weights, and returns those of the selected volumes. `volumes` are those
@@ -168,6 +176,7 @@ impl LimitRegistry {
             meant.retain(|entry| entry.name == *volume);
         }
         if change.is_question() && !change.names_one() {
+            meant.retain(|entry| !entry.is_plain());
             return Ok(meant.into_iter().map(LimitEntry::shown).collect());
         }
         if !change.names_one() {
@@ -195,7 +204,7 @@ fn nothing_meant(change: &LimitChange, list: &[LimitEntry]) -> String {
         names.sort_unstable();
         let named = change.volume.as_ref().or(change.disk.as_ref());
         return format!(
-            "\"{}\" has neither limits nor a weight; volumes that have: {}",
+            "\"{}\" has no volume that is open; open volumes: {}",
             named.map_or("", |name| name),
             if names.is_empty() {
                 "none".to_owned()
@@ -204,10 +213,10 @@ fn nothing_meant(change: &LimitChange, list: &[LimitEntry]) -> String {
             }
         );
     }
-    (if change.wants_limits() {
-        "no volume has limits; start with iops=0 in its URL to set them later"
+    (if list.is_empty() {
+        "no volume is open"
     } else {
-        "no volume has a weight; start with weight=100 in its URL to change it later"
+        "no volume can have a weight: no other disk can have a share of any of them"
     })
     .to_owned()
 }
@@ -248,7 +257,7 @@ mod tests {
         };
         assert!(list().is_empty());
         let error = registry.change(&iops("", 1), None, no_record).unwrap_err();
-        assert!(error.message.contains("iops=0"), "{error}");
+        assert!(error.message.contains("no volume is open"), "{error}");
         let (first, second) = ("null://2M?bps=1M&burst=1s", "null://1M?iops=0");
         let _first = open(&registry, first);
         let gone = open(&registry, second);
@@ -318,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn weight_changes_only_where_configured() {
+    fn weight_changes_where_volume_can_be_shared() {
         let registry = LimitRegistry::default();
         let weight = |volume: Option<&str>, weight| {
             let change = LimitChange {
@@ -329,12 +338,13 @@ mod tests {
             };
             registry.change(&change, None, no_record)
         };
-        assert!(weight(None, 5).unwrap_err().message.contains("weight=100"));
+        let error = weight(None, 5).unwrap_err();
+        assert!(error.message.contains("no volume is open"), "{error}");
         let (with, without) = ("null://1G?name=limits-test&weight=7", "null://2G?iops=9");
         let shared = open(&registry, with);
         let _limited = open(&registry, without);
         let error = weight(Some(without), 5).unwrap_err();
-        assert!(error.message.contains("has no weight"), "{error}");
+        assert!(error.message.contains("cannot have a weight"), "{error}");
         for wrong in [0, MAX_WEIGHT + 1, u32::MAX] {
             let error = weight(Some(with), wrong).unwrap_err();
             assert_eq!(error.kind, ErrorKind::Invalid, "{wrong}: {error}");
@@ -347,10 +357,15 @@ mod tests {
             1,
             "only those that have one"
         );
-        let error = registry
-            .change(&iops(with, 1), None, no_record)
-            .unwrap_err();
-        assert!(error.message.contains("has no limits"), "{error}");
         assert_eq!(registry.list().len(), 2);
+        // A volume with neither is not listed until it gets one.
+        let plain = "null://1G?name=limits-test-plain";
+        let _plain = open(&registry, plain);
+        assert_eq!(registry.list().len(), 2);
+        let told = registry.change(&iops(plain, 1), None, no_record).unwrap();
+        assert_eq!((told[0].iops, told[0].weight), (1, None));
+        let told = weight(Some(plain), 3).unwrap();
+        assert_eq!((told[0].iops, told[0].weight), (1, Some(3)));
+        assert_eq!(registry.list().len(), 3);
     }
 }

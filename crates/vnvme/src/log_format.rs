@@ -3,13 +3,14 @@
 use clap::ValueEnum;
 use rustix::fs::fstat;
 use serde_json::json;
-use std::fmt::Arguments;
+use std::fmt::{self, Arguments, Write as _};
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
 use tracing::{Level, Metadata};
-use tracing_subscriber::fmt::MakeWriter;
-use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::field::RecordFields;
+use tracing_subscriber::fmt::format::{DefaultFields, Writer};
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::{FormatFields, MakeWriter};
 
 use crate::stderr::LogLines;
 
@@ -51,9 +52,11 @@ static FORMAT: OnceLock<LogFormat> = OnceLock::new();
 
 /// Returns the last message of the process (see [`crate::stderr::say`]) in the format of the log.
 pub fn last_line(words: Arguments<'_>) -> String {
+    let words = words.to_string();
+    let plain = escaped(&words);
     match FORMAT.get() {
-        None | Some(LogFormat::Text) => format!("vnvme: {words}\n"),
-        Some(LogFormat::Journal) => format!("{}vnvme: {words}\n", prefix(Level::ERROR)),
+        None | Some(LogFormat::Text) => format!("vnvme: {plain}\n"),
+        Some(LogFormat::Journal) => format!("{}vnvme: {plain}\n", prefix(Level::ERROR)),
         Some(LogFormat::Json) => {
             let mut timestamp = String::new();
             // The time is left out if it cannot be written.
@@ -61,7 +64,7 @@ pub fn last_line(words: Arguments<'_>) -> String {
             let line = json!({
                 "timestamp": timestamp,
                 "level": "ERROR",
-                "fields": { "message": words.to_string() },
+                "fields": { "message": words },
                 "target": "vnvme",
             });
             format!("{line}\n")
@@ -87,6 +90,58 @@ fn prefix(level: Level) -> &'static str {
 /// Returns whether log messages have colours, which is for terminals only.
 pub fn has_colours() -> bool {
     io::stderr().is_terminal()
+}
+
+/// Formatter of the message and fields of log lines. Control characters are escaped: a remote
+/// server, a guest or a client may have chosen the text, and must neither control the terminal nor
+/// forge lines.
+#[derive(Debug, Default)]
+pub struct EscapedFields(DefaultFields);
+
+impl<'w> FormatFields<'w> for EscapedFields {
+    fn format_fields<R: RecordFields>(&self, mut writer: Writer<'w>, fields: R) -> fmt::Result {
+        self.0
+            .format_fields(Writer::new(&mut Escaped(&mut writer)), fields)
+    }
+}
+
+/// Writer that escapes control characters, and characters that change the direction of text.
+struct Escaped<W>(W);
+
+impl<W: fmt::Write> fmt::Write for Escaped<W> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for part in text.split_inclusive(is_control) {
+            match part.chars().next_back() {
+                Some(last) if is_control(last) => {
+                    let plain = part.len() - last.len_utf8();
+                    self.0.write_str(part.get(..plain).unwrap_or_default())?;
+                    write!(self.0, "{}", last.escape_default())?;
+                }
+                _ => self.0.write_str(part)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns whether a character controls a terminal, ends a line, or changes the direction of text.
+fn is_control(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Returns a text of the process's last message with its control characters escaped, except for
+/// the ends of lines.
+pub fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
+    for line in text.split_inclusive('\n') {
+        let (line, end) = line
+            .strip_suffix('\n')
+            .map_or((line, ""), |line| (line, "\n"));
+        // A string takes everything.
+        let _ = Escaped(&mut escaped).write_str(line);
+        escaped.push_str(end);
+    }
+    escaped
 }
 
 /// Writer of log messages for the journal, each line with its level.
@@ -125,6 +180,17 @@ impl Write for JournalLine {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn control_characters_of_fields_are_escaped() {
+        let mut text = String::new();
+        let lying = "QEMU\u{1b}[2J\r\n<3>forged\u{9b}1m\u{202e}\t\"é\"";
+        Escaped(&mut text).write_str(lying).unwrap();
+        let shown = "QEMU\\u{1b}[2J\\r\\n<3>forged\\u{9b}1m\\u{202e}\\t\"é\"";
+        assert_eq!(text, shown);
+        assert_eq!(escaped("a\nb\u{7}\n"), "a\nb\\u{7}\n");
+        assert_eq!(escaped("plain"), "plain");
+    }
 
     #[test]
     fn journal_is_detected_by_stream() {

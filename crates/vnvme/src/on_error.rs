@@ -4,12 +4,12 @@ use crate::descriptions::DiskDescriptions;
 use crate::manage::{DiskVolumes, VolumeRef};
 use clap::ValueEnum;
 use control::Error;
-use control::api::{self, ErrorChange, VolumeErrors};
+use control::api::{self, ErrorChange, Trouble, TroubleState, VolumeErrors};
 use serde::Deserialize;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 use sync::Unpoisoned;
-use volume::{ErrorAction, OnError, OnErrorHandle, Volume};
+use volume::{ErrorAction, OnError, OnErrorHandle, OnErrorStatus, Volume};
 
 /// Error policy for reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
@@ -87,6 +87,35 @@ fn wanted(action: api::ErrorAction) -> ErrorAction {
     }
 }
 
+/// Time for which a disk counts as failing after the last error that its guest has got.
+const FAILING_TIME: Duration = Duration::from_secs(60);
+/// Time limit for the repetition of held requests. A sleeping worker notices after 100 ms.
+const RESUME_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time within which a repeated request that fails again does so.
+const FAILS_AGAIN: Duration = Duration::from_millis(100);
+
+/// Returns the failing requests of a volume.
+pub fn trouble(volume: &Arc<dyn Volume>) -> Option<Trouble> {
+    let status = volume.on_error()?.status();
+    let (at, error) = status.last?;
+    let failed = status.read_errors + status.write_errors;
+    let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+    // A clock that was set back makes the error recent.
+    let is_recent = at.elapsed().unwrap_or_default() < FAILING_TIME;
+    let (state, requests) = match (status.held, status.waiting) {
+        (0, 0) if is_recent => (TroubleState::Failing, failed),
+        (0, 0) => return None,
+        (0, waiting) => (TroubleState::Retrying, count(waiting)),
+        (held, _) => (TroubleState::Stopped, count(held)),
+    };
+    let error = error.to_string();
+    Some(Trouble {
+        state,
+        requests,
+        error,
+    })
+}
+
 /// The policies of the volumes that are open, under the names that the user gave the volumes.
 #[derive(Clone, Default)]
 pub struct OnErrorRegistry(Arc<Mutex<Vec<Entry>>>);
@@ -140,6 +169,20 @@ impl Entry {
             tracing::info!("{}: resumed", self.name);
             self.handle.resume();
         }
+    }
+
+    /// Waits until the held requests of a resumed volume have been repeated. Returns whether there
+    /// were any.
+    fn wait_resumed(&self, before: OnErrorStatus) -> bool {
+        let since = Instant::now();
+        let is_held = || {
+            let now = self.handle.status();
+            now.held > 0 && now.stops == before.stops
+        };
+        while is_held() && since.elapsed() < RESUME_TIMEOUT {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        before.held > 0
     }
 }
 
@@ -213,7 +256,17 @@ impl OnErrorRegistry {
                 let refs = meant.iter().map(|entry| entry.reference());
                 record(&refs.collect::<Vec<_>>())?;
             }
+            let before = meant.iter().map(|entry| entry.handle.status());
+            let before: Vec<_> = before.collect();
             meant.iter().for_each(|entry| entry.apply(change));
+            if change.resume {
+                let resumed = meant.iter().zip(before);
+                let resumed = resumed.filter(|(entry, before)| entry.wait_resumed(*before));
+                if resumed.count() > 0 {
+                    // The answer shows a volume that has stopped again.
+                    std::thread::sleep(FAILS_AGAIN);
+                }
+            }
         }
         Ok(meant.iter().map(|entry| entry.shown(described)).collect())
     }

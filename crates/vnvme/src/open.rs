@@ -189,7 +189,7 @@ impl Opener {
     pub fn open_pool(&self, spec: &ControllerSpec) -> Result<Option<Arc<DiskPool>>> {
         let opened = self.pools.open(
             spec,
-            (&self.on_error, &self.settings),
+            (&self.limits, &self.on_error, &self.settings),
             &self.events,
             self.previous,
         );
@@ -259,6 +259,10 @@ impl Opener {
             block_size: spec.block_size,
             ..opened
         };
+        let mut opened = opened;
+        if let Some(direct) = &mut opened.direct {
+            direct.volume = Arc::downgrade(&opened.volume);
+        }
         self.settings.apply(disk, nsid, &*opened.volume);
         self.limits.enter(url, &opened.volume);
         self.on_error.enter(url, &opened.volume);
@@ -499,6 +503,7 @@ impl DeviceNamespace {
             depth: queue.depth,
             interrupts: queue.interrupts,
             choice: spec.path.unwrap_or(PathChoice::Direct),
+            volume: Arc::downgrade(&volume),
         };
         Ok(OpenedVolume {
             volume,

@@ -1,6 +1,7 @@
 //! Pools of namespaces that guests make: their options, and the thread that changes a pool's folder
 //! (crate `namespace-pool`).
 
+use crate::limits::LimitRegistry;
 use crate::on_error::OnErrorRegistry;
 use crate::options::Size;
 use crate::settings::Settings;
@@ -10,6 +11,7 @@ use control::EventSender;
 use control::api::EventKind;
 use controller::{NamespacePool, PoolChange, PoolDone, PoolError, PooledNamespace};
 use namespace_pool::{New, Nguid, PoolEntry, PoolFolder};
+use probes::LogLimits;
 use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,7 +19,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 use sync::Unpoisoned;
-use volume::{FileOptions, FileVolume, Format, OnError, OnErrorVolume, PreviousProcess, Volume};
+use volume::{
+    FileOptions, FileVolume, Format, LimitVolume, OnError, OnErrorVolume, PreviousProcess, Volume,
+};
 
 /// Open namespace pools of the process, by the names of their disks.
 #[derive(Default)]
@@ -36,7 +40,7 @@ impl Pools {
     pub fn open(
         &self,
         spec: &ControllerSpec,
-        (on_error, settings): (&OnErrorRegistry, &Settings),
+        (limits, on_error, settings): (&LimitRegistry, &OnErrorRegistry, &Settings),
         events: &EventSender,
         previous: PreviousProcess,
     ) -> Result<Option<Arc<DiskPool>>> {
@@ -48,6 +52,8 @@ impl Pools {
             let folder = open_folder(path, previous.limit)?;
             check_numbers(&folder, &spec.namespaces)?;
             let opener = Opener {
+                limits: limits.clone(),
+                log: LogLimits::default(),
                 on_error: on_error.clone(),
                 settings: settings.clone(),
                 events: events.clone(),
@@ -92,9 +98,11 @@ fn check_numbers(folder: &PoolFolder, namespaces: &[NamespaceSpec]) -> Result<()
 
 /// Opener of the namespaces' files, which sends events about changes.
 struct Opener {
+    limits: LimitRegistry,
     on_error: OnErrorRegistry,
     settings: Settings,
     events: EventSender,
+    log: LogLimits,
     disk: String,
     previous: PreviousProcess,
 }
@@ -110,11 +118,16 @@ impl Opener {
         };
         let volume = FileVolume::open(path, options)?;
         let name = path.display().to_string();
-        let volume = OnErrorVolume::new(Arc::new(volume), OnError::default(), &name);
+        let volume = Arc::new(LimitVolume::dormant(Arc::new(volume)));
+        let volume = OnErrorVolume::new(volume, OnError::default(), &name);
         let volume: Arc<dyn Volume> = Arc::new(volume);
         self.settings.apply(&self.disk, entry.nsid(), &*volume);
+        self.limits.enter(&name, &volume);
         self.on_error.enter(&name, &volume);
-        tracing::info!(volume = name, "{}", volume.info().description);
+        // A guest may attach and detach its namespaces as often as it likes.
+        self.log.line("opened", |left_out| {
+            tracing::info!(volume = name, left_out, "{}", volume.info().description);
+        });
         Ok(volume)
     }
 }
@@ -192,7 +205,10 @@ impl Writer {
             drop(self.known.update(&self.folder));
             if let Err((error, why)) = &changed {
                 let (disk, pool) = (&self.opener.disk, self.folder.path().display());
-                tracing::error!(disk, %pool, %nguid, ?error, "namespaces of the pool: {why}");
+                self.opener.log.line("not changed", |left_out| {
+                    let text = format_args!("namespaces of the pool: {why}");
+                    tracing::error!(disk, %pool, %nguid, ?error, left_out, "{text}");
+                });
             }
             let nsid = before.or_else(|| self.known.find(nguid.0).map(|ns| ns.nsid));
             if changed.is_ok() {
@@ -398,7 +414,7 @@ mod tests {
             limit: Duration::from_secs(10),
             ..PreviousProcess::default()
         };
-        let of_volumes = (&registry.on_error, &registry.settings);
+        let of_volumes = (&registry.limits, &registry.on_error, &registry.settings);
         let opened = pools.open(spec, of_volumes, &registry.events, previous);
         Ok(opened?.unwrap())
     }

@@ -56,8 +56,10 @@ impl Setting {
     }
 
     /// Applies the settings to a volume that was opened as it is configured.
-    fn apply(&self, volume: &dyn Volume) {
-        if let Some(limits) = volume.limits() {
+    pub fn apply(&self, volume: &dyn Volume) {
+        if let Some(limits) = volume.limits()
+            && self.limits.wants_limits()
+        {
             crate::limits::apply_limits(&self.limits, &limits);
         }
         if let (Some(weight), Some(share)) = (self.limits.weight, volume.share()) {
@@ -96,38 +98,103 @@ impl Setting {
     }
 }
 
-/// Returns a volume's URL with other limits. `None` for a URL without limits, because none can be
-/// added later.
+/// Options of URLs that can be changed while the volume is open.
+const OPTIONS: [&str; 8] = [
+    "iops",
+    "read-iops",
+    "write-iops",
+    "bps",
+    "read-bps",
+    "write-bps",
+    "burst",
+    "weight",
+];
+
+/// Returns the options of a URL's query, without those of these keys.
+fn without<'a>(query: &'a str, keys: &[&str]) -> Vec<&'a str> {
+    let is_kept = |pair: &&str| {
+        let key = pair.split_once('=').map_or(*pair, |(key, _)| key);
+        !pair.is_empty() && !keys.contains(&key)
+    };
+    query.split('&').filter(is_kept).collect()
+}
+
+/// Returns a namespace without its limits, its weight and its error policy.
+pub fn bare(namespace: &NamespaceSpec) -> NamespaceSpec {
+    let url = &*namespace.volume;
+    let volume = url.rsplit_once('?').and_then(|(name, query)| {
+        let (_, extras) = Extras::split(url).ok()?;
+        extras.is_limited().then(|| {
+            let rest = without(query, &OPTIONS).join("&");
+            if rest.is_empty() {
+                name.to_owned()
+            } else {
+                format!("{name}?{rest}")
+            }
+        })
+    });
+    NamespaceSpec {
+        volume: Url(volume.unwrap_or_else(|| url.to_owned())),
+        on_read_error: None,
+        on_write_error: None,
+        ..namespace.clone()
+    }
+}
+
+/// Applies the limits, the weight and the error policy of a changed configuration to its open
+/// volume. A weight that is gone becomes the default weight until the volume is opened again.
+pub fn reconfigure(namespace: &NamespaceSpec, volume: &dyn Volume) {
+    let split = Extras::split(&namespace.volume);
+    let extras = split.map_or_else(|_| Extras::default(), |(_, extras)| extras);
+    if let Some(handle) = volume.limits() {
+        handle.set(extras.limits().unwrap_or_default());
+    }
+    if let Some(share) = volume.share()
+        && (extras.weight().is_some() || share.is_weighted())
+    {
+        share.set_weight(extras.weight().unwrap_or(volume::DEFAULT_WEIGHT));
+    }
+    if let Some(handle) = volume.on_error() {
+        handle.set(namespace.on_error());
+    }
+}
+
+/// Returns a volume's URL with other limits. `None` when nothing changes. No limit (0) is left out
+/// unless the URL has the option.
 fn with_limits(url: &str, change: &LimitChange) -> Option<String> {
-    let (_, extras) = Extras::split(url).ok()?;
-    if !extras.is_limited() || *change == LimitChange::default() {
+    if *change == LimitChange::default() {
         return None;
     }
-    let (name, query) = url.rsplit_once('?')?;
-    let number = |value: Option<u64>| value.map(|value| value.to_string());
-    let options = [
-        ("iops", number(change.iops)),
-        ("read-iops", number(change.read_iops)),
-        ("write-iops", number(change.write_iops)),
-        ("bps", number(change.bps)),
-        ("read-bps", number(change.read_bps)),
-        ("write-bps", number(change.write_bps)),
-        ("burst", change.burst_us.map(|us| format!("{us}us"))),
-        ("weight", number(change.weight.map(u64::from))),
-    ];
-    let changed = options
-        .into_iter()
-        .filter_map(|(key, value)| Some((key, value?)));
-    let changed: Vec<(&str, String)> = changed.collect();
-    let is_changed = |pair: &&str| {
-        let key = pair.split_once('=').map_or(*pair, |(key, _)| key);
-        changed.iter().any(|(changed, _)| *changed == key)
+    Extras::split(url).ok()?;
+    let (name, query) = url.rsplit_once('?').unwrap_or((url, ""));
+    let has = |key: &str| {
+        let mut pairs = query.split('&');
+        pairs.any(|pair| pair.split_once('=').is_some_and(|(own, _)| own == key))
     };
-    let kept = query.split('&').filter(|pair| !is_changed(pair));
-    let kept = kept.map(str::to_owned);
+    let number = |value: Option<u64>| value.map(|value| value.to_string());
+    let values = [
+        number(change.iops),
+        number(change.read_iops),
+        number(change.write_iops),
+        number(change.bps),
+        number(change.read_bps),
+        number(change.write_bps),
+        change.burst_us.map(|us| format!("{us}us")),
+        number(change.weight.map(u64::from)),
+    ];
+    let changed = OPTIONS.into_iter().zip(values);
+    let changed = changed.filter_map(|(key, value)| Some((key, value?)));
+    let changed = changed.filter(|(key, value)| value != "0" || has(key));
+    let changed: Vec<(&str, String)> = changed.collect();
+    let keys: Vec<&str> = changed.iter().map(|(key, _)| *key).collect();
+    let kept = without(query, &keys).into_iter().map(str::to_owned);
     let new = changed.iter().map(|(key, value)| format!("{key}={value}"));
     let all: Vec<String> = kept.chain(new).collect();
-    Some(format!("{name}?{}", all.join("&")))
+    Some(if all.is_empty() {
+        url.to_owned()
+    } else {
+        format!("{name}?{}", all.join("&"))
+    })
 }
 
 impl Settings {
@@ -151,6 +218,16 @@ impl Settings {
     pub fn apply(&self, disk: &str, nsid: u32, volume: &dyn Volume) {
         if let Some(setting) = self.of(disk).get(&nsid) {
             setting.apply(volume);
+        }
+    }
+
+    /// Replaces the settings of a disk.
+    pub fn put(&self, disk: &str, settings: DiskSettings) {
+        let mut all = self.0.lock().unpoisoned();
+        if settings.is_empty() {
+            all.remove(disk);
+        } else {
+            all.insert(disk.to_owned(), settings);
         }
     }
 
@@ -184,15 +261,14 @@ mod tests {
     fn url_with_changed_limits_is_opened_with_them() {
         let url = "mem://1M?iops=100&read-iops=9&weight=8";
         let changed = with_limits(url, &change()).unwrap();
-        assert_eq!(
-            changed,
-            "mem://1M?read-iops=9&iops=7&write-bps=0&burst=1500us&weight=3"
-        );
+        assert_eq!(changed, "mem://1M?read-iops=9&iops=7&burst=1500us&weight=3");
         // An option of the kind of volume stays where it is.
         let socket = "nbd+unix:///?socket=/run/a&iops=0";
         let changed = with_limits(socket, &change()).unwrap();
         assert!(changed.starts_with("nbd+unix:///?socket=/run/a&iops=7&"));
-        assert_eq!(with_limits("a.raw", &change()), None);
+        // A volume without limits gets those that are not 0.
+        let changed = with_limits("a.raw", &change()).unwrap();
+        assert_eq!(changed, "a.raw?iops=7&burst=1500us&weight=3");
         assert_eq!(with_limits(url, &LimitChange::default()), None);
     }
 

@@ -204,6 +204,7 @@ impl WorkerContext {
             registry: self.registry.clone(),
             name: spec.any_name(),
             address: address.clone(),
+            log: Arc::default(),
         };
         let config = self.target_config(&spec, keys, volumes, &shown, &resized);
         let config = origin.place("", config)?;

@@ -2,8 +2,8 @@
 
 use crate::on_error::QueuePolicy;
 use crate::{
-    AtomicWrites, Completion, CopyRequest, CopySource, Extent, Info, Io, IoError, LimitHandle,
-    OnErrorHandle, Op, Request, ShareHandle, VolumeError, Wake,
+    AtomicWrites, Completion, CopyRequest, CopySource, Extent, Info, Io, IoError, IoErrorKind,
+    LimitHandle, OnErrorHandle, Op, Request, ShareHandle, VolumeError, Wake,
 };
 use dma::{Buffer, SegmentList, View};
 use std::fmt::Debug;
@@ -198,7 +198,7 @@ pub trait FastPath: VolumeQueue {
     /// in flight; requests for a busy device are sent with [`Io::flush`].
     fn push(&mut self);
 
-    /// Whether [`FastPath::try_now`] does anything. Does not change.
+    /// Whether [`FastPath::try_now`] does anything. Changes only by [`OpenQueue::update`].
     fn is_immediate(&self) -> bool;
 
     /// Does a read or write of all of `data` within the call, where there is nothing to wait for
@@ -207,7 +207,7 @@ pub trait FastPath: VolumeQueue {
     /// happened yet.
     fn try_now(&mut self, op: Op, offset: u64, data: View<'_>) -> Option<Result<(), IoError>>;
 
-    /// Whether [`FastPath::prefetch`] does anything. Does not change.
+    /// Whether [`FastPath::prefetch`] does anything. Changes only by [`OpenQueue::update`].
     fn prefetches(&self) -> bool;
 
     /// Hints that a request like this follows soon, most likely the next one, so that its data may
@@ -234,8 +234,27 @@ pub trait FastPath: VolumeQueue {
 /// either way.
 pub struct OpenQueue {
     queue: Box<dyn FastPath>,
+    /// Parts that successful requests do not touch, in one box: the queue stands beside the fields
+    /// that each command reads.
+    extras: Option<Box<QueueExtras>>,
+}
+
+#[derive(Default)]
+struct QueueExtras {
     /// Error policy of the queue.
-    policy: Option<Box<QueuePolicy>>,
+    policy: Option<QueuePolicy>,
+    /// Layers that nobody has needed yet, the innermost first.
+    dormant: Vec<Box<dyn DormantLayer>>,
+}
+
+/// Layer of a volume that costs nothing until somebody needs it (a limit, a share of the device):
+/// [`OpenQueue::update`] then puts it in front of the queue.
+pub(crate) trait DormantLayer {
+    /// Returns whether the layer is needed by now.
+    fn is_needed(&self) -> bool;
+
+    /// Puts the layer in front of `queue`.
+    fn wrap(self: Box<Self>, queue: OpenQueue) -> OpenQueue;
 }
 
 impl OpenQueue {
@@ -249,25 +268,65 @@ impl OpenQueue {
     pub fn with_fast_path(queue: impl FastPath + 'static) -> Self {
         Self {
             queue: Box::new(queue),
-            policy: None,
+            extras: None,
         }
     }
 
+    fn extras(&mut self) -> &mut QueueExtras {
+        self.extras.get_or_insert_default()
+    }
+
     /// Wraps the queue in another one that `wrap` makes of it. The error policy is unchanged, and
-    /// repeated requests pass through the outer queue.
+    /// repeated requests pass through the outer queue. So do limits that are set later.
     pub fn wrapped(mut self, wrap: impl FnOnce(Self) -> Self) -> Self {
-        let policy = self.policy.take();
+        let extras = self.extras.take();
         Self {
-            policy,
+            extras,
             ..wrap(self)
         }
     }
 
-    pub(crate) fn with_policy(self, policy: QueuePolicy) -> Self {
-        Self {
-            policy: Some(Box::new(policy)),
-            ..self
+    /// Adds a layer outside of the queue, which takes effect once it is needed.
+    pub(crate) fn with_layer(mut self, layer: impl DormantLayer + 'static) -> Self {
+        self.extras().dormant.push(Box::new(layer));
+        self.update();
+        self
+    }
+
+    /// Puts the layers in front of the queue that are needed by now: limits or a weight were set
+    /// for the first time ([`LimitHandle::set`], [`ShareHandle::set_weight`]). Requests that have
+    /// been started are not affected. Returns whether the queue has changed, and with it the
+    /// results of [`FastPath::is_immediate`] and [`FastPath::prefetches`]. The owner of the queue
+    /// calls this on the queue's thread after such a change, so that the path of a request needs no
+    /// test.
+    pub fn update(&mut self) -> bool {
+        let Some(extras) = &mut self.extras else {
+            return false;
+        };
+        if !extras.dormant.iter().any(|layer| layer.is_needed()) {
+            return false;
         }
+        let layers = std::mem::take(&mut extras.dormant);
+        let inner = std::mem::replace(&mut self.queue, Box::new(NoFastPath(NoQueue)));
+        let mut queue = Self {
+            queue: inner,
+            extras: None,
+        };
+        for layer in layers {
+            if layer.is_needed() {
+                queue = layer.wrap(queue);
+            } else {
+                queue.extras().dormant.push(layer);
+            }
+        }
+        self.queue = queue.queue;
+        self.extras().dormant = queue.extras.map_or_else(Vec::new, |extras| extras.dormant);
+        true
+    }
+
+    pub(crate) fn with_policy(mut self, policy: QueuePolicy) -> Self {
+        self.extras().policy = Some(policy);
+        self
     }
 
     /// Offers a failed request to the policy, as it was submitted, with the data that its
@@ -278,18 +337,21 @@ impl OpenQueue {
     #[cold]
     #[inline(never)]
     pub fn failed(&mut self, request: Request, error: IoError) -> Option<Completion> {
-        match &mut self.policy {
+        let extras = self.extras.as_mut();
+        match extras.and_then(|extras| extras.policy.as_mut()) {
             Some(policy) => policy.failed(&mut self.queue, request, error),
             None => Some(request.complete(Err(error))),
         }
     }
 
     /// Whether [`OpenQueue::failed`] would keep a request. For errors of [`FastPath::try_now`],
-    /// after which there is no request: a request is to be submitted instead.
+    /// after which there is no request: a request is to be submitted instead. Otherwise the failure
+    /// is counted, and the error is to be reported to the client.
     #[cold]
     pub fn keeps_failed(&self, op: Op, error: IoError) -> bool {
-        let policy = self.policy.as_ref();
-        policy.is_some_and(|policy| policy.takes(op, error))
+        let extras = self.extras.as_ref();
+        let policy = extras.and_then(|extras| extras.policy.as_ref());
+        policy.is_some_and(|policy| policy.takes_or_counts(op, error))
     }
 }
 
@@ -317,8 +379,27 @@ impl Debug for OpenQueue {
     }
 }
 
+/// Placeholder for a queue while another queue is put in front of it.
+pub(crate) struct NoQueue;
+
+impl VolumeQueue for NoQueue {
+    fn submit(&mut self, request: Request) -> Option<Completion> {
+        Some(request.complete(Err(IoErrorKind::Gone.into())))
+    }
+
+    fn poll(&mut self, _: &mut dyn FnMut(Completion)) -> usize {
+        0
+    }
+
+    fn state(&self) -> QueueState {
+        QueueState::IDLE
+    }
+
+    fn cancel(&mut self, _: u64) {}
+}
+
 /// The fast path of a queue that has none.
-struct NoFastPath<Q>(Q);
+pub(crate) struct NoFastPath<Q>(pub(crate) Q);
 
 impl<Q: VolumeQueue> VolumeQueue for NoFastPath<Q> {
     fn submit(&mut self, request: Request) -> Option<Completion> {

@@ -97,6 +97,10 @@ pub trait Frontend {
         false
     }
 
+    /// Lets the queues of the volumes take over settings that were changed
+    /// (`volume::OpenQueue::update`). The program calls this by a job after such a change.
+    fn update_volumes(&mut self) {}
+
     /// Does work that is not urgent. Called periodically while the thread is awake (100 us or more
     /// between two calls), and after each sleep.
     fn housekeeping(&mut self, now: Instant) {

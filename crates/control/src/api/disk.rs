@@ -155,6 +155,52 @@ pub struct Namespace {
     /// namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_guest: Option<OfGuest>,
+    /// Failing requests of the volume; absent while there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<Trouble>,
+}
+
+/// Failing requests of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Trouble {
+    /// Effect on the guest.
+    pub state: TroubleState,
+    /// Number of waiting requests; of failed ones if they do not wait.
+    pub requests: u64,
+    /// Last error.
+    pub error: String,
+}
+
+/// Effect of failing requests on the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum TroubleState {
+    /// All requests wait until the disk is resumed.
+    Stopped,
+    /// Failed requests are repeated.
+    Retrying,
+    /// The guest has got errors within the last minute.
+    Failing,
+}
+
+impl std::fmt::Display for Trouble {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            requests, error, ..
+        } = self;
+        match self.state {
+            TroubleState::Stopped => {
+                write!(
+                    f,
+                    "STOPPED: {requests} requests wait for vnvme resume: {error}"
+                )
+            }
+            TroubleState::Retrying => write!(f, "{requests} requests are repeated: {error}"),
+            TroubleState::Failing => {
+                write!(f, "the guest gets errors, {requests} so far: {error}")
+            }
+        }
+    }
 }
 
 /// State of a namespace that the guest created.

@@ -14,7 +14,10 @@ mod stats;
 
 pub use ana::{AnaChange, AnaState, AnaStatus};
 pub use device::{DeviceState, DeviceStatus};
-pub use disk::{Disk, DiskClient, DiskKind, DiskState, Namespace, NewDisk, OfGuest, Resize};
+pub use disk::{
+    Disk, DiskClient, DiskKind, DiskState, Namespace, NewDisk, OfGuest, Resize, Trouble,
+    TroubleState,
+};
 pub use event::{Event, EventKind};
 pub use limits::{LimitChange, VolumeLimits};
 pub use on_error::{ErrorAction, ErrorChange, VolumeErrors};

@@ -401,7 +401,7 @@ impl Controller {
             csinfo: information.into(),
             ..entry(status)
         });
-        if let Some(left_out) = self.admin.quiet.allow(self.now) {
+        if let Some(left_out) = self.engine.log.allow("command failed") {
             tracing::debug!(sqid, cid, %status, nsid, lba, left_out, "command failed");
         }
     }
@@ -435,7 +435,7 @@ impl Controller {
             cid: 0xffff.into(),
             ..entry(Status::INVALID_FIELD)
         });
-        if let Some(left_out) = self.admin.quiet.allow(self.now) {
+        if let Some(left_out) = self.engine.log.allow("doorbell") {
             tracing::debug!(qid, cq = index % 2 == 1, value, left_out, "{event}");
         }
         self.notify(AsyncEvent::error(event));

@@ -85,10 +85,6 @@ pub(crate) struct Admin {
     /// comparison. See [`Admin::rearm`].
     timer: Option<Instant>,
     made: Instant,
-    /// Rate limit of log lines about failed commands.
-    pub quiet: RateLimit,
-    /// Rate limit of log lines about state changes, separate so that failures do not suppress them.
-    pub quiet_states: RateLimit,
 }
 
 impl Admin {
@@ -112,8 +108,6 @@ impl Admin {
             last_reset: Instant::now(),
             timer: None,
             made: Instant::now(),
-            quiet: RateLimit::default(),
-            quiet_states: RateLimit::default(),
         }
     }
 
@@ -146,37 +140,6 @@ impl Admin {
         } else {
             self.next_timer()
         };
-    }
-}
-
-/// Rate limit of ten log lines per second, because messages that a guest can trigger must not fill
-/// the disk.
-#[derive(Default)]
-pub(crate) struct RateLimit {
-    window: Option<Instant>,
-    lines: u32,
-    suppressed: u64,
-}
-
-impl RateLimit {
-    const LINES_PER_SECOND: u32 = 10;
-
-    /// Returns the number of lines suppressed since the last one if a line may be logged now,
-    /// otherwise `None`.
-    pub fn allow(&mut self, now: Instant) -> Option<u64> {
-        let fresh = self
-            .window
-            .is_none_or(|w| now.saturating_duration_since(w).as_secs() >= 1);
-        if fresh {
-            self.window = Some(now);
-            self.lines = 0;
-        }
-        if self.lines >= Self::LINES_PER_SECOND {
-            self.suppressed += 1;
-            return None;
-        }
-        self.lines += 1;
-        Some(std::mem::take(&mut self.suppressed))
     }
 }
 

@@ -27,7 +27,9 @@ impl Controller {
             if blocks == ns.blocks {
                 continue;
             }
-            tracing::info!(nsid, before = ns.blocks, blocks, "resized");
+            if let Some(left_out) = self.engine.log.allow("resized") {
+                tracing::info!(nsid, before = ns.blocks, blocks, left_out, "resized");
+            }
             self.order_all(|| Order::Resized { index, blocks });
             self.cut_marks(nsid, blocks);
             self.tell_changed(nsid);

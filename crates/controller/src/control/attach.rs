@@ -150,7 +150,9 @@ impl Controller {
         let nsid = attaching.namespace.config.nsid;
         self.engine.attach(index, attaching.namespace);
         self.set_gates();
-        tracing::info!(nsid, "attached");
+        if let Some(left_out) = self.engine.log.allow("attached") {
+            tracing::info!(nsid, left_out, "attached");
+        }
         self.tell_changed(nsid);
     }
 
@@ -168,7 +170,9 @@ impl Controller {
         // A namespace attached under this ID later is a different one.
         self.marks.table.forget(nsid);
         self.admin.erasure.forget(nsid);
-        tracing::info!(nsid, "detached");
+        if let Some(left_out) = self.engine.log.allow("detached") {
+            tracing::info!(nsid, left_out, "detached");
+        }
         self.tell_changed(nsid);
         self.settle();
         true

@@ -81,7 +81,7 @@ impl Controller {
         };
         let elapsed = self.now.saturating_duration_since(draining.since);
         if quiesced || elapsed >= ANSWER_AFTER {
-            if !quiesced && let Some(left_out) = self.admin.quiet_states.allow(self.now) {
+            if !quiesced && let Some(left_out) = self.engine.log.allow("bus mastering") {
                 tracing::warn!(
                     left_out,
                     "commands are in flight though bus mastering was disabled {ANSWER_AFTER:?} ago: their data may still \

@@ -164,7 +164,7 @@ impl Controller {
             && self.create_sq(0, 0, self.asq, asqs);
         if !made {
             self.fail();
-            let Some(left_out) = self.admin.quiet_states.allow(self.now) else {
+            let Some(left_out) = self.engine.log.allow("not enabled") else {
                 return;
             };
             let shared = self.engine.dma.has_memory();
@@ -189,7 +189,7 @@ impl Controller {
         self.state = LifecycleState::Ready;
         self.awaits_first_command = true;
         self.csts.set_rdy(true);
-        if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
+        if let Some(left_out) = self.engine.log.allow("enabled") {
             tracing::info!(
                 left_out,
                 queue_entries = asqs,
@@ -213,7 +213,7 @@ impl Controller {
     /// Sets the controller to the fatal state (CSTS.CFS), which only a reset ends.
     pub(crate) fn fatal(&mut self, why: &str) {
         let _disk = self.in_log();
-        if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
+        if let Some(left_out) = self.engine.log.allow("fatal") {
             tracing::warn!(left_out, why, "controller fatal status");
         }
         self.capture(why);
@@ -229,7 +229,7 @@ impl Controller {
             return;
         }
         let _disk = self.in_log();
-        if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
+        if let Some(left_out) = self.engine.log.allow("broken") {
             tracing::error!(left_out, what, "controller failed: a bug of vnvme");
         }
         self.capture(what);
@@ -313,7 +313,7 @@ impl Controller {
     /// any state. CSTS.NSSRO is set afterwards.
     pub(super) fn subsystem_reset(&mut self) {
         let _disk = self.in_log();
-        if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
+        if let Some(left_out) = self.engine.log.allow("subsystem reset") {
             tracing::info!(left_out, "NVM subsystem reset");
         }
         self.csts.set_nssro(true);
@@ -336,7 +336,7 @@ impl Controller {
         if self.shutdown != Shutdown::No {
             return;
         }
-        if let Some(left_out) = self.admin.quiet_states.allow(self.now) {
+        if let Some(left_out) = self.engine.log.allow("shutdown") {
             tracing::info!(left_out, "shutdown notification");
         }
         self.shutdown = Shutdown::Occurring;

@@ -261,6 +261,7 @@ impl Controller {
             offer,
             marks: marks.table.clone(),
             span: span.clone(),
+            log: config.log.clone(),
         };
         if let Some(sharing) = &sharing {
             sharing.share_marks(&marks.table);
@@ -582,6 +583,12 @@ impl Controller {
     /// without the ring with [`Controller::poll_volumes`] first, and pass them afterwards.
     pub fn complete(&mut self, completion: volume::Completion) {
         self.engine.complete(completion);
+    }
+
+    /// Takes over settings of the namespaces' volumes that were changed, for example a first limit
+    /// ([`volume::OpenQueue::update`]). Other engines of the controller have to be told, too.
+    pub fn update_volumes(&mut self) {
+        self.engine.update_volumes();
     }
 
     /// Appends to `out` the completions of volumes that complete requests without the worker's

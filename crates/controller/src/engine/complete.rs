@@ -204,7 +204,10 @@ impl Engine {
                 if let Err(error) = completion.result {
                     let _disk = self.span.clone().entered();
                     let nsid = self.namespaces.get(slot.ns).map_or(0, |ns| ns.config.nsid);
-                    tracing::error!(nsid, %error, "a flush failed: completed writes may not be durable");
+                    if let Some(left_out) = self.log.allow("flush failed") {
+                        let text = "a flush failed: completed writes may not be durable";
+                        tracing::error!(nsid, %error, left_out, "{text}");
+                    }
                     self.flush_failed.get_or_insert(status_of(error, true));
                 }
                 self.end(index);

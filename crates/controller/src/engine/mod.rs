@@ -61,7 +61,7 @@ use doorbells::Doorbells;
 use journal::QueueRows;
 use nvme::{Command, Status};
 use polled::PolledQueues;
-use probes::IoRecord;
+use probes::{IoRecord, LogLimits};
 use queue::Cq;
 use scratch::Budget;
 use slots::Slots;
@@ -148,6 +148,8 @@ pub(crate) struct EngineConfig {
     pub state: Option<StateMemory>,
     /// Names the disk in log lines.
     pub span: Span,
+    /// Limits of the disk's log lines.
+    pub log: Arc<LogLimits>,
 }
 
 pub(crate) struct Engine {
@@ -256,6 +258,8 @@ pub(crate) struct Engine {
     long: run::LongWork,
     /// Measured distance of the host's processor.
     distance: Distance,
+    /// Limits of the disk's log lines.
+    pub log: Arc<LogLimits>,
 }
 
 impl Engine {
@@ -334,6 +338,7 @@ impl Engine {
             list: SegmentList::with_capacity(1),
             long: run::LongWork::default(),
             distance: Distance::new(),
+            log: config.log,
         };
         let all = 0..engine.namespaces.len();
         all.for_each(|index| engine.find_marks(index));
@@ -537,6 +542,13 @@ impl Engine {
     pub fn next_volume_deadline(&self) -> Option<Instant> {
         let queues = self.namespaces.iter();
         queues.filter_map(Namespace::deadline).min()
+    }
+
+    /// Takes over changed settings of the volumes.
+    pub fn update_volumes(&mut self) {
+        for ns in &mut self.namespaces {
+            ns.update_volume();
+        }
     }
 
     /// Appends to `out` the completions of polled volumes.

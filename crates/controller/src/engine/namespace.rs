@@ -128,6 +128,14 @@ impl Namespace {
         }
     }
 
+    /// Takes over changed settings of the volume.
+    pub fn update_volume(&mut self) {
+        if self.queue.update() {
+            self.immediate = self.queue.is_immediate();
+            self.prefetches = self.queue.prefetches();
+        }
+    }
+
     /// Sets a new format, metadata and number of blocks. No command is in flight on the
     /// namespace.
     pub fn reformatted(

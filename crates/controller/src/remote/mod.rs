@@ -163,7 +163,10 @@ impl RemoteEngine {
         let _disk = self.engine.span.clone().entered();
         let opened =
             Namespace::open_or_vacant(config, &self.io, self.engine.io()).or_else(|error| {
-                tracing::warn!(nsid, %error, "a namespace cannot be opened on another worker");
+                if let Some(left_out) = self.engine.log.allow("not opened") {
+                    let text = "a namespace cannot be opened on another worker";
+                    tracing::warn!(nsid, %error, left_out, "{text}");
+                }
                 self.progress.refused.fetch_add(1, Ordering::Release);
                 // A placeholder keeps the index in use, so that indices agree with those of the
                 // control half.
@@ -271,6 +274,12 @@ impl RemoteEngine {
     /// [`Controller::complete`](crate::Controller::complete).
     pub fn complete(&mut self, completion: volume::Completion) {
         self.engine.complete(completion);
+    }
+
+    /// Takes over changed settings of the volumes, like
+    /// [`Controller::update_volumes`](crate::Controller::update_volumes).
+    pub fn update_volumes(&mut self) {
+        self.engine.update_volumes();
     }
 
     /// Collects completions of volumes without the ring, like

@@ -5,6 +5,10 @@ use super::*;
 impl Frontend for Association {
     type Error = Infallible;
 
+    fn update_volumes(&mut self) {
+        self.controller.update_volumes();
+    }
+
     fn poll(&mut self, now: Instant, budget: &mut Budget) -> bool {
         self.now = now;
         let mut worked = false;

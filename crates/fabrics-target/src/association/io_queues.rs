@@ -95,7 +95,10 @@ impl Association {
                 queue.link.header(&capsule);
             }
             (QueueStep::CreateCq | QueueStep::CreateSq, Phase::Making { .. }, false) => {
-                tracing::warn!(qid, %status, "no rings for a host's queue");
+                let log = &self.target.log.refused;
+                log.line(|left_out| {
+                    tracing::warn!(left_out, qid, %status, "no rings for a host's queue");
+                });
                 queue.close(&ConnectionEnd::Refused("no rings"), &mut self.pool);
                 queue.phase = Phase::Removing;
                 self.remove(qid, step == QueueStep::CreateSq);

@@ -422,7 +422,7 @@ fn facts(
         atomic: namespace.atomic_writes(id, max_data.into()),
         max_data,
         serial: String::from_utf8_lossy(id.sn.trimmed()).into_owned(),
-        model: String::from_utf8_lossy(id.mn.trimmed()).into_owned(),
+        model: remote::printable(id.mn.trimmed()),
         max_zeroed: whole(pages(limits.wzsl).min(blocks), MAX_ZEROED_BYTES),
         max_deallocated: whole(deallocated.min(sized), MAX_ZEROED_BYTES),
         write_zeroes: id.oncs.nvmwzsv(),

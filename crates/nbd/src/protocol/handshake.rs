@@ -230,7 +230,7 @@ fn go(stream: &mut (impl Read + Write), name: &str) -> Result<Option<Export>, Ha
 
 fn refused(name: &str, reply: u32, data: &[u8]) -> HandshakeError {
     let text = data.get(..data.len().min(200)).unwrap_or_default();
-    let text = String::from_utf8_lossy(text).into_owned();
+    let text = remote::printable(text);
     let name = name.to_owned();
     match reply {
         option_reply::TLS_REQUIRED => HandshakeError::Tls,

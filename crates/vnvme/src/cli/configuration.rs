@@ -63,7 +63,9 @@ fn read(path: &Path) -> Result<Map<String, Value>> {
 /// Prints the changes that a configuration causes. Returns an error if any of them is refused.
 fn tell(target: &DaemonTarget, plan: &Plan) -> Result<()> {
     target.print(plan, |plan| {
-        let would = if plan.dry_run { "would be " } else { "" };
+        // With a refusal, nothing was changed.
+        let is_done = !plan.dry_run && plan.refused.is_empty();
+        let would = if is_done { "" } else { "would be " };
         for (what, names) in [
             ("added", &plan.added),
             ("removed", &plan.removed),

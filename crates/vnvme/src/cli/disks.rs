@@ -54,6 +54,7 @@ impl ListArgs {
                 if let Some(why) = &disk.error {
                     outln!("{} is not served: {why}", disk.name);
                 }
+                print_trouble(&format!("{} ", disk.name), &disk.namespaces)?;
             }
             Ok(())
         })
@@ -102,6 +103,16 @@ fn client(disk: &Disk) -> String {
     }
 }
 
+/// Prints a line for each namespace whose requests fail.
+fn print_trouble(start: &str, namespaces: &[Namespace]) -> Result<()> {
+    for namespace in namespaces {
+        if let Some(trouble) = &namespace.trouble {
+            outln!("{start}namespace {}: {trouble}", namespace.nsid);
+        }
+    }
+    Ok(())
+}
+
 /// Prints a disk for people.
 fn print(disk: &Disk) -> Result<()> {
     outln!("{}  ({})", disk.name, disk.kind);
@@ -121,6 +132,7 @@ fn print(disk: &Disk) -> Result<()> {
         outln!("  not yet kept: the keeper is slow, and the disk would end with its process");
     }
     print_namespaces(&disk.namespaces)?;
+    print_trouble("  ", &disk.namespaces)?;
     for namespace in &disk.namespaces {
         if let Some(unit) = namespace.atomic_unit {
             let unit = size(unit.into());

@@ -20,7 +20,7 @@ pub struct LimitsArgs {
     /// Volume instead of a disk: its path or URL as it was given
     #[arg(long, value_name = "URL", conflicts_with = "name")]
     volume: Option<String>,
-    /// Change all volumes with limits or a weight
+    /// Change all volumes
     #[arg(long, conflicts_with_all = ["name", "volume"])]
     all: bool,
     /// Requests per second; 0 for no limit
@@ -94,7 +94,7 @@ pub fn print(l: &VolumeLimits) -> Result<(), OutputError> {
         0 => "-".to_owned(),
         rate => rate.to_string(),
     };
-    // Without a burst there are no limits that could be changed.
+    // Without a burst there are no limits.
     if l.burst_us > 0 || l.weight.is_none() {
         outln!(
             "  requests/s {:>10}   reads {:>10}   writes {:>10}",

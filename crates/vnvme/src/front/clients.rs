@@ -71,7 +71,7 @@ impl NvmeFront {
             }
         };
         if self.connection.is_some() {
-            self.log.line(|left_out| {
+            self.log.line("second client", |left_out| {
                 tracing::warn!(
                     socket,
                     left_out,
@@ -83,7 +83,7 @@ impl NvmeFront {
             return;
         }
         if let Err(error) = self.renew_doorbells() {
-            self.log.line(|left_out| {
+            self.log.line("no doorbell page", |left_out| {
                 let error: &dyn std::error::Error = &error;
                 tracing::error!(socket, error, left_out, "client refused: no doorbell page");
             });
@@ -120,7 +120,9 @@ impl NvmeFront {
                 Ok(connection) => connection,
                 Err(error) => {
                     let (error, log) = (&error as &dyn std::error::Error, &self.log);
-                    log.line(|left_out| tracing::error!(error, left_out, "client refused"));
+                    log.line("not kept", |left_out| {
+                        tracing::error!(error, left_out, "client refused")
+                    });
                     return;
                 }
             },
@@ -133,7 +135,9 @@ impl NvmeFront {
         let socket = self.socket().display().to_string();
         let pid = connection.peer().ok().map(|p| p.pid.as_raw_nonzero().get());
         let log = &self.log;
-        log.line(|left_out| tracing::info!(socket, pid, left_out, "{how}"));
+        log.line("connected", |left_out| {
+            tracing::info!(socket, pid, left_out, "{how}")
+        });
         let message = pid.map(|pid| format!("pid {pid}"));
         self.happened(EventKind::Attached, message);
         self.connection = Some(connection);
@@ -177,7 +181,10 @@ impl NvmeFront {
             let readable = worker::Interest::Readable;
             if let Err(error) = self.descriptors.add(fd, TOKEN_INTAKE, readable) {
                 let log = &self.log;
-                log.line(|left_out| tracing::error!(%error, left_out, "epoll"));
+                log.line(
+                    "epoll",
+                    |left_out| tracing::error!(%error, left_out, "epoll"),
+                );
             }
             self.listen(true);
         }
@@ -204,7 +211,10 @@ impl NvmeFront {
         if let Some(mut connection) = self.connection.take() {
             let socket = self.acceptor.listener().path().display();
             let log = &self.log;
-            log.line(|left_out| tracing::info!(%socket, left_out, "client disconnected"));
+            log.line(
+                "disconnected",
+                |left_out| tracing::info!(%socket, left_out, "client disconnected"),
+            );
             connection.close(&mut self.device);
             self.part_with(connection);
         }
@@ -239,10 +249,13 @@ impl NvmeFront {
             Ok(ConnectionStatus::MoreWork) => self.more = true,
             Ok(ConnectionStatus::Closed) => {
                 let log = &self.log;
-                log.line(|left_out| tracing::info!(%socket, left_out, "client disconnected"));
+                log.line(
+                    "disconnected",
+                    |left_out| tracing::info!(%socket, left_out, "client disconnected"),
+                );
             }
             Err(error) => {
-                self.log.line(|left_out| {
+                self.log.line("broken client", |left_out| {
                     tracing::warn!(%socket, %error, left_out, "client disconnected");
                 });
             }
@@ -276,7 +289,10 @@ impl NvmeFront {
             Ok(()) => self.watched = wanted,
             Err(error) => {
                 let log = &self.log;
-                log.line(|left_out| tracing::error!(%error, left_out, "epoll"));
+                log.line(
+                    "epoll",
+                    |left_out| tracing::error!(%error, left_out, "epoll"),
+                );
             }
         }
     }

@@ -149,6 +149,10 @@ impl Frontend for Front {
         each!(self, front => front.drain_messages())
     }
 
+    fn update_volumes(&mut self) {
+        each!(self, front => front.update_volumes());
+    }
+
     fn housekeeping(&mut self, now: Instant) {
         each!(self, front => front.housekeeping(now));
     }

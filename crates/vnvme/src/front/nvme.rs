@@ -13,7 +13,7 @@ use control::api::EventKind;
 use controller::{Controller, ControllerStats, DoorbellPage};
 use dma::MemoryCache;
 use driver::NvmeVolume;
-use probes::LogLimit;
+use probes::{LogLimit, LogLimits};
 use receive::{AcceptedDescriptors, Intake, Receiver};
 use rustix::io::Errno;
 use rustix::net::UCred;
@@ -94,7 +94,7 @@ pub struct NvmeFront {
     /// Whether the last call has used up its budget, so that more messages may be waiting.
     pub(super) more: bool,
     /// For the log lines that clients cause by coming and going.
-    pub(super) log: LogLimit,
+    pub(super) log: LogLimits,
     /// Limit for the log lines about refused clients. A separate limit, so that frequent other
     /// lines do not suppress them.
     pub(super) accept_log: LogLimit,
@@ -162,7 +162,7 @@ impl NvmeFront {
             resized,
             watched: Interest::None,
             more: false,
-            log: LogLimit::default(),
+            log: LogLimits::default(),
             accept_log: LogLimit::new(1, ACCEPT_LOG_INTERVAL),
             events: None,
             io: context.io.clone(),
@@ -327,6 +327,10 @@ impl Frontend for NvmeFront {
         // Namespaces that the guest manages come and go here.
         self.device.controller.tidy(&self.io);
         worked
+    }
+
+    fn update_volumes(&mut self) {
+        self.device.controller.update_volumes();
     }
 
     fn housekeeping(&mut self, now: Instant) {

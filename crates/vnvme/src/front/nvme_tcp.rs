@@ -9,6 +9,7 @@ use control::EventSender;
 use control::api::EventKind;
 use controller::ControllerStats;
 use fabrics_target::{Association, AssociationError, NewAssociation, TargetListener};
+use probes::LogLimit;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -80,6 +81,8 @@ pub struct Hosts {
     pub name: String,
     /// Where its hosts connect.
     pub address: PathBuf,
+    /// Limit for log lines about hosts that cannot be served.
+    pub log: Arc<LogLimit>,
 }
 
 impl Hosts {
@@ -102,14 +105,19 @@ impl Hosts {
         assignment: Assignment,
     ) {
         let name = format!("{} at {}", new.hostnqn(), self.address.display());
+        let log = self.log.clone();
         let added = thread.add(|context| {
             let host = self.host(context, worker, new, assignment)?;
             Ok::<_, AssociationError>(Front::NvmeTcpHost(Box::new(host)))
         });
         match added {
             Ok(Some(owner)) => thread.handle().set_name(owner, name),
-            Ok(None) => tracing::warn!("{name} is refused: worker {worker} is full"),
-            Err(error) => tracing::warn!("{name} is refused: {error}"),
+            Ok(None) => log.line(|left_out| {
+                tracing::warn!(left_out, "{name} is refused: worker {worker} is full");
+            }),
+            Err(error) => log.line(|left_out| {
+                tracing::warn!(left_out, "{name} is refused: {error}");
+            }),
         }
     }
 

@@ -46,6 +46,10 @@ impl Frontend for Remote {
         self.engine.poll_volumes(out);
     }
 
+    fn update_volumes(&mut self) {
+        self.engine.update_volumes();
+    }
+
     #[inline]
     fn has_news(&self) -> bool {
         self.engine.has_news()

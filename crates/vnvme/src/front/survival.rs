@@ -182,8 +182,10 @@ impl NvmeFront {
                 .add(fd, TOKEN_KEEPER, worker::Interest::Readable)
         {
             let fd = fd.as_raw_fd();
-            self.log
-                .line(|left_out| tracing::error!(%error, fd, left_out, "epoll"));
+            self.log.line(
+                "epoll",
+                |left_out| tracing::error!(%error, fd, left_out, "epoll"),
+            );
         }
     }
 

@@ -291,6 +291,7 @@ fn describe_pooled(pool: &DiskPool, namespace: &PooledNamespace) -> Namespace {
         path: None,
         ana_group: None,
         ana_state: None,
+        trouble: namespace.volume.as_ref().and_then(crate::on_error::trouble),
         of_guest: Some(if namespace.attached.is_empty() {
             OfGuest::Allocated
         } else {
@@ -310,6 +311,7 @@ fn describe_namespace(entry: &DiskRecord, spec: &NamespaceSpec, chosen: Option<u
     let is_shared = entry.spec.is_in_subsystem();
     let block = info.as_ref().map_or(512, |info| info.block_size.max(512));
     let block = chosen.or(spec.block_size).unwrap_or(block);
+    let trouble = volume.as_ref().and_then(crate::on_error::trouble);
     let atomic = volume.map_or(0, |volume| volume.atomic_writes().unit_of_blocks(block));
     Namespace {
         nsid,
@@ -326,5 +328,6 @@ fn describe_namespace(entry: &DiskRecord, spec: &NamespaceSpec, chosen: Option<u
         ana_group: is_shared.then(|| spec.ana_group()),
         ana_state: is_shared.then(|| spec.ana_state.unwrap_or_default().into()),
         of_guest: None,
+        trouble,
     }
 }

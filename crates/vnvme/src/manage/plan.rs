@@ -7,6 +7,7 @@ use super::refused::failed;
 use super::table::{DiskRecord, Source};
 use super::{DiskSpec, Manager};
 use crate::open::OpenedVolume;
+use crate::settings::{DiskSettings, bare};
 use crate::spec::{ControllerSpec, NamespaceSpec, ProcessSpec, Specs};
 use control::Error;
 use control::api::{AnaState, Plan, Refusal};
@@ -29,6 +30,8 @@ enum PlanStep {
     Remove(String),
     /// Changes the ANA states of a disk's groups.
     Ana(String, BTreeMap<u32, AnaState>),
+    /// Changes limits, weights and error policies of open volumes.
+    Settings(DiskSpec),
     /// Removes and adds a disk that has no client.
     Replace(DiskSpec),
     /// Attaches and detaches namespaces while the client stays attached.
@@ -45,6 +48,8 @@ enum AppliedStep {
     /// ANA states of a disk's groups before the step.
     Ana(String, BTreeMap<u32, AnaState>),
     Removed(DiskSpec, Source),
+    /// The disk and its settings before.
+    Settings(String, Box<(DiskSpec, DiskSettings)>),
     /// An unavailable disk that was removed.
     Forgotten(Box<DiskRecord>),
     Attached(String, u32),
@@ -203,9 +208,9 @@ impl Manager {
                 continue;
             }
             match self.change(&name, entry, disk) {
-                Ok(step) => {
+                Ok(of_disk) => {
                     plan.changed.push(name);
-                    steps.push(step);
+                    steps.extend(of_disk);
                 }
                 Err(error) => refuse(&name, error.message),
             }
@@ -229,7 +234,7 @@ impl Manager {
             .collect();
         for step in steps {
             match step {
-                PlanStep::Add(spec) | PlanStep::Replace(spec) => {
+                PlanStep::Add(spec) | PlanStep::Replace(spec) | PlanStep::Settings(spec) => {
                     all.insert(spec.name(), spec.clone());
                 }
                 PlanStep::Remove(name) => {
@@ -250,10 +255,15 @@ impl Manager {
     }
 
     /// How a disk becomes another one.
-    fn change(&self, name: &str, entry: &DiskRecord, wanted: DiskSpec) -> Result<PlanStep, Error> {
+    fn change(
+        &self,
+        name: &str,
+        entry: &DiskRecord,
+        wanted: DiskSpec,
+    ) -> Result<Vec<PlanStep>, Error> {
         if entry.failed.is_some() {
             self.admit(&wanted)?;
-            return Ok(PlanStep::Replace(wanted));
+            return Ok(vec![PlanStep::Replace(wanted)]);
         }
         let (Some(running), None) = (&entry.running, entry.busy) else {
             let busy = entry.busy.unwrap_or("not served");
@@ -263,14 +273,17 @@ impl Manager {
             && now.subsystem.is_some()
             && without_ana(now) == without_ana(then)
         {
-            return Ok(PlanStep::Ana(name.to_owned(), ana::groups(then)));
+            return Ok(vec![PlanStep::Ana(name.to_owned(), ana::groups(then))]);
+        }
+        if self.differs_in_settings(entry, &wanted)? {
+            return Ok(vec![PlanStep::Settings(wanted)]);
         }
         if entry.spec.kind() != wanted.kind() || !self.is_attached(running) {
             if self.is_attached(running) {
                 return Err(attached(name));
             }
             self.admit(&wanted)?;
-            return Ok(PlanStep::Replace(wanted));
+            return Ok(vec![PlanStep::Replace(wanted)]);
         }
         let (DiskSpec::Controller(now), DiskSpec::Controller(then)) = (&entry.spec, &wanted) else {
             return Err(Error::conflict(format!(
@@ -298,7 +311,7 @@ impl Manager {
             let mut namespaces = spec.namespaces.iter();
             namespaces.find(|ns| ns.nsid == nsid).cloned()
         };
-        let mut new = Vec::new();
+        let (mut new, mut kept_ones) = (Vec::new(), now.clone());
         for namespace in &then.namespaces {
             match of(now, namespace.nsid) {
                 None => {
@@ -306,6 +319,12 @@ impl Manager {
                     new.push(namespace.clone());
                 }
                 Some(same) if same == *namespace => {}
+                Some(same) if bare(&same) == bare(namespace) => {
+                    let mut own = kept_ones.namespaces.iter_mut();
+                    if let Some(own) = own.find(|own| own.nsid == namespace.nsid) {
+                        own.clone_from(namespace);
+                    }
+                }
                 Some(_) => {
                     return Err(Error::conflict(format!(
                         "a client is attached, and namespace {} cannot become another one under \
@@ -317,11 +336,18 @@ impl Manager {
         }
         let kept = |ns: &&NamespaceSpec| of(then, ns.nsid).is_none();
         let gone = now.namespaces.iter().filter(kept);
-        Ok(PlanStep::Namespaces {
+        let mut steps = Vec::new();
+        let kept_ones = DiskSpec::Controller(kept_ones);
+        if kept_ones != entry.spec {
+            self.differs_in_settings(entry, &kept_ones)?;
+            steps.push(PlanStep::Settings(kept_ones));
+        }
+        steps.push(PlanStep::Namespaces {
             name: name.to_owned(),
             gone: gone.filter_map(|ns| ns.nsid).collect(),
             new,
-        })
+        });
+        Ok(steps)
     }
 
     /// Returns the process options that differ, which take effect at the next start; `None` if none
@@ -378,6 +404,11 @@ impl Manager {
                         done.push(AppliedStep::Ana(name.clone(), ana::groups(&spec)));
                     }
                     self.set_ana(&name, &groups)?;
+                }
+                PlanStep::Settings(spec) => {
+                    let name = spec.name();
+                    let before = self.reconfigure(&name, &spec)?;
+                    done.push(AppliedStep::Settings(name, Box::new(before)));
                 }
                 PlanStep::Add(spec) | PlanStep::Replace(spec) => {
                     let name = self.add_ready(ready.remove(&spec.name()), spec, source)?;
@@ -513,6 +544,7 @@ impl Manager {
             let undone = match done {
                 AppliedStep::Added(name) => self.remove_disk(&name, true),
                 AppliedStep::Ana(name, groups) => self.set_ana(&name, &groups),
+                AppliedStep::Settings(name, before) => self.restore(&name, *before),
                 AppliedStep::Removed(spec, source) => self.add_disk(spec, source).map(drop),
                 AppliedStep::Forgotten(entry) => {
                     let name = entry.spec.name();

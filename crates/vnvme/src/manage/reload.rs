@@ -61,9 +61,10 @@ impl Manager {
                     );
                 }
             }
-            Err(error) => {
-                tracing::error!("the configuration was read again: {error}");
-            }
+            // The error of a file may have several lines.
+            Err(error) => error.to_string().lines().for_each(|line| {
+                tracing::error!("the configuration was read again: {line}");
+            }),
         }
     }
 }

@@ -173,7 +173,17 @@ pub fn replace(path: &Path, text: &str) -> Result<()> {
         _ => Path::new("."),
     };
     let written = || -> std::io::Result<()> {
-        let mut file = File::create(&new)?;
+        // The owner alone reads the disks' places, whatever the umask is. A file that an earlier
+        // process left would keep its mode.
+        if fs::symlink_metadata(&new).is_ok_and(|left| left.is_file()) {
+            fs::remove_file(&new)?;
+        }
+        let mut file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&new)?;
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         fs::rename(&new, path)?;
@@ -336,6 +346,8 @@ impl Recorded {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn only_missing_state_file_is_empty_state() {
@@ -361,8 +373,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
         replace(&path, "# one\n").unwrap();
+        // What an earlier process left may be readable by everybody.
+        fs::write(dir.path().join("state.new"), "[[contr").unwrap();
+        let all = Permissions::from_mode(0o666);
+        fs::set_permissions(dir.path().join("state.new"), all).unwrap();
         replace(&path, "# two\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "# two\n");
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{mode:o}");
         // A file that was left half written does not matter. A failed write leaves the old file.
         fs::write(dir.path().join("state.new"), "[[contr").unwrap();
         replace(&path, "# three\n").unwrap();

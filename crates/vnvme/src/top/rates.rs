@@ -1,7 +1,7 @@
 //! Rates of disks, queues and workers between two snapshots.
 
 use super::recent::RecentTimes;
-use metrics::{Disk, Distribution, Namespace, Snapshot};
+use metrics::{Disk, Distribution, Namespace, OnError, Snapshot};
 use probes::IoKind;
 
 /// One value for each kind of command: read, write, flush and others.
@@ -20,6 +20,10 @@ pub struct DiskRates {
     pub depth: Option<f64>,
     /// Average number of requests that waited for limits.
     pub throttled: f64,
+    /// Number of requests that wait until the disk is resumed.
+    pub held: u64,
+    /// Failed requests of the disk's volumes per second.
+    pub failed: f64,
     /// Workers that serve the disk's queues.
     pub workers: Vec<u64>,
     pub namespaces: Vec<NamespaceRates>,
@@ -183,6 +187,12 @@ fn disk_between(
         let waited = snapshot.limits.iter().filter(|l| of(&l.volume));
         waited.map(|l| l.throttled_ns).fold(0, u64::wrapping_add)
     };
+    let on_error = |snapshot: &Snapshot, value: fn(&OnError) -> u64| {
+        let of = |volume: &str| now.namespaces.iter().any(|ns| ns.volume == volume);
+        let own = snapshot.on_error.iter().filter(|one| of(&one.volume));
+        own.map(value).fold(0, u64::wrapping_add)
+    };
+    let failed = |snapshot: &Snapshot| on_error(snapshot, |one| one.read_errors + one.write_errors);
     let mut workers: Vec<u64> = now.queues.iter().filter_map(|q| q.worker).collect();
     workers.sort_unstable();
     workers.dedup();
@@ -194,6 +204,8 @@ fn disk_between(
         in_flight: now.in_flight(),
         depth: depth.average(),
         throttled: grown(throttled(new), throttled(old)) / 1e9 / interval,
+        held: on_error(new, |one| one.held),
+        failed: grown(failed(new), failed(old)) / interval,
         workers,
         queues: queues.collect(),
         latency: of_disk(&namespaces),

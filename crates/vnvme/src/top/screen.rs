@@ -231,7 +231,7 @@ fn head(rates: &Rates, choices: &Choices) -> Vec<Line> {
     } else {
         String::new()
     };
-    vec![
+    let mut lines = vec![
         format!(
             "{} {}   {} IOPS   read {}/s   write {}/s   cpu {:.0}%{memory}",
             rates.disks.len(),
@@ -248,7 +248,20 @@ fn head(rates: &Rates, choices: &Choices) -> Vec<Line> {
         .into(),
         format!("workers, % busy/polling/asleep   {}", workers.join("   ")).into(),
         format!("sorted by {}{filter}{longer}", choices.sort.name()).into(),
-    ]
+    ];
+    let trouble = rates.disks.iter().filter_map(|disk| {
+        let name = clean(&disk.name);
+        match (disk.held, disk.failed) {
+            (0, 0.0) => None,
+            (0, failed) => Some(format!("{name} FAILS: {} errors/s", count_of(failed))),
+            (held, _) => Some(format!("{name} STOPPED: {held} wait for vnvme resume")),
+        }
+    });
+    let trouble: Vec<String> = trouble.collect();
+    if !trouble.is_empty() {
+        lines.push(trouble.join("   ").into());
+    }
+    lines
 }
 
 fn disks_lines(rates: &Rates, choices: &Choices, room: Option<usize>) -> Vec<Line> {

@@ -367,3 +367,28 @@ fn invalid_pool_is_refused_with_reason() {
     );
     daemon.end();
 }
+
+#[test]
+fn guest_cannot_fill_log_by_managing_namespaces() {
+    let pooled = Pooled::new(NONE);
+    let daemon = pooled.start("serve");
+    let mut host = pooled.host();
+    let started = std::time::Instant::now();
+    for _ in 0..50 {
+        let (status, nsid) = create(&mut host, 2048);
+        assert_eq!(status, Status::SUCCESS);
+        for sel in [0, 1] {
+            assert_eq!(attachment(&mut host, nsid, sel), Status::SUCCESS);
+        }
+        assert_eq!(delete(&mut host, nsid), Status::SUCCESS);
+    }
+    drop(host);
+    let kinds = [
+        "the host manages namespaces",
+        "namespaces were managed",
+        " attached",
+        " detached",
+        "/pool/",
+    ];
+    crate::limits::ensure_few(&daemon.end().log, started, &kinds);
+}

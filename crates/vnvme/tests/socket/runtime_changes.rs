@@ -314,3 +314,132 @@ fn reload_that_cannot_be_recorded_is_undone() {
     assert_eq!(domain.client.reload().unwrap().removed, ["b"]);
     domain.daemon.end();
 }
+
+/// Reads until a request of the volume has had to wait for its limits.
+fn wait_throttled(domain: &Domain, guest: &mut Host, volume: &str) {
+    let delayed = || {
+        let limits = domain.client.limits(&LimitChange::default()).unwrap();
+        let mut limits = limits.into_iter().filter(|one| one.volume == volume);
+        limits.next().map_or(0, |one| one.delayed)
+    };
+    eventually("a request waits", || {
+        guest.read(1, 0, 4096);
+        delayed() > 0
+    });
+}
+
+/// A disk that was started without limits gets them while a guest uses it, also one whose requests
+/// are done within the call; and has them after a kill and an upgrade.
+#[test]
+fn limits_of_disk_without_limits_take_effect_and_survive() {
+    let test_dir = TestDir::new();
+    let file = test_dir.disk("a.raw", 1 << 20);
+    let memory = "mem://1M".to_owned();
+    let disks =
+        controller(&test_dir, "a", &[&file], "") + &controller(&test_dir, "b", &[&memory], "");
+    let domain = Domain::start(test_dir, &disks);
+    assert_eq!(iops(&domain), []);
+    for (name, volume) in [("a", &file), ("b", &memory)] {
+        let mut guest = domain.host(name);
+        guest.write(1, 0, &pattern(1, 4096));
+        assert!(guest.read(1, 0, 4096) == pattern(1, 4096));
+        succeeds(&domain, &["limits", name, "--iops", "20", "--burst", "1ms"]);
+        wait_throttled(&domain, &mut guest, volume);
+        for round in 0..2 {
+            match round {
+                0 => domain.kill(),
+                _ => succeeds(&domain, &["upgrade"]),
+            }
+            domain.wait_served(name);
+            let own = iops(&domain).into_iter().find(|one| one.0 == *volume);
+            assert_eq!(own, Some((volume.clone(), 20, None)), "{round}");
+            wait_throttled(&domain, &mut guest, volume);
+            assert!(guest.read(1, 0, 4096) == pattern(1, 4096), "{round}");
+        }
+        succeeds(&domain, &["limits", name, "--iops", "0"]);
+        assert!(guest.read(1, 0, 4096) == pattern(1, 4096));
+    }
+    // A file can have a share of its device at any time; memory is nobody else's.
+    succeeds(&domain, &["limits", "a", "--weight", "9"]);
+    let (code, said) = command(&domain, &["limits", "b", "--weight", "9"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("mem://1M cannot have a weight"), "{said}");
+    let mut guest = domain.host("a");
+    assert!(guest.read(1, 0, 4096) == pattern(1, 4096));
+    assert_eq!(iops(&domain)[0], (file, 0, Some(9)));
+    domain.daemon.end();
+}
+
+/// A reload gives a disk with a client other limits, another weight and another policy, beside all
+/// other changes; a reload that is refused says what it would have done.
+#[test]
+fn reload_changes_settings_of_attached_disk() {
+    let test_dir = TestDir::new();
+    let files = ["a.raw", "b.raw", "c.raw"].map(|name| test_dir.disk(name, 1 << 20));
+    let [a, b, c] = &files;
+    let export = text(&test_dir.path("c.sock"));
+    let config = test_dir.path("vnvme.toml");
+    let allow = text(test_dir.path("x").parent().unwrap());
+    let process = format!("[process]\nallow = [\"{allow}\"]\n");
+    let socket = |name: &str| test_dir.path(&format!("{name}.sock"));
+    let of = |name: &str, lines: &str| {
+        let socket = text(&socket(name));
+        format!("[[controller]]\nname = \"{name}\"\nsocket = \"{socket}\"\n{lines}\n")
+    };
+    let exported = |options: &str| {
+        format!("[[vhost-user-blk]]\nsocket = \"{export}\"\nvolume = \"{c}{options}\"\n")
+    };
+    let plain = |file: &str| format!("namespace = [{{ volume = \"{file}\" }}]");
+    let limited = format!(
+        "namespace = [{{ volume = \"{a}?iops=20&burst=1ms&weight=7\", on-write-error = \
+         \"enospc-stop\" }}]"
+    );
+    let first = process.clone() + &of("a", &plain(a)) + &exported("");
+    let second = process.clone() + &of("a", &limited) + &of("b", &plain(b)) + &exported("?iops=5");
+    let refused = process.clone() + &of("a", &plain(b)) + &of("d", &plain(c)) + &exported("");
+    let third = process + &of("a", &plain(a)) + &of("b", &plain(b)) + &exported("");
+    let domain = Domain::start(test_dir, &first);
+    let mut guest = domain.host("a");
+    guest.write(1, 0, &pattern(1, 4096));
+    fs::write(&config, &second).unwrap();
+    let plan = domain.client.reload().unwrap();
+    assert_eq!(plan.refused, []);
+    assert_eq!(plan.added, ["b"]);
+    assert_eq!(plan.changed, ["a", "c"]);
+    wait_throttled(&domain, &mut guest, a);
+    for round in 0..2 {
+        let limits: Vec<_> = iops(&domain)
+            .into_iter()
+            .map(|one| (one.1, one.2))
+            .collect();
+        assert_eq!(limits, [(20, Some(7)), (5, None)], "{round}");
+        let policies = policies(&domain);
+        assert_eq!(policies[0].2, ErrorAction::EnospcStop, "{policies:?}");
+        assert!(guest.read(1, 0, 4096) == pattern(1, 4096), "{round}");
+        domain.kill();
+        domain.wait_served("a");
+        domain.wait_served("c");
+    }
+    // Read again, the file changes nothing.
+    let plan = domain.client.reload().unwrap();
+    assert_eq!(plan.unchanged, ["a", "b", "c"], "{plan:?}");
+    fs::write(&config, &refused).unwrap();
+    let (code, said) = command(&domain, &["reload"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("would be added: d"), "{said}");
+    // Without settings in the file there are none; those that were set by request are gone, too.
+    succeeds(&domain, &["limits", "a", "--bps", "1G"]);
+    fs::write(&config, &third).unwrap();
+    assert_eq!(domain.client.reload().unwrap().changed, ["a", "c"]);
+    assert!(iops(&domain).iter().all(|one| one.1 == 0));
+    let bps = domain.client.limits(&LimitChange::default()).unwrap();
+    assert!(bps.iter().all(|one| one.bps == 0), "{bps:?}");
+    assert!(
+        policies(&domain)
+            .iter()
+            .all(|one| one.2 == ErrorAction::Report)
+    );
+    assert!(guest.read(1, 0, 4096) == pattern(1, 4096));
+    drop(guest);
+    domain.daemon.end();
+}

@@ -252,9 +252,10 @@ fn disk_without_space_is_stopped_and_resumed() {
         let (ok, shown) = vnvme(control, &["resume", "vm"]);
         assert!(ok, "{shown}");
         eventually("it stops again", || on_error(control)["stops"] == 2);
+        assert!(shown.contains("STOPPED: "), "{shown}");
         disk.heal();
         let (ok, shown) = vnvme(control, &["resume", "vm"]);
-        assert!(ok, "{shown}");
+        assert!(ok && !shown.contains("STOPPED"), "{shown}");
         let mut done: Vec<_> = (0..2).map(|_| host.completion(1)).collect();
         done.sort_by_key(|completion| completion.cid.get());
         let ids = done.iter().map(|completion| completion.cid.get());
@@ -296,7 +297,7 @@ fn stopped_disk_is_reset_and_ended_like_others() {
 struct Small(PathBuf);
 
 impl Small {
-    fn mount(at: PathBuf) -> Option<Self> {
+    fn mount(test: &str, at: PathBuf) -> Option<Self> {
         std::fs::create_dir(&at).unwrap();
         let mount = Process::new("mount")
             .args(["-t", "tmpfs", "-o", "size=2m", "vnvme-test"])
@@ -305,8 +306,8 @@ impl Small {
         match mount {
             Ok(output) if output.status.success() => Some(Self(at)),
             _ => {
-                let what = "vnvme::storage_faults::full_tmpfs_stops_guest_until_space_returns";
-                testkit::skip(what, "mount: no tmpfs can be mounted");
+                let what = format!("vnvme::storage_faults::{test}");
+                testkit::skip(&what, "mount: no tmpfs can be mounted");
                 None
             }
         }
@@ -323,7 +324,10 @@ impl Drop for Small {
 #[test]
 fn full_tmpfs_stops_guest_until_space_returns() {
     let test_dir = TestDir::new();
-    let Some(small) = Small::mount(test_dir.path("small")) else {
+    let Some(small) = Small::mount(
+        "full_tmpfs_stops_guest_until_space_returns",
+        test_dir.path("small"),
+    ) else {
         return;
     };
     let disk = small.0.join("disk.raw");
@@ -394,4 +398,89 @@ fn shrunk_file_is_reported_and_disk_survives() {
     assert!(host.read(1, 0, 4096) == pattern(1, 4096));
     drop(host);
     daemon.end();
+}
+
+/// A disk whose file system is full says so in the log and wherever its state is shown, whatever
+/// its policy is.
+#[test]
+fn full_disk_is_shown_everywhere() {
+    let test_dir = TestDir::new();
+    let Some(small) = Small::mount("full_disk_is_shown_everywhere", test_dir.path("small")) else {
+        return;
+    };
+    let disk = small.0.join("disk.raw");
+    File::create(&disk).unwrap().set_len(8 << 20).unwrap();
+    let other = small.0.join("other");
+    std::fs::write(&other, vec![1; MIB]).unwrap();
+    let control = test_dir.path("control.sock");
+    let options = ["--control", &text(&control), &text(&disk)];
+    let daemon = Daemon::serve(&test_dir, &options);
+    let mut host = Host::up(&test_dir.socket());
+    let shown = |words: &[&str]| {
+        let (ok, shown) = vnvme(&control, words);
+        assert!(ok, "{words:?}: {shown}");
+        shown
+    };
+    let trouble = || {
+        let shown: Value = serde_json::from_str(&shown(&["show", "vm", "--json"])).unwrap();
+        shown["namespaces"][0]["trouble"].clone()
+    };
+    assert_eq!(trouble(), Value::Null);
+    let data = pattern(1, 64 << 10);
+    let mut written = 0;
+    loop {
+        match host.write_with(1, written * 128, &data, false) {
+            Status::SUCCESS => written += 1,
+            status => break assert!(status.is(Status::CAPACITY_EXCEEDED), "{status}"),
+        }
+    }
+    daemon.wait_log(|line| line.contains("the guest gets the error: no space left"));
+    assert_eq!(trouble()["state"], "failing");
+    for words in [&["list"][..], &["show", "vm"]] {
+        let shown = shown(words);
+        assert!(
+            shown.contains("namespace 1: the guest gets errors, 1 so far: no space left"),
+            "{words:?}: {shown}"
+        );
+    }
+    // The log lines are limited, the counter is not.
+    for _ in 0..50 {
+        host.write_with(1, written * 128, &data, false);
+    }
+    assert_eq!(trouble()["requests"], 51);
+    let lines = daemon.log().into_iter();
+    let lines = lines.filter(|line| line.contains("the guest gets the error"));
+    assert!(lines.count() < 20);
+
+    shown(&["on-error", "vm", "--on-write-error", "enospc-stop"]);
+    host.ram.write_all_at(&data, 4 << 20).unwrap();
+    for _ in 0..2 {
+        let write = host.transfer(NvmOpcode::WRITE, 1, written * 128, data.len(), 4 << 20);
+        host.submit(1, write);
+    }
+    eventually("both wait", || trouble()["requests"] == 2);
+    assert_eq!(trouble()["state"], "stopped");
+    for words in [&["list"][..], &["show", "vm"], &["top", "--once"]] {
+        let shown = shown(words);
+        assert!(shown.contains("STOPPED: 2 "), "{words:?}: {shown}");
+    }
+    let metrics = control::Client::new(vec![control.clone()])
+        .unwrap()
+        .metrics()
+        .unwrap();
+    let held = format!("vnvme_volume_held_requests{{volume=\"{}\"}} 2", text(&disk));
+    assert!(metrics.contains(&held), "{metrics}");
+    let said = shown(&["resume", "vm"]);
+    assert!(said.contains("STOPPED: 2 requests wait"), "{said}");
+    std::fs::remove_file(&other).unwrap();
+    let said = shown(&["resume", "vm"]);
+    assert!(!said.contains("STOPPED"), "{said}");
+    for _ in 0..2 {
+        assert_eq!(host.completion(1).status(), Status::SUCCESS);
+    }
+    assert!(host.read(1, written * 128, data.len()) == data);
+    assert_eq!(trouble()["state"], "failing", "there were errors lately");
+    drop(host);
+    daemon.end();
+    drop(small);
 }

@@ -16,6 +16,8 @@ mod scheduler;
 mod tuner;
 
 use crate::clock::{Clock, SystemClock};
+use crate::io::SharedObject;
+use crate::traits::DormantLayer;
 use crate::{
     AtomicWrites, Completion, CopyRequest, CopySource, FastPath, Info, Io, IoError, Op, OpenQueue,
     QueueState, Request, Volume, VolumeError, VolumeQueue,
@@ -26,7 +28,7 @@ use scheduler::{Flow, Scheduler};
 use std::any::Any;
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use sync::Unpoisoned;
 
 /// Default weight of a volume within its group.
@@ -76,9 +78,9 @@ impl FairGroup {
         group
     }
 
-    /// Returns the group's scheduler on the worker of `io`, creating it if needed.
-    fn scheduler(&self, io: &Io) -> Rc<RefCell<Scheduler>> {
-        let mut known = io.shared().borrow_mut();
+    /// Returns the group's scheduler among the shared objects of a worker, creating it if needed.
+    fn scheduler(&self, shared: &RefCell<Vec<SharedObject>>) -> Rc<RefCell<Scheduler>> {
+        let mut known = shared.borrow_mut();
         known.retain(|(_, scheduler)| scheduler.strong_count() > 0);
         let key = Arc::as_ptr(&self.0).addr();
         let found = known.iter().find(|(other, _)| *other == key);
@@ -96,26 +98,44 @@ impl FairGroup {
 /// Handle to a volume's share of its group. Any thread may read and change the share while the
 /// volume is in use.
 #[derive(Debug, Clone)]
-pub struct ShareHandle {
+pub struct ShareHandle(Arc<Share>);
+
+#[derive(Debug)]
+struct Share {
     share: Arc<FairShare>,
-    group: FairGroup,
+    /// [`Extent::root`](crate::Extent::root) of the volume, by which its group is found.
+    root: String,
+    /// Group of the slice, from the time on when it has a weight.
+    group: OnceLock<FairGroup>,
 }
 
 impl ShareHandle {
+    /// Returns whether the slice has a weight. Without one it is not scheduled.
+    pub fn is_weighted(&self) -> bool {
+        self.0.group.get().is_some()
+    }
+
     /// Returns the weight of the slice.
     pub fn weight(&self) -> u32 {
-        self.share.weight()
+        self.0.share.weight()
     }
 
     /// Sets the weight of the slice, from 1 to [`MAX_WEIGHT`]; it also applies to waiting requests.
+    /// Queues of a slice that has had no weight notice it by [`OpenQueue::update`].
     pub fn set_weight(&self, weight: u32) {
-        self.share.set_weight(weight);
+        self.0.share.set_weight(weight);
+        self.0
+            .group
+            .get_or_init(|| FairGroup::of(&self.0.root, None));
     }
 
     /// Returns the number of requests that the group keeps in the device while several volumes
     /// compete: the current limit and the maximum.
     pub fn depth(&self) -> (usize, usize) {
-        (self.group.0.depth(), self.group.0.most())
+        let group = self.0.group.get();
+        group.map_or((DEFAULT_DEPTH, DEFAULT_DEPTH), |group| {
+            (group.0.depth(), group.0.most())
+        })
     }
 }
 
@@ -130,11 +150,53 @@ impl FairVolume {
     /// Puts `volume` into a group. While volumes compete, each gets device time in proportion to
     /// its weight (1 to [`MAX_WEIGHT`]).
     pub fn new(volume: Arc<dyn Volume>, group: FairGroup, weight: u32) -> Self {
+        Self::with_share(volume, String::new(), OnceLock::from(group), weight)
+    }
+
+    /// Wraps a volume without a weight. The wrapper costs nothing until [`ShareHandle::set_weight`]
+    /// puts the volume into the group of all volumes with the same
+    /// [`Extent::root`](crate::Extent::root).
+    pub(crate) fn dormant(volume: Arc<dyn Volume>, root: String) -> Self {
+        Self::with_share(volume, root, OnceLock::new(), DEFAULT_WEIGHT)
+    }
+
+    fn with_share(
+        volume: Arc<dyn Volume>,
+        root: String,
+        group: OnceLock<FairGroup>,
+        weight: u32,
+    ) -> Self {
         let share = Arc::new(FairShare::new(weight));
-        Self {
-            volume,
-            handle: ShareHandle { share, group },
-        }
+        let handle = ShareHandle(Arc::new(Share { share, root, group }));
+        Self { volume, handle }
+    }
+}
+
+/// A volume's share before it has a weight.
+struct ShareLayer {
+    share: Arc<Share>,
+    /// Shared objects of the worker, among which is its scheduler.
+    shared: Rc<RefCell<Vec<SharedObject>>>,
+}
+
+impl DormantLayer for ShareLayer {
+    fn is_needed(&self) -> bool {
+        self.share.group.get().is_some()
+    }
+
+    fn wrap(self: Box<Self>, queue: OpenQueue) -> OpenQueue {
+        let Some(group) = self.share.group.get() else {
+            return queue;
+        };
+        let scheduler = group.scheduler(&self.shared);
+        let flow = Flow::new(queue, group.0.enter(self.share.share.clone()));
+        let flow = scheduler.borrow_mut().enter(flow);
+        OpenQueue::with_fast_path(FairQueue {
+            scheduler,
+            flow,
+            // Kept so that the group is found by the next one.
+            _group: group.clone(),
+        })
     }
 }
 
@@ -144,17 +206,12 @@ impl Volume for FairVolume {
     }
 
     fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
-        let queue = self.volume.open(io)?;
-        let ShareHandle { share, group } = &self.handle;
-        let scheduler = group.scheduler(io);
-        let flow = Flow::new(queue, group.0.enter(share.clone()));
-        let flow = scheduler.borrow_mut().enter(flow);
-        Ok(OpenQueue::with_fast_path(FairQueue {
-            scheduler,
-            flow,
-            // Kept so that the group is found by the next one.
-            _group: group.clone(),
-        }))
+        let share = self.handle.0.clone();
+        let shared = io.shared().clone();
+        Ok(self
+            .volume
+            .open(io)?
+            .with_layer(ShareLayer { share, shared }))
     }
 
     fn id(&self) -> Vec<u8> {
@@ -273,7 +330,7 @@ mod tests {
         assert_eq!(group.0.entries(&mut 0).unwrap().len(), 2);
         for (io, queue) in threads.iter().zip(&mut stays) {
             queue.poll(&mut |_| ());
-            assert_eq!(group.scheduler(io).borrow().others(), 1);
+            assert_eq!(group.scheduler(io.shared()).borrow().others(), 1);
         }
     }
 }

@@ -45,7 +45,7 @@ impl Io {
         let io = Io {
             options: self.options,
             ring: OnceCell::from(self.ring()?),
-            shared: RefCell::default(),
+            shared: Rc::default(),
             others: self.others.clone(),
             ending: self.ending.clone(),
             given_up: self.given_up.clone(),

@@ -86,7 +86,7 @@ const PIN_AT_LEAST: u64 = 1 << 20;
 pub struct Io {
     options: IoOptions,
     ring: OnceCell<Rc<Ring>>,
-    shared: RefCell<Vec<SharedObject>>,
+    shared: Rc<RefCell<Vec<SharedObject>>>,
     others: Rc<EventSources>,
     ending: Rc<Cell<bool>>,
     /// Number of outstanding requests for which the worker should sleep instead of polling.
@@ -99,7 +99,7 @@ pub struct Io {
 }
 
 /// Object that volumes on one worker share, with its key.
-type SharedObject = (usize, Weak<dyn Any>);
+pub(crate) type SharedObject = (usize, Weak<dyn Any>);
 
 impl Io {
     /// Creates an `Io` for the calling thread.
@@ -107,7 +107,7 @@ impl Io {
         Self {
             options,
             ring: OnceCell::new(),
-            shared: RefCell::new(Vec::new()),
+            shared: Rc::default(),
             others: Rc::default(),
             ending: Rc::new(Cell::new(false)),
             sleep_hints: Rc::default(),
@@ -142,7 +142,7 @@ impl Io {
     }
 
     /// Returns the objects that the volumes on this worker share with each other.
-    pub(crate) fn shared(&self) -> &RefCell<Vec<SharedObject>> {
+    pub(crate) fn shared(&self) -> &Rc<RefCell<Vec<SharedObject>>> {
         &self.shared
     }
 

@@ -4,10 +4,14 @@
 //! queue, in order, and [`VolumeQueue::state`] limits the worker's sleep. Limits belong to the
 //! volume, not to the queue: several workers draw from the same buckets, which are atomic numbers
 //! and can be changed at any time through the [`LimitHandle`].
+//!
+//! A volume without limits ([`LimitVolume::dormant`]) has the queues of the inner volume until the
+//! first limit is set ([`OpenQueue::update`]).
 
 mod bucket;
 
 use crate::clock::{Clock, SystemClock};
+use crate::traits::DormantLayer;
 use crate::{
     AtomicWrites, Completion, CopyRequest, CopySource, FastPath, Info, Io, IoError, IoErrorKind,
     Op, OpenQueue, QueueState, Request, Volume, VolumeError, VolumeQueue, Wake,
@@ -71,6 +75,8 @@ struct LimitState {
     epoch: Instant,
     /// Whether any bucket has a limit.
     limited: AtomicBool,
+    /// Whether the volume was opened with limits, or has had any since.
+    is_configured: AtomicBool,
     /// Burst in units of time.
     burst: AtomicU64,
     /// Token buckets for requests and for bytes; each for all requests, for reads and for writes.
@@ -93,18 +99,29 @@ impl LimitHandle {
             epoch: clock.now(),
             clock,
             limited: AtomicBool::new(false),
+            is_configured: AtomicBool::new(false),
             burst: AtomicU64::new(0),
             buckets: Default::default(),
             delayed: AtomicU64::new(0),
             throttled: AtomicU64::new(0),
         }));
-        handle.set(limits);
+        handle.store(limits);
         handle
     }
 
     /// Changes the limits, for waiting requests, too. A sleeping worker notices within a tenth of a
-    /// second.
+    /// second. Queues without limits notice the first ones by [`OpenQueue::update`].
     pub fn set(&self, limits: IoLimits) {
+        self.store(limits);
+        self.0.is_configured.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the volume was opened with limits, or has had any since.
+    pub fn is_configured(&self) -> bool {
+        self.0.is_configured.load(Ordering::Relaxed)
+    }
+
+    fn store(&self, limits: IoLimits) {
         let shared = &*self.0;
         let mut any = false;
         for (buckets, rates) in shared.buckets.iter().zip([limits.iops, limits.bps]) {
@@ -116,6 +133,11 @@ impl LimitHandle {
         }
         shared.burst.store(units(limits.burst), Ordering::Relaxed);
         shared.limited.store(any, Ordering::Release);
+    }
+
+    /// Returns whether there is any limit.
+    pub fn is_limited(&self) -> bool {
+        self.0.limited()
     }
 
     /// Returns the current limits.
@@ -208,6 +230,8 @@ impl LimitState {
 pub struct LimitVolume {
     volume: Arc<dyn Volume>,
     handle: LimitHandle,
+    /// Whether queues are those of the inner volume while there are no limits.
+    is_dormant: bool,
 }
 
 impl LimitVolume {
@@ -216,11 +240,23 @@ impl LimitVolume {
         Self::with_clock(volume, limits, Arc::new(SystemClock))
     }
 
-    /// Creates the volume with another clock, for tests.
-    pub fn with_clock(volume: Arc<dyn Volume>, limits: IoLimits, clock: Arc<dyn Clock>) -> Self {
+    /// Wraps `volume` without limits. The wrapper costs nothing until limits are set.
+    pub fn dormant(volume: Arc<dyn Volume>) -> Self {
         Self {
             volume,
-            handle: LimitHandle::new(limits, clock),
+            handle: LimitHandle::new(IoLimits::default(), Arc::new(SystemClock)),
+            is_dormant: true,
+        }
+    }
+
+    /// Creates the volume with another clock, for tests.
+    pub fn with_clock(volume: Arc<dyn Volume>, limits: IoLimits, clock: Arc<dyn Clock>) -> Self {
+        let handle = LimitHandle::new(limits, clock);
+        handle.set(limits);
+        Self {
+            volume,
+            handle,
+            is_dormant: false,
         }
     }
 
@@ -236,15 +272,17 @@ impl Volume for LimitVolume {
     }
 
     fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
-        Ok(OpenQueue::with_fast_path(LimitQueue {
-            queue: self.volume.open(io)?,
+        let queue = self.volume.open(io)?;
+        let layer = LimitLayer {
             shared: self.handle.0.clone(),
             unlimited: io.ending(),
             zeroes_move_data: !self.volume.info().write_zeroes,
-            waiting: Default::default(),
-            aborted: Vec::new(),
-            writes_first: false,
-        }))
+        };
+        Ok(if self.is_dormant {
+            queue.with_layer(layer)
+        } else {
+            Box::new(layer).wrap(queue)
+        })
     }
 
     fn id(&self) -> Vec<u8> {
@@ -262,6 +300,36 @@ impl Volume for LimitVolume {
 
     fn limits(&self) -> Option<LimitHandle> {
         Some(self.handle())
+    }
+}
+
+/// Parts of a [`LimitQueue`] before there are limits.
+struct LimitLayer {
+    shared: Arc<LimitState>,
+    unlimited: Rc<Cell<bool>>,
+    zeroes_move_data: bool,
+}
+
+impl DormantLayer for LimitLayer {
+    fn is_needed(&self) -> bool {
+        self.shared.limited()
+    }
+
+    fn wrap(self: Box<Self>, queue: OpenQueue) -> OpenQueue {
+        let Self {
+            shared,
+            unlimited,
+            zeroes_move_data,
+        } = *self;
+        OpenQueue::with_fast_path(LimitQueue {
+            queue,
+            shared,
+            unlimited,
+            zeroes_move_data,
+            waiting: Default::default(),
+            aborted: Vec::new(),
+            writes_first: false,
+        })
     }
 }
 
@@ -377,6 +445,8 @@ impl VolumeQueue for LimitQueue {
     }
 
     fn poll(&mut self, done: &mut dyn FnMut(Completion)) -> usize {
+        // A share below the limits has its place in this queue's own queue.
+        self.queue.update();
         let mut count = self.queue.poll(done);
         for request in self.aborted.drain(..) {
             count += 1;

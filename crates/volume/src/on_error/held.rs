@@ -2,6 +2,7 @@
 //! queue at its first failure.
 
 use super::{Completion, ErrorAction, MAX_SLEEP, OnErrorState, RETRY_FOR, Request};
+use crate::traits::{NoFastPath, NoQueue};
 use crate::{
     CopyRequest, CopySource, FastPath, IoError, IoErrorKind, Op, QueueState, VolumeQueue, Wake,
 };
@@ -68,9 +69,20 @@ impl QueuePolicy {
         }
     }
 
+    /// Counts a failure for which there is no request, unless the policy handles it. Returns
+    /// whether it does, so that a request is to be submitted.
+    pub(crate) fn takes_or_counts(&self, op: Op, error: IoError) -> bool {
+        let takes = self.takes(op, error);
+        if !takes {
+            self.shared.count(op, error);
+            self.shared.reported(op, error);
+        }
+        takes
+    }
+
     /// Returns whether the policy handles a failure with this error, instead of reporting it to the
     /// guest.
-    pub(crate) fn takes(&self, op: Op, error: IoError) -> bool {
+    fn takes(&self, op: Op, error: IoError) -> bool {
         !self.ending.get() && self.shared.action(op, error) != ErrorAction::Report
     }
 
@@ -89,11 +101,12 @@ impl QueuePolicy {
         }
         self.shared.count(request.op, error);
         if !self.takes(request.op, error) {
+            self.shared.reported(request.op, error);
             return Some(request.complete(Err(error)));
         }
         let lists = self.lists.get_or_insert_with(|| {
             let lists = Rc::<RefCell<Lists>>::default();
-            let own: Box<dyn FastPath> = Box::new(Nothing);
+            let own: Box<dyn FastPath> = Box::new(NoFastPath(NoQueue));
             let front = HeldQueue {
                 queue: std::mem::replace(queue, own),
                 shared: self.shared.clone(),
@@ -238,6 +251,7 @@ impl HeldQueue {
             match self.next(&one, now, resumed, stopped) {
                 HeldDecision::Waits => self.lists.borrow_mut().waiting.push_back(one),
                 HeldDecision::Fails(error) => {
+                    self.shared.reported(one.request.op, error);
                     count += 1;
                     self.lists.borrow_mut().ended(one.request.tag);
                     done(one.request.complete(Err(error)));
@@ -409,54 +423,5 @@ impl Drop for HeldQueue {
     fn drop(&mut self) {
         self.lists.borrow_mut().waiting.clear();
         self.tell();
-    }
-}
-
-/// Placeholder for a queue while another queue is put in front of it.
-struct Nothing;
-
-impl VolumeQueue for Nothing {
-    fn submit(&mut self, request: Request) -> Option<Completion> {
-        Some(request.complete(Err(IoErrorKind::Gone.into())))
-    }
-
-    fn poll(&mut self, _: &mut dyn FnMut(Completion)) -> usize {
-        0
-    }
-
-    fn state(&self) -> QueueState {
-        QueueState::IDLE
-    }
-
-    fn cancel(&mut self, _: u64) {}
-}
-
-impl FastPath for Nothing {
-    fn start(&mut self, tag: u64, op: Op, offset: u64, data: SegmentList) -> Option<Completion> {
-        self.submit(Request::transfer(tag, op, offset, data))
-    }
-
-    fn push(&mut self) {}
-
-    fn is_immediate(&self) -> bool {
-        false
-    }
-
-    fn try_now(&mut self, _: Op, _: u64, _: View<'_>) -> Option<Result<(), IoError>> {
-        None
-    }
-
-    fn prefetches(&self) -> bool {
-        false
-    }
-
-    fn prefetch(&mut self, _: Op, _: u64, _: u64) {}
-
-    fn copy_source(&mut self, _: u64, _: u64) -> Option<CopySource> {
-        None
-    }
-
-    fn copy(&mut self, _: CopyRequest) -> bool {
-        false
     }
 }

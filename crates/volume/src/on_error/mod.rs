@@ -113,28 +113,34 @@ pub(crate) struct OnErrorState {
     waiting: AtomicUsize,
     last: Mutex<Option<(SystemTime, IoError)>>,
     log: LogLimit,
+    /// Limit of the log lines about failures that are reported to the guest.
+    reported: LogLimit,
+}
+
+/// Returns whether the storage has failed, so that the request may succeed later.
+fn is_of_storage(kind: IoErrorKind) -> bool {
+    match kind {
+        IoErrorKind::MediaRead
+        | IoErrorKind::MediaWrite
+        | IoErrorKind::NoSpace
+        | IoErrorKind::Truncated
+        | IoErrorKind::Gone
+        | IoErrorKind::Unreachable => true,
+        IoErrorKind::NotDurable
+        | IoErrorKind::ReadOnly
+        | IoErrorKind::OutOfRange
+        | IoErrorKind::Invalid
+        | IoErrorKind::Memory
+        | IoErrorKind::Aborted
+        | IoErrorKind::Unsupported
+        | IoErrorKind::Busy => false,
+    }
 }
 
 impl OnErrorState {
     /// Returns the action of the policy for a request that failed with this error.
     fn action(&self, op: Op, error: IoError) -> ErrorAction {
-        let may_pass = match error.kind {
-            IoErrorKind::MediaRead
-            | IoErrorKind::MediaWrite
-            | IoErrorKind::NoSpace
-            | IoErrorKind::Truncated
-            | IoErrorKind::Gone
-            | IoErrorKind::Unreachable => op != Op::Flush,
-            IoErrorKind::NotDurable
-            | IoErrorKind::ReadOnly
-            | IoErrorKind::OutOfRange
-            | IoErrorKind::Invalid
-            | IoErrorKind::Memory
-            | IoErrorKind::Aborted
-            | IoErrorKind::Unsupported
-            | IoErrorKind::Busy => false,
-        };
-        if !may_pass {
+        if !is_of_storage(error.kind) || op == Op::Flush {
             return ErrorAction::Report;
         }
         let number = if op.changes() {
@@ -164,6 +170,25 @@ impl OnErrorState {
             self.no_space.fetch_add(1, Ordering::Relaxed);
         }
         *self.last.lock().unpoisoned() = Some((SystemTime::now(), error));
+    }
+
+    /// Logs a failure of the storage that is reported to the guest.
+    fn reported(&self, op: Op, error: IoError) {
+        if !is_of_storage(error.kind) && error.kind != IoErrorKind::NotDurable {
+            return;
+        }
+        let what = match op {
+            Op::Read => "read",
+            Op::Flush => "flush",
+            _ => "write",
+        };
+        self.reported.line(|left_out| {
+            tracing::error!(
+                left_out,
+                "{}: a {what} failed, and the guest gets the error: {error}",
+                self.name
+            );
+        });
     }
 
     /// Records and logs that the volume was stopped by a failure.
@@ -207,6 +232,7 @@ impl OnErrorHandle {
             waiting: AtomicUsize::default(),
             last: Mutex::default(),
             log: LogLimit::default(),
+            reported: LogLimit::default(),
         }));
         handle.set(policy);
         handle

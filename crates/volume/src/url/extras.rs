@@ -148,6 +148,16 @@ impl Extras {
         self.limits.is_some() || self.share.is_some()
     }
 
+    /// Returns the limits that the URL sets.
+    pub fn limits(&self) -> Option<IoLimits> {
+        self.limits
+    }
+
+    /// Returns the volume's weight among the slices of its device, if the URL gives it one.
+    pub fn weight(&self) -> Option<u32> {
+        self.share.map(|share| share.weight)
+    }
+
     /// Applies the URL's options to the volume, and registers it under the name (the whole URL)
     /// among the volumes that this process serves.
     ///
@@ -164,8 +174,9 @@ impl Extras {
 
     fn limit(&self, volume: Arc<dyn Volume>) -> Result<Arc<dyn Volume>, OpenError> {
         let mut volume = volume;
+        let extent = volume.extent();
         if let Some(Share { weight, depth }) = self.share {
-            let Some(extent) = volume.extent() else {
+            let Some(extent) = extent else {
                 return Err(OpenError::Value {
                     key: "weight".into(),
                     value: weight.to_string(),
@@ -174,11 +185,13 @@ impl Extras {
             };
             let group = FairGroup::of(&extent.root, depth);
             volume = Arc::new(FairVolume::new(volume, group, weight));
+        } else if let Some(extent) = extent {
+            volume = Arc::new(FairVolume::dormant(volume, extent.root));
         }
-        if let Some(limits) = self.limits {
-            volume = Arc::new(LimitVolume::new(volume, limits));
-        }
-        Ok(volume)
+        Ok(Arc::new(match self.limits {
+            Some(limits) => LimitVolume::new(volume, limits),
+            None => LimitVolume::dormant(volume),
+        }))
     }
 
     fn cut(&self, whole: Arc<dyn Volume>, name: &str) -> Result<Arc<dyn Volume>, OpenError> {

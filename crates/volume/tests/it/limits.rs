@@ -251,3 +251,61 @@ fn limited_requests_are_cancelled() {
     let ends = Wake::At(bench.device.next().unwrap());
     assert_eq!((queue.state().in_flight, queue.state().wake), (1, ends));
 }
+
+/// A volume without limits has the inner volume's own queues, with its fast path, until the first
+/// limit is set. Requests that have been started are completed by the new queue.
+#[test]
+fn dormant_limits_take_effect_while_requests_are_in_flight() {
+    let volume = volume::open_url("null://1M", Default::default()).unwrap();
+    let io = Io::new(Default::default());
+    let mut queue = volume.open(&io).unwrap();
+    assert!(queue.is_immediate());
+    assert!(!queue.update(), "nothing has changed");
+    let limits = volume.limits().unwrap();
+    assert!(!limits.is_limited() && !limits.is_configured());
+    limits.set(IoLimits {
+        iops: total(1),
+        burst: Duration::ZERO,
+        ..IoLimits::default()
+    });
+    assert!(queue.is_immediate(), "noticed by the queue's owner only");
+    assert!(queue.update() && !queue.update());
+    assert!(!queue.is_immediate());
+    assert!(!volume.open(&io).unwrap().is_immediate());
+
+    let clock = Simulated::new();
+    let device = Device::new(&clock, Duration::from_micros(80));
+    let volume = LimitVolume::dormant(Arc::new(DevicePath(device.clone())));
+    let mut queue = volume.open(&io).unwrap();
+    let request = |tag| volume::Request {
+        tag,
+        op: Op::Read,
+        offset: 0,
+        len: 4096,
+        data: Default::default(),
+    };
+    assert!(queue.submit(request(1)).is_none());
+    volume.handle().set(IoLimits {
+        iops: total(1),
+        burst: Duration::ZERO,
+        ..IoLimits::default()
+    });
+    assert!(queue.update());
+    for tag in 2..5 {
+        assert!(queue.submit(request(tag)).is_none());
+    }
+    // One token was there.
+    assert_eq!(volume.handle().delayed(), 2);
+    assert_eq!(queue.state().in_flight, 2);
+    queue.cancel(3);
+    queue.cancel(4);
+    let mut done = Vec::new();
+    while done.len() < 4 {
+        if let Some(next) = device.next() {
+            clock.advance_to(next);
+        }
+        queue.poll(&mut |completion| done.push(completion.tag));
+    }
+    done.sort_unstable();
+    assert_eq!(done, [1, 2, 3, 4]);
+}

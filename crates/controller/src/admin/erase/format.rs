@@ -244,11 +244,15 @@ impl Controller {
             }
             SavedFormat::Before => running.fail(Status::INTERNAL_ERROR),
             SavedFormat::New(_) | SavedFormat::Unknown => {
-                tracing::error!(
-                    nsid,
-                    ?format,
-                    "the stored LBA format is unknown: the namespace is closed until one is stored"
-                );
+                if let Some(left_out) = self.engine.log.allow("unknown format") {
+                    tracing::error!(
+                        nsid,
+                        ?format,
+                        left_out,
+                        "the stored LBA format is unknown: the namespace is closed until one is \
+                         stored"
+                    );
+                }
                 running.fail(Status::INTERNAL_ERROR);
                 if ours && !erasure.unknown.contains(&nsid) {
                     erasure.unknown.push(nsid);
@@ -318,18 +322,23 @@ impl Controller {
         let metadata = metadata.unwrap_or_else(|| ns.config.metadata.clone());
         let found = metadata.as_ref().map(|metadata| *metadata.layout());
         if found != format.layout() {
-            tracing::error!(
-                nsid,
-                ?format,
-                ?found,
-                "the metadata does not match the LBA format"
-            );
+            if let Some(left_out) = self.engine.log.allow("other metadata") {
+                tracing::error!(
+                    nsid,
+                    ?format,
+                    ?found,
+                    left_out,
+                    "the metadata does not match the LBA format"
+                );
+            }
             return;
         }
         let blocks = ns.config.volume.info().size >> format.block.trailing_zeros();
         let fixed = metadata.as_ref().map(|metadata| metadata.blocks());
         let blocks = fixed.map_or(blocks, |fixed| fixed.min(blocks));
-        tracing::info!(nsid, ?format, blocks, "formatted");
+        if let Some(left_out) = self.engine.log.allow("formatted") {
+            tracing::info!(nsid, ?format, blocks, left_out, "formatted");
+        }
         self.order_all(|| Order::Reformatted {
             index,
             format,

@@ -460,7 +460,9 @@ impl Controller {
         };
         self.end_test_of(outcome, about);
         self.close(&nsids, Some(cause.closes_with()));
-        tracing::info!(?nsids, ?cause, "erasing");
+        if let Some(left_out) = self.engine.log.allow("erasing") {
+            tracing::info!(?nsids, ?cause, left_out, "erasing");
+        }
         self.admin.erasure.running = Some(EraseOperation { others, ..running });
         self.admin.rearm();
         self.touch();
@@ -752,8 +754,12 @@ impl Controller {
             ..
         } = running;
         match failed {
-            None => tracing::info!(?nsids, ?cause, "erased"),
-            Some(status) => tracing::warn!(?nsids, ?cause, %status, "could not be erased"),
+            None => self.engine.log.line("erased", |left_out| {
+                tracing::info!(?nsids, ?cause, left_out, "erased");
+            }),
+            Some(status) => self.engine.log.line("not erased", |left_out| {
+                tracing::warn!(?nsids, ?cause, %status, left_out, "could not be erased");
+            }),
         }
         match cause {
             Cause::Format(cid) => {

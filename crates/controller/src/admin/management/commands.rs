@@ -44,7 +44,9 @@ impl Controller {
             Task::Create { nsid, .. } => nsid,
             _ => command.nsid.get(),
         };
-        tracing::info!(nsid, ?task, "the host manages namespaces");
+        if let Some(left_out) = self.engine.log.allow("manages namespaces") {
+            tracing::info!(nsid, ?task, left_out, "the host manages namespaces");
+        }
         self.admin.management.running = Some(ManagementOperation {
             cid: Some(command.cid.get()),
             nsid,

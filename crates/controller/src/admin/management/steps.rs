@@ -264,7 +264,9 @@ impl Controller {
             // Another namespace is being attached.
             Err(ConfigError::Attaching) => {}
             Err(error) => {
-                tracing::error!(%error, "a namespace of the pool cannot be attached");
+                if let Some(left_out) = self.engine.log.allow("pool not attached") {
+                    tracing::error!(%error, left_out, "a namespace of the pool cannot be attached");
+                }
                 // The next round notifies the host.
                 self.set_stage(Stage::NotShown);
             }
@@ -292,7 +294,9 @@ impl Controller {
         };
         let status = running.failed.unwrap_or(Status::SUCCESS);
         let (nsid, task) = (running.nsid, running.task);
-        tracing::info!(nsid, ?task, %status, "namespaces were managed");
+        if let Some(left_out) = self.engine.log.allow("managed namespaces") {
+            tracing::info!(nsid, ?task, %status, left_out, "namespaces were managed");
+        }
         if let Some(cid) = running.cid {
             let result = match task {
                 Task::Create { nsid, .. } if status.is_success() => nsid,

@@ -239,3 +239,19 @@ fn latencies_over_longer_interval_are_marked() {
     let shown = text(&rates, &choices);
     assert!(!shown.contains("8.1ms"), "{shown}");
 }
+
+#[test]
+fn stopped_and_failing_disks_are_shown_at_the_top() {
+    let mut rates = three();
+    let shown = |rates: &Rates| {
+        let lines = screen(rates, &Choices::default(), 120, None);
+        lines.into_iter().map(|line| line.text).collect::<Vec<_>>()
+    };
+    assert!(shown(&rates)[3].starts_with("DISK"));
+    (rates.disks[0].held, rates.disks[0].failed) = (2, 1.0);
+    rates.disks[1].failed = 12.0;
+    assert_eq!(
+        shown(&rates)[3],
+        "backup STOPPED: 2 wait for vnvme resume   db-0 FAILS: 12 errors/s"
+    );
+}
