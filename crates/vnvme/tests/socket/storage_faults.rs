@@ -297,7 +297,7 @@ fn stopped_disk_is_reset_and_ended_like_others() {
 struct Small(PathBuf);
 
 impl Small {
-    fn mount(test: &str, at: PathBuf) -> Option<Self> {
+    fn mount(at: PathBuf, test: &str) -> Option<Self> {
         std::fs::create_dir(&at).unwrap();
         let mount = Process::new("mount")
             .args(["-t", "tmpfs", "-o", "size=2m", "vnvme-test"])
@@ -324,10 +324,8 @@ impl Drop for Small {
 #[test]
 fn full_tmpfs_stops_guest_until_space_returns() {
     let test_dir = TestDir::new();
-    let Some(small) = Small::mount(
-        "full_tmpfs_stops_guest_until_space_returns",
-        test_dir.path("small"),
-    ) else {
+    let test = "full_tmpfs_stops_guest_until_space_returns";
+    let Some(small) = Small::mount(test_dir.path("small"), test) else {
         return;
     };
     let disk = small.0.join("disk.raw");
@@ -380,6 +378,62 @@ fn full_tmpfs_stops_guest_until_space_returns() {
     drop(small);
 }
 
+/// A write that has no space is in the journal of atomic writes. The next process cannot repeat it,
+/// and serves the disk all the same.
+#[test]
+fn full_disk_with_atomic_writes_is_readable_after_kill() {
+    let test_dir = TestDir::new();
+    let test = "full_disk_with_atomic_writes_is_readable_after_kill";
+    let Some(small) = Small::mount(test_dir.path("small"), test) else {
+        return;
+    };
+    let disk = small.0.join("disk.raw");
+    File::create(&disk).unwrap().set_len(8 << 20).unwrap();
+    // The size of the journal is no power of two: a unit that ends the space has a part of it.
+    let other = small.0.join("other");
+    std::fs::write(&other, vec![1; 100 << 10]).unwrap();
+    let url = format!("{}?atomic=16K", text(&disk));
+    let mut daemon = Daemon::serve(&test_dir, &[&url]);
+    let mut host = Host::up(&test_dir.socket());
+    let data = pattern(1, 16 << 10);
+    let mut number = 0;
+    loop {
+        let status = host.write_with(1, number * 32, &data, false);
+        if !status.is_success() {
+            assert!(status.is(Status::CAPACITY_EXCEEDED), "{status}");
+            break;
+        }
+        number += 1;
+    }
+    assert!(number > 4, "{number}");
+    for _ in 0..2 {
+        drop(host);
+        daemon.kill();
+        daemon = Daemon::serve(&test_dir, &[&url]);
+        host = Host::up(&test_dir.socket());
+        // The failed write is there as a whole, from the journal.
+        for number in 0..=number {
+            assert!(host.read(1, number * 32, data.len()) == data, "{number}");
+        }
+        // Blocks that have their space can be written.
+        host.write(1, 0, &data);
+        let status = host.write_with(1, number * 32, &data, false);
+        assert!(status.is(Status::CAPACITY_EXCEEDED), "{status}");
+    }
+    std::fs::remove_file(&other).unwrap();
+    let new = pattern(2, 16 << 10);
+    host.write(1, number * 32, &new);
+    drop(host);
+    daemon.kill();
+    let daemon = Daemon::serve(&test_dir, &[&url]);
+    let mut host = Host::up(&test_dir.socket());
+    assert!(host.read(1, number * 32, new.len()) == new);
+    assert_eq!(media_errors(&mut host), 0);
+    drop(host);
+    daemon.end();
+    drop(small);
+}
+
 #[test]
 fn shrunk_file_is_reported_and_disk_survives() {
     let test_dir = TestDir::new();
@@ -405,7 +459,7 @@ fn shrunk_file_is_reported_and_disk_survives() {
 #[test]
 fn full_disk_is_shown_everywhere() {
     let test_dir = TestDir::new();
-    let Some(small) = Small::mount("full_disk_is_shown_everywhere", test_dir.path("small")) else {
+    let Some(small) = Small::mount(test_dir.path("small"), "full_disk_is_shown_everywhere") else {
         return;
     };
     let disk = small.0.join("disk.raw");
