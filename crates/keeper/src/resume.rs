@@ -1,6 +1,6 @@
 //! The keeper's state across an `execve` by which another version of the program takes its place.
 //! The process keeps its number, its child and its descriptors; the state is a memory file that
-//! says which descriptor is which.
+//! names each descriptor.
 
 use crate::child::Serving;
 use crate::handover::{Lines, RestartHistory, facts_in, facts_text};

@@ -121,13 +121,12 @@ impl FileCheck {
             Ok(opened) => self.opened.push(opened.volume),
             Err(error) => {
                 let in_use = matches!(error, OpenError::Volume(VolumeError::Locked { .. }));
-                let error = origin.place("volume", Err::<(), _>(error.into()));
-                let error = error.expect_err("an error was placed");
-                if in_use {
-                    self.found.in_use.push(error);
+                let list = if in_use {
+                    &mut self.found.in_use
                 } else {
-                    self.found.errors.push(error);
-                }
+                    &mut self.found.errors
+                };
+                list.extend(origin.place("volume", Err::<(), _>(error.into())).err());
             }
         }
     }

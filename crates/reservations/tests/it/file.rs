@@ -250,13 +250,13 @@ fn older_program_refuses_newer_state() {
         if image.iter().all(|byte| *byte == 0) {
             image.copy_from_slice(&good[(1 - place) * SLOT..(2 - place) * SLOT]);
         }
-        image[8] = 2;
+        image[8] = 3;
         let length = u32::from_le_bytes(image[12..16].try_into().unwrap()) as usize;
         let crc = crc32fast::hash(&image[..length - 4]);
         image[length - 4..length].copy_from_slice(&crc.to_le_bytes());
         fs::write(&path, bytes).unwrap();
         let error = open(&path, BOOT).unwrap_err().to_string();
-        assert!(error.contains("version 2 of a newer program"), "{error}");
+        assert!(error.contains("version 3 of a newer program"), "{error}");
     }
 }
 

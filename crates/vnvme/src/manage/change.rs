@@ -32,9 +32,9 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Disk with open volumes, which clients cannot reach yet.
 pub(super) enum Ready {
-    Controller(ReadyController),
+    Controller(Box<ReadyController>),
     Export(Box<ReadyExport>),
-    Target(ReadyTarget),
+    Target(Box<ReadyTarget>),
     Ublk(Box<OpenDisk>),
 }
 
@@ -73,15 +73,15 @@ impl Manager {
             make_room(socket, spec.origin()).map_err(failed)?;
         }
         Ok(match spec {
-            DiskSpec::Controller(spec) => {
-                Ready::Controller(ReadyController::new(spec, opener).map_err(failed)?)
-            }
+            DiskSpec::Controller(spec) => Ready::Controller(Box::new(
+                ReadyController::new(spec, opener).map_err(failed)?,
+            )),
             DiskSpec::VhostBlk(spec) => {
                 let ready = ReadyExport::new(spec, opener).map_err(failed)?;
                 Ready::Export(Box::new(ready))
             }
             DiskSpec::NvmeTcp(spec) => {
-                Ready::Target(ReadyTarget::new(spec, opener).map_err(failed)?)
+                Ready::Target(Box::new(ReadyTarget::new(spec, opener).map_err(failed)?))
             }
             DiskSpec::Ublk(spec) => {
                 let open = OpenDisk::new(spec, opener);

@@ -373,7 +373,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state");
         replace(&path, "# one\n").unwrap();
-        // What an earlier process left may be readable by everybody.
+        // A file that an earlier process left may be readable by everybody.
         fs::write(dir.path().join("state.new"), "[[contr").unwrap();
         let all = Permissions::from_mode(0o666);
         fs::set_permissions(dir.path().join("state.new"), all).unwrap();

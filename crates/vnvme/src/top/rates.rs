@@ -4,7 +4,7 @@ use super::recent::RecentTimes;
 use metrics::{Disk, Distribution, Namespace, OnError, Snapshot};
 use probes::IoKind;
 
-/// One value for each kind of command: read, write, flush and others.
+/// Value for each kind of command: read, write, flush and others.
 pub type ByKind<T> = [T; IoKind::ALL.len()];
 
 /// Activity of a disk in the interval between two refreshes.

@@ -212,5 +212,6 @@ fn endless_clients_do_not_fill_log() {
     }
     let ended = daemon.end();
     let lines = ended.log.len();
-    assert!(lines < 25, "{lines} lines: {:#?}", ended.log);
+    // Ten lines of each kind: connected, and disconnected.
+    assert!(lines < 35, "{lines} lines: {:#?}", ended.log);
 }

@@ -156,7 +156,7 @@ fn invalid_configuration_is_refused() {
     let config = test_dir.path("vnvme.toml");
     for (content, words) in [
         ("", &["vnvme.toml"][..]),
-        ("controller = []", &["no [[controller]]"]),
+        ("controller = []", &["describes no disk", "[[controller]]"]),
         ("[[controller]]\nsocket = \"/tmp/x\"", &["namespace"]),
         (
             "[[controller]]\nsocket = \"/tmp/x\"\nnamespace = []",

@@ -209,7 +209,7 @@ fn top_lists_disks() {
     let screen = top(&control, &["--once", "--interval", "100ms"]);
     assert!(screen.starts_with("1 disk "), "{screen}");
     assert!(
-        screen.contains("DISK ") && screen.contains("nvme"),
+        screen.contains("DISK ") && screen.contains("ctrl"),
         "{screen}"
     );
     let json = top(&control, &["--json", "--interval", "100ms"]);

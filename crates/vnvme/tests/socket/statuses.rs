@@ -275,7 +275,7 @@ const CASES: &[Case] = &[
         "/v1/limits",
         r#"{"volume": "x", "iops": 5}"#,
         404,
-        "neither limits",
+        "no volume that is open",
     ),
     (
         "PATCH",

@@ -90,9 +90,10 @@ fn disks_survive(lines: impl FnOnce(&TestDir) -> String, ptpl: bool) {
     let domain = domain(lines, &[]);
     let control = text(&domain.test_dir.path("control"));
     let (mut a, mut b) = (domain.host("a"), domain.host("b"));
-    let registered = match ptpl {
-        true => [register(&mut a, 0xa), register(&mut b, 0xb)],
-        false => [register_key(&mut a, 0xa), register_key(&mut b, 0xb)],
+    let registered = if ptpl {
+        [register(&mut a, 0xa), register(&mut b, 0xb)]
+    } else {
+        [register_key(&mut a, 0xa), register_key(&mut b, 0xb)]
     };
     assert_eq!(registered, [Status::SUCCESS; 2]);
     let acquire = NvmOpcode::RESERVATION_ACQUIRE;

@@ -82,7 +82,7 @@ fn limited_disk_sleeps_wakes_and_is_unlimited() {
     }
     let (_, text) = limits(&control, &["--volume", "4M", "--iops", "1"]);
     assert!(
-        text.contains("\"4M\" has neither") && text.contains(volume),
+        text.contains("\"4M\" has no volume that is open") && text.contains(volume),
         "{text}"
     );
     assert_eq!(only(&control, &[])["iops"], 9);

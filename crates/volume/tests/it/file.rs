@@ -712,5 +712,5 @@ fn images_of_other_formats_are_refused_unless_raw() {
     assert!(url("").unwrap_err().to_string().contains("qcow2"));
     url("?format=raw").unwrap();
     let wrong = url("?format=qcow2").unwrap_err().to_string();
-    assert!(wrong.contains("it is raw or probe"), "{wrong}");
+    assert!(wrong.contains("it is raw, qcow2 or probe"), "{wrong}");
 }
