@@ -419,7 +419,7 @@ impl Host {
         }
     }
 
-    /// Checks that no command completes within [`QUIET_TIME`].
+    /// Checks that no command completes within `QUIET_TIME`.
     pub fn stays_quiet(&mut self, cqid: u16, what: &str) -> Check {
         let until = Instant::now() + QUIET_TIME;
         while Instant::now() < until {

@@ -151,15 +151,15 @@ pub struct DmaUnmap {
     pub size: u64,
 }
 
-/// Flags of the payloads [`DmaMap`] and [`DmaUnmap`] (`<linux/vfio.h>`).
+/// Flags of the payloads `DmaMap` and `DmaUnmap` (`<linux/vfio.h>`).
 pub mod dma {
-    /// Flag of [`DmaMap`]: the device may read the memory.
+    /// Flag of `DmaMap`: the device may read the memory.
     pub const READ: u32 = 1 << 0;
-    /// Flag of [`DmaMap`]: the device may write the memory.
+    /// Flag of `DmaMap`: the device may write the memory.
     pub const WRITE: u32 = 1 << 1;
-    /// Flag of [`DmaUnmap`]: the reply has to contain a bitmap of dirty pages.
+    /// Flag of `DmaUnmap`: the reply has to contain a bitmap of dirty pages.
     pub const UNMAP_DIRTY_BITMAP: u32 = 1 << 0;
-    /// Flag of [`DmaUnmap`]: all mappings are removed; address and size are zero.
+    /// Flag of `DmaUnmap`: all mappings are removed; address and size are zero.
     pub const UNMAP_ALL: u32 = 1 << 1;
 }
 
@@ -179,11 +179,11 @@ pub struct DeviceInfo {
     pub num_irqs: u32,
 }
 
-/// Flags of the payload [`DeviceInfo`] (`<linux/vfio.h>`).
+/// Flags of the payload `DeviceInfo` (`<linux/vfio.h>`).
 pub mod device {
-    /// Flag of [`DeviceInfo`]: the device can be reset.
+    /// Flag of `DeviceInfo`: the device can be reset.
     pub const RESET: u32 = 1 << 0;
-    /// Flag of [`DeviceInfo`]: the device is a PCI device.
+    /// Flag of `DeviceInfo`: the device is a PCI device.
     pub const PCI: u32 = 1 << 1;
 }
 
@@ -207,16 +207,16 @@ pub struct RegionInfo {
     pub offset: u64,
 }
 
-/// Flags of the payload [`RegionInfo`] (`<linux/vfio.h>`).
+/// Flags of the payload `RegionInfo` (`<linux/vfio.h>`).
 pub mod region {
-    /// Flag of [`RegionInfo`]: the region can be read.
+    /// Flag of `RegionInfo`: the region can be read.
     pub const READ: u32 = 1 << 0;
-    /// Flag of [`RegionInfo`]: the region can be written.
+    /// Flag of `RegionInfo`: the region can be written.
     pub const WRITE: u32 = 1 << 1;
-    /// Flag of [`RegionInfo`]: the region, or the areas of its sparse-mmap capability, can be
+    /// Flag of `RegionInfo`: the region, or the areas of its sparse-mmap capability, can be
     /// mapped.
     pub const MMAP: u32 = 1 << 2;
-    /// Flag of [`RegionInfo`]: capabilities follow the structure.
+    /// Flag of `RegionInfo`: capabilities follow the structure.
     pub const CAPS: u32 = 1 << 3;
 }
 
@@ -228,7 +228,7 @@ pub struct CapHeader {
     pub id: u16,
     /// Version of the capability's format.
     pub version: u16,
-    /// Byte offset of the next capability from the start of [`RegionInfo`]; 0 after the last.
+    /// Byte offset of the next capability from the start of `RegionInfo`; 0 after the last.
     pub next: u32,
 }
 
@@ -271,15 +271,15 @@ pub struct IrqInfo {
     pub count: u32,
 }
 
-/// Flags of the payload [`IrqInfo`] (`<linux/vfio.h>`).
+/// Flags of the payload `IrqInfo` (`<linux/vfio.h>`).
 pub mod irq {
-    /// Flag of [`IrqInfo`]: an eventfd signals the interrupts.
+    /// Flag of `IrqInfo`: an eventfd signals the interrupts.
     pub const EVENTFD: u32 = 1 << 0;
-    /// Flag of [`IrqInfo`]: the interrupts can be masked and unmasked.
+    /// Flag of `IrqInfo`: the interrupts can be masked and unmasked.
     pub const MASKABLE: u32 = 1 << 1;
-    /// Flag of [`IrqInfo`]: an interrupt is masked automatically when it is triggered.
+    /// Flag of `IrqInfo`: an interrupt is masked automatically when it is triggered.
     pub const AUTOMASKED: u32 = 1 << 2;
-    /// Flag of [`IrqInfo`]: all interrupts of the type must be set up together.
+    /// Flag of `IrqInfo`: all interrupts of the type must be set up together.
     pub const NORESIZE: u32 = 1 << 3;
 }
 
@@ -300,23 +300,23 @@ pub struct IrqSet {
     pub count: u32,
 }
 
-/// Flags of the payload [`IrqSet`] (`<linux/vfio.h>`).
+/// Flags of the payload `IrqSet` (`<linux/vfio.h>`).
 pub mod irq_set {
-    /// Data flag of [`IrqSet`]: no data, so all interrupts of the range are selected.
+    /// Data flag of `IrqSet`: no data, so all interrupts of the range are selected.
     pub const DATA_NONE: u32 = 1 << 0;
-    /// Data flag of [`IrqSet`]: a byte for each interrupt; a nonzero byte selects it.
+    /// Data flag of `IrqSet`: a byte for each interrupt; a nonzero byte selects it.
     pub const DATA_BOOL: u32 = 1 << 1;
-    /// Data flag of [`IrqSet`]: a descriptor for each interrupt, or none to remove the eventfds.
+    /// Data flag of `IrqSet`: a descriptor for each interrupt, or none to remove the eventfds.
     pub const DATA_EVENTFD: u32 = 1 << 2;
-    /// Action flag of [`IrqSet`]: mask the interrupts.
+    /// Action flag of `IrqSet`: mask the interrupts.
     pub const ACTION_MASK: u32 = 1 << 3;
-    /// Action flag of [`IrqSet`]: unmask the interrupts.
+    /// Action flag of `IrqSet`: unmask the interrupts.
     pub const ACTION_UNMASK: u32 = 1 << 4;
-    /// Action flag of [`IrqSet`]: trigger the interrupts, or assign their eventfds.
+    /// Action flag of `IrqSet`: trigger the interrupts, or assign their eventfds.
     pub const ACTION_TRIGGER: u32 = 1 << 5;
-    /// Mask of all data flags of [`IrqSet`].
+    /// Mask of all data flags of `IrqSet`.
     pub const DATA_MASK: u32 = DATA_NONE | DATA_BOOL | DATA_EVENTFD;
-    /// Mask of all action flags of [`IrqSet`].
+    /// Mask of all action flags of `IrqSet`.
     pub const ACTION_BITS: u32 = ACTION_MASK | ACTION_UNMASK | ACTION_TRIGGER;
 }
 
