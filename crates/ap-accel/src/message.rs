@@ -25,7 +25,8 @@ impl Error {
     pub const RESERVED_FIELD: Error = Error(0x24);
     /// The request has a key block format that does not exist.
     pub const FORMAT: Error = Error(0x29);
-    /// An operand is zero, or not less than the modulus.
+    /// The modulus or a prime is below 2, the exponent is zero, or the message or a coefficient is
+    /// not less than its modulus.
     pub const OPERAND_INVALID: Error = Error(0x82);
     /// The modulus, or a prime, is even.
     pub const EVEN_MODULUS: Error = Error(0x85);

@@ -395,7 +395,8 @@ extern "C" fn on_translation(block: *mut c_void, _data: *mut c_void) {
     }
 }
 
-/// Looks up the registers of a new processor, once.
+/// QEMU's callback for a new virtual processor. Looks up the register handles at the first one;
+/// they are valid for all.
 extern "C" fn on_vcpu(_index: c_uint, _data: *mut c_void) {
     let registers = REGISTERS.get_or_init(|| {
         let mut all = HashMap::new();

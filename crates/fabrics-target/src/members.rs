@@ -160,8 +160,8 @@ impl Members {
         Ok(())
     }
 
-    /// Makes room for one more unauthenticated association, by ending one from the address that has
-    /// most.
+    /// Makes room for one more unauthenticated association: if the pool is full, ends one of the
+    /// address that has the most of them.
     fn displace(&mut self, most: usize) -> Result<(), Status> {
         let of = |standing| {
             let members = self.open.values();

@@ -62,7 +62,8 @@ pub struct Keeper<'a> {
     pub is_last: bool,
 }
 
-/// End of the keeper process, which follows that of the last serving process.
+/// How the keeper process is to end after the last serving process: with the same exit code, or by
+/// the same signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeeperExit {
     /// Exit with this code.

@@ -278,7 +278,8 @@ impl Refcounts {
 
     /// Reserves `count` adjacent clusters that were never used, followed by one cluster for each
     /// refcount block that has to be created to count them. Returns the first cluster and the
-    /// indices of these blocks. With a `count` of 0, reserves the block of the next cluster.
+    /// indices of these blocks. With a `count` of 0, reserves the
+    /// refcount block of the next cluster, if that block is missing.
     pub(crate) fn reserve(&mut self, count: u64) -> Option<(u64, Vec<usize>)> {
         let start = self.fresh;
         let mut blocks = Vec::new();

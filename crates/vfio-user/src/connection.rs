@@ -266,8 +266,9 @@ impl Connection {
         }
     }
 
-    /// Returns whether the receiver process is reading. Call [`on_ready`](Self::on_ready) when it
-    /// answers, or at the [deadline](Self::deadline).
+    /// Returns whether the helper process of crate `receive` is reading the client's next message
+    /// and its descriptors. Call [`on_ready`](Self::on_ready) when it answers, or at the
+    /// [deadline](Self::deadline).
     pub fn is_receiving(&self) -> bool {
         self.socket.is_waiting()
     }

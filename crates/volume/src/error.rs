@@ -341,7 +341,7 @@ pub enum VolumeError {
     /// Any other system call failed.
     #[error("{}: {what}: {error}", path.display())]
     System {
-        /// Path of the file or block device.
+        /// Path of the file or block device whose system call failed.
         path: PathBuf,
         /// Step that failed, for example `open`.
         what: &'static str,

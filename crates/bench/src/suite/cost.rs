@@ -48,7 +48,8 @@ type CountedFunction = Option<&'static str>;
 const WHOLE: CountedFunction = None;
 /// Function for one step of the worker that serves a controller in this process.
 const LOOP: CountedFunction = Some("in_process::Host::step");
-/// Function for a controller's part of a round, which all front-ends with a controller share.
+/// Function by which a controller does its work in one round of a worker. callgrind counts the
+/// instructions below it, whichever front-end has the controller.
 const CONTROLLER: CountedFunction = Some("controller::control::Controller::poll_within");
 /// Function in which a controller starts a batch of commands on a volume that does not complete
 /// them immediately.

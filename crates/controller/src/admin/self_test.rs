@@ -69,8 +69,9 @@ struct TestRange {
     nsid: u32,
     /// Block size as a power of two.
     shift: u32,
-    /// First block of the range.
+    /// First block that the self-test reads.
     slba: u64,
+    /// Number of blocks that the self-test reads.
     blocks: u64,
 }
 

@@ -163,8 +163,8 @@ pub(crate) struct NamespaceIdentity {
 }
 
 impl NamespaceIdentity {
-    /// Returns whether the blocks have another format now, as far as this state contains the
-    /// format.
+    /// Returns whether the namespace's block size or metadata format differs from that in this
+    /// state. An older version's state has no metadata format, which is then not compared.
     pub fn is_reformatted(&self, now: &NamespaceIdentity) -> bool {
         let known = self.format.is_some();
         self.block_size != now.block_size || known && self.format != now.format

@@ -20,8 +20,8 @@ const PLACES: u32 = 1 << PLACE_BITS;
 #[derive(Debug)]
 pub(crate) struct PreviousConnection {
     pub inbox: Inbox,
-    /// Keeper's numbers of descriptors from messages that were handled: the device's, and unused
-    /// ones.
+    /// Numbers under which the keeper holds the descriptors of messages that were handled: those
+    /// that the device uses (guest memory, eventfds), and those that it has dropped.
     pub earlier: Vec<NonZeroU32>,
     /// Whether the first message was being handled, so that it is handled again.
     pub again: bool,

@@ -55,8 +55,8 @@ struct Text {
     /// Settings of volumes that were changed at run time.
     #[serde(default)]
     settings: AllSettings,
-    /// Disks of the configuration file as it was read last. A version that notes none has served
-    /// them as they are configured.
+    /// Disk tables of the configuration file (TOML) as it was read last. `None` in the record of an
+    /// older version, whose disks are taken as the file describes them.
     #[serde(default)]
     file: Option<String>,
 }

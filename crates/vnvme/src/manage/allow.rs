@@ -55,7 +55,8 @@ fn of_entry(entry: &Path) -> Vec<Address> {
     entry.to_str().map(open::servers).unwrap_or_default()
 }
 
-/// Returns whether block devices of the host (ublk) may be added at run time.
+/// Returns whether the option `allow` names `ublk`: inside the sandbox, block devices of the host
+/// may be added at run time only then.
 pub fn allows_ublk(options: &ServeOptions) -> bool {
     options.allow.iter().any(|path| path.as_os_str() == UBLK)
 }

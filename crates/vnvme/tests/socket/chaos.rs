@@ -6,6 +6,7 @@
 
 use crate::common::*;
 use crate::failure_domains::{command, controller, domain_outliving};
+use crate::keeper_ends::standby_of;
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +22,7 @@ use test_host::Command;
 /// Number of hostile guests, each with a disk of its own.
 const HOSTILE: usize = 7;
 const DEFAULT_KILLS: u64 = 4;
-/// Least time between two kills: two dead processes at once are another test's matter.
+/// Least time between two kills.
 const BETWEEN_KILLS: Duration = Duration::from_secs(3);
 const BLOCKS: u64 = 256;
 const BLOCK: usize = 4096;
@@ -141,7 +142,7 @@ fn processes(group: u32) -> Vec<(&'static str, Pid)> {
         let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let line = String::from_utf8_lossy(&line);
         let role = match () {
-            () if line.contains("--stand-by") => "stand-by",
+            // A stand-by that has become the keeper has its arguments still.
             () if line.contains("\0keep\0") => "keeper",
             () if line.contains("start-receivers") => "spawner",
             () if line.contains("receive-descriptors") => "receiver",
@@ -284,6 +285,16 @@ fn neighbour_keeps_its_disk_among_hostile_guests_operations_and_kills() {
                 roles.sort_unstable();
                 roles.dedup();
                 let role = *random.choose(&roles);
+                // A keeper that dies without a complete stand-by takes with it what it keeps
+                // (docs/survival.md).
+                if role == "keeper" {
+                    let mut keeper = None;
+                    eventually("the process knows its keeper", || {
+                        let stats = domain.client.stats().ok();
+                        keeper = stats.and_then(|stats| stats.measured.process.keeper);
+                        keeper.is_some_and(|keeper| standby_of(keeper).is_some())
+                    });
+                }
                 let of_role: Vec<Pid> = all
                     .iter()
                     .filter(|one| one.0 == role)

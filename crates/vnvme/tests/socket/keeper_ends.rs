@@ -73,27 +73,30 @@ impl Kept {
 fn standby(keeper: u32) -> u32 {
     let mut found = None;
     eventually("there is a stand-by", || {
-        let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children"));
-        let children = children.unwrap_or_default();
-        let is_standby = |child: &&str| {
-            let line = fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
-            let open = fs::read_dir(format!("/proc/{child}/fd"))
-                .into_iter()
-                .flatten();
-            let mut open = open
-                .flatten()
-                .filter_map(|fd| fs::read_link(fd.path()).ok());
-            // The last record of the configuration has been kept for long.
-            String::from_utf8_lossy(&line).contains("--stand-by")
-                && open.any(|link| text(&link).contains("vnvme-served"))
-        };
-        found = children
-            .split_whitespace()
-            .find(is_standby)
-            .map(|child| child.parse().unwrap());
+        found = standby_of(keeper);
         found.is_some()
     });
     found.unwrap()
+}
+
+/// Returns the stand-by of a keeper, if it has all that the keeper has kept.
+pub fn standby_of(keeper: u32) -> Option<u32> {
+    let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children"));
+    let children = children.unwrap_or_default();
+    let is_standby = |child: &&str| {
+        let line = fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+        let open = fs::read_dir(format!("/proc/{child}/fd"))
+            .into_iter()
+            .flatten();
+        let mut open = open
+            .flatten()
+            .filter_map(|fd| fs::read_link(fd.path()).ok());
+        // The last record of the configuration has been kept for long.
+        String::from_utf8_lossy(&line).contains("--stand-by")
+            && open.any(|link| text(&link).contains("vnvme-served"))
+    };
+    let found = children.split_whitespace().find(is_standby);
+    found.map(|child| child.parse().unwrap())
 }
 
 #[test]

@@ -575,7 +575,8 @@ impl RingCore {
         submission.need_wakeup() || submission.cq_overflow()
     }
 
-    /// Updates the number of unsent ring entries after a system call.
+    /// Counts the ring entries that are still unsent after an attempt to submit them, and logs the
+    /// error of the attempt.
     fn sent(&mut self, result: io::Result<()>) {
         self.unsent = self.uring.submission().len();
         self.urgent &= self.unsent > 0;
