@@ -10,6 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -309,8 +310,8 @@ impl Maker {
     /// Returns the socket, or the error number.
     fn request(&self, number: u32, path: &Path) -> Result<OwnedFd, i32> {
         /// Kinds of messages (crate `receive`).
-        const REQUEST: u32 = 14;
-        const FULFILLED: u32 = 15;
+        const REQUEST: u32 = 17;
+        const FULFILLED: u32 = 18;
 
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) =
@@ -325,6 +326,7 @@ impl Maker {
         let bytes = [IoSlice::new(&message)];
         sendmsg(requests, &bytes, &mut ancillary, SendFlags::empty()).unwrap();
         drop(theirs);
+        set_socket_timeout(&ours, Timeout::Recv, Some(WAIT_TIMEOUT)).unwrap();
         let mut answer = [0; 16];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -344,8 +346,8 @@ impl Maker {
 
 impl Drop for Maker {
     fn drop(&mut self) {
-        // It ends with its server.
         self.requests = None;
+        let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
