@@ -162,6 +162,13 @@ second_hostile() {
     name=hostile client hostile /tmp/hostile $hostile
 }
 turn=0
+# Limits of the disks on the generic path: limits of another one would move it there.
+limit() {
+    local d
+    for d in virtio ublkb3; do
+        /tmp/vnvme limits --control /tmp/ctl $d "$@" || return 1
+    done
+}
 until [ -e /tmp/direct.status ] && [ -e /tmp/switching.status ] && [ -e /tmp/virtio.status ] && [ -e /tmp/host.status ]; do
     kill -0 $daemon || { cat /tmp/log; exit 1; }
     # A client that does not end: what is there to be said of it, while there is time to say it.
@@ -176,12 +183,12 @@ until [ -e /tmp/direct.status ] && [ -e /tmp/switching.status ] && [ -e /tmp/vir
     case $((turn % 8)) in
     1 | 5) /tmp/vnvme path --control /tmp/ctl switching --set generic ;;
     3 | 7) /tmp/vnvme path --control /tmp/ctl switching --set direct ;;
-    2) /tmp/vnvme limits --control /tmp/ctl --all --iops 300 --bps 0 --burst 20ms ;;
-    4) /tmp/vnvme limits --control /tmp/ctl --all --iops 0 --bps 4M ;;
-    6) /tmp/vnvme limits --control /tmp/ctl --all --iops 0 --bps 0 ;;
-    0) /tmp/vnvme limits --control /tmp/ctl --all --write-iops 200 --read-iops 0 ;;
+    2) limit --iops 300 --bps 0 --burst 20ms ;;
+    4) limit --iops 0 --bps 4M ;;
+    6) limit --iops 0 --bps 0 ;;
+    0) limit --write-iops 200 --read-iops 0 ;;
     esac >/tmp/turn 2>&1 || { cat /tmp/turn /tmp/log; exit 1; }
-    [ $((turn % 8)) = 1 ] && /tmp/vnvme limits --control /tmp/ctl --all --write-iops 0 >/dev/null
+    [ $((turn % 8)) = 1 ] && limit --write-iops 0 >/dev/null
     [ $((turn % 10)) = 4 ] && { echo 1 >/sys/bus/pci/devices/$b/reset; echo "reset $turn"; }
     [ $((turn % 10)) = 8 ] && {
         /tmp/vnvme suspend --control /tmp/ctl $b >/dev/null; sleep 0.5
@@ -426,17 +433,20 @@ fn stock_guests_survive_hostile_neighbour() -> Result<()> {
         while guests.iter().any(|(_, guest)| !guest.is_finished()) {
             let ctl = text("ctl");
             let device = format!("vfio-user://{}", below.socket().display());
+            // The other disks are on the direct path, which limits would move them from.
+            let limit =
+                |iops: &str| control(&["limits", "--control", &ctl, "virtio", "--iops", iops]);
             turn += 1;
             match turn % 5 {
                 1 => control(&["path", "--control", &ctl, "switching", "--set", "generic"])?,
-                2 => control(&["limits", "--control", &ctl, "--all", "--iops", "400"])?,
+                2 => limit("400")?,
                 3 => {
                     control(&["suspend", "--control", &ctl, &device])?;
                     std::thread::sleep(Duration::from_millis(300));
                     control(&["resume", "--control", &ctl, &device])?;
                 }
                 4 => control(&["path", "--control", &ctl, "switching", "--set", "direct"])?,
-                _ => control(&["limits", "--control", &ctl, "--all", "--iops", "0"])?,
+                _ => limit("0")?,
             }
             if turn == 15 {
                 // The device grows under all of them, and the last slice with it.
