@@ -600,7 +600,6 @@ fn serve_opened(
             threads += 1;
             result = all_started(&starts, 1, stop, &mut watch);
         }
-        drop(complete);
         match &result {
             Ok(()) => {
                 manager.ready();
@@ -609,6 +608,8 @@ fn serve_opened(
             }
             Err(_) => stop.now(),
         }
+        // An upgrade that begins now has the unavailable disks in its record.
+        drop(complete);
         // Until the end: a thread that fails asks for it, too.
         let sizes = &worker_context.sizes;
         sizes.run(&stop.descriptor()?, || {

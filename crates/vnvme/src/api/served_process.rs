@@ -75,6 +75,7 @@ impl Daemon for ServedProcess {
     }
 
     fn upgrade(&self) -> Result<Infallible, Error> {
+        self.started()?;
         let Some(kept) = keep::kept() else {
             return Err(Error::unsupported(
                 "no keeper holds the disks of this process: start it with --keeper",

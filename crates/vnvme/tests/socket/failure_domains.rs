@@ -465,6 +465,14 @@ fn upgrade_with_unopenable_disk_is_rolled_back() {
     assert!(domain.error("bad").is_some());
     show(&domain.test_dir, "bad.raw");
     assert!(bad.read(1, 0, 4096) == pattern(2, 4096));
+    // Since the disk is served again, it does matter.
+    let is_again = |line: &str| line.contains("is served again") && line.contains("bad");
+    domain.daemon.wait_log(is_again);
+    hide(&domain.test_dir, "bad.raw");
+    let (code, said) = command(&domain, &["upgrade"]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("disk bad cannot be served"), "{said}");
+    show(&domain.test_dir, "bad.raw");
     domain.wait_served("bad");
     let (code, said) = command(&domain, &["upgrade"]);
     assert_eq!(code, Some(0), "{said}");
