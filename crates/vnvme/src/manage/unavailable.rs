@@ -94,10 +94,8 @@ impl Manager {
         // cause.
         drop(attempt);
         let name = again.serve(running);
-        // From now on a process that cannot open the disk is no replacement of this one.
-        self.keep_state();
-        tracing::info!(disk = name, "the disk was unavailable, and is served again");
         self.tell(EventKind::Added, &name, None);
+        tracing::info!(disk = name, "the disk was unavailable, and is served again");
         Ok(())
     }
 
