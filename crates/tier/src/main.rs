@@ -25,6 +25,7 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::report::TierReport;
 use crate::step::Record;
@@ -40,7 +41,10 @@ fn main() -> Result<ExitCode> {
     let all: Vec<String> = words.collect();
     let (name, words) = all.split_first().context(USAGE)?;
     let passed = match verb.as_str() {
-        "run" => run(name, words)?,
+        "run" => {
+            raise_locked_memory();
+            run(name, words)?
+        }
         "step" => step::command(&directory(), name, words)?,
         "tests" => tests(&directory(), name, words)?,
         "mutants" => mutants::run(&target(), &all)?,
@@ -51,6 +55,18 @@ fn main() -> Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Raises the limit of locked memory where that is permitted. Linux counts the rings of all programs
+/// that the tests run at the same time against one limit, that of the user.
+fn raise_locked_memory() {
+    let limit = Rlimit {
+        current: None,
+        maximum: None,
+    };
+    if let Err(error) = setrlimit(Resource::Memlock, limit) {
+        eprintln!("the limit of locked memory stays as it is: {error}");
+    }
 }
 
 /// The `target` directory of the workspace that the current directory is the root of.

@@ -644,8 +644,9 @@ impl Load {
     /// Returns whether any queue of these disks uses an io_uring.
     pub fn needs_rings(&self) -> bool {
         let volumes = self.controllers.iter().flat_map(|open| &open.volumes);
+        let exported = self.exports.iter().map(|open| &open.volume);
         let mut pools = self.controllers.iter().map(|open| &open.pool);
-        volumes.into_iter().any(Prepared::needs_ring) || pools.any(Option::is_some)
+        volumes.chain(exported).any(Prepared::needs_ring) || pools.any(Option::is_some)
     }
 }
 

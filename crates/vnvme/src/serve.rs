@@ -27,6 +27,7 @@ use crate::watch::Watch;
 use crate::worker_context::{AddedFrontend, WorkerContext, say_listening};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use controller::ControllerConfig;
+use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity, set_current_timer_slack};
 use std::collections::BTreeSet;
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -34,8 +35,8 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Weak, mpsc};
-use std::time::Duration;
-use volume::{Io, IoOptions, Volume};
+use std::time::{Duration, Instant};
+use volume::{Io, IoOptions, Volume, VolumeError};
 use worker::Frontend;
 
 /// Maximum number of outstanding requests of a worker's io_uring.
@@ -46,6 +47,10 @@ const RING_OF_DAEMON: usize = 4096;
 const EXPORT_IN_FLIGHT: usize = 1024;
 /// Room for requests of the hosts of a subsystem, on each worker's ring: as of one controller.
 const HOSTS_IN_FLIGHT: usize = 4096;
+
+/// Longest wait of a worker for the memory of its ring.
+const RING_TIMEOUT: Duration = Duration::from_secs(10);
+const RING_RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Interval of checks on whether all threads have started.
 const START_LOOK: Duration = Duration::from_millis(250);
@@ -91,9 +96,14 @@ fn worker(
         ..options.polling.io()
     }));
     worker_context.registry.rings.enter(io.stats());
-    if worker_context.rings
-        && let Err(error) = io.make_ring()
+    let needs_ring = load.needs_rings();
+    if (worker_context.rings || needs_ring)
+        && let Err(error) = make_ring(&io)
     {
+        // The disks of a previous process wait with their clients for a process that has a ring.
+        if needs_ring && keep::is_successor() {
+            return Err(error).context(format!("worker {index}"));
+        }
         tracing::warn!(worker = index, %error, "queues of files cannot migrate to this worker");
     }
     let options = worker::Options {
@@ -127,6 +137,30 @@ fn worker(
         enter(worker_context, spec, index, owner, volumes, resized)?;
     }
     Ok(worker)
+}
+
+/// Creates a worker's ring. Linux releases the rings of an ended process some time after its end,
+/// and counts them against the user's limit of locked memory until then.
+///
+/// # Errors
+/// The kernel refuses to create a ring, or memory for it is missing for [`RING_TIMEOUT`].
+fn make_ring(io: &Io) -> Result<(), VolumeError> {
+    let end = Instant::now() + RING_TIMEOUT;
+    let mut is_first = true;
+    loop {
+        match io.make_ring() {
+            Err(VolumeError::NoIoUring { why, source })
+                if source.raw_os_error() == Some(Errno::NOMEM.raw_os_error())
+                    && Instant::now() < end =>
+            {
+                if std::mem::take(&mut is_first) {
+                    tracing::warn!("waiting for an io_uring: {why}");
+                }
+                std::thread::sleep(RING_RETRY_INTERVAL);
+            }
+            made => return made,
+        }
+    }
 }
 
 /// Enters a disk that is served from the start. One that an earlier process has kept may fail.

@@ -5,7 +5,7 @@ use crate::common::*;
 use crate::keeper::{kill_serving, serving, start, start_in};
 use control::api::EventKind;
 use control::{Client, Received};
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use std::fs::{self, OpenOptions};
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
@@ -433,6 +433,50 @@ fn serve_with_missing_volume_refuses_first_start_and_survives_kill() {
     assert!(read == pattern(1, 4096));
     drop((bad, good));
     daemon.end();
+}
+
+/// The memory of rings is limited for all processes of a user, and that of an ended process is
+/// released late.
+#[test]
+fn clients_stay_attached_while_new_process_waits_for_memory_of_its_ring() {
+    let test_dir = TestDir::new();
+    let files = ["a", "b"].map(|name| test_dir.disk(&format!("{name}.raw"), 1 << 20));
+    let disks: String = ["a", "b"]
+        .iter()
+        .zip(&files)
+        .map(|(name, file)| controller(&test_dir, name, &[file], ""))
+        .collect();
+    let domain = Domain::start(test_dir, &disks);
+    let mut guests = ["a", "b"].map(|name| domain.host(name));
+    for (guest, seed) in guests.iter_mut().zip(1..) {
+        guest.write(1, 0, &pattern(seed, 4096));
+    }
+    let keeper = Pid::from_raw(domain.daemon.pid().try_into().unwrap()).unwrap();
+    let before = getrlimit(Resource::Memlock);
+    let limit = |process, limit| prlimit(Some(process), Resource::Memlock, limit).map(drop);
+    let none = Rlimit {
+        current: Some(0),
+        ..before
+    };
+    limit(keeper, none).unwrap();
+    domain.kill_without_answer();
+    let waits = |line: &str| line.contains("waiting for an io_uring") || line.contains("goes on");
+    domain.daemon.wait_log(waits);
+    if domain.daemon.count("waiting for an io_uring") == 0 {
+        testkit::skip(
+            "vnvme::failure_domains: memory of rings",
+            "this kernel does not count it as locked memory",
+        );
+    }
+    limit(keeper, before).unwrap();
+    // The next process has the keeper's limit.
+    domain.kill_without_answer();
+    for (guest, seed) in guests.iter_mut().zip(1..) {
+        assert!(guest.read(1, 0, 4096) == pattern(seed, 4096));
+    }
+    assert_eq!(domain.daemon.count("client is disconnected"), 0);
+    drop(guests);
+    domain.daemon.end();
 }
 
 /// An upgrade has every disk that the old process serves served by the new one, or does not happen.
