@@ -57,8 +57,8 @@ fn main() -> Result<ExitCode> {
     })
 }
 
-/// Raises the limit of locked memory where that is permitted. Linux counts the rings of all programs
-/// that the tests run at the same time against one limit, that of the user.
+/// Raises the limit of locked memory where that is permitted. Linux counts the rings of all
+/// programs that the tests run at the same time against one limit, that of the user.
 fn raise_locked_memory() {
     let limit = Rlimit {
         current: None,
