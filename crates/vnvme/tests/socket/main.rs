@@ -26,6 +26,7 @@ mod footprint;
 mod formats;
 mod hanging;
 mod idle;
+mod instances;
 mod interrupts;
 mod keeper;
 mod keeper_ends;
