@@ -16,6 +16,7 @@ mod cmb;
 mod conformance;
 mod connects;
 mod control;
+mod control_survival;
 mod devices;
 mod direct;
 mod disks;
