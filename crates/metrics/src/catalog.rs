@@ -53,6 +53,16 @@ macro_rules! metrics {
     };
 }
 
+/// Metric that only the output of `vnvme metrics --all` has.
+pub const INSTANCE_UP: Metric = Metric {
+    name: "vnvme_instance_up",
+    kind: Type::Gauge,
+    unit: "0 or 1",
+    labels: &["instance"],
+    help: "Whether an instance answered; only in the output of vnvme metrics --all, where each \
+           sample has the label instance.",
+};
+
 metrics! {
     BUILD_INFO = "vnvme_build_info", Gauge, "1", ["version"],
         "The program's version.";

@@ -1,7 +1,7 @@
 //! Checks of the texts about metrics against the table: the documentation, which is generated from
 //! it, Grafana's dashboard, and the page.
 
-use crate::{METRICS, Type};
+use crate::{INSTANCE_UP, METRICS, Type};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ const END: &str = "<!-- The table ends. -->\n";
 fn table() -> String {
     let mut text =
         String::from("\n| metric | type | unit | labels | meaning |\n|---|---|---|---|---|\n");
-    for metric in METRICS {
+    for metric in METRICS.iter().chain([&INSTANCE_UP]) {
         let labels: Vec<String> = metric.labels.iter().map(|l| format!("`{l}`")).collect();
         text.push_str(&format!(
             "| `{}` | {} | {} | {} | {} |\n",
@@ -113,6 +113,25 @@ fn dashboard_uses_existing_metrics_only() {
         }
     }
     assert!(!is_known("vnvme_operations") && !is_known("vnvme_command_latency_seconds"));
+}
+
+/// The page is drawn before the first answer, and again when there are rates: two answers later.
+#[test]
+fn page_shows_loading_until_it_has_rates() {
+    let page = crate::PAGE;
+    let at = |text: &str| {
+        assert_eq!(page.matches(text).count(), 1, "{text}");
+        page.find(text).unwrap()
+    };
+    assert!(page.contains("rated = false"));
+    let state = "$(\"none\").textContent = !rated ? \"loading\" : rows.length ? ";
+    assert!(at(state) < at("\"no disks are served\""));
+    // Rates exist first, and the page says so then.
+    assert!(at("function take(now) {") < at("rows = rates(now, before, kept);"));
+    assert!(at("rows = rates(now, before, kept);") < at("rated = true;"));
+    assert!(at("rated = true;") < at("async function tick() {"));
+    // The page is drawn (by the selection) before the first request.
+    assert!(page.ends_with("select();\ntick();\n</script>\n</html>\n"));
 }
 
 #[test]

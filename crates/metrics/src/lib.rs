@@ -16,12 +16,14 @@ mod catalog;
 mod distribution;
 #[cfg(test)]
 mod documents;
+mod merged;
 mod prometheus;
 mod snapshot;
 mod text;
 
-pub use catalog::{METRICS, Metric, Type};
+pub use catalog::{INSTANCE_UP, METRICS, Metric, Type};
 pub use distribution::Distribution;
+pub use merged::MergedExposition;
 
 /// Web page that shows the disks of a daemon. A single file that loads no others, and requests
 /// `v1/stats` every second.

@@ -30,7 +30,7 @@ fn put(text: &mut String, what: impl Display) {
 
 /// Appends a label value or a help text. Escapes backslashes and line feeds, and in labels also
 /// quotation marks. Other UTF-8 characters need no escape.
-fn escape(text: &mut String, value: &str, quotes: bool) {
+pub(crate) fn escape(text: &mut String, value: &str, quotes: bool) {
     for c in value.chars() {
         match c {
             '\\' => text.push_str("\\\\"),

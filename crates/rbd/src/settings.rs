@@ -103,7 +103,7 @@ impl Settings {
     fn error(&self, what: &'static str, error: io::Error) -> RbdError {
         RbdError::Settings {
             conf: match &self.conf {
-                Some(conf) => conf.display().to_string(),
+                Some(conf) => format!("conf={}", conf.display()),
                 None => {
                     "the cluster's configuration (/etc/ceph/ceph.conf, or that of conf=PATH)".into()
                 }
@@ -337,6 +337,24 @@ mod tests {
         ] {
             assert!(wrong.parse::<Ports>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn missing_configuration_is_named_with_its_option() {
+        let mut settings = Settings {
+            conf: Some("/nowhere/other.conf".into()),
+            id: "admin".into(),
+            keyring: None,
+            ports: None,
+        };
+        let missing = "cannot be read: No such file or directory (os error 2)";
+        let error = settings.told().unwrap_err().to_string();
+        assert_eq!(error, format!("conf=/nowhere/other.conf: {missing}"));
+        // The library's own path has no option.
+        settings.conf = None;
+        let error = settings.error("cannot be read", io::Error::from_raw_os_error(2));
+        let name = "the cluster's configuration (/etc/ceph/ceph.conf, or that of conf=PATH)";
+        assert_eq!(error.to_string(), format!("{name}: {missing}"));
     }
 
     #[test]

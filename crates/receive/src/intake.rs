@@ -68,7 +68,7 @@ impl Intake {
     /// Creates a reader for untrusted clients. [Connect](Intake::connect) it before the first
     /// client is accepted.
     pub fn new(receiver: &Receiver, wanted: AcceptedDescriptors) -> Intake {
-        let link = ListenerLink::new(wanted);
+        let link = ListenerLink::new(wanted, receiver.is_owner());
         Intake(IntakeMode::Receiver(Process {
             receiver: receiver.clone(),
             max_leaving: match wanted.max_fds {

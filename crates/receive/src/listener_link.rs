@@ -87,18 +87,28 @@ pub(crate) struct ListenerLink {
     pinged: bool,
     /// The receiver process does not take or answer messages.
     late: Arc<AtomicBool>,
+    /// Whether the end of this link shuts the sockets down; `None` if it always does.
+    is_owner: Option<&'static AtomicBool>,
 }
 
 impl Drop for ListenerLink {
     fn drop(&mut self) {
         // If the clients' sockets are kept, the receiver process does not treat the end of this
         // process as the end of the connections.
-        let _ = self.send(message::kind::SHUT, 0, 0, None);
+        if self
+            .is_owner
+            .is_none_or(|is_owner| is_owner.load(Ordering::Acquire))
+        {
+            let _ = self.send(message::kind::SHUT, 0, 0, None);
+        }
     }
 }
 
 impl ListenerLink {
-    pub(crate) fn new(wanted: AcceptedDescriptors) -> ListenerLink {
+    pub(crate) fn new(
+        wanted: AcceptedDescriptors,
+        is_owner: Option<&'static AtomicBool>,
+    ) -> ListenerLink {
         ListenerLink {
             channel: None,
             wanted,
@@ -109,6 +119,7 @@ impl ListenerLink {
             untold: Vec::new(),
             pinged: false,
             late: Arc::default(),
+            is_owner,
         }
     }
 

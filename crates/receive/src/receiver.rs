@@ -13,7 +13,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use sync::{Unpoisoned, readiness};
 
@@ -42,6 +42,8 @@ struct ReceiverState {
     last_replaced: Mutex<Option<Instant>>,
     /// Socket passed to [`Receiver::keep`].
     kept: Mutex<Option<Arc<OwnedFd>>>,
+    /// Flag passed to [`Receiver::keep`].
+    is_owner: OnceLock<&'static AtomicBool>,
     restarting: AtomicBool,
 }
 
@@ -128,6 +130,7 @@ impl Receiver {
             replaced: Mutex::default(),
             last_replaced: Mutex::default(),
             kept: Mutex::default(),
+            is_owner: OnceLock::new(),
             restarting: AtomicBool::new(false),
         })))
     }
@@ -140,11 +143,20 @@ impl Receiver {
     /// Declares that another process keeps the clients' sockets for the next server. When this
     /// process ends, they are not shut down unless `kept` is hung up. Only that other process has
     /// the other end of `kept`.
-    pub fn keep(&self, kept: OwnedFd) {
+    ///
+    /// The end of an [`Intake`](crate::Intake) shuts its sockets down only once `is_owner` is set:
+    /// a process that fails before it serves leaves them to the next server.
+    pub fn keep(&self, kept: OwnedFd, is_owner: &'static AtomicBool) {
+        let _ = self.0.is_owner.set(is_owner);
         let kept = Arc::new(kept);
         *self.0.kept.lock().unpoisoned() = Some(kept.clone());
         let control = self.0.control.lock().unpoisoned().clone();
         self.0.say_kept(&control.socket, &kept);
+    }
+
+    /// Returns the flag that was passed to [`Receiver::keep`].
+    pub(crate) fn is_owner(&self) -> Option<&'static AtomicBool> {
+        self.0.is_owner.get().copied()
     }
 
     /// Tells the receiver process that this process ends on purpose, which disconnects the clients.

@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -107,6 +108,8 @@ pub struct Listener {
     path: PathBuf,
     /// Device and inode number of the socket's file. A different file at the path is not removed.
     file: Option<(u64, u64)>,
+    /// Whether this process owns the file; `None` if it always does. See [`Listener::owned_if`].
+    is_owner: Option<&'static AtomicBool>,
 }
 
 impl Listener {
@@ -150,6 +153,7 @@ impl Listener {
             socket,
             path: path.to_owned(),
             file: Some(file),
+            is_owner: None,
         };
         listen(&listener.socket, BACKLOG).map_err(failed("listen"))?;
         Ok(listener)
@@ -167,6 +171,7 @@ impl Listener {
                 socket,
                 path,
                 file: None,
+                is_owner: None,
             }),
             Err(errno) => Err(ListenError::System {
                 path,
@@ -197,7 +202,17 @@ impl Listener {
             socket,
             path: path.to_owned(),
             file: Some(file),
+            is_owner: None,
         })
+    }
+
+    /// Leaves the file of a kept socket in place at the end, unless `is_owner` is set by then. A
+    /// process that fails before it serves leaves the socket to the next process, whose clients
+    /// wait in it.
+    #[must_use]
+    pub fn owned_if(mut self, is_owner: &'static AtomicBool) -> Self {
+        self.is_owner = Some(is_owner);
+        self
     }
 
     /// Makes the path free for [`Listener::bind`]: removes a stale socket file. Another process
@@ -243,7 +258,9 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
+        let is_owner = self.is_owner;
         if let Some(file) = self.file
+            && is_owner.is_none_or(|is_owner| is_owner.load(Ordering::Acquire))
             && file_identity(&self.path) == Ok(file)
             && let Err(errno) = unlink(&self.path)
         {

@@ -55,7 +55,10 @@ impl Principal {
         }
         match User::from_name(&self.0).with_context(|| format!("user \"{self}\""))? {
             Some(user) => Ok(Uid::from_raw(user.uid.as_raw())),
-            None => bail!("there is no user \"{self}\" on this machine"),
+            None => bail!(
+                "there is no user \"{self}\" on this machine; name one that \"getent passwd\" shows, or \
+                 make it with: useradd {self}"
+            ),
         }
     }
 
@@ -69,7 +72,10 @@ impl Principal {
         }
         match Group::from_name(&self.0).with_context(|| format!("group \"{self}\""))? {
             Some(group) => Ok(Gid::from_raw(group.gid.as_raw())),
-            None => bail!("there is no group \"{self}\" on this machine"),
+            None => bail!(
+                "there is no group \"{self}\" on this machine; name one that \"getent group\" shows, or \
+                 make it with: groupadd {self}"
+            ),
         }
     }
 }
@@ -131,9 +137,11 @@ impl SocketAccess {
     /// # Errors
     /// There is no such user or group.
     pub fn resolve(&self) -> Result<Access> {
+        let owner = self.owner.as_ref().map(Principal::user);
+        let group = self.group.as_ref().map(Principal::group);
         let access = Access {
-            owner: self.owner.as_ref().map(Principal::user).transpose()?,
-            group: self.group.as_ref().map(Principal::group).transpose()?,
+            owner: owner.transpose().context("socket-owner")?,
+            group: group.transpose().context("socket-group")?,
             mode: Mode::from_bits_truncate(self.effective_mode()),
         };
         Ok(access)
@@ -202,9 +210,9 @@ mod tests {
         assert_eq!(named("54321").user().unwrap().as_raw(), 54321);
         assert_eq!(named(" 54321 ").group().unwrap().as_raw(), 54321);
         let error = named("no-such-user-here").user().unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "there is no user \"no-such-user-here\" on this machine"
+        assert!(
+            error.starts_with("there is no user \"no-such-user-here\" on this machine; name one"),
+            "{error}"
         );
         let error = named("no-such-group").group().unwrap_err().to_string();
         assert!(error.contains("no group"), "{error}");

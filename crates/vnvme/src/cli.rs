@@ -9,8 +9,10 @@ mod disks;
 mod events;
 mod explain;
 mod given;
+pub mod instances;
 mod limits;
 mod merge;
+mod metrics;
 mod namespaces;
 mod on_error;
 mod path;
@@ -29,6 +31,7 @@ use self::disks::{AcceptArgs, AddArgs, ListArgs, RemoveArgs, ShowArgs};
 use self::events::EventsArgs;
 pub use self::explain::explain;
 use self::limits::LimitsArgs;
+use self::metrics::MetricsArgs;
 use self::namespaces::{AttachArgs, DetachArgs, ResizeArgs};
 use self::on_error::OnErrorArgs;
 use self::path::PathArgs;
@@ -131,6 +134,8 @@ enum Command {
     Stats(StatsArgs),
     /// Show the activity of disks live in the terminal
     Top(TopArgs),
+    /// Print metrics in the text format of Prometheus
+    Metrics(MetricsArgs),
     /// Print events: clients, disks, sizes, errors
     Events(EventsArgs),
     /// Print the shell's completion script for commands, options and names of running disks
@@ -328,6 +333,7 @@ impl Cli {
             Command::Resume(args) => args.run(),
             Command::Stats(args) => args.run(),
             Command::Top(args) => args.run(),
+            Command::Metrics(args) => args.run(),
             Command::Events(args) => args.run(),
             Command::Completion(args) => args.run(),
             Command::Info(args) => args.run(),

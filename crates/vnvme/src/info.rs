@@ -220,9 +220,9 @@ impl Info {
         );
         for ns in &self.namespaces {
             outln!(
-                "  namespace {}: {:.3} GB, {} blocks of {} bytes{}{}, nguid {}",
+                "  namespace {}: {}, {} blocks of {} bytes{}{}, nguid {}",
                 ns.nsid,
-                ns.bytes as f64 / 1e9,
+                size(ns.bytes),
                 ns.blocks,
                 ns.block_size,
                 match ns.atomic_unit {
@@ -253,16 +253,21 @@ impl Info {
             h.unsafe_shutdowns
         );
         outln!(
-            "  so far: {} reads of {:.3} GB, {} writes of {:.3} GB, {} power cycles, {} hours",
+            "  so far: {} reads of {}, {} writes of {}, {} power cycles, {} hours",
             h.host_reads,
-            h.data_read_bytes as f64 / 1e9,
+            bytes(h.data_read_bytes),
             h.host_writes,
-            h.data_written_bytes as f64 / 1e9,
+            bytes(h.data_written_bytes),
             h.power_cycles,
             h.power_on_hours
         );
         Ok(())
     }
+}
+
+/// Formats a number of bytes that may be larger than any disk.
+fn bytes(count: u128) -> String {
+    size(u64::try_from(count).unwrap_or(u64::MAX))
 }
 
 impl ControllerInfo {

@@ -605,7 +605,7 @@ pub fn bind(
     }
     if let Some((kept, inode)) = kept {
         match Listener::kept(kept, socket, inode) {
-            Ok(listener) => return Ok(listener),
+            Ok(listener) => return Ok(listener.owned_if(keep::owns_sockets())),
             Err(error) => {
                 let socket = socket.display();
                 tracing::warn!(%socket, %error, "a kept socket cannot be used");

@@ -415,9 +415,7 @@ fn ensure_unique(name: &str, options: &ServeOptions) -> Result<()> {
 pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     keep::name_process();
     let served = serve_all(specs, options);
-    if let Err(error) = &served
-        && keep::is_replacement()
-    {
+    if let Err(error) = &served {
         keep::tell_failure(error);
     }
     served
@@ -640,6 +638,7 @@ fn serve_opened(
                 keep::say_served();
                 managed.retry_unavailable();
             }
+            Err(error) if keep::is_followed() => shutdown::exit_followed(error),
             Err(_) => stop.now(),
         }
         // An upgrade that begins now has the unavailable disks in its record.

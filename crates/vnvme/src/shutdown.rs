@@ -1,6 +1,7 @@
 //! The end of the process: every worker makes everything durable and ends; a thread that stands
 //! still is not waited for.
 
+use crate::keep;
 use crate::stderr;
 use crate::watch::Watch;
 use anyhow::{Result, anyhow};
@@ -115,6 +116,15 @@ impl ThreadResults {
 pub fn exit(error: &NotDurable) -> ! {
     stderr::say(format_args!("{error}"));
     std::process::exit(NOT_DURABLE.into())
+}
+
+/// Ends a process that cannot serve, as if it were killed: the next one continues with the clients,
+/// whom an orderly end would disconnect, and with the listening sockets, which the receiver process
+/// would shut down for all processes.
+pub fn exit_followed(error: &anyhow::Error) -> ! {
+    keep::tell_failure(error);
+    stderr::say(format_args!("{error:#}"));
+    std::process::exit(1)
 }
 
 /// Logs the workers that have not ended, and returns the error for the exit code.

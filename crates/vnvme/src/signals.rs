@@ -6,7 +6,7 @@
 //! ignored by Rust's start-up code; SIGBUS is handled by `dma`.
 
 use crate::confine::{SandboxMode, spawn_early};
-use crate::keep::is_systemd;
+use crate::keep::{is_systemd, own_sockets};
 use anyhow::{Context, Result};
 use rustix::event::PollFlags;
 use signal_hook::consts::{
@@ -127,6 +127,7 @@ fn answer(mut signals: Signals, order: &UnixStream, hangups: &Hangups) {
         match first {
             None => {
                 first = Some(Instant::now());
+                own_sockets();
                 give(order);
             }
             Some(at) if at.elapsed() < SAME_ORDER => {}

@@ -5,6 +5,9 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
+/// HTTP status with which the socket of a disk answers (RFC 9110, section 15.5.20).
+const MISDIRECTED: u16 = 421;
+
 /// Reason why a request to the management API has failed.
 #[derive(Debug)]
 pub enum ClientError {
@@ -34,6 +37,18 @@ impl ClientError {
         Self::Broken(path.to_owned(), error.to_string())
     }
 
+    /// Returns the cause as text, without the advice for a user who may have named the wrong
+    /// socket.
+    pub fn cause(&self) -> String {
+        match self {
+            Self::NotThere(tried) => {
+                let causes = tried.iter().map(|(path, error)| not_there(path, error));
+                causes.collect::<Vec<_>>().join("; ")
+            }
+            other => other.to_string(),
+        }
+    }
+
     /// Returns the error of a request that got no answer.
     pub(super) fn of_exchange(path: &Path, error: &hyper::Error) -> Self {
         // A disk's socket closes the connection as soon as it has read HTTP.
@@ -56,39 +71,24 @@ impl ClientError {
 impl Display for ClientError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotThere(tried) => {
-                let mut separator = "";
-                for (path, error) in tried {
-                    write!(f, "{separator}{}: ", path.display())?;
-                    match error.kind() {
-                        io::ErrorKind::NotFound => f.write_str("no control socket exists here")?,
-                        io::ErrorKind::ConnectionRefused if !is_socket(path) => {
-                            f.write_str("this is not a socket")?;
-                        }
-                        io::ErrorKind::ConnectionRefused => {
-                            f.write_str("the process that created this socket has ended")?;
-                        }
-                        // Error of the standard library for a path that is too long.
-                        io::ErrorKind::InvalidInput => {
-                            f.write_str(
-                                "the path is too long: the path of a socket has at most 107 bytes",
-                            )?;
-                        }
-                        io::ErrorKind::PermissionDenied => {
-                            f.write_str(
-                                "permission denied; run as a user of its group, or as root",
-                            )?;
-                        }
-                        _ => write!(f, "{error}")?,
-                    }
-                    separator = "; ";
-                }
-                f.write_str(" (is vnvme running? Name its control socket with --control PATH)")
-            }
+            Self::NotThere(_) => write!(
+                f,
+                "{} (is vnvme running? Name its control socket with --control PATH)",
+                self.cause()
+            ),
             Self::NotControl(path) => write!(
                 f,
                 "{}: this socket does not answer like a control socket; it may be the socket of a \
                  disk",
+                path.display()
+            ),
+            Self::Refused {
+                path,
+                status: MISDIRECTED,
+                message,
+            } => write!(
+                f,
+                "{}: {message}; name the control socket with --control PATH",
                 path.display()
             ),
             Self::Refused { message, .. } => f.write_str(message),
@@ -102,6 +102,24 @@ impl Display for ClientError {
             Self::System(error) => error.fmt(f),
         }
     }
+}
+
+/// Returns the reason why no control socket at a path accepts connections.
+fn not_there(path: &Path, error: &io::Error) -> String {
+    let reason = match error.kind() {
+        io::ErrorKind::NotFound => "no control socket exists here",
+        io::ErrorKind::ConnectionRefused if !is_socket(path) => "this is not a socket",
+        io::ErrorKind::ConnectionRefused => "the process that created this socket has ended",
+        // Error of the standard library for a path that is too long.
+        io::ErrorKind::InvalidInput => {
+            "the path is too long: the path of a socket has at most 107 bytes"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "permission denied; run as a user of its group, or as root"
+        }
+        _ => return format!("{}: {error}", path.display()),
+    };
+    format!("{}: {reason}", path.display())
 }
 
 /// Returns whether a path is a socket. A path that cannot be examined may be one.

@@ -115,7 +115,11 @@ impl Arguments {
         if self.body.is_empty() {
             return Err(Error::invalid("the request has no body"));
         }
-        serde_json::from_slice(&self.body).map_err(|error| Error::invalid(error.to_string()))
+        serde_json::from_slice(&self.body).map_err(|error| {
+            Error::invalid(format!(
+                "the body of the request: {error}; it is JSON, as /v1/openapi.json describes"
+            ))
+        })
     }
 }
 

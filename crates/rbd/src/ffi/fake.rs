@@ -117,8 +117,16 @@ extern "C" fn create(place: *mut Handle, _: *const c_char) -> c_int {
     unsafe { *place = 1 as Handle };
     0
 }
-extern "C" fn read_file(_: Handle, _: *const c_char) -> c_int {
-    0
+extern "C" fn read_file(_: Handle, path: *const c_char) -> c_int {
+    // Without a path the library looks in places of its own.
+    if path.is_null() {
+        return 0;
+    }
+    let path = unsafe { CStr::from_ptr(path) };
+    match std::fs::metadata(path.to_str().unwrap()) {
+        Ok(_) => 0,
+        Err(error) => -error.raw_os_error().unwrap(),
+    }
 }
 extern "C" fn set(_: Handle, _: *const c_char, _: *const c_char) -> c_int {
     0

@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use vfio_user::{ListenError, Listener};
 
@@ -38,6 +40,29 @@ fn listener_accepts_without_blocking() {
         connection.peer().unwrap().pid.as_raw_nonzero().get() as u32,
         std::process::id()
     );
+}
+
+/// A kept socket belongs to the next server until this one serves.
+#[test]
+fn kept_socket_is_removed_by_its_owner_only() {
+    static IS_OWNER: AtomicBool = AtomicBool::new(false);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let first = Listener::bind(&path).unwrap();
+    let inode = first.own_file().unwrap();
+    let kept = || {
+        let socket = first.as_fd().try_clone_to_owned().unwrap();
+        let listener = Listener::kept(socket, &path, inode).unwrap();
+        listener.owned_if(&IS_OWNER)
+    };
+    drop(kept());
+    let client = UnixStream::connect(&path).unwrap();
+    let next = kept();
+    assert!(next.accept().unwrap().is_some());
+    IS_OWNER.store(true, Ordering::Release);
+    drop(next);
+    assert!(!path.exists());
+    drop(client);
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! Control API of this process: its sockets, and the calls behind them (crate `control`).
 
+mod instances;
 mod questions;
 mod served_process;
 mod socket_path;
 
+pub use instances::{Instance, Instances};
 pub use served_process::ServedProcess;
 pub use socket_path::{ControlPlace, VARIABLE, client_paths};
 

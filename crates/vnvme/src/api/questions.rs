@@ -36,7 +36,9 @@ pub fn listen(control: &Path, group: &Principal) -> Result<Listener> {
     if let Some(listener) = ProcessSocket::Questions.left(&path) {
         return Ok(listener);
     }
-    let access = access.resolve().context("control-group")?;
+    // The error of the group names the option.
+    group.group().context("control-group")?;
+    let access = access.resolve()?;
     let listener = Listener::bind_for(path, &access)?;
     ProcessSocket::Questions.keep_listener(&listener);
     Ok(listener)

@@ -13,9 +13,9 @@ pub const VARIABLE: &str = "VNVME_CONTROL";
 /// Word that stands in place of the control socket's path and disables the socket.
 const NONE: &str = "none";
 /// File name of the control socket in its directory.
-const NAME: &str = "control.sock";
+pub(super) const NAME: &str = "control.sock";
 /// File name of the socket that only answers questions (read-only access).
-const QUESTIONS: &str = "control-ro.sock";
+pub(super) const QUESTIONS: &str = "control-ro.sock";
 /// Directory of the control socket if the process runs as root.
 const DIRECTORY: &str = "/run/vnvme";
 
@@ -30,7 +30,7 @@ pub struct ControlPlace {
 }
 
 /// Environment variables and user that determine the path of the control socket.
-struct Environment {
+pub(super) struct Environment {
     control: Option<OsString>,
     /// Value of RUNTIME_DIRECTORY, which systemd sets for a service (systemd.exec(5)).
     runtime_directory: Option<OsString>,
@@ -39,7 +39,7 @@ struct Environment {
 }
 
 impl Environment {
-    fn of_process() -> Self {
+    pub(super) fn of_process() -> Self {
         Self {
             control: var_os(VARIABLE),
             runtime_directory: var_os("RUNTIME_DIRECTORY"),
@@ -52,6 +52,16 @@ impl Environment {
     fn of_user(&self) -> Option<PathBuf> {
         let directory = Path::new(self.xdg_runtime_dir.as_ref()?);
         directory.is_absolute().then(|| directory.join("vnvme"))
+    }
+
+    /// Returns the directories in which processes have their control sockets, and in which each
+    /// instance of the unit `vnvme@.service` has a directory. The first text begins the names of
+    /// their instances.
+    pub(super) fn run_directories(&self) -> Vec<(&'static str, PathBuf)> {
+        let user = self.of_user().filter(|_| !self.is_root);
+        let user = user.map(|directory| ("user", directory));
+        let system = ("vnvme", PathBuf::from(DIRECTORY));
+        user.into_iter().chain([system]).collect()
     }
 
     /// Returns the directory in which a serving process creates its control socket.

@@ -1,12 +1,14 @@
 //! `vnvme list`, `show`, `add` and `remove`.
 
 use super::given;
+use super::instances::{self, AllInstances, Unanswered};
 use super::table::{Column, TextTable, size};
 use super::target::{DaemonTarget, DiskName};
 use crate::spec::{ControllerSpec, NvmeTcpSpec, UblkSpec, VhostBlkSpec};
 use crate::usage_error::UsageError;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
+use control::Client;
 use control::api::{Disk, DiskKind, Namespace, OfGuest};
 use output::outln;
 use serde::Serialize;
@@ -17,48 +19,106 @@ use serde_json::{Value, json};
 pub struct ListArgs {
     #[command(flatten)]
     target: DaemonTarget,
+    #[command(flatten)]
+    all: AllInstances,
+}
+
+/// Disk of one of several instances.
+#[derive(Serialize)]
+struct InstanceDisk {
+    instance: String,
+    #[serde(flatten)]
+    disk: Disk,
+}
+
+/// Output of `vnvme list --all`.
+#[derive(Serialize)]
+struct AllDisks {
+    disks: Vec<InstanceDisk>,
+    unanswered: Vec<Unanswered>,
 }
 
 impl ListArgs {
-    /// Prints all disks.
+    /// Prints all disks of a process, or of all processes.
     pub fn run(self) -> Result<()> {
+        if self.all.all {
+            return self.run_all();
+        }
         let mut disks = self.target.client()?.disks()?;
         disks.iter_mut().for_each(name_program);
         self.target.print(&disks, |disks| {
-            let mut table = TextTable::new([
-                Column::Left("NAME"),
-                Column::Left("KIND"),
-                Column::Left("STATE"),
-                Column::Left("CLIENT"),
-                Column::Right("SIZE"),
-                Column::Left("SERIAL"),
-                Column::Left("NGUID"),
-                Column::Left("VOLUME"),
-                Column::Left("AT"),
-            ]);
-            for disk in disks {
-                table.row([
-                    disk.name.clone(),
-                    disk.kind.to_string(),
-                    disk.state.name().to_owned(),
-                    client(disk),
-                    size(disk.namespaces.iter().map(|ns| ns.bytes).sum()),
-                    disk.serial.clone().unwrap_or_else(|| "-".to_owned()),
-                    of_all(disk, |namespace| namespace.nguid.as_deref()),
-                    of_all(disk, |namespace| Some(&namespace.volume)),
-                    at(disk).to_owned(),
-                ]);
-            }
+            let mut table = TextTable::new(COLUMNS);
+            disks.iter().for_each(|disk| table.row(cells(disk)));
             table.print()?;
-            for disk in disks {
-                if let Some(why) = &disk.error {
-                    outln!("{} is not served: {why}", disk.name);
-                }
-                print_trouble(&format!("{} ", disk.name), &disk.namespaces)?;
-            }
-            Ok(())
+            let mut disks = disks.iter();
+            disks.try_for_each(|disk| print_state("", disk))
         })
     }
+
+    fn run_all(&self) -> Result<()> {
+        let instances = instances::find(&self.target.socket)?;
+        let answers = instances::ask_all(&instances, Client::disks);
+        let mut all = AllDisks {
+            disks: Vec::new(),
+            unanswered: answers.unanswered,
+        };
+        for (instance, disks) in answers.answers {
+            for mut disk in disks {
+                name_program(&mut disk);
+                let instance = instance.clone();
+                all.disks.push(InstanceDisk { instance, disk });
+            }
+        }
+        self.target.print(&all, |all| {
+            let [a, b, c, d, e, f, g, h, i] = COLUMNS;
+            let columns = [Column::Left("INSTANCE"), a, b, c, d, e, f, g, h, i];
+            let mut table = TextTable::new(columns);
+            for one in &all.disks {
+                let [a, b, c, d, e, f, g, h, i] = cells(&one.disk);
+                table.row([one.instance.clone(), a, b, c, d, e, f, g, h, i]);
+            }
+            table.print()?;
+            let mut disks = all.disks.iter();
+            disks.try_for_each(|one| print_state(&format!("{} ", one.instance), &one.disk))
+        })?;
+        instances::check(&all.unanswered)
+    }
+}
+
+/// Columns of the list of disks.
+const COLUMNS: [Column; 9] = [
+    Column::Left("NAME"),
+    Column::Left("KIND"),
+    Column::Left("STATE"),
+    Column::Left("CLIENT"),
+    Column::Right("SIZE"),
+    Column::Left("SERIAL"),
+    Column::Left("NGUID"),
+    Column::Left("VOLUME"),
+    Column::Left("AT"),
+];
+
+/// Returns a disk's row in the list of disks.
+fn cells(disk: &Disk) -> [String; 9] {
+    [
+        disk.name.clone(),
+        disk.kind.to_string(),
+        disk.state.name().to_owned(),
+        client(disk),
+        size(disk.namespaces.iter().map(|ns| ns.bytes).sum()),
+        disk.serial.clone().unwrap_or_else(|| "-".to_owned()),
+        of_all(disk, |namespace| namespace.nguid.as_deref()),
+        of_all(disk, |namespace| Some(&namespace.volume)),
+        at(disk).to_owned(),
+    ]
+}
+
+/// Prints a line with the reason why a disk is not served, and lines for its failing namespaces.
+fn print_state(start: &str, disk: &Disk) -> Result<()> {
+    if let Some(why) = &disk.error {
+        outln!("{start}{} is not served: {why}", disk.name);
+    }
+    print_trouble(&format!("{start}{} ", disk.name), &disk.namespaces)
 }
 
 /// Returns a text of the disk's first namespace, and the number of its other namespaces.

@@ -20,7 +20,7 @@ pub struct LimitsArgs {
     /// Volume instead of a disk: its path or URL as it was given
     #[arg(long, value_name = "URL", conflicts_with = "name")]
     volume: Option<String>,
-    /// Change all volumes
+    /// Change all volumes of the process
     #[arg(long, conflicts_with_all = ["name", "volume"])]
     all: bool,
     /// Requests per second; 0 for no limit

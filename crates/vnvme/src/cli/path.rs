@@ -20,7 +20,7 @@ pub struct PathArgs {
     /// Change only this namespace
     #[arg(long, value_name = "NSID", value_parser = parse_nsid)]
     nsid: Option<u32>,
-    /// Change all disks
+    /// Change all disks of the process
     #[arg(long, conflicts_with = "name")]
     all: bool,
     #[command(flatten)]

@@ -8,15 +8,34 @@ use clap_complete::engine::ArgValueCompleter;
 use control::Client;
 use output::outln;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// Control socket and output format of a command for a running process.
+/// Control socket of a running process.
 #[derive(Args)]
-pub struct DaemonTarget {
+pub struct ControlSocket {
     /// Control socket of the running vnvme [default: that of the user, else
     /// /run/vnvme/control.sock]
     #[arg(long, env = crate::api::VARIABLE, value_name = "PATH")]
     control: Option<PathBuf>,
+}
+
+impl ControlSocket {
+    /// Returns the path that the user has named.
+    pub fn path(&self) -> Option<&Path> {
+        self.control.as_deref()
+    }
+
+    /// Connects to the first control socket that exists.
+    pub fn client(&self) -> Result<Client> {
+        Ok(Client::new(client_paths(self.path()))?)
+    }
+}
+
+/// Control socket and output format of a command for a running process.
+#[derive(Args)]
+pub struct DaemonTarget {
+    #[command(flatten)]
+    pub socket: ControlSocket,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -25,7 +44,7 @@ pub struct DaemonTarget {
 impl DaemonTarget {
     /// Connects to the first control socket that exists.
     pub fn client(&self) -> Result<Client> {
-        Ok(Client::new(client_paths(self.control.as_deref()))?)
+        self.socket.client()
     }
 
     /// Prints an answer as JSON (`--json`) or for people.

@@ -20,6 +20,25 @@ const ESSENTIAL: &str = "worker-";
 
 static SERVES: AtomicBool = AtomicBool::new(false);
 
+/// Whether this process removes the files of kept sockets when it ends. Set as soon as it serves,
+/// or is asked to end; another process follows one that fails before.
+static OWNS_SOCKETS: AtomicBool = AtomicBool::new(false);
+
+/// Makes this process remove the files of kept sockets when it ends.
+pub fn own_sockets() {
+    OWNS_SOCKETS.store(true, Ordering::Release);
+}
+
+/// Returns the flag that [`own_sockets`] sets.
+pub fn owns_sockets() -> &'static AtomicBool {
+    &OWNS_SOCKETS
+}
+
+/// Returns whether another process continues with everything that is kept if this one fails now.
+pub fn is_followed() -> bool {
+    is_successor() && !OWNS_SOCKETS.load(Ordering::Acquire)
+}
+
 /// Prefix of the names of sockets that show a receiver process that there is a keeper.
 const LIFE: &str = "vnvme.life-";
 
@@ -57,7 +76,7 @@ pub fn tell_receiver(receiver: &Receiver) -> Result<()> {
     let (ours, theirs) = pair.context("socket pair")?;
     let name = format!("{LIFE}{}", std::process::id());
     match keeper_client.store(&name, theirs.as_fd()) {
-        Ok(()) => receiver.keep(ours),
+        Ok(()) => receiver.keep(ours, owns_sockets()),
         // A process that does not begin would be the end of all disks.
         Err(error) => tracing::error!(
             %error,
@@ -88,6 +107,7 @@ pub fn serves() -> bool {
 
 /// Records that clients are served, and logs how the previous process has ended.
 pub fn say_served() {
+    own_sockets();
     SERVES.store(true, Ordering::Release);
     if is_systemd() && is_successor() {
         tracing::warn!("the process that served has ended, and this one goes on");

@@ -28,9 +28,12 @@ pub fn is_replacement() -> bool {
     facts.is_some_and(|facts| facts.how.as_deref() == Some(REPLACED))
 }
 
-/// Sends the keeper the reason why this process cannot serve. The operator of a failed upgrade
+/// Sends the keeper the reason why this new version cannot serve. The operator of a failed upgrade
 /// reads it when the old version serves again.
 pub fn tell_failure(error: &anyhow::Error) {
+    if !is_replacement() {
+        return;
+    }
     let why = format!("{error:#}").replace(char::is_control, " ");
     let why: String = why.chars().take(MAX_STATUS).collect();
     if let Some(kept) = kept() {

@@ -2,6 +2,7 @@
 //! for the next process.
 
 use super::disk::settled;
+use super::life::owns_sockets;
 use super::pool::kept;
 use keeper::KeeperClient;
 use std::net::{SocketAddr, TcpListener};
@@ -62,23 +63,24 @@ impl ProcessSocket {
         format!("{}.{file}", self.prefix())
     }
 
-    /// Takes the socket that a previous process has left, and the inode of its file.
-    fn take(self) -> Option<(OwnedFd, u64)> {
-        let (_, socket, file) = take_socket(self.prefix())?;
-        Some((socket, file))
-    }
-
     fn keep(self, file: u64, fd: BorrowedFd<'_>) {
         keep_socket(&self.name(file), fd);
     }
 
     /// Returns the listening socket at `path` that the previous process has left.
     pub fn left(self, path: &Path) -> Option<Listener> {
-        let (fd, file) = self.take()?;
-        let listener = Listener::kept(fd, path, file);
-        listener
-            .inspect_err(|error| tracing::warn!(%error, "a kept socket cannot be used"))
-            .ok()
+        let (name, fd, file) = take_socket(self.prefix())?;
+        match Listener::kept(fd, path, file) {
+            Ok(listener) => Some(listener.owned_if(owns_sockets())),
+            Err(error) => {
+                tracing::warn!(%error, "a kept socket cannot be used");
+                // Clients that wait in it would wait for ever.
+                let mut keeper_client = KeeperClient::new(kept()?.link());
+                let _ = keeper_client.remove(&name);
+                let _ = settled(&mut keeper_client);
+                None
+            }
+        }
     }
 
     /// Passes a listening socket to the keeper, if this process has created its file.
@@ -90,7 +92,8 @@ impl ProcessSocket {
 
     /// Returns the TCP socket at `address` that the previous process has left.
     pub fn left_tcp(self, address: SocketAddr) -> Option<TcpListener> {
-        let socket = TcpListener::from(self.take()?.0);
+        let (_, socket, _) = take_socket(self.prefix())?;
+        let socket = TcpListener::from(socket);
         let at = socket.local_addr().ok()?;
         let same = at.ip() == address.ip() && [0, at.port()].contains(&address.port());
         same.then_some(socket)

@@ -234,7 +234,10 @@ impl Allow {
         let list = if list.is_empty() {
             "which allows nothing".to_owned()
         } else {
-            format!("which allows {}", list.join(", "))
+            format!(
+                "which allows {}; add the folder there, and start the daemon again",
+                list.join(", ")
+            )
         };
         Err(Error::invalid(format!(
             "{}: the sandbox keeps this process from opening it: it is not below a folder that the \

@@ -58,7 +58,9 @@ impl Manager {
     ) -> Result<(), Error> {
         let mut taken = self.worker_context.table.take(name, "being changed")?;
         let DiskSpec::Controller(spec) = &mut taken.spec else {
-            return Err(Error::conflict(format!("\"{name}\" is no controller")));
+            return Err(Error::conflict(format!(
+                "\"{name}\" is no controller, and only controllers have ANA states"
+            )));
         };
         let subsystem = self.worker_context.opener.subsystems.of(spec);
         let (Some(subsystem), Some(cntlid)) = (subsystem, spec.cntlid) else {

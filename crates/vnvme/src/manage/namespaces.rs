@@ -221,6 +221,7 @@ impl Manager {
 
 fn only_controllers(name: &str) -> Error {
     Error::conflict(format!(
-        "\"{name}\" is no controller: only controllers have namespaces that come and go"
+        "\"{name}\" is no controller, and only controllers have namespaces that come and go; for \
+         another volume, remove the disk and add it again: vnvme remove {name}"
     ))
 }

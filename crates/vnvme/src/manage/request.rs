@@ -34,9 +34,8 @@ pub fn table_of(map: Map<String, Value>) -> toml::Table {
 }
 
 fn read<S: Spec + for<'a> Deserialize<'a>>(table: toml::Table) -> Result<S> {
-    // The error has a line for each place, and a request has none.
-    S::deserialize(toml::Value::Table(table))
-        .map_err(|error| anyhow!("{}", error.to_string().trim().replace('\n', " ")))
+    // The message names the key; the rest of the error is for a file.
+    S::deserialize(toml::Value::Table(table)).map_err(|error| anyhow!("{}", error.message()))
 }
 
 /// Parses the table of a namespace in a request.
@@ -109,6 +108,14 @@ mod tests {
                 "not a path",
             ),
             (r#"{"socket": "/a", "namespace": 7}"#, "invalid type"),
+            (
+                r#"{"socket": 7, "namespace": []}"#,
+                "socket: 7 is not text; write \"7\" with quotation marks",
+            ),
+            (
+                r#"{"socket": "/a", "io-queues": "many", "namespace": []}"#,
+                "io-queues: \"many\": a whole number is expected",
+            ),
         ] {
             let map: Map<String, Value> = serde_json::from_str(json).unwrap();
             let error = DiskSpec::of(DiskKind::Controller, map).unwrap_err();

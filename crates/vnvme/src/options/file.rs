@@ -49,8 +49,19 @@ impl<'de, S: Deserialize<'de>> Visitor<'de> for Tables<S> {
     type Value = Vec<S>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "an array of tables, [[{}]]", self.name)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<Vec<S>, A::Error> {
         let name = &self.name;
-        write!(f, "an array of tables; write [[{name}]] with two brackets")
+        let more = if ["controller", "nvme-tcp"].contains(&name.as_str()) {
+            format!(", and [[{name}.namespace]] for its namespaces")
+        } else {
+            String::new()
+        };
+        Err(A::Error::custom(format_args!(
+            "[{name}] is one table, and there may be several; write [[{name}]] with two brackets{more}"
+        )))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<S>, A::Error> {
@@ -135,7 +146,8 @@ impl<'de, S> DeserializeSeed<'de> for Field<'_, S> {
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
         let value = toml::Value::deserialize(deserializer)?;
-        self.0.set_toml(self.1, value).map_err(D::Error::custom)
+        let set = self.0.set_toml(self.1, value);
+        set.map_err(|why| D::Error::custom(format_args!("{}: {why}", self.0.key)))
     }
 }
 
@@ -192,11 +204,14 @@ mod tests {
         for (file, words) in [
             (
                 "[[controller]]\nsocket = 1\n",
-                &["line 2, column 10", "invalid type: integer `1`"][..],
+                &["line 2, column 10", "socket: 1 is not text"][..],
             ),
             (
                 "[[ublk]]\nvolume = 7",
-                &["line 2, column 10", "7 is not a path, a URL or a table"],
+                &[
+                    "line 2, column 10",
+                    "volume: 7 is not a path, a URL or a table",
+                ],
             ),
             (
                 "[[ublk]]\nvolume = \"a\"\nqueues = 70000",
@@ -209,6 +224,20 @@ mod tests {
             (
                 "[controller]\nsocket = \"a\"\nnamespace = []",
                 &["line 1", "write [[controller]] with two brackets"],
+            ),
+            (
+                "[controller.namespace]\nvolume = \"a\"",
+                &[
+                    "line 1",
+                    "write [[controller]] with two brackets, and [[controller.namespace]] for its",
+                ],
+            ),
+            (
+                "[[controller]]\nname = true\n",
+                &[
+                    "line 2",
+                    "name: true is not text; write \"true\" with quotation marks",
+                ],
             ),
             ("[[ublk]]\nqueues = 1", &["missing field `volume`"]),
             (

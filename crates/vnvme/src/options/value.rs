@@ -179,10 +179,10 @@ impl Setting for Url {
                 return Ok(());
             }
             toml::Value::Table(table) => table,
-            other => return Err(format!("volume: {other} is not a path, a URL or a table")),
+            other => return Err(format!("{other} is not a path, a URL or a table")),
         };
         let Some(toml::Value::String(mut url)) = table.remove("url") else {
-            return Err("volume: the table has no url".into());
+            return Err("the table has no url".into());
         };
         for (key, value) in table {
             let value = match value {
@@ -190,7 +190,11 @@ impl Setting for Url {
                 toml::Value::Boolean(true) => "on".into(),
                 toml::Value::Boolean(false) => "off".into(),
                 toml::Value::Integer(number) => number.to_string(),
-                other => return Err(format!("volume: {key} = {other}")),
+                other => {
+                    return Err(format!(
+                        "{key} = {other}: neither text, a number nor true or false"
+                    ));
+                }
             };
             let sign = if url.contains('?') { '&' } else { '?' };
             url.push_str(&format!("{sign}{key}={value}"));
@@ -213,7 +217,19 @@ fn utf8(text: &OsStr) -> Result<&str, String> {
 }
 
 fn plain<T: DeserializeOwned>(value: toml::Value) -> Result<T, String> {
-    T::deserialize(value).map_err(|error| error.message().to_owned())
+    let number_or_switch = match &value {
+        toml::Value::Integer(number) => Some(number.to_string()),
+        toml::Value::Float(number) => Some(number.to_string()),
+        toml::Value::Boolean(switch) => Some(switch.to_string()),
+        _ => None,
+    };
+    T::deserialize(value).map_err(|error| match number_or_switch {
+        // The kinds of text are "a string" and "path string".
+        Some(value) if error.message().ends_with("string") => {
+            format!("{value} is not text; write \"{value}\" with quotation marks")
+        }
+        _ => error.message().to_owned(),
+    })
 }
 
 fn parsed<T: FromStr<Err: fmt::Display>>(text: &OsStr) -> Result<T, String> {

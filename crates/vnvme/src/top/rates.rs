@@ -63,8 +63,10 @@ pub struct QueueRates {
 }
 
 /// Activity of a worker in an interval, as shares of the time.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct WorkerRates {
+    /// Number of the worker, after the name of its instance if several are shown.
+    pub name: String,
     pub busy: f64,
     pub polling: f64,
     pub asleep: f64,
@@ -80,6 +82,8 @@ pub struct Rates {
     /// Processor time used, as a number of processors (1.0 for each).
     pub cpu: f64,
     pub resident: Option<u64>,
+    /// Instances without an answer, each with the reason.
+    pub unanswered: Vec<String>,
 }
 
 impl DiskRates {
@@ -137,6 +141,7 @@ impl Rates {
             let same = same.cloned().unwrap_or_default();
             let part = |now, before| (grown(now, before) / 1e9 / interval).min(1.0);
             WorkerRates {
+                name: worker.id.to_string(),
                 busy: part(worker.busy_ns, same.busy_ns),
                 polling: part(worker.polling_ns, same.polling_ns),
                 asleep: part(worker.asleep_ns, same.asleep_ns),
@@ -148,7 +153,27 @@ impl Rates {
             workers: workers.collect(),
             cpu: grown(now.process.cpu_ns, before.process.cpu_ns) / 1e9 / interval,
             resident: now.process.resident,
+            unanswered: Vec::new(),
         }
+    }
+}
+
+impl Rates {
+    /// Adds the rates of an instance. The names of its disks and workers get that of the instance.
+    pub fn add(&mut self, instance: &str, other: Self) {
+        self.disks
+            .extend(other.disks.into_iter().map(|disk| DiskRates {
+                name: format!("{instance}/{}", disk.name),
+                ..disk
+            }));
+        let workers = other.workers.into_iter();
+        self.workers.extend(workers.map(|worker| WorkerRates {
+            name: format!("{instance} {}", worker.name),
+            ..worker
+        }));
+        self.cpu += other.cpu;
+        let resident = [self.resident, other.resident].into_iter().flatten();
+        self.resident = resident.reduce(u64::saturating_add);
     }
 }
 

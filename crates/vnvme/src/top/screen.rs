@@ -85,6 +85,12 @@ pub enum Key {
     Down,
 }
 
+/// Minimum width of the column of names, and the width of the whole table with it.
+const NAME_WIDTH: usize = 16;
+const TABLE_WIDTH: usize = 80;
+/// Maximum number of instances without an answer that are shown with the reason.
+const MAX_UNANSWERED: usize = 3;
+
 /// Maximum length of the filter text in characters.
 const FILTER_MAX: usize = 64;
 
@@ -190,7 +196,7 @@ pub fn screen(rates: &Rates, choices: &Choices, width: usize, height: Option<usi
         }
         None => {
             let room = height.map(|height| height.saturating_sub(lines.len() + 2));
-            lines.extend(disks_lines(rates, choices, room));
+            lines.extend(disks_lines(rates, choices, width, room));
             "q quit   s sort   / filter   j/k or arrows select   enter queues"
         }
     };
@@ -216,10 +222,11 @@ fn head(rates: &Rates, choices: &Choices) -> Vec<Line> {
         (false, false) => format!("   filter: {}", choices.filter),
         (false, true) => String::new(),
     };
-    let workers = rates.workers.iter().enumerate().map(|(i, worker)| {
+    let workers = rates.workers.iter().map(|worker| {
         let percent = |part: f64| format!("{:.0}", part * 100.0);
         format!(
-            "{i}: {}/{}/{}",
+            "{}: {}/{}/{}",
+            worker.name,
             percent(worker.busy),
             percent(worker.polling),
             percent(worker.asleep)
@@ -261,13 +268,28 @@ fn head(rates: &Rates, choices: &Choices) -> Vec<Line> {
     if !trouble.is_empty() {
         lines.push(trouble.join("   ").into());
     }
+    let shown = rates.unanswered.iter().take(MAX_UNANSWERED);
+    lines.extend(shown.cloned().map(Line::from));
+    let more = rates.unanswered.len().saturating_sub(MAX_UNANSWERED);
+    if more > 0 {
+        lines.push(format!("{more} more instances do not answer").into());
+    }
     lines
 }
 
-fn disks_lines(rates: &Rates, choices: &Choices, room: Option<usize>) -> Vec<Line> {
+/// Returns the width of the column of names: longer names get the columns that a wide screen has.
+fn name_width(rates: &Rates, width: usize) -> usize {
+    let names = rates.disks.iter();
+    let names = names.map(|disk| clean(&disk.name).chars().map(columns).sum());
+    let longest: usize = names.max().unwrap_or(0);
+    longest.clamp(NAME_WIDTH, NAME_WIDTH + width.saturating_sub(TABLE_WIDTH))
+}
+
+fn disks_lines(rates: &Rates, choices: &Choices, width: usize, room: Option<usize>) -> Vec<Line> {
+    let name_width = name_width(rates, width);
     let columns = |cells: [&str; 10]| {
         let [name, kind, iops, read, write, p50, p99, depth, wait, worker] = cells;
-        let name = fit(name, 16);
+        let name = fit(name, name_width);
         format!(
             "{name} {kind:<5} {iops:>7} {read:>8} {write:>8} {p50:>7} {p99:>7} {depth:>6} \
              {wait:>5} {worker:>2}"

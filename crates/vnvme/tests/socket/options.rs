@@ -194,3 +194,30 @@ fn serve_help_explains_guest_setup() {
         assert!(help.contains(word), "{word}");
     }
 }
+
+/// A volume that another process serves is shown, without its lock.
+#[test]
+fn info_shows_file_that_is_served() {
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("disk.raw", 3 << 20);
+    let daemon = Daemon::serve(&test_dir, &[&disk]);
+    let info = |more: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_vnvme"));
+        let output = command.args(["info", &disk]).args(more).output().unwrap();
+        let (shown, said) = (output.stdout, String::from_utf8(output.stderr).unwrap());
+        assert!(output.status.success(), "{said}");
+        String::from_utf8(shown).unwrap()
+    };
+    let shown = info(&[]);
+    assert!(shown.starts_with(&disk), "{shown}");
+    assert!(
+        shown.contains("  3 MiB (3145728 bytes), blocks of "),
+        "{shown}"
+    );
+    let json: serde_json::Value = serde_json::from_str(&info(&["--json"])).unwrap();
+    assert_eq!(
+        (&json["url"], &json["bytes"]),
+        (&disk.clone().into(), &(3 << 20).into())
+    );
+    daemon.end();
+}

@@ -289,7 +289,7 @@ fn check_reports_file_line_disk_and_remedy() {
         (
             "\"root\"",
             "7",
-            &["c.toml: TOML parse error at line 4", "invalid type"],
+            &["c.toml: TOML parse error at line 4", "7 is not text"],
         ),
         ("]]\n", "]\n", &["c.toml: TOML parse error at line 3"]),
     ] {

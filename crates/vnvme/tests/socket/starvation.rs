@@ -15,7 +15,7 @@ use std::process::{Command, Stdio};
 
 use control::Client;
 use nvme::{NvmOpcode, Status};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 
@@ -408,5 +408,40 @@ fn flood_of_descriptors_leaves_neighbour_served() {
     let mut next = Host::up(&flooded);
     use_more_memory(&mut next, &[0; 4096]);
     drop((host, next));
+    daemon.end();
+}
+
+/// Waits until the server has ended the connection of a client that sends nothing.
+fn wait_disconnected(host: &Host) {
+    let mut fds = [PollFd::new(&host.client, PollFlags::RDHUP)];
+    let limit = Timespec::try_from(WAIT_TIMEOUT).unwrap();
+    assert_eq!(poll(&mut fds, Some(&limit)), Ok(1), "it is still connected");
+}
+
+/// The keeper is stopped, and its socket has no room for all descriptors of a client. When the
+/// serving process is killed then, the next one cannot continue with the client, and disconnects it
+/// at once, with the reason in the log.
+#[test]
+fn client_unknown_to_keeper_is_disconnected_at_once_after_kill() {
+    let test_dir = TestDir::new();
+    let (daemon, _) = serve(&test_dir, &["mem://4M"]);
+    let data = pattern(1, 4096);
+    let keeper = Stopped::new(daemon.pid());
+    let mut host = Host::up(&test_dir.socket());
+    host.write(1, 0, &data);
+    for _ in 0..150 {
+        use_more_memory(&mut host, &data);
+    }
+    let process = serving(daemon.pid()).unwrap();
+    kill_process(process, Signal::KILL).unwrap();
+    eventually("it has died", || matches!(state(process), Some('Z') | None));
+    assert!(keeper.is_stopped());
+    drop(keeper);
+    wait_disconnected(&host);
+    daemon.wait_log(|line| line.contains("could not have this client's descriptors kept"));
+    drop(host);
+    let mut host = Host::up(&test_dir.socket());
+    host.write(1, 0, &data);
+    drop(host);
     daemon.end();
 }

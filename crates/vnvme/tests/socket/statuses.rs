@@ -28,7 +28,13 @@ const CASES: &[Case] = &[
     ),
     ("GET", "/v1/disks/%ff", "", 400, "UTF-8"),
     ("POST", ADD, "", 400, "no body"),
-    ("POST", ADD, "{", 400, "EOF"),
+    (
+        "POST",
+        ADD,
+        "{",
+        400,
+        "the body of the request: EOF while parsing an object at line 1 column 1; it is JSON",
+    ),
     ("POST", ADD, "[]", 400, "invalid"),
     ("POST", ADD, "{}", 400, "kind"),
     (
@@ -51,7 +57,7 @@ const CASES: &[Case] = &[
         ADD,
         r#"{"kind": "controller", "table": {"socket": 7, "namespace": []}}"#,
         400,
-        "invalid type",
+        "socket: 7 is not text; write \"7\" with quotation marks",
     ),
     (
         "POST",

@@ -13,6 +13,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
 use crate::common::*;
+use crate::instances::instance;
 
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
@@ -28,6 +29,10 @@ struct Screen {
 
 impl Screen {
     fn open(control: &str, columns: u16, lines: u16) -> Self {
+        Self::open_with(&[], control, columns, lines)
+    }
+
+    fn open_with(more: &[&str], control: &str, columns: u16, lines: u16) -> Self {
         let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&terminal).unwrap();
         unlockpt(&terminal).unwrap();
@@ -44,6 +49,7 @@ impl Screen {
         let end = || File::from(shell.try_clone().unwrap());
         let child = Command::new(env!("CARGO_BIN_EXE_vnvme"))
             .args(["top", "--control", control, "--interval", "100ms"])
+            .args(more)
             .stdin(end())
             .stdout(end())
             .stderr(end())
@@ -259,4 +265,34 @@ fn top_restores_terminal_for_every_end() {
         let told = all.rsplit(LEAVE).next().unwrap_or_default();
         told.contains("vnvme: ") && told.contains("control.sock")
     });
+}
+
+/// An instance that does not answer delays neither the screen nor the others.
+#[test]
+fn top_of_all_instances_shows_others_beside_frozen_one() {
+    let run = TestDir::new();
+    let [first, frozen] = ["vm0", "vm1"].map(|name| instance(&run, name));
+    frozen.signal(Signal::STOP);
+    let mut screen = Screen::open_with(&["--all"], &text(&run.path("")), 80, 24);
+    screen.wait("the instance that answers", |s| {
+        s.contains("\nvnvme@vm0/disk ")
+    });
+    let shown = screen.wait("the instance that does not", |s| {
+        s.contains("\nvnvme@vm1 does not answer: ")
+    });
+    assert!(shown.starts_with("1 disk "), "{shown}");
+    assert!(shown.contains("\nvnvme@vm0/disk "), "{shown}");
+    frozen.signal(Signal::CONT);
+    screen.wait("both instances", |s| {
+        s.starts_with("2 disks ") && s.contains("\nvnvme@vm1/disk ")
+    });
+    // An instance that ends is shown no more, and one that starts is shown.
+    frozen.end();
+    screen.wait("one instance", |s| s.starts_with("1 disk "));
+    let third = instance(&run, "vm2");
+    screen.wait("a new instance", |s| s.contains("\nvnvme@vm2/disk "));
+    screen.press("q");
+    assert!(screen.wait_end().success());
+    first.end();
+    third.end();
 }

@@ -49,16 +49,17 @@ fn three() -> Rates {
             disk("db-0", "controller", 812_345.0, 15),
             disk("web", "ublk", 20_480.0, 31),
         ],
-        workers: vec![
-            WorkerRates {
+        workers: ["0", "1"]
+            .map(|name| WorkerRates {
+                name: name.into(),
                 busy: 0.5,
                 polling: 0.25,
                 asleep: 0.25,
-            };
-            2
-        ],
+            })
+            .into(),
         cpu: 1.5,
         resident: Some(100 << 20),
+        unanswered: Vec::new(),
     }
 }
 
@@ -254,4 +255,40 @@ fn stopped_and_failing_disks_are_shown_at_the_top() {
         shown(&rates)[3],
         "backup STOPPED: 2 wait for vnvme resume   db-0 FAILS: 12 errors/s"
     );
+}
+
+#[test]
+fn instances_are_shown_with_their_names_and_silent_ones_with_reasons() {
+    let mut rates = Rates::default();
+    rates.add("vnvme@vm0", three());
+    rates.add("vnvme@vm1", three());
+    rates.unanswered = ["a", "b", "c", "d", "e"]
+        .map(|name| format!("vnvme@{name} does not answer: it has ended"))
+        .into();
+    let shown = |width: usize| {
+        let lines = screen(&rates, &Choices::default(), width, None);
+        lines.into_iter().map(|line| line.text).collect::<Vec<_>>()
+    };
+    let lines = shown(200);
+    assert!(lines[0].starts_with("6 disks   1.7M IOPS"), "{lines:#?}");
+    assert!(lines[0].ends_with("cpu 300%   memory 200MiB"), "{lines:#?}");
+    assert!(
+        lines[1].ends_with("vnvme@vm0 1: 50/25/25   vnvme@vm1 0: 50/25/25   vnvme@vm1 1: 50/25/25"),
+        "{lines:#?}"
+    );
+    assert_eq!(lines[3], "vnvme@a does not answer: it has ended");
+    assert_eq!(lines[6], "2 more instances do not answer");
+    assert!(lines[8].starts_with("vnvme@vm0/db-0   ctrl "), "{lines:#?}");
+    assert!(
+        lines[12].starts_with("vnvme@vm0/backup vhost "),
+        "{lines:#?}"
+    );
+    // A long name gets the columns of a wide screen, and is cut on a narrow one.
+    rates.disks[0].name = "vnvme@vm0/a-long-name".into();
+    let shown = |width: usize| {
+        let lines = screen(&rates, &Choices::default(), width, None);
+        lines.into_iter().map(|line| line.text).collect::<Vec<_>>()
+    };
+    assert!(shown(100)[12].starts_with("vnvme@vm0/a-long-name vhost "));
+    assert!(shown(80)[12].starts_with("vnvme@vm0/a-lon~ vhost "));
 }

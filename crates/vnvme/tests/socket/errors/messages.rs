@@ -59,19 +59,21 @@ pub const MISTAKES: &[Mistake] = &[
         "-s s mem://1M --socket-owner no-such-user",
         "",
         1,
-        "vnvme: there is no user \"no-such-user\" on this machine",
+        "vnvme: socket-owner: there is no user \"no-such-user\" on this machine; name one that \
+         \"getent passwd\" shows, or make it with: useradd no-such-user",
     ),
     Mistake(
         "-s s mem://1M --socket-group no-such-group",
         "",
         1,
-        "vnvme: there is no group \"no-such-group\" on this machine",
+        "vnvme: socket-group: there is no group \"no-such-group\" on this machine; name one that \
+         \"getent group\" shows, or make it with: groupadd no-such-group",
     ),
     Mistake(
         "-s s mem://1M --socket-owner 4294967295",
         "",
         1,
-        "vnvme: 4294967295 is not a valid number of a user or group",
+        "vnvme: socket-owner: 4294967295 is not a valid number of a user or group",
     ),
     Mistake(
         "-s s mem://1M --write-cache=maybe",
@@ -298,8 +300,8 @@ pub const MISTAKES: &[Mistake] = &[
         "-c c.toml",
         "socket-group = \"no-such-group\"\n[[controller.namespace]]\nvolume = \"mem://1M\"\n",
         1,
-        "vnvme: c.toml, line 7, controller b.sock: there is no group \"no-such-group\" on this \
-         machine",
+        "vnvme: c.toml, line 7, controller b.sock: socket-group: there is no group \"no-such-group\" on \
+         this machine; name one that \"getent group\" shows, or make it with: groupadd no-such-group",
     ),
     Mistake(
         "-c c.toml",
@@ -361,19 +363,19 @@ pub const MISTAKES: &[Mistake] = &[
         "-c c.toml",
         "socket-mode = 432\n[[controller.namespace]]\nvolume = \"mem://1M\"\n",
         1,
-        "432: a mode is text, such as \"0660\"",
+        "socket-mode: 432: a mode is text, such as \"0660\"",
     ),
     Mistake(
         "-c c.toml",
         "write-cache = 1\n[[controller.namespace]]\nvolume = \"mem://1M\"\n",
         1,
-        "1: true or false is expected",
+        "write-cache: 1: true or false is expected",
     ),
     Mistake(
         "-c c.toml",
         "[[controller.namespace]]\nvolume = \"mem://1M\"\n[process]\ncpus = [0, \"x\"]\n",
         1,
-        "\"x\" is neither a CPU's number nor a range like 0-3",
+        "cpus: \"x\" is neither a CPU's number nor a range like 0-3",
     ),
     // Other commands.
     Mistake(
@@ -532,20 +534,20 @@ pub const MISTAKES: &[Mistake] = &[
         "-c c.toml",
         "[controller.namespace]\nvolume = \"mem://1M\"\n",
         1,
-        "invalid type: map, expected an array of tables; write [[controller.namespace]] with two \
-         brackets",
+        "[controller.namespace] is one table, and there may be several; write \
+         [[controller.namespace]] with two brackets",
     ),
     Mistake(
         "-c c.toml",
         "[[controller.namespace]]\nvolume = \"mem://1M\"\nblock-size = \"4k\"\n",
         1,
-        "\"4k\": a whole number is expected without a unit, 4096",
+        "block-size: \"4k\": a whole number is expected without a unit, 4096",
     ),
     Mistake(
         "-c c.toml",
         "[[controller.namespace]]\nvolume = \"mem://1M\"\nblock-size = \"4096\"\n",
         1,
-        "\"4096\": write 4096 without quotation marks",
+        "block-size: \"4096\": write 4096 without quotation marks",
     ),
     Mistake(
         "check empty.toml",
@@ -673,7 +675,8 @@ pub const REFUSED: &[(&str, &str)] = &[
     ),
     (
         "attach b mem://1M",
-        "vnvme: \"b\" is no controller: only controllers have namespaces that come and go",
+        "vnvme: \"b\" is no controller, and only controllers have namespaces that come and go; for \
+         another volume, remove the disk and add it again: vnvme remove b",
     ),
     (
         "attach a mem://lots",
@@ -687,7 +690,8 @@ pub const REFUSED: &[(&str, &str)] = &[
     (
         "attach a none.raw",
         "vnvme: none.raw: the sandbox keeps this process from opening it: it is not below a folder \
-         that the option allow of [process] names, which allows DIR",
+         that the option allow of [process] names, which allows DIR; add \
+         the folder there, and start the daemon again",
     ),
     (
         "attach a mem://1M nsid=1",
@@ -715,7 +719,8 @@ pub const REFUSED: &[(&str, &str)] = &[
     ),
     (
         "detach b 1",
-        "vnvme: \"b\" is no controller: only controllers have namespaces that come and go",
+        "vnvme: \"b\" is no controller, and only controllers have namespaces that come and go; for \
+         another volume, remove the disk and add it again: vnvme remove b",
     ),
     (
         "resize a 2M",
@@ -742,7 +747,8 @@ pub const REFUSED: &[(&str, &str)] = &[
     (
         "add controller socket=/none/q.sock mem://1M",
         "vnvme: /none/q.sock: the sandbox keeps this process from opening it: it is not below \
-         a folder that the option allow of [process] names, which allows DIR",
+         a folder that the option allow of [process] names, which allows DIR; add \
+         the folder there, and start the daemon again",
     ),
     (
         "add controller socket=DIR/disk.raw mem://1M",
@@ -772,10 +778,12 @@ pub const REFUSED: &[(&str, &str)] = &[
     ),
     (
         "list --control DIR/a.sock",
-        "vnvme: this is the socket of a disk, not a control socket",
+        "vnvme: DIR/a.sock: this is the socket of a disk, not a control socket; name the control \
+         socket with --control PATH",
     ),
     (
         "list --control DIR/b.sock",
-        "vnvme: this is the socket of a disk, not a control socket",
+        "vnvme: DIR/b.sock: this is the socket of a disk, not a control socket; name the control \
+         socket with --control PATH",
     ),
 ];
