@@ -28,6 +28,6 @@ mount -t devpts -o newinstance,ptmxmode=0666 devpts dev/pts
 ln -s pts/ptmx dev/ptmx
 mount -t tmpfs tmpfs sys/fs/cgroup
 mount -t cgroup2 cgroup2 sys/fs/cgroup
-exec env -i container=vnvme PATH=/usr/sbin:/usr/bin \
+exec env -i container=vnvme PATH=/usr/sbin:/usr/bin:/sbin:/bin \
     chroot . /lib/systemd/systemd --unit=test.target --log-level=debug --show-status=0
 ' systemd.sh "$@"

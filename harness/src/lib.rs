@@ -42,6 +42,7 @@ pub mod cache;
 pub mod channel;
 pub mod cpio;
 pub mod daemon;
+pub mod documents;
 pub mod elf;
 pub mod guest;
 pub mod hostile;

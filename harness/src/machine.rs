@@ -59,6 +59,7 @@ pub struct GuestBuilder {
     pub(crate) boot_disk: bool,
     shared_memory: bool,
     pub(crate) programs: Vec<PathBuf>,
+    printed: Vec<String>,
     extra: Vec<OsString>,
     pub(crate) accel: Option<Accel>,
     pub(crate) boot_limit: Duration,
@@ -113,6 +114,7 @@ impl Guest {
             boot_disk: false,
             shared_memory: true,
             programs: Vec::new(),
+            printed: Vec::new(),
             extra: Vec::new(),
             accel: None,
             boot_limit: Duration::from_secs(300),
@@ -192,6 +194,13 @@ impl GuestBuilder {
         self
     }
 
+    /// Takes machine, memory, processors and disks from the words of a command line that a page
+    /// prints. `...` stands for the rest, which is the harness's own.
+    pub fn printed(mut self, words: Vec<String>) -> Self {
+        self.printed = words;
+        self
+    }
+
     /// Adds options to QEMU's command line.
     pub fn qemu_args<I: IntoIterator<Item = S>, S: Into<OsString>>(mut self, args: I) -> Self {
         self.extra.extend(args.into_iter().map(Into::into));
@@ -237,6 +246,7 @@ impl GuestBuilder {
         let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
         add(&["-nodefaults", "-no-user-config", "-display", "none"]);
         match accel {
+            Accel::Kvm if !self.printed.is_empty() => add(&["-cpu", "host"]),
             Accel::Kvm => add(&["-accel", "kvm", "-cpu", "host"]),
             Accel::Tcg => add(&["-accel", "tcg,thread=multi", "-cpu", "max"]),
         }
@@ -245,19 +255,22 @@ impl GuestBuilder {
             machine.push_str(",kernel-irqchip=split");
         }
         let memory = self.memory_mib;
-        if self.shared_memory {
+        if self.shared_memory && self.printed.is_empty() {
             machine.push_str(",memory-backend=m0");
             let object = format!("memory-backend-memfd,id=m0,size={memory}M,share=on");
             add(&["-object", &object]);
         }
-        add(&[
-            "-M",
-            &machine,
-            "-m",
-            &format!("{memory}M"),
-            "-smp",
-            &self.cpus.to_string(),
-        ]);
+        if self.printed.is_empty() {
+            let (memory, cpus) = (format!("{memory}M"), self.cpus.to_string());
+            add(&["-M", &machine, "-m", &memory, "-smp", &cpus]);
+        }
+        for word in self.printed.iter().skip(1).map(String::as_str) {
+            match word {
+                "..." => {}
+                "-enable-kvm" if accel == Accel::Tcg => {}
+                _ => add(&[word]),
+            }
+        }
         // A guest that reboots by itself has panicked; a wanted reboot lifts this for a moment.
         add(&["-action", "reboot=shutdown"]);
         if self.viommu {

@@ -9,6 +9,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -19,7 +20,7 @@ use crate::guest::tail;
 use crate::process::Process;
 use crate::tree::{PackageSet, Tree};
 
-/// systemd, dpkg, a shell, and checkers of packages and manual pages.
+/// Debian 13: systemd, dpkg, a shell, and checkers of packages and manual pages.
 pub const PACKAGES: PackageSet = PackageSet {
     name: "systemd",
     suites: &["trixie"],
@@ -28,6 +29,7 @@ pub const PACKAGES: PackageSet = PackageSet {
         "base-files",
         "base-passwd",
         "bash",
+        "bsdutils",
         "coreutils",
         "dash",
         "debianutils",
@@ -38,7 +40,36 @@ pub const PACKAGES: PackageSet = PackageSet {
         "gzip",
         "libc-bin",
         "lintian",
+        "make",
         "man-db",
+        "sed",
+        "systemd",
+        "tar",
+        "util-linux",
+    ],
+    without: &[],
+};
+
+/// Debian 12: systemd, dpkg and a shell.
+pub const OLDER_PACKAGES: PackageSet = PackageSet {
+    name: "systemd-older",
+    suites: &["bookworm"],
+    release: None,
+    packages: &[
+        "base-files",
+        "base-passwd",
+        "bash",
+        "bsdutils",
+        "coreutils",
+        "dash",
+        "debianutils",
+        "diffutils",
+        "dpkg",
+        "findutils",
+        "grep",
+        "gzip",
+        "libc-bin",
+        "make",
         "sed",
         "systemd",
         "tar",
@@ -50,6 +81,10 @@ pub const PACKAGES: PackageSet = PackageSet {
 /// Target without other units: neither udev, nor a login, nor a message bus.
 const TARGET: &str = "[Unit]\nDescription=The journal\nDefaultDependencies=no\n\
                       Wants=systemd-journald.service\n";
+
+/// Search path of commands. Before Debian 13 some were outside /usr, and `make install` has its own
+/// place.
+const PATH_OF_COMMANDS: &str = "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Bounds a start, and each wait.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -81,7 +116,9 @@ impl Cgroup {
         let place = Path::new(place.context("no cgroup2 file system is mounted")?);
         let own = fs::read_to_string("/proc/self/cgroup")?;
         let own = own.lines().find_map(|line| line.strip_prefix("0::/"));
-        let name = format!("vnvme-systemd-{}", std::process::id());
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("vnvme-systemd-{}-{count}", std::process::id());
         let path = place.join(own.unwrap_or_default()).join(name);
         fs::create_dir(&path).with_context(|| format!("cgroup {}", path.display()))?;
         Ok(Cgroup(path))
@@ -169,7 +206,7 @@ impl Machine {
         let cgroup = Cgroup::new()?;
         let log = cache
             .logs()?
-            .join(format!("systemd-{}", std::process::id()));
+            .join(format!("{}-{}", tree.id(), std::process::id()));
         let script = checkout().join("harness/assets/systemd.sh");
         let words = ["sh".into(), script.into_os_string()];
         let places = [tree.root(), work.path(), &cgroup.0].map(|path| path.as_os_str().to_owned());
@@ -211,7 +248,7 @@ impl Machine {
             .arg(format!("--target={}", self.init))
             .args(["--mount", "--pid", "--cgroup", "--ipc", "--uts", "--net"])
             .args(["--root", "--wd", "env", "-i"])
-            .args(["PATH=/usr/sbin:/usr/bin", "LC_ALL=C.UTF-8"])
+            .args([PATH_OF_COMMANDS, "LC_ALL=C.UTF-8"])
             .args(["SYSTEMD_PAGER=", "SYSTEMD_COLORS=0"])
             .args(words)
             .output()

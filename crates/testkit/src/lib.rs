@@ -1,4 +1,5 @@
-//! Reports of skipped tests, and the process ID of a serving process under a keeper.
+//! Reports of skipped tests, the process ID of a serving process under a keeper, and the commands
+//! printed on [`pages`].
 //!
 //! A test that cannot run on a machine passes all the same, and the test runner hides its output.
 //! [`skip`] therefore writes past the runner to standard error, and to the file that [`FILE`]
@@ -7,6 +8,8 @@
 //!
 //! Only for tests: a `dev-dependency`, and a dependency of the guest harness and the benchmarks.
 #![forbid(unsafe_code)]
+
+pub mod pages;
 
 use std::fmt::Display;
 use std::fs::File;

@@ -11,6 +11,7 @@ mod cmb;
 mod common;
 mod completions;
 mod deaths;
+mod documents;
 mod durability;
 mod features;
 mod file_copy;

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use harness::cache::Cache;
 use harness::daemon::{Daemon, program};
+use harness::documents::{BY_PROMTOOL, Script};
 use harness::progress::skip;
 use harness::tree::{PackageSet, Tree};
 
@@ -148,6 +149,13 @@ fn promtool_accepts_metrics() -> Result<()> {
     }
     let (accepted, told) = promtool(&tree, &metrics)?;
     ensure!(accepted && told.trim().is_empty(), "promtool: {told}");
+    let mut pages = Script::open(BY_PROMTOOL)?;
+    let config = dir.path().join("prometheus.yml");
+    fs::write(&config, &pages.take("# prometheus.yml")?.text)?;
+    let mut check = tree.tool("promtool")?;
+    let output = check.args(["check", "config"]).arg(&config).output()?;
+    ensure!(output.status.success(), "docs/metrics.md: {output:?}");
+    pages.finish()?;
     // It would have said something.
     let wrong = metrics.replace(
         "# TYPE vnvme_operations_total counter",

@@ -68,6 +68,7 @@ fn linux_guest_uses_nvme_disks() -> Result<()> {
     checks.check("copy", || copy(&guest));
     if Controller::chosen()? == Controller::Vnvme {
         checks.check("write uncorrectable", || write_uncorrectable(&guest));
+        checks.check("subsystem reset", || subsystem_reset(&guest));
         checks.check("self-test", || self_test(&guest));
         checks.check("telemetry", || telemetry(&guest));
         checks.check("boot partitions", || boot_partitions(&guest));
@@ -513,6 +514,28 @@ fn write_uncorrectable(guest: &Guest) -> Result<()> {
         ensure!(marked.contains(told), "{told}: {marked}");
     }
     ensure!(after.contains("(NLSD): 0"), "{after}");
+    Ok(())
+}
+
+/// Linux resets the controller because of an event, and not because a command has timed out.
+fn subsystem_reset(guest: &Guest) -> Result<()> {
+    run(
+        guest,
+        "d=$(disk 1 1); c=$(ctrl 1)
+         head -c 4096 /dev/urandom >/tmp/random
+         dd if=/tmp/random of=$d bs=4096 oflag=direct 2>/dev/null
+         dmesg -c >/dev/null
+         nvme subsystem-reset /dev/$c
+         for try in $(seq 600); do
+             dmesg | grep -q \"$c.*persistent internal error\" && break
+             sleep 0.1
+         done
+         dmesg | grep -q \"$c.*persistent internal error\"
+         dd if=$d bs=4096 count=1 iflag=direct 2>/dev/null | cmp - /tmp/random
+         [ $(wait_disk 1 1) = $d ]
+         ! dmesg | grep -E \"$c.*(timeout|is down)\" || exit 1
+         rm /tmp/random",
+    )?;
     Ok(())
 }
 

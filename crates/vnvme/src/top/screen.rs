@@ -213,7 +213,9 @@ pub fn screen(rates: &Rates, choices: &Choices, width: usize, height: Option<usi
 }
 
 fn head(rates: &Rates, choices: &Choices) -> Vec<Line> {
-    let sum = |of: fn(&DiskRates) -> f64| rates.disks.iter().map(of).sum::<f64>();
+    // A sum of nothing would be -0.
+    let sum =
+        |of: fn(&DiskRates) -> f64| rates.disks.iter().map(of).fold(0.0, |all, one| all + one);
     let memory = rates.resident.map_or_else(String::new, |bytes| {
         format!("   memory {}", bytes_of(bytes as f64))
     });
