@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use crate::table::PageAddresses;
-use crate::{Access, DmaError, DmaMap, racy};
+use crate::{Access, DmaError, DmaMap, prefetch, racy};
 
 /// A structure in guest memory, resolved once and accessed field by field at byte offsets. An area
 /// keeps its memory mapped, so it never dangles. After a change of the map ([`DmaMap::generation`])
@@ -118,6 +118,42 @@ impl Area {
             // writable.
             let cell = unsafe { racy::cell32(ptr) };
             cell.store(value.to_le(), Ordering::Relaxed);
+        }
+    }
+
+    /// Stores two adjacent 32-bit fields at byte `offset` of the area: each is one store, the pair
+    /// is not atomic.
+    #[inline(always)]
+    pub fn store_pair32(&self, offset: usize, [first, second]: [u32; 2]) {
+        if self.table.run(offset) < 8 {
+            // The fields lie in two pages.
+            self.store32(offset, first);
+            return self.store32(offset.saturating_add(4), second);
+        }
+        if let Some(ptr) = self.at(offset, 8, 4).filter(|_| self.writable) {
+            // SAFETY: `at` checked range and alignment, the table keeps the mapping, which is
+            // writable; both fields lie in one page.
+            let low = unsafe { racy::cell32(ptr) };
+            // SAFETY: as above.
+            let high = unsafe { racy::cell32(ptr.wrapping_add(4)) };
+            low.store(first.to_le(), Ordering::Relaxed);
+            high.store(second.to_le(), Ordering::Relaxed);
+        }
+    }
+
+    /// Prefetches the cache line of the field at byte `offset`. Affects only speed.
+    #[inline(always)]
+    pub fn prefetch(&self, offset: usize) {
+        if let Some(ptr) = self.at(offset, 1, 1) {
+            prefetch::line(ptr);
+        }
+    }
+
+    /// Prefetches the cache line of the field at byte `offset` for a store. Affects only speed.
+    #[inline(always)]
+    pub fn prefetch_for_write(&self, offset: usize) {
+        if let Some(ptr) = self.at(offset, 1, 1).filter(|_| self.writable) {
+            prefetch::line_for_write(ptr);
         }
     }
 

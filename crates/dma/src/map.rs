@@ -1,6 +1,7 @@
 //! IOVA windows of a device, in one worker's view.
 
 use std::cell::Cell;
+use std::sync::atomic::Ordering;
 
 use crate::device::DeviceMemory;
 use crate::epoch::Epochs;
@@ -8,7 +9,7 @@ use crate::list::Inner;
 use crate::memories::Memories;
 use crate::sigbus::MappingSlot;
 use crate::windows::{WindowEntry, Windows};
-use crate::{DmaError, MapError, Memory, Pin, SegmentList, racy};
+use crate::{DmaError, MapError, Memory, Pin, SegmentList, prefetch, racy};
 
 /// Unit of windows: their addresses, lengths and offsets into memory files are multiples of it (the
 /// page size that vfio-user announces). A transfer therefore has at most one segment for each page
@@ -423,6 +424,45 @@ impl DmaMap {
             Err(DmaError::Poisoned)
         } else {
             Ok(())
+        }
+    }
+
+    /// Loads two adjacent 64-bit fields at `iova`: each is one load, the pair is not atomic. `None`
+    /// when they are not aligned to 8 bytes in one window with memory: [`DmaMap::read`] decides
+    /// about any other range.
+    #[inline(always)]
+    pub fn load_pair64(&self, iova: u64) -> Option<[u64; 2]> {
+        let run = self.translate(iova, Access::Read).ok()?;
+        if run.len < 16 || run.ptr.addr() & 7 != 0 {
+            return None;
+        }
+        // SAFETY: the run lies in a mapping for at least 16 bytes, aligned to 8, which stays while
+        // `self` is borrowed.
+        let low = unsafe { racy::cell64(run.ptr) };
+        // SAFETY: as above.
+        let high = unsafe { racy::cell64(run.ptr.wrapping_add(8)) };
+        let pair = [low, high].map(|cell| u64::from_le(cell.load(Ordering::Relaxed)));
+        (!run.slot.is_poisoned()).then_some(pair)
+    }
+
+    /// Stores a byte at `iova`. A later store with release ordering makes it visible.
+    ///
+    /// # Errors
+    /// [`DmaError`] when the address cannot be written.
+    #[inline(always)]
+    pub fn store8(&self, iova: u64, value: u8) -> Result<(), DmaError> {
+        let run = self.translate(iova, Access::Write)?;
+        // SAFETY: the run is not empty and lies in a writable mapping, which stays while `self` is
+        // borrowed.
+        unsafe { racy::cell8(run.ptr) }.store(value, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Prefetches the cache line at `iova` for a store. Affects only speed.
+    #[inline(always)]
+    pub fn prefetch_for_write(&self, iova: u64) {
+        if let Ok(run) = self.translate(iova, Access::Write) {
+            prefetch::line_for_write(run.ptr);
         }
     }
 

@@ -7,9 +7,9 @@
 //! They are no allocation of Rust's: they come from `mmap`, and no slice of them and no reference
 //! to plain data is ever created. They are accessed in two ways only.
 //!
-//! - **Cells**, the fields of protocols: aligned integers of 2, 4 or 8 bytes, as atomics
-//!   ([`cell16`], [`cell32`], [`cell64`]). Each access is a single one of the processor, of the
-//!   whole cell. The protocols' order is that of the atomics (acquire, release, fences).
+//! - **Cells**, the fields of protocols: aligned integers of 1, 2, 4 or 8 bytes, as atomics
+//!   ([`cell8`], [`cell16`], [`cell32`], [`cell64`]). Each access is a single one of the processor,
+//!   of the whole cell. The protocols' order is that of the atomics (acquire, release, fences).
 //! - **Copies** of bytes to and from private memory, and within guest memory ([`from_guest`],
 //!   [`to_guest`], [`within_guest`], [`fill`]): calls of the C library's `memmove` and `memset`
 //!   through pointers with a target that is unknown to the compiler ([`opaque`]). For the compiler
@@ -34,7 +34,7 @@
 //! [`sigbus`](crate::sigbus).
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
 /// The C library's routines, hidden from the compiler. It treats a call of `memmove` as an
 /// operation of its own, and would assume that no other agent writes there.
@@ -146,6 +146,16 @@ pub(crate) unsafe fn equal(src: *const u8, other: &[u8]) -> bool {
         unsafe { from_guest(src.wrapping_add(i * CHUNK), copied) };
         *copied == *wanted
     })
+}
+
+/// Returns the 1-byte cell at `ptr`, like [`cell16`].
+///
+/// # Safety
+/// The conditions of [`cell16`], for 1 byte.
+#[inline(always)]
+pub(crate) unsafe fn cell8<'a>(ptr: *mut u8) -> &'a AtomicU8 {
+    // SAFETY: the caller guarantees the address; every access follows the rules of this module.
+    unsafe { AtomicU8::from_ptr(ptr) }
 }
 
 /// Returns the cell at `ptr`. Callers store only if the mapping is writable.

@@ -1,8 +1,9 @@
 //! Volume and guest-visible properties, shared by all queues of an export.
 
 use crate::error::Error;
-use crate::request::RequestLimits;
+use crate::request::{RequestLimits, VolumeOperation};
 use crate::virtio::{ID_BYTES, SECTOR, Shape, feature};
+use dma::View;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -59,6 +60,10 @@ impl Default for DiskOptions {
 pub(crate) struct Disk {
     pub(crate) volume: Arc<dyn Volume>,
     queue: OpenQueue,
+    /// Whether the queue completes requests at once ([`volume::FastPath::is_immediate`]), and
+    /// whether it prefetches data. Both change only with [`Disk::update_volume`].
+    immediate: bool,
+    prefetches: bool,
     pub(crate) io: Rc<Io>,
     /// Number in the upper 16 bits of the tags of the disk's requests.
     owner: u16,
@@ -139,6 +144,8 @@ impl Disk {
         let queue = volume.open(&io)?;
         let mut disk = Disk {
             volume,
+            immediate: queue.is_immediate(),
+            prefetches: queue.prefetches(),
             queue,
             io,
             owner,
@@ -201,6 +208,42 @@ impl Disk {
         self.in_flight < self.max_in_flight && self.io.in_flight() < self.io.capacity()
     }
 
+    /// Returns whether [`Disk::try_now`] may execute requests.
+    #[inline(always)]
+    pub(crate) fn is_immediate(&self) -> bool {
+        self.immediate
+    }
+
+    /// Keeps requests from the fast path.
+    #[cfg(test)]
+    pub(crate) fn use_general_path(&mut self) {
+        self.immediate = false;
+    }
+
+    /// Executes a read or write of all of `data` at once, if the volume can.
+    #[inline(always)]
+    pub(crate) fn try_now(
+        &mut self,
+        work: &VolumeOperation,
+        data: View<'_>,
+    ) -> Option<Result<(), IoError>> {
+        self.queue.try_now(work.op, work.offset, data)
+    }
+
+    /// Gives the volume a hint that this read or write follows soon.
+    #[inline(always)]
+    pub(crate) fn prefetch(&mut self, work: &VolumeOperation) {
+        if self.prefetches {
+            self.queue.prefetch(work.op, work.offset, work.len);
+        }
+    }
+
+    /// Returns whether the volume's error policy wants to repeat an operation that failed in
+    /// [`Disk::try_now`].
+    pub(crate) fn keeps_failed(&self, work: &VolumeOperation, error: IoError) -> bool {
+        self.queue.keeps_failed(work.op, error)
+    }
+
     /// Starts a request at the volume. Returns the completion, if the volume has completed it at
     /// once.
     #[inline]
@@ -246,6 +289,8 @@ impl Disk {
     /// Takes over changed settings of the volume.
     pub(crate) fn update_volume(&mut self) {
         self.queue.update();
+        self.immediate = self.queue.is_immediate();
+        self.prefetches = self.queue.prefetches();
     }
 
     /// Collects completions that do not come through the ring.

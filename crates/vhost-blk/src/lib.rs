@@ -71,6 +71,9 @@ mod inflight;
 mod memory;
 mod messages;
 mod pins;
+mod plain;
+#[cfg(test)]
+mod plain_properties;
 #[cfg(test)]
 mod properties;
 mod queue;
@@ -81,6 +84,7 @@ mod server;
 mod session;
 mod stats;
 mod stream;
+mod used;
 mod virtio;
 pub mod wire;
 

@@ -26,6 +26,21 @@ pub(crate) struct RequestLimits {
     pub(crate) write_zeroes: bool,
 }
 
+impl RequestLimits {
+    /// Returns the operation on `len` bytes at a sector, if it covers whole blocks and is not too
+    /// long.
+    #[inline(always)]
+    pub(crate) fn operation(&self, op: Op, sector: u64, len: u64) -> Option<VolumeOperation> {
+        let offset = sector.checked_mul(SECTOR)?;
+        let mask = u64::from(self.block_size).max(SECTOR) - 1;
+        let is_long = op.has_data() && len > self.max_transfer;
+        if (offset | len) & mask != 0 || is_long {
+            return None;
+        }
+        Some(VolumeOperation { op, offset, len })
+    }
+}
+
 /// Operation on a byte range of the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VolumeOperation {
@@ -182,17 +197,9 @@ impl Chain<'_> {
         Ok(Action::Ranges)
     }
 
-    /// Returns the operation on `len` bytes at a sector, if it covers whole blocks.
     fn work(&self, op: Op, sector: u64, len: u64) -> Result<VolumeOperation, BlkStatus> {
-        let offset = sector.checked_mul(SECTOR).ok_or(BlkStatus::IoErr)?;
-        let mask = u64::from(self.limits.block_size).max(SECTOR) - 1;
-        if (offset | len) & mask != 0 {
-            return Err(BlkStatus::IoErr);
-        }
-        if op.has_data() && len > self.limits.max_transfer {
-            return Err(BlkStatus::IoErr);
-        }
-        Ok(VolumeOperation { op, offset, len })
+        let operation = self.limits.operation(op, sector, len);
+        operation.ok_or(BlkStatus::IoErr)
     }
 
     /// Copies bytes that the driver provides, from byte `skip` on, to `out`.

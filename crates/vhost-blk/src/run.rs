@@ -5,15 +5,16 @@ use crate::disk::Disk;
 use crate::eventfd::Signal;
 use crate::inflight::Tracker;
 use crate::request::{Action, NoStatus, Parsed, VolumeOperation, parse};
-use crate::ring::{Ring, need_event};
+use crate::ring::Ring;
 use crate::stats::{QueueStats, Stats};
+use crate::used::UsedEntries;
 use crate::virtio::BlkStatus;
 use dma::{DmaMap, SegmentList};
 use probes::{Failure, IoKind, TIMED_EVERY, cycles};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
-use volume::{Budget, Completion, IoErrorKind, Op, Request};
+use volume::{Budget, Completion, IoError, IoErrorKind, Op, Request};
 
 /// Maximum number of requests that a round starts from one queue.
 const REQUESTS_PER_ROUND: usize = 64;
@@ -70,15 +71,14 @@ pub(crate) struct RunOptions {
 
 /// State of a queue that is running.
 pub(crate) struct Run {
-    index: u16,
+    pub(crate) index: u16,
     size: u16,
     event_idx: bool,
-    indirect: bool,
+    pub(crate) indirect: bool,
     /// Virtqueue in guest memory; `None` while its memory is missing, and the queue is suspended.
-    ring: Option<Ring>,
-    next: u16,
-    used: u16,
-    published: u16,
+    pub(crate) ring: Option<Ring>,
+    pub(crate) next: u16,
+    pub(crate) used: UsedEntries,
     armed: bool,
     /// Whether fetching has stopped because the guest has violated the protocol.
     broken: bool,
@@ -92,10 +92,9 @@ pub(crate) struct Run {
     again: VecDeque<u16>,
     /// Head index and length of requests that have completed while the queue was suspended.
     held: Vec<(u16, u32)>,
-    tracker: Option<Tracker>,
     walker: Walker,
     /// Number of requests to fetch before the next one with a latency measurement.
-    until_timed: u32,
+    pub(crate) until_timed: u32,
     stats: Arc<Stats>,
 }
 
@@ -103,7 +102,8 @@ impl Run {
     /// Begins to work on a ring. With tracking, the requests of an earlier back-end are resumed,
     /// and `next` is derived from them.
     pub(crate) fn new(options: RunOptions, ring: Ring, stats: &Arc<Stats>) -> Run {
-        let used = ring.used_idx();
+        let used_idx = ring.used_idx();
+        let is_tracked = options.tracker.is_some();
         let mut run = Run {
             index: options.index,
             size: options.size,
@@ -111,8 +111,7 @@ impl Run {
             indirect: options.indirect,
             ring: Some(ring),
             next: options.next,
-            used,
-            published: used,
+            used: UsedEntries::new(used_idx, options.tracker),
             armed: true,
             broken: false,
             stopping: false,
@@ -121,17 +120,16 @@ impl Run {
             free: (0..options.size).rev().collect(),
             again: VecDeque::new(),
             held: Vec::new(),
-            tracker: options.tracker,
             walker: Walker::default(),
             until_timed: 0,
             stats: stats.clone(),
         };
         run.slots
             .resize_with(usize::from(run.size), RequestSlot::default);
-        if let Some(tracker) = &mut run.tracker {
-            run.again = tracker.recover(used).into();
+        if is_tracked {
+            run.again = run.used.recover().into();
             // The number cannot exceed the ring size, as each request was found once.
-            run.next = used.wrapping_add(run.again.len() as u16);
+            run.next = used_idx.wrapping_add(run.again.len() as u16);
             if !run.again.is_empty() {
                 let (queue, requests) = (run.index, run.again.len());
                 stats.log.line("begun again", |left_out| {
@@ -165,7 +163,7 @@ impl Run {
     pub(crate) fn abandon(&mut self) {
         self.stopping = true;
         self.ring = None;
-        self.tracker = None;
+        self.used.abandon();
         self.again.clear();
     }
 
@@ -224,10 +222,24 @@ impl Run {
             return false;
         };
         let available = ring.available_idx();
-        let waiting = available.wrapping_sub(self.next);
-        if waiting == 0 && self.again.is_empty() {
+        if available == self.next && self.again.is_empty() {
             return false;
         }
+        self.fetch_until(available, disk, map, stats, budget)
+    }
+
+    /// Fetches and starts the requests before index `available` of the available ring. Returns
+    /// `true` when there were some.
+    #[inline(never)]
+    fn fetch_until(
+        &mut self,
+        available: u16,
+        disk: &mut Disk,
+        map: &DmaMap,
+        stats: &QueueStats,
+        budget: &mut Budget,
+    ) -> bool {
+        let waiting = available.wrapping_sub(self.next);
         if waiting > self.size {
             let (next, size) = (self.next, self.size);
             self.breaks(&format_args!(
@@ -238,7 +250,18 @@ impl Run {
         self.quiet();
         let mut worked = false;
         let waiting = usize::from(waiting) + self.again.len();
-        for _ in 0..waiting.min(REQUESTS_PER_ROUND) {
+        let mut left = waiting.min(REQUESTS_PER_ROUND);
+        while left > 0 {
+            if disk.is_immediate() && self.again.is_empty() {
+                let counts = (left as u16, available.wrapping_sub(self.next));
+                let answered = self.answer(counts, disk, map, stats, budget);
+                worked |= answered > 0;
+                left -= usize::from(answered);
+                if left == 0 || budget.is_spent() {
+                    break;
+                }
+            }
+            left -= 1;
             if self.free.is_empty() || !disk.has_room() {
                 self.full = true;
                 break;
@@ -269,9 +292,7 @@ impl Run {
             return None;
         }
         self.next = self.next.wrapping_add(1);
-        if let Some(tracker) = &mut self.tracker {
-            tracker.begin(head);
-        }
+        self.used.begin(head);
         Some(head)
     }
 
@@ -430,7 +451,7 @@ impl Run {
             }
         }
         slot.data = completion.data;
-        let failed = match completion.result {
+        let failure = match completion.result {
             Ok(()) => {
                 match slot.op {
                     Some(Op::Read) => stats.io.bytes_read().add(slot.bytes),
@@ -439,17 +460,10 @@ impl Run {
                 }
                 return true;
             }
-            Err(error) => {
-                tracing::debug!(queue = self.index, op = ?slot.op, %error, "request failed");
-                let status = match error.kind {
-                    IoErrorKind::Unsupported => BlkStatus::Unsupported,
-                    _ => BlkStatus::IoErr,
-                };
-                (status, error.kind.failure())
-            }
+            Err(error) => failed(self.index, slot.op.unwrap_or(Op::Flush), error),
         };
         slot.written = 0;
-        self.finish(index, Err(failed), map, stats);
+        self.finish(index, Err(failure), map, stats);
         false
     }
 
@@ -502,43 +516,14 @@ impl Run {
             }
             return;
         };
-        ring.set_used(self.used, head, len);
-        crash::point!("vhost-blk.used.written");
-        if let Some(tracker) = &mut self.tracker {
-            tracker.answer(head, self.published);
-        }
-        self.used = self.used.wrapping_add(1);
+        self.used.post(ring, head, len);
     }
 
     /// Publishes the completed requests, and interrupts the guest if it wants an interrupt.
+    #[inline]
     pub(crate) fn publish(&mut self, call: Option<&Signal>, stats: &QueueStats) {
-        let Some(ring) = &self.ring else {
-            return;
-        };
-        if self.used == self.published {
-            return;
-        }
-        ring.publish_used(self.used);
-        crash::point!("vhost-blk.used.published");
-        let old = std::mem::replace(&mut self.published, self.used);
-        if let Some(tracker) = &mut self.tracker {
-            tracker.published(self.used);
-        }
-        let Some(call) = call else {
-            return;
-        };
-        // The used index must be visible before the driver's interrupt request is read (virtio 1.2,
-        // 2.7.7.2).
-        fence(Ordering::SeqCst);
-        let wanted = if self.event_idx {
-            need_event(ring.used_event(), self.used, old)
-        } else {
-            !ring.no_interrupt()
-        };
-        if wanted {
-            stats.notifications.add(1);
-            call.send();
-            crash::point!("vhost-blk.call.sent");
+        if let Some(ring) = &self.ring {
+            self.used.signal(ring, self.event_idx, call, stats);
         }
     }
 
@@ -574,6 +559,17 @@ impl Run {
         fence(Ordering::SeqCst);
         ring.available_idx() != self.next
     }
+}
+
+/// Returns status and failure class of an operation that has failed at the volume.
+#[cold]
+pub(crate) fn failed(queue: u16, op: Op, error: IoError) -> (BlkStatus, Failure) {
+    tracing::debug!(queue, ?op, %error, "request failed");
+    let status = match error.kind {
+        IoErrorKind::Unsupported => BlkStatus::Unsupported,
+        _ => BlkStatus::IoErr,
+    };
+    (status, error.kind.failure())
 }
 
 /// Returns the kind as which the counters count an action.

@@ -9,16 +9,17 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VringConfigData};
 use vhost_blk::DiskOptions;
-use volume::IoOptions;
+use volume::{IoOptions, MemVolume, Volume};
 use worker::IdleWindow;
 
 /// All crash points of this crate, and how often each is passed before at most.
-const POINTS: [(&str, u64); 22] = [
+const POINTS: [(&str, u64); 23] = [
     ("vhost-blk.call.sent", 30),
     ("vhost-blk.fetch.found", 60),
     ("vhost-blk.inflight.batched", 60),
@@ -30,6 +31,7 @@ const POINTS: [(&str, u64); 22] = [
     ("vhost-blk.message.answered", 12),
     ("vhost-blk.message.handled", 20),
     ("vhost-blk.message.taken", 20),
+    ("vhost-blk.plain.answered", 60),
     ("vhost-blk.queue.begun", 2),
     ("vhost-blk.queue.recovered", 2),
     ("vhost-blk.recover.cleared", 2 * SIZE as u64),
@@ -267,7 +269,7 @@ impl World {
     fn serve(
         &mut self,
         at: &Path,
-        file: &Path,
+        volume: Arc<dyn Volume>,
         dies: Option<(&'static str, u64)>,
     ) -> Option<Crashed> {
         let disk = DiskOptions {
@@ -279,7 +281,7 @@ impl World {
             None => crash::disarm(),
         };
         let how = (IdleWindow::default(), IoOptions::default());
-        let served = Served::after(at.to_path_buf(), open(file), disk, how, arm);
+        let served = Served::after(at.to_path_buf(), volume, disk, how, arm);
         let is_gone = || served.is_over();
         // The front-end's part of it is dropped with it.
         let used = match self.connect(at) {
@@ -295,28 +297,28 @@ impl World {
     }
 }
 
-#[test]
-fn next_back_end_resumes_after_death_at_any_point() {
-    let dir = tempfile::tempdir().unwrap();
-    let (file, volume) = file_volume(&dir, 4);
-    drop(volume);
-    let at = dir.path().join("s");
+/// Serves a volume under load, and has its back-end die at each of the points.
+fn die_at(
+    points: impl Iterator<Item = (&'static str, u64)>,
+    at: &Path,
+    volume: impl Fn() -> Arc<dyn Volume>,
+) -> World {
     let (mut world, deaths) = (World::new(), deaths());
-    for (point, most) in POINTS {
+    for (point, most) in points {
         let mut died = 0;
         for turn in 0..4 * deaths {
             if point == "vhost-blk.recover.cleared" {
                 // It is passed where tracking begins only.
-                assert!(world.serve(&at, &file, None).is_none());
+                assert!(world.serve(at, volume(), None).is_none());
                 world.inflight = None;
             } else if turn > 0 && point.starts_with("vhost-blk.recover") {
                 // There is something to be recovered only after a death in the middle of a batch.
                 let before = ["vhost-blk.used.published", "vhost-blk.inflight.retired"];
                 let count = world.random.below(20) + 1;
-                world.serve(&at, &file, Some((before[turn as usize % 2], count)));
+                world.serve(at, volume(), Some((before[turn as usize % 2], count)));
             }
             let count = world.random.below(most) + 1;
-            if let Some(Crashed(name)) = world.serve(&at, &file, Some((point, count))) {
+            if let Some(Crashed(name)) = world.serve(at, volume(), Some((point, count))) {
                 assert_eq!(name, point);
                 died += 1;
             }
@@ -326,10 +328,21 @@ fn next_back_end_resumes_after_death_at_any_point() {
         }
         assert_eq!(died, deaths, "{point} is seldom passed");
     }
-    assert!(world.serve(&at, &file, None).is_none());
+    assert!(world.serve(at, volume(), None).is_none());
+    assert!(world.places.iter().all(|(_, busy)| !busy));
+    world
+}
+
+#[test]
+fn next_back_end_resumes_after_death_at_any_point() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, volume) = file_volume(&dir, 4);
+    drop(volume);
+    // A file does not complete requests at once.
+    let points = POINTS.into_iter().filter(|(point, _)| !is_plain(point));
+    let world = die_at(points, &dir.path().join("s"), || open(&file));
     let bytes = std::fs::read(&file).unwrap();
-    for (place, (write, busy)) in world.places.iter().enumerate() {
-        assert!(!busy);
+    for (place, (write, _)) in world.places.iter().enumerate() {
         let start = place * PLACE as usize * 512;
         let wanted = content(place, *write);
         assert!(
@@ -338,6 +351,25 @@ fn next_back_end_resumes_after_death_at_any_point() {
         );
     }
     eprintln!("{} requests, {} writes", world.ended, world.writes);
+}
+
+/// Requests on memory are executed within the fetch. The volume outlives its back-ends, as one in
+/// kept memory does.
+#[test]
+fn next_back_end_resumes_after_death_in_fast_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let memory: Arc<dyn Volume> = Arc::new(MemVolume::new(4 << 20).unwrap());
+    let points = POINTS.into_iter().filter(|(point, _)| {
+        let stores = ["vhost-blk.inflight", "vhost-blk.used", "vhost-blk.call"];
+        is_plain(point) || stores.iter().any(|start| point.starts_with(start))
+    });
+    let world = die_at(points, &dir.path().join("s"), || memory.clone());
+    eprintln!("{} requests, {} writes", world.ended, world.writes);
+}
+
+/// Returns whether only the fast path passes the point.
+fn is_plain(point: &str) -> bool {
+    point.starts_with("vhost-blk.plain")
 }
 
 /// Every point of this crate's is in the list.
