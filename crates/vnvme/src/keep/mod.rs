@@ -36,8 +36,8 @@ pub use disk::{
 };
 pub use exports::{KeptSocket, LeftSocket, export_listens_at, left_socket};
 pub use life::{
-    die_of_panics, is_followed, last_pause, own_sockets, owns_sockets, say_served, serves,
-    tell_receiver,
+    die_of_panics, has_lost_keeper, is_followed, last_pause, look, own_sockets, owns_sockets,
+    say_served, serves, tell_receiver,
 };
 pub use memory::place as memory_place;
 pub use mode::KeeperMode;

@@ -154,7 +154,7 @@ impl DiskSpec {
     pub fn files(&self) -> Vec<PathBuf> {
         let mut files: Vec<PathBuf> = Vec::new();
         for url in self.volumes() {
-            files.extend(path_of_url(url));
+            files.extend(paths_of_volume(url));
             files.extend(path_option(url, "backing").map(Path::to_owned));
         }
         let mut of_namespace = |namespace: &NamespaceSpec| {
@@ -183,6 +183,18 @@ impl DiskSpec {
             Self::VhostBlk(spec) => file::to_table(spec),
             Self::Ublk(spec) => file::to_table(spec),
         }
+    }
+}
+
+/// Returns the paths that a volume may have: that of a file with a question mark in its name also
+/// looks like one with options. The file system is not asked.
+pub(super) fn paths_of_volume(url: &str) -> Vec<PathBuf> {
+    match url.split_once('?') {
+        Some((name, _)) if !url.contains("://") => {
+            let last = url.rsplit_once('?').map_or(name, |(name, _)| name);
+            vec![last.into(), url.into()]
+        }
+        _ => path_of_url(url).into_iter().collect(),
     }
 }
 
@@ -219,6 +231,20 @@ pub fn to_file<'a>(
 mod tests {
     use super::*;
     use crate::spec::parse_config;
+
+    #[test]
+    fn volume_with_question_mark_has_both_paths_it_may_have() {
+        for (url, paths) in [
+            ("a.raw", &["a.raw"][..]),
+            ("a.raw?iops=5", &["a.raw", "a.raw?iops=5"]),
+            ("a?b?iops=5", &["a?b", "a?b?iops=5"]),
+            ("file:///a%20b?iops=5", &["/a b"]),
+            ("mem://1M?iops=5", &[]),
+        ] {
+            let paths: Vec<PathBuf> = paths.iter().map(PathBuf::from).collect();
+            assert_eq!(paths_of_volume(url), paths, "{url}");
+        }
+    }
 
     #[test]
     fn stored_disk_reads_back_identically() {
