@@ -91,8 +91,8 @@ struct Options {
     /// Directory of results.json and report.html
     #[arg(long, default_value = "target/bench", value_name = "DIR")]
     output: PathBuf,
-    /// Ceilings of the suite cost; results above them are an error [default: testing/bench/ceilings.toml,
-    /// if it exists]
+    /// Ceilings of the suite cost; results above them are an error [default:
+    /// testing/bench/ceilings.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     ceilings: Option<PathBuf>,
     /// Second program, for example an older vnvme, to measure in turn with the first in the suites

@@ -49,8 +49,8 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    /// Runs the inputs in git, written by `testing/fuzz/run.sh minimise`; each covers code that the rest
-    /// does not.
+    /// Runs the inputs in git, written by `testing/fuzz/run.sh minimise`; each covers code that the
+    /// rest does not.
     #[test]
     fn every_target_accepts_its_corpus() {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");

@@ -2,8 +2,8 @@
 //!
 //! A test that cannot run on a machine passes all the same, and the test runner hides its output.
 //! [`skip`] therefore writes past the runner to standard error, and to the file that [`FILE`]
-//! names: `testing/harness/skips.sh`, in which each tier of tests runs, empties that file first, prints it
-//! at the end, and in CI fails on a line that `.ci/skips` does not list.
+//! names: `testing/harness/skips.sh`, in which each tier of tests runs, empties that file first,
+//! prints it at the end, and in CI fails on a line that `.ci/skips` does not list.
 //!
 //! Only for tests: a `dev-dependency`, and a dependency of the guest harness and the benchmarks.
 #![forbid(unsafe_code)]

@@ -6,8 +6,8 @@
 //! - `tier tests NAME [--repeat] ARGUMENT...` runs tests as a step: by cargo-nextest where it is
 //!   installed, else by `cargo test`, with the same arguments. With `--repeat`, a test that fails
 //!   is run once more and counts as flaky when it passes then.
-//! - `tier mutants --seed TEXT --draw N` applies N mutants of `testing/harness/mutants.toml`, one after the
-//!   other, and runs the tests that must find them; `tier mutants NAME...` applies those.
+//! - `tier mutants --seed TEXT --draw N` applies N mutants of `testing/harness/mutants.toml`, one
+//!   after the other, and runs the tests that must find them; `tier mutants NAME...` applies those.
 //!
 //! `target/tier/TIER` holds what the steps leave to the report, `target/test-times.json` the
 //! report as data, and `target/tier/TIER.history` the flaky tests of the last ten runs.

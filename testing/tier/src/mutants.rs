@@ -1,5 +1,5 @@
-//! Mutants: defects that tests must find. `testing/harness/mutants.toml` lists them; each one is applied to
-//! a worktree of its own, in which the tests that are meant to find it run.
+//! Mutants: defects that tests must find. `testing/harness/mutants.toml` lists them; each one is
+//! applied to a worktree of its own, in which the tests that are meant to find it run.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -37,8 +37,16 @@ struct Mutant {
 impl Mutant {
     /// Arguments of the test runner.
     fn arguments(&self) -> Vec<&str> {
-        let folders = if self.file.starts_with("crates") { 2 } else { 1 };
-        let mut parts = self.file.iter().skip(folders).filter_map(|part| part.to_str());
+        let folders = if self.file.starts_with("crates") {
+            2
+        } else {
+            1
+        };
+        let mut parts = self
+            .file
+            .iter()
+            .skip(folders)
+            .filter_map(|part| part.to_str());
         let package = self.package.as_deref().or_else(|| parts.next());
         let words = self.tests.split_whitespace();
         ["--package", package.unwrap_or_default()]

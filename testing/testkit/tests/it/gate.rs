@@ -1,5 +1,5 @@
-//! `testing/harness/skips.sh`, in which `make test` runs: what is skipped is printed, and what is not on
-//! the list fails in CI.
+//! `testing/harness/skips.sh`, in which `make test` runs: skipped tests are printed, and a skip that
+//! is not on the list fails in CI.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

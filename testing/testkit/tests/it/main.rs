@@ -5,5 +5,6 @@
 mod dependencies;
 mod gate;
 mod ignored;
+mod layers;
 mod named_paths;
 mod words;

@@ -1,4 +1,5 @@
-//! `testing/harness/words.sh` without files: openings of comments, filler words and subjects of commits.
+//! `testing/harness/words.sh` without files: openings of comments, filler words and subjects of
+//! commits.
 
 use std::fs;
 use std::path::Path;
@@ -93,7 +94,9 @@ fn limit_above_the_share_fails() {
         "testing/harness/prose.limits",
         &format!("opening crates/data/queue 1\n{LIMITS}"),
     );
-    tree.fails_with("crates/data/queue: 0.00% of its comments open with a pronoun: lower its limit");
+    tree.fails_with(
+        "crates/data/queue: 0.00% of its comments open with a pronoun: lower its limit",
+    );
     tree.write(
         "testing/harness/prose.limits",
         &format!("opening crates/data/queue 2.5\n{LIMITS}"),
