@@ -5,6 +5,7 @@ use crate::text;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
+use state_memory::Ticket;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -43,15 +44,6 @@ pub enum KeepError {
     /// This process has no descriptor left for the pipe on which the keeper answers.
     #[error("a pipe: {0}")]
     Pipe(Errno),
-}
-
-/// Number of a barrier; later ones are greater.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ticket(u64);
-
-impl Ticket {
-    /// Number before that of the first barrier. A barrier with this number counts as answered.
-    pub const ANSWERED: Self = Self(0);
 }
 
 /// Message to the keeper that waits for room in the socket.
@@ -93,8 +85,8 @@ impl KeeperClient {
             link: link.clone(),
             waiting: VecDeque::new(),
             barriers: VecDeque::new(),
-            issued: Ticket(0),
-            answered: Ticket(0),
+            issued: Ticket::ANSWERED,
+            answered: Ticket::ANSWERED,
             late: false,
             failed: None,
         }

@@ -1,31 +1,16 @@
 //! The descriptors of one disk: noted in its state memory, then kept.
 
-use crate::client::{KeepError, KeeperClient, Ticket};
+use crate::client::{KeepError, KeeperClient};
 use crate::link::{Keeping, Link};
 use receive::kind;
 use rustix::fs::{Mode, OFlags, fcntl_getfl, open};
 use rustix::io::Errno;
-use state_memory::{Descriptor, DescriptorKind, DescriptorTable, StateError};
+use state_memory::{
+    Descriptor, DescriptorKind, DescriptorLedger, DescriptorTable, LedgerError, Ticket,
+};
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
-
-/// Reason why a descriptor of a disk cannot be kept.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LedgerError {
-    /// The keeper does not keep the descriptor.
-    #[error(transparent)]
-    Keeper(#[from] KeepError),
-    /// The disk's state memory has no room for the descriptor's entry.
-    #[error("state memory: {0}")]
-    State(String),
-}
-
-impl From<StateError> for LedgerError {
-    fn from(error: StateError) -> Self {
-        Self::State(error.to_string())
-    }
-}
 
 /// Kept descriptors of a disk. Each has a number, under which it is noted in the disk's state
 /// memory before the keeper gets it, so that the next process knows the use of each. The keeper
@@ -70,11 +55,6 @@ impl Ledger {
         &self.prefix
     }
 
-    /// Returns all descriptors that are noted in the state memory.
-    pub fn noted(&self) -> Vec<Descriptor> {
-        self.table.iter().collect()
-    }
-
     /// Returns the entry of the descriptor with this number in the state memory.
     pub fn find(&self, number: NonZeroU32) -> Option<Descriptor> {
         self.table.iter().find(|noted| noted.number == number)
@@ -88,26 +68,6 @@ impl Ledger {
         ledger
     }
 
-    /// Notes a descriptor and has it kept. That it is shows a [`Ledger::barrier`].
-    ///
-    /// # Errors
-    /// [`LedgerError`]: from the first one on nothing more is kept.
-    pub fn keep(
-        &mut self,
-        kind: DescriptorKind,
-        detail: u64,
-        fd: BorrowedFd<'_>,
-    ) -> Result<NonZeroU32, LedgerError> {
-        let number = self.note(kind, detail)?;
-        crash::point!("keeper.ledger.noted");
-        let own = opened_anew(fd, self.link().keeping());
-        let fd = own.as_ref().map_or(fd, AsFd::as_fd);
-        let stored = self.client.store(&self.name(number), fd);
-        crash::point!("keeper.ledger.stored");
-        self.checked(stored.map_err(Into::into))?;
-        Ok(number)
-    }
-
     /// Has the state memory itself kept, which notes all other descriptors: under this name after
     /// the prefix.
     ///
@@ -117,7 +77,7 @@ impl Ledger {
         self.check()?;
         let stored = self.client.store(&format!("{}.{name}", self.prefix), fd);
         self.state = Some(name.to_owned());
-        self.checked(stored.map_err(Into::into))
+        self.checked(stored.map_err(refused))
     }
 
     /// Removes everything of the disk from the keeper, because the disk no longer exists.
@@ -132,71 +92,10 @@ impl Ledger {
         }
     }
 
-    /// Notes a descriptor that is not kept.
-    ///
-    /// # Errors
-    /// The errors of [`Ledger::keep`].
-    pub fn note(&mut self, kind: DescriptorKind, detail: u64) -> Result<NonZeroU32, LedgerError> {
-        self.check()?;
-        let number = self.table.add(kind, detail);
-        self.checked(number.map_err(Into::into))
-    }
-
-    /// Changes the detail in the entry of a descriptor, by a single store.
-    pub fn set_detail(&mut self, number: NonZeroU32, detail: u64) {
-        self.table.set_detail(number, detail);
-    }
-
-    /// Removes a descriptor from the keeper and its entry from the state memory.
-    pub fn forget(&mut self, number: NonZeroU32) {
-        if self.find(number).is_none() {
-            return;
-        }
-        let removed = self.client.remove(&self.name(number));
-        crash::point!("keeper.ledger.removed");
-        self.table.remove(number);
-        let _ = self.checked(removed.map_err(Into::into));
-    }
-
-    /// Asks whether all has been done that was asked for.
-    ///
-    /// # Errors
-    /// The errors of [`Ledger::keep`].
-    pub fn barrier(&mut self) -> Result<Ticket, LedgerError> {
-        self.check()?;
-        let asked = self.client.barrier();
-        self.checked(asked.map_err(Into::into))
-    }
-
-    /// Returns whether the keeper still has to answer, see [`KeeperClient::is_waiting`].
-    pub fn is_waiting(&self) -> bool {
-        self.client.is_waiting()
-    }
-
     /// Returns the barrier that is to be answered next: each one has its own descriptor to be
     /// watched.
     pub fn next_answer(&self) -> Option<Ticket> {
         self.client.next_answer()
-    }
-
-    /// Returns whether the keeper has answered a barrier, see [`KeeperClient::is_answered`].
-    pub fn is_answered(&self, ticket: Ticket) -> bool {
-        self.client.is_answered(ticket)
-    }
-
-    /// See [`KeeperClient::is_late`].
-    pub fn is_late(&self) -> bool {
-        self.client.is_late()
-    }
-
-    /// See [`KeeperClient::is_sent`].
-    pub fn is_sent(&self) -> bool {
-        self.client.is_sent()
-    }
-
-    /// See [`KeeperClient::backlog`].
-    pub fn backlog(&self) -> usize {
-        self.client.backlog()
     }
 
     /// See [`KeeperClient::settle`].
@@ -206,7 +105,7 @@ impl Ledger {
     pub fn settle(&mut self, ticket: Ticket) -> Result<(), LedgerError> {
         self.check()?;
         let settled = self.client.settle(ticket);
-        self.checked(settled.map_err(Into::into))
+        self.checked(settled.map_err(refused))
     }
 
     /// See [`KeeperClient::fd`].
@@ -226,12 +125,7 @@ impl Ledger {
     pub fn advance(&mut self, now: Instant) -> Result<bool, LedgerError> {
         self.check()?;
         let advanced = self.client.advance(now);
-        self.checked(advanced.map_err(Into::into))
-    }
-
-    /// Returns the error after which no further descriptor is kept, if there was one.
-    pub fn failed(&self) -> Option<&LedgerError> {
-        self.failed.as_ref()
+        self.checked(advanced.map_err(refused))
     }
 
     fn check(&self) -> Result<(), LedgerError> {
@@ -244,6 +138,83 @@ impl Ledger {
         }
         result
     }
+}
+
+impl DescriptorLedger for Ledger {
+    fn noted(&self) -> Vec<Descriptor> {
+        self.table.iter().collect()
+    }
+
+    fn keep(
+        &mut self,
+        kind: DescriptorKind,
+        detail: u64,
+        fd: BorrowedFd<'_>,
+    ) -> Result<NonZeroU32, LedgerError> {
+        let number = self.note(kind, detail)?;
+        crash::point!("keeper.ledger.noted");
+        let own = opened_anew(fd, self.link().keeping());
+        let fd = own.as_ref().map_or(fd, AsFd::as_fd);
+        let stored = self.client.store(&self.name(number), fd);
+        crash::point!("keeper.ledger.stored");
+        self.checked(stored.map_err(refused))?;
+        Ok(number)
+    }
+
+    fn note(&mut self, kind: DescriptorKind, detail: u64) -> Result<NonZeroU32, LedgerError> {
+        self.check()?;
+        let number = self.table.add(kind, detail);
+        self.checked(number.map_err(Into::into))
+    }
+
+    fn set_detail(&mut self, number: NonZeroU32, detail: u64) {
+        self.table.set_detail(number, detail);
+    }
+
+    fn forget(&mut self, number: NonZeroU32) {
+        if self.find(number).is_none() {
+            return;
+        }
+        let removed = self.client.remove(&self.name(number));
+        crash::point!("keeper.ledger.removed");
+        self.table.remove(number);
+        let _ = self.checked(removed.map_err(refused));
+    }
+
+    fn barrier(&mut self) -> Result<Ticket, LedgerError> {
+        self.check()?;
+        let asked = self.client.barrier();
+        self.checked(asked.map_err(refused))
+    }
+
+    fn is_answered(&self, ticket: Ticket) -> bool {
+        self.client.is_answered(ticket)
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.client.is_waiting()
+    }
+
+    fn is_late(&self) -> bool {
+        self.client.is_late()
+    }
+
+    fn is_sent(&self) -> bool {
+        self.client.is_sent()
+    }
+
+    fn backlog(&self) -> usize {
+        self.client.backlog()
+    }
+
+    fn failed(&self) -> Option<&LedgerError> {
+        self.failed.as_ref()
+    }
+}
+
+/// Converts the error of a request to the keeper.
+fn refused(error: KeepError) -> LedgerError {
+    LedgerError::Keeper(error.to_string())
 }
 
 /// Memory as an open file of its own, where systemd keeps: of descriptors of one open file it keeps

@@ -56,11 +56,11 @@ mod store;
 mod text;
 mod upgrade;
 
-pub use client::{KeepError, KeeperClient, Ticket};
+pub use client::{KeepError, KeeperClient};
 pub use handover::{ArrivalError, Handover, RestartHistory};
 pub use keeper::{KeepFailed, Keeper, KeeperExit, PassedDescriptor};
 pub use last::outlive;
-pub use ledger::{Ledger, LedgerError};
+pub use ledger::Ledger;
 pub use link::{Keeping, Link, UpgradeError};
 pub use restart::Pace;
 pub use resume::{MAX_STATE, ResumeError};

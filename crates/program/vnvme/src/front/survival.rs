@@ -3,18 +3,16 @@
 use super::nvme::{NvmeFront, TOKEN_KEEPER};
 use crate::device::NvmeDevice;
 use crate::keep::{ClientPages, PreviousDisk, Survival, keep_pages};
-use keeper::Ticket;
+use keeper::Ledger;
 use receive::Socket;
 use rustix::io::Errno;
-use state_memory::StateMemory;
+use state_memory::{DescriptorLedger, StateMemory, Ticket};
 use std::cell::RefCell;
 use std::num::NonZeroU32;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
-use vfio_user::{
-    Connection, Journal, JournalError, JournalSetup, Pipe, ServerLimits, SharedLedger,
-};
+use vfio_user::{Connection, Journal, JournalError, JournalSetup, Pipe, ServerLimits};
 
 /// Maximum time at the end to remove kept descriptors from the keeper. systemd takes ten messages
 /// at a time, and usually reads them at once. The next process removes the rest.
@@ -23,7 +21,7 @@ const CHECK_INTERVAL: Duration = Duration::from_micros(200);
 
 /// State of a front-end that survives this process: descriptors with the keeper, and the journal.
 pub struct FrontSurvival {
-    pub ledger: SharedLedger,
+    pub ledger: Rc<RefCell<Ledger>>,
     state: StateMemory,
     replies: Pipe,
     counter: Pipe,

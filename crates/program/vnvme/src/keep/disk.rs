@@ -10,10 +10,12 @@ use crate::record::Guest;
 use crate::spec::ControllerSpec;
 use anyhow::{Context, Result, anyhow};
 use controller::Subsystem;
-use keeper::{KeepError, KeeperClient, Ledger, LedgerError};
+use keeper::{KeepError, KeeperClient, Ledger};
 use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
-use state_memory::{Area, Descriptor, DescriptorKind, Layout, StateMemory};
+use state_memory::{
+    Area, Descriptor, DescriptorKind, DescriptorLedger, Layout, LedgerError, StateMemory,
+};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

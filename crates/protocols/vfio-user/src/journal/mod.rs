@@ -31,12 +31,11 @@ mod witness;
 pub use layout::{SESSION, SESSION_VERSION};
 pub(crate) use taking::Arriving;
 
-use keeper::{Ledger, LedgerError, Ticket};
 use layout::{ABANDONED, CAPABILITIES, CurrentMessage, Phase, SessionWords, Word};
 use receive::ReadError;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use state_memory::{Area, DescriptorKind};
+use state_memory::{Area, DescriptorKind, DescriptorLedger, LedgerError, Ticket};
 use std::cell::RefCell;
 use std::num::NonZeroU32;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -114,7 +113,7 @@ impl Pipe {
 }
 
 /// List of the disk's kept descriptors, shared by the connection and its device.
-pub type SharedLedger = Rc<RefCell<Ledger>>;
+pub type SharedLedger = Rc<RefCell<dyn DescriptorLedger>>;
 
 /// Journal of a connection, from which the next process continues it.
 #[derive(Debug)]

@@ -2,9 +2,9 @@
 
 use super::layout::{DescriptorRecord, PLACE_BITS, PendingRead, Phase, RING, RING_LEN, Word};
 use super::{Journal, REFUSED, SENT, pipe_error};
-use keeper::{LedgerError, Ticket};
 use receive::{ReadError, Socket, kind};
 use rustix::io::Errno;
+use state_memory::{LedgerError, Ticket};
 use std::num::NonZeroU32;
 use std::os::fd::{AsFd, OwnedFd};
 

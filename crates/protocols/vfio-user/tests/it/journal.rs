@@ -8,7 +8,7 @@ mod world;
 
 use client::Client;
 use crash::Crashed;
-use state_memory::DescriptorKind;
+use state_memory::{DescriptorKind, DescriptorLedger};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};

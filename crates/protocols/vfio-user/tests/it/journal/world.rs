@@ -8,7 +8,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
     recvmsg, socketpair,
 };
-use state_memory::{DescriptorKind, Layout, StateMemory};
+use state_memory::{DescriptorKind, DescriptorLedger, Layout, StateMemory};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::IoSliceMut;
@@ -318,7 +318,7 @@ pub struct World {
 /// A process that serves.
 pub struct Process {
     pub connection: Connection,
-    pub ledger: SharedLedger,
+    pub ledger: Rc<RefCell<Ledger>>,
 }
 
 pub fn nonblocking_pipe() -> (OwnedFd, OwnedFd) {
