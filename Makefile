@@ -5,13 +5,13 @@
 #   make test         formatting, lints, all unit, property and socket tests, one guest for each front-end
 #   make test-guests  all other guest tests, models, conformance, instruction counts, fuzz targets for ten seconds, documentation, AArch64
 #   make test-long    hours, before a release: every test that is ignored elsewhere, hundreds of kills, fuzzing, the oldest Rust, advisories
-#   make mutants      DRAW (10) of the mutants in harness/mutants.toml, drawn by SEED (the commit); a test must fail for each
+#   make mutants      DRAW (10) of the mutants in testing/harness/mutants.toml, drawn by SEED (the commit); a test must fail for each
 #   make check        formatting, lints, documentation, AArch64, the minimal build, licences
 #   make msrv         everything with the oldest Rust that Cargo.toml promises, where rustup has it
 #   make deny         licences, sources and known vulnerabilities of all dependencies, by cargo-deny
 #   make fuzz         the fuzz targets, FUZZ_SECONDS each (default 600)
 #   make conformance  the cases of the public NVMe test plans, against vnvme (docs/conformance.md)
-#   make cost         instructions for each I/O, held against bench/ceilings.toml
+#   make cost         instructions for each I/O, held against testing/bench/ceilings.toml
 #   make bench        the benchmarks
 #   make docs         docs/reference.md, the man pages in docs/man, docs/metrics.md and docs/conformance.md, from their tables; docs/openapi.json
 #   make help         these lines
@@ -36,7 +36,7 @@ demo: tools-guest
 help:
 	@sed -n 's/^#   make /  make /p' Makefile
 
-# Tests of a tier are a step each, whose time and result the report at its end has (crates/tier). All steps use the features of
+# Tests of a tier are a step each, whose time and result the report at its end has (testing/tier). All steps use the features of
 # the whole workspace, so that clippy, tests and programs are built once.
 TARGET = $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)
 DEBUG = $(TARGET)/debug
@@ -45,10 +45,10 @@ STEP = $(TIER) step
 TESTS = $(TIER) tests
 
 # $(call tier,NAME): the steps of a tier, its skips and its report. In CI a skip that .ci/skips does not list is a failure.
-tier = $(CARGO) build --quiet -p tier && VNVME_PROGRAMS=$(DEBUG) harness/skips.sh $(TIER) run $(1) $(AGAIN) $(1)-steps
+tier = $(CARGO) build --quiet -p tier && VNVME_PROGRAMS=$(DEBUG) testing/harness/skips.sh $(TIER) run $(1) $(AGAIN) $(1)-steps
 
 LINTS = $(CARGO) clippy --quiet --workspace --lib --bins --tests --examples $(APART:%=--test %) -- -D warnings
-STYLE = sh -c 'harness/words.sh && $(CARGO) fmt --all --check'
+STYLE = sh -c 'testing/harness/words.sh && $(CARGO) fmt --all --check'
 
 # Test programs that only `make test-guests` runs (`test = false` in their Cargo.toml).
 APART = guests loom suites
@@ -59,14 +59,14 @@ LATER = conformance::every_applicable_case_passes
 SLOW = in_process_controller_keeps tests::loss:: tests::queues:: tests::random_instructions_end every_target_accepts_its_corpus \
 	threads::tests::unanswered_request_times_out accounts::tests::single_command_guest
 quick: tools-build
-	harness/setup.sh check
+	testing/harness/setup.sh check
 	$(STYLE)
 	$(LINTS)
 	$(CARGO) build --quiet -p tier
 	$(TESTS) 'unit tests' --workspace --lib --bins -- $(SLOW:%=--skip %)
 
 test: tools-guest
-	harness/setup.sh check
+	testing/harness/setup.sh check
 	$(call tier,test)
 
 test-steps:
@@ -95,12 +95,12 @@ test-guests-steps:
 	$(STEP) 'minimal build' $(AGAIN) minimal
 	$(STEP) AArch64 $(AGAIN) aarch64
 	$(STEP) 'instruction counts' $(AGAIN) cost-step
-	$(STEP) 'fuzz targets, 10 s each' fuzz/run.sh 10
+	$(STEP) 'fuzz targets, 10 s each' testing/fuzz/run.sh 10
 
 # Builds that the last steps of `test-guests` want. A build that fails here fails again in the step that wants it.
 prebuild: tools-bench
 	-$(CARGO) build --release -p vnvme
-	-fuzz/run.sh build
+	-testing/fuzz/run.sh build
 
 # How long the tests of this tier go on: CONTRIBUTING.md has the variables.
 LONG = NEXTEST_PROFILE=long VNVME_KILLS=200 VNVME_UPGRADES=50 VNVME_CUTS=200 VNVME_DEATHS=20 VNVME_LIVES=1000 VNVME_FENCES=10000 VNVME_PATH_SECONDS=600 \
@@ -122,9 +122,9 @@ test-long-steps:
 	$(CARGO) build --quiet --release -p vnvme
 	env NEXTEST_PROFILE=long VNVME_BIN=$(TARGET)/release/vnvme $(TESTS) 'figures of rbd' --workspace --test guests -- --ignored rbd_figures::
 	$(STEP) 'models of millions of steps' $(MODELS)
-	$(STEP) fuzz fuzz/run.sh $(FUZZ_SECONDS)
-	$(STEP) 'oldest Rust' harness/msrv.sh
-	$(STEP) advisories harness/deny.sh
+	$(STEP) fuzz testing/fuzz/run.sh $(FUZZ_SECONDS)
+	$(STEP) 'oldest Rust' testing/harness/msrv.sh
+	$(STEP) advisories testing/harness/deny.sh
 
 SEED ?= $(shell git rev-parse HEAD)
 DRAW ?= 10
@@ -133,7 +133,7 @@ mutants: tools-guest
 	$(TIER) mutants --seed $(SEED) --draw $(DRAW)
 
 check: tools-build
-	harness/setup.sh check
+	testing/harness/setup.sh check
 	$(STYLE)
 	$(LINTS)
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
@@ -146,19 +146,19 @@ minimal:
 	$(CARGO) test --quiet -p vnvme --no-default-features --bin vnvme parts::
 
 aarch64:
-	if harness/setup.sh aarch64; then $(CARGO) check --quiet --workspace --target aarch64-unknown-linux-gnu; fi
+	if testing/harness/setup.sh aarch64; then $(CARGO) check --quiet --workspace --target aarch64-unknown-linux-gnu; fi
 
 # A skip is a failure with CI set: .ci/skips lists none of these two.
 msrv: tools-build
-	harness/skips.sh harness/msrv.sh
+	testing/harness/skips.sh testing/harness/msrv.sh
 
 deny: tools-build
-	harness/skips.sh harness/deny.sh
+	testing/harness/skips.sh testing/harness/deny.sh
 
 # What is counted is the program as it is released. Built by itself: together with other packages it could have other
 # features of its dependencies, and so be another program.
 RELEASE = $(or $(CARGO_TARGET_DIR),target)/release
-COST = --suite cost --vnvme $(RELEASE)/vnvme --ceilings bench/ceilings.toml --output target/cost
+COST = --suite cost --vnvme $(RELEASE)/vnvme --ceilings testing/bench/ceilings.toml --output target/cost
 cost cost-step: export PATH := $(PATH):$(CURDIR)/target/tools/bin
 cost: tools-build tools-bench
 	$(CARGO) build --release -p vnvme
@@ -176,7 +176,7 @@ conformance: tools-build
 	timeout 900 $(or $(CARGO_TARGET_DIR),target)/debug/conformance --vnvme $(abspath $(RELEASE))/vnvme
 
 fuzz: tools-build
-	fuzz/run.sh $(FUZZ_SECONDS)
+	testing/fuzz/run.sh $(FUZZ_SECONDS)
 
 # Figures go to target/bench/results.json and report.html. What cannot be measured here is named, with the reason.
 BENCH = target/bench
@@ -222,12 +222,12 @@ package: tools-build
 
 # What compiling needs: a linker.
 tools-build:
-	@harness/setup.sh build
+	@testing/harness/setup.sh build
 
 # What the suite cost needs besides: valgrind.
 tools-bench:
-	@harness/setup.sh bench $(CURDIR)/target/tools
+	@testing/harness/setup.sh bench $(CURDIR)/target/tools
 
 # What the guest needs besides: apt-get and dpkg-deb, to fetch Debian packages into target/harness.
 tools-guest: tools-build
-	@harness/setup.sh guest
+	@testing/harness/setup.sh guest

@@ -1,0 +1,10 @@
+//! Integration tests, in one program: each module tests one subject.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
+
+mod authentication;
+mod common;
+mod host;
+mod initiator;
+#[path = "../../../../data/volume/tests/it/common/mod.rs"]
+mod worker_common;

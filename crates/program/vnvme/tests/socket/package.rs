@@ -1,0 +1,403 @@
+//! Installed files: by packaging/install.sh into a directory of any name, and as a Debian package
+//! in a tree with nothing else in it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn packaging() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../packaging")
+}
+
+/// Runs a script of packaging/; it must succeed.
+fn script(name: &str, variables: &[(&str, &Path)], args: &[&Path]) -> String {
+    let mut command = Command::new(packaging().join(name));
+    command.env_remove("DESTDIR").env_remove("PREFIX");
+    let output = command
+        .envs(variables.iter().copied())
+        .args(args)
+        .output()
+        .unwrap();
+    done(&output)
+}
+
+/// Returns the output of a command that has to succeed.
+fn done(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let error = text(&output.stderr);
+    assert!(output.status.success(), "{}{error}", text(&output.stdout));
+    text(&output.stdout)
+}
+
+fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_vnvme"))
+}
+
+/// All files below a directory.
+fn files(root: &Path) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    let mut left = vec![root.to_owned()];
+    while let Some(directory) = left.pop() {
+        for entry in fs::read_dir(directory).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_type().unwrap().is_dir() {
+                left.push(entry.path())
+            } else {
+                found.insert(entry.path().strip_prefix(root).unwrap().to_owned());
+            }
+        }
+    }
+    found
+}
+
+fn has(tool: &str) -> bool {
+    let found = Command::new(tool).arg("--version").output();
+    if let Err(error) = &found {
+        testkit::skip("vnvme: package", format!("{tool}: {error}"));
+    }
+    found.is_ok()
+}
+
+#[test]
+fn uninstall_keeps_configuration_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().join("a tree with spaces");
+    let at = [("DESTDIR", &*root)];
+    let install = || script("install.sh", &at, &[Path::new("install"), program()]);
+    let uninstall = || script("install.sh", &at, &[Path::new("uninstall"), program()]);
+    install();
+    let first = files(&root);
+    for path in [
+        "usr/local/bin/vnvme",
+        "usr/local/share/man/man1/vnvme-serve.1",
+        "usr/local/share/man/man5/vnvme.toml.5",
+        "usr/local/lib/systemd/system/vnvme@.service",
+        "usr/local/share/bash-completion/completions/vnvme",
+        "etc/apparmor.d/abstractions/libvirt-qemu.d/vnvme",
+    ] {
+        assert!(first.contains(Path::new(path)), "{path}: {first:#?}");
+    }
+    let unit = root.join("usr/local/lib/systemd/system/vnvme.service");
+    let unit = fs::read_to_string(unit).unwrap();
+    assert!(
+        unit.contains("ExecStart=/usr/local/bin/vnvme daemon"),
+        "{unit}"
+    );
+
+    // A second installation over the first, and over files that the administrator has changed.
+    let profile = root.join("etc/apparmor.d/abstractions/libvirt-qemu.d/vnvme");
+    fs::write(&profile, "changed\n").unwrap();
+    fs::write(root.join("etc/vnvme/vm0.toml"), "mine\n").unwrap();
+    install();
+    assert_eq!(fs::read_to_string(&profile).unwrap(), "changed\n");
+    let told = uninstall();
+    assert!(told.contains("etc/vnvme"), "{told}");
+    let left = files(&root);
+    let wanted = [
+        "etc/apparmor.d/abstractions/libvirt-qemu.d/vnvme",
+        "etc/vnvme/vm0.toml",
+    ];
+    assert_eq!(left, wanted.iter().map(PathBuf::from).collect());
+    assert!(!root.join("usr/local/share/doc/vnvme").exists());
+    // With nothing there it is no error.
+    uninstall();
+}
+
+#[test]
+fn missing_program_is_not_installed() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = Command::new(packaging().join("install.sh"))
+        .env("DESTDIR", directory.path())
+        .args(["install", "/none/vnvme"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is no program"));
+    assert!(files(directory.path()).is_empty());
+}
+
+#[test]
+fn man_pages_have_no_warnings() {
+    if !has("man") {
+        return;
+    }
+    let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../docs/man");
+    let mut count = 0;
+    for page in fs::read_dir(pages).unwrap() {
+        let path = page.unwrap().path();
+        let output = Command::new("man")
+            .args(["--warnings", "--encoding=UTF-8", "--local-file"])
+            .arg(&path)
+            .env("MANROFFSEQ", "")
+            .env("MANWIDTH", "80")
+            .env("LC_ALL", "C.UTF-8")
+            .output()
+            .unwrap();
+        done(&output);
+        // A command line of an example is longer than a line: lintian has nothing against that.
+        let complaints = String::from_utf8_lossy(&output.stderr);
+        let complaints: Vec<&str> = complaints
+            .lines()
+            .filter(|line| !(line.contains("adjust line") || line.contains("break line")))
+            .filter(|line| !line.is_empty())
+            .collect();
+        assert!(complaints.is_empty(), "{}: {complaints:?}", path.display());
+        assert!(!output.stdout.is_empty(), "{}", path.display());
+        count += 1;
+    }
+    assert!(count > 10);
+}
+
+/// The hook of libvirt starts and stops the unit of a domain that has a file, and of no other.
+#[test]
+fn libvirt_hook_serves_domains_with_file_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let log = root.join("log");
+    let systemctl = root.join("systemctl");
+    fs::write(
+        &systemctl,
+        format!(
+            "#!/bin/sh\necho \"$@\" >> '{}'\nexit ${{FAILS:-0}}\n",
+            log.display()
+        ),
+    )
+    .unwrap();
+    fs::set_permissions(&systemctl, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::write(root.join("vm0.toml"), "").unwrap();
+    let path = format!("{}:/usr/bin:/bin", root.display());
+    let hook = |fails: &str, args: &[&str]| {
+        let output = Command::new(packaging().join("libvirt/qemu"))
+            .args(args)
+            .env("PATH", &path)
+            .env("FAILS", fails)
+            .env("VNVME_CONFIG_DIR", root)
+            .output()
+            .unwrap();
+        let told = fs::read_to_string(&log).unwrap_or_default();
+        let _ = fs::remove_file(&log);
+        (
+            output.status.code(),
+            told,
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        )
+    };
+    for (args, wanted) in [
+        (
+            ["vm0", "prepare", "begin", "-"],
+            "start vnvme@vm0.service\n",
+        ),
+        (["vm0", "release", "end", "-"], "stop vnvme@vm0.service\n"),
+        (["vm0", "started", "begin", "-"], ""),
+        (["vm0", "migrate", "begin", "-"], ""),
+        (["vm1", "prepare", "begin", "-"], ""),
+        (["../vm0", "prepare", "begin", "-"], ""),
+        ([".vm0", "prepare", "begin", "-"], ""),
+        (["vm0;x", "prepare", "begin", "-"], ""),
+        (["", "prepare", "begin", "-"], ""),
+    ] {
+        let (status, told, _) = hook("0", &args);
+        assert_eq!((status, &*told), (Some(0), wanted), "{args:?}");
+    }
+    let (status, _, error) = hook("1", &["vm0", "prepare", "begin", "-"]);
+    assert_eq!(status, Some(1), "the domain does not start");
+    assert!(error.contains("journalctl -u vnvme@vm0.service"), "{error}");
+}
+
+/// A tree with a shell, dpkg and the parts of the C library that the program needs, from this
+/// machine. The package is installed in it as dpkg does that anywhere.
+struct Tree(tempfile::TempDir);
+
+impl Tree {
+    fn new() -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            testkit::skip("vnvme: package in a tree", "it is not root");
+            return None;
+        }
+        if !(has("dpkg") && has("dpkg-deb")) {
+            return None;
+        }
+        let tree = Self(tempfile::tempdir().unwrap());
+        for directory in [
+            "usr/bin",
+            "usr/sbin",
+            "usr/lib",
+            "usr/lib64",
+            "etc",
+            "tmp",
+            "run",
+            "var/lib/dpkg/info",
+            "var/lib/dpkg/updates",
+        ] {
+            fs::create_dir_all(tree.path(directory)).unwrap();
+        }
+        for name in ["bin", "sbin", "lib", "lib64"] {
+            symlink(format!("usr/{name}"), tree.path(name)).unwrap();
+        }
+        fs::write(tree.path("var/lib/dpkg/status"), "").unwrap();
+        for tool in ["sh", "rm", "rmdir"] {
+            tree.bring(tool);
+        }
+        tree.bring_libraries(program());
+        Some(tree)
+    }
+
+    fn path(&self, below: &str) -> PathBuf {
+        self.0.path().join(below.trim_start_matches('/'))
+    }
+
+    /// Copies a program and its libraries.
+    fn bring(&self, tool: &str) {
+        let found = Path::new("/usr/bin").join(tool);
+        fs::copy(&found, self.path("usr/bin").join(tool)).unwrap();
+        self.bring_libraries(&found);
+    }
+
+    fn bring_libraries(&self, program: &Path) {
+        let listed = done(&Command::new("ldd").arg(program).output().unwrap());
+        for word in listed
+            .split_whitespace()
+            .filter(|word| word.starts_with('/'))
+        {
+            let to = self.path(word);
+            fs::create_dir_all(to.parent().unwrap()).unwrap();
+            fs::copy(word, to).unwrap();
+        }
+    }
+
+    fn dpkg(&self, args: &[&str]) -> String {
+        let output = Command::new("dpkg")
+            .arg("--root")
+            .arg(self.0.path())
+            .args(["--force-depends"])
+            .args(args)
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("DEBIAN_FRONTEND", "noninteractive")
+            .output()
+            .unwrap();
+        done(&output)
+    }
+}
+
+/// Relative links of installed documents lead to installed files, except documents for developers.
+fn links_lead_to_files(documents: &Path) {
+    for page in fs::read_dir(documents).unwrap() {
+        let page = page.unwrap().path();
+        let text = fs::read_to_string(&page).unwrap();
+        for link in text
+            .split("](")
+            .skip(1)
+            .filter_map(|rest| rest.split(')').next())
+        {
+            let target = link.split('#').next().unwrap();
+            let for_developers = [
+                "../ARCHITECTURE.md",
+                "../CONTRIBUTING.md",
+                "internals/",
+                "man",
+            ];
+            if target.contains("://")
+                || target.contains(' ')
+                || for_developers
+                    .iter()
+                    .any(|left_out| target.starts_with(left_out))
+            {
+                continue;
+            }
+            assert!(
+                documents.join(target).exists(),
+                "{}: {link}",
+                page.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn package_is_installed_used_and_removed() {
+    let Some(tree) = Tree::new() else {
+        return;
+    };
+    let output = tempfile::tempdir().unwrap();
+    let made = script("deb.sh", &[], &[program(), output.path()]);
+    let package = made.trim();
+    let before = files(tree.0.path());
+
+    tree.dpkg(&["--install", package]);
+    let installed = tree.dpkg(&["--listfiles", "vnvme"]);
+    for path in [
+        "/usr/bin/vnvme",
+        "/usr/lib/systemd/system/vnvme.service",
+        "/usr/share/man/man1/vnvme.1.gz",
+        "/usr/share/doc/vnvme/copyright",
+        "/usr/share/doc/vnvme/docs/openapi.json",
+        "/usr/share/doc/vnvme/packaging/grafana/vnvme.json",
+        "/etc/vnvme",
+    ] {
+        assert!(
+            installed.lines().any(|line| line == path),
+            "{path}: {installed}"
+        );
+        assert!(tree.path(path).exists(), "{path}");
+    }
+    // The program runs with only the package and the C library.
+    let version = Command::new("chroot")
+        .arg(tree.0.path())
+        .args(["/usr/bin/vnvme", "--version"])
+        .output()
+        .unwrap();
+    assert!(done(&version).starts_with("vnvme "), "{version:?}");
+    // The unit names the program's path.
+    if has("systemd-analyze") {
+        for (unit, command) in [("vnvme.service", "daemon"), ("vnvme@.service", "serve")] {
+            let path = format!("usr/lib/systemd/system/{unit}");
+            let text = fs::read_to_string(tree.path(&path)).unwrap();
+            let start = format!("ExecStart=/usr/bin/vnvme {command} ");
+            assert!(text.contains(&start), "{text}");
+        }
+    }
+    links_lead_to_files(&tree.path("usr/share/doc/vnvme/docs"));
+    // Units that an administrator has enabled.
+    let wants = tree.path("etc/systemd/system/multi-user.target.wants");
+    fs::create_dir_all(&wants).unwrap();
+    for unit in ["vnvme.service", "vnvme@vm0.service"] {
+        symlink("/usr/lib/systemd/system/vnvme.service", wants.join(unit)).unwrap();
+    }
+    // Once more over itself, as an upgrade does.
+    tree.dpkg(&["--install", package]);
+    fs::write(tree.path("etc/vnvme/vnvme.toml"), "# mine\n").unwrap();
+
+    tree.dpkg(&["--remove", "vnvme"]);
+    for unit in ["vnvme.service", "vnvme@vm0.service"] {
+        assert!(
+            wants.join(unit).symlink_metadata().is_err(),
+            "{unit} is still enabled"
+        );
+    }
+    fs::remove_dir(&wants).unwrap();
+    let of_dpkg = |path: &PathBuf| path.starts_with("var/lib/dpkg") || path.starts_with("var/log");
+    let left: Vec<PathBuf> = files(tree.0.path())
+        .difference(&before)
+        .filter(|path| !of_dpkg(path))
+        .cloned()
+        .collect();
+    let wanted = [
+        "etc/apparmor.d/abstractions/libvirt-qemu.d/vnvme",
+        "etc/vnvme/vnvme.toml",
+    ];
+    assert_eq!(
+        left,
+        wanted.map(PathBuf::from),
+        "only configuration is left"
+    );
+
+    tree.dpkg(&["--purge", "vnvme"]);
+    let left: Vec<PathBuf> = files(tree.0.path())
+        .difference(&before)
+        .filter(|path| !of_dpkg(path))
+        .cloned()
+        .collect();
+    assert_eq!(left, [] as [PathBuf; 0]);
+}

@@ -1,0 +1,12 @@
+//! Integration tests, in one program: each module tests one subject.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
+
+mod commands;
+mod common;
+#[path = "../../../../nvme/controller/tests/it/counting.rs"]
+mod counting;
+mod device;
+mod hostile;
+mod life;
+mod sharing;

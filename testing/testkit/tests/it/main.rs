@@ -1,0 +1,11 @@
+//! Integration tests, in one program: each module tests one subject.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A test fails by a panic.
+#![allow(clippy::indexing_slicing, clippy::panic)]
+
+mod dependencies;
+mod gate;
+mod ignored;
+mod layers;
+mod named_paths;
+mod spelling;
+mod words;
