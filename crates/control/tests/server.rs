@@ -40,6 +40,7 @@ fn disk(name: &str) -> Disk {
         device: None,
         attached: false,
         not_yet_kept: false,
+        not_kept: false,
         state: DiskState::Free,
         client_pid: None,
         client: None,

@@ -74,6 +74,8 @@ pub(crate) struct Transfer {
     /// Process ID of the keeper.
     pub keeper: u32,
     pub most: usize,
+    /// Socket to the first stand-by, for the second one.
+    pub ahead: Option<OwnedFd>,
 }
 
 impl Transfer {
@@ -102,6 +104,7 @@ impl Transfer {
                     facts: facts_in(&text),
                     keeper,
                     most: lines.number("MOST").ok_or(ArrivalError::Unknown)?,
+                    ahead: packet.fds.into_iter().next(),
                 });
             }
             let (names, all) = match (lines.value("KEPT"), lines.value("GIVEN")) {
@@ -203,6 +206,13 @@ impl HandoverSender {
         );
         packets.push_back((last, Vec::new()));
         Self { packets }
+    }
+
+    /// Adds a descriptor to the last packet.
+    pub(crate) fn give(&mut self, fd: OwnedFd) {
+        if let Some((_, fds)) = self.packets.back_mut() {
+            fds.push(Rc::new(fd));
+        }
     }
 
     /// Adds a packet with this text and these descriptors.

@@ -111,7 +111,7 @@ struct RunningKeeper<'a> {
     ordered: Option<Signal>,
     /// Signal that is held until a process serves, which can then make all data durable.
     held: Option<Signal>,
-    /// Stand-by process, which becomes the keeper if this process dies.
+    /// Stand-by processes, one of which becomes the keeper if this process dies.
     backup: Backup,
     /// The program of this process is to be replaced by that of the serving process.
     replaces_itself: bool,
@@ -133,7 +133,8 @@ impl<'a> Keeper<'a> {
     }
 
     /// Stands by for the keeper at the other end of `channel`: receives all that it keeps, and
-    /// becomes the keeper when it ends without notice. `None`: the keeper has ended in order.
+    /// becomes the keeper when it ends without notice, and no other stand-by comes first. `None`:
+    /// the keeper has ended in order.
     ///
     /// # Errors
     /// [`KeepFailed`].
@@ -144,7 +145,9 @@ impl<'a> Keeper<'a> {
     ) -> Result<Option<KeeperExit>, KeepFailed> {
         let mut running = self.begin()?;
         confine().map_err(KeepFailed::Confine)?;
-        let all = Transfer::receive(channel.as_fd()).map_err(KeepFailed::StandBy)?;
+        let mut all = Transfer::receive(channel.as_fd()).map_err(KeepFailed::StandBy)?;
+        let (mut channel, mut ahead) = (channel, all.ahead.take());
+        let mut behind = None;
         running.take_over(all);
         loop {
             match next(&channel) {
@@ -168,10 +171,18 @@ impl<'a> Keeper<'a> {
                     std::mem::forget(running);
                     return Ok(None);
                 }
-                News::Gone => break,
+                News::Behind(pid, pidfd, socket) => behind = Some((pid, pidfd, socket)),
+                // The first stand-by is the keeper now, or has ended, too.
+                News::Gone => match ahead.take() {
+                    Some(socket) => channel = socket,
+                    None => break,
+                },
             }
         }
         drop(channel);
+        if let Some((pid, pidfd, socket)) = behind {
+            running.backup.leave(pid, pidfd, socket);
+        }
         running.promote();
         running.run().map(Some)
     }
@@ -205,8 +216,10 @@ impl<'a> Keeper<'a> {
         running.serving = Some(state.serving);
         running.next_upgrade = Instant::now() + UPGRADE_REST;
         // The stand-by of the program before stays until this program has one.
-        if let Some((pid, channel)) = state.standby {
-            running.backup.leave(pid, channel);
+        if let Some((pid, channel)) = state.standby
+            && let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
+        {
+            running.backup.leave(pid, pidfd, channel);
         }
         running.say("the keeper runs the new program, too");
         Ok(running.run())
@@ -279,7 +292,7 @@ impl RunningKeeper<'_> {
         }
     }
 
-    /// Starts a stand-by process, if there is none and a process serves.
+    /// Starts a stand-by process, if one is missing and a process serves.
     fn start_backup(&mut self) {
         let Some(serving) = self.serving.as_ref().filter(|serving| serving.is_ready) else {
             return;
@@ -307,6 +320,8 @@ impl RunningKeeper<'_> {
             return;
         }
         self.replaces_itself = false;
+        // The new program takes one stand-by over.
+        self.backup.leave_first();
         let kept = self.store.all();
         let standby = self.backup.place();
         let written = Written::new(&self.given, &kept, &self.facts, serving, standby);

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use sync::Unpoisoned;
+use sync::{Unpoisoned, readiness};
 
 /// Kind of keeper that holds this process's descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,6 +209,12 @@ impl Link {
             0 => None,
             pid => Some(pid),
         }
+    }
+
+    /// Returns whether the keeper process and all of its stand-bys have ended.
+    pub fn is_lost(&self) -> bool {
+        let is_closed = || readiness(&self.0.socket, PollFlags::empty()).contains(PollFlags::HUP);
+        self.keeping() != Keeping::Systemd && is_closed()
     }
 
     /// Stores the keeper's process ID, if the message contains one.

@@ -1,5 +1,11 @@
-//! The stand-by: a second keeper process, with duplicates of all that the keeper keeps. If the
-//! keeper ends without notice, the stand-by is the keeper, and starts another stand-by.
+//! The stand-bys: two more keeper processes, with duplicates of all that the keeper keeps. If the
+//! keeper ends without notice, the first stand-by is the keeper, and starts another one. If the
+//! keeper and its first stand-by end at one time, the second stand-by is the keeper.
+//!
+//! The two stand-bys have a socket pair. The second one reads from there when the keeper has ended:
+//! the first one forwards messages there as the keeper, or its end of the pair is closed. A new
+//! stand-by has its end of the pair with the last descriptor that it gets, after the other one has
+//! got its end: so there is no moment in which both would become the keeper.
 //!
 //! The keeper forwards each message of the serving process to the stand-by before it takes the
 //! message from the serving process's socket, which both processes have. So a message is forwarded,
@@ -15,13 +21,17 @@ use crate::packet::{self, Packet};
 use crate::text::{self, Request};
 use crate::upgrade::Programs;
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
+};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Child;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
+use sync::readiness;
 
 /// Maximum number of messages that wait for a stand-by; one that falls behind further is replaced.
 const MAX_WAITING: usize = 1024;
@@ -34,6 +44,12 @@ const SERVING: &str = "SERVING=";
 const ENDED: &str = "ENDED=1\n";
 /// Message that the keeper ends in an orderly way.
 const QUIT: &str = "QUIT=1\n";
+/// Name of the message to the first stand-by that there is a second one: its process ID. With its
+/// pidfd and a socket to it.
+const BEHIND: &str = "BEHIND=";
+
+/// Number of stand-bys.
+const STANDBYS: usize = 2;
 
 /// Stand-by process that the keeper has started.
 #[derive(Debug)]
@@ -43,11 +59,24 @@ struct Started {
     sending: HandoverSender,
 }
 
-/// A stand-by that the program before has started. It stands by until another one has all that the
-/// keeper keeps, and then ends.
+impl Started {
+    fn pid(&self) -> io::Result<Pid> {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        pid.ok_or_else(|| Errno::SRCH.into())
+    }
+
+    fn end(mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A stand-by that the program before, or the keeper before, has started. It stands by until
+/// another one has all that the keeper keeps, and then ends.
 #[derive(Debug)]
 struct Left {
     pid: Pid,
+    pidfd: OwnedFd,
     /// `None`: it was told to end.
     channel: Option<OwnedFd>,
     sending: HandoverSender,
@@ -56,8 +85,12 @@ struct Left {
 impl Left {
     /// Sends as much as there is room for. Returns whether the process still runs.
     fn go_on(&mut self) -> bool {
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-        let runs = matches!(waitid(WaitId::Pid(self.pid), options), Ok(None));
+        let runs = readiness(&self.pidfd, PollFlags::IN).is_empty();
+        if !runs {
+            // Fails for a child of another keeper.
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+            let _ = waitid(WaitId::PidFd(self.pidfd.as_fd()), options);
+        }
         if runs
             && let Some(channel) = &self.channel
             && (self.sending.go_on(channel.as_fd(), 0).is_err() || self.sending.len() > MAX_WAITING)
@@ -79,15 +112,16 @@ impl Left {
 
     /// A stand-by whose socket is closed without notice would become the keeper.
     fn kill(&mut self) {
-        let _ = kill_process(self.pid, Signal::KILL);
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
         self.channel = None;
     }
 }
 
-/// The keeper's side: a stand-by, or the time when the next one is started.
+/// The keeper's side: the stand-bys, and the time when the next one is started.
 #[derive(Debug, Default)]
 pub(crate) struct Backup {
-    started: Option<Started>,
+    /// The first one becomes the keeper first. A new one is the last.
+    started: Vec<Started>,
     next_start: Option<Instant>,
     left: Option<Left>,
 }
@@ -96,46 +130,79 @@ impl Backup {
     /// Returns whether a stand-by process has to be started now.
     pub fn is_wanted(&self) -> bool {
         let is_late = |at: Instant| Instant::now() >= at;
-        self.started.is_none() && self.next_start.is_none_or(is_late)
+        self.has_room() && self.next_start.is_none_or(is_late)
     }
 
-    /// Returns whether the stand-by has received everything that was sent.
+    /// Returns whether a stand-by is missing. The first one of this keeper takes the place of one
+    /// that was left.
+    fn has_room(&self) -> bool {
+        match self.started.as_slice() {
+            [] => true,
+            started => {
+                let is_left = self
+                    .left
+                    .as_ref()
+                    .is_some_and(|left| left.channel.is_some());
+                started.len() < STANDBYS && self.is_complete() && !is_left
+            }
+        }
+    }
+
+    /// Returns whether the stand-bys have received everything that was sent.
     pub fn is_complete(&self) -> bool {
-        let started = self.started.as_ref();
-        started.is_none_or(|started| !started.sending.is_under_way())
+        let mut started = self.started.iter();
+        started.all(|started| !started.sending.is_under_way())
     }
 
     /// Starts a stand-by process; `sending` contains everything that the keeper holds.
     pub fn start(
         &mut self,
         programs: &mut dyn Programs,
-        sending: HandoverSender,
+        mut sending: HandoverSender,
         serving: &Serving,
     ) -> io::Result<()> {
         self.next_start = Some(Instant::now() + PAUSE);
-        let flags = SocketFlags::CLOEXEC;
-        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-        let (channel, theirs) = pair?;
-        let child = programs.start_standby(theirs)?;
-        self.started = Some(Started {
-            child,
+        let pair = || {
+            let flags = SocketFlags::CLOEXEC;
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        };
+        let (channel, theirs) = pair()?;
+        let (first_end, second_end) = pair()?;
+        let is_second = !self.started.is_empty();
+        if is_second {
+            sending.give(second_end);
+        }
+        if let Some((text, fds)) = serving_text(serving)? {
+            sending.push(text, fds);
+        }
+        let started = Started {
+            child: programs.start_standby(theirs)?,
             channel,
             sending,
+        };
+        let told = started.pid().and_then(|pid| {
+            let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+            let fds = vec![Rc::new(first_end), Rc::new(pidfd)];
+            Ok((format!("{BEHIND}{}\n", pid.as_raw_nonzero()), fds))
         });
-        self.serves(serving)
+        match (told, self.started.first_mut()) {
+            (Ok((text, fds)), Some(first)) => first.sending.push(text, fds),
+            (Ok(_), None) => {}
+            (Err(error), _) => {
+                started.end();
+                return Err(error);
+            }
+        }
+        self.started.push(started);
+        self.go_on();
+        Ok(())
     }
 
-    /// Tells the stand-by which serving process was started.
+    /// Tells the stand-bys which serving process was started.
     pub fn serves(&mut self, serving: &Serving) -> io::Result<()> {
-        let Some(channel) = &serving.channel else {
-            return Ok(());
-        };
-        let fds = vec![
-            Rc::new(channel.try_clone()?),
-            Rc::new(serving.pidfd().try_clone_to_owned()?),
-        ];
-        let (pid, ready) = (serving.pid().as_raw_nonzero(), u8::from(serving.is_ready));
-        self.push(format!("{SERVING}{pid}:{ready}\n"), fds);
+        if let Some((text, fds)) = serving_text(serving)? {
+            self.push(text, fds);
+        }
         Ok(())
     }
 
@@ -164,31 +231,36 @@ impl Backup {
         if let Some(left) = self.left.as_mut().filter(|left| left.channel.is_some()) {
             left.sending.push(text.clone(), fds.clone());
         }
-        if let Some(started) = &mut self.started {
-            started.sending.push(text, fds);
-            if started.sending.len() > MAX_WAITING {
-                self.replace();
-            }
+        for started in &mut self.started {
+            started.sending.push(text.clone(), fds.clone());
+        }
+        let mut behind = self.started.iter();
+        if let Some(place) = behind.position(|started| started.sending.len() > MAX_WAITING) {
+            self.replace(place);
         }
         self.go_on();
     }
 
-    /// Ends the stand-by process; another one is started later.
-    fn replace(&mut self) {
-        if let Some(mut started) = self.started.take() {
-            let _ = started.child.kill();
-            let _ = started.child.wait();
-        }
+    /// Ends a stand-by process; another one is started later.
+    fn replace(&mut self, place: usize) {
+        self.started.remove(place).end();
         self.next_start = Some(Instant::now() + PAUSE);
     }
 
-    /// Sends as much as there is room for, and notices the end of the stand-by.
+    /// Ends all stand-by processes but the first.
+    pub fn leave_first(&mut self) {
+        while self.started.len() > 1 {
+            self.replace(1);
+        }
+    }
+
+    /// Sends as much as there is room for, and notices the end of the stand-bys.
     pub fn go_on(&mut self) {
         let mut left = self.left.take();
         if left.as_mut().is_some_and(|left| !left.go_on()) {
             left = None;
         }
-        let Some(started) = &mut self.started else {
+        let [started, second @ ..] = self.started.as_mut_slice() else {
             self.left = left;
             return;
         };
@@ -204,32 +276,46 @@ impl Backup {
             sent = started.sending.go_on(started.channel.as_fd(), 0);
         }
         self.left = left;
-        let has_ended = !matches!(started.child.try_wait(), Ok(None));
-        if sent.is_err() || has_ended {
-            self.replace();
+        let mut failed = vec![sent.is_err()];
+        let first_knows = !started.sending.is_under_way();
+        for second in second {
+            let sent = match first_knows {
+                true => second.sending.go_on(second.channel.as_fd(), 0),
+                false => Ok(()),
+            };
+            failed.push(sent.is_err());
+        }
+        for (place, failed) in failed.into_iter().enumerate().rev() {
+            let started = self.started.get_mut(place);
+            let has_ended =
+                started.is_some_and(|started| !matches!(started.child.try_wait(), Ok(None)));
+            if failed || has_ended {
+                self.replace(place);
+            }
         }
     }
 
     /// Returns whether a stand-by process exists.
     pub fn is_there(&self) -> bool {
         let left = self.left.as_ref();
-        self.started.is_some() || left.is_some_and(|left| left.channel.is_some())
+        !self.started.is_empty() || left.is_some_and(|left| left.channel.is_some())
     }
 
     /// Returns the process ID and the socket of the stand-by.
     pub fn place(&self) -> Option<(Pid, BorrowedFd<'_>)> {
-        let Some(started) = &self.started else {
+        let Some(started) = self.started.first() else {
             let left = self.left.as_ref()?;
             return Some((left.pid, left.channel.as_ref()?.as_fd()));
         };
-        let pid = Pid::from_raw(started.child.id().try_into().ok()?)?;
-        Some((pid, started.channel.as_fd()))
+        Some((started.pid().ok()?, started.channel.as_fd()))
     }
 
-    /// Keeps a stand-by that the program before has started, until this program has started one.
-    pub fn leave(&mut self, pid: Pid, channel: OwnedFd) {
+    /// Keeps a stand-by that the program before, or the keeper before, has started, until this
+    /// keeper has started one.
+    pub fn leave(&mut self, pid: Pid, pidfd: OwnedFd, channel: OwnedFd) {
         self.left = Some(Left {
             pid,
+            pidfd,
             channel: Some(channel),
             sending: HandoverSender::default(),
         });
@@ -245,17 +331,17 @@ impl Backup {
         {
             fds.push(PollFd::new(channel, PollFlags::OUT));
         }
-        let Some(started) = &self.started else {
-            // A start that is due waits for a process that serves.
-            return self.next_start.filter(|at| *at > Instant::now());
-        };
-        let wanted = if started.sending.is_under_way() {
-            PollFlags::OUT
-        } else {
-            PollFlags::empty()
-        };
-        fds.push(PollFd::new(&started.channel, wanted));
-        None
+        for started in &self.started {
+            let wanted = if started.sending.is_under_way() {
+                PollFlags::OUT
+            } else {
+                PollFlags::empty()
+            };
+            fds.push(PollFd::new(&started.channel, wanted));
+        }
+        // A start that is due waits for a process that serves.
+        let next = self.next_start.filter(|_| self.has_room());
+        next.filter(|at| *at > Instant::now())
     }
 
     /// Has the stand-by close all that it keeps when this process has ended. `false`: there is no
@@ -264,22 +350,21 @@ impl Backup {
         self.push(QUIT.to_owned(), Vec::new());
         let left = self.left.take();
         let left = left.filter(|left| left.channel.is_some());
-        let is_told = left.is_some_and(|mut left| {
+        let mut is_told = left.is_some_and(|mut left| {
             let is_told = !left.sending.is_under_way();
             if !is_told {
                 left.kill();
             }
             is_told
         });
-        match self.started.take() {
-            Some(started) if !started.sending.is_under_way() => true,
-            Some(mut started) => {
-                let _ = started.child.kill();
-                let _ = started.child.wait();
-                is_told
+        for started in self.started.drain(..) {
+            if started.sending.is_under_way() {
+                started.end();
+            } else {
+                is_told = true;
             }
-            None => is_told,
         }
+        is_told
     }
 }
 
@@ -292,6 +377,8 @@ pub(crate) enum News {
     Serving(Serving),
     /// The serving process has ended.
     Ended(RestartHistory),
+    /// A second stand-by was started: its process ID, its pidfd and the socket to it.
+    Behind(Pid, OwnedFd, OwnedFd),
     /// The keeper ends in an orderly way, so the stand-by ends, too.
     Quit,
     /// The keeper has died, and all of its messages were read.
@@ -315,12 +402,32 @@ pub(crate) fn next(channel: &OwnedFd) -> News {
         if let Some(facts) = text.strip_prefix(ENDED) {
             return News::Ended(facts_in(facts));
         }
+        if let Some(pid) = text.strip_prefix(BEHIND) {
+            let pid = pid.trim_end().parse().ok().and_then(Pid::from_raw);
+            if let (Some(pid), Ok([socket, pidfd])) = (pid, <[OwnedFd; 2]>::try_from(packet.fds)) {
+                return News::Behind(pid, pidfd, socket);
+            }
+            continue;
+        }
         return if &*text == QUIT {
             News::Quit
         } else {
             News::Request(packet)
         };
     }
+}
+
+/// Returns the message that this process serves, unless it has closed its socket.
+fn serving_text(serving: &Serving) -> io::Result<Option<(String, Vec<Rc<OwnedFd>>)>> {
+    let Some(channel) = &serving.channel else {
+        return Ok(None);
+    };
+    let fds = vec![
+        Rc::new(channel.try_clone()?),
+        Rc::new(serving.pidfd().try_clone_to_owned()?),
+    ];
+    let (pid, ready) = (serving.pid().as_raw_nonzero(), u8::from(serving.is_ready));
+    Ok(Some((format!("{SERVING}{pid}:{ready}\n"), fds)))
 }
 
 fn serving_in(text: &str, fds: Vec<OwnedFd>) -> Option<Serving> {

@@ -615,6 +615,7 @@ fn serve_opened(
             watch.look();
             worker_context.registry.look();
             worker_context.heap.look();
+            keep::look();
             if sizes.have_changed() {
                 managed.refresh_records();
             }

@@ -102,6 +102,10 @@ pub struct Disk {
     /// If both processes die before that, the client loses the disk.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub not_yet_kept: bool,
+    /// The keeper and its stand-bys have ended: the client loses the disk when the serving process
+    /// ends.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub not_kept: bool,
     /// State of the disk.
     #[serde(default)]
     pub state: DiskState,

@@ -96,7 +96,9 @@ fn client(disk: &Disk) -> String {
         None if disk.kind == DiskKind::Ublk && disk.attached => "the kernel".to_owned(),
         None => "-".to_owned(),
     };
-    if disk.not_yet_kept {
+    if disk.not_kept {
+        format!("{client}, not kept")
+    } else if disk.not_yet_kept {
         format!("{client}, not yet kept")
     } else {
         client
@@ -128,7 +130,9 @@ fn print(disk: &Disk) -> Result<()> {
     if let Some(why) = &disk.error {
         outln!("  not served: {why}");
     }
-    if disk.not_yet_kept {
+    if disk.not_kept {
+        outln!("  not kept: no keeper is left, and the disk ends with its process");
+    } else if disk.not_yet_kept {
         outln!("  not yet kept: the keeper is slow, and the disk would end with its process");
     }
     print_namespaces(&disk.namespaces)?;

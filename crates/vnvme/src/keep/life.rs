@@ -105,6 +105,23 @@ pub fn say_served() {
     );
 }
 
+static LOST: AtomicBool = AtomicBool::new(false);
+
+/// Logs once that the keeper and its stand-bys have ended.
+pub fn look() {
+    if kept().is_some_and(|kept| kept.link().is_lost()) && !LOST.swap(true, Ordering::Relaxed) {
+        tracing::error!(
+            "the keeper and its stand-bys have ended: no disk outlives this process; start the \
+             daemon again when the guests allow it"
+        );
+    }
+}
+
+/// Returns whether the keeper and its stand-bys have ended.
+pub fn has_lost_keeper() -> bool {
+    LOST.load(Ordering::Relaxed)
+}
+
 /// Makes a panic end the whole process, so that the keeper starts the next one.
 pub fn die_of_panics() {
     if kept().is_none() {

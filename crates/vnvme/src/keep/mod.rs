@@ -35,7 +35,9 @@ pub use disk::{
     expect, give_up, keep_pages, left_of, listens_at,
 };
 pub use exports::{KeptSocket, LeftSocket, export_listens_at, left_socket};
-pub use life::{die_of_panics, last_pause, say_served, serves, tell_receiver};
+pub use life::{
+    die_of_panics, has_lost_keeper, last_pause, look, say_served, serves, tell_receiver,
+};
 pub use memory::place as memory_place;
 pub use mode::KeeperMode;
 pub use pool::{

@@ -5,6 +5,7 @@ use super::request::{namespace_of, table_of};
 use super::table::DiskRecord;
 use super::{DiskSpec, Manager, Source, to_file};
 use crate::check::{check, check_filled};
+use crate::keep;
 use crate::options::file;
 use crate::pools::DiskPool;
 use crate::spec::{NamespaceSpec, Specs, parse_config, to_hex};
@@ -112,6 +113,7 @@ impl Manager {
             kind: entry.spec.kind(),
             socket: entry.spec.socket().map(|path| path.display().to_string()),
             device,
+            not_kept: running.is_some() && keep::has_lost_keeper(),
             not_yet_kept: running.is_some_and(|running| self.is_behind(running)),
             attached,
             state: match (&entry.failed, attached) {

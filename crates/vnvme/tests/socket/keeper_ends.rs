@@ -79,8 +79,35 @@ fn standby(keeper: u32) -> u32 {
     found.unwrap()
 }
 
+/// Returns both stand-bys of a keeper, once they have all that the keeper has kept and know each
+/// other.
+fn both_standbys(keeper: u32) -> [u32; 2] {
+    let mut found = None;
+    eventually("there are two stand-bys", || {
+        found = <[u32; 2]>::try_from(standbys_of(keeper)).ok();
+        // The pidfd of the serving process is the last descriptor of the hand-over. The first one
+        // has that of the second one, too.
+        found.is_some_and(|[first, second]| pidfds(first) == 2 && pidfds(second) == 1)
+    });
+    found.unwrap()
+}
+
+/// Returns the number of pidfds that a process has open.
+fn pidfds(process: u32) -> usize {
+    let open = fs::read_dir(format!("/proc/{process}/fd")).into_iter();
+    let links = open.flatten().flatten();
+    let links = links.filter_map(|fd| fs::read_link(fd.path()).ok());
+    links.filter(|link| text(link).contains("[pidfd]")).count()
+}
+
 /// Returns the stand-by of a keeper, if it has all that the keeper has kept.
 pub fn standby_of(keeper: u32) -> Option<u32> {
+    standbys_of(keeper).first().copied()
+}
+
+/// Returns the stand-bys of a keeper that have all that the keeper has kept, in the order in which
+/// they were started.
+fn standbys_of(keeper: u32) -> Vec<u32> {
     let children = fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children"));
     let children = children.unwrap_or_default();
     let is_standby = |child: &&str| {
@@ -95,8 +122,8 @@ pub fn standby_of(keeper: u32) -> Option<u32> {
         String::from_utf8_lossy(&line).contains("--stand-by")
             && open.any(|link| text(&link).contains("vnvme-served"))
     };
-    let found = children.split_whitespace().find(is_standby);
-    found.map(|child| child.parse().unwrap())
+    let found = children.split_whitespace().filter(is_standby);
+    found.map(|child| child.parse().unwrap()).collect()
 }
 
 #[test]
@@ -151,4 +178,49 @@ fn upgrade_replaces_the_program_of_the_keeper() {
         .wait_log(|line| line.contains("another one goes on"));
     kept.kill_serving();
     drop(kept);
+}
+
+/// The keeper and its first stand-by are killed within milliseconds, in either order: the second
+/// stand-by is the keeper, and has all that was kept.
+#[test]
+fn guest_survives_its_keeper_and_the_first_stand_by() {
+    let test_dir = TestDir::new();
+    let mut kept = Kept::start(&test_dir);
+    for round in 0..4u32 {
+        let (serving, keeper) = kept.processes();
+        let [first, second] = both_standbys(keeper);
+        let both = [[keeper, first], [first, keeper]];
+        both[round as usize % 2].into_iter().for_each(kill);
+        let wanted = format!("another one goes on: process {second}");
+        kept.daemon.wait_log(|line| line.contains(&wanted));
+        eventually("the process knows its keeper", || {
+            kept.processes() == (serving, second)
+        });
+        kept.check();
+        kept.guest
+            .write(2, u64::from(round), &pattern(2, 4096)[..512]);
+        kept.guest.write(2, 0, &pattern(2, 4096));
+        kept.kill_serving();
+        assert_eq!(kept.processes().1, second);
+    }
+    drop(kept);
+}
+
+/// Without any keeper the serving process goes on, and says that nothing outlives it.
+#[test]
+fn serving_process_says_that_no_keeper_is_left() {
+    let test_dir = TestDir::new();
+    let mut kept = Kept::start(&test_dir);
+    let (serving, keeper) = kept.processes();
+    let [first, second] = both_standbys(keeper);
+    [second, first, keeper].into_iter().for_each(kill);
+    let wanted = "the keeper and its stand-bys have ended";
+    kept.daemon.wait_log(|line| line.contains(wanted));
+    kept.check();
+    let disks = kept.client.disks().unwrap();
+    assert!(disks.iter().all(|disk| disk.not_kept), "{disks:?}");
+    drop(kept.guest);
+    kill_process(pid(serving), Signal::TERM).unwrap();
+    let gone = || rustix::process::test_kill_process(pid(serving)).is_err();
+    eventually("it has ended", gone);
 }
