@@ -5,6 +5,7 @@ use crate::direct::PathChoice;
 use crate::manage::DiskSpec;
 use crate::options::{Names, Size};
 use crate::origin::Origin;
+use crate::path_check::is_unanswered;
 use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, Specs, hex};
 use crate::worker_context::{config, target_controller};
 use anyhow::{Result, anyhow, bail, ensure};
@@ -566,7 +567,7 @@ fn check_target(spec: &NvmeTcpSpec) -> Result<()> {
 fn place(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
     match (path.parent(), path.file_name()) {
-        (Some(parent), Some(name)) => parent
+        (Some(parent), Some(name)) if !is_unanswered(&path) => parent
             .canonicalize()
             .map_or_else(|_| path.clone(), |parent| parent.join(name)),
         _ => path,

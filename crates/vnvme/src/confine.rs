@@ -4,6 +4,7 @@
 use crate::keep;
 use crate::manage::{DiskSpec, allows_ublk, places, servers};
 use crate::open;
+use crate::path_check::{canonicalize, is_unanswered};
 use crate::spec::{DoorbellMode, ServeOptions, Specs};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -146,6 +147,7 @@ fn later(options: &ServeOptions) -> Needs {
         return Needs::default();
     };
     let mut open_below = places(options);
+    open_below.retain(|place| !is_unanswered(place));
     // The state is written anew beside the old one.
     let state = options.state.as_ref().and_then(|state| state.parent());
     open_below.extend(state.map(|folder| {
@@ -170,17 +172,23 @@ fn later(options: &ServeOptions) -> Needs {
 
 /// Adds the rights to open the volumes of an unavailable disk, and the files beside them, while the
 /// process runs. The rights are for the folder, since another file may replace the present one. For
-/// a device in /dev they are for that device alone, since the folder contains all devices.
+/// a device in /dev they are for that device alone, since the folder contains all devices. For a
+/// file system that does not answer they are for the folder that contains its mount point: rights
+/// cannot be given for a folder without asking its file system.
 fn to_open(disk: &DiskSpec, needs: &mut Needs) {
     needs.takes_over = true;
     let files = disk.files();
     // The target of a link is in another folder.
-    let targets = files.iter().filter_map(|path| path.canonicalize().ok());
+    let targets = files.iter().filter_map(|path| canonicalize(path).ok());
     let paths: Vec<PathBuf> = targets.chain(files.iter().cloned()).collect();
     for path in paths {
         let path = std::path::absolute(&path).unwrap_or(path);
         let in_dev = path.parent() == Some(Path::new("/dev"));
         let place = match path.parent() {
+            Some(_) if is_unanswered(&path) => match above_mount(&path) {
+                Some(place) => place,
+                None => continue,
+            },
             Some(folder) if !in_dev => folder.to_owned(),
             _ => path,
         };
@@ -198,6 +206,19 @@ fn to_open(disk: &DiskSpec, needs: &mut Needs) {
             needs.open_below.push(place);
         }
     }
+}
+
+/// Returns the folder that contains the mount point of a path's file system, unless that is the
+/// root. No file system is asked, and links are not followed.
+fn above_mount(path: &Path) -> Option<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+    let points = points.map(|point| PathBuf::from(point.replace("\\040", " ")));
+    let point = points
+        .filter(|point| path.starts_with(point))
+        .max_by_key(|point| point.components().count())?;
+    let above = point.parent().filter(|above| above.parent().is_some());
+    above.map(Path::to_owned)
 }
 
 /// Returns the permission to connect that a volume needs to reconnect to its server.
@@ -251,6 +272,7 @@ fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
     remove_in.sort();
     remove_in.dedup();
     let pools = specs.controllers.iter().filter_map(|c| c.pool.clone());
+    let pools = pools.filter(|pool| !is_unanswered(pool));
     Needs {
         remove_in,
         files_in: pools.collect(),

@@ -48,6 +48,7 @@ mod open;
 mod options;
 mod origin;
 mod parts;
+mod path_check;
 mod peers;
 mod placement;
 mod pools;

@@ -14,6 +14,7 @@ use crate::manage::{DiskSpec, Source};
 use crate::open::{OpenedVolume, Opener};
 use crate::origin::Origin;
 use crate::parts::vhost_blk;
+use crate::path_check;
 use crate::pools::DiskPool;
 use crate::record::{self, Guest, Open as OpenNamespace, Shown};
 use crate::shutdown::{self, NotDurable};
@@ -654,6 +655,8 @@ pub struct UnavailableDisk {
     pub disk: DiskSpec,
     /// Reason why the disk cannot be served, as a text.
     pub why: String,
+    /// Time since when the disk's files have not answered, if that is the reason.
+    pub since: Option<Instant>,
 }
 
 impl UnavailableDisk {
@@ -661,7 +664,17 @@ impl UnavailableDisk {
     pub fn new(disk: DiskSpec, error: &anyhow::Error) -> Self {
         let (name, why) = (disk.name(), format!("{error:#}"));
         tracing::error!(disk = name, "the disk is unavailable: {why}");
-        Self { disk, why }
+        let since = None;
+        Self { disk, why, since }
+    }
+
+    /// Creates the entry of a disk whose files have not answered since then, and logs that.
+    fn hanging(disk: DiskSpec, since: Instant) -> Self {
+        let error = anyhow!(path_check::opening_for(since.elapsed()));
+        Self {
+            since: Some(since),
+            ..Self::new(disk, &error)
+        }
     }
 }
 
@@ -698,6 +711,11 @@ fn open(
     let (added, configured): (Vec<_>, Vec<_>) = disks.partition(is_added);
     for disk in configured.into_iter().chain(added) {
         let name = disk.name();
+        if let Some(since) = path_check::hanging_since(&name) {
+            let unserved = UnavailableDisk::hanging(disk, since);
+            all.lock().unpoisoned().unserved.push(unserved);
+            continue;
+        }
         if options.may_be_unavailable(&name)
             && let Some(why) = keep::deaths_of(&name)
         {

@@ -2,6 +2,7 @@
 //! the sandbox this one can start none. Both are this program under another name ([`receive`]).
 
 use crate::confine::SandboxMode;
+use crate::path_check::{self, PathChecker};
 use crate::socket_maker::{Grants, SocketMaker, SocketRights};
 use receive::{Receiver, Spawner, StartError};
 use sandbox::{Needs, Sandbox};
@@ -22,10 +23,13 @@ pub enum Role {
     Receive(SandboxMode),
     /// Starts receiver processes, and makes sockets.
     Start(SandboxMode, SocketRights),
+    /// Opens files of disks, which may hang ([`path_check`]).
+    Check(SandboxMode),
 }
 
 const RECEIVE: &str = "receive-descriptors";
 const START: &str = "start-receivers";
+const CHECK: &str = "check-paths";
 const ON: &str = "--sandbox=on";
 const OFF: &str = "--sandbox=off";
 
@@ -36,6 +40,7 @@ impl Role {
         let (command, mode, rights) = match self {
             Role::Receive(mode) => (RECEIVE, mode, Vec::new()),
             Role::Start(mode, rights) => (START, mode, rights.arguments()),
+            Role::Check(mode) => (CHECK, mode, Vec::new()),
         };
         let mode = match mode {
             SandboxMode::On => ON,
@@ -48,7 +53,10 @@ impl Role {
     /// Parses arguments (without the program's name).
     pub fn wanted(mut args: impl Iterator<Item = OsString>) -> Option<Self> {
         let command = args.next()?;
-        if command != RECEIVE && command != START {
+        if ![RECEIVE, START, CHECK]
+            .iter()
+            .any(|known| command == *known)
+        {
             return None;
         }
         let mode = match args.next()?.to_str()? {
@@ -60,12 +68,17 @@ impl Role {
             let rights: Vec<OsString> = args.collect();
             return Some(Role::Start(mode, SocketRights::parse(&rights)?));
         }
-        args.next().is_none().then_some(Role::Receive(mode))
+        let role = if command == CHECK {
+            Role::Check(mode)
+        } else {
+            Role::Receive(mode)
+        };
+        args.next().is_none().then_some(role)
     }
 
     /// This program in this role. The same file is meant, also when another one has come to its
     /// place.
-    fn command(&self) -> Command {
+    pub fn command(&self) -> Command {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("vnvme").args(self.arguments()).env_clear();
         // Where the program's libraries are, if that is another place than the system's.
@@ -80,28 +93,41 @@ impl Role {
     /// # Errors
     /// A sentence for the user.
     pub fn run(self) -> anyhow::Result<()> {
-        // Signals that end a server come to its whole group, or to all its processes: it needs
-        // these until it has ended.
-        for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
-            signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
-        }
         let input = std::io::stdin();
         match self {
+            Role::Check(_) => {
+                let _ = rustix::thread::set_name(c"vnvme-checker");
+                path_check::run()
+            }
             Role::Receive(mode) => {
+                outlive_signals()?;
                 let _ = rustix::thread::set_name(c"vnvme-receiver");
                 Ok(receive::serve(input.as_fd(), || confine(mode))?)
             }
             Role::Start(mode, rights) => {
+                outlive_signals()?;
                 let _ = rustix::thread::set_name(c"vnvme-spawner");
                 if mode == SandboxMode::On {
                     sandbox::leave_files(&rights.below)?;
                 }
                 let command = || Role::Receive(mode).command();
-                let make = move |number, path: &[u8]| rights.make(number, path);
+                let make = move |number, path: &[u8]| match number {
+                    path_check::REQUEST => path_check::carry_out(mode),
+                    number => rights.make(number, path),
+                };
                 Ok(receive::start_receivers(input.as_fd(), command, make)?)
             }
         }
     }
+}
+
+/// Ignores signals that end a server, which come to its whole group or to all its processes: it
+/// needs this process until it has ended.
+fn outlive_signals() -> std::io::Result<()> {
+    for signal in [SIGHUP, SIGINT, SIGQUIT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
+    }
+    Ok(())
 }
 
 /// The receiver process needs nothing but open descriptors, and the number of descriptors that wait
@@ -118,15 +144,19 @@ fn confine(mode: SandboxMode) -> Result<(), Box<dyn std::error::Error + Send + S
     Ok(sandbox.seal()?)
 }
 
-/// Starts both. The starter makes the sockets that are granted.
+/// Starts both. The starter makes the sockets that are granted, and starts checks of paths.
 ///
 /// # Errors
 /// [`StartError`].
-pub fn start(mode: SandboxMode, grants: Grants) -> Result<(Receiver, SocketMaker), StartError> {
+pub fn start(
+    mode: SandboxMode,
+    grants: Grants,
+) -> Result<(Receiver, SocketMaker, PathChecker), StartError> {
     let role = Role::Start(mode, grants.rights().clone());
     let spawner = Arc::new(Spawner::start(role.command())?);
     let receiver = Receiver::start_by(spawner.clone())?;
-    Ok((receiver, SocketMaker::new(grants, spawner)))
+    let checker = PathChecker::new(spawner.clone());
+    Ok((receiver, SocketMaker::new(grants, spawner), checker))
 }
 
 #[cfg(test)]
@@ -140,6 +170,7 @@ mod tests {
         for mode in [SandboxMode::On, SandboxMode::Off] {
             for role in [
                 Role::Receive(mode),
+                Role::Check(mode),
                 Role::Start(mode, SocketRights::default()),
                 Role::Start(mode, rights.clone()),
             ] {

@@ -12,6 +12,7 @@ use crate::keep::{self, PreviousConfiguration};
 use crate::manage::{DiskServer, DiskSpec, DiskTable, Manager, ServedDisk};
 use crate::notify::ServiceManager;
 use crate::open::Opener;
+use crate::path_check::check_at_start;
 use crate::peers::Peers;
 use crate::prepare::{Load, Open, UnavailableDisk, make_room_for_all, not_served, open_all};
 use crate::receiver;
@@ -397,6 +398,11 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
     options.previous.taken_over = keep::is_successor();
     let place = ControlPlace::new(options.control.as_deref());
     options.control.clone_from(&place.path);
+    let kept = options.daemon.iter().flat_map(|daemon| &daemon.kept);
+    let all = DiskSpec::all(specs);
+    check_at_start(all.iter().chain(kept), &options, |name| {
+        !options.may_be_unavailable(name)
+    });
     check(specs, options.control.as_deref())?;
     if options.daemon.is_none() {
         check_filled(specs)?;
@@ -439,7 +445,7 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
     // The receiver process starts first: it must not have any thread's CPU affinity, nor
     // descriptors that are opened later.
     let grants = Grants::new(&options, &specs.process.access, &DiskSpec::all(specs));
-    let (receiver, socket_maker) = receiver::start(options.sandbox, grants)?;
+    let (receiver, socket_maker, path_checker) = receiver::start(options.sandbox, grants)?;
     keep::tell_receiver(&receiver)?;
     keep::die_of_panics();
     let stop = &StopSignal::on_signals(options.sandbox)?;
@@ -500,6 +506,7 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
         peers,
         receiver,
         socket_maker,
+        path_checker,
         confinement,
     });
     left_out

@@ -9,6 +9,7 @@
 use crate::access::SocketAccess;
 use crate::confine::SandboxMode;
 use crate::manage::{DiskSpec, places};
+use crate::path_check;
 use crate::spec::ServeOptions;
 use receive::Spawner;
 use rustix::fs::{Gid, Mode, Uid};
@@ -38,7 +39,7 @@ impl Grants {
     pub fn new(options: &ServeOptions, usual: &SocketAccess, disks: &[DiskSpec]) -> Self {
         let mut grants = Self::default();
         let places = places(options).into_iter();
-        let places = places.filter_map(|place| place.canonicalize().ok());
+        let places = places.filter_map(|place| path_check::canonicalize(&place).ok());
         let below: Vec<PathBuf> = places.filter(|place| place.is_dir()).collect();
         if options.sandbox == SandboxMode::Off || below.is_empty() {
             return grants;

@@ -14,6 +14,7 @@ use crate::notify::ServiceLink;
 use crate::open::{OpenedVolume, Opener, is_within};
 use crate::options::Size;
 use crate::parts::ublk::{QueueSetup, QueueSetupFailed};
+use crate::path_check::PathChecker;
 use crate::peers::{Assignment, FixedCounter, Peers};
 use crate::prepare::{OpenController, OpenExport, OpenTarget, Prepared, UnavailableDisk};
 use crate::record::{Ids, Shown};
@@ -47,6 +48,8 @@ pub struct WorkerContext {
     pub receiver: Receiver,
     /// Maker of sockets for other users, in the sandbox.
     pub socket_maker: SocketMaker,
+    /// Starter of checks whether files answer.
+    pub path_checker: PathChecker,
     pub confinement: Confinement,
     /// Queues that need a ring may come to any worker, later.
     pub rings: bool,
@@ -96,10 +99,11 @@ pub fn say_listening(disk: &DiskSpec, serial: &str) {
 impl WorkerContext {
     /// Adds an unavailable disk to the table of disks.
     pub fn leave_out(&self, unserved: UnavailableDisk) {
-        let UnavailableDisk { disk, why } = unserved;
+        let UnavailableDisk { disk, why, since } = unserved;
         let name = disk.name();
         let failed = DiskFailure {
             why,
+            since,
             was_opened: keep::was_served(&disk, &self.options.unavailable),
             _counted: Arc::new(self.registry.unserved.enter(name.clone())),
         };

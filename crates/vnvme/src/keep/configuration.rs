@@ -12,9 +12,11 @@
 
 use super::disk::settled;
 use super::pool::{is_systemd, kept};
+use super::served::is_replacement;
 use crate::manage::{Allow, DiskSpec, to_file};
 use crate::options::file::to_table;
 use crate::origin;
+use crate::path_check::check_at_start;
 use crate::settings::AllSettings;
 use crate::socket_maker::Grants;
 use crate::spec::{ProcessSpec, Specs, parse_config};
@@ -121,7 +123,11 @@ impl PreviousConfiguration {
         let process = self.configured.process.clone();
         let access = process.access.clone();
         let known = [DiskSpec::all(&self.configured), self.added].concat();
-        let options = process.clone().options(1);
+        let mut options = process.clone().options(1);
+        options.unavailable = changed.unavailable.clone();
+        let next = DiskSpec::all(&changed.configured);
+        let must_serve = |name: &str| is_replacement() && !changed.unavailable.disks.contains(name);
+        check_at_start(next.iter().chain(&changed.added), &options, must_serve);
         let grants = Grants::new(&options, &access, &known);
         let allow = Allow::new(&options, &access, grants);
         let is_fine = |disk: &DiskSpec| match allow.check_beside(disk, &known) {

@@ -3,10 +3,12 @@
 //! produce readable errors before anything is tried.
 
 use super::DiskSpec;
+use super::disk::paths_of_volume;
 use crate::access::SocketAccess;
 use crate::confine::SandboxMode;
 use crate::inherited;
 use crate::open;
+use crate::path_check;
 use crate::socket_maker::Grants;
 use crate::spec::ServeOptions;
 use control::Error;
@@ -14,7 +16,6 @@ use control::api::DiskKind;
 use remote::{Address, HostPort};
 use std::net::IpAddr;
 use std::path::{Component, Path, PathBuf};
-use volume::path_of_url;
 
 /// Word in the `allow` list that permits block devices of the host (ublk).
 pub const UBLK: &str = "ublk";
@@ -65,7 +66,7 @@ impl Allow {
     /// Makes the checks of a process with these options. `access` is the default access of its
     /// sockets.
     pub fn new(options: &ServeOptions, access: &SocketAccess, grants: Grants) -> Self {
-        let real = |path: PathBuf| path.canonicalize().unwrap_or(path);
+        let real = |path: PathBuf| path_check::canonicalize(&path).unwrap_or(path);
         let places = places(options).into_iter().map(real).collect();
         Self {
             places: (options.sandbox == SandboxMode::On).then_some(places),
@@ -184,7 +185,8 @@ impl Allow {
             let mut servers = servers.into_iter();
             return servers.try_for_each(|address| self.check_server(url, address));
         }
-        path_of_url(url).map_or(Ok(()), |path| self.check_path(&path))?;
+        let mut paths = paths_of_volume(url).into_iter();
+        paths.try_for_each(|path| self.check_path(&path))?;
         // Where the files behind an image are.
         path_option(url, "backing").map_or(Ok(()), |path| self.check_path(path))
     }
@@ -258,6 +260,9 @@ fn scheme(url: &str) -> &str {
 
 /// Resolves the links of a path: of the file itself, or of the folder in which it is to be made.
 fn real(path: &Path) -> PathBuf {
+    if path_check::is_unanswered(path) {
+        return std::path::absolute(path).unwrap_or_else(|_| path.into());
+    }
     if let Ok(real) = path.canonicalize() {
         return real;
     }

@@ -126,7 +126,7 @@ impl Manager {
             serial: records
                 .recorded_serial(name)
                 .filter(|serial| !serial.is_empty()),
-            error: entry.failed.as_ref().map(|failed| failed.why.clone()),
+            error: entry.failed.as_ref().map(|failed| failed.text()),
             namespaces: described,
         }
     }

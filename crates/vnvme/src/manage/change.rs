@@ -10,8 +10,10 @@ use super::table::{BusyDisk, DiskServer, Next, ReservedName, ServedDisk, Source}
 use super::{DiskSpec, Manager};
 use crate::front::{Front, NvmeFront, Worker};
 use crate::keep;
+use crate::path_check::opening_for;
 use crate::prepare::{ListenContext, ReadyController, ReadyExport, ReadyTarget, make_room};
 use crate::sockets;
+use crate::spec::{ControllerSpec, NamespaceSpec};
 use crate::ublk::OpenDisk;
 use crate::worker_context::{AddedFrontend, WorkerContext, say_listening};
 use control::Error;
@@ -58,12 +60,40 @@ impl Manager {
                 spec.any_name()
             )));
         }
+        self.wait_answer(spec)?;
         self.allow.check(spec)?;
         let table = self.worker_context.table.served();
         let others = table.iter().map(|(_, entry)| &entry.spec);
         let all = DiskSpec::specs(others.chain(std::iter::once(spec)));
         let room = self.room.check(&all);
         room.map_err(|error| Error::conflict(format!("{error:#}")))
+    }
+
+    /// Waits until the files of a disk answer another process. A thread of this process that hangs
+    /// in a file system would keep the process from ending.
+    ///
+    /// # Errors
+    /// The files do not answer within [`VOLUME_TIMEOUT`].
+    pub(super) fn wait_answer(&self, disk: &DiskSpec) -> Result<(), Error> {
+        let check = self.worker_context.path_checker.start(disk);
+        let check = check.map_err(Error::failed)?;
+        if check.is_none_or(|mut check| check.wait(VOLUME_TIMEOUT)) {
+            return Ok(());
+        }
+        let (name, why) = (disk.name(), opening_for(VOLUME_TIMEOUT));
+        Err(Error::failed(format!("\"{name}\" {why}")))
+    }
+
+    /// Waits until the files of a namespace answer, as [`Manager::wait_answer`].
+    ///
+    /// # Errors
+    /// As [`Manager::wait_answer`].
+    pub(super) fn wait_answer_of(&self, disk: &str, spec: &NamespaceSpec) -> Result<(), Error> {
+        self.wait_answer(&DiskSpec::Controller(ControllerSpec {
+            name: Some(disk.to_owned()),
+            namespaces: vec![spec.clone()],
+            ..ControllerSpec::default()
+        }))
     }
 
     /// Opens a disk's volumes.

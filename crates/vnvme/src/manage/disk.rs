@@ -154,7 +154,7 @@ impl DiskSpec {
     pub fn files(&self) -> Vec<PathBuf> {
         let mut files: Vec<PathBuf> = Vec::new();
         for url in self.volumes() {
-            files.extend(path_of_url(url));
+            files.extend(paths_of_volume(url));
             files.extend(path_option(url, "backing").map(Path::to_owned));
         }
         let mut of_namespace = |namespace: &NamespaceSpec| {
@@ -183,6 +183,18 @@ impl DiskSpec {
             Self::VhostBlk(spec) => file::to_table(spec),
             Self::Ublk(spec) => file::to_table(spec),
         }
+    }
+}
+
+/// Returns the paths that a volume may have: that of a file with a question mark in its name also
+/// looks like one with options. The file system is not asked.
+pub(super) fn paths_of_volume(url: &str) -> Vec<PathBuf> {
+    match url.split_once('?') {
+        Some((name, _)) if !url.contains("://") => {
+            let last = url.rsplit_once('?').map_or(name, |(name, _)| name);
+            vec![last.into(), url.into()]
+        }
+        _ => path_of_url(url).into_iter().collect(),
     }
 }
 

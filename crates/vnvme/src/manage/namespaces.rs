@@ -28,6 +28,7 @@ impl Manager {
         name: &str,
         mut spec: NamespaceSpec,
     ) -> Result<u32, Error> {
+        self.wait_answer_of(name, &spec)?;
         self.allow.check_volume(&spec.volume)?;
         let taken = self.worker_context.table.take(name, "being changed")?;
         let DiskSpec::Controller(disk) = &taken.spec else {

@@ -315,6 +315,7 @@ impl Manager {
         for namespace in &then.namespaces {
             match of(now, namespace.nsid) {
                 None => {
+                    self.wait_answer_of(name, namespace)?;
                     self.allow.check_volume(&namespace.volume)?;
                     new.push(namespace.clone());
                 }

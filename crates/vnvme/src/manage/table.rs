@@ -3,12 +3,13 @@
 use super::DiskSpec;
 use crate::check::check;
 use crate::guarded_list::ListEntry;
+use crate::path_check::opening_for;
 use control::Error;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 use volume::Volume;
 
@@ -81,11 +82,22 @@ impl DiskRecord {
 /// Reason why a disk is not served.
 #[derive(Debug)]
 pub struct DiskFailure {
+    /// Reason as a text. [`DiskFailure::text`] has the time of an opening that hangs.
     pub why: String,
+    /// Time since when the disk's files have not answered, if that is the reason.
+    pub since: Option<Instant>,
     /// Whether any process has opened the disk's volumes since it was configured.
     pub was_opened: bool,
     /// Entry in the list of unavailable disks, by which they are counted.
     pub _counted: Arc<ListEntry<String>>,
+}
+
+impl DiskFailure {
+    /// Returns the reason as a text for the operator.
+    pub fn text(&self) -> String {
+        let hanging = self.since.map(|since| opening_for(since.elapsed()));
+        hanging.unwrap_or_else(|| self.why.clone())
+    }
 }
 
 /// Table of all disks of the process, served or not.
@@ -187,7 +199,7 @@ impl DiskTable {
     /// before.
     pub fn fails_again(&self, name: &str, before: &Arc<DiskFailure>, now: DiskFailure) -> bool {
         let mut entries = self.lock();
-        let is_new = now.why != before.why;
+        let is_new = (&now.why, now.since) != (&before.why, before.since);
         if let Some(entry) = entries.get_mut(name)
             && is_same(entry, before)
         {
@@ -307,7 +319,7 @@ impl DiskTable {
                 (Some(what), _) => format!("{there}, and is {what}"),
                 (None, Some(failed)) => format!(
                     "{there}, and is not served ({}): vnvme remove {name} forgets it",
-                    failed.why
+                    failed.text()
                 ),
                 (None, None) => format!("{there}; choose another name, or remove that disk first"),
             }));
@@ -368,8 +380,8 @@ impl DiskTable {
             return Err(Error::conflict(format!("\"{name}\" is {busy}")));
         }
         let Some(running) = entry.running.clone() else {
-            let why = entry.failed.as_ref().map(|failed| &*failed.why);
-            let why = why.unwrap_or("it is being added");
+            let why = entry.failed.as_ref().map(|failed| failed.text());
+            let why = why.unwrap_or_else(|| "it is being added".to_owned());
             return Err(Error::conflict(format!("\"{name}\" is not served: {why}")));
         };
         entry.busy = Some(what);

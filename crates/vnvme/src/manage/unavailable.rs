@@ -3,14 +3,15 @@
 //! that serve a disk at the start. A retry continues from the state that an earlier process has
 //! left of the disk, including its client.
 
-use super::Manager;
 use super::table::DiskFailure;
+use super::{DiskSpec, Manager};
 use crate::keep;
+use crate::path_check;
 use crate::sockets;
 use control::Error;
 use control::api::EventKind;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use sync::Unpoisoned;
 
 /// Pause before the second attempt to serve an unavailable disk; each later pause is twice as long.
@@ -23,6 +24,12 @@ const SANDBOX: &str = "; the sandbox may keep this process from it: vnvme upgrad
 
 /// Lock that is held while a disk is retried whose recovery has ended earlier processes.
 static ALONE: Mutex<()> = Mutex::new(());
+
+/// Interval of checks whether a disk whose files do not answer has been removed.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The files of a disk could not be asked, and are asked again later.
+struct AskedAgain;
 
 impl Manager {
     /// Retries the unavailable disks for as long as they are unavailable. Each disk has a thread of
@@ -56,10 +63,15 @@ impl Manager {
         let mut pause = kills.unwrap_or(FIRST_PAUSE);
         loop {
             self.worker_context.table.wait_changed(pause);
-            let Some((_, failed)) = self.worker_context.table.unavailable(name) else {
+            let Some((spec, failed)) = self.worker_context.table.unavailable(name) else {
                 return;
             };
             pause = MAX_PAUSE.min(pause * 2);
+            let failed = match self.wait_files(&spec, failed, pause) {
+                Ok(Some(failed)) => failed,
+                Ok(None) => return,
+                Err(AskedAgain) => continue,
+            };
             // Should the process die, the next one knows at which disk.
             let alone = kills.map(|_| ALONE.lock().unpoisoned());
             let attempt = keep::Attempt::new(name);
@@ -68,8 +80,42 @@ impl Manager {
             let Err(error) = served else {
                 return;
             };
-            self.fails_again(name, &failed, error, pause);
+            self.fails_again(name, &failed, (error.message, None), pause);
         }
+    }
+
+    /// Waits until the files of an unavailable disk answer; returns why it is unavailable by now.
+    /// `None`: it is served, or another disk has its name.
+    ///
+    /// # Errors
+    /// The files cannot be asked.
+    fn wait_files(
+        &self,
+        disk: &DiskSpec,
+        mut failed: Arc<DiskFailure>,
+        pause: Duration,
+    ) -> Result<Option<Arc<DiskFailure>>, AskedAgain> {
+        let name = &disk.name();
+        let mut check = match self.worker_context.path_checker.start(disk) {
+            Ok(Some(check)) => check,
+            Ok(None) => return Ok(Some(failed)),
+            Err(why) => {
+                self.fails_again(name, &failed, (why, None), pause);
+                return Err(AskedAgain);
+            }
+        };
+        while !check.wait(CHECK_INTERVAL) {
+            let began = check.began();
+            if failed.since.is_none() && began.elapsed() >= path_check::LIMIT {
+                let why = path_check::opening_for(began.elapsed());
+                self.fails_again(name, &failed, (why, Some(began)), pause);
+            }
+            match self.worker_context.table.unavailable(name) {
+                Some((_, now)) if Arc::ptr_eq(&now._counted, &failed._counted) => failed = now,
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some(failed))
     }
 
     /// Serves a disk that was unavailable, if its volumes can be opened by now.
@@ -99,15 +145,24 @@ impl Manager {
         Ok(())
     }
 
-    fn fails_again(&self, name: &str, before: &Arc<DiskFailure>, error: Error, pause: Duration) {
-        let mut why = error.message;
+    fn fails_again(
+        &self,
+        name: &str,
+        before: &Arc<DiskFailure>,
+        (mut why, since): (String, Option<Instant>),
+        pause: Duration,
+    ) {
         let is_refused = ["ermission denied", "not permitted"].iter();
         if self.allow.is_confined() && is_refused.into_iter().any(|words| why.contains(words)) {
             why += SANDBOX;
         }
-        let message = format!("unavailable: {why}; tried again in {} s", pause.as_secs());
+        let message = match since {
+            Some(_) => format!("unavailable: {why}"),
+            None => format!("unavailable: {why}; tried again in {} s", pause.as_secs()),
+        };
         let failed = DiskFailure {
             why: why.clone(),
+            since,
             was_opened: before.was_opened,
             _counted: before._counted.clone(),
         };

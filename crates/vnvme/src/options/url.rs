@@ -29,13 +29,13 @@ pub fn take<S: Spec>(spec: &mut S) -> Result<()> {
     let Some(Url(text)) = spec.volume().map(|url| url.clone()) else {
         return Ok(());
     };
+    let Some((name, query)) = text.split_once('?') else {
+        return Ok(());
+    };
     // A path is unchanged when a file of that very name exists.
     if Path::new(&text).exists() {
         return Ok(());
     }
-    let Some((name, query)) = text.split_once('?') else {
-        return Ok(());
-    };
     let mut rest = Vec::new();
     for pair in query.split('&') {
         let Some((key, value)) = pair.split_once('=') else {

@@ -878,3 +878,98 @@ fn volume_with_zones_or_metadata_is_not_resized_and_cut_file_is_unavailable() {
     drop(good);
     domain.daemon.end();
 }
+
+/// Returns a daemon of two disks: "bad" on a FUSE file system, "good" on a file. `None` where FUSE
+/// cannot be mounted. The file system answers nothing at the start if `is_silent`.
+fn beside_fuse(test: &str, is_silent: bool) -> Option<(Fuse, Domain)> {
+    let test_dir = TestDir::new();
+    let fuse = Fuse::mount(&test_dir.path("mnt"), 1 << 20);
+    let skip = |why| testkit::skip(&format!("vnvme::failure_domains::{test}"), why);
+    let fuse = fuse.map_err(skip).ok()?;
+    if is_silent {
+        fuse.fall_silent();
+    }
+    let good = test_dir.disk("good.raw", 1 << 20);
+    let disks = controller(&test_dir, "bad", &[&text(&fuse.file())], "")
+        + &controller(&test_dir, "good", &[&good], "");
+    let domain = Domain::start(test_dir, &disks);
+    Some((fuse, domain))
+}
+
+/// A file system that does not answer while the next process looks for a file, asks for its
+/// attributes, or opens it. It has not answered for a while when the process before is killed.
+#[test]
+fn disk_whose_file_system_hangs_after_kill_waits_without_holding_up_others() {
+    let test = "disk_whose_file_system_hangs_after_kill_waits_without_holding_up_others";
+    for request in [fuse::LOOKUP, fuse::GETATTR, fuse::OPEN] {
+        let Some((fuse, domain)) = beside_fuse(test, false) else {
+            return;
+        };
+        let (mut bad, mut good) = (domain.host("bad"), domain.host("good"));
+        good.write(1, 0, &pattern(1, 4096));
+        bad.write(1, 0, &pattern(2, 4096));
+        bad.flush(1);
+        fuse.fall_silent_at(request);
+        // All sizes are asked for, and then those that are asked for after them.
+        for size in [2 << 20, 3 << 20] {
+            let file = domain.test_dir.path("good.raw");
+            let file = OpenOptions::new().write(true).open(file).unwrap();
+            file.set_len(size).unwrap();
+            eventually("the size is seen", || {
+                domain.client.disk("good").unwrap().namespaces[0].bytes == size
+            });
+        }
+        domain.kill();
+        assert!(good.read(1, 0, 4096) == pattern(1, 4096), "{request}");
+        let why = domain.error("bad").unwrap_or_default();
+        assert!(why.contains("has been opening for"), "{request}: {why}");
+        let (code, said) = command(&domain, &["list"]);
+        assert_eq!(code, Some(0), "{said}");
+        assert!(said.contains("has been opening for"), "{said}");
+        // No process waits for the file system: the next one is there at once.
+        fuse.wait_held(2);
+        domain.kill();
+        assert!(good.read(1, 0, 4096) == pattern(1, 4096), "{request}");
+        for words in [&["upgrade"][..], &["reload"]] {
+            let (code, said) = command(&domain, words);
+            assert_eq!(code, Some(0), "{request}, {words:?}: {said}");
+            assert!(good.read(1, 0, 4096) == pattern(1, 4096), "{request}");
+        }
+        let reading = Reading::start(bad, 1);
+        fuse.answer();
+        let (bad, read) = reading.end();
+        assert!(read == pattern(2, 4096), "{request}");
+        domain.wait_served("bad");
+        domain.kill();
+        assert!(good.read(1, 0, 4096) == pattern(1, 4096), "{request}");
+        assert_eq!(domain.error("bad"), None, "{request}");
+        drop((bad, good));
+        domain.daemon.end();
+        drop(fuse);
+    }
+}
+
+/// A file system that answers nothing when the daemon starts.
+#[test]
+fn daemon_starts_beside_hanging_file_system_and_removes_its_disk() {
+    let test = "daemon_starts_beside_hanging_file_system_and_removes_its_disk";
+    for is_removed in [true, false] {
+        let Some((fuse, domain)) = beside_fuse(test, true) else {
+            return;
+        };
+        let mut good = domain.host("good");
+        good.write(1, 0, &pattern(1, 4096));
+        let why = domain.error("bad").unwrap_or_default();
+        assert!(why.contains("has been opening for"), "{why}");
+        domain.kill();
+        assert!(good.read(1, 0, 4096) == pattern(1, 4096));
+        if is_removed {
+            let (code, said) = command(&domain, &["remove", "bad"]);
+            assert_eq!(code, Some(0), "{said}");
+            assert!(domain.client.disk("bad").is_err());
+        }
+        drop(good);
+        domain.daemon.end();
+        drop(fuse);
+    }
+}

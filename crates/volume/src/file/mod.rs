@@ -512,7 +512,7 @@ impl Volume for FileVolume {
         if shared.endless {
             return Ok(false);
         }
-        let size = open::size(&shared.path, shared.fd.as_fd(), shared.device)?;
+        let size = open::known_size(&shared.path, shared.fd.as_fd(), shared.device)?;
         open::check_size(&shared.path, size, shared.size_unit)?;
         Ok(shared.size.swap(size, Ordering::AcqRel) != size)
     }

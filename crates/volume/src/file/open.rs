@@ -222,6 +222,23 @@ pub(super) fn size(path: &Path, fd: BorrowedFd<'_>, device: bool) -> Result<u64,
     }
 }
 
+/// Returns the size of a file or device, as far as it is known without waiting for a FUSE file
+/// system: a thread that waits for one cannot be killed, and would keep its process from ending.
+/// The kernel knows of changes on this host, and has asked for others when the file was last read.
+pub(super) fn known_size(
+    path: &Path,
+    fd: BorrowedFd<'_>,
+    device: bool,
+) -> Result<u64, VolumeError> {
+    if device || filesystem(fd) != Some(FUSE) {
+        return size(path, fd, device);
+    }
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = fs::statx(fd, c"", flags, StatxFlags::SIZE);
+    let stat = stat.map_err(|errno| system(path, errno, "has no size"))?;
+    Ok(stat.stx_size)
+}
+
 /// Checks that the size is a multiple of the block size, both in bytes.
 pub(super) fn check_size(path: &Path, size: u64, block_size: u32) -> Result<(), VolumeError> {
     if size.is_multiple_of(u64::from(block_size)) {
@@ -465,6 +482,7 @@ const ZFS: u32 = 0x2fc1_2fc1;
 const OVERLAY: u32 = 0x794c_7630;
 const NFS: u32 = 0x6969;
 const CEPH: u32 = 0x00c3_6400;
+const FUSE: u32 = 0x6573_5546;
 
 /// Returns the type (magic number) of the filesystem that a file is on.
 fn filesystem(fd: BorrowedFd<'_>) -> Option<u32> {

@@ -300,7 +300,8 @@ pub fn open_url(url: &str, open: OpenOptions) -> Result<Arc<dyn Volume>, OpenErr
 /// URL of an image.
 pub fn path_of_url(url: &str) -> Option<PathBuf> {
     let (scheme, rest) = scheme(url);
-    if scheme.is_empty() && std::path::Path::new(url).exists() {
+    // Without options the path is as it is written, whether the file exists or not.
+    if scheme.is_empty() && url.contains('?') && std::path::Path::new(url).exists() {
         return Some(url.into());
     }
     let name = rest.rsplit_once('?').map_or(rest, |(name, _)| name);

@@ -23,10 +23,10 @@ const HEADER: usize = 40;
 /// Longest write that the kernel sends.
 const MAX_WRITE: u32 = 128 << 10;
 
-const LOOKUP: u32 = 1;
+pub const LOOKUP: u32 = 1;
 const FORGET: u32 = 2;
-const GETATTR: u32 = 3;
-const OPEN: u32 = 14;
+pub const GETATTR: u32 = 3;
+pub const OPEN: u32 = 14;
 const READ: u32 = 15;
 pub const WRITE: u32 = 16;
 const STATFS: u32 = 17;
