@@ -277,11 +277,13 @@ impl Backup {
         }
         self.left = left;
         let mut failed = vec![sent.is_err()];
+        // The first one has its end of the socket pair before the second one has anything.
         let first_knows = !started.sending.is_under_way();
         for second in second {
-            let sent = match first_knows {
-                true => second.sending.go_on(second.channel.as_fd(), 0),
-                false => Ok(()),
+            let sent = if first_knows {
+                second.sending.go_on(second.channel.as_fd(), 0)
+            } else {
+                Ok(())
             };
             failed.push(sent.is_err());
         }

@@ -233,6 +233,20 @@ mod tests {
     use crate::spec::parse_config;
 
     #[test]
+    fn volume_with_question_mark_has_both_paths_it_may_have() {
+        for (url, paths) in [
+            ("a.raw", &["a.raw"][..]),
+            ("a.raw?iops=5", &["a.raw", "a.raw?iops=5"]),
+            ("a?b?iops=5", &["a?b", "a?b?iops=5"]),
+            ("file:///a%20b?iops=5", &["/a b"]),
+            ("mem://1M?iops=5", &[]),
+        ] {
+            let paths: Vec<PathBuf> = paths.iter().map(PathBuf::from).collect();
+            assert_eq!(paths_of_volume(url), paths, "{url}");
+        }
+    }
+
+    #[test]
     fn stored_disk_reads_back_identically() {
         let text = r#"
             [[controller]]
