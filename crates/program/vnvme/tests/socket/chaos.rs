@@ -146,6 +146,7 @@ fn processes(group: u32) -> Vec<(&'static str, Pid)> {
             () if line.contains("\0keep\0") => "keeper",
             () if line.contains("start-receivers") => "spawner",
             () if line.contains("receive-descriptors") => "receiver",
+            () if line.contains("check-paths") => "checker",
             () => "serving",
         };
         found.extend(Pid::from_raw(pid).map(|pid| (role, pid)));
