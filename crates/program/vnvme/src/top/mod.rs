@@ -91,7 +91,7 @@ impl Monitor {
 /// Source of the rates that are shown.
 enum Source<'a> {
     /// One process, which is asked at each refresh.
-    One(&'a DaemonTarget, Monitor),
+    One(&'a DaemonTarget, Box<Monitor>),
     /// All instances, which are asked in the background.
     All(&'a DaemonTarget, Board, BTreeMap<String, View>),
 }
@@ -177,7 +177,7 @@ impl TopArgs {
             }
             (false, false) => {
                 let monitor = Monitor::new(snapshot(&self.target)?);
-                self.display(Source::One(&self.target, monitor))
+                self.display(Source::One(&self.target, Box::new(monitor)))
             }
         }
     }

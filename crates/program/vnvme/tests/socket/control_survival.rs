@@ -1,5 +1,5 @@
-//! The control socket while another process fails: a second daemon, a new version, or the next
-//! process of the same daemon.
+//! The control socket while another process fails: a new version, or the next process of the same
+//! daemon.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -38,41 +38,6 @@ impl Asked {
         self.0.read_to_string(&mut answer).unwrap();
         answer
     }
-}
-
-/// A second daemon is refused, whether it is told the path or finds it by default.
-#[test]
-fn second_daemon_that_fails_leaves_control_socket_of_first() {
-    let test_dir = TestDir::new();
-    let disk = test_dir.disk("disk.raw", 1 << 20);
-    let control = test_dir.path("control.sock");
-    let run = text(&test_dir.path(""));
-    let run = run.trim_end_matches('/');
-    let at_default = [("RUNTIME_DIRECTORY", run), ("VNVME_CONTROL", "")];
-    let [socket, other] = ["vm.sock", "other.sock"].map(|name| text(&test_dir.path(name)));
-    let first = Daemon::spawn_with_all(&at_default, &["serve", "-s", &socket, &disk]);
-    let client = Client::new(vec![control.clone()]).unwrap();
-    eventually("it answers", || client.disks().is_ok());
-    let before = inode(&control);
-
-    let ended = Daemon::spawn(&["daemon", "--control", &text(&control)]).wait();
-    assert_eq!(ended.status.code(), Some(1), "{ended:#?}");
-    let refused = "another server is listening there";
-    let said = |text: &str| ended.log.iter().any(|line| line.contains(text));
-    assert!(said(refused), "{ended:#?}");
-    let by_default = ["serve", "-s", &other, &disk];
-    let ended = Daemon::spawn_with_all(&at_default, &by_default).wait();
-    assert_eq!(ended.status.code(), Some(1), "{ended:#?}");
-    let said = |text: &str| ended.log.iter().any(|line| line.contains(text));
-    assert!(
-        said("no control socket") && said("is in use by process"),
-        "{ended:#?}"
-    );
-
-    assert_eq!(inode(&control), before);
-    assert_eq!(client.disks().unwrap().len(), 1);
-    first.end();
-    assert!(!control.exists());
 }
 
 /// Returns both control sockets of a domain.
