@@ -379,7 +379,7 @@ fn started(machine: &Machine, pages: &mut Script) -> Result<()> {
         "cp /usr/share/doc/vnvme/examples/vnvme.toml",
     )?;
     ensure!(
-        listed.contains("vm0") && listed.contains("vm1"),
+        listed.contains("vm0") && listed.contains("vm1") && !listed.contains("unavailable"),
         "vnvme list: {listed}"
     );
     ensure!(machine.property(UNIT, "ActiveState")? == "active");
@@ -443,6 +443,7 @@ fn journal(machine: &Machine, pages: &mut Script) -> Result<()> {
     while !machine.journal(UNIT)?.contains(warning) {
         ensure!(Instant::now() < deadline, "no {warning:?} in the journal");
         let mut client = UnixStream::connect(machine.path("/run/vnvme/vm0.sock"))?;
+        client.set_read_timeout(Some(WAIT_TIMEOUT))?;
         let mut answer = Vec::new();
         let _ = client.write_all(b"GET / HTTP/1.1\r\n\r\n");
         let _ = client.read_to_end(&mut answer);
