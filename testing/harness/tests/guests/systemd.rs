@@ -177,6 +177,11 @@ fn signal(machine: &Machine, name: &str) -> Result<()> {
     machine.run(&["kill", "-s", name, &pid]).map(drop)
 }
 
+/// Lets systemd forget the starts of earlier checks, which would look like a loop.
+fn forget_starts(machine: &Machine) -> Result<()> {
+    machine.run(&["systemctl", "reset-failed", UNIT]).map(drop)
+}
+
 /// Waits until the journal has this of the unit, and answers it.
 fn wait_journal(machine: &Machine, unit: &str, text: &str) -> Result<String> {
     let deadline = Instant::now() + WAIT_TIMEOUT;
@@ -297,6 +302,7 @@ fn packaged(machine: &Machine, pages: &mut Script) -> Result<()> {
 
 /// The pages' commands for a running daemon do as the pages say.
 fn operated(machine: &Machine, pages: &mut Script) -> Result<()> {
+    forget_starts(machine)?;
     for (name, wanted) in [
         ("systemctl status", ""),
         ("systemctl status vnvme", "active (running)"),
@@ -379,7 +385,7 @@ fn started(machine: &Machine, pages: &mut Script) -> Result<()> {
         "cp /usr/share/doc/vnvme/examples/vnvme.toml",
     )?;
     ensure!(
-        listed.contains("vm0") && listed.contains("vm1"),
+        listed.contains("vm0") && listed.contains("vm1") && !listed.contains("unavailable"),
         "vnvme list: {listed}"
     );
     ensure!(machine.property(UNIT, "ActiveState")? == "active");
@@ -443,6 +449,7 @@ fn journal(machine: &Machine, pages: &mut Script) -> Result<()> {
     while !machine.journal(UNIT)?.contains(warning) {
         ensure!(Instant::now() < deadline, "no {warning:?} in the journal");
         let mut client = UnixStream::connect(machine.path("/run/vnvme/vm0.sock"))?;
+        client.set_read_timeout(Some(WAIT_TIMEOUT))?;
         let mut answer = Vec::new();
         let _ = client.write_all(b"GET / HTTP/1.1\r\n\r\n");
         let _ = client.read_to_end(&mut answer);
@@ -478,6 +485,7 @@ fn journal(machine: &Machine, pages: &mut Script) -> Result<()> {
 /// A reload adds what is new in the configuration to the same process; one that cannot be had
 /// fails, says why, and changes nothing.
 fn reloaded(machine: &Machine) -> Result<()> {
+    forget_starts(machine)?;
     let config = machine.path("/etc/vnvme/vnvme.toml");
     let example = fs::read_to_string(&config)?;
     let result = reload(machine, &config, &example);
@@ -522,6 +530,7 @@ fn reload(machine: &Machine, config: &Path, plain: &str) -> Result<()> {
 
 /// The metrics address of docs/metrics.md is served by the packaged unit, and without a unit.
 fn metrics(machine: &Machine, pages: &mut Script) -> Result<()> {
+    forget_starts(machine)?;
     let scrape = "bash -ec 'exec 3<>/dev/tcp/127.0.0.1/9469
         printf \"GET /metrics HTTP/1.1\\r\\nHost: localhost\\r\\nConnection: close\\r\\n\\r\\n\" >&3
         cat <&3'";
@@ -549,6 +558,7 @@ fn metrics(machine: &Machine, pages: &mut Script) -> Result<()> {
 /// and their group is that of the unit. The page's unit has the sockets of the example's disks; a
 /// unit for the control socket stands beside it.
 fn activated(machine: &Machine, pages: &mut Script) -> Result<()> {
+    forget_starts(machine)?;
     let units = ["vnvme.socket", "vnvme-control.socket"];
     let paths = units.map(|unit| machine.path(&format!("/etc/systemd/system/{unit}")));
     let [disks, control] = &paths;
@@ -598,13 +608,13 @@ fn activated(machine: &Machine, pages: &mut Script) -> Result<()> {
     }
     fs::write(&config, example)?;
     machine.run(&["systemctl", "daemon-reload"])?;
-    // So many starts are no loop.
-    machine.run(&["systemctl", "reset-failed", UNIT])?;
+    forget_starts(machine)?;
     machine.run(&["systemctl", "start", UNIT]).map(drop)
 }
 
 /// It says that it is alive; when it does not, systemd starts it again.
 fn watchdog(machine: &Machine) -> Result<()> {
+    forget_starts(machine)?;
     let directory = machine.path(&format!("/etc/systemd/system/{UNIT}.d"));
     fs::create_dir_all(&directory)?;
     fs::write(directory.join("test.conf"), "[Service]\nWatchdogSec=5\n")?;
@@ -627,8 +637,7 @@ fn watchdog(machine: &Machine) -> Result<()> {
 
 /// A restart is another process with the same disks; its end is clean, and announced.
 fn restarted(machine: &Machine) -> Result<()> {
-    // The starts of the checks before are no loop.
-    machine.run(&["systemctl", "reset-failed", UNIT])?;
+    forget_starts(machine)?;
     let before = main_process(machine, UNIT)?;
     machine.run(&["systemctl", "restart", UNIT])?;
     let now = main_process(machine, UNIT)?;
@@ -658,6 +667,7 @@ fn restarted(machine: &Machine) -> Result<()> {
 /// One in the configuration is told by the journal, and the unit does not go on trying for ever.
 /// A disk without its file is unavailable and stops nothing; a key that does not exist does.
 fn mistake(machine: &Machine) -> Result<()> {
+    forget_starts(machine)?;
     let config = machine.path("/etc/vnvme/vnvme.toml");
     let right = fs::read_to_string(&config)?;
     fs::write(&config, right.replace("/vm1.raw", "/none.raw"))?;
@@ -678,7 +688,7 @@ fn mistake(machine: &Machine) -> Result<()> {
         "{journal}"
     );
     fs::write(&config, right)?;
-    machine.run(&["systemctl", "reset-failed", UNIT])?;
+    forget_starts(machine)?;
     machine.run(&["systemctl", "start", UNIT]).map(drop)
 }
 
