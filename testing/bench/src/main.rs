@@ -39,8 +39,8 @@ struct Options {
     /// "warn,driver=trace"
     #[arg(long, env = "VNVME_LOG", default_value = "warn", value_name = "FILTER")]
     log: Targets,
-    /// Suite to run: limit, doorbell, file, image, rbd, scale, mediate, share, tcp, processes,
-    /// cost, or all
+    /// Suite to run: limit, vhost, doorbell, file, image, rbd, scale, mediate, share, tcp,
+    /// processes, cost, or all
     #[arg(
         long,
         value_enum,
@@ -61,8 +61,9 @@ struct Options {
     /// bare, waiting, beside, plain, vnvme, pinned. Suite image: filled, chain, empty, overlay,
     /// copy; randread, randwrite; 1, 8, 32. Suite rbd: randread, randwrite; 1, 32. Suite scale:
     /// load, crowd, tail. Suite doorbell: polling, batched, sleeping, "sleeping batched",
-    /// interrupt. Suite tcp: 1, 32, 128; plain, digests. A dimension without a word is run in full;
-    /// the results of the suite then contain nothing else
+    /// interrupt. Suite tcp: 1, 32, 128; plain, digests. Suite vhost: null, read, write; 1, 4, 32,
+    /// 128. A dimension without a word is run in full; the results of the suite then contain
+    /// nothing else
     #[arg(long, value_delimiter = ',', requires = "suite", value_name = "LIST")]
     only: Vec<String>,
     /// Memory of queues and data in suites
@@ -96,7 +97,7 @@ struct Options {
     #[arg(long, value_name = "FILE")]
     ceilings: Option<PathBuf>,
     /// Second program, for example an older vnvme, to measure in turn with the first in the suites
-    /// limit, doorbell and scale; their reports have the quotients
+    /// limit, vhost, doorbell and scale; their reports have the quotients
     #[arg(long, requires = "suite", value_name = "PATH")]
     beside: Option<PathBuf>,
     /// Further argument for `vnvme serve` of the --beside program, by default the measured one:

@@ -4,10 +4,12 @@
 //! (header, data, status), so that it costs one header, one entry in the available ring and, where
 //! the export asks for it, one kick.
 
+#[path = "virtio/frontend.rs"]
 mod frontend;
 
 use anyhow::{Context, Result, bail, ensure};
 use dma::{Access, Area, DmaMap, Memory, Prot};
+use driver::MemorySource;
 use frontend::{Frontend, Vring};
 use load::job::Job;
 use load::lane::{Geometry, IoResult, Lane, Target};
@@ -41,6 +43,8 @@ pub struct VirtioTarget {
     /// Front-end, taken when the single queue is opened: an export accepts one front-end at a time.
     frontend: Mutex<Option<Frontend>>,
     geometry: Geometry,
+    /// Source of the memory of the queue and its data.
+    memory: MemorySource,
 }
 
 impl VirtioTarget {
@@ -56,6 +60,7 @@ impl VirtioTarget {
                 description: format!("{}: vhost-user-blk", socket.display()),
             },
             frontend: Mutex::new(Some(frontend)),
+            memory: job.memory.clone(),
         })
     }
 }
@@ -71,6 +76,7 @@ impl Target for VirtioTarget {
         let frontend = self.frontend.lock().ok().and_then(|mut one| one.take());
         VirtioLane::start(
             frontend.context("the export has a queue already")?,
+            &self.memory,
             depth,
             bytes,
         )
@@ -161,9 +167,16 @@ pub struct VirtioLane {
 }
 
 impl VirtioLane {
-    fn start(mut frontend: Frontend, depth: u16, bytes: usize) -> Result<Self> {
+    fn start(
+        mut frontend: Frontend,
+        memory: &MemorySource,
+        depth: u16,
+        bytes: usize,
+    ) -> Result<Self> {
         let layout = Layout::new(depth, bytes)?;
-        let memory = Memory::anonymous(layout.len)?;
+        let memory = memory.make(layout.len)?;
+        // The memory may have been that of another queue.
+        memory.write(0, &vec![0; layout.heads])?;
         let mut map = DmaMap::new();
         let all = Some((memory.clone(), 0));
         map.map(0, layout.len as u64, all, Prot::RW)?;

@@ -374,7 +374,7 @@ fn read(sector: u64) -> Asked {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 120, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 120, max_shrink_iters: 100, ..ProptestConfig::default() })]
 
     /// Both paths leave the same guest memory (data, statuses, used ring), volume, record of
     /// outstanding requests, and counters.
@@ -618,6 +618,8 @@ fn request_that_volume_cannot_complete_at_once_takes_general_path() {
     side.show(5);
     side.serve(1000);
     assert_eq!(side.used_idx(), 5);
+    let statuses = [0, 1, 2, 3].map(|slot| side.byte(HEADS + slot * 0x1000 + 64));
+    assert_eq!(statuses, [0; 4]);
     let queue = &side.stats.queues[0];
     assert_eq!(queue.requests.get(), 5);
     assert_eq!(queue.io.operations(IoKind::Read).get(), 5);

@@ -20,6 +20,9 @@
 //!   read, end` from the end of the request to the completion. The number of commands in a batch
 //!   still depends on when the disk completes them, and a slow system call makes the next ones
 //!   dearer: the minimum of several runs counts.
+//! - `vhost-user-blk null read` and the like: requests of an export, see [`vhost`].
+
+mod vhost;
 
 use super::scratch::Scratch;
 use super::{Plan, SuiteResults};
@@ -105,6 +108,12 @@ const CASES: [Cost; 11] = [
     cost("whole null read", NULL, "randread", "4k", WHOLE),
 ];
 
+/// Returns the names of all cases.
+fn names() -> impl Iterator<Item = &'static str> {
+    let exports = vhost::CASES.iter().map(|export| export.case);
+    CASES.iter().map(|cost| cost.case).chain(exports)
+}
+
 const fn cost(
     case: &'static str,
     target: &'static str,
@@ -141,36 +150,65 @@ pub fn run(plan: &Plan) -> Result<SuiteResults> {
             ),
             other => other.to_owned(),
         };
-        let value = match instructions(&plan.vnvme.path, cost, &target) {
-            Ok(value) => value,
-            Err(error) => {
-                complaints.push(format!("{}: {error:#}", cost.case));
-                outcome.leave_out(cost.case, format!("{error:#}"));
-                continue;
-            }
-        };
-        eprintln!("  {}: {value:.1}", cost.case);
-        let case = Case {
-            suite: SUITE,
-            case: cost.case,
-            depth: DEPTH.into(),
-            queues: 1,
-        };
-        outcome
-            .collector
-            .add(case, "instructions_per_io", "1", value);
-        let Some(ceilings) = &ceilings else {
-            continue;
-        };
-        if let Some(&ceiling) = ceilings.get(cost.case) {
-            outcome.collector.add(case, "ceiling", "1", ceiling);
-        }
-        complaints.extend(complaint(cost.case, value, ceilings));
+        add(
+            cost.case,
+            instructions(&plan.vnvme.path, cost, &target),
+            ceilings.as_ref(),
+            &mut outcome,
+            &mut complaints,
+        );
+    }
+    let program = vhost::program(&plan.vnvme.path);
+    for export in &vhost::CASES {
+        let value =
+            vhost::instructions(&program, export).with_context(|| format!("{}", program.display()));
+        add(
+            export.case,
+            value,
+            ceilings.as_ref(),
+            &mut outcome,
+            &mut complaints,
+        );
     }
     if !complaints.is_empty() {
         outcome.complaint = Some(complaints.join("; "));
     }
     Ok(outcome)
+}
+
+/// Adds the figure of a case to the results, and a message to `complaints` if it exceeds its
+/// ceiling.
+fn add(
+    name: &'static str,
+    value: Result<f64>,
+    ceilings: Option<&BTreeMap<String, f64>>,
+    outcome: &mut SuiteResults,
+    complaints: &mut Vec<String>,
+) {
+    let value = match value {
+        Ok(value) => value,
+        Err(error) => {
+            complaints.push(format!("{name}: {error:#}"));
+            outcome.leave_out(name, format!("{error:#}"));
+            return;
+        }
+    };
+    eprintln!("  {name}: {value:.1}");
+    let case = Case {
+        suite: SUITE,
+        case: name,
+        depth: DEPTH.into(),
+        queues: 1,
+    };
+    let collector = &mut outcome.collector;
+    collector.add(case, "instructions_per_io", "1", value);
+    let Some(ceilings) = ceilings else {
+        return;
+    };
+    if let Some(&ceiling) = ceilings.get(name) {
+        collector.add(case, "ceiling", "1", ceiling);
+    }
+    complaints.extend(complaint(name, value, ceilings));
 }
 
 /// Returns an error message if a case's figure exceeds its ceiling.
@@ -210,7 +248,7 @@ fn ceilings(path: &Path) -> Result<BTreeMap<String, f64>> {
     let read: BTreeMap<String, f64> =
         toml::from_str(&text).with_context(|| format!("{}", path.display()))?;
     for case in read.keys() {
-        let known = CASES.iter().any(|cost| cost.case == case);
+        let known = names().any(|name| name == case);
         ensure!(known, "{}: there is no case \"{case}\"", path.display());
     }
     Ok(read)
@@ -239,18 +277,24 @@ fn instructions(vnvme: &Path, cost: &Cost, target: &str) -> Result<f64> {
 
 /// Runs a case with this many I/Os, and returns the number of instructions.
 fn collected(vnvme: &Path, cost: &Cost, target: &str, ios: u64) -> Result<u64> {
-    let mut command = Command::new("valgrind");
-    command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
-    if let Some(function) = cost.counted {
-        command.arg(format!("--toggle-collect={function}"));
-    }
+    let mut command = Command::new(vnvme);
     command
-        .arg(vnvme)
         .args([
             "bench", target, "--rw", cost.rw, "--bs", cost.bs, "--seed", "1", "--json",
         ])
         .args(["--iodepth", &DEPTH.to_string()])
         .args(["--ios", &ios.to_string(), "--sample", "0"]);
+    counted(cost.counted, &command)
+}
+
+/// Runs a command in callgrind, and returns the number of instructions of a function.
+fn counted(function: CountedFunction, program: &Command) -> Result<u64> {
+    let mut command = Command::new("valgrind");
+    command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+    if let Some(function) = function {
+        command.arg(format!("--toggle-collect={function}"));
+    }
+    command.arg(program.get_program()).args(program.get_args());
     let output = command.stdin(Stdio::null()).output().context("valgrind")?;
     let text = String::from_utf8_lossy(&output.stderr);
     if !output.status.success() {
@@ -304,8 +348,8 @@ mod tests {
     fn every_cost_case_has_ceiling() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testing/bench/ceilings.toml");
         let read = ceilings(&path).unwrap();
-        for cost in &CASES {
-            assert!(read.contains_key(cost.case), "{}", cost.case);
+        for name in names() {
+            assert!(read.contains_key(name), "{name}");
         }
     }
 }

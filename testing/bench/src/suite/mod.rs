@@ -23,6 +23,7 @@ mod share;
 mod slices;
 mod tail;
 mod tcp;
+mod vhost;
 
 pub use near::{Choice, NearMemory};
 
@@ -40,6 +41,8 @@ use std::time::{Duration, Instant};
 pub enum Name {
     /// Null and memory volumes beside the ping-pong of a cache line between the two cores
     Limit,
+    /// A vhost-user-blk export of null and memory volumes beside the same ping-pong
+    Vhost,
     /// Shadow doorbells off and on: IOPS and MMIO doorbells for each I/O
     Doorbell,
     /// A file behind a controller, and straight through io_uring
@@ -75,13 +78,17 @@ impl Name {
             Name::Scale => scale::check_only(only),
             Name::Tcp => tcp::check_only(only),
             Name::Doorbell => doorbell::check_only(only),
-            _ => bail!("--only chooses from the suites file, image, rbd, scale, tcp and doorbell"),
+            Name::Vhost => vhost::check_only(only),
+            _ => bail!(
+                "--only chooses from the suites file, image, rbd, scale, tcp, doorbell and vhost"
+            ),
         }
     }
 
     fn word(self) -> &'static str {
         match self {
             Name::Limit => "limit",
+            Name::Vhost => "vhost",
             Name::Doorbell => "doorbell",
             Name::File => "file",
             Name::Image => "image",
@@ -232,6 +239,7 @@ pub fn run(name: Name, runtime: Option<Duration>, plan: &Plan) -> Result<()> {
         for name in [
             Name::Cost,
             Name::Limit,
+            Name::Vhost,
             Name::Doorbell,
             Name::File,
             Name::Image,
@@ -265,6 +273,7 @@ fn one(name: Name, plan: &Plan) -> Result<()> {
     let (began, stolen) = (Instant::now(), file::stolen(&cpus));
     let outcome = match name {
         Name::Limit => limit::run(plan),
+        Name::Vhost => vhost::run(plan),
         Name::Doorbell => doorbell::run(plan),
         Name::File => file::run(plan),
         Name::Image => image::run(plan),
