@@ -21,6 +21,7 @@ use crate::control::Controller;
 use crate::engine::Coalescing;
 use crate::engine::commands::Offer;
 use crate::engine::copy::CROSS_FORMATS;
+use crate::prefix;
 use crate::survival::Since;
 use crate::survival::state::FeatureValues;
 use nvme::cmd::NSID_BROADCAST;
@@ -44,7 +45,8 @@ pub(crate) struct Features {
     arbitration: u32,
     /// Over-temperature and under-temperature threshold of the composite temperature, in kelvins.
     pub thresholds: [u16; 2],
-    /// Value of the Error Recovery feature (TLER, DULBE) of each namespace, by NSID.
+    /// Value of the Error Recovery feature (TLER, DULBE) of each namespace for which the host has
+    /// set one, by NSID; otherwise 0.
     error_recovery: BTreeMap<u32, u32>,
     pub write_cache: bool,
     coalescing: u32,
@@ -56,7 +58,8 @@ pub(crate) struct Features {
     host_behavior: HostBehavior,
     /// LBA Status Information Report Interval (LSIRI), in units of 100 ms.
     pub lsiri: u16,
-    /// Value of the Reservation Notification Mask feature of each namespace, by NSID.
+    /// Value of the Reservation Notification Mask feature of each namespace for which the host has
+    /// set one, by NSID; otherwise 0.
     notification_masks: BTreeMap<u32, u32>,
 }
 
@@ -416,12 +419,8 @@ impl Controller {
             }
             Fid::KEEP_ALIVE_TIMER => keep_alive,
             Fid::HOST_IDENTIFIER => {
-                let extended = cdw11 & 1 != 0;
-                let len = if extended { 16 } else { 8 };
-                self.write_host(
-                    command,
-                    features.host_identifier.get(..len).unwrap_or_default(),
-                )?;
+                let len = if cdw11 & 1 != 0 { 16 } else { 8 };
+                self.write_host(command, prefix(&features.host_identifier, len))?;
                 0
             }
             Fid::HOST_BEHAVIOR_SUPPORT => {
@@ -435,8 +434,8 @@ impl Controller {
                 features.notification_mask(command.nsid.get()).into_bits()
             }
             Fid::RESERVATION_PERSISTENCE => {
-                let (on, _) = self.persistence(command.nsid.get()).unwrap_or_default();
-                u32::from(on)
+                let persistence = self.persistence(command.nsid.get());
+                u32::from(persistence.is_some_and(|(on, _)| on))
             }
             Fid::FLEXIBLE_DATA_PLACEMENT => self.fdp_mode(command)?,
             Fid::FDP_EVENTS => self.fdp_event_types(command)?,
@@ -540,8 +539,8 @@ impl Controller {
             Fid::HOST_IDENTIFIER => {
                 let extended = cdw11 & 1 != 0;
                 let mut id = [0; 16];
-                let len = if extended { 16 } else { 8 };
-                self.read_host(command, id.get_mut(..len).unwrap_or_default())?;
+                let wanted = if extended { &mut id[..] } else { &mut id[..8] };
+                self.read_host(command, wanted)?;
                 if let Some(host) = self.host() {
                     // A guest that could choose its host identifier could impersonate another host.
                     let same = id == *host.bytes() && extended == host.is_extended();

@@ -217,6 +217,7 @@ impl Controller {
         }
         let configured = namespaces.clone();
         let stats = Arc::new(ControllerStats::new(config.io_queues, config.workers));
+        // `ControllerStats::new` creates a share at least for the controller's own worker.
         let own = stats.shares.first().cloned().unwrap_or_default();
         let mut sharing = match &config.subsystem {
             Some(place) => Some(Sharing::join(place, config.cntlid)?),
@@ -249,6 +250,7 @@ impl Controller {
         let template = EngineConfig {
             id,
             share: 0,
+            io: own,
             io_queues: config.io_queues,
             vectors,
             max_in_flight: config.max_in_flight,
@@ -478,8 +480,11 @@ impl Controller {
 
     /// Removes all windows of guest memory, and returns the sum of their lengths.
     pub fn dma_unmap_all(&mut self) -> u64 {
-        // Removal of all windows cannot fail.
-        let bytes = self.change_memory(&MemoryChange::UnmapAll).unwrap_or(0);
+        let bytes = self.change_memory(&MemoryChange::UnmapAll);
+        let bytes = bytes.unwrap_or_else(|_| {
+            self.engine.broken("not all windows can be removed");
+            0
+        });
         self.note_unmapped(0, u64::MAX);
         bytes
     }

@@ -95,18 +95,18 @@ impl Engine {
             },
         };
         let slba = slot.slba;
-        let shift = self.namespaces.get(slot.ns).map_or(0, |ns| ns.shift);
+        let Some(ns) = self.namespaces.get_mut(slot.ns) else {
+            self.broken("an outstanding command has no namespace");
+            return Some(completion);
+        };
         let zeroes = match slot.work {
             RemainingWork::Zeroes(bytes) => bytes,
             RemainingWork::ZoneWrite(write) => match write.kind {
-                ZoneWriteKind::Zeroes(blocks) => u64::from(blocks) << shift,
+                ZoneWriteKind::Zeroes(blocks) => u64::from(blocks) << ns.shift,
                 _ => 0,
             },
             RemainingWork::Metadata(ref moving) => moving.zeroed(),
             _ => 0,
-        };
-        let Some(ns) = self.namespaces.get_mut(slot.ns) else {
-            return Some(completion);
         };
         let request = Request {
             tag: completion.tag,
@@ -202,8 +202,8 @@ impl Engine {
             RemainingWork::Own(_) => self.own_completed(index, completion.result),
             RemainingWork::OwnFlush => {
                 if let Err(error) = completion.result {
+                    let nsid = self.namespace_of(index).map(|(_, nsid)| nsid);
                     let _disk = self.span.clone().entered();
-                    let nsid = self.namespaces.get(slot.ns).map_or(0, |ns| ns.config.nsid);
                     if let Some(left_out) = self.log.allow("flush failed") {
                         let text = "a flush failed: completed writes may not be durable";
                         tracing::error!(nsid, %error, left_out, "{text}");

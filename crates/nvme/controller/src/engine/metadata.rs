@@ -485,7 +485,8 @@ impl Engine {
         }
     }
 
-    /// Returns the cost of continuing this command, in units of a worker round's budget.
+    /// Returns the cost of continuing this command, in units of a worker round's budget; 0 when
+    /// the slot has another command, which [`Engine::next_metadata`] reports.
     pub(super) fn units_of_metadata(&mut self, index: u16) -> u32 {
         let slot = self.slots.get(index);
         let bytes = slot.map_or(0, |slot| match &slot.work {

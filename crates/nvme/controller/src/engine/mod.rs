@@ -129,8 +129,11 @@ pub(crate) enum Event {
 #[derive(Clone)]
 pub(crate) struct EngineConfig {
     pub id: u16,
-    /// Index in [`ControllerStats::shares`] of this engine's I/O counters.
+    /// Index of this engine's command records in the state memory, and of its I/O counters in
+    /// [`ControllerStats::shares`].
     pub share: u16,
+    /// I/O counters of this engine.
+    pub io: Arc<IoStats>,
     pub io_queues: u16,
     pub vectors: u16,
     pub max_in_flight: u16,
@@ -279,10 +282,8 @@ impl Engine {
                 *slot = i as u16;
             }
         }
-        let io = config.stats.shares.get(usize::from(config.share)).cloned();
-        let io: Arc<IoStats> = io.unwrap_or_default();
         let mut engine = Engine {
-            nowhere: io.namespace(0),
+            nowhere: config.io.namespace(0),
             fetched_at: 0,
             until_timed: 0,
             timed_place: 0,
@@ -290,7 +291,7 @@ impl Engine {
             dma: DmaMap::new(),
             irqs: Irqs::new(config.vectors, config.pending),
             span: config.span,
-            io,
+            io: config.io,
             stats: config.stats,
             coalescing: Coalescing::default(),
             events: VecDeque::new(),

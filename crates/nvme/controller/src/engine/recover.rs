@@ -26,7 +26,7 @@ use dma::{Access, Ring, Rows};
 use doorbell::{Cell, ProtocolAccess, Watch, WatchState, distance};
 use nvme::{Command, Completion, Status};
 use std::collections::BTreeMap;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// Value that differs from every doorbell value: no doorbell was read yet.
 const UNSEEN: u32 = u32::MAX;
@@ -92,7 +92,7 @@ fn tail_of(ring: &Ring) -> (u32, bool) {
 }
 
 fn completion(ring: &Ring, index: u32) -> Completion {
-    Completion::read_from_bytes(&ring.load_cqe(index)).unwrap_or_default()
+    zerocopy::transmute!(ring.load_cqe(index))
 }
 
 /// Returns the completion entry before the tail; `None` if none was ever posted to the ring.
@@ -374,14 +374,11 @@ impl Engine {
             found,
             mut recovery,
         } = recovered;
-        if found.is_empty() {
+        let Some(order) = found.last().map(|last| last.recorded.order) else {
             return Some(recovery);
-        }
+        };
         self.open_records();
-        let (count, order) = (
-            self.slots.count(),
-            found.last().map_or(0, |f| f.recorded.order),
-        );
+        let count = self.slots.count();
         let (mut own, mut inherited, mut all) = (Vec::new(), Vec::new(), Vec::new());
         for LocatedRecord {
             rows,

@@ -28,7 +28,7 @@ use crate::control::Controller;
 use crate::irq::IrqSink;
 use dma::{Memory, Prot};
 use nvme::Status;
-use state::{AdminCompletion, ControlState, LbaStatusState};
+use state::{AdminCompletion, ControlState};
 use state_memory::{Control, KeptMemory, KeptWindow, Layout, StateError, StateMemory, WindowTable};
 use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
@@ -153,13 +153,14 @@ impl Survival {
     /// between leaves newer marks beside an older control state. That is harmless, because the
     /// commands that changed the marks have not completed, and are executed again.
     fn commit_parts(&mut self, mut state: ControlState) -> Result<(), StateError> {
-        let lba_status = state.logs.lba_status.as_mut();
-        if let Some(many) = lba_status.and_then(LbaStatusState::take_many) {
+        if let Some(lba_status) = &mut state.logs.lba_status
+            && let Some(many) = lba_status.take_many()?
+        {
             let section = self.marks.as_mut().ok_or(StateError::OutOfRange)?;
             section.commit(&many)?;
             crash::point!("controller.mark.saved");
         }
-        self.control.commit(&state.encode())
+        self.control.commit(&state.encode()?)
     }
 }
 
@@ -289,7 +290,7 @@ impl Controller {
 
     /// Returns the encoded control state, as it would be committed now.
     #[doc(hidden)]
-    pub fn saved(&self) -> Vec<u8> {
+    pub fn saved(&self) -> Result<Vec<u8>, StateError> {
         self.control_state().encode()
     }
 }

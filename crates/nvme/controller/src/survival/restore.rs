@@ -437,10 +437,15 @@ impl Controller {
         admin: &'a AdminQueue,
     ) -> Result<(&'a [AdminCompletion], u64), RestoreError> {
         let contradiction = RestoreError::Contradiction("the admin queue is not where it was");
-        let size = self.queues.cqs().next().map_or(0, |cq| cq.size);
-        let (Some((tail, phase)), true) = (self.engine.admin_tail(), admin.tail < size) else {
+        let (Some((tail, phase)), Some(size)) = (
+            self.engine.admin_tail(),
+            self.queues.cqs().next().map(|cq| cq.size),
+        ) else {
             return Err(contradiction);
         };
+        if admin.tail >= size {
+            return Err(contradiction);
+        }
         // Positions are within two turns of the ring, after which the phase repeats.
         let turns = u64::from(2 * size);
         let place = |tail: u32, phase: bool| u64::from(if phase { tail } else { tail + size });

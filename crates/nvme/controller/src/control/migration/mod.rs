@@ -240,13 +240,13 @@ impl Controller {
         let passing = |ns: &crate::engine::Namespace| ns.passthrough.is_some();
         if worker == own
             || self.migration.link_of(worker).is_some()
-            || share >= self.engine.stats.shares.len()
             || self.engine.namespaces.iter().any(passing)
             || self.engine.is_inheriting()
             || !self.prepare_records(share as u16)
         {
             return None;
         }
+        let io = self.engine.stats.shares.get(share)?.clone();
         let (config, namespaces) = self.migration.template.clone()?;
         let (orders, theirs) = channel();
         let (reporter, reports) = sync_channel(REPORTS);
@@ -274,6 +274,7 @@ impl Controller {
         Some(RemoteEngineSetup {
             config: EngineConfig {
                 share: share as u16,
+                io,
                 ..config
             },
             namespaces,
