@@ -18,9 +18,9 @@
 use super::{AdminOutcome, AdminResult, INVALID_FIELD, lba_status};
 use crate::config::ControllerConfig;
 use crate::control::Controller;
-use crate::engine::Coalescing;
 use crate::engine::commands::Offer;
 use crate::engine::copy::CROSS_FORMATS;
+use crate::engine::{Coalescing, Order};
 use crate::prefix;
 use crate::survival::Since;
 use crate::survival::state::FeatureValues;
@@ -583,6 +583,19 @@ impl Controller {
         }
         self.apply_features();
         Ok(AdminOutcome::Done(result))
+    }
+
+    /// Sends all engines the feature values that they use.
+    pub(crate) fn apply_features(&mut self) {
+        let features = &self.admin.features;
+        let (write_cache, lbafee) = (features.write_cache, features.lbafee());
+        let (coalescing, copy_formats) = (features.coalescing(), features.copy_formats());
+        self.order_all(|| Order::Features {
+            write_cache,
+            coalescing,
+            copy_formats,
+            lbafee,
+        });
     }
 
     /// Returns this NSID if it is active, or for the broadcast NSID those of all active namespaces.

@@ -1,9 +1,11 @@
 //! The control half of a controller: PCI, guest memory, interrupts, and the rounds of its worker.
 
+mod admission;
 mod attach;
 mod boot;
 mod bus_master;
 mod cmb;
+mod completion;
 mod erasing;
 mod lifecycle;
 mod marking;
@@ -21,6 +23,7 @@ use crate::pci::{self, ConfigSpace};
 use crate::stats::ControllerStats;
 use crate::survival::Survival;
 use crate::survival::state::AdminCompletion;
+use admission::Admission;
 pub use attach::Attach;
 use attach::Attaching;
 pub(crate) use boot::BootRegisters;
@@ -58,6 +61,7 @@ pub struct Controller {
     pub(crate) engine: Engine,
     pub(crate) admin: Admin,
     pub(crate) migration: Migration,
+    pub(crate) admission: Admission,
     pub(crate) marks: MarkingState,
     /// Present when the controller belongs to a subsystem. Declared after the engines, so that no
     /// command is outstanding when the controller leaves the subsystem.
@@ -291,6 +295,7 @@ impl Controller {
             engine,
             admin,
             migration: Migration::new(template, configured),
+            admission: Admission::default(),
             marks,
             sharing,
             survival,
@@ -556,7 +561,7 @@ impl Controller {
                 if is_first && command.as_bytes().iter().all(|byte| *byte == 0) {
                     return self.fatal(NOT_SHARED);
                 }
-                self.admin_or_hold(&command);
+                self.admit(&command);
             }
             Event::SqDrained(qid) => self.sq_deleted(qid),
             Event::AbortDone { sqid, cid, aborted } => self.abort_done(sqid, cid, aborted),

@@ -409,7 +409,7 @@ impl Controller {
         self.engine.restore_admin_outstanding(outstanding as u32);
         for held in &commands.held {
             if let Some(command) = held.command() {
-                self.migration.hold(command);
+                self.admission.hold(command);
             }
         }
         // The engines use the buffers by now.
