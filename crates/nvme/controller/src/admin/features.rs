@@ -26,7 +26,7 @@ use crate::config::ControllerConfig;
 use crate::control::Controller;
 use crate::engine::commands::Offer;
 use crate::engine::copy::CROSS_FORMATS;
-use crate::engine::{Coalescing, Order};
+use crate::engine::{Coalescing, EngineFeatures, Order};
 use crate::survival::Since;
 use crate::survival::state::FeatureValues;
 use nvme::cmd::NSID_BROADCAST;
@@ -230,25 +230,24 @@ impl Features {
         ReservationNotificationMask::from_bits(mask.copied().unwrap_or(0))
     }
 
-    /// Returns the Copy descriptor formats that the host has enabled, besides formats 0h and 1h, as
-    /// a bit mask.
-    pub fn copy_formats(&self) -> u16 {
-        self.host_behavior.cdfe.get()
+    /// Returns the values that engines use.
+    fn for_engines(&self) -> EngineFeatures {
+        EngineFeatures {
+            write_cache: self.write_cache,
+            coalescing: Coalescing {
+                threshold: (self.coalescing & 0xff) + 1,
+                time: Duration::from_micros(u64::from(self.coalescing >> 8 & 0xff) * 100),
+                disabled: self.coalescing_disabled,
+            },
+            copy_formats: self.host_behavior.cdfe.get(),
+            lbafee: self.lbafee(),
+        }
     }
 
     /// Returns whether the host has enabled extended formats of protection information (LBA Format
     /// Extension Enable).
     pub fn lbafee(&self) -> bool {
         self.host_behavior.lbafee == 1
-    }
-
-    /// Returns the interrupt coalescing settings for the engines.
-    pub fn coalescing(&self) -> Coalescing {
-        Coalescing {
-            threshold: (self.coalescing & 0xff) + 1,
-            time: Duration::from_micros(u64::from(self.coalescing >> 8 & 0xff) * 100),
-            disabled: self.coalescing_disabled,
-        }
     }
 }
 
@@ -362,15 +361,8 @@ impl Controller {
 
     /// Sends all engines the feature values that they use.
     pub(crate) fn apply_features(&mut self) {
-        let features = &self.admin.features;
-        let (write_cache, lbafee) = (features.write_cache, features.lbafee());
-        let (coalescing, copy_formats) = (features.coalescing(), features.copy_formats());
-        self.order_all(|| Order::Features {
-            write_cache,
-            coalescing,
-            copy_formats,
-            lbafee,
-        });
+        let features = self.admin.features.for_engines();
+        self.order_all(|| Order::Features(features));
     }
 
     /// Returns this NSID if it is active, or for the broadcast NSID those of all active namespaces.

@@ -265,7 +265,7 @@ impl Engine {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
         }
         let format = cdw12.cdfe();
-        let offered = PLAIN_FORMATS | self.copy_formats & CROSS_FORMATS;
+        let offered = PLAIN_FORMATS | self.features.copy_formats & CROSS_FORMATS;
         if offered & 1 << format == 0 {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
@@ -292,7 +292,7 @@ impl Engine {
             // Memory for the metadata of a piece, and for the previous content of the destination.
             memory = 2 * memory + (memory >> shift) * u64::from(layout.metadata);
         }
-        let fua = cdw12.fua() || !self.write_cache;
+        let fua = cdw12.fua() || !self.features.write_cache;
         let ns = index;
         let again = self.slots.is_reserved();
         let index = self.slot_for(sqid, command, ns)?;
@@ -522,7 +522,7 @@ impl Engine {
             Err(error) => {
                 slot.status = match error.kind {
                     // The status is the one of an interrupted plain command.
-                    IoErrorKind::Aborted if self.interrupting && !slot.abort => {
+                    IoErrorKind::Aborted if self.bus_master.ends_commands && !slot.abort => {
                         Status::COMMAND_INTERRUPTED
                     }
                     _ => status_of(error, writes),

@@ -170,7 +170,7 @@ impl Engine {
             recovery.posted += 1;
         }
         found.sort_by_key(|found| (found.recorded.order, found.share));
-        if !self.master {
+        if !self.bus_master.is_enabled {
             (self.sqs.iter_mut().flatten()).for_each(|sq| sq.memory.release());
             (self.cqs.iter_mut().flatten()).for_each(|cq| cq.memory.release());
             self.note_queues();
@@ -331,7 +331,7 @@ impl Engine {
     /// Restores the buffers of Doorbell Buffer Config without changing their contents.
     pub fn restore_shadow(&mut self, shadow: u64, eventidx: u64) {
         let found = self.doorbells.find(&self.dma, shadow, eventidx).ok();
-        let found = found.filter(|_| self.master);
+        let found = found.filter(|_| self.bus_master.is_enabled);
         self.doorbells.configure(shadow, eventidx, found);
     }
 
@@ -424,7 +424,7 @@ impl Engine {
     /// or not.
     pub fn resume(&mut self) {
         self.polled.poll_all();
-        if self.master {
+        if self.bus_master.is_enabled {
             for qid in 0..self.cqs.len() as u16 {
                 self.signal_unread(qid);
             }
@@ -438,7 +438,7 @@ impl Engine {
             Some(ended) => ended,
             // The command's data is not accessible without Bus Master Enable, so the host has to
             // send the command again.
-            None if !self.master => (Status::COMMAND_INTERRUPTED, 0),
+            None if !self.bus_master.is_enabled => (Status::COMMAND_INTERRUPTED, 0),
             None => return self.execute(sqid, command),
         };
         self.end_reserved(sqid, command.cid.get(), status, result);

@@ -126,7 +126,7 @@ impl Engine {
         if !matches!(slot.work, RemainingWork::Reservation) {
             return;
         }
-        let result = if self.master {
+        let result = if self.bus_master.is_enabled {
             result.and_then(|data| self.write_data(&command.command, &data))
         } else {
             // Guest memory must not be accessed without Bus Master Enable.

@@ -173,7 +173,7 @@ impl Engine {
             }
         };
         crash::point!("controller.zone.taken");
-        let fua = cdw12.fua() || !self.write_cache;
+        let fua = cdw12.fua() || !self.features.write_cache;
         let (op, kind) = if zeroes {
             let deallocate = WriteZeroesCdw12::from_bits(command.cdw12.get()).deac();
             (Op::WriteZeroes { deallocate, fua }, Kind::Other)
