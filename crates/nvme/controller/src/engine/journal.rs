@@ -225,7 +225,7 @@ impl QueueRows {
     /// Returns the number of posted admin completions that [`QueueRows::note_admin`] has noted; 0
     /// before the first.
     pub fn admin(&self) -> u64 {
-        self.row(0).map_or(0, |row| load::<{ hot::POSTED }>(row))
+        self.row(0).map_or(0, load::<{ hot::POSTED }>)
     }
 
     /// Returns the state of a submission queue that another engine or process has noted.
