@@ -450,9 +450,9 @@ impl Association {
         self.own = own;
         self.admin.rings.ring(&mut self.controller);
         for queue in &mut self.io {
-            worked |= queue.link.send();
+            worked |= queue.send();
         }
-        worked | self.admin.link.send()
+        worked | self.admin.send()
     }
 
     /// Ends the association and all its connections, for the reason `why`.

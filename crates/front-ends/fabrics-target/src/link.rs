@@ -26,6 +26,8 @@ pub(crate) enum ConnectionEnd {
     Violation(nvme_tcp::Violation),
     #[error("the host ends the connection: {0}")]
     Terminated(nvme_tcp::Terminated),
+    #[error("the association's memory is inaccessible")]
+    Memory(#[from] dma::MemoryError),
     #[error("{0}")]
     Refused(&'static str),
     #[error("host {host} asks for the subsystem {asked}, and this is {here}")]

@@ -4,7 +4,7 @@
 //! The controller accesses it by IOVAs. They begin above zero, so that an address that was never
 //! set refers to nothing.
 
-use dma::{Access, DmaMap, Memory, SegmentList};
+use dma::{Access, DmaMap, Memory, MemoryError, SegmentList};
 
 /// Page size in bytes, in which an association's memory is allocated.
 pub(crate) const PAGE: u32 = 4096;
@@ -184,38 +184,52 @@ impl AssociationMemory {
     }
 
     /// Passes `len` bytes of a block, from byte `at` on, to `each` in pieces.
-    pub(crate) fn read(&self, block: Block, at: u32, len: u32, mut each: impl FnMut(&[u8])) {
+    ///
+    /// # Errors
+    /// [`MemoryError`] when a piece cannot be read. The pieces before it were passed.
+    pub(crate) fn read(
+        &self,
+        block: Block,
+        at: u32,
+        len: u32,
+        mut each: impl FnMut(&[u8]),
+    ) -> Result<(), MemoryError> {
         let mut chunk = [0; CHUNK];
         let mut done = 0;
         while done < len {
             let count = (len - done).min(CHUNK as u32) as usize;
             let piece = chunk.get_mut(..count).unwrap_or_default();
             let from = block.offset() + u64::from(at) + u64::from(done);
-            // The range lies within the memory, so the read does not fail.
-            let _ = self.memory.read(from as usize, piece);
+            self.memory.read(from as usize, piece)?;
             each(piece);
             done += count as u32;
         }
+        Ok(())
     }
 
     /// Copies bytes into a block from byte `at` on, as far as it has room. Returns their number.
-    pub(crate) fn write(&self, block: Block, at: u32, bytes: &[u8]) -> usize {
+    ///
+    /// # Errors
+    /// [`MemoryError`] when the memory cannot be written.
+    pub(crate) fn write(&self, block: Block, at: u32, bytes: &[u8]) -> Result<usize, MemoryError> {
         let room = usize::try_from(block.len().saturating_sub(at.into())).unwrap_or(0);
         let bytes = bytes.get(..room).unwrap_or(bytes);
         let to = block.offset() + u64::from(at);
-        match self.memory.write(to as usize, bytes) {
-            Ok(()) => bytes.len(),
-            Err(_) => 0,
-        }
+        self.memory.write(to as usize, bytes)?;
+        Ok(bytes.len())
     }
 
     /// Fills a block with zeroes.
-    pub(crate) fn clear(&self, block: Block) {
+    ///
+    /// # Errors
+    /// [`MemoryError`] when the memory cannot be written.
+    pub(crate) fn clear(&self, block: Block) -> Result<(), MemoryError> {
         let zeroes = [0; CHUNK];
         for page in 0..block.pages {
             let to = block.offset() + u64::from(page) * u64::from(PAGE);
-            let _ = self.memory.write(to as usize, &zeroes);
+            self.memory.write(to as usize, &zeroes)?;
         }
+        Ok(())
     }
 }
 
@@ -294,14 +308,28 @@ mod tests {
         let block = pool.take(5000).unwrap();
         assert_eq!(block.len(), 8192);
         let data: Vec<u8> = (0..6000u32).map(|i| i as u8).collect();
-        assert_eq!(pool.write(block, 2192, &data), 6000);
-        assert_eq!(pool.write(block, 2193, &data), 5999);
+        assert_eq!(pool.write(block, 2192, &data), Ok(6000));
+        assert_eq!(pool.write(block, 2193, &data), Ok(5999));
         let mut read = Vec::new();
-        pool.read(block, 2193, 5999, |bytes| read.extend_from_slice(bytes));
-        assert_eq!(read, data[..5999]);
-        pool.clear(block);
-        pool.read(block, 0, 8192, |bytes| {
+        let result = pool.read(block, 2193, 5999, |bytes| read.extend_from_slice(bytes));
+        assert_eq!((result, &read[..]), (Ok(()), &data[..5999]));
+        pool.clear(block).unwrap();
+        let result = pool.read(block, 0, 8192, |bytes| {
             assert!(bytes.iter().all(|byte| *byte == 0))
         });
+        assert_eq!(result, Ok(()));
+    }
+
+    #[test]
+    fn block_outside_of_memory_passes_no_bytes() {
+        let pool = AssociationMemory::new(1, (0, 0), 8).unwrap();
+        let (last, beyond) = (Block { page: 8, pages: 2 }, Block { page: 9, pages: 1 });
+        let mut passed = 0;
+        let result = pool.read(last, 0, 8192, |bytes| passed += bytes.len());
+        assert_eq!((result, passed), (Err(MemoryError::OutOfRange), 4096));
+        let result = pool.read(beyond, 0, 1, |bytes| passed += bytes.len());
+        assert_eq!((result, passed), (Err(MemoryError::OutOfRange), 4096));
+        assert_eq!(pool.write(beyond, 0, &[1]), Err(MemoryError::OutOfRange));
+        assert_eq!(pool.clear(last), Err(MemoryError::OutOfRange));
     }
 }

@@ -18,7 +18,7 @@ use crate::rings::Rings;
 use crate::slots::{Direction, QueueStep, Sender, Slot, Slots};
 use crate::target::AssociationMessage;
 use controller::Controller;
-use dma::{DmaMap, SegmentList};
+use dma::{DmaMap, MemoryError, SegmentList};
 use nvme::sgl::{SglDescriptor, SglSubtype, SglType};
 use nvme::{AdminOpcode, Command, Completion, Status, fabrics};
 use nvme_tcp::{ConnectionLimits, Grants, Request, Requests, digest};
@@ -91,6 +91,9 @@ pub(crate) struct Queue {
     pub proof: AuthState,
     /// Reason why authentication has failed, until it is logged.
     pub refusal: Option<dhchap::Failure>,
+    /// Error that has left incomplete data among the staged bytes, until [`Queue::read`] returns it
+    /// and thereby ends the connection.
+    failed: Option<MemoryError>,
     requests: Requests,
     grants: Grants<u16>,
     /// Number of entries of the host's submission queue; the head follows, if flow control is used.
@@ -130,6 +133,7 @@ impl Queue {
             slots: Slots::new(room),
             proof: AuthState::Given,
             refusal: None,
+            failed: None,
             requests: Requests::new(limits, in_capsule),
             grants: Grants::new(room),
             entries,
@@ -145,7 +149,12 @@ impl Queue {
 
     /// Returns whether received bytes or completed sends have to be handled.
     pub(crate) fn has_news(&self) -> bool {
-        self.link.has_news()
+        self.failed.is_some() || self.link.has_news()
+    }
+
+    /// Starts to send the staged bytes. Returns `false` if nothing can be sent.
+    pub(crate) fn send(&mut self) -> bool {
+        self.failed.is_none() && self.link.send()
     }
 
     /// Returns whether the host uses flow control for its submission queue.
@@ -166,6 +175,9 @@ impl Queue {
         around: &mut QueueContext<'_>,
         mut decide: impl FnMut(&Command, &mut Controller) -> CommandDecision,
     ) -> Result<bool, ConnectionEnd> {
+        if let Some(error) = self.failed.take() {
+            return Err(error.into());
+        }
         let mut worked = self.collect(around)?;
         if self.phase != Phase::Open {
             return Ok(worked);
@@ -201,7 +213,7 @@ impl Queue {
                     if let Some(place) = &mut self.place {
                         let block = place.slot.and_then(|slot| self.slots.get(slot)?.block);
                         if let Some(block) = block {
-                            around.pool.write(block, place.at, bytes);
+                            around.pool.write(block, place.at, bytes)?;
                         }
                         place.at = place.at.saturating_add(bytes.len() as u32);
                     }
@@ -378,8 +390,9 @@ impl Queue {
                     Err(_) => self.end(place, Status::INTERNAL_ERROR, 0, around.pool),
                 },
                 _ => {
-                    if self.qid == 0 {
-                        around.pool.clear(block);
+                    if self.qid == 0 && around.pool.clear(block).is_err() {
+                        self.end(place, Status::INTERNAL_ERROR, 0, around.pool);
+                        continue;
                     }
                     self.start(place, around);
                 }
@@ -427,7 +440,11 @@ impl Queue {
         let pool = &mut *around.pool;
         match slot.block {
             None => command.set_prps(0, 0),
-            Some(block) if self.qid == 0 => point_prps(&mut command, block, slot.len, pool),
+            Some(block) if self.qid == 0 => {
+                if point_prps(&mut command, block, slot.len, pool).is_err() {
+                    return self.end(place, Status::INTERNAL_ERROR, 0, pool);
+                }
+            }
             // The most common case, and the controller's fast path.
             Some(block) if slot.len <= PAGE => command.set_prps(block.iova(), 0),
             Some(block) => command.set_sgl(SglDescriptor::data_block(block.iova(), slot.len)),
@@ -443,9 +460,12 @@ impl Queue {
         let message = match (slot.direction, slot.block) {
             (Direction::Out, Some(block)) => {
                 let mut message = Vec::new();
-                around.pool.read(block, 0, slot.len, |bytes| {
+                let read = around.pool.read(block, 0, slot.len, |bytes| {
                     message.extend_from_slice(bytes);
                 });
+                if read.is_err() {
+                    return self.end(place, Status::INTERNAL_ERROR, 0, around.pool);
+                }
                 Some(message)
             }
             _ => None,
@@ -481,9 +501,14 @@ impl Queue {
         let status = match (&message, slot.block) {
             (None, _) => Status::SUCCESS,
             (Some(message), Some(block)) if message.len() <= slot.len as usize => {
-                around.pool.clear(block);
-                around.pool.write(block, 0, message);
-                Status::SUCCESS
+                let pool = &around.pool;
+                match pool
+                    .clear(block)
+                    .and_then(|()| pool.write(block, 0, message))
+                {
+                    Ok(_) => Status::SUCCESS,
+                    Err(_) => Status::INTERNAL_ERROR,
+                }
             }
             // The host's buffer is too small for the message.
             (Some(_), _) => Status::INVALID_FIELD.with_dnr(true),
@@ -625,12 +650,14 @@ impl Queue {
             keep(&mut self.lists, list);
             let mut sum = digest::RunningDigest::new();
             let staged = &mut self.link.staged;
-            around.pool.read(block, 0, len, |bytes| {
+            let read = around.pool.read(block, 0, len, |bytes| {
                 if sums {
                     sum.update(bytes);
                 }
                 staged.bytes(bytes);
             });
+            // The header has announced the data, so the connection cannot continue without them.
+            self.failed = self.failed.or(read.err());
             if sums {
                 staged.bytes(&sum.value().to_le_bytes());
             }
@@ -720,7 +747,12 @@ fn take(pool: &mut AssociationMemory, len: u32, prps: bool) -> Option<Block> {
 
 /// Sets the PRPs of an Admin command to its data. If it has more than two pages, the PRP list is in
 /// the last page of the block.
-fn point_prps(command: &mut Command, block: Block, len: u32, pool: &AssociationMemory) {
+fn point_prps(
+    command: &mut Command,
+    block: Block,
+    len: u32,
+    pool: &AssociationMemory,
+) -> Result<(), MemoryError> {
     let pages = u64::from(len.div_ceil(PAGE));
     let at = |page: u64| block.iova() + page * u64::from(PAGE);
     match pages {
@@ -730,11 +762,12 @@ fn point_prps(command: &mut Command, block: Block, len: u32, pool: &AssociationM
             // No transfer has more pages than a list has room for.
             for page in 1..pages.min(512) {
                 let offset = pages * u64::from(PAGE) + (page - 1) * 8;
-                pool.write(block, offset as u32, &at(page).to_le_bytes());
+                pool.write(block, offset as u32, &at(page).to_le_bytes())?;
             }
             command.set_prps(at(0), at(pages));
         }
     }
+    Ok(())
 }
 
 /// Returns the direction and length of a command's data, from its opcode and SGL descriptor. `data`

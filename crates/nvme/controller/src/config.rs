@@ -11,6 +11,7 @@ use crate::placed::PlacementState;
 use crate::pool::NamespacePool;
 use crate::subsystem::{MAX_CNTLID, Subsystem};
 use crate::zoned::ZonedState;
+use nvme::identify::Ascii;
 use probes::LogLimits;
 use reservations::HostId;
 use std::sync::Arc;
@@ -401,6 +402,22 @@ impl ControllerConfig {
             marks: self.fabrics.is_none(),
             placed: false,
         }
+    }
+
+    /// Returns the serial number in the form of the standard (SN). [`ControllerConfig::check`]
+    /// refuses texts that have no such form; so with the two others.
+    pub(crate) fn sn(&self) -> Ascii<20> {
+        Ascii::new(&self.serial).unwrap_or_default()
+    }
+
+    /// Returns the model number (MN).
+    pub(crate) fn mn(&self) -> Ascii<40> {
+        Ascii::new(&self.model).unwrap_or_default()
+    }
+
+    /// Returns the firmware revision (FR).
+    pub(crate) fn fr(&self) -> Ascii<8> {
+        Ascii::new(&self.firmware).unwrap_or_default()
     }
 
     /// Checks every field of the controller's configuration.

@@ -137,3 +137,8 @@ pub use survival::{
     RestoreError, RetainedObjects, STATE_OLDEST_READ, STATE_VERSION, ShownIdentity, ShownNamespace,
     shown_identity, state_layout,
 };
+
+/// Returns the first `len` items of a slice, or all of them if there are fewer.
+pub(crate) fn prefix<T>(items: &[T], len: usize) -> &[T] {
+    items.get(..len).unwrap_or(items)
+}

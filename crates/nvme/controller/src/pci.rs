@@ -134,6 +134,7 @@ impl ConfigSpace {
         self.set(at, value.to_le_bytes(), mask.to_le_bytes());
     }
 
+    /// Returns a byte of the space. `at` must be a valid offset; all callers are in this module.
     fn byte(&self, at: usize) -> u8 {
         self.bytes.get(at).copied().unwrap_or(0)
     }

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use sync::Unpoisoned;
 use volume::Volume;
-use zones::{Geometry, ZoneState, Zones, table};
+use zones::{Geometry, ZoneRefusal, ZoneState, Zones, table};
 
 /// Number of 64-bit words in a row of the zone table file.
 const WORDS: usize = table::HEADER / table::WORD;
@@ -194,12 +194,16 @@ impl ZonedState {
     }
 
     /// Makes all zones empty after an erasure, except those that cannot be reset.
-    pub(crate) fn empty(&self) {
+    ///
+    /// # Errors
+    /// [`ZoneRefusal::Resetting`] when a command is resetting one of them.
+    pub(crate) fn empty(&self) -> Result<(), ZoneRefusal> {
         let mut zones = self.lock();
-        for number in zones.resettable().unwrap_or_default() {
+        for number in zones.resettable()? {
             zones.end_reset(number);
         }
         self.keep(&mut zones);
+        Ok(())
     }
 
     /// Returns the number of blocks of the namespace.

@@ -21,6 +21,8 @@ pub(crate) struct AsyncEvents {
     masked: u8,
 }
 
+/// Returns the bit of an event type in [`AsyncEvents::masked`]; 0 for types above 7, which the
+/// three bits of a completion cannot report ("NVMe Base 2.1", 5.1.2.1).
 fn bit(ty: EventType) -> u8 {
     1u8.checked_shl(ty.0.into()).unwrap_or(0)
 }

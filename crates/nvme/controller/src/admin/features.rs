@@ -14,22 +14,28 @@
 //! lacks this feature. Hosts therefore have to handle either answer, and Linux's driver does not
 //! use the feature. The capabilities of a feature (Select 011b) are equal for all namespaces, and
 //! returned for any NSID.
+//!
+//! [`table`] lists the features, and describes how to add one.
+
+mod table;
+#[cfg(test)]
+mod toy;
 
 use super::{AdminOutcome, AdminResult, INVALID_FIELD, lba_status};
 use crate::config::ControllerConfig;
 use crate::control::Controller;
-use crate::engine::Coalescing;
 use crate::engine::commands::Offer;
 use crate::engine::copy::CROSS_FORMATS;
+use crate::engine::{Coalescing, EngineFeatures, Order};
 use crate::survival::Since;
 use crate::survival::state::FeatureValues;
 use nvme::cmd::NSID_BROADCAST;
 use nvme::cmd::admin::{FeatureCapabilities, FeatureSelect, GetFeaturesCdw10, SetFeaturesCdw10};
-use nvme::feature::{Fid, HostBehavior, ReservationNotificationMask, ReservationPersistence};
+use nvme::feature::{Fid, HostBehavior, ReservationNotificationMask};
 use nvme::{Command, Status};
 use std::collections::BTreeMap;
 use std::time::Duration;
-use zerocopy::{FromBytes, IntoBytes};
+use table::{Feature, Query};
 
 /// Over-temperature threshold after power-on in kelvins, equal to WCTEMP of Identify Controller.
 const DEFAULT_OVER: u16 = 343;
@@ -44,7 +50,8 @@ pub(crate) struct Features {
     arbitration: u32,
     /// Over-temperature and under-temperature threshold of the composite temperature, in kelvins.
     pub thresholds: [u16; 2],
-    /// Value of the Error Recovery feature (TLER, DULBE) of each namespace, by NSID.
+    /// Value of the Error Recovery feature (TLER, DULBE) of each namespace for which the host has
+    /// set one, by NSID; otherwise 0.
     error_recovery: BTreeMap<u32, u32>,
     pub write_cache: bool,
     coalescing: u32,
@@ -56,7 +63,8 @@ pub(crate) struct Features {
     host_behavior: HostBehavior,
     /// LBA Status Information Report Interval (LSIRI), in units of 100 ms.
     pub lsiri: u16,
-    /// Value of the Reservation Notification Mask feature of each namespace, by NSID.
+    /// Value of the Reservation Notification Mask feature of each namespace for which the host has
+    /// set one, by NSID; otherwise 0.
     notification_masks: BTreeMap<u32, u32>,
 }
 
@@ -222,68 +230,24 @@ impl Features {
         ReservationNotificationMask::from_bits(mask.copied().unwrap_or(0))
     }
 
-    /// Returns the Copy descriptor formats that the host has enabled, besides formats 0h and 1h, as
-    /// a bit mask.
-    pub fn copy_formats(&self) -> u16 {
-        self.host_behavior.cdfe.get()
+    /// Returns the values that engines use.
+    fn for_engines(&self) -> EngineFeatures {
+        EngineFeatures {
+            write_cache: self.write_cache,
+            coalescing: Coalescing {
+                threshold: (self.coalescing & 0xff) + 1,
+                time: Duration::from_micros(u64::from(self.coalescing >> 8 & 0xff) * 100),
+                disabled: self.coalescing_disabled,
+            },
+            copy_formats: self.host_behavior.cdfe.get(),
+            lbafee: self.lbafee(),
+        }
     }
 
     /// Returns whether the host has enabled extended formats of protection information (LBA Format
     /// Extension Enable).
     pub fn lbafee(&self) -> bool {
         self.host_behavior.lbafee == 1
-    }
-
-    /// Returns the interrupt coalescing settings for the engines.
-    pub fn coalescing(&self) -> Coalescing {
-        Coalescing {
-            threshold: (self.coalescing & 0xff) + 1,
-            time: Duration::from_micros(u64::from(self.coalescing >> 8 & 0xff) * 100),
-            disabled: self.coalescing_disabled,
-        }
-    }
-}
-
-/// Returns the capabilities of a feature; `None` when a controller with these properties does not
-/// support it.
-fn capabilities(fid: Fid, offer: Offer) -> Option<FeatureCapabilities> {
-    let Offer {
-        shared,
-        placed,
-        marks,
-    } = offer;
-    let capabilities = FeatureCapabilities::new().with_changeable(true);
-    match fid {
-        Fid::FLEXIBLE_DATA_PLACEMENT if placed => {
-            Some(capabilities.with_changeable(false).with_saveable(true))
-        }
-        Fid::FDP_EVENTS if placed => Some(
-            capabilities
-                .with_namespace_specific(true)
-                .with_saveable(true),
-        ),
-        // The host identifier is part of the configuration, so the host cannot change it.
-        Fid::HOST_IDENTIFIER if shared => Some(capabilities.with_changeable(false)),
-        Fid::RESERVATION_NOTIFICATION_MASK | Fid::RESERVATION_PERSISTENCE if shared => {
-            Some(capabilities.with_namespace_specific(true))
-        }
-        Fid::ARBITRATION
-        | Fid::POWER_MANAGEMENT
-        | Fid::TEMPERATURE_THRESHOLD
-        | Fid::VOLATILE_WRITE_CACHE
-        | Fid::NUMBER_OF_QUEUES
-        | Fid::INTERRUPT_COALESCING
-        | Fid::INTERRUPT_VECTOR_CONFIG
-        | Fid::WRITE_ATOMICITY
-        | Fid::ASYNC_EVENT_CONFIG
-        | Fid::TIMESTAMP
-        | Fid::KEEP_ALIVE_TIMER
-        | Fid::IO_COMMAND_SET_PROFILE
-        | Fid::HOST_BEHAVIOR_SUPPORT
-        | Fid::HOST_IDENTIFIER => Some(capabilities),
-        Fid::LBA_STATUS_INFORMATION_ATTRIBUTES if marks => Some(capabilities),
-        Fid::ERROR_RECOVERY => Some(capabilities.with_namespace_specific(true)),
-        _ => None,
     }
 }
 
@@ -316,41 +280,46 @@ fn accepted(wanted: &HostBehavior, elbas: bool) -> Option<HostBehavior> {
 /// Returns the supported features with their capabilities, for the Feature Identifiers Supported
 /// and Effects log page.
 pub(super) fn supported(offer: Offer) -> impl Iterator<Item = (Fid, FeatureCapabilities)> {
-    (0..=0xff)
-        .map(Fid)
-        .filter_map(move |fid| Some((fid, capabilities(fid, offer)?)))
+    table::offered(offer)
 }
 
 /// Returns whether a controller with the properties `offer` supports the feature with this
 /// identifier.
 pub(super) fn is_supported(fid: Fid, offer: Offer) -> bool {
-    capabilities(fid, offer).is_some()
+    table::find(fid, offer).is_some()
 }
 
 impl Controller {
+    /// Returns the table row of a feature that the controller has.
+    fn feature(&self, fid: Fid) -> Result<&'static Feature, Status> {
+        let row = table::find(fid, self.engine.offer());
+        row.filter(|row| (row.present)(self)).ok_or(INVALID_FIELD)
+    }
+
     pub(super) fn get_features(&mut self, command: &Command) -> AdminResult {
         let cdw10 = GetFeaturesCdw10::from_bits(command.cdw10.get());
-        let fid = cdw10.fid();
-        let capabilities = capabilities(fid, self.engine.offer()).ok_or(INVALID_FIELD)?;
-        if fid == Fid::VOLATILE_WRITE_CACHE && !self.has_write_cache() {
-            return Err(INVALID_FIELD);
+        let feature = self.feature(cdw10.fid())?;
+        if cdw10.sel() == FeatureSelect::SUPPORTED_CAPABILITIES {
+            return Ok(AdminOutcome::Done(feature.capabilities.into_bits()));
         }
-        if capabilities.namespace_specific() && cdw10.sel() != FeatureSelect::SUPPORTED_CAPABILITIES
-        {
+        if feature.capabilities.namespace_specific() {
             self.check_nsid(command.nsid.get(), false)?;
         }
-        match cdw10.sel() {
-            FeatureSelect::CURRENT => {
-                self.value(fid, command, &self.admin.features, self.keep_alive())
-            }
+        let defaults;
+        let (features, keep_alive) = match cdw10.sel() {
+            FeatureSelect::CURRENT => (&self.admin.features, self.keep_alive()),
             FeatureSelect::DEFAULT | FeatureSelect::SAVED => {
-                self.value(fid, command, &Features::new(&self.config), 0)
+                defaults = Features::new(&self.config);
+                (&defaults, 0)
             }
-            FeatureSelect::SUPPORTED_CAPABILITIES => {
-                Ok(AdminOutcome::Done(capabilities.into_bits()))
-            }
-            _ => Err(INVALID_FIELD),
-        }
+            _ => return Err(INVALID_FIELD),
+        };
+        let query = Query {
+            command,
+            features,
+            keep_alive,
+        };
+        (feature.get)(self, &query).map(AdminOutcome::Done)
     }
 
     /// Returns whether any namespace has a volatile write cache, or one that is attached later may
@@ -371,219 +340,29 @@ impl Controller {
         }
     }
 
-    /// Returns the value of a feature from `features`, either in dword 0 or in the host's buffer.
-    fn value(
-        &self,
-        fid: Fid,
-        command: &Command,
-        features: &Features,
-        keep_alive: u32,
-    ) -> AdminResult {
-        let cdw11 = command.cdw11.get();
-        let value = match fid {
-            Fid::ARBITRATION => features.arbitration,
-            Fid::TEMPERATURE_THRESHOLD => {
-                let (sensor, which) = (cdw11 >> 16 & 0xf, cdw11 >> 20 & 3);
-                let threshold = features.thresholds.get(which as usize);
-                // The composite temperature is the only sensor.
-                match threshold {
-                    Some(threshold) if sensor == 0 => u32::from(*threshold),
-                    _ => return Err(INVALID_FIELD),
-                }
-            }
-            Fid::ERROR_RECOVERY => features
-                .error_recovery
-                .get(&command.nsid.get())
-                .copied()
-                .unwrap_or(0),
-            Fid::VOLATILE_WRITE_CACHE => u32::from(features.write_cache),
-            Fid::NUMBER_OF_QUEUES => self.queue_counts(),
-            Fid::INTERRUPT_COALESCING => features.coalescing,
-            Fid::INTERRUPT_VECTOR_CONFIG => {
-                let vector = cdw11 & 0xffff;
-                if vector >= u32::from(self.engine.irqs.vectors()) {
-                    return Err(INVALID_FIELD);
-                }
-                // The vector of the admin queue is exempt from coalescing.
-                let disabled = vector == 0 || features.coalescing_disabled >> vector & 1 != 0;
-                vector | u32::from(disabled) << 16
-            }
-            Fid::WRITE_ATOMICITY => features.write_atomicity,
-            Fid::ASYNC_EVENT_CONFIG => features.event_config,
-            Fid::TIMESTAMP => {
-                self.write_host(command, &features.timestamp_bytes())?;
-                0
-            }
-            Fid::KEEP_ALIVE_TIMER => keep_alive,
-            Fid::HOST_IDENTIFIER => {
-                let extended = cdw11 & 1 != 0;
-                let len = if extended { 16 } else { 8 };
-                self.write_host(
-                    command,
-                    features.host_identifier.get(..len).unwrap_or_default(),
-                )?;
-                0
-            }
-            Fid::HOST_BEHAVIOR_SUPPORT => {
-                self.write_host(command, features.host_behavior.as_bytes())?;
-                0
-            }
-            Fid::LBA_STATUS_INFORMATION_ATTRIBUTES => {
-                lba_status::attributes(features.lsiri).into_bits()
-            }
-            Fid::RESERVATION_NOTIFICATION_MASK => {
-                features.notification_mask(command.nsid.get()).into_bits()
-            }
-            Fid::RESERVATION_PERSISTENCE => {
-                let (on, _) = self.persistence(command.nsid.get()).unwrap_or_default();
-                u32::from(on)
-            }
-            Fid::FLEXIBLE_DATA_PLACEMENT => self.fdp_mode(command)?,
-            Fid::FDP_EVENTS => self.fdp_event_types(command)?,
-            // The power state and the command set combination are 0.
-            _ => 0,
-        };
-        Ok(AdminOutcome::Done(value))
-    }
-
-    fn queue_counts(&self) -> u32 {
-        let count_z = u32::from(self.config.io_queues - 1);
-        count_z << 16 | count_z
-    }
-
     pub(super) fn set_features(&mut self, command: &Command) -> AdminResult {
         let cdw10 = SetFeaturesCdw10::from_bits(command.cdw10.get());
-        let (fid, cdw11, nsid) = (cdw10.fid(), command.cdw11.get(), command.nsid.get());
-        let capabilities = capabilities(fid, self.engine.offer()).ok_or(INVALID_FIELD)?;
-        if cdw10.sv() && !capabilities.saveable() {
+        let nsid = command.nsid.get();
+        let feature = self.feature(cdw10.fid())?;
+        if cdw10.sv() && !feature.capabilities.saveable() {
             return Err(Status::FEATURE_NOT_SAVEABLE.with_dnr(true));
         }
-        if capabilities.namespace_specific() {
+        if feature.capabilities.namespace_specific() {
             self.check_nsid(nsid, true)?;
         } else if nsid != 0 && nsid != NSID_BROADCAST {
             return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.with_dnr(true));
         }
-        let mut result = 0;
-        match fid {
-            Fid::ARBITRATION => self.admin.features.arbitration = cdw11 & 0xffff_ff07,
-            // Power state 0 is the only one.
-            Fid::POWER_MANAGEMENT if cdw11 & 0x1f != 0 => return Err(INVALID_FIELD),
-            Fid::POWER_MANAGEMENT => {}
-            Fid::TEMPERATURE_THRESHOLD => self.set_threshold(cdw11)?,
-            // Deallocated or Unwritten Logical Block errors are not supported (NSFEAT).
-            Fid::ERROR_RECOVERY if cdw11 & 1 << 16 != 0 => return Err(INVALID_FIELD),
-            Fid::ERROR_RECOVERY => {
-                let chosen = self.namespaces_under(nsid);
-                let values = &mut self.admin.features.error_recovery;
-                values.extend(chosen.into_iter().map(|n| (n, cdw11 & 0xffff)));
-            }
-            Fid::VOLATILE_WRITE_CACHE => {
-                if !self.has_write_cache() {
-                    return Err(INVALID_FIELD);
-                }
-                let on = cdw11 & 1 != 0;
-                // The host does not flush from now on, so its earlier writes must not be lost. New
-                // writes are durable by themselves; the outstanding ones complete before the flush
-                // begins.
-                if std::mem::replace(&mut self.admin.features.write_cache, on) && !on {
-                    self.apply_features();
-                    self.admin.cache_flushes.push(command.cid.get());
-                    self.flush_everywhere();
-                    return Ok(AdminOutcome::Later);
-                }
-            }
-            Fid::NUMBER_OF_QUEUES => {
-                if self.engine.any_io_queue() || self.migration.any_queue() {
-                    return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr(true));
-                }
-                if cdw11 & 0xffff == 0xffff || cdw11 >> 16 == 0xffff {
-                    return Err(INVALID_FIELD);
-                }
-                result = self.queue_counts();
-            }
-            Fid::INTERRUPT_COALESCING => self.admin.features.coalescing = cdw11 & 0xffff,
-            Fid::INTERRUPT_VECTOR_CONFIG => {
-                let vector = cdw11 & 0xffff;
-                if vector >= u32::from(self.engine.irqs.vectors()) {
-                    return Err(INVALID_FIELD);
-                }
-                let bit = 1u128 << vector;
-                let disabled = &mut self.admin.features.coalescing_disabled;
-                *disabled = if cdw11 & 1 << 16 != 0 {
-                    *disabled | bit
-                } else {
-                    *disabled & !bit
-                };
-            }
-            Fid::WRITE_ATOMICITY => self.admin.features.write_atomicity = cdw11 & 1,
-            Fid::ASYNC_EVENT_CONFIG => {
-                self.admin.features.event_config = cdw11;
-                self.admin.rearm();
-                self.check_temperature();
-            }
-            Fid::TIMESTAMP => {
-                let mut bytes = [0; 8];
-                self.read_host(command, &mut bytes)?;
-                let value = u64::from_le_bytes(bytes) & 0xffff_ffff_ffff;
-                let previous = self.admin.features.timestamp_bytes();
-                self.admin.features.timestamp = Timestamp {
-                    value,
-                    set_at: Since::now(),
-                    origin: ORIGIN_SET,
-                };
-                self.record_timestamp(previous);
-            }
-            Fid::KEEP_ALIVE_TIMER => self.set_keep_alive(cdw11),
-            Fid::IO_COMMAND_SET_PROFILE if cdw11 & 0x1ff != 0 => {
-                return Err(Status::IO_COMMAND_SET_COMBINATION_REJECTED.with_dnr(true));
-            }
-            Fid::HOST_IDENTIFIER => {
-                let extended = cdw11 & 1 != 0;
-                let mut id = [0; 16];
-                let len = if extended { 16 } else { 8 };
-                self.read_host(command, id.get_mut(..len).unwrap_or_default())?;
-                if let Some(host) = self.host() {
-                    // A guest that could choose its host identifier could impersonate another host.
-                    let same = id == *host.bytes() && extended == host.is_extended();
-                    return if same {
-                        Ok(AdminOutcome::Done(0))
-                    } else {
-                        Err(Status::FEATURE_NOT_CHANGEABLE.with_dnr(true))
-                    };
-                }
-                self.admin.features.host_identifier = id;
-            }
-            Fid::HOST_BEHAVIOR_SUPPORT => {
-                let mut bytes = [0; size_of::<HostBehavior>()];
-                self.read_host(command, &mut bytes)?;
-                let wanted = HostBehavior::read_from_bytes(&bytes).map_err(|_| INVALID_FIELD)?;
-                let accepted = accepted(&wanted, self.config.may_have_metadata());
-                self.admin.features.host_behavior = accepted.ok_or(INVALID_FIELD)?;
-            }
-            Fid::FLEXIBLE_DATA_PLACEMENT => self.set_fdp_mode(command)?,
-            Fid::FDP_EVENTS => self.set_fdp_event_types(command)?,
-            Fid::LBA_STATUS_INFORMATION_ATTRIBUTES => {
-                let attributes = lba_status::attributes(cdw11 as u16);
-                self.admin.features.lsiri = attributes.lsiri();
-                self.admin.rearm();
-                result = attributes.into_bits();
-            }
-            Fid::RESERVATION_NOTIFICATION_MASK => {
-                let chosen = self.namespaces_under(nsid);
-                let masks = &mut self.admin.features.notification_masks;
-                masks.extend(chosen.into_iter().map(|n| (n, cdw11 & 0xe)));
-            }
-            Fid::RESERVATION_PERSISTENCE => {
-                let ptpl = ReservationPersistence::from_bits(cdw11).ptpl();
-                let one = (nsid != NSID_BROADCAST).then_some(nsid);
-                if self.set_persistence(command.cid.get(), one, ptpl) {
-                    return Ok(AdminOutcome::Later);
-                }
-            }
-            _ => {}
+        let outcome = (feature.set)(self, command)?;
+        if let AdminOutcome::Done(_) = outcome {
+            self.apply_features();
         }
-        self.apply_features();
-        Ok(AdminOutcome::Done(result))
+        Ok(outcome)
+    }
+
+    /// Sends all engines the feature values that they use.
+    pub(crate) fn apply_features(&mut self) {
+        let features = self.admin.features.for_engines();
+        self.order_all(|| Order::Features(features));
     }
 
     /// Returns this NSID if it is active, or for the broadcast NSID those of all active namespaces.
@@ -601,22 +380,5 @@ impl Controller {
             }
             self.finish_admin(cid, failed.unwrap_or(Status::SUCCESS), 0);
         }
-    }
-
-    fn set_threshold(&mut self, cdw11: u32) -> Result<(), Status> {
-        let (kelvins, sensor, which) = (cdw11 as u16, cdw11 >> 16 & 0xf, cdw11 >> 20 & 3);
-        let threshold = self
-            .admin
-            .features
-            .thresholds
-            .get_mut(which as usize)
-            .ok_or(INVALID_FIELD)?;
-        // Sensor 0 is the composite temperature and 1111b selects all sensors. No others exist.
-        if !matches!(sensor, 0 | 0xf) {
-            return Err(INVALID_FIELD);
-        }
-        *threshold = kelvins;
-        self.check_temperature();
-        Ok(())
     }
 }

@@ -15,7 +15,7 @@ use nvme::cmd::NSID_BROADCAST;
 use nvme::cmd::admin::{Cns, Csi, IdentifyCdw10, IdentifyCdw11};
 use nvme::feature::Fid;
 use nvme::identify::{
-    Ascii, ControllerList, ControllerType, Ctratt, Descriptor, Dlfeat, Dpc, Dps, Flbas, Fpi, Frmw,
+    ControllerList, ControllerType, Ctratt, Descriptor, Dlfeat, Dpc, Dps, Flbas, Fpi, Frmw,
     IDENTIFY_SIZE, IdentifyController, IdentifyNamespace, IndependentNamespace, IndependentNsfeat,
     IoCommandSetVector, IoCommandSets, LbaFormat, Mc, NamespaceDescriptors, Nmic, Nqn, Nsattr,
     Nsfeat, NsidList, Nstat, NvmController, NvmNamespace, Oaes, Ozcs, Pic, PowerState,
@@ -162,9 +162,9 @@ impl Controller {
         let mut page = IdentifyController::new_zeroed();
         page.vid = config.pci.vendor.into();
         page.ssvid = config.pci.subsystem_vendor.into();
-        page.sn = Ascii::new(&config.serial).unwrap_or_default();
-        page.mn = Ascii::new(&config.model).unwrap_or_default();
-        page.fr = Ascii::new(&config.firmware).unwrap_or_default();
+        page.sn = config.sn();
+        page.mn = config.mn();
+        page.fr = config.fr();
         page.rab = 5;
         page.mdts = config.mdts;
         page.cntlid = config.cntlid.into();
@@ -210,7 +210,7 @@ impl Controller {
             .with_sllldts(true)
             .with_mpcsd(config.may_have_metadata());
         page.mnan = config.max_namespaces.into();
-        page.subnqn = Nqn::new(&self.subnqn()).unwrap_or_default();
+        page.subnqn = self.subnqn();
         page.psd[0] = PowerState {
             mp: 2500.into(),
             enlat: 16.into(),
@@ -233,9 +233,11 @@ impl Controller {
         page
     }
 
-    pub(super) fn subnqn(&self) -> String {
+    /// Returns the NVM Subsystem NQN. [`ControllerConfig::check`](crate::ControllerConfig::check)
+    /// has refused a configured one that is not valid.
+    pub(super) fn subnqn(&self) -> Nqn {
         let config = &self.config;
-        config.subnqn.clone().unwrap_or_else(|| {
+        let text = config.subnqn.clone().unwrap_or_else(|| {
             // The NQN form for subsystems without a vendor's domain: a UUID ("NVMe Base 2.1",
             // 4.7) that is derived from the serial and model number.
             let mut uuid = fnv128(&[config.serial.as_bytes(), b"/", config.model.as_bytes()]);
@@ -245,7 +247,8 @@ impl Controller {
             let (a, b, c) = (hex(&uuid[..4]), hex(&uuid[4..6]), hex(&uuid[6..8]));
             let (d, e) = (hex(&uuid[8..10]), hex(&uuid[10..]));
             format!("nqn.2014-08.org.nvmexpress:uuid:{a}-{b}-{c}-{d}-{e}")
-        })
+        });
+        Nqn::new(&text).unwrap_or_default()
     }
 
     /// Returns the common properties of all namespaces that a host creates ("NVM Command Set

@@ -4,13 +4,14 @@ use super::{AdminOutcome, AdminResult, INVALID_FIELD, features, table};
 use crate::control::Controller;
 use crate::engine;
 use crate::engine::commands::Offer;
+use crate::prefix;
 use crate::survival::Since;
 use crate::survival::state::HeldCommand;
 use nvme::aen::{AsyncEvent, ErrorEvent, EventType, SmartEvent};
 use nvme::cmd::NSID_BROADCAST;
 use nvme::cmd::admin::{Csi, GetLogPage};
 use nvme::feature::Fid;
-use nvme::identify::{Ascii, Lpa, NsidList};
+use nvme::identify::{Lpa, NsidList};
 use nvme::log::{
     ActiveFirmware, CommandsSupported, CriticalWarning, ErrorInformation, FeatureEffects,
     FeaturesSupported, FirmwareSlot, Lid, LidSupported, ParameterErrorLocation, Smart,
@@ -133,7 +134,7 @@ static LOG_PAGES: &[LogPage] = &[
     LogPage::new(Lid::ENDURANCE_GROUP, |c, get, _| c.endurance_group_log(get))
         .offered_if(Controller::has_placement),
     LogPage::new(Lid::PERSISTENT_EVENT, |c, get, _| {
-        Ok(c.persistent_event_log(get))
+        c.persistent_event_log(get)
     })
     .before(Controller::before_persistent_events)
     .lpa(Lpa::new().with_pes(true)),
@@ -265,16 +266,14 @@ impl Controller {
         };
         let len = usize::try_from(get.bytes()).map_err(|_| INVALID_FIELD)?;
         let offset = usize::try_from(get.lpo).map_err(|_| INVALID_FIELD)?;
-        if offset % 4 != 0 || offset > page.len() {
-            return Err(INVALID_FIELD);
-        }
+        let rest = page.get(offset..).filter(|_| offset.is_multiple_of(4));
+        let rest = rest.ok_or(INVALID_FIELD)?;
         // Bytes beyond the end of the page read as zeroes, for requests of reasonable length.
         let largest = page.len().min(self.config.max_transfer() as usize);
         if len > MAX_LOG_BYTES.max(largest) {
             return Err(INVALID_FIELD);
         }
-        let rest = page.get(offset..).unwrap_or_default();
-        let mut data = rest.get(..len).unwrap_or(rest).to_vec();
+        let mut data = prefix(rest, len).to_vec();
         data.resize(len, 0);
         self.write_host(command, &data)?;
         if !get.rae {
@@ -347,7 +346,7 @@ impl Controller {
     fn firmware_slots(&self) -> Vec<u8> {
         let mut log = FirmwareSlot::new_zeroed();
         log.afi = ActiveFirmware::new().with_current(1);
-        log.frs[0] = Ascii::new(&self.config.firmware).unwrap_or_default();
+        log.frs[0] = self.config.fr();
         log.as_bytes().to_vec()
     }
 

@@ -12,7 +12,7 @@ use crate::pool::PooledNamespace;
 use crate::survival::state::{PersistentEventState, SavedEvent};
 use nvme::Status;
 use nvme::cmd::admin::GetLogPage;
-use nvme::identify::{Ascii, Fna, Nmic, Nqn};
+use nvme::identify::{Fna, Nmic};
 use nvme::log::{
     ChangeNamespace, FormatCompletion, FormatStart, HardwareError, HardwareErrorCode, Lid,
     PersistentEvent, PersistentEventAction as Action, PersistentEventHeader,
@@ -318,15 +318,18 @@ impl Controller {
     }
 
     /// Returns the part of the Persistent Event log page in the host's context that `get` requests.
-    pub(super) fn persistent_event_log(&self, get: &GetLogPage) -> Vec<u8> {
-        let context = &self.admin.persistent_events.context;
-        let mut page = context.clone().unwrap_or_default();
+    ///
+    /// # Errors
+    /// Command Sequence Error when the host has no context.
+    pub(super) fn persistent_event_log(&self, get: &GetLogPage) -> Result<Vec<u8>, Status> {
+        let context = self.admin.persistent_events.context.clone();
+        let mut page = context.ok_or(Status::COMMAND_SEQUENCE_ERROR.with_dnr(true))?;
         if Action(get.lsp & 3) == Action::READ
             && let Ok((header, _)) = PersistentEventHeader::mut_from_prefix(&mut page)
         {
             header.rci = header.rci.with_rce(true);
         }
-        page
+        Ok(page)
     }
 
     fn persistent_event_page(&self) -> Vec<u8> {
@@ -346,6 +349,7 @@ impl Controller {
             let revision = TYPES.iter().find(|(ty, _)| ty.0 == event.ty);
             let header = PersistentEvent {
                 etype: Type(event.ty),
+                // A newer version may have recorded types that this one does not know.
                 etr: revision.map_or(0, |(_, revision)| *revision),
                 ehl: PersistentEvent::LENGTH,
                 cntlid: (*cntlid).into(),
@@ -368,9 +372,9 @@ impl Controller {
             pcc: self.engine.stats.power_cycles.get().into(),
             vid: config.pci.vendor.into(),
             ssvid: config.pci.subsystem_vendor.into(),
-            sn: Ascii::new(&config.serial).unwrap_or_default(),
-            mn: Ascii::new(&config.model).unwrap_or_default(),
-            subnqn: Nqn::new(&self.subnqn()).unwrap_or_default(),
+            sn: config.sn(),
+            mn: config.mn(),
+            subnqn: self.subnqn(),
             gnum: self.admin.persistent_events.generation.into(),
             rci: ReportingContext::new().with_rcpit(1),
             ..Default::default()

@@ -14,6 +14,7 @@ use super::{AdminOutcome, AdminResult, INVALID_FIELD};
 use crate::control::Controller;
 use crate::engine::Namespace;
 use crate::placed::PlacementState;
+use crate::prefix;
 use nvme::cmd::admin::{
     DirectiveCdw11, DirectiveParameters, EnableDirectiveCdw12, FeatureSelect, GetFeaturesCdw10,
     GetLogPage,
@@ -231,10 +232,9 @@ impl Controller {
         // The host may limit the number of descriptors.
         let room = match wanted {
             0 => descriptors.len(),
-            room => room.min(descriptors.len()),
+            room => room,
         };
-        let descriptors = descriptors.get(..room).unwrap_or_default();
-        self.write_host(command, descriptors.as_bytes())?;
+        self.write_host(command, prefix(&descriptors, room).as_bytes())?;
         Ok(SUPPORTED_EVENTS.len() as u32)
     }
 

@@ -55,6 +55,7 @@ impl BootImage {
         self.bytes().len() as u64
     }
 
+    /// Returns the image without the log page's header, which [`BootImage::new`] has put before it.
     fn bytes(&self) -> &[u8] {
         self.0.get(HEADER..).unwrap_or_default()
     }

@@ -15,6 +15,7 @@
 use super::Controller;
 use super::sharing::DrainWaiter;
 use crate::admin::TestSelection;
+use crate::prefix;
 use crate::subsystem::{AwaitedRelease, Erasing};
 use nvme::Status;
 use nvme::cmd::NSID_BROADCAST;
@@ -62,7 +63,7 @@ impl Controller {
             let begun =
                 shared.map(|shared| shared.begin_erasing(sharing.cntlid(), status, &awaited));
             if let Some(Err(status)) = begun {
-                self.open_to_others(nsids.get(..at).unwrap_or_default());
+                self.open_to_others(prefix(nsids, at));
                 return Err(status);
             }
         }

@@ -254,6 +254,7 @@ impl Controller {
         self.touch();
         self.queues.clear();
         self.endings.clear();
+        self.admission.clear();
         let epoch = self.migration.next_epoch();
         self.order_all(|| Order::Stop(epoch));
         self.engine.irqs.reset();

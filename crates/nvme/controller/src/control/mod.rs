@@ -1,9 +1,11 @@
 //! The control half of a controller: PCI, guest memory, interrupts, and the rounds of its worker.
 
+mod admission;
 mod attach;
 mod boot;
 mod bus_master;
 mod cmb;
+mod completion;
 mod erasing;
 mod lifecycle;
 mod marking;
@@ -21,6 +23,7 @@ use crate::pci::{self, ConfigSpace};
 use crate::stats::ControllerStats;
 use crate::survival::Survival;
 use crate::survival::state::AdminCompletion;
+use admission::Admission;
 pub use attach::Attach;
 use attach::Attaching;
 pub(crate) use boot::BootRegisters;
@@ -58,6 +61,7 @@ pub struct Controller {
     pub(crate) engine: Engine,
     pub(crate) admin: Admin,
     pub(crate) migration: Migration,
+    pub(crate) admission: Admission,
     pub(crate) marks: MarkingState,
     /// Present when the controller belongs to a subsystem. Declared after the engines, so that no
     /// command is outstanding when the controller leaves the subsystem.
@@ -217,6 +221,7 @@ impl Controller {
         }
         let configured = namespaces.clone();
         let stats = Arc::new(ControllerStats::new(config.io_queues, config.workers));
+        // `ControllerStats::new` creates a share at least for the controller's own worker.
         let own = stats.shares.first().cloned().unwrap_or_default();
         let mut sharing = match &config.subsystem {
             Some(place) => Some(Sharing::join(place, config.cntlid)?),
@@ -249,6 +254,7 @@ impl Controller {
         let template = EngineConfig {
             id,
             share: 0,
+            io: own,
             io_queues: config.io_queues,
             vectors,
             max_in_flight: config.max_in_flight,
@@ -289,6 +295,7 @@ impl Controller {
             engine,
             admin,
             migration: Migration::new(template, configured),
+            admission: Admission::default(),
             marks,
             sharing,
             survival,
@@ -478,8 +485,11 @@ impl Controller {
 
     /// Removes all windows of guest memory, and returns the sum of their lengths.
     pub fn dma_unmap_all(&mut self) -> u64 {
-        // Removal of all windows cannot fail.
-        let bytes = self.change_memory(&MemoryChange::UnmapAll).unwrap_or(0);
+        let bytes = self.change_memory(&MemoryChange::UnmapAll);
+        let bytes = bytes.unwrap_or_else(|_| {
+            self.engine.broken("not all windows can be removed");
+            0
+        });
         self.note_unmapped(0, u64::MAX);
         bytes
     }
@@ -551,7 +561,7 @@ impl Controller {
                 if is_first && command.as_bytes().iter().all(|byte| *byte == 0) {
                     return self.fatal(NOT_SHARED);
                 }
-                self.admin_or_hold(&command);
+                self.admit(&command);
             }
             Event::SqDrained(qid) => self.sq_deleted(qid),
             Event::AbortDone { sqid, cid, aborted } => self.abort_done(sqid, cid, aborted),

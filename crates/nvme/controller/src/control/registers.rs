@@ -22,8 +22,7 @@ impl Controller {
         }
         for (i, byte) in data.iter_mut().enumerate() {
             let at = offset.saturating_add(i as u64);
-            let dword = self.read_register(at & !3).to_le_bytes();
-            *byte = dword.get((at & 3) as usize).copied().unwrap_or(0);
+            *byte = (self.read_register(at & !3) >> (8 * (at & 3))) as u8;
         }
     }
 

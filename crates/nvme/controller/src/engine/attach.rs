@@ -112,12 +112,12 @@ impl Engine {
                 slot.ns = gone.index;
                 slot.work = RemainingWork::OwnFlush;
             }
-            self.flushing += 1;
+            self.flushes.started();
             self.submit(index, gone.index, Op::Flush, 0, 0, SegmentList::new());
             return false;
         }
         // An earlier flush of all namespaces may still have to flush this one.
-        if self.flushes.contains(&gone.index) {
+        if self.flushes.waits_for(gone.index) {
             return false;
         }
         match Namespace::vacant(io) {

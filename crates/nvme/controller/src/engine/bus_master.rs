@@ -14,23 +14,35 @@ use super::Engine;
 use super::doorbells::DoorbellKind;
 use super::post::refresh_head;
 
+/// State of Bus Master Enable in an engine.
+#[derive(Default)]
+pub(super) struct BusMaster {
+    /// Whether the bit is set. While it is clear, no queue has its ring, and shadow buffers are
+    /// unmapped.
+    pub is_enabled: bool,
+    /// Number of times that the control half has set the bit.
+    pub count: u64,
+    /// Whether outstanding commands were asked to end early after the bit was cleared.
+    pub ends_commands: bool,
+}
+
 impl Engine {
     /// Returns whether Bus Master Enable is set, so that the function may access the host's memory.
     pub fn is_master(&self) -> bool {
-        self.master
+        self.bus_master.is_enabled
     }
 
     /// Returns how many times Bus Master Enable was set, as passed to [`Engine::set_master`].
     pub fn masterings(&self) -> u64 {
-        self.masterings
+        self.bus_master.count
     }
 
     /// Sets Bus Master Enable. After it is cleared, outstanding commands may still transfer data,
     /// until `self.dma.quiesced()` returns `true`. `masterings` counts how many times the control
     /// half has set the bit.
     pub(super) fn set_master(&mut self, on: bool, masterings: u64) {
-        self.masterings = masterings;
-        if self.master == on {
+        self.bus_master.count = masterings;
+        if self.bus_master.is_enabled == on {
             return;
         }
         if on {
@@ -47,7 +59,7 @@ impl Engine {
             self.doorbells.release();
             self.look_at_all();
         }
-        self.master = false;
+        self.bus_master.is_enabled = false;
         self.irqs.set_messages(false);
         (self.sqs.iter_mut().flatten()).for_each(|sq| sq.memory.release());
         (self.cqs.iter_mut().flatten()).for_each(|cq| cq.memory.release());
@@ -62,8 +74,8 @@ impl Engine {
     }
 
     fn begin_mastering(&mut self) {
-        self.master = true;
-        self.interrupting = false;
+        self.bus_master.is_enabled = true;
+        self.bus_master.ends_commands = false;
         self.irqs.set_messages(true);
         self.mapped(0, u64::MAX);
         // The next round polls every queue.
@@ -94,7 +106,7 @@ impl Engine {
 
     /// Requests that outstanding commands end early. Their completions are kept for the host.
     pub(super) fn end_commands_early(&mut self) {
-        self.interrupting = true;
+        self.bus_master.ends_commands = true;
         let in_flight: Vec<(u64, usize)> = self.slots.guests_in_flight(self.own_stays()).collect();
         for (tag, ns) in in_flight {
             self.cancel(tag, ns);

@@ -50,7 +50,7 @@ impl Engine {
         } else {
             self.keep_slot(index, Status::SUCCESS, 0);
         }
-        if !self.flushes.is_empty() {
+        if self.flushes.is_waiting() {
             self.start_flushes();
         }
     }
@@ -95,18 +95,18 @@ impl Engine {
             },
         };
         let slba = slot.slba;
-        let shift = self.namespaces.get(slot.ns).map_or(0, |ns| ns.shift);
+        let Some(ns) = self.namespaces.get_mut(slot.ns) else {
+            self.broken("an outstanding command has no namespace");
+            return Some(completion);
+        };
         let zeroes = match slot.work {
             RemainingWork::Zeroes(bytes) => bytes,
             RemainingWork::ZoneWrite(write) => match write.kind {
-                ZoneWriteKind::Zeroes(blocks) => u64::from(blocks) << shift,
+                ZoneWriteKind::Zeroes(blocks) => u64::from(blocks) << ns.shift,
                 _ => 0,
             },
             RemainingWork::Metadata(ref moving) => moving.zeroed(),
             _ => 0,
-        };
-        let Some(ns) = self.namespaces.get_mut(slot.ns) else {
-            return Some(completion);
         };
         let request = Request {
             tag: completion.tag,
@@ -154,7 +154,7 @@ impl Engine {
                     slot.status = match error.kind {
                         // The controller has cancelled the request, see `end_commands_early`. The
                         // host has to send the command again.
-                        IoErrorKind::Aborted if self.interrupting && !slot.abort => {
+                        IoErrorKind::Aborted if self.bus_master.ends_commands && !slot.abort => {
                             Status::COMMAND_INTERRUPTED
                         }
                         _ => status_of(error, write),
@@ -202,13 +202,13 @@ impl Engine {
             RemainingWork::Own(_) => self.own_completed(index, completion.result),
             RemainingWork::OwnFlush => {
                 if let Err(error) = completion.result {
+                    let nsid = self.namespace_of(index).map(|(_, nsid)| nsid);
                     let _disk = self.span.clone().entered();
-                    let nsid = self.namespaces.get(slot.ns).map_or(0, |ns| ns.config.nsid);
                     if let Some(left_out) = self.log.allow("flush failed") {
                         let text = "a flush failed: completed writes may not be durable";
                         tracing::error!(nsid, %error, left_out, "{text}");
                     }
-                    self.flush_failed.get_or_insert(status_of(error, true));
+                    self.flushes.failed(status_of(error, true));
                 }
                 self.end(index);
             }
@@ -316,9 +316,9 @@ impl Engine {
             self.zone_written(ns, zone);
         }
         if own_flush {
-            self.own_flush_completed();
+            self.flushes.ended(&mut self.events);
         }
-        if !self.flushes.is_empty() {
+        if self.flushes.is_waiting() {
             self.start_flushes();
         }
     }
@@ -327,26 +327,13 @@ impl Engine {
     /// soon as no command is outstanding: a flush covers only commands that completed before it
     /// began. Nothing is fetched meanwhile. [`Event::Flushed`] reports the end.
     pub(super) fn flush_all(&mut self, number: u64) {
-        self.flush = number;
-        // All requested flushes share one [`Event::Flushed`]. An event that is queued already does
-        // not include this flush.
-        let failed = &mut self.flush_failed;
-        self.events.retain(|event| {
-            if let Event::Flushed { failed: before, .. } = event {
-                *failed = failed.or(*before);
-                return false;
-            }
-            true
-        });
-        for (ns, namespace) in self.namespaces.iter().enumerate() {
-            // If a namespace was closed, this flush waits for its outstanding commands.
-            let wanted = namespace.volatile_cache || namespace.closed.is_some();
-            if wanted && !namespace.read_only {
-                self.flushes.push_back(ns);
-                self.flushing += 1;
-            }
-        }
-        self.flushed();
+        let Self {
+            flushes,
+            namespaces,
+            events,
+            ..
+        } = self;
+        flushes.request(number, namespaces, events);
         self.start_flushes();
     }
 
@@ -354,22 +341,13 @@ impl Engine {
     /// [`Engine::drained`] returns `true` when the flush has ended.
     pub fn flush_for_exit(&mut self) {
         self.stop_fetching();
-        self.flush_all(self.flush);
-    }
-
-    /// Reports to the control half that all flushes it has requested have completed.
-    fn flushed(&mut self) {
-        if self.flushing == 0 {
-            let (number, failed) = (self.flush, self.flush_failed.take());
-            self.events.push_back(Event::Flushed { number, failed });
-        }
+        self.flush_all(self.flushes.number());
     }
 
     pub(super) fn start_flushes(&mut self) {
-        // The queue is moved out, because a volume that completes at once re-enters this function
-        // through `end`.
-        let mut waiting = std::mem::take(&mut self.flushes);
-        while self.slots.in_use() + waiting.len() == self.flushing
+        // A volume that completes at once re-enters this function through `end`.
+        let mut waiting = self.flushes.take_waiting();
+        while self.slots.in_use() + waiting.len() == self.flushes.pending()
             && let Some(&ns) = waiting.front()
             && let Some(index) = self.slots.alloc()
         {
@@ -381,11 +359,6 @@ impl Engine {
             }
             self.submit(index, ns, Op::Flush, 0, 0, SegmentList::new());
         }
-        self.flushes = waiting;
-    }
-
-    fn own_flush_completed(&mut self) {
-        self.flushing = self.flushing.saturating_sub(1);
-        self.flushed();
+        self.flushes.put_waiting(waiting);
     }
 }

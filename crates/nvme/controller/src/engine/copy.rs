@@ -265,7 +265,7 @@ impl Engine {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
         }
         let format = cdw12.cdfe();
-        let offered = PLAIN_FORMATS | self.copy_formats & CROSS_FORMATS;
+        let offered = PLAIN_FORMATS | self.features.copy_formats & CROSS_FORMATS;
         if offered & 1 << format == 0 {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
@@ -286,12 +286,13 @@ impl Engine {
             return Err(Status::OVERLAPPING_IO_RANGE.with_dnr(true));
         }
         let largest = sources.iter().map(|source| source.left).max();
+        // A command without source ranges needs no memory.
         let mut memory = largest.unwrap_or(0).min(PIECE);
         if let Some(layout) = carried.as_ref().and_then(|carried| carried.layout) {
             // Memory for the metadata of a piece, and for the previous content of the destination.
             memory = 2 * memory + (memory >> shift) * u64::from(layout.metadata);
         }
-        let fua = cdw12.fua() || !self.write_cache;
+        let fua = cdw12.fua() || !self.features.write_cache;
         let ns = index;
         let again = self.slots.is_reserved();
         let index = self.slot_for(sqid, command, ns)?;
@@ -473,9 +474,9 @@ impl Engine {
     /// Ends the command. The bytes `written` at the destination were written, even if the command
     /// failed after them.
     fn end_copy(&mut self, index: u16, written: Range<u64>, result: u32) {
-        let ns = self.slots.get(index).map(|slot| slot.ns);
-        let ns = ns.and_then(|ns| self.namespaces.get(ns));
-        let shift = ns.map_or(0, |ns| ns.shift);
+        let Some((shift, _)) = self.namespace_of(index) else {
+            return self.end(index);
+        };
         let blocks = (written.end - written.start) >> shift;
         self.end_written(index, &[(written.start >> shift, blocks)], result);
     }
@@ -521,7 +522,7 @@ impl Engine {
             Err(error) => {
                 slot.status = match error.kind {
                     // The status is the one of an interrupted plain command.
-                    IoErrorKind::Aborted if self.interrupting && !slot.abort => {
+                    IoErrorKind::Aborted if self.bus_master.ends_commands && !slot.abort => {
                         Status::COMMAND_INTERRUPTED
                     }
                     _ => status_of(error, writes),
@@ -552,7 +553,7 @@ impl Engine {
     }
 
     /// Returns the cost of the next request in a round's budget, in addition to that of any
-    /// request.
+    /// request; 0 when none is left.
     pub(super) fn units_of_copy(&mut self, index: u16) -> u32 {
         let request = self.slots.get(index).and_then(|slot| slot.copying());
         Budget::units_of(request.map_or(0, |(_, _, len)| len), 0)

@@ -245,10 +245,14 @@ impl PieceMetadata<'_> {
             let mut read = [0; MAX_METADATA_SIZE];
             self.read(data, at, &mut read)?;
             let begin = size * at as usize;
-            let Some(out) = all.get_mut(begin..begin + size) else {
-                continue;
+            let (Some(out), Some(read)) = (all.get_mut(begin..begin + size), read.get(..size))
+            else {
+                return Err(Fault {
+                    status: Status::INTERNAL_ERROR,
+                    written: true,
+                    at,
+                });
             };
-            let read = read.get(..size).unwrap_or_default();
             out.copy_from_slice(read);
             self.protect(data, at, out)?;
         }
@@ -395,7 +399,10 @@ impl Engine {
         let to_ns = copying.ns;
         let state = self.metadata_of(ns);
         let to = self.metadata_of(to_ns);
-        let (from_nsid, to_nsid) = (self.nsid_of(ns), self.nsid_of(to_ns));
+        let nsid = |ns: usize| self.namespaces.get(ns).map(|ns| ns.config.nsid);
+        let (Some(from_nsid), Some(to_nsid)) = (nsid(ns), nsid(to_ns)) else {
+            return self.broken("a copy has no namespace");
+        };
         let Some(slot) = self.slots.get(index) else {
             return;
         };
@@ -441,10 +448,6 @@ impl Engine {
             CopyStep::Write(_) => done(state, &wanted),
             CopyStep::File => {}
         }
-    }
-
-    fn nsid_of(&self, ns: usize) -> u32 {
-        self.namespaces.get(ns).map_or(0, |ns| ns.config.nsid)
     }
 }
 

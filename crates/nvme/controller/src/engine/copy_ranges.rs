@@ -91,6 +91,7 @@ impl Engine {
         to: usize,
     ) -> Result<Option<CopyMetadata>, Status> {
         let layout = self.layout_of(to);
+        let ns = self.namespaces.get(to).ok_or(Status::INTERNAL_ERROR)?;
         if layout.is_none() && sources.iter().all(|source| source.layout.is_none()) {
             return Ok(None);
         }
@@ -105,7 +106,7 @@ impl Engine {
             stcr: cdw12.stcr(),
             stcw: cdw12.stcw(),
             tags: copy_metadata::tags_written(layout.as_ref(), command)?,
-            shift: self.namespaces.get(to).map_or(0, |ns| ns.shift),
+            shift: ns.shift,
             layout,
             held: false,
             settled: false,

@@ -345,7 +345,7 @@ impl Engine {
 
     fn last_look(&mut self, arm: bool) -> bool {
         let mut raced = !self.parked.is_empty();
-        let may_fetch = self.flushes.is_empty() && self.slots.free() > 0;
+        let may_fetch = !self.flushes.is_waiting() && self.slots.free() > 0;
         for qid in self.polled.iter() {
             let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
                 continue;

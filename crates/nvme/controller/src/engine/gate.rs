@@ -43,7 +43,7 @@ impl Engine {
 
     /// Sets whether the host has enabled extended protection information formats.
     pub(super) fn enable_formats(&mut self, lbafee: bool) {
-        if std::mem::replace(&mut self.lbafee, lbafee) != lbafee {
+        if std::mem::replace(&mut self.features.lbafee, lbafee) != lbafee {
             self.index_namespaces();
         }
     }
@@ -51,7 +51,7 @@ impl Engine {
     /// Returns the status of commands that access blocks of `ns`, if the host has not enabled the
     /// namespace's format.
     fn not_enabled(&self, ns: &Namespace) -> Option<Status> {
-        let disabled = !self.lbafee && ns.has_extended_format();
+        let disabled = !self.features.lbafee && ns.has_extended_format();
         disabled.then_some(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true))
     }
 

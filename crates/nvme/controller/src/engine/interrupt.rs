@@ -64,9 +64,11 @@ impl Engine {
             return true;
         };
         if let Some(vector) = cq.vector {
-            if self.coalescing.applies(qid, vector) && cq.unsignalled < self.coalescing.threshold {
+            if self.features.coalescing.applies(qid, vector)
+                && cq.unsignalled < self.features.coalescing.threshold
+            {
                 let since = *cq.unsignalled_since.get_or_insert(self.now);
-                if self.now.saturating_duration_since(since) < self.coalescing.time {
+                if self.now.saturating_duration_since(since) < self.features.coalescing.time {
                     return false;
                 }
             }
@@ -114,6 +116,6 @@ impl Engine {
     /// Returns the time at which the next delayed interrupt is due.
     pub fn next_interrupt(&self) -> Option<Instant> {
         let since = |qid: &u16| self.cqs.get(usize::from(*qid))?.as_ref()?.unsignalled_since;
-        Some(self.dirty.iter().filter_map(since).min()? + self.coalescing.time)
+        Some(self.dirty.iter().filter_map(since).min()? + self.features.coalescing.time)
     }
 }

@@ -98,6 +98,19 @@ mod tests {
     }
 
     #[test]
+    fn command_without_namespace_fails_with_its_controller() {
+        REPORT.set(true);
+        let mut controller = enabled();
+        let index = controller.engine.slots.alloc().unwrap();
+        controller.engine.slots.get(index).unwrap().ns = 99;
+        assert_eq!(controller.engine.namespace_of(index), None);
+        let slot = controller.engine.slots.get(index).unwrap();
+        assert_eq!(slot.status, Status::INTERNAL_ERROR);
+        assert!(controller.poll(Instant::now()));
+        assert!(csts(&mut controller).cfs());
+    }
+
+    #[test]
     fn invariant_broken_during_reset_lets_reset_finish() {
         REPORT.set(true);
         let mut controller = enabled();

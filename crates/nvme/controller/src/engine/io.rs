@@ -210,7 +210,7 @@ impl Engine {
         let op = if write {
             self.watch_write(index);
             Op::Write {
-                fua: cdw12.fua() || !self.write_cache,
+                fua: cdw12.fua() || !self.features.write_cache,
             }
         } else {
             Op::Read
@@ -334,7 +334,7 @@ impl Engine {
         )?;
         let op = Op::WriteZeroes {
             deallocate: cdw12.deac(),
-            fua: cdw12.fua() || !self.write_cache,
+            fua: cdw12.fua() || !self.features.write_cache,
         };
         if let Some(slot) = self.slots.get(index) {
             slot.work = RemainingWork::Zeroes(extent.len);

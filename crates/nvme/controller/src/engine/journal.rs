@@ -25,7 +25,7 @@
 
 use super::queue::{Cq, Sq};
 use crate::config::MAX_QUEUE_ENTRIES;
-use dma::{Row, Rows};
+use dma::{ROW, Row, Rows};
 use doorbell::{Watch, WatchState};
 use nvme::{Command, NvmOpcode, Status};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -114,14 +114,18 @@ pub(super) struct CqNote {
     pub is_stale: bool,
 }
 
-fn store(row: &Row, word: usize, value: u64) {
-    if let Some(word) = row.get(word) {
-        word.store(value, Ordering::Release);
-    }
+/// Stores a word of a row. The compiler checks that the row has it.
+#[expect(clippy::indexing_slicing, reason = "the assertion proves the bound")]
+fn store<const WORD: usize>(row: &Row, value: u64) {
+    const { assert!(WORD * size_of::<u64>() < ROW) };
+    row[WORD].store(value, Ordering::Release);
 }
 
-fn load(row: &Row, word: usize) -> u64 {
-    row.get(word).map_or(0, |word| word.load(Ordering::Acquire))
+/// Loads a word of a row. The compiler checks that the row has it.
+#[expect(clippy::indexing_slicing, reason = "the assertion proves the bound")]
+fn load<const WORD: usize>(row: &Row) -> u64 {
+    const { assert!(WORD * size_of::<u64>() < ROW) };
+    row[WORD].load(Ordering::Acquire)
 }
 
 fn flag(on: bool, bit: u64) -> u64 {
@@ -182,8 +186,8 @@ impl QueueRows {
     /// cells have changed.
     pub fn note_sq(&self, qid: u16, sq: &mut Sq, cq_tail: u32) {
         if let Some(row) = self.row(qid) {
-            store(row, hot::SQ_SEEN, sq.watch.state().last_shadow.into());
-            store(row, hot::SQ_REGISTER, optional(register_seen(&sq.watch)));
+            store::<{ hot::SQ_SEEN }>(row, sq.watch.state().last_shadow.into());
+            store::<{ hot::SQ_REGISTER }>(row, optional(register_seen(&sq.watch)));
             self.note(qid, sq, cq_tail);
         }
     }
@@ -196,9 +200,9 @@ impl QueueRows {
         };
         let watch = cq.watch.state();
         let seen = u64::from(watch.last_shadow) | flag(watch.shadow_live, FLAG);
-        store(row, hot::CQ_HEAD, cq.head.into());
-        store(row, hot::CQ_SEEN, seen);
-        store(row, hot::CQ_REGISTER, optional(register_seen(&cq.watch)));
+        store::<{ hot::CQ_HEAD }>(row, cq.head.into());
+        store::<{ hot::CQ_SEEN }>(row, seen);
+        store::<{ hot::CQ_REGISTER }>(row, optional(register_seen(&cq.watch)));
         let away = match cq.memory.ring() {
             Some(_) => 0,
             None => {
@@ -207,32 +211,33 @@ impl QueueRows {
             }
         };
         crash::point!("controller.queue.noted");
-        store(row, hot::AWAY, away);
+        store::<{ hot::AWAY }>(row, away);
     }
 
     /// Notes the number of posted admin completions in the state memory.
     pub fn note_admin(&self, posted: u64) {
         if let Some(row) = self.row(0) {
-            store(row, hot::POSTED, posted);
+            store::<{ hot::POSTED }>(row, posted);
         }
         crash::point!("controller.admin.counted");
     }
 
-    /// Returns the number of posted admin completions that [`QueueRows::note_admin`] has noted.
+    /// Returns the number of posted admin completions that [`QueueRows::note_admin`] has noted; 0
+    /// before the first.
     pub fn admin(&self) -> u64 {
-        self.row(0).map_or(0, |row| load(row, hot::POSTED))
+        self.row(0).map_or(0, load::<{ hot::POSTED }>)
     }
 
     /// Returns the state of a submission queue that another engine or process has noted.
     pub fn sq(&self, qid: u16) -> SqNote {
         self.row(qid).map_or_else(SqNote::default, |row| {
-            let batch = load(row, hot::BATCH);
+            let batch = load::<{ hot::BATCH }>(row);
             SqNote {
                 fetched: batch >> (TAIL_BITS + 1),
                 cq_tail: (batch & (LIVE - 1)) as u32,
                 shadow_live: batch & LIVE != 0,
-                seen: load(row, hot::SQ_SEEN) as u32,
-                register: option(load(row, hot::SQ_REGISTER)),
+                seen: load::<{ hot::SQ_SEEN }>(row) as u32,
+                register: option(load::<{ hot::SQ_REGISTER }>(row)),
             }
         })
     }
@@ -240,12 +245,12 @@ impl QueueRows {
     /// Returns the noted state of a completion queue.
     pub fn cq(&self, qid: u16) -> CqNote {
         self.row(qid).map_or_else(CqNote::default, |row| {
-            let (seen, away) = (load(row, hot::CQ_SEEN), load(row, hot::AWAY));
+            let (seen, away) = (load::<{ hot::CQ_SEEN }>(row), load::<{ hot::AWAY }>(row));
             CqNote {
                 shadow_live: seen & FLAG != 0,
                 seen: seen as u32,
-                register: option(load(row, hot::CQ_REGISTER)),
-                head: load(row, hot::CQ_HEAD) as u32,
+                register: option(load::<{ hot::CQ_REGISTER }>(row)),
+                head: load::<{ hot::CQ_HEAD }>(row) as u32,
                 away: (away & FLAG != 0).then_some((away as u32, away & PHASE != 0)),
                 is_stale: away & (FLAG | STALE) == FLAG | STALE,
             }
@@ -317,8 +322,8 @@ impl Records {
     /// Marks the command's effect on state outside the volume as applied, so that a replay does
     /// only the rest.
     pub fn mark_applied(&self, slot: u16) {
-        if let Some(row) = self.row(slot).filter(|row| load(row, ORDER) != 0) {
-            store(row, ENDING, APPLIED);
+        if let Some(row) = self.row(slot).filter(|row| load::<ORDER>(row) != 0) {
+            store::<ENDING>(row, APPLIED);
         }
         crash::point!("controller.record.applied");
     }
@@ -389,14 +394,14 @@ impl Records {
             let command = Command::new(0, cid, 0);
             self.write_ended(slot, sqid, number, &command, ending);
         } else if let Some(row) = self.row(slot) {
-            store(row, ENDING, ending);
+            store::<ENDING>(row, ending);
         }
         crash::point!("controller.record.ended");
     }
 
     /// Returns whether the slot has a record of an outstanding command.
     pub fn is_recorded(&self, slot: u16) -> bool {
-        self.row(slot).is_some_and(|row| load(row, ORDER) != 0)
+        self.row(slot).is_some_and(|row| load::<ORDER>(row) != 0)
     }
 
     /// Removes a command's record after its completion was posted or is no longer awaited.

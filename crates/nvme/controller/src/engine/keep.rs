@@ -4,7 +4,7 @@
 use super::Engine;
 use super::journal::{QueueRows, Records};
 use super::queue::Cq;
-use super::slots::Slots;
+use super::slots::{Slot, Slots};
 use nvme::Status;
 
 impl Slots {
@@ -118,7 +118,10 @@ impl Engine {
     }
 
     fn finish_slot(&mut self, index: u16, cid: u16, status: Status, result: u64) {
-        let sqid = self.slots.get(index).map_or(0, |slot| slot.sqid);
+        let Some(Slot { sqid, .. }) = self.slots.get(index) else {
+            return self.broken("a command without its slot ends");
+        };
+        let sqid = *sqid;
         if self.finish_here(sqid, cid, status, result) {
             self.free_slot(index);
         } else {

@@ -315,7 +315,7 @@ impl Engine {
             }
         }
         let deallocate = WriteZeroesCdw12::from_bits(command.cdw12.get()).deac();
-        let durable = write && (cdw12.fua() || !self.write_cache);
+        let durable = write && (cdw12.fua() || !self.features.write_cache);
         if let Some(slot) = self.slots.get(index) {
             slot.slba = extent.slba;
             slot.bytes = if zeroes { 0 } else { extent.len };
@@ -485,7 +485,8 @@ impl Engine {
         }
     }
 
-    /// Returns the cost of continuing this command, in units of a worker round's budget.
+    /// Returns the cost of continuing this command, in units of a worker round's budget; 0 when
+    /// the slot has another command, which [`Engine::next_metadata`] reports.
     pub(super) fn units_of_metadata(&mut self, index: u16) -> u32 {
         let slot = self.slots.get(index);
         let bytes = slot.map_or(0, |slot| match &slot.work {
@@ -497,7 +498,7 @@ impl Engine {
 
     /// Handles the completion of a volume request for blocks with metadata.
     pub(super) fn complete_metadata(&mut self, index: u16, mut completion: Completion) {
-        let interrupting = self.interrupting;
+        let interrupting = self.bus_master.ends_commands;
         let Some(slot) = self.slots.get(index) else {
             return self.broken("a request completes without its slot");
         };

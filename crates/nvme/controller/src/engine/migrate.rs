@@ -58,7 +58,7 @@ impl Engine {
     /// Releases the migrating queue if none of its commands is outstanding.
     pub fn release_migrating(&mut self) -> Option<Box<MigratingQueues>> {
         // Without Bus Master Enable no completion is posted and no queue migrates.
-        let cqid = self.migrating.filter(|_| self.master)?;
+        let cqid = self.migrating.filter(|_| self.bus_master.is_enabled)?;
         let users = self.users_of(cqid);
         // A completion that waits for room counts as outstanding. A queue that is being deleted
         // exists as long as it has such a command.
@@ -87,7 +87,7 @@ impl Engine {
                 sqs.push((qid, sq));
             }
         }
-        let masterings = self.masterings;
+        let masterings = self.bus_master.count;
         Some(Box::new(MigratingQueues {
             cqid,
             cq,
@@ -110,7 +110,7 @@ impl Engine {
         }
         // Bus Master Enable was cleared and set while the queue was between engines, neither of
         // which has signalled it.
-        if self.master && masterings != self.masterings {
+        if self.bus_master.is_enabled && masterings != self.bus_master.count {
             self.signal_unread(cqid);
         }
     }

@@ -22,7 +22,9 @@ mod copy_metadata;
 mod copy_ranges;
 mod distance;
 mod doorbells;
+mod features;
 mod fetch;
+mod flushes;
 mod gate;
 mod interrupt;
 mod invariant;
@@ -55,9 +57,12 @@ use crate::marks::MarkTable;
 use crate::stats::{ControllerStats, IoStats};
 use crate::survival::state::AdminQueue;
 use attach::Detached;
+use bus_master::BusMaster;
 use distance::Distance;
 use dma::{DmaMap, SegmentList, SharedPages};
 use doorbells::Doorbells;
+pub(crate) use features::EngineFeatures;
+use flushes::Flushes;
 use journal::QueueRows;
 use nvme::{Command, Status};
 use polled::PolledQueues;
@@ -129,8 +134,11 @@ pub(crate) enum Event {
 #[derive(Clone)]
 pub(crate) struct EngineConfig {
     pub id: u16,
-    /// Index in [`ControllerStats::shares`] of this engine's I/O counters.
+    /// Index of this engine's command records in the state memory, and of its I/O counters in
+    /// [`ControllerStats::shares`].
     pub share: u16,
+    /// I/O counters of this engine.
+    pub io: Arc<IoStats>,
     pub io_queues: u16,
     pub vectors: u16,
     pub max_in_flight: u16,
@@ -170,7 +178,8 @@ pub(crate) struct Engine {
     timed_place: u32,
     /// Fetch time of the current command on the general path; 0 if it is not timed.
     fetched_at: u64,
-    pub coalescing: Coalescing,
+    /// Values of the features that the host has set.
+    features: EngineFeatures,
     pub events: VecDeque<Event>,
     pub namespaces: Vec<Namespace>,
     /// Index in `namespaces` of each NSID, or [`NO_NAMESPACE`].
@@ -191,14 +200,6 @@ pub(crate) struct Engine {
     fences: Vec<(usize, u64)>,
     /// Detached namespaces with volumes that are still open.
     detached: Vec<Detached>,
-    /// The volatile write cache feature. While off, every write is durable before it completes.
-    pub write_cache: bool,
-    /// Bit mask of the Copy descriptor formats that the host has enabled (Host Behavior Support,
-    /// CDFE).
-    copy_formats: u16,
-    /// Whether the host has enabled extended protection information formats (Host Behavior Support,
-    /// LBAFEE).
-    lbafee: bool,
     /// Memory page size in bytes (CC.MPS).
     pub page_size: u64,
     max_transfer: u64,
@@ -207,13 +208,7 @@ pub(crate) struct Engine {
     cqs: Vec<Option<Cq>>,
     /// Whether the engine fetches no commands until the controller is enabled again.
     halted: bool,
-    /// Bus Master Enable. While it is clear, no queue has its ring, and shadow buffers are
-    /// unmapped.
-    master: bool,
-    /// Number of times that the control half has set Bus Master Enable.
-    masterings: u64,
-    /// Whether outstanding commands were asked to end early after Bus Master Enable was cleared.
-    interrupting: bool,
+    bus_master: BusMaster,
     /// ID of the completion queue that is migrating to another worker's engine, if any.
     migrating: Option<u16>,
     /// IDs of the submission queues to fetch from, in polling order.
@@ -236,13 +231,7 @@ pub(crate) struct Engine {
     parked: VecDeque<u16>,
     /// Budget for the process memory that Compare, Verify and Copy read into.
     scratch: Budget,
-    /// Indices of the namespaces that are left to flush at the controller's own request.
-    flushes: VecDeque<usize>,
-    /// Number of the controller's own flushes that wait or are in progress.
-    flushing: usize,
-    flush_failed: Option<Status>,
-    /// Number of the last flush that the control half has ordered.
-    flush: u64,
+    flushes: Flushes,
     own: own::OwnRequests,
     now: Instant,
     busy_since: Option<Instant>,
@@ -279,10 +268,8 @@ impl Engine {
                 *slot = i as u16;
             }
         }
-        let io = config.stats.shares.get(usize::from(config.share)).cloned();
-        let io: Arc<IoStats> = io.unwrap_or_default();
         let mut engine = Engine {
-            nowhere: io.namespace(0),
+            nowhere: config.io.namespace(0),
             fetched_at: 0,
             until_timed: 0,
             timed_place: 0,
@@ -290,9 +277,9 @@ impl Engine {
             dma: DmaMap::new(),
             irqs: Irqs::new(config.vectors, config.pending),
             span: config.span,
-            io,
+            io: config.io,
             stats: config.stats,
-            coalescing: Coalescing::default(),
+            features: EngineFeatures::default(),
             events: VecDeque::new(),
             namespaces,
             open_by_nsid: by_nsid.clone(),
@@ -303,18 +290,13 @@ impl Engine {
             placed: false,
             fences: Vec::new(),
             detached: Vec::new(),
-            write_cache: true,
-            copy_formats: 0,
-            lbafee: false,
             page_size: 4096,
             max_transfer: config.max_transfer,
             doorbells: Doorbells::new(config.page, queues),
             sqs: (0..queues).map(|_| None).collect(),
             cqs: (0..queues).map(|_| None).collect(),
             halted: false,
-            master: false,
-            masterings: 0,
-            interrupting: false,
+            bus_master: BusMaster::default(),
             migrating: None,
             polled: PolledQueues::with_capacity(usize::from(queues)),
             dirty: Vec::with_capacity(usize::from(queues)),
@@ -326,10 +308,7 @@ impl Engine {
             hot,
             parked: VecDeque::with_capacity(usize::from(config.max_in_flight)),
             scratch: Budget::new(config.max_transfer),
-            flushes: VecDeque::new(),
-            flushing: 0,
-            flush_failed: None,
-            flush: 0,
+            flushes: Flushes::default(),
             own: own::OwnRequests::default(),
             now: Instant::now(),
             busy_since: None,
@@ -425,7 +404,7 @@ impl Engine {
     /// Returns whether neither a command nor a flush at the controller's own request is
     /// outstanding.
     pub fn drained(&self) -> bool {
-        self.slots.in_use() == 0 && self.flushing == 0
+        self.slots.in_use() == 0 && self.flushes.pending() == 0
     }
 
     /// Enables the engine, so that queues may be created. `page_size` is the host's memory page
@@ -472,7 +451,7 @@ impl Engine {
 
     /// Looks up unmapped rings and buffers after some part of this range of IOVAs was mapped.
     fn mapped(&mut self, iova: u64, len: u64) {
-        if !self.master {
+        if !self.bus_master.is_enabled {
             // Rings are looked up when Bus Master Enable is set.
             return;
         }

@@ -7,7 +7,7 @@
 //! [`Event`]: super::Event
 
 use super::queue::Cq;
-use super::{Coalescing, Engine, MigratingQueues, Sq};
+use super::{Engine, EngineFeatures, MigratingQueues, Sq};
 use crate::config::NamespaceConfig;
 use crate::formats::BlockFormat;
 use crate::irq::IrqSink;
@@ -95,12 +95,8 @@ pub(crate) enum Order {
     /// Sets or removes the interrupt receiver of an MSI-X vector.
     Vector(u16, Option<Arc<dyn IrqSink>>),
     ForgetSinks,
-    Features {
-        write_cache: bool,
-        coalescing: Coalescing,
-        copy_formats: u16,
-        lbafee: bool,
-    },
+    /// Sets the values of features.
+    Features(EngineFeatures),
     /// Enables the engine, because the controller was enabled.
     Enable {
         page_size: u64,
@@ -191,16 +187,10 @@ impl Engine {
             Order::EndMarking(tag, status) => self.end_marking(tag, status),
             Order::Vector(vector, sink) => self.irqs.set_vector(vector, sink),
             Order::ForgetSinks => self.irqs.forget_sinks(),
-            Order::Features {
-                write_cache,
-                coalescing,
-                copy_formats,
-                lbafee,
-            } => {
-                self.write_cache = write_cache;
-                self.coalescing = coalescing;
-                self.copy_formats = copy_formats;
-                self.enable_formats(lbafee);
+            Order::Features(features) => {
+                let lbafee = self.features.lbafee;
+                self.features = EngineFeatures { lbafee, ..features };
+                self.enable_formats(features.lbafee);
             }
             Order::Enable { page_size } => self.enable(page_size),
             Order::StopFetching => self.stop_fetching(),
@@ -283,12 +273,7 @@ impl Engine {
             on: self.is_master(),
             masterings: self.masterings(),
         });
-        orders.push(Order::Features {
-            write_cache: self.write_cache,
-            coalescing: self.coalescing,
-            copy_formats: self.copy_formats,
-            lbafee: self.lbafee,
-        });
+        orders.push(Order::Features(self.features));
         orders.push(Order::Enable {
             page_size: self.page_size,
         });

@@ -34,7 +34,7 @@ impl Engine {
     /// Returns whether a request can begin now. If not, the worker is woken when the request or
     /// flush that prevents it ends.
     pub fn may_begin_own(&self) -> bool {
-        !self.own.in_flight && self.flushing == 0 && self.slots.free() > 0
+        !self.own.in_flight && self.flushes.pending() == 0 && self.slots.free() > 0
     }
 
     /// Begins a request and returns its number, by which [`Engine::take_own`] returns the result.

@@ -119,7 +119,7 @@ impl Engine {
             } else {
                 self.keep_slot(index, Status::SUCCESS, result);
             }
-            if !self.flushes.is_empty() {
+            if self.flushes.is_waiting() {
                 self.start_flushes();
             }
             return;

@@ -50,7 +50,7 @@ impl Engine {
 
     /// Installs a completion queue, and looks up its memory in this engine's map.
     pub(super) fn install_cq(&mut self, qid: u16, mut cq: Cq) {
-        if self.master {
+        if self.bus_master.is_enabled {
             cq.memory.mapped(&self.dma);
             cq.clear();
         }
@@ -71,7 +71,7 @@ impl Engine {
         let Some(slot) = self.sqs.get_mut(usize::from(qid)) else {
             return self.broken("a submission queue has no place");
         };
-        if self.master {
+        if self.bus_master.is_enabled {
             sq.memory.mapped(&self.dma);
         }
         if let Some(hot) = &self.hot {
@@ -150,7 +150,7 @@ impl Engine {
     /// registers count: this engine may have lost memory that the control half's engine has found.
     pub(super) fn configure_shadow(&mut self, shadow: u64, eventidx: u64) {
         let found = self.doorbells.find(&self.dma, shadow, eventidx).ok();
-        let buffers = found.filter(|_| self.master);
+        let buffers = found.filter(|_| self.bus_master.is_enabled);
         // Doorbell values that the host has published in the old buffers must not be lost.
         self.look_at_all();
         self.doorbells.configure(shadow, eventidx, buffers);

@@ -163,7 +163,7 @@ impl Engine {
         };
         let status = match slot.abort {
             true => Status::ABORT_REQUESTED,
-            false if self.interrupting || slot.orphan => Status::COMMAND_INTERRUPTED,
+            false if self.bus_master.ends_commands || slot.orphan => Status::COMMAND_INTERRUPTED,
             false => return,
         };
         slot.status = status;

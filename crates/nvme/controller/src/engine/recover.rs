@@ -26,7 +26,7 @@ use dma::{Access, Ring, Rows};
 use doorbell::{Cell, ProtocolAccess, Watch, WatchState, distance};
 use nvme::{Command, Completion, Status};
 use std::collections::BTreeMap;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 /// Value that differs from every doorbell value: no doorbell was read yet.
 const UNSEEN: u32 = u32::MAX;
@@ -92,7 +92,7 @@ fn tail_of(ring: &Ring) -> (u32, bool) {
 }
 
 fn completion(ring: &Ring, index: u32) -> Completion {
-    Completion::read_from_bytes(&ring.load_cqe(index)).unwrap_or_default()
+    zerocopy::transmute!(ring.load_cqe(index))
 }
 
 /// Returns the completion entry before the tail; `None` if none was ever posted to the ring.
@@ -170,7 +170,7 @@ impl Engine {
             recovery.posted += 1;
         }
         found.sort_by_key(|found| (found.recorded.order, found.share));
-        if !self.master {
+        if !self.bus_master.is_enabled {
             (self.sqs.iter_mut().flatten()).for_each(|sq| sq.memory.release());
             (self.cqs.iter_mut().flatten()).for_each(|cq| cq.memory.release());
             self.note_queues();
@@ -331,7 +331,7 @@ impl Engine {
     /// Restores the buffers of Doorbell Buffer Config without changing their contents.
     pub fn restore_shadow(&mut self, shadow: u64, eventidx: u64) {
         let found = self.doorbells.find(&self.dma, shadow, eventidx).ok();
-        let found = found.filter(|_| self.master);
+        let found = found.filter(|_| self.bus_master.is_enabled);
         self.doorbells.configure(shadow, eventidx, found);
     }
 
@@ -374,14 +374,11 @@ impl Engine {
             found,
             mut recovery,
         } = recovered;
-        if found.is_empty() {
+        let Some(order) = found.last().map(|last| last.recorded.order) else {
             return Some(recovery);
-        }
+        };
         self.open_records();
-        let (count, order) = (
-            self.slots.count(),
-            found.last().map_or(0, |f| f.recorded.order),
-        );
+        let count = self.slots.count();
         let (mut own, mut inherited, mut all) = (Vec::new(), Vec::new(), Vec::new());
         for LocatedRecord {
             rows,
@@ -427,7 +424,7 @@ impl Engine {
     /// or not.
     pub fn resume(&mut self) {
         self.polled.poll_all();
-        if self.master {
+        if self.bus_master.is_enabled {
             for qid in 0..self.cqs.len() as u16 {
                 self.signal_unread(qid);
             }
@@ -441,7 +438,7 @@ impl Engine {
             Some(ended) => ended,
             // The command's data is not accessible without Bus Master Enable, so the host has to
             // send the command again.
-            None if !self.master => (Status::COMMAND_INTERRUPTED, 0),
+            None if !self.bus_master.is_enabled => (Status::COMMAND_INTERRUPTED, 0),
             None => return self.execute(sqid, command),
         };
         self.end_reserved(sqid, command.cid.get(), status, result);

@@ -3,6 +3,7 @@
 
 use super::slots::{Kind, RemainingWork};
 use super::{Engine, Event};
+use crate::prefix;
 use dma::{Access, SegmentList};
 use nvme::cmd::reservation::{
     AcquireCdw10, AcquireData, RegisterCdw10, RegisterData, ReleaseCdw10, ReleaseData, ReportCdw11,
@@ -125,7 +126,7 @@ impl Engine {
         if !matches!(slot.work, RemainingWork::Reservation) {
             return;
         }
-        let result = if self.master {
+        let result = if self.bus_master.is_enabled {
             result.and_then(|data| self.write_data(&command.command, &data))
         } else {
             // Guest memory must not be accessed without Bus Master Enable.
@@ -150,7 +151,7 @@ impl Engine {
         let bytes = wanted.min(data.len() as u64);
         let mut list = SegmentList::new();
         self.walk(command, bytes, Access::Write, &mut list)?;
-        list.copy_from(0, data.get(..bytes as usize).unwrap_or_default());
+        list.copy_from(0, prefix(data, bytes as usize));
         Ok(bytes)
     }
 

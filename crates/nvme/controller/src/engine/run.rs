@@ -431,7 +431,7 @@ impl Engine {
         };
         // A full completion queue stops its submission queues, so that the backlog never exceeds
         // the number of outstanding commands.
-        if !cq.backlog.is_empty() || !self.flushes.is_empty() {
+        if !cq.backlog.is_empty() || self.flushes.is_waiting() {
             return (0, BatchOutcome::Idle);
         }
         let Some(ring) = sq.memory.ring() else {
@@ -489,7 +489,7 @@ impl Engine {
             list: &mut self.list,
             max_transfer: self.max_transfer,
             page_size: self.page_size,
-            write_cache: self.write_cache,
+            write_cache: self.features.write_cache,
             long: &mut self.long,
         };
         let mut tally = BatchCounters::default();

@@ -450,6 +450,7 @@ impl Slots {
     }
 
     /// Returns the tag that identifies the command to volumes: owner, sequence number, slot index.
+    /// No completion is accepted for the tag of a slot that does not exist.
     pub fn tag(&self, index: u16) -> u64 {
         let seq = self.slots.get(usize::from(index)).map_or(0, |s| s.seq);
         tag(self.owner, seq, index)

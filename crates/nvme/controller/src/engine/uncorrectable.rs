@@ -115,21 +115,34 @@ impl Engine {
         }
     }
 
+    /// Returns the block size, as a power of two, and the NSID of a command's namespace. A missing
+    /// namespace is reported as a violated invariant, and fails the command.
+    pub(super) fn namespace_of(&mut self, index: u16) -> Option<(u32, u32)> {
+        let slot = self.slots.get(index);
+        let ns = slot.and_then(|slot| self.namespaces.get(slot.ns));
+        let found = ns.map(|ns| (ns.shift, ns.config.nsid));
+        if found.is_none() {
+            self.broken("a command ends without its namespace");
+            if let Some(slot) = self.slots.get(index) {
+                slot.status = Status::INTERNAL_ERROR;
+            }
+        }
+        found
+    }
+
     /// Ends a write command and, unless it failed, removes the marks of its blocks.
     pub(super) fn end_write(&mut self, index: u16) {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("a write ends without its slot");
         };
-        let (ns, slba, mut bytes) = (slot.ns, slot.slba, slot.bytes);
+        let (slba, mut bytes) = (slot.slba, slot.bytes);
         if let RemainingWork::Zeroes(zeroed) = slot.work {
             bytes = zeroed;
         }
         let failed = !slot.status.is_success();
-        let shift = self.namespaces.get(ns).map_or(0, |ns| ns.shift);
-        if failed {
-            self.end(index)
-        } else {
-            self.end_written(index, &[(slba, bytes >> shift)], 0)
+        match self.namespace_of(index) {
+            Some((shift, _)) if !failed => self.end_written(index, &[(slba, bytes >> shift)], 0),
+            _ => self.end(index),
         }
     }
 

@@ -49,6 +49,7 @@ use super::complete::status_of;
 use super::io::Extent;
 use super::slots::{Kind, RemainingWork, Slot, ZoneWrite, ZoneWriteKind};
 use super::{Engine, Namespace};
+use crate::prefix;
 use crate::zoned::ZonedState;
 use dma::{Access, SegmentList};
 use nvme::cmd::io::{RwCdw12, WriteZeroesCdw12};
@@ -172,7 +173,7 @@ impl Engine {
             }
         };
         crash::point!("controller.zone.taken");
-        let fua = cdw12.fua() || !self.write_cache;
+        let fua = cdw12.fua() || !self.features.write_cache;
         let (op, kind) = if zeroes {
             let deallocate = WriteZeroesCdw12::from_bits(command.cdw12.get()).deac();
             (Op::WriteZeroes { deallocate, fua }, Kind::Other)
@@ -310,9 +311,7 @@ impl Engine {
             zones: (count as u64).into(),
             ..Default::default()
         };
-        let header = header.as_bytes();
-        let header = header.get(..header.len().min(bytes as usize));
-        list.copy_from(0, header.unwrap_or_default());
+        list.copy_from(0, prefix(header.as_bytes(), bytes as usize));
         drop(list);
         if let Some(slot) = self.slots.get(slot) {
             slot.bytes = at.min(bytes);

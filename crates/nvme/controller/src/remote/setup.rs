@@ -45,9 +45,7 @@ impl RemoteEngineSetup {
             namespaces,
             connection,
         } = self;
-        let share = config.stats.shares.get(usize::from(config.share)).cloned();
-        let share = share.unwrap_or_default();
-        let open = |ns| Namespace::open_or_vacant(ns, io, &share);
+        let open = |ns| Namespace::open_or_vacant(ns, io, &config.io);
         let opened = namespaces.into_iter().map(open);
         let opened = opened.collect::<Result<Vec<_>, _>>();
         let (progress, controller) = (connection.progress.clone(), connection.controller.clone());

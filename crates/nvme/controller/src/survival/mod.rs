@@ -27,8 +27,7 @@ use crate::config::ControllerConfig;
 use crate::control::Controller;
 use crate::irq::IrqSink;
 use dma::{Memory, Prot};
-use nvme::Status;
-use state::{AdminCompletion, ControlState, LbaStatusState};
+use state::ControlState;
 use state_memory::{Control, KeptMemory, KeptWindow, Layout, StateError, StateMemory, WindowTable};
 use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
@@ -140,7 +139,14 @@ impl Survival {
         }
     }
 
-    fn commit(&mut self, state: ControlState) {
+    /// Returns whether the control state may have changed since the last commit.
+    #[inline]
+    pub fn is_dirty(&self) -> bool {
+        self.dirty
+    }
+
+    /// Commits the control state. After a failure, no process takes over.
+    pub fn commit(&mut self, state: ControlState) {
         self.dirty = false;
         if !self.lost
             && let Err(error) = self.commit_parts(state)
@@ -153,13 +159,14 @@ impl Survival {
     /// between leaves newer marks beside an older control state. That is harmless, because the
     /// commands that changed the marks have not completed, and are executed again.
     fn commit_parts(&mut self, mut state: ControlState) -> Result<(), StateError> {
-        let lba_status = state.logs.lba_status.as_mut();
-        if let Some(many) = lba_status.and_then(LbaStatusState::take_many) {
+        if let Some(lba_status) = &mut state.logs.lba_status
+            && let Some(many) = lba_status.take_many()?
+        {
             let section = self.marks.as_mut().ok_or(StateError::OutOfRange)?;
             section.commit(&many)?;
             crash::point!("controller.mark.saved");
         }
-        self.control.commit(&state.encode())
+        self.control.commit(&state.encode()?)
     }
 }
 
@@ -204,52 +211,6 @@ impl Controller {
         }
     }
 
-    /// Ends an admin command: its completion is posted when its effect is committed.
-    pub(crate) fn finish_admin(&mut self, cid: u16, status: Status, result: u32) {
-        self.touch();
-        self.admin.rearm();
-        self.endings.push(AdminCompletion {
-            cid,
-            status: status.into_bits(),
-            result,
-        });
-    }
-
-    /// Commits changes, and then makes them visible to the host.
-    #[inline]
-    pub(crate) fn settle(&mut self) {
-        if self.survival.as_ref().is_some_and(|s| s.dirty) {
-            self.commit();
-        }
-        if !self.endings.is_empty() {
-            self.post_endings();
-        }
-    }
-
-    #[cold]
-    fn commit(&mut self) {
-        crash::point!("controller.commit.before");
-        let state = self.control_state();
-        if let Some(survival) = &mut self.survival {
-            survival.commit(state);
-        }
-        self.marks_committed();
-        crash::point!("controller.commit.after");
-    }
-
-    fn post_endings(&mut self) {
-        for AdminCompletion {
-            cid,
-            status,
-            result,
-        } in std::mem::take(&mut self.endings)
-        {
-            let status = Status::from_bits(status);
-            self.engine.finish(0, cid, status, result);
-            crash::point!("controller.admin.posted");
-        }
-    }
-
     /// Records a window of guest memory that every engine has mapped, for the next process.
     pub(crate) fn note_mapped(
         &mut self,
@@ -289,7 +250,7 @@ impl Controller {
 
     /// Returns the encoded control state, as it would be committed now.
     #[doc(hidden)]
-    pub fn saved(&self) -> Vec<u8> {
+    pub fn saved(&self) -> Result<Vec<u8>, StateError> {
         self.control_state().encode()
     }
 }

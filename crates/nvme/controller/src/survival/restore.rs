@@ -409,7 +409,7 @@ impl Controller {
         self.engine.restore_admin_outstanding(outstanding as u32);
         for held in &commands.held {
             if let Some(command) = held.command() {
-                self.migration.hold(command);
+                self.admission.hold(command);
             }
         }
         // The engines use the buffers by now.
@@ -437,10 +437,15 @@ impl Controller {
         admin: &'a AdminQueue,
     ) -> Result<(&'a [AdminCompletion], u64), RestoreError> {
         let contradiction = RestoreError::Contradiction("the admin queue is not where it was");
-        let size = self.queues.cqs().next().map_or(0, |cq| cq.size);
-        let (Some((tail, phase)), true) = (self.engine.admin_tail(), admin.tail < size) else {
+        let (Some((tail, phase)), Some(size)) = (
+            self.engine.admin_tail(),
+            self.queues.cqs().next().map(|cq| cq.size),
+        ) else {
             return Err(contradiction);
         };
+        if admin.tail >= size {
+            return Err(contradiction);
+        }
         // Positions are within two turns of the ring, after which the phase repeats.
         let turns = u64::from(2 * size);
         let place = |tail: u32, phase: bool| u64::from(if phase { tail } else { tail + size });

@@ -9,7 +9,7 @@ use crate::engine::{SavedCq, SavedSq};
 
 impl Controller {
     /// Returns the state of the control half, and the locations of the data half's queues.
-    pub(super) fn control_state(&self) -> ControlState {
+    pub(crate) fn control_state(&self) -> ControlState {
         ControlState {
             version: STATE_VERSION,
             identity: self.identity(),
@@ -83,7 +83,7 @@ impl Controller {
             deletions: self.admin.deletions.clone(),
             cache_flushes: self.admin.cache_flushes.clone(),
             configuring: self.migration.configuring().collect(),
-            held: self.migration.held().map(HeldCommand::new).collect(),
+            held: self.admission.held().map(HeldCommand::new).collect(),
             management: self.admin.management.save(),
         }
     }

@@ -9,6 +9,7 @@ use crate::marks::{MAX_INLINE_RANGES, MarkedRanges, count_ranges};
 use minicbor::{Decode, Encode};
 use nvme::Command;
 use protection::{Guard, StorageTag, Type};
+use state_memory::StateError;
 use zerocopy::FromBytes;
 
 /// Version of the control state that this crate writes. A change that an older version cannot
@@ -94,10 +95,17 @@ pub(crate) struct NotificationState {
 
 impl ControlState {
     /// Returns the control state in its encoded form (CBOR).
-    pub fn encode(&self) -> Vec<u8> {
-        // Encoding to memory cannot fail, and every value here can be encoded.
-        minicbor::to_vec(self).unwrap_or_default()
+    ///
+    /// # Errors
+    /// [`StateError::Damaged`] when a value has no encoded form.
+    pub fn encode(&self) -> Result<Vec<u8>, StateError> {
+        encoded(self)
     }
+}
+
+/// Returns the encoded form (CBOR) of a part of the state.
+fn encoded(part: &impl Encode<()>) -> Result<Vec<u8>, StateError> {
+    minicbor::to_vec(part).map_err(|_| StateError::Damaged("a value cannot be encoded"))
 }
 
 /// Properties that do not change while a host uses the controller: they must match the
@@ -487,18 +495,20 @@ struct ManyMarks {
 impl LbaStatusState {
     /// Removes marks and log page if they are too many for the control state, and returns them in
     /// the form of the section of marks.
-    pub fn take_many(&mut self) -> Option<Vec<u8>> {
-        let reading = self.reading.as_ref().map(|(_, marks)| count_ranges(marks));
-        if count_ranges(&self.marks) + reading.unwrap_or(0) <= MAX_INLINE_RANGES {
-            return None;
+    ///
+    /// # Errors
+    /// [`StateError::Damaged`] when a value has no encoded form.
+    pub fn take_many(&mut self) -> Result<Option<Vec<u8>>, StateError> {
+        let reading = self.reading.iter().map(|(_, marks)| count_ranges(marks));
+        if count_ranges(&self.marks) + reading.sum::<usize>() <= MAX_INLINE_RANGES {
+            return Ok(None);
         }
         self.elsewhere = true;
         let many = ManyMarks {
             marks: std::mem::take(&mut self.marks),
             reading: self.reading.take(),
         };
-        // Encoding to memory cannot fail.
-        Some(minicbor::to_vec(&many).unwrap_or_default())
+        encoded(&many).map(Some)
     }
 
     /// Sets marks and log page from the form of the section of marks.

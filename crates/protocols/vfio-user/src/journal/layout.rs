@@ -1,7 +1,8 @@
 //! Layout of the session's memory: words of eight bytes, then the received bytes.
 
 use state_memory::Area;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
 
 /// Word of the journal's memory; the value is the word's byte offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,22 +171,44 @@ impl DescriptorRecord {
 }
 
 /// Words of the journal's memory. [`SessionWords::new`] has checked that all of them exist.
-#[derive(Clone, Debug)]
-pub(super) struct SessionWords(Area);
+#[derive(Debug)]
+pub(super) struct SessionWords {
+    area: Area,
+    /// Whether a word could not be accessed, so that the memory no longer describes the session.
+    is_lost: Cell<bool>,
+}
 
 impl SessionWords {
     /// Opens the journal's memory. `None` if it is too small or has no pages.
     pub(super) fn new(area: Area) -> Option<Self> {
         let is_large = area.len() >= SESSION && area.prepare(RING).is_ok();
-        is_large.then_some(Self(area))
+        is_large.then_some(Self {
+            area,
+            is_lost: Cell::new(false),
+        })
     }
 
     pub(super) fn area(&self) -> &Area {
-        &self.0
+        &self.area
     }
 
-    fn at(&self, offset: usize) -> Option<&AtomicU64> {
-        self.0.word(offset)
+    /// Returns whether a word could not be accessed, so that the memory no longer describes the
+    /// session.
+    pub(super) fn is_lost(&self) -> bool {
+        self.is_lost.get()
+    }
+
+    /// Marks the session as one that the next process cannot continue, because a word is
+    /// inaccessible. The mark is set at once: this process may end before it can do anything else.
+    #[cold]
+    fn lose(&self, offset: usize) {
+        if self.is_lost.replace(true) {
+            return;
+        }
+        if let Some(client) = self.area.word(Word::Client as usize) {
+            client.fetch_or(ABANDONED, Ordering::Release);
+        }
+        tracing::error!(offset, "the session's memory has no word at this offset");
     }
 
     pub(super) fn load(&self, word: Word) -> u64 {
@@ -198,13 +221,19 @@ impl SessionWords {
     }
 
     pub(super) fn load_at(&self, offset: usize) -> u64 {
-        self.at(offset)
-            .map_or(0, |word| word.load(Ordering::Acquire))
+        match self.area.word(offset) {
+            Some(word) => word.load(Ordering::Acquire),
+            None => {
+                self.lose(offset);
+                0
+            }
+        }
     }
 
     pub(super) fn store_at(&self, offset: usize, value: u64) {
-        if let Some(word) = self.at(offset) {
-            word.store(value, Ordering::Release);
+        match self.area.word(offset) {
+            Some(word) => word.store(value, Ordering::Release),
+            None => self.lose(offset),
         }
     }
 }
@@ -213,6 +242,25 @@ impl SessionWords {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use state_memory::{Layout, StateMemory};
+
+    #[test]
+    fn store_to_missing_word_abandons_session() {
+        let state = StateMemory::create(Layout {
+            queues: 0,
+            shares: 0,
+            commands: 0,
+            windows: 0,
+            descriptors: 1,
+            session: SESSION,
+        });
+        let words = SessionWords::new(state.unwrap().session()).unwrap();
+        words.store(Word::Client, 7);
+        assert!(!words.is_lost());
+        words.store_at(SESSION, 1);
+        assert!(words.is_lost());
+        assert_eq!(words.load(Word::Client), 7 | ABANDONED);
+    }
 
     proptest! {
         #[test]

@@ -35,7 +35,7 @@ use layout::{ABANDONED, CAPABILITIES, CurrentMessage, Phase, SessionWords, Word}
 use receive::ReadError;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
-use state_memory::{Area, DescriptorKind, DescriptorLedger, LedgerError, Ticket};
+use state_memory::{Area, DescriptorKind, DescriptorLedger, Ticket};
 use std::cell::RefCell;
 use std::num::NonZeroU32;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -283,7 +283,9 @@ impl Journal {
     /// Notes the client, and whether the next process can continue with it.
     fn put_client(&self) {
         let client = self.client.map_or(0, |number| u64::from(number.get()));
-        let is_lost = self.is_abandoned || (self.is_behind && !self.ledger.borrow().is_sent());
+        let is_lost = self.is_abandoned
+            || self.words.is_lost()
+            || (self.is_behind && !self.ledger.borrow().is_sent());
         let flag = if is_lost { ABANDONED } else { 0 };
         self.words.store(Word::Client, client | flag);
     }
@@ -346,6 +348,9 @@ impl Journal {
 
     /// Returns whether keeping has failed; the client then lives only as long as this process.
     fn has_failed(&mut self) -> bool {
+        if self.words.is_lost() {
+            self.abandon(&JournalError::Memory);
+        }
         let failed = self.ledger.borrow().failed().cloned();
         if let Some(error) = failed {
             self.abandon(&error);
@@ -353,12 +358,11 @@ impl Journal {
         self.is_abandoned
     }
 
-    fn abandon(&mut self, error: &LedgerError) {
+    fn abandon(&mut self, error: &(dyn std::error::Error + 'static)) {
         if std::mem::replace(&mut self.is_abandoned, true) {
             return;
         }
         self.put_client();
-        let error: &dyn std::error::Error = error;
         tracing::error!(
             error,
             "this disk will not outlive its process: not everything of it can be kept"

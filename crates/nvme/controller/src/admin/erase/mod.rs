@@ -545,16 +545,21 @@ impl Controller {
 
     /// Empties zones and metadata of the namespaces. No outstanding command can change them, and
     /// the final flush makes their tables durable, too.
-    fn empty_zones(&self, nsids: &[u32]) {
+    fn empty_zones(&mut self, nsids: &[u32]) {
+        let mut refused = false;
         let namespaces = self.engine.active();
         let erased = namespaces.filter(|ns| nsids.contains(&ns.config.nsid));
         for ns in erased {
             if let Some(zones) = &ns.config.zones {
-                zones.empty();
+                refused |= zones.empty().is_err();
             }
             if let Some(metadata) = &ns.config.metadata {
                 metadata.forget();
             }
+        }
+        if refused {
+            self.engine
+                .broken("a zone of an erased namespace is being reset");
         }
     }
 
@@ -645,7 +650,11 @@ impl Controller {
             running.stage = Stage::Flush;
             return true;
         }
-        let nsid = running.nsids.get(running.at).copied().unwrap_or(0);
+        let Some(&nsid) = running.nsids.get(running.at) else {
+            running.fail(Status::INTERNAL_ERROR);
+            self.engine.broken("an erasure has no namespace left");
+            return true;
+        };
         let cause = running.cause;
         let mine = self.may_still_erase(nsid);
         let index = self.engine.namespace_index(nsid).ok();
@@ -764,6 +773,7 @@ impl Controller {
         match cause {
             Cause::Format(cid) => {
                 if let Some(status) = failed.filter(|_| !abandoned) {
+                    // Without namespaces, the error concerns none of them (NSID 0).
                     let nsid = nsids.first().copied().unwrap_or(0);
                     self.failed(0, cid, status, nsid, 0);
                 }
@@ -811,6 +821,7 @@ impl Controller {
         let size = |nsid: &u32| {
             let index = self.engine.namespace_index(*nsid).ok();
             let ns = index.and_then(|index| self.engine.namespaces.get(index));
+            // A namespace that was detached meanwhile has nothing left to erase.
             ns.map_or(0, |ns| u128::from(size_of(ns)))
         };
         let each: u128 = running.nsids.iter().map(size).sum();

@@ -7,22 +7,22 @@
 //! command about queues never meets a migrating one: the migration is cancelled, and the command
 //! waits until it is known which engine has the queue.
 
-mod commands;
 mod flush;
 mod link;
+mod owners;
 mod queue;
 
 use super::Controller;
 use crate::config::NamespaceConfig;
 use crate::engine::{EngineConfig, Event, Order};
 use crate::remote::{Connection, EngineReport, OPEN, OPENING, Progress, RemoteEngineSetup};
-use commands::{RemoteCq, RemoteSq};
 use dma::SharedPages;
 pub(super) use link::Link;
-use nvme::{Command, Status};
+use nvme::Status;
+use owners::{RemoteCq, RemoteSq};
 use queue::QueueMigration;
 pub(super) use queue::QueueOwner;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{channel, sync_channel};
@@ -44,8 +44,6 @@ pub(crate) struct Migration {
     cqs: BTreeMap<u16, RemoteCq>,
     sqs: BTreeMap<u16, RemoteSq>,
     migrating: Option<QueueMigration>,
-    /// Admin commands that wait until no queue is migrating.
-    held: VecDeque<Command>,
     /// Doorbell Buffer Config commands that wait for remote engines: command identifier, and the
     /// number of the awaited order for each link.
     configuring: Vec<(u16, Vec<u64>)>,
@@ -146,7 +144,6 @@ impl Migration {
         self.cqs.clear();
         self.sqs.clear();
         self.migrating = None;
-        self.held.clear();
         self.configuring.clear();
         self.epoch
     }
@@ -179,11 +176,9 @@ impl Migration {
         Some(&self.links.get(link)?.waker)
     }
 
-    /// Returns whether a queue is migrating, or admin commands wait for remote engines. Each round
-    /// then checks whether they can proceed.
-    #[inline]
-    fn is_busy(&self) -> bool {
-        self.migrating.is_some() || !self.held.is_empty() || self.waiting
+    /// Returns whether a queue is migrating to another engine.
+    pub(super) fn is_migrating(&self) -> bool {
+        self.migrating.is_some()
     }
 
     /// Requests that each round check whether waiting commands can proceed.
@@ -240,13 +235,13 @@ impl Controller {
         let passing = |ns: &crate::engine::Namespace| ns.passthrough.is_some();
         if worker == own
             || self.migration.link_of(worker).is_some()
-            || share >= self.engine.stats.shares.len()
             || self.engine.namespaces.iter().any(passing)
             || self.engine.is_inheriting()
             || !self.prepare_records(share as u16)
         {
             return None;
         }
+        let io = self.engine.stats.shares.get(share)?.clone();
         let (config, namespaces) = self.migration.template.clone()?;
         let (orders, theirs) = channel();
         let (reporter, reports) = sync_channel(REPORTS);
@@ -274,6 +269,7 @@ impl Controller {
         Some(RemoteEngineSetup {
             config: EngineConfig {
                 share: share as u16,
+                io,
                 ..config
             },
             namespaces,
@@ -350,12 +346,19 @@ impl Controller {
     /// was anything to do.
     #[inline]
     pub(super) fn advance_if_migrating(&mut self) -> bool {
-        (self.migration.is_busy() || (self.migration.any_queue() && self.engine.irqs.pin_based()))
+        (self.is_migration_busy() || (self.migration.any_queue() && self.engine.irqs.pin_based()))
             && self.advance_migrations()
     }
 
+    /// Returns whether a queue is migrating, or admin commands wait. Each round then checks whether
+    /// they can proceed.
+    #[inline]
+    fn is_migration_busy(&self) -> bool {
+        self.migration.is_migrating() || self.admission.is_waiting() || self.migration.waiting
+    }
+
     #[cold]
-    fn advance_migrations(&mut self) -> bool {
+    pub(super) fn advance_migrations(&mut self) -> bool {
         let mut worked = self.advance_migration();
         if self.migration.waiting {
             worked |= self.end_configuring();
@@ -369,7 +372,7 @@ impl Controller {
         worked |= self.release_held();
         // The level of the INTx pin depends on all queues, so they return to this engine.
         if self.engine.irqs.pin_based()
-            && !self.migration.is_busy()
+            && !self.is_migration_busy()
             && let Some((&cqid, _)) = self.migration.cqs.first_key_value()
         {
             worked |= self.begin_migration(cqid, QueueOwner::Own);

@@ -1,6 +1,6 @@
 //! Migration of a single queue from one worker to another.
 
-use super::commands::{RemoteCq, RemoteSq};
+use super::owners::{RemoteCq, RemoteSq};
 use crate::control::Controller;
 use crate::control::lifecycle::{LifecycleState, Shutdown};
 use crate::engine::{MigratingQueues, Order};
@@ -90,7 +90,7 @@ impl Controller {
 
     pub(super) fn begin_migration(&mut self, cqid: u16, to: QueueOwner) -> bool {
         if cqid == 0
-            || self.migration.is_busy()
+            || self.is_migration_busy()
             || !self.engine.is_master()
             || self.state != LifecycleState::Ready
             || self.shutdown != Shutdown::No
@@ -141,7 +141,7 @@ impl Controller {
     }
 
     /// Cancels the current migration: the queue stays, unless its engine has already released it.
-    pub(super) fn cancel_migration(&mut self) {
+    pub(in crate::control) fn cancel_migration(&mut self) {
         let Some(migrating) = &mut self.migration.migrating else {
             return;
         };

@@ -139,7 +139,7 @@ fn unreadable_restart_state_is_refused() {
         let namespaces = h.c.namespaces().cloned().collect();
         restore(h, h.c.config().clone(), namespaces, &mut h.keeper()).map_err(|e| e.to_string())
     };
-    let saved = h.c.saved();
+    let saved = h.c.saved().unwrap();
     h.state.control().commit(&[0xff; 40]).unwrap();
     assert!(restore(&h).unwrap_err().contains("cannot be read"));
     h.state.control().withdraw();
@@ -162,7 +162,7 @@ fn unreadable_restart_state_is_refused() {
 #[test]
 fn fields_of_newer_version_are_skipped() {
     let h = Host::ready();
-    let mut saved = h.c.saved();
+    let mut saved = h.c.saved().unwrap();
     // One more field in the map, at its end.
     assert!((0xa1..0xb7).contains(&saved[0]), "a short map");
     saved[0] += 1;

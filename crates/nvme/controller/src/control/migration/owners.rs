@@ -1,11 +1,11 @@
-//! Admin commands about queues that may be on other workers or may be migrating.
+//! Owners of queues: which engine has each queue, and the orders that create and delete queues
+//! there. The control half's own part of admin commands about queues.
 
 use super::link::Link;
 use super::{Migration, QueueOwner};
-use crate::admin::table;
 use crate::control::Controller;
 use crate::engine::{Order, SavedCq, SavedSq};
-use nvme::{Command, Status};
+use nvme::Status;
 
 /// Maximum number of pending orders of one remote engine. Admin commands wait while there are more.
 const ORDERS: u64 = 256;
@@ -24,16 +24,6 @@ pub(super) struct RemoteSq {
 }
 
 impl Migration {
-    /// Returns the admin commands that wait and have not begun, in order of arrival.
-    pub fn held(&self) -> impl Iterator<Item = &Command> {
-        self.held.iter()
-    }
-
-    /// Adds a waiting admin command of the previous process.
-    pub fn hold(&mut self, command: Command) {
-        self.held.push_back(command);
-    }
-
     /// Returns the command identifiers of Doorbell Buffer Config commands that wait for remote
     /// engines.
     pub fn configuring(&self) -> impl Iterator<Item = u16> {
@@ -51,31 +41,13 @@ impl Migration {
 
     /// Returns whether any remote engine has so many pending orders that admin commands have to
     /// wait.
-    pub(super) fn is_behind(&self) -> bool {
+    pub(in crate::control) fn is_behind(&self) -> bool {
         let behind = |link: &Link| link.is_open() && link.sent > link.handled() + ORDERS;
         self.links.iter().any(behind)
     }
 }
 
 impl Controller {
-    fn must_hold(&self, command: &Command) -> bool {
-        let concerns_queues = table::concerns_queues(command.admin_opcode());
-        // The command's data cannot be accessed without Bus Master Enable.
-        (self.migration.migrating.is_some() && concerns_queues)
-            || self.migration.is_behind()
-            || !self.engine.is_master()
-    }
-
-    /// Runs an admin command, or holds it until no queue that it concerns is migrating.
-    pub(in crate::control) fn admin_or_hold(&mut self, command: &Command) {
-        if self.migration.held.is_empty() && !self.must_hold(command) {
-            return self.admin_command(command);
-        }
-        self.migration.held.push_back(*command);
-        self.cancel_migration();
-        self.advance_migrations();
-    }
-
     /// Returns the engine that has the completion queue; `None` when no such queue exists.
     pub(super) fn place_of_cq(&self, qid: u16) -> Option<QueueOwner> {
         match self.migration.cqs.get(&qid) {
@@ -206,20 +178,6 @@ impl Controller {
         Some(false)
     }
 
-    /// Sends all engines the feature values that they use.
-    pub(crate) fn apply_features(&mut self) {
-        let write_cache = self.admin.features.write_cache;
-        let coalescing = self.admin.features.coalescing();
-        let copy_formats = self.admin.features.copy_formats();
-        let lbafee = self.admin.features.lbafee();
-        self.order_all(|| Order::Features {
-            write_cache,
-            coalescing,
-            copy_formats,
-            lbafee,
-        });
-    }
-
     /// Completes the Doorbell Buffer Config commands that every remote engine has applied. Returns
     /// whether there were any.
     pub(super) fn end_configuring(&mut self) -> bool {
@@ -232,19 +190,6 @@ impl Controller {
             } else {
                 self.migration.configuring.push((cid, wanted));
             }
-        }
-        worked
-    }
-
-    /// Runs held admin commands that need not wait any more. Returns whether there were any.
-    pub(super) fn release_held(&mut self) -> bool {
-        let mut worked = false;
-        while let Some(command) = self.migration.held.front().copied()
-            && !self.must_hold(&command)
-        {
-            self.migration.held.pop_front();
-            self.admin_command(&command);
-            worked = true;
         }
         worked
     }
