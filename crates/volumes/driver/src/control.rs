@@ -31,10 +31,10 @@ use crate::admin::{Admin, csts};
 use crate::buffer::Heap;
 use crate::error::Error;
 use crate::iova::Mapper;
-use crate::namespace::Namespace;
 use crate::options::{Options, ShadowMemory};
 use crate::queue::ring::ShadowBuffers;
 use crate::transport::Transport;
+use nvme_volume::Namespace;
 use sync::Unpoisoned;
 
 /// Maximum number of namespaces that a scan reads. No known controller has more.

@@ -15,10 +15,10 @@ use crate::buffer::DmaBuffer;
 use crate::control::{DeviceLimits, DeviceState, Event, SharedDevice};
 use crate::error::Error;
 use crate::iova::{MapFailure, Mapper, Registration};
-use crate::namespace::Namespace;
 use crate::options::{Options, QueueOptions};
 use crate::queue::{QueuePair, ShadowBuffers};
 use crate::transport::Transport;
+use nvme_volume::Namespace;
 
 /// An enabled NVMe controller. Any thread may use the handle; queue pairs created from it are
 /// independent. The controller is shut down when the handle and the last queue pair are dropped, or

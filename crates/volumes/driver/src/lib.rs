@@ -67,7 +67,6 @@ mod future;
 pub mod iova;
 #[allow(unsafe_code)]
 pub mod mmio;
-mod namespace;
 mod options;
 mod queue;
 pub mod transport;
@@ -81,11 +80,11 @@ pub use control::{DeviceLimits, Event};
 pub use device::Device;
 pub use error::{CommandError, Error, RefusedRequest, SubmitRefusal};
 pub use future::{AsyncQueue, Pending};
-pub use namespace::{Atomicity, Namespace};
+pub use nvme_volume::{Atomicity, Namespace};
 pub use options::{Doorbells, MemorySource, Options, QueueOptions, ShadowMemory};
 pub use queue::raw;
 pub use queue::{
     BlockingError, Completion, Op, QueueCounters, QueuePair, Request, ShadowBuffers, Tap, TapResult,
 };
 pub use url::{ControllerAddress, DeviceTarget, NVME, OpenError, VFIO_USER, open};
-pub use volume::{NvmeVolume, status_error};
+pub use volume::NvmeVolume;

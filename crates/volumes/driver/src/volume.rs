@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use dma::SegmentList;
-use nvme::Status;
+use nvme_volume::{Atomicity, Namespace, status_error};
 use volume::{
     Armed, AtomicWrites, Completion, Extent, Info, Io, IoError, IoErrorKind, Kind, OpenQueue,
     QueueState, Request, Volume, VolumeError, VolumeQueue, Wake,
@@ -21,7 +21,6 @@ use crate::control::DeviceState;
 use crate::device::Device;
 use crate::error::{CommandError, Error, SubmitRefusal};
 use crate::iova::{Registration, Tables};
-use crate::namespace::{Atomicity, Namespace};
 use crate::options::QueueOptions;
 use crate::queue::core::Data;
 use crate::queue::data::{IovaRange, Method};
@@ -544,24 +543,6 @@ fn io_error(error: CommandError, write: bool) -> IoError {
         CommandError::TimedOut | CommandError::Reset => IoErrorKind::Aborted.into(),
         CommandError::Status(status) => status_error(status, write),
     }
-}
-
-/// Converts a failed command's status to the error of a volume's request; `write`: the command
-/// changes the volume.
-pub fn status_error(status: Status, write: bool) -> IoError {
-    let kind = match status.without_flags() {
-        Status::LBA_OUT_OF_RANGE => IoErrorKind::OutOfRange,
-        Status::CAPACITY_EXCEEDED => IoErrorKind::NoSpace,
-        Status::NAMESPACE_WRITE_PROTECTED => IoErrorKind::ReadOnly,
-        Status::DATA_TRANSFER_ERROR => IoErrorKind::Memory,
-        Status::ABORT_REQUESTED | Status::ABORTED_SQ_DELETION => IoErrorKind::Aborted,
-        Status::INVALID_NAMESPACE_OR_FORMAT => IoErrorKind::Gone,
-        Status::INVALID_FIELD => IoErrorKind::Invalid,
-        Status::INVALID_OPCODE => IoErrorKind::Unsupported,
-        _ if write => IoErrorKind::MediaWrite,
-        _ => IoErrorKind::MediaRead,
-    };
-    kind.into()
 }
 
 impl VolumeQueue for Queue {

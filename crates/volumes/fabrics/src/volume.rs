@@ -2,7 +2,7 @@
 
 use crate::connect::{ConnectError, Controller, NamespaceProperties, Portal};
 use crate::options::FabricsOptions;
-use crate::queue::FabricsQueue;
+use crate::queue;
 use crate::shared::{CONNECT_LIMIT, QueueInbox, SharedVolume};
 use crate::subsystem::Subsystem;
 use nvme_tcp::Host;
@@ -117,7 +117,7 @@ impl Volume for FabricsVolume {
         let inbox =
             inbox.map_err(|error| self.error("has no event descriptor for connections", error))?;
         // From here on the queue counts itself out.
-        let queue = FabricsQueue::new(self.0.clone(), streams, inbox, io.ending_watch());
+        let queue = queue::open(self.0.clone(), streams, inbox, io.ending_watch());
         Ok(OpenQueue::with_fast_path(queue))
     }
 

@@ -5,7 +5,7 @@ use crate::connect::{
 };
 use crate::protocol::Export;
 use crate::protocol::wire::export_flags as flags;
-use crate::queue::NbdQueue;
+use crate::queue;
 use probes::LogLimit;
 use remote::{ConnectionState, ReachWatch, Reachable};
 use std::net::SocketAddr;
@@ -203,7 +203,7 @@ impl SharedExport {
 
     /// Counts and logs the loss of a connection with `unanswered` outstanding requests; its
     /// replacement is awaited.
-    pub(crate) fn broken(&self, why: &dyn std::error::Error, unanswered: usize) {
+    pub(crate) fn broken(&self, why: &dyn std::fmt::Display, unanswered: usize) {
         self.lost.fetch_add(1, Ordering::Relaxed);
         self.awaits(1);
         self.log.broken.line(|left_out| {
@@ -374,7 +374,7 @@ impl Volume for NbdVolume {
             return Err(self.error("is in use", error));
         }
         // From here on the queue counts itself out.
-        let queue = NbdQueue::new(self.0.clone(), streams, inbox, io.ending_watch());
+        let queue = queue::open(self.0.clone(), streams, inbox, io.ending_watch());
         Ok(OpenQueue::with_fast_path(queue))
     }
 

@@ -1,12 +1,14 @@
 //! Common parts of volumes on servers, for any protocol: addresses, connecting within a time limit,
-//! threads that reconnect, requests that are sent in parts, and reporting of the connection state.
+//! threads that reconnect, a worker's queue for any protocol ([`queue`]), and reporting of the
+//! connection state.
 //!
-//! This crate handles sockets and threads. It contains no protocol and does not access guest
-//! memory.
+//! This crate handles sockets and threads, and reaches guest memory only through the segments of
+//! requests. It contains no protocol.
 #![forbid(unsafe_code)]
 
 mod address;
 mod connection_state;
+pub mod queue;
 mod reconnect;
 mod socket;
 mod split_requests;
@@ -15,7 +17,6 @@ pub use address::{Address, HostPort, HostPortError, decode, encode};
 pub use connection_state::{ConnectionState, ReachWatch, Reachable};
 pub use reconnect::{LOG_INTERVAL, pause, spawn};
 pub use socket::{Conversation, connect_tcp, connect_unix};
-pub use split_requests::{Remaining, SplitRequest, SplitRequests};
 
 /// Returns text of a server as it may be shown: control characters are escaped.
 pub fn printable(text: &[u8]) -> String {

@@ -4,7 +4,7 @@ use volume::{IoError, Op, Request};
 
 /// Part of a request for which no command was sent yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Remaining {
+pub(crate) enum Remaining {
     /// The rest of the request's range, from this byte offset within the request on.
     From(u64),
     /// A flush after all commands of the request, because the server lacks Force Unit Access.
@@ -15,7 +15,7 @@ pub enum Remaining {
 
 /// Request to a network volume that is executed by one or several commands.
 #[derive(Debug)]
-pub struct SplitRequest {
+pub(crate) struct SplitRequest {
     /// Request as submitted. A single command that covers the whole request holds its memory
     /// meanwhile.
     pub request: Request,
@@ -89,7 +89,7 @@ impl SplitRequest {
 
 /// Requests that have not ended, by index.
 #[derive(Debug, Default)]
-pub struct SplitRequests {
+pub(crate) struct SplitRequests {
     places: Vec<Option<SplitRequest>>,
     free: Vec<usize>,
 }

@@ -19,8 +19,8 @@ use super::split::{SplitRequest, SplitRequests};
 use crate::buffer::DmaBuffer;
 use crate::control::{DeviceState, Queues, SharedDevice};
 use crate::error::{CommandError, Error, SubmitRefusal};
-use crate::namespace::Namespace;
 use crate::options::QueueOptions;
+use nvme_volume::Namespace;
 
 /// Maximum number of blocks of one command (NLB is a 16-bit zero-based field).
 const MAX_BLOCKS: u64 = 1 << 16;

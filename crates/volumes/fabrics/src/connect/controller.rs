@@ -4,7 +4,6 @@
 use super::client::{Client, Data};
 use super::error::{ConnectError, ConversationError};
 use super::queue::{Portal, Queue, connect_queue};
-use driver::Namespace;
 use nvme::cmd::admin::{Cns, Csi, GetLogPage, IdentifyCdw10, IdentifyCdw11, SetFeaturesCdw10};
 use nvme::fabrics::{Property, property};
 use nvme::feature::{AsyncEventConfig, Fid, NumberOfQueues};
@@ -14,6 +13,7 @@ use nvme::identify::{
 use nvme::log::{AnaGroup, AnaHeader, AnaState, Lid, ana_groups};
 use nvme::regs::{self, Cap, Cc, Csts, Shn, Shst};
 use nvme::{AdminOpcode, Command};
+use nvme_volume::Namespace;
 use std::time::{Duration, Instant};
 use volume::AtomicWrites;
 use zerocopy::FromBytes;

@@ -1,17 +1,19 @@
-//! Connections of a queue by path, and the choice of one for each command.
+//! Choice of a connection for each command, among the connections of a queue on all paths.
 
-use super::link::Link;
+use super::session::FabricsSession;
 use crate::options::Policy;
 use crate::path::Path;
 use nvme::log::AnaState;
 
-/// Connections of one queue on all paths, from which one is chosen for each command.
+type Link = remote::queue::Link<FabricsSession>;
+
+/// Layout of a queue's connections, and the policy by which one is chosen for each command. The
+/// connections are those of the first path, then of the second, and so on.
 pub(super) struct Routes {
-    /// Connections of the first path, then of the second, and so on; each path has equally many.
-    links: Vec<Link>,
+    /// Number of connections on each path.
     each: usize,
     policy: Policy,
-    /// Index of the path after the one that was chosen last.
+    /// Index of the connection after the one that was chosen last.
     turn: usize,
 }
 
@@ -25,55 +27,51 @@ fn rank(path: &Path) -> Option<u8> {
 }
 
 impl Routes {
-    pub(super) fn new(paths: usize, each: usize, policy: Policy) -> Self {
+    pub(super) fn new(each: usize, policy: Policy) -> Self {
+        let each = each.max(1);
         Self {
-            links: (0..paths * each).map(|_| Link::new()).collect(),
             each,
             policy,
             turn: 0,
         }
     }
 
-    /// Returns the number of connections on each path.
-    pub(super) fn each(&self) -> usize {
-        self.each
+    /// Returns the index of the path of connection `number`.
+    pub(super) fn path(&self, number: usize) -> usize {
+        number / self.each
     }
 
-    pub(super) fn link(&mut self, path: usize, number: usize) -> Option<&mut Link> {
-        let number = (number < self.each).then_some(number)?;
-        self.links
-            .get_mut(path.checked_mul(self.each)?.checked_add(number)?)
+    /// Returns the number of a connection on a path.
+    pub(super) fn number(&self, path: usize, link: usize) -> usize {
+        path.saturating_mul(self.each).saturating_add(link)
     }
 
     /// Returns the connections on the path with this index.
-    pub(super) fn links(&mut self, path: usize) -> impl Iterator<Item = &mut Link> {
-        let skip = path.saturating_mul(self.each);
-        self.links.iter_mut().skip(skip).take(self.each)
-    }
-
-    /// Returns all connections, each with the index of its path.
-    pub(super) fn all(&mut self) -> impl Iterator<Item = (usize, &mut Link)> {
-        let each = self.each.max(1);
-        let links = self.links.iter_mut().enumerate();
-        links.map(move |(place, link)| (place / each, link))
+    pub(super) fn links<'a>(
+        &self,
+        path: usize,
+        links: &'a mut [Link],
+    ) -> impl Iterator<Item = &'a mut Link> + use<'a> {
+        let skip = self.number(path, 0);
+        links.iter_mut().skip(skip).take(self.each)
     }
 
     /// Returns the best rank (by ANA state) among the paths that have an open connection.
-    fn best(&self, paths: &[Path]) -> Option<u8> {
-        let links = self.links.chunks(self.each.max(1)).zip(paths);
+    fn best(&self, links: &[Link], paths: &[Path]) -> Option<u8> {
+        let links = links.chunks(self.each).zip(paths);
         let usable = links.filter(|(links, _)| links.iter().any(Link::is_open));
         usable.filter_map(|(_, path)| rank(path)).min()
     }
 
     /// Returns whether any path is usable, even if it has no room at present.
-    pub(super) fn is_usable(&self, paths: &[Path]) -> bool {
-        self.best(paths).is_some()
+    pub(super) fn is_usable(&self, links: &[Link], paths: &[Path]) -> bool {
+        self.best(links, paths).is_some()
     }
 
     /// Returns whether any usable path has room for another command.
-    pub(super) fn has_room(&self, paths: &[Path]) -> bool {
-        let best = self.best(paths);
-        let links = self.links.chunks(self.each.max(1)).zip(paths);
+    pub(super) fn has_room(&self, links: &[Link], paths: &[Path]) -> bool {
+        let best = self.best(links, paths);
+        let links = links.chunks(self.each).zip(paths);
         best.is_some()
             && links
                 .filter(|(_, path)| rank(path) == best)
@@ -82,47 +80,25 @@ impl Routes {
 
     /// Chooses the connection for the next command by the policy, among the paths with the best ANA
     /// state; `None` if no path is usable or has room.
-    pub(super) fn choose(&mut self, paths: &[Path]) -> Option<&mut Link> {
-        let place = match &self.links[..] {
-            // The most common case is one connection.
-            [only] => (only.has_room() && rank(paths.first()?).is_some()).then_some(0)?,
-            _ => self.choose_among(paths)?,
-        };
-        self.links.get_mut(place)
-    }
-
-    fn choose_among(&mut self, paths: &[Path]) -> Option<usize> {
-        let best = self.best(paths)?;
-        let (each, count, turn) = (self.each.max(1), self.links.len(), self.turn);
+    pub(super) fn choose(&mut self, links: &[Link], paths: &[Path]) -> Option<usize> {
+        // The most common case is one connection.
+        if let [only] = links {
+            return (only.has_room() && rank(paths.first()?).is_some()).then_some(0);
+        }
+        let best = self.best(links, paths)?;
+        let (count, turn) = (links.len(), self.turn);
         // Try the connections in turn, starting after the last one chosen.
         let places = (0..count).map(|step| (turn + step) % count.max(1));
-        let open = places.filter(|place| {
-            let link = self.links.get(*place);
-            let path = paths.get(place / each);
-            link.is_some_and(Link::has_room) && path.and_then(rank) == Some(best)
+        let mut open = places.filter(|place| {
+            let path = paths.get(self.path(*place));
+            links.get(*place).is_some_and(Link::has_room) && path.and_then(rank) == Some(best)
         });
-        let len = |place: &usize| self.links.get(*place).map_or(usize::MAX, Link::len);
-        let mut open = open;
+        let len = |place: &usize| links.get(*place).map_or(usize::MAX, Link::outstanding);
         let place = match self.policy {
             Policy::RoundRobin => open.next(),
             Policy::QueueDepth => open.min_by_key(len),
         }?;
         self.turn = (place + 1) % count.max(1);
         Some(place)
-    }
-
-    /// Returns whether a connection of the association `epoch` is open or closing.
-    pub(super) fn has_epoch(&self, path: usize, epoch: u64) -> bool {
-        let links = self.links.iter().skip(path.saturating_mul(self.each));
-        let mut links = links.take(self.each);
-        links.any(|link| link.identity().is_some_and(|(of, _)| of == epoch))
-    }
-
-    pub(super) fn has_news(&self) -> bool {
-        self.links.iter().any(Link::has_news)
-    }
-
-    pub(super) fn is_timed(&self) -> bool {
-        self.links.iter().any(Link::is_timed)
     }
 }

@@ -6,6 +6,7 @@
 
 mod peer;
 
+use crate::suite::Pieces;
 use nvme::cmd::admin::{Cns, GetLogPage, IdentifyCdw10, SetFeaturesCdw10};
 use nvme::cmd::io::{DsmRange, RwCdw12, WriteZeroesCdw12};
 use nvme::fabrics::{self, Connect, ConnectData, Fctype, Property};
@@ -26,7 +27,7 @@ use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -99,6 +100,8 @@ pub struct Setup {
     pub success: bool,
     /// Bytes that one request to transfer asks for, at most.
     pub r2t: u32,
+    /// Number of bytes that are written at once.
+    pub piece: usize,
     pub answer: Box<Answers>,
 }
 
@@ -122,6 +125,7 @@ impl Default for Setup {
             stubborn: false,
             success: true,
             r2t: u32::MAX,
+            piece: usize::MAX,
             answer: Box::new(|_, _| Answer::Right),
         }
     }
@@ -171,10 +175,15 @@ pub struct Ctrl {
     /// Asynchronous Event Requests.
     events: Mutex<Vec<u16>>,
     streams: Mutex<Vec<TcpStream>>,
+    /// Whether the connections are closed, so that no command is executed. Set under the lock of
+    /// the data.
+    ended: AtomicBool,
 }
 
 impl Ctrl {
-    fn end(&self) {
+    fn end(&self, state: &State) {
+        let _data = state.data.lock().unwrap();
+        self.ended.store(true, Ordering::SeqCst);
         for stream in self.streams.lock().unwrap().drain(..) {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
@@ -245,7 +254,7 @@ impl Target {
         let mut open = self.state.controllers_open.lock().unwrap();
         open.retain(|ctrl| {
             if ctrl.portal == portal {
-                ctrl.end();
+                ctrl.end(&self.state);
             }
             ctrl.portal != portal
         });
@@ -369,6 +378,8 @@ fn completion(cid: u16, status: Status, result: u64) -> Completion {
 
 fn serve(state: &Arc<State>, portal: usize, stream: TcpStream) -> io::Result<()> {
     let end = stream.try_clone()?;
+    let piece = state.setup.piece;
+    let stream = Pieces { stream, piece };
     let mut peer = Peer::new(stream, state.setup.h2c_data, state.setup.in_capsule)?;
     let got = peer.next(None)?;
     let cid = got.command.cid.get();
@@ -394,6 +405,7 @@ fn serve(state: &Arc<State>, portal: usize, stream: TcpStream) -> io::Result<()>
             admin: Mutex::new(Some((end.try_clone()?, peer.writer))),
             events: Mutex::default(),
             streams: Mutex::new(vec![end]),
+            ended: AtomicBool::new(false),
         });
         state.controllers_open.lock().unwrap().push(ctrl.clone());
         peer.complete(cid, Status::SUCCESS, ctrl.id.into())?;
@@ -401,7 +413,7 @@ fn serve(state: &Arc<State>, portal: usize, stream: TcpStream) -> io::Result<()>
         if state.setup.stubborn {
             return served;
         }
-        ctrl.end();
+        ctrl.end(state);
         let mut open = state.controllers_open.lock().unwrap();
         open.retain(|other| other.id != ctrl.id);
         return served;
@@ -600,6 +612,16 @@ fn log_page(state: &State, ctrl: &Ctrl, log: &GetLogPage) -> Vec<u8> {
     }
 }
 
+/// Returns the data for a command that changes it, unless the controller has closed its streams.
+/// A host repeats the command elsewhere then.
+fn change<'a>(state: &'a State, ctrl: &Ctrl) -> io::Result<MutexGuard<'a, Vec<u8>>> {
+    let data = state.data.lock().unwrap();
+    if ctrl.ended.load(Ordering::SeqCst) {
+        return Err(io::ErrorKind::ConnectionAborted.into());
+    }
+    Ok(data)
+}
+
 fn io_queue(state: &State, ctrl: &Ctrl, peer: &mut Peer, success: bool) -> io::Result<()> {
     loop {
         let got = peer.next(None)?;
@@ -686,7 +708,7 @@ fn io_queue(state: &State, ctrl: &Ctrl, peer: &mut Peer, success: bool) -> io::R
                 let bytes = state.data.lock().unwrap()[offset..][..len as usize].to_vec();
                 read(peer, answer, cid, &bytes, success)?;
                 if answer == Answer::CloseAll {
-                    ctrl.end();
+                    ctrl.end(state);
                 }
                 if matches!(
                     answer,
@@ -706,22 +728,22 @@ fn io_queue(state: &State, ctrl: &Ctrl, peer: &mut Peer, success: bool) -> io::R
                     state.corrupt.fetch_add(1, Ordering::SeqCst);
                 }
                 assert_eq!(got.data.len(), len as usize);
-                state.data.lock().unwrap()[offset..][..len as usize].copy_from_slice(&got.data);
+                change(state, ctrl)?[offset..][..len as usize].copy_from_slice(&got.data);
             }
             NvmOpcode::WRITE_ZEROES => {
                 let _ = WriteZeroesCdw12::from_bits(command.cdw12.get());
-                state.data.lock().unwrap()[offset..][..len as usize].fill(0);
+                change(state, ctrl)?[offset..][..len as usize].fill(0);
             }
             NvmOpcode::DATASET_MANAGEMENT => {
                 let range = DsmRange::read_from_bytes(&got.data).unwrap();
                 let offset = (range.slba.get() * BLOCK) as usize;
-                state.data.lock().unwrap()[offset..][..len as usize].fill(0);
+                change(state, ctrl)?[offset..][..len as usize].fill(0);
             }
             _ => {}
         }
         match answer {
             Answer::CloseAll => {
-                ctrl.end();
+                ctrl.end(state);
                 return Ok(());
             }
             Answer::Close | Answer::CloseWithin => return Ok(()),

@@ -4,7 +4,7 @@ use super::*;
 
 /// One side of a connection.
 pub(super) struct Peer {
-    pub(super) stream: TcpStream,
+    pub(super) stream: Pieces<TcpStream>,
     pub(super) writer: Writer,
     pub(super) requests: Requests,
     pub(super) grants: Grants<()>,
@@ -21,7 +21,11 @@ pub(super) struct Got {
 }
 
 impl Peer {
-    pub(super) fn new(mut stream: TcpStream, h2c_data: u32, in_capsule: u32) -> io::Result<Self> {
+    pub(super) fn new(
+        mut stream: Pieces<TcpStream>,
+        h2c_data: u32,
+        in_capsule: u32,
+    ) -> io::Result<Self> {
         let mut request = [0; INITIALIZE];
         stream.read_exact(&mut request)?;
         let controller = Controller { h2c_data };

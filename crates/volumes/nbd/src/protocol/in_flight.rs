@@ -30,19 +30,6 @@ pub struct InFlightRequest<T> {
     pub(super) ended: bool,
 }
 
-impl<T> InFlightRequest<T> {
-    /// Returns the result of the request, with the error code if it failed; `None` until the whole
-    /// reply was received.
-    pub fn outcome(&self) -> Option<Option<u32>> {
-        self.ended.then_some(self.error)
-    }
-
-    /// Discards the part of the reply that was received, before the request is sent again.
-    pub fn ask_again(&mut self) {
-        (self.ended, self.error) = (false, None);
-    }
-}
-
 /// Table of outstanding requests. A cookie contains an index and a sequence number, so that stale
 /// cookies are detected.
 #[derive(Debug)]

@@ -28,14 +28,6 @@ pub enum Command {
 }
 
 impl Command {
-    /// Returns whether the command changes data of the export.
-    pub const fn changes(self) -> bool {
-        matches!(
-            self,
-            Self::Write { .. } | Self::Trim | Self::WriteZeroes { .. }
-        )
-    }
-
     fn numbers(self) -> (u16, u16) {
         let fua = |fua: bool| if fua { command::FUA } else { 0 };
         match self {

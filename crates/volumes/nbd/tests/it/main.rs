@@ -6,4 +6,6 @@
 mod common;
 mod previous;
 mod server;
+#[path = "../../../remote/tests/suite/mod.rs"]
+mod suite;
 mod volume;

@@ -3,7 +3,6 @@
 
 // Each test program uses its own part.
 #![allow(dead_code)]
-
 use nbd::protocol::wire::{self, export_flags as flags};
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -11,6 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use crate::suite::Pieces;
 
 /// All that the client uses.
 pub const ALL: u16 = flags::HAS_FLAGS
@@ -52,6 +53,8 @@ pub struct State {
     pub data: Mutex<Vec<u8>>,
     pub flags: u16,
     pub structured: bool,
+    /// Number of bytes that are written at once.
+    pub piece: usize,
     pub blocks: Mutex<[u32; 3]>,
     /// How requests are answered: by their number.
     pub answer: Box<Answers>,
@@ -88,6 +91,7 @@ pub struct Setup {
     pub size: usize,
     pub flags: u16,
     pub structured: bool,
+    pub piece: usize,
     pub blocks: [u32; 3],
     pub answer: Box<Answers>,
 }
@@ -98,6 +102,7 @@ impl Default for Setup {
             size: 2 << 20,
             flags: ALL,
             structured: true,
+            piece: usize::MAX,
             blocks: [512, 4096, 32 << 20],
             answer: Box::new(|_, _| Answer::Right),
         }
@@ -112,6 +117,7 @@ impl Server {
             data: Mutex::new(vec![0; setup.size]),
             flags: setup.flags,
             structured: setup.structured,
+            piece: setup.piece,
             blocks: Mutex::new(setup.blocks),
             answer: setup.answer,
             requests: AtomicUsize::new(0),
@@ -205,15 +211,15 @@ pub fn url(socket: &Path) -> String {
     format!("nbd+unix:///?socket={}", socket.display())
 }
 
-fn take<const N: usize>(stream: &mut UnixStream) -> io::Result<[u8; N]> {
+fn take<const N: usize>(stream: &mut impl Read) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     stream.read_exact(&mut bytes)?;
     Ok(bytes)
 }
 
-fn handshake(state: &State, stream: &mut UnixStream) -> io::Result<()> {
+fn handshake(state: &State, stream: &mut Pieces<UnixStream>) -> io::Result<()> {
     let mut left = state.cuts.lock().unwrap().pop().unwrap_or(usize::MAX);
-    let mut say = |stream: &mut UnixStream, bytes: &[u8]| {
+    let mut say = |stream: &mut Pieces<UnixStream>, bytes: &[u8]| {
         let said = bytes.len().min(left);
         left -= said;
         stream.write_all(&bytes[..said])?;
@@ -254,7 +260,9 @@ fn handshake(state: &State, stream: &mut UnixStream) -> io::Result<()> {
     }
 }
 
-fn serve(state: &State, mut stream: UnixStream) -> io::Result<()> {
+fn serve(state: &State, stream: UnixStream) -> io::Result<()> {
+    let piece = state.piece;
+    let mut stream = Pieces { stream, piece };
     handshake(state, &mut stream)?;
     loop {
         let head: [u8; 28] = take(&mut stream)?;
@@ -329,7 +337,7 @@ fn chunk(flags: u16, kind: u16, cookie: u64, payload: &[u8]) -> Vec<u8> {
 
 fn reply(
     state: &State,
-    stream: &mut UnixStream,
+    stream: &mut impl Write,
     request: &Request,
     answer: Answer,
     data: &[u8],

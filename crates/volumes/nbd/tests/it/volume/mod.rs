@@ -4,37 +4,20 @@
 mod given_up;
 mod histories;
 mod lost;
+mod shared;
 use crate::server;
 
-use crate::common::{BOUND, SubmitCall, Worker, bytes};
-use dma::{Access, DmaMap, Memory, Prot, SegmentList};
+use crate::common::{BOUND, Worker};
+use crate::suite::{WRITE, pattern};
 use nbd::protocol::wire::{command, export_flags as flags};
 use nbd::{NbdOptions, NbdServer as Named, NbdVolume};
-use proptest::collection::vec;
-use proptest::prelude::*;
 use server::{ALL, Answer, Server, Setup};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use volume::{
-    FairGroup, FairVolume, FaultVolume, FileOptions, FileVolume, Io, IoErrorKind, IoLimits,
-    IoOptions, LimitVolume, MemVolume, Op, OpenOptions, Rates, Registry, SliceVolume, Volume,
-};
-
-const WRITE: Op = Op::Write { fua: false };
-const BLOCK: u64 = 4096;
+use volume::{Io, IoErrorKind, IoOptions, Op, OpenOptions, Registry, Volume};
 
 /// With time-outs that no busy machine reaches.
 fn options() -> NbdOptions {
     NbdOptions::default()
-}
-
-/// For tests that wait for a time-out, and lose nothing when it expires early.
-fn short() -> NbdOptions {
-    NbdOptions {
-        timeout: Duration::from_secs(1),
-        ..options()
-    }
 }
 
 fn open(server: &Server, options: NbdOptions) -> NbdVolume {
@@ -47,12 +30,6 @@ fn serving(answer: impl Fn(usize, &server::Request) -> Answer + Send + Sync + 's
         answer: Box::new(answer),
         ..Setup::default()
     })
-}
-
-fn pattern(seed: u8, len: u64) -> Vec<u8> {
-    (0..len)
-        .map(|index| (index as u8).wrapping_mul(31) ^ (index >> 8) as u8 ^ seed | 1)
-        .collect()
 }
 
 #[test]
@@ -213,72 +190,6 @@ fn server_error_fails_own_request_only() {
     assert_eq!(server.count(|s| &s.connections), 1);
 }
 
-/// Guest memory that is not there any more fails its requests, and not the disk.
-#[test]
-fn truncated_guest_memory_fails_own_request() {
-    let server = serving(|_, _| Answer::Right);
-    let volume = open(&server, options());
-    let mut worker = Worker::new(&volume);
-    worker.write(0, &pattern(1, 64 << 10)).unwrap();
-    let file = rustix::fs::memfd_create("cut", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    rustix::fs::ftruncate(&file, 1 << 20).unwrap();
-    let memory = Memory::from_fd(file.try_clone().unwrap(), 1 << 20, true).unwrap();
-    let mut map = DmaMap::new();
-    let prot = Prot {
-        read: true,
-        write: true,
-    };
-    map.map(0, 1 << 20, Some((memory, 0)), prot).unwrap();
-    rustix::fs::ftruncate(&file, 4096).unwrap();
-    // The kernel sends it. (A copy by the processor finds zeroes there, as with any volume.)
-    for len in [8192, 64 << 10] {
-        let mut list = SegmentList::new();
-        assert!(list.begin_piece(&map, 0, len, Access::Write));
-        let result = worker.run(WRITE, 0, len, list).result;
-        assert_eq!(result.unwrap_err().kind, IoErrorKind::Memory, "{len}");
-    }
-    assert_eq!(worker.read(0, 4096).unwrap(), pattern(1, 64 << 10)[..4096]);
-}
-
-/// A disk of the same worker does its work, whatever the server does.
-#[test]
-fn misbehaving_server_does_not_affect_other_disks() {
-    for answer in [Answer::Never, Answer::Flood, Answer::Garbage, Answer::Close] {
-        let server = serving(move |_, _| answer);
-        let volume = open(&server, options());
-        let mut worker = Worker::new(&volume);
-        let other = MemVolume::new(1 << 20).unwrap();
-        let directory = crate::common::disk();
-        let path = crate::common::sparse(&directory, 1 << 20);
-        let file = FileVolume::open(&path, FileOptions::default()).unwrap();
-        let mut others = [&other as &dyn Volume, &file].map(|v| v.open(&worker.io).unwrap());
-        for at in 0..20 {
-            let list = worker.guest.piece(at * BLOCK, BLOCK);
-            worker.start(Op::Read, at * BLOCK, BLOCK, list);
-        }
-        worker.queue.push();
-        let (mut done, mut asked) = (0, 0);
-        let began = Instant::now();
-        while done < 2000 {
-            assert!(began.elapsed() < BOUND, "{answer:?}: {done} of 2000");
-            if asked == done {
-                let queue = &mut others[asked % 2];
-                let list = worker.guest.piece(1 << 20, BLOCK);
-                asked += 1;
-                let tag = 1 << 40 | asked as u64;
-                let request = volume::Request::transfer(tag, WRITE, 4096, list);
-                done += usize::from(queue.submit(request).is_some());
-            }
-            worker.io.flush();
-            worker.io.poll(&mut |completion| {
-                assert_eq!(completion.result, Ok(()));
-                done += 1;
-            });
-            worker.queue.poll(&mut |_| ());
-        }
-    }
-}
-
 #[test]
 fn several_connections_share_load_where_allowed() {
     let server = Server::new(Setup::default());
@@ -316,26 +227,6 @@ fn several_connections_share_load_where_allowed() {
     assert!(error.contains("NBD_FLAG_CAN_MULTI_CONN"), "{error}");
     drop(first);
     assert!(volume.open(&io).is_ok());
-}
-
-#[test]
-fn ending_worker_stops_waiting() {
-    let server = serving(|_, _| Answer::Never);
-    let volume = open(&server, options());
-    let mut worker = Worker::new(&volume);
-    worker.io = Io::new(IoOptions {
-        stop_timeout: Duration::from_millis(100),
-        ..IoOptions::default()
-    });
-    worker.queue = volume.open(&worker.io).unwrap();
-    let list = worker.guest.holding(0, &[2; 4096]);
-    worker.start(WRITE, 4096, 4096, list);
-    worker.io.end();
-    assert_eq!(
-        worker.wait(1)[0].result.unwrap_err().kind,
-        IoErrorKind::Aborted
-    );
-    assert_eq!(worker.io.given_up().len(), 1);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Properties of a namespace that the driver uses, from Identify Namespace.
+//! Properties of a namespace that a volume uses, from Identify Namespace.
 
 use nvme::identify::{IdentifyController, IdentifyNamespace};
 use volume::AtomicWrites;
@@ -55,7 +55,7 @@ impl Atomicity {
 }
 
 impl Namespace {
-    /// Extracts the driver's fields from an Identify Namespace structure.
+    /// Extracts the fields that a volume uses from an Identify Namespace structure.
     ///
     /// # Errors
     /// A short reason why the namespace cannot be used.
