@@ -6,4 +6,5 @@ mod dependencies;
 mod gate;
 mod ignored;
 mod named_paths;
+mod survival_page;
 mod words;

@@ -5,7 +5,7 @@ use crate::common::*;
 use control::Client;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 
 /// A daemon with a keeper, and a guest that has written into its disks.
 struct Kept {
@@ -150,5 +150,31 @@ fn upgrade_replaces_the_program_of_the_keeper() {
     kept.daemon
         .wait_log(|line| line.contains("another one goes on"));
     kept.kill_serving();
+    drop(kept);
+}
+
+/// Nobody keeps anything when both keepers are killed, and the disks end with their process.
+#[test]
+fn guest_without_keepers_is_served_until_its_process_ends() {
+    let test_dir = TestDir::new();
+    let mut kept = Kept::start(&test_dir);
+    let (serving, keeper) = kept.processes();
+    let next = standby(keeper);
+    // A stopped keeper starts no other stand-by.
+    kill_process(pid(keeper), Signal::STOP).unwrap();
+    kill(next);
+    kill(keeper);
+    let is_gone = |process: u32| {
+        let stat = fs::read_to_string(format!("/proc/{process}/stat"));
+        stat.map_or(true, |stat| stat.contains(") Z"))
+    };
+    eventually("both have ended", || is_gone(next) && is_gone(keeper));
+    kept.check();
+    kept.guest.write(1, 0, &pattern(3, 4096));
+    assert!(kept.guest.read(1, 0, 4096) == pattern(3, 4096));
+    kill(serving);
+    eventually("nobody listens", || {
+        UnixStream::connect(test_dir.socket()).is_err()
+    });
     drop(kept);
 }
