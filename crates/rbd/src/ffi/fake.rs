@@ -161,7 +161,8 @@ extern "C" fn open(_: Handle, name: *const c_char, place: *mut Handle, _: *const
 fn put_text(text: &str, place: *mut c_char, len: size_t) {
     assert!(len > text.len());
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), place, text.len()) };
-    unsafe { *place.add(text.len()) = 0 };
+    let end = unsafe { place.add(text.len()) };
+    unsafe { *end = 0 };
 }
 extern "C" fn fsid(_: Handle, place: *mut c_char, len: size_t) -> c_int {
     put_text("fsid", place, len);
