@@ -222,20 +222,23 @@ fn child_serving() {
     assert_eq!(arrival.given.len(), 1);
     assert_eq!(arrival.given[0].0, "control");
     let mut client = KeeperClient::new(&arrival.link);
+    let mut keep = |name: &str| {
+        let memory = memfd_create(name, MemfdFlags::CLOEXEC).unwrap();
+        client.store(name, memory.as_fd()).unwrap();
+        let ticket = client.barrier().unwrap();
+        while !client.is_answered(ticket) {
+            client.advance(Instant::now()).unwrap();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        memory
+    };
+    let was_kept = |wanted: &str| arrival.kept.iter().any(|(name, _)| name == wanted);
+    let before = was_kept("count");
+    let mut late = was_kept("late");
     let count = arrival.kept.into_iter().find(|(name, _)| name == "count");
-    let before = count.is_some();
     let count: File = match count {
         Some((_, fd)) => fd.into(),
-        None => {
-            let memory = memfd_create("count", MemfdFlags::CLOEXEC).unwrap();
-            client.store("count", memory.as_fd()).unwrap();
-            let ticket = client.barrier().unwrap();
-            while !client.is_answered(ticket) {
-                client.advance(Instant::now()).unwrap();
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            memory.into()
-        }
+        None => keep("count").into(),
     };
     let mut bytes = [0; 4];
     let _ = count.read_at(&mut bytes, 0).unwrap();
@@ -290,6 +293,36 @@ fn child_serving() {
             std::process::exit(0)
         }
         "ends with 1" => std::process::exit(1),
+        "keeps more when told" => {
+            assert_eq!(late, times > 0);
+            let told = Arc::new(AtomicBool::new(false));
+            signal_hook::flag::register(Signal::USR1.as_raw(), told.clone()).unwrap();
+            arrival.link.tell("READY=1\n").unwrap();
+            say();
+            loop {
+                if told.load(Ordering::Acquire) && !late {
+                    keep("late");
+                    late = true;
+                    // More than ever wait for a stand-by.
+                    for _ in 0..2000 {
+                        while arrival.link.tell("STATUS=busy\n").is_err() {
+                            std::thread::yield_now();
+                        }
+                    }
+                    println!("serving: kept more");
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        "hangs once" => {
+            if times != 1 {
+                arrival.link.tell("READY=1\n").unwrap();
+            }
+            say();
+            loop {
+                std::thread::sleep(LIMIT);
+            }
+        }
         "goes on" | "goes on, too" | "cannot be the keeper" => {
             let is_new = what != "goes on";
             if is_new {
@@ -546,6 +579,58 @@ fn killed_keeper_is_followed_by_standby_with_all_that_was_kept() {
     kill_process(keeper, Signal::TERM).unwrap();
     wait_until_gone(serving);
     wait_until_gone(keeper);
+}
+
+/// The stand-by has what is kept after it was started.
+#[test]
+fn standby_has_descriptors_that_were_kept_after_its_start() {
+    let mut running = start("keeps more when told");
+    let (serving, keeper) = (running.serving(), running.pid());
+    let next = standby(keeper);
+    kill_process(serving, Signal::USR1).unwrap();
+    running.next("serving: kept more");
+    kill_process(keeper, Signal::KILL).unwrap();
+    running.wait_said("another one goes on");
+    kill_process(serving, Signal::KILL).unwrap();
+    // The next process finds them.
+    let second = running.serving();
+    kill_process(next, Signal::TERM).unwrap();
+    wait_until_gone(second);
+}
+
+/// A stand-by that takes no messages is replaced by another one, which has everything.
+#[test]
+fn standby_that_falls_behind_is_replaced() {
+    let mut running = start("keeps more when told");
+    let (serving, keeper) = (running.serving(), running.pid());
+    let first = standby(keeper);
+    kill_process(first, Signal::STOP).unwrap();
+    kill_process(serving, Signal::USR1).unwrap();
+    running.next("serving: kept more");
+    let end = Instant::now() + LIMIT;
+    while standby(keeper) == first {
+        assert!(Instant::now() < end, "there is no other");
+    }
+    kill_process(serving, Signal::KILL).unwrap();
+    running.serving();
+    running.end();
+}
+
+/// A process that was not ready when its keeper died may wait for that keeper: the stand-by starts
+/// another one.
+#[test]
+fn standby_replaces_process_that_is_not_ready() {
+    let mut running = start("hangs once");
+    let (first, keeper) = (running.serving(), running.pid());
+    let next = standby(keeper);
+    kill_process(first, Signal::KILL).unwrap();
+    let second = running.serving();
+    kill_process(keeper, Signal::KILL).unwrap();
+    let third = running.serving();
+    assert_ne!(third, second);
+    wait_until_gone(second);
+    kill_process(next, Signal::TERM).unwrap();
+    wait_until_gone(third);
 }
 
 /// The keeper and the serving process die at one time.

@@ -334,6 +334,28 @@ fn write(socket: &OwnedFd, text: &str, until: Instant) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn oldest_silent_client_of_address_with_most_is_displaced_first() {
+        let client = |&(host, has_asked): &(u8, bool)| {
+            let (socket, _) = UnixStream::pair().unwrap();
+            Arc::new(Client {
+                address: Some([127, 0, 0, host].into()),
+                socket: socket.into(),
+                has_asked: AtomicBool::new(has_asked),
+            })
+        };
+        let weakest = |clients: &[(u8, bool)]| {
+            let clients: Vec<Arc<Client>> = clients.iter().map(client).collect();
+            Clients::weakest(&clients)
+        };
+        assert_eq!(weakest(&[(1, true), (1, true), (2, false)]), Some(2));
+        assert_eq!(weakest(&[(1, false), (2, false), (2, false)]), Some(1));
+        assert_eq!(weakest(&[(1, false), (2, false)]), Some(0));
+        assert_eq!(weakest(&[(1, true), (2, true), (2, true)]), Some(1));
+        assert_eq!(weakest(&[]), None);
+    }
 
     #[test]
     fn scrape_answers_get_metrics_only() {

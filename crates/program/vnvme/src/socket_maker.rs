@@ -245,4 +245,30 @@ mod tests {
             assert_eq!(SocketRights::parse(&[bad.into()]), None, "{bad}");
         }
     }
+
+    /// The process refuses by itself what Landlock refuses, too, on kernels that have it.
+    #[test]
+    fn socket_outside_its_folders_or_rights_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let [below, beside] = ["below", "beside"].map(|name| directory.path().join(name));
+        std::fs::create_dir(&below).unwrap();
+        std::fs::create_dir(&beside).unwrap();
+        std::os::unix::fs::symlink(&beside, below.join("link")).unwrap();
+        let rights = SocketRights {
+            below: vec![below.canonicalize().unwrap()],
+            accesses: vec![Access::OWNER_ONLY],
+        };
+        let make = |number, path: &Path| {
+            let made = rights.make(number, path.as_os_str().as_bytes());
+            made.map(drop)
+        };
+        for path in ["beside/a.sock", "below/link/a.sock", "below/../a.sock"] {
+            let path = directory.path().join(path);
+            assert_eq!(make(0, &path), Err(Errno::ACCESS), "{path:?}");
+            assert!(!path.exists());
+        }
+        let path = below.join("a.sock");
+        assert_eq!(make(1, &path), Err(Errno::PERM));
+        assert_eq!(make(0, &path), Ok(()));
+    }
 }

@@ -17,11 +17,15 @@ const WRITE: Op = Op::Write { fua: false };
 const SIZE: u64 = 8 << 20;
 
 fn open_with(name: &str, options: RbdOptions) -> Result<RbdVolume, RbdError> {
+    let (image, snapshot) = match name.split_once('@') {
+        Some((image, snapshot)) => (image, Some(snapshot.into())),
+        None => (name, None),
+    };
     let name = Name {
         pool: "pool".into(),
         namespace: String::new(),
-        image: name.into(),
-        snapshot: None,
+        image: image.into(),
+        snapshot,
     };
     let settings = Settings {
         conf: None,
@@ -35,6 +39,25 @@ fn open_with(name: &str, options: RbdOptions) -> Result<RbdVolume, RbdError> {
 fn open(name: &str) -> (Arc<FakeImage>, RbdVolume) {
     let image = FakeImage::new(name, SIZE);
     (image, open_with(name, RbdOptions::default()).unwrap())
+}
+
+/// The cluster's identifier and that of the image are equal for every host that opens the image.
+#[test]
+fn own_identifier_is_that_of_image_in_its_cluster() {
+    let own_id = |volume: &RbdVolume| String::from_utf8(volume.own_id().unwrap()).unwrap();
+    let (_image, here) = open("shared");
+    let there = open_with("shared", RbdOptions::default()).unwrap();
+    assert_eq!(own_id(&here), "rbd:fsid/id-shared");
+    assert_eq!(own_id(&here), own_id(&there));
+    assert_eq!(here.media(), there.media());
+    let (_image, other) = open("other");
+    assert_ne!(own_id(&here), own_id(&other));
+    let options = RbdOptions {
+        read_only: true,
+        ..RbdOptions::default()
+    };
+    let snapshot = open_with("shared@monday", options).unwrap();
+    assert_eq!(own_id(&snapshot), "rbd:fsid/id-shared@monday");
 }
 
 /// Rounds of the worker's for a moment, in which nothing ends.

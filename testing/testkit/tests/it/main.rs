@@ -8,4 +8,5 @@ mod ignored;
 mod layers;
 mod named_paths;
 mod spelling;
+mod survival_page;
 mod words;

@@ -122,7 +122,58 @@ impl Source {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use volume::{MemVolume, open_url};
+    use volume::{Extent, Info, Io, MemVolume, OpenQueue, VolumeError, open_url};
+
+    /// An image whose cluster has an identifier for it, at an address of this host.
+    #[derive(Debug)]
+    struct RemoteImage {
+        address: &'static str,
+        memory: MemVolume,
+    }
+
+    impl Volume for RemoteImage {
+        fn info(&self) -> Info {
+            Info {
+                kind: Kind::File,
+                ..self.memory.info()
+            }
+        }
+
+        fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
+            self.memory.open(io)
+        }
+
+        fn id(&self) -> Vec<u8> {
+            self.address.as_bytes().to_vec()
+        }
+
+        fn own_id(&self) -> Option<Vec<u8>> {
+            Some(b"rbd:fsid/1/id".to_vec())
+        }
+
+        fn inner(&self) -> Option<&dyn Volume> {
+            None
+        }
+
+        fn extent(&self) -> Option<Extent> {
+            None
+        }
+    }
+
+    #[test]
+    fn image_with_identifier_of_its_own_has_one_identity_on_all_machines() {
+        let ids = |address, machine| {
+            let memory = MemVolume::new(4096).unwrap();
+            let volume = RemoteImage { address, memory };
+            let source = Source::of(Some(&volume), IdentityRule::Machine, machine);
+            let bytes = source.bytes();
+            let serial = identity::serial(std::slice::from_ref(&bytes));
+            (Ids::made(IdentityRule::Machine, &serial, 1, &bytes), serial)
+        };
+        let here = ids("pool/image", Some([1; 16]));
+        assert_eq!(here, ids("pool/image", Some([2; 16])));
+        assert_eq!(here, ids("renamed/image?conf=/other", None));
+    }
 
     #[test]
     fn machine_id_is_hashed_and_differs_between_machines() {

@@ -2,12 +2,14 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
 
-use vfio_user::client::{Client, ClientError};
-use vfio_user::{DmaMapping, DmaUnmapping, Errno};
+use vfio_user::client::{Client, ClientError, Irqs};
+use vfio_user::{DmaMapping, DmaUnmapping, Errno, IrqAction};
 
 use crate::common::*;
+use crate::keeper::kill_serving;
 
 fn window(iova: u64, size: u64) -> DmaMapping {
     DmaMapping {
@@ -280,4 +282,61 @@ fn client_resources_are_returned() {
     });
     pair.check();
     pair.end();
+}
+
+/// Clients of 31 disks send all the descriptors that they may. The keeper has no room for all of
+/// them, and keeps the client of another disk that attaches afterwards.
+#[test]
+fn greedy_clients_leave_room_in_keeper_for_neighbour() {
+    const GREEDY: usize = 31;
+    let test_dir = TestDir::new();
+    let socket = |number: usize| test_dir.path(&format!("{number}.sock"));
+    let disks = (0..GREEDY + 2).map(|number| {
+        let socket = text(&socket(number));
+        format!(
+            "[[controller]]\nsocket = \"{socket}\"\nnamespace = [{{ volume = \"mem://1M\" }}]\n"
+        )
+    });
+    let config = test_dir.path("config.toml");
+    std::fs::write(&config, disks.collect::<String>()).unwrap();
+    let ready = test_dir.path("ready");
+    let manager = UnixDatagram::bind(&ready).unwrap();
+    manager.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
+    // The keeper has half of these descriptors.
+    let script = "ulimit -n 4096 && export NOTIFY_SOCKET=$1 && shift && exec \"$0\" \"$@\"";
+    let (ready, config) = (text(&ready), text(&config));
+    let args = ["serve", "--config", &config, "--keeper", "process"];
+    let shell = ["-c", script, env!("CARGO_BIN_EXE_vnvme"), &ready];
+    let daemon = Daemon::spawn_program(Path::new("sh"), &[&shell[..], &args].concat());
+    assert!(manager.recv(&mut [0; 64]).unwrap() > 0);
+    let event = new_eventfd();
+    // An interrupt for each queue.
+    let vectors = [Some(event.as_fd()); 65];
+    let files: Vec<File> = (0..16).map(|_| sparse(4096)).collect();
+    let clients = (0..GREEDY).map(|number| {
+        let mut client = Client::connect(socket(number), WAIT_TIMEOUT).unwrap();
+        let irqs = Irqs::Eventfds(&vectors);
+        client.set_irqs(MSIX, 0, IrqAction::Trigger, irqs).unwrap();
+        for (file, at) in files.iter().zip(0..) {
+            client
+                .dma_map(window(at << 30, 4096), Some(file.as_fd()))
+                .unwrap();
+        }
+        client
+    });
+    let clients: Vec<Client> = clients.collect();
+    daemon.wait_log(|line| line.contains("will not outlive its process"));
+    let mut neighbours = [GREEDY, GREEDY + 1].map(|number| Host::up(&socket(number)));
+    let data = pattern(1, 4096);
+    neighbours
+        .iter_mut()
+        .for_each(|host| host.write(1, 0, &data));
+    for _ in 0..2 {
+        kill_serving(&daemon);
+        for host in &mut neighbours {
+            assert!(host.read(1, 0, data.len()) == data);
+        }
+    }
+    drop((clients, neighbours));
+    daemon.end();
 }

@@ -2,7 +2,7 @@
 //! unique and lasting, and the block size stays.
 
 use crate::common::*;
-use crate::failure_domains::{Domain, Reading, command, controller, hide, show};
+use crate::failure_domains::{Domain, NbdServer, Reading, command, controller, hide, show};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -268,6 +268,77 @@ fn disks_in_memory_have_identities_of_their_own_that_survive_a_kill() {
     domain.daemon.end();
 }
 
+/// An export has no identifier of its own: its address stands for it, so that a daemon that takes
+/// the place of another one shows the same disk.
+#[test]
+fn nbd_export_has_one_identity_in_all_daemons_of_a_host() {
+    let test_dir = TestDir::new();
+    test_dir.disk("bad.raw", 4 << 20);
+    let Some(server) = NbdServer::start(&test_dir) else {
+        return testkit::skip("vnvme::records::nbd", "there is no qemu-nbd");
+    };
+    let url = format!("nbd+unix:///?socket={}", text(&test_dir.path("nbd")));
+    let seen = ["a", "b"].map(|name| {
+        let socket = test_dir.path(&format!("{name}.sock"));
+        let daemon = Daemon::spawn(&["serve", "--socket", &text(&socket), &url]);
+        daemon.wait_listening(&socket);
+        let mut host = Host::up(&socket);
+        let seen = identity(&mut host, 1);
+        drop(host);
+        daemon.end();
+        seen
+    });
+    assert_eq!(seen[0], seen[1]);
+    drop(server);
+}
+
+/// The size of an export is all that tells it from another one at the same address.
+#[test]
+fn export_of_another_size_makes_disk_unavailable() {
+    let test_dir = TestDir::new();
+    let disk = test_dir.disk("bad.raw", 4 << 20);
+    let Some(server) = NbdServer::start(&test_dir) else {
+        return testkit::skip("vnvme::records::nbd", "there is no qemu-nbd");
+    };
+    let url = format!("nbd+unix:///?socket={}", text(&test_dir.path("nbd")));
+    let disks = controller(&test_dir, "a", &[&url], "");
+    let domain = Domain::start(test_dir, &disks);
+    let mut guest = domain.host("a");
+    guest.write(1, 0, &pattern(1, 4096));
+    guest.flush(1);
+    let resize = |bytes| {
+        let file = fs::OpenOptions::new().write(true).open(&disk).unwrap();
+        file.set_len(bytes).unwrap();
+    };
+    let end = |server: NbdServer| {
+        drop(server);
+        fs::remove_file(domain.test_dir.path("nbd")).unwrap();
+    };
+    // The process before would take another size for a resize.
+    end(server);
+    domain.kill();
+    resize(8 << 20);
+    let server = NbdServer::start(&domain.test_dir).unwrap();
+    let words = [
+        "export of 4194304 bytes",
+        "export of 8388608 bytes",
+        "vnvme accept a",
+    ];
+    let mut why = String::new();
+    eventually("the other export is found", || {
+        why = domain.error("a").unwrap_or_default();
+        words.iter().all(|words| why.contains(words))
+    });
+    end(server);
+    resize(4 << 20);
+    let server = NbdServer::start(&domain.test_dir).unwrap();
+    assert!(guest.read(1, 0, 4096) == pattern(1, 4096));
+    domain.wait_served("a");
+    drop(guest);
+    domain.daemon.end();
+    drop(server);
+}
+
 /// The former rule, by which the path or size alone counts.
 #[test]
 fn identity_by_path_is_the_former_one() {
@@ -531,5 +602,41 @@ fn file_whose_direct_io_needs_large_blocks_has_small_ones_and_keeps_recorded_one
     let shown = domain.client.disk("large").unwrap();
     assert_eq!(shown.namespaces[0].block_size, 4096);
     domain.daemon.end();
+    drop(blocks);
+}
+
+/// A slice that shared a block of direct I/O with another one would have its writes torn by it.
+#[test]
+fn slice_off_the_blocks_of_direct_io_is_refused() {
+    let test_dir = TestDir::new();
+    let Some(blocks) = LargeBlocks::mount(&test_dir) else {
+        return;
+    };
+    let disk = blocks.disk("disk.raw");
+    let slice = |place: &str| format!("{disk}?block-size=4096&{place}");
+    let socket = text(&test_dir.socket());
+    for place in [
+        "offset=512&length=64K",
+        "offset=0&length=512",
+        "offset=4608",
+    ] {
+        let serve = ["serve", "--keeper", "off", "--socket", &socket];
+        let output = Command::new(env!("CARGO_BIN_EXE_vnvme"))
+            .args(serve)
+            .arg(slice(place))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let why = "does not begin and end on the volume's blocks of 4096 bytes";
+        assert!(
+            output.status.code() == Some(1) && said.contains(why),
+            "{place}: {said}"
+        );
+    }
+    let daemon = Daemon::serve(&test_dir, &[&slice("offset=4096&length=64K")]);
+    let mut host = Host::up(&test_dir.socket());
+    assert_eq!(block_size(&mut host), 4096);
+    drop(host);
+    daemon.end();
     drop(blocks);
 }

@@ -1,8 +1,10 @@
 //! `vnvme daemon`: a configuration that is a folder, read again while it is served.
 
 use crate::common::*;
+use crate::storage_faults::Loop;
 use rustix::process::Signal;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 /// A folder of fragments.
@@ -370,6 +372,29 @@ fn check_finds_volumes_that_daemon_would_refuse() {
     let (good, said) = checked(&folder, &fine("a.sock", &disk));
     assert!(good, "{said}");
     daemon.end();
+}
+
+/// The system lets one process open a block device exclusively. That process may be the daemon.
+#[test]
+fn check_warns_of_block_device_that_daemon_serves() {
+    let folder = Folder::new();
+    let disk = folder.0.disk("disk.raw", 1 << 20);
+    let Some(device) = Loop::new(Path::new(&disk)) else {
+        return;
+    };
+    let volume = format!("namespace = [{{ volume = \"{}\" }}]", text(&device.0));
+    let fragment = folder.controller("a", &volume);
+    let (good, said) = checked(&folder, &fragment);
+    assert!(good && !said.contains("the daemon needs it"), "{said}");
+    let daemon = folder.start(&["--control", "none"]);
+    daemon.wait_listening(&folder.0.path("a.sock"));
+    let (good, said) = checked(&folder, &fragment);
+    assert!(
+        good && said.contains("WARN") && said.contains("the daemon needs it unless"),
+        "{said}"
+    );
+    daemon.end();
+    drop(device);
 }
 
 #[test]

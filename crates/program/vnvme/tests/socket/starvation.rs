@@ -14,6 +14,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use control::Client;
+use control::api::LimitChange;
 use nvme::{NvmOpcode, Status};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -21,6 +22,7 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, se
 
 use crate::bad_messages::{message, version};
 use crate::common::*;
+use crate::failure_domains::{Domain, command, controller};
 use crate::keeper::{kill_serving, serving, start};
 use crate::vhost_blk::{break_queue, features_of};
 
@@ -276,6 +278,37 @@ fn client_outlives_process_that_dies_while_keeper_is_stopped() {
     assert_eq!(logged("ERROR"), 0, "{ended:#?}");
 }
 
+/// A change is recorded before it takes effect: it waits for the keeper, and fails in the end.
+#[test]
+fn change_without_answer_of_keeper_fails_and_has_no_effect() {
+    let test_dir = TestDir::new();
+    let disks = controller(&test_dir, "a", &["mem://1M"], "");
+    let domain = Domain::start(test_dir, &disks);
+    let mut guest = domain.host("a");
+    let data = pattern(1, 4096);
+    guest.write(1, 0, &data);
+    let change = || command(&domain, &["limits", "a", "--iops", "50000"]);
+    let limits = || domain.client.limits(&LimitChange::default()).unwrap();
+    let keeper = Stopped::new(domain.daemon.pid());
+    let (code, said) = change();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(
+        said.contains("the keeper has not answered within"),
+        "{said}"
+    );
+    assert!(keeper.is_stopped());
+    assert_eq!(limits(), []);
+    assert!(guest.read(1, 0, data.len()) == data);
+    drop(keeper);
+    let (code, said) = change();
+    assert_eq!(code, Some(0), "{said}");
+    domain.kill();
+    assert_eq!(limits()[0].iops, 50_000);
+    assert!(guest.read(1, 0, data.len()) == data);
+    drop(guest);
+    domain.daemon.end();
+}
+
 /// User of a daemon and of one of its clients. Root may have any number of descriptors in flight.
 const USER: u32 = 54_324;
 /// Path of the socket to flood, for a process that is to do so.
@@ -302,10 +335,12 @@ fn send(
     )
 }
 
-/// Returns how many messages of this length a socket takes that nobody reads.
-fn capacity(len: usize) -> usize {
+/// Returns how many messages of `len` bytes a socket takes after one of `first` bytes, while nobody
+/// reads.
+fn capacity(first: usize, len: usize) -> usize {
     let (socket, _peer) = UnixStream::pair().unwrap();
     socket.set_nonblocking(true).unwrap();
+    send(&socket, &vec![0; first], &[]).unwrap();
     std::iter::from_fn(|| send(&socket, &vec![0; len], &[]).ok()).count()
 }
 
@@ -323,13 +358,20 @@ fn flood(path: &OsStr) -> Option<UnixStream> {
     limit_descriptors(None);
     let socket = UnixStream::connect(path).ok()?;
     send(&socket, &version(0, b"{}\0"), &[]).ok()?;
-    // More requests than replies fit into a socket: the server does not read on behind the first
-    // one that cannot be answered.
+    let unread = || rustix::io::ioctl_fionread(&socket).unwrap() as usize;
+    eventually("the version is answered", || unread() > 0);
+    let first = unread();
+    // More requests than replies of the same length fit into a socket: the server does not read on
+    // behind the first one that cannot be answered.
     let info = [16u32, 0, 0, 0].map(u32::to_ne_bytes).concat();
     let request = message(4, 0, None, &info);
-    for _ in 0..capacity(request.len()) + 16 {
+    let replies = capacity(first, request.len());
+    for _ in 0..replies + 64 {
         send(&socket, &request, &[]).ok()?;
     }
+    eventually("the server cannot send", || {
+        unread() >= first + (replies - 4) * request.len()
+    });
     let memory = memfd(4096);
     for _ in 0..FLOOD {
         send(&socket, b"x", &[memory.as_fd(); FLOOD]).ok()?;
@@ -368,7 +410,7 @@ fn flood_of_descriptors_leaves_neighbour_served() {
         return;
     };
     fs::set_permissions(test_dir.path(""), fs::Permissions::from_mode(0o777)).unwrap();
-    let flooded = test_dir.path("flooded.sock");
+    let (flooded, late) = (test_dir.path("flooded.sock"), test_dir.path("late.sock"));
     let namespace = "namespace = [{ volume = \"mem://4M\" }]";
     let controller = |socket: &Path| {
         let socket = text(socket);
@@ -377,37 +419,43 @@ fn flood_of_descriptors_leaves_neighbour_served() {
     let config = test_dir.path("vnvme.toml");
     fs::write(
         &config,
-        controller(&flooded) + &controller(&test_dir.socket()),
+        controller(&flooded) + &controller(&late) + &controller(&test_dir.socket()),
     )
     .unwrap();
     let args = ["serve", "--config", &text(&config)];
     let daemon = Daemon::spawn_limited_as(USER, DESCRIPTORS, &program, &args);
-    daemon.wait_listening(&flooded);
-    daemon.wait_listening(&test_dir.socket());
+    for socket in [&flooded, &late, &test_dir.socket()] {
+        daemon.wait_listening(socket);
+    }
     let mut host = Host::up(&test_dir.socket());
     let data = pattern(1, 4096);
     host.write(1, 0, &data);
-    let mut child = Command::new("/proc/self/exe")
-        .args(["--exact", "starvation::flooding_client", "--nocapture"])
-        .env(FLOODS, &flooded)
-        .uid(USER)
-        .gid(USER)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut wait = |wanted: &str| lines.any(|line| line.unwrap().ends_with(wanted));
-    assert!(wait("flooded"));
-    for _ in 0..3 {
-        use_more_memory(&mut host, &data);
-        host.assign_vectors(4);
+    for attaches in [false, true] {
+        let mut child = Command::new("/proc/self/exe")
+            .args(["--exact", "starvation::flooding_client", "--nocapture"])
+            .env(FLOODS, &flooded)
+            .uid(USER)
+            .gid(USER)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut wait = |wanted: &str| lines.any(|line| line.unwrap().ends_with(wanted));
+        assert!(wait("flooded"));
+        if attaches {
+            // Replies to a new client have descriptors, too.
+            use_more_memory(&mut Host::up(&late), &[0; 4096]);
+        }
+        for _ in 0..3 {
+            use_more_memory(&mut host, &data);
+            host.assign_vectors(4);
+        }
+        assert!(wait("ended"));
+        assert!(child.wait().unwrap().success());
+        // The disk of the client that has flooded is free again.
+        use_more_memory(&mut Host::up(&flooded), &[0; 4096]);
     }
-    assert!(wait("ended"));
-    assert!(child.wait().unwrap().success());
-    // The disk of the client that has flooded is free again.
-    let mut next = Host::up(&flooded);
-    use_more_memory(&mut next, &[0; 4096]);
-    drop((host, next));
+    drop(host);
     daemon.end();
 }
 

@@ -245,7 +245,23 @@ fn missing_reservation_file_makes_disks_unavailable_after_kill() {
 /// for it.
 #[test]
 fn reservations_in_memory_wait_for_unavailable_volume() {
-    let domain = domain(|_| String::new(), &[]);
+    reservations_wait(domain(|_| String::new(), &[]));
+}
+
+/// The reservations of a namespace stay with the keeper while another volume of the disk is
+/// missing: the namespace was opened, and was not served.
+#[test]
+fn reservations_in_memory_wait_for_other_volume_of_disk() {
+    let test_dir = TestDir::new();
+    let file = test_dir.disk("disk.raw", 1 << 20);
+    let second = format!("[[controller.namespace]]\nvolume = {file:?}\n");
+    let disks = disks(&test_dir, "null://1M", &second);
+    reservations_wait(Domain::start_in(test_dir, &disks, &[], &[]));
+}
+
+/// Moves `disk.raw` away while processes are killed, and checks the reservation on namespace 1 when
+/// the file is back.
+fn reservations_wait(domain: Domain) {
     let (mut a, mut b) = (domain.host("a"), domain.host("b"));
     assert_eq!(register_key(&mut a, 0xa), Status::SUCCESS);
     let acquire = NvmOpcode::RESERVATION_ACQUIRE;

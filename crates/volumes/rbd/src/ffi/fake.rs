@@ -15,6 +15,8 @@ pub(crate) const RIGHT: i64 = i64::MAX;
 
 /// Simulated image of a Ceph cluster, for tests.
 pub(crate) struct FakeImage {
+    /// Identifier of the image in its cluster.
+    id: String,
     pub(crate) size: AtomicU64,
     pub(crate) data: Mutex<Vec<u8>>,
     /// Result of every request: [`RIGHT`], or an error number.
@@ -36,6 +38,7 @@ static IMAGES: Mutex<BTreeMap<String, Arc<FakeImage>>> = Mutex::new(BTreeMap::ne
 impl FakeImage {
     pub(crate) fn new(name: &str, size: u64) -> Arc<Self> {
         let image = Arc::new(Self {
+            id: format!("id-{name}"),
             size: AtomicU64::new(size),
             data: Mutex::new(vec![0; size as usize]),
             answer: AtomicI64::new(RIGHT),
@@ -163,10 +166,19 @@ extern "C" fn open(_: Handle, name: *const c_char, place: *mut Handle, _: *const
     unsafe { *place = Arc::into_raw(image.clone()).cast_mut().cast() };
     0
 }
-extern "C" fn id(_: Handle, place: *mut c_char, len: size_t) -> c_int {
-    assert!(len > 2);
-    unsafe { std::ptr::copy_nonoverlapping(c"id".as_ptr(), place, 3) };
-    2
+fn put_text(text: &str, place: *mut c_char, len: size_t) {
+    assert!(len > text.len());
+    unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), place, text.len()) };
+    let end = unsafe { place.add(text.len()) };
+    unsafe { *end = 0 };
+}
+extern "C" fn fsid(_: Handle, place: *mut c_char, len: size_t) -> c_int {
+    put_text("fsid", place, len);
+    4
+}
+extern "C" fn id(handle: Handle, place: *mut c_char, len: size_t) -> c_int {
+    put_text(unsafe { &image(handle).id }, place, len);
+    0
 }
 extern "C" fn size(handle: Handle, place: *mut u64) -> c_int {
     let size = unsafe { image(handle) }.size.load(Ordering::SeqCst);
@@ -281,7 +293,7 @@ pub(super) static FUNCTIONS: Functions = Functions {
     rados_conf_set: set,
     rados_conf_get: get,
     rados_connect: fine,
-    rados_cluster_fsid: id,
+    rados_cluster_fsid: fsid,
     rados_shutdown: nothing,
     rados_ioctx_create: context,
     rados_ioctx_set_namespace: namespace,
