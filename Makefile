@@ -120,6 +120,7 @@ test-long-steps:
 	env $(LONG) $(TESTS) 'longer guests' --workspace --test guests -- $(LENGTHENED)
 	env $(LONG) $(TESTS) 'deaths at every crash point' --workspace --test guests -- --ignored deaths::
 	$(CARGO) build --quiet --release -p vnvme
+	env NEXTEST_PROFILE=long VNVME_BIN=$(TARGET)/release/vnvme $(TESTS) 'figures of mapping' --workspace --test socket -- --ignored mapping::
 	env NEXTEST_PROFILE=long VNVME_BIN=$(TARGET)/release/vnvme $(TESTS) 'figures of rbd' --workspace --test guests -- --ignored rbd_figures::
 	$(STEP) 'models of millions of steps' $(MODELS)
 	$(STEP) fuzz fuzz/run.sh $(FUZZ_SECONDS)

@@ -32,6 +32,7 @@ mod keeper_ends;
 mod lifecycle;
 mod limits;
 mod manage;
+mod mapping;
 mod memory;
 mod metrics;
 mod mistakes;
