@@ -55,6 +55,7 @@ mod spread;
 mod starts;
 mod startup;
 mod starvation;
+mod starvation_times;
 mod statuses;
 mod storage_faults;
 mod subsystem;
