@@ -104,7 +104,7 @@ prebuild: tools-bench
 
 # How long the tests of this tier go on: CONTRIBUTING.md has the variables.
 LONG = NEXTEST_PROFILE=long VNVME_KILLS=200 VNVME_UPGRADES=50 VNVME_CUTS=200 VNVME_DEATHS=20 VNVME_LIVES=1000 VNVME_FENCES=10000 VNVME_PATH_SECONDS=600 \
-	VNVME_HOST_LONG=1 VNVME_SOAK_SECONDS=600 VNVME_FENCING_LOOPS=10000 VNVME_CHAOS_KILLS=100 VNVME_STARTS=500 VNVME_CRASH_BIN=$(DEBUG)/vnvme VNVME_NEEDS_S390X=1
+	VNVME_HOST_LONG=1 VNVME_SOAK_SECONDS=600 VNVME_FENCING_LOOPS=10000 VNVME_CHAOS_KILLS=100 VNVME_STARTS=500 VNVME_STARVE_SECONDS=3,4,12,60 VNVME_CRASH_BIN=$(DEBUG)/vnvme VNVME_NEEDS_S390X=1
 # Guest tests that these variables lengthen.
 LENGTHENED = survival:: power_cut:: qcow2:: nbd_image:: rbd_kills:: reservations:: nvme_tcp clients:: ap::
 # Models that take far more steps in optimised code.
@@ -120,6 +120,7 @@ test-long-steps:
 	env $(LONG) $(TESTS) 'longer guests' --workspace --test guests -- $(LENGTHENED)
 	env $(LONG) $(TESTS) 'deaths at every crash point' --workspace --test guests -- --ignored deaths::
 	$(CARGO) build --quiet --release -p vnvme
+	env NEXTEST_PROFILE=long VNVME_BIN=$(TARGET)/release/vnvme $(TESTS) 'figures of mapping' --workspace --test socket -- --ignored mapping::
 	env NEXTEST_PROFILE=long VNVME_BIN=$(TARGET)/release/vnvme $(TESTS) 'figures of rbd' --workspace --test guests -- --ignored rbd_figures::
 	$(STEP) 'models of millions of steps' $(MODELS)
 	$(STEP) fuzz testing/fuzz/run.sh $(FUZZ_SECONDS)

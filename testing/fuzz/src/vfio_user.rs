@@ -141,12 +141,15 @@ impl Device for Checker {
         self.outcome()
     }
 
-    fn dma_map(&mut self, map: DmaMapping, _fd: Option<OwnedFd>) -> Result<(), Errno> {
-        self.called()?;
+    fn dma_map(
+        &mut self,
+        map: DmaMapping,
+        _fd: Option<OwnedFd>,
+    ) -> Result<OperationOutcome, Errno> {
         assert!(map.size > 0 && map.iova.checked_add(map.size - 1).is_some());
         assert!(i64::try_from(map.offset.checked_add(map.size).unwrap()).is_ok());
         assert!(map.read || map.write);
-        Ok(())
+        self.outcome()
     }
 
     fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<Unmapped, Errno> {

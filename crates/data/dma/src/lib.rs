@@ -64,9 +64,11 @@ pub mod lines;
 mod list;
 #[allow(unsafe_code)]
 mod map;
+mod mapper;
 mod memories;
 #[allow(unsafe_code)]
 mod memory;
+mod pace;
 #[allow(unsafe_code)]
 pub mod prefetch;
 #[allow(unsafe_code)]
@@ -95,7 +97,7 @@ mod windows;
 
 pub use area::Area;
 pub use buffer::Buffer;
-pub use cache::MemoryCache;
+pub use cache::{Import, MemoryCache, PendingImport};
 pub use cells::Cells;
 pub use epoch::Pin;
 pub use error::{DmaError, MapError, MemoryError};

@@ -14,6 +14,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::net::RecvFlags;
 
 use crate::backing::{self, Backing};
+use crate::pace::Standstill;
 use crate::quota::{Account, Charge};
 use crate::sigbus::{MappingSlot, Registration};
 use crate::{MapError, MemoryError, Segment, SegmentList, racy};
@@ -60,7 +61,7 @@ struct Pages {
     empties: AtomicBool,
     fd: OwnedFd,
     /// Charge of the mapping to the client's limits, released when it is dropped.
-    _charge: Charge,
+    charge: Charge,
 }
 
 // SAFETY: a mapping belongs to no thread.
@@ -76,6 +77,7 @@ impl Drop for Pages {
         // The table entry is removed first: after munmap the addresses may belong to another
         // mapping.
         self.registration = None;
+        let standstill = Standstill::begin();
         let mut done = 0;
         while done < self.len {
             let left = self.len - done;
@@ -91,6 +93,9 @@ impl Drop for Pages {
                 let _ = unsafe { rustix::mm::munmap(start, left) };
                 break;
             }
+        }
+        if let Some(account) = self.charge.account() {
+            standstill.charge(account.pace());
         }
         if self.empties.load(Ordering::Relaxed) {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -175,7 +180,7 @@ impl Memory {
                     registration: Some(registration),
                     empties: AtomicBool::new(false),
                     fd,
-                    _charge: charge,
+                    charge,
                 }),
             }))),
             Err(error) => {

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::MapError;
+use crate::pace::Pace;
 
 /// Limits on the memory files that one client may have mapped at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,15 +39,31 @@ pub(crate) struct Account {
     limits: MemoryLimits,
     mappings: AtomicU64,
     bytes: AtomicU64,
+    pace: Arc<Pace>,
 }
 
 impl Account {
     pub(crate) fn new(limits: MemoryLimits) -> Arc<Account> {
+        Account::with_pace(limits, Arc::default())
+    }
+
+    fn with_pace(limits: MemoryLimits, pace: Arc<Pace>) -> Arc<Account> {
         Arc::new(Account {
             limits,
             mappings: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            pace,
         })
+    }
+
+    /// Creates the account of the next client of a disk, with the same budget of time.
+    pub(crate) fn next_client(&self) -> Arc<Account> {
+        Account::with_pace(self.limits, self.pace.clone())
+    }
+
+    /// Returns the budget of time for mapping and unmapping.
+    pub(crate) fn pace(&self) -> &Pace {
+        &self.pace
     }
 }
 
@@ -72,6 +89,7 @@ impl Charge {
             limits,
             mappings,
             bytes: taken,
+            ..
         }) = account.map(Arc::as_ref)
         {
             let limit = limits.mappings;
@@ -96,6 +114,11 @@ impl Charge {
         // The process was charged nothing.
         std::mem::forget(charge);
         Err(MapError::AddressSpaceFull { limit })
+    }
+
+    /// Returns the account that was charged, if the mapping is a client's.
+    pub(crate) fn account(&self) -> Option<&Arc<Account>> {
+        self.account.as_ref()
     }
 
     fn release_account(&mut self) {

@@ -17,6 +17,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::{Duration, Instant};
 use volume::{Budget, Completion, Io, PinPace};
 
@@ -73,6 +74,9 @@ pub struct Context<'a> {
     pub io: &'a Rc<Io>,
     /// Registration of the front-end's descriptors in the worker's epoll set.
     pub descriptors: Descriptors,
+    /// Waker that makes the worker call [`Frontend::drain_messages`], for threads that work for the
+    /// front-end.
+    pub waker: Waker,
 }
 
 /// Callback that receives a removed front-end and the result of closing it.
@@ -247,6 +251,7 @@ impl<F: Frontend + 'static> Worker<F> {
             owner,
             io: &self.io,
             descriptors: Descriptors::new(self.epoll.clone(), number),
+            waker: self.handle.waker(),
         })?;
         let slot = FrontendSlot {
             number,

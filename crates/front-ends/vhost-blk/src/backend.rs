@@ -6,7 +6,7 @@ use crate::memory::{Attach, GuestMemory};
 use crate::session::{Session, SessionStatus};
 use crate::stats::Stats;
 use crate::wire::MAX_FDS;
-use dma::MemoryLimits;
+use dma::{MemoryCache, MemoryLimits};
 use receive::{AcceptedDescriptors, Intake, Receiver};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -14,6 +14,7 @@ use rustix::net::UCred;
 use rustix::net::sockopt::socket_peercred;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::{Duration, Instant};
 use sync::readiness;
 use tracing::Span;
@@ -82,13 +83,15 @@ enum BackendPhase {
 /// Export on the worker that made it: the back-end of the protocol, a front-end of the worker.
 pub struct Backend {
     disk: Disk,
-    memory: MemoryLimits,
+    /// Cache without files, from which that of each front-end is made.
+    memories: MemoryCache,
     acceptor: Acceptor<OwnedFd>,
     /// Reader of front-ends' sockets. It follows the listening socket, which must be closed first:
     /// the last owner to close it also closes connections that wait to be accepted.
     intake: Intake,
     attach: Option<Box<dyn Fn() -> Attach>>,
     descriptors: Descriptors,
+    waker: Waker,
     session: Option<Session>,
     /// The front-end has disconnected with requests outstanding at the volume; the next one waits
     /// for them.
@@ -137,10 +140,11 @@ impl Backend {
             intake,
             stats: Arc::new(Stats::new(disk.shape.queues, export.span, accepts)),
             disk,
-            memory: export.memory,
+            memories: MemoryCache::with_limits(export.memory),
             acceptor,
             attach: export.attach,
             descriptors: context.descriptors.clone(),
+            waker: context.waker.clone(),
             session: None,
             leaving: None,
             client_interest: Interest::Readable,
@@ -401,9 +405,10 @@ impl Backend {
         self.stats.set_connected(true);
         self.client_interest = Interest::Readable;
         let attach = self.attach.as_ref().map(|attach| attach());
-        let (descriptors, stats) = (self.descriptors.clone(), self.stats.clone());
-        let memory = GuestMemory::new(self.memory, attach, self.disk.io.pinner());
-        let session = Session::new(socket, descriptors, memory, stats, &self.disk);
+        let handles = (self.descriptors.clone(), self.waker.clone());
+        let memories = self.memories.next_client();
+        let memory = GuestMemory::new(memories, attach, self.disk.io.pinner());
+        let session = Session::new(socket, handles, memory, self.stats.clone(), &self.disk);
         self.session = Some(session);
     }
 }
@@ -516,6 +521,13 @@ impl Frontend for Backend {
             let resumed = self.acceptor.resume(now);
             self.say_closed(resumed);
         }
+    }
+
+    /// Continues with a request whose memory files another thread has mapped.
+    fn drain_messages(&mut self) -> bool {
+        let importing = self.session.as_ref().is_some_and(|s| s.import.is_some());
+        let stats = self.stats.clone();
+        importing && stats.span.in_scope(|| self.finish_pending())
     }
 
     fn update_volumes(&mut self) {

@@ -67,6 +67,7 @@ mod chain;
 mod disk;
 mod error;
 mod eventfd;
+mod import;
 mod inflight;
 mod memory;
 mod messages;

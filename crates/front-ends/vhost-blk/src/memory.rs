@@ -4,10 +4,11 @@
 use crate::error::RequestRefusal;
 use crate::pins::Pins;
 use crate::wire::Region;
-use dma::{DmaMap, MapError, Memory, MemoryCache, MemoryLimits, Prot};
+use dma::{DmaMap, Import, MapError, Memory, MemoryCache, PendingImport, Prot};
 use rustix::fs::fstat;
 use std::any::Any;
 use std::os::fd::OwnedFd;
+use std::task::Waker;
 use volume::{PinPace, Pinner};
 
 /// Hook called with every memory file of a client, for volumes that access it without copies (a
@@ -27,15 +28,15 @@ pub(crate) struct GuestMemory {
 }
 
 impl GuestMemory {
-    /// Creates a memory without regions for a front-end with these limits.
+    /// Creates a memory without regions for a front-end whose files have the limits of this cache.
     pub(crate) fn new(
-        limits: MemoryLimits,
+        files: MemoryCache,
         attach: Option<Attach>,
         pinner: Option<Pinner>,
     ) -> GuestMemory {
         GuestMemory {
             map: DmaMap::new(),
-            files: MemoryCache::with_limits(limits),
+            files,
             regions: Vec::new(),
             attach,
             attached: Vec::new(),
@@ -63,19 +64,23 @@ impl GuestMemory {
         self.regions.len()
     }
 
-    /// Maps a file of the front-end that is not guest memory, up to byte `end`.
-    pub(crate) fn import_file(&mut self, fd: OwnedFd, end: u64) -> Result<Memory, MapError> {
-        self.files.import(fd, end, true)
+    /// Begins to map a file of the front-end up to byte `end` on another thread, which calls
+    /// `waker` at the end.
+    pub(crate) fn begin_import(
+        &mut self,
+        fd: OwnedFd,
+        end: u64,
+        waker: &Waker,
+    ) -> Result<Import, MapError> {
+        self.files.begin(fd, end, true, waker)
     }
 
-    fn import(&mut self, region: &Region, fd: OwnedFd) -> Result<Memory, RequestRefusal> {
-        let end = region.mmap_offset.checked_add(region.size);
-        let end = end.ok_or(MapError::Overflow)?;
-        // Rings are looked up by this range.
-        if region.user_address.checked_add(region.size).is_none() {
-            return Err(MapError::Overflow.into());
-        }
-        Ok(self.files.import(fd, end, true)?)
+    /// Returns the result of a pending import, once it is there.
+    pub(crate) fn finish_import(
+        &mut self,
+        pending: &PendingImport,
+    ) -> Option<Result<Memory, MapError>> {
+        self.files.finish(pending)
     }
 
     fn map_one(&mut self, region: Region, memory: Memory) -> Result<(), RequestRefusal> {
@@ -94,16 +99,15 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Replaces all regions of guest memory. After an error there are none.
-    pub(crate) fn replace(&mut self, table: Vec<(Region, OwnedFd)>) -> Result<(), RequestRefusal> {
-        // Retained files are found in the cache while the old regions hold them.
-        let imported: Result<Vec<(Region, Memory)>, RequestRefusal> = table
-            .into_iter()
-            .map(|(region, fd)| Ok((region, self.import(&region, fd)?)))
-            .collect();
+    /// Replaces all regions of guest memory by a table, unless its files could not be mapped. After
+    /// an error there are none.
+    pub(crate) fn replace(
+        &mut self,
+        table: Result<Vec<(Region, Memory)>, MapError>,
+    ) -> Result<(), RequestRefusal> {
         // Pinned pieces may be part of the new memory, too.
         self.unmap_all();
-        let mapped = imported.and_then(|table| {
+        let mapped = table.map_err(Into::into).and_then(|table| {
             let mut table = table.into_iter();
             table.try_for_each(|(region, memory)| self.map_one(region, memory))
         });
@@ -115,8 +119,7 @@ impl GuestMemory {
     }
 
     /// Adds a region of guest memory.
-    pub(crate) fn add(&mut self, region: Region, fd: OwnedFd) -> Result<(), RequestRefusal> {
-        let memory = self.import(&region, fd)?;
+    pub(crate) fn add(&mut self, region: Region, memory: Memory) -> Result<(), RequestRefusal> {
         self.map_one(region, memory)?;
         self.pins.update(&self.regions);
         Ok(())
@@ -197,6 +200,7 @@ impl GuestMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dma::MemoryLimits;
     use std::cell::RefCell;
     use std::rc::Rc;
 
@@ -215,15 +219,35 @@ mod tests {
         (memory, move || fd.fd().try_clone_to_owned().unwrap())
     }
 
+    impl GuestMemory {
+        /// Maps the file of a region on this thread.
+        fn import(&mut self, region: &Region, fd: OwnedFd) -> Result<Memory, MapError> {
+            let end = region.file_end().ok_or(MapError::Overflow)?;
+            self.files.import(fd, end, true)
+        }
+
+        fn replace_files(&mut self, table: Vec<(Region, OwnedFd)>) -> Result<(), RequestRefusal> {
+            let table = table.into_iter();
+            let table = table.map(|(region, fd)| Ok((region, self.import(&region, fd)?)));
+            let table = table.collect();
+            self.replace(table)
+        }
+
+        fn add_file(&mut self, region: Region, fd: OwnedFd) -> Result<(), RequestRefusal> {
+            let memory = self.import(&region, fd)?;
+            self.add(region, memory)
+        }
+    }
+
     #[test]
     fn front_end_address_is_found_in_single_region() {
         let (_, fd) = file(0x4000);
-        let mut memory = GuestMemory::new(MemoryLimits::DEFAULT, None, None);
+        let mut memory = GuestMemory::new(MemoryCache::new(), None, None);
         let table = vec![
             (region(0x1000, 0x1000, 0x7000_0000, 0), fd()),
             (region(0x8000, 0x2000, 0x7000_1000, 0x2000), fd()),
         ];
-        memory.replace(table).unwrap();
+        memory.replace_files(table).unwrap();
         assert_eq!(memory.guest_address(0x7000_0010, 16).unwrap(), 0x1010);
         assert_eq!(memory.guest_address(0x7000_1000, 0x2000).unwrap(), 0x8000);
         for (user, len) in [
@@ -241,7 +265,7 @@ mod tests {
     #[test]
     fn invalid_memory_table_leaves_nothing() {
         let (_, fd) = file(0x4000);
-        let mut memory = GuestMemory::new(MemoryLimits::DEFAULT, None, None);
+        let mut memory = GuestMemory::new(MemoryCache::new(), None, None);
         let good = region(0x1000, 0x1000, 0x1000, 0);
         for bad in [
             region(0x1800, 0x1000, 0x5000, 0),
@@ -255,13 +279,15 @@ mod tests {
             region(0x9000, 0x1000, 0x5000, 0x800),
         ] {
             assert!(
-                memory.replace(vec![(good, fd()), (bad, fd())]).is_err(),
+                memory
+                    .replace_files(vec![(good, fd()), (bad, fd())])
+                    .is_err(),
                 "{bad:x?}"
             );
             assert_eq!((memory.regions(), memory.map().window_count()), (0, 0));
         }
         let socket = std::os::unix::net::UnixStream::pair().unwrap().0;
-        assert!(memory.add(good, socket.into()).is_err());
+        assert!(memory.add_file(good, socket.into()).is_err());
     }
 
     #[test]
@@ -270,30 +296,30 @@ mod tests {
             mappings: 2,
             bytes: 0x5000,
         };
-        let mut memory = GuestMemory::new(limits, None, None);
+        let mut memory = GuestMemory::new(MemoryCache::with_limits(limits), None, None);
         let at = |i: u64| region(i << 32, 0x1000, i << 32, 0);
         let (small, large) = (file(0x1000), file(0x4000));
-        memory.add(at(0), large.1()).unwrap();
-        memory.add(at(1), large.1()).unwrap();
-        memory.add(at(2), small.1()).unwrap();
-        assert!(memory.add(at(3), file(0x1000).1()).is_err());
-        assert!(memory.import_file(small.1(), 0x1000).is_ok());
-        let mut memory = GuestMemory::new(limits, None, None);
-        memory.add(at(0), large.1()).unwrap();
-        assert!(memory.import_file(file(0x2000).1(), 0x1000).is_err());
+        memory.add_file(at(0), large.1()).unwrap();
+        memory.add_file(at(1), large.1()).unwrap();
+        memory.add_file(at(2), small.1()).unwrap();
+        assert!(memory.add_file(at(3), file(0x1000).1()).is_err());
+        assert!(memory.import(&at(4), small.1()).is_ok());
+        let mut memory = GuestMemory::new(MemoryCache::with_limits(limits), None, None);
+        memory.add_file(at(0), large.1()).unwrap();
+        assert!(memory.import(&at(4), file(0x2000).1()).is_err());
     }
 
     #[test]
     fn memory_regions_are_added_and_removed_singly() {
         let (_, fd) = file(0x4000);
-        let mut memory = GuestMemory::new(MemoryLimits::DEFAULT, None, None);
+        let mut memory = GuestMemory::new(MemoryCache::new(), None, None);
         let (a, b) = (
             region(0, 0x1000, 0, 0),
             region(0x1000, 0x1000, 0x1000, 0x1000),
         );
-        memory.add(a, fd()).unwrap();
-        memory.add(b, fd()).unwrap();
-        assert!(memory.add(b, fd()).is_err());
+        memory.add_file(a, fd()).unwrap();
+        memory.add_file(b, fd()).unwrap();
+        assert!(memory.add_file(b, fd()).is_err());
         assert!(memory.remove(&region(0, 0x2000, 0, 0)).is_err());
         memory.remove(&a).unwrap();
         assert!(memory.remove(&a).is_err());
@@ -315,10 +341,12 @@ mod tests {
             *handle.borrow_mut() += 1;
             Some(Box::new(Token(handle.clone())))
         });
-        let mut memory = GuestMemory::new(MemoryLimits::DEFAULT, Some(attach), None);
+        let mut memory = GuestMemory::new(MemoryCache::new(), Some(attach), None);
         let (_, fd) = file(0x2000);
-        memory.add(region(0, 0x1000, 0, 0), fd()).unwrap();
-        memory.add(region(0x1000, 0x1000, 0x1000, 0), fd()).unwrap();
+        memory.add_file(region(0, 0x1000, 0, 0), fd()).unwrap();
+        memory
+            .add_file(region(0x1000, 0x1000, 0x1000, 0), fd())
+            .unwrap();
         assert_eq!(*alive.borrow(), 1, "once for a file");
         memory.remove(&region(0, 0x1000, 0, 0)).unwrap();
         assert!(memory.quiesced());

@@ -4,6 +4,7 @@ use crate::backend::kick_token;
 use crate::disk::{Disk, MAX_QUEUE_SIZE};
 use crate::error::{ClientError, RequestRefusal};
 use crate::eventfd::{Kick, Signal};
+use crate::import::{FileImport, MemoryRequest};
 use crate::inflight::Inflight;
 use crate::queue::Queue;
 use crate::ring::RingAddress;
@@ -11,6 +12,7 @@ use crate::session::{Pending, Session};
 use crate::stream::Message;
 use crate::virtio::{WRITEBACK_OFFSET, feature};
 use crate::wire::*;
+use dma::{MapError, Memory};
 use std::os::fd::OwnedFd;
 use zerocopy::IntoBytes;
 
@@ -59,8 +61,17 @@ impl Session {
         if let Err(RequestRefusal::NotShared) = handled {
             self.say_not_shared();
         }
+        self.answer(&header, handled, disk)
+    }
+
+    fn answer(
+        &mut self,
+        header: &Header,
+        handled: MessageResult,
+        disk: &mut Disk,
+    ) -> Result<(), ClientError> {
         match handled {
-            Ok(Answer::Done) => self.acknowledge(&header, Ok(())),
+            Ok(Answer::Done) => self.acknowledge(header, Ok(())),
             Ok(Answer::Payload(payload, fd)) => self.stream.reply(header.request, &payload, fd),
             Ok(Answer::Later(pending)) => {
                 self.pending = Some(pending);
@@ -70,7 +81,62 @@ impl Session {
                 request: header.request,
                 why,
             }),
-            Err(why) => self.acknowledge(&header, Err(why)),
+            Err(why) => self.acknowledge(header, Err(why)),
+        }
+    }
+
+    /// Has the memory files of a request mapped; [`Session::finish_import`] continues.
+    fn import(&mut self, header: Header, request: MemoryRequest, fds: Vec<OwnedFd>) -> Answer {
+        self.import = Some(FileImport::new(request, fds));
+        Answer::Later(Pending::Import(header))
+    }
+
+    /// Continues with a request with memory files. Returns whether that is still the pending one.
+    pub(crate) fn finish_import(
+        &mut self,
+        header: &Header,
+        disk: &mut Disk,
+    ) -> Result<bool, ClientError> {
+        let (memory, waker) = (&mut self.memory, &self.waker);
+        let import = self.import.as_mut();
+        let advanced = import.map_or(Ok(true), |import| import.advance(memory, waker));
+        if advanced == Ok(false) {
+            return Ok(true);
+        }
+        self.pending = None;
+        if let Some(import) = self.import.take() {
+            let memories = advanced.map(|_| import.memories);
+            let handled = self.imported(*header, import.request, memories, disk);
+            self.answer(header, handled, disk)?;
+        }
+        Ok(false)
+    }
+
+    /// Handles a request whose memory files are mapped, or could not be.
+    fn imported(
+        &mut self,
+        header: Header,
+        request: MemoryRequest,
+        memories: Result<Vec<Memory>, MapError>,
+        disk: &mut Disk,
+    ) -> MessageResult {
+        match request {
+            MemoryRequest::Table(regions) => {
+                let table = memories.map(|memories| regions.into_iter().zip(memories).collect());
+                let result = self.memory.replace(table);
+                self.memory_changed();
+                result?;
+                Ok(Answer::Later(Pending::Unmap(header)))
+            }
+            MemoryRequest::Region(region) => {
+                self.memory.add(region, one(memories?)?)?;
+                self.memory_changed();
+                Ok(Answer::Done)
+            }
+            MemoryRequest::Inflight(given) => {
+                let memory = one(memories?)?;
+                self.track(given, memory, disk)
+            }
         }
     }
 
@@ -84,13 +150,13 @@ impl Session {
         // closed here.
         match header.request {
             request::SET_MEM_TABLE => return self.set_mem_table(header, &payload, fds),
-            request::ADD_MEM_REG => return self.add_mem_reg(&payload, fds),
+            request::ADD_MEM_REG => return self.add_mem_reg(header, &payload, fds),
             request::SET_VRING_KICK => return self.set_vring_kick(&payload, fds, disk),
             request::SET_VRING_CALL | request::SET_VRING_ERR => {
                 return self.set_vring_signal(header.request, &payload, fds, disk);
             }
             request::SET_BACKEND_REQ_FD => return self.set_backend_channel(fds),
-            request::SET_INFLIGHT_FD => return self.set_inflight(&payload, fds, disk),
+            request::SET_INFLIGHT_FD => return self.set_inflight(header, &payload, fds),
             _ => drop(fds),
         }
         match header.request {
@@ -266,21 +332,17 @@ impl Session {
         if regions.len() != fds.len() {
             return Err(RequestRefusal::Fds);
         }
-        let result = self.memory.replace(regions.into_iter().zip(fds).collect());
-        self.memory_changed();
-        result?;
-        Ok(Answer::Later(Pending::Unmap(header)))
+        Ok(self.import(header, MemoryRequest::Table(regions), fds))
     }
 
-    fn add_mem_reg(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> MessageResult {
+    fn add_mem_reg(&mut self, header: Header, payload: &[u8], fds: Vec<OwnedFd>) -> MessageResult {
         self.needs(protocol::CONFIGURE_MEM_SLOTS)?;
         let single: SingleRegion = exactly(payload).ok_or(RequestRefusal::Size)?;
         if self.memory.regions() >= MAX_SLOTS {
             return Err(RequestRefusal::Value("one region too many"));
         }
-        self.memory.add(single.region, one(fds)?)?;
-        self.memory_changed();
-        Ok(Answer::Done)
+        let request = MemoryRequest::Region(single.region);
+        Ok(self.import(header, request, vec![one(fds)?]))
     }
 
     fn remove_mem_reg(&mut self, header: Header, payload: &[u8]) -> MessageResult {
@@ -415,19 +477,24 @@ impl Session {
         ))
     }
 
-    fn set_inflight(
-        &mut self,
-        payload: &[u8],
-        fds: Vec<OwnedFd>,
-        disk: &mut Disk,
-    ) -> MessageResult {
+    fn set_inflight(&mut self, header: Header, payload: &[u8], fds: Vec<OwnedFd>) -> MessageResult {
         let given = self.inflight_description(payload)?;
         if self.queues.iter().any(|queue| queue.run.is_some()) {
             return Err(RequestRefusal::Value("tracking of a running device"));
         }
-        let fd = one(fds)?;
+        let request = MemoryRequest::Inflight(given);
+        Ok(self.import(header, request, vec![one(fds)?]))
+    }
+
+    /// Tracks requests in the memory of a file that a front-end has kept.
+    fn track(
+        &mut self,
+        given: InflightDescription,
+        memory: Memory,
+        disk: &mut Disk,
+    ) -> MessageResult {
         let inflight = Inflight::import(
-            |end| self.memory.import_file(fd, end),
+            |_| Ok(memory),
             given.mmap_offset,
             given.mmap_size,
             given.queues,
@@ -445,10 +512,11 @@ fn number(value: u64) -> Answer {
     Answer::Payload(value.as_bytes().to_vec(), None)
 }
 
-fn one(fds: Vec<OwnedFd>) -> Result<OwnedFd, RequestRefusal> {
-    let mut fds = fds.into_iter();
-    match (fds.next(), fds.next()) {
-        (Some(fd), None) => Ok(fd),
+/// Returns the only descriptor of a request, or its memory.
+fn one<T>(all: Vec<T>) -> Result<T, RequestRefusal> {
+    let mut all = all.into_iter();
+    match (all.next(), all.next()) {
+        (Some(one), None) => Ok(one),
         _ => Err(RequestRefusal::Fds),
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::disk::Disk;
 use crate::error::{ClientError, RequestRefusal};
+use crate::import::FileImport;
 use crate::inflight::Inflight;
 use crate::memory::GuestMemory;
 use crate::queue::{Negotiated, Queue};
@@ -13,6 +14,7 @@ use receive::Socket;
 use rustix::net::SendFlags;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::Instant;
 use volume::{Budget, Completion};
 use worker::Descriptors;
@@ -27,6 +29,8 @@ const MESSAGES_PER_TURN: u32 = 4;
 /// Request of the front-end that is answered later.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Pending {
+    /// Request with memory files, handled when these are mapped.
+    Import(Header),
     /// GET_VRING_BASE, answered when the queue's requests have completed.
     Base(Header, u16),
     /// Removal of memory, answered when no outstanding request can access it.
@@ -61,6 +65,10 @@ pub(crate) struct Session {
     /// Channel for the back-end's requests to the front-end, if there is one.
     pub(crate) backend_channel: Option<OwnedFd>,
     pub(crate) pending: Option<Pending>,
+    /// Memory files of the pending request.
+    pub(crate) import: Option<FileImport>,
+    /// Waker of the worker, for the thread that maps memory files.
+    pub(crate) waker: Waker,
     /// Index of the queue that the next round polls first.
     turn: usize,
     /// Number of memory faults of the process at the last check.
@@ -74,7 +82,7 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) fn new(
         socket: Socket,
-        descriptors: Descriptors,
+        (descriptors, waker): (Descriptors, Waker),
         memory: GuestMemory,
         stats: Arc<Stats>,
         disk: &Disk,
@@ -90,6 +98,8 @@ impl Session {
             inflight: None,
             backend_channel: None,
             pending: None,
+            import: None,
+            waker,
             turn: 0,
             faults: dma::sigbus::faults(),
             capacity: disk.capacity(),
@@ -148,6 +158,7 @@ impl Session {
             return Ok(false);
         };
         match pending {
+            Pending::Import(header) => return Ok(!self.finish_import(&header, disk)?),
             Pending::Base(header, index) => {
                 let Some(queue) = self.queues.get_mut(usize::from(index)) else {
                     self.pending = None;
@@ -267,6 +278,7 @@ impl Session {
     pub(crate) fn abandon(&mut self) {
         self.queues.iter_mut().for_each(Queue::abandon);
         self.pending = None;
+        self.import = None;
         self.backend_channel = None;
         self.inflight = None;
         self.memory.clear();

@@ -114,6 +114,15 @@ pub struct Region {
     pub mmap_offset: u64,
 }
 
+impl Region {
+    /// Returns the required length of the region's file. `None` if the numbers overflow, or those
+    /// of the front-end's addresses, by which rings are looked up.
+    pub(crate) fn file_end(&self) -> Option<u64> {
+        self.user_address.checked_add(self.size)?;
+        self.mmap_offset.checked_add(self.size)
+    }
+}
+
 /// Header of a SET_MEM_TABLE payload, before the regions.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]

@@ -3,7 +3,7 @@
 use crate::irq_eventfd::IrqEventfd;
 use crate::spec::ClientLimits;
 use controller::{Controller, IrqSink, pci};
-use dma::{MapError, Memory, MemoryCache, Prot};
+use dma::{Import, MapError, Memory, MemoryCache, PendingImport, Prot};
 use driver::NvmeVolume;
 use driver::iova::Registration;
 use probes::{LogLimit, LogLimits};
@@ -11,6 +11,7 @@ use std::collections::VecDeque;
 use std::num::NonZeroU32;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::task::Waker;
 use vfio_user::{
     Device, DeviceInfo, DmaMapping, DmaUnmapping, Errno, IrqAction, IrqData, IrqInfo, MmapArea,
     OperationOutcome, RegionInfo, RegionMmap, ServerLimits, SetIrqs, Unmapped,
@@ -49,6 +50,16 @@ pub enum WaitReason {
     /// End of outstanding commands that may still access guest memory although Bus Master Enable
     /// was cleared.
     BusMaster,
+    /// End of the mapping of a memory file, which is made on another thread.
+    Map,
+}
+
+/// Request of the VMM to map guest memory that waits for its memory file.
+struct PendingMap {
+    request: DmaMapping,
+    import: PendingImport,
+    /// Keeper's number of the memory file.
+    kept: Option<NonZeroU32>,
 }
 
 /// NVMe controller as the device of a vfio-user connection.
@@ -57,6 +68,9 @@ pub struct NvmeDevice {
     pub waiting: WaitReason,
     /// Memory files that the current client has mapped for guest memory.
     memories: MemoryCache,
+    mapping: Option<PendingMap>,
+    /// Waker of the worker, for the thread that maps memory files.
+    waker: Waker,
     limits: ClientLimits,
     /// NVMe devices of the volumes, which access guest memory directly once it is registered with
     /// them.
@@ -87,12 +101,15 @@ impl NvmeDevice {
         backends: Vec<Arc<NvmeVolume>>,
         limits: ClientLimits,
         memories: MemoryCache,
+        waker: Waker,
     ) -> Self {
         let mut device = NvmeDevice {
             mapped_doorbells: controller.config().mapped_doorbells,
             controller,
             waiting: WaitReason::No,
             memories,
+            mapping: None,
+            waker,
             limits,
             backends,
             registered: Vec::new(),
@@ -175,7 +192,92 @@ impl NvmeDevice {
             WaitReason::Reset => !self.controller.is_resetting(),
             WaitReason::Receivers => self.controller.receivers_settled(),
             WaitReason::BusMaster => self.controller.config_settled(),
+            WaitReason::Map => self.is_mapped(),
         }
+    }
+
+    fn is_mapped(&self) -> bool {
+        let mapping = self.mapping.as_ref();
+        mapping.is_none_or(|mapping| mapping.import.is_done())
+    }
+
+    /// Ends the wait after [`NvmeDevice::wait_is_over`]. Returns the answer to the VMM's request.
+    pub fn end_wait(&mut self) -> Result<(), Errno> {
+        self.waiting = WaitReason::No;
+        let Some(mapping) = self.mapping.take() else {
+            return Ok(());
+        };
+        let PendingMap {
+            request,
+            import,
+            kept,
+        } = mapping;
+        let memory = self
+            .memories
+            .finish(&import)
+            .unwrap_or(Err(MapError::Empty));
+        let memory = memory.map_err(|error| self.refuse(request, error))?;
+        self.map_memory(request, memory, kept)
+    }
+
+    /// Logs that a memory file was refused. Returns the error number for the VMM.
+    fn refuse(&self, request: DmaMapping, error: MapError) -> Errno {
+        let DmaMapping { iova, size, .. } = request;
+        self.log.line("refused", |left_out| {
+            let iova = format_args!("{iova:#x}");
+            tracing::warn!(iova, size, %error, left_out, "guest memory refused");
+        });
+        errno(error)
+    }
+
+    /// Maps a window on a memory file.
+    fn map_memory(
+        &mut self,
+        request: DmaMapping,
+        memory: Memory,
+        kept: Option<NonZeroU32>,
+    ) -> Result<(), Errno> {
+        // A file is kept once, even if several windows use it.
+        if memory.kept().is_none()
+            && let Some(number) = kept
+        {
+            memory.set_kept(number);
+        }
+        self.register(&memory);
+        self.map_window(request, Some((memory, request.offset)))
+    }
+
+    fn map_window(
+        &mut self,
+        request: DmaMapping,
+        backing: Option<(Memory, u64)>,
+    ) -> Result<(), Errno> {
+        let DmaMapping {
+            iova,
+            size,
+            offset,
+            read,
+            write,
+        } = request;
+        tracing::trace!(
+            iova = format_args!("{iova:#x}"),
+            size,
+            offset,
+            read,
+            write,
+            shared = backing.is_some(),
+            "map"
+        );
+        self.controller
+            .dma_map(iova, size, backing.clone(), Prot { read, write })
+            .map_err(|error| {
+                tracing::debug!(iova = format_args!("{iova:#x}"), size, %error, "DMA map refused");
+                errno(error)
+            })?;
+        if let Some((memory, offset)) = backing {
+            self.pinned.mapped(iova, size, &memory, offset);
+        }
+        Ok(())
     }
 
     /// Registers a memory file with the volumes' devices for access without copies, until the
@@ -369,13 +471,13 @@ impl Device for NvmeDevice {
         Ok(self.outcome(WaitReason::Receivers))
     }
 
-    fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno> {
+    fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<OperationOutcome, Errno> {
         let DmaMapping {
             iova,
             size,
             offset,
-            read,
             write,
+            ..
         } = map;
         let kept = self.next_number();
         if fd.is_none()
@@ -400,49 +502,35 @@ impl Device for NvmeDevice {
         if self.controller.dma().window_count() >= most as usize {
             return Err(Errno::NOSPC);
         }
-        let backing = match fd {
-            Some(fd) => {
-                let end = offset.checked_add(size).ok_or(Errno::INVAL)?;
-                let memory = self.memories.import(fd, end, write).map_err(|error| {
-                    self.log.line("refused", |left_out| {
-                        let iova = format_args!("{iova:#x}");
-                        tracing::warn!(iova, size, %error, left_out, "guest memory refused");
-                    });
-                    errno(error)
-                })?;
-                // A file is kept once, even if several windows use it.
-                if memory.kept().is_none()
-                    && let Some(number) = kept
-                {
-                    memory.set_kept(number);
-                }
-                self.register(&memory);
-                Some((memory, offset))
-            }
-            None => None,
+        let Some(fd) = fd else {
+            self.map_window(map, None)?;
+            return Ok(OperationOutcome::Done);
         };
-        tracing::trace!(
-            iova = format_args!("{iova:#x}"),
-            size,
-            offset,
-            read,
-            write,
-            shared = backing.is_some(),
-            "map"
-        );
-        self.controller
-            .dma_map(iova, size, backing.clone(), Prot { read, write })
-            .map_err(|error| {
-                tracing::debug!(iova = format_args!("{iova:#x}"), size, %error, "DMA map refused");
-                errno(error)
-            })?;
-        if let Some((memory, offset)) = backing {
-            self.pinned.mapped(iova, size, &memory, offset);
+        let end = offset.checked_add(size).ok_or(Errno::INVAL)?;
+        match self.memories.begin(fd, end, write, &self.waker) {
+            Ok(Import::Done(memory)) => {
+                self.map_memory(map, memory, kept)?;
+                Ok(OperationOutcome::Done)
+            }
+            Ok(Import::Pending(import)) => {
+                self.mapping = Some(PendingMap {
+                    request: map,
+                    import,
+                    kept,
+                });
+                // Even if it is mapped by now: `end_wait` adds the window.
+                self.waiting = WaitReason::Map;
+                Ok(OperationOutcome::Pending)
+            }
+            Err(error) => Err(self.refuse(map, error)),
         }
-        Ok(())
     }
 
-    fn dma_map_again(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno> {
+    fn dma_map_again(
+        &mut self,
+        map: DmaMapping,
+        fd: Option<OwnedFd>,
+    ) -> Result<OperationOutcome, Errno> {
         let mut windows = self.controller.dma().windows();
         let is_it = |window: &dma::Window| {
             let offset = window.backing.as_ref().map(|(_, offset)| *offset);
@@ -454,7 +542,7 @@ impl Device for NvmeDevice {
         // A window with the same range and backing comes from the request that was being handled
         // when the previous process died.
         if windows.any(|window| is_it(&window)) {
-            return Ok(());
+            return Ok(OperationOutcome::Done);
         }
         drop(windows);
         self.dma_map(map, fd)
@@ -521,12 +609,13 @@ impl Device for NvmeDevice {
 
     fn disconnected(&mut self) {
         self.waiting = WaitReason::No;
+        self.mapping = None;
         self.warned_not_shared = false;
         self.controller.disconnect();
         self.pinned.clear();
         self.leaving.append(&mut self.registered);
         // The next client has its own memory account. Memory of the last client is returned to the
         // old account shortly afterwards.
-        self.memories = MemoryCache::with_limits(self.limits.memory);
+        self.memories = self.memories.next_client();
     }
 }

@@ -201,12 +201,17 @@ pub trait Device {
     /// Makes client memory accessible. `fd` is missing for memory that cannot be
     /// shared, for example ROMs.
     ///
-    /// A range that overlaps a mapped one is refused with `EEXIST`.
-    fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno>;
+    /// A range that overlaps a mapped one is refused with `EEXIST`. A pending mapping is dropped
+    /// when the connection ends.
+    fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<OperationOutcome, Errno>;
 
     /// Repeats [`Device::dma_map`] for a mapping that a previous process may have made; an
     /// identical existing mapping counts as success.
-    fn dma_map_again(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno> {
+    fn dma_map_again(
+        &mut self,
+        map: DmaMapping,
+        fd: Option<OwnedFd>,
+    ) -> Result<OperationOutcome, Errno> {
         self.dma_map(map, fd)
     }
 

@@ -54,8 +54,8 @@
 //!     fn set_irqs(&mut self, _: SetIrqs) -> Result<OperationOutcome, Errno> {
 //!         Err(Errno::INVAL)
 //!     }
-//!     fn dma_map(&mut self, _: DmaMapping, _: Option<OwnedFd>) -> Result<(), Errno> {
-//!         Ok(()) // it reaches no memory
+//!     fn dma_map(&mut self, _: DmaMapping, _: Option<OwnedFd>) -> Result<OperationOutcome, Errno> {
+//!         Ok(OperationOutcome::Done) // it reaches no memory
 //!     }
 //!     fn dma_unmap(&mut self, _: DmaUnmapping) -> Result<Unmapped, Errno> {
 //!         Ok(Unmapped { size: 0, outcome: OperationOutcome::Done })

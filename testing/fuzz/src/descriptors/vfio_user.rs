@@ -92,7 +92,7 @@ impl Device for Taker {
         Ok(OperationOutcome::Done)
     }
 
-    fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno> {
+    fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<OperationOutcome, Errno> {
         let (iova, size) = (map.iova, map.size);
         let prot = Prot {
             read: map.read,
@@ -113,7 +113,7 @@ impl Device for Taker {
         mapped.map_err(|_| Errno::INVAL)?;
         self.taken += u32::from(backed);
         self.look(iova, size);
-        Ok(())
+        Ok(OperationOutcome::Done)
     }
 
     fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<Unmapped, Errno> {

@@ -1,8 +1,15 @@
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::task::{Wake, Waker};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::{DmaMap, MapError, Memory, MemoryCache, MemoryError, MemoryLimits, Prot, SharedPages};
+use crate::{
+    DmaMap, Import, MapError, Memory, MemoryCache, MemoryError, MemoryLimits, PendingImport, Prot,
+    SharedPages,
+};
 
 fn dup(memory: &Memory) -> OwnedFd {
     memory.fd().try_clone_to_owned().unwrap()
@@ -160,6 +167,90 @@ fn tmpfs_files_are_accepted_as_memory() {
     let mut bytes = [0; 4];
     rustix::io::pread(&guest, &mut bytes, 4096).unwrap();
     assert_eq!(&bytes, b"here");
+}
+
+/// Waker with a channel that receives each call.
+struct Notifier(SyncSender<()>);
+
+impl Wake for Notifier {
+    fn wake(self: Arc<Self>) {
+        let _ = self.0.try_send(());
+    }
+}
+
+fn notifier() -> (Waker, Receiver<()>) {
+    let (sender, receiver) = sync_channel(1);
+    (Waker::from(Arc::new(Notifier(sender))), receiver)
+}
+
+/// Begins to import a file that is not mapped yet.
+fn begin(cache: &mut MemoryCache, file: &Memory, waker: &Waker) -> PendingImport {
+    match cache.begin(dup(file), 4096, true, waker) {
+        Ok(Import::Pending(pending)) => pending,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn file_is_mapped_by_another_thread() {
+    let file = Memory::anonymous(4096).unwrap();
+    file.write(0, b"here").unwrap();
+    let (waker, calls) = notifier();
+    let mut cache = MemoryCache::new();
+    let pending = begin(&mut cache, &file, &waker);
+    calls.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert!(pending.is_done());
+    let memory = cache.finish(&pending).unwrap().unwrap();
+    assert!(cache.finish(&pending).is_none());
+    let mut bytes = [0; 4];
+    memory.read(0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"here");
+    let known = cache.begin(dup(&file), 4096, true, &waker);
+    assert!(matches!(known, Ok(Import::Done(known)) if known.is_same(&memory)));
+    // A failure of the mapping itself follows, others are there at once.
+    let limits = MemoryLimits {
+        mappings: 0,
+        ..MemoryLimits::DEFAULT
+    };
+    let mut none = MemoryCache::with_limits(limits);
+    let pending = begin(&mut none, &file, &waker);
+    calls.recv_timeout(Duration::from_secs(60)).unwrap();
+    let full = Some(MapError::TooManyMappings { limit: 0 });
+    assert_eq!(none.finish(&pending).unwrap().err(), full);
+    assert!(none.begin(dup(&file), 4097, true, &waker).is_err());
+}
+
+/// Number of this process's descriptors of a memory file.
+fn owners(file: &Memory) -> usize {
+    let inode = rustix::fs::fstat(file.fd()).unwrap().st_ino;
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let is_it = |path| rustix::fs::stat(path).is_ok_and(|stat| stat.st_ino == inode);
+    open.filter(|entry| is_it(entry.path())).count()
+}
+
+#[test]
+fn client_that_stalls_kernel_waits_for_others() {
+    let file = Memory::anonymous(4096).unwrap();
+    let (slow, mut other) = (MemoryCache::new(), MemoryCache::new());
+    let before = owners(&file);
+    slow.pace()
+        .charge(Duration::from_secs(3600), Instant::now());
+    // The next client of the same disk has the same budget.
+    let mut slow = slow.next_client();
+    let (slow_waker, _) = notifier();
+    let waits = begin(&mut slow, &file, &slow_waker);
+    let (waker, calls) = notifier();
+    let pending = begin(&mut other, &Memory::anonymous(4096).unwrap(), &waker);
+    calls.recv_timeout(Duration::from_secs(30)).unwrap();
+    assert!(pending.is_done() && !waits.is_done());
+    assert_eq!(owners(&file), before + 1);
+    drop(waits);
+    eventually(|| {
+        // The file is closed because nobody waits for it, and not because its time has come.
+        slow.pace()
+            .charge(Duration::from_secs(3600), Instant::now());
+        owners(&file) == before
+    });
 }
 
 #[test]

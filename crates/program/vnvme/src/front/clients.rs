@@ -1,7 +1,6 @@
 //! The clients of a controller: acceptance, messages, disconnection.
 
 use super::nvme::{NvmeFront, TOKEN_CLIENT, TOKEN_INTAKE};
-use crate::device::WaitReason;
 use crate::keep::ClientPages;
 use control::api::EventKind;
 use controller::ConfigError;
@@ -15,17 +14,17 @@ use sync::readiness;
 use vfio_user::{Connection, ConnectionError, ConnectionStatus, Interest};
 
 impl NvmeFront {
-    /// Answers a VMM that waits for an unmap or a reset, once that has ended.
+    /// Answers a VMM that waits for the end of a mapping, an unmap or a reset, once that has ended.
     #[inline]
     pub(super) fn finish_waiting(&mut self) -> bool {
         if !self.device.wait_is_over() {
             return false;
         }
-        self.device.waiting = WaitReason::No;
+        let result = self.device.end_wait();
         let Some(connection) = &mut self.connection else {
             return false;
         };
-        let status = connection.complete(&mut self.device, Ok(()));
+        let status = connection.complete(&mut self.device, result);
         self.after(status);
         true
     }

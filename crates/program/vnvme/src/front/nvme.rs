@@ -144,7 +144,13 @@ impl NvmeFront {
         }
         let entered = peers.enter(controller.stats());
         let balance = Balance::new(spread, worker, peers.clone(), &controller);
-        let mut device = NvmeDevice::new(controller, backends, limits, memories);
+        let mut device = NvmeDevice::new(
+            controller,
+            backends,
+            limits,
+            memories,
+            context.waker.clone(),
+        );
         device.set_pinner(context.io.pinner());
         let (survival, left, waiting) = match survival.map(FrontSurvival::new) {
             Some((survival, left, waiting)) => (Some(survival), left, waiting),
@@ -323,7 +329,9 @@ impl Frontend for NvmeFront {
     }
 
     fn drain_messages(&mut self) -> bool {
-        let worked = self.device.controller.drain_messages();
+        let mut worked = self.device.controller.drain_messages();
+        // Idle front-ends are not polled in each round.
+        worked |= self.finish_waiting();
         // Namespaces that the guest manages come and go here.
         self.device.controller.tidy(&self.io);
         worked

@@ -30,7 +30,7 @@ use crate::vhost_blk::{break_queue, features_of};
 const RECEIVER: &str = "vnvme-receiver";
 
 /// Returns the descendants of a process that have a name.
-fn descendants(process: u32, name: &str) -> BTreeSet<u32> {
+pub fn descendants(process: u32, name: &str) -> BTreeSet<u32> {
     let mut found = BTreeSet::new();
     let children = fs::read_to_string(format!("/proc/{process}/task/{process}/children"));
     for child in children.unwrap_or_default().split_whitespace() {
@@ -45,16 +45,16 @@ fn descendants(process: u32, name: &str) -> BTreeSet<u32> {
 }
 
 /// A stopped process, which continues when this is dropped.
-struct Stopped(Pid);
+pub struct Stopped(Pid);
 
 /// State of a process (proc(5), field 3 of `stat`); `None` when there is none.
-fn state(process: Pid) -> Option<char> {
+pub fn state(process: Pid) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
     stat.ok()?.rsplit(')').next()?.trim().chars().next()
 }
 
 impl Stopped {
-    fn new(process: u32) -> Self {
+    pub fn new(process: u32) -> Self {
         let process = Pid::from_raw(process as i32).unwrap();
         kill_process(process, Signal::STOP).unwrap();
         eventually("it is stopped", || state(process) == Some('T'));
@@ -62,7 +62,7 @@ impl Stopped {
     }
 
     /// It has not run meanwhile.
-    fn is_stopped(&self) -> bool {
+    pub fn is_stopped(&self) -> bool {
         state(self.0) == Some('T')
     }
 }
@@ -82,7 +82,7 @@ fn serve(test_dir: &TestDir, args: &[&str]) -> (Daemon, u32) {
     (daemon, receiver)
 }
 
-fn only_receiver(daemon: &Daemon) -> u32 {
+pub fn only_receiver(daemon: &Daemon) -> u32 {
     let mut found = BTreeSet::new();
     eventually("there is one receiver process", || {
         found = descendants(daemon.pid(), RECEIVER);
@@ -92,10 +92,10 @@ fn only_receiver(daemon: &Daemon) -> u32 {
 }
 
 /// Address of a second piece of guest memory.
-const MORE: u64 = 0x80_0000_0000;
+pub const MORE: u64 = 0x80_0000_0000;
 
 /// Maps a piece of memory, reads into it, and unmaps it.
-fn use_more_memory(host: &mut Host, data: &[u8]) {
+pub fn use_more_memory(host: &mut Host, data: &[u8]) {
     let more = memfd(1 << 20);
     host.link.map(MORE, 1 << 20, more.as_fd()).unwrap();
     let mut read = host.transfer(NvmOpcode::READ, 1, 0, data.len(), 4 << 20);

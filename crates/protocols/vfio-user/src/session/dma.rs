@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use super::{MessageResult, split};
+use super::{MessageResult, split, without_payload};
 use crate::device::{Device, DmaMapping, DmaUnmapping, OperationOutcome, Unmapped};
 use crate::journal::Journal;
 use crate::wire;
@@ -15,7 +15,7 @@ pub(super) fn dma_map(
     mut fds: Vec<OwnedFd>,
     device: &mut dyn Device,
     again: bool,
-) -> Result<(), Errno> {
+) -> Result<MessageResult, Errno> {
     let (request, _) = split::<wire::DmaMap>(payload)?;
     let access = request.flags & (wire::dma::READ | wire::dma::WRITE);
     if (request.argsz as usize) < size_of::<wire::DmaMap>()
@@ -41,11 +41,12 @@ pub(super) fn dma_map(
         read: access & wire::dma::READ != 0,
         write: access & wire::dma::WRITE != 0,
     };
-    if again {
+    let outcome = if again {
         device.dma_map_again(map, fds.pop())
     } else {
         device.dma_map(map, fds.pop())
-    }
+    };
+    outcome.map(without_payload)
 }
 
 pub(super) fn dma_unmap(

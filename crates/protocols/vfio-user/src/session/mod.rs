@@ -117,7 +117,7 @@ impl Session {
                     journal.negotiated(told, &self.theirs);
                 }
             }
-            Command::DMA_MAP => dma::dma_map(payload, fds, device, again)?,
+            Command::DMA_MAP => return dma::dma_map(payload, fds, device, again),
             Command::DMA_UNMAP => {
                 return dma::dma_unmap(payload, device, reply, (journal, again));
             }

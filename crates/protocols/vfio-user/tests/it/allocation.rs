@@ -69,8 +69,8 @@ impl Device for Doorbells {
     fn set_irqs(&mut self, _: SetIrqs) -> Result<OperationOutcome, Errno> {
         Ok(OperationOutcome::Done)
     }
-    fn dma_map(&mut self, _: DmaMapping, _: Option<OwnedFd>) -> Result<(), Errno> {
-        Ok(())
+    fn dma_map(&mut self, _: DmaMapping, _: Option<OwnedFd>) -> Result<OperationOutcome, Errno> {
+        Ok(OperationOutcome::Done)
     }
     fn dma_unmap(&mut self, _: DmaUnmapping) -> Result<Unmapped, Errno> {
         Ok(Unmapped {

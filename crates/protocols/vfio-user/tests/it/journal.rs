@@ -107,7 +107,7 @@ fn talk_in(
         };
         if process.is_none() {
             // An operation that was under way is begun again.
-            world.disk.pending = false;
+            world.disk.end_operation(false);
         }
         if random.below(4) > 0 {
             world.keeper.handle();

@@ -407,6 +407,38 @@ fn pending_operation_blocks_later_messages() {
 }
 
 #[test]
+fn dma_map_may_be_deferred() {
+    let mut server = Server::negotiated();
+    server.device.defer = true;
+    let file = memfd();
+    let fds = [file.as_fd()];
+    let pending = Ok(ConnectionStatus::Pending);
+    assert_eq!(server.send(&dma_map(2, 0x10000), &fds), pending);
+    server
+        .peer
+        .send(&region_read(3, CONFIG, 0, 4), &[])
+        .unwrap();
+    assert_eq!(server.pump(), pending);
+    assert!(server.silent());
+    assert_eq!(server.take_calls().len(), 1);
+    let refused = Err(Errno::NOSPC);
+    let status = server.connection.complete(&mut server.device, refused);
+    assert_eq!(status, Ok(ConnectionStatus::Open));
+    let answers = [(2, Errno::NOSPC.raw_os_error() as u32), (3, 0)];
+    for (id, error) in answers {
+        let reply = server.peer.recv().unwrap();
+        assert_eq!((reply.header.message_id, reply.header.error), (id, error));
+    }
+    // A mapping without a reply holds up the messages behind it all the same.
+    let mut posted = dma_map(4, 0x20000);
+    posted[8] |= flags::NO_REPLY as u8;
+    assert_eq!(server.send(&posted, &fds), pending);
+    let status = server.connection.complete(&mut server.device, Ok(()));
+    assert_eq!(status, Ok(ConnectionStatus::Open));
+    assert!(server.silent());
+}
+
+#[test]
 fn set_irqs_may_be_deferred() {
     let mut server = Server::negotiated();
     server.device.defer = true;

@@ -215,7 +215,7 @@ impl Device for Server {
         }
         Ok(OperationOutcome::Done)
     }
-    fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno> {
+    fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<OperationOutcome, Errno> {
         let memory = self
             .cache
             .import(fd.ok_or(Errno::INVAL)?, map.offset + map.size, map.write);
@@ -228,7 +228,8 @@ impl Device for Server {
             .host
             .controller()
             .dma_map(map.iova, map.size, backing, prot);
-        mapped.map_err(|_| Errno::EXIST)
+        mapped.map_err(|_| Errno::EXIST)?;
+        Ok(OperationOutcome::Done)
     }
     fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<Unmapped, Errno> {
         let controller = self.host.controller();

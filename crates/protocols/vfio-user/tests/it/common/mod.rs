@@ -220,12 +220,12 @@ impl Device for Mock {
         self.outcome()
     }
 
-    fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno> {
+    fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<OperationOutcome, Errno> {
         self.calls.push(Call::Map {
             map,
             fd: fd.map(file_id),
         });
-        self.result(())
+        self.outcome()
     }
 
     fn dma_unmap(&mut self, unmap: DmaUnmapping) -> Result<Unmapped, Errno> {

@@ -46,16 +46,21 @@ impl Random {
     }
 }
 
+/// Size, file and keeper's number of a window.
+type Window = (u64, u64, Option<NonZeroU32>);
+
 /// The device, which is left as it is when its process dies between two calls.
 pub struct Disk {
     pub bar: Vec<u8>,
     pub page: OwnedFd,
     /// All of it is mapped.
     pub buffer: OwnedFd,
-    pub windows: BTreeMap<u64, (u64, u64, Option<NonZeroU32>)>,
+    pub windows: BTreeMap<u64, Window>,
     pub vectors: BTreeMap<u32, (u64, Option<NonZeroU32>)>,
     /// An operation is under way.
     pub pending: bool,
+    /// The window that is to be there when the operation ends.
+    mapping: Option<(u64, Window)>,
     pub defer: bool,
     pub resets: u32,
     pub disconnects: u32,
@@ -80,6 +85,7 @@ impl Disk {
             windows: BTreeMap::new(),
             vectors: BTreeMap::new(),
             pending: false,
+            mapping: None,
             defer: false,
             resets: 0,
             disconnects: 0,
@@ -94,6 +100,13 @@ impl Disk {
         } else {
             OperationOutcome::Done
         }
+    }
+
+    /// The operation ends: in order, or with its process, which has then mapped nothing.
+    pub fn end_operation(&mut self, is_done: bool) {
+        self.pending = false;
+        let mapping = self.mapping.take().filter(|_| is_done);
+        self.windows.extend(mapping);
     }
 
     pub fn needed(&self) -> BTreeSet<NonZeroU32> {
@@ -181,23 +194,30 @@ impl Device for Disk {
         Ok(self.outcome())
     }
 
-    fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno> {
+    fn dma_map(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<OperationOutcome, Errno> {
         let number = self.numbers.pop_front().flatten();
         let fd = fd.ok_or(Errno::INVAL)?;
         if self.windows.contains_key(&map.iova) {
             return Err(Errno::EXIST);
         }
-        self.windows
-            .insert(map.iova, (map.size, inode(&fd), number));
-        Ok(())
+        self.mapping = Some((map.iova, (map.size, inode(&fd), number)));
+        let outcome = self.outcome();
+        if outcome == OperationOutcome::Done {
+            self.end_operation(true);
+        }
+        Ok(outcome)
     }
 
-    fn dma_map_again(&mut self, map: DmaMapping, fd: Option<OwnedFd>) -> Result<(), Errno> {
+    fn dma_map_again(
+        &mut self,
+        map: DmaMapping,
+        fd: Option<OwnedFd>,
+    ) -> Result<OperationOutcome, Errno> {
         let number = self.numbers.front().copied().flatten();
         let file = inode(fd.as_ref().unwrap());
         if self.windows.get(&map.iova) == Some(&(map.size, file, number)) {
             self.numbers.clear();
-            return Ok(());
+            return Ok(OperationOutcome::Done);
         }
         self.dma_map(map, fd)
     }
@@ -241,6 +261,7 @@ impl Device for Disk {
     }
 
     fn disconnected(&mut self) {
+        self.end_operation(false);
         self.windows.clear();
         self.vectors.clear();
         self.disconnects += 1;
@@ -418,7 +439,7 @@ impl World {
         let _ = process.ledger.borrow_mut().advance(Instant::now() + late);
         process.connection.keeper_answered();
         let status = if complete && self.disk.pending {
-            self.disk.pending = false;
+            self.disk.end_operation(true);
             process.connection.complete(&mut self.disk, Ok(()))
         } else {
             process.connection.on_ready(&mut self.disk)
