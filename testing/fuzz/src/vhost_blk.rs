@@ -209,9 +209,12 @@ impl Bench {
         self.offer(head);
     }
 
-    /// Once round the worker's loop.
+    /// Once round the worker's loop, and once more when a memory file was mapped meanwhile.
     pub(crate) fn poll(&mut self) {
         self.server.poll().unwrap();
+        while dma::wait_for_mappings() {
+            self.server.poll().unwrap();
+        }
     }
 
     fn turn(&mut self) {

@@ -42,12 +42,15 @@ pub const IN_MACHINE: &[&str] = &[
     "vnvme check /etc/vnvme",
     "vnvme devices",
     "vnvme info disk.raw",
+    "vnvme list --all",
+    "vnvme metrics --all",
     "vnvme reload",
     "vnvme save",
     "vnvme serve --metrics 127.0.0.1:9469 ...",
     "vnvme stats",
     "vnvme stats --json",
     "vnvme top",
+    "vnvme top --all",
     "vnvme upgrade",
 ];
 

@@ -68,6 +68,7 @@ mod mapper;
 mod memories;
 #[allow(unsafe_code)]
 mod memory;
+#[allow(unsafe_code)]
 mod pace;
 #[allow(unsafe_code)]
 pub mod prefetch;
@@ -103,6 +104,7 @@ pub use epoch::Pin;
 pub use error::{DmaError, MapError, MemoryError};
 pub use list::SegmentList;
 pub use map::{Access, DmaMap, PAGE, Prot, Window};
+pub use mapper::wait_for_mappings;
 pub use memory::Memory;
 pub use private::{PrivateMemory, WeakMemory};
 pub use prp::PrpError;

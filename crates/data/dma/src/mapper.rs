@@ -32,6 +32,7 @@ const STACK: usize = 256 << 10;
 
 static QUEUE: Mutex<Queue> = Mutex::new(Queue {
     jobs: VecDeque::new(),
+    is_mapping: false,
     runs: false,
 });
 /// Signalled when a job was queued.
@@ -39,6 +40,8 @@ static NEWS: Condvar = Condvar::new();
 
 struct Queue {
     jobs: VecDeque<Job>,
+    /// Whether the thread maps a file now.
+    is_mapping: bool,
     /// Whether the thread was started. It never ends.
     runs: bool,
 }
@@ -125,12 +128,27 @@ impl Drop for Mapped {
     }
 }
 
+/// Waits until no memory file is being mapped; returns whether any was. For tests that drive a
+/// front-end on one thread.
+pub fn wait_for_mappings() -> bool {
+    let is_busy = || {
+        let queue = QUEUE.lock().unpoisoned();
+        queue.is_mapping || !queue.jobs.is_empty()
+    };
+    let was_busy = is_busy();
+    while is_busy() {
+        std::thread::sleep(std::time::Duration::from_micros(20));
+    }
+    was_busy
+}
+
 fn start() -> Result<(), Errno> {
     let thread = std::thread::Builder::new().name("map-memory".to_owned());
     let spawned = thread.stack_size(STACK).spawn(|| {
         sync::leave_cpu();
         loop {
             next().run();
+            QUEUE.lock().unpoisoned().is_mapping = false;
         }
     });
     let errno = |error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);
@@ -147,7 +165,10 @@ fn next() -> Job {
         queue = match soonest {
             None => NEWS.wait(queue).unpoisoned(),
             Some((at, delay)) if delay.is_zero() => match queue.jobs.remove(at) {
-                Some(job) => return job,
+                Some(job) => {
+                    queue.is_mapping = true;
+                    return job;
+                }
                 None => queue,
             },
             Some((_, delay)) => NEWS.wait_timeout(queue, delay).unpoisoned().0,

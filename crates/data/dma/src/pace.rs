@@ -1,5 +1,6 @@
 //! Budget of the time for which a client's memory files keep a thread waiting in the kernel.
 
+use std::mem::MaybeUninit;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -11,8 +12,9 @@ use sync::Unpoisoned;
 const ALLOWANCE: Duration = Duration::from_secs(1);
 /// Quotient of elapsed time and the waiting time that it pays for.
 const SHARE: u32 = 20;
-/// Largest waiting time that is remembered: the next mapping is delayed by a minute at most.
-const MAX_DEBT: Duration = Duration::from_secs(4);
+/// Largest waiting time that is remembered. It delays the next mapping by a second, so that the
+/// client still has its answer within two seconds.
+const MAX_DEBT: Duration = ALLOWANCE.saturating_add(Duration::from_millis(50));
 
 /// Waiting time that one disk's clients have caused, less the part that time has paid for. A client
 /// that connects again does not get a new budget.
@@ -49,10 +51,12 @@ impl Pace {
     }
 }
 
-/// Measurement of the time that the calling thread spends off the processor.
+/// Measurement of the time for which the calling thread waits in the kernel. The time without a
+/// processor alone does not count: a thread that is preempted does not sleep.
 pub(crate) struct Standstill {
     began: Instant,
     cpu: Duration,
+    sleeps: i64,
 }
 
 fn cpu_time() -> Duration {
@@ -60,16 +64,31 @@ fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
+/// Returns how often the calling thread has gone to sleep (voluntary context switches).
+fn sleeps() -> i64 {
+    let mut usage = MaybeUninit::zeroed();
+    // SAFETY: the structure is writable and lives as long as the call; all zeroes are valid.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    usage.ru_nvcsw
+}
+
 impl Standstill {
     pub(crate) fn begin() -> Standstill {
         Standstill {
             began: Instant::now(),
             cpu: cpu_time(),
+            sleeps: sleeps(),
         }
     }
 
-    /// Charges the time off the processor since the beginning.
+    /// Charges the time off the processor since the beginning, if the thread has slept.
     pub(crate) fn charge(self, pace: &Pace) {
+        if sleeps() == self.sleeps {
+            return;
+        }
         let now = Instant::now();
         let worked = cpu_time().saturating_sub(self.cpu);
         let wall = now.saturating_duration_since(self.began);
@@ -84,17 +103,17 @@ mod tests {
     #[test]
     fn mapping_is_delayed_after_allowance_is_spent() {
         let (pace, start) = (Pace::default(), Instant::now());
-        let at = |seconds| start + Duration::from_secs(seconds);
-        let delay = |seconds| pace.delay(at(seconds)).as_secs();
+        let at = |millis| start + Duration::from_millis(millis);
+        let delay = |millis| pace.delay(at(millis)).as_millis();
         assert_eq!(delay(0), 0);
         pace.charge(Duration::from_millis(1000), at(0));
         assert_eq!(delay(0), 0);
-        pace.charge(Duration::from_millis(500), at(0));
-        assert_eq!((delay(0), delay(4), delay(10)), (10, 6, 0));
+        pace.charge(Duration::from_millis(40), at(0));
+        assert_eq!((delay(0), delay(200), delay(800)), (800, 600, 0));
         // A debt that was paid does not count again.
-        pace.charge(Duration::from_millis(500), at(30));
-        assert_eq!(delay(30), 0);
-        pace.charge(Duration::from_secs(3600), at(30));
-        assert_eq!((delay(30), delay(90)), (60, 0));
+        pace.charge(Duration::from_millis(500), at(30_000));
+        assert_eq!(delay(30_000), 0);
+        pace.charge(Duration::from_secs(3600), at(30_000));
+        assert_eq!((delay(30_000), delay(31_000)), (1000, 0));
     }
 }

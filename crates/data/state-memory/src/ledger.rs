@@ -25,7 +25,13 @@ pub enum LedgerError {
     Keeper(String),
     /// The disk's state memory has no room for the descriptor's entry.
     #[error("state memory: {0}")]
-    State(#[from] StateError),
+    State(String),
+}
+
+impl From<StateError> for LedgerError {
+    fn from(error: StateError) -> Self {
+        Self::State(error.to_string())
+    }
 }
 
 /// Descriptors of a disk that outlive the process. Each is noted in the state memory before the

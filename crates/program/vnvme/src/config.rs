@@ -5,6 +5,7 @@
 use crate::spec::{Specs, parse_config};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Reads a file, or all fragments of a folder.
@@ -73,6 +74,13 @@ fn fragments(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 fn read_file(path: &Path) -> Result<Specs> {
-    let text = fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
+    let shown = path.display();
+    let text = match fs::read_to_string(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => bail!(
+            "{shown}: no such configuration file; name one that exists, or write it (the manual \
+             page vnvme.toml(5) lists its keys)"
+        ),
+        read => read.with_context(|| format!("{shown}"))?,
+    };
     parse_config(path, &text)
 }

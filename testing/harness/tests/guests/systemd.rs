@@ -312,6 +312,8 @@ fn operated(machine: &Machine, pages: &mut Script) -> Result<()> {
         ("vnvme save", "[[controller]]"),
         ("vnvme stats", "vm0"),
         ("vnvme stats --json", "\"measured\""),
+        ("vnvme list --all", "vm0"),
+        ("vnvme metrics --all", "vnvme_instance_up"),
         ("vnvme devices", ""),
         ("vnvme upgrade", ""),
         ("systemd-analyze security --offline", "OK"),
@@ -323,14 +325,17 @@ fn operated(machine: &Machine, pages: &mut Script) -> Result<()> {
     let told = run_script(machine, &format!("truncate -s 16M disk.raw\n{info}"))?;
     ensure!(told.contains("16 MiB"), "{told}");
     // A terminal, at which somebody types `q` once the disk is shown.
+    let all = pages.take("vnvme top --all")?.text.clone();
     let top = &pages.take("vnvme top")?.text;
     let keys = "for try in $(seq 600); do grep -q vm0 /run/top.log && printf q; sleep 0.1; done";
     let shown = format!(
-        "touch /run/top.log
+        ": >/run/top.log
          {{ {keys}; }} 2>/dev/null | script -qec '{top}' --flush /run/top.log"
     );
-    let told = run_script(machine, &shown)?;
-    ensure!(told.contains("vm0") && !told.contains("-0 IOPS"), "{told}");
+    for shown in [shown.clone(), shown.replace(top, &all)] {
+        let told = run_script(machine, &shown)?;
+        ensure!(told.contains("vm0") && !told.contains("-0 IOPS"), "{told}");
+    }
     machine.run(&["systemctl", "stop", UNIT])?;
     run_server(
         machine,

@@ -401,9 +401,12 @@ fn is_same(entry: &DiskRecord, failed: &Arc<DiskFailure>) -> bool {
 }
 
 fn unknown(name: &str) -> Error {
-    Error::not_found(format!(
-        "no disk is called \"{name}\"; vnvme list shows the names"
-    ))
+    let remedy = if name.contains("://") {
+        "it looks like a volume, and the name of the disk comes first"
+    } else {
+        "vnvme list shows the names"
+    };
+    Error::not_found(format!("no disk is called \"{name}\"; {remedy}"))
 }
 
 /// Reserved name of a disk that is being added. Dropping it frees the name again.

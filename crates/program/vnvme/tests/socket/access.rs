@@ -374,7 +374,7 @@ fn compromised_server_gets_only_configured_sockets() {
     symlink(beside.join("target"), run.join("to-nothing")).unwrap();
     for (number, path, error) in [
         (1, run.join("b.sock"), libc::EPERM),
-        (u32::MAX, run.join("b.sock"), libc::EPERM),
+        (u32::MAX - 1, run.join("b.sock"), libc::EPERM),
         (0, run.join("a.sock"), libc::EADDRINUSE),
         (0, run.join("other.sock"), libc::EADDRINUSE),
         (0, run.join("file"), libc::EADDRINUSE),

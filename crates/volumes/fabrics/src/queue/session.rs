@@ -40,11 +40,17 @@ pub(crate) struct Answered {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FabricsFailure {
     #[error("the controller breaks the protocol: {0}")]
-    Violation(#[from] Violation),
+    Violation(Violation),
     #[error("the controller ends the connection: {0}")]
     Terminated(Terminated),
     #[error("its association has ended")]
     Association,
+}
+
+impl From<Violation> for FabricsFailure {
+    fn from(violation: Violation) -> Self {
+        Self::Violation(violation)
+    }
 }
 
 impl Failure for FabricsFailure {

@@ -19,7 +19,13 @@ pub(crate) enum NbdFailure {
     #[error("the server is shutting down")]
     ShuttingDown,
     #[error("the server breaks the protocol: {0}")]
-    Violation(#[from] protocol::Violation),
+    Violation(protocol::Violation),
+}
+
+impl From<protocol::Violation> for NbdFailure {
+    fn from(violation: protocol::Violation) -> Self {
+        Self::Violation(violation)
+    }
 }
 
 impl Failure for NbdFailure {

@@ -141,7 +141,7 @@ pub const MISTAKES: &[Mistake] = &[
         "--config none.toml",
         "",
         1,
-        "vnvme: none.toml: No such file or directory (os error 2)",
+        "vnvme: none.toml: no such configuration file; name one that exists, or write it (the manual page vnvme.toml(5) lists its keys)",
     ),
     Mistake(
         "-s none/s mem://1M",
@@ -434,19 +434,19 @@ pub const MISTAKES: &[Mistake] = &[
         "daemon --config none.toml",
         "",
         1,
-        "vnvme: none.toml: No such file or directory (os error 2)",
+        "vnvme: none.toml: no such configuration file; name one that exists, or write it (the manual page vnvme.toml(5) lists its keys)",
     ),
     Mistake(
         "check none.toml",
         "",
         1,
-        "vnvme: none.toml: No such file or directory (os error 2)",
+        "vnvme: none.toml: no such configuration file; name one that exists, or write it (the manual page vnvme.toml(5) lists its keys)",
     ),
     Mistake(
         "apply none.toml",
         "",
         1,
-        "vnvme: none.toml: No such file or directory (os error 2)",
+        "vnvme: none.toml: no such configuration file; name one that exists, or write it (the manual page vnvme.toml(5) lists its keys)",
     ),
     Mistake(
         "detach a first",
@@ -765,7 +765,7 @@ pub const REFUSED: &[(&str, &str)] = &[
     ),
     (
         "apply none.toml",
-        "vnvme: none.toml: No such file or directory (os error 2)",
+        "vnvme: none.toml: no such configuration file; name one that exists, or write it (the manual page vnvme.toml(5) lists its keys)",
     ),
     (
         "apply more.toml",
