@@ -66,13 +66,11 @@ fn cpu_time() -> Duration {
 
 /// Returns how often the calling thread has gone to sleep (voluntary context switches).
 fn sleeps() -> i64 {
-    let mut usage = MaybeUninit::zeroed();
-    // SAFETY: the structure is writable and lives as long as the call; all zeroes are valid.
-    let usage = unsafe {
-        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
-        usage.assume_init()
-    };
-    usage.ru_nvcsw
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the structure is writable and lives as long as the call.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) };
+    // SAFETY: the structure has numbers only, for which all zeroes are valid.
+    unsafe { usage.assume_init() }.ru_nvcsw
 }
 
 impl Standstill {
