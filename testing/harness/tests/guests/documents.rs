@@ -55,9 +55,10 @@ impl Place {
     fn words(&self, folder: &Path, script: &str) -> Result<Vec<String>> {
         let repository = format!("'{}'", checkout().display());
         let tmp = format!("{}/", self.tmp.path().display());
+        // The repository may lie in /tmp.
         let script = script
-            .replace("<this repository>", &repository)
-            .replace("/tmp/", &tmp);
+            .replace("/tmp/", &tmp)
+            .replace("<this repository>", &repository);
         let path = format!(
             "PATH={}:{}",
             self.work.path().display(),
