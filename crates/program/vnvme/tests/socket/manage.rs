@@ -753,7 +753,7 @@ fn limits_are_reported_and_lose_nothing() {
     }
     fs::write(&file, [0xff, 0xfe]).unwrap();
     assert!(apply(&file).contains("UTF-8"));
-    assert!(apply("/nowhere/f.toml").contains("No such file"));
+    assert!(apply("/nowhere/f.toml").contains("no such configuration file"));
     assert!(apply("/").contains("has no file *.toml"));
     assert_eq!(m.names(), ["a"]);
     let mut host = Host::up(&m.socket("a"));
