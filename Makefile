@@ -100,6 +100,7 @@ test-guests-steps:
 # Builds that the last steps of `test-guests` want. A build that fails here fails again in the step that wants it.
 prebuild: tools-bench
 	-$(CARGO) build --release -p vnvme
+	-$(CARGO) build --release -p bench --bin vnvme-export
 	-testing/fuzz/run.sh build
 
 # How long the tests of this tier go on: CONTRIBUTING.md has the variables.
