@@ -168,7 +168,11 @@ fn mistakes_are_explained_once() {
     from_file(&[], 1, &[]);
     fs::write(&config, "[[ublk]]\nvolume = \"mem://1M\"\n").unwrap();
     from_file(&["--no-write-cache"], 2, &["[[ublk]]", "write cache"]);
-    mistake(&["serve", "-c", &none], 1, &["none.sock", "no such configuration file"]);
+    mistake(
+        &["serve", "-c", &none],
+        1,
+        &["none.sock", "no such configuration file"],
+    );
 
     mistake(
         &["ublk", "--id", "4294967295", "mem://1M", "mem://1M"],
