@@ -438,3 +438,91 @@ fn serving_in(text: &str, fds: Vec<OwnedFd>) -> Option<Serving> {
     let [channel, pidfd] = <[OwnedFd; 2]>::try_from(fds).ok()?;
     Some(Serving::adopted(pid, pidfd, Some(channel), ready == "1"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC;
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+    }
+
+    /// A process that ends with the other end of its standard input.
+    fn child() -> Child {
+        let mut command = Command::new("cat");
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::null());
+        command.spawn().unwrap()
+    }
+
+    /// Returns the text of a message that has arrived.
+    fn next(socket: &OwnedFd) -> Option<String> {
+        let packet = packet::receive(socket.as_fd(), RecvFlags::DONTWAIT).ok()??;
+        Some(String::from_utf8(packet.text).unwrap())
+    }
+
+    /// Starts a stand-by that has yet to receive as many messages and a last one, beside one that was
+    /// left. Returns the process and the sockets of both.
+    fn beside_left(messages: usize) -> (Backup, Child, OwnedFd, OwnedFd) {
+        let former = child();
+        let pid = Pid::from_raw(former.id().try_into().unwrap()).unwrap();
+        let (channel, former_socket) = pair();
+        let mut backup = Backup::default();
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        backup.leave(pid, pidfd, channel);
+        let (channel, socket) = pair();
+        let mut sending = HandoverSender::default();
+        for _ in 0..messages {
+            sending.push("x".repeat(1000), Vec::new());
+        }
+        sending.push("the last one".to_owned(), Vec::new());
+        backup.started.push(Started {
+            child: child(),
+            channel,
+            sending,
+        });
+        (backup, former, former_socket, socket)
+    }
+
+    fn end(mut backup: Backup, mut former: Child) {
+        former.kill().unwrap();
+        former.wait().unwrap();
+        backup.replace(0);
+    }
+
+    /// A keeper may be killed at any moment. Of two stand-bys that have everything, both would
+    /// become the keeper.
+    #[test]
+    fn earlier_standby_is_dismissed_before_its_successor_has_the_last_message() {
+        // More than the socket takes at a time.
+        let (mut backup, former, former_socket, socket) = beside_left(2000);
+        let waiting = |backup: &Backup| backup.started.first().unwrap().sending.len();
+        backup.go_on();
+        while waiting(&backup) > 1 {
+            assert_eq!(next(&former_socket), None, "the new one is not complete");
+            next(&socket).unwrap();
+            backup.go_on();
+        }
+        // The socket is still full.
+        assert_eq!(waiting(&backup), 1);
+        assert_eq!(next(&former_socket).as_deref(), Some(QUIT));
+        while waiting(&backup) > 0 {
+            next(&socket).unwrap();
+            backup.go_on();
+        }
+        let received = std::iter::from_fn(|| next(&socket));
+        assert_eq!(received.last().unwrap(), "the last one");
+        end(backup, former);
+    }
+
+    #[test]
+    fn earlier_standby_is_dismissed_where_everything_is_sent_at_once() {
+        let (mut backup, former, former_socket, socket) = beside_left(1);
+        backup.go_on();
+        assert_eq!(next(&former_socket).as_deref(), Some(QUIT));
+        let received = std::iter::from_fn(|| next(&socket));
+        assert_eq!(received.last().unwrap(), "the last one");
+        end(backup, former);
+    }
+}

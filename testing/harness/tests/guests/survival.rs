@@ -1,7 +1,9 @@
 //! A guest with disks served by a process that is killed again and again, at any moment, or
 //! replaced by another version: it notices pauses, and nothing else.
 //!
-//! `VNVME_KILLS` has it killed, and `VNVME_UPGRADES` replaced, more often than a few times.
+//! `VNVME_KILLS` has it killed, and `VNVME_UPGRADES` replaced, more often than a few times. Before
+//! every third of these it is stopped for `VNVME_STOP_MS` milliseconds, as a process that gets no
+//! processor.
 
 use std::ffi::OsString;
 use std::fs;
@@ -23,6 +25,9 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// Kills, where nothing else is said.
 const KILLS: usize = 6;
+/// Milliseconds for which it is stopped, where nothing else is said. QEMU 11 gives a disk up whose
+/// server has not answered for 5 s.
+const STOP_MS: usize = 200;
 /// Kills of which some have to hit a request in flight.
 const MORE_KILLS: usize = 12;
 /// Upgrades between them, where nothing else is said.
@@ -138,8 +143,13 @@ trait Keeps {
     /// Which process serves: another one than `before`, which has been ended.
     fn serving(&self, before: Option<i32>) -> Result<i32>;
 
+    /// Sends it a signal.
+    fn signal(&self, pid: i32, signal: Signal) -> Result<()>;
+
     /// Ends it as nobody expects.
-    fn kill(&self, pid: i32) -> Result<()>;
+    fn kill(&self, pid: i32) -> Result<()> {
+        self.signal(pid, Signal::KILL)
+    }
 
     /// Has one of the program that is there now take its place.
     fn upgrade(&self) -> Result<()>;
@@ -150,11 +160,8 @@ impl Keeps for Daemon {
         wait_serving(self, before)
     }
 
-    fn kill(&self, pid: i32) -> Result<()> {
-        Ok(kill_process(
-            Pid::from_raw(pid).context("pid")?,
-            Signal::KILL,
-        )?)
+    fn signal(&self, pid: i32, signal: Signal) -> Result<()> {
+        Ok(kill_process(Pid::from_raw(pid).context("pid")?, signal)?)
     }
 
     fn upgrade(&self) -> Result<()> {
@@ -205,9 +212,11 @@ fn kill_under_load(
     let ended = AtomicBool::new(false);
     let (mut killed, mut upgraded) = (0, 0);
     let all = kills + upgrades;
+    let stop = Duration::from_millis(number("VNVME_STOP_MS", STOP_MS)? as u64);
     let turns = std::thread::scope(|scope| -> Result<String> {
         let load = scope.spawn(|| {
-            let seconds = seconds_for(all) + 2;
+            let stopped = all.div_ceil(3) as u64 * stop.as_secs();
+            let seconds = seconds_for(all) + stopped + 2;
             let limit = LONG_TIMEOUT + Duration::from_secs(2 * seconds);
             let script = format!("end=$(($(date +%s) + {seconds}))\n{LOAD}\n{loads}");
             let turns = run_for(guest, limit, &script);
@@ -218,6 +227,11 @@ fn kill_under_load(
         let mut pid = keeps.serving(None)?;
         std::thread::sleep(Duration::from_secs(2));
         while killed + upgraded < all && !ended.load(Ordering::Acquire) {
+            if (killed + upgraded) % 3 == 0 {
+                keeps.signal(pid, Signal::STOP)?;
+                std::thread::sleep(stop);
+                keeps.signal(pid, Signal::CONT)?;
+            }
             std::thread::sleep(Duration::from_micros(20_000 + chance.below(BETWEEN)));
             let left = (all - killed - upgraded) as u64;
             if chance.below(left) < (upgrades - upgraded) as u64 {
@@ -564,9 +578,9 @@ impl Keeps for Machine {
         Ok(pid.parse()?)
     }
 
-    fn kill(&self, pid: i32) -> Result<()> {
-        self.run(&["kill", "-s", "KILL", &pid.to_string()])
-            .map(drop)
+    fn signal(&self, pid: i32, signal: Signal) -> Result<()> {
+        let signal = format!("-{}", signal.as_raw());
+        self.run(&["kill", &signal, &pid.to_string()]).map(drop)
     }
 
     fn upgrade(&self) -> Result<()> {

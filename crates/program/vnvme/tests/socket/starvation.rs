@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{BufRead, BufReader, IoSlice};
+use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -17,7 +17,10 @@ use control::Client;
 use control::api::LimitChange;
 use nvme::{NvmOpcode, Status};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 
 use crate::bad_messages::{message, version};
@@ -26,6 +29,8 @@ use crate::failure_domains::{Domain, command, controller};
 use crate::keeper::{kill_serving, serving, start};
 use crate::vhost_blk::{break_queue, features_of};
 
+/// Controller Status (NVMe base specification, section 3.1.4).
+const REG_CSTS: u64 = 0x1c;
 /// Name of the process that receives descriptors (proc(5), `comm`).
 const RECEIVER: &str = "vnvme-receiver";
 
@@ -313,6 +318,10 @@ fn change_without_answer_of_keeper_fails_and_has_no_effect() {
 const USER: u32 = 54_324;
 /// Path of the socket to flood, for a process that is to do so.
 const FLOODS: &str = "VNVME_TEST_FLOODS";
+/// User of a daemon and of a process that holds descriptors in flight.
+const HOLDER: u32 = 54_325;
+/// Set for a process that is to hold descriptors.
+const HOLDS: &str = "VNVME_TEST_HOLDS";
 /// Descriptors in a message, and messages, of the flood.
 const FLOOD: usize = 50;
 /// The daemon may have so many descriptors open, and in flight.
@@ -414,7 +423,7 @@ fn flood_of_descriptors_leaves_neighbour_served() {
     let namespace = "namespace = [{ volume = \"mem://4M\" }]";
     let controller = |socket: &Path| {
         let socket = text(socket);
-        format!("[[controller]]\nsocket = \"{socket}\"\n{namespace}\n")
+        format!("[[controller]]\nsocket = \"{socket}\"\ndoorbells = \"mapped\"\n{namespace}\n")
     };
     let config = test_dir.path("vnvme.toml");
     fs::write(
@@ -456,6 +465,103 @@ fn flood_of_descriptors_leaves_neighbour_served() {
         use_more_memory(&mut Host::up(&flooded), &[0; 4096]);
     }
     drop(host);
+    daemon.end();
+}
+
+/// Not a test of its own: holds descriptors in flight, in its own socket, until its input ends.
+#[test]
+fn holder_of_descriptors() {
+    if std::env::var_os(HOLDS).is_none() {
+        return;
+    }
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let memory = memfd(4096);
+    for _ in 0..FLOOD {
+        send(&ours, b"x", &[memory.as_fd(); FLOOD]).unwrap();
+    }
+    limit_descriptors(Some(DESCRIPTORS));
+    let refused = send(&ours, b"x", &[memory.as_fd()]);
+    assert_eq!(refused, Err(rustix::io::Errno::TOOMANYREFS));
+    println!("full");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+/// Another process of the daemon's user leaves no room for the descriptor of a reply. The reply
+/// waits until there is room, and other clients are served meanwhile.
+#[test]
+fn reply_waits_while_kernel_takes_no_descriptor() {
+    let test = "reply_waits_while_kernel_takes_no_descriptor";
+    let Some((test_dir, program)) = crate::access::open_place(test) else {
+        return;
+    };
+    fs::set_permissions(test_dir.path(""), fs::Permissions::from_mode(0o777)).unwrap();
+    let (first, second) = (test_dir.socket(), test_dir.path("second.sock"));
+    let config = test_dir.path("vnvme.toml");
+    let controller = |socket: &Path| {
+        let socket = text(socket);
+        format!(
+            "[[controller]]\nsocket = \"{socket}\"\ndoorbells = \"mapped\"\nnamespace = [{{ volume = \"mem://4M\" }}]\n"
+        )
+    };
+    fs::write(&config, controller(&first) + &controller(&second)).unwrap();
+    let args = ["serve", "--workers", "1", "--config", &text(&config)];
+    let daemon = Daemon::spawn_limited_as(HOLDER, DESCRIPTORS, &program, &args);
+    daemon.wait_listening(&first);
+    daemon.wait_listening(&second);
+    let mut neighbour = Host::up(&second);
+    let client = UnixStream::connect(&first).unwrap();
+    client.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
+    send(&client, &version(0, b"{}\0"), &[]).unwrap();
+    let mut header = [0; 16];
+    (&client).read_exact(&mut header).unwrap();
+    let rest = u32::from_le_bytes(header[4..8].try_into().unwrap()) as usize - header.len();
+    (&client).read_exact(&mut vec![0; rest]).unwrap();
+
+    let mut child = Command::new("/proc/self/exe")
+        .args([
+            "--exact",
+            "starvation::holder_of_descriptors",
+            "--nocapture",
+        ])
+        .env(HOLDS, "1")
+        .uid(HOLDER)
+        .gid(HOLDER)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().ends_with("full")));
+    // DEVICE_GET_REGION_INFO of BAR0, whose reply has the page of doorbells.
+    let question = [256u32, 0, 0, 0, 0, 0, 0, 0].map(u32::to_ne_bytes);
+    send(&client, &message(5, 0, None, &question.concat()), &[]).unwrap();
+    // The same worker answers the neighbour meanwhile.
+    for _ in 0..1000 {
+        neighbour.read32(REG_CSTS);
+    }
+    assert_eq!(rustix::io::ioctl_fionread(&client).unwrap(), 0);
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut reply = [0; 512];
+    let received = recvmsg(
+        &client,
+        &mut [IoSliceMut::new(&mut reply)],
+        &mut control,
+        RecvFlags::empty(),
+    );
+    assert!(
+        received.unwrap().bytes > header.len(),
+        "the client was disconnected"
+    );
+    let descriptors = control.drain().map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => fds.count(),
+        _ => 0,
+    });
+    assert_eq!(descriptors.sum::<usize>(), 1);
+    drop((neighbour, client));
     daemon.end();
 }
 
