@@ -462,8 +462,8 @@ mod tests {
         Some(String::from_utf8(packet.text).unwrap())
     }
 
-    /// Starts a stand-by that has yet to receive as many messages and a last one, beside one that was
-    /// left. Returns the process and the sockets of both.
+    /// Starts a stand-by that has yet to receive as many messages and a last one, beside one that
+    /// was left. Returns the process and the sockets of both.
     fn beside_left(messages: usize) -> (Backup, Child, OwnedFd, OwnedFd) {
         let former = child();
         let pid = Pid::from_raw(former.id().try_into().unwrap()).unwrap();

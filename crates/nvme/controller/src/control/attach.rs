@@ -167,15 +167,20 @@ impl Controller {
         self.migration.set_namespace(index, Namespace::nothing());
         self.order_all(|| Order::Detach(index));
         self.stop_sharing(nsid);
-        // A namespace attached under this ID later is a different one.
+        self.forget_namespace(nsid);
+        self.settle();
+        true
+    }
+
+    /// Forgets a namespace that was detached, and tells the host. A namespace that is attached
+    /// under this ID later is a different one.
+    pub(crate) fn forget_namespace(&mut self, nsid: u32) {
         self.marks.table.forget(nsid);
         self.admin.erasure.forget(nsid);
         if let Some(left_out) = self.engine.log.allow("detached") {
             tracing::info!(nsid, left_out, "detached");
         }
         self.tell_changed(nsid);
-        self.settle();
-        true
     }
 
     /// Requests that outstanding commands on detached namespaces end early, because their volume

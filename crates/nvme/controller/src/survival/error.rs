@@ -35,9 +35,6 @@ pub enum RestoreError {
         /// Value of the property in the configuration of this process.
         now: String,
     },
-    /// A namespace that the host uses is not configured.
-    #[error("the host knows namespace {0}, which is not configured")]
-    NoNamespace(u32),
     /// A file descriptor of the previous process was not kept or is lost.
     #[error("restart state: {what} is missing")]
     NotKept {

@@ -96,7 +96,8 @@ pub fn shown_identity(state: &StateMemory) -> Option<ShownIdentity> {
 
 impl Identity {
     /// Checks that the configured disk is the one that the host knows; the `changing` namespaces
-    /// may have their new formats by now.
+    /// may have their new formats by now. A namespace that is not configured any more was being
+    /// detached when the previous process ended.
     fn check(&self, now: &Identity, changing: &[(u32, FormatState)]) -> Result<(), RestoreError> {
         same("model number", &self.model, &now.model)?;
         same("serial number", &self.serial, &now.serial)?;
@@ -116,8 +117,10 @@ impl Identity {
         same("controller memory buffer", before, after)?;
         same("Boot Partitions", &self.boot_size, &now.boot_size)?;
         for before in &self.namespaces {
-            let found = now.namespaces.iter().find(|ns| ns.nsid == before.nsid);
-            let now = found.ok_or(RestoreError::NoNamespace(before.nsid))?;
+            let mut namespaces = now.namespaces.iter();
+            let Some(now) = namespaces.find(|ns| ns.nsid == before.nsid) else {
+                continue;
+            };
             // The new format of an unfinished Format NVM may be stored already.
             let format = now.format.map(|format| (now.nsid, format));
             if !format.is_some_and(|format| changing.contains(&format)) {
@@ -480,6 +483,11 @@ impl Controller {
             }
             if reformatted || known.is_none_or(|old| old.blocks != ns.blocks) {
                 self.tell_changed(ns.nsid);
+            }
+        }
+        for old in &before.namespaces {
+            if now.namespaces.iter().all(|ns| ns.nsid != old.nsid) {
+                self.forget_namespace(old.nsid);
             }
         }
     }

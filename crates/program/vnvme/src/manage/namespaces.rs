@@ -80,6 +80,7 @@ impl Manager {
         };
         let next = Next::As(Box::new(together.clone()));
         let intent = self.intend(&taken.name, next)?;
+        crash::point!("vnvme.attach.recorded");
         self.worker_context.registry.described.add(&together);
         let nsid = spec.nsid.unwrap_or(1);
         let volume = opened.volume.clone();
@@ -178,6 +179,7 @@ impl Manager {
         }
         disk.namespaces.retain(|ns| ns.nsid != Some(nsid));
         let intent = self.intend(&name, Next::As(Box::new(next.clone())))?;
+        crash::point!("vnvme.detach.recorded");
         let (gone, left) = std::mem::take(&mut taken.running.volumes)
             .into_iter()
             .partition::<Vec<_>, _>(|(id, _)| *id == nsid);

@@ -1025,3 +1025,57 @@ fn daemon_starts_beside_hanging_file_system_and_removes_its_disk() {
         drop(fuse);
     }
 }
+
+/// The process dies after it has recorded that a namespace is attached or detached, and before its
+/// controller is told. The next process completes the change, and the client stays.
+#[test]
+fn client_stays_when_process_dies_while_namespace_is_attached_or_detached() {
+    for point in ["detach", "attach"] {
+        let test_dir = TestDir::new();
+        let files = ["a.raw", "b.raw", "c.raw"].map(|name| test_dir.disk(name, 1 << 20));
+        let path = test_dir.path("crash");
+        fs::write(&path, format!("vnvme.{point}.recorded:1\n")).unwrap();
+        let disks = controller(&test_dir, "a", &[&files[0], &files[1]], "");
+        let variables = [("VNVME_CRASH", &*text(&path))];
+        let folder = text(&test_dir.path(""));
+        let domain = Domain::start_in(test_dir, &disks, &["--allow", &folder], &variables);
+        let mut guest = domain.host("a");
+        guest.write(1, 0, &pattern(1, 4096));
+        guest.write(2, 0, &pattern(2, 4096));
+        let changed = match point {
+            "detach" => domain.client.detach("a", 2),
+            _ => {
+                let table = serde_json::json!({ "volume": files[2] });
+                let table = table.as_object().unwrap();
+                domain.client.attach("a", table).map(drop)
+            }
+        };
+        assert!(changed.is_err(), "{point}: the process was to die");
+        domain
+            .daemon
+            .wait_log(|line| line.contains("this one goes on"));
+        assert!(guest.read(1, 0, 4096) == pattern(1, 4096), "{point}");
+        let (second, third) = (guest.identify_namespace(2), guest.identify_namespace(3));
+        let third = third.unwrap().nsze.get();
+        match point {
+            "detach" => assert_eq!((second.unwrap().nsze.get(), third), (0, 0)),
+            _ => {
+                assert!(guest.read(2, 0, 4096) == pattern(2, 4096));
+                assert_eq!(third, 2048);
+            }
+        }
+        // The namespace can be attached again, and another kill changes nothing.
+        eventually("it answers", || domain.client.disks().is_ok());
+        if point == "detach" {
+            let table = serde_json::json!({ "volume": files[1], "nsid": 2 });
+            let table = table.as_object().unwrap();
+            domain.client.attach("a", table).unwrap();
+        }
+        domain.kill();
+        assert!(guest.read(2, 0, 4096) == pattern(2, 4096), "{point}");
+        let told = domain.daemon.count("client is disconnected");
+        assert_eq!(told, 0, "{point}");
+        drop(guest);
+        domain.daemon.end();
+    }
+}
