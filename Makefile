@@ -144,8 +144,8 @@ check: tools-build
 	$(CARGO) test --quiet -p testkit --test it dependencies::
 
 minimal:
-	$(CARGO) clippy --quiet -p vnvme --no-default-features -- -D warnings
-	$(CARGO) test --quiet -p vnvme --no-default-features --bin vnvme parts::
+	$(CARGO) clippy --quiet -p vnvme -p daemon -p config --no-default-features -- -D warnings
+	$(CARGO) test --quiet -p daemon --no-default-features --lib parts::
 
 aarch64:
 	if testing/harness/setup.sh aarch64; then $(CARGO) check --quiet --workspace --target aarch64-unknown-linux-gnu; fi

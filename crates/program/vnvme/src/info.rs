@@ -1,10 +1,10 @@
 //! `vnvme info`: prints a device's identification and health, or a volume's properties.
 
 use crate::cli::table::size;
-use crate::devices::DeviceRegistry;
-use crate::open;
 use anyhow::{Context, Result};
 use clap::Args;
+use daemon::open;
+use daemon::open::devices::DeviceRegistry;
 use driver::{Device, Namespace};
 use nvme::identify::IdentifyController;
 use nvme::log::Smart;

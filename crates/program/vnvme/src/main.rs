@@ -1,89 +1,25 @@
 //! Virtual NVMe disks for virtual machines, served from userspace.
 //!
-//! This crate is the program: command line, configuration, the front-ends of its workers, and the
-//! connection of a controller to its vfio-user socket. Requests of guests and VMMs are handled in
-//! the crates below; this one contains user interfaces and the order of start and end.
+//! This crate is the program: its command line and what the commands print. Crate `config` has the
+//! options and the configuration, crate `daemon` serves disks.
 #![forbid(unsafe_code)]
 
-mod access;
-mod alarms;
-mod ana;
-mod api;
-mod balance;
 mod bench;
 mod bind;
-mod check;
-mod check_files;
 mod cli;
-mod config;
-mod confine;
-mod counters;
-mod descriptions;
-mod descriptors;
-mod device;
 mod devices;
-mod direct;
 mod discover;
-mod discovery;
 #[cfg(test)]
-mod error_texts;
-mod formats;
-mod front;
-mod guarded_list;
-mod heap;
-mod host_keys;
-mod identity;
+mod documents;
 mod info;
-mod inherited;
-mod irq_eventfd;
-mod keep;
-mod limits;
-mod log;
-mod log_format;
-mod manage;
-mod metadata;
-mod notify;
-mod on_error;
-mod open;
-mod options;
-mod origin;
-mod parts;
-mod path_check;
-mod peers;
-mod placement;
-mod pools;
-mod prepare;
-#[cfg(test)]
-mod readme;
-mod receiver;
-mod record;
-mod registry;
-mod removal;
-mod rings;
-mod scrape;
-mod serve;
-mod settings;
-mod shutdown;
-mod signals;
-mod sizes;
-mod snapshot;
-mod socket_maker;
-mod sockets;
-mod spec;
-mod stderr;
-mod subsystems;
-mod table_file;
-mod tcp;
 mod top;
-mod ublk;
-mod usage_error;
-mod vhost_blk;
-mod volume_help;
-mod watch;
-mod worker_context;
-mod zones;
 
 use clap::{CommandFactory, Parser};
+use config::usage_error::UsageError;
+use daemon::confine::{inherited, receiver};
+use daemon::keep;
+use daemon::log::stderr;
+use daemon::serve::shutdown;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -150,7 +86,7 @@ fn failed(error: &anyhow::Error) -> ExitCode {
         return output::end_quietly();
     }
     stderr::say(format_args!("{error:#}"));
-    if error.is::<usage_error::UsageError>() {
+    if error.is::<UsageError>() {
         ExitCode::from(2)
     } else if error.is::<shutdown::NotDurable>() {
         ExitCode::from(shutdown::NOT_DURABLE)

@@ -273,7 +273,7 @@ fn broken_names_are_detected() {
         assert!(tree.defect(name).is_some(), "{name}");
     }
     for name in [
-        "crates/program/vnvme/src/irq_eventfd.rs",
+        "crates/program/daemon/src/front/irq_eventfd.rs",
         "crates/nvme/controller/src/engine/",
         "controller::engine::run",
         "volume::Budget",

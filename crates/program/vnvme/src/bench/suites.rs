@@ -1,8 +1,8 @@
 //! Measurement suites are a separate program, `vnvme-bench`. `vnvme bench` runs it for `--suite`,
 //! `--report`, `--compare` and `--keep`, if it is in the same directory as this program.
 
-use crate::usage_error::UsageError;
 use anyhow::{Context, Result};
+use config::usage_error::UsageError;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::Command;

@@ -2,10 +2,10 @@
 
 use super::table::{Column, TextTable};
 use super::target::{DaemonTarget, MaybeDisk};
-use crate::ana::AnaState;
-use crate::usage_error::UsageError;
 use anyhow::Result;
 use clap::Args;
+use config::ana::AnaState;
+use config::usage_error::UsageError;
 use control::api::{AnaChange, AnaStatus};
 use controller::MAX_ANA_GROUP;
 use output::outln;

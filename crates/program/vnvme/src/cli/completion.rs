@@ -1,11 +1,11 @@
 //! Shell completion, including names of disks of the running process.
 
-use crate::api::client_paths;
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
 use clap_complete::engine::CompletionCandidate;
 use clap_complete::env::Shells;
 use control::Client;
+use daemon::api::client_paths;
 use std::ffi::OsStr;
 use std::io::Write;
 

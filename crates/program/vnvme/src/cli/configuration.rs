@@ -1,9 +1,9 @@
 //! `vnvme apply`, `reload` and `save`.
 
 use super::target::DaemonTarget;
-use crate::config;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use config::files;
 use control::api::Plan;
 use output::outln;
 use serde_json::{Map, Value, json};
@@ -34,8 +34,8 @@ impl ApplyArgs {
 
 /// Reads and validates a configuration file or folder; errors name files and lines.
 fn read(path: &Path) -> Result<Map<String, Value>> {
-    config::read(path)?;
-    let files = config::files(path)?;
+    files::read(path)?;
+    let files = files::files(path)?;
     // An empty configuration would remove all disks.
     ensure!(
         !files.is_empty(),

@@ -1,17 +1,18 @@
 //! `vnvme daemon` and `vnvme check`.
 
-use crate::check::check;
-use crate::check_files::{Findings, check_files};
-use crate::config;
-use crate::keep::{self, PreviousConfiguration};
-use crate::manage::{DiskSpec, StateLock, read_state, without_configured};
-use crate::options::Command;
-use crate::options::flags::{self, GivenFlags};
-use crate::serve::{named, serve};
-use crate::spec::{Daemon, NO_DISKS, ProcessSpec, ServeOptions, Specs};
-use crate::stderr;
 use anyhow::{Result, ensure};
 use clap::{ArgMatches, Args, FromArgMatches};
+use config::disk::DiskSpec;
+use config::files;
+use config::options::Command;
+use config::options::flags::{self, GivenFlags};
+use config::spec::{NO_DISKS, ProcessSpec, Specs};
+use daemon::check::{Findings, check, check_files};
+use daemon::keep::{self, PreviousConfiguration};
+use daemon::log::stderr;
+use daemon::manage::{StateLock, read_state, without_configured};
+use daemon::serve::options::{Daemon, ServeOptions};
+use daemon::serve::{named, serve};
 use output::outln;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -80,7 +81,7 @@ impl DaemonArgs {
         } = match before {
             Some(before) => before,
             None => {
-                let read = config.as_deref().map(config::read).transpose()?;
+                let read = config.as_deref().map(files::read).transpose()?;
                 let mut specs = read.unwrap_or_default();
                 let process = specs.process.clone();
                 self.given.merge_process(&mut specs)?;
@@ -92,7 +93,7 @@ impl DaemonArgs {
                 }
             }
         };
-        let mut options = specs.process.clone().options(1);
+        let mut options = ServeOptions::new(specs.process.clone(), 1);
         let lock = options.state.as_deref().map(StateLock::take).transpose()?;
         let kept = match &options.state {
             Some(path) if is_first => {
@@ -128,13 +129,13 @@ pub struct CheckArgs {
 impl CheckArgs {
     /// Validates a configuration and lists its disks.
     pub fn run(self) -> Result<()> {
-        let specs = config::read(&self.config)?;
+        let specs = files::read(&self.config)?;
         ensure!(
             !specs.is_empty() || specs.process != ProcessSpec::default(),
             "{}: {NO_DISKS}",
             self.config.display()
         );
-        let mut options = specs.process.clone().options(1);
+        let mut options = ServeOptions::new(specs.process.clone(), 1);
         options.daemon = Some(Daemon::default());
         let specs = named(&specs, &options)?;
         check(&specs, options.control.as_deref())?;

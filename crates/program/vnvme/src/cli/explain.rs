@@ -1,9 +1,9 @@
 //! Tips for command-line errors that clap cannot give.
 
-use crate::options::Spec;
-use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, UblkSpec, VhostBlkSpec};
 use clap::Error;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use config::options::Spec;
+use config::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, UblkSpec, VhostBlkSpec};
 
 /// Returns the keys of a configuration table.
 fn keys<S: Spec>() -> Vec<&'static str> {

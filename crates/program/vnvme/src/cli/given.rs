@@ -1,8 +1,8 @@
 //! Configuration tables given as words of a command line.
 
-use crate::options::Spec;
-use crate::usage_error::UsageError;
 use anyhow::Result;
+use config::options::Spec;
+use config::usage_error::UsageError;
 use serde_json::{Map, Value};
 use std::ffi::OsStr;
 use std::path::Path;
@@ -75,7 +75,7 @@ pub fn table<S: Spec>(words: &[String]) -> Result<(Map<String, Value>, Vec<Strin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{ControllerSpec, NamespaceSpec};
+    use config::spec::{ControllerSpec, NamespaceSpec};
 
     #[test]
     fn words_with_key_become_table_and_others_volumes() {

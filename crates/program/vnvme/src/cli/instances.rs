@@ -1,10 +1,10 @@
 //! Questions to all instances of vnvme on this host (`--all`).
 
 use super::target::ControlSocket;
-use crate::api::{Instance, Instances};
 use anyhow::{Result, bail};
 use clap::Args;
 use control::{Client, ClientError};
+use daemon::api::{Instance, Instances};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::sync::Mutex;

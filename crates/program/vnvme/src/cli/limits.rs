@@ -1,9 +1,9 @@
 //! `vnvme limits`.
 
 use super::target::{DaemonTarget, MaybeDisk, parse_nsid};
-use crate::usage_error::UsageError;
 use anyhow::Result;
 use clap::Args;
+use config::usage_error::UsageError;
 use control::api::{LimitChange, VolumeLimits};
 use output::{OutputError, outln};
 use std::time::Duration;

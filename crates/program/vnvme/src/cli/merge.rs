@@ -5,13 +5,11 @@
 //! default.
 
 use super::{Named, ServeArgs};
-use crate::options::url;
-use crate::spec::NvmeTcpSpec;
-use crate::spec::ServeOptions;
-use crate::spec::VhostBlkSpec;
-use crate::spec::{ControllerSpec, Specs, read_config};
-use crate::usage_error::UsageError;
 use anyhow::Result;
+use config::options::url;
+use config::spec::{ControllerSpec, NvmeTcpSpec, Specs, VhostBlkSpec, read_config};
+use config::usage_error::UsageError;
+use daemon::serve::options::ServeOptions;
 
 /// Error message of `vnvme serve` without disks, with the ways to name them.
 const NOTHING: &str = "\
@@ -31,7 +29,7 @@ impl ServeArgs {
             None => self.named.specs()?,
         };
         self.given.merge(config.as_deref(), &mut specs)?;
-        let mut options = specs.process.clone().options(1);
+        let mut options = ServeOptions::new(specs.process.clone(), 1);
         options.read_from = config;
         Ok((specs, options))
     }
@@ -70,10 +68,10 @@ impl Named {
 #[cfg(test)]
 mod tests {
     use crate::cli::{Cli, Command};
-    use crate::spec::ServeOptions;
-    use crate::spec::{DoorbellMode, Specs};
-    use crate::usage_error::UsageError;
     use clap::{CommandFactory, Parser};
+    use config::spec::{DoorbellMode, Specs};
+    use config::usage_error::UsageError;
+    use daemon::serve::options::ServeOptions;
 
     const FILE: &str = r#"
         [[controller]]
@@ -123,7 +121,7 @@ mod tests {
 
     fn namespaces<T: std::fmt::Debug>(
         specs: &Specs,
-        of: impl Fn(&crate::spec::NamespaceSpec) -> T,
+        of: impl Fn(&config::spec::NamespaceSpec) -> T,
     ) -> String {
         let all = specs.controllers.iter().flat_map(|c| &c.namespaces);
         format!("{:?}", all.map(of).collect::<Vec<_>>())
@@ -131,7 +129,7 @@ mod tests {
 
     fn controllers<T: std::fmt::Debug>(
         specs: &Specs,
-        of: impl Fn(&crate::spec::ControllerSpec) -> T,
+        of: impl Fn(&config::spec::ControllerSpec) -> T,
     ) -> String {
         format!("{:?}", specs.controllers.iter().map(of).collect::<Vec<_>>())
     }

@@ -3,10 +3,10 @@
 use super::disks::print_namespaces;
 use super::given;
 use super::target::{DaemonTarget, DiskName, parse_nsid};
-use crate::spec::NamespaceSpec;
-use crate::usage_error::UsageError;
 use anyhow::Result;
 use clap::Args;
+use config::spec::NamespaceSpec;
+use config::usage_error::UsageError;
 use output::outln;
 use serde_json::{Value, json};
 use volume::parse_size;

@@ -1,11 +1,12 @@
 //! `vnvme on-error`.
 
 use super::target::{DaemonTarget, MaybeDisk, parse_nsid};
-use crate::on_error::{OnReadError, OnWriteError, shown};
-use crate::usage_error::UsageError;
 use anyhow::Result;
 use clap::Args;
+use config::error_policy::{OnReadError, OnWriteError};
+use config::usage_error::UsageError;
 use control::api::{ErrorChange, VolumeErrors};
+use daemon::registry::on_error::shown;
 use output::{OutputError, outln};
 
 /// Options of `vnvme on-error`.

@@ -2,10 +2,10 @@
 
 use super::table::{Column, TextTable};
 use super::target::{DaemonTarget, MaybeDisk, parse_nsid};
-use crate::direct::PathChoice;
-use crate::usage_error::UsageError;
 use anyhow::Result;
 use clap::Args;
+use config::choices::PathChoice;
+use config::usage_error::UsageError;
 use control::api::PathChange;
 use output::outln;
 

@@ -1,11 +1,11 @@
 //! Selection of the running process that a command talks to.
 
 use super::completion::disk_names;
-use crate::api::client_paths;
 use anyhow::Result;
 use clap::Args;
 use clap_complete::engine::ArgValueCompleter;
 use control::Client;
+use daemon::api::client_paths;
 use output::outln;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub struct ControlSocket {
     /// Control socket of the running vnvme [default: that of the user, else
     /// /run/vnvme/control.sock]
-    #[arg(long, env = crate::api::VARIABLE, value_name = "PATH")]
+    #[arg(long, env = daemon::api::VARIABLE, value_name = "PATH")]
     control: Option<PathBuf>,
 }
 

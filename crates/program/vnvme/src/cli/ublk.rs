@@ -1,13 +1,14 @@
 //! `vnvme ublk`.
 
-use crate::balance::Spread;
-use crate::options::flags::{self, GivenFlags};
-use crate::options::{Command, url};
-use crate::parts::ublk::remove;
-use crate::serve::serve;
-use crate::spec::{MAX_WORKERS, ServeOptions, Specs, UblkSpec};
 use anyhow::{Context, Result};
 use clap::{ArgMatches, Args, FromArgMatches};
+use config::choices::Spread;
+use config::options::flags::{self, GivenFlags};
+use config::options::{Command, url};
+use config::spec::{MAX_WORKERS, Specs, UblkSpec};
+use daemon::parts::ublk::remove;
+use daemon::serve::options::ServeOptions;
+use daemon::serve::serve;
 
 /// Volumes of `vnvme ublk`.
 #[derive(Args)]
@@ -78,7 +79,7 @@ impl UblkArgs {
         let queues = specs.ublk.first().map_or(1, UblkSpec::queues);
         let mut process = specs.process.clone();
         process.spread = Some(Spread::Off);
-        let options = process.options(queues.clamp(1, MAX_WORKERS));
+        let options = ServeOptions::new(process, queues.clamp(1, MAX_WORKERS));
         Ok((specs, options))
     }
 }

@@ -1,8 +1,8 @@
 //! Snapshots of all instances, requested by threads in the background, so that an instance that
 //! does not answer delays neither the screen nor the others.
 
-use crate::api::Instance;
 use crate::cli::instances::{MAX_QUESTIONS, Unanswered, ask};
+use daemon::api::Instance;
 use metrics::Snapshot;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};

@@ -10,13 +10,13 @@ mod recent;
 mod screen;
 mod terminal;
 
-use crate::api::Instances;
 use crate::cli::instances::{self, AllInstances, Answers, Unanswered};
 use crate::cli::target::DaemonTarget;
 use anyhow::{Context, Result};
 use board::Board;
 use clap::Args;
 use control::Client;
+use daemon::api::Instances;
 use metrics::Snapshot;
 use output::outln;
 use rates::Rates;
@@ -90,7 +90,7 @@ impl Monitor {
 
 /// Source of the rates that are shown.
 enum Source<'a> {
-    /// One process, which is asked at each refresh.
+    /// Source with a single process, which is asked at each refresh.
     One(&'a DaemonTarget, Box<Monitor>),
     /// All instances, which are asked in the background.
     All(&'a DaemonTarget, Board, BTreeMap<String, View>),

@@ -1,0 +1,832 @@
+//! Validation of the whole configuration before anything is opened: duplicates, missing values,
+//! contradictions.
+
+use crate::choices::PathChoice;
+use crate::controllers::{self, target_controller};
+use crate::disk::DiskSpec;
+use crate::options::{Names, Size};
+use crate::origin::Origin;
+use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, Specs, hex};
+use anyhow::{Result, anyhow, bail, ensure};
+use controller::{ConfigError, ControllerConfig};
+use nvme::identify::Nqn;
+use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
+use std::path::{Path, PathBuf};
+
+/// Refuses values that a namespace cannot have, and duplicates of values that have to be unique. A
+/// guest or a VMM that looks a disk up by a duplicate would find either of the two.
+///
+/// Only given values count. Serial numbers and identifiers that are made from volumes are equal
+/// where two controllers show the same file to two guests, which may be intended. The serial number
+/// of a virtio disk is a name for its guest alone ("ROOT"), and may be repeated.
+///
+/// The links of a path for which `is_unanswered` returns true are not resolved: its file system
+/// does not answer.
+///
+/// # Errors
+/// A sentence for the user.
+pub fn check(
+    specs: &Specs,
+    control: Option<&Path>,
+    is_unanswered: &dyn Fn(&Path) -> bool,
+) -> Result<()> {
+    let mut sockets = Unique::new("socket");
+    let mut seen = UniqueValues {
+        serials: Unique::new("serial number"),
+        subnqns: Unique::new("subsystem NQN"),
+        nguids: Unique::new("NGUID"),
+        eui64s: Unique::new("EUI-64"),
+        uuids: Unique::new("UUID"),
+        pools: Unique::new("pool"),
+        subsystems: HashMap::new(),
+        is_unanswered,
+    };
+    let mut disks = Unique::new("ublk device");
+    let controllers = specs.controllers.iter();
+    let controllers = controllers.map(|c| (c.socket.as_path(), &c.origin));
+    let exports = specs.vhost_user_blk.iter();
+    let exports = exports.map(|e| (e.socket.as_path(), &e.origin));
+    let none = Origin::default();
+    let control = control.map(|path| (path, &none));
+    for (socket, origin) in controllers.chain(exports).chain(control) {
+        let entered = sockets.enter(place(socket, is_unanswered), &socket.display().to_string());
+        origin.place("socket", entered)?;
+    }
+    for disk in DiskSpec::all(specs) {
+        disk.origin().place("name", check_name(&disk.name()))?;
+    }
+    for controller in &specs.controllers {
+        check_fields(controller)?;
+        seen.check(controller)?;
+    }
+    let mut addresses = Unique::new("address");
+    for target in &specs.nvme_tcp {
+        let listen = target.listen();
+        let entered = addresses.enter(listen, &listen.to_string());
+        target.origin.place("listen", entered)?;
+        check_target(target)?;
+        seen.check_target(target)?;
+    }
+    for disk in &specs.ublk {
+        if let Some(id) = disk.id {
+            disk.origin.place("id", disks.enter(id, &id.to_string()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a controller that has no namespace, and can get none: in a process with a fixed set of
+/// disks. Under `vnvme daemon` namespaces are attached while it runs, and the last one may have
+/// been detached.
+///
+/// # Errors
+/// A sentence for the user.
+pub fn check_filled(specs: &Specs) -> Result<()> {
+    for controller in &specs.controllers {
+        let (socket, origin) = (controller.socket.display(), &controller.origin);
+        let empty = controller.namespaces.is_empty() && controller.pool.is_none();
+        if empty && controller.max_namespaces.is_none() {
+            return Err(if origin.is_known() {
+                origin.error("", "no volume to serve")
+            } else {
+                anyhow!("{socket}: no volume to serve")
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Maximum length of a disk's name in bytes, that of a file name.
+const MAX_NAME: usize = 255;
+
+/// A name that cannot stand in a line, or in an address of the control API, would leave a disk that
+/// nobody can ask for.
+fn check_name(name: &str) -> Result<()> {
+    let why = match name {
+        "" => "is empty",
+        "." | ".." => "has a special meaning in paths",
+        name if name.chars().any(char::is_control) => "has a control character",
+        name if name.len() > MAX_NAME => "has more than 255 bytes",
+        _ => return Ok(()),
+    };
+    let shown: String = name.chars().take(64).collect();
+    bail!(
+        "the name {shown:?} {why}; without a name of its own, a disk has that of its socket's \
+         file: write name = \"...\" into it"
+    )
+}
+
+/// Values that must be unique, of all controllers of the configuration that were checked so far.
+struct UniqueValues<'a> {
+    serials: Unique<String>,
+    subnqns: Unique<String>,
+    nguids: Unique<[u8; 16]>,
+    eui64s: Unique<[u8; 8]>,
+    uuids: Unique<[u8; 16]>,
+    /// Folders of the pools in which guests create namespaces.
+    pools: Unique<PathBuf>,
+    /// Values of the disks in each subsystem, by the subsystem's name.
+    subsystems: HashMap<String, InOne>,
+    is_unanswered: &'a dyn Fn(&Path) -> bool,
+}
+
+/// Values of the disks of one subsystem that were checked so far.
+struct InOne {
+    serial: Option<String>,
+    subnqn: Option<String>,
+    cntlids: HashSet<u16>,
+    namespaces: HashMap<u32, NamespaceSpec>,
+}
+
+impl UniqueValues<'_> {
+    fn check(&mut self, controller: &ControllerSpec) -> Result<()> {
+        let origin = &controller.origin;
+        self.check_pool(controller)?;
+        // Disks of one subsystem share its names.
+        if self.check_subsystem(controller)? {
+            self.check_names(&controller.serial, &controller.subnqn, origin)?;
+        }
+        self.check_namespaces(Some(controller), &controller.namespaces)
+    }
+
+    /// Checks the options of a controller's pool, in which the guest creates namespaces.
+    fn check_pool(&mut self, controller: &ControllerSpec) -> Result<()> {
+        let origin = &controller.origin;
+        let Some(path) = &controller.pool else {
+            for (key, said) in [
+                ("pool-capacity", controller.pool_capacity.is_some()),
+                ("pool-block-size", controller.pool_block_size.is_some()),
+            ] {
+                if said {
+                    let why = format!("{key} has no effect without pool");
+                    return Err(origin.error(key, why));
+                }
+            }
+            return Ok(());
+        };
+        if controller.subsystem.is_some() {
+            let why = "a disk with subsystem cannot have a pool";
+            return Err(origin.error("pool", why));
+        }
+        if controller
+            .pool_capacity
+            .is_none_or(|Size(bytes)| bytes == 0)
+        {
+            let why = "a pool needs pool-capacity, the total size of its namespaces";
+            return Err(origin.error("pool", why));
+        }
+        let block_size = controller.pool_block_size;
+        if let Some(size) = block_size.filter(|size| !matches!(size, 512 | 4096)) {
+            let why = format!("a block size of {size} bytes is not possible: it is 512 or 4096");
+            return Err(origin.error("pool-block-size", why));
+        }
+        let entered = self
+            .pools
+            .enter(place(path, self.is_unanswered), &path.display().to_string());
+        origin.place("pool", entered)
+    }
+
+    fn check_target(&mut self, target: &NvmeTcpSpec) -> Result<()> {
+        if target.namespaces.is_empty() {
+            let why = format!("{}: no volume to serve", target.listen());
+            return Err(target.origin.error("", why));
+        }
+        self.check_names(&target.serial, &target.subnqn, &target.origin)?;
+        self.check_namespaces(None, &target.namespaces)
+    }
+
+    fn check_names(
+        &mut self,
+        serial: &Option<String>,
+        subnqn: &Option<String>,
+        origin: &Origin,
+    ) -> Result<()> {
+        if let Some(serial) = serial {
+            // The guest sees the serial number padded with spaces (NVMe Base 2.1, 5.1.13.2.1).
+            let entered = self.serials.enter(serial.trim_end().to_owned(), serial);
+            origin.place("serial", entered)?;
+        }
+        if let Some(subnqn) = subnqn {
+            let entered = self.subnqns.enter(subnqn.clone(), subnqn);
+            origin.place("subnqn", entered)?;
+        }
+        Ok(())
+    }
+
+    /// `of`: the controller, if it is one, that may share them.
+    fn check_namespaces(
+        &mut self,
+        of: Option<&ControllerSpec>,
+        namespaces: &[NamespaceSpec],
+    ) -> Result<()> {
+        let mut nsids = Unique::new("namespace ID");
+        let mut ana_states = HashMap::new();
+        for (namespace, position) in namespaces.iter().zip(1..) {
+            let origin = &namespace.origin;
+            let nsid = namespace.nsid.unwrap_or(position);
+            origin.place("nsid", nsids.enter(nsid, &nsid.to_string()))?;
+            // Volumes and exports have larger ones, too: their errors would lead to this one.
+            if let Some(size) = namespace
+                .block_size
+                .filter(|size| !matches!(size, 512 | 4096))
+            {
+                let volume = &namespace.volume;
+                let why = format!(
+                    "{volume}: a block size of {size} bytes is not possible for a namespace: it \
+                     is 512 or 4096"
+                );
+                return Err(origin.error("block-size", why));
+            }
+            let shares = of.is_some_and(|controller| controller.subsystem.is_some());
+            check_zones(namespace, of.is_none())?;
+            check_placement(namespace, of.is_none() || shares)?;
+            check_metadata(namespace, of.is_none() || shares)?;
+            check_formats(namespace, of.is_none(), shares)?;
+            if namespace.reservations.is_some() && !shares {
+                let why = "reservations needs a disk with subsystem";
+                return Err(origin.error("reservations", why));
+            }
+            for (key, said) in [
+                ("ana-group", namespace.ana_group.is_some()),
+                ("ana-state", namespace.ana_state.is_some()),
+            ] {
+                if said && !shares {
+                    let why = format!("{key} needs a disk with subsystem");
+                    return Err(origin.error(key, why));
+                }
+            }
+            let (group, state) = (namespace.ana_group(), namespace.ana_state);
+            let state = state.unwrap_or_default();
+            if *ana_states.entry(group).or_insert(state) != state {
+                let why = format!(
+                    "another namespace of the disk in ANA group {group} has a different \
+                     ana-state: the state belongs to the group"
+                );
+                return Err(origin.error("ana-state", why));
+            }
+            if let Some(controller) = of
+                && self.is_known(controller, nsid, namespace)?
+            {
+                continue;
+            }
+            // All zeroes mean that there is no identifier (NVMe NVM 1.1, 4.1.5.1).
+            if let Some(text) = &namespace.nguid {
+                let nguid = origin.place("nguid", hex::<16>("nguid", text))?;
+                let entered = self.nguids.enter_unless(nguid == [0; 16], nguid, text);
+                origin.place("nguid", entered)?;
+            }
+            if let Some(text) = &namespace.eui64 {
+                let eui64 = origin.place("eui64", hex::<8>("eui64", text))?;
+                let entered = self.eui64s.enter_unless(eui64 == [0; 8], eui64, text);
+                origin.place("eui64", entered)?;
+            }
+            if let Some(text) = &namespace.uuid {
+                let uuid = origin.place("uuid", hex::<16>("uuid", text))?;
+                let entered = self.uuids.enter_unless(uuid == [0; 16], uuid, text);
+                origin.place("uuid", entered)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks a controller against the other disks of its subsystem. Returns whether it is the
+    /// first of them: later disks have the same values.
+    fn check_subsystem(&mut self, controller: &ControllerSpec) -> Result<bool> {
+        let origin = &controller.origin;
+        let Some(name) = &controller.subsystem else {
+            let said = [
+                ("cntlid", controller.cntlid.is_some()),
+                ("host-id", controller.host_id.is_some()),
+            ];
+            if let Some((key, _)) = said.into_iter().find(|(_, said)| *said) {
+                let why = format!("{key} needs subsystem");
+                return Err(origin.error(key, why));
+            }
+            return Ok(true);
+        };
+        if name.is_empty() || name.len() > MAX_NAME {
+            let why = "the name of a subsystem has 1 to 255 bytes";
+            return Err(origin.error("subsystem", why));
+        }
+        if let Some(text) = &controller.host_id {
+            let id = origin.place("host-id", hex::<16>("host-id", text))?;
+            let named = ensure_named(id);
+            origin.place("host-id", named)?;
+        }
+        let Some(cntlid) = controller.cntlid else {
+            let why = "a disk with subsystem needs cntlid, a number unique in the subsystem";
+            return Err(origin.error("subsystem", why));
+        };
+        let first = !self.subsystems.contains_key(name);
+        let one = self.subsystems.entry(name.clone());
+        let one = one.or_insert_with(|| InOne {
+            serial: controller.serial.clone(),
+            subnqn: controller.subnqn.clone(),
+            cntlids: HashSet::new(),
+            namespaces: HashMap::new(),
+        });
+        for (key, same) in [
+            ("serial", one.serial == controller.serial),
+            ("subnqn", one.subnqn == controller.subnqn),
+        ] {
+            if !same {
+                let why = format!("another disk of the subsystem {name} has another {key}");
+                return Err(origin.error(key, why));
+            }
+        }
+        if !one.cntlids.insert(cntlid) {
+            let why = format!("another disk of the subsystem {name} has the cntlid {cntlid}");
+            return Err(origin.error("cntlid", why));
+        }
+        Ok(first)
+    }
+
+    /// A namespace of a subsystem that another disk has named already.
+    fn is_known(
+        &mut self,
+        controller: &ControllerSpec,
+        nsid: u32,
+        namespace: &NamespaceSpec,
+    ) -> Result<bool> {
+        let origin = &namespace.origin;
+        let name = controller.subsystem.as_ref();
+        let Some((name, one)) = name.and_then(|name| Some((name, self.subsystems.get_mut(name)?)))
+        else {
+            return Ok(false);
+        };
+        if crate::volumes::is_within(&namespace.volume)
+            || namespace.path == Some(PathChoice::Direct)
+        {
+            let why = format!(
+                "{}: disks of a subsystem cannot share this kind of volume",
+                namespace.volume
+            );
+            return Err(origin.error("volume", why));
+        }
+        let said = NamespaceSpec {
+            nsid: Some(nsid),
+            // The ANA state differs between disks.
+            ana_state: None,
+            ana_group: Some(namespace.ana_group()),
+            origin: Origin::default(),
+            ..namespace.clone()
+        };
+        match one.namespaces.get(&nsid) {
+            None => {
+                let is_unanswered = self.is_unanswered;
+                let others = one.namespaces.values();
+                let mut files = others.filter_map(|other| other.reservations.as_ref());
+                if let Some(path) = &said.reservations
+                    && files.any(|other| place(other, is_unanswered) == place(path, is_unanswered))
+                {
+                    let why = "another namespace uses this reservation file";
+                    return Err(origin.error("reservations", why));
+                }
+                one.namespaces.insert(nsid, said);
+                Ok(false)
+            }
+            Some(other) if *other == said => Ok(true),
+            Some(_) => {
+                let why = format!(
+                    "namespace {nsid} differs from that of another disk in the subsystem {name}: \
+                     a shared namespace needs the same options in both"
+                );
+                Err(origin.error("volume", why))
+            }
+        }
+    }
+}
+
+/// Checks that a Host Identifier is not all zeroes, which identifies no host.
+fn ensure_named(host: [u8; 16]) -> Result<()> {
+    ensure!(host != [0; 16], "host-id must not be all zeroes");
+    Ok(())
+}
+
+/// Checks model, serial number and other identity fields of a controller; errors name the options.
+fn check_fields(spec: &ControllerSpec) -> Result<()> {
+    let serial = spec.serial.clone().unwrap_or_default();
+    checked(controllers::controller(spec, serial).check(), &spec.origin)
+}
+
+fn checked(checked: Result<(), ConfigError>, origin: &Origin) -> Result<()> {
+    match checked {
+        Ok(()) => Ok(()),
+        Err(
+            error @ (ConfigError::Text { field, .. }
+            | ConfigError::LeadingSpace { field, .. }
+            | ConfigError::Range { field, .. }),
+        ) => {
+            let key = field.replace('_', "-");
+            let why = error.to_string().replacen(field, &key, 1);
+            Err(origin.error(&key, why))
+        }
+        Err(error) => origin.place("", Err(error.into())),
+    }
+}
+
+/// Checks the zone options of a namespace. `remote`: the namespace is for other hosts.
+fn check_zones(namespace: &NamespaceSpec, remote: bool) -> Result<()> {
+    let origin = &namespace.origin;
+    for (key, said) in [
+        ("zone-capacity", namespace.zone_capacity.is_some()),
+        ("max-open-zones", namespace.max_open_zones.is_some()),
+        ("max-active-zones", namespace.max_active_zones.is_some()),
+        ("zone-table", namespace.zone_table.is_some()),
+        ("zrwa-size", namespace.zrwa_size.is_some()),
+    ] {
+        if said && namespace.zone_size.is_none() {
+            let why = format!("{key} has no effect without zone-size");
+            return Err(origin.error(key, why));
+        }
+    }
+    for (key, said) in [
+        ("zrwa-granularity", namespace.zrwa_granularity.is_some()),
+        ("zrwa-resources", namespace.zrwa_resources.is_some()),
+    ] {
+        if said && namespace.zrwa_size.is_none() {
+            let why = format!("{key} has no effect without zrwa-size");
+            return Err(origin.error(key, why));
+        }
+    }
+    let direct = namespace.path == Some(PathChoice::Direct);
+    if namespace.zone_size.is_some() && (remote || direct) {
+        let why =
+            "a zoned namespace is not for other hosts, and its commands take the generic path";
+        return Err(origin.error("zone-size", why));
+    }
+    Ok(())
+}
+
+/// Checks the placement options of a namespace.
+fn check_placement(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
+    let origin = &namespace.origin;
+    for (key, said) in [
+        ("fdp-unit", namespace.fdp_unit.is_some()),
+        ("fdp-table", namespace.fdp_table.is_some()),
+    ] {
+        if said && namespace.fdp_handles.is_none() {
+            let why = format!("{key} has no effect without fdp-handles");
+            return Err(origin.error(key, why));
+        }
+    }
+    let direct = namespace.path == Some(PathChoice::Direct);
+    let other = shared || direct || namespace.zone_size.is_some();
+    if namespace.fdp_handles.is_some() && other {
+        let why = "placement handles are of one disk, without subsystem and zones, and not for \
+                   other hosts; its commands take the generic path";
+        return Err(origin.error("fdp-handles", why));
+    }
+    Ok(())
+}
+
+/// Checks the metadata options of a namespace.
+fn check_metadata(namespace: &NamespaceSpec, shared: bool) -> Result<()> {
+    let origin = &namespace.origin;
+    if namespace.metadata.is_some()
+        && namespace.metadata_size.is_none()
+        && namespace.format_file.is_none()
+    {
+        let why = "metadata has no effect without metadata-size or format-file";
+        return Err(origin.error("metadata", why));
+    }
+    for (key, said) in [
+        ("metadata-extended", namespace.metadata_extended.is_some()),
+        ("protection", namespace.protection.is_some()),
+    ] {
+        if said && namespace.metadata_size.is_none() {
+            let why = format!("{key} has no effect without metadata-size");
+            return Err(origin.error(key, why));
+        }
+    }
+    for (key, said) in [
+        ("guard", namespace.guard.is_some()),
+        ("protection-first", namespace.protection_first.is_some()),
+        ("storage-tag", namespace.storage_tag.is_some()),
+        ("storage-tag-mask", namespace.storage_tag_mask.is_some()),
+    ] {
+        if said && namespace.protection.unwrap_or_default() == 0 {
+            let why = format!("{key} has no effect without protection");
+            return Err(origin.error(key, why));
+        }
+    }
+    let direct = namespace.path == Some(PathChoice::Direct);
+    let accounted = namespace.zone_size.is_some() || namespace.fdp_handles.is_some();
+    if namespace.metadata_size.is_some() && (shared || direct || accounted) {
+        let why = "metadata is of one disk, without subsystem, zones and placement handles, and \
+                   not for other hosts; its commands take the generic path";
+        return Err(origin.error("metadata-size", why));
+    }
+    Ok(())
+}
+
+/// Checks the LBA format options of a namespace.
+fn check_formats(namespace: &NamespaceSpec, for_hosts: bool, shares: bool) -> Result<()> {
+    let direct = namespace.path == Some(PathChoice::Direct);
+    let accounted = namespace.zone_size.is_some() || namespace.fdp_handles.is_some();
+    if namespace.format_file.is_some() && (for_hosts || direct || accounted) {
+        let why = "a guest chooses the LBA format of namespaces without zones and placement \
+                   handles, and not for other hosts; their commands take the generic path";
+        return Err(namespace.origin.error("format-file", why));
+    }
+    let kept = namespace.metadata.is_some();
+    if kept && shares {
+        let why = "metadata is of one disk: namespaces of a subsystem have LBA formats without";
+        return Err(namespace.origin.error("metadata", why));
+    }
+    if namespace.format_file.is_some() && namespace.metadata_size.is_some() && !kept {
+        let why = "metadata-size with format-file needs the key metadata, the file of the blocks' \
+                   metadata";
+        return Err(namespace.origin.error("metadata-size", why));
+    }
+    Ok(())
+}
+
+/// Checks the configuration of an NVMe/TCP subsystem for other hosts.
+fn check_target(spec: &NvmeTcpSpec) -> Result<()> {
+    let (listen, origin) = (spec.listen(), &spec.origin);
+    // Without host keys no host is authenticated.
+    if !listen.ip().is_loopback() && spec.host_keys.is_none() {
+        let why = format!(
+            "{listen}: hosts are not authenticated without a file of their secrets (host-keys): \
+             only an address of this host's own (127.0.0.0/8, [::1]) can be listened at"
+        );
+        return Err(origin.error("listen", why));
+    }
+    if let Some(Names(hosts)) = &spec.hosts
+        && hosts.is_empty()
+    {
+        // Not the same as no list, by which all may.
+        let why = "an empty list: no host could connect".to_owned();
+        return Err(origin.error("hosts", why));
+    }
+    if let Some(Names(hosts)) = &spec.hosts
+        && let Some(host) = hosts.iter().find(|host| Nqn::new(host).is_none())
+    {
+        let why = format!("\"{host}\" is not a valid host NQN");
+        return Err(origin.error("hosts", why));
+    }
+    let serial = spec.serial.clone().unwrap_or_default();
+    let config = ControllerConfig {
+        subnqn: spec.subnqn.clone(),
+        ..target_controller(spec, serial)
+    };
+    checked(config.check(), origin)
+}
+
+/// Returns the absolute path of a file, with links and dots resolved, to compare paths.
+fn place(path: &Path, is_unanswered: &dyn Fn(&Path) -> bool) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) if !is_unanswered(&path) => parent
+            .canonicalize()
+            .map_or_else(|_| path.clone(), |parent| parent.join(name)),
+        _ => path,
+    }
+}
+
+struct Unique<T> {
+    what: &'static str,
+    known: HashSet<T>,
+}
+
+impl<T: Eq + Hash> Unique<T> {
+    fn new(what: &'static str) -> Self {
+        Self {
+            what,
+            known: HashSet::new(),
+        }
+    }
+
+    fn enter(&mut self, value: T, text: &str) -> Result<()> {
+        let first = self.known.insert(value);
+        ensure!(first, "the {} {text} is given twice", self.what);
+        Ok(())
+    }
+
+    fn enter_unless(&mut self, none: bool, value: T, text: &str) -> Result<()> {
+        if none {
+            Ok(())
+        } else {
+            self.enter(value, text)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(file: &str) -> Result<()> {
+        check(
+            &toml::from_str(file).unwrap(),
+            Some(Path::new("/run/control")),
+            &|_| false,
+        )
+    }
+
+    fn two(first: &str, second: &str) -> String {
+        let one = |socket: &str, more: &str| {
+            let (of_controller, of_namespace) = more.split_once('|').unwrap_or((more, ""));
+            format!(
+                "[[controller]]\nsocket = \"{socket}\"\n{of_controller}\n[[controller.namespace]]\nvolume = \"a\"\n\
+                 {of_namespace}\n"
+            )
+        };
+        one("/run/a", first) + &one("/run/b", second)
+    }
+
+    #[test]
+    fn duplicates_are_refused() {
+        let nguid = "|nguid = \"00112233-4455-6677-8899-aabbccddeeff\"";
+        let again = "|nguid = \"00112233445566778899AABBCCDDEEFF\"";
+        let export = "[[vhost-user-blk]]\nsocket = \"/run/./a\"\nvolume = \"b\"\n";
+        let table = [
+            (two("serial = \"S\"", "serial = \"S \""), "serial number S "),
+            (
+                two("subnqn = \"nqn.x\"", "subnqn = \"nqn.x\""),
+                "subsystem NQN nqn.x",
+            ),
+            (two(nguid, again), "NGUID 00112233445566778899AABBCCDDEEFF"),
+            (
+                two(
+                    "|uuid = \"00112233-4455-6677-8899-aabbccddeeff\"",
+                    "|uuid = \"00112233445566778899aabbccddeeff\"",
+                ),
+                "UUID 00112233445566778899aabbccddeeff",
+            ),
+            (
+                two(
+                    "|eui64 = \"0011223344556677\"",
+                    "|eui64 = \"0011223344556677\"",
+                ),
+                "EUI-64 0011223344556677",
+            ),
+            (two("", "") + export, "socket /run/./a"),
+            (
+                "[[vhost-user-blk]]\nsocket = \"/run/control\"\nvolume = \"b\"\n".into(),
+                "socket /run/control",
+            ),
+            (
+                "[[ublk]]\nvolume = \"a\"\nid = 3\n[[ublk]]\nvolume = \"b\"\nid = 3\n".into(),
+                "ublk device 3",
+            ),
+        ];
+        for (file, words) in table {
+            let error = checked(&file).expect_err(words).to_string();
+            let wanted = format!("the {words} is given twice");
+            assert_eq!(error, wanted, "{file}");
+        }
+    }
+
+    #[test]
+    fn format_file_needs_matching_metadata() {
+        let checked = |options: &str| {
+            checked(&format!(
+                "[[controller]]\nsocket = \"/run/a\"\n[[controller.namespace]]\n\
+                 volume = \"a\"\n{options}"
+            ))
+        };
+        let (format, metadata) = ("format-file = \"f\"\n", "metadata = \"m\"\n");
+        checked(&format!("{format}{metadata}")).unwrap();
+        let size = "metadata-size = 8\nprotection = 1\n";
+        checked(&format!("{format}{metadata}{size}")).unwrap();
+        for (options, words) in [
+            (metadata.into(), "metadata has no effect without"),
+            (
+                format!("{format}{size}"),
+                "needs the key metadata, the file",
+            ),
+            (
+                format!("{format}{metadata}zone-size = \"1M\"\n"),
+                "a guest chooses the LBA format",
+            ),
+            (
+                format!("{format}{metadata}protection = 1\n"),
+                "protection has no effect without metadata-size",
+            ),
+        ] {
+            let error = checked(&options).unwrap_err().to_string();
+            assert!(error.contains(words), "{options}: {error}");
+        }
+    }
+
+    #[test]
+    fn shared_settings_of_subsystem_must_agree() {
+        let disk = |number: u32, of_disk: &str, of_namespace: &str| {
+            format!(
+                "[[controller]]\nsocket = \"/run/{number}\"\nsubsystem = \"s\"\n{of_disk}\n\
+                 [[controller.namespace]]\nvolume = \"a\"\n{of_namespace}\n"
+            )
+        };
+        let one = disk(1, "cntlid = 1", "");
+        let nguid = "nguid = \"00112233445566778899aabbccddeeff\"";
+        checked(&(one.clone() + &disk(2, "cntlid = 2", ""))).unwrap();
+        // Each reaches it in its own way, and the usual group may be named.
+        let ana = "ana-group = 1\nana-state = \"inaccessible\"";
+        checked(&(one.clone() + &disk(2, "cntlid = 2", ana))).unwrap();
+        let same = disk(1, "cntlid = 1\nserial = \"S\"", nguid)
+            + &disk(2, "cntlid = 2\nserial = \"S\"", nguid);
+        checked(&same).unwrap();
+        let host = "cntlid = 2\nhost-id = \"00000000000000000000000000000000\"";
+        let alone = "[[controller]]\nsocket = \"/run/3\"\n";
+        let volume = "[[controller.namespace]]\nvolume = \"b\"\n";
+        for (other, words) in [
+            (disk(2, "cntlid = 1", ""), "has the cntlid 1"),
+            (disk(2, "", ""), "needs cntlid"),
+            (disk(2, "cntlid = 2\nserial = \"S\"", ""), "another serial"),
+            (disk(2, "cntlid = 2", "read-only = true"), "differs from"),
+            (disk(2, "cntlid = 2", nguid), "differs from"),
+            (
+                disk(2, "cntlid = 2", "reservations = \"r\""),
+                "differs from",
+            ),
+            (disk(2, "cntlid = 2", "ana-group = 2"), "differs from"),
+            (disk(2, "cntlid = 2", "zone-size = \"1M\""), "differs from"),
+            (
+                disk(2, "cntlid = 2", "")
+                    + "[[controller.namespace]]\nvolume = \"b\"\nana-state = \"change\"\n",
+                "the state belongs to the group",
+            ),
+            (
+                format!("{alone}{volume}ana-state = \"change\"\n"),
+                "ana-state needs a disk with subsystem",
+            ),
+            (disk(2, host, ""), "must not be all zeroes"),
+            (
+                format!("{alone}cntlid = 2\n{volume}"),
+                "cntlid needs subsystem",
+            ),
+            (
+                format!("{alone}{volume}reservations = \"r\"\n"),
+                "reservations needs a disk with subsystem",
+            ),
+            (
+                format!("{alone}subsystem = \"\"\ncntlid = 3\n{volume}"),
+                "1 to 255 bytes",
+            ),
+        ] {
+            let file = one.clone() + &other;
+            let error = checked(&file).expect_err(words).to_string();
+            assert!(error.contains(words), "{words}: {error}");
+        }
+        let other = disk(1, "cntlid = 1", "reservations = \"r\"")
+            + "[[controller.namespace]]\nvolume = \"b\"\nreservations = \"./r\"\n";
+        let error = checked(&other).unwrap_err().to_string();
+        assert!(error.contains("uses this reservation file"), "{error}");
+    }
+
+    #[test]
+    fn disk_names_are_validated() {
+        let named = |name: &str| {
+            let name = toml::Value::from(name);
+            checked(&two(&format!("name = {name}"), ""))
+        };
+        for fine in ["a", "a/b", "vm 7", "ü", "...", &"x".repeat(255)] {
+            named(fine).unwrap();
+        }
+        let long = "x".repeat(256);
+        for bad in ["", ".", "..", "a\nb", "\u{1b}[2J", "a\0", &long] {
+            let error = named(bad).unwrap_err().to_string();
+            assert!(error.contains("write name ="), "{bad:?}: {error}");
+            assert!(!error.chars().any(char::is_control), "{error:?}");
+        }
+        let of_socket = "[[ublk]]\nvolume = \"a\"\n[[vhost-user-blk]]\nvolume = \"a\"\n\
+                         socket = \"/run/a\\nb.sock\"\n";
+        assert!(checked(of_socket).is_err());
+    }
+
+    #[test]
+    fn namespace_block_size_is_validated() {
+        for size in [512, 4096] {
+            checked(&two("", &format!("|block-size = {size}"))).unwrap();
+        }
+        for size in [0, 1000, 8192] {
+            let error = checked(&two("", &format!("|block-size = {size}"))).unwrap_err();
+            let wanted = format!(
+                "a: a block size of {size} bytes is not possible for a namespace: it is 512 or 4096"
+            );
+            assert_eq!(error.to_string(), wanted);
+        }
+    }
+
+    #[test]
+    fn distinct_values_are_accepted() {
+        let zeroes = "|eui64 = \"0000000000000000\"";
+        for file in [
+            two("serial = \"S\"", "serial = \"T\""),
+            two("serial = \"S\"", ""),
+            two("", ""),
+            two(zeroes, zeroes),
+            "[[ublk]]\nvolume = \"a\"\n[[ublk]]\nvolume = \"b\"\n".into(),
+            "[[vhost-user-blk]]\nsocket = \"/run/a\"\nvolume = \"a\"\nserial = \"ROOT\"\n\
+             [[vhost-user-blk]]\nsocket = \"/run/b\"\nvolume = \"b\"\nserial = \"ROOT\"\n"
+                .into(),
+        ] {
+            if let Err(error) = checked(&file) {
+                panic!("{error}: {file}");
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! Kinds of volumes that this program knows, by their schemes; crate `daemon` opens them.
+
+use volume::{Extras, Registry, Scheme};
+
+/// Before the URL of a volume: that volume behind a controller in the thread that opens it.
+pub const CONTROLLER: Scheme = Scheme {
+    name: "controller+",
+    form: "URL",
+    example: "controller+mem://1G",
+    help: "that volume behind a controller on the worker that serves it, driven like a device: for \
+           measurements",
+    options: &[],
+};
+
+/// The volume is behind a controller in the thread that opens it: no other thread may call it.
+pub fn is_within(url: &str) -> bool {
+    url.starts_with(CONTROLLER.name)
+}
+
+/// Returns the names of all options that a volume's URL may have, whatever the kind of the volume.
+pub fn option_names() -> impl Iterator<Item = &'static str> {
+    let below = Registry::<()>::new();
+    let mut options: Vec<_> = below.schemes().map(|scheme| scheme.options).collect();
+    options.extend(OTHERS.iter().map(|scheme| scheme.options));
+    let options = options.into_iter().flatten().chain(Extras::OPTIONS);
+    options.map(|option| option.name)
+}
+
+/// Schemes of the kinds of volumes beside those of crate `volume`.
+const OTHERS: &[Scheme] = &[
+    nbd::NBD,
+    nbd::NBD_UNIX,
+    #[cfg(feature = "qcow2")]
+    qcow2::QCOW2,
+    fabrics::NVME_TCP,
+    rbd::RBD,
+    driver::NVME,
+    driver::VFIO_USER,
+    CONTROLLER,
+];

@@ -1,0 +1,21 @@
+//! Validation of a configuration before anything is opened, by crate `config` and with the parts
+//! that this build has.
+
+mod files;
+
+pub use files::{Findings, check_files};
+
+use crate::confine::path_check::is_unanswered;
+use crate::parts;
+use anyhow::Result;
+use config::spec::Specs;
+use std::path::Path;
+
+/// Refuses parts that this build does not contain, and what [`config::check::check`] refuses.
+///
+/// # Errors
+/// A sentence for the user.
+pub fn check(specs: &Specs, control: Option<&Path>) -> Result<()> {
+    parts::check(specs)?;
+    config::check::check(specs, control, &is_unanswered)
+}

@@ -1,0 +1,340 @@
+//! Volumes as block devices of the host.
+
+use crate::manage::{DiskServer, ServedDisk, Source};
+use crate::open::prepare::UnavailableDisk;
+use crate::open::{OpenedVolume, Opener};
+use crate::parts::ublk::{Disk, DiskOptions, NewDisk, QueueSetup};
+use crate::record;
+use crate::registry::DiskEntry;
+use crate::registry::guarded_list::ListEntry;
+use crate::serve::peers::{Assignment, FixedCounter};
+use crate::serve::worker_context::WorkerContext;
+use anyhow::{Context, Result, anyhow, ensure};
+use config::disk::DiskSpec;
+use config::spec::UblkSpec;
+use config::volumes::is_within;
+use control::Error;
+use driver::NvmeVolume;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
+use std::any::Any;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use sync::Unpoisoned;
+use volume::Volume;
+
+/// Interval of checks on whether the kernel has removed the device.
+const DEVICE_CHECK_INTERVAL: Timespec = Timespec {
+    tv_sec: 2,
+    tv_nsec: 0,
+};
+
+/// ublk block device that is being served.
+struct Ublk {
+    disk: Disk,
+    volume: String,
+    /// Eventfd that becomes readable when the volume was resized.
+    resized: Arc<OwnedFd>,
+    _entry: ListEntry<DiskEntry>,
+    /// Registrations of the device's queues with the workers that serve them.
+    _queues: Vec<(FixedCounter, Assignment)>,
+}
+
+/// ublk block device that was created and is not served yet.
+pub struct OpenDisk {
+    spec: UblkSpec,
+    disk: NewDisk,
+    volume: Arc<dyn Volume>,
+    /// NVMe device of the volume, if the volume is on one.
+    device: Option<Arc<NvmeVolume>>,
+}
+
+impl OpenDisk {
+    pub fn new(spec: &UblkSpec, opener: &Opener) -> Result<Self> {
+        let name = &spec.volume;
+        // The volume is opened by the workers that have the queues, too.
+        ensure!(
+            !is_within(name),
+            "{name}: a block device cannot use a volume of a single worker"
+        );
+        let (namespace, called) = (spec.namespace(), spec.any_name());
+        let opened = opener.open(&namespace, &called, 1)?;
+        let OpenedVolume {
+            volume,
+            device,
+            block_size,
+            ..
+        } = opened;
+        // A device without a number of its own has no lasting name.
+        if spec.name.is_some() || spec.id.is_some() {
+            opener.records.settle(&record::OpenDisk {
+                name: &called,
+                kind: "ublk",
+                subsystem: None,
+                serial: None,
+                subnqn: None,
+                files: Vec::new(),
+                namespaces: vec![record::Open {
+                    nsid: 1,
+                    spec: &namespace,
+                    volume: Some(&*volume),
+                    block_size,
+                }],
+            })?;
+        }
+        let options = DiskOptions {
+            id: spec.id,
+            queues: spec.queues(),
+            depth: spec.depth(),
+            block_size,
+            recover: spec.recover.unwrap_or(false),
+        };
+        let disk = NewDisk::new(volume.clone(), options).with_context(|| name.to_string())?;
+        Ok(Self {
+            spec: spec.clone(),
+            disk,
+            volume,
+            device,
+        })
+    }
+
+    /// Starts the block device, and assigns its queues to the workers with the fewest front-ends.
+    fn start(self, worker_context: &WorkerContext) -> Result<(Ublk, ServedDisk, UblkSpec)> {
+        let Self {
+            mut spec,
+            disk,
+            volume,
+            device,
+        } = self;
+        let name = spec.volume.to_string();
+        let mut register = |memory: &dma::Memory| -> Box<dyn Any + Send> {
+            let registered = device.as_ref().map(|device| device.register(memory));
+            match registered.transpose() {
+                Ok(registration) => Box::new(registration),
+                Err(error) => {
+                    tracing::warn!(%error, "data is copied on its way to a device");
+                    Box::new(())
+                }
+            }
+        };
+        let mut queues = Vec::new();
+        let mut serve = |setup: QueueSetup| {
+            let (worker, assignment) = worker_context.peers.assign_any();
+            let fixed = worker_context.pass_queue(worker, setup);
+            queues.extend(fixed.map(|fixed| (fixed, assignment)));
+        };
+        let disk = disk.start(&mut register, &mut serve);
+        let disk = disk.with_context(|| name.clone())?;
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let resized = Arc::new(eventfd(0, flags).context("eventfd")?);
+        worker_context.sizes.watch(&volume, &resized);
+        let running = ServedDisk {
+            server: DiskServer::Ublk(disk.id()),
+            volumes: vec![(1, Arc::downgrade(&volume))],
+            resized: resized.clone(),
+        };
+        spec.id = Some(disk.id());
+        let ublk = Ublk {
+            _entry: worker_context.registry.enter_disk(&name, disk.stats()),
+            _queues: queues,
+            disk,
+            volume: name,
+            resized,
+        };
+        Ok((ublk, running, spec))
+    }
+}
+
+/// All block devices of the process. The workers serve their queues; one thread reports their sizes
+/// to the kernel, and removes them at the end.
+pub struct Disks {
+    all: Mutex<Vec<Ublk>>,
+    /// Eventfd that becomes readable when the list of block devices has changed.
+    changed: OwnedFd,
+}
+
+impl Disks {
+    /// Creates an empty list of block devices.
+    ///
+    /// # Errors
+    /// The eventfd cannot be created.
+    pub fn new() -> Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Self {
+            all: Mutex::default(),
+            changed: eventfd(0, flags).context("eventfd")?,
+        })
+    }
+
+    /// Starts the block devices of the configuration.
+    pub fn start(&self, disks: Vec<OpenDisk>, worker_context: &WorkerContext) -> Result<()> {
+        for disk in disks {
+            let named = DiskSpec::Ublk(disk.spec.clone());
+            let source = worker_context.options.source(&named.name());
+            let (ublk, running, spec) = match disk.start(worker_context) {
+                Ok(started) => started,
+                Err(error) if source == Source::Runtime => {
+                    worker_context.leave_out(UnavailableDisk::new(named, &error));
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let spec = UblkSpec {
+                name: Some(spec.any_name()),
+                ..spec
+            };
+            let disk = DiskSpec::Ublk(spec);
+            worker_context.registry.described.add(&disk);
+            worker_context.table.enter(disk, source, running);
+            self.all.lock().unpoisoned().push(ublk);
+        }
+        Ok(())
+    }
+
+    /// Starts a block device that was added at run time.
+    pub fn add(&self, disk: OpenDisk, worker_context: &WorkerContext) -> Result<ServedDisk> {
+        let (ublk, running, _) = disk.start(worker_context)?;
+        self.all.lock().unpoisoned().push(ublk);
+        let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
+        Ok(running)
+    }
+
+    /// Removes the block device with this number. A device in use (mounted, for example) is removed
+    /// only with `force`.
+    ///
+    /// # Errors
+    /// The device is in use, or cannot be removed.
+    pub fn remove(&self, id: u32, force: bool) -> Result<(), Error> {
+        if !force {
+            self.check_unused(id)?;
+        }
+        let mut all = self.all.lock().unpoisoned();
+        let at = all.iter().position(|ublk| ublk.disk.id() == id);
+        let removed = at.map(|at| all.swap_remove(at));
+        drop(all);
+        let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
+        let gone = || Error::not_found(format!("/dev/ublkb{id} is gone"));
+        let stopped = removed.map(stop).ok_or_else(gone)?;
+        stopped.map_err(|error| Error::failed(format!("{error:#}")))
+    }
+
+    /// Checks that no program has opened the device exclusively.
+    ///
+    /// # Errors
+    /// A conflict, if the device is mounted or part of another device.
+    pub fn check_unused(&self, id: u32) -> Result<(), Error> {
+        if self.is_open(id) {
+            return Err(Error::conflict(format!(
+                "/dev/ublkb{id} is in use (mounted, or part of another device): force the removal, \
+                 or unmount it first"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Returns whether a program has opened the device exclusively.
+    pub fn is_open(&self, id: u32) -> bool {
+        let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let path = format!("/dev/ublkb{id}");
+        matches!(open(path, flags, Mode::empty()), Err(Errno::BUSY))
+    }
+
+    /// Keeps the devices until the process is asked to end, then removes them. The workers make
+    /// everything durable meanwhile. With `goes_on`, the end of one device does not end the rest.
+    pub fn run(&self, stopped: &OwnedFd, goes_on: bool) -> Result<()> {
+        loop {
+            let resized: Vec<Arc<OwnedFd>> = {
+                let all = self.all.lock().unpoisoned();
+                all.iter().map(|ublk| ublk.resized.clone()).collect()
+            };
+            let own = [stopped, &self.changed];
+            let fds = own.into_iter().chain(resized.iter().map(|fd| &**fd));
+            let mut fds: Vec<_> = fds.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+            match poll(&mut fds, Some(&DEVICE_CHECK_INTERVAL)) {
+                Ok(_) if fds.first().is_some_and(|stop| !stop.revents().is_empty()) => break,
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error).context("poll"),
+            }
+            let _ = rustix::io::read(&self.changed, &mut [0; 8]);
+            let mut all = self.all.lock().unpoisoned();
+            for Ublk {
+                disk,
+                volume,
+                resized,
+                ..
+            } in all.iter_mut()
+            {
+                ensure!(
+                    goes_on || disk.is_alive(),
+                    "/dev/ublkb{} is gone",
+                    disk.id()
+                );
+                if rustix::io::read(&**resized, &mut [0; 8]).is_ok()
+                    && let Err(error) = disk.resize()
+                {
+                    tracing::warn!(volume, %error, "size");
+                }
+            }
+        }
+        // Each removal waits for the remaining writes of the block layer, and then for processes
+        // that have the device open.
+        let all = std::mem::take(&mut *self.all.lock().unpoisoned());
+        at_once(all, stop)
+    }
+}
+
+fn stop(ublk: Ublk) -> Result<()> {
+    let Ublk { disk, .. } = ublk;
+    let id = disk.id();
+    let stopped = disk.stop();
+    stopped.with_context(|| format!("/dev/ublkb{id} could not be removed"))
+}
+
+/// Ends all of them at the same time, each in a thread of its own; the first error.
+fn at_once<T: Send>(all: Vec<T>, end: impl Fn(T) -> Result<()> + Sync) -> Result<()> {
+    let end = &end;
+    std::thread::scope(|scope| {
+        let threads = all.into_iter().map(|one| scope.spawn(move || end(one)));
+        let threads: Vec<_> = threads.collect();
+        let ends = threads.into_iter().map(|thread| {
+            let ended = thread.join();
+            ended.map_err(|_| anyhow!("a block device ended by a bug"))?
+        });
+        ends.collect::<Vec<Result<()>>>().into_iter().collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    #[test]
+    fn devices_end_concurrently() {
+        // Each device signals the next one that it has begun, and ends only when another has.
+        let (first, at_first) = mpsc::channel();
+        let (second, at_second) = mpsc::channel();
+        let bound = Duration::from_secs(60);
+        let both = vec![(first, at_second), (second, at_first)];
+        let ended = at_once(both, |(tell, told)| {
+            tell.send(())?;
+            Ok(told.recv_timeout(bound)?)
+        });
+        ended.unwrap();
+    }
+
+    #[test]
+    fn failed_device_lets_others_end() {
+        let (ended, ends) = mpsc::channel();
+        let error = at_once(vec![1, 2, 3], |number| {
+            ended.send(number)?;
+            ensure!(number != 2, "number {number}");
+            Ok(())
+        });
+        assert_eq!(error.unwrap_err().to_string(), "number 2");
+        assert_eq!(ends.try_iter().count(), 3);
+    }
+}

@@ -1,0 +1,104 @@
+//! Reservations of shared namespaces that have no file for them. Each is a memory file, which the
+//! keeper holds as long as a disk has the namespace: the end of the process is no loss of power.
+
+use super::disk::settled;
+use super::memory::MemoryName;
+use super::pool::kept;
+use crate::open::subsystems;
+use anyhow::{Context, Result};
+use keeper::KeeperClient;
+use reservations::{ReservationFile, Reservations, StoredReservations};
+use rustix::fs::{MemfdFlags, memfd_create};
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Name of the memory in errors.
+const NAME: &str = "reservations kept in memory";
+/// Identifier of the namespace in the memory, which the keeper knows by its own name.
+const NAMESPACE: [u8; 16] = [0; 16];
+
+/// Memory of a namespace's reservations, which is kept until this is dropped after use.
+#[derive(Debug)]
+pub struct KeptReservations {
+    name: MemoryName,
+    file: File,
+    /// Whether a disk with the namespace has been served. A disk that is unavailable has the
+    /// reservations when it is served again.
+    is_used: AtomicBool,
+    /// Whether the keeper has the memory.
+    pub is_kept: bool,
+}
+
+/// Opens the reservations of a namespace of this subsystem that a previous process has left, or
+/// new ones. Returns `None` without a keeper: the reservations end with the process.
+///
+/// # Errors
+/// The memory cannot be created, or has no valid state.
+pub fn open(
+    subsystem: &str,
+    nsid: u32,
+) -> Result<Option<(KeptReservations, ReservationFile, StoredReservations)>> {
+    let Some(kept) = kept() else {
+        return Ok(None);
+    };
+    let owner = subsystems::reservations_owner(subsystem);
+    let mut found = None;
+    let name = MemoryName::new(&owner, nsid, |name| {
+        found = kept.take(name);
+        found.is_some()
+    });
+    if let (Some(name), Some(file)) = (name, found) {
+        let memory = KeptReservations {
+            name,
+            file: file.into(),
+            is_used: AtomicBool::new(false),
+            is_kept: true,
+        };
+        let file = memory.file.try_clone().context(NAME)?;
+        let (file, stored) = ReservationFile::open_memory(file, Path::new(NAME), NAMESPACE)?;
+        return Ok(Some((memory, file, stored)));
+    }
+    let name = MemoryName::new(&owner, nsid, |_| true).context("too many are kept")?;
+    let file = memfd_create("vnvme-reservations", MemfdFlags::CLOEXEC).context(NAME)?;
+    let file = File::from(file);
+    let copy = file.try_clone().context(NAME)?;
+    let copy = ReservationFile::new_memory(copy, Path::new(NAME), NAMESPACE)?;
+    let mut keeper_client = KeeperClient::new(kept.link());
+    let stored = keeper_client.store(&name.0, file.as_fd());
+    let stored = stored.and_then(|()| settled(&mut keeper_client));
+    if let Err(error) = &stored {
+        tracing::error!(subsystem, nsid, %error, "reservations are not kept");
+    }
+    let memory = KeptReservations {
+        name,
+        file,
+        is_used: AtomicBool::new(false),
+        is_kept: stored.is_ok(),
+    };
+    Ok(Some((memory, copy, Reservations::new(false).into())))
+}
+
+impl KeptReservations {
+    /// Records that a disk with the namespace is served.
+    pub fn served(&self) {
+        self.is_used.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for KeptReservations {
+    fn drop(&mut self) {
+        let Some(kept) = kept().filter(|_| self.is_kept) else {
+            return;
+        };
+        let file = self.file.try_clone().ok();
+        match file.filter(|_| !self.is_used.load(Ordering::Relaxed)) {
+            Some(file) => kept.put_back(&self.name.0, file.into()),
+            // If the removal fails, the next process finds the memory and removes it.
+            None => {
+                let _ = KeeperClient::new(kept.link()).remove(&self.name.0);
+            }
+        }
+    }
+}
