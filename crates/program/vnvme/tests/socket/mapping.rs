@@ -228,28 +228,44 @@ fn memory_table_that_waits_leaves_neighbour_served() {
     daemon.end();
 }
 
+/// Number of a client's memory files that a process has open.
+fn memory_files(process: u32) -> usize {
+    let open = fs::read_dir(format!("/proc/{process}/fd")).unwrap();
+    let links = open.flatten().map(|fd| fs::read_link(fd.path()));
+    let links = links.filter(|link| {
+        link.as_ref()
+            .is_ok_and(|link| text(link).contains("memfd:ram"))
+    });
+    links.count()
+}
+
 /// The serving process is killed while it maps a client's file; the next one maps and answers.
 #[test]
 fn mapping_that_waits_outlives_process() {
     let test_dir = TestDir::new();
-    let socket = text(&test_dir.socket());
-    let args = [
-        "serve", "--socket", &socket, "--keeper", "process", "mem://4M",
-    ];
-    let daemon = start(&test_dir, &args);
-    let mut client = Asker::connect(&test_dir.socket());
+    let config = two_controllers(&test_dir);
+    let args = ["serve", "--workers", "1", "--keeper", "process"];
+    let daemon = start(&test_dir, &[&args[..], &["--config", &config]].concat());
+    let mut client = Asker::connect(&test_dir.path("first.sock"));
     client.map(0, &memfd(1 << 20));
     client.answer(wire::Command::DMA_MAP);
+    let mut neighbour = Host::up(&test_dir.socket());
     let process = serving(daemon.pid()).unwrap();
-    let stopped = match stop_mapping(process.as_raw_nonzero().get() as u32) {
+    let number = process.as_raw_nonzero().get() as u32;
+    let stopped = match stop_mapping(number) {
         Ok(stopped) => stopped,
         Err(why) => {
             let test = "vnvme::mapping::mapping_that_waits_outlives_process";
             return testkit::skip(test, why);
         }
     };
+    let before = memory_files(number);
     client.map(1 << 30, &memfd(1 << 20));
     client.info();
+    // The worker has handled the request when it answers the neighbour after that.
+    eventually("the file has arrived", || memory_files(number) > before);
+    goes_on(&mut neighbour, 1);
+    assert!(!client.is_answered());
     kill_process(process, Signal::KILL).unwrap();
     stopped.wait_for_its_end();
     eventually("another process follows", || {
@@ -257,7 +273,8 @@ fn mapping_that_waits_outlives_process() {
     });
     client.answer(wire::Command::DMA_MAP);
     client.answer(wire::Command::DEVICE_GET_INFO);
-    drop(client);
+    goes_on(&mut neighbour, 2);
+    drop((client, neighbour));
     daemon.end();
 }
 
