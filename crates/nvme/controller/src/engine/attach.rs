@@ -26,7 +26,7 @@ impl Engine {
     /// Returns the attached namespaces, which commands find.
     pub fn active(&self) -> impl Iterator<Item = &Namespace> {
         let finds = |(index, ns): &(usize, &Namespace)| {
-            let found = self.by_nsid.get(ns.config.nsid as usize);
+            let found = self.nsids.all.get(ns.config.nsid as usize);
             found.is_some_and(|found| usize::from(*found) == *index)
         };
         self.namespaces
@@ -45,7 +45,7 @@ impl Engine {
             None => self.namespaces.push(namespace),
         }
         if nsid > 0
-            && let Some(found) = self.by_nsid.get_mut(nsid)
+            && let Some(found) = self.nsids.all.get_mut(nsid)
         {
             *found = u16::try_from(index).unwrap_or(NO_NAMESPACE);
         }
@@ -55,7 +55,7 @@ impl Engine {
 
     /// Hides the namespace at this index from new commands. Outstanding commands continue.
     pub(super) fn detach(&mut self, index: usize) {
-        for found in &mut self.by_nsid {
+        for found in &mut self.nsids.all {
             if usize::from(*found) == index {
                 *found = NO_NAMESPACE;
             }

@@ -211,11 +211,11 @@ impl Engine {
                 let units = budget.left();
                 self.long.begin(units);
                 let limit = FETCH_BATCH - fetched;
-                let (count, next) = match self.until_timed {
+                let (count, next) = match self.sampling.until_timed {
                     0 => self.run_timed(qid, limit),
                     _ => self.run(qid, limit),
                 };
-                self.until_timed = self.until_timed.saturating_sub(count);
+                self.sampling.until_timed = self.sampling.until_timed.saturating_sub(count);
                 budget.spend(count.saturating_add(self.long.spent(units)));
                 fetched += count;
                 let more = !matches!(next, BatchOutcome::Idle);
@@ -239,7 +239,7 @@ impl Engine {
     /// Stores the number of commands fetched from the queue, except the last `rest`, in the state
     /// memory if there is one. All of them are posted or recorded.
     pub(super) fn note_fetched(&mut self, qid: u16, rest: u64) {
-        let Some(hot) = &self.hot else {
+        let Some(hot) = &self.journal.hot else {
             return;
         };
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {

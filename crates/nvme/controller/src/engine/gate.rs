@@ -13,6 +13,31 @@ use nvme::log::AnaState;
 use nvme::{Command, NvmOpcode, Status};
 use reservations::{Access, CommandGroup};
 
+/// Namespaces of an engine by NSID.
+pub(super) struct NsidTable {
+    /// Index of each NSID's namespace in [`Engine::namespaces`], or [`NO_NAMESPACE`].
+    pub all: Vec<u16>,
+    /// Index of each NSID's namespace that the fast path may use, because it restricts no command;
+    /// otherwise [`NO_NAMESPACE`].
+    pub open: Vec<u16>,
+    /// Whether any namespace is closed to hosts, or has a format that the host has not enabled.
+    pub any_closed: bool,
+    /// Whether any namespace has placement handles (Flexible Data Placement).
+    pub any_placed: bool,
+}
+
+impl NsidTable {
+    /// Creates a table of namespaces without restrictions.
+    pub fn new(all: Vec<u16>) -> Self {
+        NsidTable {
+            open: all.clone(),
+            all,
+            any_closed: false,
+            any_placed: false,
+        }
+    }
+}
+
 impl Engine {
     /// Sets the access rights under reservations for the namespace at this index.
     pub fn set_access(&mut self, index: usize, access: Access) {
@@ -69,7 +94,7 @@ impl Engine {
     /// Returns whether some namespace refuses some commands, so that each command has to be
     /// checked.
     pub(super) fn is_gated(&self) -> bool {
-        self.offer.shared || self.closed
+        self.offer.shared || self.nsids.any_closed
     }
 
     /// Returns the status with which commands for the namespace fail while it is closed; `None` if
@@ -160,11 +185,11 @@ impl Engine {
     pub(super) fn index_namespaces(&mut self) {
         let barred = |ns: &Namespace| ns.closed.is_some() || self.not_enabled(ns).is_some();
         let closed = self.active().any(barred);
-        self.closed = closed;
+        self.nsids.any_closed = closed;
         let placed = self.active().any(Namespace::is_placed);
-        self.placed = placed;
-        self.open_by_nsid.clone_from(&self.by_nsid);
-        for found in &mut self.open_by_nsid {
+        self.nsids.any_placed = placed;
+        self.nsids.open.clone_from(&self.nsids.all);
+        for found in &mut self.nsids.open {
             let ns = self.namespaces.get(usize::from(*found));
             // The fast path cannot check zone writes one by one, count writes by placement handle,
             // check marks, or store metadata.

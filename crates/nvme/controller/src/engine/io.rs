@@ -80,7 +80,7 @@ impl Engine {
     /// Returns the controller properties that decide the supported commands.
     pub fn offer(&self) -> commands::Offer {
         commands::Offer {
-            placed: self.placed,
+            placed: self.nsids.any_placed,
             ..self.offer
         }
     }
@@ -135,7 +135,7 @@ impl Engine {
             slot.cid = command.cid.get();
             slot.nsid = command.nsid.get();
             slot.ns = ns;
-            slot.fetched_at = self.fetched_at;
+            slot.fetched_at = self.sampling.fetched_at;
         }
         if self.busy_since.is_none() {
             self.busy_since = Some(self.now);

@@ -28,6 +28,7 @@ use crate::config::MAX_QUEUE_ENTRIES;
 use dma::{ROW, Row, Rows};
 use doorbell::{Watch, WatchState};
 use nvme::{Command, NvmOpcode, Status};
+use state_memory::StateMemory;
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -150,6 +151,27 @@ fn optional(value: Option<u32>) -> u64 {
 
 fn option(word: u64) -> Option<u32> {
     (word & FLAG != 0).then_some(word as u32)
+}
+
+/// Parts of the state memory that an engine writes, for the next process.
+pub(super) struct Journal {
+    /// State memory with the command records, and the index of this engine's share.
+    pub state: Option<(StateMemory, u16)>,
+    /// Rows in which the engine notes the state of its queues.
+    pub hot: Option<QueueRows>,
+    /// Number of admin completions posted so far, including those of previous processes.
+    pub admin_posted: u64,
+}
+
+impl Journal {
+    /// Creates the engine's view of its state memory; without one, nothing is noted.
+    pub fn new(state: Option<StateMemory>, share: u16, hot: Option<QueueRows>) -> Self {
+        Journal {
+            state: state.map(|state| (state, share)),
+            admin_posted: hot.as_ref().map_or(0, QueueRows::admin),
+            hot,
+        }
+    }
 }
 
 impl QueueRows {

@@ -131,7 +131,7 @@ impl Engine {
 
     /// Begins to record outstanding commands, if the controller has a state memory.
     pub(super) fn open_records(&mut self) {
-        if let Some((state, share)) = &self.state
+        if let Some((state, share)) = &self.journal.state
             && self.slots.records.is_none()
             && let Some(rows) = state.recorded(*share)
         {
@@ -149,7 +149,7 @@ impl Engine {
 
     /// Notes the state of all queues after a change of their doorbells or memory.
     pub(super) fn note_queues(&mut self) {
-        let Some(hot) = &self.hot else {
+        let Some(hot) = &self.journal.hot else {
             return;
         };
         for (qid, cq) in (0..).zip(&self.cqs) {

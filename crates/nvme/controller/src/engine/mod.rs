@@ -63,7 +63,8 @@ use dma::{DmaMap, SegmentList, SharedPages};
 use doorbells::Doorbells;
 pub(crate) use features::EngineFeatures;
 use flushes::Flushes;
-use journal::QueueRows;
+use gate::NsidTable;
+use journal::{Journal, QueueRows};
 use nvme::{Command, Status};
 use polled::PolledQueues;
 use probes::{IoRecord, LogLimits};
@@ -74,6 +75,7 @@ use state_memory::{StateError, StateMemory};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
+use timing::LatencySampling;
 use tracing::Span;
 
 pub(crate) use complete::status_of;
@@ -172,29 +174,16 @@ pub(crate) struct Engine {
     io: Arc<IoStats>,
     /// I/O counters of commands for namespaces that do not exist.
     nowhere: Arc<IoRecord>,
-    /// Number of commands to fetch before the next latency measurement.
-    until_timed: u32,
-    /// Position in the batch of the command for the latency measurement.
-    timed_place: u32,
-    /// Fetch time of the current command on the general path; 0 if it is not timed.
-    fetched_at: u64,
+    sampling: LatencySampling,
     /// Values of the features that the host has set.
     features: EngineFeatures,
     pub events: VecDeque<Event>,
     pub namespaces: Vec<Namespace>,
-    /// Index in `namespaces` of each NSID, or [`NO_NAMESPACE`].
-    by_nsid: Vec<u16>,
-    /// Index in `namespaces` of each NSID that the fast path may use: namespaces that restrict no
-    /// command.
-    open_by_nsid: Vec<u16>,
+    nsids: NsidTable,
     /// Properties of the controller that decide the commands it supports.
     offer: commands::Offer,
     /// Blocks that Write Uncorrectable has marked, by NSID.
     marks: Arc<MarkTable>,
-    /// Whether any namespace is closed to hosts, or has a format that the host has not enabled.
-    closed: bool,
-    /// Whether any namespace has placement handles (Flexible Data Placement).
-    placed: bool,
     /// Namespace index and tag of each outstanding command that a change of access rights waits
     /// for.
     fences: Vec<(usize, u64)>,
@@ -220,12 +209,7 @@ pub(crate) struct Engine {
     slots: Slots,
     /// Slot index of the command that is being started, if any.
     starting: Option<u16>,
-    /// State memory with the command records, and the index of this engine's share.
-    state: Option<(StateMemory, u16)>,
-    /// Rows of the state memory in which the engine notes the state of its queues.
-    hot: Option<QueueRows>,
-    /// Number of admin completions posted so far, including those of previous processes.
-    admin_posted: u64,
+    journal: Journal,
     /// Slots of commands that the volume executes piece by piece within the call, and that continue
     /// in the next round.
     parked: VecDeque<u16>,
@@ -270,9 +254,7 @@ impl Engine {
         }
         let mut engine = Engine {
             nowhere: config.io.namespace(0),
-            fetched_at: 0,
-            until_timed: 0,
-            timed_place: 0,
+            sampling: LatencySampling::default(),
             id: config.id,
             dma: DmaMap::new(),
             irqs: Irqs::new(config.vectors, config.pending),
@@ -282,12 +264,9 @@ impl Engine {
             features: EngineFeatures::default(),
             events: VecDeque::new(),
             namespaces,
-            open_by_nsid: by_nsid.clone(),
-            by_nsid,
+            nsids: NsidTable::new(by_nsid),
             offer: config.offer,
             marks: config.marks,
-            closed: false,
-            placed: false,
             fences: Vec::new(),
             detached: Vec::new(),
             page_size: 4096,
@@ -303,9 +282,7 @@ impl Engine {
             blocked: Vec::with_capacity(usize::from(queues)),
             slots: Slots::new(config.id, config.max_in_flight),
             starting: None,
-            state: config.state.map(|state| (state, config.share)),
-            admin_posted: hot.as_ref().map_or(0, QueueRows::admin),
-            hot,
+            journal: Journal::new(config.state, config.share, hot),
             parked: VecDeque::with_capacity(usize::from(config.max_in_flight)),
             scratch: Budget::new(config.max_transfer),
             flushes: Flushes::default(),
@@ -331,7 +308,7 @@ impl Engine {
     /// Invalid Field when no namespace has this NSID, Invalid Namespace when none can have it
     /// ("NVMe Base 2.1", 3.2.1.2 to 3.2.1.4).
     pub fn namespace_index(&self, nsid: u32) -> Result<usize, Status> {
-        match self.by_nsid.get(nsid as usize) {
+        match self.nsids.all.get(nsid as usize) {
             Some(index) if *index != NO_NAMESPACE => Ok(usize::from(*index)),
             Some(_) if nsid != 0 => Err(Status::INVALID_FIELD.with_dnr(true)),
             _ => Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true)),
@@ -390,7 +367,7 @@ impl Engine {
             fetched: sq.fetched,
             tail: cq.tail,
             phase: cq.phase,
-            posted: self.admin_posted,
+            posted: self.journal.admin_posted,
             posting: cq.backlog.iter().map(|kept| kept.entry.ending()).collect(),
         })
     }
@@ -437,7 +414,7 @@ impl Engine {
             if let Some(cq) = cq
                 && cq.memory.unmapped(iova, len)
             {
-                Self::note_cq(&self.hot, qid, cq);
+                Self::note_cq(&self.journal.hot, qid, cq);
             }
         }
         if self.doorbells.shadowed() && self.doorbells.lie_in(iova, len) {
@@ -464,7 +441,7 @@ impl Engine {
                 && cq.memory.mapped_in(dma, iova, len)
             {
                 cq.clear();
-                Self::note_cq(&self.hot, qid, cq);
+                Self::note_cq(&self.journal.hot, qid, cq);
             }
         }
         if self.doorbells.lie_in(iova, len) && self.doorbells.mapped(dma) {

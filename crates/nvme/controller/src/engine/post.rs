@@ -22,7 +22,7 @@ impl Engine {
             self.keep_without_slot(sqid, cid, status, result);
         }
         if sqid == 0 && self.admin_tail() != before {
-            count_admin(&self.hot, &mut self.admin_posted);
+            count_admin(&self.journal.hot, &mut self.journal.admin_posted);
         }
     }
 
@@ -127,7 +127,7 @@ impl Engine {
                 self.slots.release_kept(slot);
             }
             if qid == 0 {
-                count_admin(&self.hot, &mut self.admin_posted);
+                count_admin(&self.journal.hot, &mut self.journal.admin_posted);
             }
             worked = true;
             if !std::mem::replace(&mut cq.dirty, true) {

@@ -35,7 +35,7 @@ impl Engine {
         memory.release();
         let cells = self.doorbells.cells(qid, DoorbellKind::CqHead)?;
         let mut cq = Cq::new(memory, Watch::create(size, cells), vector);
-        cq.is_stale = self.hot.is_some();
+        cq.is_stale = self.journal.hot.is_some();
         Some(cq)
     }
 
@@ -54,7 +54,7 @@ impl Engine {
             cq.memory.mapped(&self.dma);
             cq.clear();
         }
-        Self::note_cq(&self.hot, qid, &cq);
+        Self::note_cq(&self.journal.hot, qid, &cq);
         let Some(slot) = self.cqs.get_mut(usize::from(qid)) else {
             return self.broken("a completion queue has no place");
         };
@@ -74,7 +74,7 @@ impl Engine {
         if self.bus_master.is_enabled {
             sq.memory.mapped(&self.dma);
         }
-        if let Some(hot) = &self.hot {
+        if let Some(hot) = &self.journal.hot {
             hot.note_sq(qid, &mut sq, cq.tail);
         }
         *slot = Some(sq);

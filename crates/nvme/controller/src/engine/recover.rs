@@ -143,7 +143,7 @@ impl Engine {
     pub fn recover(&mut self, cqs: &[SavedCq], sqs: &[SavedSq], fetched: u64) -> Option<Recovered> {
         let mut newest = BTreeMap::new();
         for cq in cqs {
-            let hot = self.hot.as_ref()?;
+            let hot = self.journal.hot.as_ref()?;
             let mut users = sqs.iter().filter(|sq| sq.cqid == cq.qid);
             // A host that uses one shadow doorbell uses all of them, even those that were not
             // polled yet.
@@ -189,7 +189,7 @@ impl Engine {
         } = *saved;
         let mut memory = QueueMemory::away(iova, size, 16, Access::Write);
         memory.mapped(&self.dma);
-        let note = self.hot.as_ref()?.cq(qid);
+        let note = self.journal.hot.as_ref()?.cq(qid);
         let shadow_live = note.shadow_live || shadow_live;
         let (tail, phase) = match (note.away, memory.ring()) {
             (Some(away), _) => away,
@@ -242,7 +242,7 @@ impl Engine {
             iova,
             size,
         } = *saved;
-        let note = self.hot.as_ref()?.sq(qid);
+        let note = self.journal.hot.as_ref()?.sq(qid);
         let taken = match fetched {
             Some(fetched) => fetched,
             None => {
@@ -303,13 +303,13 @@ impl Engine {
 
     /// Returns the number of posted admin completions that the previous process has noted.
     pub fn admin_counted(&self) -> u64 {
-        self.admin_posted
+        self.journal.admin_posted
     }
 
     /// Sets the number of posted admin completions, after recovery has determined it.
     pub fn restore_admin_posted(&mut self, posted: u64) {
-        self.admin_posted = posted;
-        if let Some(hot) = &self.hot {
+        self.journal.admin_posted = posted;
+        if let Some(hot) = &self.journal.hot {
             hot.note_admin(posted);
         }
     }
@@ -344,7 +344,7 @@ impl Engine {
 
     /// Returns the records of all engines of the previous process.
     fn find_records(&self) -> Vec<LocatedRecord> {
-        let Some((state, _)) = &self.state else {
+        let Some((state, _)) = &self.journal.state else {
             return Vec::new();
         };
         let mut all = Vec::new();

@@ -470,7 +470,7 @@ impl Engine {
         let first: &Command = zerocopy::transmute_ref!(first);
         let nsid = first.nsid.get();
         // An NSID without a namespace has no index, see `NO_NAMESPACE`.
-        let index = self.open_by_nsid.get(nsid as usize).copied();
+        let index = self.nsids.open.get(nsid as usize).copied();
         let ns = index.and_then(|index| {
             let ns = self.namespaces.get_mut(usize::from(index))?;
             Some((index, ns))
@@ -498,7 +498,7 @@ impl Engine {
         {
             batch.pass(&mut self.slots, room, sq.fetched)
         } else if immediate {
-            if let Some(hot) = &self.hot
+            if let Some(hot) = &self.journal.hot
                 && sq.noted_tail != cq.tail
             {
                 hot.note(qid, sq, cq.tail);
@@ -533,7 +533,7 @@ impl Engine {
             record.bytes_written().add(tally.bytes_written);
         }
         // A command that takes the general path is neither posted nor recorded yet.
-        if let Some(hot) = &self.hot
+        if let Some(hot) = &self.journal.hot
             && matches!(next, BatchOutcome::Idle | BatchOutcome::Completed(_))
         {
             hot.note(qid, sq, cq.tail);

@@ -56,6 +56,17 @@ pub(super) fn failure_of(status: Status) -> Failure {
     }
 }
 
+/// State of the latency measurement, which samples commands.
+#[derive(Default)]
+pub(super) struct LatencySampling {
+    /// Number of commands to fetch before the next measurement.
+    pub until_timed: u32,
+    /// Position in its batch of the command to measure.
+    pub place: u32,
+    /// Fetch time of the current command on the general path; 0 if it is not timed.
+    pub fetched_at: u64,
+}
+
 impl Engine {
     /// Runs a batch like [`Engine::run`], and measures the latency of its last command.
     #[cold]
@@ -67,8 +78,8 @@ impl Engine {
         let (outstanding, free) = (sq.outstanding, self.slots.free());
         let pending = distance(sq.head, sq.tail, sq.size).min(free);
         // The position of the timed command differs from batch to batch.
-        self.timed_place = self.timed_place.wrapping_add(1);
-        let wanted = (self.timed_place % limit.max(1) + 1).min(pending).max(1);
+        self.sampling.place = self.sampling.place.wrapping_add(1);
+        let wanted = (self.sampling.place % limit.max(1) + 1).min(pending).max(1);
         let slot = self.slots.upcoming(wanted as usize - 1);
         let begun = cycles().max(1);
         let (fetched, next) = self.run(qid, wanted);
@@ -76,7 +87,7 @@ impl Engine {
             // The batch ended before the command to be timed, so the next batch is timed instead.
             return (fetched, next);
         }
-        self.until_timed = fetched.saturating_add(TIMED_EVERY - 1);
+        self.sampling.until_timed = fetched.saturating_add(TIMED_EVERY - 1);
         let last = self.entries.get(fetched as usize - 1);
         let command: Option<&Command> = match &next {
             BatchOutcome::General(command)
@@ -108,7 +119,7 @@ impl Engine {
                     slot.fetched_at = begun;
                 }
             }
-            BatchOutcome::General(_) => self.fetched_at = begun,
+            BatchOutcome::General(_) => self.sampling.fetched_at = begun,
             // A failed command is not timed, because it has not done its work.
             BatchOutcome::Failed(..) | BatchOutcome::Refused(..) => {}
         }
@@ -117,8 +128,8 @@ impl Engine {
 
     /// Returns the fetch time of a command on the general path; 0 when the command is not timed.
     pub(super) fn time_general(&mut self, command: &Command) {
-        let sampled = std::mem::take(&mut self.fetched_at);
-        self.fetched_at = match command.nvm_opcode() {
+        let sampled = std::mem::take(&mut self.sampling.fetched_at);
+        self.sampling.fetched_at = match command.nvm_opcode() {
             NvmOpcode::READ | NvmOpcode::WRITE | NvmOpcode::COMPARE => sampled,
             _ => cycles().max(1),
         };
