@@ -114,7 +114,7 @@ impl Controller {
         let Some(fabrics) = &self.config.fabrics else {
             return self.shared_ana_log(groups_only);
         };
-        let mut nsids: Vec<u32> = self.engine.active().map(|ns| ns.config.nsid).collect();
+        let mut nsids: Vec<u32> = self.active().map(|ns| ns.config.nsid).collect();
         nsids.sort_unstable();
         if groups_only {
             nsids.clear();

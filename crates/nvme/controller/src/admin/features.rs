@@ -325,16 +325,16 @@ impl Controller {
     /// Returns whether any namespace has a volatile write cache, or one that is attached later may
     /// have one. Hosts read this value only once.
     pub(super) fn has_write_cache(&self) -> bool {
-        let room = self.config.max_namespaces as usize > self.engine.active().count();
-        room || self.engine.active().any(|ns| ns.volatile_cache)
+        let room = self.config.max_namespaces as usize > self.active().count();
+        room || self.active().any(|ns| ns.volatile_cache)
     }
 
     fn check_nsid(&self, nsid: u32, broadcast: bool) -> Result<(), Status> {
         if !broadcast || nsid != NSID_BROADCAST {
-            self.engine.namespace_index(nsid)?;
+            self.engine.namespaces.index_of(nsid)?;
         }
         // A feature of a namespace is inaccessible while the ANA state makes the namespace so.
-        match self.engine.unreached(nsid) {
+        match self.engine.namespaces.unreached(nsid) {
             Some(status) => Err(status),
             None => Ok(()),
         }
@@ -367,7 +367,7 @@ impl Controller {
 
     /// Returns this NSID if it is active, or for the broadcast NSID those of all active namespaces.
     fn namespaces_under(&self, nsid: u32) -> Vec<u32> {
-        let all = self.engine.active().map(|ns| ns.config.nsid);
+        let all = self.active().map(|ns| ns.config.nsid);
         all.filter(|&n| nsid == NSID_BROADCAST || n == nsid)
             .collect()
     }

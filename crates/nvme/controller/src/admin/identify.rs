@@ -115,7 +115,7 @@ impl Controller {
         if nsid == 0 || nsid > self.config.max_namespaces {
             return Err(INVALID_NAMESPACE);
         }
-        let mut namespaces = self.engine.active().filter(|ns| self.is_visible(ns));
+        let mut namespaces = self.active().filter(|ns| self.is_visible(ns));
         let found = namespaces.find(|ns| ns.config.nsid == nsid);
         Ok(found.map_or(NamespaceKind::Inactive, NamespaceKind::Active))
     }
@@ -139,7 +139,7 @@ impl Controller {
 
     /// Returns whether there is a zoned namespace, and therefore the Zoned Namespace command set.
     pub(super) fn has_zones(&self) -> bool {
-        self.engine.active().any(Namespace::is_zoned)
+        self.active().any(Namespace::is_zoned)
     }
 
     /// Checks that the controller supports this I/O command set; the error is Invalid Field.
@@ -368,7 +368,7 @@ impl Controller {
     fn nvm_controller(&self) -> NvmController {
         let mut data = NvmController::new_zeroed();
         data.vsl = self.config.mdts;
-        if self.engine.active().any(|ns| ns.config.may_have_metadata()) {
+        if self.active().any(|ns| ns.config.may_have_metadata()) {
             // Write Zeroes also writes the metadata of each block. Hosts read the limit before
             // they format.
             data.wzsl = self.config.mdts;
@@ -391,7 +391,7 @@ impl Controller {
             return Err(INVALID_NAMESPACE);
         }
         let of_set = |ns: &&Namespace| csi.is_none_or(|csi| csi_of(ns) == csi);
-        let namespaces = self.engine.active().filter(|ns| self.is_visible(ns));
+        let namespaces = self.active().filter(|ns| self.is_visible(ns));
         let mut nsids: Vec<u32> = namespaces.filter(of_set).map(|ns| ns.config.nsid).collect();
         if allocated && csi.is_none_or(|csi| csi == Csi::NVM) {
             nsids.extend(self.not_attached().iter().map(|pooled| pooled.nsid));

@@ -131,7 +131,7 @@ impl Controller {
             return false;
         }
         // The next round polls the admin queue, however busy other queues are.
-        self.engine.expect(0);
+        self.engine.queues.expect(0);
         if self.admin.keep_alive.has_expired(self.now) {
             self.fatal("keep alive timer expired");
         }

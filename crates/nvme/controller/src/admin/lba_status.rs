@@ -135,8 +135,8 @@ impl Controller {
     pub(super) fn get_lba_status(&mut self, command: &Command) -> AdminResult {
         let nsid = command.nsid.get();
         let cdw13 = GetLbaStatusCdw13::from_bits(command.cdw13.get());
-        let index = self.engine.namespace_index(nsid)?;
-        if let Some(status) = self.engine.unreached(nsid) {
+        let index = self.engine.namespaces.index_of(nsid)?;
+        if let Some(status) = self.engine.namespaces.unreached(nsid) {
             return Err(status);
         }
         let ns = self.engine.namespaces.get(index);

@@ -400,7 +400,7 @@ impl Controller {
             csinfo: information.into(),
             ..entry(status)
         });
-        if let Some(left_out) = self.engine.log.allow("command failed") {
+        if let Some(left_out) = self.engine.settings.log.allow("command failed") {
             tracing::debug!(sqid, cid, %status, nsid, lba, left_out, "command failed");
         }
     }
@@ -434,7 +434,7 @@ impl Controller {
             cid: 0xffff.into(),
             ..entry(Status::INVALID_FIELD)
         });
-        if let Some(left_out) = self.engine.log.allow("doorbell") {
+        if let Some(left_out) = self.engine.settings.log.allow("doorbell") {
             tracing::debug!(qid, cq = index % 2 == 1, value, left_out, "{event}");
         }
         self.notify(AsyncEvent::error(event));

@@ -202,7 +202,7 @@ impl Controller {
         let mut list = SegmentList::new();
         list.begin(&self.engine.dma);
         let (prp1, prp2) = (command.prp1(), command.prp2());
-        let page = self.engine.page_size;
+        let page = self.engine.settings.page_size;
         match dma::prp::walk(
             &self.engine.dma,
             prp1,

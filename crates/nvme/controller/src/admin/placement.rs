@@ -57,7 +57,7 @@ impl Controller {
 
     /// Returns the IDs of the Endurance Groups, starting at `from`.
     pub(super) fn endurance_groups(&self, from: u16) -> EnduranceGroupList {
-        let groups = self.engine.active().map(group_of);
+        let groups = self.active().map(group_of);
         let mut groups: Vec<u16> = groups.filter(|group| *group >= from.max(1)).collect();
         groups.sort_unstable();
         EnduranceGroupList::from_iter(groups)
@@ -65,7 +65,7 @@ impl Controller {
 
     /// Returns the namespace that forms this Endurance Group, and its data placement state.
     fn group(&self, endgid: u16) -> Result<(&Namespace, &PlacementState), Status> {
-        let mut namespaces = self.engine.active();
+        let mut namespaces = self.active();
         let found = namespaces.find(|ns| endgid != 0 && group_of(ns) == endgid);
         let state = found.and_then(|ns| Some((ns, ns.config.placement.as_deref()?)));
         state.ok_or(INVALID_FIELD)
@@ -74,7 +74,7 @@ impl Controller {
     /// Returns the data placement state of a namespace, or FDP Disabled if it has no placement
     /// handles.
     fn placement_under(&self, nsid: u32) -> Result<&PlacementState, Status> {
-        let index = self.engine.namespace_index(nsid)?;
+        let index = self.engine.namespaces.index_of(nsid)?;
         let ns = self.engine.namespaces.get(index);
         let state = ns.and_then(|ns| ns.config.placement.as_deref());
         state.ok_or(Status::FDP_DISABLED.with_dnr(true))
@@ -270,7 +270,7 @@ impl Controller {
     /// Executes Directive Receive, which returns the supported and the enabled directives.
     pub(super) fn directive_receive(&mut self, command: &Command) -> AdminResult {
         let cdw11 = DirectiveCdw11::from_bits(command.cdw11.get());
-        let index = self.engine.namespace_index(command.nsid.get())?;
+        let index = self.engine.namespaces.index_of(command.nsid.get())?;
         let parameters = cdw11.doper() == DirectiveCdw11::RETURN_PARAMETERS;
         if cdw11.dtype() != DirectiveType::IDENTIFY || !parameters {
             return Err(INVALID_FIELD);
@@ -302,7 +302,7 @@ impl Controller {
         let cdw12 = EnableDirectiveCdw12::from_bits(command.cdw12.get());
         let enable = cdw11.doper() == DirectiveCdw11::ENABLE;
         let identify = cdw11.dtype() == DirectiveType::IDENTIFY;
-        self.engine.namespace_index(command.nsid.get())?;
+        self.engine.namespaces.index_of(command.nsid.get())?;
         if !identify || !enable || cdw12.dtype() != DirectiveType::DATA_PLACEMENT {
             return Err(INVALID_FIELD);
         }

@@ -33,7 +33,10 @@ impl Controller {
         if !contiguous {
             return Err(INVALID_FIELD);
         }
-        if !command.prp1().is_multiple_of(self.engine.page_size) {
+        if !command
+            .prp1()
+            .is_multiple_of(self.engine.settings.page_size)
+        {
             return Err(Status::PRP_OFFSET_INVALID.with_dnr(true));
         }
         // CMBLOC.CQMMS is 0: a queue is either in the controller memory buffer or outside.
@@ -122,7 +125,7 @@ impl Controller {
 
     pub(super) fn doorbell_buffer_config(&mut self, command: &Command) -> AdminResult {
         let (shadow, eventidx) = (command.prp1(), command.prp2());
-        let page = self.engine.page_size;
+        let page = self.engine.settings.page_size;
         if shadow % page != 0 || eventidx % page != 0 {
             return Err(INVALID_FIELD);
         }

@@ -27,7 +27,7 @@ impl Controller {
             if blocks == ns.blocks {
                 continue;
             }
-            if let Some(left_out) = self.engine.log.allow("resized") {
+            if let Some(left_out) = self.engine.settings.log.allow("resized") {
                 tracing::info!(nsid, before = ns.blocks, blocks, left_out, "resized");
             }
             self.order_all(|| Order::Resized { index, blocks });

@@ -287,7 +287,7 @@ impl Controller {
             _ => return Err(INVALID_FIELD),
         }
         if nsid != 0 && nsid != NSID_BROADCAST {
-            self.engine.namespace_index(nsid)?;
+            self.engine.namespaces.index_of(nsid)?;
         }
         if let Some(status) = self.admin.erasure.hinders() {
             return Err(status);
@@ -321,7 +321,7 @@ impl Controller {
     }
 
     fn pieces_to_read(&self, running: &RunningTest) -> u64 {
-        let active = self.engine.active();
+        let active = self.active();
         let concerned = active.filter(|ns| running.is_about(ns.config.nsid));
         concerned
             .map(|ns| pieces(running.code, ns.blocks, ns.shift))
@@ -334,7 +334,7 @@ impl Controller {
             return Some(bad.halves().0);
         }
         let mut index = running.done;
-        for ns in self.engine.active() {
+        for ns in self.active() {
             let nsid = ns.config.nsid;
             if !running.is_about(nsid) {
                 continue;
@@ -353,7 +353,7 @@ impl Controller {
         self.admin.self_test.end(outcome, hours, found);
         self.touch();
         if let Some((TestRange { nsid, slba, .. }, status)) = found {
-            if let Some(left_out) = self.engine.log.allow("self-test") {
+            if let Some(left_out) = self.engine.settings.log.allow("self-test") {
                 tracing::warn!(nsid, slba, %status, left_out, "device self-test: cannot be read");
             }
             self.capture("device self-test failed");
@@ -376,7 +376,7 @@ impl Controller {
         let mut worked = false;
         if let Some(running) = &mut self.admin.self_test.running
             && let Some((read, number)) = running.reading
-            && let Some(result) = self.engine.take_own(number)
+            && let Some(result) = self.engine.slots.own.take(number)
         {
             worked = true;
             let status = match result {
@@ -414,7 +414,7 @@ impl Controller {
             return worked;
         }
         let nsid = running.nsid;
-        if nsid != 0 && nsid != NSID_BROADCAST && self.engine.namespace_index(nsid).is_err() {
+        if nsid != 0 && nsid != NSID_BROADCAST && self.engine.namespaces.index_of(nsid).is_err() {
             self.end_self_test(SelfTestOutcome::NAMESPACE_REMOVED, None);
             return true;
         }

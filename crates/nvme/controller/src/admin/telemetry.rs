@@ -182,7 +182,7 @@ impl Controller {
         let (cc, csts) = (self.cc.into_bits(), self.csts_bits());
         line("cc", &format_args!("{cc:#x}"));
         line("csts", &format_args!("{csts:#x}"));
-        line("shadow_doorbells", &self.engine.shadowed());
+        line("shadow_doorbells", &self.engine.queues.shadowed());
         for (name, counter) in [
             ("power_cycles", &stats.power_cycles),
             ("unsafe_shutdowns", &stats.unsafe_shutdowns),
@@ -197,7 +197,7 @@ impl Controller {
         line("writes", &stats.host_writes());
         line("bytes_read", &stats.bytes_read());
         line("bytes_written", &stats.bytes_written());
-        line("in_flight", &self.engine.in_flight());
+        line("in_flight", &self.engine.slots.in_use());
         line("events_parked", &self.admin.events.parked());
         for cq in self.queues.cqs() {
             let (vector, size) = (cq.vector.map_or(-1, i32::from), cq.size);
@@ -216,7 +216,7 @@ impl Controller {
                 &format_args!("cq {cqid}, size {size}, fetched {fetched}, posted {posted}"),
             );
         }
-        for ns in self.engine.active() {
+        for ns in self.active() {
             let (blocks, size) = (ns.blocks, 1u64 << ns.shift);
             line(
                 &format!("namespace.{}", ns.config.nsid),

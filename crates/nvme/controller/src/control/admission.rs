@@ -43,7 +43,7 @@ impl Controller {
         // The command's data cannot be accessed without Bus Master Enable.
         (self.migration.is_migrating() && concerns_queues)
             || self.migration.is_behind()
-            || !self.engine.is_master()
+            || !self.engine.queues.is_master()
     }
 
     /// Runs an admin command that has arrived, or holds it until it need not wait any more.

@@ -65,7 +65,7 @@ impl Controller {
     /// being attached. Nothing has changed then.
     pub fn attach(&mut self, config: NamespaceConfig, io: &Io) -> Result<(), ConfigError> {
         let nsid = config.nsid;
-        if self.engine.active().any(|ns| ns.config.nsid == nsid) {
+        if self.active().any(|ns| ns.config.nsid == nsid) {
             return Err(ConfigError::DuplicateNamespace(nsid));
         }
         if nsid > self.config.max_namespaces {
@@ -81,13 +81,13 @@ impl Controller {
         if let Some(zones) = &config.zones {
             zones.begin();
         }
-        let namespace = Namespace::open(config.clone(), io, self.engine.io())?;
+        let namespace = Namespace::open(config.clone(), io, &self.engine.counters.io)?;
         let index = self.vacant_index();
         if index >= usize::from(u16::MAX) {
             return Err(ConfigError::Attaching);
         }
         // The index is reserved until the namespace is attached.
-        self.engine.attach(index, Namespace::vacant(io)?);
+        self.engine.namespaces.attach(index, Namespace::vacant(io)?);
         self.share(&config, index)?;
         let refused = self.migration.namespaces_refused();
         self.migration.set_namespace(index, config.clone());
@@ -106,14 +106,14 @@ impl Controller {
     /// Returns whether a namespace with this ID is attached or being attached.
     pub(crate) fn has_or_awaits(&self, nsid: u32) -> bool {
         let attaching = self.attaching.as_ref();
-        self.engine.namespace_index(nsid).is_ok()
+        self.engine.namespaces.index_of(nsid).is_ok()
             || attaching.is_some_and(|attaching| attaching.namespace.config.nsid == nsid)
     }
 
     /// Returns the lowest index without a namespace in all engines, or the end of the list.
     fn vacant_index(&self) -> usize {
         let used = self.engine.namespaces.len();
-        if self.engine.detached() > 0 || self.migration.namespaces_leaving() {
+        if self.engine.namespaces.detached() > 0 || self.migration.namespaces_leaving() {
             return used;
         }
         let mut places = self.engine.namespaces.iter();
@@ -148,9 +148,9 @@ impl Controller {
             return;
         }
         let nsid = attaching.namespace.config.nsid;
-        self.engine.attach(index, attaching.namespace);
+        self.engine.namespaces.attach(index, attaching.namespace);
         self.set_gates();
-        if let Some(left_out) = self.engine.log.allow("attached") {
+        if let Some(left_out) = self.engine.settings.log.allow("attached") {
             tracing::info!(nsid, left_out, "attached");
         }
         self.tell_changed(nsid);
@@ -160,7 +160,7 @@ impl Controller {
     /// commands run to completion, unless [`Controller::end_detached_early`] is called. Returns
     /// `false` when no namespace has this ID.
     pub fn detach(&mut self, nsid: u32) -> bool {
-        let Ok(index) = self.engine.namespace_index(nsid) else {
+        let Ok(index) = self.engine.namespaces.index_of(nsid) else {
             return false;
         };
         let _disk = self.in_log();
@@ -177,7 +177,7 @@ impl Controller {
     pub(crate) fn forget_namespace(&mut self, nsid: u32) {
         self.marks.table.forget(nsid);
         self.admin.erasure.forget(nsid);
-        if let Some(left_out) = self.engine.log.allow("detached") {
+        if let Some(left_out) = self.engine.settings.log.allow("detached") {
             tracing::info!(nsid, left_out, "detached");
         }
         self.tell_changed(nsid);
@@ -191,12 +191,12 @@ impl Controller {
 
     /// Returns whether all detached namespaces have been released and their volumes closed.
     pub fn has_detached(&self) -> bool {
-        self.engine.detached() == 0 && !self.migration.namespaces_leaving()
+        self.engine.namespaces.detached() == 0 && !self.migration.namespaces_leaving()
     }
 
     /// Returns the namespaces that are visible to the host.
     pub fn namespaces(&self) -> impl Iterator<Item = &NamespaceConfig> {
-        self.engine.active().map(|ns| &ns.config)
+        self.active().map(|ns| &ns.config)
     }
 
     /// Advances the work begun by [`Controller::attach`] and [`Controller::detach`], and the host's
@@ -208,9 +208,9 @@ impl Controller {
             self.settle();
         }
         self.show_pooled(io);
-        if self.engine.detached() > 0 {
+        if self.engine.namespaces.detached() > 0 {
             self.engine.tidy(io);
-            if self.engine.detached() == 0 {
+            if self.engine.namespaces.detached() == 0 {
                 self.stopped_sharing();
             }
         }

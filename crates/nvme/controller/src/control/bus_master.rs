@@ -32,7 +32,7 @@ impl Controller {
     /// [`Controller::config_settled`] returns `true`. A function level reset begins at once, and
     /// has ended when [`Controller::is_resetting`] returns `false`.
     pub fn config_write(&mut self, offset: u64, data: &[u8]) {
-        let master = self.engine.is_master();
+        let master = self.engine.queues.is_master();
         if self.pci.write(offset, data) == ConfigEffect::FunctionLevelReset {
             self.function_level_reset();
         }
@@ -40,7 +40,7 @@ impl Controller {
         self.touch();
         self.settle();
         self.engine.end_round();
-        if self.engine.is_master() {
+        if self.engine.queues.is_master() {
             self.draining = None;
         } else if master {
             self.draining = Some(Draining {
@@ -53,10 +53,10 @@ impl Controller {
     pub(crate) fn obey_command_register(&mut self) {
         self.engine.irqs.disable_pin(self.pci.intx_disabled());
         let on = self.pci.is_bus_master();
-        if on == self.engine.is_master() {
+        if on == self.engine.queues.is_master() {
             return;
         }
-        let masterings = self.engine.masterings() + u64::from(on);
+        let masterings = self.engine.queues.masterings() + u64::from(on);
         self.order_all(|| Order::Master { on, masterings });
         if on {
             self.engine.irqs.deliver_pending();
@@ -81,7 +81,7 @@ impl Controller {
         };
         let elapsed = self.now.saturating_duration_since(draining.since);
         if quiesced || elapsed >= ANSWER_AFTER {
-            if !quiesced && let Some(left_out) = self.engine.log.allow("bus mastering") {
+            if !quiesced && let Some(left_out) = self.engine.settings.log.allow("bus mastering") {
                 tracing::warn!(
                     left_out,
                     "commands are in flight though bus mastering was disabled {ANSWER_AFTER:?} ago: their data may still \

@@ -186,7 +186,7 @@ impl Controller {
         cmb.pages = match pages(cmb.size) {
             Ok(pages) => Some(pages),
             Err(error) => {
-                if let Some(left_out) = self.engine.log.allow("memory buffer") {
+                if let Some(left_out) = self.engine.settings.log.allow("memory buffer") {
                     let text = "no controller memory buffer for the next client";
                     tracing::error!(%error, left_out, "{text}");
                 }

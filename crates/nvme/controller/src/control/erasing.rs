@@ -30,10 +30,10 @@ impl Controller {
     /// The path-related status when the controller cannot reach the namespace, or a reservation
     /// conflict when another host has reserved it ("NVMe Base 2.1", 8.1.1 and 8.1.22).
     pub(crate) fn may_erase(&self, nsid: u32) -> Result<(), Status> {
-        if let Some(status) = self.engine.unreached(nsid) {
+        if let Some(status) = self.engine.namespaces.unreached(nsid) {
             return Err(status);
         }
-        let index = self.engine.namespace_index(nsid)?;
+        let index = self.engine.namespaces.index_of(nsid)?;
         let ns = self.engine.namespaces.get(index);
         if ns.is_none_or(|ns| ns.access.allows(CommandGroup::Write)) {
             Ok(())
@@ -117,8 +117,7 @@ impl Controller {
         };
         let awaited = AwaitedRelease::by(&sharing.inbox);
         for nsid in nsids {
-            let index = self.engine.namespace_index(*nsid).ok();
-            let ns = index.and_then(|index| self.engine.namespaces.get(index));
+            let ns = self.engine.namespaces.of_nsid(*nsid);
             let format = ns.map(|ns| ns.config.format());
             if let Some(shared) = sharing.namespace(*nsid) {
                 let closed = self.admin.erasure.at_rest(*nsid);
@@ -168,7 +167,7 @@ impl Controller {
         let index = attachment.index;
         self.apply_erasing(index, erasing);
         if erasing.closed.is_some() {
-            self.engine.fence(index);
+            self.engine.namespaces.fence(&self.engine.slots, index);
         }
         if self.others_erase(nsid) {
             self.end_test_of(SelfTestOutcome::FORMATTED, TestSelection::Some(&[nsid]));

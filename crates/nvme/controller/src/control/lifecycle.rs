@@ -100,7 +100,7 @@ impl Controller {
     pub(crate) fn may_test(&self) -> bool {
         self.state == LifecycleState::Ready
             && self.shutdown == Shutdown::No
-            && self.engine.is_master()
+            && self.engine.queues.is_master()
     }
 
     /// Returns whether a long-running command may be completed to the host: the controller is
@@ -164,7 +164,7 @@ impl Controller {
             && self.create_sq(0, 0, self.asq, asqs);
         if !made {
             self.fail();
-            let Some(left_out) = self.engine.log.allow("not enabled") else {
+            let Some(left_out) = self.engine.settings.log.allow("not enabled") else {
                 return;
             };
             let shared = self.engine.dma.has_memory();
@@ -189,7 +189,7 @@ impl Controller {
         self.state = LifecycleState::Ready;
         self.awaits_first_command = true;
         self.csts.set_rdy(true);
-        if let Some(left_out) = self.engine.log.allow("enabled") {
+        if let Some(left_out) = self.engine.settings.log.allow("enabled") {
             tracing::info!(
                 left_out,
                 queue_entries = asqs,
@@ -213,7 +213,7 @@ impl Controller {
     /// Sets the controller to the fatal state (CSTS.CFS), which only a reset ends.
     pub(crate) fn fatal(&mut self, why: &str) {
         let _disk = self.in_log();
-        if let Some(left_out) = self.engine.log.allow("fatal") {
+        if let Some(left_out) = self.engine.settings.log.allow("fatal") {
             tracing::warn!(left_out, why, "controller fatal status");
         }
         self.capture(why);
@@ -229,7 +229,7 @@ impl Controller {
             return;
         }
         let _disk = self.in_log();
-        if let Some(left_out) = self.engine.log.allow("broken") {
+        if let Some(left_out) = self.engine.settings.log.allow("broken") {
             tracing::error!(left_out, what, "controller failed: a bug of vnvme");
         }
         self.capture(what);
@@ -314,7 +314,7 @@ impl Controller {
     /// any state. CSTS.NSSRO is set afterwards.
     pub(super) fn subsystem_reset(&mut self) {
         let _disk = self.in_log();
-        if let Some(left_out) = self.engine.log.allow("subsystem reset") {
+        if let Some(left_out) = self.engine.settings.log.allow("subsystem reset") {
             tracing::info!(left_out, "NVM subsystem reset");
         }
         self.csts.set_nssro(true);
@@ -337,7 +337,7 @@ impl Controller {
         if self.shutdown != Shutdown::No {
             return;
         }
-        if let Some(left_out) = self.engine.log.allow("shutdown") {
+        if let Some(left_out) = self.engine.settings.log.allow("shutdown") {
             tracing::info!(left_out, "shutdown notification");
         }
         self.shutdown = Shutdown::Occurring;

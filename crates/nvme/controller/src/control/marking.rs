@@ -110,7 +110,7 @@ impl Controller {
         if marks.any() {
             return;
         }
-        if let Ok(index) = self.engine.namespace_index(nsid) {
+        if let Ok(index) = self.engine.namespaces.index_of(nsid) {
             self.order_all(|| Order::LookAtMarks(index));
         }
         self.tell_of_marks(nsid, false);
@@ -182,7 +182,7 @@ impl Controller {
             return;
         }
         for (nsid, ranges) in saved {
-            let Ok(index) = self.engine.namespace_index(*nsid) else {
+            let Ok(index) = self.engine.namespaces.index_of(*nsid) else {
                 continue;
             };
             let Some(ns) = self.engine.namespaces.get(index) else {

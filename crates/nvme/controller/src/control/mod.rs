@@ -148,6 +148,11 @@ fn begin_zones(namespaces: &[NamespaceConfig]) {
 }
 
 impl Controller {
+    /// Returns the attached namespaces, which commands find.
+    pub(crate) fn active(&self) -> impl Iterator<Item = &Namespace> {
+        self.engine.namespaces.active()
+    }
+
     /// Creates a controller that is powered on and disabled. `id` identifies the controller in the
     /// tags of its volume requests, see [`tag_owner`](crate::tag_owner); `io` is the ring of its
     /// worker.
@@ -325,7 +330,7 @@ impl Controller {
 
     /// Returns the doorbell page, in memory shared with the client.
     pub fn doorbell_page(&self) -> DoorbellPage {
-        DoorbellPage(self.engine.doorbell_page().clone())
+        DoorbellPage(self.engine.queues.doorbell_page().clone())
     }
 
     /// Adds a pass-through device to a namespace, beside its volume. Returns `false` when the
@@ -349,7 +354,7 @@ impl Controller {
     /// Returns the memory behind BAR0. A client may map the doorbell page, at
     /// [`pci::DOORBELL_OFFSET`] in its file.
     pub fn bar0_pages(&self) -> &Arc<SharedPages> {
-        self.engine.doorbell_page()
+        self.engine.queues.doorbell_page()
     }
 
     /// Creates a new doorbell page for the next client: an earlier client may have the present one
@@ -360,7 +365,7 @@ impl Controller {
     pub fn renew_doorbells(&mut self) -> Result<(), ConfigError> {
         let DoorbellPage(page) = DoorbellPage::new()?;
         // The earlier client may keep the file open, but none of the pages in it.
-        self.engine.doorbell_page().memory().empty_at_end();
+        self.engine.queues.doorbell_page().memory().empty_at_end();
         self.order_all(|| Order::Doorbells(page.clone()));
         self.migration.set_doorbells(page);
         Ok(())
@@ -623,30 +628,30 @@ impl Controller {
     /// Returns whether the worker must poll, because no notification announces new work: the client
     /// writes doorbells in shared memory, or a volume completes requests only when polled.
     pub fn needs_polling(&self) -> bool {
-        (self.config.mapped_doorbells && self.csts.rdy() && self.engine.is_master())
+        (self.config.mapped_doorbells && self.csts.rdy() && self.engine.queues.is_master())
             || self.engine.polled_in_flight()
     }
 
     /// Returns the number of outstanding commands of the host, polled or not, plus the controller's
     /// own flushes.
     pub fn in_flight(&self) -> usize {
-        self.engine.in_flight()
+        self.engine.slots.in_use()
     }
 
     /// Returns whether a recently busy queue has a new doorbell value, so that [`Controller::poll`]
     /// would find a command. This is an optional check between two rounds.
     pub fn has_news(&self) -> bool {
-        self.engine.has_news()
+        self.engine.queues.has_news()
     }
 
     /// Returns whether commands are outstanding, which may complete at any moment.
     pub fn is_busy(&self) -> bool {
-        self.engine.in_flight() > 0
+        self.engine.slots.in_use() > 0
     }
 
     /// Returns whether the host uses shadow doorbells (Doorbell Buffer Config).
     pub fn shadowed(&self) -> bool {
-        self.engine.shadowed()
+        self.engine.queues.shadowed()
     }
 
     /// Returns whether CSTS.RDY is set.

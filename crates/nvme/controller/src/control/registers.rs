@@ -120,10 +120,11 @@ impl Controller {
                 if !self.has_queues() {
                     return;
                 }
+                let queues = &mut self.engine.queues;
                 if let Some(waker) = self.migration.waker_of(index) {
-                    self.engine.store_doorbell(index, value);
+                    queues.store_doorbell(index, value);
                     waker.wake_by_ref();
-                } else if !self.engine.write_doorbell(index, value) {
+                } else if !queues.write_doorbell(index, value) {
                     self.invalid_doorbell_register(index, value);
                 }
             }

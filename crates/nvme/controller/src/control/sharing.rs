@@ -226,10 +226,14 @@ impl Controller {
             return;
         };
         for attachment in &sharing.attachments {
-            self.engine.set_access(attachment.index, attachment.access);
+            let access = attachment.access;
+            self.engine
+                .set_access(attachment.index, |ns| ns.access = access);
             let group = sharing.groups.get(&attachment.shared.group());
             if let Some(group) = group {
-                self.engine.set_ana_state(attachment.index, group.state);
+                let state = group.state;
+                self.engine
+                    .set_access(attachment.index, |ns| ns.ana = state);
             }
         }
         let attachments = sharing
@@ -365,13 +369,16 @@ impl Controller {
             return;
         };
         attachment.access = access;
-        self.engine.set_access(attachment.index, access);
+        self.engine
+            .set_access(attachment.index, |ns| ns.access = access);
         if !abort {
             return attachment
                 .shared
                 .answer(sharing.membership.cntlid(), number);
         }
-        self.engine.fence(attachment.index);
+        self.engine
+            .namespaces
+            .fence(&self.engine.slots, attachment.index);
         let shared = attachment.shared.clone();
         sharing.unanswered.push(DrainWaiter::Access(shared, number));
         let status = Status::ABORTED_PREEMPT_AND_ABORT;
@@ -431,9 +438,12 @@ impl Controller {
         let is_reached = ana::refusal(state).is_none();
         for attachment in &sharing.attachments {
             if attachment.shared.group() == group {
-                self.engine.set_ana_state(attachment.index, state);
+                self.engine
+                    .set_access(attachment.index, |ns| ns.ana = state);
                 if !is_reached {
-                    self.engine.fence(attachment.index);
+                    self.engine
+                        .namespaces
+                        .fence(&self.engine.slots, attachment.index);
                 }
             }
         }
@@ -482,7 +492,9 @@ impl Controller {
             // A controller that erases never waits for another erasing one.
             let waits = attachments.any(|attachment| {
                 let erases = || erasure.erases(attachment.shared.nsid());
-                !engine.fenced(attachment.index)
+                !engine
+                    .namespaces
+                    .fenced(&mut engine.slots, attachment.index)
                     || !matches!(waiter, DrainWaiter::Erasing(..)) && erases()
             });
             match waiter {

@@ -4,11 +4,10 @@
 //! a detached namespace. When its outstanding commands have ended, it is flushed, and a placeholder
 //! takes its index until another namespace is attached there.
 
-use super::slots::RemainingWork;
-use super::{Engine, NO_NAMESPACE, Namespace};
-use crate::stats::IoStats;
-use dma::SegmentList;
-use volume::{Io, Op};
+use super::namespaces::{NO_NAMESPACE, NamespaceTable};
+use super::slots::Slots;
+use super::{Engine, Namespace};
+use volume::Io;
 
 /// Detached namespace with a volume that is not closed yet.
 pub(super) struct Detached {
@@ -17,35 +16,17 @@ pub(super) struct Detached {
     flushed: bool,
 }
 
-impl Engine {
-    /// Returns the I/O counters of this engine.
-    pub fn io(&self) -> &IoStats {
-        &self.io
-    }
-
-    /// Returns the attached namespaces, which commands find.
-    pub fn active(&self) -> impl Iterator<Item = &Namespace> {
-        let finds = |(index, ns): &(usize, &Namespace)| {
-            let found = self.by_nsid.get(ns.config.nsid as usize);
-            found.is_some_and(|found| usize::from(*found) == *index)
-        };
-        self.namespaces
-            .iter()
-            .enumerate()
-            .filter(finds)
-            .map(|(_, ns)| ns)
-    }
-
+impl NamespaceTable {
     /// Attaches a namespace at a vacant index, or at the end of the list. Commands find the
     /// namespace from now on.
     pub fn attach(&mut self, index: usize, namespace: Namespace) {
         let nsid = namespace.config.nsid as usize;
-        match self.namespaces.get_mut(index) {
+        match self.list.get_mut(index) {
             Some(place) => *place = namespace,
-            None => self.namespaces.push(namespace),
+            None => self.list.push(namespace),
         }
         if nsid > 0
-            && let Some(found) = self.by_nsid.get_mut(nsid)
+            && let Some(found) = self.all.get_mut(nsid)
         {
             *found = u16::try_from(index).unwrap_or(NO_NAMESPACE);
         }
@@ -55,7 +36,7 @@ impl Engine {
 
     /// Hides the namespace at this index from new commands. Outstanding commands continue.
     pub(super) fn detach(&mut self, index: usize) {
-        for found in &mut self.by_nsid {
+        for found in &mut self.all {
             if usize::from(*found) == index {
                 *found = NO_NAMESPACE;
             }
@@ -72,25 +53,26 @@ impl Engine {
         self.detached.len()
     }
 
-    /// Requests that outstanding commands on detached namespaces end early.
-    pub(super) fn end_detached_early(&mut self) {
-        let detached = &self.detached;
-        let concerned = |ns: usize| detached.iter().any(|gone| gone.index == ns);
-        let tags = self.slots.guests_in_flight(self.own_stays());
-        let tags: Vec<(u64, usize)> = tags.filter(|(_, ns)| concerned(*ns)).collect();
-        for (tag, ns) in tags {
-            self.cancel(tag, ns);
+    /// Requests that outstanding commands end early: all of them, or with `detached` those on
+    /// detached namespaces. `shared`: the controller belongs to a subsystem.
+    pub(super) fn end_early(&mut self, slots: &Slots, shared: bool, detached: bool) {
+        for (tag, ns) in slots.guests_in_flight(shared) {
+            if !detached || self.detached.iter().any(|gone| gone.index == ns) {
+                self.cancel(ns, tag);
+            }
         }
     }
+}
 
+impl Engine {
     /// Releases detached namespaces without outstanding commands, after a flush of the data they
     /// wrote. Returns whether a namespace was released.
     pub fn tidy(&mut self, io: &Io) -> bool {
-        let mut waiting = std::mem::take(&mut self.detached);
+        let mut waiting = std::mem::take(&mut self.namespaces.detached);
         let before = waiting.len();
         waiting.retain_mut(|gone| !self.release(gone, io));
         let left = waiting.len();
-        self.detached = waiting;
+        self.namespaces.detached = waiting;
         left < before
     }
 
@@ -103,17 +85,11 @@ impl Engine {
         };
         let flush = namespace.volatile_cache && !namespace.read_only;
         if flush && !std::mem::replace(&mut gone.flushed, true) {
-            let Some(index) = self.slots.alloc() else {
-                gone.flushed = false;
-                return false;
-            };
-            if let Some(slot) = self.slots.get(index) {
-                slot.orphan = true;
-                slot.ns = gone.index;
-                slot.work = RemainingWork::OwnFlush;
+            gone.flushed = self.execution().flush_own(gone.index);
+            if gone.flushed {
+                self.flushes.started();
+                self.settle();
             }
-            self.flushes.started();
-            self.submit(index, gone.index, Op::Flush, 0, 0, SegmentList::new());
             return false;
         }
         // An earlier flush of all namespaces may still have to flush this one.
@@ -121,7 +97,7 @@ impl Engine {
             return false;
         }
         match Namespace::vacant(io) {
-            Ok(vacant) => self.attach(gone.index, vacant),
+            Ok(vacant) => self.namespaces.attach(gone.index, vacant),
             Err(error) => {
                 tracing::debug!(%error, "a detached namespace stays open");
                 return false;

@@ -10,13 +10,16 @@
 //! entries is signalled, even if it was before: the VMM drops a function's messages while the bit
 //! is clear, including those that arrive slightly late.
 
-use super::Engine;
+use super::Events;
 use super::doorbells::DoorbellKind;
+use super::journal::Journal;
 use super::post::refresh_head;
+use super::queues::Queues;
+use crate::irq::Irqs;
 
 /// State of Bus Master Enable in an engine.
 #[derive(Default)]
-pub(super) struct BusMaster {
+pub(crate) struct BusMaster {
     /// Whether the bit is set. While it is clear, no queue has its ring, and shadow buffers are
     /// unmapped.
     pub is_enabled: bool,
@@ -26,90 +29,59 @@ pub(super) struct BusMaster {
     pub ends_commands: bool,
 }
 
-impl Engine {
+impl Queues {
     /// Returns whether Bus Master Enable is set, so that the function may access the host's memory.
     pub fn is_master(&self) -> bool {
         self.bus_master.is_enabled
     }
 
-    /// Returns how many times Bus Master Enable was set, as passed to [`Engine::set_master`].
+    /// Returns how many times Bus Master Enable was set, see [`BusMaster::count`].
     pub fn masterings(&self) -> u64 {
         self.bus_master.count
     }
 
-    /// Sets Bus Master Enable. After it is cleared, outstanding commands may still transfer data,
-    /// until `self.dma.quiesced()` returns `true`. `masterings` counts how many times the control
-    /// half has set the bit.
-    pub(super) fn set_master(&mut self, on: bool, masterings: u64) {
-        self.bus_master.count = masterings;
-        if self.bus_master.is_enabled == on {
-            return;
-        }
-        if on {
-            self.begin_mastering();
-        } else {
-            self.end_mastering();
-        }
-    }
-
-    fn end_mastering(&mut self) {
-        if self.doorbells.shadowed() {
-            // Shadow buffers are released here as in `unmapped`.
-            self.look_at_all();
-            self.doorbells.release();
-            self.look_at_all();
-        }
+    /// Releases rings and shadow buffers after Bus Master Enable was cleared.
+    pub(super) fn end_mastering(&mut self, journal: &Journal, events: &mut Events) {
+        self.release_shadow(journal, events);
         self.bus_master.is_enabled = false;
-        self.irqs.set_messages(false);
-        (self.sqs.iter_mut().flatten()).for_each(|sq| sq.memory.release());
-        (self.cqs.iter_mut().flatten()).for_each(|cq| cq.memory.release());
-        self.note_queues();
+        self.release_rings(journal);
         // Queues with unread entries are signalled when the bit is set again.
         for qid in std::mem::take(&mut self.dirty) {
             if let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) {
                 cq.signalled();
             }
         }
-        self.dma.fence();
     }
 
-    fn begin_mastering(&mut self) {
-        self.bus_master.is_enabled = true;
-        self.bus_master.ends_commands = false;
-        self.irqs.set_messages(true);
-        self.mapped(0, u64::MAX);
-        // The next round polls every queue.
-        self.polled.poll_all();
-        self.post_backlogs();
+    /// Releases the rings of all queues, whose memory must not be accessed.
+    pub(super) fn release_rings(&mut self, journal: &Journal) {
+        (self.sqs.iter_mut().flatten()).for_each(|sq| sq.memory.release());
+        (self.cqs.iter_mut().flatten()).for_each(|cq| cq.memory.release());
+        self.note(journal);
+    }
+
+    /// Signals all completion queues with unconsumed entries.
+    pub(super) fn signal_all_unread(&mut self, irqs: &mut Irqs, events: &mut Events) {
         for qid in 0..self.cqs.len() as u16 {
-            self.signal_unread(qid);
+            self.signal_unread(qid, irqs, events);
         }
     }
 
     /// Signals a completion queue with unconsumed entries, even if these were signalled before.
-    pub(super) fn signal_unread(&mut self, qid: u16) {
+    pub(super) fn signal_unread(&mut self, qid: u16, irqs: &mut Irqs, events: &mut Events) {
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) else {
             return;
         };
         let cells = self.doorbells.cells(qid, DoorbellKind::CqHead);
-        refresh_head(cq, cells, &mut self.events, qid);
+        refresh_head(cq, cells, events, qid);
         if !cq.has_unconsumed() {
             return;
         }
         cq.dirty = true;
-        if self.irqs.pin_based() {
+        if irqs.pin_based() {
             // INTx needs no signal here, because each round computes its level from all queues.
             return;
         }
-        self.signal_now(qid);
-    }
-
-    /// Requests that outstanding commands end early. Their completions are kept for the host.
-    pub(super) fn end_commands_early(&mut self) {
-        self.bus_master.ends_commands = true;
-        let in_flight: Vec<(u64, usize)> = self.slots.guests_in_flight(self.own_stays()).collect();
-        for (tag, ns) in in_flight {
-            self.cancel(tag, ns);
-        }
+        self.signal_now(qid, irqs, events);
     }
 }

@@ -5,7 +5,7 @@
 //! The fast path (`run`) executes plain reads and writes without this table, and leaves all other
 //! commands to it.
 
-use super::Engine;
+use super::Execution;
 use nvme::identify::Oncs;
 use nvme::log::CommandEffects;
 use nvme::{Command, NvmOpcode as Op, Status};
@@ -13,7 +13,14 @@ use reservations::CommandGroup;
 
 /// Function that starts an I/O command fetched from queue `sqid`, or returns the status with which
 /// it fails.
-type Handler = fn(&mut Engine, sqid: u16, &Command) -> Result<(), Status>;
+type Handler = fn(&mut Execution<'_>, sqid: u16, &Command) -> Result<(), Status>;
+
+/// Returns the [`Handler`] that calls this method of [`Execution`].
+macro_rules! start {
+    ($method:ident) => {
+        |execution, sqid, command| execution.$method(sqid, command)
+    };
+}
 
 /// Table row of an I/O command.
 struct IoCommand {
@@ -98,7 +105,7 @@ impl IoCommand {
     /// Sets a different handler for namespaces with metadata.
     const fn with_metadata(self) -> Self {
         IoCommand {
-            metadata: Some(Engine::with_metadata),
+            metadata: Some(start!(with_metadata)),
             ..self
         }
     }
@@ -139,7 +146,7 @@ impl IoCommand {
     const fn reservation(opcode: Op, effects: CommandEffects) -> Self {
         IoCommand {
             offered: |offer| offer.shared,
-            ..Self::new(opcode, Engine::reservation, effects).oncs(Oncs::new().with_reservs(true))
+            ..Self::new(opcode, start!(reservation), effects).oncs(Oncs::new().with_reservs(true))
         }
     }
 
@@ -169,17 +176,17 @@ const CONTENT: CommandEffects = CommandEffects::new().with_lbcc(true);
 
 /// Table of all I/O commands, searched by opcode.
 static COMMANDS: &[IoCommand] = &[
-    IoCommand::new(Op::FLUSH, Engine::flush, NOTHING).writes(),
-    IoCommand::new(Op::WRITE, Engine::read_write, CONTENT)
+    IoCommand::new(Op::FLUSH, start!(flush), NOTHING).writes(),
+    IoCommand::new(Op::WRITE, start!(read_write), CONTENT)
         .writes()
-        .zoned(Engine::zoned_write)
+        .zoned(start!(zoned_write))
         .with_metadata(),
-    IoCommand::new(Op::READ, Engine::read_write, NOTHING)
+    IoCommand::new(Op::READ, start!(read_write), NOTHING)
         .reads()
         .with_metadata(),
     IoCommand::new(
         Op::WRITE_UNCORRECTABLE,
-        Engine::write_uncorrectable,
+        start!(write_uncorrectable),
         CONTENT,
     )
     .writes()
@@ -187,23 +194,23 @@ static COMMANDS: &[IoCommand] = &[
     .not_with_metadata()
     .oncs(Oncs::new().with_nvmwusv(true))
     .offered_if(|offer| offer.marks),
-    IoCommand::new(Op::COMPARE, Engine::compare, NOTHING)
+    IoCommand::new(Op::COMPARE, start!(compare), NOTHING)
         .reads()
         .with_metadata()
         .oncs(Oncs::new().with_nvmcmps(true)),
-    IoCommand::new(Op::WRITE_ZEROES, Engine::write_zeroes, CONTENT)
+    IoCommand::new(Op::WRITE_ZEROES, start!(write_zeroes), CONTENT)
         .writes()
-        .zoned(Engine::zoned_write)
+        .zoned(start!(zoned_write))
         .with_metadata()
         .oncs(Oncs::new().with_nvmwzsv(true)),
-    IoCommand::new(Op::DATASET_MANAGEMENT, Engine::dataset_management, CONTENT)
+    IoCommand::new(Op::DATASET_MANAGEMENT, start!(dataset_management), CONTENT)
         .writes()
         .oncs(Oncs::new().with_nvmdsmsv(true)),
-    IoCommand::new(Op::VERIFY, Engine::verify, NOTHING)
+    IoCommand::new(Op::VERIFY, start!(verify), NOTHING)
         .reads()
         .with_metadata()
         .oncs(Oncs::new().with_nvmvfys(true)),
-    IoCommand::new(Op::COPY, Engine::copy, CONTENT)
+    IoCommand::new(Op::COPY, start!(copy), CONTENT)
         .writes()
         .not_zoned()
         .oncs(Oncs::new().with_nvmcpys(true)),
@@ -213,17 +220,17 @@ static COMMANDS: &[IoCommand] = &[
     IoCommand::reservation(Op::RESERVATION_RELEASE, NOTHING),
     IoCommand::of_placement(
         Op::IO_MANAGEMENT_RECEIVE,
-        Engine::io_management_receive,
+        start!(io_management_receive),
         NOTHING,
     )
     .reads()
     .not_zoned(),
-    IoCommand::of_placement(Op::IO_MANAGEMENT_SEND, Engine::io_management_send, NOTHING)
+    IoCommand::of_placement(Op::IO_MANAGEMENT_SEND, start!(io_management_send), NOTHING)
         .writes()
         .not_zoned(),
-    IoCommand::of_zones(Op::ZONE_MANAGEMENT_SEND, Engine::zone_send, CONTENT).writes(),
-    IoCommand::of_zones(Op::ZONE_MANAGEMENT_RECEIVE, Engine::zone_receive, NOTHING).reads(),
-    IoCommand::of_zones(Op::ZONE_APPEND, Engine::zoned_write, CONTENT).writes(),
+    IoCommand::of_zones(Op::ZONE_MANAGEMENT_SEND, start!(zone_send), CONTENT).writes(),
+    IoCommand::of_zones(Op::ZONE_MANAGEMENT_RECEIVE, start!(zone_receive), NOTHING).reads(),
+    IoCommand::of_zones(Op::ZONE_APPEND, start!(zoned_write), CONTENT).writes(),
 ];
 
 /// Returns the handler of a command for namespaces of this kind; `None` when the controller does

@@ -1,266 +1,250 @@
-//! Completions of volume requests, and the end of a command.
+//! The start and the end of commands outside of batches, and completions of volume requests.
 
-use super::slots::{Kind, RemainingWork, ZoneWriteKind};
-use super::{Engine, Event};
-use dma::SegmentList;
-use nvme::Status;
-use volume::{IoError, IoErrorKind, Op, Request};
-
-/// Returns the NVMe status of a command after its volume request failed with this error.
-pub(crate) fn status_of(error: IoError, write: bool) -> Status {
-    match error.kind {
-        IoErrorKind::MediaRead | IoErrorKind::Truncated if !write => Status::UNRECOVERED_READ_ERROR,
-        IoErrorKind::MediaRead
-        | IoErrorKind::MediaWrite
-        | IoErrorKind::NotDurable
-        | IoErrorKind::Truncated => Status::WRITE_FAULT,
-        IoErrorKind::NoSpace => Status::CAPACITY_EXCEEDED.with_dnr(true),
-        IoErrorKind::ReadOnly => Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true),
-        IoErrorKind::OutOfRange => Status::LBA_OUT_OF_RANGE.with_dnr(true),
-        IoErrorKind::Memory => Status::DATA_TRANSFER_ERROR,
-        IoErrorKind::Aborted => Status::ABORT_REQUESTED,
-        IoErrorKind::Gone => Status::INTERNAL_ERROR.with_dnr(true),
-        // The medium is not at fault: the host may retry the command or use another path.
-        IoErrorKind::Unreachable => Status::CONTROLLER_PATHING_ERROR,
-        IoErrorKind::Unsupported => Status::INVALID_OPCODE.with_dnr(true),
-        IoErrorKind::Busy => Status::COMMAND_INTERRUPTED,
-        IoErrorKind::Invalid => Status::INTERNAL_ERROR,
-    }
-}
+use super::own::OwnRequest;
+use super::slots::{Kind, Outcome, RemainingWork, Starting, ZoneWriteKind};
+use super::{Engine, Event, Execution, ReservationEnd, commands};
+use crate::ana;
+use nvme::cmd::Fuse;
+use nvme::{Command, Status};
+use volume::{Budget, Completion};
 
 impl Engine {
+    /// Returns the parts of the engine that commands use. [`Engine::settle`] has to follow.
+    pub(super) fn execution(&mut self) -> Execution<'_> {
+        Execution {
+            slots: &mut self.slots,
+            namespaces: &mut self.namespaces,
+            dma: &self.dma,
+            settings: &self.settings,
+            bus_master: &self.queues.bus_master,
+            events: &mut self.events,
+        }
+    }
+
+    /// Handles the outcomes of commands that were executed.
+    pub(super) fn settle(&mut self) {
+        while let Some(outcome) = self.slots.outcomes.pop_front() {
+            match outcome {
+                Outcome::Completed(completion) => {
+                    self.complete_one(completion);
+                }
+                Outcome::Ended(index, result) => self.end(index, result),
+            }
+        }
+    }
+
+    /// Starts an I/O command that was fetched from queue `sqid`.
+    pub(super) fn execute(&mut self, sqid: u16, command: &Command) {
+        let sort = self.namespaces.sort_of(command.nsid.get());
+        let offer = self.offer();
+        self.slots.starting = Starting {
+            number: self.queues.last_fetched(sqid),
+            fetched_at: self.counters.sampling.fetched_at,
+            slot: None,
+        };
+        let result = match commands::handler(command.nvm_opcode(), offer, sort) {
+            // Fused operations are not supported (Identify Controller, FUSES).
+            _ if command.flags.fuse() != Fuse::NORMAL => Err(Status::INVALID_FIELD.with_dnr(true)),
+            Some(start) => match self.namespaces.barred(command, offer.shared) {
+                Some(barred) => Err(barred),
+                None => start(&mut self.execution(), sqid, command),
+            },
+            None => Err(Status::INVALID_OPCODE.with_dnr(true)),
+        };
+        self.counters.begin_busy(&self.slots);
+        if let Err(status) = result {
+            let (cid, nsid) = (command.cid.get(), command.nsid.get());
+            let (namespaces, counters) = (&self.namespaces, &self.counters);
+            let lba = namespaces.first_unreadable(command, status);
+            if ana::is_refusal(status) {
+                counters.passed_by(namespaces, status, nsid);
+            } else {
+                let failed = (sqid, cid, status, (nsid, lba));
+                counters.failed(namespaces, &mut self.events, failed);
+            }
+            match self.slots.starting.slot {
+                Some(index) => self.finish_slot(index, cid, status, 0),
+                None => self.end_reserved(sqid, cid, status, 0),
+            }
+        }
+        self.settle();
+    }
+
+    /// Continues parked commands with half of the round's budget. The other half is for the queues.
+    #[cold]
+    pub(super) fn go_on(&mut self, budget: &mut Budget) {
+        let rest = budget.left() / 2;
+        let mut waiting = Vec::new();
+        while budget.left() > rest
+            && let Some(index) = self.slots.parked.pop_front()
+        {
+            if self.execution().go_on(index, budget) {
+                waiting.push(index);
+            }
+            self.settle();
+        }
+        self.slots.parked.extend(waiting);
+    }
+
     /// Handles the completion of a volume request. Stale tags are ignored.
+    pub fn complete(&mut self, completion: Completion) {
+        if self.complete_one(completion) {
+            self.settle();
+        }
+    }
+
+    /// Handles the completion of a volume request. Returns whether there may be outcomes.
     #[inline(never)]
-    pub fn complete(&mut self, completion: volume::Completion) {
+    fn complete_one(&mut self, completion: Completion) -> bool {
         let Some((index, slot)) = self.slots.tagged(completion.tag) else {
-            return;
+            return false;
         };
         let plain = slot.is_plain() && matches!(slot.work, RemainingWork::Single);
         if !plain || completion.result.is_err() {
-            return self.complete_other(index, completion);
+            self.execution().complete(index, completion);
+            return true;
         }
         let (sqid, cid, bytes, kind, ns) = (slot.sqid, slot.cid, slot.bytes, slot.kind, slot.ns);
         // The completion is posted first, so that the host can act on it while the rest is done.
-        let posted = self.finish_here(sqid, cid, Status::SUCCESS, 0);
+        let posted = self.post(sqid, cid, Status::SUCCESS, 0);
         self.count(ns, kind, bytes);
-        // A plain command has used nothing of the scratch budget, to which `free_slot` would return
-        // bytes.
+        // A plain command has used nothing of the scratch budget, to which [`Engine::free_slot`]
+        // would return bytes.
         if posted {
             self.slots.release_with(index, completion.data);
         } else {
             self.keep_slot(index, Status::SUCCESS, 0);
         }
-        if self.flushes.is_waiting() {
-            self.start_flushes();
-        }
+        self.start_flushes()
     }
 
-    /// Offers a failed request to its volume, to be retried if the volume's error policy says so.
-    /// Returns `None` when the volume has taken the request, so that another completion follows.
-    fn offer_again(
-        &mut self,
-        index: u16,
-        error: IoError,
-        completion: volume::Completion,
-    ) -> Option<volume::Completion> {
-        let Some(slot) = self.slots.get(index) else {
-            return Some(completion);
-        };
-        // Dataset Management ranges are advice, and no host waits for an orphaned command.
-        if slot.orphan
-            || matches!(
-                slot.work,
-                RemainingWork::Ranges(_) | RemainingWork::ZoneSend(_)
-            )
-        {
-            return Some(completion);
-        }
-        // A copy by the file system is not a volume request that could be retried.
-        if matches!(&slot.work, RemainingWork::Copy(copying) if copying.is_with_file()) {
-            return Some(completion);
-        }
-        let copying = slot.copying();
-        let op = match (&slot.work, slot.kind) {
-            (RemainingWork::Copy(_), _) => copying.map_or(Op::Flush, |(op, ..)| op),
-            (RemainingWork::FlushAll(_) | RemainingWork::OwnFlush, _) | (_, Kind::Flush) => {
-                Op::Flush
-            }
-            (_, Kind::Read | Kind::Verify) => Op::Read,
-            (_, Kind::Write) => Op::Write { fua: false },
-            (_, Kind::DurableWrite) => Op::Write { fua: true },
-            // The slot does not store the flags of the request; these are safe in any case.
-            (_, Kind::Other) => Op::WriteZeroes {
-                deallocate: false,
-                fua: true,
-            },
-        };
-        let slba = slot.slba;
-        let Some(ns) = self.namespaces.get_mut(slot.ns) else {
-            self.broken("an outstanding command has no namespace");
-            return Some(completion);
-        };
-        let zeroes = match slot.work {
-            RemainingWork::Zeroes(bytes) => bytes,
-            RemainingWork::ZoneWrite(write) => match write.kind {
-                ZoneWriteKind::Zeroes(blocks) => u64::from(blocks) << ns.shift,
-                _ => 0,
-            },
-            RemainingWork::Metadata(ref moving) => moving.zeroed(),
-            _ => 0,
-        };
-        let request = Request {
-            tag: completion.tag,
-            op,
-            offset: match copying {
-                Some((_, offset, _)) => offset,
-                None if op == Op::Flush => 0,
-                None => slba << ns.shift,
-            },
-            len: if op.has_data() {
-                completion.data.len_bytes()
-            } else {
-                zeroes
-            },
-            data: completion.data,
-        };
-        ns.queue.failed(request, error)
+    /// Posts the completion of a command with a slot, see [`Queues::finish`].
+    ///
+    /// [`Queues::finish`]: super::queues::Queues::finish
+    #[inline(always)]
+    #[must_use]
+    fn post(&mut self, sqid: u16, cid: u16, status: Status, result: u64) -> bool {
+        let events = &mut self.events;
+        self.queues.finish(events, (sqid, cid), status, result)
     }
 
-    /// Handles any completion other than that of a successful plain read or write.
+    #[cold]
     #[inline(never)]
-    fn complete_other(&mut self, index: u16, mut completion: volume::Completion) {
-        let of_table = self.slots.get(index).is_some_and(|slot| slot.table);
-        if let Err(error) = completion.result
-            && !of_table
-        {
-            match self.offer_again(index, error, completion) {
-                Some(failed) => completion = failed,
-                None => return,
+    fn keep_slot(&mut self, index: u16, status: Status, result: u64) {
+        let (slots, events) = (&mut self.slots, &mut self.events);
+        self.queues.keep_slot(slots, events, index, status, result);
+    }
+
+    /// Handles the completions of pass-through devices. Returns whether there were any.
+    pub(super) fn poll_passed(&mut self) -> bool {
+        let mut worked = false;
+        for at in 0..self.namespaces.len() {
+            let Some(namespace) = self.namespaces.get_mut(at) else {
+                break;
+            };
+            // The device is moved out of the engine, because handling a completion changes the
+            // engine.
+            let Some(mut passthrough) = namespace.passthrough.take() else {
+                continue;
+            };
+            let done = &mut |tag, status, result| {
+                self.passed_completed(tag, status, result);
+                self.settle();
+            };
+            worked |= passthrough.poll(done) > 0;
+            if let Some(namespace) = self.namespaces.get_mut(at) {
+                namespace.passthrough = Some(passthrough);
             }
         }
-        if self.waits_for_table(index, &mut completion) {
+        worked
+    }
+
+    /// Handles the completion of a command by a pass-through device. Stale tags are ignored.
+    fn passed_completed(&mut self, tag: u64, status: Status, result: u32) {
+        let Some((index, slot)) = self.slots.tagged(tag) else {
+            return;
+        };
+        if slot.status.is_success() {
+            slot.status = status;
+        }
+        if slot.is_plain() && slot.status.is_success() {
+            let (sqid, cid, bytes, kind, ns) =
+                (slot.sqid, slot.cid, slot.bytes, slot.kind, slot.ns);
+            self.count(ns, kind, bytes);
+            let result = u64::from(result);
+            if self.post(sqid, cid, Status::SUCCESS, result) {
+                // A plain command has used nothing of the scratch budget, to which `free_slot`
+                // would return bytes.
+                self.slots.release_empty(index);
+            } else {
+                self.keep_slot(index, Status::SUCCESS, result);
+            }
+            self.start_flushes();
             return;
         }
-        let Some(slot) = self.slots.get(index) else {
-            return self.broken("a request completes without its slot");
-        };
-        match &mut slot.work {
-            RemainingWork::Single
-            | RemainingWork::Write
-            | RemainingWork::Zeroes(_)
-            | RemainingWork::ZoneWrite(_) => {
-                if let Err(error) = completion.result {
-                    let write = !matches!(slot.kind, Kind::Read | Kind::Verify);
-                    slot.status = match error.kind {
-                        // The controller has cancelled the request, see `end_commands_early`. The
-                        // host has to send the command again.
-                        IoErrorKind::Aborted if self.bus_master.ends_commands && !slot.abort => {
-                            Status::COMMAND_INTERRUPTED
-                        }
-                        _ => status_of(error, write),
-                    };
-                }
-                // A list of process memory (Verify) is dropped. The slot's own list returns to the
-                // slot with its capacity.
-                if completion.data.buffer().is_none() {
-                    slot.list = completion.data;
-                }
-                match slot.work {
-                    RemainingWork::Write | RemainingWork::Zeroes(_) => self.end_write(index),
-                    _ => self.end(index),
-                }
-            }
-            RemainingWork::Ranges(_) => {
-                self.range_done(index, completion.result);
-                self.next_range(index);
-            }
-            RemainingWork::Compare => {
-                match completion.result {
-                    Err(error) => slot.status = status_of(error, false),
-                    Ok(()) => {
-                        let same = completion
-                            .data
-                            .buffer()
-                            .is_some_and(|read| slot.list.equals(0, read));
-                        if !same {
-                            slot.status = Status::COMPARE_FAILURE;
-                        }
-                    }
-                }
-                self.end(index);
-            }
-            RemainingWork::Reservation | RemainingWork::Marking(_) => {
-                self.broken("a command is with a volume that the control half executes");
-            }
-            RemainingWork::Copy(_) => self.complete_copy(index, completion, false),
-            RemainingWork::ZoneSend(_) => self.zone_sent(index, completion.result),
-            RemainingWork::Metadata(_) => self.complete_metadata(index, completion),
-            RemainingWork::FlushAll(_) => {
-                self.flush_done(index, completion.result);
-                self.flush_next(index);
-            }
-            RemainingWork::Own(_) => self.own_completed(index, completion.result),
-            RemainingWork::OwnFlush => {
-                if let Err(error) = completion.result {
-                    let nsid = self.namespace_of(index).map(|(_, nsid)| nsid);
-                    let _disk = self.span.clone().entered();
-                    if let Some(left_out) = self.log.allow("flush failed") {
-                        let text = "a flush failed: completed writes may not be durable";
-                        tracing::error!(nsid, %error, left_out, "{text}");
-                    }
-                    self.flushes.failed(status_of(error, true));
-                }
-                self.end(index);
-            }
-        }
-    }
-
-    /// Records the end of one namespace's flush, as part of a flush of all namespaces.
-    pub(super) fn flush_done(&mut self, index: u16, result: Result<(), IoError>) {
-        if let Err(error) = result
-            && let Some(slot) = self.slots.get(index)
-            && slot.status.is_success()
-        {
-            slot.status = status_of(error, true);
-        }
+        self.end(index, result);
     }
 
     /// Frees a command's slot, and returns its buffer memory to the budget for such buffers.
-    pub(super) fn free_slot(&mut self, index: u16) {
-        let Some(slot) = self.slots.get(index) else {
-            return self.broken("a slot is freed that is not in use");
-        };
-        self.scratch.release(std::mem::take(&mut slot.scratch));
-        self.slots.release(index);
-    }
-
-    /// Adds the elapsed time to the busy time when no command is outstanding any more. Called once
-    /// per round instead of per command.
-    #[inline]
-    pub(super) fn count_busy(&mut self) {
-        if self.slots.in_use() == 0
-            && let Some(since) = self.busy_since.take()
-        {
-            let busy = self.now.saturating_duration_since(since);
-            self.io.busy_ns.add(busy.as_nanos() as u64);
+    fn free_slot(&mut self, index: u16) {
+        if !self.slots.discard(index) {
+            self.broken("a slot is freed that is not in use");
         }
     }
 
     /// Adds a completed read or write of `bytes` bytes to the counters of a namespace.
     #[inline]
-    pub(super) fn count(&self, ns: usize, kind: Kind, bytes: u64) {
+    fn count(&self, ns: usize, kind: Kind, bytes: u64) {
         if let Some(ns) = self.namespaces.get(ns) {
             ns.record.ended(kind as usize, bytes);
         }
     }
 
-    /// Counts and posts the completion of a command that has ended, and frees its slot.
-    pub(super) fn end(&mut self, index: u16) {
-        self.end_with(index, 0);
+    /// Ends a command without a slot. Its completion is posted, or kept until its queue has room.
+    pub fn finish(&mut self, sqid: u16, cid: u16, status: Status, result: u32) {
+        self.finish_with(sqid, cid, status, result.into());
     }
 
-    /// Ends a command like [`Engine::end`]; `result` is dword 0 of the completion.
-    pub(super) fn end_with(&mut self, index: u16, result: u32) {
+    /// Ends a command that has no slot; `result` is dwords 0 and 1 of the completion.
+    fn finish_with(&mut self, sqid: u16, cid: u16, status: Status, result: u64) {
+        let before = self.queues.admin_tail();
+        if !self.post(sqid, cid, status, result) {
+            let (slots, events) = (&mut self.slots, &mut self.events);
+            let command = (sqid, cid);
+            self.queues
+                .keep_without_slot(slots, events, command, status, result);
+        }
+        if sqid == 0 && self.queues.admin_tail() != before {
+            self.journal.count_admin();
+        }
+    }
+
+    /// Ends a command without a slot, or with only the slot reserved for a replayed command.
+    pub(super) fn end_reserved(&mut self, sqid: u16, cid: u16, status: Status, result: u64) {
+        let Some(index) = self.slots.take_reserved() else {
+            return self.finish_with(sqid, cid, status, result);
+        };
+        if let Some(slot) = self.slots.get(index) {
+            (slot.sqid, slot.cid) = (sqid, cid);
+        }
+        self.finish_slot(index, cid, status, result);
+    }
+
+    fn finish_slot(&mut self, index: u16, cid: u16, status: Status, result: u64) {
+        let Some(slot) = self.slots.get(index) else {
+            return self.broken("a command without its slot ends");
+        };
+        let sqid = slot.sqid;
+        if self.post(sqid, cid, status, result) {
+            self.free_slot(index);
+        } else {
+            self.keep_slot(index, status, result);
+        }
+    }
+
+    /// Counts and posts the completion of a command that has ended, and frees its slot.
+    /// `result` is dword 0 of the completion.
+    fn end(&mut self, index: u16, result: u32) {
         let Some(slot) = self.slots.get(index) else {
             return self.broken("a command ends without its slot");
         };
@@ -294,17 +278,22 @@ impl Engine {
             self.free_slot(index);
         } else {
             if !status.is_success() {
-                self.failed(sqid, cid, status, (nsid, lba));
+                let failed = (sqid, cid, status, (nsid, lba));
+                self.counters
+                    .failed(&self.namespaces, &mut self.events, failed);
             }
             // The slot is freed only now, because its record has to stay until the host can see the
             // completion.
-            if self.finish_here(sqid, cid, status, result) {
+            if self.post(sqid, cid, status, result) {
                 self.free_slot(index);
             } else {
                 self.keep_slot(index, status, result);
             }
-            if fetched_at != 0 {
-                self.timed(ns, kind, fetched_at);
+            if fetched_at != 0
+                && let Some(ns) = self.namespaces.get(ns)
+            {
+                let cycles = probes::cycles().saturating_sub(fetched_at);
+                ns.record.timed(kind.io_kind(), cycles);
             }
             if abort {
                 let aborted = status.is(Status::ABORT_REQUESTED);
@@ -312,53 +301,77 @@ impl Engine {
                     .push_back(Event::AbortDone { sqid, cid, aborted });
             }
         }
+        // A write counts as outstanding on its zone until its record is removed.
         if let Some(zone) = zone {
-            self.zone_written(ns, zone);
+            match self.namespaces.zones_of(ns) {
+                Ok(zoned) => zoned.end_write(zone),
+                Err(_) => self.broken("a zone was written where there are none"),
+            }
         }
         if own_flush {
+            if !status.is_success() {
+                self.flushes.failed(status);
+            }
             self.flushes.ended(&mut self.events);
         }
-        if self.flushes.is_waiting() {
-            self.start_flushes();
-        }
+        self.start_flushes();
+    }
+
+    /// Returns whether a request of the controller itself can begin now. If not, the worker is
+    /// woken when the request or flush that prevents it ends.
+    pub fn may_begin_own(&self) -> bool {
+        !self.slots.own.in_flight && self.flushes.pending() == 0 && self.slots.free() > 0
+    }
+
+    /// Begins a request of the controller itself, see [`Execution::begin_own`]. Returns `None` when
+    /// none can begin now.
+    pub fn begin_own(&mut self, request: OwnRequest) -> Option<u64> {
+        let begun = self
+            .may_begin_own()
+            .then(|| self.execution().begin_own(request))?;
+        self.settle();
+        begun
+    }
+
+    /// Ends a reservation command, if it is still outstanding.
+    pub fn end_reservation(&mut self, end: ReservationEnd) {
+        self.execution().end_reservation(end);
+        self.settle();
     }
 
     /// Flushes every namespace at the controller's own request (shutdown, write cache disabled), as
     /// soon as no command is outstanding: a flush covers only commands that completed before it
     /// began. Nothing is fetched meanwhile. [`Event::Flushed`] reports the end.
     pub(super) fn flush_all(&mut self, number: u64) {
-        let Self {
-            flushes,
-            namespaces,
-            events,
-            ..
-        } = self;
-        flushes.request(number, namespaces, events);
+        let (namespaces, events) = (&self.namespaces, &mut self.events);
+        self.flushes.request(number, namespaces, events);
         self.start_flushes();
+        self.settle();
     }
 
     /// Flushes all data written through this engine, for a clean exit of the process.
     /// [`Engine::drained`] returns `true` when the flush has ended.
     pub fn flush_for_exit(&mut self) {
-        self.stop_fetching();
+        self.queues.stop_fetching();
         self.flush_all(self.flushes.number());
     }
 
-    pub(super) fn start_flushes(&mut self) {
-        // A volume that completes at once re-enters this function through `end`.
-        let mut waiting = self.flushes.take_waiting();
-        while self.slots.in_use() + waiting.len() == self.flushes.pending()
-            && let Some(&ns) = waiting.front()
-            && let Some(index) = self.slots.alloc()
-        {
-            waiting.pop_front();
-            if let Some(slot) = self.slots.get(index) {
-                slot.orphan = true;
-                slot.ns = ns;
-                slot.work = RemainingWork::OwnFlush;
-            }
-            self.submit(index, ns, Op::Flush, 0, 0, SegmentList::new());
+    /// Starts the flushes that wait, once no command is outstanding. Returns whether any waited.
+    #[inline(always)]
+    fn start_flushes(&mut self) -> bool {
+        let waits = self.flushes.is_waiting();
+        if waits {
+            self.start_waiting_flushes();
         }
-        self.flushes.put_waiting(waiting);
+        waits
+    }
+
+    #[cold]
+    fn start_waiting_flushes(&mut self) {
+        while let Some(ns) = self.flushes.next(self.slots.in_use())
+            && self.execution().flush_own(ns)
+        {
+            self.flushes.started_first();
+        }
     }
 }

@@ -15,9 +15,9 @@
 //! process restarts the command from its beginning. Copying a part twice is harmless, because
 //! sources and destination do not overlap.
 
-use super::Engine;
-use super::complete::status_of;
+use super::Execution;
 use super::copy_metadata::{self, CopyMetadata, Ready};
+use super::execution::status_of;
 use super::metadata::{LockedBlocks, is_aborted};
 use super::slots::{Kind, RemainingWork, Slot};
 use dma::{Buffer, SegmentList};
@@ -256,16 +256,16 @@ impl Slot {
     }
 }
 
-impl Engine {
+impl Execution<'_> {
     pub(super) fn copy(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         let cdw12 = CopyCdw12::from_bits(command.cdw12.get());
-        let index = self.namespace_index(command.nsid.get())?;
+        let index = self.namespaces.index_of(command.nsid.get())?;
         let ns = self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR)?;
         if ns.read_only {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
         }
         let format = cdw12.cdfe();
-        let offered = PLAIN_FORMATS | self.features.copy_formats & CROSS_FORMATS;
+        let offered = PLAIN_FORMATS | self.settings.features.copy_formats & CROSS_FORMATS;
         if offered & 1 << format == 0 {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
@@ -292,15 +292,15 @@ impl Engine {
             // Memory for the metadata of a piece, and for the previous content of the destination.
             memory = 2 * memory + (memory >> shift) * u64::from(layout.metadata);
         }
-        let fua = cdw12.fua() || !self.features.write_cache;
+        let fua = cdw12.fua() || !self.settings.features.write_cache;
         let ns = index;
         let again = self.slots.is_reserved();
         let index = self.slot_for(sqid, command, ns)?;
-        self.scratch.reserve(memory)?;
+        self.slots.scratch.reserve(memory)?;
         let dtype = DirectiveType(cdw12.dtype());
         self.place(ns, command, dtype, all, Writer::Controller, again)?;
         sources.reverse();
-        let waits = carried.is_some() && !self.parked.is_empty();
+        let waits = carried.is_some() && !self.slots.parked.is_empty();
         if let Some(slot) = self.slots.get(index) {
             slot.scratch = memory;
             slot.slba = to;
@@ -319,7 +319,7 @@ impl Engine {
         }
         // Parked commands continue first.
         if waits || self.next_copy(index) {
-            self.parked.push_back(index);
+            self.slots.parked.push_back(index);
         }
         Ok(())
     }
@@ -428,7 +428,11 @@ impl Engine {
             return false;
         };
         // Blocks before a marked block are copied piece by piece.
-        if self.marked(from, offset >> shift, left >> shift).is_some() {
+        if self
+            .namespaces
+            .marked(from, offset >> shift, left >> shift)
+            .is_some()
+        {
             return false;
         }
         let copy = CopyRequest {
@@ -461,7 +465,7 @@ impl Engine {
             return false;
         };
         let (shift, nsid) = (namespace.shift, namespace.config.nsid);
-        let Some(lba) = self.marked(ns, offset >> shift, len >> shift) else {
+        let Some(lba) = self.namespaces.marked(ns, offset >> shift, len >> shift) else {
             return false;
         };
         if let Some(slot) = self.slots.get(index) {
@@ -531,14 +535,14 @@ impl Engine {
         }
         let goes_on = slot.status.is_success() && slot.copying().is_some();
         if within && goes_on {
-            self.parked.push_front(index);
+            self.slots.parked.push_front(index);
             return;
         }
         if goes_on {
             self.end_early(index);
         }
         if self.next_copy(index) {
-            self.parked.push_back(index);
+            self.slots.parked.push_back(index);
         }
     }
 

@@ -13,7 +13,7 @@
 //! *Restart.* Records do not contain the command's tags. The next process therefore ends the
 //! command with Command Interrupted, and the host sends it again.
 
-use super::Engine;
+use super::Execution;
 use super::copy::{CopyPiece, CopyStep};
 use super::metadata::{LockedBlocks, cannot_check, checks, mismatch};
 use super::slots::RemainingWork;
@@ -323,13 +323,7 @@ pub(super) enum Ready {
     Changed,
 }
 
-impl Engine {
-    /// Returns the metadata layout of a namespace.
-    pub(super) fn layout_of(&self, ns: usize) -> Option<Layout> {
-        let state = self.namespaces.get(ns)?.config.metadata.as_deref()?;
-        Some(*state.layout())
-    }
-
+impl Execution<'_> {
     /// Reserves the blocks of the next request, and stores the metadata of a piece about to be
     /// written.
     pub(super) fn prepare_copy(&mut self, index: u16) -> Ready {
@@ -347,7 +341,7 @@ impl Engine {
         let Some(wanted) = copying.blocks() else {
             return Ready::Yes;
         };
-        let Some(state) = self.metadata_of(ns) else {
+        let Some(state) = self.namespaces.metadata_of(ns) else {
             return Ready::Yes;
         };
         if !held
@@ -397,8 +391,8 @@ impl Engine {
             return;
         };
         let to_ns = copying.ns;
-        let state = self.metadata_of(ns);
-        let to = self.metadata_of(to_ns);
+        let state = self.namespaces.metadata_of(ns);
+        let to = self.namespaces.metadata_of(to_ns);
         let nsid = |ns: usize| self.namespaces.get(ns).map(|ns| ns.config.nsid);
         let (Some(from_nsid), Some(to_nsid)) = (nsid(ns), nsid(to_ns)) else {
             return self.broken("a copy has no namespace");

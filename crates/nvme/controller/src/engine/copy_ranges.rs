@@ -1,7 +1,7 @@
 //! Descriptors of a Copy command ("NVM Command Set 1.1", 3.3.2). Each one is read and checked here
 //! before anything is copied.
 
-use super::Engine;
+use super::Execution;
 use super::copy::{CROSS_FORMATS, CopyLimits, RANGES, Source};
 use super::copy_metadata::{self, CopyMetadata, SourceDescriptor};
 use dma::{Access, SegmentList};
@@ -18,14 +18,14 @@ pub(super) struct CopySources {
     pub blocks: u64,
 }
 
-impl Engine {
+impl Execution<'_> {
     /// Reads and checks the descriptors of a command that writes to the namespace at index `to`.
     pub(super) fn ranges(&self, command: &Command, to: usize) -> Result<CopySources, Status> {
         let cdw12 = CopyCdw12::from_bits(command.cdw12.get());
         let format = cdw12.cdfe();
         let (long, cross) = (format & 1 != 0, CROSS_FORMATS & 1 << format != 0);
         let ns = self.namespaces.get(to).ok_or(Status::INTERNAL_ERROR)?;
-        let layout = self.layout_of(to);
+        let layout = self.namespaces.layout_of(to);
         let invalid = Status::INVALID_FORMAT.with_dnr(true);
         if !cross && !copy_metadata::describes(long, layout.as_ref(), layout.as_ref()) {
             return Err(invalid);
@@ -58,7 +58,7 @@ impl Engine {
             }
             let from = if cross { self.source(&range, to)? } else { to };
             let source = self.namespaces.get(from).ok_or(Status::INTERNAL_ERROR)?;
-            let from_layout = self.layout_of(from);
+            let from_layout = self.namespaces.layout_of(from);
             let (here, there) = (from_layout.as_ref(), layout.as_ref());
             if !copy_metadata::describes(long, here, there) {
                 return Err(invalid);
@@ -90,7 +90,7 @@ impl Engine {
         sources: &[Source],
         to: usize,
     ) -> Result<Option<CopyMetadata>, Status> {
-        let layout = self.layout_of(to);
+        let layout = self.namespaces.layout_of(to);
         let ns = self.namespaces.get(to).ok_or(Status::INTERNAL_ERROR)?;
         if layout.is_none() && sources.iter().all(|source| source.layout.is_none()) {
             return Ok(None);
@@ -119,11 +119,11 @@ impl Engine {
             return Err(Status::FAST_COPY_NOT_POSSIBLE.with_dnr(true));
         }
         let nsid = range.snsid;
-        let index = self.namespace_index(nsid)?;
+        let index = self.namespaces.index_of(nsid)?;
         if index == to {
             return Ok(to);
         }
-        if let Some(status) = self.barred_source(nsid) {
+        if let Some(status) = self.namespaces.barred_source(nsid) {
             return Err(status);
         }
         let ns = |index: usize| self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR);

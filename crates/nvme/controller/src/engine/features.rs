@@ -1,6 +1,10 @@
 //! Values of features as engines use them.
 
 use super::Coalescing;
+use super::commands::Offer;
+use probes::LogLimits;
+use std::sync::Arc;
+use tracing::Span;
 
 /// Values of the features that change how an engine executes commands.
 #[derive(Clone, Copy)]
@@ -26,4 +30,19 @@ impl Default for EngineFeatures {
             lbafee: false,
         }
     }
+}
+
+/// Settings of an engine, which its commands do not change.
+pub(crate) struct Settings {
+    /// Values of the features that the host has set.
+    pub features: EngineFeatures,
+    /// Memory page size in bytes (CC.MPS).
+    pub page_size: u64,
+    pub max_transfer: u64,
+    /// Properties of the controller that decide the commands it supports.
+    pub offer: Offer,
+    /// Names the disk in log lines.
+    pub span: Span,
+    /// Limits of the disk's log lines.
+    pub log: Arc<LogLimits>,
 }

@@ -1,6 +1,6 @@
 //! Flushes at the controller's own request (shutdown, write cache disabled, detached namespace).
 
-use super::{Event, Namespace};
+use super::{Event, Events, NamespaceTable};
 use nvme::Status;
 use std::collections::VecDeque;
 
@@ -40,7 +40,7 @@ impl Flushes {
     }
 
     /// Requests flush `number` of all namespaces. [`Event::Flushed`] reports the end.
-    pub fn request(&mut self, number: u64, all: &[Namespace], events: &mut VecDeque<Event>) {
+    pub fn request(&mut self, number: u64, all: &NamespaceTable, events: &mut Events) {
         self.number = number;
         // All requested flushes share one [`Event::Flushed`]. An event that is queued already does
         // not include this flush.
@@ -73,27 +73,28 @@ impl Flushes {
     }
 
     /// Counts the end of a flush.
-    pub fn ended(&mut self, events: &mut VecDeque<Event>) {
+    pub fn ended(&mut self, events: &mut Events) {
         self.pending = self.pending.saturating_sub(1);
         self.report(events);
     }
 
     /// Reports to the control half that all flushes it has requested have completed.
-    fn report(&mut self, events: &mut VecDeque<Event>) {
+    fn report(&mut self, events: &mut Events) {
         if self.pending == 0 {
             let (number, failed) = (self.number, self.failed.take());
             events.push_back(Event::Flushed { number, failed });
         }
     }
 
-    /// Moves the list of namespaces out, to start their flushes. A volume that completes at once
-    /// finds none left to start. [`Flushes::put_waiting`] ends this.
-    pub fn take_waiting(&mut self) -> VecDeque<usize> {
-        std::mem::take(&mut self.waiting)
+    /// Returns the namespace to flush next, once only this engine's own flushes are among the
+    /// `outstanding` commands.
+    pub fn next(&self, outstanding: usize) -> Option<usize> {
+        let alone = outstanding + self.waiting.len() == self.pending;
+        self.waiting.front().copied().filter(|_| alone)
     }
 
-    /// Puts the namespaces back whose flushes could not be started.
-    pub fn put_waiting(&mut self, waiting: VecDeque<usize>) {
-        self.waiting = waiting;
+    /// Removes the first waiting flush, which was started.
+    pub fn started_first(&mut self) {
+        self.waiting.pop_front();
     }
 }

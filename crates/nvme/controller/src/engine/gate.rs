@@ -4,46 +4,28 @@
 //!
 //! The control half sets the access. The fast path ([`run`](super::run)) finds only namespaces with
 //! full access, and does no such checks. Commands for other namespaces take the general path, which
-//! checks each of them ([`Engine::unreached`], [`Engine::conflict`]).
+//! checks each of them ([`NamespaceTable::unreached`], [`NamespaceTable::conflict`]).
 
-use super::{Engine, NO_NAMESPACE, Namespace, commands};
+use super::namespaces::{NO_NAMESPACE, NamespaceTable};
+use super::slots::Slots;
+use super::{Namespace, commands};
 use crate::ana;
 use nvme::cmd::NSID_BROADCAST;
-use nvme::log::AnaState;
 use nvme::{Command, NvmOpcode, Status};
 use reservations::{Access, CommandGroup};
 
-impl Engine {
-    /// Sets the access rights under reservations for the namespace at this index.
-    pub fn set_access(&mut self, index: usize, access: Access) {
-        match self.namespaces.get_mut(index) {
-            Some(ns) => ns.access = access,
-            None => return self.broken("what is allowed on a namespace that is not there"),
-        }
+impl NamespaceTable {
+    /// Changes the access to the namespace at this index. Returns `false` when there is none.
+    #[must_use]
+    pub(super) fn change(&mut self, index: usize, change: impl FnOnce(&mut Namespace)) -> bool {
+        let ns = self.get_mut(index).map(change);
         self.index_namespaces();
-    }
-
-    /// Sets the ANA state of the namespace at this index.
-    pub fn set_ana_state(&mut self, index: usize, state: AnaState) {
-        match self.namespaces.get_mut(index) {
-            Some(ns) => ns.ana = state,
-            None => return self.broken("how a namespace is reached that is not there"),
-        }
-        self.index_namespaces();
-    }
-
-    /// Closes the namespace at this index, so that its commands end with `status`; `None` opens it.
-    pub(super) fn close(&mut self, index: usize, status: Option<Status>) {
-        match self.namespaces.get_mut(index) {
-            Some(ns) => ns.closed = status,
-            None => return self.broken("a namespace is closed that is not there"),
-        }
-        self.index_namespaces();
+        ns.is_some()
     }
 
     /// Sets whether the host has enabled extended protection information formats.
     pub(super) fn enable_formats(&mut self, lbafee: bool) {
-        if std::mem::replace(&mut self.features.lbafee, lbafee) != lbafee {
+        if std::mem::replace(&mut self.lbafee, lbafee) != lbafee {
             self.index_namespaces();
         }
     }
@@ -51,7 +33,7 @@ impl Engine {
     /// Returns the status of commands that access blocks of `ns`, if the host has not enabled the
     /// namespace's format.
     fn not_enabled(&self, ns: &Namespace) -> Option<Status> {
-        let disabled = !self.features.lbafee && ns.has_extended_format();
+        let disabled = !self.lbafee && ns.has_extended_format();
         disabled.then_some(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true))
     }
 
@@ -62,14 +44,7 @@ impl Engine {
         if opcode == NvmOpcode::FLUSH || commands::group(opcode).is_none() {
             return None;
         }
-        let index = self.namespace_index(command.nsid.get()).ok()?;
-        self.not_enabled(self.namespaces.get(index)?)
-    }
-
-    /// Returns whether some namespace refuses some commands, so that each command has to be
-    /// checked.
-    pub(super) fn is_gated(&self) -> bool {
-        self.offer.shared || self.closed
+        self.not_enabled(self.of_nsid(command.nsid.get())?)
     }
 
     /// Returns the status with which commands for the namespace fail while it is closed; `None` if
@@ -77,10 +52,7 @@ impl Engine {
     fn closed(&self, nsid: u32) -> Option<Status> {
         match nsid {
             NSID_BROADCAST => self.active().find_map(|ns| ns.closed),
-            nsid => {
-                let index = self.namespace_index(nsid).ok()?;
-                self.namespaces.get(index)?.closed
-            }
+            nsid => self.of_nsid(nsid)?.closed,
         }
     }
 
@@ -90,18 +62,15 @@ impl Engine {
         match nsid {
             // A command for all namespaces gets the status of the first one that cannot be reached.
             NSID_BROADCAST => self.active().find_map(|ns| ana::refusal(ns.ana)),
-            nsid => {
-                let index = self.namespace_index(nsid).ok()?;
-                ana::refusal(self.namespaces.get(index)?.ana)
-            }
+            nsid => ana::refusal(self.of_nsid(nsid)?.ana),
         }
     }
 
-    /// Fences the namespace at this index: [`Engine::fenced`] reports when the commands that are
-    /// outstanding now have ended. They are not cancelled, because a cancelled volume request may
-    /// still take effect after later writes by others.
-    pub fn fence(&mut self, index: usize) {
-        for tag in self.slots.touching(index) {
+    /// Fences the namespace at this index: [`NamespaceTable::fenced`] reports when the commands
+    /// that are outstanding now have ended. They are not cancelled, because a cancelled volume
+    /// request may still take effect after later writes by others.
+    pub fn fence(&mut self, slots: &Slots, index: usize) {
+        for tag in slots.touching(index) {
             if !self.fences.contains(&(index, tag)) {
                 self.fences.push((index, tag));
             }
@@ -109,19 +78,22 @@ impl Engine {
     }
 
     /// Returns whether all fenced commands of the namespace at this index have ended.
-    pub fn fenced(&mut self, index: usize) -> bool {
-        let slots = &mut self.slots;
+    pub fn fenced(&mut self, slots: &mut Slots, index: usize) -> bool {
         self.fences.retain(|(_, tag)| slots.is_in_flight(*tag));
         self.fences.iter().all(|(of, _)| *of != index)
     }
 
     /// Returns the status with which a command has to be refused; `None` if it may be executed.
-    pub(super) fn barred(&self, command: &Command) -> Option<Status> {
+    /// `shared`: the controller belongs to a subsystem.
+    pub(super) fn barred(&self, command: &Command, shared: bool) -> Option<Status> {
+        if !shared && !self.any_closed {
+            return None;
+        }
         let nsid = command.nsid.get();
         let unreached = self.unreached(nsid);
         // Reservation commands are allowed, since they do not access blocks and can end another
         // host's erasure.
-        let reserves = self.offer.shared && commands::group(command.nvm_opcode()).is_none();
+        let reserves = shared && commands::group(command.nvm_opcode()).is_none();
         let closed = unreached.or_else(|| self.closed(nsid).filter(|_| !reserves));
         let disabled = closed.or_else(|| self.disabled(command));
         disabled.or_else(|| self.conflict(command))
@@ -132,8 +104,7 @@ impl Engine {
     pub(super) fn barred_source(&self, nsid: u32) -> Option<Status> {
         let barred = self.unreached(nsid).or_else(|| self.closed(nsid));
         barred.or_else(|| {
-            let index = self.namespace_index(nsid).ok()?;
-            let ns = self.namespaces.get(index)?;
+            let ns = self.of_nsid(nsid)?;
             let allowed = ns.access.allows(CommandGroup::Read);
             let conflict = Status::RESERVATION_CONFLICT.with_dnr(true);
             let disabled = self.not_enabled(ns);
@@ -148,10 +119,7 @@ impl Engine {
         let allowed = match command.nsid.get() {
             // Only Flush allows the broadcast NSID, for all active namespaces.
             NSID_BROADCAST => self.active().all(|ns| ns.access.allows(group)),
-            nsid => {
-                let index = self.namespace_index(nsid).ok()?;
-                self.namespaces.get(index)?.access.allows(group)
-            }
+            nsid => self.of_nsid(nsid)?.access.allows(group),
         };
         (!allowed).then_some(Status::RESERVATION_CONFLICT.with_dnr(true))
     }
@@ -159,13 +127,12 @@ impl Engine {
     /// Rebuilds the index of namespaces that the fast path finds.
     pub(super) fn index_namespaces(&mut self) {
         let barred = |ns: &Namespace| ns.closed.is_some() || self.not_enabled(ns).is_some();
-        let closed = self.active().any(barred);
-        self.closed = closed;
-        let placed = self.active().any(Namespace::is_placed);
-        self.placed = placed;
-        self.open_by_nsid.clone_from(&self.by_nsid);
-        for found in &mut self.open_by_nsid {
-            let ns = self.namespaces.get(usize::from(*found));
+        let any_closed = self.active().any(barred);
+        let any_placed = self.active().any(Namespace::is_placed);
+        (self.any_closed, self.any_placed) = (any_closed, any_placed);
+        self.open.clone_from(&self.all);
+        for found in &mut self.open {
+            let ns = self.list.get(usize::from(*found));
             // The fast path cannot check zone writes one by one, count writes by placement handle,
             // check marks, or store metadata.
             let open = |ns: &Namespace| {

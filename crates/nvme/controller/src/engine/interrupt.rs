@@ -1,8 +1,10 @@
 //! Interrupts for completion queue entries, and their coalescing.
 
-use super::Engine;
+use super::Events;
 use super::doorbells::DoorbellKind;
+use super::invariant::broken;
 use super::post::refresh_head;
+use super::queues::Queues;
 use crate::irq::Irqs;
 use crate::stats::ControllerStats;
 use std::time::{Duration, Instant};
@@ -41,15 +43,21 @@ fn interrupt(irqs: &mut Irqs, stats: &ControllerStats, qid: u16, vector: u16) {
     }
 }
 
-impl Engine {
+impl Queues {
     /// Sends the due interrupts of completions posted since the last call.
-    pub(super) fn send_interrupts(&mut self) {
-        if self.irqs.pin_based() {
-            return self.send_pin();
+    pub(super) fn send_interrupts(
+        &mut self,
+        irqs: &mut Irqs,
+        coalescing: &Coalescing,
+        now: Instant,
+        events: &mut Events,
+    ) {
+        if irqs.pin_based() {
+            return self.send_pin(irqs, events);
         }
         let mut i = 0;
         while let Some(&qid) = self.dirty.get(i) {
-            if self.signal(qid) {
+            if self.signal(qid, irqs, coalescing, now, events) {
                 self.dirty.swap_remove(i);
             } else {
                 i += 1;
@@ -58,45 +66,50 @@ impl Engine {
     }
 
     /// Sends the interrupt of one queue. Returns `false` when the interrupt is delayed.
-    fn signal(&mut self, qid: u16) -> bool {
+    fn signal(
+        &mut self,
+        qid: u16,
+        irqs: &mut Irqs,
+        coalescing: &Coalescing,
+        now: Instant,
+        events: &mut Events,
+    ) -> bool {
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) else {
-            self.broken("a completion queue with entries to signal is gone");
+            broken(events, "a completion queue with entries to signal is gone");
             return true;
         };
         if let Some(vector) = cq.vector {
-            if self.features.coalescing.applies(qid, vector)
-                && cq.unsignalled < self.features.coalescing.threshold
-            {
-                let since = *cq.unsignalled_since.get_or_insert(self.now);
-                if self.now.saturating_duration_since(since) < self.features.coalescing.time {
+            if coalescing.applies(qid, vector) && cq.unsignalled < coalescing.threshold {
+                let since = *cq.unsignalled_since.get_or_insert(now);
+                if now.saturating_duration_since(since) < coalescing.time {
                     return false;
                 }
             }
-            interrupt(&mut self.irqs, &self.stats, qid, vector);
+            interrupt(irqs, &self.stats, qid, vector);
         }
         cq.signalled();
         true
     }
 
     /// Sends the delayed interrupt of a queue now.
-    pub(super) fn signal_now(&mut self, qid: u16) {
+    pub(super) fn signal_now(&mut self, qid: u16, irqs: &mut Irqs, events: &mut Events) {
         self.dirty.retain(|&q| q != qid);
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) else {
-            return self.broken("a completion queue is to be signalled that is gone");
+            return broken(events, "a completion queue is to be signalled that is gone");
         };
         let told = !cq.dirty;
         cq.signalled();
         if let Some(vector) = cq.vector
             && !told
         {
-            interrupt(&mut self.irqs, &self.stats, qid, vector);
+            interrupt(irqs, &self.stats, qid, vector);
         }
     }
 
     /// Sets the level of the INTx pin: high while any queue with interrupts enabled has entries
     /// that the host has not consumed. Checking all queues is acceptable, because only hosts
     /// without MSI-X use the pin.
-    fn send_pin(&mut self) {
+    fn send_pin(&mut self, irqs: &mut Irqs, events: &mut Events) {
         self.dirty.clear();
         let mut level = false;
         for (qid, cq) in self.cqs.iter_mut().enumerate() {
@@ -106,16 +119,16 @@ impl Engine {
             cq.signalled();
             if cq.vector.is_some() && cq.has_unconsumed() {
                 let cells = self.doorbells.cells(qid as u16, DoorbellKind::CqHead);
-                refresh_head(cq, cells, &mut self.events, qid as u16);
+                refresh_head(cq, cells, events, qid as u16);
                 level |= cq.has_unconsumed();
             }
         }
-        self.irqs.set_level(level);
+        irqs.set_level(level);
     }
 
     /// Returns the time at which the next delayed interrupt is due.
-    pub fn next_interrupt(&self) -> Option<Instant> {
+    pub(super) fn next_interrupt(&self, coalescing: &Coalescing) -> Option<Instant> {
         let since = |qid: &u16| self.cqs.get(usize::from(*qid))?.as_ref()?.unsignalled_since;
-        Some(self.dirty.iter().filter_map(since).min()? + self.features.coalescing.time)
+        Some(self.dirty.iter().filter_map(since).min()? + coalescing.time)
     }
 }

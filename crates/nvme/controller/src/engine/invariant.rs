@@ -8,7 +8,7 @@
 //!
 //! Errors caused from outside are not handled here: they have a status in the standard.
 
-use super::{Engine, Event};
+use super::{Event, Events};
 
 #[cfg(test)]
 thread_local! {
@@ -24,14 +24,12 @@ fn is_reported() -> bool {
     return false;
 }
 
-impl Engine {
-    /// Reports the violation of an invariant, which `what` names. The caller only has to return.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn broken(&mut self, what: &'static str) {
-        debug_assert!(is_reported(), "{what}");
-        self.events.push_back(Event::Broken(what));
-    }
+/// Reports the violation of an invariant, which `what` names. The caller only has to return.
+#[cold]
+#[inline(never)]
+pub(super) fn broken(events: &mut Events, what: &'static str) {
+    debug_assert!(is_reported(), "{what}");
+    events.push_back(Event::Broken(what));
 }
 
 #[cfg(test)]
@@ -103,7 +101,7 @@ mod tests {
         let mut controller = enabled();
         let index = controller.engine.slots.alloc().unwrap();
         controller.engine.slots.get(index).unwrap().ns = 99;
-        assert_eq!(controller.engine.namespace_of(index), None);
+        assert_eq!(controller.engine.execution().namespace_of(index), None);
         let slot = controller.engine.slots.get(index).unwrap();
         assert_eq!(slot.status, Status::INTERNAL_ERROR);
         assert!(controller.poll(Instant::now()));

@@ -28,6 +28,7 @@ use crate::config::MAX_QUEUE_ENTRIES;
 use dma::{ROW, Row, Rows};
 use doorbell::{Watch, WatchState};
 use nvme::{Command, NvmOpcode, Status};
+use state_memory::StateMemory;
 use std::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -150,6 +151,55 @@ fn optional(value: Option<u32>) -> u64 {
 
 fn option(word: u64) -> Option<u32> {
     (word & FLAG != 0).then_some(word as u32)
+}
+
+/// Parts of the state memory that an engine writes, for the next process.
+pub(crate) struct Journal {
+    /// State memory with the command records, and the index of this engine's share.
+    pub(super) state: Option<(StateMemory, u16)>,
+    /// Rows in which the engine notes the state of its queues.
+    pub(super) hot: Option<QueueRows>,
+    /// Number of admin completions posted so far, including those of previous processes.
+    pub admin_posted: u64,
+}
+
+impl Journal {
+    /// Creates the engine's view of its state memory; without one, nothing is noted.
+    pub(super) fn new(state: Option<StateMemory>, share: u16, hot: Option<QueueRows>) -> Self {
+        Journal {
+            state: state.map(|state| (state, share)),
+            admin_posted: hot.as_ref().map_or(0, QueueRows::admin),
+            hot,
+        }
+    }
+}
+
+impl Journal {
+    /// Counts a posted admin completion, and notes the count.
+    pub fn count_admin(&mut self) {
+        self.restore_admin(self.admin_posted.wrapping_add(1));
+    }
+
+    /// Sets the number of posted admin completions, and notes it.
+    pub fn restore_admin(&mut self, posted: u64) {
+        self.admin_posted = posted;
+        if let Some(hot) = &self.hot {
+            hot.note_admin(posted);
+        }
+    }
+
+    /// Notes the state of a completion queue, see [`QueueRows::note_cq`].
+    pub fn note_cq(&self, qid: u16, cq: &Cq) {
+        if let Some(hot) = &self.hot {
+            hot.note_cq(qid, cq);
+        }
+    }
+
+    /// Returns the records of this engine's `slots` slots, if the controller has a state memory.
+    pub(super) fn records(&self, slots: u16) -> Option<Records> {
+        let (state, share) = self.state.as_ref()?;
+        Some(Records::new(state.recorded(*share)?, slots))
+    }
 }
 
 impl QueueRows {

@@ -16,9 +16,8 @@
 //! *Restart.* Records have no room for tags and metadata pointers. A command that was outstanding
 //! ends with Command Interrupted, and the host sends it again ("NVMe Base 2.1", 4.2.3.1).
 
-use super::Engine;
-use super::complete::status_of;
-use super::io::sgl_status;
+use super::Execution;
+use super::execution::{sgl_status, status_of};
 use super::slots::{Kind, RemainingWork};
 use crate::metadata::{MetadataState, StoredMetadata};
 use dma::sgl::SglError;
@@ -27,7 +26,6 @@ use nvme::cmd::Psdt;
 use nvme::cmd::io::{Prinfo, RwCdw12, WriteZeroesCdw12};
 use nvme::{Command, NvmOpcode, Status};
 use protection::{Checks, Mismatch, Protection, Tags, Type, table};
-use std::sync::Arc;
 use volume::{Budget, Completion, IoErrorKind, Op};
 
 const INVALID: Status = Status::INVALID_FIELD.with_dnr(true);
@@ -247,11 +245,7 @@ pub(super) fn cannot_check(protection: &Protection, prinfo: Prinfo, fits: bool) 
     prinfo.prchk_reftag() && is_there && (protection.kind == Type::Three || !fits)
 }
 
-impl Engine {
-    pub(super) fn metadata_of(&self, ns: usize) -> Option<Arc<MetadataState>> {
-        self.namespaces.get(ns)?.config.metadata.clone()
-    }
-
+impl Execution<'_> {
     /// Starts Read, Write, Compare, Verify or Write Zeroes of blocks with metadata.
     pub(super) fn with_metadata(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         let opcode = command.nvm_opcode();
@@ -260,7 +254,10 @@ impl Engine {
         let write = zeroes || opcode == NvmOpcode::WRITE;
         let blocks = u64::from(cdw12.nlb());
         let extent = self.extent(command, blocks, write)?;
-        let state = self.metadata_of(extent.ns).ok_or(Status::INTERNAL_ERROR)?;
+        let state = self
+            .namespaces
+            .metadata_of(extent.ns)
+            .ok_or(Status::INTERNAL_ERROR)?;
         if self.slots.is_reserved() {
             return Err(Status::COMMAND_INTERRUPTED);
         }
@@ -292,7 +289,7 @@ impl Engine {
         } else {
             extent.len
         };
-        if moved > self.max_transfer {
+        if moved > self.settings.max_transfer {
             return Err(INVALID);
         }
         let index = self.slot_for(sqid, command, extent.ns)?;
@@ -315,7 +312,7 @@ impl Engine {
             }
         }
         let deallocate = WriteZeroesCdw12::from_bits(command.cdw12.get()).deac();
-        let durable = write && (cdw12.fua() || !self.features.write_cache);
+        let durable = write && (cdw12.fua() || !self.settings.features.write_cache);
         if let Some(slot) = self.slots.get(index) {
             slot.slba = extent.slba;
             slot.bytes = if zeroes { 0 } else { extent.len };
@@ -339,8 +336,8 @@ impl Engine {
             slot.work = RemainingWork::Metadata(Box::new(moving));
         }
         // Parked commands continue first.
-        if !self.parked.is_empty() || self.next_metadata(index) {
-            self.parked.push_back(index);
+        if !self.slots.parked.is_empty() || self.next_metadata(index) {
+            self.slots.parked.push_back(index);
         }
         Ok(())
     }
@@ -378,8 +375,8 @@ impl Engine {
             let [i, j, k, l] = bytes.to_le_bytes();
             [a, b, c, d, e, f, g, h, i, j, k, l, 0, 0, 0, 0]
         };
-        list.begin(&self.dma);
-        let walked = dma::sgl::walk(&self.dma, descriptor, len, access, list);
+        list.begin(self.dma);
+        let walked = dma::sgl::walk(self.dma, descriptor, len, access, list);
         walked.map_err(|error| match error {
             SglError::Dma(error) => super::dma_status(error),
             // The length cannot be wrong, because the host does not specify it.
@@ -419,7 +416,7 @@ impl Engine {
         {
             return true;
         }
-        let Some(state) = self.metadata_of(ns) else {
+        let Some(state) = self.namespaces.metadata_of(ns) else {
             self.broken("a command with metadata is where there is none");
             return false;
         };
@@ -427,7 +424,7 @@ impl Engine {
         let buffer = if zeroes && !settling {
             None
         } else {
-            match self.scratch.take(len) {
+            match self.slots.scratch.take(len) {
                 Ok(buffer) => Some(buffer),
                 Err(_) => return true,
             }
@@ -486,7 +483,7 @@ impl Engine {
     }
 
     /// Returns the cost of continuing this command, in units of a worker round's budget; 0 when
-    /// the slot has another command, which [`Engine::next_metadata`] reports.
+    /// the slot has another command, which [`Execution::next_metadata`] reports.
     pub(super) fn units_of_metadata(&mut self, index: u16) -> u32 {
         let slot = self.slots.get(index);
         let bytes = slot.map_or(0, |slot| match &slot.work {
@@ -508,7 +505,7 @@ impl Engine {
         };
         let done = match completion.result {
             Ok(()) | Err(_) if moving.settling && !is_aborted(&completion) => {
-                let Some(state) = self.metadata_of(ns) else {
+                let Some(state) = self.namespaces.metadata_of(ns) else {
                     return self.broken("a command with metadata is where there is none");
                 };
                 // Unreadable data cannot settle its metadata, and is overwritten anyway.

@@ -6,8 +6,11 @@
 //! doorbell values, including EventIdx. The next engine looks up the queues' guest memory in its
 //! own map, and continues exactly where the first one has stopped.
 
+use super::invariant::broken;
 use super::queue::{Cq, Sq};
-use super::{Engine, Event};
+use super::queues::Queues;
+use super::{Event, Events};
+use crate::irq::Irqs;
 
 /// Completion queue and its submission queues, on the way from one worker's engine to another's.
 pub(crate) struct MigratingQueues {
@@ -15,18 +18,18 @@ pub(crate) struct MigratingQueues {
     pub cq: Cq,
     pub sqs: Vec<(u16, Sq)>,
     /// Number of times that Bus Master Enable was set, as the releasing engine knew it
-    /// ([`Engine::masterings`]).
+    /// ([`Queues::masterings`]).
     pub masterings: u64,
 }
 
-impl Engine {
+impl Queues {
     /// Begins to migrate a completion queue with its submission queues.
-    /// [`Engine::release_migrating`] releases them as soon as none of their commands is
+    /// [`Queues::release_migrating`] releases them as soon as none of their commands is
     /// outstanding. The migration is cancelled if the queue does not exist, or another one is
     /// migrating.
-    pub(super) fn begin_migration(&mut self, cqid: u16) {
+    pub(super) fn begin_migration(&mut self, cqid: u16, events: &mut Events) {
         if self.migrating.is_some() || !self.cq_exists(cqid) {
-            self.events.push_back(Event::MigrationCancelled);
+            events.push_back(Event::MigrationCancelled);
             return;
         }
         self.migrating = Some(cqid);
@@ -36,7 +39,7 @@ impl Engine {
     }
 
     /// Cancels the migration, unless the queue was already released.
-    pub(super) fn cancel_migration(&mut self) {
+    pub(super) fn cancel_migration(&mut self, events: &mut Events) {
         let Some(cqid) = self.migrating.take() else {
             return;
         };
@@ -45,7 +48,7 @@ impl Engine {
                 self.start_fetching(qid);
             }
         }
-        self.events.push_back(Event::MigrationCancelled);
+        events.push_back(Event::MigrationCancelled);
     }
 
     /// Returns the IDs of the submission queues that use completion queue `cqid`.
@@ -56,7 +59,11 @@ impl Engine {
     }
 
     /// Releases the migrating queue if none of its commands is outstanding.
-    pub fn release_migrating(&mut self) -> Option<Box<MigratingQueues>> {
+    pub(super) fn release_migrating(
+        &mut self,
+        irqs: &mut Irqs,
+        events: &mut Events,
+    ) -> Option<Box<MigratingQueues>> {
         // Without Bus Master Enable no completion is posted and no queue migrates.
         let cqid = self.migrating.filter(|_| self.bus_master.is_enabled)?;
         let users = self.users_of(cqid);
@@ -70,11 +77,11 @@ impl Engine {
             return None;
         }
         // A delayed interrupt is sent now, because the next engine does not know of it.
-        self.signal_now(cqid);
+        self.signal_now(cqid, irqs, events);
         self.migrating = None;
         self.blocked.retain(|&q| q != cqid);
         let Some(mut cq) = self.cqs.get_mut(usize::from(cqid)).and_then(Option::take) else {
-            self.broken("a queue migrates that is gone");
+            broken(events, "a queue migrates that is gone");
             return None;
         };
         cq.memory.release();
@@ -94,24 +101,5 @@ impl Engine {
             sqs,
             masterings,
         }))
-    }
-
-    /// Installs queues that another engine of the controller has released.
-    pub(super) fn install_migrated(&mut self, queues: MigratingQueues) {
-        let MigratingQueues {
-            cqid,
-            cq,
-            sqs,
-            masterings,
-        } = queues;
-        self.install_cq(cqid, cq);
-        for (qid, sq) in sqs {
-            self.install_sq(qid, sq);
-        }
-        // Bus Master Enable was cleared and set while the queue was between engines, neither of
-        // which has signalled it.
-        if self.bus_master.is_enabled && masterings != self.bus_master.count {
-            self.signal_unread(cqid);
-        }
     }
 }

@@ -8,6 +8,12 @@
 //! interrupt <- completion queue <- post <------------------------- complete
 //! ```
 //!
+//! An engine consists of parts that change together: queues with their doorbells ([`Queues`]),
+//! outstanding commands ([`Slots`]), namespaces ([`NamespaceTable`]), settings, counters, journal,
+//! flushes, interrupts and guest memory. Methods of a part name the other parts that they use.
+//! Commands use the parts in [`Execution`], which excludes queues and interrupts. Files with
+//! `impl Engine` connect the parts.
+//!
 //! The control half ([`crate::Controller`]) creates and deletes queues here, and receives
 //! [`Event`]s. An idle queue costs only a look at its submission queue's doorbell: completion
 //! queues that have entries to signal or completions to post are in lists (`dirty`, `blocked`).
@@ -22,6 +28,7 @@ mod copy_metadata;
 mod copy_ranges;
 mod distance;
 mod doorbells;
+mod execution;
 mod features;
 mod fetch;
 mod flushes;
@@ -34,11 +41,13 @@ mod keep;
 mod metadata;
 mod migrate;
 mod namespace;
+mod namespaces;
 mod order;
 mod own;
 mod pass;
 mod placed;
 mod polled;
+mod polling;
 mod post;
 mod queue;
 mod queues;
@@ -56,42 +65,38 @@ use crate::irq::{Irqs, Pending};
 use crate::marks::MarkTable;
 use crate::stats::{ControllerStats, IoStats};
 use crate::survival::state::AdminQueue;
-use attach::Detached;
 use bus_master::BusMaster;
-use distance::Distance;
-use dma::{DmaMap, SegmentList, SharedPages};
-use doorbells::Doorbells;
+use dma::{DmaMap, SharedPages};
+use execution::Execution;
 pub(crate) use features::EngineFeatures;
+use features::Settings;
 use flushes::Flushes;
-use journal::QueueRows;
+use journal::{Journal, QueueRows};
 use nvme::{Command, Status};
-use polled::PolledQueues;
-use probes::{IoRecord, LogLimits};
-use queue::Cq;
-use scratch::Budget;
+use probes::LogLimits;
+use run::BatchMemory;
 use slots::Slots;
 use state_memory::{StateError, StateMemory};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
+use timing::IoCounters;
 use tracing::Span;
 
-pub(crate) use complete::status_of;
+pub(crate) use execution::{dma_status, status_of};
 pub(crate) use interrupt::Coalescing;
-pub(crate) use io::dma_status;
 pub(crate) use migrate::MigratingQueues;
 pub(crate) use namespace::Namespace;
+pub(crate) use namespaces::NamespaceTable;
 pub(crate) use order::{MemoryChange, Order};
 pub(crate) use own::OwnRequest;
 pub(crate) use queue::Sq;
+pub(crate) use queues::Queues;
 pub use recover::Recovery;
 pub(crate) use recover::{SavedCq, SavedSq};
 pub(crate) use reservation::{ReservationCommand, ReservationEnd, ReservationRequest};
 pub use slots::tag_owner;
 pub(crate) use uncorrectable::{Change, Marking};
-
-/// Value that stands for no namespace in a table of namespace indices by NSID.
-const NO_NAMESPACE: u16 = u16::MAX;
 
 /// Message of an engine, which executes commands, to the controller's control half.
 pub(crate) enum Event {
@@ -119,17 +124,20 @@ pub(crate) enum Event {
     /// The command to abort does not exist.
     AbortMissed { sqid: u16, cid: u16 },
     /// The migrating queue was released, and none of its commands is outstanding
-    /// ([`Engine::begin_migration`]).
+    /// ([`Queues::begin_migration`]).
     Released(Box<MigratingQueues>),
-    /// The queue stays, because its migration was cancelled ([`Engine::cancel_migration`]).
+    /// The queue stays, because its migration was cancelled ([`Queues::cancel_migration`]).
     MigrationCancelled,
     /// A reservation command was fetched. [`Engine::end_reservation`] ends it.
     Reservation(Box<ReservationCommand>),
-    /// A command marks blocks or removes marks. [`Engine::end_marking`] ends it.
+    /// A command marks blocks or removes marks. [`Execution::end_marking`] ends it.
     Marking(Box<Marking>),
     /// This invariant is violated ([`Engine::broken`]).
     Broken(&'static str),
 }
+
+/// Messages to the control half, in order.
+pub(crate) type Events = VecDeque<Event>;
 
 #[derive(Clone)]
 pub(crate) struct EngineConfig {
@@ -160,95 +168,27 @@ pub(crate) struct EngineConfig {
     pub log: Arc<LogLimits>,
 }
 
+/// Data half of a controller on one worker.
 pub(crate) struct Engine {
-    /// Number of the engine's controller within its worker, which trace points report.
-    id: u16,
     pub dma: DmaMap,
     pub irqs: Irqs,
-    /// Names the disk in log lines.
-    pub span: Span,
+    pub events: Events,
     pub stats: Arc<ControllerStats>,
-    /// I/O counters of this engine.
-    io: Arc<IoStats>,
-    /// I/O counters of commands for namespaces that do not exist.
-    nowhere: Arc<IoRecord>,
-    /// Number of commands to fetch before the next latency measurement.
-    until_timed: u32,
-    /// Position in the batch of the command for the latency measurement.
-    timed_place: u32,
-    /// Fetch time of the current command on the general path; 0 if it is not timed.
-    fetched_at: u64,
-    /// Values of the features that the host has set.
-    features: EngineFeatures,
-    pub events: VecDeque<Event>,
-    pub namespaces: Vec<Namespace>,
-    /// Index in `namespaces` of each NSID, or [`NO_NAMESPACE`].
-    by_nsid: Vec<u16>,
-    /// Index in `namespaces` of each NSID that the fast path may use: namespaces that restrict no
-    /// command.
-    open_by_nsid: Vec<u16>,
-    /// Properties of the controller that decide the commands it supports.
-    offer: commands::Offer,
-    /// Blocks that Write Uncorrectable has marked, by NSID.
-    marks: Arc<MarkTable>,
-    /// Whether any namespace is closed to hosts, or has a format that the host has not enabled.
-    closed: bool,
-    /// Whether any namespace has placement handles (Flexible Data Placement).
-    placed: bool,
-    /// Namespace index and tag of each outstanding command that a change of access rights waits
-    /// for.
-    fences: Vec<(usize, u64)>,
-    /// Detached namespaces with volumes that are still open.
-    detached: Vec<Detached>,
-    /// Memory page size in bytes (CC.MPS).
-    pub page_size: u64,
-    max_transfer: u64,
-    doorbells: Doorbells,
-    sqs: Vec<Option<Sq>>,
-    cqs: Vec<Option<Cq>>,
-    /// Whether the engine fetches no commands until the controller is enabled again.
-    halted: bool,
-    bus_master: BusMaster,
-    /// ID of the completion queue that is migrating to another worker's engine, if any.
-    migrating: Option<u16>,
-    /// IDs of the submission queues to fetch from, in polling order.
-    polled: PolledQueues,
-    /// IDs of the completion queues that have new entries and need an interrupt.
-    dirty: Vec<u16>,
-    /// IDs of the completion queues that were full, so that completions wait for room.
-    blocked: Vec<u16>,
-    slots: Slots,
-    /// Slot index of the command that is being started, if any.
-    starting: Option<u16>,
-    /// State memory with the command records, and the index of this engine's share.
-    state: Option<(StateMemory, u16)>,
-    /// Rows of the state memory in which the engine notes the state of its queues.
-    hot: Option<QueueRows>,
-    /// Number of admin completions posted so far, including those of previous processes.
-    admin_posted: u64,
-    /// Slots of commands that the volume executes piece by piece within the call, and that continue
-    /// in the next round.
-    parked: VecDeque<u16>,
-    /// Budget for the process memory that Compare, Verify and Copy read into.
-    scratch: Budget,
+    pub counters: IoCounters,
+    pub settings: Settings,
+    pub namespaces: NamespaceTable,
+    pub queues: Queues,
+    /// Outstanding commands.
+    pub slots: Slots,
+    pub journal: Journal,
     flushes: Flushes,
-    own: own::OwnRequests,
-    now: Instant,
-    busy_since: Option<Instant>,
-    /// Whether a command of a queue that no longer exists has ended. [`Engine::broken`] is called
-    /// at the end of the round, because a call in the completion path would cost each command some
-    /// registers.
-    queue_gone: bool,
-    /// Copies of the submission queue entries of the current batch.
-    entries: Box<[[u8; 64]; run::BATCH]>,
-    /// Guest memory segments of the current command; empty between commands.
-    list: SegmentList,
-    /// Budget of the current batch for commands with data in more than one page.
-    long: run::LongWork,
-    /// Measured distance of the host's processor.
-    distance: Distance,
-    /// Limits of the disk's log lines.
-    pub log: Arc<LogLimits>,
+    batch: BatchMemory,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        zoned::leave_zones(&mut self.namespaces, &self.slots);
+    }
 }
 
 impl Engine {
@@ -259,116 +199,39 @@ impl Engine {
     pub fn new(config: EngineConfig, namespaces: Vec<Namespace>) -> Result<Self, StateError> {
         let hot = config.state.as_ref().map(StateMemory::hot).transpose()?;
         let hot = hot.map(QueueRows::new);
-        let queues = config.io_queues + 1;
-        let mut by_nsid = vec![NO_NAMESPACE; config.max_namespaces as usize + 1];
-        for (i, ns) in namespaces.iter().enumerate() {
-            if !ns.is_vacant()
-                && let Some(slot) = by_nsid.get_mut(ns.config.nsid as usize)
-            {
-                *slot = i as u16;
-            }
-        }
-        let mut engine = Engine {
-            nowhere: config.io.namespace(0),
-            fetched_at: 0,
-            until_timed: 0,
-            timed_place: 0,
-            id: config.id,
+        Ok(Engine {
             dma: DmaMap::new(),
             irqs: Irqs::new(config.vectors, config.pending),
-            span: config.span,
-            io: config.io,
-            stats: config.stats,
-            features: EngineFeatures::default(),
-            events: VecDeque::new(),
-            namespaces,
-            open_by_nsid: by_nsid.clone(),
-            by_nsid,
-            offer: config.offer,
-            marks: config.marks,
-            closed: false,
-            placed: false,
-            fences: Vec::new(),
-            detached: Vec::new(),
-            page_size: 4096,
-            max_transfer: config.max_transfer,
-            doorbells: Doorbells::new(config.page, queues),
-            sqs: (0..queues).map(|_| None).collect(),
-            cqs: (0..queues).map(|_| None).collect(),
-            halted: false,
-            bus_master: BusMaster::default(),
-            migrating: None,
-            polled: PolledQueues::with_capacity(usize::from(queues)),
-            dirty: Vec::with_capacity(usize::from(queues)),
-            blocked: Vec::with_capacity(usize::from(queues)),
-            slots: Slots::new(config.id, config.max_in_flight),
-            starting: None,
-            state: config.state.map(|state| (state, config.share)),
-            admin_posted: hot.as_ref().map_or(0, QueueRows::admin),
-            hot,
-            parked: VecDeque::with_capacity(usize::from(config.max_in_flight)),
-            scratch: Budget::new(config.max_transfer),
+            events: Events::new(),
+            stats: config.stats.clone(),
+            counters: IoCounters::new(config.io),
+            settings: Settings {
+                features: EngineFeatures::default(),
+                page_size: 4096,
+                max_transfer: config.max_transfer,
+                offer: config.offer,
+                span: config.span,
+                log: config.log,
+            },
+            namespaces: NamespaceTable::new(namespaces, config.max_namespaces, config.marks),
+            queues: Queues::new(config.id, config.page, config.io_queues + 1, config.stats),
+            slots: Slots::new(config.id, config.max_in_flight, config.max_transfer),
+            journal: Journal::new(config.state, config.share, hot),
             flushes: Flushes::default(),
-            own: own::OwnRequests::default(),
-            now: Instant::now(),
-            busy_since: None,
-            queue_gone: false,
-            entries: Box::new([[0; 64]; run::BATCH]),
-            list: SegmentList::with_capacity(1),
-            long: run::LongWork::default(),
-            distance: Distance::new(),
-            log: config.log,
-        };
-        let all = 0..engine.namespaces.len();
-        all.for_each(|index| engine.find_marks(index));
-        engine.index_namespaces();
-        Ok(engine)
+            batch: BatchMemory::new(),
+        })
     }
 
-    /// Returns the index of an attached namespace.
-    ///
-    /// # Errors
-    /// Invalid Field when no namespace has this NSID, Invalid Namespace when none can have it
-    /// ("NVMe Base 2.1", 3.2.1.2 to 3.2.1.4).
-    pub fn namespace_index(&self, nsid: u32) -> Result<usize, Status> {
-        match self.by_nsid.get(nsid as usize) {
-            Some(index) if *index != NO_NAMESPACE => Ok(usize::from(*index)),
-            Some(_) if nsid != 0 => Err(Status::INVALID_FIELD.with_dnr(true)),
-            _ => Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(true)),
-        }
+    /// Reports the violation of an invariant, see [`invariant::broken`].
+    pub(crate) fn broken(&mut self, what: &'static str) {
+        invariant::broken(&mut self.events, what);
     }
 
-    /// Begins a controller-level reset: deletes all queues, and stops fetching and posting.
-    /// [`Engine::drained`] returns `true` when the reset has ended; until then, commands may still
-    /// access guest memory.
-    fn stop(&mut self) {
-        self.sqs.iter_mut().for_each(|q| *q = None);
-        self.cqs.iter_mut().for_each(|q| *q = None);
-        self.polled.clear();
-        self.dirty.clear();
-        self.blocked.clear();
-        self.events.clear();
-        self.queue_gone = false;
-        self.halted = false;
-        self.migrating = None;
-        self.doorbells.forget();
-        self.slots.release_all_kept();
-        self.forget_reservations();
-        self.forget_marking();
-        self.slots.orphan_all();
-        let in_flight: Vec<(u64, usize)> = self.slots.guests_in_flight(self.own_stays()).collect();
-        for (tag, ns) in in_flight {
-            self.cancel(tag, ns);
-        }
-    }
-
-    /// Asks the volume to end the command with this tag early.
-    fn cancel(&mut self, tag: u64, ns: usize) {
-        if let Some(ns) = self.namespaces.get_mut(ns) {
-            ns.queue.cancel(tag);
-            if let Some(passthrough) = &mut ns.passthrough {
-                passthrough.abort(tag);
-            }
+    /// Returns the controller properties that decide the supported commands.
+    pub fn offer(&self) -> commands::Offer {
+        commands::Offer {
+            placed: self.namespaces.any_placed,
+            ..self.settings.offer
         }
     }
 
@@ -376,29 +239,24 @@ impl Engine {
     /// an engine that still fetches from a queue would take the cleared register for a doorbell
     /// value.
     pub fn clear(&mut self) {
-        self.doorbells.clear();
+        self.queues.doorbells.clear();
         self.irqs.reset();
     }
 
     /// Returns the state of the admin queue for the next process: the number of fetched commands,
     /// the tail, and the completions that wait for room.
     pub fn admin_queue(&self) -> Option<AdminQueue> {
-        let (Some(Some(sq)), Some(Some(cq))) = (self.sqs.first(), self.cqs.first()) else {
+        let (Some(Some(sq)), Some(Some(cq))) = (self.queues.sqs.first(), self.queues.cqs.first())
+        else {
             return None;
         };
         Some(AdminQueue {
             fetched: sq.fetched,
             tail: cq.tail,
             phase: cq.phase,
-            posted: self.admin_posted,
+            posted: self.journal.admin_posted,
             posting: cq.backlog.iter().map(|kept| kept.entry.ending()).collect(),
         })
-    }
-
-    /// Returns whether commands of the previous process still occupy additional slots, because
-    /// their records are not in this engine's share of the state memory.
-    pub fn is_inheriting(&self) -> bool {
-        self.slots.is_inheriting()
     }
 
     /// Returns whether neither a command nor a flush at the controller's own request is
@@ -407,113 +265,36 @@ impl Engine {
         self.slots.in_use() == 0 && self.flushes.pending() == 0
     }
 
-    /// Enables the engine, so that queues may be created. `page_size` is the host's memory page
-    /// size in bytes.
-    fn enable(&mut self, page_size: u64) {
-        self.halted = false;
-        self.page_size = page_size;
-    }
-
-    /// Returns whether fetching has stopped until the controller is enabled again.
-    pub fn halted(&self) -> bool {
-        self.halted
-    }
-
-    /// Stops fetching commands, for a shutdown or a fatal error. Outstanding commands complete.
-    fn stop_fetching(&mut self) {
-        self.halted = true;
-        self.polled.clear();
-    }
-
-    // ---- guest memory
-
-    /// Releases rings and buffers in a range of IOVAs that was unmapped. The caller answers the VMM
-    /// when `self.dma.quiesced()` returns `true`.
-    fn unmapped(&mut self, iova: u64, len: u64) {
-        for sq in self.sqs.iter_mut().flatten() {
-            sq.memory.unmapped(iova, len);
-        }
-        for (qid, cq) in (0..).zip(&mut self.cqs) {
-            if let Some(cq) = cq
-                && cq.memory.unmapped(iova, len)
-            {
-                Self::note_cq(&self.hot, qid, cq);
-            }
-        }
-        if self.doorbells.shadowed() && self.doorbells.lie_in(iova, len) {
-            // Shadow entries are read a last time, and registers a first time without them:
-            // registers count from their next change on.
-            self.look_at_all();
-            self.doorbells.release();
-            self.look_at_all();
-        }
-    }
-
-    /// Looks up unmapped rings and buffers after some part of this range of IOVAs was mapped.
-    fn mapped(&mut self, iova: u64, len: u64) {
-        if !self.bus_master.is_enabled {
-            // Rings are looked up when Bus Master Enable is set.
-            return;
-        }
-        let dma = &self.dma;
-        for sq in self.sqs.iter_mut().flatten() {
-            sq.memory.mapped_in(dma, iova, len);
-        }
-        for (qid, cq) in (0..).zip(&mut self.cqs) {
-            if let Some(cq) = cq
-                && cq.memory.mapped_in(dma, iova, len)
-            {
-                cq.clear();
-                Self::note_cq(&self.hot, qid, cq);
-            }
-        }
-        if self.doorbells.lie_in(iova, len) && self.doorbells.mapped(dma) {
-            self.look_at_all();
-        }
-    }
-
-    /// Returns the guest addresses of the shadow doorbell buffer and the EventIdx buffer, as set by
-    /// Doorbell Buffer Config.
-    pub fn shadow_buffers(&self) -> Option<(u64, u64)> {
-        self.doorbells.buffers()
-    }
-
-    /// Returns the doorbell page, which a client may map.
-    pub fn doorbell_page(&self) -> &Arc<SharedPages> {
-        self.doorbells.page()
-    }
-
-    /// Returns whether shadow doorbells are in use.
-    pub fn shadowed(&self) -> bool {
-        self.doorbells.shadowed()
-    }
-
-    // ---- running
-
     /// Ends a round: posts completions that waited for room, and sends interrupts. Returns whether
     /// any completion was posted.
     pub fn end_round(&mut self) -> bool {
-        let posted = !self.blocked.is_empty() && self.post_backlogs();
-        self.send_interrupts();
-        if std::mem::take(&mut self.queue_gone) {
+        let posted = !self.queues.blocked.is_empty() && self.post_backlogs();
+        let (irqs, coalescing) = (&mut self.irqs, &self.settings.features.coalescing);
+        let (now, events) = (self.counters.now, &mut self.events);
+        self.queues.send_interrupts(irqs, coalescing, now, events);
+        if std::mem::take(&mut self.queues.queue_gone) {
             self.broken("a command ends whose queue is gone");
         }
-        if self.busy_since.is_some() {
-            self.count_busy();
-        }
+        self.counters.count_busy(&self.slots);
         posted
+    }
+
+    /// Posts completions that waited for room, see [`Queues::post_backlogs`].
+    fn post_backlogs(&mut self) -> bool {
+        let (slots, journal, events) = (&mut self.slots, &mut self.journal, &mut self.events);
+        self.queues.post_backlogs(slots, journal, events)
+    }
+
+    /// Returns the time at which the next delayed interrupt is due.
+    pub fn next_interrupt(&self) -> Option<Instant> {
+        self.queues
+            .next_interrupt(&self.settings.features.coalescing)
     }
 
     /// Returns whether outstanding commands complete without waking the worker, which therefore has
     /// to poll.
     pub fn polled_in_flight(&self) -> bool {
         self.namespaces.iter().any(Namespace::needs_polling)
-    }
-
-    /// Returns the number of outstanding commands of the host plus the controller's own outstanding
-    /// flushes.
-    pub fn in_flight(&self) -> usize {
-        self.slots.in_use()
     }
 
     /// Returns the time by which a volume has to be polled even if nothing wakes the worker,
@@ -525,14 +306,14 @@ impl Engine {
 
     /// Takes over changed settings of the volumes.
     pub fn update_volumes(&mut self) {
-        for ns in &mut self.namespaces {
+        for ns in self.namespaces.iter_mut() {
             ns.update_volume();
         }
     }
 
     /// Appends to `out` the completions of polled volumes.
     pub fn poll_volumes(&mut self, out: &mut Vec<volume::Completion>) {
-        for ns in &mut self.namespaces {
+        for ns in self.namespaces.iter_mut() {
             ns.queue.poll(&mut |completion| out.push(completion));
         }
     }

@@ -7,7 +7,7 @@
 //! [`Event`]: super::Event
 
 use super::queue::Cq;
-use super::{Engine, EngineFeatures, MigratingQueues, Sq};
+use super::{Engine, EngineFeatures, Event, MigratingQueues, Namespace, Sq};
 use crate::config::NamespaceConfig;
 use crate::formats::BlockFormat;
 use crate::irq::IrqSink;
@@ -154,22 +154,42 @@ impl Engine {
     /// [`MapError`] when a change of memory fails. Only the controller's own engine, which checks
     /// each change first, can return it.
     pub fn apply(&mut self, order: Order) -> Result<u64, MapError> {
+        let Self {
+            queues,
+            slots,
+            namespaces,
+            journal,
+            dma,
+            irqs,
+            settings,
+            events,
+            ..
+        } = self;
         match order {
             Order::InstallCq(qid, cq) => self.install_cq(qid, *cq),
             Order::InstallSq(qid, sq) => self.install_sq(qid, *sq),
-            Order::DeleteSq(qid) => self.delete_sq(qid),
-            Order::DeleteCq(qid) => self.delete_cq(qid),
-            Order::Abort { sqid, cid } => self.abort(sqid, cid),
-            Order::Migrate(cqid) => self.begin_migration(cqid),
-            Order::CancelMigration => self.cancel_migration(),
-            Order::InstallMigrated(queues) => self.install_migrated(*queues),
+            Order::DeleteSq(qid) => queues.delete_sq(qid, slots, events),
+            Order::DeleteCq(qid) => queues.delete_cq(qid),
+            Order::Abort { sqid, cid } => {
+                if !queues.abort(slots, namespaces, (sqid, cid)) {
+                    events.push_back(Event::AbortMissed { sqid, cid });
+                }
+            }
+            Order::Migrate(cqid) => queues.begin_migration(cqid, events),
+            Order::CancelMigration => queues.cancel_migration(events),
+            Order::InstallMigrated(migrated) => self.install_migrated(*migrated),
             Order::Memory(change) => return self.change_memory(change),
-            Order::Doorbells(page) => self.doorbells.replace(page),
+            Order::Doorbells(page) => queues.doorbells.replace(page),
             Order::DeviceMemory(at) => return self.set_device_memory(at).map(|()| 0),
             Order::Master { on, masterings } => self.set_master(on, masterings),
-            Order::Shadow { shadow, eventidx } => self.configure_shadow(shadow, eventidx),
-            Order::EndCommandsEarly => self.end_commands_early(),
-            Order::Resized { index, blocks } => match self.namespaces.get_mut(index) {
+            Order::Shadow { shadow, eventidx } => {
+                queues.configure_shadow((shadow, eventidx), dma, journal, events);
+            }
+            Order::EndCommandsEarly => {
+                queues.bus_master.ends_commands = true;
+                namespaces.end_early(slots, settings.offer.shared, false);
+            }
+            Order::Resized { index, blocks } => match namespaces.get_mut(index) {
                 Some(ns) => ns.resized(blocks),
                 None => self.broken("a namespace was resized that is not there"),
             },
@@ -178,31 +198,147 @@ impl Engine {
                 format,
                 metadata,
                 blocks,
-            } => match self.namespaces.get_mut(index) {
+            } => match namespaces.get_mut(index) {
                 Some(ns) => ns.reformatted(format, metadata, blocks),
                 None => self.broken("a namespace was formatted that is not there"),
             },
-            Order::Close { index, status } => self.close(index, status),
+            Order::Close { index, status } => self.set_access(index, |ns| ns.closed = status),
             Order::LookAtMarks(index) => self.look_at_marks(index),
-            Order::EndMarking(tag, status) => self.end_marking(tag, status),
-            Order::Vector(vector, sink) => self.irqs.set_vector(vector, sink),
-            Order::ForgetSinks => self.irqs.forget_sinks(),
-            Order::Features(features) => {
-                let lbafee = self.features.lbafee;
-                self.features = EngineFeatures { lbafee, ..features };
-                self.enable_formats(features.lbafee);
+            Order::EndMarking(tag, status) => {
+                self.execution().end_marking(tag, status);
+                self.settle();
             }
-            Order::Enable { page_size } => self.enable(page_size),
-            Order::StopFetching => self.stop_fetching(),
+            Order::Vector(vector, sink) => irqs.set_vector(vector, sink),
+            Order::ForgetSinks => irqs.forget_sinks(),
+            Order::Features(features) => {
+                settings.features = features;
+                namespaces.enable_formats(features.lbafee);
+            }
+            Order::Enable { page_size } => {
+                queues.halted = false;
+                settings.page_size = page_size;
+            }
+            Order::StopFetching => queues.stop_fetching(),
             Order::Flush(number) => self.flush_all(number),
-            Order::Stop(_) => self.stop(),
-            Order::Detach(index) => self.detach(index),
-            Order::EndDetachedEarly => self.end_detached_early(),
+            Order::Stop(_) => {
+                // Until the reset has ended ([`Engine::drained`]), commands may still access guest
+                // memory.
+                queues.delete_all();
+                events.clear();
+                slots.release_all_kept();
+                slots.discard_control_commands();
+                slots.orphan_all();
+                namespaces.end_early(slots, settings.offer.shared, false);
+            }
+            Order::Detach(index) => namespaces.detach(index),
+            Order::EndDetachedEarly => namespaces.end_early(slots, settings.offer.shared, true),
             // Remote engines handle these orders themselves. The controller's own engine never gets
             // them.
             Order::Attach(..) | Order::End => {}
         }
         Ok(0)
+    }
+
+    /// Changes the access of hosts to the namespace at this index.
+    pub fn set_access(&mut self, index: usize, change: impl FnOnce(&mut Namespace)) {
+        if !self.namespaces.change(index, change) {
+            self.broken("the access to a namespace changes that is not there");
+        }
+    }
+
+    /// Checks whether a namespace has any marks, see [`NamespaceTable::look_at_marks`].
+    ///
+    /// [`NamespaceTable::look_at_marks`]: super::NamespaceTable::look_at_marks
+    pub fn look_at_marks(&mut self, index: usize) {
+        if !self.namespaces.look_at_marks(index) {
+            self.broken("blocks are marked of a namespace that is not there");
+        }
+    }
+
+    /// Installs a completion queue, and looks up its memory in this engine's map.
+    pub(super) fn install_cq(&mut self, qid: u16, cq: Cq) {
+        if !self.queues.install_cq(qid, cq, &self.dma, &self.journal) {
+            self.broken("a completion queue has no place");
+        }
+    }
+
+    /// Installs a submission queue, and looks up its memory in this engine's map.
+    pub(super) fn install_sq(&mut self, qid: u16, sq: Sq) {
+        if !self.queues.install_sq(qid, sq, &self.dma, &self.journal) {
+            return self.broken("a submission queue has no completion queue or no place");
+        }
+        if qid > 0 {
+            self.open_records();
+        }
+    }
+
+    /// Begins to record outstanding commands, if the controller has a state memory.
+    pub(super) fn open_records(&mut self) {
+        if self.slots.records.is_none() {
+            self.slots.records = self.journal.records(self.slots.count());
+        }
+    }
+
+    /// Installs queues that another engine of the controller has released.
+    fn install_migrated(&mut self, queues: MigratingQueues) {
+        let MigratingQueues {
+            cqid,
+            cq,
+            sqs,
+            masterings,
+        } = queues;
+        self.install_cq(cqid, cq);
+        for (qid, sq) in sqs {
+            self.install_sq(qid, sq);
+        }
+        // Bus Master Enable was cleared and set while the queue was between engines, neither of
+        // which has signalled it.
+        let queues = &mut self.queues;
+        if queues.bus_master.is_enabled && masterings != queues.bus_master.count {
+            queues.signal_unread(cqid, &mut self.irqs, &mut self.events);
+        }
+    }
+
+    /// Releases the migrating queue, see [`Queues::release_migrating`].
+    ///
+    /// [`Queues::release_migrating`]: super::queues::Queues::release_migrating
+    pub fn release_migrating(&mut self) -> Option<Box<MigratingQueues>> {
+        let (irqs, events) = (&mut self.irqs, &mut self.events);
+        self.queues.release_migrating(irqs, events)
+    }
+
+    /// Sets Bus Master Enable. After it is cleared, outstanding commands may still transfer data,
+    /// until `self.dma.quiesced()` returns `true`. `masterings` counts how many times the control
+    /// half has set the bit.
+    fn set_master(&mut self, on: bool, masterings: u64) {
+        let bus_master = &mut self.queues.bus_master;
+        bus_master.count = masterings;
+        if bus_master.is_enabled == on {
+            return;
+        }
+        self.irqs.set_messages(on);
+        if !on {
+            self.queues.end_mastering(&self.journal, &mut self.events);
+            return self.dma.fence();
+        }
+        bus_master.is_enabled = true;
+        bus_master.ends_commands = false;
+        self.mapped(0, u64::MAX);
+        // The next round polls every queue.
+        self.queues.polled.poll_all();
+        self.post_backlogs();
+        self.queues
+            .signal_all_unread(&mut self.irqs, &mut self.events);
+    }
+
+    fn unmapped(&mut self, iova: u64, len: u64) {
+        let (journal, events) = (&self.journal, &mut self.events);
+        self.queues.unmapped((iova, len), journal, events);
+    }
+
+    fn mapped(&mut self, iova: u64, len: u64) {
+        let (dma, journal, events) = (&self.dma, &self.journal, &mut self.events);
+        self.queues.mapped((iova, len), dma, journal, events);
     }
 
     fn change_memory(&mut self, change: MemoryChange) -> Result<u64, MapError> {
@@ -270,12 +406,12 @@ impl Engine {
             orders.push(Order::DeviceMemory(Some((iova, memory.clone()))));
         }
         orders.push(Order::Master {
-            on: self.is_master(),
-            masterings: self.masterings(),
+            on: self.queues.is_master(),
+            masterings: self.queues.masterings(),
         });
-        orders.push(Order::Features(self.features));
+        orders.push(Order::Features(self.settings.features));
         orders.push(Order::Enable {
-            page_size: self.page_size,
+            page_size: self.settings.page_size,
         });
         for (index, ns) in self.namespaces.iter().enumerate() {
             if ns.closed.is_some() {
@@ -283,10 +419,10 @@ impl Engine {
                 orders.push(Order::Close { index, status });
             }
         }
-        if let Some((shadow, eventidx)) = self.shadow_buffers() {
+        if let Some((shadow, eventidx)) = self.queues.shadow_buffers() {
             orders.push(Order::Shadow { shadow, eventidx });
         }
-        if self.halted() {
+        if self.queues.halted() {
             orders.push(Order::StopFetching);
         }
         orders

@@ -1,11 +1,10 @@
 //! Commands that a physical device executes unchanged ([`Passthrough`](crate::Passthrough)).
 
-use super::Engine;
 use super::run::{Batch, BatchOutcome};
 use super::slots::{Kind, Plain, Slots};
 use crate::passthrough::PassthroughResult;
 use nvme::cmd::io::RwCdw12;
-use nvme::{Command, NvmOpcode, Status};
+use nvme::{Command, NvmOpcode};
 
 impl Batch<'_> {
     /// Begins a batch with the pass-through device. Returns how many commands the device takes now;
@@ -74,56 +73,5 @@ impl Batch<'_> {
             return (fetched, next);
         }
         (fetched, BatchOutcome::Idle)
-    }
-}
-
-impl Engine {
-    /// Handles the completions of pass-through devices. Returns whether there were any.
-    pub(super) fn poll_passed(&mut self) -> bool {
-        let mut worked = false;
-        for at in 0..self.namespaces.len() {
-            let Some(namespace) = self.namespaces.get_mut(at) else {
-                break;
-            };
-            // The device is moved out of the engine, because handling a completion changes the
-            // engine.
-            let Some(mut passthrough) = namespace.passthrough.take() else {
-                continue;
-            };
-            let done = &mut |tag, status, result| self.passed_completed(tag, status, result);
-            worked |= passthrough.poll(done) > 0;
-            if let Some(namespace) = self.namespaces.get_mut(at) {
-                namespace.passthrough = Some(passthrough);
-            }
-        }
-        worked
-    }
-
-    /// Handles the completion of a command by a pass-through device. Stale tags are ignored.
-    fn passed_completed(&mut self, tag: u64, status: Status, result: u32) {
-        let Some((index, slot)) = self.slots.tagged(tag) else {
-            return;
-        };
-        if slot.status.is_success() {
-            slot.status = status;
-        }
-        if slot.is_plain() && slot.status.is_success() {
-            let (sqid, cid, bytes, kind, ns) =
-                (slot.sqid, slot.cid, slot.bytes, slot.kind, slot.ns);
-            self.count(ns, kind, bytes);
-            let result = u64::from(result);
-            if self.finish_here(sqid, cid, Status::SUCCESS, result) {
-                // A plain command has used nothing of the scratch budget, to which `free_slot`
-                // would return bytes.
-                self.slots.release_empty(index);
-            } else {
-                self.keep_slot(index, Status::SUCCESS, result);
-            }
-            if self.flushes.is_waiting() {
-                self.start_flushes();
-            }
-            return;
-        }
-        self.end_with(index, result);
     }
 }

@@ -9,7 +9,7 @@
 //! request. The next process restarts recorded commands without counting them. The last write of
 //! each worker may therefore stay uncounted, if the process ended between the first two steps.
 
-use super::Engine;
+use super::Execution;
 use super::slots::Kind;
 use crate::placed::PlacementState;
 use dma::{Access, SegmentList};
@@ -31,7 +31,7 @@ fn directive(command: &Command, dtype: DirectiveType) -> (DirectiveType, u16) {
     (dtype, RwCdw13::from_bits(command.cdw13.get()).dspec())
 }
 
-impl Engine {
+impl Execution<'_> {
     /// Counts `blocks` against the reclaim unit of the handle that a write command names, if its
     /// namespace has handles. `again`: the previous process has counted the command. Without Data
     /// Placement directives ("NVMe Base 2.1", 8.1.8) the command's directive is ignored; with them,
@@ -58,7 +58,7 @@ impl Engine {
 
     /// Returns the data placement state of a command's namespace, with the namespace's index.
     fn placement_of(&self, command: &Command) -> Result<(usize, Arc<PlacementState>), Status> {
-        let index = self.namespace_index(command.nsid.get())?;
+        let index = self.namespaces.index_of(command.nsid.get())?;
         let ns = self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR)?;
         let placement = ns.config.placement.clone();
         let placement = placement.ok_or(Status::FDP_DISABLED.with_dnr(true))?;
@@ -74,7 +74,7 @@ impl Engine {
         let cdw10 = IoManagementReceiveCdw10::from_bits(command.cdw10.get());
         let bytes = (u64::from(command.cdw11.get()) + 1) * 4;
         let (ns, state) = self.placement_of(command)?;
-        if cdw10.mo() != ReceiveOperation::HANDLE_STATUS || bytes > self.max_transfer {
+        if cdw10.mo() != ReceiveOperation::HANDLE_STATUS || bytes > self.settings.max_transfer {
             return Err(INVALID);
         }
         let index = self.slot_for(sqid, command, ns)?;

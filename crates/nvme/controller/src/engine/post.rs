@@ -1,36 +1,28 @@
 //! Posting the completions of ended commands to completion queues.
 
 use super::doorbells::{DoorbellKind, Doorbells, trace_eventidx};
-use super::journal::QueueRows;
+use super::invariant::broken;
+use super::journal::Journal;
 use super::queue::{CompletionWords, Cq, PendingCompletion};
-use super::{Engine, Event};
+use super::queues::Queues;
+use super::slots::Slots;
+use super::{Event, Events};
 use doorbell::{Cells, Invalid};
 use nvme::Status;
-use std::collections::VecDeque;
 use std::sync::atomic::AtomicU32;
 
-impl Engine {
-    /// Ends a command without a slot. Its completion is posted, or kept until its queue has room.
-    pub fn finish(&mut self, sqid: u16, cid: u16, status: Status, result: u32) {
-        self.finish_with(sqid, cid, status, result.into());
-    }
-
-    /// Ends a command that has no slot; `result` is dwords 0 and 1 of the completion.
-    pub(super) fn finish_with(&mut self, sqid: u16, cid: u16, status: Status, result: u64) {
-        let before = self.admin_tail();
-        if !self.finish_here(sqid, cid, status, result) {
-            self.keep_without_slot(sqid, cid, status, result);
-        }
-        if sqid == 0 && self.admin_tail() != before {
-            count_admin(&self.hot, &mut self.admin_posted);
-        }
-    }
-
+impl Queues {
     /// Ends a command with a slot. Inlined into the callers that end most commands. Returns `false`
-    /// when the completion waits for room, so that the slot has to be kept ([`Engine::keep_slot`]).
+    /// when the completion waits for room, so that the slot has to be kept ([`Queues::keep_slot`]).
     #[inline(always)]
     #[must_use]
-    pub(super) fn finish_here(&mut self, sqid: u16, cid: u16, status: Status, result: u64) -> bool {
+    pub(super) fn finish(
+        &mut self,
+        events: &mut Events,
+        (sqid, cid): (u16, u16),
+        status: Status,
+        result: u64,
+    ) -> bool {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
             self.queue_gone = true;
             return true;
@@ -42,9 +34,9 @@ impl Engine {
         };
         let entry = CompletionWords::new(sqid, cid, status, result).with_sqhd(sq.head);
         if !cq.backlog.is_empty()
-            || !post(self.id, cq, &self.doorbells, entry, &mut self.events, cqid)
+            || !post(self.controller, cq, &self.doorbells, entry, events, cqid)
         {
-            return self.keep(sqid, cqid, entry);
+            return self.keep(events, sqid, cqid, entry);
         }
         crash::point!("controller.post.posted");
         if !std::mem::replace(&mut cq.dirty, true) {
@@ -55,7 +47,7 @@ impl Engine {
         }
         sq.outstanding = sq.outstanding.saturating_sub(1);
         if sq.deleting {
-            self.sq_drained(sqid);
+            self.sq_drained(sqid, events);
         }
         true
     }
@@ -64,15 +56,15 @@ impl Engine {
     /// is dropped instead of kept.
     #[cold]
     #[inline(never)]
-    fn keep(&mut self, sqid: u16, cqid: u16, entry: CompletionWords) -> bool {
+    fn keep(&mut self, events: &mut Events, sqid: u16, cqid: u16, entry: CompletionWords) -> bool {
         let Some(Some(sq)) = self.sqs.get_mut(usize::from(sqid)) else {
-            self.broken("a completion waits whose submission queue is gone");
+            broken(events, "a completion waits whose submission queue is gone");
             return true;
         };
         if sq.deleting {
             // The host ignores completions of a queue that is being deleted, see `delete_sq`.
             sq.outstanding = sq.outstanding.saturating_sub(1);
-            self.sq_drained(sqid);
+            self.sq_drained(sqid, events);
             return true;
         }
         // The command stays outstanding for its queue.
@@ -88,11 +80,16 @@ impl Engine {
     }
 
     /// Posts completions that waited for room. Returns whether any was posted.
-    pub(super) fn post_backlogs(&mut self) -> bool {
+    pub(super) fn post_backlogs(
+        &mut self,
+        slots: &mut Slots,
+        journal: &mut Journal,
+        events: &mut Events,
+    ) -> bool {
         let mut worked = false;
         let mut i = 0;
         while let Some(&qid) = self.blocked.get(i) {
-            worked |= self.post_backlog(qid);
+            worked |= self.post_backlog(qid, slots, journal, events);
             match self.cqs.get_mut(usize::from(qid)) {
                 Some(Some(cq)) if !cq.backlog.is_empty() => i += 1,
                 gone_or_empty => {
@@ -106,10 +103,16 @@ impl Engine {
         worked
     }
 
-    fn post_backlog(&mut self, qid: u16) -> bool {
+    fn post_backlog(
+        &mut self,
+        qid: u16,
+        slots: &mut Slots,
+        journal: &mut Journal,
+        events: &mut Events,
+    ) -> bool {
         let mut worked = false;
         let Some(Some(cq)) = self.cqs.get_mut(usize::from(qid)) else {
-            self.broken("a completion queue with a backlog is gone");
+            broken(events, "a completion queue with a backlog is gone");
             return false;
         };
         while let Some(next) = cq.backlog.front() {
@@ -119,15 +122,15 @@ impl Engine {
                 // The SQ head pointer is the present one, not that of the command's end.
                 entry = entry.with_sqhd(sq.head);
             }
-            if !post(self.id, cq, &self.doorbells, entry, &mut self.events, qid) {
+            if !post(self.controller, cq, &self.doorbells, entry, events, qid) {
                 break;
             }
             crash::point!("controller.post.posted");
             if let Some(slot) = cq.backlog.pop_front().and_then(|next| next.slot) {
-                self.slots.release_kept(slot);
+                slots.release_kept(slot);
             }
             if qid == 0 {
-                count_admin(&self.hot, &mut self.admin_posted);
+                journal.count_admin();
             }
             worked = true;
             if !std::mem::replace(&mut cq.dirty, true) {
@@ -144,14 +147,6 @@ impl Engine {
     }
 }
 
-/// Counts a posted admin completion, and notes the count in the state memory `hot`.
-fn count_admin(hot: &Option<QueueRows>, posted: &mut u64) {
-    *posted = posted.wrapping_add(1);
-    if let Some(hot) = hot {
-        hot.note_admin(*posted);
-    }
-}
-
 type DoorbellCells<'a> = Option<Cells<'a, AtomicU32>>;
 
 /// Posts a completion queue entry. Returns `false` when the queue is full or its memory is
@@ -162,7 +157,7 @@ fn post(
     cq: &mut Cq,
     doorbells: &Doorbells,
     entry: CompletionWords,
-    events: &mut VecDeque<Event>,
+    events: &mut Events,
     qid: u16,
 ) -> bool {
     if cq.is_full() {
@@ -191,12 +186,7 @@ fn park(controller: u16, cq: &mut Cq, doorbells: &Doorbells, qid: u16) {
 
 /// Reads the current head of a completion queue from its doorbell.
 #[inline(never)]
-pub(super) fn refresh_head(
-    cq: &mut Cq,
-    cells: DoorbellCells<'_>,
-    events: &mut VecDeque<Event>,
-    qid: u16,
-) {
+pub(super) fn refresh_head(cq: &mut Cq, cells: DoorbellCells<'_>, events: &mut Events, qid: u16) {
     let Some(cells) = cells else {
         return;
     };

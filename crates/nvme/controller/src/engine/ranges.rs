@@ -1,7 +1,7 @@
 //! Dataset Management ("NVM Command Set 1.1", 3.3.3): deallocation of block ranges.
 
-use super::Engine;
-use super::complete::status_of;
+use super::Execution;
+use super::execution::status_of;
 use super::slots::{Deallocating, RemainingWork};
 use dma::{Access, SegmentList};
 use nvme::cmd::io::{DsmCdw10, DsmCdw11, DsmRange};
@@ -20,7 +20,7 @@ impl Deallocating {
     }
 }
 
-impl Engine {
+impl Execution<'_> {
     pub(super) fn dataset_management(
         &mut self,
         sqid: u16,
@@ -28,7 +28,7 @@ impl Engine {
     ) -> Result<(), Status> {
         let count = usize::from(DsmCdw10::from_bits(command.cdw10.get()).nr());
         let attributes = DsmCdw11::from_bits(command.cdw11.get());
-        let ns_index = self.namespace_index(command.nsid.get())?;
+        let ns_index = self.namespaces.index_of(command.nsid.get())?;
         let ns = self
             .namespaces
             .get(ns_index)
@@ -114,45 +114,33 @@ impl Engine {
         match self.slots.get(index).map(|slot| &slot.work) {
             // The command is put at the front, so that parked commands end one after the other.
             Some(RemainingWork::Ranges(ranges)) if !ranges.left.is_empty() => {
-                self.parked.push_front(index);
+                self.slots.parked.push_front(index);
             }
             // No range is left.
             _ => self.next_range(index),
         }
     }
 
-    /// Continues parked commands with half of the round's budget. The other half is for the queues.
-    #[cold]
-    pub(super) fn go_on(&mut self, budget: &mut Budget) {
-        let rest = budget.left() / 2;
-        let mut waiting = Vec::new();
-        while budget.left() > rest
-            && let Some(index) = self.parked.pop_front()
-        {
-            budget.spend(RANGE_UNITS);
-            self.end_early(index);
-            match self.slots.get(index).map(|slot| &slot.work) {
-                Some(RemainingWork::Copy(_)) => {
-                    budget.spend(self.units_of_copy(index));
-                    if self.next_copy(index) {
-                        waiting.push(index);
-                    }
-                }
-                Some(RemainingWork::ZoneSend(_)) => {
-                    if self.next_send(index) {
-                        waiting.push(index);
-                    }
-                }
-                Some(RemainingWork::Metadata(_)) => {
-                    budget.spend(self.units_of_metadata(index));
-                    if self.next_metadata(index) {
-                        waiting.push(index);
-                    }
-                }
-                _ => self.next_range(index),
+    /// Continues a parked command. Returns `true` when the command has to wait for others.
+    #[must_use]
+    pub(super) fn go_on(&mut self, index: u16, budget: &mut Budget) -> bool {
+        budget.spend(RANGE_UNITS);
+        self.end_early(index);
+        match self.slots.get(index).map(|slot| &slot.work) {
+            Some(RemainingWork::Copy(_)) => {
+                budget.spend(self.units_of_copy(index));
+                self.next_copy(index)
+            }
+            Some(RemainingWork::ZoneSend(_)) => self.next_send(index),
+            Some(RemainingWork::Metadata(_)) => {
+                budget.spend(self.units_of_metadata(index));
+                self.next_metadata(index)
+            }
+            _ => {
+                self.next_range(index);
+                false
             }
         }
-        self.parked.extend(waiting);
     }
 
     /// Ends a parked command early if it was aborted or cancelled. The volume has no request of the

@@ -143,7 +143,7 @@ impl Engine {
     pub fn recover(&mut self, cqs: &[SavedCq], sqs: &[SavedSq], fetched: u64) -> Option<Recovered> {
         let mut newest = BTreeMap::new();
         for cq in cqs {
-            let hot = self.hot.as_ref()?;
+            let hot = self.journal.hot.as_ref()?;
             let mut users = sqs.iter().filter(|sq| sq.cqid == cq.qid);
             // A host that uses one shadow doorbell uses all of them, even those that were not
             // polled yet.
@@ -170,10 +170,8 @@ impl Engine {
             recovery.posted += 1;
         }
         found.sort_by_key(|found| (found.recorded.order, found.share));
-        if !self.bus_master.is_enabled {
-            (self.sqs.iter_mut().flatten()).for_each(|sq| sq.memory.release());
-            (self.cqs.iter_mut().flatten()).for_each(|cq| cq.memory.release());
-            self.note_queues();
+        if !self.queues.bus_master.is_enabled {
+            self.queues.release_rings(&self.journal);
         }
         Some(Recovered { found, recovery })
     }
@@ -189,7 +187,7 @@ impl Engine {
         } = *saved;
         let mut memory = QueueMemory::away(iova, size, 16, Access::Write);
         memory.mapped(&self.dma);
-        let note = self.hot.as_ref()?.cq(qid);
+        let note = self.journal.hot.as_ref()?.cq(qid);
         let shadow_live = note.shadow_live || shadow_live;
         let (tail, phase) = match (note.away, memory.ring()) {
             (Some(away), _) => away,
@@ -220,7 +218,7 @@ impl Engine {
         (cq.tail, cq.phase, cq.head, cq.seen) = (tail, phase, head, UNSEEN);
         cq.is_stale = note.is_stale;
         self.park_anew(qid, DoorbellKind::CqHead, head);
-        let cells = self.doorbells.cells(qid, DoorbellKind::CqHead);
+        let cells = self.queues.doorbells.cells(qid, DoorbellKind::CqHead);
         refresh_head(&mut cq, cells, &mut self.events, qid);
         self.install_cq(qid, cq);
         crash::point!("controller.recover.cq");
@@ -242,7 +240,7 @@ impl Engine {
             iova,
             size,
         } = *saved;
-        let note = self.hot.as_ref()?.sq(qid);
+        let note = self.journal.hot.as_ref()?.sq(qid);
         let taken = match fetched {
             Some(fetched) => fetched,
             None => {
@@ -284,39 +282,20 @@ impl Engine {
     /// Sets EventIdx so that the host writes the doorbell register at its next move, however late
     /// the first poll is.
     fn park_anew(&self, qid: u16, which: DoorbellKind, index: u32) {
-        let cells = self.doorbells.cells(qid, which);
+        let cells = self.queues.doorbells.cells(qid, which);
         if let Some(shadow) = cells.and_then(|cells| cells.shadow) {
             Cell::store(shadow.eventidx, index, ProtocolAccess::Initialise);
         }
     }
 
     fn cq_tail(&self, cqid: u16) -> Option<u32> {
-        let cq = self.cqs.get(usize::from(cqid))?.as_ref()?;
+        let cq = self.queues.cqs.get(usize::from(cqid))?.as_ref()?;
         Some(cq.tail)
-    }
-
-    /// Returns the tail and the phase of the admin completion queue.
-    pub fn admin_tail(&self) -> Option<(u32, bool)> {
-        let cq = self.cqs.first()?.as_ref()?;
-        Some((cq.tail, cq.phase))
-    }
-
-    /// Returns the number of posted admin completions that the previous process has noted.
-    pub fn admin_counted(&self) -> u64 {
-        self.admin_posted
-    }
-
-    /// Sets the number of posted admin completions, after recovery has determined it.
-    pub fn restore_admin_posted(&mut self, posted: u64) {
-        self.admin_posted = posted;
-        if let Some(hot) = &self.hot {
-            hot.note_admin(posted);
-        }
     }
 
     /// Returns whether the completion of a recorded command was posted.
     fn is_posted(&self, recorded: &Recorded, newest: &BTreeMap<u16, LastCompletion>) -> bool {
-        let Some(Some(sq)) = self.sqs.get(usize::from(recorded.sqid)) else {
+        let Some(Some(sq)) = self.queues.sqs.get(usize::from(recorded.sqid)) else {
             return false;
         };
         newest.get(&sq.cqid).is_some_and(|newest| {
@@ -330,21 +309,21 @@ impl Engine {
 
     /// Restores the buffers of Doorbell Buffer Config without changing their contents.
     pub fn restore_shadow(&mut self, shadow: u64, eventidx: u64) {
-        let found = self.doorbells.find(&self.dma, shadow, eventidx).ok();
-        let found = found.filter(|_| self.bus_master.is_enabled);
-        self.doorbells.configure(shadow, eventidx, found);
+        let found = self.queues.doorbells.find(&self.dma, shadow, eventidx).ok();
+        let found = found.filter(|_| self.queues.bus_master.is_enabled);
+        self.queues.doorbells.configure(shadow, eventidx, found);
     }
 
     /// Sets the number of outstanding admin commands, after a restart.
     pub fn restore_admin_outstanding(&mut self, outstanding: u32) {
-        if let Some(Some(sq)) = self.sqs.first_mut() {
+        if let Some(Some(sq)) = self.queues.sqs.first_mut() {
             sq.outstanding = outstanding;
         }
     }
 
     /// Returns the records of all engines of the previous process.
     fn find_records(&self) -> Vec<LocatedRecord> {
-        let Some((state, _)) = &self.state else {
+        let Some((state, _)) = &self.journal.state else {
             return Vec::new();
         };
         let mut all = Vec::new();
@@ -404,7 +383,7 @@ impl Engine {
             return None;
         }
         for (_, recorded) in &all {
-            if let Some(Some(sq)) = self.sqs.get_mut(usize::from(recorded.sqid)) {
+            if let Some(Some(sq)) = self.queues.sqs.get_mut(usize::from(recorded.sqid)) {
                 sq.outstanding += 1;
             }
         }
@@ -423,11 +402,10 @@ impl Engine {
     /// signalled for all completions that it has not consumed, whether they were signalled before
     /// or not.
     pub fn resume(&mut self) {
-        self.polled.poll_all();
-        if self.bus_master.is_enabled {
-            for qid in 0..self.cqs.len() as u16 {
-                self.signal_unread(qid);
-            }
+        self.queues.polled.poll_all();
+        if self.queues.bus_master.is_enabled {
+            let (irqs, events) = (&mut self.irqs, &mut self.events);
+            self.queues.signal_all_unread(irqs, events);
         }
     }
 
@@ -438,7 +416,7 @@ impl Engine {
             Some(ended) => ended,
             // The command's data is not accessible without Bus Master Enable, so the host has to
             // send the command again.
-            None if !self.bus_master.is_enabled => (Status::COMMAND_INTERRUPTED, 0),
+            None if !self.queues.bus_master.is_enabled => (Status::COMMAND_INTERRUPTED, 0),
             None => return self.execute(sqid, command),
         };
         self.end_reserved(sqid, command.cid.get(), status, result);

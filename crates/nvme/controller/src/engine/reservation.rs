@@ -2,7 +2,7 @@
 //! their fields and data. The control half executes them and reports their end.
 
 use super::slots::{Kind, RemainingWork};
-use super::{Engine, Event};
+use super::{Event, Execution};
 use crate::prefix;
 use dma::{Access, SegmentList};
 use nvme::cmd::reservation::{
@@ -53,10 +53,10 @@ fn status(refusal: ReservationRefusal) -> Status {
     refusal.status()
 }
 
-impl Engine {
+impl Execution<'_> {
     /// Starts a reservation command: the control half receives [`Event::Reservation`].
     pub(super) fn reservation(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
-        let ns = self.namespace_index(command.nsid.get())?;
+        let ns = self.namespaces.index_of(command.nsid.get())?;
         let cdw10 = command.cdw10.get();
         let asked = match command.nvm_opcode() {
             NvmOpcode::RESERVATION_REGISTER => {
@@ -153,16 +153,5 @@ impl Engine {
         self.walk(command, bytes, Access::Write, &mut list)?;
         list.copy_from(0, prefix(data, bytes as usize));
         Ok(bytes)
-    }
-
-    /// Frees the slots of reservation commands after their queue was deleted. The control half does
-    /// not use the slots.
-    pub(super) fn forget_reservations(&mut self) {
-        let tags: Vec<u64> = self.slots.reservations().collect();
-        for tag in tags {
-            if let Some(index) = self.slots.of_tag(tag) {
-                self.free_slot(index);
-            }
-        }
     }
 }

@@ -6,20 +6,21 @@
 //! the general path ([`super::io`]), which alone decides the outcome. This module only
 //! distinguishes plain commands from others.
 
-use super::complete::status_of;
+use super::distance::Distance;
 use super::doorbells::{DoorbellKind, Doorbells, trace_eventidx};
+use super::execution::status_of;
+use super::invariant::broken;
 use super::namespace::Namespace;
 use super::post::refresh_head;
 use super::queue::{Cq, Sq};
 use super::slots::{Kind, Plain, Slots};
-use super::{Engine, Event};
+use super::{Engine, Events};
 use dma::{Access, CqeRun, DmaMap, SegmentList, prp, sgl};
 use doorbell::distance;
 use nvme::cmd::io::RwCdw12;
 use nvme::cmd::{Flags, Fuse, Psdt};
 use nvme::{Command, Completion, NvmOpcode, Status};
-use probes::IoKind;
-use std::collections::VecDeque;
+use probes::{IoKind, TIMED_EVERY, cycles};
 use volume::{Budget, IoError, Op};
 
 /// Maximum number of submission queue entries copied from a ring in one batch.
@@ -54,6 +55,29 @@ struct ReadWrite {
     offset: u64,
     /// Length of the data in bytes.
     len: u64,
+}
+
+/// Memory that every batch uses.
+pub(super) struct BatchMemory {
+    /// Copies of the submission queue entries of the current batch.
+    pub entries: Box<[[u8; 64]; BATCH]>,
+    /// Guest memory segments of the current command; empty between commands.
+    list: SegmentList,
+    /// Budget of the current batch for commands with data in more than one page.
+    pub long: LongWork,
+    /// Measured distance of the host's processor.
+    distance: Distance,
+}
+
+impl BatchMemory {
+    pub fn new() -> Self {
+        BatchMemory {
+            entries: Box::new([[0; 64]; BATCH]),
+            list: SegmentList::with_capacity(1),
+            long: LongWork::default(),
+            distance: Distance::new(),
+        }
+    }
 }
 
 /// Numbers that the end of a batch adds to the I/O counters.
@@ -364,7 +388,7 @@ fn make_room(
     cq: &mut Cq,
     cqid: u16,
     doorbells: &Doorbells,
-    events: &mut VecDeque<Event>,
+    events: &mut Events,
 ) -> u32 {
     if cq.is_full() {
         refresh_head(
@@ -421,12 +445,15 @@ impl Engine {
     /// Fetches up to `limit` entries of an I/O queue, and starts them as long as they are plain and
     /// the budget permits. Returns how many were fetched, including the one in [`BatchOutcome`].
     pub(super) fn run(&mut self, qid: u16, limit: u32) -> (u32, BatchOutcome) {
-        let Some(Some(sq)) = self.sqs.get_mut(usize::from(qid)) else {
+        let Some(Some(sq)) = self.queues.sqs.get_mut(usize::from(qid)) else {
             return (0, BatchOutcome::Idle);
         };
         let cqid = sq.cqid;
-        let Some(Some(cq)) = self.cqs.get_mut(usize::from(cqid)) else {
-            self.broken("a submission queue has no completion queue");
+        let Some(Some(cq)) = self.queues.cqs.get_mut(usize::from(cqid)) else {
+            broken(
+                &mut self.events,
+                "a submission queue has no completion queue",
+            );
             return (0, BatchOutcome::Idle);
         };
         // A full completion queue stops its submission queues, so that the backlog never exceeds
@@ -445,7 +472,13 @@ impl Engine {
         }
         // Only the general path compares command identifiers with pending Aborts, and keeps
         // completions that find no room.
-        let room = make_room(self.id, cq, cqid, &self.doorbells, &mut self.events);
+        let room = make_room(
+            self.queues.controller,
+            cq,
+            cqid,
+            &self.queues.doorbells,
+            &mut self.events,
+        );
         let short = sq.abort_on_fetch.is_empty() && !sq.deleting && room > 0;
         let Some(cq_ring) = cq.memory.ring().filter(|_| short) else {
             let command: Command = zerocopy::transmute!(ring.load64(sq.head));
@@ -456,26 +489,21 @@ impl Engine {
         // core, and the transfers overlap. Copies after the entry that ends the batch do not count
         // as fetched, and are made again in a later batch.
         let (wanted, _) = self
+            .batch
             .entries
             .split_at_mut((places.len() as usize).min(BATCH));
-        let begun = self.distance.begin(wanted.len());
+        let begun = self.batch.distance.begin(wanted.len());
         let count = ring.load_batch(sq.head, wanted);
-        if let Some(lines) = self.distance.end(begun, count) {
+        if let Some(lines) = self.batch.distance.end(begun, count) {
             ring.evict(sq.head, count, lines);
         }
-        let (entries, _) = self.entries.split_at(count);
+        let (entries, _) = self.batch.entries.split_at(count);
         let Some(first) = entries.first() else {
             return (0, BatchOutcome::Idle);
         };
         let first: &Command = zerocopy::transmute_ref!(first);
         let nsid = first.nsid.get();
-        // An NSID without a namespace has no index, see `NO_NAMESPACE`.
-        let index = self.open_by_nsid.get(nsid as usize).copied();
-        let ns = index.and_then(|index| {
-            let ns = self.namespaces.get_mut(usize::from(index))?;
-            Some((index, ns))
-        });
-        let Some((index, ns)) = ns else {
+        let Some((index, ns)) = self.namespaces.open_of(nsid) else {
             return sq.fetch_general(*first);
         };
         let immediate = ns.immediate;
@@ -486,11 +514,11 @@ impl Engine {
             index,
             ns,
             dma: &self.dma,
-            list: &mut self.list,
-            max_transfer: self.max_transfer,
-            page_size: self.page_size,
-            write_cache: self.features.write_cache,
-            long: &mut self.long,
+            list: &mut self.batch.list,
+            max_transfer: self.settings.max_transfer,
+            page_size: self.settings.page_size,
+            write_cache: self.settings.features.write_cache,
+            long: &mut self.batch.long,
         };
         let mut tally = BatchCounters::default();
         let (fetched, next) = if batch.ns.passthrough.is_some()
@@ -498,7 +526,7 @@ impl Engine {
         {
             batch.pass(&mut self.slots, room, sq.fetched)
         } else if immediate {
-            if let Some(hot) = &self.hot
+            if let Some(hot) = &self.journal.hot
                 && sq.noted_tail != cq.tail
             {
                 hot.note(qid, sq, cq.tail);
@@ -507,20 +535,18 @@ impl Engine {
         } else {
             let started = batch.start(&mut self.slots, sq.fetched);
             // Earlier completions that are not signalled yet come first.
-            if self.dirty.is_empty() {
+            if self.queues.dirty.is_empty() {
                 batch.ns.queue.push();
             }
             started
         };
-        if self.busy_since.is_none() && self.slots.in_use() > 0 {
-            self.busy_since = Some(self.now);
-        }
+        self.counters.begin_busy(&self.slots);
         sq.took(fetched);
         sq.outstanding += fetched - tally.posted;
         if tally.posted > 0 {
             cq.pushed(tally.posted);
             if !std::mem::replace(&mut cq.dirty, true) {
-                self.dirty.push(cqid);
+                self.queues.dirty.push(cqid);
             }
             if let Some(queue) = self.stats.queues.get(usize::from(qid)) {
                 queue.completions.add(tally.posted.into());
@@ -533,10 +559,69 @@ impl Engine {
             record.bytes_written().add(tally.bytes_written);
         }
         // A command that takes the general path is neither posted nor recorded yet.
-        if let Some(hot) = &self.hot
+        if let Some(hot) = &self.journal.hot
             && matches!(next, BatchOutcome::Idle | BatchOutcome::Completed(_))
         {
             hot.note(qid, sq, cq.tail);
+        }
+        (fetched, next)
+    }
+
+    /// Runs a batch like [`Engine::run`], and measures the latency of its last command.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn run_timed(&mut self, qid: u16, limit: u32) -> (u32, BatchOutcome) {
+        let Some(Some(sq)) = self.queues.sqs.get(usize::from(qid)) else {
+            return self.run(qid, limit);
+        };
+        let (outstanding, free) = (sq.outstanding, self.slots.free());
+        let pending = distance(sq.head, sq.tail, sq.size).min(free);
+        // The position of the timed command differs from batch to batch.
+        self.counters.sampling.place = self.counters.sampling.place.wrapping_add(1);
+        let wanted = (self.counters.sampling.place % limit.max(1) + 1)
+            .min(pending)
+            .max(1);
+        let slot = self.slots.upcoming(wanted as usize - 1);
+        let begun = cycles().max(1);
+        let (fetched, next) = self.run(qid, wanted);
+        if fetched < wanted {
+            // The batch ended before the command to be timed, so the next batch is timed instead.
+            return (fetched, next);
+        }
+        self.counters.sampling.until_timed = fetched.saturating_add(TIMED_EVERY - 1);
+        let last = self.batch.entries.get(fetched as usize - 1);
+        let command: Option<&Command> = match &next {
+            BatchOutcome::General(command)
+            | BatchOutcome::Failed(command, _)
+            | BatchOutcome::Refused(command, ..) => Some(command),
+            _ => last.map(|entry| zerocopy::transmute_ref!(entry)),
+        };
+        let Some(command) = command else {
+            return (fetched, next);
+        };
+        let Some(ns) = self.namespaces.of_nsid(command.nsid.get()) else {
+            return (fetched, next);
+        };
+        let record = &ns.record;
+        record.depth_seen(u64::from(outstanding) + u64::from(fetched));
+        match &next {
+            BatchOutcome::Idle if self.slots.free() == free => {
+                let kind = match command.nvm_opcode() {
+                    NvmOpcode::WRITE => IoKind::Write,
+                    _ => IoKind::Read,
+                };
+                record.timed(kind, cycles().saturating_sub(begun));
+            }
+            BatchOutcome::Idle | BatchOutcome::Completed(_) => {
+                if let Some(slot) = slot.and_then(|slot| self.slots.get(slot))
+                    && slot.kind.io_kind().is_sampled()
+                {
+                    slot.fetched_at = begun;
+                }
+            }
+            BatchOutcome::General(_) => self.counters.sampling.fetched_at = begun,
+            // A failed command is not timed, because it has not done its work.
+            BatchOutcome::Failed(..) | BatchOutcome::Refused(..) => {}
         }
         (fetched, next)
     }
@@ -546,18 +631,17 @@ impl Engine {
         match next {
             BatchOutcome::Idle => {}
             BatchOutcome::General(command) => {
-                self.note_fetched(qid, 1);
+                self.queues.note_fetched(&self.journal, qid, 1);
                 budget.spend(general_units(&command));
-                self.time_general(&command);
+                self.counters.time_general(&command);
                 self.general(qid, &command);
             }
             BatchOutcome::Failed(command, status) => self.refuse(qid, &command, status),
             BatchOutcome::Refused(command, op, error) => {
-                let index = self.namespace_index(command.nsid.get());
-                let ns = index.ok().and_then(|index| self.namespaces.get(index));
+                let ns = self.namespaces.of_nsid(command.nsid.get());
                 if ns.is_some_and(|ns| ns.queue.keeps_failed(op, error)) {
                     // The command starts again on the general path, as a request that may wait.
-                    self.note_fetched(qid, 1);
+                    self.queues.note_fetched(&self.journal, qid, 1);
                     return self.general(qid, &command);
                 }
                 self.refuse(qid, &command, status_of(error, op.changes()));
@@ -568,9 +652,11 @@ impl Engine {
 
     /// Ends a command of a batch with an error status.
     fn refuse(&mut self, qid: u16, command: &Command, status: Status) {
-        self.note_fetched(qid, 1);
+        self.queues.note_fetched(&self.journal, qid, 1);
         let (cid, nsid, lba) = (command.cid.get(), command.nsid.get(), command.slba());
-        self.failed(qid, cid, status, (nsid, lba));
+        let failed = (qid, cid, status, (nsid, lba));
+        self.counters
+            .failed(&self.namespaces, &mut self.events, failed);
         self.finish(qid, cid, status, 0);
     }
 }

@@ -1,7 +1,7 @@
 //! Process memory for commands that need buffers of their own (Compare, Verify, Copy), with a limit
 //! for all outstanding commands together.
 
-use super::Engine;
+use super::Execution;
 use super::slots::{Kind, RemainingWork};
 use dma::{Access, Buffer, SegmentList};
 use nvme::cmd::io::RwCdw12;
@@ -49,7 +49,7 @@ impl Budget {
     }
 }
 
-impl Engine {
+impl Execution<'_> {
     /// Starts Compare, which reads into process memory and compares that with the guest's data.
     pub(super) fn compare(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         self.read_aside(sqid, command, true)
@@ -64,14 +64,14 @@ impl Engine {
     fn read_aside(&mut self, sqid: u16, command: &Command, compare: bool) -> Result<(), Status> {
         let blocks = RwCdw12::from_bits(command.cdw12.get()).nlb();
         let extent = self.extent(command, blocks.into(), false)?;
-        if extent.len > self.max_transfer {
+        if extent.len > self.settings.max_transfer {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
         let index = self.slot_for(sqid, command, extent.ns)?;
         if compare {
             self.walk_into(index, command, extent.len, Access::Read)?;
         }
-        let buffer = self.scratch.take(extent.len)?;
+        let buffer = self.slots.scratch.take(extent.len)?;
         if let Some(slot) = self.slots.get(index) {
             if compare {
                 slot.work = RemainingWork::Compare;

@@ -3,10 +3,13 @@
 use super::copy::Copying;
 use super::journal::Records;
 use super::metadata::{LockedBlocks, Moving};
+use super::own::OwnRequests;
+use super::scratch::Budget;
 use super::zoned::ZoneSend;
 use dma::{Rows, SegmentList};
 use nvme::{Command, Status};
-use volume::Op;
+use std::collections::VecDeque;
+use volume::{Completion, Op};
 
 /// Kind of an outstanding command, and the work that remains when a part of it completes.
 pub(super) enum RemainingWork {
@@ -177,8 +180,39 @@ impl Kind {
     }
 }
 
-/// Slots for the outstanding commands of one engine.
-pub(super) struct Slots {
+/// Step of a command that the engine has to handle after [`Execution`](super::Execution) has
+/// returned.
+pub(super) enum Outcome {
+    /// A volume has completed this request within the call that made it.
+    Completed(Completion),
+    /// The command in this slot has ended, with this completion dword 0.
+    Ended(u16, u32),
+}
+
+/// Properties of the command that is being started.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Starting {
+    /// Number of commands fetched from the queue before this one.
+    pub number: u64,
+    /// Fetch time of a command that is timed, otherwise 0.
+    pub fetched_at: u64,
+    /// Index of the command's slot, once it has one.
+    pub slot: Option<u16>,
+}
+
+/// Slots for the outstanding commands of one engine, and resources that these share.
+pub(crate) struct Slots {
+    pub(super) starting: Starting,
+    /// Steps that the engine has to handle next.
+    pub(super) outcomes: VecDeque<Outcome>,
+    /// Slots of commands that the volume executes piece by piece within the call, and that continue
+    /// in the next round.
+    pub(super) parked: VecDeque<u16>,
+    /// Budget for the process memory that Compare, Verify and Copy read into.
+    pub(super) scratch: Budget,
+    pub own: OwnRequests,
+    /// Empty segment list, which keeps its capacity for the next zone write.
+    pub(super) spare: SegmentList,
     slots: Vec<Slot>,
     free: Vec<u16>,
     owner: u16,
@@ -193,7 +227,7 @@ pub(super) struct Slots {
     /// [`Records::mark_applied`].
     reserved_is_applied: bool,
     /// Records of the outstanding commands in the state memory; `None` without a state memory.
-    pub records: Option<Records>,
+    pub(super) records: Option<Records>,
 }
 
 /// Slot contents of a plain read or write.
@@ -215,7 +249,7 @@ impl Slots {
     /// data. `list` is swapped with the slot's own list, which is empty, so that both lists keep
     /// their capacity.
     #[inline]
-    pub fn alloc_plain(
+    pub(super) fn alloc_plain(
         &mut self,
         plain: Plain<'_>,
         list: &mut SegmentList,
@@ -230,7 +264,7 @@ impl Slots {
     /// Allocates a slot for a command that a pass-through device executes, which needs no segment
     /// list here. Returns its tag.
     #[inline]
-    pub fn alloc_passed(&mut self, plain: Plain<'_>) -> Option<u64> {
+    pub(super) fn alloc_passed(&mut self, plain: Plain<'_>) -> Option<u64> {
         let owner = self.owner;
         let (slot, index) = self.fill(plain)?;
         Some(tag(owner, slot.seq, index))
@@ -266,8 +300,15 @@ impl Slots {
         Some((slot, index))
     }
 
-    pub fn new(owner: u16, count: u16) -> Self {
+    /// Creates `count` slots; `max_transfer` is the largest transfer of a command in bytes.
+    pub fn new(owner: u16, count: u16, max_transfer: u64) -> Self {
         Slots {
+            starting: Starting::default(),
+            outcomes: VecDeque::with_capacity(2),
+            parked: VecDeque::with_capacity(usize::from(count)),
+            scratch: Budget::new(max_transfer),
+            own: OwnRequests::default(),
+            spare: SegmentList::new(),
             slots: (0..count).map(|_| Slot::free()).collect(),
             free: (0..count).rev().collect(),
             owner,
@@ -337,6 +378,17 @@ impl Slots {
         Some(index)
     }
 
+    /// Allocates a slot for a volume request at the controller's own request.
+    pub(super) fn alloc_own(&mut self, ns: usize, work: RemainingWork) -> Option<u16> {
+        let index = self.alloc()?;
+        if let Some(slot) = self.get(index) {
+            slot.orphan = true;
+            slot.ns = ns;
+            slot.work = work;
+        }
+        Some(index)
+    }
+
     /// Takes over commands of the previous process: those with records in these slots (`own`), and
     /// the `inherited` records, for which additional slots are created. [`Slots::reserve`] selects
     /// each of the slots when its command is replayed. Returns `false` when the maximum number of
@@ -396,6 +448,35 @@ impl Slots {
         }
     }
 
+    /// Frees a command's slot, and returns its buffer memory to the budget for such buffers.
+    /// Returns `false` when the slot is not in use.
+    #[must_use]
+    pub(super) fn discard(&mut self, index: u16) -> bool {
+        let Some(slot) = self.get(index) else {
+            return false;
+        };
+        let scratch = std::mem::take(&mut slot.scratch);
+        self.scratch.release(scratch);
+        self.release(index);
+        true
+    }
+
+    /// Frees the slots of commands that the control half executes, after their queue was deleted.
+    /// The control half does not use the slots.
+    pub(super) fn discard_control_commands(&mut self) {
+        for index in 0..self.count() {
+            if let Some(slot) = self.get(index)
+                && !slot.kept
+                && matches!(
+                    slot.work,
+                    RemainingWork::Reservation | RemainingWork::Marking(_)
+                )
+            {
+                let _ = self.discard(index);
+            }
+        }
+    }
+
     /// Frees a command's slot after its completion was posted or is no longer awaited.
     #[inline]
     fn freed(&mut self, index: u16) {
@@ -445,7 +526,7 @@ impl Slots {
         }
     }
 
-    pub fn get(&mut self, index: u16) -> Option<&mut Slot> {
+    pub(super) fn get(&mut self, index: u16) -> Option<&mut Slot> {
         self.slots.get_mut(usize::from(index)).filter(|s| s.used)
     }
 
@@ -466,7 +547,7 @@ impl Slots {
 
     /// Returns the slot with this tag and its index, unless the tag is stale.
     #[inline]
-    pub fn tagged(&mut self, tag: u64) -> Option<(u16, &mut Slot)> {
+    pub(super) fn tagged(&mut self, tag: u64) -> Option<(u16, &mut Slot)> {
         let (owner, index) = (self.owner, tag as u16);
         let slot = self.slots.get_mut(usize::from(index))?;
         let same = slot.used && slot.seq == (tag >> 16) as u16 && owner == (tag >> 48) as u16;
@@ -507,7 +588,7 @@ impl Slots {
 
     /// Returns whether any outstanding command uses blocks with metadata, in the namespace at this
     /// index, for which `such` returns `true`.
-    pub fn any_metadata(&self, ns: usize, such: impl Fn(LockedBlocks) -> bool) -> bool {
+    pub(super) fn any_metadata(&self, ns: usize, such: impl Fn(LockedBlocks) -> bool) -> bool {
         let slots = self.slots.iter().filter(|slot| slot.used && !slot.kept);
         let mut held = slots.filter_map(|slot| match &slot.work {
             RemainingWork::Metadata(moving) if slot.ns == ns => moving.held(slot.slba),
@@ -518,28 +599,9 @@ impl Slots {
     }
 
     /// Returns the namespace index and the work of each outstanding command.
-    pub fn in_flight(&self) -> impl Iterator<Item = (usize, &RemainingWork)> {
+    pub(super) fn in_flight(&self) -> impl Iterator<Item = (usize, &RemainingWork)> {
         let slots = self.slots.iter().filter(|slot| slot.used && !slot.kept);
         slots.map(|slot| (slot.ns, &slot.work))
-    }
-
-    /// Returns the tags of the outstanding reservation commands.
-    pub fn reservations(&self) -> impl Iterator<Item = u64> {
-        let waits = |slot: &Slot| {
-            slot.used && !slot.kept && matches!(slot.work, RemainingWork::Reservation)
-        };
-        let slots = self.slots.iter().enumerate();
-        let waiting = slots.filter(move |(_, slot)| waits(slot));
-        waiting.map(|(i, _)| self.tag(i as u16))
-    }
-
-    /// Returns the tags of the commands that wait for a change of marks.
-    pub fn marking(&self) -> impl Iterator<Item = u64> {
-        let waits =
-            |slot: &Slot| slot.used && !slot.kept && matches!(slot.work, RemainingWork::Marking(_));
-        let slots = self.slots.iter().enumerate();
-        let waiting = slots.filter(move |(_, slot)| waits(slot));
-        waiting.map(|(i, _)| self.tag(i as u16))
     }
 
     /// Returns whether the command with this tag is outstanding.
@@ -547,9 +609,11 @@ impl Slots {
         self.tagged(tag).is_some_and(|(_, slot)| !slot.kept)
     }
 
-    /// Returns tags and namespace indices of the requests that may be asked to end early. With
-    /// `own_stays`, this excludes the controller's own request.
-    pub fn guests_in_flight(&self, own_stays: bool) -> impl Iterator<Item = (u64, usize)> {
+    /// Returns tags and namespace indices of the requests that may be asked to end early. In a
+    /// controller that others share namespaces with, this excludes an erasure's own request: a
+    /// cancelled one might take effect after later writes by other hosts.
+    pub fn guests_in_flight(&self, shared: bool) -> impl Iterator<Item = (u64, usize)> {
+        let own_stays = shared && self.own.erases;
         let guests = move |(i, s): (usize, &Slot)| {
             let stays = match s.work {
                 RemainingWork::OwnFlush => true,

@@ -6,8 +6,9 @@
 //! process therefore finds each block's mark as the host has seen it, or as an unfinished command
 //! sets it, which is then executed again.
 
+use super::namespaces::NamespaceTable;
 use super::slots::{Kind, RemainingWork};
-use super::{Engine, Event};
+use super::{Event, Execution};
 use nvme::cmd::io::RwCdw12;
 use nvme::{Command, Status};
 
@@ -28,10 +29,10 @@ pub(crate) enum Change {
     Written(Vec<(u64, u64)>),
 }
 
-impl Engine {
+impl NamespaceTable {
     /// Looks up the marks of the namespace at this index by its NSID.
     pub(super) fn find_marks(&mut self, index: usize) {
-        if let Some(ns) = self.namespaces.get_mut(index)
+        if let Some(ns) = self.list.get_mut(index)
             && !ns.is_vacant()
         {
             ns.marks = self.marks.of(ns.config.nsid);
@@ -40,17 +41,48 @@ impl Engine {
     }
 
     /// Checks whether a namespace has any marks, after its first block was marked or its last mark
-    /// removed.
-    pub fn look_at_marks(&mut self, index: usize) {
-        let Some(ns) = self.namespaces.get_mut(index) else {
-            return self.broken("blocks are marked of a namespace that is not there");
+    /// removed. Returns `false` when there is no namespace at this index.
+    #[must_use]
+    pub fn look_at_marks(&mut self, index: usize) -> bool {
+        let Some(ns) = self.get_mut(index) else {
+            return false;
         };
         let any = ns.marks.any();
         if std::mem::replace(&mut ns.watched, any) != any {
             self.index_namespaces();
         }
+        true
     }
 
+    /// Returns the first marked block of a range in the namespace at this index.
+    pub(super) fn marked(&self, ns: usize, slba: u64, blocks: u64) -> Option<u64> {
+        let ns = self.get(ns).filter(|ns| ns.watched)?;
+        ns.marks.first(slba, blocks)
+    }
+
+    /// Returns the first marked block of a failed read command, or the command's first block
+    /// without marks.
+    pub(super) fn first_unreadable(&self, command: &Command, status: Status) -> u64 {
+        let slba = command.slba();
+        if !status.is(Status::UNRECOVERED_READ_ERROR) {
+            return slba;
+        }
+        let blocks = RwCdw12::from_bits(command.cdw12.get()).nlb();
+        let index = self.index_of(command.nsid.get()).ok();
+        let marked = index.and_then(|index| self.marked(index, slba, blocks.into()));
+        marked.unwrap_or(slba)
+    }
+
+    /// Returns whether a command ended with this status because this block is marked.
+    pub(super) fn is_marked(&self, status: Status, nsid: u32, lba: u64) -> bool {
+        status.is(Status::UNRECOVERED_READ_ERROR)
+            && self
+                .index_of(nsid)
+                .is_ok_and(|index| self.marked(index, lba, 1).is_some())
+    }
+}
+
+impl Execution<'_> {
     /// Starts Write Uncorrectable, which marks blocks as unreadable.
     pub(super) fn write_uncorrectable(
         &mut self,
@@ -93,17 +125,6 @@ impl Engine {
         };
         slot.status = status.unwrap_or(slot.status);
         self.end_with(index, result);
-    }
-
-    /// Frees the slots of commands that wait for the control half, after their queue was deleted.
-    /// The control half does not use the slots.
-    pub(super) fn forget_marking(&mut self) {
-        let tags: Vec<u64> = self.slots.marking().collect();
-        for tag in tags {
-            if let Some(index) = self.slots.of_tag(tag) {
-                self.free_slot(index);
-            }
-        }
     }
 
     /// Begins a write. On a namespace with marks, the write may have to remove some when it ends.
@@ -159,32 +180,5 @@ impl Engine {
         } else {
             self.end_with(index, result)
         }
-    }
-
-    /// Returns the first marked block of a range in the namespace at this index.
-    pub(super) fn marked(&self, ns: usize, slba: u64, blocks: u64) -> Option<u64> {
-        let ns = self.namespaces.get(ns).filter(|ns| ns.watched)?;
-        ns.marks.first(slba, blocks)
-    }
-
-    /// Returns the first marked block of a failed read command, or the command's first block
-    /// without marks.
-    pub(super) fn first_unreadable(&self, command: &Command, status: Status) -> u64 {
-        let slba = command.slba();
-        if !status.is(Status::UNRECOVERED_READ_ERROR) {
-            return slba;
-        }
-        let blocks = RwCdw12::from_bits(command.cdw12.get()).nlb();
-        let index = self.namespace_index(command.nsid.get()).ok();
-        let marked = index.and_then(|index| self.marked(index, slba, blocks.into()));
-        marked.unwrap_or(slba)
-    }
-
-    /// Returns whether a command ended with this status because this block is marked.
-    pub(super) fn is_marked(&self, status: Status, nsid: u32, lba: u64) -> bool {
-        status.is(Status::UNRECOVERED_READ_ERROR)
-            && self
-                .namespace_index(nsid)
-                .is_ok_and(|index| self.marked(index, lba, 1).is_some())
     }
 }

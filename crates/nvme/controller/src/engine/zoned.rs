@@ -26,7 +26,7 @@
 //! end with their process. A reset waits for the writes of all of them, and checks in each round,
 //! so that no wake-up is needed. The wait is short, because a write counts only while its volume
 //! has it, whatever its guest does. When an engine is dropped, its outstanding requests end with it
-//! ([`Engine::leave_zones`]), so that no reset waits for them.
+//! ([`leave_zones`]), so that no reset waits for them.
 //!
 //! *A Zone Random Write Area* (ibid., ZRWA) only affects which writes a zone accepts, and the write
 //! pointer after them. Data is written to the volume at once, and can be read and overwritten; the
@@ -44,11 +44,9 @@
 //! power loss in the middle leaves the write pointer unchanged. Blocks behind the write pointer
 //! read as the volume has them.
 
-use super::commands::NamespaceType;
-use super::complete::status_of;
-use super::io::Extent;
-use super::slots::{Kind, RemainingWork, Slot, ZoneWrite, ZoneWriteKind};
-use super::{Engine, Namespace};
+use super::execution::{Extent, status_of};
+use super::slots::{Kind, RemainingWork, Slot, Slots, ZoneWrite, ZoneWriteKind};
+use super::{Execution, Namespace, NamespaceTable};
 use crate::prefix;
 use crate::zoned::ZonedState;
 use dma::{Access, SegmentList};
@@ -113,29 +111,7 @@ impl Reset {
     }
 }
 
-impl Drop for Engine {
-    fn drop(&mut self) {
-        if self.namespaces.iter().any(Namespace::is_zoned) {
-            self.leave_zones();
-        }
-    }
-}
-
-impl Engine {
-    /// Returns the kind of the namespace with this NSID, which selects the handlers of its
-    /// commands.
-    pub(super) fn sort_of(&self, nsid: u32) -> NamespaceType {
-        let index = self.namespace_index(nsid).ok();
-        let ns = index.and_then(|index| self.namespaces.get(index));
-        ns.map_or(NamespaceType::Plain, super::Namespace::sort)
-    }
-
-    fn zones_of(&self, index: usize) -> Result<Arc<ZonedState>, Status> {
-        let ns = self.namespaces.get(index);
-        let zones = ns.and_then(|ns| ns.config.zones.clone());
-        zones.ok_or(Status::INVALID_OPCODE.with_dnr(true))
-    }
-
+impl Execution<'_> {
     /// Starts Write, Write Zeroes or Zone Append on a zoned namespace.
     pub(super) fn zoned_write(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         let opcode = command.nvm_opcode();
@@ -145,19 +121,19 @@ impl Engine {
         );
         let cdw12 = RwCdw12::from_bits(command.cdw12.get());
         let blocks = u64::from(cdw12.nlb());
-        let index = self.namespace_index(command.nsid.get())?;
-        let zoned = self.zones_of(index)?;
+        let index = self.namespaces.index_of(command.nsid.get())?;
+        let zoned = self.namespaces.zones_of(index)?;
         let ns = self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR)?;
         let shift = ns.shift;
         if ns.read_only {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.with_dnr(true));
         }
         let len = blocks << shift;
-        if !zeroes && len > self.max_transfer {
+        if !zeroes && len > self.settings.max_transfer {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
         // The zones are not locked here, because guest memory may have to be waited for.
-        let mut list = std::mem::take(&mut self.list);
+        let mut list = std::mem::take(&mut self.slots.spare);
         let walked = if zeroes {
             Ok(())
         } else {
@@ -168,12 +144,12 @@ impl Engine {
             Ok(started) => started,
             Err(status) => {
                 list.clear();
-                self.list = list;
+                self.slots.spare = list;
                 return Err(status);
             }
         };
         crash::point!("controller.zone.taken");
-        let fua = cdw12.fua() || !self.features.write_cache;
+        let fua = cdw12.fua() || !self.settings.features.write_cache;
         let (op, kind) = if zeroes {
             let deallocate = WriteZeroesCdw12::from_bits(command.cdw12.get()).deac();
             (Op::WriteZeroes { deallocate, fua }, Kind::Other)
@@ -181,7 +157,8 @@ impl Engine {
             (Op::Write { fua }, Kind::of_transfer(Op::Write { fua }))
         };
         if let Some(slot) = self.slots.get(slot) {
-            self.list = std::mem::replace(&mut slot.list, list);
+            let spare = std::mem::replace(&mut slot.list, list);
+            self.slots.spare = spare;
         }
         let extent = Extent {
             ns: index,
@@ -241,36 +218,6 @@ impl Engine {
         Ok((slot, slba))
     }
 
-    /// Gives up the zones when the engine is dropped: its writes are no longer outstanding, and its
-    /// unfinished resets are cancelled. Other users of the zones continue.
-    fn leave_zones(&mut self) {
-        // The volume queues are dropped first, which waits until the kernel has finished their
-        // requests.
-        let namespaces = std::mem::take(&mut self.namespaces).into_iter();
-        let zones: Vec<_> = namespaces.map(|ns| ns.config.zones.clone()).collect();
-        for (ns, work) in self.slots.in_flight() {
-            let Some(Some(zoned)) = zones.get(ns) else {
-                continue;
-            };
-            match work {
-                RemainingWork::ZoneWrite(write) => zoned.end_write(write.zone),
-                RemainingWork::ZoneSend(sending) => {
-                    zoned.cancel_resets(sending.resets.iter().map(|reset| reset.zone));
-                }
-                _ => {}
-            }
-        }
-    }
-
-    /// Ends a write to a zone, after the write's record was removed.
-    #[cold]
-    pub(super) fn zone_written(&mut self, ns: usize, zone: u32) {
-        match self.zones_of(ns) {
-            Ok(zoned) => zoned.end_write(zone),
-            Err(_) => self.broken("a zone was written where there are none"),
-        }
-    }
-
     // ---- Zone Management Receive
 
     /// Executes Zone Management Receive, which reports zones. Zone descriptor extensions are not
@@ -279,9 +226,9 @@ impl Engine {
         let invalid = Status::INVALID_FIELD.with_dnr(true);
         let cdw13 = ReceiveCdw13::from_bits(command.cdw13.get());
         let bytes = (u64::from(command.cdw12.get()) + 1) * 4;
-        let index = self.namespace_index(command.nsid.get())?;
-        let zoned = self.zones_of(index)?;
-        if cdw13.zra() != Zra::REPORT || bytes > self.max_transfer {
+        let index = self.namespaces.index_of(command.nsid.get())?;
+        let zoned = self.namespaces.zones_of(index)?;
+        if cdw13.zra() != Zra::REPORT || bytes > self.settings.max_transfer {
             return Err(invalid);
         }
         let filter = Filter::of(cdw13.zrasf()).ok_or(invalid)?;
@@ -325,8 +272,8 @@ impl Engine {
     /// Starts Zone Management Send.
     pub(super) fn zone_send(&mut self, sqid: u16, command: &Command) -> Result<(), Status> {
         let cdw13 = SendCdw13::from_bits(command.cdw13.get());
-        let index = self.namespace_index(command.nsid.get())?;
-        let zoned = self.zones_of(index)?;
+        let index = self.namespaces.index_of(command.nsid.get())?;
+        let zoned = self.namespaces.zones_of(index)?;
         let ns = self.namespaces.get(index).ok_or(Status::INTERNAL_ERROR)?;
         let shift = ns.shift;
         if ns.read_only {
@@ -414,7 +361,7 @@ impl Engine {
         // A replayed command continues after all commands of the previous process were replayed,
         // because later ones may have written its zones.
         if again || self.next_send(slot) {
-            self.parked.push_back(slot);
+            self.slots.parked.push_back(slot);
         }
         Ok(())
     }
@@ -433,7 +380,7 @@ impl Engine {
             return false;
         };
         let mut sending = std::mem::take(&mut **sending);
-        let Ok(zoned) = self.zones_of(ns) else {
+        let Ok(zoned) = self.namespaces.zones_of(ns) else {
             self.broken("a zone changes where there are none");
             return false;
         };
@@ -519,7 +466,7 @@ impl Engine {
                 self.zone_sent(index, completion.result)
             } else {
                 self.zone_piece_done(index, completion.result);
-                self.parked.push_front(index);
+                self.slots.parked.push_front(index);
             }
         }
         false
@@ -549,7 +496,7 @@ impl Engine {
         self.zone_piece_done(index, result);
         self.end_early(index);
         if self.next_send(index) {
-            self.parked.push_back(index);
+            self.slots.parked.push_back(index);
         }
     }
 
@@ -606,6 +553,30 @@ impl Engine {
         }
         self.submit(index, ns, Op::Flush, TABLE, 0, SegmentList::new());
         true
+    }
+}
+
+/// Gives up the zones when an engine is dropped: its writes are no longer outstanding, and its
+/// unfinished resets are cancelled. Other users of the zones continue.
+pub(super) fn leave_zones(namespaces: &mut NamespaceTable, slots: &Slots) {
+    if !namespaces.iter().any(Namespace::is_zoned) {
+        return;
+    }
+    // The volume queues are dropped first, which waits until the kernel has finished their
+    // requests.
+    let namespaces = std::mem::take(&mut namespaces.list).into_iter();
+    let zones: Vec<_> = namespaces.map(|ns| ns.config.zones.clone()).collect();
+    for (ns, work) in slots.in_flight() {
+        let Some(Some(zoned)) = zones.get(ns) else {
+            continue;
+        };
+        match work {
+            RemainingWork::ZoneWrite(write) => zoned.end_write(write.zone),
+            RemainingWork::ZoneSend(sending) => {
+                zoned.cancel_resets(sending.resets.iter().map(|reset| reset.zone));
+            }
+            _ => {}
+        }
     }
 }
 

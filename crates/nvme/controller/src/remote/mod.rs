@@ -103,7 +103,7 @@ impl RemoteEngine {
 
     /// Wakes the controller's own worker, if this engine has I/O queues.
     pub fn wake_controller(&self) {
-        if self.engine.any_io_queue() {
+        if self.engine.queues.any_io_queue() {
             self.controller.wake_by_ref();
         }
     }
@@ -160,10 +160,10 @@ impl RemoteEngine {
     /// Opens a namespace for this worker. If opening fails, the controller detaches the namespace.
     fn attach(&mut self, index: usize, config: NamespaceConfig) {
         let nsid = config.nsid;
-        let _disk = self.engine.span.clone().entered();
-        let opened =
-            Namespace::open_or_vacant(config, &self.io, self.engine.io()).or_else(|error| {
-                if let Some(left_out) = self.engine.log.allow("not opened") {
+        let _disk = self.engine.settings.span.clone().entered();
+        let opened = Namespace::open_or_vacant(config, &self.io, &self.engine.counters.io).or_else(
+            |error| {
+                if let Some(left_out) = self.engine.settings.log.allow("not opened") {
                     let text = "a namespace cannot be opened on another worker";
                     tracing::warn!(nsid, %error, left_out, "{text}");
                 }
@@ -171,9 +171,10 @@ impl RemoteEngine {
                 // A placeholder keeps the index in use, so that indices agree with those of the
                 // control half.
                 Namespace::vacant(&self.io)
-            });
+            },
+        );
         if let Ok(namespace) = opened {
-            self.engine.attach(index, namespace);
+            self.engine.namespaces.attach(index, namespace);
         }
     }
 
@@ -182,7 +183,7 @@ impl RemoteEngine {
     pub fn tidy(&mut self, now: Instant) {
         self.next_tidy = now + TIDY_INTERVAL;
         if self.engine.tidy(&self.io) {
-            let left = self.engine.detached() as u64;
+            let left = self.engine.namespaces.detached() as u64;
             self.progress.leaving.store(left, Ordering::Release);
             self.controller.wake_by_ref();
         }
@@ -302,38 +303,40 @@ impl RemoteEngine {
     /// Returns whether the worker must poll this engine, like
     /// [`Controller::needs_polling`](crate::Controller::needs_polling).
     pub fn needs_polling(&self) -> bool {
-        (self.mapped_doorbells && self.engine.is_master() && self.engine.any_io_queue())
+        (self.mapped_doorbells
+            && self.engine.queues.is_master()
+            && self.engine.queues.any_io_queue())
             || self.engine.polled_in_flight()
     }
 
     /// Returns whether a recently busy queue has a new doorbell value, like
     /// [`Controller::has_news`](crate::Controller::has_news).
     pub fn has_news(&self) -> bool {
-        self.engine.has_news()
+        self.engine.queues.has_news()
     }
 
     /// Returns the number of outstanding commands, like
     /// [`Controller::in_flight`](crate::Controller::in_flight).
     pub fn in_flight(&self) -> usize {
-        self.engine.in_flight()
+        self.engine.slots.in_use()
     }
 
     /// Returns whether commands are outstanding, like
     /// [`Controller::is_busy`](crate::Controller::is_busy).
     pub fn is_busy(&self) -> bool {
-        self.engine.in_flight() > 0
+        self.engine.slots.in_use() > 0
     }
 
     /// Returns whether this engine has queues with shadow doorbells, like
     /// [`Controller::shadowed`](crate::Controller::shadowed).
     pub fn shadowed(&self) -> bool {
-        self.engine.shadowed() && self.engine.any_io_queue()
+        self.engine.queues.shadowed() && self.engine.queues.any_io_queue()
     }
 
     /// Returns the time at which [`RemoteEngine::poll`] has to be called next, like
     /// [`Controller::deadline`](crate::Controller::deadline).
     pub fn deadline(&self) -> Option<Instant> {
-        let leaving = self.engine.detached() > 0;
+        let leaving = self.engine.namespaces.detached() > 0;
         let deadlines = [
             self.engine.next_interrupt(),
             self.engine.next_volume_deadline(),

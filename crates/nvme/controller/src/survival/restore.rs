@@ -380,9 +380,9 @@ impl Controller {
         let commands = &saved.commands;
         let (posting, posted) = match &saved.admin_queue {
             Some(admin) => self.not_posted(admin)?,
-            None => (&[][..], self.engine.admin_counted()),
+            None => (&[][..], self.engine.journal.admin_posted),
         };
-        self.engine.restore_admin_posted(posted);
+        self.engine.journal.restore_admin(posted);
         self.endings.extend(posting);
         if let Some(saved) = &commands.management {
             let contradiction =
@@ -441,7 +441,7 @@ impl Controller {
     ) -> Result<(&'a [AdminCompletion], u64), RestoreError> {
         let contradiction = RestoreError::Contradiction("the admin queue is not where it was");
         let (Some((tail, phase)), Some(size)) = (
-            self.engine.admin_tail(),
+            self.engine.queues.admin_tail(),
             self.queues.cqs().next().map(|cq| cq.size),
         ) else {
             return Err(contradiction);
@@ -453,7 +453,7 @@ impl Controller {
         let turns = u64::from(2 * size);
         let place = |tail: u32, phase: bool| u64::from(if phase { tail } else { tail + size });
         let behind = |posted: u64| (place(admin.tail, admin.phase) + posted) % turns;
-        let counted = self.engine.admin_counted().checked_sub(admin.posted);
+        let counted = self.engine.journal.admin_posted.checked_sub(admin.posted);
         let most = admin.posting.len() as u64;
         let counted = counted.filter(|counted| *counted <= most);
         let found = counted

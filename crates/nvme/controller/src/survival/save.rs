@@ -20,7 +20,7 @@ impl Controller {
             admin_queue: self.admin_queue(),
             cqs: self.queues.cqs().map(cq_place).collect(),
             sqs: self.queues.sqs().map(sq_place).collect(),
-            shadow: self.engine.shadow_buffers(),
+            shadow: self.engine.queues.shadow_buffers(),
             commands: self.admin_commands(),
             logs: self.log_state(),
             sharing: self.save_sharing(),
@@ -64,7 +64,7 @@ impl Controller {
             uuid: ns.config.uuid,
             format: Some(ns.config.format().into()),
         };
-        self.engine.active().map(identity).collect()
+        self.active().map(identity).collect()
     }
 
     fn admin_queue(&self) -> Option<AdminQueue> {

@@ -194,7 +194,7 @@ fn command_in_flight_without_bus_master_is_ended_early() {
 
     // Others are waited for, but not for longer than a VMM waits.
     let (volume, faults) = faulty(8 << 20);
-    let mut h = Host::ready_with(vec![ns(1, Arc::new(Stubborn(volume)), 512)]);
+    let mut h = Host::ready_with(vec![ns(1, stubborn(volume), 512)]);
     faults.add(Fault::nth(OpKind::Any, 1, Effect::Hold));
     h.submit(1, read);
     h.run_held(&faults, 1);

@@ -511,7 +511,7 @@ fn cmb_after_each_reset_follows_standard() {
 #[test]
 fn cmb_of_next_client_is_new_file() {
     let (volume, faults) = faulty(1 << 20);
-    let mut h = Host::with(config(), vec![ns(1, Arc::new(Stubborn(volume)), 512)]);
+    let mut h = Host::with(config(), vec![ns(1, stubborn(volume), 512)]);
     h.set64(regs::CMBMSC, ON.into_bits());
     h.enable();
     h.create_pair(1, 64);

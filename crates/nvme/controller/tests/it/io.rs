@@ -596,8 +596,8 @@ fn failed_commands_are_repeated_unchanged() {
     use volume::{ErrorAction, OnError, OnErrorVolume, Op};
     for fail in [Effect::Fail, Effect::FailLater] {
         let ops: Arc<std::sync::Mutex<Vec<Op>>> = Arc::default();
-        let spy: Arc<dyn volume::Volume> = Arc::new(Spy(cached(mem(1 << 20)), ops.clone()));
-        let faulty = volume::FaultVolume::new(spy);
+        let noted = spy(&ops);
+        let faulty = volume::FaultVolume::new(noted);
         let faults = faulty.faults();
         let retry = OnError {
             read: ErrorAction::Retry,
@@ -643,29 +643,16 @@ fn failed_commands_are_repeated_unchanged() {
     }
 }
 
-/// Notes what reaches the volume.
-#[derive(Debug)]
-struct Spy(
-    Arc<dyn volume::Volume>,
-    Arc<std::sync::Mutex<Vec<volume::Op>>>,
-);
-struct SpyQueue(volume::OpenQueue, Arc<std::sync::Mutex<Vec<volume::Op>>>);
-
-impl volume::Volume for Spy {
-    fn info(&self) -> volume::Info {
-        self.0.info()
-    }
-    fn open(&self, io: &volume::Io) -> Result<volume::OpenQueue, volume::VolumeError> {
-        let queue = SpyQueue(self.0.open(io)?, self.1.clone());
+/// Volume that notes the requests it gets.
+fn spy(ops: &Arc<std::sync::Mutex<Vec<volume::Op>>>) -> Arc<dyn volume::Volume> {
+    let ops = ops.clone();
+    opened(cached(mem(1 << 20)), move |volume, io| {
+        let queue = SpyQueue(volume.open(io)?, ops.clone());
         Ok(volume::OpenQueue::new(queue))
-    }
-    fn id(&self) -> Vec<u8> {
-        self.0.id()
-    }
-    fn inner(&self) -> Option<&dyn volume::Volume> {
-        Some(&*self.0)
-    }
+    })
 }
+
+struct SpyQueue(volume::OpenQueue, Arc<std::sync::Mutex<Vec<volume::Op>>>);
 
 impl volume::VolumeQueue for SpyQueue {
     fn submit(&mut self, request: volume::Request) -> Option<volume::Completion> {
@@ -687,8 +674,8 @@ impl volume::VolumeQueue for SpyQueue {
 fn fua_writes_through() {
     use volume::Op;
     let ops: Arc<std::sync::Mutex<Vec<Op>>> = Arc::default();
-    let spy: Arc<dyn volume::Volume> = Arc::new(Spy(cached(mem(1 << 20)), ops.clone()));
-    let mut h = Host::ready_with(vec![ns(1, spy, 512)]);
+    let noted = spy(&ops);
+    let mut h = Host::ready_with(vec![ns(1, noted, 512)]);
     let take = || std::mem::take(&mut *ops.lock().unwrap());
     let mut write = h.rw(NvmOpcode::WRITE, 1, 0, 1, DATA);
     let zero = h.rw(NvmOpcode::WRITE_ZEROES, 1, 0, 1, 0);
@@ -722,8 +709,8 @@ fn fua_writes_through() {
         write_cache: false,
         ..Default::default()
     };
-    let spy: Arc<dyn volume::Volume> = Arc::new(Spy(cached(mem(1 << 20)), ops.clone()));
-    let mut h = Host::with(config, vec![ns(1, spy, 512)]);
+    let noted = spy(&ops);
+    let mut h = Host::with(config, vec![ns(1, noted, 512)]);
     for _ in 0..2 {
         h.enable();
         h.create_pair(1, 16);

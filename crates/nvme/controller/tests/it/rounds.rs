@@ -9,8 +9,8 @@ use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use volume::{
-    Completion, CopyRequest, CopySource, Effect, FastPath, Fault, Io, IoError, Op, OpKind,
-    OpenQueue, QueueState, Request, Volume, VolumeError, VolumeQueue,
+    Completion, CopyRequest, CopySource, Effect, FastPath, Fault, IoError, Op, OpKind, OpenQueue,
+    QueueState, Request, Volume, VolumeQueue,
 };
 
 const RINGS_OF: [Ring; 3] = [Ring::Register, Ring::Mapped, Ring::Shadow];
@@ -404,26 +404,7 @@ fn round_fetches_entries_of_every_kind() {
 type Log = Arc<Mutex<Vec<&'static str>>>;
 
 /// Notes what reaches the volume, and that a batch is complete.
-#[derive(Debug)]
-struct Noted(Arc<dyn Volume>, Log);
-
 struct NotedQueue(OpenQueue, Log);
-
-impl Volume for Noted {
-    fn info(&self) -> volume::Info {
-        self.0.info()
-    }
-    fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
-        let queue = NotedQueue(self.0.open(io)?, self.1.clone());
-        Ok(OpenQueue::with_fast_path(queue))
-    }
-    fn id(&self) -> Vec<u8> {
-        self.0.id()
-    }
-    fn inner(&self) -> Option<&dyn Volume> {
-        Some(&*self.0)
-    }
-}
 
 impl VolumeQueue for NotedQueue {
     fn submit(&mut self, request: Request) -> Option<Completion> {
@@ -482,7 +463,11 @@ impl IrqSink for Signals {
 fn batch_is_pushed_after_due_interrupt() {
     let log = Log::default();
     let (volume, faults) = faulty(1 << 20);
-    let noted = Arc::new(Noted(volume, log.clone()));
+    let queue_log = log.clone();
+    let noted = opened(volume, move |volume, io| {
+        let queue = NotedQueue(volume.open(io)?, queue_log.clone());
+        Ok(OpenQueue::with_fast_path(queue))
+    });
     let mut h = host(Ring::Register, noted, ControllerConfig::default());
     let take = || std::mem::take(&mut *log.lock().unwrap());
     h.c.set_msix(1, Some(Arc::new(Signals(log.clone()))));
@@ -535,7 +520,7 @@ fn completed_command_leaves_nothing() {
             max_in_flight: 1,
             ..Default::default()
         };
-        let mut h = Host::with(config, vec![ns(1, Arc::new(Stubborn(volume)), 512)]);
+        let mut h = Host::with(config, vec![ns(1, stubborn(volume), 512)]);
         h.enable();
         // One completion has room.
         h.create_cq(1, 2, RINGS + 0x1000, Some(1));
@@ -631,7 +616,7 @@ fn completed_command_leaves_nothing() {
 #[test]
 fn abort_completes_when_command_succeeds() {
     let (volume, faults) = faulty(1 << 20);
-    let mut h = Host::ready_with(vec![ns(1, Arc::new(Stubborn(volume)), 512)]);
+    let mut h = Host::ready_with(vec![ns(1, stubborn(volume), 512)]);
     faults.add(Fault::always(OpKind::Read, Effect::Hold));
     let command = read(&h);
     let cid = h.submit(1, command);

@@ -113,9 +113,9 @@ impl Controller {
         let cdw10 = FormatCdw10::from_bits(command.cdw10.get());
         let nsid = command.nsid.get();
         let nsids: Vec<u32> = match nsid {
-            NSID_BROADCAST => self.engine.active().map(|ns| ns.config.nsid).collect(),
+            NSID_BROADCAST => self.active().map(|ns| ns.config.nsid).collect(),
             nsid => {
-                self.engine.namespace_index(nsid)?;
+                self.engine.namespaces.index_of(nsid)?;
                 vec![nsid]
             }
         };
@@ -123,7 +123,7 @@ impl Controller {
             self.may_erase(*nsid)?;
         }
         let mut changes = Vec::new();
-        let all = self.engine.active();
+        let all = self.active();
         for ns in all.filter(|ns| nsids.contains(&ns.config.nsid)) {
             let format = chosen(cdw10, ns)?;
             let extended = ns.has_extended_format() || format.is_extended();
@@ -160,7 +160,12 @@ impl Controller {
         let Cause::Format(_) = running.cause else {
             return;
         };
-        for ns in self.engine.active().filter(|ns| ns.loses_table()) {
+        for ns in self
+            .engine
+            .namespaces
+            .active()
+            .filter(|ns| ns.loses_table())
+        {
             let (nsid, format) = (ns.config.nsid, ns.config.format());
             let changes = &mut running.changes;
             if running.nsids.contains(&nsid) && changes.iter().all(|change| change.0 != nsid) {
@@ -189,8 +194,7 @@ impl Controller {
             running.stage = Stage::Done;
             return true;
         };
-        let index = self.engine.namespace_index(nsid).ok();
-        let ns = index.and_then(|index| self.engine.namespaces.get(index));
+        let ns = self.engine.namespaces.of_nsid(nsid);
         // A namespace that was attached in place of the closed one keeps its format.
         let ns = ns.filter(|ns| ns.closed == Some(running.cause.closes_with()) && mine);
         let formats = ns.and_then(|ns| ns.config.formats.as_ref());
@@ -227,7 +231,7 @@ impl Controller {
             running.stage = Stage::Done;
             return true;
         };
-        let mut all = self.engine.active();
+        let mut all = self.engine.namespaces.active();
         let closed = Some(running.cause.closes_with());
         // A namespace that was attached in place of the closed one keeps its format.
         let ours = all.any(|ns| ns.config.nsid == nsid && ns.closed == closed);
@@ -244,7 +248,7 @@ impl Controller {
             }
             SavedFormat::Before => running.fail(Status::INTERNAL_ERROR),
             SavedFormat::New(_) | SavedFormat::Unknown => {
-                if let Some(left_out) = self.engine.log.allow("unknown format") {
+                if let Some(left_out) = self.engine.settings.log.allow("unknown format") {
                     tracing::error!(
                         nsid,
                         ?format,
@@ -310,7 +314,7 @@ impl Controller {
         metadata: Option<Option<Arc<MetadataState>>>,
         closed: Option<Status>,
     ) {
-        let Ok(index) = self.engine.namespace_index(nsid) else {
+        let Ok(index) = self.engine.namespaces.index_of(nsid) else {
             return;
         };
         let Some(ns) = self.engine.namespaces.get(index) else {
@@ -322,7 +326,7 @@ impl Controller {
         let metadata = metadata.unwrap_or_else(|| ns.config.metadata.clone());
         let found = metadata.as_ref().map(|metadata| *metadata.layout());
         if found != format.layout() {
-            if let Some(left_out) = self.engine.log.allow("other metadata") {
+            if let Some(left_out) = self.engine.settings.log.allow("other metadata") {
                 tracing::error!(
                     nsid,
                     ?format,
@@ -336,7 +340,7 @@ impl Controller {
         let blocks = ns.config.volume.info().size >> format.block.trailing_zeros();
         let fixed = metadata.as_ref().map(|metadata| metadata.blocks());
         let blocks = fixed.map_or(blocks, |fixed| fixed.min(blocks));
-        if let Some(left_out) = self.engine.log.allow("formatted") {
+        if let Some(left_out) = self.engine.settings.log.allow("formatted") {
             tracing::info!(nsid, ?format, blocks, left_out, "formatted");
         }
         self.order_all(|| Order::Reformatted {

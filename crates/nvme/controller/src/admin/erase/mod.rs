@@ -420,7 +420,7 @@ impl Controller {
                 if restricted && cdw10.ause() {
                     return Err(Status::SANITIZE_FAILED.with_dnr(true));
                 }
-                let nsids = self.engine.active().map(|ns| ns.config.nsid).collect();
+                let nsids = self.active().map(|ns| ns.config.nsid).collect();
                 let cause = Cause::Sanitize(cdw10, command.cdw11.get());
                 self.begin_erasing(EraseOperation::new(cause, nsids))?;
                 let erasure = &mut self.admin.erasure;
@@ -445,8 +445,7 @@ impl Controller {
             None => {}
         }
         let protected = |nsid: &u32| {
-            let index = self.engine.namespace_index(*nsid).ok();
-            let ns = index.and_then(|index| self.engine.namespaces.get(index));
+            let ns = self.engine.namespaces.of_nsid(*nsid);
             ns.is_some_and(|ns| ns.read_only)
         };
         if nsids.iter().any(protected) {
@@ -460,7 +459,7 @@ impl Controller {
         };
         self.end_test_of(outcome, about);
         self.close(&nsids, Some(cause.closes_with()));
-        if let Some(left_out) = self.engine.log.allow("erasing") {
+        if let Some(left_out) = self.engine.settings.log.allow("erasing") {
             tracing::info!(?nsids, ?cause, left_out, "erasing");
         }
         self.admin.erasure.running = Some(EraseOperation { others, ..running });
@@ -474,7 +473,7 @@ impl Controller {
     pub(crate) fn close(&mut self, nsids: &[u32], status: Option<Status>) {
         for nsid in nsids {
             let status = status.or_else(|| self.admin.erasure.at_rest(*nsid));
-            if let Ok(index) = self.engine.namespace_index(*nsid) {
+            if let Ok(index) = self.engine.namespaces.index_of(*nsid) {
                 self.order_all(|| Order::Close { index, status });
             }
         }
@@ -547,7 +546,7 @@ impl Controller {
     /// the final flush makes their tables durable, too.
     fn empty_zones(&mut self, nsids: &[u32]) {
         let mut refused = false;
-        let namespaces = self.engine.active();
+        let namespaces = self.active();
         let erased = namespaces.filter(|ns| nsids.contains(&ns.config.nsid));
         for ns in erased {
             if let Some(zones) = &ns.config.zones {
@@ -570,7 +569,7 @@ impl Controller {
         };
         let mut worked = false;
         if let Some((number, len)) = running.request
-            && let Some(result) = self.engine.take_own(number)
+            && let Some(result) = self.engine.slots.own.take(number)
         {
             worked = true;
             running.request = None;
@@ -657,8 +656,7 @@ impl Controller {
         };
         let cause = running.cause;
         let mine = self.may_still_erase(nsid);
-        let index = self.engine.namespace_index(nsid).ok();
-        let ns = index.and_then(|index| self.engine.namespaces.get(index));
+        let ns = self.engine.namespaces.of_nsid(nsid);
         let Some(running) = &mut self.admin.erasure.running else {
             return false;
         };
@@ -763,10 +761,10 @@ impl Controller {
             ..
         } = running;
         match failed {
-            None => self.engine.log.line("erased", |left_out| {
+            None => self.engine.settings.log.line("erased", |left_out| {
                 tracing::info!(?nsids, ?cause, left_out, "erased");
             }),
-            Some(status) => self.engine.log.line("not erased", |left_out| {
+            Some(status) => self.engine.settings.log.line("not erased", |left_out| {
                 tracing::warn!(?nsids, ?cause, %status, left_out, "could not be erased");
             }),
         }
@@ -819,8 +817,7 @@ impl Controller {
     /// Returns the number of bytes erased so far in all passes, and the total number to erase.
     fn erased(&self, running: &EraseOperation) -> (u128, u128) {
         let size = |nsid: &u32| {
-            let index = self.engine.namespace_index(*nsid).ok();
-            let ns = index.and_then(|index| self.engine.namespaces.get(index));
+            let ns = self.engine.namespaces.of_nsid(*nsid);
             // A namespace that was detached meanwhile has nothing left to erase.
             ns.map_or(0, |ns| u128::from(size_of(ns)))
         };

@@ -344,7 +344,7 @@ fn queue_counts(c: &Controller) -> u32 {
 
 fn set_queue_counts(c: &mut Controller, command: &Command) -> AdminResult {
     let cdw11 = command.cdw11.get();
-    if c.engine.any_io_queue() || c.migration.any_queue() {
+    if c.engine.queues.any_io_queue() || c.migration.any_queue() {
         return Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr(true));
     }
     if cdw11 & 0xffff == 0xffff || cdw11 >> 16 == 0xffff {

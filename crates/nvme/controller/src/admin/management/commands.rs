@@ -44,7 +44,7 @@ impl Controller {
             Task::Create { nsid, .. } => nsid,
             _ => command.nsid.get(),
         };
-        if let Some(left_out) = self.engine.log.allow("manages namespaces") {
+        if let Some(left_out) = self.engine.settings.log.allow("manages namespaces") {
             tracing::info!(nsid, ?task, left_out, "the host manages namespaces");
         }
         self.admin.management.running = Some(ManagementOperation {
@@ -121,7 +121,7 @@ impl Controller {
         let pooled = pool.namespaces();
         let is_pooled = |nsid: u32| pooled.iter().any(|ns| ns.nsid == nsid);
         // The command applies to all namespaces or to none.
-        if !self.engine.active().all(|ns| is_pooled(ns.config.nsid)) {
+        if !self.active().all(|ns| is_pooled(ns.config.nsid)) {
             return Err(DENIED);
         }
         Ok(Task::Delete(pooled.iter().map(|ns| ns.nguid).collect()))

@@ -91,8 +91,7 @@ impl Controller {
 
     /// Returns whether the controller's engines have this namespace open, compared by NGUID.
     fn is_shown(&self, pooled: &PooledNamespace) -> bool {
-        let index = self.engine.namespace_index(pooled.nsid).ok();
-        let ns = index.and_then(|index| self.engine.namespaces.get(index));
+        let ns = self.engine.namespaces.of_nsid(pooled.nsid);
         ns.is_some_and(|ns| ns.config.nguid == pooled.nguid)
     }
 
@@ -264,7 +263,7 @@ impl Controller {
             // Another namespace is being attached.
             Err(ConfigError::Attaching) => {}
             Err(error) => {
-                if let Some(left_out) = self.engine.log.allow("pool not attached") {
+                if let Some(left_out) = self.engine.settings.log.allow("pool not attached") {
                     tracing::error!(%error, left_out, "a namespace of the pool cannot be attached");
                 }
                 // The next round notifies the host.
@@ -294,7 +293,7 @@ impl Controller {
         };
         let status = running.failed.unwrap_or(Status::SUCCESS);
         let (nsid, task) = (running.nsid, running.task);
-        if let Some(left_out) = self.engine.log.allow("managed namespaces") {
+        if let Some(left_out) = self.engine.settings.log.allow("managed namespaces") {
             tracing::info!(nsid, ?task, %status, left_out, "namespaces were managed");
         }
         if let Some(cid) = running.cid {
@@ -340,7 +339,7 @@ impl Controller {
     /// request lists of them arbitrarily often, on a thread that serves other hosts, too.
     pub(in crate::admin) fn not_pooled(&self) -> impl Iterator<Item = &Namespace> {
         let pooled: BTreeSet<_> = self.pooled().iter().map(|pooled| pooled.nguid).collect();
-        let active = self.engine.active();
+        let active = self.active();
         active.filter(move |ns| !pooled.contains(&ns.config.nguid))
     }
 

@@ -2,7 +2,7 @@
 //! which orders its worker has received, and how a queue migrates between workers.
 //!
 //! A migrating queue has exactly one owner at any moment. The engine that has the queue stops
-//! fetching from it (`Engine::begin_migration`), and passes it to the control half when no command
+//! fetching from it (`Queues::begin_migration`), and passes it to the control half when no command
 //! of the queue is outstanding. The control half passes it on to the next engine at once. An admin
 //! command about queues never meets a migrating one: the migration is cancelled, and the command
 //! waits until it is known which engine has the queue.
@@ -236,7 +236,7 @@ impl Controller {
         if worker == own
             || self.migration.link_of(worker).is_some()
             || self.engine.namespaces.iter().any(passing)
-            || self.engine.is_inheriting()
+            || self.engine.slots.is_inheriting()
             || !self.prepare_records(share as u16)
         {
             return None;

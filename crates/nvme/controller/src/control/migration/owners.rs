@@ -4,7 +4,7 @@
 use super::link::Link;
 use super::{Migration, QueueOwner};
 use crate::control::Controller;
-use crate::engine::{Order, SavedCq, SavedSq};
+use crate::engine::{Engine, Order, SavedCq, SavedSq};
 use nvme::Status;
 
 /// Maximum number of pending orders of one remote engine. Admin commands wait while there are more.
@@ -52,7 +52,7 @@ impl Controller {
     pub(super) fn place_of_cq(&self, qid: u16) -> Option<QueueOwner> {
         match self.migration.cqs.get(&qid) {
             Some(cq) => Some(QueueOwner::Remote(cq.link)),
-            None => self.engine.cq_exists(qid).then_some(QueueOwner::Own),
+            None => self.engine.queues.cq_exists(qid).then_some(QueueOwner::Own),
         }
     }
 
@@ -60,7 +60,7 @@ impl Controller {
     fn place_of_sq(&self, qid: u16) -> Option<QueueOwner> {
         match self.migration.sqs.get(&qid) {
             Some(sq) => Some(QueueOwner::Remote(sq.link)),
-            None => self.engine.sq_exists(qid).then_some(QueueOwner::Own),
+            None => self.engine.queues.sq_exists(qid).then_some(QueueOwner::Own),
         }
     }
 
@@ -75,7 +75,7 @@ impl Controller {
     /// Returns whether any submission queue uses this completion queue.
     pub(crate) fn cq_in_use(&self, qid: u16) -> bool {
         let remote = self.migration.cqs.get(&qid);
-        self.engine.cq_in_use(qid) || remote.is_some_and(|cq| cq.users > 0)
+        self.engine.queues.cq_in_use(qid) || remote.is_some_and(|cq| cq.users > 0)
     }
 
     /// Creates a completion queue. Returns `false` when the queue's memory is not accessible.
@@ -86,7 +86,13 @@ impl Controller {
         size: u32,
         vector: Option<u16>,
     ) -> bool {
-        let Some(cq) = self.engine.make_cq(qid, iova, size, vector) else {
+        let Engine {
+            queues,
+            dma,
+            journal,
+            ..
+        } = &self.engine;
+        let Some(cq) = queues.make_cq(dma, journal, qid, (iova, size), vector) else {
             return false;
         };
         self.order(QueueOwner::Own, Order::InstallCq(qid, Box::new(cq)));
@@ -104,7 +110,9 @@ impl Controller {
     pub(crate) fn create_sq(&mut self, qid: u16, cqid: u16, iova: u64, size: u32) -> bool {
         let (Some(place), Some(sq)) = (
             self.place_of_cq(cqid),
-            self.engine.make_sq(qid, cqid, iova, size),
+            self.engine
+                .queues
+                .make_sq(&self.engine.dma, qid, cqid, (iova, size)),
         ) else {
             return false;
         };
@@ -164,7 +172,11 @@ impl Controller {
         shadow: u64,
         eventidx: u64,
     ) -> Option<bool> {
-        if !self.engine.finds_shadow(shadow, eventidx) {
+        if !self
+            .engine
+            .queues
+            .finds_shadow(&self.engine.dma, shadow, eventidx)
+        {
             return None;
         }
         self.order_all(|| Order::Shadow { shadow, eventidx });

@@ -34,7 +34,7 @@ impl Controller {
     pub fn completion_queues(&self) -> Vec<(u16, u16)> {
         let mut all: Vec<(u16, u16)> = Vec::new();
         if let Some((own, _)) = &self.migration.own_worker {
-            all.extend(self.engine.io_cqs().map(|cqid| (cqid, *own)));
+            all.extend(self.engine.queues.io_cqs().map(|cqid| (cqid, *own)));
         }
         for (&cqid, cq) in &self.migration.cqs {
             if let Some(link) = self.migration.links.get(cq.link) {
@@ -49,6 +49,7 @@ impl Controller {
         let there = self.migration.sqs.iter();
         let there = there.filter_map(|(&qid, sq)| (sq.cqid == cqid).then_some(qid));
         self.engine
+            .queues
             .users_of(cqid)
             .into_iter()
             .chain(there)
@@ -61,7 +62,7 @@ impl Controller {
         self.state == LifecycleState::Ready
             && self.shutdown == Shutdown::No
             && !self.engine.irqs.pin_based()
-            && (self.engine.shadowed() || self.config.mapped_doorbells)
+            && (self.engine.queues.shadowed() || self.config.mapped_doorbells)
     }
 
     /// Returns whether a queue is migrating.
@@ -91,7 +92,7 @@ impl Controller {
     pub(super) fn begin_migration(&mut self, cqid: u16, to: QueueOwner) -> bool {
         if cqid == 0
             || self.is_migration_busy()
-            || !self.engine.is_master()
+            || !self.engine.queues.is_master()
             || self.state != LifecycleState::Ready
             || self.shutdown != Shutdown::No
         {

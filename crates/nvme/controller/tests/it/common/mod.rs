@@ -643,9 +643,9 @@ impl Host {
         assert_eq!(faults.held(), held);
     }
 
-    /// Rounds until `done`, at most for ten seconds.
+    /// Rounds until `done`, at most for a minute.
     pub fn until(&mut self, mut done: impl FnMut(&mut Host) -> bool) {
-        let limit = Instant::now() + Duration::from_secs(10);
+        let limit = Instant::now() + Duration::from_secs(60);
         loop {
             self.round();
             if done(self) {

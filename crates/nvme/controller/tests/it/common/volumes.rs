@@ -19,24 +19,29 @@ pub fn null(bytes: u64) -> Arc<dyn Volume> {
     Arc::new(NullVolume::new(options).unwrap())
 }
 
-/// A volume that is described otherwise.
-struct Described<F> {
+/// A volume that is described otherwise, or whose queues are other ones.
+struct Double<F, G> {
     volume: Arc<dyn Volume>,
     describe: F,
+    open: G,
 }
 
-impl<F> fmt::Debug for Described<F> {
+impl<F, G> fmt::Debug for Double<F, G> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.volume.fmt(f)
     }
 }
 
-impl<F: Fn(Info) -> Info + Send + Sync> Volume for Described<F> {
+impl<F, G> Volume for Double<F, G>
+where
+    F: Fn(Info) -> Info + Send + Sync,
+    G: Fn(&dyn Volume, &Io) -> Result<OpenQueue, VolumeError> + Send + Sync,
+{
     fn info(&self) -> Info {
         (self.describe)(self.volume.info())
     }
     fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
-        self.volume.open(io)
+        (self.open)(&*self.volume, io)
     }
     fn id(&self) -> Vec<u8> {
         self.volume.id()
@@ -51,7 +56,24 @@ pub fn described(
     volume: Arc<dyn Volume>,
     describe: impl Fn(Info) -> Info + Send + Sync + 'static,
 ) -> Arc<dyn Volume> {
-    Arc::new(Described { volume, describe })
+    let open = |volume: &dyn Volume, io: &Io| volume.open(io);
+    Arc::new(Double {
+        volume,
+        describe,
+        open,
+    })
+}
+
+/// A volume whose queues are those that `open` returns.
+pub fn opened(
+    volume: Arc<dyn Volume>,
+    open: impl Fn(&dyn Volume, &Io) -> Result<OpenQueue, VolumeError> + Send + Sync + 'static,
+) -> Arc<dyn Volume> {
+    Arc::new(Double {
+        volume,
+        describe: |info| info,
+        open,
+    })
 }
 
 /// A volume that says it has a volatile cache, so that flushes matter.
@@ -63,8 +85,11 @@ pub fn cached(volume: Arc<dyn Volume>) -> Arc<dyn Volume> {
 }
 
 /// A volume with requests that cannot be ended early.
-#[derive(Debug)]
-pub struct Stubborn(pub Arc<dyn Volume>);
+pub fn stubborn(volume: Arc<dyn Volume>) -> Arc<dyn Volume> {
+    opened(volume, |volume, io| {
+        Ok(OpenQueue::new(StubbornQueue(volume.open(io)?)))
+    })
+}
 
 struct StubbornQueue(OpenQueue);
 
@@ -79,21 +104,6 @@ impl VolumeQueue for StubbornQueue {
         self.0.state()
     }
     fn cancel(&mut self, _: u64) {}
-}
-
-impl Volume for Stubborn {
-    fn info(&self) -> Info {
-        self.0.info()
-    }
-    fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
-        Ok(OpenQueue::new(StubbornQueue(self.0.open(io)?)))
-    }
-    fn id(&self) -> Vec<u8> {
-        self.0.id()
-    }
-    fn inner(&self) -> Option<&dyn Volume> {
-        Some(&*self.0)
-    }
 }
 
 /// A memory volume with faults, and where they are declared.

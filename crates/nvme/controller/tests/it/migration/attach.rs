@@ -16,7 +16,7 @@ use nvme::log::Lid;
 use nvme::{AdminOpcode, Command, NvmOpcode, Status};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use volume::{Effect, Fault, Info, Io, OpKind, OpenQueue, Volume, VolumeError};
+use volume::{Effect, Fault, Io, OpKind, Volume, VolumeError};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// The NSIDs that the host finds.
@@ -153,37 +153,17 @@ fn commands_on_hanging_volume_end_early_on_request() {
     assert!(w.h.c.has_detached());
 }
 
-/// Opens so often.
-#[derive(Debug)]
-struct Often(Arc<dyn Volume>, AtomicU32);
-
-impl Volume for Often {
-    fn info(&self) -> Info {
-        self.0.info()
-    }
-
-    fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
-        let left = self.1.fetch_sub(1, Ordering::Relaxed);
-        match left {
-            0 => Err(VolumeError::BlockSize { block_size: 1 }),
-            _ => self.0.open(io),
-        }
-    }
-
-    fn id(&self) -> Vec<u8> {
-        self.0.id()
-    }
-
-    fn inner(&self) -> Option<&dyn Volume> {
-        Some(&*self.0)
-    }
-}
-
 #[test]
 fn namespace_failing_on_one_worker_is_not_attached() {
     let mut w = World::new(false);
     migrate_to_others(&mut w);
-    let volume = Arc::new(Often(mem(1 << 20), AtomicU32::new(2)));
+    let left = AtomicU32::new(2);
+    let volume = opened(mem(1 << 20), move |volume, io| {
+        match left.fetch_sub(1, Ordering::Relaxed) {
+            0 => Err(VolumeError::BlockSize { block_size: 1 }),
+            _ => volume.open(io),
+        }
+    });
     attach(&mut w, 2, volume);
     rest(&mut w);
     assert_eq!(w.h.c.attaching(), Attach::Refused);

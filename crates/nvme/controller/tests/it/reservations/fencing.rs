@@ -125,7 +125,7 @@ fn preempt_and_abort_waits_for_commands_in_flight() {
 fn preempt_and_abort_waits_through_reset_and_disconnect() {
     for ends in [false, true] {
         let (volume, faults) = faulty(1 << 20);
-        let volume: Arc<dyn volume::Volume> = Arc::new(Stubborn(volume));
+        let volume = stubborn(volume);
         let mut w = World::with(&volume, &[1, 2], None);
         w.register(0, 1);
         w.register(1, 2);

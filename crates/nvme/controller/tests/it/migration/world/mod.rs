@@ -147,7 +147,7 @@ impl World {
     /// Commands cannot be ended early.
     pub fn stubborn(mapped: bool) -> World {
         let (volume, faults) = faulty(8 << 20);
-        Self::on(Arc::new(Stubborn(volume)), faults, mapped)
+        Self::on(stubborn(volume), faults, mapped)
     }
 
     /// The volume answers within the call, nearly always.
