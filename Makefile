@@ -67,13 +67,14 @@ test: tools-guest
 	testing/harness/setup.sh check
 	$(call tier,test)
 
+# The guests' image comes from a mirror while the tests without a guest run.
 test-steps:
 	$(STEP) style $(STYLE)
 	$(STEP) clippy $(LINTS)
 	$(STEP) 'build of tests' $(CARGO) test --quiet --workspace --no-run
 	$(STEP) 'build of guest tests' $(CARGO) test --quiet --workspace --no-run --test guests
-	$(STEP) 'guest image' $(DEBUG)/prepare
-	$(TESTS) 'unit, property and socket tests' --workspace
+	nice -n 19 $(STEP) 'guest image' $(DEBUG)/prepare & \
+	status=0; $(TESTS) 'unit, property and socket tests' --workspace || status=$$?; wait $$! || status=$$?; exit $$status
 	$(TESTS) 'a guest for each front-end' --repeat --workspace --test guests -- first::
 
 test-guests: tools-guest tools-bench
