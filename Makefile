@@ -3,7 +3,7 @@
 #   make demo         a disk served to a real Linux guest, end to end
 #   make quick        formatting, lints and the unit tests that are fast: before each commit
 #   make test         formatting, lints, all unit, property and socket tests, one guest for each front-end
-#   make test-guests  all other guest tests, models, conformance, instruction counts, fuzz targets for ten seconds, documentation, AArch64
+#   make test-guests  all other guest tests, models, instruction counts, fuzz targets for ten seconds, documentation, AArch64
 #   make test-long    hours, before a release: every test that is ignored elsewhere, hundreds of kills, fuzzing, the oldest Rust, advisories
 #   make mutants      DRAW (10) of the mutants in testing/harness/mutants.toml, drawn by SEED (the commit); a test must fail for each
 #   make check        formatting, lints, documentation, AArch64, the minimal build, licences
@@ -48,13 +48,11 @@ TESTS = $(TIER) tests
 tier = $(CARGO) build --quiet -p tier && VNVME_PROGRAMS=$(DEBUG) testing/harness/skips.sh $(TIER) run $(1) $(AGAIN) $(1)-steps
 
 LINTS = $(CARGO) clippy --quiet --workspace --lib --bins --tests --examples $(APART:%=--test %) -- -D warnings
+DOCUMENTATION = env RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --workspace --no-deps
 STYLE = sh -c 'testing/harness/words.sh && $(CARGO) fmt --all --check'
 
 # Test programs that only `make test-guests` runs (`test = false` in their Cargo.toml).
 APART = guests loom suites
-# Tests that take minutes and need no program of their own.
-LATER = conformance::every_applicable_case_passes
-
 # Unit tests that take seconds.
 SLOW = in_process_controller_keeps tests::loss:: tests::queues:: tests::random_instructions_end every_target_accepts_its_corpus \
 	threads::tests::unanswered_request_times_out accounts::tests::single_command_guest
@@ -69,13 +67,14 @@ test: tools-guest
 	testing/harness/setup.sh check
 	$(call tier,test)
 
+# The guests' image comes from a mirror while the tests without a guest run.
 test-steps:
 	$(STEP) style $(STYLE)
 	$(STEP) clippy $(LINTS)
 	$(STEP) 'build of tests' $(CARGO) test --quiet --workspace --no-run
 	$(STEP) 'build of guest tests' $(CARGO) test --quiet --workspace --no-run --test guests
-	$(STEP) 'guest image' $(DEBUG)/prepare
-	$(TESTS) 'unit, property and socket tests' --workspace -- $(LATER:%=--skip %)
+	nice -n 19 $(STEP) 'guest image' $(DEBUG)/prepare & \
+	status=0; $(TESTS) 'unit, property and socket tests' --workspace || status=$$?; wait $$! || status=$$?; exit $$status
 	$(TESTS) 'a guest for each front-end' --repeat --workspace --test guests -- first::
 
 test-guests: tools-guest tools-bench
@@ -89,19 +88,22 @@ test-guests-steps:
 	nice -n 19 $(AGAIN) prebuild >$(TARGET)/prebuild.log 2>&1 & \
 	status=0; $(TESTS) guests --repeat --workspace --test guests -- --skip first:: || status=$$?; wait; exit $$status
 	$(TESTS) 'models and suites' --workspace --test loom --test suites
-	$(TESTS) conformance --workspace -- $(LATER)
 	$(STEP) 'examples in documentation' $(CARGO) test --quiet --workspace --doc
-	$(STEP) 'documentation' env RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --workspace --no-deps
+	$(STEP) 'documentation' $(DOCUMENTATION)
 	$(STEP) 'minimal build' $(AGAIN) minimal
 	$(STEP) AArch64 $(AGAIN) aarch64
 	$(STEP) 'instruction counts' $(AGAIN) cost-step
 	$(STEP) 'fuzz targets, 10 s each' testing/fuzz/run.sh 10
 
-# Builds that the last steps of `test-guests` want. A build that fails here fails again in the step that wants it.
+# Builds that the last steps of `test-guests` want. A build that fails here fails again in the step that wants it. The last two
+# lock target/debug: no guest test builds anything there.
 prebuild: tools-bench
 	-$(CARGO) build --release -p vnvme
 	-$(CARGO) build --release -p bench --bin vnvme-export
 	-testing/fuzz/run.sh build
+	-$(AGAIN) aarch64
+	-$(DOCUMENTATION)
+	-$(AGAIN) minimal
 
 # How long the tests of this tier go on: CONTRIBUTING.md has the variables.
 LONG = NEXTEST_PROFILE=long VNVME_KILLS=200 VNVME_UPGRADES=50 VNVME_CUTS=200 VNVME_DEATHS=20 VNVME_LIVES=1000 VNVME_FENCES=10000 VNVME_PATH_SECONDS=600 \
@@ -138,7 +140,7 @@ check: tools-build
 	testing/harness/setup.sh check
 	$(STYLE)
 	$(LINTS)
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
+	$(DOCUMENTATION)
 	$(AGAIN) minimal
 	$(AGAIN) aarch64
 	$(CARGO) test --quiet -p testkit --test it dependencies::

@@ -274,13 +274,16 @@ pub fn program() -> Result<PathBuf> {
 /// Builds a program of the workspace, with the same optimisation as the harness
 /// itself; answers where it is. One that is in the directory `VNVME_PROGRAMS` was built before.
 pub fn build(name: &str, args: &[&str]) -> Result<PathBuf> {
-    if let Some(directory) = std::env::var_os("VNVME_PROGRAMS").filter(|v| !v.is_empty()) {
-        let built = Path::new(&directory).join(name);
-        if built.exists() {
-            return Ok(built);
-        }
-    }
-    build_in(name, args, None)
+    built(name).map_or_else(|| build_in(name, args, None), Ok)
+}
+
+/// Returns a program, an example or a library that lies in the directory `VNVME_PROGRAMS`. Where it
+/// is used, a test does not wait for other builds of the same target directory.
+pub fn built(name: &str) -> Option<PathBuf> {
+    let directory = std::env::var_os("VNVME_PROGRAMS").filter(|v| !v.is_empty())?;
+    let directory = Path::new(&directory);
+    let mut places = [directory.join(name), directory.join("examples").join(name)].into_iter();
+    places.find(|place| place.exists())
 }
 
 /// Builds the program in a directory of its own, if one is given.

@@ -103,6 +103,12 @@ impl GuestBuilder {
     }
 }
 
+/// Default bound for a boot, and for a reboot: on a machine with much other work, QEMU's translator
+/// takes minutes.
+pub(crate) const BOOT_LIMIT: Duration = Duration::from_secs(300);
+/// Default bound for a guest's whole life.
+pub(crate) const LIFE_LIMIT: Duration = Duration::from_secs(3600);
+
 /// Parameters for starting a QEMU of any machine.
 #[derive(Debug)]
 pub(crate) struct Launch {

@@ -9,7 +9,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use crate::cache::Cache;
-use crate::guest::Guest;
+use crate::guest::{BOOT_LIMIT, Guest, LIFE_LIMIT};
 use crate::image::Image;
 use crate::qemu::{Accel, Qemu};
 
@@ -117,8 +117,8 @@ impl Guest {
             printed: Vec::new(),
             extra: Vec::new(),
             accel: None,
-            boot_limit: Duration::from_secs(300),
-            limit: Duration::from_secs(3600),
+            boot_limit: BOOT_LIMIT,
+            limit: LIFE_LIMIT,
         }
     }
 }

@@ -9,13 +9,12 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
 use crate::cache::{self, Cache};
 use crate::cpio::Archive;
-use crate::guest::{Guest, Launch};
+use crate::guest::{BOOT_LIMIT, Guest, LIFE_LIMIT, Launch};
 use crate::kernel;
 use crate::progress::say;
 use crate::qemu::{EXCLUDED_PACKAGES, parse_version};
@@ -197,8 +196,8 @@ impl Mainframe {
             words: self.words.clone(),
             envs: Vec::new(),
             scripts: true,
-            boot_limit: Duration::from_secs(120),
-            limit: Duration::from_secs(600),
+            boot_limit: BOOT_LIMIT,
+            limit: LIFE_LIMIT,
         };
         launch.boot(cache, |dir, console| {
             Ok(arguments(&options, &kernel, &initramfs, dir, console))
@@ -333,7 +332,9 @@ fn arguments(
     let mut args: Vec<OsString> = Vec::new();
     let mut add = |words: &[&str]| args.extend(words.iter().map(OsString::from));
     add(&["-nodefaults", "-no-user-config", "-display", "none"]);
-    add(&["-accel", "tcg,thread=multi", "-cpu", "max"]);
+    // Translations of the first kernel would slow down each store of the next one's decompression:
+    // a reboot took more than a minute of a processor. A cache of this size is emptied before.
+    add(&["-accel", "tcg,thread=multi,tb-size=32", "-cpu", "max"]);
     add(&["-M", "s390-ccw-virtio", "-m", "512M"]);
     add(&["-smp", &options.cpus.to_string()]);
     // A guest that reboots by itself has panicked.
@@ -341,7 +342,8 @@ fn arguments(
     crate::machine::channels(&mut add, dir, console, Some("virtio-serial-ccw"));
     add(&["-kernel", &kernel.display().to_string()]);
     add(&["-initrd", &initramfs.display().to_string()]);
-    add(&["-append", "console=ttyS0 quiet panic=-1 audit=0 apparmor=0"]);
+    // The console shows how far a boot or a reboot that fails has come.
+    add(&["-append", "console=ttyS0 panic=-1 audit=0 apparmor=0"]);
     let mut plugin = options.plugin.display().to_string();
     for argument in options.arguments.split(',').filter(|a| !a.is_empty()) {
         plugin.push(',');

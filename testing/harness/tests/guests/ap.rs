@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use harness::daemon::built;
 use harness::progress::skip;
 use harness::s390x::{Mainframe, Options};
 use harness::{Cache, Guest, cache::checkout};
@@ -17,8 +18,11 @@ const ARGUMENTS: &str =
     "adapter=0,adapter=3,domain=6,domain=71,control-domain=6,control-domain=200";
 const QUEUES: [&str; 4] = ["00.0006", "00.0047", "03.0006", "03.0047"];
 
-/// Builds the plugin.
+/// Builds the plugin, unless it lies in the directory `VNVME_PROGRAMS`.
 fn plugin() -> Result<PathBuf> {
+    if let Some(built) = built("libap_plugin.so") {
+        return Ok(built);
+    }
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.current_dir(checkout()).args([
