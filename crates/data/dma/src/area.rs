@@ -1,6 +1,6 @@
 //! A structure in guest memory with fields of different sizes, such as the rings of a virtqueue.
 
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::table::PageAddresses;
 use crate::{Access, DmaError, DmaMap, prefetch, racy};
@@ -157,6 +157,39 @@ impl Area {
         }
     }
 
+    /// Returns `count` 16-bit fields from byte `offset` on, to load many of them without a search
+    /// for each; `None` unless they lie in one piece of host memory, aligned.
+    pub fn fields16(&self, offset: usize, count: usize) -> Option<Fields16<'_>> {
+        let start = self.fields(offset, count, 2, 2)?;
+        // SAFETY: `fields` checked range and alignment, the table keeps the mapping; the fields are
+        // only loaded.
+        Some(Fields16(unsafe { racy::cells(start, count) }))
+    }
+
+    /// Returns `count` pairs of 64-bit fields from byte `offset` on, like [`Area::fields16`].
+    pub fn pairs64(&self, offset: usize, count: usize) -> Option<Pairs64<'_>> {
+        let start = self.fields(offset, count, 16, 8)?;
+        // SAFETY: as in `fields16`.
+        Some(Pairs64(unsafe { racy::cells(start, count) }))
+    }
+
+    /// Returns `count` pairs of 32-bit fields from byte `offset` on to store into, like
+    /// [`Area::fields16`]; `None` in an area for [`Access::Read`], too.
+    pub fn pairs32_mut(&self, offset: usize, count: usize) -> Option<Pairs32<'_>> {
+        let start = self.fields(offset, count, 8, 4)?;
+        // SAFETY: as in `fields16`; the mapping is writable.
+        self.writable
+            .then(|| Pairs32(unsafe { racy::cells(start, count) }))
+    }
+
+    /// Returns the host address of `count` adjacent fields of `size` bytes, if they are contiguous,
+    /// inside the structure and aligned.
+    fn fields(&self, offset: usize, count: usize, size: usize, align: usize) -> Option<*mut u8> {
+        let bytes = count.checked_mul(size)?;
+        let start = self.at(offset, bytes, align)?;
+        (self.table.run(offset) >= bytes).then_some(start)
+    }
+
     #[inline]
     fn cell16(&self, offset: usize) -> Option<&AtomicU16> {
         let ptr = self.at(offset, 2, 2)?;
@@ -177,6 +210,65 @@ impl Area {
         self.table
             .at(offset)
             .filter(|ptr| ptr.addr() & (align - 1) == 0)
+    }
+}
+
+/// Adjacent 16-bit fields of an [`Area`].
+#[derive(Clone, Copy)]
+pub struct Fields16<'a>(&'a [AtomicU16]);
+
+impl Fields16<'_> {
+    /// Loads a field; `None` outside the fields.
+    #[inline(always)]
+    pub fn load(&self, index: usize) -> Option<u16> {
+        let cell = self.0.get(index)?;
+        Some(u16::from_le(cell.load(Ordering::Relaxed)))
+    }
+}
+
+/// Adjacent pairs of 64-bit fields of an [`Area`].
+#[derive(Clone, Copy)]
+pub struct Pairs64<'a>(&'a [[AtomicU64; 2]]);
+
+impl Pairs64<'_> {
+    /// Loads a pair; `None` outside the pairs. Each field is one load, the pair is not atomic.
+    #[inline(always)]
+    pub fn load(&self, index: usize) -> Option<[u64; 2]> {
+        let [low, high] = self.0.get(index)?;
+        Some([low, high].map(|cell| u64::from_le(cell.load(Ordering::Relaxed))))
+    }
+
+    /// Prefetches the cache line of a pair. Affects only speed.
+    #[inline(always)]
+    pub fn prefetch(&self, index: usize) {
+        if let Some(pair) = self.0.get(index) {
+            prefetch::line(pair.as_ptr().cast());
+        }
+    }
+}
+
+/// Adjacent pairs of 32-bit fields of an [`Area`] for [`Access::Write`].
+#[derive(Clone, Copy)]
+pub struct Pairs32<'a>(&'a [[AtomicU32; 2]]);
+
+impl Pairs32<'_> {
+    /// Stores a pair, or nothing outside the pairs. Each field is one store, the pair is not
+    /// atomic.
+    #[inline(always)]
+    pub fn store(&self, index: usize, values: [u32; 2]) {
+        if let Some(pair) = self.0.get(index) {
+            for (cell, value) in pair.iter().zip(values) {
+                cell.store(value.to_le(), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Prefetches the cache line of a pair for a store. Affects only speed.
+    #[inline(always)]
+    pub fn prefetch(&self, index: usize) {
+        if let Some(pair) = self.0.get(index) {
+            prefetch::line_for_write(pair.as_ptr().cast());
+        }
     }
 }
 

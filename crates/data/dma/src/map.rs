@@ -94,6 +94,28 @@ impl Cached {
     };
 }
 
+/// Translation that was used last for one kind of access, which its window allows.
+#[derive(Clone, Copy)]
+struct Recent {
+    start: u64,
+    /// Length of the window in bytes; 0 if there is none.
+    len: u64,
+    host: *mut u8,
+    slot: &'static MappingSlot,
+}
+
+impl Recent {
+    const NONE: Recent = Recent {
+        start: 0,
+        len: 0,
+        host: std::ptr::null_mut(),
+        slot: &NO_MAPPING,
+    };
+}
+
+/// Slot of [`Recent::NONE`].
+static NO_MAPPING: MappingSlot = MappingSlot::new();
+
 /// Number of cached translations: for low memory, for high memory, and two more.
 const WAYS: usize = 4;
 
@@ -120,8 +142,10 @@ pub struct DmaMap {
     /// Recent translations, and the index of the next to be replaced. Cleared at every change.
     tlb: [Cell<Cached>; WAYS],
     replace: Cell<usize>,
-    /// Translation that was used last.
-    recent: Cell<Cached>,
+    /// Translations that were used last for reads and for writes of the device. They are separate
+    /// so that a hit needs no check of the window's access rights.
+    readable: Cell<Recent>,
+    writable: Cell<Recent>,
 }
 
 impl Default for DmaMap {
@@ -141,7 +165,8 @@ impl DmaMap {
             epochs: Epochs::new(),
             tlb: [const { Cell::new(Cached::NONE) }; WAYS],
             replace: Cell::new(0),
-            recent: Cell::new(Cached::NONE),
+            readable: Cell::new(Recent::NONE),
+            writable: Cell::new(Recent::NONE),
         }
     }
 
@@ -432,7 +457,7 @@ impl DmaMap {
     /// about any other range.
     #[inline(always)]
     pub fn load_pair64(&self, iova: u64) -> Option<[u64; 2]> {
-        let run = self.translate(iova, Access::Read).ok()?;
+        let run = self.locate(iova, Access::Read).ok()?;
         if run.len < 16 || run.ptr.addr() & 7 != 0 {
             return None;
         }
@@ -445,13 +470,14 @@ impl DmaMap {
         (!run.slot.is_poisoned()).then_some(pair)
     }
 
-    /// Stores a byte at `iova`. A later store with release ordering makes it visible.
+    /// Stores a byte at `iova`. A later store with release ordering makes it visible. A store to
+    /// memory whose file has shrunk is lost.
     ///
     /// # Errors
     /// [`DmaError`] when the address cannot be written.
     #[inline(always)]
     pub fn store8(&self, iova: u64, value: u8) -> Result<(), DmaError> {
-        let run = self.translate(iova, Access::Write)?;
+        let run = self.locate(iova, Access::Write)?;
         // SAFETY: the run is not empty and lies in a writable mapping, which stays while `self` is
         // borrowed.
         unsafe { racy::cell8(run.ptr) }.store(value, Ordering::Relaxed);
@@ -461,7 +487,7 @@ impl DmaMap {
     /// Prefetches the cache line at `iova` for a store. Affects only speed.
     #[inline(always)]
     pub fn prefetch_for_write(&self, iova: u64) {
-        if let Ok(run) = self.translate(iova, Access::Write) {
+        if let Ok(run) = self.locate(iova, Access::Write) {
             prefetch::line_for_write(run.ptr);
         }
     }
@@ -558,24 +584,47 @@ impl DmaMap {
         }
     }
 
-    /// Returns the host memory from `iova` to the end of its window.
+    /// Returns the host memory from `iova` to the end of its window, unless its file has shrunk.
     #[inline(always)]
     pub(crate) fn translate(&self, iova: u64, access: Access) -> Result<Run, DmaError> {
-        let cached = self.recent.get();
-        if iova.wrapping_sub(cached.start) < cached.len {
-            return resolve(&cached, iova, access);
+        let run = self.locate(iova, access)?;
+        if run.slot.is_poisoned() {
+            return Err(DmaError::Poisoned);
         }
-        self.translate_slow(iova, access)
+        Ok(run)
+    }
+
+    /// Returns the host memory from `iova` to the end of its window.
+    #[inline(always)]
+    fn locate(&self, iova: u64, access: Access) -> Result<Run, DmaError> {
+        let recent = self.recent(access).get();
+        let offset = iova.wrapping_sub(recent.start);
+        if offset < recent.len {
+            // The window lies in host memory, so neither the offset nor the length can overflow.
+            return Ok(Run {
+                ptr: recent.host.wrapping_add(offset as usize),
+                len: recent.len - offset,
+                slot: recent.slot,
+            });
+        }
+        self.locate_slow(iova, access)
+    }
+
+    #[inline(always)]
+    fn recent(&self, access: Access) -> &Cell<Recent> {
+        match access {
+            Access::Read => &self.readable,
+            Access::Write => &self.writable,
+        }
     }
 
     #[cold]
     #[inline(never)]
-    fn translate_slow(&self, iova: u64, access: Access) -> Result<Run, DmaError> {
+    fn locate_slow(&self, iova: u64, access: Access) -> Result<Run, DmaError> {
         for cell in &self.tlb {
             let cached = cell.get();
             if iova.wrapping_sub(cached.start) < cached.len {
-                self.recent.set(cached);
-                return resolve(&cached, iova, access);
+                return self.resolve(&cached, iova, access);
             }
         }
         let cached = match &self.device {
@@ -603,15 +652,40 @@ impl DmaMap {
         if let Some(cell) = self.tlb.get(way) {
             cell.set(cached);
         }
-        self.recent.set(cached);
-        resolve(&cached, iova, access)
+        self.resolve(&cached, iova, access)
+    }
+
+    /// Returns the host memory from `iova` to the end of a cached window, which is then the recent
+    /// one for this access.
+    fn resolve(&self, cached: &Cached, iova: u64, access: Access) -> Result<Run, DmaError> {
+        if !cached.prot.allows(access) {
+            return Err(DmaError::Protection { iova });
+        }
+        let slot = cached.slot.ok_or(DmaError::NotShared { iova })?;
+        let Cached {
+            start, len, host, ..
+        } = *cached;
+        self.recent(access).set(Recent {
+            start,
+            len,
+            host,
+            slot,
+        });
+        let offset = iova - start;
+        Ok(Run {
+            ptr: host.wrapping_add(offset as usize),
+            len: len - offset,
+            slot,
+        })
     }
 
     fn changed(&mut self) {
         self.generation += 1;
-        for cell in self.tlb.iter().chain([&self.recent]) {
+        for cell in &self.tlb {
             cell.set(Cached::NONE);
         }
+        self.readable.set(Recent::NONE);
+        self.writable.set(Recent::NONE);
     }
 }
 
@@ -631,24 +705,6 @@ impl std::fmt::Debug for DmaMap {
             .field("generation", &self.generation)
             .finish_non_exhaustive()
     }
-}
-
-#[inline(always)]
-fn resolve(cached: &Cached, iova: u64, access: Access) -> Result<Run, DmaError> {
-    if !cached.prot.allows(access) {
-        return Err(DmaError::Protection { iova });
-    }
-    let slot = cached.slot.ok_or(DmaError::NotShared { iova })?;
-    if slot.is_poisoned() {
-        return Err(DmaError::Poisoned);
-    }
-    let offset = iova - cached.start;
-    // The window lies in host memory, so neither the offset nor the length can overflow.
-    Ok(Run {
-        ptr: cached.host.wrapping_add(offset as usize),
-        len: cached.len - offset,
-        slot,
-    })
 }
 
 /// Returns the last address of a range of `len` bytes at `iova`, or an error if there is none.

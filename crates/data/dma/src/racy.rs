@@ -188,6 +188,18 @@ pub(crate) unsafe fn cell64<'a>(ptr: *mut u8) -> &'a AtomicU64 {
     unsafe { AtomicU64::from_ptr(ptr.cast()) }
 }
 
+/// Returns `count` adjacent cells, or arrays of cells, of type `T`.
+///
+/// # Safety
+/// `T` is a cell or an array of cells; the conditions of [`cell16`] hold for `count` times its
+/// size, and for its alignment.
+#[inline(always)]
+pub(crate) unsafe fn cells<'a, T>(ptr: *mut u8, count: usize) -> &'a [T] {
+    // SAFETY: the caller guarantees the address; a cell is as large as its integer, and every
+    // access follows the rules of this module.
+    unsafe { std::slice::from_raw_parts(ptr.cast(), count) }
+}
+
 /// Returns eight adjacent cells of 8 bytes.
 ///
 /// # Safety

@@ -108,7 +108,7 @@ impl std::fmt::Debug for MappingSlot {
 }
 
 impl MappingSlot {
-    const fn new() -> MappingSlot {
+    pub(crate) const fn new() -> MappingSlot {
         MappingSlot {
             sequence: AtomicUsize::new(0),
             start: AtomicUsize::new(0),

@@ -7,14 +7,14 @@ const PAGE: usize = 4096;
 /// Maximum size of a structure in bytes, above that of any queue (65536 entries of 64 bytes are 4
 /// MiB).
 const MAX_BYTES: u64 = 256 << 20;
-/// Log2 of the page size for a contiguous structure, chosen so that one page holds all of it.
-const WHOLE: u32 = 48;
 
-/// Host addresses of a structure in guest memory, by page; a single one if it is contiguous.
+/// Host addresses of a structure in guest memory: a single one if it is contiguous, otherwise one
+/// for each page.
 pub(crate) struct PageAddresses {
+    /// Address of a contiguous structure; null if the structure is scattered.
+    start: *mut u8,
+    /// Addresses of the pages of a scattered structure.
     pages: Box<[*mut u8]>,
-    /// Page size of the structure in bytes, as a power of two.
-    shift: u32,
     /// Memories that contain the structure, which stay mapped.
     keep: Vec<Memory>,
 }
@@ -37,10 +37,10 @@ impl PageAddresses {
             return Err(DmaError::Mixed);
         }
         let mut keep = Vec::new();
-        if let Some(ptr) = contiguous(map, iova, bytes, align, access, &mut keep)? {
+        if let Some(start) = contiguous(map, iova, bytes, align, access, &mut keep)? {
             return Ok(PageAddresses {
-                pages: Box::new([ptr]),
-                shift: WHOLE,
+                start,
+                pages: Box::default(),
                 keep,
             });
         }
@@ -57,8 +57,8 @@ impl PageAddresses {
             );
         }
         Ok(PageAddresses {
+            start: std::ptr::null_mut(),
             pages: pages.into_boxed_slice(),
-            shift: PAGE.trailing_zeros(),
             keep,
         })
     }
@@ -66,14 +66,28 @@ impl PageAddresses {
     /// Returns the host address of a byte offset, which the caller has checked against the size.
     #[inline(always)]
     pub(crate) fn at(&self, offset: usize) -> Option<*mut u8> {
-        let page = self.pages.get(offset >> self.shift)?;
-        Some(page.wrapping_add(offset & ((1 << self.shift) - 1)))
+        if !self.start.is_null() {
+            return Some(self.start.wrapping_add(offset));
+        }
+        self.scattered_at(offset)
     }
 
-    /// Returns the number of bytes from an offset to the end of its page.
+    #[cold]
+    #[inline(never)]
+    fn scattered_at(&self, offset: usize) -> Option<*mut u8> {
+        let page = self.pages.get(offset / PAGE)?;
+        Some(page.wrapping_add(offset % PAGE))
+    }
+
+    /// Returns the number of bytes from an offset to the end of its page, or a larger number than
+    /// the structure has bytes if the structure is contiguous.
     #[inline(always)]
     pub(crate) fn run(&self, offset: usize) -> usize {
-        (1 << self.shift) - (offset & ((1 << self.shift) - 1))
+        if self.start.is_null() {
+            PAGE - offset % PAGE
+        } else {
+            usize::MAX
+        }
     }
 
     /// Returns the memories that contain the structure.

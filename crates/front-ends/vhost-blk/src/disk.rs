@@ -230,12 +230,16 @@ impl Disk {
         self.queue.try_now(work.op, work.offset, data)
     }
 
+    /// Returns whether [`Disk::prefetch`] has an effect.
+    #[inline(always)]
+    pub(crate) fn prefetches(&self) -> bool {
+        self.prefetches
+    }
+
     /// Gives the volume a hint that this read or write follows soon.
     #[inline(always)]
     pub(crate) fn prefetch(&mut self, work: &VolumeOperation) {
-        if self.prefetches {
-            self.queue.prefetch(work.op, work.offset, work.len);
-        }
+        self.queue.prefetch(work.op, work.offset, work.len);
     }
 
     /// Returns whether the volume's error policy wants to repeat an operation that failed in

@@ -235,6 +235,19 @@ impl Tracker {
         self.batch.push(head);
     }
 
+    /// Records that used entries of requests without a record have been written, and will be
+    /// published with the next used index. `head` is that of one of them. Its entry becomes the
+    /// whole chain of the batch: not in flight, and its own `next`. The chain thus leads to no
+    /// request of an earlier batch, which may be in flight again.
+    #[inline]
+    pub(crate) fn answer_unrecorded(&mut self, head: u16, used_idx: u16) {
+        self.store(Self::entry(head), u64::from(head) << 48);
+        crash::point!("vhost-blk.plain.chained");
+        self.last_batch = head;
+        self.store_head(used_idx);
+        crash::point!("vhost-blk.plain.batched");
+    }
+
     /// Records that the used index has been published, so that its requests are no longer
     /// outstanding.
     #[inline]

@@ -64,6 +64,7 @@
 
 mod backend;
 mod chain;
+mod depth;
 mod disk;
 mod error;
 mod eventfd;

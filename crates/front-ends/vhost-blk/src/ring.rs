@@ -1,6 +1,6 @@
 //! The memory of a split virtqueue (virtio 1.2, 2.7): descriptor table, available ring, used ring.
 
-use dma::{Access, Area, DmaError, DmaMap};
+use dma::{Access, Area, DmaError, DmaMap, Fields16, Pairs32, Pairs64};
 
 const DESCRIPTOR_BYTES: usize = 16;
 /// Size in bytes of the fields `flags` and `idx` before the entries of both rings.
@@ -101,6 +101,19 @@ impl Ring {
         self.descriptors.is_poisoned() || self.available.is_poisoned() || self.used.is_poisoned()
     }
 
+    /// Returns the entries of the virtqueue for many accesses; `None` unless each part is
+    /// contiguous in host memory.
+    #[inline]
+    pub(crate) fn entries(&self) -> Option<RingEntries<'_>> {
+        let size = usize::from(self.size);
+        Some(RingEntries {
+            descriptors: self.descriptors.pairs64(0, size)?,
+            available: self.available.fields16(RING_HEADER, size)?,
+            used: self.used.pairs32_mut(RING_HEADER, size)?,
+            mask: self.size.wrapping_sub(1),
+        })
+    }
+
     #[inline]
     fn slot(&self, index: u16) -> usize {
         usize::from(index & (self.size - 1))
@@ -115,23 +128,6 @@ impl Ring {
         let at = usize::from(index) * DESCRIPTOR_BYTES;
         let [low, high] = self.descriptors.load_pair64(at);
         Some(Descriptor::from_words(low, high))
-    }
-
-    /// Prefetches the first descriptor of the chain in entry `index` of the available ring, for a
-    /// request that is fetched soon. Affects only speed.
-    #[inline(always)]
-    pub(crate) fn prefetch_chain(&self, index: u16) {
-        let head = self.available_head(index);
-        self.descriptors
-            .prefetch(usize::from(head) * DESCRIPTOR_BYTES);
-    }
-
-    /// Prefetches entry `index` of the used ring, for a request that is answered soon. Affects only
-    /// speed.
-    #[inline(always)]
-    pub(crate) fn prefetch_used(&self, index: u16) {
-        self.used
-            .prefetch_for_write(RING_HEADER + self.slot(index) * USED_ENTRY);
     }
 
     /// Returns the driver's index of the next available entry; the entries before it are visible.
@@ -190,6 +186,56 @@ impl Ring {
     #[inline]
     pub(crate) fn set_notify(&self, wanted: bool) {
         self.used.store16(FLAGS, if wanted { 0 } else { NO_NOTIFY });
+    }
+}
+
+/// Entries of a contiguous virtqueue: the descriptors, and both rings without their headers.
+#[derive(Clone, Copy)]
+pub(crate) struct RingEntries<'a> {
+    descriptors: Pairs64<'a>,
+    available: Fields16<'a>,
+    used: Pairs32<'a>,
+    mask: u16,
+}
+
+impl RingEntries<'_> {
+    #[inline(always)]
+    fn slot(&self, index: u16) -> usize {
+        usize::from(index & self.mask)
+    }
+
+    /// Returns both halves of the descriptor at this index, read once; `None` outside the table.
+    #[inline(always)]
+    pub(crate) fn descriptor(&self, index: u16) -> Option<[u64; 2]> {
+        self.descriptors.load(usize::from(index))
+    }
+
+    /// Returns the head index in entry `index` of the available ring.
+    #[inline(always)]
+    pub(crate) fn available_head(&self, index: u16) -> Option<u16> {
+        self.available.load(self.slot(index))
+    }
+
+    /// Writes entry `index` of the used ring: head index and number of bytes written.
+    #[inline(always)]
+    pub(crate) fn set_used(&self, index: u16, head: u16, len: u32) {
+        self.used.store(self.slot(index), [u32::from(head), len]);
+    }
+
+    /// Prefetches the first descriptor of the chain in entry `index` of the available ring, for a
+    /// request that is fetched soon. Affects only speed.
+    #[inline(always)]
+    pub(crate) fn prefetch_chain(&self, index: u16) {
+        if let Some(head) = self.available_head(index) {
+            self.descriptors.prefetch(usize::from(head));
+        }
+    }
+
+    /// Prefetches entry `index` of the used ring, for a request that is answered soon. Affects only
+    /// speed.
+    #[inline(always)]
+    pub(crate) fn prefetch_used(&self, index: u16) {
+        self.used.prefetch(self.slot(index));
     }
 }
 
@@ -255,6 +301,57 @@ mod tests {
         assert_eq!(used[4 + 16..4 + 24], [2, 0, 0, 0, 1, 2, 0, 0]);
         assert_eq!(used[4 + 32..4 + 34], [0xaa, 0x55]);
         assert_eq!(ring.used_idx(), 7);
+    }
+
+    #[test]
+    fn ring_entries_equal_single_accesses() {
+        let memory = Memory::anonymous(0x3000).unwrap();
+        let map = map(&memory);
+        let at = RingAddress {
+            descriptors: 0x1000,
+            available: 0x1040,
+            used: 0x2000,
+        };
+        let ring = Ring::resolve(&map, at, 4, true).unwrap();
+        let bytes: Vec<u8> = (0..0x3000u32).map(|i| (i * 7 + i / 256) as u8).collect();
+        memory.write(0, &bytes).unwrap();
+        let entries = ring.entries().unwrap();
+        for index in [0, 1, 3, 4, 7, u16::MAX] {
+            let descriptor = entries.descriptor(index);
+            let descriptor = descriptor.map(|[low, high]| Descriptor::from_words(low, high));
+            assert_eq!(descriptor, ring.descriptor(index));
+            let head = entries.available_head(index);
+            assert_eq!(head, Some(ring.available_head(index)));
+        }
+        entries.set_used(6, 2, 0x201);
+        let mut used = [0; 8];
+        memory.read(0x1000 + 4 + 16, &mut used).unwrap();
+        assert_eq!(used, [2, 0, 0, 0, 1, 2, 0, 0]);
+    }
+
+    #[test]
+    fn scattered_ring_has_single_accesses_only() {
+        let memory = Memory::anonymous(0x5000).unwrap();
+        let mut map = DmaMap::new();
+        for (iova, len, offset) in [(0x1000, 0x1000, 0x4000), (0x2000, 0x4000, 0)] {
+            let backing = Some((memory.clone(), offset));
+            map.map(iova, len, backing, Prot::RW).unwrap();
+        }
+        let contiguous = RingAddress {
+            descriptors: 0x2000,
+            available: 0x3000,
+            used: 0x4000,
+        };
+        let scattered = RingAddress {
+            descriptors: 0x1000,
+            ..contiguous
+        };
+        let ring = |at| Ring::resolve(&map, at, 512, true).unwrap();
+        assert!(ring(contiguous).entries().is_some());
+        assert!(ring(scattered).entries().is_none());
+        memory.write(0x10, &[0x44; 16]).unwrap();
+        let descriptor = ring(scattered).descriptor(257).unwrap();
+        assert_eq!(descriptor.len, 0x4444_4444);
     }
 
     #[test]

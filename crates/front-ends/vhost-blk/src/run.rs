@@ -1,9 +1,11 @@
 //! Operation of a queue: requests are fetched, started and answered, with one interrupt per batch.
 
 use crate::chain::Walker;
+use crate::depth::ClientDepth;
 use crate::disk::Disk;
 use crate::eventfd::Signal;
 use crate::inflight::Tracker;
+use crate::plain::Group;
 use crate::request::{Action, NoStatus, Parsed, VolumeOperation, parse};
 use crate::ring::Ring;
 use crate::stats::{QueueStats, Stats};
@@ -93,6 +95,9 @@ pub(crate) struct Run {
     /// Head index and length of requests that have completed while the queue was suspended.
     held: Vec<(u16, u32)>,
     walker: Walker,
+    depth: ClientDepth,
+    /// Copies of plain requests, valid within [`Run::answer`] only.
+    pub(crate) groups: Box<[Group; 2]>,
     /// Number of requests to fetch before the next one with a latency measurement.
     pub(crate) until_timed: u32,
     stats: Arc<Stats>,
@@ -121,6 +126,8 @@ impl Run {
             again: VecDeque::new(),
             held: Vec::new(),
             walker: Walker::default(),
+            depth: ClientDepth::default(),
+            groups: Box::default(),
             until_timed: 0,
             stats: stats.clone(),
         };
@@ -248,17 +255,22 @@ impl Run {
             return false;
         }
         self.quiet();
+        self.depth
+            .see(available.wrapping_sub(self.used.published()));
         let mut worked = false;
         let waiting = usize::from(waiting) + self.again.len();
         let mut left = waiting.min(REQUESTS_PER_ROUND);
         while left > 0 {
             if disk.is_immediate() && self.again.is_empty() {
-                let counts = (left as u16, available.wrapping_sub(self.next));
+                let counts = (left as u16, self.depth.entries_to_publish());
                 let answered = self.answer(counts, disk, map, stats, budget);
                 worked |= answered > 0;
                 left -= usize::from(answered);
                 if left == 0 || budget.is_spent() {
                     break;
+                }
+                if answered > 0 {
+                    continue;
                 }
             }
             left -= 1;

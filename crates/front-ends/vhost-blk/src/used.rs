@@ -2,7 +2,7 @@
 
 use crate::eventfd::Signal;
 use crate::inflight::Tracker;
-use crate::ring::{Ring, need_event};
+use crate::ring::{Ring, RingEntries, need_event};
 use crate::stats::QueueStats;
 use std::sync::atomic::{Ordering, fence};
 
@@ -52,6 +52,12 @@ impl UsedEntries {
         self.next
     }
 
+    /// Returns the used index that the driver sees.
+    #[inline(always)]
+    pub(crate) fn published(&self) -> u16 {
+        self.published
+    }
+
     /// Returns the number of used entries that were written and not published.
     #[inline(always)]
     pub(crate) fn unpublished(&self) -> u16 {
@@ -75,6 +81,27 @@ impl UsedEntries {
             tracker.answer(head, self.published);
         }
         self.next = self.next.wrapping_add(1);
+    }
+
+    /// Writes the used entry of a request that was not recorded as outstanding. All entries from
+    /// the last publication on are then of such requests.
+    #[inline(always)]
+    pub(crate) fn post_unrecorded(&mut self, entries: &RingEntries<'_>, head: u16, len: u32) {
+        entries.set_used(self.next, head, len);
+        crash::point!("vhost-blk.plain.written");
+        self.next = self.next.wrapping_add(1);
+    }
+
+    /// Publishes the entries of [`UsedEntries::post_unrecorded`]. `head` is that of one of them.
+    #[inline(always)]
+    pub(crate) fn publish_unrecorded(&mut self, ring: &Ring, head: u16) {
+        if self.next == self.published {
+            return;
+        }
+        if let Some(tracker) = &mut self.tracker {
+            tracker.answer_unrecorded(head, self.published);
+        }
+        self.publish(ring);
     }
 
     /// Publishes the written entries, which then are no longer outstanding.

@@ -31,6 +31,56 @@ fn area_fields_are_little_endian() {
 }
 
 #[test]
+fn area_fields_are_accessed_by_index() {
+    let memory = Memory::anonymous(0x4000).unwrap();
+    let map = map(&memory);
+    let bytes: Vec<u8> = (0..64).collect();
+    memory.write(0x100, &bytes).unwrap();
+    let area = Area::resolve(&map, 0x1_0100, 64, 8, Access::Write).unwrap();
+    let fields = area.fields16(4, 30).unwrap();
+    for index in 0..30 {
+        assert_eq!(fields.load(index), Some(area.load16(4 + index * 2)));
+    }
+    assert_eq!(fields.load(30), None);
+    let pairs = area.pairs64(0, 4).unwrap();
+    for index in 0..4 {
+        assert_eq!(pairs.load(index), Some(area.load_pair64(index * 16)));
+    }
+    assert_eq!(pairs.load(4), None);
+    let stored = area.pairs32_mut(4, 7).unwrap();
+    stored.store(1, [0x1122_3344, 0x5566_7788]);
+    stored.store(7, [1, 2]);
+    // Prefetches affect only speed, anywhere.
+    for index in [0, 7, usize::MAX] {
+        pairs.prefetch(index);
+        stored.prefetch(index);
+    }
+    let mut found = [0; 64];
+    memory.read(0x100, &mut found).unwrap();
+    let changed = [0x44, 0x33, 0x22, 0x11, 0x88, 0x77, 0x66, 0x55];
+    assert_eq!(found[12..20], changed);
+    assert_eq!((&found[..12], &found[20..]), (&bytes[..12], &bytes[20..]));
+}
+
+#[test]
+fn invalid_area_fields_are_refused() {
+    let memory = Memory::anonymous(0x4000).unwrap();
+    let map = map(&memory);
+    let area = Area::resolve(&map, 0x1_0100, 64, 8, Access::Write).unwrap();
+    assert!(area.fields16(1, 1).is_none() && area.pairs64(4, 1).is_none());
+    assert!(area.pairs32_mut(2, 1).is_none(), "misaligned");
+    assert!(area.fields16(4, 31).is_none() && area.pairs64(16, 4).is_none());
+    assert!(area.pairs32_mut(4, 8).is_none(), "too long");
+    for huge in [usize::MAX, usize::MAX / 8] {
+        assert!(area.fields16(0, huge).is_none() && area.pairs64(0, huge).is_none());
+        assert!(area.pairs32_mut(0, huge).is_none() && area.fields16(huge, 1).is_none());
+    }
+    let readable = Area::resolve(&map, 0x1_0100, 64, 8, Access::Read).unwrap();
+    assert!(readable.pairs64(0, 4).is_some() && readable.fields16(0, 32).is_some());
+    assert!(readable.pairs32_mut(0, 8).is_none(), "read-only");
+}
+
+#[test]
 fn invalid_area_access_does_nothing() {
     let memory = Memory::anonymous(0x4000).unwrap();
     let map = map(&memory);
@@ -103,6 +153,7 @@ fn area_on_scattered_pages_is_contiguous() {
     assert_eq!(area.load_pair64(0xff0), [0, 1 << 32]);
     assert_eq!(area.load_pair64(0x1000), [2, 0]);
     assert_eq!(area.load_pair64(0xff8), [0; 2], "not at a multiple");
+    assert!(area.fields16(0xff0, 8).is_some() && area.fields16(0xff0, 9).is_none());
     let mut bytes = [0; 4];
     memory.read(0x3ffc, &mut bytes).unwrap();
     assert_eq!(bytes, [1, 0, 0, 0]);

@@ -19,7 +19,7 @@ use volume::{IoOptions, MemVolume, Volume};
 use worker::IdleWindow;
 
 /// All crash points of this crate, and how often each is passed before at most.
-const POINTS: [(&str, u64); 23] = [
+const POINTS: [(&str, u64); 26] = [
     ("vhost-blk.call.sent", 30),
     ("vhost-blk.fetch.found", 60),
     ("vhost-blk.inflight.batched", 60),
@@ -32,6 +32,9 @@ const POINTS: [(&str, u64); 23] = [
     ("vhost-blk.message.handled", 20),
     ("vhost-blk.message.taken", 20),
     ("vhost-blk.plain.answered", 60),
+    ("vhost-blk.plain.batched", 30),
+    ("vhost-blk.plain.chained", 30),
+    ("vhost-blk.plain.written", 60),
     ("vhost-blk.queue.begun", 2),
     ("vhost-blk.queue.recovered", 2),
     ("vhost-blk.recover.cleared", 2 * SIZE as u64),
