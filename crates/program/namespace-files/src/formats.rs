@@ -10,6 +10,7 @@
 //! afterwards. If this process dies in between, the next process initializes the metadata. All data
 //! has been erased by then.
 
+use crate::NamespaceFiles;
 use crate::metadata::{self, MetadataFile, SavedHeader};
 use crate::table_file;
 use anyhow::{Context, Result, bail, ensure};
@@ -70,10 +71,10 @@ pub struct BlockSizes(Mutex<HashMap<(String, u32), Weak<AtomicU32>>>);
 
 impl BlockSizes {
     /// Registers the block size of a namespace that was opened.
-    pub fn enter(&self, disk: &str, nsid: u32, chosen: Option<&Chosen>) {
+    pub fn enter(&self, disk: &str, nsid: u32, files: &NamespaceFiles) {
         let mut all = self.0.lock().unpoisoned();
         all.retain(|_, size| size.strong_count() > 0);
-        if let Some(chosen) = chosen {
+        if let Some(chosen) = &files.formats {
             all.insert((disk.to_owned(), nsid), chosen.now.clone());
         }
     }

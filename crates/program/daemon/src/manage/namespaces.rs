@@ -13,7 +13,6 @@ use config::spec::NamespaceSpec;
 use control::Error;
 use control::api::EventKind;
 use controller::{Attach, NamespacePool};
-use namespace_files::formats::Chosen;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -105,7 +104,7 @@ impl Manager {
             let front = controller(thread, owner)?;
             let (controller, io) = front.controller_mut();
             let config = namespace_config(&spec, nsid, ids, &opened);
-            let attached = controller.attach(Chosen::shape(opened.formats, config), io);
+            let attached = controller.attach(config, io);
             attached.map_err(|error| Error::invalid(error.to_string()))
         });
         if let Err(error) = attached {

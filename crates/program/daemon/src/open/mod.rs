@@ -25,14 +25,11 @@ use config::choices::{PathChoice, SandboxMode};
 use config::spec::{ControllerSpec, NamespaceSpec};
 use config::volumes::{CONTROLLER, is_within};
 use control::EventSender;
-use controller::{
-    Controller, ControllerConfig, MetadataState, NamespaceConfig, PlacementState, ZonedState,
-};
+use controller::{Controller, ControllerConfig, NamespaceConfig};
 use driver::{ControllerAddress, Device, DeviceTarget, NvmeVolume, Options, QueueOptions};
 use in_process::{self, Host};
 use mediate::Slice;
-use namespace_files::formats::{BlockSizes, Chosen};
-use namespace_files::{formats, metadata, placement, zones};
+use namespace_files::{BlockSizes, NamespaceFiles};
 use nbd::ConnectionKeeper;
 use remote::Address;
 use std::path::Path;
@@ -53,14 +50,8 @@ pub struct OpenedVolume {
     pub device: Option<Arc<NvmeVolume>>,
     /// Configuration of the direct path to the device, if commands can take it.
     pub direct: Option<Direct>,
-    /// Zones of the namespace; `None` for a namespace without zones.
-    pub zones: Option<Arc<ZonedState>>,
-    /// Data placement state; `None` for a namespace without placement handles.
-    pub placement: Option<Arc<PlacementState>>,
-    /// Metadata of the blocks; `None` for a namespace without metadata.
-    pub metadata: Option<Arc<MetadataState>>,
-    /// LBA formats that the host may choose from; `None` if there is only one.
-    pub formats: Option<Chosen>,
+    /// State of the namespace in files beside the volume.
+    pub files: NamespaceFiles,
     /// Block size in bytes that is configured or recorded; `None` for the block size of the volume.
     pub block_size: Option<u32>,
 }
@@ -247,27 +238,18 @@ impl Opener {
                 volume: opened.volume,
                 device: None,
                 direct: None,
-                zones: None,
-                placement: None,
-                metadata: None,
-                formats: None,
+                files: NamespaceFiles::default(),
                 block_size: None,
             },
         };
         let volume = place.keep(opened.volume, url);
         let volume = OnErrorVolume::new(volume, spec.on_error(), url);
         let volume: Arc<dyn Volume> = Arc::new(volume);
-        let zones = zones::open(spec, &volume, self.previous)?;
-        let placement = placement::open(spec, &volume, self.previous)?;
-        let metadata = metadata::open(spec, &volume, self.previous)?;
-        let formats = formats::open(spec, &volume, self.previous)?;
-        self.block_sizes.enter(disk, nsid, formats.as_ref());
+        let files = NamespaceFiles::open(spec, &volume, self.previous)?;
+        self.block_sizes.enter(disk, nsid, &files);
         let opened = OpenedVolume {
             volume,
-            zones,
-            placement,
-            metadata,
-            formats,
+            files,
             block_size: spec.block_size,
             ..opened
         };
@@ -480,10 +462,7 @@ impl DeviceNamespace {
                 volume,
                 device: Some(below),
                 direct: None,
-                zones: None,
-                placement: None,
-                metadata: None,
-                formats: None,
+                files: NamespaceFiles::default(),
                 block_size: None,
             });
         }
@@ -506,10 +485,7 @@ impl DeviceNamespace {
             volume,
             device: Some(below),
             direct: Some(direct),
-            zones: None,
-            placement: None,
-            metadata: None,
-            formats: None,
+            files: NamespaceFiles::default(),
             block_size: None,
         })
     }

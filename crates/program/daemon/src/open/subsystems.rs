@@ -9,8 +9,8 @@ use crate::open::{OpenedVolume, Opener};
 use anyhow::{Context, Result, ensure};
 use config::identity;
 use config::spec::{ControllerSpec, NamespaceSpec, Specs, hex};
-use controller::{InSubsystem, ReservationStore, Saved, Subsystem, ZonedState};
-use namespace_files::formats::Chosen;
+use controller::{InSubsystem, ReservationStore, Saved, Subsystem};
+use namespace_files::{NamespaceFiles, WeakNamespaceFiles};
 use reservations::{HostId, ReservationFile, Reservations, StoredReservations};
 use std::collections::HashMap;
 use std::path::Path;
@@ -39,10 +39,7 @@ struct OpenSubsystem {
 /// Parts of an open namespace that several disks share, as weak references.
 struct Open {
     volume: Weak<dyn Volume>,
-    /// Zones of the namespace; `None` if it has none.
-    zones: Option<Weak<ZonedState>>,
-    /// LBA formats of the namespace; `None` if the host cannot choose.
-    formats: Option<Chosen>,
+    files: WeakNamespaceFiles,
     block_size: Option<u32>,
     /// `None`: the reservations are in a file, or end with the process.
     reservations: Option<Weak<KeptReservations>>,
@@ -51,15 +48,10 @@ struct Open {
 impl Open {
     /// Returns the shared parts, as long as any disk has the namespace open.
     fn get(&self) -> Option<OpenNamespace> {
-        let zones = self.zones.as_ref().map(Weak::upgrade);
         Some(OpenNamespace {
             volume: self.volume.upgrade()?,
             // A volume that is open without its zones is not the one that the disks share.
-            zones: match zones {
-                None => None,
-                Some(zones) => Some(zones?),
-            },
-            formats: self.formats.clone(),
+            files: self.files.upgrade()?,
             block_size: self.block_size,
             reservations: self.reservations.as_ref().and_then(Weak::upgrade),
         })
@@ -69,8 +61,7 @@ impl Open {
 /// Parts of an open namespace that several disks share, held by one disk.
 struct OpenNamespace {
     volume: Arc<dyn Volume>,
-    zones: Option<Arc<ZonedState>>,
-    formats: Option<Chosen>,
+    files: NamespaceFiles,
     block_size: Option<u32>,
     reservations: Option<Arc<KeptReservations>>,
 }
@@ -79,15 +70,12 @@ impl OpenNamespace {
     /// Returns the open volume for the namespace of this disk.
     fn opened(self, opener: &Opener, disk: &ControllerSpec, nsid: u32) -> OpenedVolume {
         let sizes = &opener.block_sizes;
-        sizes.enter(&disk.any_name(), nsid, self.formats.as_ref());
+        sizes.enter(&disk.any_name(), nsid, &self.files);
         OpenedVolume {
             volume: self.volume,
             device: None,
             direct: None,
-            zones: self.zones,
-            placement: None,
-            metadata: None,
-            formats: self.formats,
+            files: self.files,
             block_size: self.block_size,
         }
     }
@@ -157,8 +145,7 @@ impl Subsystems {
         let known = all.entry(name.to_owned()).or_default();
         let open = Open {
             volume: Arc::downgrade(&shared.volume),
-            zones: shared.zones.as_ref().map(Arc::downgrade),
-            formats: shared.formats.clone(),
+            files: shared.files.downgrade(),
             block_size: shared.block_size,
             reservations: shared.reservations.as_ref().map(Arc::downgrade),
         };
@@ -187,7 +174,7 @@ impl Subsystems {
         // Changes of zones by one controller may depend on those of another, and have no order in
         // the controllers' records.
         shared.find_map(|shared| {
-            if shared.zones.is_some() {
+            if shared.files.has_zones() {
                 return Some("it shares a namespace with zones");
             }
             let memory = shared.reservations?;
@@ -245,8 +232,7 @@ pub fn open(
     );
     let mut shared = OpenNamespace {
         volume: opened.volume,
-        zones: opened.zones,
-        formats: opened.formats,
+        files: opened.files,
         block_size: opened.block_size,
         reservations: None,
     };

@@ -30,7 +30,6 @@ use config::volumes::is_within;
 use controller::{ControllerConfig, Formats, NamespaceConfig, NamespacePool};
 use dma::MemoryCache;
 use fabrics_target::{HostKey, Target, TargetConfig, TargetLimits, TargetListener};
-use namespace_files::formats::Chosen;
 use receive::Receiver;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -317,19 +316,20 @@ pub fn namespace_config(
     let Ids { nguid, eui64, uuid } = ids;
     let volume = opened.volume.clone();
     let own = || volume.info().block_size.max(512);
-    NamespaceConfig {
+    let config = NamespaceConfig {
         nsid,
         block_size: opened.block_size.unwrap_or_else(own),
         read_only: spec.is_read_only(),
         nguid,
-        zones: opened.zones.clone(),
-        placement: opened.placement.clone(),
-        metadata: opened.metadata.clone(),
+        zones: None,
+        placement: None,
+        metadata: None,
         formats: None,
         eui64,
         uuid,
         volume,
-    }
+    };
+    opened.files.clone().shape(config)
 }
 
 fn served(
@@ -363,17 +363,13 @@ fn served(
         // The direct path does not apply with zones, placement or metadata, because this process
         // checks writes to zones, counts writes by handles, and keeps the metadata. With several
         // formats it does not apply either, because the device's blocks have one size.
-        let plain =
-            opened.zones.is_none() && opened.placement.is_none() && opened.metadata.is_none();
         let direct = opened.direct.take();
-        let formats = opened.formats.take();
-        directs.push(direct.filter(|_| plain && formats.is_none()));
+        directs.push(direct.filter(|_| opened.files.is_empty()));
         if !is_within(&ns.volume) {
             worker_context.sizes.watch(&opened.volume, &resized);
         }
         let nsid = ns.nsid.unwrap_or(place);
-        let config = namespace_config(ns, nsid, shown.ids(nsid), &opened);
-        namespaces.push(Chosen::shape(formats, config));
+        namespaces.push(namespace_config(ns, nsid, shown.ids(nsid), &opened));
     }
     let serial = shown.serial;
     let has_metadata = |ns: &NamespaceConfig| {
