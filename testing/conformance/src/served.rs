@@ -4,6 +4,7 @@
 
 use crate::bytes::pattern;
 use crate::suite::TestTarget;
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -14,8 +15,10 @@ use tempfile::TempDir;
 
 /// Time limit for the started program to listen on its sockets.
 const START: Duration = Duration::from_secs(60);
+/// Time limit for the program to end.
+const END: Duration = Duration::from_secs(60);
 
-/// Running `vnvme` with disks for the cases, which is killed on drop.
+/// Running `vnvme` with disks for the cases, which is ended on drop.
 pub struct ServedProgram {
     child: Child,
     dir: TempDir,
@@ -198,7 +201,13 @@ impl ServedProgram {
 }
 
 impl Drop for ServedProgram {
+    /// Ends the program by SIGTERM: after a SIGKILL a stand-by of its keeper would go on serving.
     fn drop(&mut self) {
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let deadline = Instant::now() + END;
+        while self.is_running() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
