@@ -6,17 +6,19 @@
 //! `vfio`.)
 
 #[cfg(feature = "ublk")]
-pub use ::ublk;
+pub(crate) use ::ublk;
 #[cfg(not(feature = "ublk"))]
-pub mod ublk;
+pub(crate) mod ublk;
 #[cfg(feature = "qcow2")]
-pub use ::qcow2;
+pub(crate) use ::qcow2;
 #[cfg(not(feature = "qcow2"))]
-pub mod qcow2;
+pub(crate) mod qcow2;
 #[cfg(feature = "vhost-user-blk")]
-pub use ::vhost_blk;
+pub(crate) use ::vhost_blk;
 #[cfg(not(feature = "vhost-user-blk"))]
-pub mod vhost_blk;
+pub(crate) mod vhost_blk;
+
+pub use self::ublk::remove as remove_ublk;
 
 use anyhow::{Result, ensure};
 use config::spec::Specs;

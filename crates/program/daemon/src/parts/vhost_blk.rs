@@ -27,7 +27,6 @@ pub type Attach = Box<dyn Fn(&Memory) -> Option<Box<dyn Any>>>;
 
 /// Properties of the virtio disk as the guest sees it.
 #[derive(Default)]
-#[expect(dead_code, reason = "it is said, and not looked at")]
 pub struct DiskOptions {
     pub serial: String,
     pub queues: u16,
@@ -37,7 +36,6 @@ pub struct DiskOptions {
 }
 
 /// Configuration of a vhost-user-blk export.
-#[expect(dead_code, reason = "it is said, and not looked at")]
 pub struct Export {
     pub volume: Arc<dyn Volume>,
     pub disk: DiskOptions,

@@ -6,7 +6,7 @@ use config::choices::Spread;
 use config::options::flags::{self, GivenFlags};
 use config::options::{Command, url};
 use config::spec::{MAX_WORKERS, Specs, UblkSpec};
-use daemon::parts::ublk::remove;
+use daemon::parts::remove_ublk;
 use daemon::serve::options::ServeOptions;
 use daemon::serve::serve;
 
@@ -55,7 +55,7 @@ impl UblkArgs {
     /// Serves until a termination signal.
     pub fn run(self) -> Result<()> {
         if let Some(id) = self.named.remove {
-            return remove(id).map_err(Into::into);
+            return remove_ublk(id).map_err(Into::into);
         }
         let (specs, options) = self.merge()?;
         serve(&specs, &options)
