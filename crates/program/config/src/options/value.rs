@@ -50,12 +50,12 @@ pub trait Value: Sized + fmt::Debug {
 pub trait Setting {
     /// Returns whether the option is not set.
     fn is_empty(&self) -> bool;
-    /// Parses the value from the command line, see [`Value::from_text`].
+    /// Parses the value from the command line, see `Value::from_text`.
     ///
     /// # Errors
     /// The text is invalid.
     fn set_text(&mut self, text: &OsStr) -> Result<(), String>;
-    /// Parses the value from a configuration file, see [`Value::from_toml`].
+    /// Parses the value from a configuration file, see `Value::from_toml`.
     ///
     /// # Errors
     /// The value is invalid.
@@ -67,15 +67,15 @@ pub trait Setting {
     fn shown(&self) -> String {
         String::new()
     }
-    /// See [`Value::IS_SWITCH`].
+    /// See `Value::IS_SWITCH`.
     fn is_switch(&self) -> bool {
         false
     }
-    /// See [`Value::IS_LIST`].
+    /// See `Value::IS_LIST`.
     fn is_list(&self) -> bool {
         false
     }
-    /// See [`Value::choices`].
+    /// See `Value::choices`.
     fn choices(&self) -> Vec<PossibleValue> {
         Vec::new()
     }

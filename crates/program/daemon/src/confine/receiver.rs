@@ -23,7 +23,7 @@ pub enum Role {
     Receive(SandboxMode),
     /// Starts receiver processes, and makes sockets.
     Start(SandboxMode, SocketRights),
-    /// Opens files of disks, which may hang ([`path_check`]).
+    /// Opens files of disks, which may hang (`path_check`).
     Check(SandboxMode),
 }
 

@@ -1,9 +1,9 @@
 //! Changes of the served disks at run time: disks and namespaces are added and removed by request
 //! ([`control::Daemon`]) or by a new configuration.
 //!
-//! [`DiskTable`] lists the running disks by name. A change reserves its disk, runs on a thread that
+//! `DiskTable` lists the running disks by name. A change reserves its disk, runs on a thread that
 //! may hang, and takes effect in one step or not at all. A configuration is compared with the table
-//! ([`plan`]): changes that are impossible are refused before anything is done, and a change that
+//! (`plan`): changes that are impossible are refused before anything is done, and a change that
 //! fails midway is undone.
 
 mod allow;

@@ -199,7 +199,7 @@ pub fn replace(path: &Path, text: &str) -> Result<()> {
 }
 
 impl Manager {
-    /// Records the served disks, as [`Manager::record`], after a change that has taken effect: an
+    /// Records the served disks, as `Manager::record`, after a change that has taken effect: an
     /// error is logged.
     pub fn keep_state(&self) {
         if let Err(error) = self.record() {

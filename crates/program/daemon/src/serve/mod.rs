@@ -427,7 +427,7 @@ fn ensure_unique(name: &str, options: &ServeOptions) -> Result<()> {
     Ok(())
 }
 
-/// Serves until a signal asks for the end (see [`StopSignal`]).
+/// Serves until a signal asks for the end (see `StopSignal`).
 pub fn serve(specs: &Specs, options: &ServeOptions) -> Result<()> {
     keep::name_process();
     let served = serve_all(specs, options);
