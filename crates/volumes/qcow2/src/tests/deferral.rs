@@ -241,3 +241,45 @@ fn queue_writes_entries_when_many_wait() {
     worker.settle(&mut Vec::new());
     assert_eq!(backed.found(8), 9);
 }
+
+/// The system reports a failed flush once: here to a task that no request of the guest waits for.
+#[test]
+fn failed_flush_of_background_task_fails_next_flush_of_guest() {
+    let backed = Backed::new();
+    let journal = journal_of(&backed.path, SLOTS);
+    let options = backed.options(MemoryPlace::Kept(journal));
+    let opened = open(&backed.path, &options).unwrap();
+    let recorder = Recorder::endless(&backed.path, &opened.files);
+    let target = WriteTarget::new(&opened.images, &recorder).unwrap();
+    write(&target, 0, 4096);
+    let left = deferred(&opened.images).left().unwrap();
+    recorder.flushes.set(0);
+    block_on(target.writer.write_back(&recorder)).unwrap_err();
+    block_on(target.writer.flush(&recorder)).unwrap_err();
+    block_on(target.writer.flush(&recorder)).unwrap();
+    assert!(left().is_none(), "the image has everything");
+    // The guest's own flush fails once.
+    write(&target, CLUSTER, 4096);
+    assert!(left().is_some(), "the image lacks an entry");
+    recorder.flushes.set(0);
+    block_on(target.writer.flush(&recorder)).unwrap_err();
+    block_on(target.writer.flush(&recorder)).unwrap();
+}
+
+/// The header may say that the image is clean, although its flush has failed.
+#[test]
+fn dirty_bit_is_set_again_after_failed_close() {
+    let backed = Backed::new();
+    let options = backed.options(MemoryPlace::Process);
+    let opened = open(&backed.path, &options).unwrap();
+    let recorder = Recorder::endless(&backed.path, &opened.files);
+    let target = WriteTarget::new(&opened.images, &recorder).unwrap();
+    let is_dirty = || std::fs::read(&backed.path).unwrap()[79] & 1 == 1;
+    write(&target, 0, 4096);
+    assert!(is_dirty());
+    recorder.flushes.set(1);
+    block_on(target.writer.end(&recorder)).unwrap_err();
+    assert!(!is_dirty());
+    write(&target, CLUSTER, 4096);
+    assert!(is_dirty());
+}
