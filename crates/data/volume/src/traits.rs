@@ -8,7 +8,7 @@ use crate::{
 use dma::{Buffer, SegmentList, View};
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 /// A thing to do I/O on. Shared between threads; a worker that wants to do I/O opens its own queue.
 ///
@@ -74,12 +74,6 @@ pub trait Volume: Send + Sync + Debug {
         self.inner()?.kept_memory()
     }
 
-    /// Returns a function to call after the volume was closed. The function returns the memory file
-    /// ([`Volume::kept_memory`]) if the file has something that the volume's medium lacks.
-    fn memory_left(&self) -> Option<MemoryLeft> {
-        self.inner()?.memory_left()
-    }
-
     /// Notifies the volume that no later process will have its memory ([`Volume::kept_memory`]).
     fn memory_is_not_kept(&self) {
         if let Some(inner) = self.inner() {
@@ -115,9 +109,6 @@ pub trait Volume: Send + Sync + Debug {
         self.inner().map_or(Ok(false), Volume::refresh)
     }
 }
-
-/// Function that returns a closed volume's memory file while a later process needs it.
-pub type MemoryLeft = Box<dyn Fn() -> Option<OwnedFd> + Send + Sync>;
 
 /// A worker's queue into a volume. Belongs to the thread that opened it.
 ///

@@ -470,37 +470,31 @@ fn journal(opened: &OpenedFile, memory: &MemoryPlace) -> Option<Journal> {
 
 /// Returns the recorded entries of a journal if they continue the image: each is of new data, and
 /// belongs to one of the L2 tables, which has the entry or an entry without data at its place.
-///
-/// # Errors
-/// A table cannot be read. The journal stays as it is.
 fn recorded(
     opened: &OpenedFile,
     geometry: &Geometry,
     tables: &HashSet<u64>,
     journal: &Journal,
-) -> Result<Option<Vec<(u64, L2Entry)>>, CheckError> {
+) -> Option<Vec<(u64, L2Entry)>> {
     let recorded = journal.recorded();
-    for &(at, entry) in &recorded {
+    let fits = |&(at, entry): &(u64, L2Entry)| {
         let table = at & !(geometry.cluster_size() - 1);
         let Mapping::Data { host, copied: true } = entry.mapping(geometry) else {
-            return Ok(None);
+            return false;
         };
-        if !at.is_multiple_of(8) || !tables.contains(&table) {
-            return Ok(None);
-        }
         let mut bytes = [0; 8];
-        fill(&opened.file, &mut bytes, at).map_err(CheckError::Read)?;
+        let known = at.is_multiple_of(8)
+            && tables.contains(&table)
+            && fill(&opened.file, &mut bytes, at).is_ok();
         let present = L2Entry(u64::from_be_bytes(bytes));
         let replaces = match present.mapping(geometry) {
             Mapping::Unallocated | Mapping::Zero { host: None } => true,
             Mapping::Zero { host: Some(own) } => own == host,
             _ => present == entry,
         };
-        if !replaces {
-            return Ok(None);
-        }
-    }
-    Ok(Some(recorded))
+        known && replaces
+    };
+    recorded.iter().all(fits).then_some(recorded)
 }
 
 /// Prepares an image for its first write: clears unknown autoclear features, loads its refcounts,
@@ -625,14 +619,10 @@ fn writer(
             parts,
         };
         if let Some(journal) = &journal {
-            let entries = recorded(opened, &geometry, &tables, journal);
-            let entries = entries.map_err(|error| own.damaged(format!("{error}")))?;
-            replayed = entries.unwrap_or_default();
+            replayed = recorded(opened, &geometry, &tables, journal).unwrap_or_default();
         }
         let mut found = check_with(opened, &skeleton, &mut refcounts, &replayed);
-        if matches!(&found, Err(error) if !matches!(error, CheckError::Read(_)))
-            && !replayed.is_empty()
-        {
+        if found.is_err() && !replayed.is_empty() {
             replayed.clear();
             found = check_with(opened, &skeleton, &mut refcounts, &replayed);
         }

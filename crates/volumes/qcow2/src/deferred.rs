@@ -76,17 +76,6 @@ impl Deferred {
         self.journal.clear_all();
     }
 
-    /// Returns a function that returns the journal's memory file if it has entries that the image
-    /// lacks.
-    pub(crate) fn left(&self) -> Option<volume::MemoryLeft> {
-        let file = self.fd().try_clone_to_owned().ok()?;
-        Some(Box::new(move || {
-            let journal = Journal::open(file.try_clone().ok()?)?;
-            let has_entries = !journal.recorded().is_empty();
-            has_entries.then(|| file.try_clone().ok()).flatten()
-        }))
-    }
-
     /// Returns the memory file of the journal.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.journal.fd()
@@ -221,7 +210,7 @@ impl Writer {
         let _shield = store.shield();
         self.settle_all(store).await?;
         if entries.values().any(|entry| entry.barrier) {
-            self.barrier(store).await?;
+            store.flush().await?;
         }
         crash::point!("qcow2.clusters.durable");
         let mut started = StartedOperations::default();

@@ -190,9 +190,6 @@ pub(crate) struct Writer {
     changes: AtomicU64,
     /// Number of those changes that are durable.
     durable: AtomicU64,
-    /// Error of a flush that no request of the guest has asked for. The system reports such an
-    /// error once, so the guest's next flush reports it again.
-    missed: Mutex<Option<IoError>>,
     removed_clusters: Mutex<RemovedClusters>,
     /// Number of freed clusters that wait for the end of older requests.
     waiting: AtomicU64,
@@ -258,7 +255,6 @@ impl Writer {
             unsound: AtomicBool::new(false),
             changes: AtomicU64::new(0),
             durable: AtomicU64::new(0),
-            missed: Mutex::new(None),
             removed_clusters: Mutex::new(RemovedClusters {
                 removed: vec![(0, unknown)],
                 zeroed: Ranges::default(),
@@ -308,37 +304,18 @@ impl Writer {
         self.durable.load(Ordering::Acquire) == self.changes.load(Ordering::Acquire)
     }
 
-    /// Makes all completed writes to the image durable, for a flush of the guest. The flush also
-    /// reports an error of an earlier flush that the guest has not asked for.
+    /// Makes all completed writes to the image durable.
     pub(crate) async fn flush(&self, store: &impl Store) -> Result<(), IoError> {
-        let flushed = self.flush_all(store).await;
-        let missed = self.missed.lock().unpoisoned().take();
-        flushed.and(missed.map_or(Ok(()), Err))
-    }
-
-    /// Makes all completed writes to the image durable. The guest's next flush reports an error
-    /// again.
-    pub(crate) async fn flush_all(&self, store: &impl Store) -> Result<(), IoError> {
         let changes = self.changes();
         self.write_back(store).await?;
         let zeroed = ZeroedClusters {
             writer: self,
             clusters: std::mem::take(&mut self.removed_clusters().zeroed),
         };
-        self.barrier(store).await?;
+        store.flush().await?;
         self.durable.fetch_max(changes, Ordering::AcqRel);
         self.refcounts().free(zeroed.done());
         Ok(())
-    }
-
-    /// Flushes the image's file. The system reports an error once, and the guest's next flush
-    /// reports it again.
-    pub(crate) async fn barrier(&self, store: &impl Store) -> Result<(), IoError> {
-        let flushed = store.flush().await;
-        if let Err(error) = flushed {
-            *self.missed.lock().unpoisoned() = Some(error);
-        }
-        flushed
     }
 
     fn removed_clusters(&self) -> MutexGuard<'_, RemovedClusters> {
@@ -375,7 +352,7 @@ impl Writer {
                 end: Phase::Clean,
             };
             self.write_features(store, DIRTY).await?;
-            self.barrier(store).await?;
+            store.flush().await?;
             turn.end = Phase::Dirty;
             self.dirty().users += 1;
         }
@@ -405,11 +382,11 @@ impl Writer {
             end: Phase::Dirty,
         };
         self.settle_all(store).await?;
-        self.flush_all(store).await?;
-        // Whatever becomes of these two, the next change sets the bit again.
-        turn.end = Phase::Clean;
+        self.flush(store).await?;
         self.write_features(store, 0).await?;
-        self.barrier(store).await
+        store.flush().await?;
+        turn.end = Phase::Clean;
+        Ok(())
     }
 
     /// Returns whether the dirty bit is set although no change is in progress.
@@ -478,7 +455,7 @@ impl Image {
         }
         // A guest that never flushes would have the file grow.
         if writer.removed_clusters().zeroed.len() >= MAX_PUNCHED_CLUSTERS {
-            writer.flush_all(store).await?;
+            writer.flush(store).await?;
         }
         Ok(true)
     }
@@ -546,7 +523,7 @@ impl Image {
         store
             .write(at, &vec![0; 1 << self.geometry.cluster_bits])
             .await?;
-        writer.barrier(store).await?;
+        store.flush().await?;
         let entry = at | COPIED;
         let _shield = store.shield();
         let written = store

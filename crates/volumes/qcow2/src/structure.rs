@@ -122,7 +122,7 @@ impl Image {
             }
             store.write(start << bits, &entries).await?;
         }
-        writer.barrier(store).await?;
+        store.flush().await?;
         match table {
             EntryTable::Current => {
                 let table = writer.reftable.load(Ordering::Acquire);
@@ -141,7 +141,7 @@ impl Image {
                 writer.reftable.store(start << bits, Ordering::Release);
             }
         }
-        writer.barrier(store).await?;
+        store.flush().await?;
         writer.enter_own(all);
         let mut refcounts = writer.refcounts();
         refcounts.set_room(room);
@@ -204,7 +204,7 @@ impl Image {
         self.make_room(writer, store, size).await?;
         self.grow_l1(writer, store, size).await?;
         store.write(OFFSET_SIZE, &size.to_be_bytes()).await?;
-        writer.barrier(store).await?;
+        store.flush().await?;
         self.size.store(size, Ordering::Release);
         Ok(())
     }
@@ -230,13 +230,13 @@ impl Image {
         let mut bytes: Vec<u8> = old.iter().flat_map(u64::to_be_bytes).collect();
         bytes.resize(usize::try_from(entries * 8).unwrap_or(bytes.len()), 0);
         store.write(at, &bytes).await?;
-        writer.barrier(store).await?;
+        store.flush().await?;
         let mut field = [0; 12];
         let (count, offset) = field.split_at_mut(4);
         count.copy_from_slice(&number.to_be_bytes());
         offset.copy_from_slice(&at.to_be_bytes());
         store.write(OFFSET_L1, &field).await?;
-        writer.barrier(store).await?;
+        store.flush().await?;
         tables.replace_l1(L1::new(at, &bytes));
         let first = old.at >> geometry.cluster_bits;
         let old = first..first + geometry.clusters(old.len() as u64 * 8).max(1);

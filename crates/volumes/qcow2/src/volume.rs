@@ -227,10 +227,6 @@ impl Volume for Qcow2Volume {
         Some(self.image()?.1?.deferred.as_ref()?.fd())
     }
 
-    fn memory_left(&self) -> Option<volume::MemoryLeft> {
-        self.image()?.1?.deferred.as_ref()?.left()
-    }
-
     fn memory_is_not_kept(&self) {
         let (_, writer) = self.image().unzip();
         if let Some(deferred) = writer.flatten().and_then(|writer| writer.deferred.as_ref()) {
@@ -294,22 +290,19 @@ impl Volume for Qcow2Volume {
 }
 
 impl Drop for Qcow2Volume {
-    /// Writes deferred entries and clears the header's dirty bit, if that takes less than the time
-    /// limit.
+    /// Clears the header's dirty bit, if it can be written within the time limit.
     fn drop(&mut self) {
-        let (_, writer) = self.image().unzip();
-        let is_left = |writer: &Writer| writer.is_at_rest() || writer.has_deferred(0..u64::MAX);
-        if !writer.flatten().is_some_and(is_left) {
+        let is_dirty = self
+            .image()
+            .is_some_and(|(_, w)| w.is_some_and(Writer::is_at_rest));
+        if !is_dirty {
             return;
         }
         let (images, files) = (self.images.clone(), self.files.clone());
         let (told, tell) = mpsc::channel();
         let closing = move || {
             if let Some(writer) = images.first().and_then(|image| image.writer.as_ref())
-                && let Err(error) = block_on(async {
-                    writer.write_back(&files).await?;
-                    writer.end(&files).await
-                })
+                && let Err(error) = block_on(writer.end(&files))
             {
                 tracing::warn!("an image was not closed cleanly: {error}");
             }

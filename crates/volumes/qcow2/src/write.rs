@@ -121,7 +121,7 @@ impl<'a, S: Store> WriteTarget<'a, S> {
             }
         }
         if fua {
-            self.writer.flush_all(self.store).await
+            self.writer.flush(self.store).await
         } else {
             Ok(())
         }
@@ -176,7 +176,7 @@ impl<'a, S: Store> WriteTarget<'a, S> {
             return Ok(());
         }
         if barrier {
-            self.writer.flush_all(self.store).await?;
+            self.writer.flush(self.store).await?;
         }
         if entries
             .iter()
@@ -413,7 +413,7 @@ impl<'a, S: Store> WriteTarget<'a, S> {
             }
         }
         match op {
-            Op::WriteZeroes { fua: true, .. } => self.writer.flush_all(self.store).await,
+            Op::WriteZeroes { fua: true, .. } => self.writer.flush(self.store).await,
             _ => Ok(()),
         }
     }

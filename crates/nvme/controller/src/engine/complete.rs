@@ -86,9 +86,7 @@ impl Engine {
         self.slots.parked.extend(waiting);
     }
 
-    /// Handles the completion of a volume request. Stale tags are ignored. Not inlined: `make cost`
-    /// counts its instructions by its name.
-    #[inline(never)]
+    /// Handles the completion of a volume request. Stale tags are ignored.
     pub fn complete(&mut self, completion: Completion) {
         if self.complete_one(completion) {
             self.settle();
@@ -96,7 +94,7 @@ impl Engine {
     }
 
     /// Handles the completion of a volume request. Returns whether there may be outcomes.
-    #[inline(always)]
+    #[inline(never)]
     fn complete_one(&mut self, completion: Completion) -> bool {
         let Some((index, slot)) = self.slots.tagged(completion.tag) else {
             return false;

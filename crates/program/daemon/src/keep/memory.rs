@@ -2,9 +2,8 @@
 //! is a memory file, which the keeper holds under a name made from the disk's name and the
 //! namespace's.
 //!
-//! The memory of a volume that is closed in order is no longer kept: `mem://` promises no more, and
-//! an image has all that its journal had. A journal with entries that the image lacks, because its
-//! file could not be written, is kept for the next opening.
+//! A volume that is closed in order is no longer kept: `mem://` promises no more, and an image has
+//! all that its journal had.
 
 use super::disk::settled;
 use super::pool::kept;
@@ -13,11 +12,10 @@ use config::disk::DiskSpec;
 use config::identity;
 use keeper::KeeperClient;
 use std::collections::BTreeSet;
-use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use sync::Unpoisoned;
-use volume::{Info, Io, MemoryLeft, MemoryPlace, OpenQueue, Volume, VolumeError};
+use volume::{Info, Io, MemoryPlace, OpenQueue, Volume, VolumeError};
 
 /// Prefix of the volumes' names; a digest of the disk's name and the NSID follows.
 const PREFIX: &str = "vnvme.m";
@@ -126,13 +124,11 @@ impl VolumeMemory {
                 inner.memory_is_not_kept();
             }
         }
-        let left = inner.memory_left();
         Arc::new(KeptVolume {
             inner: volume,
             memory: KeptFile {
                 name,
                 unused: Mutex::new(taken),
-                left,
             },
         })
     }
@@ -160,18 +156,12 @@ struct KeptVolume {
 }
 
 /// Memory file of a volume with the keeper, which is removed there when this is dropped.
+#[derive(Debug)]
 struct KeptFile {
     name: MemoryName,
     /// An earlier process's memory that nobody was served with yet: the disk may turn out to be
     /// unavailable, and has its bytes when it is served again.
     unused: Mutex<Option<Arc<OwnedFd>>>,
-    left: Option<MemoryLeft>,
-}
-
-impl fmt::Debug for KeptFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("KeptFile").field(&self.name).finish()
-    }
 }
 
 impl Drop for KeptFile {
@@ -181,8 +171,7 @@ impl Drop for KeptFile {
         };
         let unused = self.unused.lock().unpoisoned().take();
         let unused = unused.and_then(|file| file.try_clone().ok());
-        let needed = || self.left.as_ref().and_then(|left| left());
-        match unused.or_else(needed) {
+        match unused {
             Some(file) => kept.put_back(&self.name.0, file),
             // If the removal fails, the next process finds the file and removes it.
             None => {
@@ -208,13 +197,6 @@ impl Volume for KeptVolume {
 
     fn inner(&self) -> Option<&dyn Volume> {
         Some(&*self.inner)
-    }
-
-    fn refresh(&self) -> Result<bool, VolumeError> {
-        if super::has_lost_keeper() {
-            self.inner.memory_is_not_kept();
-        }
-        self.inner.refresh()
     }
 }
 

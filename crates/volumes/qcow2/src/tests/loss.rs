@@ -19,7 +19,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use volume::{Direct, IoErrorKind, MemoryPlace, Op};
+use volume::{Direct, MemoryPlace, Op};
 
 const SECTOR: usize = 512;
 
@@ -37,8 +37,6 @@ pub(super) struct Recorder {
     pub(super) log: Rc<RefCell<Vec<Event>>>,
     /// Number of operations until everything stops.
     left: Rc<Cell<u64>>,
-    /// Number of flushes that succeed until one fails.
-    pub(super) flushes: Rc<Cell<u64>>,
 }
 
 impl Store for Recorder {
@@ -78,7 +76,6 @@ impl Recorder {
             file: Rc::new(file),
             log: Rc::default(),
             left: Rc::new(Cell::new(u64::MAX)),
-            flushes: Rc::new(Cell::new(u64::MAX)),
         }
     }
 
@@ -86,11 +83,6 @@ impl Recorder {
         let bytes = match access.op {
             Op::Read => None,
             Op::Flush => {
-                let Some(left) = self.flushes.get().checked_sub(1) else {
-                    self.flushes.set(u64::MAX);
-                    return (Err(IoErrorKind::NotDurable.into()), access.data);
-                };
-                self.flushes.set(left);
                 self.log.borrow_mut().push(Event::Flush);
                 return (Ok(()), access.data);
             }
@@ -211,7 +203,6 @@ fn live(seed: u64, loss: u64) {
         file: Rc::new(file),
         log: Rc::default(),
         left: Rc::new(Cell::new(chance.below(3000))),
-        flushes: Rc::new(Cell::new(u64::MAX)),
     };
     let images = Arc::new(opened.images);
     let mut disk: Vec<Sector> = (0..sectors)
