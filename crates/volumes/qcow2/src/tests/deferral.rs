@@ -19,7 +19,7 @@ use volume::{Direct, MemoryPlace, Op, Request, Volume};
 
 const CLUSTER: u64 = 1 << 16;
 
-/// An image of 28 MiB over a file of sevens.
+/// An image of 64 MiB over a file of sevens.
 struct Backed {
     directory: tempfile::TempDir,
     path: PathBuf,
@@ -29,11 +29,11 @@ struct Backed {
 impl Backed {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let base = vec![7; 28 << 20];
+        let base = vec![7; 64 << 20];
         std::fs::write(directory.path().join("base"), &base).unwrap();
         let path = directory.path().join("disk");
         EmptyImage {
-            size: 28 << 20,
+            size: 64 << 20,
             backing: Some(("base", "raw")),
             ..EmptyImage::default()
         }
