@@ -1,9 +1,7 @@
-//! Volumes in memory that survive the process, as their disks do, and the journals of images. Each
-//! is a memory file, which the keeper holds under a name made from the disk's name and the
-//! namespace's.
+//! Volumes in memory that survive the process, as their disks do. Each is a memory file, which the
+//! keeper holds under a name made from the disk's name and the namespace's.
 //!
-//! A volume that is closed in order is no longer kept: `mem://` promises no more, and an image has
-//! all that its journal had.
+//! A volume that is closed in order is no longer kept: `mem://` promises no more.
 
 use super::disk::settled;
 use super::pool::kept;
@@ -101,14 +99,10 @@ pub fn place(disk: &str, nsid: u32) -> VolumeMemory {
 
 impl VolumeMemory {
     /// Keeps the bytes of the volume that was opened there, as long as it is open, if it is a
-    /// volume in memory; the journal of an image.
-    pub fn keep(mut self, volume: Arc<dyn Volume>, url: &str) -> Arc<dyn Volume> {
+    /// volume in memory.
+    pub fn keep(self, volume: Arc<dyn Volume>, url: &str) -> Arc<dyn Volume> {
         let inner = volume.clone();
-        let (Some(kept), Some(file)) = (kept(), inner.kept_memory()) else {
-            return volume;
-        };
-        let Some(name) = self.name.take() else {
-            inner.memory_is_not_kept();
+        let (Some(kept), Some(name), Some(file)) = (kept(), self.name, inner.kept_memory()) else {
             return volume;
         };
         let taken = match &self.memory {
@@ -121,50 +115,27 @@ impl VolumeMemory {
             let stored = keeper_client.store(&name.0, file);
             if let Err(error) = stored.and_then(|()| settled(&mut keeper_client)) {
                 tracing::error!(volume = url, %error, "this memory will not outlive its process");
-                inner.memory_is_not_kept();
             }
         }
         Arc::new(KeptVolume {
             inner: volume,
-            memory: KeptFile {
-                name,
-                unused: Mutex::new(taken),
-            },
+            name,
+            unused: Mutex::new(taken),
         })
     }
 }
 
-impl Drop for VolumeMemory {
-    /// Returns the memory of an earlier process whose volume could not be opened.
-    fn drop(&mut self) {
-        let (Some(kept), Some(name), MemoryPlace::Kept(file)) = (kept(), &self.name, &self.memory)
-        else {
-            return;
-        };
-        if let Ok(file) = file.try_clone() {
-            kept.put_back(&name.0, file);
-        }
-    }
-}
-
-/// Volume with a memory file that the keeper holds until the volume is closed.
+/// Memory volume whose memory file the keeper holds until the volume is closed.
 #[derive(Debug)]
 struct KeptVolume {
-    // Field order: the volume is closed while the keeper still has its memory.
     inner: Arc<dyn Volume>,
-    memory: KeptFile,
-}
-
-/// Memory file of a volume with the keeper, which is removed there when this is dropped.
-#[derive(Debug)]
-struct KeptFile {
     name: MemoryName,
     /// An earlier process's memory that nobody was served with yet: the disk may turn out to be
     /// unavailable, and has its bytes when it is served again.
     unused: Mutex<Option<Arc<OwnedFd>>>,
 }
 
-impl Drop for KeptFile {
+impl Drop for KeptVolume {
     fn drop(&mut self) {
         let Some(kept) = kept() else {
             return;
@@ -187,7 +158,7 @@ impl Volume for KeptVolume {
     }
 
     fn open(&self, io: &Io) -> Result<OpenQueue, VolumeError> {
-        *self.memory.unused.lock().unpoisoned() = None;
+        *self.unused.lock().unpoisoned() = None;
         self.inner.open(io)
     }
 
