@@ -67,18 +67,11 @@ pub trait Volume: Send + Sync + Debug {
         self.inner()?.on_error()
     }
 
-    /// The memory file that holds the volume's bytes, or a journal of them, if that is to outlive
-    /// the process ([`MemVolume::kept`](crate::MemVolume::kept)): a process that opens the volume
-    /// next needs a descriptor of it.
+    /// The memory file that holds the volume's bytes, if they are in memory that is to outlive the
+    /// process ([`MemVolume::kept`](crate::MemVolume::kept)): a process that opens the volume next
+    /// needs a descriptor of it.
     fn kept_memory(&self) -> Option<BorrowedFd<'_>> {
         self.inner()?.kept_memory()
-    }
-
-    /// Notifies the volume that no later process will have its memory ([`Volume::kept_memory`]).
-    fn memory_is_not_kept(&self) {
-        if let Some(inner) = self.inner() {
-            inner.memory_is_not_kept();
-        }
     }
 
     /// The volume's share of the device that it lies in, if it has one that can be changed.

@@ -5,14 +5,12 @@
 //! from its first bytes.
 
 use crate::blocking::{Blocking, block_on, fill};
-use crate::check::{CheckError, RefcountErrors, Skeleton, check};
-use crate::deferred::Deferred;
+use crate::check::{RefcountErrors, Skeleton, check};
 use crate::error::ImageError;
 use crate::format::{
-    Geometry, HEADER_ROOM, Header, L2Entry, Mapping, OFFSET_FEATURES, table_entry, without_reserved,
+    Geometry, HEADER_ROOM, Header, OFFSET_FEATURES, table_entry, without_reserved,
 };
 use crate::image::{Image, ImageParts, Writer};
-use crate::journal::{FileId, Journal, SLOTS};
 use crate::ranges::Ranges;
 use crate::refcounts::Refcounts;
 use crate::tables::{L1, Tables, numbers};
@@ -20,12 +18,11 @@ use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom};
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
-use volume::{Direct, FileOptions, FileVolume, MemoryPlace, PreviousProcess, VolumeError};
+use volume::{Direct, FileOptions, FileVolume, PreviousProcess, VolumeError};
 
 /// Maximum number of images in a backing chain.
 const MAX_CHAIN: usize = 64;
@@ -52,10 +49,6 @@ pub struct Qcow2Options {
     /// Time limit for one operation on a file that may hang; the operation fails after it
     /// ([`FileOptions::timeout`]).
     pub timeout: Option<Duration>,
-    /// Memory for the journal of table entries, by which a later process has all writes of this one
-    /// ([`volume::Volume::kept_memory`]). [`MemoryPlace::Process`]: no journal, and every entry is
-    /// written at once.
-    pub memory: MemoryPlace,
 }
 
 impl Qcow2Options {
@@ -73,7 +66,6 @@ impl Default for Qcow2Options {
             l2_cache: Self::L2_CACHE,
             previous: PreviousProcess::default(),
             timeout: None,
-            memory: MemoryPlace::Process,
         }
     }
 }
@@ -93,7 +85,7 @@ struct OpenedFile {
     len: u64,
     is_device: bool,
     /// Device and inode number, by which a file that occurs twice in a chain is recognised.
-    id: FileId,
+    id: (u64, u64),
 }
 
 fn open_file(path: &Path, options: FileOptions) -> Result<OpenedFile, ImageError> {
@@ -167,8 +159,7 @@ pub(crate) fn open(path: &Path, options: &Qcow2Options) -> Result<Chain, ImageEr
             next = Some((below, is_image));
         }
         let write = layer == 0 && !options.read_only;
-        let memory = write.then_some(&options.memory);
-        let (image, file) = image(opened, &header, layer, memory, options.l2_cache)?;
+        let (image, file) = image(opened, &header, layer, write, options.l2_cache)?;
         images.push(image);
         files.push(file);
     }
@@ -358,15 +349,13 @@ fn raw(opened: OpenedFile, layer: usize) -> Result<(Image, File), ImageError> {
     Ok((Image::new(parts), opened.file))
 }
 
-/// Opens an image of a chain: for writing if there is `memory` for its journal.
 fn image(
     opened: OpenedFile,
     header: &Header,
     layer: usize,
-    memory: Option<&MemoryPlace>,
+    write: bool,
     cache: u64,
 ) -> Result<(Image, File), ImageError> {
-    let write = memory.is_some();
     let path = opened.path.clone();
     let geometry = header.geometry;
     let failed = |what: &'static str| {
@@ -396,13 +385,10 @@ fn image(
         let entries = l1.iter().map(|&entry| without_reserved(entry, &geometry));
         bytes = entries.flat_map(u64::to_be_bytes).collect();
     }
-    let (writer, replayed) = match memory {
-        Some(memory) => {
-            let journal = journal(&opened, memory);
-            let (writer, replayed) = writer(&opened, header, &l1, journal)?;
-            (Some(writer), replayed)
-        }
-        None => (None, Vec::new()),
+    let writer = if write {
+        Some(writer(&opened, header, &l1)?)
+    } else {
+        None
     };
     let tables = Tables::new(geometry, layer, L1::new(header.l1_offset, &bytes), cache);
     let tables_file = opened.volume.reopen(Direct::Off)?;
@@ -437,74 +423,18 @@ fn image(
         let store = Blocking::new(vec![
             opened.file.try_clone().map_err(failed("no descriptor"))?,
         ]);
-        prepare(&image, writer, &store, header, &replayed)?;
+        prepare(&image, writer, &store, header)?;
     }
     Ok((image, opened.file))
 }
 
-/// Returns the journal of an image: a new one, or that of a previous process. `None`: every entry
-/// is written at once.
-fn journal(opened: &OpenedFile, memory: &MemoryPlace) -> Option<Journal> {
-    let path = opened.path.display();
-    let file: &Arc<OwnedFd> = match memory {
-        MemoryPlace::Process => return None,
-        MemoryPlace::New => {
-            let made = Journal::create(opened.id, SLOTS);
-            let made = made.inspect_err(|error| {
-                tracing::warn!("{path}: no memory for a journal, first writes are slower: {error}");
-            });
-            return made.ok();
-        }
-        MemoryPlace::Kept(file) => file,
-    };
-    let journal = file.try_clone().ok().and_then(Journal::open);
-    let journal = journal.filter(|journal| journal.is_of(opened.id));
-    if journal.is_none() {
-        tracing::warn!(
-            "{path}: the memory that the previous process has left is not this image's journal; \
-             first writes are slower until this process ends"
-        );
-    }
-    journal
-}
-
-/// Returns the recorded entries of a journal if they continue the image: each is of new data, and
-/// belongs to one of the L2 tables, which has the entry or an entry without data at its place.
-fn recorded(
-    opened: &OpenedFile,
-    geometry: &Geometry,
-    tables: &HashSet<u64>,
-    journal: &Journal,
-) -> Option<Vec<(u64, L2Entry)>> {
-    let recorded = journal.recorded();
-    let fits = |&(at, entry): &(u64, L2Entry)| {
-        let table = at & !(geometry.cluster_size() - 1);
-        let Mapping::Data { host, copied: true } = entry.mapping(geometry) else {
-            return false;
-        };
-        let mut bytes = [0; 8];
-        let known = at.is_multiple_of(8)
-            && tables.contains(&table)
-            && fill(&opened.file, &mut bytes, at).is_ok();
-        let present = L2Entry(u64::from_be_bytes(bytes));
-        let replaces = match present.mapping(geometry) {
-            Mapping::Unallocated | Mapping::Zero { host: None } => true,
-            Mapping::Zero { host: Some(own) } => own == host,
-            _ => present == entry,
-        };
-        known && replaces
-    };
-    recorded.iter().all(fits).then_some(recorded)
-}
-
-/// Prepares an image for its first write: clears unknown autoclear features, loads its refcounts,
-/// and writes the entries that a previous process has deferred.
+/// Prepares an image for its first write: clears unknown autoclear features and loads its
+/// refcounts.
 fn prepare(
     image: &Image,
     writer: &Writer,
     store: &Blocking,
     header: &Header,
-    replayed: &[(u64, L2Entry)],
 ) -> Result<(), ImageError> {
     let failed = |error: volume::IoError| ImageError::Io {
         path: image.path.clone(),
@@ -522,17 +452,6 @@ fn prepare(
             crate::store::Store::write(store, OFFSET_FEATURES + 16, &none).await?;
         }
         image.prepare(writer, store).await?;
-        if !replayed.is_empty() {
-            // Their clusters come first, as in `Writer::write_back`.
-            crate::store::Store::flush(store).await?;
-            for (at, entry) in replayed {
-                crate::store::Store::write(store, *at, &entry.0.to_be_bytes()).await?;
-                crash::point!("qcow2.replay.written");
-            }
-        }
-        if let Some(deferred) = &writer.deferred {
-            deferred.begin();
-        }
         if header.is_dirty() {
             writer.end(store).await?;
         }
@@ -565,14 +484,7 @@ impl TableClusters<'_> {
     }
 }
 
-/// Returns the state for writing an image, and the deferred entries of a previous process that have
-/// to be written to it.
-fn writer(
-    opened: &OpenedFile,
-    header: &Header,
-    l1: &[u64],
-    journal: Option<Journal>,
-) -> Result<(Writer, Vec<(u64, L2Entry)>), ImageError> {
+fn writer(opened: &OpenedFile, header: &Header, l1: &[u64]) -> Result<Writer, ImageError> {
     let path = &opened.path;
     header.check_writable().map_err(|why| ImageError::Format {
         path: path.clone(),
@@ -598,7 +510,6 @@ fn writer(
         own.enter(part.clone())?;
     }
     let mut refcounts = read_refcounts(opened, header, &mut own)?;
-    let mut tables = HashSet::new();
     for &entry in l1 {
         let Some((table, copied)) = table_entry(entry, &geometry) else {
             continue;
@@ -608,39 +519,22 @@ fn writer(
         }
         if table != 0 {
             own.enter(table >> bits..(table >> bits) + 1)?;
-            tables.insert(table);
         }
     }
-    let mut replayed = Vec::new();
     if header.is_dirty() {
         let skeleton = Skeleton {
             geometry,
             l1,
             parts,
         };
-        if let Some(journal) = &journal {
-            replayed = recorded(opened, &geometry, &tables, journal).unwrap_or_default();
-        }
-        let mut found = check_with(opened, &skeleton, &mut refcounts, &replayed);
-        if found.is_err() && !replayed.is_empty() {
-            replayed.clear();
-            found = check_with(opened, &skeleton, &mut refcounts, &replayed);
-        }
+        let found = check(&skeleton, &mut refcounts, |at, bytes| {
+            fill(&opened.file, bytes, at)
+        });
         let RefcountErrors { leaked, uncounted } =
             found.map_err(|error| own.damaged(format!("{error}")))?;
         tracing::info!(
             "{}: was not closed cleanly; repaired its refcounts: {leaked} clusters were leaked, \
              {uncounted} used without a refcount",
-            path.display()
-        );
-    }
-    if let Some(journal) = &journal
-        && replayed.is_empty()
-        && !journal.recorded().is_empty()
-    {
-        tracing::error!(
-            "{}: another program has changed it since the previous process was killed; what was \
-             written to it and not flushed is lost",
             path.display()
         );
     }
@@ -653,30 +547,7 @@ fn writer(
     }
     let unknown: Ranges = refcounts.begin(if opened.is_device { 0 } else { opened.len });
     let dirty = header.is_dirty();
-    let deferred = journal.map(Deferred::new);
-    let clusters = own.clusters;
-    let writer = Writer::new(refcounts, clusters, unknown, dirty, header, deferred);
-    Ok((writer, replayed))
-}
-
-/// Corrects the refcounts, as if the image had these entries at their byte offsets already.
-fn check_with(
-    opened: &OpenedFile,
-    skeleton: &Skeleton<'_>,
-    refcounts: &mut Refcounts,
-    entries: &[(u64, L2Entry)],
-) -> Result<RefcountErrors, CheckError> {
-    check(skeleton, refcounts, |at, bytes| {
-        fill(&opened.file, bytes, at)?;
-        for (place, entry) in entries {
-            let offset = place.checked_sub(at).and_then(|n| usize::try_from(n).ok());
-            let field = offset.and_then(|offset| bytes.get_mut(offset..offset.checked_add(8)?));
-            if let Some(field) = field {
-                field.copy_from_slice(&entry.0.to_be_bytes());
-            }
-        }
-        Ok(())
-    })
+    Ok(Writer::new(refcounts, own.clusters, unknown, dirty, header))
 }
 
 fn read_refcounts(

@@ -1,6 +1,5 @@
 //! State of one image of a chain, shared by all queues.
 
-use crate::deferred::Deferred;
 use crate::epoch::Epochs;
 use crate::format::{COPIED, DIRTY, Geometry, Header, L2Entry, Mapping, OFFSET_FEATURES};
 use crate::inflate::Inflated;
@@ -166,13 +165,12 @@ impl Image {
 /// 3. A table is durable before anything leads to it. A cluster that replaces anything but zeroes
 ///    is durable before its entry is written, because the old data was durable elsewhere. Data that
 ///    a guest has written becomes durable with its flush; until then it finds old or new data after
-///    a loss of power. With a journal, many entries wait in memory for that ([`crate::deferred`]).
+///    a loss of power.
 /// 4. A cluster that was freed is used again when its removal is durable, it reads as zeroes
 ///    durably, and no request can still be on its way to it ([`crate::epoch`]).
 ///
-/// All of that is on the disk, in the kernel's page cache, or in the journal, before the guest is
-/// answered: if this process is killed and started again, the guest finds the data that it has
-/// written.
+/// All of that is on the disk, or in the kernel's page cache, before the guest is answered: if this
+/// process is killed and started again, the guest finds the data that it has written.
 pub(crate) struct Writer {
     /// Locks on guest clusters while their L2 entries are changed.
     pub(crate) clusters: RangeLocks,
@@ -197,8 +195,6 @@ pub(crate) struct Writer {
     pub(crate) reaping: AtomicBool,
     /// Byte offset of the refcount table in the file.
     pub(crate) reftable: AtomicU64,
-    /// L2 entries that are not in the image yet; `None` where every entry is written at once.
-    pub(crate) deferred: Option<Deferred>,
 }
 
 /// Freed clusters that must not be reused yet.
@@ -231,14 +227,13 @@ enum Phase {
 impl Writer {
     /// Creates the writing state of an image with these refcounts. `own`: clusters of the image's
     /// tables. `unknown`: free clusters with unknown content. `dirty`: whether the header's dirty
-    /// bit is set. `deferred`: list for entries that are written later, if that is possible.
+    /// bit is set.
     pub(crate) fn new(
         refcounts: Refcounts,
         own: HashSet<u64>,
         unknown: Ranges,
         dirty: bool,
         header: &Header,
-        deferred: Option<Deferred>,
     ) -> Self {
         let waiting = unknown.len();
         let phase = if dirty { Phase::Dirty } else { Phase::Clean };
@@ -262,7 +257,6 @@ impl Writer {
             waiting: AtomicU64::new(waiting),
             reaping: AtomicBool::new(false),
             reftable: AtomicU64::new(header.reftable_offset),
-            deferred,
         }
     }
 
@@ -288,7 +282,7 @@ impl Writer {
         }
     }
 
-    /// Counts a change of L1 or L2 tables that was written to the disk, or was deferred.
+    /// Counts a change of L1 or L2 tables that was written to the disk.
     pub(crate) fn changed(&self) {
         self.changes.fetch_add(1, Ordering::AcqRel);
     }
@@ -307,7 +301,6 @@ impl Writer {
     /// Makes all completed writes to the image durable.
     pub(crate) async fn flush(&self, store: &impl Store) -> Result<(), IoError> {
         let changes = self.changes();
-        self.write_back(store).await?;
         let zeroed = ZeroedClusters {
             writer: self,
             clusters: std::mem::take(&mut self.removed_clusters().zeroed),
@@ -553,10 +546,6 @@ impl Image {
             .iter()
             .flat_map(|entry| entry.0.to_be_bytes())
             .collect();
-        let end = slice.place(first) + bytes.len() as u64;
-        if writer.has_deferred(slice.place(first)..end) {
-            writer.write_back(store).await?;
-        }
         let before: Vec<L2Entry> = (first..first + entries.len())
             .map(|at| slice.get(at))
             .collect();
@@ -624,21 +613,6 @@ impl Writer {
         clusters: &Range<u64>,
     ) -> Result<(), IoError> {
         let versions = self.refcounts().versions(clusters);
-        self.settle_blocks(store, versions).await
-    }
-
-    /// Writes all changed refcounts of the image to the disk.
-    pub(crate) async fn settle_all(&self, store: &impl Store) -> Result<(), IoError> {
-        let versions = self.refcounts().unsettled();
-        self.settle_blocks(store, versions).await
-    }
-
-    /// Writes refcount blocks, by their indices, to the disk, at least in these versions.
-    async fn settle_blocks(
-        &self,
-        store: &impl Store,
-        versions: Vec<(usize, u64)>,
-    ) -> Result<(), IoError> {
         for (index, version) in versions {
             loop {
                 let step = wait(store, |context| {
@@ -655,6 +629,17 @@ impl Writer {
             }
         }
         Ok(())
+    }
+
+    /// Writes all changed refcounts of the image to the disk.
+    pub(crate) async fn settle_all(&self, store: &impl Store) -> Result<(), IoError> {
+        loop {
+            let next = self.refcounts().settle_any();
+            match next {
+                Some((index, step)) => self.write_block(store, index, step).await?,
+                None => return Ok(()),
+            };
+        }
     }
 
     /// Writes the part of a refcount block that [`Refcounts::settle`] returned. Returns `false`
@@ -740,8 +725,6 @@ struct Setting<'a> {
 
 impl Drop for Setting<'_> {
     fn drop(&mut self) {
-        // Before anybody finds the entries: an FUA write through one waits for it to be durable.
-        self.writer.changed();
         for (at, &entry) in self.entries.iter().enumerate() {
             let at = self.first + at;
             match self.done {
@@ -751,6 +734,7 @@ impl Drop for Setting<'_> {
                 false => {}
             }
         }
+        self.writer.changed();
         if !self.done {
             self.writer.unsound.store(true, Ordering::Release);
         }

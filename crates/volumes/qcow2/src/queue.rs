@@ -4,7 +4,6 @@
 //! unchanged, under its own tag. This costs two more memory accesses than a raw file, and the
 //! completion bypasses this module. Every other request becomes a task.
 
-use crate::deferred::Deferred;
 use crate::format::L2Entry;
 use crate::image::Image;
 use crate::lanes::{For, Lanes, Tasks};
@@ -316,22 +315,6 @@ impl ImageQueue {
     }
 }
 
-impl ImageQueue {
-    /// Starts a task that writes deferred entries to the image.
-    #[cold]
-    fn write_back(&mut self) {
-        let images = self.images.clone();
-        let nothing = SegmentList::new();
-        self.tasks
-            .spawn(For::Nobody, nothing, self.parity, move |store, _| {
-                Box::pin(async move {
-                    let target = WriteTarget::new(&images, &store)?;
-                    target.writer.write_back(&store).await
-                })
-            });
-    }
-}
-
 /// Guard of the task that makes freed clusters reusable.
 struct Reaping<'a>(&'a Writer);
 
@@ -499,11 +482,6 @@ impl VolumeQueue for ImageQueue {
         }
         self.ended.drain(..).for_each(end);
         self.advance();
-        let deferred = self.writer().and_then(|writer| writer.deferred.as_ref());
-        if deferred.is_some_and(Deferred::is_due) {
-            self.begin();
-            self.write_back();
-        }
         if self.writer().is_some_and(Writer::has_limbo) {
             self.begin();
             self.reap();

@@ -2,13 +2,11 @@
 
 use crate::blocking::{Blocking, block_on};
 use crate::chain::{self, Qcow2Options};
-use crate::deferred::Deferred;
 use crate::error::ImageError;
 use crate::image::{Image, Writer};
 use crate::queue::ImageQueue;
 use crate::read::read;
 use dma::{Buffer, SegmentList};
-use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -18,9 +16,6 @@ use volume::{Extent, Info, Io, IoError, IoErrorKind, Kind, OpenQueue, Volume, Vo
 /// Number of size checks, one second apart, for which an image is at rest until its dirty bit is
 /// cleared.
 const IDLE_CHECKS: u32 = 10;
-/// Number of size checks for which a deferred table entry waits at most until it is written to the
-/// image.
-const DEFERRED_CHECKS: u32 = 5;
 /// Time limit, at the end of a volume, for clearing the header's dirty bit.
 const END_LIMIT: Duration = Duration::from_secs(4);
 
@@ -36,10 +31,6 @@ pub struct Qcow2Volume {
     /// none.
     changes: AtomicU64,
     rest: AtomicU32,
-    /// How often deferred entries had been written when that was last looked at, and for how many
-    /// looks some have waited since.
-    turns: AtomicU64,
-    waited: AtomicU32,
 }
 
 impl Qcow2Volume {
@@ -54,8 +45,6 @@ impl Qcow2Volume {
             told: info.size.into(),
             changes: AtomicU64::new(0),
             rest: AtomicU32::new(0),
-            turns: AtomicU64::new(0),
-            waited: AtomicU32::new(0),
             info,
             images: Arc::new(chain.images),
             files: chain.files,
@@ -83,21 +72,6 @@ impl Qcow2Volume {
                 errno => std::io::Error::from_raw_os_error(errno),
             },
         }
-    }
-
-    /// Returns whether deferred table entries have waited for long. To be called once for each size
-    /// check.
-    fn have_waited(&self, writer: &Writer) -> bool {
-        let deferred = writer.deferred.as_ref().filter(|all| !all.is_empty());
-        let turns = deferred.map(Deferred::turns);
-        let waits = turns.is_some_and(|now| self.turns.swap(now, Ordering::Relaxed) == now);
-        let waited = if waits {
-            self.waited.load(Ordering::Relaxed) + 1
-        } else {
-            0
-        };
-        self.waited.store(waited, Ordering::Relaxed);
-        waited >= DEFERRED_CHECKS
     }
 
     /// Returns the reason why the disk cannot be resized to `bytes` bytes; `None` if it can.
@@ -222,18 +196,6 @@ impl Volume for Qcow2Volume {
         image.extent()
     }
 
-    /// Returns the memory file of the journal.
-    fn kept_memory(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.image()?.1?.deferred.as_ref()?.fd())
-    }
-
-    fn memory_is_not_kept(&self) {
-        let (_, writer) = self.image().unzip();
-        if let Some(deferred) = writer.flatten().and_then(|writer| writer.deferred.as_ref()) {
-            deferred.turn_off();
-        }
-    }
-
     fn resize(&self, bytes: u64) -> Result<(), VolumeError> {
         let (image, Some(writer)) = self.image().ok_or(VolumeError::FixedSize)? else {
             return Err(VolumeError::ReadOnlyMedium {
@@ -262,8 +224,7 @@ impl Volume for Qcow2Volume {
         }))
     }
 
-    /// Refreshes the size without waiting, writes table entries that have been deferred for some
-    /// seconds, and clears the dirty bit of an image that is at rest.
+    /// Refreshes the size without waiting, and clears the dirty bit of an image that is at rest.
     fn refresh(&self) -> Result<bool, VolumeError> {
         let size = self.size();
         if let Some((_, Some(writer))) = self.image() {
@@ -275,10 +236,6 @@ impl Volume for Qcow2Volume {
                 self.rest.store(0, Ordering::Relaxed);
                 0
             };
-            if self.have_waited(writer) {
-                let written = block_on(writer.write_back(&self.files));
-                written.map_err(|error| self.failed("its tables cannot be written", error))?;
-            }
             if rest >= IDLE_CHECKS {
                 self.rest.store(0, Ordering::Relaxed);
                 let ended = block_on(writer.end(&self.files));

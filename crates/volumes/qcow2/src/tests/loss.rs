@@ -5,36 +5,34 @@ use super::Chance;
 use crate::blocking::{Blocking, block_on};
 use crate::chain::{Qcow2Options, open};
 use crate::image::Image;
-use crate::journal::{Journal, SLOTS};
 use crate::store::{Access, IoOutcome, Store};
 use crate::testing::{EmptyImage, see};
 use crate::write::WriteTarget;
 use dma::{Buffer, SegmentList};
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use volume::{Direct, MemoryPlace, Op};
+use volume::{Direct, Op};
 
 const SECTOR: usize = 512;
 
 /// Effect of an operation on the file.
-pub(super) enum Event {
+enum Event {
     Write(u64, Vec<u8>),
     Flush,
 }
 
 /// Executes operations when they are polled the second time, and records their effects.
 #[derive(Clone)]
-pub(super) struct Recorder {
-    pub(super) files: Blocking,
+struct Recorder {
+    files: Blocking,
     file: Rc<std::fs::File>,
-    pub(super) log: Rc<RefCell<Vec<Event>>>,
+    log: Rc<RefCell<Vec<Event>>>,
     /// Number of operations until everything stops.
     left: Rc<Cell<u64>>,
 }
@@ -68,17 +66,6 @@ impl Store for Recorder {
 }
 
 impl Recorder {
-    /// Creates a store that never stops.
-    pub(super) fn endless(path: &Path, files: &Blocking) -> Self {
-        let file = std::fs::File::options().write(true).open(path).unwrap();
-        Self {
-            files: files.clone(),
-            file: Rc::new(file),
-            log: Rc::default(),
-            left: Rc::new(Cell::new(u64::MAX)),
-        }
-    }
-
     fn carry_out(&self, access: Access) -> IoOutcome {
         let bytes = match access.op {
             Op::Read => None,
@@ -129,8 +116,6 @@ enum Work {
         deallocate: bool,
     },
     Flush,
-    /// Write of deferred entries in the background.
-    WriteBack,
 }
 
 fn fill(value: u64, count: usize) -> Vec<u8> {
@@ -184,13 +169,6 @@ fn live(seed: u64, loss: u64) {
         backing: Some(directory.path().to_owned()),
         ..Qcow2Options::default()
     };
-    let journal = chance.below(4);
-    let journal = [None, Some(8), Some(64), Some(SLOTS)][journal as usize];
-    let journal = journal.map(|slots| journal_of(&path, slots));
-    let memory = journal
-        .clone()
-        .map_or(MemoryPlace::Process, MemoryPlace::Kept);
-    let options = Qcow2Options { memory, ..options };
     let opened = open(&path, &options).unwrap();
     let start = std::fs::read(&path).unwrap();
     let file = std::fs::File::options()
@@ -233,14 +211,6 @@ fn live(seed: u64, loss: u64) {
         assert!(seen.dirty || seen.leaked == 0, "seed {seed}");
     }
     std::fs::write(&path, &torn).unwrap();
-    let options = match loss {
-        0 => options,
-        // The journal is lost with everything else in memory.
-        _ => Qcow2Options {
-            memory: MemoryPlace::Process,
-            ..options
-        },
-    };
     drop(open(&path, &options).unwrap_or_else(|error| panic!("seed {seed}: {error}")));
     let seen = see(&std::fs::read(&path).unwrap(), &below);
     assert!(seen.wrong.is_empty(), "seed {seed}: {:?}", seen.wrong);
@@ -260,13 +230,6 @@ fn live(seed: u64, loss: u64) {
             &found[..8]
         );
     }
-}
-
-/// Creates the journal of the image at `path`, as the keeper's file.
-pub(super) fn journal_of(path: &Path, slots: usize) -> Arc<OwnedFd> {
-    let file = std::fs::metadata(path).unwrap();
-    let journal = Journal::create((file.dev(), file.ino()), slots).unwrap();
-    Arc::new(journal.fd().try_clone_to_owned().unwrap())
 }
 
 /// Runs tasks until no operation is left.
@@ -347,7 +310,6 @@ fn task(images: &Arc<Vec<Image>>, recorder: &Recorder, work: Work) -> BoxedTask 
                     .await
             }
             Work::Flush => target.writer.flush(&store).await,
-            Work::WriteBack => target.writer.write_back(&store).await,
         };
         done.unwrap();
     })
@@ -356,9 +318,6 @@ fn task(images: &Arc<Vec<Image>>, recorder: &Recorder, work: Work) -> BoxedTask 
 fn begin(chance: &mut Chance, disk: &mut [Sector], time: u64) -> Option<Work> {
     if chance.one_in(8) {
         return Some(Work::Flush);
-    }
-    if chance.one_in(16) {
-        return Some(Work::WriteBack);
     }
     let start = chance.below(disk.len() as u64) as usize;
     let most = [1, 8, 40, 200][chance.below(4) as usize];
@@ -408,7 +367,6 @@ fn end(disk: &mut [Sector], work: Work, began: u64, time: u64) {
             }
             return;
         }
-        Work::WriteBack => return,
     };
     for sector in &mut disk[start..start + count] {
         (sector.busy, sector.now, sector.changed) = (false, value, time);
@@ -500,7 +458,13 @@ fn flushes(behind: u8, last: u8, len: usize) -> usize {
         ..Qcow2Options::default()
     };
     let opened = open(&path, &options).unwrap();
-    let recorder = Recorder::endless(&path, &opened.files);
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    let recorder = Recorder {
+        files: opened.files.clone(),
+        file: Rc::new(file),
+        log: Rc::default(),
+        left: Rc::new(Cell::new(u64::MAX)),
+    };
     let target = WriteTarget::new(&opened.images, &recorder).unwrap();
     // The first one has a table made.
     let counts = [0, 2 << 16].map(|at| {
