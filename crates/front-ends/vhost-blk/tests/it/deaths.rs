@@ -371,12 +371,10 @@ fn next_back_end_resumes_after_death_in_fast_path() {
         is_plain(point) || stores.iter().any(|start| point.starts_with(start))
     });
     // Of 400 requests, only the 25 or so that flush are recorded one by one.
-    let points = points.map(
-        |(point, most)| match point.starts_with("vhost-blk.inflight") {
-            true => (point, most.min(8)),
-            false => (point, most),
-        },
-    );
+    let points = points.map(|(point, most)| {
+        let is_rare = point.starts_with("vhost-blk.inflight");
+        (point, if is_rare { most.min(8) } else { most })
+    });
     let world = die_at(points, &dir.path().join("s"), || memory.clone());
     eprintln!("{} requests, {} writes", world.ended, world.writes);
 }
