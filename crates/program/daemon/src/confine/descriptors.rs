@@ -63,7 +63,7 @@ impl Room {
         let Some(limit) = self.limit else {
             return Ok(());
         };
-        let clients = specs.controllers.len() + specs.vhost_user_blk.len();
+        let clients = clients(specs);
         let needed =
             OWN + self.workers as u64 * WORKER + clients as u64 * (SOCKET + FEWEST_FILES + USUAL);
         ensure!(
@@ -81,7 +81,7 @@ pub fn limit_clients(
     specs: &Specs,
     workers: usize,
     grows: bool,
-    clients: &mut ClientLimits,
+    limits: &mut ClientLimits,
 ) -> Room {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -95,7 +95,7 @@ pub fn limit_clients(
             limit.current
         }
     };
-    let wanted = clients.memory.mappings;
+    let wanted = limits.memory.mappings;
     let room = Room {
         limit: now,
         workers,
@@ -105,7 +105,7 @@ pub fn limit_clients(
     };
     let mut planned = specs.clone();
     if grows {
-        let more = (specs.controllers.len() + specs.vhost_user_blk.len()).max(MORE);
+        let more = clients(specs).max(MORE);
         let more = vec![ControllerSpec::default(); more];
         planned.controllers.extend(more);
     }
@@ -116,14 +116,19 @@ pub fn limit_clients(
             "the limit of open descriptors is low (ulimit -Hn, LimitNOFILE=): each client may map \
              {files} memory files instead of {wanted}"
         );
-        clients.memory.mappings = files;
+        limits.memory.mappings = files;
     }
     room
 }
 
+/// Returns the number of disks whose clients send descriptors.
+fn clients(specs: &Specs) -> usize {
+    specs.iter().filter_map(|disk| disk.socket()).count()
+}
+
 /// Returns the number of memory files that each client may map if the process's limit is `limit`.
 fn files_of_each(specs: &Specs, workers: usize, limit: u64) -> u64 {
-    let clients = specs.controllers.len() + specs.vhost_user_blk.len();
+    let clients = clients(specs);
     let left = limit.saturating_sub(taken(specs, workers));
     (left / clients.max(1) as u64).max(FEWEST_FILES)
 }

@@ -16,7 +16,7 @@ use crate::open;
 use crate::serve::options::ServeOptions;
 use anyhow::{Context, Result};
 use config::choices::SandboxMode;
-use config::disk::DiskSpec;
+use config::disk::{Disk, DiskSpec};
 use config::spec::{DoorbellMode, Specs};
 use remote::Address;
 use sandbox::{Connect, Needs, Sandbox, SandboxReport};
@@ -249,28 +249,22 @@ fn connections(volumes: &[&str], options: &ServeOptions) -> Vec<Connect> {
 }
 
 fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
-    let namespaces = specs.controllers.iter().flat_map(|c| &c.namespaces);
-    let of_targets = specs.nvme_tcp.iter().flat_map(|t| &t.namespaces);
-    let volumes = namespaces
-        .chain(of_targets)
-        .map(|namespace| &*namespace.volume);
-    let volumes = volumes.chain(specs.vhost_user_blk.iter().map(|export| &*export.volume));
-    let volumes = volumes.chain(specs.ublk.iter().map(|disk| &*disk.volume));
-    let volumes: Vec<&str> = volumes.collect();
+    let volumes: Vec<&str> = specs.iter().flat_map(|disk| disk.volumes()).collect();
     let vfio = volumes.iter().any(|url| {
         let scheme = url.split_once("://");
         scheme.is_some_and(|(scheme, _)| scheme == driver::NVME.name)
     });
-    let controllers = specs.controllers.iter().map(|c| &c.socket);
-    let exports = specs.vhost_user_blk.iter().map(|export| &export.socket);
-    let sockets = controllers.chain(exports).chain(&options.control);
+    let sockets = specs.iter().filter_map(|disk| disk.socket());
+    let sockets = sockets.chain(options.control.as_deref());
     let mut remove_in: Vec<PathBuf> = sockets
         .filter_map(|socket| socket.parent().map(Path::to_owned))
         .collect();
     remove_in.sort();
     remove_in.dedup();
-    let pools = specs.controllers.iter().filter_map(|c| c.pool.clone());
-    let pools = pools.filter(|pool| !is_unanswered(pool));
+    let pools = specs.iter().filter_map(|disk| disk.pool());
+    let pools = pools
+        .filter(|pool| !is_unanswered(pool))
+        .map(Path::to_owned);
     Needs {
         remove_in,
         files_in: pools.collect(),
@@ -288,7 +282,8 @@ fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
                     .controllers
                     .iter()
                     .any(|c| c.doorbells == Some(DoorbellMode::Mapped) || c.cmb_size.is_some())),
-        ublk: !specs.ublk.is_empty() || (options.daemon.is_some() && allows_ublk(options)),
+        ublk: specs.iter().any(<dyn Disk>::is_device)
+            || (options.daemon.is_some() && allows_ublk(options)),
         ..later(options)
     }
 }

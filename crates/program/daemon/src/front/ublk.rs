@@ -52,14 +52,14 @@ pub struct OpenDisk {
 
 impl OpenDisk {
     pub fn new(spec: &UblkSpec, opener: &Opener) -> Result<Self> {
-        let name = &spec.volume;
+        let name = &spec.namespace.volume;
         // The volume is opened by the workers that have the queues, too.
         ensure!(
             !is_within(name),
             "{name}: a block device cannot use a volume of a single worker"
         );
-        let (namespace, called) = (spec.namespace(), spec.any_name());
-        let opened = opener.open(&namespace, &called, 1)?;
+        let (namespace, called) = (&spec.namespace, spec.any_name());
+        let opened = opener.open(namespace, &called, 1)?;
         let OpenedVolume {
             volume,
             device,
@@ -77,7 +77,7 @@ impl OpenDisk {
                 files: Vec::new(),
                 namespaces: vec![record::Open {
                     nsid: 1,
-                    spec: &namespace,
+                    spec: namespace,
                     volume: Some(&*volume),
                     block_size,
                 }],
@@ -107,7 +107,7 @@ impl OpenDisk {
             volume,
             device,
         } = self;
-        let name = spec.volume.to_string();
+        let name = spec.namespace.volume.to_string();
         let mut register = |memory: &dma::Memory| -> Box<dyn Any + Send> {
             let registered = device.as_ref().map(|device| device.register(memory));
             match registered.transpose() {

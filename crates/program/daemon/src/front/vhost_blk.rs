@@ -83,7 +83,7 @@ impl VhostBlk {
             write_cache: spec.write_cache.unwrap_or(defaults.write_cache),
         };
         let serial = disk.serial.clone();
-        let resized = if is_within(&spec.volume) {
+        let resized = if is_within(&spec.namespace.volume) {
             None
         } else {
             sizes.watch(&volume, &resized);
@@ -101,7 +101,8 @@ impl VhostBlk {
             resized,
             span,
         };
-        let backend = Backend::new(export, context).with_context(|| spec.volume.clone())?;
+        let backend =
+            Backend::new(export, context).with_context(|| spec.namespace.volume.clone())?;
         let entry = registry.enter_vhost_blk(&spec.socket, backend.stats());
         Ok(VhostBlk {
             backend,

@@ -107,7 +107,7 @@ impl Manager {
             DiskSpec::Controller(spec) => Ready::Controller(Box::new(
                 ReadyController::new(spec, opener).map_err(failed)?,
             )),
-            DiskSpec::VhostBlk(spec) => {
+            DiskSpec::VhostUserBlk(spec) => {
                 let ready = ReadyExport::new(spec, opener).map_err(failed)?;
                 Ready::Export(Box::new(ready))
             }
@@ -154,7 +154,7 @@ impl Manager {
             Ready::Export(ready) => {
                 let open = ready.listen(&context).map_err(failed)?;
                 let (volumes, resized) = (open.volumes(), open.resized.clone());
-                let spec = DiskSpec::VhostBlk(open.spec.clone());
+                let spec = DiskSpec::VhostUserBlk(open.spec.clone());
                 let AddedFrontend { owner, serial } =
                     self.on_worker(worker, move |thread, worker_context| {
                         let added = worker_context.add_export(

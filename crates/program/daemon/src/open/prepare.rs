@@ -306,7 +306,7 @@ impl ReadyExport {
             shown: None,
         };
         opener.records.begin(&name, guest);
-        let volume = Prepared::new(spec.namespace(), (name.clone(), 1), opener);
+        let volume = Prepared::new(spec.namespace.clone(), (name.clone(), 1), opener);
         let volume = spec.origin.place("volume", volume)?;
         let shown = opener.records.settle(&record::OpenDisk {
             name: &name,
@@ -338,8 +338,8 @@ impl ReadyExport {
         let kept = left.as_ref().and_then(LeftSocket::listener);
         let listener = context.bind(&spec.socket, &spec.access, &spec.origin, kept)?;
         let kept = KeptSocket::new(&listener, left);
-        if keep::is_kept() && fabrics::portals(&spec.volume).is_some() {
-            let volume = spec.volume.to_string();
+        if keep::is_kept() && fabrics::portals(&spec.namespace.volume).is_some() {
+            let volume = spec.namespace.volume.to_string();
             tracing::warn!(
                 volume,
                 "should this process be killed, what it was sending may arrive later than what the \
@@ -776,7 +776,7 @@ fn open_disk(disk: &DiskSpec, opener: &Opener, all: &Mutex<Opening>) -> Result<(
             let ready = ReadyController::new(spec, opener)?;
             all.lock().unpoisoned().controllers.push(ready);
         }
-        DiskSpec::VhostBlk(spec) => {
+        DiskSpec::VhostUserBlk(spec) => {
             let ready = ReadyExport::new(spec, opener)?;
             all.lock().unpoisoned().exports.push(ready);
         }
@@ -842,7 +842,7 @@ fn listen(
         }
     }
     for ready in opening.exports {
-        let spec = DiskSpec::VhostBlk(ready.spec.clone());
+        let spec = DiskSpec::VhostUserBlk(ready.spec.clone());
         let open = match ready.listen(&context) {
             Ok(open) => open,
             Err(error) => {

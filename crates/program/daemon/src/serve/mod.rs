@@ -137,7 +137,7 @@ fn worker(
         enter(worker_context, spec, index, owner, volumes, resized)?;
     }
     for open in load.exports {
-        let spec = DiskSpec::VhostBlk(open.spec.clone());
+        let spec = DiskSpec::VhostUserBlk(open.spec.clone());
         let _attempt = keep::Attempt::new(&spec.name());
         let (volumes, resized) = (open.volumes(), open.resized.clone());
         let assignment = worker_context.peers.assign(index);
@@ -394,11 +394,11 @@ pub fn named(specs: &Specs, options: &ServeOptions) -> Result<Specs> {
             name
         }
     };
-    for spec in &mut specs.controllers {
-        spec.name = Some(whole(spec.any_name(), &spec.socket));
-    }
-    for spec in &mut specs.vhost_user_blk {
-        spec.name = Some(whole(spec.any_name(), &spec.socket));
+    for disk in specs.iter_mut() {
+        let name = disk.name();
+        if let Some(socket) = disk.socket() {
+            *disk.name_mut() = Some(whole(name, socket));
+        }
     }
     Ok(specs)
 }

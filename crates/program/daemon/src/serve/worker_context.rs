@@ -23,7 +23,7 @@ use crate::serve::peers::{Assignment, FixedCounter, Peers};
 use anyhow::{Context, Result};
 use config::choices::{PathChoice, Spread};
 use config::controllers::target_controller;
-use config::disk::DiskSpec;
+use config::disk::{Disk, DiskSpec};
 use config::identity;
 use config::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec};
 use config::volumes::is_within;
@@ -85,7 +85,7 @@ pub fn say_listening(disk: &DiskSpec, serial: &str) {
             let (socket, namespaces) = (spec.socket.display(), spec.namespaces.len());
             tracing::info!(%socket, serial, namespaces, "listening");
         }
-        DiskSpec::VhostBlk(spec) => {
+        DiskSpec::VhostUserBlk(spec) => {
             let span = tracing::error_span!("export", socket = %spec.socket.display());
             span.in_scope(|| tracing::info!(serial, "listening for vhost-user-blk"));
         }
@@ -203,7 +203,8 @@ impl WorkerContext {
             resized,
             shown,
         } = open;
-        let (address, origin) = (spec.address(), spec.origin.clone());
+        let address = spec.address().to_path().unwrap_or_default();
+        let origin = spec.origin.clone();
         let hosts = Hosts {
             peers: self.peers.clone(),
             registry: self.registry.clone(),
