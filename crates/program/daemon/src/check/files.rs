@@ -5,9 +5,8 @@
 //! serving them. Servers and devices are left alone: a connection or an opened device could disturb
 //! the process that uses it.
 
+use crate::front::kind::front_end;
 use crate::open::devices::DeviceRegistry;
-use crate::open::host_keys;
-use crate::open::prepare::boot_image;
 use crate::open::subsystems::memory_owner;
 use crate::open::{DeviceNamespace, kinds, servers};
 use anyhow::{Result, anyhow};
@@ -79,15 +78,7 @@ impl FileCheck {
                 self.volume(namespace, origin);
             }
         }
-        match disk {
-            DiskSpec::Controller(spec) => self.note(boot_image(spec).map(drop)),
-            DiskSpec::NvmeTcp(spec) => {
-                let keys = spec.host_keys.as_deref();
-                let keys = keys.map_or(Ok(()), |path| host_keys::read(path).map(drop));
-                self.note(origin.place("host-keys", keys));
-            }
-            DiskSpec::VhostUserBlk(_) | DiskSpec::Ublk(_) => {}
-        }
+        self.note(front_end(disk).check_files());
         let pool = disk.pool().map_or(Ok(()), folder_exists);
         self.note(origin.place("pool", pool));
     }

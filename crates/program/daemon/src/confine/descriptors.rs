@@ -2,12 +2,12 @@
 //! together leave enough for the rest of the process, so that no client can exhaust the descriptors
 //! of another.
 
+use crate::front::kind::front_end;
 use crate::serve::options::ClientLimits;
 use anyhow::{Result, ensure};
+use config::disk::DiskSpec;
 use config::spec::{ControllerSpec, Specs};
-use controller::DEFAULT_IO_QUEUES;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use vfio_user::wire::MAX_MSG_FDS;
 
 /// Number of descriptors of the process itself: output, signals, the control socket with its
 /// clients, the receiver process, NVMe devices of volumes.
@@ -18,25 +18,7 @@ const WORKER: u64 = 48;
 /// Number of descriptors of each listening socket, without those that clients send: the socket, one
 /// accepted connection and one that is refused, the connection to the receiver process, the disk's
 /// volumes.
-const SOCKET: u64 = 24;
-/// Number of descriptors reserved for those that a controller's client sends in incomplete
-/// messages.
-const INCOMPLETE: u64 = 3 * MAX_MSG_FDS as u64;
-/// Default number of request queues of an export; the next constant is the number of descriptors of
-/// each.
-const EXPORT_QUEUES: u64 = 128;
-const QUEUE: u64 = 3;
-/// Number of descriptors reserved for those that a front-end sends in an incomplete message.
-const INCOMPLETE_REQUEST: u64 = 32;
-/// Default number of hosts of a subsystem; the next constant is the number of I/O queues of each.
-const HOSTS: u64 = 64;
-const HOST_QUEUES: u64 = 16;
-/// Number of descriptors of a host queue's connection: on the ring, and in the epoll set.
-const HOST_QUEUE: u64 = 2;
-/// Number of descriptors reserved for a host's eventfds and memory.
-const HOST: u64 = 8;
-/// Maximum number of connections without a Connect command, together with discovery connections.
-const NEWCOMERS: u64 = 96;
+pub const SOCKET: u64 = 24;
 /// Minimum number of memory files of a client. A common VMM has one for each NUMA node of its
 /// guest, and one for each piece of device memory.
 const FEWEST_FILES: u64 = 16;
@@ -135,21 +117,9 @@ fn files_of_each(specs: &Specs, workers: usize, limit: u64) -> u64 {
 
 /// Returns the number of descriptors that the disks need, except for clients' memory files.
 fn taken(specs: &Specs, workers: usize) -> u64 {
-    let controllers = specs.controllers.iter().map(|spec| {
-        // A vector for each queue pair, including the Admin queue's, and the pin.
-        let vectors = u64::from(spec.io_queues.unwrap_or(DEFAULT_IO_QUEUES)) + 2;
-        SOCKET + INCOMPLETE + vectors
-    });
-    let exports = specs.vhost_user_blk.iter().map(|spec| {
-        let queues = spec.queues.map_or(EXPORT_QUEUES, u64::from);
-        SOCKET + INCOMPLETE_REQUEST + queues * QUEUE
-    });
-    let targets = specs.nvme_tcp.iter().map(|spec| {
-        let queues = spec.io_queues.map_or(HOST_QUEUES, u64::from) + 1;
-        let hosts = spec.max_hosts.map_or(HOSTS, u64::from);
-        SOCKET + NEWCOMERS + hosts * (queues * HOST_QUEUE + HOST)
-    });
-    controllers.chain(exports).chain(targets).sum::<u64>() + OWN + workers as u64 * WORKER
+    let disks = DiskSpec::all(specs);
+    let disks = disks.iter().map(|disk| front_end(disk).descriptors());
+    disks.sum::<u64>() + OWN + workers as u64 * WORKER
 }
 
 #[cfg(test)]

@@ -10,14 +10,15 @@ pub(crate) mod sockets;
 pub(crate) mod tcp;
 
 use crate::confine::path_check::{canonicalize, is_unanswered};
+use crate::front::kind::front_end;
 use crate::keep;
 use crate::manage::{allows_ublk, places, servers};
 use crate::open;
 use crate::serve::options::ServeOptions;
 use anyhow::{Context, Result};
 use config::choices::SandboxMode;
-use config::disk::{Disk, DiskSpec};
-use config::spec::{DoorbellMode, Specs};
+use config::disk::DiskSpec;
+use config::spec::Specs;
 use remote::Address;
 use sandbox::{Connect, Needs, Sandbox, SandboxReport};
 use std::path::{Path, PathBuf};
@@ -265,7 +266,7 @@ fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
     let pools = pools
         .filter(|pool| !is_unanswered(pool))
         .map(Path::to_owned);
-    Needs {
+    let mut needs = Needs {
         remove_in,
         files_in: pools.collect(),
         // State of a worker's thread, for the watchdog's messages. Each thread opens its own files.
@@ -274,18 +275,15 @@ fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
         library: volumes.iter().any(|url| rbd::is_image(url)),
         lock_memory: options.polling.pin_memory || vfio,
         vfio,
-        // A client that maps the doorbell page or a controller memory buffer gets an open file of
-        // its own (vfio-user's witness), and so does systemd of each memory.
-        reopen: keep::is_systemd()
-            || (keep::is_kept()
-                && specs
-                    .controllers
-                    .iter()
-                    .any(|c| c.doorbells == Some(DoorbellMode::Mapped) || c.cmb_size.is_some())),
-        ublk: specs.iter().any(<dyn Disk>::is_device)
-            || (options.daemon.is_some() && allows_ublk(options)),
+        // Systemd gets an open file of each memory.
+        reopen: keep::is_systemd(),
+        ublk: options.daemon.is_some() && allows_ublk(options),
         ..later(options)
+    };
+    for disk in DiskSpec::all(specs) {
+        front_end(&disk).add_needs(&mut needs);
     }
+    needs
 }
 
 #[cfg(test)]
