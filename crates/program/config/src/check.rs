@@ -2,16 +2,14 @@
 //! contradictions.
 
 use crate::choices::PathChoice;
-use crate::controllers::{self, target_controller};
-use crate::disk::DiskSpec;
-use crate::options::{Names, Size};
+use crate::disk::{Disk, DiskSpec, Specs};
 use crate::origin::Origin;
-use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, Specs, hex};
+use crate::spec::{ControllerSpec, NamespaceSpec, hex, to_hex};
 use anyhow::{Result, anyhow, bail, ensure};
 use controller::{ConfigError, ControllerConfig};
-use nvme::identify::Nqn;
 use std::collections::{HashMap, HashSet};
-use std::hash::Hash;
+use std::ffi::OsString;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 /// Refuses values that a namespace cannot have, and duplicates of values that have to be unique. A
@@ -31,49 +29,23 @@ pub fn check(
     control: Option<&Path>,
     is_unanswered: &dyn Fn(&Path) -> bool,
 ) -> Result<()> {
-    let mut sockets = Unique::new("socket");
     let mut seen = UniqueValues {
-        serials: Unique::new("serial number"),
-        subnqns: Unique::new("subsystem NQN"),
-        nguids: Unique::new("NGUID"),
-        eui64s: Unique::new("EUI-64"),
-        uuids: Unique::new("UUID"),
-        pools: Unique::new("pool"),
+        values: HashSet::new(),
         subsystems: HashMap::new(),
         is_unanswered,
     };
-    let mut disks = Unique::new("ublk device");
-    let controllers = specs.controllers.iter();
-    let controllers = controllers.map(|c| (c.socket.as_path(), &c.origin));
-    let exports = specs.vhost_user_blk.iter();
-    let exports = exports.map(|e| (e.socket.as_path(), &e.origin));
     let none = Origin::default();
+    let sockets = specs
+        .iter()
+        .filter_map(|disk| Some((disk.socket()?, disk.origin())));
     let control = control.map(|path| (path, &none));
-    for (socket, origin) in controllers.chain(exports).chain(control) {
-        let entered = sockets.enter(place(socket, is_unanswered), &socket.display().to_string());
-        origin.place("socket", entered)?;
+    for (socket, origin) in sockets.chain(control) {
+        origin.place("socket", seen.enter_path("socket", socket))?;
     }
     for disk in DiskSpec::all(specs) {
         disk.origin().place("name", check_name(&disk.name()))?;
     }
-    for controller in &specs.controllers {
-        check_fields(controller)?;
-        seen.check(controller)?;
-    }
-    let mut addresses = Unique::new("address");
-    for target in &specs.nvme_tcp {
-        let listen = target.listen();
-        let entered = addresses.enter(listen, &listen.to_string());
-        target.origin.place("listen", entered)?;
-        check_target(target)?;
-        seen.check_target(target)?;
-    }
-    for disk in &specs.ublk {
-        if let Some(id) = disk.id {
-            disk.origin.place("id", disks.enter(id, &id.to_string()))?;
-        }
-    }
-    Ok(())
+    specs.iter().try_for_each(|disk| disk.check(&mut seen))
 }
 
 /// Refuses a controller that has no namespace, and can get none: in a process with a fixed set of
@@ -83,18 +55,7 @@ pub fn check(
 /// # Errors
 /// A sentence for the user.
 pub fn check_filled(specs: &Specs) -> Result<()> {
-    for controller in &specs.controllers {
-        let (socket, origin) = (controller.socket.display(), &controller.origin);
-        let empty = controller.namespaces.is_empty() && controller.pool.is_none();
-        if empty && controller.max_namespaces.is_none() {
-            return Err(if origin.is_known() {
-                origin.error("", "no volume to serve")
-            } else {
-                anyhow!("{socket}: no volume to serve")
-            });
-        }
-    }
-    Ok(())
+    specs.iter().try_for_each(Disk::check_filled)
 }
 
 /// Maximum length of a disk's name in bytes, that of a file name.
@@ -117,15 +78,10 @@ fn check_name(name: &str) -> Result<()> {
     )
 }
 
-/// Values that must be unique, of all controllers of the configuration that were checked so far.
-struct UniqueValues<'a> {
-    serials: Unique<String>,
-    subnqns: Unique<String>,
-    nguids: Unique<[u8; 16]>,
-    eui64s: Unique<[u8; 8]>,
-    uuids: Unique<[u8; 16]>,
-    /// Folders of the pools in which guests create namespaces.
-    pools: Unique<PathBuf>,
+/// Values that must be unique, of all disks of the configuration that were checked so far.
+pub struct UniqueValues<'a> {
+    /// Names of the values' kinds, and the values in a form that is equal for equal values.
+    values: HashSet<(&'static str, OsString)>,
     /// Values of the disks in each subsystem, by the subsystem's name.
     subsystems: HashMap<String, InOne>,
     is_unanswered: &'a dyn Fn(&Path) -> bool,
@@ -140,63 +96,48 @@ struct InOne {
 }
 
 impl UniqueValues<'_> {
-    fn check(&mut self, controller: &ControllerSpec) -> Result<()> {
-        let origin = &controller.origin;
-        self.check_pool(controller)?;
-        // Disks of one subsystem share its names.
-        if self.check_subsystem(controller)? {
-            self.check_names(&controller.serial, &controller.subnqn, origin)?;
-        }
-        self.check_namespaces(Some(controller), &controller.namespaces)
+    /// Enters a value, which the configuration writes as `text`.
+    ///
+    /// # Errors
+    /// A disk before has it.
+    pub fn enter(
+        &mut self,
+        what: &'static str,
+        value: impl Into<OsString>,
+        text: impl Display,
+    ) -> Result<()> {
+        let first = self.values.insert((what, value.into()));
+        ensure!(first, "the {what} {text} is given twice");
+        Ok(())
     }
 
-    /// Checks the options of a controller's pool, in which the guest creates namespaces.
-    fn check_pool(&mut self, controller: &ControllerSpec) -> Result<()> {
-        let origin = &controller.origin;
-        let Some(path) = &controller.pool else {
-            for (key, said) in [
-                ("pool-capacity", controller.pool_capacity.is_some()),
-                ("pool-block-size", controller.pool_block_size.is_some()),
-            ] {
-                if said {
-                    let why = format!("{key} has no effect without pool");
-                    return Err(origin.error(key, why));
-                }
-            }
+    /// Enters the path of a file that belongs to one disk.
+    ///
+    /// # Errors
+    /// A disk before has it.
+    pub fn enter_path(&mut self, what: &'static str, path: &Path) -> Result<()> {
+        self.enter(what, place(path, self.is_unanswered), path.display())
+    }
+
+    /// Enters an identifier of a namespace, written in hexadecimal digits. All zeroes mean that
+    /// there is no identifier (NVMe NVM 1.1, 4.1.5.1).
+    fn enter_id<const N: usize>(
+        &mut self,
+        what: &'static str,
+        text: &str,
+        id: [u8; N],
+    ) -> Result<()> {
+        if id == [0; N] {
             return Ok(());
-        };
-        if controller.subsystem.is_some() {
-            let why = "a disk with subsystem cannot have a pool";
-            return Err(origin.error("pool", why));
         }
-        if controller
-            .pool_capacity
-            .is_none_or(|Size(bytes)| bytes == 0)
-        {
-            let why = "a pool needs pool-capacity, the total size of its namespaces";
-            return Err(origin.error("pool", why));
-        }
-        let block_size = controller.pool_block_size;
-        if let Some(size) = block_size.filter(|size| !matches!(size, 512 | 4096)) {
-            let why = format!("a block size of {size} bytes is not possible: it is 512 or 4096");
-            return Err(origin.error("pool-block-size", why));
-        }
-        let entered = self
-            .pools
-            .enter(place(path, self.is_unanswered), &path.display().to_string());
-        origin.place("pool", entered)
+        self.enter(what, to_hex(&id), text)
     }
 
-    fn check_target(&mut self, target: &NvmeTcpSpec) -> Result<()> {
-        if target.namespaces.is_empty() {
-            let why = format!("{}: no volume to serve", target.listen());
-            return Err(target.origin.error("", why));
-        }
-        self.check_names(&target.serial, &target.subnqn, &target.origin)?;
-        self.check_namespaces(None, &target.namespaces)
-    }
-
-    fn check_names(
+    /// Enters serial number and NQN of a subsystem.
+    ///
+    /// # Errors
+    /// A disk before has one of them.
+    pub fn check_names(
         &mut self,
         serial: &Option<String>,
         subnqn: &Option<String>,
@@ -204,28 +145,34 @@ impl UniqueValues<'_> {
     ) -> Result<()> {
         if let Some(serial) = serial {
             // The guest sees the serial number padded with spaces (NVMe Base 2.1, 5.1.13.2.1).
-            let entered = self.serials.enter(serial.trim_end().to_owned(), serial);
+            let entered = self.enter("serial number", serial.trim_end(), serial);
             origin.place("serial", entered)?;
         }
         if let Some(subnqn) = subnqn {
-            let entered = self.subnqns.enter(subnqn.clone(), subnqn);
+            let entered = self.enter("subsystem NQN", subnqn, subnqn);
             origin.place("subnqn", entered)?;
         }
         Ok(())
     }
 
-    /// `of`: the controller, if it is one, that may share them.
-    fn check_namespaces(
+    /// Checks the namespaces of a disk. `of`: the controller, if it is one, that may share them.
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub fn check_namespaces(
         &mut self,
         of: Option<&ControllerSpec>,
         namespaces: &[NamespaceSpec],
     ) -> Result<()> {
-        let mut nsids = Unique::new("namespace ID");
+        let mut nsids = HashSet::new();
         let mut ana_states = HashMap::new();
         for (namespace, position) in namespaces.iter().zip(1..) {
             let origin = &namespace.origin;
             let nsid = namespace.nsid.unwrap_or(position);
-            origin.place("nsid", nsids.enter(nsid, &nsid.to_string()))?;
+            if !nsids.insert(nsid) {
+                let why = format!("the namespace ID {nsid} is given twice");
+                return origin.place("nsid", Err(anyhow!(why)));
+            }
             // Volumes and exports have larger ones, too: their errors would lead to this one.
             if let Some(size) = namespace
                 .block_size
@@ -270,20 +217,19 @@ impl UniqueValues<'_> {
             {
                 continue;
             }
-            // All zeroes mean that there is no identifier (NVMe NVM 1.1, 4.1.5.1).
             if let Some(text) = &namespace.nguid {
-                let nguid = origin.place("nguid", hex::<16>("nguid", text))?;
-                let entered = self.nguids.enter_unless(nguid == [0; 16], nguid, text);
+                let nguid = hex::<16>("nguid", text);
+                let entered = nguid.and_then(|id| self.enter_id("NGUID", text, id));
                 origin.place("nguid", entered)?;
             }
             if let Some(text) = &namespace.eui64 {
-                let eui64 = origin.place("eui64", hex::<8>("eui64", text))?;
-                let entered = self.eui64s.enter_unless(eui64 == [0; 8], eui64, text);
+                let eui64 = hex::<8>("eui64", text);
+                let entered = eui64.and_then(|id| self.enter_id("EUI-64", text, id));
                 origin.place("eui64", entered)?;
             }
             if let Some(text) = &namespace.uuid {
-                let uuid = origin.place("uuid", hex::<16>("uuid", text))?;
-                let entered = self.uuids.enter_unless(uuid == [0; 16], uuid, text);
+                let uuid = hex::<16>("uuid", text);
+                let entered = uuid.and_then(|id| self.enter_id("UUID", text, id));
                 origin.place("uuid", entered)?;
             }
         }
@@ -292,7 +238,10 @@ impl UniqueValues<'_> {
 
     /// Checks a controller against the other disks of its subsystem. Returns whether it is the
     /// first of them: later disks have the same values.
-    fn check_subsystem(&mut self, controller: &ControllerSpec) -> Result<bool> {
+    ///
+    /// # Errors
+    /// A sentence for the user.
+    pub fn check_subsystem(&mut self, controller: &ControllerSpec) -> Result<bool> {
         let origin = &controller.origin;
         let Some(name) = &controller.subsystem else {
             let said = [
@@ -405,13 +354,11 @@ fn ensure_named(host: [u8; 16]) -> Result<()> {
 }
 
 /// Checks model, serial number and other identity fields of a controller; errors name the options.
-fn check_fields(spec: &ControllerSpec) -> Result<()> {
-    let serial = spec.serial.clone().unwrap_or_default();
-    checked(controllers::controller(spec, serial).check(), &spec.origin)
-}
-
-fn checked(checked: Result<(), ConfigError>, origin: &Origin) -> Result<()> {
-    match checked {
+///
+/// # Errors
+/// A sentence for the user.
+pub fn check_config(config: &ControllerConfig, origin: &Origin) -> Result<()> {
+    match config.check() {
         Ok(()) => Ok(()),
         Err(
             error @ (ConfigError::Text { field, .. }
@@ -543,38 +490,6 @@ fn check_formats(namespace: &NamespaceSpec, for_hosts: bool, shares: bool) -> Re
     Ok(())
 }
 
-/// Checks the configuration of an NVMe/TCP subsystem for other hosts.
-fn check_target(spec: &NvmeTcpSpec) -> Result<()> {
-    let (listen, origin) = (spec.listen(), &spec.origin);
-    // Without host keys no host is authenticated.
-    if !listen.ip().is_loopback() && spec.host_keys.is_none() {
-        let why = format!(
-            "{listen}: hosts are not authenticated without a file of their secrets (host-keys): \
-             only an address of this host's own (127.0.0.0/8, [::1]) can be listened at"
-        );
-        return Err(origin.error("listen", why));
-    }
-    if let Some(Names(hosts)) = &spec.hosts
-        && hosts.is_empty()
-    {
-        // Not the same as no list, by which all may.
-        let why = "an empty list: no host could connect".to_owned();
-        return Err(origin.error("hosts", why));
-    }
-    if let Some(Names(hosts)) = &spec.hosts
-        && let Some(host) = hosts.iter().find(|host| Nqn::new(host).is_none())
-    {
-        let why = format!("\"{host}\" is not a valid host NQN");
-        return Err(origin.error("hosts", why));
-    }
-    let serial = spec.serial.clone().unwrap_or_default();
-    let config = ControllerConfig {
-        subnqn: spec.subnqn.clone(),
-        ..target_controller(spec, serial)
-    };
-    checked(config.check(), origin)
-}
-
 /// Returns the absolute path of a file, with links and dots resolved, to compare paths.
 fn place(path: &Path, is_unanswered: &dyn Fn(&Path) -> bool) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
@@ -583,34 +498,6 @@ fn place(path: &Path, is_unanswered: &dyn Fn(&Path) -> bool) -> PathBuf {
             .canonicalize()
             .map_or_else(|_| path.clone(), |parent| parent.join(name)),
         _ => path,
-    }
-}
-
-struct Unique<T> {
-    what: &'static str,
-    known: HashSet<T>,
-}
-
-impl<T: Eq + Hash> Unique<T> {
-    fn new(what: &'static str) -> Self {
-        Self {
-            what,
-            known: HashSet::new(),
-        }
-    }
-
-    fn enter(&mut self, value: T, text: &str) -> Result<()> {
-        let first = self.known.insert(value);
-        ensure!(first, "the {} {text} is given twice", self.what);
-        Ok(())
-    }
-
-    fn enter_unless(&mut self, none: bool, value: T, text: &str) -> Result<()> {
-        if none {
-            Ok(())
-        } else {
-            self.enter(value, text)
-        }
     }
 }
 

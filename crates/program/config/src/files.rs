@@ -17,11 +17,9 @@ pub fn read(path: &Path) -> Result<Specs> {
     let mut process: Option<PathBuf> = None;
     for file in files(path)? {
         let mut one = read_file(&file)?;
-        specs.controllers.append(&mut one.controllers);
-        specs.vhost_user_blk.append(&mut one.vhost_user_blk);
-        specs.nvme_tcp.append(&mut one.nvme_tcp);
-        specs.ublk.append(&mut one.ublk);
-        if one.process == Default::default() {
+        let own = std::mem::take(&mut one.process);
+        specs.extend(one);
+        if own == Default::default() {
             continue;
         }
         if let Some(before) = &process {
@@ -31,7 +29,7 @@ pub fn read(path: &Path) -> Result<Specs> {
                 before.display()
             );
         }
-        specs.process = one.process;
+        specs.process = own;
         process = Some(file);
     }
     Ok(specs)

@@ -1,7 +1,7 @@
 //! Source locations (file and line) of configuration tables and keys, for errors that are found
 //! after the file was read.
 
-use crate::spec::Specs;
+use crate::disk::{KINDS, Specs};
 use anyhow::Result;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -85,58 +85,38 @@ pub fn note(specs: &mut Specs, file: &Path, text: &str) {
         text,
     };
     let document = document.get_ref();
-    let controllers = tables(document, "controller");
-    for (spec, (table, start)) in specs.controllers.iter_mut().zip(controllers) {
-        let what = format!("controller {}", spec.socket.display());
-        let namespaces = tables(table, "namespace");
-        for ((namespace, (table, start)), n) in spec.namespaces.iter_mut().zip(namespaces).zip(1..)
-        {
-            let what = match n {
-                1 => what.clone(),
-                _ => format!("{what}, namespace {n}"),
-            };
-            namespace.origin = finder.origin(what, table, start);
+    let described = KINDS.iter().flat_map(|kind| {
+        let tables = tables(document, kind.name()).into_iter();
+        tables.map(move |table| (kind, table))
+    });
+    for (disk, (kind, (table, start))) in specs.iter_mut().zip(described) {
+        let what = format!("{kind} {}", disk.label());
+        let own = finder.origin(what.clone(), table, start);
+        if disk.has_namespace_tables() {
+            let namespaces = disk.namespaces_mut().iter_mut();
+            let tables = tables(table, "namespace");
+            for ((namespace, (table, start)), n) in namespaces.zip(tables).zip(1..) {
+                let what = match n {
+                    1 => what.clone(),
+                    _ => format!("{what}, namespace {n}"),
+                };
+                namespace.origin = finder.origin(what, table, start);
+            }
+        } else {
+            let namespaces = disk.namespaces_mut().iter_mut();
+            namespaces.for_each(|namespace| namespace.origin = own.clone());
         }
-        spec.origin = finder.origin(what, table, start);
-    }
-    let exports = tables(document, "vhost-user-blk");
-    for (spec, (table, start)) in specs.vhost_user_blk.iter_mut().zip(exports) {
-        let what = format!("vhost-user-blk {}", spec.socket.display());
-        spec.origin = finder.origin(what, table, start);
-    }
-    let targets = tables(document, "nvme-tcp");
-    for (spec, (table, start)) in specs.nvme_tcp.iter_mut().zip(targets) {
-        let what = format!("nvme-tcp {}", spec.listen());
-        let namespaces = tables(table, "namespace");
-        for (namespace, (table, start)) in spec.namespaces.iter_mut().zip(namespaces) {
-            namespace.origin = finder.origin(what.clone(), table, start);
-        }
-        spec.origin = finder.origin(what, table, start);
-    }
-    for (spec, (table, start)) in specs.ublk.iter_mut().zip(tables(document, "ublk")) {
-        let what = format!("ublk {}", spec.volume);
-        spec.origin = finder.origin(what, table, start);
+        *disk.origin_mut() = own;
     }
 }
 
 /// Removes all source locations, because the text was not written by a user.
 pub fn forget(specs: &mut Specs) {
-    for spec in &mut specs.controllers {
-        spec.origin = Origin::default();
-        spec.namespaces
-            .iter_mut()
-            .for_each(|namespace| namespace.origin = Origin::default());
+    for disk in specs.iter_mut() {
+        *disk.origin_mut() = Origin::default();
+        let namespaces = disk.namespaces_mut().iter_mut();
+        namespaces.for_each(|namespace| namespace.origin = Origin::default());
     }
-    for spec in &mut specs.nvme_tcp {
-        spec.origin = Origin::default();
-        spec.namespaces
-            .iter_mut()
-            .for_each(|namespace| namespace.origin = Origin::default());
-    }
-    let exports = specs.vhost_user_blk.iter_mut();
-    exports.for_each(|spec| spec.origin = Origin::default());
-    let disks = specs.ublk.iter_mut();
-    disks.for_each(|spec| spec.origin = Origin::default());
 }
 
 /// The tables of an array of tables, each with where it begins in the text.

@@ -1,8 +1,8 @@
 //! Conversion of a control client's request to the tables of a configuration file.
 
 use crate::disk::DiskSpec;
-use crate::options::{Spec, url};
-use crate::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, UblkSpec, VhostBlkSpec};
+use crate::options::url;
+use crate::spec::NamespaceSpec;
 use anyhow::{Result, anyhow};
 use control::api::DiskKind;
 use serde::Deserialize;
@@ -33,9 +33,9 @@ pub fn table_of(map: Map<String, Value>) -> toml::Table {
         .collect()
 }
 
-fn read<S: Spec + for<'a> Deserialize<'a>>(table: toml::Table) -> Result<S> {
-    // The message names the key; the rest of the error is for a file.
-    S::deserialize(toml::Value::Table(table)).map_err(|error| anyhow!("{}", error.message()))
+/// Returns an error's message, which names the key. The rest of the error is for a file.
+fn message(error: toml::de::Error) -> anyhow::Error {
+    anyhow!("{}", error.message())
 }
 
 /// Parses the table of a namespace in a request.
@@ -43,7 +43,8 @@ fn read<S: Spec + for<'a> Deserialize<'a>>(table: toml::Table) -> Result<S> {
 /// # Errors
 /// The table is invalid; the error is a text for the user.
 pub fn namespace_of(map: Map<String, Value>) -> Result<NamespaceSpec> {
-    let mut namespace = read(table_of(map))?;
+    let table = toml::Value::Table(table_of(map));
+    let mut namespace = NamespaceSpec::deserialize(table).map_err(message)?;
     url::take(&mut namespace)?;
     Ok(namespace)
 }
@@ -54,29 +55,9 @@ impl DiskSpec {
     /// # Errors
     /// The table is invalid; the error is a text for the user.
     pub fn of(kind: DiskKind, map: Map<String, Value>) -> Result<Self> {
-        let table = table_of(map);
-        let mut spec = match kind {
-            DiskKind::Controller => {
-                let mut spec: ControllerSpec = read(table)?;
-                spec.namespaces.iter_mut().try_for_each(url::take)?;
-                Self::Controller(spec)
-            }
-            DiskKind::VhostUserBlk => {
-                let mut spec: VhostBlkSpec = read(table)?;
-                url::take(&mut spec)?;
-                Self::VhostBlk(spec)
-            }
-            DiskKind::NvmeTcp => {
-                let mut spec: NvmeTcpSpec = read(table)?;
-                spec.namespaces.iter_mut().try_for_each(url::take)?;
-                Self::NvmeTcp(spec)
-            }
-            DiskKind::Ublk => {
-                let mut spec: UblkSpec = read(table)?;
-                url::take(&mut spec)?;
-                Self::Ublk(spec)
-            }
-        };
+        let table = toml::Value::Table(table_of(map));
+        let mut spec = Self::read(kind, table).map_err(message)?;
+        spec.take_url_options()?;
         spec.complete();
         Ok(spec)
     }

@@ -4,31 +4,16 @@
 use crate::access::{Principal, SocketAccess};
 use crate::ana::AnaState;
 use crate::choices::{IdentityRule, KeeperMode, PathChoice, SandboxMode, Spread};
-use crate::disk::disk_name;
+use crate::disk::no_disks;
 use crate::error_policy::{self, OnReadError, OnWriteError};
-use crate::options::{Bits, Names, Paths, Setting, Size, Url, file, url};
+use crate::options::{Bits, Paths, Size, Url};
 use crate::origin::{self, Origin};
-use anyhow::{Context, Result, anyhow, ensure};
-use clap::ValueEnum;
-use controller::Cloud;
-use serde::{Deserialize, Deserializer};
-use std::ffi::OsStr;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use anyhow::{Context, Result, ensure};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use worker::IdleWindow;
 
-/// How a client rings doorbells.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DoorbellMode {
-    /// Each ring is a message; idle disks cost nothing. Guests with shadow doorbells (Linux) hardly
-    /// ring.
-    #[default]
-    Trapped,
-    /// The client maps the doorbell page and writes it directly; vnvme polls it all the time. For
-    /// polling hosts.
-    Mapped,
-}
+pub use crate::disk::{ControllerSpec, DoorbellMode, NvmeTcpSpec, Specs, UblkSpec, VhostBlkSpec};
 
 /// Configuration of one namespace: a volume, and how hosts see it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -137,265 +122,6 @@ impl NamespaceSpec {
     }
 }
 
-/// Configuration of one NVMe controller: a socket for the VMM, and namespaces.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ControllerSpec {
-    /// Name of the disk; `None` for one made from the socket's path.
-    pub name: Option<String>,
-    /// Path of the socket that the VMM connects to.
-    pub socket: PathBuf,
-    /// Owner, group and mode of the socket's file.
-    pub access: SocketAccess,
-    /// Model number that the controller reports.
-    pub model: Option<String>,
-    /// Cloud that the controller imitates in its identity.
-    pub cloud: Option<Cloud>,
-    /// Serial number; `None` for one made from the volumes' identities.
-    pub serial: Option<String>,
-    /// Firmware revision that the controller reports.
-    pub firmware: Option<String>,
-    /// NVM Subsystem NQN; `None` for one made from the serial number.
-    pub subnqn: Option<String>,
-    /// Name of the subsystem that the disk shares with other disks, if any.
-    pub subsystem: Option<String>,
-    /// Controller ID in the subsystem, unique there.
-    pub cntlid: Option<u16>,
-    /// Host Identifier of the host that uses the disk, in 32 hexadecimal digits.
-    pub host_id: Option<String>,
-    /// Whether the client traps doorbell writes or maps the doorbell page; `None` for trapped.
-    pub doorbells: Option<DoorbellMode>,
-    /// Whether the controller supports shadow doorbells (Doorbell Buffer Config).
-    pub shadow_doorbells: Option<bool>,
-    /// Size of the controller memory buffer in bytes; `None` for none.
-    pub cmb_size: Option<Size>,
-    /// File with the content of the Boot Partitions.
-    pub boot_partition: Option<PathBuf>,
-    /// Whether the volatile write cache is enabled after power-on.
-    pub write_cache: Option<bool>,
-    /// Number of I/O queue pairs that the guest can create.
-    pub io_queues: Option<u16>,
-    /// Maximum number of entries of each queue.
-    pub queue_entries: Option<u32>,
-    /// Maximum transfer size as MDTS: 4 KiB shifted left by this value.
-    pub mdts: Option<u8>,
-    /// Largest NSID that a namespace of the controller can ever have.
-    pub max_namespaces: Option<u32>,
-    /// Folder of the pool in which the guest creates namespaces, if any.
-    pub pool: Option<PathBuf>,
-    /// Capacity of the pool in bytes.
-    pub pool_capacity: Option<Size>,
-    /// Logical block size in bytes of namespaces in the pool.
-    pub pool_block_size: Option<u32>,
-    /// Namespaces of the controller.
-    pub namespaces: Vec<NamespaceSpec>,
-    /// Location of the controller's table in the configuration file, for error messages.
-    pub origin: Origin,
-}
-
-/// Configuration of one vhost-user-blk export: a socket for the VMM, and a volume.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct VhostBlkSpec {
-    /// Name of the disk; `None` for one made from the socket's path.
-    pub name: Option<String>,
-    /// Path of the socket that the VMM connects to.
-    pub socket: PathBuf,
-    /// Owner, group and mode of the socket's file.
-    pub access: SocketAccess,
-    /// Path or URL of the volume that stores the blocks.
-    pub volume: Url,
-    /// Maximum number of request queues.
-    pub queues: Option<u16>,
-    /// Number of entries of a queue for which request slots are allocated.
-    pub queue_size: Option<u16>,
-    /// Serial number that the guest sees.
-    pub serial: Option<String>,
-    /// Logical block size in bytes; `None` for that of the volume.
-    pub block_size: Option<u32>,
-    /// Whether writes are refused.
-    pub read_only: Option<bool>,
-    /// Error policy for failed reads.
-    pub on_read_error: Option<OnReadError>,
-    /// Error policy for failed requests other than reads.
-    pub on_write_error: Option<OnWriteError>,
-    /// Whether the volatile write cache is enabled at first.
-    pub write_cache: Option<bool>,
-    /// Location of the export's table in the configuration file, for error messages.
-    pub origin: Origin,
-}
-
-impl VhostBlkSpec {
-    /// Returns the volume as a namespace, to be opened like one.
-    pub fn namespace(&self) -> NamespaceSpec {
-        NamespaceSpec {
-            volume: self.volume.clone(),
-            block_size: self.block_size,
-            read_only: self.read_only,
-            on_read_error: self.on_read_error,
-            on_write_error: self.on_write_error,
-            ..NamespaceSpec::default()
-        }
-    }
-
-    /// An export of a volume at a socket; the URL's options that are the export's are taken out of
-    /// it.
-    ///
-    /// # Errors
-    /// One of them cannot be read.
-    pub fn parse(socket: &str, text: &str) -> Result<Self> {
-        let spec = VhostBlkSpec {
-            socket: socket.into(),
-            ..url::parse(text)?
-        };
-        Ok(spec)
-    }
-}
-
-/// Configuration of one NVM subsystem that other hosts reach over NVMe/TCP.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NvmeTcpSpec {
-    /// Name of the disk; `None` for its address.
-    pub name: Option<String>,
-    /// TCP address on which hosts connect.
-    pub listen: Option<SocketAddr>,
-    /// NQNs of the permitted hosts; `None` permits all hosts.
-    pub hosts: Option<Names>,
-    /// File with the NQNs of the permitted hosts and the secrets that authenticate them.
-    pub host_keys: Option<PathBuf>,
-    /// Model number that the controllers report.
-    pub model: Option<String>,
-    /// Serial number that the controllers report.
-    pub serial: Option<String>,
-    /// Firmware revision that the controllers report.
-    pub firmware: Option<String>,
-    /// NQN of the subsystem.
-    pub subnqn: Option<String>,
-    /// Whether the volatile write cache is enabled after power-on.
-    pub write_cache: Option<bool>,
-    /// Number of I/O queues that each host can create.
-    pub io_queues: Option<u16>,
-    /// Maximum number of entries of each I/O queue.
-    pub queue_entries: Option<u16>,
-    /// Maximum transfer size as MDTS: 4 KiB shifted left by this value.
-    pub mdts: Option<u8>,
-    /// Maximum number of hosts that are connected at a time (associations).
-    pub max_hosts: Option<u16>,
-    /// Namespaces of the subsystem.
-    pub namespaces: Vec<NamespaceSpec>,
-    /// Location of the subsystem's table in the configuration file, for error messages.
-    pub origin: Origin,
-}
-
-impl NvmeTcpSpec {
-    /// A subsystem of one volume at an address; the URL's options that are the namespace's are
-    /// taken out of it.
-    ///
-    /// # Errors
-    /// One of them, or the address, cannot be read.
-    pub fn parse(address: &str, volume: &str) -> Result<Self> {
-        let mut spec = Self {
-            namespaces: vec![url::parse(volume)?],
-            ..Self::default()
-        };
-        let listen = spec.listen.set_text(OsStr::new(address));
-        listen.map_err(|why| anyhow!("{address}: {why}"))?;
-        Ok(spec)
-    }
-
-    /// Returns the address where hosts connect, which a configuration has to state.
-    pub fn listen(&self) -> SocketAddr {
-        self.listen.unwrap_or(NOWHERE)
-    }
-
-    /// Returns the address in the form of a path, like those of sockets.
-    pub fn address(&self) -> PathBuf {
-        format!("tcp://{}", self.listen()).into()
-    }
-
-    /// Returns the name, or the address of a subsystem without a name.
-    pub fn any_name(&self) -> String {
-        let own = self.name.clone();
-        own.unwrap_or_else(|| format!("tcp-{}", self.listen()))
-    }
-
-    /// Gives each namespace without an NSID the NSID of its position.
-    pub fn number_namespaces(&mut self) {
-        number(&mut self.namespaces);
-    }
-
-    /// Returns the IDs of the subsystem's namespaces.
-    pub fn nsids(&self) -> Vec<u32> {
-        nsids(&self.namespaces)
-    }
-}
-
-/// Address that stands for a missing one; nothing can listen there.
-const NOWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0));
-
-fn nsids(namespaces: &[NamespaceSpec]) -> Vec<u32> {
-    let namespaces = namespaces.iter().zip(1..);
-    let nsids = namespaces.map(|(namespace, place)| namespace.nsid.unwrap_or(place));
-    nsids.collect()
-}
-
-/// Gives each namespace without an NSID the NSID of its position.
-fn number(namespaces: &mut [NamespaceSpec]) {
-    for (namespace, nsid) in namespaces.iter_mut().zip(1..) {
-        namespace.nsid.get_or_insert(nsid);
-    }
-}
-
-/// Configuration of one block device of this host (ublk).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UblkSpec {
-    /// Name of the disk; `None` for that of its device.
-    pub name: Option<String>,
-    /// Path or URL of the volume that stores the blocks.
-    pub volume: Url,
-    /// Number N of the device `/dev/ublkbN`; `None` for one that the kernel chooses.
-    pub id: Option<u32>,
-    /// Number of queues, each of which one worker serves.
-    pub queues: Option<u16>,
-    /// Maximum number of outstanding requests of each queue.
-    pub depth: Option<u16>,
-    /// Logical block size in bytes; `None` for that of the volume.
-    pub block_size: Option<u32>,
-    /// Whether writes are refused.
-    pub read_only: Option<bool>,
-    /// Error policy for failed reads.
-    pub on_read_error: Option<OnReadError>,
-    /// Error policy for failed requests other than reads.
-    pub on_write_error: Option<OnWriteError>,
-    /// Whether the device outlives a killed process, and waits for the next one.
-    pub recover: Option<bool>,
-    /// Location of the device's table in the configuration file, for error messages.
-    pub origin: Origin,
-}
-
-impl UblkSpec {
-    /// Returns the number of queues of the device, with the default.
-    pub fn queues(&self) -> u16 {
-        self.queues.unwrap_or(1)
-    }
-
-    /// Returns the maximum number of outstanding requests of each queue, with the default.
-    pub fn depth(&self) -> u16 {
-        self.depth.unwrap_or(128)
-    }
-
-    /// Returns the volume as a namespace, to be opened like one.
-    pub fn namespace(&self) -> NamespaceSpec {
-        NamespaceSpec {
-            volume: self.volume.clone(),
-            block_size: self.block_size,
-            read_only: self.read_only,
-            on_read_error: self.on_read_error,
-            on_write_error: self.on_write_error,
-            origin: self.origin.clone(),
-            ..NamespaceSpec::default()
-        }
-    }
-}
-
 /// Maximum number of worker threads.
 pub const MAX_WORKERS: u16 = 256;
 
@@ -446,42 +172,6 @@ pub struct ProcessSpec {
     pub identity: Option<IdentityRule>,
 }
 
-/// Configuration of a process: its disks, and the process options.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Specs {
-    /// NVMe controllers that VMMs use over vfio-user.
-    pub controllers: Vec<ControllerSpec>,
-    /// virtio block devices that VMMs use over vhost-user.
-    pub vhost_user_blk: Vec<VhostBlkSpec>,
-    /// NVMe/TCP subsystems for other hosts.
-    pub nvme_tcp: Vec<NvmeTcpSpec>,
-    /// ublk block devices of this host.
-    pub ublk: Vec<UblkSpec>,
-    /// Options of the process itself.
-    pub process: ProcessSpec,
-}
-
-/// Implements reading of these types from tables of a configuration file.
-macro_rules! tables {
-    ($($spec:ty),*) => {$(
-        impl<'de> Deserialize<'de> for $spec {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                file::table(deserializer)
-            }
-        }
-    )*};
-}
-
-tables!(
-    Specs,
-    ProcessSpec,
-    ControllerSpec,
-    NamespaceSpec,
-    VhostBlkSpec,
-    NvmeTcpSpec,
-    UblkSpec
-);
-
 /// Parses a configuration file; [`Origin`] of each part names the file and the line.
 ///
 /// # Errors
@@ -494,101 +184,11 @@ pub fn parse_config(path: &Path, text: &str) -> Result<Specs> {
     Ok(specs)
 }
 
-/// Error text for a configuration without disks.
-pub const NO_DISKS: &str = "describes no disk; add a table [[controller]], [[vhost-user-blk]], \
-                            [[nvme-tcp]] or [[ublk]], with a volume (docs/reference.md has the keys)";
-
 /// Reads a configuration that has to name something to serve.
 pub fn read_config(path: &Path) -> Result<Specs> {
     let specs = crate::files::read(path)?;
-    ensure!(!specs.is_empty(), "{}: {NO_DISKS}", path.display());
+    ensure!(!specs.is_empty(), "{}: {}", path.display(), no_disks());
     Ok(specs)
-}
-
-impl Specs {
-    /// Takes the options of the namespace or export out of all volumes' URLs.
-    ///
-    /// # Errors
-    /// An option cannot be read.
-    pub fn take_url_options(&mut self) -> Result<()> {
-        let of_targets = self.nvme_tcp.iter_mut().flat_map(|t| &mut t.namespaces);
-        let namespaces = self.controllers.iter_mut().flat_map(|c| &mut c.namespaces);
-        for namespace in namespaces.chain(of_targets) {
-            let taken = url::take(namespace);
-            namespace.origin.place("volume", taken)?;
-        }
-        for export in &mut self.vhost_user_blk {
-            let taken = url::take(export);
-            export.origin.place("volume", taken)?;
-        }
-        for disk in &mut self.ublk {
-            let taken = url::take(disk);
-            disk.origin.place("volume", taken)?;
-        }
-        Ok(())
-    }
-
-    /// Adds the disks of another configuration to this one.
-    pub fn extend(&mut self, other: Specs) {
-        self.controllers.extend(other.controllers);
-        self.vhost_user_blk.extend(other.vhost_user_blk);
-        self.nvme_tcp.extend(other.nvme_tcp);
-        self.ublk.extend(other.ublk);
-    }
-
-    /// Removes all disks except those with a wanted name.
-    pub fn retain_disks(&mut self, wanted: impl Fn(&str) -> bool) {
-        self.controllers.retain(|spec| wanted(&spec.any_name()));
-        self.vhost_user_blk.retain(|spec| wanted(&spec.any_name()));
-        self.nvme_tcp.retain(|spec| wanted(&spec.any_name()));
-        self.ublk.retain(|spec| wanted(&spec.any_name()));
-    }
-
-    /// Returns whether the configuration names no disk.
-    pub fn is_empty(&self) -> bool {
-        self.controllers.is_empty()
-            && self.vhost_user_blk.is_empty()
-            && self.nvme_tcp.is_empty()
-            && self.ublk.is_empty()
-    }
-}
-
-impl ControllerSpec {
-    /// Returns the name, or the name of the socket's file for a controller without a name.
-    pub fn any_name(&self) -> String {
-        let own = self.name.clone();
-        own.unwrap_or_else(|| disk_name(&self.socket))
-    }
-
-    /// Gives each namespace without an NSID the NSID of its position.
-    pub fn number_namespaces(&mut self) {
-        number(&mut self.namespaces);
-    }
-
-    /// Returns the IDs of the controller's namespaces.
-    pub fn nsids(&self) -> Vec<u32> {
-        nsids(&self.namespaces)
-    }
-}
-
-impl VhostBlkSpec {
-    /// Returns the name, or the name of the socket's file for an export without a name.
-    pub fn any_name(&self) -> String {
-        let own = self.name.clone();
-        own.unwrap_or_else(|| disk_name(&self.socket))
-    }
-}
-
-impl UblkSpec {
-    /// Returns the name, or the name of the device; `ublk` if the kernel chooses the device's
-    /// number.
-    pub fn any_name(&self) -> String {
-        match (&self.name, self.id) {
-            (Some(name), _) => name.clone(),
-            (None, Some(id)) => format!("ublkb{id}"),
-            (None, None) => "ublk".to_owned(),
-        }
-    }
 }
 
 /// Returns bytes as hexadecimal digits.
@@ -619,7 +219,7 @@ pub fn hex<const N: usize>(name: &str, text: &str) -> Result<[u8; N]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Spec;
+    use crate::options::{Spec, url};
 
     #[test]
     fn every_documented_namespace_option_is_parsed() {
@@ -705,7 +305,10 @@ mod tests {
         .unwrap();
         let read = read_config(&path).unwrap();
         assert_eq!(read.vhost_user_blk.len(), 1);
-        assert_eq!(read.vhost_user_blk[0].volume.0, "/disks/c.raw?iops=1000");
+        assert_eq!(
+            read.vhost_user_blk[0].namespace.volume.0,
+            "/disks/c.raw?iops=1000"
+        );
         assert_eq!(read.vhost_user_blk[0].queue_size, Some(256));
         assert_eq!(read.vhost_user_blk[0].write_cache, None);
         let specs = read.controllers;
@@ -735,11 +338,15 @@ mod tests {
         let text = "/d/a.raw?direct=off&queues=4&serial=ROOT&queue-size=256&write-cache=off&iops=9";
         let spec = VhostBlkSpec::parse("/run/a", text).unwrap();
         assert_eq!(spec.socket, Path::new("/run/a"));
-        assert_eq!(spec.volume.0, "/d/a.raw?direct=off&iops=9");
+        assert_eq!(spec.namespace.volume.0, "/d/a.raw?direct=off&iops=9");
         assert_eq!((spec.queues, spec.queue_size), (Some(4), Some(256)));
         assert_eq!(spec.serial.as_deref(), Some("ROOT"));
-        assert_eq!((spec.write_cache, spec.read_only), (Some(false), None));
+        assert_eq!(
+            (spec.write_cache, spec.namespace.read_only),
+            (Some(false), None)
+        );
         let plain = VhostBlkSpec::parse("s", "mem://1G?block-size=4096").unwrap();
+        let plain = plain.namespace;
         assert_eq!((&*plain.volume, plain.block_size), ("mem://1G", Some(4096)));
         for bad in [
             "a?queues=many",

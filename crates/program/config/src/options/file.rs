@@ -18,7 +18,7 @@ pub fn table<'de, S: Spec, D: Deserializer<'de>>(deserializer: D) -> Result<S, D
 ///
 /// # Errors
 /// A value of another kind: a single table, for which the error has the form of an array.
-pub fn tables<'de, S: Deserialize<'de>, A: MapAccess<'de>>(
+pub fn tables<'de, S: Spec + Deserialize<'de>, A: MapAccess<'de>>(
     map: &mut A,
     key: &str,
     within: &str,
@@ -37,7 +37,7 @@ struct Tables<S> {
     of: PhantomData<S>,
 }
 
-impl<'de, S: Deserialize<'de>> DeserializeSeed<'de> for Tables<S> {
+impl<'de, S: Spec + Deserialize<'de>> DeserializeSeed<'de> for Tables<S> {
     type Value = Vec<S>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Vec<S>, D::Error> {
@@ -45,7 +45,7 @@ impl<'de, S: Deserialize<'de>> DeserializeSeed<'de> for Tables<S> {
     }
 }
 
-impl<'de, S: Deserialize<'de>> Visitor<'de> for Tables<S> {
+impl<'de, S: Spec + Deserialize<'de>> Visitor<'de> for Tables<S> {
     type Value = Vec<S>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -54,10 +54,10 @@ impl<'de, S: Deserialize<'de>> Visitor<'de> for Tables<S> {
 
     fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<Vec<S>, A::Error> {
         let name = &self.name;
-        let more = if ["controller", "nvme-tcp"].contains(&name.as_str()) {
-            format!(", and [[{name}.namespace]] for its namespaces")
-        } else {
+        let more = if S::NESTED.is_empty() {
             String::new()
+        } else {
+            format!(", and [[{name}.namespace]] for its namespaces")
         };
         Err(A::Error::custom(format_args!(
             "[{name}] is one table, and there may be several; write [[{name}]] with two brackets{more}"

@@ -2,9 +2,9 @@
 //! tables.
 
 use super::{Command, Flag, FlagEffect, Row, Spec};
-use crate::spec::{
-    ControllerSpec, NamespaceSpec, NvmeTcpSpec, ProcessSpec, Specs, UblkSpec, VhostBlkSpec,
-};
+use crate::disk::{Disk, Specs};
+use crate::disk_kinds;
+use crate::spec::{NamespaceSpec, ProcessSpec};
 use crate::usage_error::UsageError;
 use anyhow::{Result, anyhow};
 use clap::builder::{OsStringValueParser, PossibleValuesParser, TypedValueParser, ValueParser};
@@ -12,17 +12,43 @@ use clap::{Arg, ArgAction, ArgMatches};
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
+/// Repeats an expression for the type `$table` of each table with options: namespaces, disks of
+/// each kind, the process.
+macro_rules! each_table {
+    ({ $table:ident => $do:expr } $($(#[$doc:meta])* $kind:ident($spec:ident), $list:ident;)*) => {
+        {
+            type $table = NamespaceSpec;
+            $do;
+        }
+        $({
+            type $table = crate::disk::$spec;
+            $do;
+        })*
+        {
+            type $table = ProcessSpec;
+            $do;
+        }
+    };
+}
+
+/// Repeats an expression for the list `$disks` of the disks of each kind in `$specs`.
+macro_rules! each_list {
+    (
+        { $disks:ident in $specs:ident => $do:expr }
+        $($(#[$doc:meta])* $kind:ident($spec:ident), $list:ident;)*
+    ) => {$({
+        let $disks = &mut $specs.$list;
+        $do;
+    })*};
+}
+
 /// Adds the flags of `command` to its definition for clap.
 pub fn augment(command: Command, mut cli: clap::Command) -> clap::Command {
     if command == Command::Daemon {
         return augment_of::<ProcessSpec>(command, cli);
     }
-    cli = augment_of::<NamespaceSpec>(command, cli);
-    cli = augment_of::<ControllerSpec>(command, cli);
-    cli = augment_of::<VhostBlkSpec>(command, cli);
-    cli = augment_of::<NvmeTcpSpec>(command, cli);
-    cli = augment_of::<UblkSpec>(command, cli);
-    augment_of::<ProcessSpec>(command, cli)
+    disk_kinds!(each_table Table => cli = augment_of::<Table>(command, cli));
+    cli
 }
 
 fn augment_of<S: Spec>(command: Command, mut cli: clap::Command) -> clap::Command {
@@ -140,12 +166,7 @@ impl GivenFlags {
             given.find::<ProcessSpec>(matches);
             return given;
         }
-        given.find::<NamespaceSpec>(matches);
-        given.find::<ControllerSpec>(matches);
-        given.find::<VhostBlkSpec>(matches);
-        given.find::<NvmeTcpSpec>(matches);
-        given.find::<UblkSpec>(matches);
-        given.find::<ProcessSpec>(matches);
+        disk_kinds!(each_table Table => given.find::<Table>(matches));
         given
     }
 
@@ -192,23 +213,12 @@ impl GivenFlags {
     /// A usage error that names the refused flag.
     pub fn merge(&self, config: Option<&Path>, specs: &mut Specs) -> Result<()> {
         if let Some(path) = config {
-            self.refuse_beside::<ControllerSpec>(path)?;
-            self.refuse_beside::<NamespaceSpec>(path)?;
-            self.refuse_beside::<VhostBlkSpec>(path)?;
-            self.refuse_beside::<NvmeTcpSpec>(path)?;
-            self.refuse_beside::<UblkSpec>(path)?;
-            self.refuse_beside::<ProcessSpec>(path)?;
+            disk_kinds!(each_table Table => self.refuse_beside::<Table>(path)?);
         }
-        let namespaces = specs.controllers.iter().map(|c| c.namespaces.len());
-        let namespaces = namespaces.chain(specs.nvme_tcp.iter().map(|t| t.namespaces.len()));
-        let counts = [
-            self.reach::<NamespaceSpec>(namespaces.sum())?,
-            self.reach::<ControllerSpec>(specs.controllers.len())?,
-            self.reach::<VhostBlkSpec>(specs.vhost_user_blk.len())?,
-            self.reach::<NvmeTcpSpec>(specs.nvme_tcp.len())?,
-            self.reach::<UblkSpec>(specs.ublk.len())?,
-            self.reach::<ProcessSpec>(1)?,
-        ];
+        let namespaces = specs.iter().map(|disk| disk.namespace_tables().len());
+        let mut counts = vec![self.reach::<NamespaceSpec>(namespaces.sum())?];
+        disk_kinds!(each_list disks in specs => counts.push(self.reach_all(disks)?));
+        counts.push(self.reach::<ProcessSpec>(1)?);
         for GivenFlag { name, written, .. } in &self.flags {
             let mut of = counts.iter().filter(|reach| reach.flags.contains(name));
             let names = of.clone().next().map_or("", |reach| reach.names);
@@ -226,23 +236,7 @@ impl GivenFlags {
                 )));
             }
         }
-        for controller in &mut specs.controllers {
-            controller
-                .namespaces
-                .iter_mut()
-                .try_for_each(|n| self.apply(n))?;
-            self.apply(controller)?;
-        }
-        specs
-            .vhost_user_blk
-            .iter_mut()
-            .try_for_each(|e| self.apply(e))?;
-        for target in &mut specs.nvme_tcp {
-            let mut namespaces = target.namespaces.iter_mut();
-            namespaces.try_for_each(|n| self.apply(n))?;
-            self.apply(target)?;
-        }
-        specs.ublk.iter_mut().try_for_each(|d| self.apply(d))?;
+        disk_kinds!(each_list disks in specs => self.apply_all(disks)?);
         self.apply(&mut specs.process)
     }
 
@@ -292,6 +286,22 @@ impl GivenFlags {
         })
     }
 
+    /// Returns the flags that apply to disks of one kind.
+    fn reach_all<S: Spec>(&self, disks: &[S]) -> Result<FlagScope> {
+        self.reach::<S>(disks.len())
+    }
+
+    fn apply_all<S: Spec + Disk>(&self, disks: &mut [S]) -> Result<()> {
+        for disk in disks {
+            if disk.has_namespace_tables() {
+                let mut namespaces = disk.namespaces_mut().iter_mut();
+                namespaces.try_for_each(|namespace| self.apply(namespace))?;
+            }
+            self.apply(disk)?;
+        }
+        Ok(())
+    }
+
     fn apply<S: Spec>(&self, spec: &mut S) -> Result<()> {
         for row in S::ROWS {
             if let Some(flag) = row.flag(self.command)
@@ -317,6 +327,7 @@ struct FlagScope {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::{ControllerSpec, UblkSpec, VhostBlkSpec};
 
     /// Returns a command line with `vnvme serve` and `vnvme ublk`: their flags, and words for
     /// volumes.

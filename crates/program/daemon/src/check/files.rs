@@ -5,9 +5,8 @@
 //! serving them. Servers and devices are left alone: a connection or an opened device could disturb
 //! the process that uses it.
 
+use crate::front::kind::front_end;
 use crate::open::devices::DeviceRegistry;
-use crate::open::host_keys;
-use crate::open::prepare::boot_image;
 use crate::open::subsystems::memory_owner;
 use crate::open::{DeviceNamespace, kinds, servers};
 use anyhow::{Result, anyhow};
@@ -67,33 +66,21 @@ impl FileCheck {
             let group = access.group.map_or(Ok(()), |group| group.group().map(drop));
             self.note(origin.place("socket-group", group));
         }
-        match disk {
-            DiskSpec::Controller(spec) => {
-                for (namespace, place) in spec.namespaces.iter().zip(1..) {
-                    let nsid = namespace.nsid.unwrap_or(place);
-                    let is_new =
-                        spec.subsystem.is_none() || self.shared.insert((memory_owner(spec), nsid));
-                    if is_new {
-                        self.namespace(namespace);
-                    }
-                }
-                self.note(boot_image(spec).map(drop));
-                let pool = spec.pool.as_deref().map_or(Ok(()), folder_exists);
-                self.note(origin.place("pool", pool));
+        let tables = disk.has_namespace_tables();
+        for (nsid, namespace) in disk.numbered() {
+            let shared = disk.is_in_subsystem();
+            if shared && !self.shared.insert((memory_owner(&**disk), nsid)) {
+                continue;
             }
-            DiskSpec::NvmeTcp(spec) => {
-                spec.namespaces.iter().for_each(|ns| self.namespace(ns));
-                let keys = spec
-                    .host_keys
-                    .as_deref()
-                    .map_or(Ok(()), |path| host_keys::read(path).map(drop));
-                self.note(origin.place("host-keys", keys));
+            if tables {
+                self.namespace(namespace);
+            } else {
+                self.volume(namespace, origin);
             }
-            DiskSpec::VhostBlk(spec) => {
-                self.volume(&spec.namespace(), &spec.origin);
-            }
-            DiskSpec::Ublk(spec) => self.volume(&spec.namespace(), &spec.origin),
         }
+        self.note(front_end(disk).check_files());
+        let pool = disk.pool().map_or(Ok(()), folder_exists);
+        self.note(origin.place("pool", pool));
     }
 
     fn namespace(&mut self, spec: &NamespaceSpec) {

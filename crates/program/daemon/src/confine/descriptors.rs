@@ -2,12 +2,12 @@
 //! together leave enough for the rest of the process, so that no client can exhaust the descriptors
 //! of another.
 
+use crate::front::kind::front_end;
 use crate::serve::options::ClientLimits;
 use anyhow::{Result, ensure};
+use config::disk::DiskSpec;
 use config::spec::{ControllerSpec, Specs};
-use controller::DEFAULT_IO_QUEUES;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use vfio_user::wire::MAX_MSG_FDS;
 
 /// Number of descriptors of the process itself: output, signals, the control socket with its
 /// clients, the receiver process, NVMe devices of volumes.
@@ -18,25 +18,7 @@ const WORKER: u64 = 48;
 /// Number of descriptors of each listening socket, without those that clients send: the socket, one
 /// accepted connection and one that is refused, the connection to the receiver process, the disk's
 /// volumes.
-const SOCKET: u64 = 24;
-/// Number of descriptors reserved for those that a controller's client sends in incomplete
-/// messages.
-const INCOMPLETE: u64 = 3 * MAX_MSG_FDS as u64;
-/// Default number of request queues of an export; the next constant is the number of descriptors of
-/// each.
-const EXPORT_QUEUES: u64 = 128;
-const QUEUE: u64 = 3;
-/// Number of descriptors reserved for those that a front-end sends in an incomplete message.
-const INCOMPLETE_REQUEST: u64 = 32;
-/// Default number of hosts of a subsystem; the next constant is the number of I/O queues of each.
-const HOSTS: u64 = 64;
-const HOST_QUEUES: u64 = 16;
-/// Number of descriptors of a host queue's connection: on the ring, and in the epoll set.
-const HOST_QUEUE: u64 = 2;
-/// Number of descriptors reserved for a host's eventfds and memory.
-const HOST: u64 = 8;
-/// Maximum number of connections without a Connect command, together with discovery connections.
-const NEWCOMERS: u64 = 96;
+pub const SOCKET: u64 = 24;
 /// Minimum number of memory files of a client. A common VMM has one for each NUMA node of its
 /// guest, and one for each piece of device memory.
 const FEWEST_FILES: u64 = 16;
@@ -63,7 +45,7 @@ impl Room {
         let Some(limit) = self.limit else {
             return Ok(());
         };
-        let clients = specs.controllers.len() + specs.vhost_user_blk.len();
+        let clients = clients(specs);
         let needed =
             OWN + self.workers as u64 * WORKER + clients as u64 * (SOCKET + FEWEST_FILES + USUAL);
         ensure!(
@@ -81,7 +63,7 @@ pub fn limit_clients(
     specs: &Specs,
     workers: usize,
     grows: bool,
-    clients: &mut ClientLimits,
+    limits: &mut ClientLimits,
 ) -> Room {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -95,7 +77,7 @@ pub fn limit_clients(
             limit.current
         }
     };
-    let wanted = clients.memory.mappings;
+    let wanted = limits.memory.mappings;
     let room = Room {
         limit: now,
         workers,
@@ -105,7 +87,7 @@ pub fn limit_clients(
     };
     let mut planned = specs.clone();
     if grows {
-        let more = (specs.controllers.len() + specs.vhost_user_blk.len()).max(MORE);
+        let more = clients(specs).max(MORE);
         let more = vec![ControllerSpec::default(); more];
         planned.controllers.extend(more);
     }
@@ -116,35 +98,28 @@ pub fn limit_clients(
             "the limit of open descriptors is low (ulimit -Hn, LimitNOFILE=): each client may map \
              {files} memory files instead of {wanted}"
         );
-        clients.memory.mappings = files;
+        limits.memory.mappings = files;
     }
     room
 }
 
+/// Returns the number of disks whose clients send descriptors.
+fn clients(specs: &Specs) -> usize {
+    specs.iter().filter_map(|disk| disk.socket()).count()
+}
+
 /// Returns the number of memory files that each client may map if the process's limit is `limit`.
 fn files_of_each(specs: &Specs, workers: usize, limit: u64) -> u64 {
-    let clients = specs.controllers.len() + specs.vhost_user_blk.len();
+    let clients = clients(specs);
     let left = limit.saturating_sub(taken(specs, workers));
     (left / clients.max(1) as u64).max(FEWEST_FILES)
 }
 
 /// Returns the number of descriptors that the disks need, except for clients' memory files.
 fn taken(specs: &Specs, workers: usize) -> u64 {
-    let controllers = specs.controllers.iter().map(|spec| {
-        // A vector for each queue pair, including the Admin queue's, and the pin.
-        let vectors = u64::from(spec.io_queues.unwrap_or(DEFAULT_IO_QUEUES)) + 2;
-        SOCKET + INCOMPLETE + vectors
-    });
-    let exports = specs.vhost_user_blk.iter().map(|spec| {
-        let queues = spec.queues.map_or(EXPORT_QUEUES, u64::from);
-        SOCKET + INCOMPLETE_REQUEST + queues * QUEUE
-    });
-    let targets = specs.nvme_tcp.iter().map(|spec| {
-        let queues = spec.io_queues.map_or(HOST_QUEUES, u64::from) + 1;
-        let hosts = spec.max_hosts.map_or(HOSTS, u64::from);
-        SOCKET + NEWCOMERS + hosts * (queues * HOST_QUEUE + HOST)
-    });
-    controllers.chain(exports).chain(targets).sum::<u64>() + OWN + workers as u64 * WORKER
+    let disks = DiskSpec::all(specs);
+    let disks = disks.iter().map(|disk| front_end(disk).descriptors());
+    disks.sum::<u64>() + OWN + workers as u64 * WORKER
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ pub(crate) mod sockets;
 pub(crate) mod tcp;
 
 use crate::confine::path_check::{canonicalize, is_unanswered};
+use crate::front::kind::front_end;
 use crate::keep;
 use crate::manage::{allows_ublk, places, servers};
 use crate::open;
@@ -17,7 +18,7 @@ use crate::serve::options::ServeOptions;
 use anyhow::{Context, Result};
 use config::choices::SandboxMode;
 use config::disk::DiskSpec;
-use config::spec::{DoorbellMode, Specs};
+use config::spec::Specs;
 use remote::Address;
 use sandbox::{Connect, Needs, Sandbox, SandboxReport};
 use std::path::{Path, PathBuf};
@@ -249,29 +250,23 @@ fn connections(volumes: &[&str], options: &ServeOptions) -> Vec<Connect> {
 }
 
 fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
-    let namespaces = specs.controllers.iter().flat_map(|c| &c.namespaces);
-    let of_targets = specs.nvme_tcp.iter().flat_map(|t| &t.namespaces);
-    let volumes = namespaces
-        .chain(of_targets)
-        .map(|namespace| &*namespace.volume);
-    let volumes = volumes.chain(specs.vhost_user_blk.iter().map(|export| &*export.volume));
-    let volumes = volumes.chain(specs.ublk.iter().map(|disk| &*disk.volume));
-    let volumes: Vec<&str> = volumes.collect();
+    let volumes: Vec<&str> = specs.iter().flat_map(|disk| disk.volumes()).collect();
     let vfio = volumes.iter().any(|url| {
         let scheme = url.split_once("://");
         scheme.is_some_and(|(scheme, _)| scheme == driver::NVME.name)
     });
-    let controllers = specs.controllers.iter().map(|c| &c.socket);
-    let exports = specs.vhost_user_blk.iter().map(|export| &export.socket);
-    let sockets = controllers.chain(exports).chain(&options.control);
+    let sockets = specs.iter().filter_map(|disk| disk.socket());
+    let sockets = sockets.chain(options.control.as_deref());
     let mut remove_in: Vec<PathBuf> = sockets
         .filter_map(|socket| socket.parent().map(Path::to_owned))
         .collect();
     remove_in.sort();
     remove_in.dedup();
-    let pools = specs.controllers.iter().filter_map(|c| c.pool.clone());
-    let pools = pools.filter(|pool| !is_unanswered(pool));
-    Needs {
+    let pools = specs.iter().filter_map(|disk| disk.pool());
+    let pools = pools
+        .filter(|pool| !is_unanswered(pool))
+        .map(Path::to_owned);
+    let mut needs = Needs {
         remove_in,
         files_in: pools.collect(),
         // State of a worker's thread, for the watchdog's messages. Each thread opens its own files.
@@ -280,17 +275,15 @@ fn needs(specs: &Specs, options: &ServeOptions) -> Needs {
         library: volumes.iter().any(|url| rbd::is_image(url)),
         lock_memory: options.polling.pin_memory || vfio,
         vfio,
-        // A client that maps the doorbell page or a controller memory buffer gets an open file of
-        // its own (vfio-user's witness), and so does systemd of each memory.
-        reopen: keep::is_systemd()
-            || (keep::is_kept()
-                && specs
-                    .controllers
-                    .iter()
-                    .any(|c| c.doorbells == Some(DoorbellMode::Mapped) || c.cmb_size.is_some())),
-        ublk: !specs.ublk.is_empty() || (options.daemon.is_some() && allows_ublk(options)),
+        // Systemd gets an open file of each memory.
+        reopen: keep::is_systemd(),
+        ublk: options.daemon.is_some() && allows_ublk(options),
         ..later(options)
+    };
+    for disk in DiskSpec::all(specs) {
+        front_end(&disk).add_needs(&mut needs);
     }
+    needs
 }
 
 #[cfg(test)]

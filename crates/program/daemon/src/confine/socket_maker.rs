@@ -45,7 +45,7 @@ impl Grants {
         if options.sandbox == SandboxMode::Off || below.is_empty() {
             return grants;
         }
-        let own = disks.iter().filter_map(DiskSpec::access);
+        let own = disks.iter().filter_map(|disk| disk.access());
         for access in own.map(|own| own.or(usual)).chain([usual.clone()]) {
             // Users and groups are looked up before the sandbox is entered. An unknown one is an
             // error of its disk.

@@ -6,7 +6,7 @@ use crate::keep;
 use crate::open::prepare::{bind, listen_at};
 use anyhow::Result;
 use config::access::SocketAccess;
-use config::disk::DiskSpec;
+use config::disk::{Address, DiskSpec};
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Mutex;
@@ -27,16 +27,13 @@ static IDLE_SOCKETS: Mutex<Vec<IdleSocket>> = Mutex::new(Vec::new());
 /// # Errors
 /// A sentence for the user.
 pub fn hold(disk: &DiskSpec, usual: &SocketAccess) -> Result<()> {
-    let held = match disk {
-        DiskSpec::Ublk(_) => return Ok(()),
-        DiskSpec::NvmeTcp(spec) => {
-            let listener = spec.origin.place("listen", listen_at(spec.listen()))?;
-            IdleSocket::Tcp(spec.listen(), listener)
+    let held = match disk.address() {
+        Address::Device(_) => return Ok(()),
+        Address::Tcp(address) => {
+            let listener = disk.origin().place("listen", listen_at(address))?;
+            IdleSocket::Tcp(address, listener)
         }
-        DiskSpec::Controller(_) | DiskSpec::VhostBlk(_) => {
-            let (Some(socket), Some(access)) = (disk.socket(), disk.access()) else {
-                return Ok(());
-            };
+        Address::Socket(socket, access) => {
             let is_kept = keep::listens_at(socket) || keep::export_listens_at(socket);
             if is_kept || inherited::is_there(socket) {
                 return Ok(());
@@ -80,9 +77,10 @@ pub fn take_tcp(address: SocketAddr) -> Option<TcpListener> {
 
 /// Closes the socket of a disk that is removed, and removes the socket's file.
 pub fn release(disk: &DiskSpec) {
-    drop(disk.socket().and_then(take));
-    if let DiskSpec::NvmeTcp(spec) = disk {
-        drop(take_tcp(spec.listen()));
+    match disk.address() {
+        Address::Socket(path, _) => drop(take(path)),
+        Address::Tcp(address) => drop(take_tcp(address)),
+        Address::Device(_) => {}
     }
 }
 

@@ -2,21 +2,24 @@
 //! command is virtual.
 
 mod clients;
+mod controller;
 pub mod device;
 pub mod irq_eventfd;
+pub(crate) mod kind;
 mod nvme;
 mod nvme_tcp;
 mod remote;
 mod survival;
 pub mod ublk;
-pub mod vhost_blk;
+mod vhost_blk;
 
 pub use nvme::{NvmeFront, ServedController, intake};
-pub use nvme_tcp::{Hosts, NvmeTcpHost, NvmeTcpListener};
+pub use nvme_tcp::{NvmeTcpHost, NvmeTcpListener};
 pub use remote::Remote;
+pub use vhost_blk::VhostBlk;
 
-use crate::front::vhost_blk::VhostBlk;
 use crate::parts;
+use rustix::net::UCred;
 use std::any::Any;
 use std::time::Instant;
 use volume::{Budget, Completion, PinPace};
@@ -76,6 +79,27 @@ impl Front {
             Self::VhostBlk(front) => Some(Box::new(front.into_remains())),
             Self::NvmeTcpListener(front) => Some(Box::new(front.into_remains())),
             Self::Remote(_) | Self::NvmeTcpHost(_) | Self::Ublk(_) => None,
+        }
+    }
+
+    /// Returns the client of the front-end; `Some(None)` for one without a process of its own: the
+    /// kernel, a host.
+    pub fn client(&mut self) -> Option<Option<UCred>> {
+        match self {
+            Self::Nvme(front) => front.has_client().then(|| front.client()),
+            Self::VhostBlk(front) => front.has_client().then(|| front.client()),
+            Self::NvmeTcpListener(front) => front.has_client().then_some(None),
+            Self::Remote(_) | Self::NvmeTcpHost(_) | Self::Ublk(_) => Some(None),
+        }
+    }
+
+    /// Disconnects the clients of a front-end that is about to be removed, where it needs to be
+    /// told.
+    pub fn dismiss(&mut self) {
+        match self {
+            Self::Nvme(front) => front.dismiss(),
+            Self::NvmeTcpListener(front) => front.dismiss(),
+            Self::VhostBlk(_) | Self::Remote(_) | Self::NvmeTcpHost(_) | Self::Ublk(_) => {}
         }
     }
 }

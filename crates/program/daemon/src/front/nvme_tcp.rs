@@ -1,20 +1,282 @@
 //! Volumes for other hosts, by NVMe over TCP: a listener at an address, and an association for each
 //! host, on whichever worker has the fewest front-ends.
 
-use crate::front::{Front, Worker};
+use super::kind::{AddedFrontend, FrontEnd, ListeningDisk, Ready, ReadyDisk, RingUse, Seat};
+use super::{Front, Worker};
+use crate::confine::descriptors::SOCKET;
+use crate::confine::sockets;
+use crate::keep;
+use crate::open::prepare::{ListenContext, Prepared, by_nsid, event, listen_at};
+use crate::open::{Opener, host_keys};
+use crate::record::{self, Guest, Shown};
 use crate::registry::guarded_list::ListEntry;
 use crate::registry::{ControllerEntry, Registry};
 use crate::serve::peers::{Assignment, Peers};
+use crate::serve::worker_context::{WorkerContext, namespace_config};
+use anyhow::{Context as _, Result};
+use config::choices::Spread;
+use config::controllers::target_controller;
+use config::disk::{Disk, NvmeTcpSpec};
+use config::identity;
+use config::spec::MAX_WORKERS;
+use config::volumes::is_within;
 use control::EventSender;
 use control::api::EventKind;
 use controller::ControllerStats;
-use fabrics_target::{Association, AssociationError, NewAssociation, TargetListener};
+use fabrics_target::{
+    Association, AssociationError, HostKey, NewAssociation, Target, TargetConfig, TargetLimits,
+    TargetListener,
+};
 use probes::LogLimit;
+use sandbox::Needs;
+use std::net::TcpListener;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use volume::Volume;
 use worker::{AcceptStats, Context};
+
+/// Room for requests of the hosts of a subsystem, on each worker's ring: as of one controller.
+const HOSTS_IN_FLIGHT: usize = 4096;
+/// Default number of hosts of a subsystem; the next constant is the number of I/O queues of each.
+const HOSTS: u64 = 64;
+const HOST_QUEUES: u64 = 16;
+/// Number of descriptors of a host queue's connection: on the ring, and in the epoll set.
+const HOST_QUEUE: u64 = 2;
+/// Number of descriptors reserved for a host's eventfds and memory.
+const HOST: u64 = 8;
+/// Maximum number of connections without a Connect command, together with discovery connections.
+const NEWCOMERS: u64 = 96;
+
+impl FrontEnd for NvmeTcpSpec {
+    fn is_built(&self) -> bool {
+        true
+    }
+
+    fn descriptors(&self) -> u64 {
+        let queues = self.io_queues.map_or(HOST_QUEUES, u64::from) + 1;
+        let hosts = self.max_hosts.map_or(HOSTS, u64::from);
+        SOCKET + NEWCOMERS + hosts * (queues * HOST_QUEUE + HOST)
+    }
+
+    fn max_workers(&self, _: Spread) -> usize {
+        // Hosts come to any worker.
+        usize::from(MAX_WORKERS)
+    }
+
+    fn ring_use(&self, _: Spread) -> RingUse {
+        RingUse {
+            own: 0,
+            everywhere: HOSTS_IN_FLIGHT,
+            is_early: true,
+        }
+    }
+
+    fn add_needs(&self, _: &mut Needs) {}
+
+    fn check_files(&self) -> Result<()> {
+        let keys = self.host_keys.as_deref();
+        let keys = keys.map_or(Ok(()), |path| host_keys::read(path).map(drop));
+        self.origin.place("host-keys", keys)
+    }
+
+    fn open(&self, opener: &Opener) -> Result<Ready> {
+        let ready = ReadyTarget::new(self, opener)?;
+        Ok(Ready::Listener(Box::new(ready)))
+    }
+
+    fn say_listening(&self, serial: &str) {
+        let (address, namespaces) = (self.listen(), self.namespaces.len());
+        tracing::info!(%address, serial, namespaces, "listening for NVMe over TCP");
+    }
+}
+
+/// NVMe/TCP subsystem with open volumes, before its socket is created.
+struct ReadyTarget {
+    spec: NvmeTcpSpec,
+    keys: Vec<HostKey>,
+    volumes: Vec<Prepared>,
+    shown: Shown,
+}
+
+impl ReadyTarget {
+    /// Opens the volumes of a subsystem, and records the disk.
+    fn new(spec: &NvmeTcpSpec, opener: &Opener) -> Result<Self> {
+        let name = spec.any_name();
+        // Hosts connect to the next process again.
+        let guest = Guest {
+            is_attached: keep::is_successor(),
+            shown: None,
+        };
+        opener.records.begin(&name, guest);
+        let keys = spec.host_keys.as_deref().map(host_keys::read).transpose();
+        let keys = keys.map(Option::unwrap_or_default);
+        let volumes = spec.namespaces.iter().zip(1..).map(|(namespace, place)| {
+            let of = (spec.any_name(), namespace.nsid.unwrap_or(place));
+            let opened = Prepared::new(namespace.clone(), of, opener);
+            namespace.origin.place("volume", opened)
+        });
+        let volumes: Vec<Prepared> = volumes.collect::<Result<_>>()?;
+        let keys = spec.origin.place("host-keys", keys)?;
+        let shown = opener.records.settle(&record::OpenDisk {
+            name: &name,
+            kind: "nvme-tcp",
+            subsystem: None,
+            serial: spec.serial.as_deref(),
+            subnqn: spec.subnqn.as_deref(),
+            files: Vec::new(),
+            namespaces: volumes.iter().map(Prepared::recorded).collect(),
+        })?;
+        Ok(Self {
+            volumes,
+            keys,
+            shown,
+            spec: spec.clone(),
+        })
+    }
+}
+
+impl ReadyDisk for ReadyTarget {
+    fn listen(
+        self: Box<Self>,
+        _context: &ListenContext<'_>,
+        _workers: usize,
+    ) -> Result<Box<dyn ListeningDisk>> {
+        let Self {
+            spec,
+            keys,
+            volumes,
+            shown,
+        } = *self;
+        let listener = match sockets::take_tcp(spec.listen()) {
+            Some(listener) => listener,
+            None => spec.origin.place("listen", listen_at(spec.listen()))?,
+        };
+        Ok(Box::new(OpenTarget {
+            listener,
+            resized: event()?,
+            keys,
+            spec,
+            volumes,
+            shown,
+        }))
+    }
+}
+
+/// NVMe/TCP subsystem with open volumes and a listening socket.
+struct OpenTarget {
+    spec: NvmeTcpSpec,
+    /// Secrets with which hosts authenticate.
+    keys: Vec<HostKey>,
+    listener: TcpListener,
+    /// Volumes of the subsystem, one for each namespace.
+    volumes: Vec<Prepared>,
+    /// Eventfd that becomes readable when a volume was resized.
+    resized: Arc<OwnedFd>,
+    /// Identifiers of the subsystem and its namespaces as hosts see them.
+    shown: Shown,
+}
+
+impl ListeningDisk for OpenTarget {
+    fn volumes(&self) -> Vec<(u32, Weak<dyn Volume>)> {
+        by_nsid(&self.spec.namespaces, &self.volumes)
+    }
+
+    fn resized(&self) -> Arc<OwnedFd> {
+        self.resized.clone()
+    }
+
+    fn needs_ring(&self) -> bool {
+        // Hosts come to any worker.
+        false
+    }
+
+    /// Serves the subsystem's listener on this worker; its hosts come to any.
+    fn serve(
+        self: Box<Self>,
+        worker: &mut Worker,
+        seat: Seat,
+        worker_context: &WorkerContext,
+    ) -> Result<AddedFrontend> {
+        let OpenTarget {
+            spec,
+            keys,
+            listener,
+            volumes,
+            resized,
+            shown,
+        } = *self;
+        let address = spec.address().to_path().unwrap_or_default();
+        let origin = spec.origin.clone();
+        let hosts = Hosts {
+            peers: worker_context.peers.clone(),
+            registry: worker_context.registry.clone(),
+            name: spec.any_name(),
+            address: address.clone(),
+            log: Arc::default(),
+        };
+        let config = target_config(worker_context, &spec, keys, volumes, &shown, &resized);
+        let config = origin.place("", config)?;
+        let serial = config.controller.serial.clone();
+        let target = Target::new(config);
+        let added = worker.add(|context| {
+            let launch = Box::new(move |new| hosts.launch(new));
+            let connects = worker_context.options.clients.connects;
+            let listener = listener.into();
+            let target_listener =
+                TargetListener::new(target, listener, connects, Some(resized), launch, context);
+            let target_listener = origin.place("", target_listener.context("listening"))?;
+            let front = NvmeTcpListener::new(target_listener, seat.assignment);
+            Ok::<_, anyhow::Error>(Front::NvmeTcpListener(Box::new(front)))
+        })?;
+        let owner = added.context("a worker has too many disks")?;
+        worker
+            .handle()
+            .set_name(owner, address.display().to_string());
+        Ok(AddedFrontend { owner, serial })
+    }
+}
+
+fn target_config(
+    worker_context: &WorkerContext,
+    spec: &NvmeTcpSpec,
+    keys: Vec<HostKey>,
+    volumes: Vec<Prepared>,
+    shown: &Shown,
+    resized: &Arc<OwnedFd>,
+) -> Result<TargetConfig> {
+    let opened = volumes
+        .into_iter()
+        .map(|volume| volume.open(&worker_context.opener));
+    let opened = opened.collect::<Result<Vec<_>>>()?;
+    let serial = shown.serial.clone();
+    let mut namespaces = Vec::new();
+    for ((ns, place), opened) in spec.namespaces.iter().zip(1..).zip(opened) {
+        if !is_within(&ns.volume) {
+            worker_context.sizes.watch(&opened.volume, resized);
+        }
+        let nsid = ns.nsid.unwrap_or(place);
+        let ids = shown.ids(nsid);
+        namespaces.push(namespace_config(ns, nsid, ids, &opened));
+    }
+    let subnqn = spec.subnqn.clone();
+    let limits = TargetLimits::default();
+    Ok(TargetConfig {
+        nqn: subnqn.unwrap_or_else(|| identity::subnqn(&serial)),
+        controller: target_controller(spec, serial),
+        namespaces,
+        address: spec.listen(),
+        limits: TargetLimits {
+            queues: spec.io_queues.unwrap_or(limits.queues),
+            entries: spec.queue_entries.unwrap_or(limits.entries),
+            associations: spec.max_hosts.map_or(limits.associations, usize::from),
+            ..limits
+        },
+        hosts: spec.hosts.clone().map_or_else(Vec::new, |hosts| hosts.0),
+        keys,
+    })
+}
 
 /// Front-end of the listening socket of an NVMe/TCP subsystem.
 pub struct NvmeTcpListener {

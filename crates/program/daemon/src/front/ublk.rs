@@ -1,23 +1,26 @@
 //! Volumes as block devices of the host.
 
+use super::kind::{FrontEnd, Ready, RingUse};
+use super::{Front, Worker};
 use crate::manage::{DiskServer, ServedDisk, Source};
 use crate::open::prepare::UnavailableDisk;
 use crate::open::{OpenedVolume, Opener};
-use crate::parts::ublk::{Disk, DiskOptions, NewDisk, QueueSetup};
+use crate::parts::ublk::{Disk, DiskOptions, NewDisk, QueueSetup, QueueSetupFailed};
 use crate::record;
 use crate::registry::DiskEntry;
 use crate::registry::guarded_list::ListEntry;
 use crate::serve::peers::{Assignment, FixedCounter};
 use crate::serve::worker_context::WorkerContext;
 use anyhow::{Context, Result, anyhow, ensure};
-use config::disk::DiskSpec;
-use config::spec::UblkSpec;
+use config::choices::Spread;
+use config::disk::{DiskSpec, UblkSpec};
 use config::volumes::is_within;
 use control::Error;
 use driver::NvmeVolume;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
+use sandbox::Needs;
 use std::any::Any;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
@@ -29,6 +32,43 @@ const DEVICE_CHECK_INTERVAL: Timespec = Timespec {
     tv_sec: 2,
     tv_nsec: 0,
 };
+
+impl FrontEnd for UblkSpec {
+    fn is_built(&self) -> bool {
+        cfg!(feature = "ublk")
+    }
+
+    fn descriptors(&self) -> u64 {
+        0
+    }
+
+    fn max_workers(&self, _: Spread) -> usize {
+        usize::from(self.queues())
+    }
+
+    fn ring_use(&self, _: Spread) -> RingUse {
+        // Queues of the device may come to any worker.
+        RingUse {
+            everywhere: usize::from(self.queues()) * (usize::from(self.depth()) + 1),
+            ..RingUse::default()
+        }
+    }
+
+    fn add_needs(&self, needs: &mut Needs) {
+        needs.ublk = true;
+    }
+
+    fn check_files(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn open(&self, opener: &Opener) -> Result<Ready> {
+        let open = self.origin.place("volume", OpenDisk::new(self, opener));
+        Ok(Ready::Device(Box::new(open?)))
+    }
+
+    fn say_listening(&self, _: &str) {}
+}
 
 /// ublk block device that is being served.
 struct Ublk {
@@ -52,14 +92,14 @@ pub struct OpenDisk {
 
 impl OpenDisk {
     pub fn new(spec: &UblkSpec, opener: &Opener) -> Result<Self> {
-        let name = &spec.volume;
+        let name = &spec.namespace.volume;
         // The volume is opened by the workers that have the queues, too.
         ensure!(
             !is_within(name),
             "{name}: a block device cannot use a volume of a single worker"
         );
-        let (namespace, called) = (spec.namespace(), spec.any_name());
-        let opened = opener.open(&namespace, &called, 1)?;
+        let (namespace, called) = (&spec.namespace, spec.any_name());
+        let opened = opener.open(namespace, &called, 1)?;
         let OpenedVolume {
             volume,
             device,
@@ -77,7 +117,7 @@ impl OpenDisk {
                 files: Vec::new(),
                 namespaces: vec![record::Open {
                     nsid: 1,
-                    spec: &namespace,
+                    spec: namespace,
                     volume: Some(&*volume),
                     block_size,
                 }],
@@ -107,7 +147,7 @@ impl OpenDisk {
             volume,
             device,
         } = self;
-        let name = spec.volume.to_string();
+        let name = spec.namespace.volume.to_string();
         let mut register = |memory: &dma::Memory| -> Box<dyn Any + Send> {
             let registered = device.as_ref().map(|device| device.register(memory));
             match registered.transpose() {
@@ -121,7 +161,7 @@ impl OpenDisk {
         let mut queues = Vec::new();
         let mut serve = |setup: QueueSetup| {
             let (worker, assignment) = worker_context.peers.assign_any();
-            let fixed = worker_context.pass_queue(worker, setup);
+            let fixed = pass_queue(worker_context, worker, setup);
             queues.extend(fixed.map(|fixed| (fixed, assignment)));
         };
         let disk = disk.start(&mut register, &mut serve);
@@ -143,6 +183,35 @@ impl OpenDisk {
             resized,
         };
         Ok((ublk, running, spec))
+    }
+}
+
+/// Passes a queue of a block device to the worker with this index.
+fn pass_queue(
+    worker_context: &WorkerContext,
+    worker: usize,
+    setup: QueueSetup,
+) -> Option<FixedCounter> {
+    let handle = worker_context.peers.handle(worker)?;
+    let (stats, number) = (setup.stats(), usize::from(setup.number()));
+    let queue = move || stats.queues.get(number).map_or(0, |q| q.requests.get());
+    let fixed = worker_context.peers.enter_fixed(worker, queue);
+    handle.post(|worker| serve_queue(worker, setup));
+    Some(fixed)
+}
+
+/// Opens a queue of a block device on the worker that is to serve it. The device waits for the
+/// result.
+fn serve_queue(worker: &mut Worker, setup: QueueSetup) {
+    let name = format!("queue {} of /dev/ublkb{}", setup.number(), setup.stats().id);
+    let added = worker
+        .add(|context| Ok::<_, QueueSetupFailed>(Front::Ublk(Box::new(setup.open(context)?))));
+    match added {
+        Ok(Some(owner)) => worker.handle().set_name(owner, name),
+        Ok(None) => {
+            tracing::error!("no queue of a block device can be added to this worker: it is full");
+        }
+        Err(_) => {}
     }
 }
 

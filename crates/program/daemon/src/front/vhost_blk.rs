@@ -1,33 +1,222 @@
 //! `vhost-user-blk` exports: a volume for a guest with a virtio driver.
 
-use crate::keep::KeptSocket;
-use crate::open::prepare::OpenExport;
+use super::kind::{AddedFrontend, FrontEnd, ListeningDisk, Ready, ReadyDisk, RingUse, Seat};
+use super::{Front, Worker};
+use crate::confine::descriptors::SOCKET;
+use crate::keep::{self, KeptSocket, LeftSocket};
+use crate::open::prepare::{ListenContext, Prepared, event};
 use crate::open::{OpenedVolume, Opener};
-use crate::parts::vhost_blk::{Attach, Backend, DiskOptions, Export};
+use crate::parts::vhost_blk::{self, Attach, Backend, DiskOptions, Export};
+use crate::record::{self, Guest, Shown};
+use crate::registry::VhostBlkEntry;
 use crate::registry::guarded_list::ListEntry;
-use crate::registry::sizes::Sizes;
-use crate::registry::{Registry, VhostBlkEntry};
 use crate::serve::peers::{Assignment, FixedCounter};
+use crate::serve::worker_context::WorkerContext;
 use anyhow::{Context as _, Result};
+use config::choices::Spread;
+use config::disk::VhostBlkSpec;
 use config::volumes::is_within;
-use dma::MemoryLimits;
 use driver::NvmeVolume;
 use probes::LogLimit;
 use receive::Intake;
 use rustix::net::UCred;
+use sandbox::Needs;
 use std::any::Any;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Weak};
 use vfio_user::Listener;
-use worker::{ConnectRate, Context};
+use volume::Volume;
+use worker::Context;
 
-/// Limits that apply to every front-end of the vhost-user-blk exports.
-pub struct FrontEnds {
-    /// Limits of each front-end's memory files.
-    pub memory: MemoryLimits,
-    /// Maximum rate of connections to each socket.
-    pub connects: ConnectRate,
+/// Requests of one export that may be with its volume, where the worker's ring has room for all.
+const IN_FLIGHT: usize = 1024;
+/// Default number of request queues of an export; the next constant is the number of descriptors of
+/// each.
+const QUEUES: u64 = 128;
+const QUEUE: u64 = 3;
+/// Number of descriptors reserved for those that a front-end sends in an incomplete message.
+const INCOMPLETE_REQUEST: u64 = 32;
+
+impl FrontEnd for VhostBlkSpec {
+    fn is_built(&self) -> bool {
+        cfg!(feature = "vhost-user-blk")
+    }
+
+    fn descriptors(&self) -> u64 {
+        let queues = self.queues.map_or(QUEUES, u64::from);
+        SOCKET + INCOMPLETE_REQUEST + queues * QUEUE
+    }
+
+    fn max_workers(&self, _: Spread) -> usize {
+        1
+    }
+
+    fn ring_use(&self, _: Spread) -> RingUse {
+        RingUse {
+            own: IN_FLIGHT,
+            ..RingUse::default()
+        }
+    }
+
+    fn add_needs(&self, _: &mut Needs) {}
+
+    fn check_files(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn open(&self, opener: &Opener) -> Result<Ready> {
+        let ready = ReadyExport::new(self, opener)?;
+        Ok(Ready::Listener(Box::new(ready)))
+    }
+
+    fn say_listening(&self, serial: &str) {
+        let span = tracing::error_span!("export", socket = %self.socket.display());
+        span.in_scope(|| tracing::info!(serial, "listening for vhost-user-blk"));
+    }
+}
+
+/// vhost-user-blk export with an open volume, before its socket is created.
+struct ReadyExport {
+    spec: VhostBlkSpec,
+    volume: Prepared,
+    span: tracing::Span,
+    shown: Shown,
+}
+
+impl ReadyExport {
+    /// Opens the volume of an export, and records the disk.
+    fn new(spec: &VhostBlkSpec, opener: &Opener) -> Result<Self> {
+        let span = tracing::error_span!("export", socket = %spec.socket.display());
+        let entered = span.clone().entered();
+        let name = spec.any_name();
+        // A front-end that had the export connects again: nobody else knows whether there is one.
+        let guest = Guest {
+            is_attached: keep::is_successor() && keep::export_listens_at(&spec.socket),
+            shown: None,
+        };
+        opener.records.begin(&name, guest);
+        let volume = Prepared::new(spec.namespace.clone(), (name.clone(), 1), opener);
+        let volume = spec.origin.place("volume", volume)?;
+        let shown = opener.records.settle(&record::OpenDisk {
+            name: &name,
+            kind: "vhost-user-blk",
+            subsystem: None,
+            serial: spec.serial.as_deref(),
+            subnqn: None,
+            files: Vec::new(),
+            namespaces: vec![volume.recorded()],
+        })?;
+        drop(entered);
+        Ok(Self {
+            spec: spec.clone(),
+            volume,
+            span,
+            shown,
+        })
+    }
+}
+
+impl ReadyDisk for ReadyExport {
+    fn listen(
+        self: Box<Self>,
+        context: &ListenContext<'_>,
+        _workers: usize,
+    ) -> Result<Box<dyn ListeningDisk>> {
+        let Self {
+            spec,
+            volume,
+            span,
+            shown,
+        } = *self;
+        let left = keep::left_socket(&spec.socket);
+        let kept = left.as_ref().and_then(LeftSocket::listener);
+        let listener = context.bind(&spec.socket, &spec.access, &spec.origin, kept)?;
+        let kept = KeptSocket::new(&listener, left);
+        if keep::is_kept() && fabrics::portals(&spec.namespace.volume).is_some() {
+            let volume = spec.namespace.volume.to_string();
+            tracing::warn!(
+                volume,
+                "should this process be killed, what it was sending may arrive later than what the \
+                 next one sends"
+            );
+        }
+        let socket = listener.as_fd().try_clone_to_owned().context("socket")?;
+        let mut intake = vhost_blk::intake(context.receiver);
+        intake.connect(socket.as_fd()).context("receiver")?;
+        Ok(Box::new(OpenExport {
+            kept,
+            listener,
+            socket,
+            intake,
+            resized: event()?,
+            spec,
+            volume,
+            span,
+            shown,
+        }))
+    }
+}
+
+/// vhost-user-blk export with an open socket and an open volume.
+struct OpenExport {
+    spec: VhostBlkSpec,
+    /// Registration of the listening socket with the keeper, as long as the export is served.
+    kept: Option<KeptSocket>,
+    /// Listening socket. Dropping it removes the socket's file.
+    listener: Listener,
+    /// Duplicate of the listening socket's descriptor.
+    socket: OwnedFd,
+    /// Connection to the receiver process, which receives descriptors from clients.
+    intake: Intake,
+    volume: Prepared,
+    /// Eventfd that becomes readable when the volume was resized.
+    resized: Arc<OwnedFd>,
+    /// Span that names the export in log messages.
+    span: tracing::Span,
+    /// Identifiers of the disk as the guest sees them.
+    shown: Shown,
+}
+
+impl ListeningDisk for OpenExport {
+    fn volumes(&self) -> Vec<(u32, Weak<dyn Volume>)> {
+        let volume = self.volume.volume().map(|volume| (1, volume));
+        volume.into_iter().collect()
+    }
+
+    fn resized(&self) -> Arc<OwnedFd> {
+        self.resized.clone()
+    }
+
+    fn needs_ring(&self) -> bool {
+        self.volume.needs_ring()
+    }
+
+    fn serve(
+        self: Box<Self>,
+        worker: &mut Worker,
+        seat: Seat,
+        worker_context: &WorkerContext,
+    ) -> Result<AddedFrontend> {
+        let (socket, origin) = (self.spec.socket.clone(), self.spec.origin.clone());
+        let in_flight = IN_FLIGHT / seat.crowding;
+        let mut serial = String::new();
+        let added = worker.add(|context| {
+            let export = VhostBlk::new(*self, in_flight, context, worker_context);
+            let mut export = origin.place("", export)?;
+            serial.clone_from(&export.serial);
+            let stats = export.stats();
+            let requests = move || stats.queues.iter().map(|queue| queue.requests.get()).sum();
+            let fixed = worker_context.peers.enter_fixed(seat.worker, requests);
+            export.kept = Some((fixed, seat.assignment));
+            Ok::<_, anyhow::Error>(Front::VhostBlk(Box::new(export)))
+        })?;
+        let owner = added.context("a worker has too many disks")?;
+        worker
+            .handle()
+            .set_name(owner, socket.display().to_string());
+        Ok(AddedFrontend { owner, serial })
+    }
 }
 
 /// vhost-user-blk export that a worker serves.
@@ -46,14 +235,11 @@ pub struct VhostBlk {
 
 impl VhostBlk {
     /// Creates the export on the worker that serves it.
-    pub fn new(
+    fn new(
         open: OpenExport,
         max_in_flight: usize,
-        clients: &FrontEnds,
         context: &Context<'_>,
-        opener: &Opener,
-        registry: &Registry,
-        sizes: &Sizes,
+        worker_context: &WorkerContext,
     ) -> Result<Self> {
         let OpenExport {
             spec,
@@ -72,7 +258,7 @@ impl VhostBlk {
             device,
             block_size,
             ..
-        } = volume.open(opener)?;
+        } = volume.open(&worker_context.opener)?;
         let serial = shown.serial;
         let defaults = DiskOptions::default();
         let disk = DiskOptions {
@@ -83,10 +269,10 @@ impl VhostBlk {
             write_cache: spec.write_cache.unwrap_or(defaults.write_cache),
         };
         let serial = disk.serial.clone();
-        let resized = if is_within(&spec.volume) {
+        let resized = if is_within(&spec.namespace.volume) {
             None
         } else {
-            sizes.watch(&volume, &resized);
+            worker_context.sizes.watch(&volume, &resized);
             Some(resized)
         };
         let export = Export {
@@ -94,15 +280,17 @@ impl VhostBlk {
             disk,
             listener: socket,
             max_in_flight,
-            memory: clients.memory,
-            connects: clients.connects,
+            memory: worker_context.options.clients.memory,
+            connects: worker_context.options.clients.connects,
             intake: Some(intake),
             attach: device.map(attach),
             resized,
             span,
         };
-        let backend = Backend::new(export, context).with_context(|| spec.volume.clone())?;
-        let entry = registry.enter_vhost_blk(&spec.socket, backend.stats());
+        let backend =
+            Backend::new(export, context).with_context(|| spec.namespace.volume.clone())?;
+        let stats = backend.stats();
+        let entry = worker_context.registry.enter_vhost_blk(&spec.socket, stats);
         Ok(VhostBlk {
             backend,
             _entry: entry,
@@ -115,16 +303,6 @@ impl VhostBlk {
 }
 
 impl VhostBlk {
-    /// Stores registrations that end together with the export.
-    pub fn keep(&mut self, fixed: FixedCounter, assignment: Assignment) {
-        self.kept = Some((fixed, assignment));
-    }
-
-    /// Returns the serial number of the disk.
-    pub fn serial(&self) -> &String {
-        &self.serial
-    }
-
     /// Returns the parts that need not be closed on the worker's thread, in the order of their
     /// drop.
     pub fn into_remains(self) -> (Option<KeptSocket>, Listener, (OwnedFd, Intake)) {

@@ -48,7 +48,7 @@ pub fn left_socket(path: &Path) -> Option<LeftSocket> {
 
 /// Returns whether the descriptor kept under this name is the socket of this disk.
 pub(super) fn is_of(name: &str, disk: &DiskSpec) -> bool {
-    let DiskSpec::VhostBlk(spec) = disk else {
+    let DiskSpec::VhostUserBlk(spec) = disk else {
         return false;
     };
     name.starts_with(&format!("{}.", prefix(&spec.socket)))
@@ -56,7 +56,7 @@ pub(super) fn is_of(name: &str, disk: &DiskSpec) -> bool {
 
 /// Closes the socket of a disk that is unavailable, and removes the socket's file.
 pub(super) fn give_up(disk: &DiskSpec) {
-    let DiskSpec::VhostBlk(spec) = disk else {
+    let DiskSpec::VhostUserBlk(spec) = disk else {
         return;
     };
     if let Some(left) = left_socket(&spec.socket)

@@ -49,19 +49,12 @@ pub(super) fn is_of(name: &str, disk: &DiskSpec) -> bool {
     let Some(name) = name.strip_prefix(PREFIX) else {
         return false;
     };
-    let (owner, nsids) = match disk {
-        DiskSpec::Controller(spec) => (subsystems::memory_owner(spec), spec.nsids()),
-        DiskSpec::NvmeTcp(spec) => (disk.name(), spec.nsids()),
-        DiskSpec::VhostBlk(_) | DiskSpec::Ublk(_) => (disk.name(), vec![1]),
-    };
+    let owner = subsystems::memory_owner(&**disk);
+    let nsids: Vec<u32> = disk.numbered().map(|(nsid, _)| nsid).collect();
     let mut names = nsids
         .into_iter()
         .flat_map(|nsid| (0..ALIKE).map(move |nth| (nsid, nth)));
-    let reservations = match disk {
-        DiskSpec::Controller(spec) => spec.subsystem.as_deref(),
-        _ => None,
-    };
-    let reservations = reservations.map(subsystems::reservations_owner);
+    let reservations = disk.subsystem().map(subsystems::reservations_owner);
     let owners = || [Some(&owner), reservations.as_ref()].into_iter().flatten();
     names.any(|(nsid, nth)| owners().any(|owner| identity::memory(owner, nsid, nth) == name))
 }

@@ -11,7 +11,7 @@ use crate::serve::notify;
 use crate::serve::options::ServeOptions;
 use anyhow::{Context, Result, bail};
 use config::choices::{KeeperMode, SandboxMode};
-use config::spec::Specs;
+use config::disk::{Disk, Specs};
 use keeper::{Keeper, KeeperExit, MayGo, PROTOCOL, PassedDescriptor, ProgramSelector, Programs};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -101,14 +101,13 @@ pub fn begin(specs: &Specs, options: &ServeOptions) -> Result<()> {
 
 /// Returns whether any disk needs a keeper, or may be added that does.
 fn has_clients(specs: &Specs) -> bool {
-    let others = specs.controllers.len() + specs.vhost_user_blk.len() + specs.nvme_tcp.len();
-    others > 0 || specs.ublk.is_empty()
+    specs.is_empty() || specs.iter().any(|disk| !disk.is_device())
 }
 
 /// Returns the reason why a keeper is impossible, as a text; `None` if it is possible.
 fn obstacle(specs: &Specs, options: &ServeOptions) -> Option<String> {
     // The kernel has such a disk from one process until it is given to another: not tried yet.
-    if !specs.ublk.is_empty() || allows_ublk(options) {
+    if specs.iter().any(<dyn Disk>::is_device) || allows_ublk(options) {
         return Some("not together with ublk disks: serve those with another process".to_owned());
     }
     let path = options.read_from.iter().find(|path| !is_lasting(path))?;

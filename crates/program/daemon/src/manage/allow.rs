@@ -10,7 +10,6 @@ use config::access::SocketAccess;
 use config::choices::SandboxMode;
 use config::disk::{DiskSpec, path_option, paths_of_volume};
 use control::Error;
-use control::api::DiskKind;
 use remote::{Address, HostPort};
 use std::net::IpAddr;
 use std::path::{Component, Path, PathBuf};
@@ -90,7 +89,7 @@ impl Allow {
             self.check_path(socket)?;
             self.check_access(disk)?;
         }
-        if disk.kind() == DiskKind::Ublk && self.places.is_some() && !self.ublk {
+        if disk.is_device() && self.places.is_some() && !self.ublk {
             return Err(Error::unsupported(format!(
                 "{}: block devices of the host can only be added where the sandbox was told so: \
                  write allow = [\"{UBLK}\", ...] into [process], and start the daemon again",
@@ -105,10 +104,7 @@ impl Allow {
 
     /// Checks that the folder of a disk's pool, in which files are created, is permitted.
     fn check_pool(&self, disk: &DiskSpec) -> Result<(), Error> {
-        let DiskSpec::Controller(spec) = disk else {
-            return Ok(());
-        };
-        let pool = spec.pool.as_deref();
+        let pool = disk.pool();
         pool.map_or(Ok(()), |pool| self.check_path(pool))
     }
 

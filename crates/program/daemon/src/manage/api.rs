@@ -8,7 +8,7 @@ use crate::keep;
 use crate::open::pools::DiskPool;
 use crate::open::subsystems::memory_owner;
 use config::check::check_filled;
-use config::disk::{DiskSpec, to_file};
+use config::disk::{Address, DiskSpec, device, to_file};
 use config::options::file;
 use config::request::{namespace_of, table_of};
 use config::spec::{NamespaceSpec, Specs, parse_config, to_hex};
@@ -63,42 +63,23 @@ impl Manager {
 
     fn describe(&self, name: &str, entry: &DiskRecord) -> Disk {
         let running = entry.running.as_ref();
-        let namespaces = match &entry.spec {
-            DiskSpec::Controller(spec) => spec.namespaces.clone(),
-            DiskSpec::NvmeTcp(spec) => spec.namespaces.clone(),
-            DiskSpec::VhostBlk(spec) => vec![NamespaceSpec {
-                volume: spec.volume.clone(),
-                nsid: Some(1),
-                block_size: spec.block_size,
-                read_only: spec.read_only,
-                ..NamespaceSpec::default()
-            }],
-            DiskSpec::Ublk(spec) => vec![NamespaceSpec {
-                nsid: Some(1),
-                ..spec.namespace()
-            }],
-        };
-        let device = match &entry.spec {
-            DiskSpec::Ublk(spec) => spec.id.map(|id| format!("/dev/ublkb{id}")),
+        let device = match entry.spec.address() {
+            Address::Device(Some(id)) => Some(device(id).display().to_string()),
             _ => None,
         };
-        let configured = namespaces.iter();
         let sizes = &self.worker_context.opener.block_sizes;
         let records = &self.worker_context.opener.records;
-        let has_ids = matches!(entry.spec, DiskSpec::Controller(_) | DiskSpec::NvmeTcp(_));
-        let owner = match &entry.spec {
-            DiskSpec::Controller(spec) => memory_owner(spec),
-            _ => name.to_owned(),
-        };
-        let configured = configured.zip(1..).map(|(spec, place)| {
-            let nsid = spec.nsid.unwrap_or(place);
+        // Hosts see no identifiers of a volume that is a disk without namespaces.
+        let has_ids = entry.spec.has_namespace_tables();
+        let owner = memory_owner(&*entry.spec);
+        let configured = entry.spec.numbered().map(|(nsid, spec)| {
             let recorded = || records.block_size(name, nsid);
             let chosen = sizes.of(name, nsid).or_else(recorded);
             let nguid = records.nguid(name, nsid);
             let nguid = nguid.or_else(|| records.nguid(&owner, nsid));
             Namespace {
                 nguid: nguid.filter(|_| has_ids).map(|nguid| to_hex(&nguid)),
-                ..describe_namespace(entry, spec, chosen)
+                ..describe_namespace(entry, nsid, spec, chosen)
             }
         });
         let mut described: Vec<Namespace> = configured.collect();
@@ -309,8 +290,12 @@ fn describe_pooled(pool: &DiskPool, namespace: &PooledNamespace) -> Namespace {
 
 /// Returns the API's description of a namespace; `chosen` is the block size that its guest has
 /// chosen, in bytes.
-fn describe_namespace(entry: &DiskRecord, spec: &NamespaceSpec, chosen: Option<u32>) -> Namespace {
-    let nsid = spec.nsid.unwrap_or(1);
+fn describe_namespace(
+    entry: &DiskRecord,
+    nsid: u32,
+    spec: &NamespaceSpec,
+    chosen: Option<u32>,
+) -> Namespace {
     let volumes = entry.running.iter().flat_map(|running| &running.volumes);
     let volume = volumes.into_iter().find(|(id, _)| *id == nsid);
     let volume = volume.and_then(|(_, volume)| volume.upgrade());

@@ -10,12 +10,12 @@ use super::refused::failed;
 use super::table::{BusyDisk, DiskServer, Next, ReservedName, ServedDisk, Source};
 use crate::confine::path_check::opening_for;
 use crate::confine::sockets;
-use crate::front::ublk::OpenDisk;
+use crate::front::kind::{AddedFrontend, OpenedDisk, Ready, Seat, front_end};
 use crate::front::{Front, NvmeFront, Worker};
 use crate::keep;
-use crate::open::prepare::{ListenContext, ReadyController, ReadyExport, ReadyTarget, make_room};
-use crate::serve::worker_context::{AddedFrontend, WorkerContext, say_listening};
-use config::disk::DiskSpec;
+use crate::open::prepare::{ListenContext, make_room};
+use crate::serve::worker_context::WorkerContext;
+use config::disk::{Address, DiskSpec};
 use config::spec::{ControllerSpec, NamespaceSpec};
 use control::Error;
 use control::api::{DiskClient, EventKind};
@@ -28,18 +28,10 @@ use volume::Volume;
 pub(super) const VOLUME_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time to wait for the last user of a removed disk's volume to close it.
 const CLOSED: Duration = Duration::from_secs(10);
-/// Maximum number of outstanding requests of an export: it shares the worker's ring with front-ends
-/// that are added and removed.
-const EXPORT_IN_FLIGHT: usize = 256;
+/// Divisor of the requests that a disk with many may have outstanding: it shares the worker's ring
+/// with front-ends that are added and removed.
+const CROWDING: usize = 4;
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
-
-/// Disk with open volumes, which clients cannot reach yet.
-pub(super) enum Ready {
-    Controller(Box<ReadyController>),
-    Export(Box<ReadyExport>),
-    Target(Box<ReadyTarget>),
-    Ublk(Box<OpenDisk>),
-}
 
 /// Returns the error for changes after the end of the process has begun.
 pub(super) fn ending() -> Error {
@@ -49,16 +41,14 @@ pub(super) fn ending() -> Error {
 impl Manager {
     /// Returns an error for a disk that is known to fail, before its volumes are opened.
     pub(super) fn admit(&self, spec: &DiskSpec) -> Result<(), Error> {
-        if let DiskSpec::Controller(spec) = spec
-            && spec.subsystem.is_some()
-        {
-            return Err(in_subsystem(&spec.any_name()));
+        if spec.is_in_subsystem() {
+            return Err(in_subsystem(&spec.name()));
         }
-        if let DiskSpec::NvmeTcp(spec) = spec {
+        if let Address::Tcp(_) = spec.address() {
             return Err(Error::unsupported(format!(
                 "{}: addresses for other hosts are listened at from the start only: write the disk \
                  into the configuration, and start the daemon again",
-                spec.any_name()
+                spec.name()
             )));
         }
         self.wait_answer(spec)?;
@@ -98,32 +88,15 @@ impl Manager {
     }
 
     /// Opens a disk's volumes.
-    pub(super) fn open(&self, spec: &DiskSpec) -> Result<Ready, Error> {
-        let opener = &self.worker_context.opener;
+    pub(super) fn open(&self, spec: &DiskSpec) -> Result<OpenedDisk, Error> {
         if let Some(socket) = spec.socket() {
             make_room(socket, spec.origin()).map_err(failed)?;
         }
-        Ok(match spec {
-            DiskSpec::Controller(spec) => Ready::Controller(Box::new(
-                ReadyController::new(spec, opener).map_err(failed)?,
-            )),
-            DiskSpec::VhostBlk(spec) => {
-                let ready = ReadyExport::new(spec, opener).map_err(failed)?;
-                Ready::Export(Box::new(ready))
-            }
-            DiskSpec::NvmeTcp(spec) => {
-                Ready::Target(Box::new(ReadyTarget::new(spec, opener).map_err(failed)?))
-            }
-            DiskSpec::Ublk(spec) => {
-                let open = OpenDisk::new(spec, opener);
-                let open = spec.origin.place("volume", open).map_err(failed)?;
-                Ready::Ublk(Box::new(open))
-            }
-        })
+        OpenedDisk::new(spec, &self.worker_context.opener).map_err(failed)
     }
 
     /// Serves a disk with open volumes.
-    pub(super) fn serve(&self, ready: Ready) -> Result<ServedDisk, Error> {
+    pub(super) fn serve(&self, opened: OpenedDisk) -> Result<ServedDisk, Error> {
         let (worker, assignment) = self.worker_context.peers.assign_any();
         let context = ListenContext {
             usual: &self.process.access,
@@ -133,71 +106,33 @@ impl Manager {
                 .is_confined()
                 .then_some(&self.worker_context.socket_maker),
         };
-        match ready {
-            Ready::Controller(ready) => {
-                let workers = self.worker_context.peers.count();
-                let open = ready.listen(&context, workers).map_err(failed)?;
-                let (volumes, resized) = (open.volumes(), open.resized.clone());
-                let spec = DiskSpec::Controller(open.spec.clone());
-                let AddedFrontend { owner, serial } =
-                    self.on_worker(worker, move |thread, worker_context| {
-                        let added = worker_context.add_controller(thread, worker, open, assignment);
-                        added.map_err(failed)
-                    })?;
-                say_listening(&spec, &serial);
-                Ok(ServedDisk {
-                    server: DiskServer::Worker { worker, owner },
-                    volumes,
-                    resized,
-                })
-            }
-            Ready::Export(ready) => {
-                let open = ready.listen(&context).map_err(failed)?;
-                let (volumes, resized) = (open.volumes(), open.resized.clone());
-                let spec = DiskSpec::VhostBlk(open.spec.clone());
-                let AddedFrontend { owner, serial } =
-                    self.on_worker(worker, move |thread, worker_context| {
-                        let added = worker_context.add_export(
-                            thread,
-                            worker,
-                            open,
-                            EXPORT_IN_FLIGHT,
-                            assignment,
-                        );
-                        added.map_err(failed)
-                    })?;
-                say_listening(&spec, &serial);
-                Ok(ServedDisk {
-                    server: DiskServer::Worker { worker, owner },
-                    volumes,
-                    resized,
-                })
-            }
-            Ready::Target(ready) => {
-                let open = ready.listen().map_err(failed)?;
-                let (volumes, resized) = (open.volumes(), open.resized.clone());
-                let spec = DiskSpec::NvmeTcp(open.spec.clone());
-                let AddedFrontend { owner, serial } =
-                    self.on_worker(worker, move |thread, worker_context| {
-                        worker_context
-                            .add_target(thread, open, assignment)
-                            .map_err(failed)
-                    })?;
-                say_listening(&spec, &serial);
-                Ok(ServedDisk {
-                    server: DiskServer::Worker { worker, owner },
-                    volumes,
-                    resized,
-                })
-            }
-            Ready::Ublk(open) => {
+        let ready = match opened.ready {
+            Ready::Listener(ready) => ready,
+            Ready::Device(open) => {
                 drop(assignment);
-                self.worker_context
-                    .disks
-                    .add(*open, &self.worker_context)
-                    .map_err(failed)
+                let added = self.worker_context.disks.add(*open, &self.worker_context);
+                return added.map_err(failed);
             }
-        }
+        };
+        let workers = self.worker_context.peers.count();
+        let open = ready.listen(&context, workers).map_err(failed)?;
+        let (volumes, resized) = (open.volumes(), open.resized());
+        let seat = Seat {
+            worker,
+            assignment,
+            crowding: CROWDING,
+        };
+        let AddedFrontend { owner, serial } =
+            self.on_worker(worker, move |thread, worker_context| {
+                let added = open.serve(thread, seat, worker_context);
+                added.map_err(failed)
+            })?;
+        front_end(&opened.disk).say_listening(&serial);
+        Ok(ServedDisk {
+            server: DiskServer::Worker { worker, owner },
+            volumes,
+            resized,
+        })
     }
 
     /// Runs a job on a worker, and waits for its result.
@@ -243,7 +178,7 @@ impl Manager {
     /// Serves a disk under its reserved name.
     pub(super) fn serve_reserved(
         &self,
-        ready: Ready,
+        ready: OpenedDisk,
         reserved: ReservedName,
         decision: &Decision,
     ) -> Result<String, Error> {
@@ -329,11 +264,7 @@ impl Manager {
                     if client(front).is_some() && !force {
                         return Err(attached(&called));
                     }
-                    match front {
-                        Front::Nvme(front) => front.dismiss(),
-                        Front::NvmeTcpListener(front) => front.dismiss(),
-                        _ => {}
-                    }
+                    front.dismiss();
                     thread.remove(owner, move |front, end| {
                         let end = end.map_err(|error| error.to_string());
                         let _ = told.send((front.into_remains(), end));
@@ -422,12 +353,7 @@ fn client(front: &mut Front) -> Option<Option<DiskClient>> {
         uid: peer.uid.as_raw(),
         program: None,
     };
-    match front {
-        Front::Nvme(front) => front.has_client().then(|| front.client().map(process)),
-        Front::VhostBlk(front) => front.has_client().then(|| front.client().map(process)),
-        Front::NvmeTcpListener(front) => front.has_client().then_some(None),
-        Front::Remote(_) | Front::NvmeTcpHost(_) | Front::Ublk(_) => Some(None),
-    }
+    front.client().map(|client| client.map(process))
 }
 
 /// Returns the controller of the front-end with this number, if it is a controller.

@@ -3,9 +3,10 @@
 use super::Manager;
 use super::ana;
 use super::bounded::bounded;
-use super::change::{Ready, VOLUME_TIMEOUT, attached, give_up, in_subsystem};
+use super::change::{VOLUME_TIMEOUT, attached, give_up, in_subsystem};
 use super::refused::failed;
 use super::table::{DiskRecord, Source};
+use crate::front::kind::OpenedDisk;
 use crate::open::OpenedVolume;
 use crate::registry::settings::{DiskSettings, bare};
 use config::disk::DiskSpec;
@@ -375,7 +376,7 @@ impl Manager {
     ) -> Result<(), Error> {
         // Everything new is opened before anything is removed: it may not exist. Only a volume or
         // socket that is opened a second time waits until it is closed.
-        let mut ready: BTreeMap<String, Ready> = BTreeMap::new();
+        let mut ready: BTreeMap<String, OpenedDisk> = BTreeMap::new();
         let mut namespaces: BTreeMap<(String, u32), OpenedVolume> = BTreeMap::new();
         for step in &steps {
             match step {
@@ -452,7 +453,7 @@ impl Manager {
         })
     }
 
-    fn open_bounded(self: &Arc<Self>, spec: &DiskSpec) -> Result<Ready, Error> {
+    fn open_bounded(self: &Arc<Self>, spec: &DiskSpec) -> Result<OpenedDisk, Error> {
         let (manager, spec) = (self.clone(), spec.clone());
         bounded(
             &format!("opening \"{}\"", spec.name()),
@@ -480,7 +481,7 @@ impl Manager {
 
     fn add_ready(
         self: &Arc<Self>,
-        ready: Option<Ready>,
+        ready: Option<OpenedDisk>,
         spec: DiskSpec,
         source: Source,
     ) -> Result<String, Error> {

@@ -11,12 +11,7 @@ use std::sync::Arc;
 
 /// Names the table of a namespace that is made for its size, if it has one.
 fn fixed_by(disk: &DiskSpec, nsid: u32) -> Option<&'static str> {
-    let DiskSpec::Controller(spec) = disk else {
-        return None;
-    };
-    let mut namespaces = spec.namespaces.iter().zip(1..);
-    let found = namespaces.find(|(namespace, place)| namespace.nsid.unwrap_or(*place) == nsid);
-    let (namespace, _) = found?;
+    let (_, namespace) = disk.numbered().find(|(id, _)| *id == nsid)?;
     let zones = namespace.zone_size.is_some().then_some("zones");
     let has_metadata = namespace.metadata.is_some() || namespace.metadata_size.is_some();
     zones.or(has_metadata.then_some("metadata"))

@@ -68,18 +68,11 @@ impl Manager {
             let pooled = pooled.filter_map(|ns| Some((ns.nsid, Arc::downgrade(&ns.volume?))));
             open.extend(pooled);
         }
-        let of_workers = match &entry.spec {
-            DiskSpec::Controller(spec) => by_nsid(&spec.namespaces),
-            DiskSpec::NvmeTcp(spec) => by_nsid(&spec.namespaces),
-            DiskSpec::VhostBlk(spec) => vec![(1, spec.volume.to_string())],
-            DiskSpec::Ublk(spec) => vec![(1, spec.volume.to_string())],
-        };
+        let of_workers = entry.spec.numbered();
+        let of_workers = of_workers.map(|(nsid, namespace)| (nsid, namespace.volume.to_string()));
         DiskVolumes {
             open,
-            of_workers: of_workers
-                .into_iter()
-                .filter(|(_, url)| is_within(url))
-                .collect(),
+            of_workers: of_workers.filter(|(_, url)| is_within(url)).collect(),
         }
     }
 
@@ -171,11 +164,11 @@ impl Manager {
     pub(super) fn with_settings(&self, spec: &DiskSpec) -> DiskSpec {
         let settings = self.registry().settings.of(&spec.name());
         let mut spec = spec.clone();
-        each_namespace(&mut spec, |nsid, namespace| {
+        for (nsid, namespace) in spec.numbered_mut() {
             if let Some(setting) = settings.get(&nsid) {
                 setting.write(namespace);
             }
-        });
+        }
         spec
     }
 
@@ -267,61 +260,21 @@ impl Manager {
     }
 }
 
-/// Calls `each` with every namespace of a disk and its NSID.
-fn each_namespace(spec: &mut DiskSpec, mut each: impl FnMut(u32, &mut NamespaceSpec)) {
-    let mut all = |namespaces: &mut Vec<NamespaceSpec>| {
-        for (namespace, place) in namespaces.iter_mut().zip(1..) {
-            each(namespace.nsid.unwrap_or(place), namespace);
-        }
-    };
-    match spec {
-        DiskSpec::Controller(spec) => all(&mut spec.namespaces),
-        DiskSpec::NvmeTcp(spec) => all(&mut spec.namespaces),
-        DiskSpec::VhostBlk(spec) => {
-            let mut one = vec![spec.namespace()];
-            all(&mut one);
-            if let Some(one) = one.pop() {
-                spec.volume = one.volume;
-                spec.on_read_error = one.on_read_error;
-                spec.on_write_error = one.on_write_error;
-            }
-        }
-        DiskSpec::Ublk(spec) => {
-            let mut one = vec![spec.namespace()];
-            all(&mut one);
-            if let Some(one) = one.pop() {
-                spec.volume = one.volume;
-                spec.on_read_error = one.on_read_error;
-                spec.on_write_error = one.on_write_error;
-            }
-        }
-    }
-}
-
 /// Returns a disk without limits, weights and error policies.
 fn bare_disk(spec: &DiskSpec) -> DiskSpec {
     let mut spec = spec.clone();
-    each_namespace(&mut spec, |_, namespace| *namespace = bare(namespace));
+    for (_, namespace) in spec.numbered_mut() {
+        *namespace = bare(namespace);
+    }
     spec
 }
 
 /// Returns the namespaces of `wanted` that differ from those of `now`, with their NSIDs.
 fn changed(now: &DiskSpec, wanted: &DiskSpec) -> Vec<(u32, NamespaceSpec)> {
-    let list = |spec: &DiskSpec| {
-        let mut list = Vec::new();
-        each_namespace(&mut spec.clone(), |nsid, namespace| {
-            list.push((nsid, namespace.clone()));
-        });
-        list
-    };
-    let before = list(now);
-    let mut list = list(wanted);
-    list.retain(|one| !before.contains(one));
-    list
-}
-
-fn by_nsid(namespaces: &[NamespaceSpec]) -> Vec<(u32, String)> {
-    let namespaces = namespaces.iter().zip(1..);
-    let volumes = namespaces.map(|(ns, place)| (ns.nsid.unwrap_or(place), ns.volume.to_string()));
-    volumes.collect()
+    let before: Vec<_> = now.numbered().collect();
+    let wanted = wanted.numbered();
+    let changed = wanted.filter(|one| !before.contains(one));
+    changed
+        .map(|(nsid, namespace)| (nsid, namespace.clone()))
+        .collect()
 }

@@ -7,6 +7,7 @@
 use crate::keep::{self, KeptReservations};
 use crate::open::{OpenedVolume, Opener};
 use anyhow::{Context, Result, ensure};
+use config::disk::Disk;
 use config::identity;
 use config::spec::{ControllerSpec, NamespaceSpec, Specs, hex};
 use controller::{InSubsystem, ReservationStore, Saved, Subsystem};
@@ -83,11 +84,8 @@ impl OpenNamespace {
 
 /// Returns the name by which the keeper knows memory of a disk's namespaces: of disks of one
 /// subsystem a name that no disk has, whichever of them opens a namespace first.
-pub fn memory_owner(disk: &ControllerSpec) -> String {
-    match &disk.subsystem {
-        Some(name) => owner(name),
-        None => disk.any_name(),
-    }
+pub fn memory_owner(disk: &dyn Disk) -> String {
+    disk.subsystem().map_or_else(|| disk.name(), owner)
 }
 
 /// Returns the name by which the keeper knows the reservations of a subsystem's namespaces.

@@ -20,8 +20,9 @@ pub(crate) mod vhost_blk;
 
 pub use self::ublk::remove as remove_ublk;
 
+use crate::front::kind::front_end;
 use anyhow::{Result, ensure};
-use config::spec::Specs;
+use config::disk::{DiskSpec, Specs};
 
 /// Implements the front-end of a part that this build does not contain: no value of it can exist.
 #[cfg(not(all(feature = "ublk", feature = "vhost-user-blk")))]
@@ -69,14 +70,10 @@ fn missing(what: &str, feature: &str) -> String {
 /// # Errors
 /// A sentence for the user, which names the feature.
 pub fn check(specs: &Specs) -> Result<()> {
-    ensure!(
-        cfg!(feature = "ublk") || specs.ublk.is_empty(),
-        missing("ublk", "ublk")
-    );
-    ensure!(
-        cfg!(feature = "vhost-user-blk") || specs.vhost_user_blk.is_empty(),
-        missing("vhost-user-blk", "vhost-user-blk")
-    );
+    for disk in DiskSpec::all(specs) {
+        let kind = disk.kind().name();
+        ensure!(front_end(&disk).is_built(), missing(kind, kind));
+    }
     Ok(())
 }
 

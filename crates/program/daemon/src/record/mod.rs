@@ -184,9 +184,7 @@ impl Records {
     pub fn enter_continued(&self, disk: &DiskSpec) {
         let mut state = self.state.lock().unpoisoned();
         state.continued.insert(disk.name());
-        if let DiskSpec::Controller(spec) = disk {
-            state.continued.insert(subsystems::memory_owner(spec));
-        }
+        state.continued.insert(subsystems::memory_owner(&**disk));
     }
 
     /// Begins to open a disk; `guest` is the guest that the previous process has left.

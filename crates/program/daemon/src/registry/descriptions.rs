@@ -1,7 +1,6 @@
 //! Names and volumes of disks by address, for counters and events, which know only addresses.
 
 use config::disk::{DiskSpec, disk_name};
-use config::spec::NamespaceSpec;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -21,40 +20,13 @@ struct Description {
 #[derive(Clone, Default)]
 pub struct DiskDescriptions(Arc<Mutex<BTreeMap<PathBuf, Description>>>);
 
-/// Returns the address of a disk; `None` for a block device without a number yet, which the kernel
-/// will choose.
-fn address(disk: &DiskSpec) -> Option<PathBuf> {
-    match disk {
-        DiskSpec::Ublk(spec) => spec.id.map(device),
-        DiskSpec::NvmeTcp(spec) => Some(spec.address()),
-        DiskSpec::Controller(_) | DiskSpec::VhostBlk(_) => disk.socket().map(Path::to_owned),
-    }
-}
-
-/// Returns the path of the ublk block device with this number.
-pub fn device(id: u32) -> PathBuf {
-    format!("/dev/ublkb{id}").into()
-}
-
 fn description(disk: &DiskSpec) -> Description {
-    let numbered = |namespaces: &[NamespaceSpec]| {
-        let numbered = namespaces.iter().zip(1..);
-        let of = numbered.map(|(ns, at)| (ns.nsid.unwrap_or(at), ns.volume.to_string()));
-        of.collect()
-    };
-    let volumes = match disk {
-        DiskSpec::Controller(spec) => numbered(&spec.namespaces),
-        DiskSpec::NvmeTcp(spec) => numbered(&spec.namespaces),
-        DiskSpec::VhostBlk(spec) => vec![(1, spec.volume.to_string())],
-        DiskSpec::Ublk(spec) => vec![(1, spec.volume.to_string())],
-    };
-    let pool = match disk {
-        DiskSpec::Controller(spec) => spec.pool.as_ref(),
-        _ => None,
-    };
+    let volumes = disk.numbered();
+    let volumes = volumes.map(|(nsid, namespace)| (nsid, namespace.volume.to_string()));
+    let pool = disk.pool();
     Description {
         name: disk.name(),
-        volumes,
+        volumes: volumes.collect(),
         pool: pool.map_or_else(String::new, |pool| pool.display().to_string()),
     }
 }
@@ -62,7 +34,7 @@ fn description(disk: &DiskSpec) -> Description {
 impl DiskDescriptions {
     /// Adds a disk to the list, or updates its entry.
     pub fn add(&self, disk: &DiskSpec) {
-        if let Some(address) = address(disk) {
+        if let Some(address) = disk.address().to_path() {
             self.0
                 .lock()
                 .unpoisoned()
@@ -72,7 +44,7 @@ impl DiskDescriptions {
 
     /// Replaces the whole list by the entries of these disks.
     pub fn set<'a>(&self, disks: impl Iterator<Item = &'a DiskSpec>) {
-        let all = disks.filter_map(|disk| Some((address(disk)?, description(disk))));
+        let all = disks.filter_map(|disk| Some((disk.address().to_path()?, description(disk))));
         *self.0.lock().unpoisoned() = all.collect();
     }
 

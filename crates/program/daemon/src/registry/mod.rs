@@ -16,7 +16,7 @@ use crate::open::direct::PathRegistry;
 use crate::parts::ublk::DiskStats;
 use crate::parts::vhost_blk;
 use crate::registry::alarms::Alarms;
-use crate::registry::descriptions::{DiskDescriptions, device};
+use crate::registry::descriptions::DiskDescriptions;
 use crate::registry::guarded_list::{GuardedList, ListEntry};
 use crate::registry::limits::LimitRegistry;
 use crate::registry::on_error::OnErrorRegistry;
@@ -25,7 +25,7 @@ use crate::registry::snapshot::{ProcessInfo, SnapshotBuilder};
 use crate::serve::peers::Peers;
 use crate::serve::rings::RingRegistry;
 use crate::serve::watch;
-use config::disk::DiskSpec;
+use config::disk::{DiskSpec, device};
 use config::spec::Specs;
 use control::api::{ControllerCounters, Stats};
 use control::{EventReceiver, EventSender};
@@ -79,12 +79,11 @@ pub type VhostBlkEntry = (PathBuf, Arc<vhost_blk::Stats>);
 impl Registry {
     /// Makes a registry that lists disks in the order of the configuration.
     pub fn new(specs: &Specs, workers: &Arc<Peers>) -> Self {
-        let controllers = specs.controllers.iter().map(|spec| &spec.socket);
-        let exports = specs.vhost_user_blk.iter().map(|spec| &spec.socket);
+        let sockets = specs.iter().filter_map(|disk| disk.socket());
         let described = DiskDescriptions::default();
         described.set(DiskSpec::all(specs).iter());
         Self {
-            order: controllers.chain(exports).cloned().collect(),
+            order: sockets.map(Path::to_owned).collect(),
             workers: Some(workers.clone()),
             described,
             ..Self::default()

@@ -3,8 +3,9 @@
 use crate::keep;
 use crate::parts::vhost_blk;
 use crate::registry::Registry;
-use crate::registry::descriptions::{DiskDescriptions, device};
+use crate::registry::descriptions::DiskDescriptions;
 use crate::serve::peers::Peers;
+use config::disk::device;
 use control::api::{PathChoice, PathCounters};
 use controller::ControllerStats;
 use metrics::{Device, Disk, DiskKind, Limits, Namespace, Process, Queue, Snapshot, Worker};

@@ -20,6 +20,7 @@ use crate::confine::inherited;
 use crate::confine::path_check::check_at_start;
 use crate::confine::receiver;
 use crate::confine::socket_maker::Grants;
+use crate::front::kind::{AddedFrontend, RingUse, Seat, front_end};
 use crate::front::ublk::{Disks, OpenDisk};
 use crate::front::{Front, Handle, Worker};
 use crate::keep::{self, PreviousConfiguration};
@@ -36,13 +37,12 @@ use crate::serve::scrape::MetricsListener;
 use crate::serve::shutdown::{NotDurable, ThreadResults};
 use crate::serve::signals::StopSignal;
 use crate::serve::watch::Watch;
-use crate::serve::worker_context::{AddedFrontend, WorkerContext, say_listening};
+use crate::serve::worker_context::WorkerContext;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use config::check::check_filled;
 use config::choices::Spread;
 use config::disk::DiskSpec;
 use config::spec::{MAX_WORKERS, Specs};
-use controller::ControllerConfig;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity, set_current_timer_slack};
 use std::collections::BTreeSet;
@@ -59,11 +59,6 @@ use worker::Frontend;
 const RING_CAPACITY: usize = 16384;
 /// Minimum capacity of a worker's io_uring if disks may be added later.
 const RING_OF_DAEMON: usize = 4096;
-/// Requests of one export that may be with its volume, where the ring has room for all.
-const EXPORT_IN_FLIGHT: usize = 1024;
-/// Room for requests of the hosts of a subsystem, on each worker's ring: as of one controller.
-const HOSTS_IN_FLIGHT: usize = 4096;
-
 /// Longest wait of a worker for the memory of its ring.
 const RING_TIMEOUT: Duration = Duration::from_secs(10);
 const RING_RETRY_INTERVAL: Duration = Duration::from_millis(10);
@@ -88,21 +83,11 @@ fn worker(
         .peers
         .handle(index)
         .context("a worker without a handle")?;
-    // Queues of any controller may come here.
-    let controllers = match options.spread {
-        Spread::Off => load.controllers.len(),
-        Spread::Auto | Spread::Stir => worker_context.controllers,
-    };
-    // Queues of any block device may come here, too. The room is for the requests that each
-    // front-end may have in flight.
-    let room = controllers * usize::from(ControllerConfig::default().max_in_flight)
-        + load.exports.len() * EXPORT_IN_FLIGHT
-        + worker_context.tags
-        + worker_context.hosts;
-    let of_export = match room.div_ceil(RING_CAPACITY) {
-        0 | 1 => EXPORT_IN_FLIGHT,
-        times => EXPORT_IN_FLIGHT / times,
-    };
+    // The room is for the requests that each front-end may have in flight, here or on any worker.
+    let own = load.0.iter();
+    let own = own.map(|(disk, _)| front_end(disk).ring_use(options.spread).own);
+    let room = own.sum::<usize>() + worker_context.requests;
+    let crowding = room.div_ceil(RING_CAPACITY).max(1);
     let least = match options.daemon {
         Some(_) => RING_OF_DAEMON,
         None => 512,
@@ -128,29 +113,16 @@ fn worker(
         stop: Some(stop),
     };
     let mut worker = Worker::new(io, handle, options)?;
-    for open in load.controllers {
-        let spec = DiskSpec::Controller(open.spec.clone());
-        let _attempt = keep::Attempt::new(&spec.name());
-        let (volumes, resized) = (open.volumes(), open.resized.clone());
-        let assignment = worker_context.peers.assign(index);
-        let owner = worker_context.add_controller(&mut worker, index, open, assignment);
-        enter(worker_context, spec, index, owner, volumes, resized)?;
-    }
-    for open in load.exports {
-        let spec = DiskSpec::VhostBlk(open.spec.clone());
-        let _attempt = keep::Attempt::new(&spec.name());
-        let (volumes, resized) = (open.volumes(), open.resized.clone());
-        let assignment = worker_context.peers.assign(index);
-        let owner = worker_context.add_export(&mut worker, index, open, of_export, assignment);
-        enter(worker_context, spec, index, owner, volumes, resized)?;
-    }
-    for open in load.targets {
-        let spec = DiskSpec::NvmeTcp(open.spec.clone());
-        let _attempt = keep::Attempt::new(&spec.name());
-        let (volumes, resized) = (open.volumes(), open.resized.clone());
-        let assignment = worker_context.peers.assign(index);
-        let owner = worker_context.add_target(&mut worker, open, assignment);
-        enter(worker_context, spec, index, owner, volumes, resized)?;
+    for (disk, open) in load.0 {
+        let _attempt = keep::Attempt::new(&disk.name());
+        let (volumes, resized) = (open.volumes(), open.resized());
+        let seat = Seat {
+            worker: index,
+            assignment: worker_context.peers.assign(index),
+            crowding,
+        };
+        let added = open.serve(&mut worker, seat, worker_context);
+        enter(worker_context, disk, index, added, volumes, resized)?;
     }
     Ok(worker)
 }
@@ -191,7 +163,7 @@ fn enter(
     let source = worker_context.options.source(&spec.name());
     match owner {
         Ok(AddedFrontend { owner, serial }) => {
-            say_listening(&spec, &serial);
+            front_end(&spec).say_listening(&serial);
             let running = ServedDisk {
                 server: DiskServer::Worker { worker, owner },
                 volumes,
@@ -267,14 +239,12 @@ fn ranges(numbers: impl Iterator<Item = usize>) -> String {
 /// Returns the number of workers: not more than front-ends, where queues do not leave their
 /// controller's worker.
 fn workers(specs: &Specs, options: &ServeOptions) -> usize {
-    let queues = specs.ublk.iter().map(|disk| usize::from(disk.queues()));
-    let fronts = specs.controllers.len() + specs.vhost_user_blk.len() + queues.sum::<usize>();
-    let most = match (options.spread, specs.controllers.len()) {
-        _ if options.daemon.is_some() => usize::from(MAX_WORKERS),
-        // Hosts come to any worker.
-        _ if !specs.nvme_tcp.is_empty() => usize::from(MAX_WORKERS),
-        (Spread::Off, _) | (_, 0) => fronts,
-        (Spread::Auto | Spread::Stir, _) => usize::from(MAX_WORKERS),
+    let most = match options.daemon {
+        Some(_) => usize::from(MAX_WORKERS),
+        None => DiskSpec::all(specs)
+            .iter()
+            .map(|disk| front_end(disk).max_workers(options.spread))
+            .sum(),
     };
     usize::from(options.workers).min(most)
 }
@@ -394,11 +364,11 @@ pub fn named(specs: &Specs, options: &ServeOptions) -> Result<Specs> {
             name
         }
     };
-    for spec in &mut specs.controllers {
-        spec.name = Some(whole(spec.any_name(), &spec.socket));
-    }
-    for spec in &mut specs.vhost_user_blk {
-        spec.name = Some(whole(spec.any_name(), &spec.socket));
+    for disk in specs.iter_mut() {
+        let name = disk.name();
+        if let Some(socket) = disk.socket() {
+            *disk.name_mut() = Some(whole(name, socket));
+        }
     }
     Ok(specs)
 }
@@ -531,17 +501,16 @@ fn serve_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
     let confinement = Confinement::new(specs, &options, &unavailable);
     // An unavailable disk may come to any worker later.
     let grows = grows || !unavailable.is_empty();
+    let all = DiskSpec::all(specs);
+    let uses = all
+        .iter()
+        .map(|disk| front_end(disk).ring_use(options.spread));
+    let uses: Vec<RingUse> = uses.collect();
     let worker_context = Arc::new(WorkerContext {
         rings: grows
-            || !specs.nvme_tcp.is_empty()
+            || uses.iter().any(|one| one.is_early)
             || (options.spread != Spread::Off && loads.iter().any(Load::needs_rings)),
-        hosts: specs.nvme_tcp.len() * HOSTS_IN_FLIGHT,
-        controllers: specs.controllers.len(),
-        tags: specs
-            .ublk
-            .iter()
-            .map(|disk| usize::from(disk.queues()) * (usize::from(disk.depth()) + 1))
-            .sum(),
+        requests: uses.iter().map(|one| one.everywhere).sum(),
         table: Arc::new(DiskTable::new(options.control.clone())),
         disks: Disks::new()?,
         sizes: Sizes::default(),

@@ -3,10 +3,11 @@
 use anyhow::{Result, ensure};
 use clap::{ArgMatches, Args, FromArgMatches};
 use config::disk::DiskSpec;
+use config::disk::no_disks;
 use config::files;
 use config::options::Command;
 use config::options::flags::{self, GivenFlags};
-use config::spec::{NO_DISKS, ProcessSpec, Specs};
+use config::spec::{ProcessSpec, Specs};
 use daemon::check::{Findings, check, check_files};
 use daemon::keep::{self, PreviousConfiguration};
 use daemon::log::stderr;
@@ -132,8 +133,9 @@ impl CheckArgs {
         let specs = files::read(&self.config)?;
         ensure!(
             !specs.is_empty() || specs.process != ProcessSpec::default(),
-            "{}: {NO_DISKS}",
-            self.config.display()
+            "{}: {}",
+            self.config.display(),
+            no_disks()
         );
         let mut options = ServeOptions::new(specs.process.clone(), 1);
         options.daemon = Some(Daemon::default());

@@ -144,7 +144,7 @@ mod tests {
                     let exports: Vec<bool> = s
                         .vhost_user_blk
                         .iter()
-                        .map(|e| e.read_only == Some(true))
+                        .map(|e| e.namespace.read_only == Some(true))
                         .collect();
                     format!("{} {exports:?}", namespaces(s, |n| n.is_read_only()))
                 },
@@ -153,7 +153,10 @@ mod tests {
             (
                 &["--block-size", "4096"],
                 |s, _| {
-                    let sizes = s.vhost_user_blk.iter().map(|e| e.block_size.unwrap());
+                    let sizes = s
+                        .vhost_user_blk
+                        .iter()
+                        .map(|e| e.namespace.block_size.unwrap());
                     let sizes: Vec<u32> = sizes.collect();
                     format!("{} {sizes:?}", namespaces(s, |n| n.block_size.unwrap()))
                 },
@@ -374,8 +377,17 @@ mod tests {
     #[test]
     fn options_reach_ublk_disks() {
         let (specs, _) = merge(UBLK, &["--read-only", "--block-size", "4096"]).unwrap();
-        assert!(specs.ublk.iter().all(|disk| disk.read_only == Some(true)));
-        let sizes: Vec<_> = specs.ublk.iter().map(|disk| disk.block_size).collect();
+        assert!(
+            specs
+                .ublk
+                .iter()
+                .all(|disk| disk.namespace.read_only == Some(true))
+        );
+        let sizes: Vec<_> = specs
+            .ublk
+            .iter()
+            .map(|disk| disk.namespace.block_size)
+            .collect();
         assert_eq!(sizes, [Some(4096), Some(512)]);
     }
 

@@ -437,8 +437,11 @@ mod tests {
         let alone = specs(&[&export[..], &["-r", "--no-write-cache"]].concat());
         assert!(alone.controllers.is_empty());
         let blk = &alone.vhost_user_blk[0];
-        assert_eq!((&*blk.volume, blk.queues), ("a.raw", Some(2)));
-        assert_eq!((blk.read_only, blk.write_cache), (Some(true), Some(false)));
+        assert_eq!((&*blk.namespace.volume, blk.queues), ("a.raw", Some(2)));
+        assert_eq!(
+            (blk.namespace.read_only, blk.write_cache),
+            (Some(true), Some(false))
+        );
         let second = [
             "--vhost-user-blk",
             "/tmp/w",
@@ -450,7 +453,7 @@ mod tests {
         let beside = specs(&[&export[..], &second].concat());
         assert_eq!(beside.controllers[0].namespaces.len(), 1);
         assert_eq!(beside.vhost_user_blk.len(), 2);
-        assert_eq!(beside.vhost_user_blk[1].read_only, None);
+        assert_eq!(beside.vhost_user_blk[1].namespace.read_only, None);
         let refused = |args: &[&str]| {
             let all = ["vnvme", "serve"].iter().chain(args);
             assert!(Cli::try_parse_from(all).is_err(), "{args:?}");

@@ -1,0 +1,508 @@
+//! NVMe controllers over vfio-user as a kind of disk: opening, state that outlives the process, and
+//! the controller that the front-end ([`NvmeFront`]) serves.
+
+use super::kind::{AddedFrontend, FrontEnd, ListeningDisk, Ready, ReadyDisk, RingUse, Seat};
+use super::{Front, NvmeFront, ServedController, Worker, intake};
+use crate::confine::descriptors::SOCKET;
+use crate::keep::{self, ControllerParts, Identity, InitialDescriptors, PreviousDisk, Survival};
+use crate::open::direct::{DirectPath, check_block_size};
+use crate::open::pools::DiskPool;
+use crate::open::prepare::{ListenContext, Prepared, by_nsid, event};
+use crate::open::{Opener, subsystems};
+use crate::record::{self, Shown};
+use crate::serve::worker_context::{WorkerContext, namespace_config};
+use anyhow::{Context, Result, anyhow};
+use config::choices::{PathChoice, Spread};
+use config::disk::{ControllerSpec, Disk, DoorbellMode};
+use config::identity;
+use config::spec::{MAX_WORKERS, NamespaceSpec};
+use config::volumes::is_within;
+use controller::{
+    BootImage, ControllerConfig, DEFAULT_IO_QUEUES, DoorbellPage, Formats, MAX_BOOT_IMAGE,
+    NamespaceConfig, NamespacePool, Subsystem,
+};
+use dma::MemoryCache;
+use keeper::KeeperClient;
+use receive::Intake;
+use rustix::fs::OFlags;
+use sandbox::Needs;
+use state_memory::Layout;
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use vfio_user::wire::MAX_MSG_FDS;
+use vfio_user::{Journal, Listener};
+use volume::{Extras, Io, Volume};
+
+/// Default of the largest NSID, for controllers of a daemon and controllers with a pool.
+const DAEMON_NAMESPACES: u32 = 16;
+
+/// Number of descriptors reserved for those that a controller's client sends in incomplete
+/// messages.
+const INCOMPLETE: u64 = 3 * MAX_MSG_FDS as u64;
+
+impl FrontEnd for ControllerSpec {
+    fn is_built(&self) -> bool {
+        true
+    }
+
+    fn descriptors(&self) -> u64 {
+        // A vector for each queue pair, including the Admin queue's, and the pin.
+        let vectors = u64::from(self.io_queues.unwrap_or(DEFAULT_IO_QUEUES)) + 2;
+        SOCKET + INCOMPLETE + vectors
+    }
+
+    fn max_workers(&self, spread: Spread) -> usize {
+        match spread {
+            Spread::Off => 1,
+            Spread::Auto | Spread::Stir => usize::from(MAX_WORKERS),
+        }
+    }
+
+    fn ring_use(&self, spread: Spread) -> RingUse {
+        let requests = usize::from(ControllerConfig::default().max_in_flight);
+        match spread {
+            Spread::Off => RingUse {
+                own: requests,
+                ..RingUse::default()
+            },
+            Spread::Auto | Spread::Stir => RingUse {
+                everywhere: requests,
+                ..RingUse::default()
+            },
+        }
+    }
+
+    fn add_needs(&self, needs: &mut Needs) {
+        // A client that maps the doorbell page or a controller memory buffer gets an open file of
+        // its own (vfio-user's witness).
+        let maps = self.doorbells == Some(DoorbellMode::Mapped) || self.cmb_size.is_some();
+        needs.reopen |= keep::is_kept() && maps;
+    }
+
+    fn check_files(&self) -> Result<()> {
+        boot_image(self).map(drop)
+    }
+
+    fn open(&self, opener: &Opener) -> Result<Ready> {
+        let ready = ReadyController::new(self, opener)?;
+        Ok(Ready::Listener(Box::new(ready)))
+    }
+
+    fn say_listening(&self, serial: &str) {
+        let (socket, namespaces) = (self.socket.display(), self.namespaces.len());
+        tracing::info!(%socket, serial, namespaces, "listening");
+    }
+}
+
+/// Controller with open volumes, before its socket is created.
+struct ReadyController {
+    spec: ControllerSpec,
+    volumes: Vec<Prepared>,
+    /// Subsystem of the controller.
+    subsystem: Option<Arc<Subsystem>>,
+    /// Reason why the disk ends with its process; `None` if it does not.
+    ends: Option<&'static str>,
+    /// Pool of the namespaces that the guest makes.
+    pool: Option<Arc<DiskPool>>,
+    boot: Option<BootImage>,
+    shown: Shown,
+}
+
+impl ReadyController {
+    /// Opens the volumes of a controller, and records the disk.
+    fn new(spec: &ControllerSpec, opener: &Opener) -> Result<Self> {
+        let name = spec.any_name();
+        let guest = keep::client_of(&Identity::of(spec));
+        opener.records.begin(&name, guest.clone());
+        // A namespace of a subsystem is opened under the subsystem's name.
+        opener.records.begin(&subsystems::memory_owner(spec), guest);
+        let subsystem = opener.subsystems.of(spec);
+        let volumes = spec.namespaces.iter().zip(1..).map(|(namespace, place)| {
+            let nsid = namespace.nsid.unwrap_or(place);
+            let of = (spec.any_name(), nsid);
+            let opened = match &subsystem {
+                Some(subsystem) => subsystems::open(opener, subsystem, spec, namespace, nsid)
+                    .map(|opened| Prepared::opened(namespace.clone(), of, opened)),
+                None => Prepared::new(namespace.clone(), of, opener),
+            };
+            namespace.origin.place("volume", opened)
+        });
+        let volumes: Vec<Prepared> = volumes.collect::<Result<_>>()?;
+        let (pool, boot) = (opener.open_pool(spec)?, boot_image(spec)?);
+        let shown = opener.records.settle(&record::OpenDisk {
+            name: &name,
+            kind: "controller",
+            subsystem: spec.subsystem.as_deref(),
+            serial: spec.serial.as_deref(),
+            subnqn: spec.subnqn.as_deref(),
+            files: spec.own_files(),
+            namespaces: volumes.iter().map(Prepared::recorded).collect(),
+        })?;
+        let ends = if volumes.iter().all(Prepared::outlives_its_process) {
+            opener.subsystems.ends_with_process(spec)
+        } else {
+            Some("it has a namespace on a controller")
+        };
+        Ok(Self {
+            volumes,
+            pool,
+            boot,
+            shown,
+            ends,
+            spec: spec.clone(),
+            subsystem,
+        })
+    }
+}
+
+impl ReadyDisk for ReadyController {
+    fn listen(
+        self: Box<Self>,
+        context: &ListenContext<'_>,
+        workers: usize,
+    ) -> Result<Box<dyn ListeningDisk>> {
+        let Self {
+            spec,
+            volumes,
+            subsystem,
+            ends,
+            pool,
+            boot,
+            shown,
+        } = *self;
+        let identity = Identity::of(&spec);
+        let left = keep::left_of(&identity);
+        let kept = left.as_ref().and_then(PreviousDisk::listener);
+        let listener = context.bind(&spec.socket, &spec.access, &spec.origin, kept)?;
+        let mut intake = intake(context.receiver);
+        intake.connect(listener.as_fd()).context("receiver")?;
+        let layout = || Layout {
+            session: vfio_user::SESSION,
+            ..controller::state_layout(&ControllerConfig {
+                workers: u16::try_from(workers).unwrap_or(u16::MAX),
+                ..controller_config(&spec, String::new())
+            })
+        };
+        let (page, survival) = match ends {
+            None => survive(&identity, left, layout, &listener)?,
+            Some(why) => {
+                end_with_process(&identity, left, why);
+                (DoorbellPage::new()?, None)
+            }
+        };
+        Ok(Box::new(OpenController {
+            listener,
+            intake,
+            page,
+            survival,
+            resized: event()?,
+            spec,
+            volumes,
+            subsystem,
+            pool,
+            boot,
+            shown,
+        }))
+    }
+}
+
+/// Reads the content of the disk's Boot Partitions, if it has any.
+fn boot_image(spec: &ControllerSpec) -> Result<Option<BootImage>> {
+    let read = |path: &PathBuf| {
+        let what = || format!("boot partition {}", path.display());
+        // A pipe would keep everybody waiting.
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits() as i32)
+            .open(path)
+            .with_context(what)?;
+        if !file.metadata().with_context(what)?.is_file() {
+            return Err(anyhow!("{} is not a regular file", what()));
+        }
+        let mut bytes = Vec::new();
+        let limit = MAX_BOOT_IMAGE as u64 + 1;
+        file.take(limit)
+            .read_to_end(&mut bytes)
+            .with_context(what)?;
+        BootImage::new(&bytes).with_context(what)
+    };
+    let read = spec.boot_partition.as_ref().map(read).transpose();
+    spec.origin.place("boot-partition", read)
+}
+
+/// Controller with an open socket and open volumes.
+struct OpenController {
+    spec: ControllerSpec,
+    listener: Listener,
+    /// Connection to the receiver process, which receives descriptors from clients.
+    intake: Intake,
+    page: DoorbellPage,
+    /// State of the disk that survives this process; `None` without a keeper.
+    survival: Option<Survival>,
+    /// Volumes of the controller, one for each namespace.
+    volumes: Vec<Prepared>,
+    /// Subsystem that the controller belongs to, if any.
+    subsystem: Option<Arc<Subsystem>>,
+    /// Pool in which the guest creates namespaces, if any.
+    pool: Option<Arc<DiskPool>>,
+    /// Content of the Boot Partitions, if configured.
+    boot: Option<BootImage>,
+    /// Identifiers of the disk and its namespaces as the host sees them.
+    shown: Shown,
+    /// Eventfd that becomes readable when a volume was resized.
+    resized: Arc<OwnedFd>,
+}
+
+impl ListeningDisk for OpenController {
+    fn volumes(&self) -> Vec<(u32, Weak<dyn Volume>)> {
+        by_nsid(&self.spec.namespaces, &self.volumes)
+    }
+
+    fn resized(&self) -> Arc<OwnedFd> {
+        self.resized.clone()
+    }
+
+    fn needs_ring(&self) -> bool {
+        self.volumes.iter().any(Prepared::needs_ring) || self.pool.is_some()
+    }
+
+    fn serve(
+        self: Box<Self>,
+        worker: &mut Worker,
+        seat: Seat,
+        worker_context: &WorkerContext,
+    ) -> Result<AddedFrontend> {
+        let socket = self.spec.socket.clone();
+        let (origin, name) = (self.spec.origin.clone(), self.spec.any_name());
+        let mut serial = String::new();
+        let added = worker.add(|context| {
+            let one = origin.place("", served(context.owner, *self, context.io, worker_context))?;
+            let stats = one.controller.stats();
+            serial.clone_from(&one.controller.config().serial);
+            let mut front = NvmeFront::new(one, context, seat.worker, &worker_context.peers)
+                .context("epoll")?;
+            let entry = worker_context
+                .registry
+                .enter(&socket, stats, front.accepts());
+            front.keep(entry, seat.assignment);
+            front.tell(&worker_context.registry.events, name);
+            Ok::<_, anyhow::Error>(Front::Nvme(Box::new(front)))
+        })?;
+        let owner = added.context("a worker has too many disks")?;
+        worker
+            .handle()
+            .set_name(owner, socket.display().to_string());
+        Ok(AddedFrontend { owner, serial })
+    }
+}
+
+/// Returns a controller's doorbell page and kept state. Continues from the state of a previous
+/// process if its controller has a client.
+fn survive(
+    identity: &Identity,
+    left: Option<PreviousDisk>,
+    layout: impl Fn() -> Layout,
+    listener: &Listener,
+) -> Result<(DoorbellPage, Option<Survival>)> {
+    let Some(kept) = keep::kept() else {
+        return Ok((DoorbellPage::new()?, None));
+    };
+    let mut keeper_client = KeeperClient::new(kept.link());
+    let mut before = None;
+    if let Some(left) = left {
+        match Journal::client_in(&left.state.session()) {
+            Some(_) => match Survival::resume(left, identity, layout()) {
+                Ok((survival, Some(page))) => {
+                    let page = DoorbellPage::from_fd(page)?;
+                    return Ok((page, Some(survival)));
+                }
+                Ok((survival, None)) => {
+                    let left = survival.left.into_iter();
+                    left.for_each(|left| left.discard(&mut keeper_client, "its page was not kept"));
+                }
+                Err(refused) => {
+                    let (left, why) = *refused;
+                    left.discard(&mut keeper_client, &format!("{why:#}"));
+                }
+            },
+            // A client that has not sent anything yet finds the same disk as before.
+            None => before = Some(left),
+        }
+    }
+    let page = DoorbellPage::new()?;
+    let first = InitialDescriptors {
+        page: Some(page.as_fd()),
+        listener,
+        client: before.as_mut().and_then(PreviousDisk::take_client),
+    };
+    let made = Survival::new(identity, layout(), first);
+    // Not before the client is kept as the new one's.
+    if let Some(before) = before {
+        before.discard(&mut keeper_client, "it was about to be accepted");
+    }
+    match made {
+        Ok(survival) => Ok((page, Some(survival))),
+        Err(error) => {
+            let (disk, error) = (&identity.name, format_args!("{error:#}"));
+            tracing::error!(disk, error, "this disk will not outlive its process");
+            Ok((page, None))
+        }
+    }
+}
+
+/// Gives up the kept state of a disk, including the state that a previous process has left.
+fn end_with_process(identity: &Identity, left: Option<PreviousDisk>, why: &str) {
+    let Some(kept) = keep::kept() else {
+        return;
+    };
+    let disk = &identity.name;
+    tracing::warn!(disk, "this disk will not outlive its process: {why}");
+    if let Some(left) = left {
+        left.discard(&mut KeeperClient::new(kept.link()), why);
+    }
+}
+
+/// Returns the configuration of a controller, as far as it does not depend on the volumes.
+pub fn controller_config(spec: &ControllerSpec, serial: String) -> ControllerConfig {
+    let own = spec.subnqn.clone();
+    ControllerConfig {
+        subnqn: Some(own.unwrap_or_else(|| identity::subnqn(&serial))),
+        ..config::controllers::controller(spec, serial)
+    }
+}
+
+fn served(
+    id: u16,
+    open: OpenController,
+    io: &Io,
+    worker_context: &WorkerContext,
+) -> Result<ServedController> {
+    let OpenController {
+        spec,
+        listener,
+        intake,
+        page,
+        survival,
+        volumes: prepared,
+        resized,
+        subsystem,
+        pool,
+        boot,
+        shown,
+    } = open;
+    let spec = &spec;
+    let paths = &worker_context.registry.paths;
+    let opened = prepared
+        .into_iter()
+        .map(|volume| volume.open(&worker_context.opener))
+        .collect::<Result<Vec<_>>>()?;
+    let (mut namespaces, mut backends, mut directs) = (Vec::new(), Vec::new(), Vec::new());
+    for ((ns, place), mut opened) in spec.namespaces.iter().zip(1..).zip(opened) {
+        backends.extend(opened.device.take());
+        // The direct path does not apply with zones, placement or metadata, because this process
+        // checks writes to zones, counts writes by handles, and keeps the metadata. With several
+        // formats it does not apply either, because the device's blocks have one size.
+        let direct = opened.direct.take();
+        directs.push(direct.filter(|_| opened.files.is_empty()));
+        if !is_within(&ns.volume) {
+            worker_context.sizes.watch(&opened.volume, &resized);
+        }
+        let nsid = ns.nsid.unwrap_or(place);
+        namespaces.push(namespace_config(ns, nsid, shown.ids(nsid), &opened));
+    }
+    let serial = shown.serial;
+    let has_metadata = |ns: &NamespaceConfig| {
+        let formats = ns.formats.as_ref();
+        ns.metadata.is_some() || formats.is_some_and(Formats::has_metadata)
+    };
+    let alone = namespaces.iter().any(has_metadata);
+    let blocks: Vec<(u32, u32)> = namespaces
+        .iter()
+        .map(|ns| (ns.nsid, ns.block_size))
+        .collect();
+    // A limited volume gains nothing from another worker.
+    let limited =
+        |ns: &NamespaceSpec| Extras::split(&ns.volume).is_ok_and(|(_, extras)| extras.is_limited());
+    let limited = spec.namespaces.iter().any(limited);
+    let spread = if limited || alone || subsystem.is_some() {
+        Spread::Off
+    } else {
+        worker_context.options.spread
+    };
+    let workers = match spread {
+        Spread::Off => 1,
+        Spread::Auto | Spread::Stir => {
+            u16::try_from(worker_context.peers.count()).unwrap_or(u16::MAX)
+        }
+    };
+    let room = match (spec.max_namespaces, &worker_context.options.daemon) {
+        (Some(max), _) => max,
+        (None, Some(_)) => DAEMON_NAMESPACES,
+        (None, None) if pool.is_some() => DAEMON_NAMESPACES,
+        (None, None) => 0,
+    };
+    worker_context.opener.subsystems.served(spec);
+    let subsystem = subsystem.map(|subsystem| subsystems::place(spec, subsystem));
+    let config = ControllerConfig {
+        subsystem: subsystem.transpose()?,
+        pool: pool.map(|pool| pool as Arc<dyn NamespacePool>),
+        boot,
+        workers,
+        max_namespaces: room,
+        ..controller_config(spec, serial)
+    };
+    let mut memories = MemoryCache::with_limits(worker_context.options.clients.memory);
+    let made = ControllerParts {
+        id,
+        config,
+        namespaces,
+        io,
+        page,
+    };
+    let (mut controller, survival) = match survival {
+        Some(survival) => made.survive(survival, &mut memories, &listener)?,
+        None => (made.controller()?, None),
+    };
+    let max_transfer = 4096 << controller.config().mdts;
+    for ((ns, direct), (nsid, block_size)) in spec.namespaces.iter().zip(directs).zip(blocks) {
+        let Some(direct) = direct else {
+            continue;
+        };
+        let path = check_block_size(&direct, block_size).and_then(|()| {
+            DirectPath::new(
+                &direct,
+                nsid,
+                &spec.socket,
+                max_transfer,
+                paths,
+                io.watcher(),
+            )
+        });
+        match path {
+            Ok(path) => {
+                controller.set_passthrough(nsid, Box::new(path));
+            }
+            Err(error) if ns.path == Some(PathChoice::Direct) => {
+                return Err(error.context(format!("{}: path=direct", ns.volume)));
+            }
+            Err(error) => {
+                tracing::info!(volume = %ns.volume, %error, "using the generic path");
+            }
+        }
+    }
+    Ok(ServedController {
+        controller,
+        listener,
+        intake,
+        backends,
+        spread,
+        resized,
+        limits: worker_context.options.clients,
+        memories,
+        survival,
+    })
+}
