@@ -9,10 +9,8 @@ use super::bounded::{Decision, bounded};
 use super::refused::failed;
 use super::table::{BusyDisk, DiskServer, Next, ReservedName, ServedDisk, Source};
 use crate::confine::path_check::opening_for;
-use crate::confine::sockets;
 use crate::front::ublk::OpenDisk;
 use crate::front::{Front, NvmeFront, Worker};
-use crate::keep;
 use crate::open::prepare::{ListenContext, ReadyController, ReadyExport, ReadyTarget, make_room};
 use crate::serve::worker_context::{AddedFrontend, WorkerContext, say_listening};
 use config::disk::DiskSpec;
@@ -101,7 +99,7 @@ impl Manager {
     pub(super) fn open(&self, spec: &DiskSpec) -> Result<Ready, Error> {
         let opener = &self.worker_context.opener;
         if let Some(socket) = spec.socket() {
-            make_room(socket, spec.origin()).map_err(failed)?;
+            make_room(socket, spec.origin(), opener).map_err(failed)?;
         }
         Ok(match spec {
             DiskSpec::Controller(spec) => Ready::Controller(Box::new(
@@ -132,6 +130,7 @@ impl Manager {
                 .allow
                 .is_confined()
                 .then_some(&self.worker_context.socket_maker),
+            opener: &self.worker_context.opener,
         };
         match ready {
             Ready::Controller(ready) => {
@@ -174,7 +173,7 @@ impl Manager {
                 })
             }
             Ready::Target(ready) => {
-                let open = ready.listen().map_err(failed)?;
+                let open = ready.listen(&context).map_err(failed)?;
                 let (volumes, resized) = (open.volumes(), open.resized.clone());
                 let spec = DiskSpec::NvmeTcp(open.spec.clone());
                 let AddedFrontend { owner, serial } =
@@ -264,7 +263,7 @@ impl Manager {
     /// Removes a disk.
     pub(super) fn remove_disk(self: &Arc<Self>, name: &str, force: bool) -> Result<(), Error> {
         if let Some(spec) = self.forget_unavailable(name)? {
-            give_up(&spec);
+            self.give_up(&spec);
             self.registry().settings.retain(name, |_| false);
             return Ok(());
         }
@@ -279,7 +278,7 @@ impl Manager {
         })
     }
 
-    /// Removes a disk if it is unavailable. Its kept descriptors stay until [`give_up`].
+    /// Removes a disk if it is unavailable. Its kept descriptors stay until [`Manager::give_up`].
     ///
     /// # Errors
     /// The removal cannot be recorded.
@@ -379,6 +378,12 @@ impl Manager {
         }
     }
 
+    /// Closes the kept descriptors of a disk that was unavailable and has been removed.
+    pub(super) fn give_up(&self, spec: &DiskSpec) {
+        self.keeper().give_up(spec, "the disk was removed");
+        self.worker_context.opener.idle.release(spec);
+    }
+
     /// Returns whether the attached client is not yet kept, because the keeper is late.
     pub(super) fn is_behind(&self, running: &ServedDisk) -> bool {
         let DiskServer::Worker { worker, owner } = running.server else {
@@ -390,12 +395,6 @@ impl Manager {
         });
         behind.unwrap_or(false)
     }
-}
-
-/// Closes the kept descriptors of a disk that was unavailable and has been removed.
-pub(super) fn give_up(spec: &DiskSpec) {
-    keep::give_up(spec, "the disk was removed");
-    sockets::release(spec);
 }
 
 /// Returns the error for changes of a disk in a subsystem, which stays as it was at the start.

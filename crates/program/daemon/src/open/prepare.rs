@@ -4,12 +4,12 @@
 //! (`crate::confine`), where nothing can be opened any more.
 
 use crate::confine::socket_maker::SocketMaker;
-use crate::confine::{inherited, path_check};
-use crate::confine::{sockets, tcp};
+use crate::confine::{Unconfined, path_check, tcp};
 use crate::front;
 use crate::front::ublk::OpenDisk;
 use crate::keep::{
-    self, Identity, InitialDescriptors, KeptSocket, LeftSocket, PreviousDisk, Survival,
+    Attempt, Identity, InitialDescriptors, KeeperSession, KeptSocket, LeftSocket, PreviousDisk,
+    Survival,
 };
 use crate::manage::Source;
 use crate::open::host_keys;
@@ -28,7 +28,6 @@ use config::origin::Origin;
 use config::spec::{ControllerSpec, NamespaceSpec, NvmeTcpSpec, Specs, VhostBlkSpec};
 use controller::{BootImage, ControllerConfig, DoorbellPage, MAX_BOOT_IMAGE, Subsystem};
 use fabrics_target::HostKey;
-use keeper::KeeperClient;
 use receive::{Intake, Receiver};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::OFlags;
@@ -134,11 +133,11 @@ impl ReadyController {
     /// Opens the volumes of a controller, and records the disk.
     pub fn new(spec: &ControllerSpec, opener: &Opener) -> Result<Self> {
         let name = spec.any_name();
-        let guest = keep::client_of(&Identity::of(spec));
+        let guest = opener.keeper.client_of(&Identity::of(spec));
         opener.records.begin(&name, guest.clone());
         // A namespace of a subsystem is opened under the subsystem's name.
         opener.records.begin(&subsystems::memory_owner(spec), guest);
-        let subsystem = opener.subsystems.of(spec);
+        let subsystem = opener.subsystems.of(spec, &opener.keeper);
         let volumes = spec.namespaces.iter().zip(1..).map(|(namespace, place)| {
             let nsid = namespace.nsid.unwrap_or(place);
             let of = (spec.any_name(), nsid);
@@ -196,7 +195,8 @@ impl ReadyController {
             shown,
         } = self;
         let identity = Identity::of(&spec);
-        let left = keep::left_of(&identity);
+        let keeper = &context.opener.keeper;
+        let left = keeper.left_of(&identity);
         let kept = left.as_ref().and_then(PreviousDisk::listener);
         let listener = context.bind(&spec.socket, &spec.access, &spec.origin, kept)?;
         let mut intake = front::intake(context.receiver);
@@ -209,9 +209,9 @@ impl ReadyController {
             })
         };
         let (page, survival) = match ends {
-            None => survive(&identity, left, layout, &listener)?,
+            None => survive(keeper, &identity, left, layout, &listener)?,
             Some(why) => {
-                end_with_process(&identity, left, why);
+                end_with_process(keeper, &identity, left, why);
                 (DoorbellPage::new()?, None)
             }
         };
@@ -302,7 +302,8 @@ impl ReadyExport {
         let name = spec.any_name();
         // A front-end that had the export connects again: nobody else knows whether there is one.
         let guest = Guest {
-            is_attached: keep::is_successor() && keep::export_listens_at(&spec.socket),
+            is_attached: opener.keeper.is_successor()
+                && opener.keeper.export_listens_at(&spec.socket),
             shown: None,
         };
         opener.records.begin(&name, guest);
@@ -334,11 +335,12 @@ impl ReadyExport {
             span,
             shown,
         } = self;
-        let left = keep::left_socket(&spec.socket);
+        let keeper = &context.opener.keeper;
+        let left = keeper.left_socket(&spec.socket);
         let kept = left.as_ref().and_then(LeftSocket::listener);
         let listener = context.bind(&spec.socket, &spec.access, &spec.origin, kept)?;
-        let kept = KeptSocket::new(&listener, left);
-        if keep::is_kept() && fabrics::portals(&spec.volume).is_some() {
+        let kept = KeptSocket::new(keeper, &listener, left);
+        if keeper.is_kept() && fabrics::portals(&spec.volume).is_some() {
             let volume = spec.volume.to_string();
             tracing::warn!(
                 volume,
@@ -405,7 +407,7 @@ impl ReadyTarget {
         let name = spec.any_name();
         // Hosts connect to the next process again.
         let guest = Guest {
-            is_attached: keep::is_successor(),
+            is_attached: opener.keeper.is_successor(),
             shown: None,
         };
         opener.records.begin(&name, guest);
@@ -436,14 +438,14 @@ impl ReadyTarget {
     }
 
     /// Creates the listening socket of the subsystem.
-    pub fn listen(self) -> Result<OpenTarget> {
+    pub fn listen(self, context: &ListenContext<'_>) -> Result<OpenTarget> {
         let Self {
             spec,
             keys,
             volumes,
             shown,
         } = self;
-        let listener = match sockets::take_tcp(spec.listen()) {
+        let listener = match context.opener.idle.take_tcp(spec.listen()) {
             Some(listener) => listener,
             None => spec.origin.place("listen", listen_at(spec.listen()))?,
         };
@@ -500,19 +502,19 @@ fn event() -> Result<Arc<OwnedFd>> {
 /// Returns a controller's doorbell page and kept state. Continues from the state of a previous
 /// process if its controller has a client.
 fn survive(
+    keeper: &Arc<KeeperSession>,
     identity: &Identity,
     left: Option<PreviousDisk>,
     layout: impl Fn() -> Layout,
     listener: &Listener,
 ) -> Result<(DoorbellPage, Option<Survival>)> {
-    let Some(kept) = keep::kept() else {
+    let Some(mut keeper_client) = keeper.client() else {
         return Ok((DoorbellPage::new()?, None));
     };
-    let mut keeper_client = KeeperClient::new(kept.link());
     let mut before = None;
     if let Some(left) = left {
         match Journal::client_in(&left.state.session()) {
-            Some(_) => match Survival::resume(left, identity, layout()) {
+            Some(_) => match Survival::resume(keeper, left, identity, layout()) {
                 Ok((survival, Some(page))) => {
                     let page = DoorbellPage::from_fd(page)?;
                     return Ok((page, Some(survival)));
@@ -536,7 +538,7 @@ fn survive(
         listener,
         client: before.as_mut().and_then(PreviousDisk::take_client),
     };
-    let made = Survival::new(identity, layout(), first);
+    let made = Survival::new(keeper, identity, layout(), first);
     // Not before the client is kept as the new one's.
     if let Some(before) = before {
         before.discard(&mut keeper_client, "it was about to be accepted");
@@ -552,14 +554,19 @@ fn survive(
 }
 
 /// Gives up the kept state of a disk, including the state that a previous process has left.
-fn end_with_process(identity: &Identity, left: Option<PreviousDisk>, why: &str) {
-    let Some(kept) = keep::kept() else {
+fn end_with_process(
+    keeper: &KeeperSession,
+    identity: &Identity,
+    left: Option<PreviousDisk>,
+    why: &str,
+) {
+    let Some(mut keeper_client) = keeper.client() else {
         return;
     };
     let disk = &identity.name;
     tracing::warn!(disk, "this disk will not outlive its process: {why}");
     if let Some(left) = left {
-        left.discard(&mut KeeperClient::new(kept.link()), why);
+        left.discard(&mut keeper_client, why);
     }
 }
 
@@ -571,61 +578,54 @@ pub struct ListenContext<'a> {
     pub receiver: &'a Receiver,
     /// Maker of sockets for other users, in the sandbox.
     pub maker: Option<&'a SocketMaker>,
+    pub opener: &'a Opener,
 }
 
 impl ListenContext<'_> {
-    fn bind(
+    /// Listens at a path: with the socket that a service manager has opened, or with `kept`, which
+    /// a previous process has listened with, or else with a new one. In the sandbox `maker` makes
+    /// one for other users.
+    pub fn bind(
         &self,
         socket: &Path,
         access: &SocketAccess,
         origin: &Origin,
         kept: Option<(OwnedFd, u64)>,
     ) -> Result<Listener> {
-        bind(socket, &access.or(self.usual), origin, kept, self.maker)
-    }
-}
-
-/// Listens at a path: with the socket that a service manager has opened, or with `kept`, which a
-/// previous process has listened with, or else with a new one. In the sandbox `maker` makes one for
-/// other users.
-pub fn bind(
-    socket: &Path,
-    access: &SocketAccess,
-    origin: &Origin,
-    kept: Option<(OwnedFd, u64)>,
-    maker: Option<&SocketMaker>,
-) -> Result<Listener> {
-    if access.is_open_to_all() {
-        let socket = socket.display();
-        tracing::warn!(%socket, "every user of this machine may connect (socket-mode)");
-    }
-    let inherited = origin.place("socket", inherited::listener(socket, access))?;
-    if let Some(listener) = inherited.or_else(|| sockets::take(socket)) {
-        return Ok(listener);
-    }
-    if let Some((kept, inode)) = kept {
-        match Listener::kept(kept, socket, inode) {
-            Ok(listener) => return Ok(listener.owned_if(keep::owns_sockets())),
-            Err(error) => {
-                let socket = socket.display();
-                tracing::warn!(%socket, %error, "a kept socket cannot be used");
+        let Opener { keeper, idle, .. } = self.opener;
+        let access = &access.or(self.usual);
+        if access.is_open_to_all() {
+            let socket = socket.display();
+            tracing::warn!(%socket, "every user of this machine may connect (socket-mode)");
+        }
+        let inherited = origin.place("socket", keeper.inherited.listener(socket, access))?;
+        if let Some(listener) = inherited.or_else(|| idle.take(socket)) {
+            return Ok(listener);
+        }
+        if let Some((kept, inode)) = kept {
+            match Listener::kept(kept, socket, inode) {
+                Ok(listener) => return Ok(listener.owned_if(keeper.owns_sockets())),
+                Err(error) => {
+                    let socket = socket.display();
+                    tracing::warn!(%socket, %error, "a kept socket cannot be used");
+                }
             }
         }
+        let listener = match self.maker {
+            Some(maker) if !access.is_usual() => maker.listen(socket, access).map_err(Into::into),
+            _ => access
+                .resolve()
+                .and_then(|access| Ok(Listener::bind_for(socket, &access)?)),
+        };
+        origin.place("socket", listener)
     }
-    let listener = match maker {
-        Some(maker) if !access.is_usual() => maker.listen(socket, access).map_err(Into::into),
-        _ => access
-            .resolve()
-            .and_then(|access| Ok(Listener::bind_for(socket, &access)?)),
-    };
-    origin.place("socket", listener)
 }
 
 /// Sees to it that a socket can be made, before volumes are opened for it: a process that serves it
 /// already has the volumes, too, and is the better explanation.
-pub fn make_room(socket: &Path, origin: &Origin) -> Result<()> {
-    let is_kept = keep::listens_at(socket) || keep::export_listens_at(socket);
-    if inherited::is_there(socket) || is_kept || sockets::is_held(socket) {
+pub fn make_room(socket: &Path, origin: &Origin, opener: &Opener) -> Result<()> {
+    let Opener { keeper, idle, .. } = opener;
+    if keeper.inherited.is_there(socket) || keeper.listens_at(socket) || idle.is_held(socket) {
         return Ok(());
     }
     let free = Listener::make_room(socket).map_err(Into::into);
@@ -711,21 +711,21 @@ fn open(
     let (added, configured): (Vec<_>, Vec<_>) = disks.partition(is_added);
     for disk in configured.into_iter().chain(added) {
         let name = disk.name();
-        if let Some(since) = path_check::hanging_since(&name) {
+        if let Some(since) = options.answers.hanging_since(&name) {
             let unserved = UnavailableDisk::hanging(disk, since);
             all.lock().unpoisoned().unserved.push(unserved);
             continue;
         }
         if options.may_be_unavailable(&name)
-            && let Some(why) = keep::deaths_of(&name)
+            && let Some(why) = opener.keeper.deaths_of(&name)
         {
             let unserved = UnavailableDisk::new(disk, &anyhow!(why));
             all.lock().unpoisoned().unserved.push(unserved);
             continue;
         }
-        let _attempt = keep::Attempt::part(&name);
+        let _attempt = Attempt::part(&opener.keeper, &name);
         let room = if options.may_be_left_out(&name) {
-            make_room_for(&disk)
+            make_room_for(&disk, opener)
         } else {
             Ok(())
         };
@@ -735,20 +735,10 @@ fn open(
                 let unserved = UnavailableDisk::new(disk, &error);
                 all.lock().unpoisoned().unserved.push(unserved);
             }
-            Err(error) => return Err(not_served(&name, error)),
+            Err(error) => return Err(options.not_served(&name, error)),
         }
     }
     Ok(())
-}
-
-/// Returns the error of a disk that keeps the process from serving any.
-pub fn not_served(name: &str, error: anyhow::Error) -> anyhow::Error {
-    // The operator of an upgrade has not named the disk.
-    if keep::is_replacement() {
-        error.context(format!("disk {name} cannot be served"))
-    } else {
-        error
-    }
 }
 
 /// Makes sure that the sockets can be made, for all disks that must not be left out. Called before
@@ -756,18 +746,18 @@ pub fn not_served(name: &str, error: anyhow::Error) -> anyhow::Error {
 ///
 /// # Errors
 /// A process that serves such a socket does not end.
-pub fn make_room_for_all(specs: &Specs, options: &ServeOptions) -> Result<()> {
+pub fn make_room_for_all(specs: &Specs, opener: &Opener, options: &ServeOptions) -> Result<()> {
     let disks = DiskSpec::all(specs).into_iter();
     let mut needed = disks.filter(|disk| !options.may_be_left_out(&disk.name()));
     needed.try_for_each(|disk| {
-        let room = make_room_for(&disk);
-        room.map_err(|error| not_served(&disk.name(), error))
+        let room = make_room_for(&disk, opener);
+        room.map_err(|error| options.not_served(&disk.name(), error))
     })
 }
 
-fn make_room_for(disk: &DiskSpec) -> Result<()> {
+fn make_room_for(disk: &DiskSpec, opener: &Opener) -> Result<()> {
     let socket = disk.socket();
-    socket.map_or(Ok(()), |socket| make_room(socket, disk.origin()))
+    socket.map_or(Ok(()), |socket| make_room(socket, disk.origin(), opener))
 }
 
 fn open_disk(disk: &DiskSpec, opener: &Opener, all: &Mutex<Opening>) -> Result<()> {
@@ -795,25 +785,18 @@ fn open_disk(disk: &DiskSpec, opener: &Opener, all: &Mutex<Opening>) -> Result<(
 /// Makes the sockets, now that there is nothing left that a client would wait for, or that could
 /// take its disk away from it again.
 fn listen(
-    specs: &Specs,
     workers: usize,
+    context: &ListenContext<'_>,
     options: &ServeOptions,
-    receiver: &Receiver,
     opening: Opening,
 ) -> Result<Open> {
-    let usual = &specs.process.access;
-    let context = ListenContext {
-        usual,
-        receiver,
-        maker: None,
-    };
     let mut loads = Vec::new();
     loads.resize_with(workers, Load::default);
     let mut turns = (0..workers).cycle();
     let mut unserved = opening.unserved;
     // Access control is set now: the sandbox lets no file change its owner.
     for disk in unserved.iter().map(|unserved| &unserved.disk) {
-        if let Err(error) = sockets::hold(disk, usual)
+        if let Err(error) = context.opener.idle.hold(disk, context)
             && !options.may_be_left_out(&disk.name())
         {
             return Err(error);
@@ -825,12 +808,12 @@ fn listen(
             unserved.push(UnavailableDisk::new(disk, &error));
             Ok(())
         } else {
-            Err(not_served(&name, error))
+            Err(options.not_served(&name, error))
         }
     };
     for ready in opening.controllers {
         let spec = DiskSpec::Controller(ready.spec.clone());
-        let open = match ready.listen(&context, workers) {
+        let open = match ready.listen(context, workers) {
             Ok(open) => open,
             Err(error) => {
                 leave_out(spec, error)?;
@@ -843,7 +826,7 @@ fn listen(
     }
     for ready in opening.exports {
         let spec = DiskSpec::VhostBlk(ready.spec.clone());
-        let open = match ready.listen(&context) {
+        let open = match ready.listen(context) {
             Ok(open) => open,
             Err(error) => {
                 leave_out(spec, error)?;
@@ -856,7 +839,7 @@ fn listen(
     }
     for ready in opening.targets {
         let spec = DiskSpec::NvmeTcp(ready.spec.clone());
-        let open = match ready.listen() {
+        let open = match ready.listen(context) {
             Ok(open) => open,
             Err(error) => {
                 leave_out(spec, error)?;
@@ -882,21 +865,22 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// threads that belong to the one that submits, have its rights, and end with it: none of them is
 /// left when the sandbox is entered.
 ///
-/// Where it has not ended within `limit` after the order to end, the process ends, after
+/// Where it has not ended within the stop timeout after the order to end, the process ends, after
 /// `clean_up`.
 pub fn open_all(
+    _outside: &Unconfined,
     specs: &Specs,
     workers: usize,
-    opener: &Opener,
-    receiver: &Receiver,
+    context: &ListenContext<'_>,
     options: &ServeOptions,
-    (stop, limit): (&StopSignal, Duration),
+    stop: &StopSignal,
     mut clean_up: impl FnMut(),
 ) -> Result<Open> {
+    let limit = options.polling.stop_timeout;
     let all = Mutex::<Opening>::default();
     let (told, opened) = channel();
     std::thread::scope(|scope| {
-        let open = || told.send(open(specs, opener, options, &all));
+        let open = || told.send(open(specs, context.opener, options, &all));
         let builder = std::thread::Builder::new().name("open".into());
         let thread = builder.spawn_scoped(scope, open);
         let thread = thread.context("thread \"open\"")?;
@@ -927,5 +911,5 @@ pub fn open_all(
         opened
     })?;
     let opening = all.into_inner().unpoisoned();
-    listen(specs, workers, options, receiver, opening)
+    listen(workers, context, options, opening)
 }

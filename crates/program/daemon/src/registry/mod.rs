@@ -11,6 +11,7 @@ pub(crate) mod settings;
 pub(crate) mod sizes;
 pub(crate) mod snapshot;
 
+use crate::keep::KeeperSession;
 use crate::open::devices::DeviceRegistry;
 use crate::open::direct::PathRegistry;
 use crate::parts::ublk::DiskStats;
@@ -63,6 +64,8 @@ pub struct Registry {
     alarms: Arc<Mutex<Alarms>>,
     /// Workers of the process; `None` in a process without workers.
     workers: Option<Arc<Peers>>,
+    /// Session with the keeper.
+    pub keeper: Arc<KeeperSession>,
     /// Version, start time and other constant facts about the process.
     pub about: ProcessInfo,
     /// Names and volumes of disks, by address.
@@ -78,7 +81,7 @@ pub type VhostBlkEntry = (PathBuf, Arc<vhost_blk::Stats>);
 
 impl Registry {
     /// Makes a registry that lists disks in the order of the configuration.
-    pub fn new(specs: &Specs, workers: &Arc<Peers>) -> Self {
+    pub fn new(specs: &Specs, workers: &Arc<Peers>, keeper: &Arc<KeeperSession>) -> Self {
         let controllers = specs.controllers.iter().map(|spec| &spec.socket);
         let exports = specs.vhost_user_blk.iter().map(|spec| &spec.socket);
         let described = DiskDescriptions::default();
@@ -86,6 +89,7 @@ impl Registry {
         Self {
             order: controllers.chain(exports).cloned().collect(),
             workers: Some(workers.clone()),
+            keeper: keeper.clone(),
             described,
             ..Self::default()
         }

@@ -7,7 +7,7 @@ use crate::confine::socket_maker::SocketMaker;
 use crate::front::ublk::Disks;
 use crate::front::vhost_blk::{FrontEnds, VhostBlk};
 use crate::front::{Front, Hosts, NvmeFront, NvmeTcpListener, ServedController, Worker};
-use crate::keep::{self, ControllerParts};
+use crate::keep::ControllerParts;
 use crate::manage::{DiskFailure, DiskTable};
 use crate::open::direct::{DirectPath, check_block_size};
 use crate::open::prepare::{OpenController, OpenExport, OpenTarget, Prepared, UnavailableDisk};
@@ -105,7 +105,10 @@ impl WorkerContext {
         let failed = DiskFailure {
             why,
             since,
-            was_opened: keep::was_served(&disk, &self.options.unavailable),
+            was_opened: self
+                .opener
+                .keeper
+                .was_served(&disk, &self.options.unavailable),
             _counted: Arc::new(self.registry.unserved.enter(name.clone())),
         };
         let source = self.options.source(&name);
